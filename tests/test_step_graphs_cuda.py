@@ -41,6 +41,8 @@ def same(run: Run, plain: Run, *, graphs: int = 1) -> None:
     "more",
     [
         {},
+        {"network_dim": 8},
+        {"network_dim": 8, "gradient_checkpointing": True},
         {"gradient_checkpointing": True},
         {"network_dropout": 0.2},
         {"use_ema": True},

@@ -61,6 +61,10 @@ class AdaptedLinear(nn.Linear):
             y = y + F.linear(x.detach(), noise * self.row_noise[:, None].to(x.dtype))
         return y
 
+    def project_split(self, x: Tensor, pieces: Sequence[int]) -> list[Tensor]:
+        """Apply the layer, and split its output into `pieces`."""
+        return list(self(x).split(pieces, dim=-1))
+
     @staticmethod
     def project_together(layers: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
         """Apply layers of this class to one input; a kind that can share work between them overrides it."""
@@ -87,3 +91,10 @@ def project_together(layers: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
     if isinstance(first, AdaptedLinear) and all(type(layer) is type(first) for layer in layers):
         return first.project_together(layers, x)
     return [layer(x) for layer in layers]
+
+
+def project_split(layer: nn.Module, x: Tensor, pieces: Sequence[int]) -> list[Tensor]:
+    """Apply a Linear, (..., in), and split its output into `pieces`, (..., piece) each."""
+    if isinstance(layer, AdaptedLinear):
+        return layer.project_split(x, pieces)
+    return list(layer(x).split(pieces, dim=-1))

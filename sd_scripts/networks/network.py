@@ -6,14 +6,15 @@ cast a step for all tensors of one scale, the gradient norm is one reduction, an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 
 import torch
 from torch import Tensor, nn
 
 from sd_scripts.networks.adapter import Adapter, LayerPlan, Tensors, TrainedTensor, read_layer
+from sd_scripts.networks.folding import FoldedLayers, fold
 from sd_scripts.networks.layers import Dropouts
 from sd_scripts.networks.perturbation import Perturbation, RowNoise
 
@@ -27,12 +28,15 @@ class AdapterNetwork:
     """(n,) float32: the first tensor of every adapter, then every second one, ... The optimizer's parameters are views
     of it."""
     compute: Tensor
-    """(n,) in the model's dtype. The layers' parameters are views of it."""
+    """(n,) in the model's dtype. The layers' parameters are views of it, or of the joint matrices of folded layers; if
+    all are folded, its memory is freed outside of `refresh`."""
     segments: list[tuple[slice, float]]
     """Runs of the buffers, each with its scale from master to copy."""
     copies: list[nn.Parameter]
     """The layers' parameters in buffer order."""
     row_noise: RowNoise | None = None
+    folded: FoldedLayers | None = None
+    """Layers that compute in one product with their base weights; set it through `fold`."""
 
     def __post_init__(self) -> None:
         self.gradients = torch.zeros_like(self.masters)
@@ -78,11 +82,37 @@ class AdapterNetwork:
     @torch.no_grad()
     def refresh(self) -> None:
         """Write the compute copies from the masters, each with its scale."""
+        memory = self.compute.untyped_storage()
+        if not memory.nbytes():  # else it must stay where it is: recorded graphs read it
+            memory.resize_(self.compute.nbytes)
         for run, scale in self.segments:
             if scale == 1.0:
                 self.compute[run].copy_(self.masters[run])
             else:
                 torch.mul(self.masters[run], scale, out=self.compute[run])
+        if self.folded:
+            self.folded.refresh(self.compute)
+            if self.folded.complete:
+                memory.resize_(0)
+
+    def fold(
+        self,
+        layers: Iterable[nn.Module],
+        groups: Sequence[Sequence[nn.Module]] = (),
+        kept_inputs: Iterable[nn.Module] = (),
+    ) -> None:
+        """Let those of `layers` that are plain LoRA compute in one product with their base weights, where they are
+        compiled. The weights must not move from here on.
+
+        `groups`: layers that project_together applies to one input; `kept_inputs`: layers whose input is in memory
+        until the backward pass anyway.
+        """
+        folds = fold(layers, groups, kept_inputs)
+        if folds:
+            ends = accumulate(copy.numel() for copy in self.copies)
+            starts = {copy: end - copy.numel() for copy, end in zip(self.copies, ends, strict=True)}
+            self.folded = FoldedLayers(folds, self.compute, starts)
+            self.refresh()
 
     def freeze(self, parameters: Iterable[nn.Parameter]) -> None:
         """Freeze these masters: they get no gradient, so they are not trained and do not count in its norm."""

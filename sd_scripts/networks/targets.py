@@ -26,6 +26,12 @@ class LoraTarget:
     """Module path -> its name in other programs: `lora_unet_down_blocks_1_attentions_0_proj_in`. Read, not written."""
     diffusers_paths: Callable[[str], tuple[str, ...]] | None = None
     """Module path -> its diffusers modules, in the order of its rows. Read, not written."""
+    folds: bool = False
+    """Whether its layers compute in one product with their base weights (see folding.py), where that is faster."""
+    together: tuple[tuple[str, ...], ...] = ()
+    """Ends of the paths of layers that project_together applies to one input: `attn1.to_q`, `attn1.to_k`."""
+    after_attention: tuple[str, ...] = ()
+    """Ends of the paths of layers whose input is attention's output, which its backward pass keeps: `to_out.0`."""
     class_aliases: Mapping[str, str] = field(default_factory=dict)
     """Class of a module -> its name in external networks, which select modules by class name."""
     group: str = "unet"
@@ -55,6 +61,23 @@ def adaptable(model: nn.Module, target: LoraTarget, *, conv: bool) -> Iterator[t
         for path, layer in model.named_modules():
             if f"{path}.".startswith(f"{outside}.") and isinstance(layer, nn.Linear):
                 yield path, layer
+
+
+def projected_together(model: nn.Module, target: LoraTarget) -> list[list[nn.Module]]:
+    """Return the groups of layers in `model` that read the same input."""
+    modules = dict(model.named_modules())
+    return [
+        [modules[path.removesuffix(first) + ending] for ending in (first, *others)]
+        for first, *others in target.together
+        for path in modules
+        if f".{path}".endswith(f".{first}")
+    ]
+
+
+def layers_after_attention(model: nn.Module, target: LoraTarget) -> list[nn.Module]:
+    """Return the layers in `model` whose input is attention's output."""
+    endings = tuple(f".{ending}" for ending in target.after_attention)
+    return [module for path, module in model.named_modules() if f".{path}".endswith(endings)] if endings else []
 
 
 def is_conv(layer: nn.Module) -> bool:

@@ -14,7 +14,8 @@ from sd_scripts.networks.adapter import Tensors, layer_names
 from sd_scripts.networks.lora_files import merge, read_plain_lora
 from sd_scripts.networks.network import AdapterNetwork, attach
 from sd_scripts.networks.plan import AdaptedModule, parameter_groups, plan_layers, read_args
-from sd_scripts.networks.targets import adaptable
+from sd_scripts.networks.targets import adaptable, layers_after_attention, projected_together
+from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.optimizer import OptimizerOptions
 from sd_scripts.options.saving import LoraFileOptions
@@ -103,6 +104,8 @@ class Lora:
         )
         if weights:
             _load_initial_weights(weights, network, context)
+        if context.settings[CompileOptions].compile:
+            _fold(network, [each for each in modules if each.target.folds])
         return LoraTrainable(
             network,
             parameter_groups(network),
@@ -178,6 +181,14 @@ class LoraTrainable(NetworkTrainable):
     def save(self, path: Path, dtype: torch.dtype | None, metadata: dict[str, str]) -> None:
         tensors = self.network.file_tensors(dtype)
         save_model(path, tensors, with_hashes(tensors, metadata))
+
+
+def _fold(network: AdapterNetwork, modules: list[AdaptedModule]) -> None:
+    network.fold(
+        (module for each in modules for module in each.module.modules()),
+        [group for each in modules for group in projected_together(each.module, each.target)],
+        [layer for each in modules for layer in layers_after_attention(each.module, each.target)],
+    )
 
 
 def _load_initial_weights(weights: Tensors, network: AdapterNetwork, context: Context) -> None:

@@ -11,6 +11,9 @@ UNET = LoraTarget(
     conv_classes=("ResnetBlock2D", "Downsample2D", "Upsample2D"),
     name=lora_unet_name,
     alias=lambda path: "lora_unet_" + path.replace(".", "_"),
+    folds=True,
+    together=(("attn1.to_q", "attn1.to_k", "attn1.to_v"), ("attn2.to_k", "attn2.to_v")),
+    after_attention=("to_out.0",),
     class_aliases={"Attention": "CrossAttention", "TimestepEmbedding": "Sequential"},
     rules=read_block_rules,
 )

@@ -2,16 +2,18 @@
 
 from typing import Any
 
+from diffusers.models.activations import GEGLU
 from diffusers.models.attention import BasicTransformerBlock
 from diffusers.models.attention_processor import Attention
 from diffusers.models.resnet import ResnetBlock2D
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from sd_scripts.families.sdxl.by_block import block_of as block_of_layer
 from sd_scripts.families.sdxl.keys import lora_unet_name
 from sd_scripts.library.attention import attention
 from sd_scripts.library.checkpointing import checkpoint_function
-from sd_scripts.networks.layers import project_together
+from sd_scripts.networks.layers import project_split, project_together
 from sd_scripts.options.settings import Settings
 
 
@@ -36,10 +38,22 @@ class SharedProjections:
         return attn.to_out[0](attention(q, k, v, attention_mask))
 
 
+class SplitGeglu(GEGLU):
+    """GEGLU whose two halves get their gradients each from its own product."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:  # type: ignore[override]
+        """(B, S, C) -> (B, S, F)"""
+        half = self.proj.out_features // 2
+        hidden, gate = project_split(self.proj, hidden_states, (half, half))
+        return hidden * F.gelu(gate)
+
+
 def prepare_unet(unet: Any) -> Any:
-    """Give a U-Net our attention, and equal blocks equal attributes, so that they share graphs."""
+    """Give a U-Net our attention and GEGLU, and equal blocks equal attributes, so that they share graphs."""
     unet.set_attn_processor(SharedProjections())
     for module in unet.modules():
+        if type(module) is GEGLU:
+            module.__class__ = SplitGeglu
         if isinstance(module, ResnetBlock2D):
             module.output_scale_factor = float(module.output_scale_factor)  # the middle block's is the integer 1
     return unet

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sd_scripts.library.folded_product import folded_product
 from sd_scripts.networks.adapter import Adapter, LayerPlan, Tensors, TrainedTensor, file_alpha, register
 from sd_scripts.networks.layers import AdaptedConv2d, AdaptedLinear, Dropouts
 from sd_scripts.networks.rules import Rank
@@ -25,14 +26,35 @@ class LoraLinear(AdaptedLinear):
 
     lora_down: nn.Parameter  # (r, in)
     lora_up: nn.Parameter  # (out, r)
+    joint: Tensor | None
+    """Base weight and LoRA of this layer, or of it and those it projects together with, in one matrix (folding.py)."""
+    joint_layers = 1
+    input_is_kept = False
+    """Whether its input is in memory until the backward pass anyway."""
 
     def __init__(self, base: nn.Linear, rank: int, dropouts: Dropouts):
         super().__init__(base, dropouts)
         self.lora_down = self.parameter(rank, base.in_features)
         self.lora_up = self.parameter(base.out_features, rank)
+        self.register_buffer("joint", None, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.is_folded(1):
+            return self.folded([self], x)[0]
         return self.update(self.base(x), F.linear(x, self.lora_down))
+
+    def is_folded(self, layers: int) -> bool:
+        """Return whether this layer computes in one product for `layers` layers, of which it is the first."""
+        return self.joint is not None and self.joint_layers == layers and torch.compiler.is_compiling()
+
+    def folded(self, layers: Sequence[LoraLinear], x: Tensor, pieces: Sequence[int] = ()) -> list[Tensor]:
+        """Return the outputs of `layers` for one input (..., in), side by side and split into `pieces`."""
+        assert self.joint is not None
+        downs, ups = [layer.lora_down for layer in layers], [layer.lora_up for layer in layers]
+        return folded_product(x, self.joint, self.bias, downs, ups, pieces=pieces, input_is_kept=self.input_is_kept)
+
+    def project_split(self, x: Tensor, pieces: Sequence[int]) -> list[Tensor]:
+        return self.folded([self], x, pieces) if self.is_folded(1) else super().project_split(x, pieces)
 
     def update(self, y: Tensor, h: Tensor) -> Tensor:
         """Add the LoRA output of `h` (..., r) to the base's output `y` (..., out)."""
@@ -47,6 +69,8 @@ class LoraLinear(AdaptedLinear):
     def project_together(layers: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
         """Apply the layers to one input, with one matrix product for their down projections."""
         lora: Sequence[LoraLinear] = layers  # type: ignore[assignment]
+        if lora[0].is_folded(len(lora)):
+            return lora[0].folded(lora, x, [layer.out_features for layer in lora])
         low = F.linear(x, torch.cat([layer.lora_down for layer in lora]))
         parts = low.split([layer.lora_down.shape[0] for layer in lora], dim=-1)
         return [layer.update(layer.base(x), h) for layer, h in zip(lora, parts, strict=True)]

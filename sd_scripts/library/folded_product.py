@@ -1,0 +1,126 @@
+"""A Linear and its LoRA in one matrix product each way: y = [x, x A'] [W, B]' and dx = [g, g B] [W; A].
+
+Apart, the up projection writes an output as large as the base's, which is then added: on a wide layer that takes a good
+part of the base's time. The weights of a layer, or of layers with the same input, such as q, k and v, lie in one joint
+matrix [[W, B], [A, 0]], whose rows and columns serve both products.
+
+It is for compiled code: the compiler lets the kernel that makes x write it straight into the wider matrix.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+if importlib.util.find_spec("triton"):
+    from sd_scripts.library.low_rank_gradients import LARGEST_RANK, low_rank_gradients
+else:
+    low_rank_gradients, LARGEST_RANK = None, 0  # type: ignore[assignment]
+
+torch.library.define("sd_scripts::fill_low_rank", "(Tensor(a!) padded, Tensor low) -> ()")
+
+
+@torch.library.impl("sd_scripts::fill_low_rank", ["CPU", "CUDA"])
+def _fill_low_rank(padded: Tensor, low: Tensor) -> None:
+    """padded (M, K + r), low (r, K): write the product of the first K columns and low' into the last r."""
+    width = low.shape[1]
+    torch.mm(padded[:, :width], low.t(), out=padded[:, width:])
+
+
+@torch.library.register_fake("sd_scripts::fill_low_rank")
+def _(padded: Tensor, low: Tensor) -> None:
+    return None
+
+
+def folded_product(
+    x: Tensor,
+    joint: Tensor,
+    bias: Tensor | None,
+    downs: Sequence[Tensor],
+    ups: Sequence[Tensor],
+    *,
+    pieces: Sequence[int] = (),
+    input_is_kept: bool = False,
+) -> list[Tensor]:
+    """Apply layers with the same input, (..., in) -> (..., out), and split their outputs, side by side, into `pieces`.
+
+    joint (out + r, in + r) = [[W, B], [A, 0]] has the values that are computed with: A (r, in) are the `downs`
+    (r_i, in) below each other, B (out, r) the `ups` (out_i, r_i) as blocks of a diagonal. Both are given only to get
+    their gradients. With `input_is_kept` x is in memory until the backward pass anyway, as attention's output is, and
+    is not copied.
+    """
+    pieces = pieces or [sum(len(up) for up in ups)]
+    outputs = _FoldedProduct.apply(x.flatten(0, -2), joint, bias, pieces, input_is_kept, *downs, *ups)
+    return [y.unflatten(0, x.shape[:-1]) for y in outputs]
+
+
+class _FoldedProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        x: Tensor,
+        joint: Tensor,
+        bias: Tensor | None,
+        pieces: Sequence[int],
+        input_is_kept: bool,
+        *parts: Tensor,
+    ) -> tuple[Tensor, ...]:
+        downs, ups = parts[: len(parts) // 2], parts[len(parts) // 2 :]
+        ctx.ranks, ctx.outs = [len(down) for down in downs], [len(up) for up in ups]
+        ctx.input_is_kept = input_is_kept
+        out, width = sum(ctx.outs), x.shape[1]
+        if input_is_kept:
+            h = F.linear(x, joint[out:, :width])
+            ctx.save_for_backward(joint, x, h)
+            y = F.linear(x, joint[:out, :width], bias) + F.linear(h, joint[:out, width:])
+        else:
+            padded = _with_low_rank([x], joint[out:, :width])
+            ctx.save_for_backward(joint, padded)
+            y = F.linear(padded, joint[:out], bias)
+        return y.split(pieces, dim=1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        joint, *saved = ctx.saved_tensors
+        out, width = sum(ctx.outs), joint.shape[1] - sum(ctx.ranks)
+        x, h = saved if ctx.input_is_kept else (saved[0][:, :width], saved[0][:, width:])
+        x_grad = None
+        if ctx.needs_input_grad[0]:
+            padded = _with_low_rank(grads, joint[:out, width:].t())
+            x_grad = padded @ joint[:, :width]
+            grad, low = padded[:, :out], padded[:, out:]
+        else:
+            grad = torch.cat(grads, dim=1)
+            low = grad @ joint[:out, width:]
+        downs, ups = _low_rank_gradients(x, h, grad, low, ctx.ranks, ctx.outs)
+        return x_grad, None, None, None, None, *downs, *ups
+
+
+def _with_low_rank(parts: Sequence[Tensor], low: Tensor) -> Tensor:
+    """Return [x, x low'], (M, K + r), for x (M, K), given in parts of its columns, and low (r, K).
+
+    Each part is written by the kernel that makes it; torch.cat would let one kernel compute all parts for every value.
+    """
+    width = low.shape[1]
+    padded = parts[0].new_empty(len(parts[0]), width + len(low))
+    for target, part in zip(padded[:, :width].split([part.shape[1] for part in parts], dim=1), parts, strict=True):
+        target.copy_(part)
+    torch.ops.sd_scripts.fill_low_rank(padded, low)
+    return padded
+
+
+def _low_rank_gradients(
+    x: Tensor, h: Tensor, grad: Tensor, low: Tensor, ranks: Sequence[int], outs: Sequence[int]
+) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    """Return the gradients of downs and ups from x (M, in), h = x A', the output's gradient and low = grad B."""
+    alike = len({*ranks}) == len({*outs}) == 1 and ranks[0] <= LARGEST_RANK
+    if low_rank_gradients and alike and grad.is_cuda and grad.dtype != torch.float32:  # its products are inexact there
+        downs, ups = low_rank_gradients(x, h, grad, low, len(ranks))
+        return downs.split(ranks), ups.split(outs)
+    pairs = zip(grad.split(outs, dim=1), h.split(ranks, dim=1), strict=True)
+    return (low.t() @ x).split(ranks), [g.t() @ part for g, part in pairs]

@@ -1,0 +1,119 @@
+"""Which LoRA layers compute in one matrix product with their base weights, and the joint matrices that they share."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from sd_scripts.networks.adapters.lora import LoraLinear
+
+MULTIPLE = 8
+"""Widths and ranks of a joint matrix are multiples of it, so that its rows begin at multiples of 16 bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fold:
+    """Layers with the same input, and their joint matrix [[W, B], [A, 0]] (see library/folded_product.py)."""
+
+    layers: Sequence[LoraLinear]
+    joint: Tensor
+
+    def tails(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        """Yield each parameter and its place in the joint matrix."""
+        out, width = (size - sum(layer.lora_down.shape[0] for layer in self.layers) for size in self.joint.shape)
+        row, rank = 0, 0
+        for layer in self.layers:
+            down, up = layer.lora_down, layer.lora_up
+            rows, ranks = slice(row, row + len(up)), slice(rank, rank + len(down))
+            yield down, self.joint[out:][ranks, :width]
+            yield up, self.joint[rows, width:][:, ranks]
+            row, rank = rows.stop, ranks.stop
+
+
+class FoldedLayers:
+    """All folds of a network, whose parameters become views of the joint matrices."""
+
+    def __init__(self, folds: Sequence[Fold], compute: Tensor, starts: Mapping[nn.Parameter, int]):
+        """`compute`: the network's flat buffer of compute copies; `starts`: where each of them begins."""
+        self._runs = []
+        for parameter, place in (tail for fold in folds for tail in fold.tails()):
+            parameter.data = place
+            self._runs.append((starts[parameter], place))
+        self.complete = len(self._runs) == len(starts)
+        """Whether all compute copies lie in joint matrices, so that nobody reads the flat buffer."""
+        self._copies = None
+        if compute.is_cuda and importlib.util.find_spec("triton"):
+            from sd_scripts.library.strided_copies import StridedCopies
+
+            self._copies = StridedCopies(self._runs)
+
+    @torch.no_grad()
+    def refresh(self, compute: Tensor) -> None:
+        """Copy the flat buffer into the joint matrices; call whenever it has changed."""
+        if self._copies:
+            self._copies.run(compute)
+            return
+        for start, place in self._runs:
+            place.copy_(compute[start : start + place.numel()].view(place.shape))
+
+
+def fold(
+    layers: Iterable[nn.Module], groups: Sequence[Sequence[nn.Module]] = (), kept_inputs: Iterable[nn.Module] = ()
+) -> list[Fold]:
+    """Join the matrices of the layers that can be folded.
+
+    `groups`: layers that project_together applies to one input; they share a matrix. `kept_inputs`: layers whose input
+    is in memory until the backward pass anyway. From here on the weights are views of their joint matrix and must not
+    move.
+    """
+    for layer in kept_inputs:
+        if isinstance(layer, LoraLinear):
+            layer.input_is_kept = True
+    chosen = [layer for layer in layers if isinstance(layer, LoraLinear) and _can_fold(layer)]
+    known, folds = set(chosen), []
+    for group in groups:
+        together = [layer for layer in group if isinstance(layer, LoraLinear)]
+        if len(together) == len(group) and known.issuperset(together) and _can_share(together):
+            folds.append(_joined(together))
+            known.difference_update(together)
+    return folds + [_joined([layer]) for layer in chosen if layer in known and _aligned([layer])]
+
+
+def _can_fold(layer: LoraLinear) -> bool:
+    """Return whether a layer is a plain LoRA on a plain weight that stays where it is."""
+    return (
+        type(layer) is LoraLinear
+        and layer.weight.dtype == layer.lora_down.dtype
+        and layer.weight.device == layer.lora_down.device
+        and not hasattr(layer.weight, "host_copy")
+        and not layer.dropouts.any()
+        and layer.row_noise is None
+    )
+
+
+def _can_share(layers: Sequence[LoraLinear]) -> bool:
+    return _aligned(layers) and all(layer.bias is None for layer in layers)
+
+
+def _aligned(layers: Sequence[LoraLinear]) -> bool:
+    sizes = (sum(len(layer.lora_down) for layer in layers), layers[0].in_features, *(x.out_features for x in layers))
+    return not any(size % MULTIPLE for size in sizes)
+
+
+@torch.no_grad()
+def _joined(layers: Sequence[LoraLinear]) -> Fold:
+    """Move the weights of `layers` into a joint matrix."""
+    rank, out = sum(len(layer.lora_down) for layer in layers), sum(layer.out_features for layer in layers)
+    width = layers[0].in_features
+    joint = layers[0].weight.new_zeros(out + rank, width + rank)
+    row = 0
+    for layer in layers:
+        place = joint[row : row + layer.out_features, :width]
+        layer.weight.data = place.copy_(layer.weight)
+        row += layer.out_features
+    layers[0].joint, layers[0].joint_layers = joint, len(layers)
+    return Fold(layers=layers, joint=joint)

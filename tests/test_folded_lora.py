@@ -1,0 +1,100 @@
+"""LoRA folded into the base product: the paper's formula, in compiled code."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lora_help import adapt
+from torch import Tensor, nn
+from training_help import train
+
+from sd_scripts.networks.layers import project_split, project_together
+from sd_scripts.networks.network import AdapterNetwork
+
+
+class Block(nn.Module):
+    """Layers that share an input, one that does not, and one that is too narrow to be folded."""
+
+    def __init__(self, odd: int = 12) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(16, out, bias=False) for out in (24, 24, 32))
+        self.norm, self.up, self.down = nn.LayerNorm(32), nn.Linear(32, 128), nn.Linear(64, 16)
+        self.odd = nn.Linear(16, odd)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, S, 16) -> (B, S, odd)"""
+        q, k, v = project_together((self.q, self.k, self.v), x)
+        mixed = self.norm(v + (q * k).sum(-1, keepdim=True).tanh())
+        hidden, gate = project_split(self.up, mixed, (64, 64))
+        return self.odd(x + self.down(hidden * gate.sigmoid()))
+
+
+def folded_block(odd: int = 12) -> tuple[Block, AdapterNetwork]:
+    torch.manual_seed(0)
+    block = Block(odd)
+    network = adapt(block, 8, 4.0)
+    network.fold(block.modules(), [[block.q, block.k, block.v]], [block.down])
+    return block, network
+
+
+def test_layers_of_one_input_share_a_matrix() -> None:
+    block, network = folded_block()
+    assert network.folded is not None
+    matrices = {layer.joint_layers: tuple(layer.joint.shape) for layer in (block.q, block.up)}  # type: ignore[union-attr]
+    assert matrices == {3: (24 + 24 + 32 + 3 * 8, 16 + 3 * 8), 1: (128 + 8, 32 + 8)}
+    assert [layer.joint for layer in (block.k, block.v, block.odd)] == [None, None, None]
+    assert block.k.weight.untyped_storage().data_ptr() == block.q.joint.untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize("odd", [12, 16])
+def test_the_copies_are_kept_once(odd: int) -> None:
+    """Those of layers that are not folded stay where they are."""
+    block, network = folded_block(odd)
+    where = block.odd.lora_down.data_ptr()
+    network.refresh()
+    assert block.odd.lora_down.data_ptr() == where
+    assert network.compute.untyped_storage().nbytes() == (0 if odd == 16 else network.compute.nbytes)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("learns_input", [True, False])
+def test_outputs_and_gradients_are_those_of_separate_products(backend: str, learns_input: bool) -> None:
+    block, network = folded_block()
+    x = torch.randn(3, 10, 16, requires_grad=learns_input)
+    results = []
+    for run in (block, torch.compile(block, backend=backend, fullgraph=True)):
+        y = run(x)
+        y.square().sum().backward()
+        network.collect_gradients()
+        results.append((y.detach(), network.gradients.clone(), x.grad))
+        x.grad = None
+        network.zero_grad()
+    for ours, theirs in zip(*results, strict=True):
+        if theirs is not None:
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert results[0][1].count_nonzero() == results[0][1].numel()
+
+
+def test_an_update_reaches_the_joint_matrices() -> None:
+    block, network = folded_block()
+    x = torch.randn(2, 10, 16)
+    compiled = torch.compile(block, backend="aot_eager")
+    with torch.no_grad():
+        before = compiled(x)
+        network.masters.mul_(0.5)
+        network.refresh()
+        after = compiled(x)
+        torch.testing.assert_close(after, block(x))
+    assert not torch.allclose(before, after)
+
+
+@pytest.mark.run
+def test_a_run_learns_what_it_learns_uncompiled(miniature: Any, tmp_path: Path) -> None:
+    values = {"network_dim": 8, "train_batch_size": 2, "max_train_steps": 4, "learning_rate": 1e-2}
+    plain = train(miniature, tmp_path / "plain", **values)
+    folded = train(miniature, tmp_path / "folded", **values, compile=True, compile_backend="aot_eager")
+    assert folded.losses == pytest.approx(plain.losses, rel=1e-4)
+    assert folded.losses[-1] != plain.losses[0]
+    for name, tensor in plain.tensors().items():
+        torch.testing.assert_close(folded.tensors()[name], tensor, rtol=1e-2, atol=1e-4)
