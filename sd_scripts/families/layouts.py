@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from diffusers import AutoencoderKL
 from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel
 
 from sd_scripts.families.card import FamilyCard
 from sd_scripts.library import ldm_layout
+from sd_scripts.library.lean_diffusers import AutoencoderKL
 from sd_scripts.library.state_dicts import Shapes, State
 from sd_scripts.library.tokenizers import TokenizerKind
 
