@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from backend_help import backends
 from conftest import sdxl_settings
 from torch import Tensor
-from torch._dynamo.backends import registry
 from training_help import Run, equal, train, train_whole
 
 from sd_scripts.training.compile_check import EagerStep, difference
@@ -54,7 +54,7 @@ def test_a_wrong_kernel_is_told_and_warned_of_once(
     def wrong(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
         return lambda *args: tuple(out * 1.01 if out.is_floating_point() else out for out in graph(*args))
 
-    monkeypatch.setitem(registry._COMPILER_FNS, "eager", wrong)
+    monkeypatch.setitem(backends(), "eager", wrong)
     checked, plain = checked_and_not(train, any_miniature, tmp_path, **COMPILED)
     expect_same_training(checked, plain)
     for event in checked.told("compile_check"):

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from backend_help import backends
 from data_help import make_folder
 from diffusers import AutoencoderKL
-from torch._dynamo.backends import registry
 from torch._dynamo.backends.common import aot_autograd
 from training_help import Run, train, train_whole
 
@@ -161,7 +161,7 @@ def test_any_error_of_compiled_code_in_any_step_is_told_and_the_step_begins_anew
     in_backward: bool, nth: int, eager: Run, flux_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = FailingCode(nth, plain_error, in_backward=in_backward)
-    monkeypatch.setitem(registry._COMPILER_FNS, "aot_eager", backend)
+    monkeypatch.setitem(backends(), "aot_eager", backend)
     run = train(flux_miniature, tmp_path / "run", **ACCUMULATED)
     assert backend.left == 0
     assert run.status == 0
@@ -179,7 +179,7 @@ def test_weights_that_a_failed_fused_backward_had_updated_are_updated_once(
         "save_state": True,
     }  # fmt: skip
     backend = FailingCode(3, plain_error, in_backward=True)
-    monkeypatch.setitem(registry._COMPILER_FNS, "aot_eager", backend)
+    monkeypatch.setitem(backends(), "aot_eager", backend)
     run = train_whole(flux_miniature, tmp_path / "run", **values)
     assert backend.left == 0
     assert run.status == 0
@@ -191,7 +191,7 @@ def test_a_full_memory_is_no_error_of_the_compiler(
     flux_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = FailingCode(2, lambda: torch.OutOfMemoryError("CUDA out of memory"), in_backward=False)
-    monkeypatch.setitem(registry._COMPILER_FNS, "aot_eager", full)
+    monkeypatch.setitem(backends(), "aot_eager", full)
     run = train(flux_miniature, tmp_path / "run", **FAILING)
     assert run.status == 1
     assert "the GPU is out of memory" in run.told("failed")[0]["error"]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from backend_help import backends
 from torch import Tensor, nn
-from torch._dynamo.backends import registry
 from torch._inductor.cudagraph_utils import (
     PlaceholderInfo,
     check_multiple_devices_or_any_cpu_nodes,
@@ -60,7 +60,7 @@ def test_a_run_warns_once_of_each_reason(any_miniature: Any, tmp_path: Path, mon
         log_cudagraph_skip_and_bump_counter(get_mutation_stack_trace([CHANGED], [0]))
         return graph
 
-    monkeypatch.setitem(registry._COMPILER_FNS, "eager", skipping)
+    monkeypatch.setitem(backends(), "eager", skipping)
     made = train(any_miniature, tmp_path / "out", compile=True, compile_backend="eager", max_train_steps=1)
     assert [event["text"] for event in made.told("warning")] == [
         "compile_backend: a compiled graph runs without CUDA graphs, which is slower: it changes inputs in place (1), "

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from backend_help import backends
 from fresh import together
 from test_full_run import base_of
 from torch import Tensor
-from torch._dynamo.backends import registry
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 from training_help import FULL, Run, equal, images, run, settings_for, train_whole
@@ -194,7 +194,7 @@ def fail_in_backward(config: Path, family: str, method: str) -> int:
     def compile_forward(graph: torch.fx.GraphModule, _: Any) -> Any:
         return make_boxed_func(graph.forward)
 
-    registry._COMPILER_FNS["aot_eager"] = aot_autograd(fw_compiler=compile_forward, bw_compiler=compile_backward)
+    backends()["aot_eager"] = aot_autograd(fw_compiler=compile_forward, bw_compiler=compile_backward)
     return train_in_group(config, family, method)
 
 

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import torch
 from accelerate.commands.launch import launch_command_parser
+from backend_help import backends
 from fresh import PATIENCE, found_by_processes, together
 from scripts_help import FLUX_FULL
 from test_ddp import TOLERANCE, apart, configure, copies, train_as_two, train_group, train_in_group
 from test_full_run import base_of, learned
 from torch import nn
-from torch._dynamo.backends import registry
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map
 from training_help import FULL, Run, equal, train_whole
@@ -175,7 +175,7 @@ def fail_to_compile(config: Path, ranks: str) -> int:
 
         return call
 
-    registry._COMPILER_FNS["eager"] = backend
+    backends()["eager"] = backend
     context.BARRIER_SECONDS = PATIENCE if len(ranks) == 2 else 2.0
     return train_in_group(config, "flux", "full")
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import torch
+from backend_help import backends
 from data_help import make_folder
 from fresh import PATIENCE, found_by_processes, group, outcome, told_in
 from test_ddp import configure
-from torch._dynamo.backends import registry
 from training_help import run
 
 from sd_scripts.runs.folder import RunFolder
@@ -47,7 +47,7 @@ def train_in_group(config: Path, marker: Path) -> int:
             time.sleep(FOR_EVER)
         return graph.forward
 
-    registry._COMPILER_FNS["eager"] = backend
+    backends()["eager"] = backend
     return run(["--config_file", str(config)], config.parent / "out", "flux").status
 
 
