@@ -135,9 +135,15 @@ class Buckets:
     def __init__(self, rules: BucketRules):
         self.rules = rules
         self.sizes = bucket_resolutions(rules)
+        self._fits: dict[Size, BucketFit | None] = {}
 
     def fit(self, image: Size) -> BucketFit | None:
         """Return how an image of size `image` fits its bucket; None if it is smaller than the smallest bucket."""
+        if image not in self._fits:  # of many images most have a size of few
+            self._fits[image] = self._fit(image)
+        return self._fits[image]
+
+    def _fit(self, image: Size) -> BucketFit | None:
         if self.rules.enable_bucket and self.rules.bucket_no_upscale:
             resized = _shrunk(image, math.prod(self.rules.resolution), self.rules.bucket_reso_steps)
             width, height = (side - side % self.rules.bucket_reso_steps for side in resized)

@@ -22,6 +22,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sd_scripts.data.caches import SUFFIX
+from sd_scripts.data.read_ahead import read_ahead
+from sd_scripts.data.reading_progress import Progress, now_and_then
+from sd_scripts.data.seen_files import known_current, remember_current
 from sd_scripts.formats.atomic_files import atomic_file
 from sd_scripts.library.model_reader import DTYPES
 from sd_scripts.library.safetensors_io import on_cpu, write_tensors
@@ -29,7 +32,7 @@ from sd_scripts.library.safetensors_io import on_cpu, write_tensors
 CACHE_KEY, CHECKSUM = "cache_key", "crc32."
 FINGERPRINT = "fingerprint"
 PIECES, PIECE_BYTES = 4, 65536
-READERS = 8
+READERS, AHEAD = 8, 64
 NPY_TYPE = re.compile(r"'descr':\s*'([<>|=]?[a-zA-Z]\d*)'")
 NPY_ORDER = re.compile(r"'fortran_order':\s*(True|False)")
 NPY_SHAPE = re.compile(r"'shape':\s*\(([\d, ]*)\)")
@@ -67,8 +70,22 @@ class DamagedCache(ValueError):
 Job = TypeVar("Job")
 
 
-def find_missing(jobs: Sequence[Job], is_current: Callable[[Job], bool], warn: Callable[[str], None]) -> list[Job]:
-    """Return the jobs whose cache must be built, in their order; warn about damaged caches."""
+def find_missing(
+    jobs: Sequence[Job],
+    is_current: Callable[[Job], bool],
+    warn: Callable[[str], None],
+    *,
+    progress: Progress,
+    evidence: Callable[[Job], str | None] = lambda job: None,
+) -> list[Job]:
+    """Return the jobs whose cache must be built, in their order; warn about damaged caches.
+
+    `progress` is told how many are up to date. A cache of which there is the same `evidence` as when it was last read
+    is not read again; see known_current.
+    """
+    told = {id(job): each for job in jobs if (each := evidence(job))}
+    known = known_current(told.values())
+    unread = [job for job in jobs if told.get(id(job)) not in known]
 
     def check(job: Job) -> bool | DamagedCache:
         try:
@@ -76,13 +93,19 @@ def find_missing(jobs: Sequence[Job], is_current: Callable[[Job], bool], warn: C
         except DamagedCache as error:
             return error
 
-    missing = []
+    missing, current = [], []
+    done, report = len(jobs) - len(unread), now_and_then(progress)
     with ThreadPoolExecutor(READERS) as pool:  # reading is I/O bound
-        for job, found in zip(jobs, pool.map(check, jobs), strict=True):
+        for job, found in zip(unread, read_ahead(pool, check, unread, AHEAD), strict=True):
             if isinstance(found, DamagedCache):
                 warn(f"{found}; it is rebuilt")
+            done += found is True
+            report(done, len(jobs))
             if found is not True:
                 missing.append(job)
+            elif id(job) in told:
+                current.append(told[id(job)])
+    remember_current(current)
     return missing
 
 

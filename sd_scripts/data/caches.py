@@ -6,11 +6,10 @@ from pathlib import Path
 
 from sd_scripts.data.blueprint import Warn
 from sd_scripts.data.buckets import Extent
+from sd_scripts.data.reading_progress import Progress
 
 SUFFIX = ".safetensors"
 """Of the cache files that we write."""
-Progress = Callable[[int, int], None]
-"""Called with (done, total)."""
 
 
 @dataclass(frozen=True, kw_only=True)

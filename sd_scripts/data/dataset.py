@@ -13,6 +13,7 @@ from sd_scripts.data.buckets import BucketFit, BucketRules, Buckets, Extent, equ
 from sd_scripts.data.captions import CaptionRules
 from sd_scripts.data.folders import ImageRecord, read_sizes, read_subset
 from sd_scripts.data.images import Augmentation, is_too_elongated
+from sd_scripts.data.reading_progress import Progress, ReadingProgress
 from sd_scripts.formats.words import counted, some
 from sd_scripts.options.dataset import AugmentOptions, rounded_side
 from sd_scripts.options.settings import Settings
@@ -74,21 +75,29 @@ class DataPlan:
 
 
 def plan_data(
-    settings: Settings, *, seed: int, warn: Warn, bucket_multiple: int, title: str, token_multiple: int | None = None
+    settings: Settings,
+    *,
+    seed: int,
+    warn: Warn,
+    bucket_multiple: int,
+    title: str,
+    token_multiple: int | None = None,
+    progress: Progress | None = None,
 ) -> DataPlan:
     """Read the datasets that the settings describe.
 
     `seed` shuffles epochs and, without validation_seed, splits off validation images; sizes are multiples of
     `bucket_multiple`, with equal_token_buckets of `token_multiple`, as the family called `title` needs. ValueError
-    names the option at fault; skipped images go to `warn`.
+    names the option at fault; skipped images go to `warn`, and how far it is to `progress`.
     """
     blueprint = read_blueprint(settings, warn)
     datasets = [_rounded(dataset, bucket_multiple, token_multiple, title, warn) for dataset in blueprint.datasets]
     blueprint = dataclasses.replace(blueprint, datasets=tuple(datasets))
+    reading = ReadingProgress(progress)
     training: list[Item] = []
     validation: list[Item] = []
     for number, dataset in enumerate(datasets):
-        learned, kept_out = _plan_dataset(number, dataset, seed, bucket_multiple, title, warn)
+        learned, kept_out = _plan_dataset(number, dataset, seed, bucket_multiple, title, warn, reading)
         training += learned
         validation += kept_out
     if not training and all(dataset.validation_split == 1 for dataset in datasets):
@@ -115,7 +124,8 @@ def plan_images(
     """Plan images without captions, each once, to encode them ahead of a run; warn about unusable ones."""
     subset = Subset(captions=CaptionRules(), augmentation=augmentation)
     dataset = _rounded(Dataset(buckets=rules, subsets=(subset,)), multiple, token_multiple, title, warn)
-    images = [ImageRecord(path=path, size=size, caption="") for path, size in read_sizes(paths, warn).items()]
+    sizes = read_sizes(paths, warn, ReadingProgress())
+    images = [ImageRecord(path=path, size=size, caption="") for path, size in sizes.items()]
     items = _items(images, 0, subset, 1.0, Buckets(dataset.buckets), warn)
     if not items:
         raise ValueError("train_data_dir: none of its images is usable")
@@ -151,7 +161,7 @@ def balance_regularisation(repeats: Sequence[int], target: int) -> list[int]:
 
 
 def _plan_dataset(
-    number: int, dataset: Dataset, seed: int, multiple: int, title: str, warn: Warn
+    number: int, dataset: Dataset, seed: int, multiple: int, title: str, warn: Warn, progress: ReadingProgress
 ) -> tuple[list[Item], list[Item]]:
     """Return the images to train on and those to validate on."""
     buckets = Buckets(dataset.buckets)
@@ -161,7 +171,7 @@ def _plan_dataset(
     kept_out: list[Item] = []
     regularisation: list[Item] = []
     for subset in _used_subsets(dataset, warn):
-        images = _at_multiples(read_subset(subset, warn), multiple, title, warn)
+        images = _at_multiples(read_subset(subset, warn, progress), multiple, title, warn)
         if not images:
             warn(f"{subset.name}: this folder has no images")
         if subset.is_reg:

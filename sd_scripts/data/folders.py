@@ -13,6 +13,9 @@ from sd_scripts.data.blueprint import Subset, Warn
 from sd_scripts.data.buckets import Size
 from sd_scripts.data.caches import SUFFIX
 from sd_scripts.data.images import UnreadableImage, read_mask, read_size
+from sd_scripts.data.read_ahead import read_ahead
+from sd_scripts.data.reading_progress import ReadingProgress
+from sd_scripts.data.seen_files import known_sizes, remember_sizes, stamps_of
 from sd_scripts.formats.atomic_files import write_whole
 from sd_scripts.formats.caption_files import find_captions, read_caption_lines
 from sd_scripts.formats.image_folders import find_images, is_readable
@@ -21,6 +24,7 @@ from sd_scripts.formats.words import some
 from sd_scripts.runs.folder import read_json
 
 Result = TypeVar("Result")
+THREADS, AHEAD = 8, 64
 SAME_SHAPE = 0.02
 """Relative tolerance between the aspect ratios of a mask and its image; rounding of sides stays below it."""
 
@@ -38,9 +42,10 @@ class ImageRecord:
     """The bucket that a metadata file names."""
 
 
-def read_subset(subset: Subset, warn: Warn) -> list[ImageRecord]:
+def read_subset(subset: Subset, warn: Warn, progress: ReadingProgress) -> list[ImageRecord]:
     """Return the readable images of a subset, sorted by name within a folder; warn about each one that is skipped."""
-    images = _read_metadata(subset, warn) if subset.metadata_file else _read_folder(subset, warn)
+    read = _read_metadata if subset.metadata_file else _read_folder
+    images = read(subset, warn, progress)
     if not subset.conditioning_data_dir:
         return images
     masks = _find_masks(subset, subset.conditioning_data_dir, [image.path for image in images])
@@ -48,16 +53,16 @@ def read_subset(subset: Subset, warn: Warn) -> list[ImageRecord]:
     return [replace(image, mask=masks[image.path]) for image in images]
 
 
-def _read_folder(subset: Subset, warn: Warn) -> list[ImageRecord]:
+def _read_folder(subset: Subset, warn: Warn, progress: ReadingProgress) -> list[ImageRecord]:
     folder = Path(subset.image_dir or "")
     if not folder.is_dir():
         raise ValueError(f"image_dir: there is no folder {str(folder)!r}")
     images = _supported_images(find_images(folder), warn)
-    captions = _read_captions(folder, images, subset, warn)
+    captions = _read_captions(folder, images, subset, warn, progress)
     if subset.cache_info:
-        sizes = _cached_sizes(captions, folder / "metadata_cache.json", warn)
+        sizes = _cached_sizes(captions, folder / "metadata_cache.json", warn, progress)
     else:
-        sizes = read_sizes(captions, warn)
+        sizes = read_sizes(captions, warn, progress)
     return [ImageRecord(path=path, size=sizes[path], caption=captions[path]) for path in captions if path in sizes]
 
 
@@ -73,7 +78,9 @@ def _supported_images(images: list[Path], warn: Warn) -> list[Path]:
     return [path for path in images if is_readable(path)]
 
 
-def _read_captions(folder: Path, images: list[Path], subset: Subset, warn: Warn) -> dict[Path, str]:
+def _read_captions(
+    folder: Path, images: list[Path], subset: Subset, warn: Warn, progress: ReadingProgress
+) -> dict[Path, str]:
     """Return the caption of each image; warn with a count about missing, empty and multi-line caption files.
 
     Only the first non-empty line is used, unless enable_wildcard is set.
@@ -83,7 +90,7 @@ def _read_captions(folder: Path, images: list[Path], subset: Subset, warn: Warn)
         warn(problem)
     captions: dict[Path, str] = {}
     empty, longer = [], []
-    for image in images:
+    for image in progress.each(images):
         if image not in files.found:
             captions[image] = subset.class_tokens or ""
             continue
@@ -102,13 +109,13 @@ def _read_captions(folder: Path, images: list[Path], subset: Subset, warn: Warn)
     return captions
 
 
-def _cached_sizes(captions: dict[Path, str], cache: Path, warn: Warn) -> dict[Path, Size]:
+def _cached_sizes(captions: dict[Path, str], cache: Path, warn: Warn, progress: ReadingProgress) -> dict[Path, Size]:
     """Take image sizes from metadata_cache.json; open only the images that changed since it was written."""
     stamps = {path: _stamp(path) for path in captions}
-    sizes = _known_sizes(read_json(cache), stamps)
+    sizes = _sizes_in(read_json(cache), stamps)
     missing = [path for path in captions if path not in sizes]
     if missing:
-        sizes |= read_sizes(missing, warn)
+        sizes |= read_sizes(missing, warn, progress)
         entries = {
             str(path): {"caption": captions[path], "resolution": size, "stamp": stamps[path]}
             for path, size in sizes.items()
@@ -126,7 +133,7 @@ def _stamp(path: Path) -> list[object]:
     return [stat.st_size, stat.st_mtime_ns, *["upright"] * (path.suffix.lower() == ".png")]
 
 
-def _known_sizes(cache: Any, stamps: dict[Path, list[object]]) -> dict[Path, Size]:
+def _sizes_in(cache: Any, stamps: dict[Path, list[object]]) -> dict[Path, Size]:
     """Return the valid sizes from a metadata_cache.json; entries of another format are ignored."""
     entries = cache if isinstance(cache, dict) else {}
     sizes = {}
@@ -140,15 +147,23 @@ def _known_sizes(cache: Any, stamps: dict[Path, list[object]]) -> dict[Path, Siz
     return sizes
 
 
-def read_sizes(paths: Iterable[Path], warn: Warn) -> dict[Path, Size]:
-    """Return the sizes of the images that can be opened; warn about the others."""
-    sizes: dict[Path, Size] = {}
-    for path, size in _read_each(read_size, paths):
-        if isinstance(size, UnreadableImage):
-            warn(f"{size}; it is skipped")
-        else:
-            sizes[path] = size
-    return sizes
+def read_sizes(paths: Iterable[Path], warn: Warn, progress: ReadingProgress) -> dict[Path, Size]:
+    """Return the sizes of the images that can be opened, in their order; warn about the others. Only images that are
+    new or changed are opened."""
+    paths = list(paths)
+    stamps = stamps_of(paths)
+    known = known_sizes(stamps)
+    read: dict[Path, Size] = {}
+    try:
+        unknown = [path for path in paths if path not in known]
+        for path, size in progress.each(_read_each(read_size, unknown), len(unknown)):
+            if isinstance(size, UnreadableImage):
+                warn(f"{size}; it is skipped")
+            else:
+                read[path] = size
+    finally:  # a run that is stopped meanwhile need not begin again either
+        remember_sizes(read, stamps)
+    return {path: found for path in paths if (found := known.get(path) or read.get(path))}
 
 
 def _read_each(
@@ -162,8 +177,8 @@ def _read_each(
         except UnreadableImage as error:
             return path, error
 
-    with ThreadPoolExecutor(8) as pool:  # reading is I/O bound
-        yield from pool.map(attempt, paths)
+    with ThreadPoolExecutor(THREADS) as pool:  # reading is I/O bound
+        yield from read_ahead(pool, attempt, paths, AHEAD)
 
 
 def _find_masks(subset: Subset, folder: str, images: Iterable[Path]) -> dict[Path, Path]:
@@ -204,7 +219,7 @@ def _warn_about_masks(masks: dict[Path, Size], warn: Warn) -> None:
         )
 
 
-def _read_metadata(subset: Subset, warn: Warn) -> list[ImageRecord]:
+def _read_metadata(subset: Subset, warn: Warn, progress: ReadingProgress) -> list[ImageRecord]:
     """Return the images of a metadata file that exist, or whose cached latents do."""
     file = Path(subset.metadata_file or "")
     entries: dict[Path, dict[str, Any]] = {}
@@ -225,7 +240,7 @@ def _read_metadata(subset: Subset, warn: Warn) -> list[ImageRecord]:
     if missing:
         where = f"in {subset.image_dir}" if subset.image_dir else "at the paths in it, and image_dir is not set"
         warn(f"metadata_file: {len(missing)} images of {file.name} are not {where} and are skipped: {some(missing)}")
-    sizes |= read_sizes([path for path in entries if path not in sizes], warn)
+    sizes |= read_sizes([path for path in entries if path not in sizes], warn, progress)
     return [
         ImageRecord(
             path=path,

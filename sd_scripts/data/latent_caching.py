@@ -15,7 +15,8 @@ from sd_scripts.data.caches import CacheJob, LatentLayout
 from sd_scripts.data.dataset import DataPlan, Item
 from sd_scripts.data.images import Augmentation, Pixels, UnreadableImage, prepare_image
 from sd_scripts.data.latent_store import Entry, LatentsInMemory, LatentsOnDisk, LatentStore, latent_cache_key
-from sd_scripts.data.loader import read_ahead
+from sd_scripts.data.read_ahead import read_ahead
+from sd_scripts.data.seen_files import remember_current, stamps_of
 
 EncodeImages = Callable[[Tensor], Tensor]
 """(B, 3, *S) float32 in -1..1 on the CPU -> latents (B, C, *S) on any device, in the dtype in which they are kept."""
@@ -45,9 +46,17 @@ def cache_latents(
         order = {file: place for place, file in enumerate(dict.fromkeys(disk.file(item) for item in images))}
         images = [item for item in images if order[disk.file(item)] % job.world == job.rank]
     total = len(images)
-    if disk is not None:
-        is_current = disk.has_file if job.skip_check else lambda item: disk.is_current(item, cache_key)
-        images = find_missing(images, is_current, job.warn)
+    if disk is not None and job.skip_check:
+        images = find_missing(images, disk.has_file, job.warn, progress=job.progress)
+    elif disk is not None:
+        stamps = stamps_of(path for item in images for path in (item.path, disk.file(item)))
+        images = find_missing(
+            images,
+            lambda item: disk.is_current(item, cache_key),
+            job.warn,
+            progress=job.progress,
+            evidence=lambda item: disk.evidence(item, cache_key, stamps),
+        )
     done = total - len(images)
     job.progress(done, total)
     for batch in _prepared(images, job):
@@ -58,6 +67,10 @@ def cache_latents(
                 disk.write(item, entry, made_from)
         done += len(batch)
         job.progress(done, total)
+    if disk is not None and not job.skip_check:
+        # the stamps of the images are those from before they were read
+        stamps |= stamps_of(disk.file(item) for item in images)
+        remember_current(each for item in images if (each := disk.evidence(item, cache_key, stamps)))
     return disk or memory
 
 

@@ -25,6 +25,7 @@ from sd_scripts.data.cache_files import (
 from sd_scripts.data.caches import SUFFIX, LatentLayout, claim_files
 from sd_scripts.data.dataset import Item
 from sd_scripts.data.images import Pixels, UnreadableImage, is_decoded_differently
+from sd_scripts.data.seen_files import Stamp, is_settled
 
 Entry = Mapping[str, Tensor]
 """What is cached of one image at one size: `latents` (C, *S); for flip_aug `latents_flipped`, those of the flipped
@@ -111,6 +112,16 @@ class LatentsOnDisk:
             if written and item.path.is_file() and not _is_made_from(written, item, encoder):
                 return False
             return self._is_valid(tensors, names, item)
+
+    def evidence(self, item: Item, encoder: str, stamps: Mapping[Path, Stamp]) -> str | None:
+        """Return what tells, without reading image and file, that is_current would find the same as before; None if
+        one of them is gone or was just changed."""
+        image, cache = stamps.get(item.path), stamps.get(self.file(item))
+        if image is None or cache is None or not is_settled(image):
+            return None
+        wanted = item.subset.augmentation
+        asked = [self._size(item), wanted.flip_aug, wanted.alpha_mask, *_resize_key(item), encoder]
+        return digest([str(self.file(item).absolute()), cache, str(item.path.absolute()), image, *asked])
 
     def _is_valid(self, tensors: CacheFile, names: Sequence[str], item: Item) -> bool:
         found = {name: tensors[name] for name in names}

@@ -2,12 +2,9 @@
 
 import math
 import os
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import islice
-from typing import TypeVar
 
 import torch
 from torch.utils.data import DataLoader, Sampler
@@ -15,27 +12,11 @@ from torch.utils.data import DataLoader, Sampler
 from sd_scripts.data.batch import Batch
 from sd_scripts.data.blueprint import Warn
 from sd_scripts.data.epochs import PlannedBatch, ShortBatches, batch_shapes, plan_epoch, share_of_rank
+from sd_scripts.data.read_ahead import read_ahead
 from sd_scripts.data.reader import REPLACED, BatchReader, Read
 
 THREADS = 4
 """Threads that read ahead without worker processes; each is one batch ahead."""
-
-Job = TypeVar("Job")
-Result = TypeVar("Result")
-
-
-def read_ahead(pool: Executor, read: Callable[[Job], Result], jobs: Iterable[Job], count: int) -> Iterator[Result]:
-    """Yield what `read` returns for each job, in order, while the pool works on the next `count`."""
-    coming = iter(jobs)
-    waiting = deque(pool.submit(read, job) for job in islice(coming, count))
-    try:
-        while waiting:
-            result = waiting.popleft().result()
-            waiting.extend(pool.submit(read, job) for job in islice(coming, 1))
-            yield result
-    finally:
-        for future in waiting:
-            future.cancel()
 
 
 class Threads:

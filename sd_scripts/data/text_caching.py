@@ -20,6 +20,7 @@ from sd_scripts.data.caches import SUFFIX, CacheJob, claim_files
 from sd_scripts.data.captions import process_caption
 from sd_scripts.data.dataset import DataPlan, Item
 from sd_scripts.data.images import UnreadableImage
+from sd_scripts.data.seen_files import Stamp, remember_current, stamps_of
 
 EncodeText = Callable[[list[str]], dict[str, Tensor]]
 """Captions -> outputs by their names in cache files, batch first, on any device."""
@@ -49,7 +50,14 @@ def cache_text(
             return disk.fits(*pair, fits) if job.skip_check else disk.is_current(*pair, cache_key)
 
         pairs = list({disk.file(*pair): pair for pair in pairs}.values())[job.rank :: job.world]
-        pairs = find_missing(pairs, is_current, job.warn)
+        stamps = stamps_of(disk.file(*pair) for pair in pairs)
+        pairs = find_missing(
+            pairs,
+            is_current,
+            job.warn,
+            progress=job.progress,
+            evidence=lambda pair: None if job.skip_check else disk.evidence(*pair, cache_key, stamps),
+        )
     by_caption: dict[str, list[Item]] = {}
     for item, caption in pairs:
         by_caption.setdefault(caption, []).append(item)
@@ -67,6 +75,9 @@ def cache_text(
             for item in by_caption[caption]:
                 disk.write(item, caption, entry, cache_key)
         job.progress(min(start + job.batch_size, len(captions)), len(captions))
+    if disk is not None and not job.skip_check:
+        stamps = stamps_of(disk.file(*pair) for pair in pairs)
+        remember_current(each for pair in pairs if (each := disk.evidence(*pair, cache_key, stamps)))
     return disk or memory
 
 
@@ -136,6 +147,12 @@ class TextOnDisk:
                 if not torch.isfinite(tensor).all():
                     raise ValueError("it contains non-finite values")
             return True
+
+    def evidence(self, item: Item, caption: str, encoder: str, stamps: Mapping[Path, Stamp]) -> str | None:
+        """Return what tells, without reading the file, that is_current would find the same as before; None if there is
+        none."""
+        path = self.file(item, caption)
+        return digest([str(path.absolute()), stamps[path], caption, encoder]) if path in stamps else None
 
     def fits(self, item: Item, caption: str, fits: Callable[[CacheFile], bool] | None) -> bool:
         """Return whether the file exists and, if `fits` is given, passes it; any program may have written it."""

@@ -1,6 +1,7 @@
 """Finds the image folders of a run and their repeats, for training and for the page."""
 
 import functools
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +46,9 @@ def each_image(folder: Path, *, recursive: bool = False) -> Iterator[Path]:
 
 def find_images(folder: Path, *, recursive: bool = False) -> list[Path]:
     """Return each_image, sorted."""
-    return sorted(each_image(folder, recursive=recursive))
+    if recursive:
+        return sorted(each_image(folder, recursive=True))
+    return sorted(each_image(folder), key=lambda path: os.path.normcase(path.name))  # as paths sort, but faster
 
 
 def is_readable(image: Path) -> bool:

@@ -91,6 +91,7 @@ class Trainer:
             bucket_multiple=family.card.bucket_multiple,
             token_multiple=family.card.token_multiple,
             title=family.card.title,
+            progress=context.cancellable_phase("reading the dataset"),
         )
         if context.is_main:
             clean_up_caches({item.path.parent for item in plan.items})
