@@ -116,7 +116,7 @@ def test_a_run_tells_what_its_page_shows(each_miniature: Any, tmp_path: Path, mo
     assert started["family"] == each_miniature.family
     assert started["images_per_step"] == 2  # an epoch has one batch
     assert [event["name"] for event in made.told("phase") if "done" not in event] == [
-        "loading", "caching latents", "caching text", "loading", "training", "saving",
+        "reading the dataset", "loading", "caching latents", "caching text", "loading", "training", "saving",
     ]  # fmt: skip
     assert made.told("step")[0]["ram"] > 2**20
     compiled = train(each_miniature, tmp_path / "compiled", compile=True, compile_backend="eager")

@@ -398,7 +398,9 @@ def test_the_same_command_again_goes_on_from_the_newest_state(method: str, flux_
     once_more = begin(flux_miniature, output, train_data_dir=root, run_dir=output / "again", **LATEST)
     assert once_more.status == 0
     events = list(RunFolder(output / "again").events())
-    assert {event["kind"] for event in events} == {"warning", "finished"}
+    phases = [event["name"] for event in events if event["kind"] == "phase"]
+    assert phases == ["reading the dataset"]  # no model is loaded
+    assert {event["kind"] for event in events} == {"phase", "warning", "finished"}
     assert "resume: the run is finished: its state is at its last step, 6" in events[-2]["text"]
     assert events[-1]["path"] == str(output / "short.safetensors")
     assert equal(once_more.tensors(), whole.tensors())  # nothing is left to do, and nothing is spoilt
