@@ -150,5 +150,5 @@ def test_progress_counts_captions_and_images_of_all_folders(root: Path, monkeypa
         title="SDXL",
         progress=lambda done, total: told.append((done, total)),
     )
-    assert told[0] == (1, 3)
+    assert told[0] == (1, 6)
     assert told[-1] == (10, 10)

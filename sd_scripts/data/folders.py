@@ -58,6 +58,7 @@ def _read_folder(subset: Subset, warn: Warn, progress: ReadingProgress) -> list[
     if not folder.is_dir():
         raise ValueError(f"image_dir: there is no folder {str(folder)!r}")
     images = _supported_images(find_images(folder), warn)
+    progress.expect(2 * len(images))  # caption and size
     captions = _read_captions(folder, images, subset, warn, progress)
     if subset.cache_info:
         sizes = _cached_sizes(captions, folder / "metadata_cache.json", warn, progress)
@@ -114,6 +115,7 @@ def _cached_sizes(captions: dict[Path, str], cache: Path, warn: Warn, progress: 
     stamps = {path: _stamp(path) for path in captions}
     sizes = _sizes_in(read_json(cache), stamps)
     missing = [path for path in captions if path not in sizes]
+    progress.skip(len(sizes))
     if missing:
         sizes |= read_sizes(missing, warn, progress)
         entries = {
@@ -154,9 +156,10 @@ def read_sizes(paths: Iterable[Path], warn: Warn, progress: ReadingProgress) -> 
     stamps = stamps_of(paths)
     known = known_sizes(stamps)
     read: dict[Path, Size] = {}
+    progress.skip(len(known))
     try:
         unknown = [path for path in paths if path not in known]
-        for path, size in progress.each(_read_each(read_size, unknown), len(unknown)):
+        for path, size in progress.each(_read_each(read_size, unknown)):
             if isinstance(size, UnreadableImage):
                 warn(f"{size}; it is skipped")
             else:
@@ -240,7 +243,9 @@ def _read_metadata(subset: Subset, warn: Warn, progress: ReadingProgress) -> lis
     if missing:
         where = f"in {subset.image_dir}" if subset.image_dir else "at the paths in it, and image_dir is not set"
         warn(f"metadata_file: {len(missing)} images of {file.name} are not {where} and are skipped: {some(missing)}")
-    sizes |= read_sizes([path for path in entries if path not in sizes], warn, progress)
+    unknown = [path for path in entries if path not in sizes]
+    progress.expect(len(unknown))
+    sizes |= read_sizes(unknown, warn, progress)
     return [
         ImageRecord(
             path=path,

@@ -1,7 +1,7 @@
 """Reports how many files of a dataset are read, twice a second."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 Progress = Callable[[int, int], None]
@@ -31,9 +31,16 @@ class ReadingProgress:
         self._report = now_and_then(report) if report else None
         self._done = self._total = 0
 
-    def each(self, files: Iterable[Each], count: int | None = None) -> Iterator[Each]:
-        """Yield the files; each counts when the next is asked for. `count`: how many, if they have no length."""
-        self._total += len(files) if isinstance(files, Sized) else count or 0
+    def expect(self, count: int) -> None:
+        """Add to the total."""
+        self._total += count
+
+    def skip(self, count: int) -> None:
+        """Count files that need not be read."""
+        self._done += count
+
+    def each(self, files: Iterable[Each]) -> Iterator[Each]:
+        """Yield the files; each counts when the next is asked for."""
         for file in files:
             yield file
             self._done += 1
