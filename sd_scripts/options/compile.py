@@ -97,6 +97,14 @@ class CompileOptions(OptionGroup, title="Torch Compile Settings", shown_when="co
             return "compile_options" if given[CUDA_GRAPHS_KEY] else ""
         return "compile_mode" if self.compile_mode in WITHOUT_CUDA_GRAPHS else ""
 
+    @property
+    def leaves_recording_open(self) -> bool:
+        """Return whether these options neither ask for CUDA graphs nor exclude them, so that record_steps decides."""
+        if not self.compile:
+            return True
+        given = {key for key, _, _ in literals(self.compile_options)}
+        return self.compile_backend == "inductor" and self.compile_mode == "default" and CUDA_GRAPHS_KEY not in given
+
     def without_cuda_graphs(self) -> "CompileOptions | None":
         """Return the options without CUDA graphs; None if they choose the backend that does nothing else."""
         if self.compile_backend == "cudagraphs":

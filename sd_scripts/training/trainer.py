@@ -285,6 +285,7 @@ class Trainer:
             known=self._known_inputs(),
         )
         self.step_graphs = StepGraphs(self.trainable, CudaRecorder(), self._tell_recording) if self._records else None
+        self._compiled_steps = self.compilation.compiles_steps
         self._choose_graphs()
 
     def _tell_recording(self, number: int) -> None:
@@ -293,6 +294,9 @@ class Trainer:
 
     def _choose_graphs(self) -> None:
         """Let steps record and replay what the compiler allows by now."""
+        if self.step_graphs and self._compiled_steps != self.compilation.compiles_steps:
+            self.step_graphs.forget()  # the code that they run may be freed
+        self._compiled_steps = self.compilation.compiles_steps
         self.step.cuda_graphs = self.compilation.cuda_graphs
         self.step.known = self._known_inputs()
         self.step.graphs = self.step_graphs if self.compilation.records_steps else None
@@ -412,7 +416,7 @@ class Trainer:
         """Accumulate the gradients of a step and return its mean loss; with compile_check_every, run some steps eagerly
         first and tell the difference."""
         step = self.train_state.progress.step + 1
-        if not self.compilation.active or self.compilation.eager_first or not self.check.due(step):
+        if not self.compilation.compiles_steps or not self.check.due(step):
             return self._gradients(batches)
         with self.reporter.paused():
             eager = self.check.eager_step(lambda: self._accumulate(batches, eager=True))
@@ -558,11 +562,7 @@ class Trainer:
 
     def _phase_of_steps(self) -> None:
         """Report the phase of the steps: `compiling` for the first one of a compiled run, then `training`."""
-        compiles = (
-            self.compilation.active
-            and not self.compilation.eager_first
-            and self.train_state.progress.step == self.first
-        )
+        compiles = self.compilation.compiles_steps and self.train_state.progress.step == self.first
         self.context.phase("compiling" if compiles else "training")
 
     def _finish(self) -> Path:
