@@ -57,8 +57,8 @@ class CompileOptions(OptionGroup, title="Torch Compile Settings", shown_when="co
     )
     compile_mode: Mode = option(
         "default",
-        "reduce-overhead replays each step as a CUDA graph: fastest, above all at small batch sizes. max-autotune "
-        "searches for minutes. Only inductor has modes.",
+        "default suits nearly all runs. reduce-overhead and max-autotune replay each step as a CUDA graph even if "
+        "record_steps is off; max-autotune searches for minutes. Only inductor has modes.",
         active_with=("compile_backend", "inductor"),
     )
     compile_dynamic: Literal["auto", "true", "false"] = option(
