@@ -43,6 +43,7 @@ from sd_scripts.training.context import Context, Failed
 from sd_scripts.training.dry_save import dry_save
 from sd_scripts.training.ema import Ema
 from sd_scripts.training.error_hints import SAVED_BEFORE, brief, nonfinite_hint
+from sd_scripts.training.hub_upload import HubUploads
 from sd_scripts.training.methods import Method
 from sd_scripts.training.origin import FLAG, changed_models, changes, origin_of
 from sd_scripts.training.outputs import OwnOutputs, marked_as_running, other_runs
@@ -81,6 +82,7 @@ class Trainer:
         context.accelerator.wait_for_everyone()
         self.saved = saved = self._find_state(settings[ResumeOptions].resume)
         self.outputs = self._find_outputs()
+        self.uploads = HubUploads(context)
         if saved:
             self._take_seed(saved)
         prompts = prompts_of(settings, family, context.warn)
@@ -113,7 +115,7 @@ class Trainer:
         optimizers.train_mode(self.train_state.optimizer)
 
         # what happens between steps
-        writer = Writer(self.training_data, self.train_state, self.outputs)
+        writer = Writer(self.training_data, self.train_state, self.outputs, self.uploads)
         self.saver = Saver(context, self.train_state, writer)
         dry_save(context, self.train_state, writer)
         self.validator = Validator(self.training_data, self.train_state, self.loss)
@@ -485,6 +487,7 @@ class Trainer:
         self._between_steps(lambda: self.sampler.run(step), due="sample" in commands or self.sampler.due_at_step(step))
         if not stops:
             return False
+        self.uploads.finish()
         self.context.emit("stopped", step=step)
         logger.info("Stopped at step %d; the state is saved, and resume continues from it", step)
         return True
@@ -568,6 +571,7 @@ class Trainer:
     def _finish(self) -> Path:
         path = self._save(self.saver.save_last, requested=True)
         assert path
+        self.uploads.finish()
         seconds = round(time.monotonic() - self.began, 1)
         self.context.emit("finished", step=self.train_state.progress.step, path=str(path), seconds=seconds)
         return path
