@@ -3,12 +3,14 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from sd_scripts.families.registry import card_of
 from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.reading import from_values
 from sd_scripts.options.settings import Settings
 from sd_scripts.planning.memory import GIB, MemoryPlan
 
-SWAPS = (6, 12, 18, 24, 30, 35)
+SWAPS = 6
+"""Values of blocks_to_swap that are tried, up to the largest."""
 
 
 def memory_advice(
@@ -46,9 +48,10 @@ def _savings(settings: Settings) -> Iterator[tuple[str, Any]]:
         yield "fused_backward_pass", True
     if "fp8_base" in settings.options:
         yield "fp8_base", True
-    if MemoryOptions in settings.filled:
-        for blocks in SWAPS:
-            yield "blocks_to_swap", blocks
+    facts = card_of(settings.script.family).memory
+    if MemoryOptions in settings.filled and facts:
+        for number in range(1, SWAPS + 1):
+            yield "blocks_to_swap", -(-number * facts.most_swapped // SWAPS)
     batch = settings.value("train_batch_size")
     while batch > 1:
         batch //= 2
