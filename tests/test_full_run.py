@@ -129,8 +129,8 @@ def assert_swapped_is_resident(model: Any, tmp_path: Path, swap: int, **more: An
 def test_swapped_blocks_of_a_u_net_learn_what_resident_ones_do_with_its_text_encoders(
     miniature: Any, tmp_path: Path
 ) -> None:
-    """With one block of the network frozen, and one of the text encoders."""
-    rates = ",".join("0" if number == 7 else "1e-3" for number in range(23))
+    """With one block of the U-Net frozen, and one of the text encoders."""
+    rates = ",".join("0" if number == 8 else "1e-3" for number in range(23))
     texts = {"train_text_encoder": True, "learning_rate_te2": 0.0, "cache_text_encoder_outputs": None}
     more = {"fused_backward_pass": True, "gradient_checkpointing": True, "block_lr": rates, **texts}
     assert_swapped_is_resident(miniature, tmp_path, swap=9, **more)
@@ -283,7 +283,7 @@ def test_bad_input_is_one_sentence(
         ),
         (
             {**HALF, "blocks_to_swap": 10},
-            "blocks_to_swap: 10 exceeds 9, the most that a U-Net with 11 transformer blocks of the largest size can swap",
+            "blocks_to_swap: 10 exceeds 9, the most that a U-Net with 11 transformer blocks of the largest size can",
         ),
     ],
 )

@@ -187,6 +187,16 @@ def test_advice_names_options_with_which_the_run_fits() -> None:
     assert memory_advice(changed, memory_of(changed, gpu_bytes=gpu), memory_of) == ()
 
 
+def test_a_limit_is_what_the_run_may_use() -> None:
+    """Beside the U-Net's weights in bf16, 6 GiB have no room."""
+    settings = settings_of("sdxl", "full", gpu_memory_limit=6.0, optimizer_type="Adafactor")
+    needed = memory_of(settings, gpu_bytes=24 * GIB)
+    (told,) = memory_advice(settings, needed, lambda changed: memory_of(changed, gpu_bytes=24 * GIB))
+    assert "GiB and gpu_memory_limit is 6.0. It would fit" in told
+    assert told.endswith("with gradient_checkpointing, fused_backward_pass, blocks_to_swap = 20")
+    assert memory_of(settings_of("sdxl", "full", gpu_memory_limit=60.0), gpu_bytes=24 * GIB).card == 24 * GIB
+
+
 def test_spilled_memory_is_noticed_where_steps_become_slow_on_a_full_gpu() -> None:
     watch = SpillWatch(24 * GIB)
     told = [watch.step("1024x1024x1", 0.5, 20 * GIB) for _ in range(RECENT)]

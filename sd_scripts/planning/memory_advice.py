@@ -7,7 +7,7 @@ from sd_scripts.families.registry import card_of
 from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.reading import from_values
 from sd_scripts.options.settings import Settings
-from sd_scripts.planning.memory import GIB, MemoryPlan
+from sd_scripts.planning.memory import GIB, MemoryPlan, usable_bytes
 
 SWAPS = 6
 """Values of blocks_to_swap that are tried, up to the largest."""
@@ -22,7 +22,9 @@ def memory_advice(
     """
     if needed.fits:
         return ()
-    short = f"Memory: the run needs about {needed.in_use / GIB:.1f} GiB and the GPU has {needed.card / GIB:.1f}"
+    limited = needed.card == usable_bytes(settings)
+    has = f"{'gpu_memory_limit is' if limited else 'the GPU has'} {needed.card / GIB:.1f}"
+    short = f"Memory: the run needs about {needed.in_use / GIB:.1f} GiB and {has}"
     chosen: dict[str, Any] = {}
     best, at_most = needed, needed.in_use
     for name, value in _savings(settings):
