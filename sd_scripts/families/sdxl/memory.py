@@ -20,7 +20,9 @@ from sd_scripts.options.settings import Settings
 def place(components: Components, settings: Settings, device: torch.device) -> None:
     """Move the U-Net to the device, with swapped blocks as the options say."""
     unet: Any = components.denoiser
-    unet.swapper = place_blocks(unet, [(swappable_blocks(unet), blocks_to_swap(settings))], device)
+    swappable = swappable_blocks(unet)
+    others = [block for part in compile_targets(unet) for block in part if block not in swappable]
+    unet.swapper = place_blocks(unet, [(swappable, blocks_to_swap(settings)), (others, 0)], device)
     for part in unet.modules() if unet.swapper else ():
         if isinstance(part, Transformer2DModel):
             part.forward = partial(_forward, part, unet.swapper)  # type: ignore[method-assign]
