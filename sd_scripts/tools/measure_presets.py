@@ -1,8 +1,8 @@
 """Run presets on a full-size model with random weights, each within the memory of the GPU that it is made for.
 
 python -m sd_scripts.tools.measure_presets [--family NAME] [--presets PATTERN ...] [--steps 5] [--minutes 9]
-python -m sd_scripts.tools.measure_presets --family flux --presets "lora/*gb" "finetune/*16gb"
-python -m sd_scripts.tools.measure_presets --family sdxl --plan
+python -m sd_scripts.tools.measure_presets --presets "lora/*gb" "finetune/*16gb"
+python -m sd_scripts.tools.measure_presets --plan
 
 Each row is a run of the training script at 1024x1024, with everything that the preset says: images and captions are
 encoded for the caches, then the trainer trains until enough steps are timed. A preset whose name ends in 12gb may use
@@ -54,7 +54,7 @@ HEADINGS = (
 @dataclass(frozen=True, kw_only=True)
 class Preset:
     name: str
-    """Folder and name: lora/sdxl_low_memory_6gb."""
+    """Folder and file: lora/NAME_low_memory_6gb."""
     script: Script
     values: Mapping[str, Any]
 
