@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from scripts_help import SDXL_FULL, SDXL_LORA
-from swap_help import CPU, updates
+from swap_help import CPU, update_by_block, update_in_backward, updates
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
@@ -13,7 +13,7 @@ from sd_scripts.families.family import Components
 from sd_scripts.families.sdxl.memory import place, swappable_blocks
 from sd_scripts.families.sdxl.tiny import TEXT_WIDTHS, tiny_modules
 from sd_scripts.families.sdxl.unet import checkpoint_gradients, prepare_unet
-from sd_scripts.library.block_swap import SLOTS, SwapGroup
+from sd_scripts.library.block_swap import SLOTS
 from sd_scripts.networks.adapters.lora import LoraLinear
 from sd_scripts.networks.layers import Dropouts
 from sd_scripts.options.settings import Settings
@@ -90,31 +90,21 @@ def test_slots_hold_the_wrong_block_until_it_is_asked_for() -> None:
     assert len(weights) == MOST + SLOTS
 
 
-@pytest.mark.parametrize(("swap", "checkpointing"), [(MOST, False), (4, True)])
-def test_blocks_that_learn_are_written_back(swap: int, checkpointing: bool) -> None:
-    ours, wanted = (placed(s, trainable=True, checkpointing=checkpointing) for s in (swap, 0))
-    for seed in (2, 3):
-        for unet in (ours, wanted):
-            update = updates_of(unet)
+@pytest.mark.parametrize(("swap", "fused", "checkpointing"), [(MOST, False, False), (4, True, True)])
+def test_blocks_that_learn_are_written_back(swap: int, fused: bool, checkpointing: bool) -> None:
+    learners = [placed(s, trainable=True, checkpointing=checkpointing) for s in (swap, 0)]
+    optimizers = [updates(unet, "SGD") for unet in learners]
+    before = {name: tensor.clone() for name, tensor in learners[1].state_dict().items()}
+    for unet, update in zip(learners, optimizers, strict=True):
+        if fused:
+            update_in_backward(unet, update)
+        for seed in (2, 3):
             run(unet, seed)[0].square().mean().backward()
-            update()
-    assert differing(ours.state_dict(), wanted.state_dict()) == []
-
-
-def updates_of(unet: Any) -> Any:
-    """SGD after backward, of a swapped block while it is on the device."""
-    update = updates(unet, "SGD")
-    swapper = unet.swapper or SwapGroup([])
-    blocks = swappable_blocks(unet)
-    inside = {p for block in blocks for p in block.parameters()}
-
-    def step() -> None:
-        update(p for p in unet.parameters() if p not in inside)
-        for block in blocks:
-            with swapper.updating(block):
-                update(block.parameters())
-
-    return step
+            if not fused:
+                update_by_block(unet, update)
+    ours, wanted = (unet.state_dict() for unet in learners)
+    assert differing(ours, wanted) == []
+    assert len(differing(wanted, before)) > 300
 
 
 @pytest.mark.deep
