@@ -41,7 +41,7 @@ In full training:
   with Adafactor and `fused_backward_pass`.
 - `fused_backward_pass` works with every optimizer that does not derive one learning rate from all gradients. Each
   gradient is clipped on its own.
-- `blocks_to_swap` needs `full_bf16` and works with every optimizer; gradients may be accumulated. SDXL has it too.
+- `blocks_to_swap` needs `full_bf16` and works with every optimizer; gradients may be accumulated.
 """
 
 
