@@ -15,6 +15,7 @@ from sd_scripts.families.sdxl.tiny import TEXT_WIDTHS, tiny_modules
 from sd_scripts.families.sdxl.unet import checkpoint_gradients, prepare_unet
 from sd_scripts.library.block_swap import SLOTS
 from sd_scripts.networks.adapters.lora import LoraLinear
+from sd_scripts.networks.folding import fold
 from sd_scripts.networks.layers import Dropouts
 from sd_scripts.options.settings import Settings
 
@@ -32,13 +33,13 @@ def placed(swap: int, *, trainable: bool, checkpointing: bool = False) -> Any:
     return unet
 
 
-def adapted(swap: int, **more: Any) -> Any:
+def adapted(swap: int, rank: int = 2, **more: Any) -> Any:
     """With a LoRA on every Linear of the transformers."""
     unet = placed(swap, trainable=False, **more)
     torch.manual_seed(1)
     for path, layer in list(unet.named_modules()):
         if type(layer) is nn.Linear and "attentions" in path:
-            lora = LoraLinear(layer, 2, Dropouts())
+            lora = LoraLinear(layer, rank, Dropouts())
             for p in (lora.lora_down, lora.lora_up):
                 nn.init.normal_(p, std=0.1)
             parent, _, name = path.rpartition(".")
@@ -88,6 +89,16 @@ def test_slots_hold_the_wrong_block_until_it_is_asked_for() -> None:
     weights = [block.ff.net[2].weight for block in swappable_blocks(placed(MOST, trainable=False))]
     assert len({w.data_ptr() for w in weights}) == SLOTS
     assert len(weights) == MOST + SLOTS
+
+
+def test_weights_that_move_are_not_folded_into_a_lora() -> None:
+    """A folded weight lies in a matrix of its own on the device."""
+    unet = adapted(4, rank=8)
+    fold(unet.modules())
+    moving = {id(layer) for block in unet.swapper._swap_of for layer in block.modules()}
+    layers = [layer for layer in unet.modules() if isinstance(layer, LoraLinear)]
+    assert all((layer.joint is None) == (id(layer) in moving) for layer in layers)
+    assert 0 < len([layer for layer in layers if layer.joint is None]) < len(layers)
 
 
 @pytest.mark.parametrize(("swap", "fused", "checkpointing"), [(MOST, False, False), (4, True, True)])
