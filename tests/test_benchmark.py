@@ -125,9 +125,15 @@ def test_a_preset_runs_with_its_limit(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_a_preset_that_does_not_fit_says_so() -> None:
     (preset,) = (each for each in measure_presets.presets_of("flux") if each.name == "lora/flux_low_memory_8gb")
-    run = Run(began=0.0, events=[{"kind": "failed", "error": "CUDA out of memory", "time": 1.0}])
-    row = measure_presets.line(preset, run, "failed: out of memory")
+    events = [
+        {"kind": "phase", "name": "caching text", "time": 1.0},
+        {"kind": "phase", "name": "compiling", "time": 2.0, "vram": 3 * GIB, "reserved": 4 * GIB},
+        {"kind": "phase", "name": "training", "time": 3.0, "vram": 5 * GIB, "reserved": 6 * GIB},
+        {"kind": "failed", "error": "CUDA out of memory", "time": 4.0},
+    ]
+    row = measure_presets.line(preset, Run(began=0.0, events=events), "failed: out of memory")
     assert row.startswith("| lora/flux_low_memory_8gb | 8 (7.45 GiB) |")
+    assert "| 3.00 | 5.00 | 6.00 |" in row
     assert row.endswith("| failed: out of memory |")
     assert row.count("|") == len(measure_presets.HEADINGS) + 1
 

@@ -1,5 +1,7 @@
 """SDXL's swapped blocks compute and learn, bit for bit, what resident ones do."""
 
+import copy
+import functools
 from typing import Any
 
 import pytest
@@ -23,8 +25,14 @@ MOST = 9
 """Of the miniature's 11 transformer blocks."""
 
 
+@functools.cache
+def miniature_unet() -> nn.Module:
+    """Do not change it."""
+    return tiny_modules(300)["denoiser"]
+
+
 def placed(swap: int, *, trainable: bool, checkpointing: bool = False) -> Any:
-    unet = prepare_unet(tiny_modules(300)["denoiser"].requires_grad_(trainable))
+    unet = prepare_unet(copy.deepcopy(miniature_unet()).requires_grad_(trainable))
     script = SDXL_FULL if trainable else SDXL_LORA
     settings = Settings(script, {"blocks_to_swap": swap, "gradient_checkpointing": checkpointing})
     place(Components(denoiser=unet, vae=nn.Identity(), text_encoders=[], tokenizers=[], source=""), settings, CPU)

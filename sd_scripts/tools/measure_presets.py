@@ -32,7 +32,7 @@ from sd_scripts.formats.toml_files import read_toml
 from sd_scripts.options.catalog import FAMILY_TITLES, script_for
 from sd_scripts.options.reading import from_values
 from sd_scripts.options.settings import Script
-from sd_scripts.planning.memory import TRAINING, MemoryPlan, plan_memory
+from sd_scripts.planning.memory import LATENTS, TEXT, MemoryPlan, plan_memory
 from sd_scripts.tools.benchmark import AFTER, TINY, machine, write_model
 from sd_scripts.tools.timed_run import GIB, ROOT, WARM_UP, Run, Stopped, look_at_gpu, timed_run
 
@@ -126,11 +126,9 @@ def line(preset: Preset, run: Run | None = None, result: str = "", used_before: 
         f"{planned.in_use / GIB:.2f}" if planned else "",
     ]
     if run:
-        phases = dict(run.phases)
-        training = max(phases.pop(TRAINING, 0), phases.pop("compiling", 0))
         cells += [
-            _gib(max(phases.values(), default=0)),
-            _gib(training),
+            _gib(max((used for phase, used in run.phases.items() if phase in (LATENTS, TEXT)), default=0)),
+            _gib(max((used for phase, used in run.phases.items() if phase not in (LATENTS, TEXT)), default=0)),
             _gib(max((event.get("reserved", 0) for event in run.events), default=0)),
             _gib(max((used for _, used in run.gpu), default=used_before) - used_before),
             f"{1000 * statistics.median(run.timed):.0f}" if run.timed else "",
