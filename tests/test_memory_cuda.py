@@ -20,7 +20,7 @@ from sd_scripts.families.sdxl import memory as sdxl_memory
 from sd_scripts.families.sdxl import tiny
 from sd_scripts.families.sdxl import unet as sdxl_unet
 from sd_scripts.library import fp8
-from sd_scripts.library.block_swap import ALIGNMENT, host_value
+from sd_scripts.library.block_swap import ALIGNMENT, _allocated, host_value
 from sd_scripts.library.fp8 import frozen_linear
 from sd_scripts.networks.adapters.lora import LoraLinear
 from sd_scripts.networks.layers import Dropouts
@@ -482,6 +482,11 @@ def test_swapped_blocks_of_a_u_net_take_no_memory_in_a_step(full: bool) -> None:
         off = 22 * bytes_of(sdxl_memory.swappable_blocks(learner.unet)[0])
         del learner
     assert peaks[0] - peaks[1] > (0.9 if full else 0.8) * off  # a LoRA's own weights count as the block's
+
+
+def test_what_is_allocated_is_what_pytorch_says() -> None:
+    held = torch.empty(GIB // 4, dtype=torch.uint8, device=CUDA)
+    assert _allocated(CUDA) == torch.cuda.memory_allocated(CUDA) >= held.nbytes
 
 
 def test_a_limit_of_gpu_memory_is_an_error_beyond_it() -> None:
