@@ -221,11 +221,12 @@ def test_advice_for_a_full_gpu_begins_with_what_helps_most_and_names_the_values_
     base = {"mixed_precision": "bf16"}
     assert gpu_advice("sdxl", "lora", **base, train_batch_size=4).startswith(
         "turn gradient_checkpointing on, or lower train_batch_size (now 4) and raise gradient_accumulation_steps (now "
-        "1) as much, or turn cache_latents on"
+        "1) as much, or set blocks_to_swap, or turn cache_latents on"
     )
     assert gpu_advice("flux", "lora", **base, gradient_checkpointing=True).startswith("turn fp8_base on, or set blocks")
     given = {**base, "gradient_checkpointing": True, "fp8_base": True, "blocks_to_swap": 10}
     assert gpu_advice("flux", "lora", **given).startswith("raise blocks_to_swap (now 10)")
+    assert "blocks_to_swap" not in gpu_advice("flux", "lora", **given | {"blocks_to_swap": 35})
     assert gpu_advice("sdxl", "full", **base).startswith("turn full_bf16 on, or turn gradient_checkpointing on")
     assert gpu_advice("sdxl", "lora").startswith("set mixed_precision = bf16")
 
@@ -236,7 +237,7 @@ def test_what_is_on_already_is_not_advised() -> None:
         "cache_text_encoder_outputs": True, "network_dim": 64,
     }  # fmt: skip
     told = gpu_advice("sdxl", "lora", **everything)
-    assert told.startswith("lower network_dim (now 64), or lower resolution (now 1024)")
+    assert told.startswith("set blocks_to_swap, or lower network_dim (now 64), or lower resolution (now 1024)")
     assert "turn" not in told
 
 

@@ -17,13 +17,13 @@ from sd_scripts.families.flux.memory import holds_in_fp8, holds_t5_in_fp8, quant
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
 from sd_scripts.families.flux.options import RECOMMENDED, FluxModelOptions
 from sd_scripts.families.layouts import Layout, autoencoder, clip_l
+from sd_scripts.families.placing import swap_problems
 from sd_scripts.library import fp8
 from sd_scripts.library.block_swap import max_blocks_to_swap
 from sd_scripts.library.state_dicts import State
 from sd_scripts.library.tokenizers import CLIP, T5
 from sd_scripts.networks.plan import AdaptedModule, plan_layers, read_args
 from sd_scripts.options.flow import FlowOptions
-from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.settings import Settings
 
@@ -54,15 +54,10 @@ LAYOUTS = {
 
 
 def prepare(components: Components, settings: Settings) -> None:
-    """Weights that are to be held in fp8 keep the dtype of their file until they are quantized, one by one. A
-    transformer with swapped blocks is loaded to the CPU: it may not fit on the device."""
-    sources, flux, memory = components.sources, settings[FluxModelOptions], settings[MemoryOptions]
+    """Weights that are to be held in fp8 keep the dtype of their file until they are quantized, one by one."""
+    sources, flux = components.sources, settings[FluxModelOptions]
     denoiser, t5, t5_in_fp8 = sources[DENOISER], sources[T5XXL], holds_t5_in_fp8(settings)
-    sources[DENOISER] = replace(
-        denoiser,
-        keep=becomes_fp8 if holds_in_fp8(settings) else None,
-        device="cpu" if memory.blocks_to_swap else denoiser.device,
-    )
+    sources[DENOISER] = replace(denoiser, keep=becomes_fp8 if holds_in_fp8(settings) else None)
     finish = partial(_finish_t5, dtype=t5.dtype, in_fp8=t5_in_fp8)
     sources[T5XXL] = replace(t5, keep=becomes_fp8 if t5_in_fp8 else None, finish=finish)
     guided = _params(sources).guidance
@@ -131,14 +126,9 @@ def _width_problems(sources: Mapping[str, WeightSource], params: FluxParams) -> 
 
 
 def _limit_problems(params: FluxParams, settings: Settings) -> list[str]:
-    problems = []
-    swap = settings[MemoryOptions].blocks_to_swap or 0
-    most = max_blocks_to_swap(params.double_blocks, params.single_blocks)
-    if swap > most:
-        problems.append(
-            f"blocks_to_swap: {swap} exceeds {most}, the most that a model with {params.double_blocks} double and "
-            f"{params.single_blocks} single blocks can swap; " + (f"set {most} or less" if most else "leave it unset")
-        )
+    double, single = params.double_blocks, params.single_blocks
+    model = f"a model with {double} double and {single} single blocks"
+    problems = swap_problems(settings, max_blocks_to_swap(double, single), model)
     default, guidance = FlowOptions.guidance_scale, settings[FlowOptions].guidance_scale
     of_dev = RECOMMENDED["guidance_scale"]  # settings for dev may be used for schnell
     if not params.guidance and guidance not in (default, of_dev):

@@ -1,5 +1,6 @@
 """Place FLUX.1's weights for training: 24 GB on the GPU in bf16, less in fp8 or with swapped blocks."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,8 +10,9 @@ from transformers.models.t5.modeling_t5 import T5DenseGatedActDense
 
 from sd_scripts.families.family import Components
 from sd_scripts.families.flux.model import FluxTransformer, Modulation
+from sd_scripts.families.placing import blocks_to_swap, place_blocks
 from sd_scripts.library import fp8
-from sd_scripts.library.block_swap import BlockSwap, CopyStreams, SwapGroup, swap_counts, swapped_blocks
+from sd_scripts.library.block_swap import swap_counts
 from sd_scripts.library.checkpointing import checkpoint_function
 from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.network import NetworkOptions
@@ -19,26 +21,12 @@ from sd_scripts.options.training import TrainingOptions
 
 
 def place(components: Components, settings: Settings, device: torch.device) -> None:
-    """Move the transformer to the device block by block, quantizing each, so that the device never holds all of it in
-    full precision. Swapped blocks are copied back after a step if its parameters require gradients by now."""
+    """Move the transformer to the device, quantized and with swapped blocks as the options say."""
     flux: Any = components.denoiser
-    memory = settings[MemoryOptions]
-    quantized = holds_in_fp8(settings)
-    for name, part in flux.named_children():
-        if name not in ("double_blocks", "single_blocks"):
-            part.to(device)
-    swaps = []
-    streams, trainable = CopyStreams.of(device), any(p.requires_grad for p in flux.parameters())
-    kinds = (flux.double_blocks, flux.single_blocks)
-    for blocks, count in zip(kinds, swap_counts(memory.blocks_to_swap or 0), strict=True):
-        moves = swapped_blocks(len(blocks), count)
-        for number, block in enumerate(blocks):
-            if quantized:
-                block.to(device)  # where it is quick
-                _quantize(block, flux.dtype, settings, stays=number not in moves)
-                block.to("cpu" if number in moves else device)
-        swaps.append(BlockSwap(blocks, count, device, streams=streams, trainable=trainable))
-    flux.swapper = SwapGroup(swaps) if memory.blocks_to_swap else None
+    counts = swap_counts(blocks_to_swap(settings))
+    quantize = partial(_quantize, dtype=flux.dtype, settings=settings) if holds_in_fp8(settings) else None
+    kinds = zip((flux.double_blocks, flux.single_blocks), counts, strict=True)
+    flux.swapper = place_blocks(flux, kinds, device, quantize=quantize)
 
 
 def checkpoint_gradients(denoiser: nn.Module, settings: Settings) -> None:
@@ -56,7 +44,7 @@ def holds_in_fp8(settings: Settings) -> bool:
     return training.fp8_base or training.fp8_base_unet or settings[MemoryOptions].fp8_compute
 
 
-def _quantize(block: nn.Module, dtype: torch.dtype, settings: Settings, *, stays: bool) -> None:
+def _quantize(block: nn.Module, stays: bool, *, dtype: torch.dtype, settings: Settings) -> None:
     """Hold a block's Linears in fp8. Modulations read one token for each image, so fp8_compute would not speed them up.
 
     fp8_compute alone is for speed: blocks that stay on the device also keep transposed weights, modulations stay in

@@ -36,6 +36,7 @@ MEMORY = MemoryFacts(
     fp8_values=19 * 339_738_624 + 38 * 141_557_760,
     fp8_text=4_630_511_616,
     swapped=swapped,
+    most_swapped=35,
     units=tokens,
     activations=Activations(
         eager=Growing(8_260_000, 5e7),

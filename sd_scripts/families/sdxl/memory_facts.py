@@ -9,6 +9,9 @@ from sd_scripts.families.memory_facts import Activations, Growing, MemoryFacts
 if TYPE_CHECKING:
     from sd_scripts.options.settings import Settings
 
+SWAPPABLE_BLOCK = 34_755_840
+"""Values of each of the 60 largest transformer blocks."""
+
 
 def latent_positions(width: int, height: int, frames: int, settings: Settings) -> float:
     """Return the positions of the latents."""
@@ -26,6 +29,8 @@ MEMORY = MemoryFacts(
     largest_weight=1_280 * 2_560 * 9,
     lora={"denoiser": 2_659_840, "text_encoder1": 165_888, "text_encoder2": 737_280},
     lora_conv=355_840,
+    swapped=lambda blocks_to_swap: blocks_to_swap * SWAPPABLE_BLOCK,
+    most_swapped=58,
     units=latent_positions,
     activations=Activations(
         eager=Growing(417_700, 9e7),
