@@ -28,8 +28,9 @@ class AdapterNetwork:
     """(n,) float32: the first tensor of every adapter, then every second one, ... The optimizer's parameters are views
     of it."""
     compute: Tensor
-    """(n,) in the model's dtype. The layers' parameters are views of it, or of the joint matrices of folded layers; if
-    all are folded, its memory is freed outside of `refresh`."""
+    """(m,) in the model's dtype, of the first m masters. The layers' parameters are views of it, or of the joint
+    matrices of folded layers; if all are folded, its memory is freed outside of `refresh`. Of the last n - m the layers
+    compute with the masters themselves (TrainedTensor.exact)."""
     segments: list[tuple[slice, float]]
     """Runs of the buffers, each with its scale from master to copy."""
     copies: list[nn.Parameter]
@@ -224,12 +225,12 @@ def attach(
 def _with_masters(
     layers: list[Adapter], generator: torch.Generator, masters_dtype: torch.dtype, device: torch.device
 ) -> AdapterNetwork:
-    order = _buffer_order(layers)
-    dtype = order[0].copy.dtype
+    order, last = _buffer_order(layers)
+    dtype = (order or last)[0].copy.dtype
     assert all(tensor.copy.dtype == dtype for tensor in order), "modules compute in different dtypes"
-    total = sum(tensor.copy.numel() for tensor in order)
-    masters = torch.zeros(total, device=device, dtype=masters_dtype)
-    compute = torch.zeros(total, device=device, dtype=dtype)
+    copied, uncopied = (sum(tensor.copy.numel() for tensor in tensors) for tensors in (order, last))
+    masters = torch.zeros(copied + uncopied, device=device, dtype=masters_dtype)
+    compute = torch.zeros(copied, device=device, dtype=dtype)
 
     master_of: dict[nn.Parameter, nn.Parameter] = {}
     segments, start = [], 0
@@ -241,6 +242,10 @@ def _with_masters(
             copy.data = compute[start:end].view(copy.shape)
             start = end
         segments.append((slice(begin, start), scale))
+    for tensor in last:
+        copy, end = tensor.copy, start + tensor.copy.numel()
+        master_of[copy] = nn.Parameter(masters[start:end].view(copy.shape))
+        copy.data, start = master_of[copy].data, end
 
     for layer in layers:
         layer.masters = [master_of[tensor.copy] for tensor in layer.tensors]
@@ -250,8 +255,10 @@ def _with_masters(
     return network
 
 
-def _buffer_order(layers: list[Adapter]) -> list[TrainedTensor]:
-    """Return all tensors so that those of one scale are neighbours: first ones, second ones, ..., each by scale."""
+def _buffer_order(layers: list[Adapter]) -> tuple[list[TrainedTensor], list[TrainedTensor]]:
+    """Return all tensors so that those of one scale are neighbours: first ones, second ones, ..., each by scale; and
+    those without a copy."""
     most = max(len(layer.tensors) for layer in layers)
     by_place = [[layer.tensors[place] for layer in layers if place < len(layer.tensors)] for place in range(most)]
-    return [tensor for tensors in by_place for tensor in sorted(tensors, key=lambda tensor: tensor.scale)]
+    order = [tensor for tensors in by_place for tensor in sorted(tensors, key=lambda tensor: tensor.scale)]
+    return [tensor for tensor in order if not tensor.exact], [tensor for tensor in order if tensor.exact]

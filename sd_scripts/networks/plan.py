@@ -112,11 +112,12 @@ def plan_layers(
         rules.check(each.module)
         for path, layer in adaptable(each.module, each.target, conv=args.adapts_conv or file is not None):
             name, conv = each.target.name(path), is_conv(layer)
-            kind, split_dims = args.kind, rules.split_dims(name, layer)
+            kind, options, split_dims = args.kind, args.kind_options, rules.split_dims(name, layer)
             if file is None:
                 rank = rules.rank(name, conv, args.conv if conv else args.linear)
             elif found := read_layer(file, name):
                 kind, of_layer = found
+                options = {**(options if kind is args.kind else {}), **kind.options_in_file(of_layer)}
                 rank, split_dims = kind.rank_in_file(of_layer, split_dims)
             else:
                 continue
@@ -131,7 +132,7 @@ def plan_layers(
                     module=each.module,
                     path=path,
                     kind=kind,
-                    options=args.kind_options if kind is args.kind else {},
+                    options=options,
                     rank=rank.dim,
                     alpha=rank.alpha or rank.dim,
                     group=group,

@@ -44,14 +44,22 @@ class NetworkArguments:
         text = self.text(key)
         return None if text is None else whole_numbers(key, text, count)
 
+    def factor(self, key: str) -> int:
+        """Return a whole number of at least 1, or -1, which is the default and lets the layer's size decide."""
+        text = self.text(key) or "-1"
+        value = -1 if text in ("-1", "-1.0") else (whole_numbers(key, text, 1)[0])
+        if value == 0:
+            raise ValueError(f"network_args: {key}=0 is not a factor; -1 lets the size of each layer decide")
+        return value
+
     def chance(self, key: str) -> float:
         value = self.number(key) or 0.0
         if value >= 1:
             raise ValueError(f"network_args: {key}={self.text(key)} drops everything; it must be below 1")
         return value
 
-    def flag(self, key: str) -> bool:
-        text = self.text(key) or "false"
+    def flag(self, key: str, *, default: bool = False) -> bool:
+        text = self.text(key) or str(default)
         if (on := truth(text)) is None:
             raise ValueError(f"network_args: {key}={text} must be True or False")
         return on
