@@ -7,9 +7,10 @@ window.Forms = (() => {
   let drawn = "";
 
   const shows = (form, name) => {
-    const { families, masters, offeredWith } = form.options[name];
+    const { families, masters, offeredWith, shownFor, default: usual } = form.options[name];
     if (!families.includes(form.family)) return false;
     if (offeredWith && !form.values[offeredWith] && !form.values[name]) return false;
+    if (shownFor && !shownFor[1].includes(form.values[shownFor[0]]) && (form.values[name] ?? null) === usual) return false;
     return !masters.length || masters.some((master) => form.values[master] && shows(form, master));
   };
   const isIdle = (form, name) => {

@@ -123,6 +123,11 @@ class Adapter(ABC):
         """Return rank and alpha of a file's layer, and the `split_dims` if it is split so, else ()."""
 
     @classmethod
+    def for_layer(cls, layer: nn.Module, options: Mapping[str, Any]) -> type[Adapter]:
+        """Return the kind for one layer: a simpler one where these options mean the same there."""
+        return cls
+
+    @classmethod
     def options_in_file(cls, tensors: Mapping[str, Tensor]) -> Mapping[str, Any]:
         """Return what LayerPlan.options are for a layer like a file's (dim_from_weights)."""
         return {}

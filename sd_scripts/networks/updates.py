@@ -236,7 +236,11 @@ class UpdatedConv2d(AdaptedConv2d):
         return self._conv_forward(x, weight, self.bias)
 
     def _dropped(self, change: Tensor) -> Tensor:
-        """Apply dropout to (B, C, H, W), whose channels stand for ranks."""
-        if self.training and self.dropouts.any():
-            return self.dropouts(change.movedim(1, -1)).movedim(-1, 1)
-        return change
+        return dropped_channels(change, self.dropouts) if self.training and self.dropouts.any() else change
+
+
+def dropped_channels(change: Tensor, dropouts: Dropouts) -> Tensor:
+    """Apply dropout to (B, C, H, W), whose channels stand for ranks."""
+    if dropouts.neuron:  # on its own: aot_eager mistakes the strides of its gradient in another order
+        change = F.dropout(change, dropouts.neuron)
+    return replace(dropouts, neuron=0.0)(change.movedim(1, -1)).movedim(-1, 1)

@@ -2,7 +2,7 @@
 
 import difflib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sd_scripts.options.spec import truth
@@ -117,9 +117,9 @@ OF_EVERY_FAMILY: dict[str, Callable[[NetworkArguments, str], Any]] = {
 """Keys of the built-in LoRA for every family -> how each is read."""
 
 
-def problems(items: Iterable[str]) -> Iterator[str]:
+def problems(values: Mapping[str, str]) -> Iterator[str]:
     """Yield a sentence for each wrong value of these keys."""
-    given = NetworkArguments(dict(item.split("=", 1) for item in items if "=" in item))
+    given = NetworkArguments(dict(values))
     for key, read in OF_EVERY_FAMILY.items():
         try:
             read(given, key)

@@ -35,7 +35,7 @@ class Lora:
     def check(self, family: Family, settings: Settings) -> list[str]:
         options = settings[NetworkOptions]
         try:
-            if _is_ours(options, family):
+            if options.is_ours:
                 read_args(settings, family.lora, warn=settings.remark)
             else:
                 find_module(options.network_module or "")
@@ -53,6 +53,9 @@ class Lora:
 
     def trains_text_encoders(self, family: Family, context: Context) -> tuple[bool, ...]:
         options, base = context.settings[NetworkOptions], context.settings[OptimizerOptions].learning_rate
+        preset = options.built_in.preset if options.is_ours else None
+        if preset and not preset.text_encoders:
+            return (False,) * len(family.lora_text_encoders)
         return tuple(
             adapted and not options.network_train_unet_only and options.rate_of_encoder(number, base) > 0
             for number, adapted in enumerate(family.text.adapted(context.settings))
@@ -60,7 +63,7 @@ class Lora:
 
     def needs_all(self, family: Family, settings: Settings) -> bool:
         """An external network is shown all modules and may read their weights."""
-        return not _is_ours(settings[NetworkOptions], family)
+        return not settings[NetworkOptions].is_ours
 
     def change_base(self, family: Family, components: Components, context: Context, name: str) -> None:
         """Merge the LoRA files of base_weights into the component."""
@@ -85,7 +88,7 @@ class Lora:
         trains_encoder = self.trains_text_encoders(family, context)
         if options.network_train_text_encoder_only and not any(trains_encoder):
             raise ValueError("learning_rate: all learning rates are 0, so nothing would be trained; set one above 0")
-        if not _is_ours(options, family):
+        if not options.is_ours:
             return make_external_network(family, components, context, trains_encoder=trains_encoder)
         modules = [] if options.network_train_text_encoder_only else _denoiser(family, components, context)
         modules += compress(_text_encoders(family, components, context), trains_encoder)
@@ -204,11 +207,6 @@ def _load_initial_weights(weights: Tensors, network: AdapterNetwork, context: Co
             f"from its files: {left[0]}, ..."
         )
     network.refresh()
-
-
-def _is_ours(options: NetworkOptions, family: Family) -> bool:
-    modules = family.card.network_modules
-    return (options.network_module or modules[0]).removeprefix("sd_scripts.") in modules
 
 
 def _all_targets(family: Family, components: Components, context: Context) -> list[AdaptedModule]:

@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sd_scripts.networks.adapter import register
-from sd_scripts.networks.adapters.lora import DOWN, UP
+from sd_scripts.networks.adapter import Adapter, register
+from sd_scripts.networks.adapters.lora import DOWN, UP, Lora
+from sd_scripts.networks.targets import is_conv
 from sd_scripts.networks.update_adapter import NORMS, Shapes, UpdateAdapter, kaiming_uniform
 from sd_scripts.networks.updates import FactoredUpdate
 
@@ -49,6 +50,11 @@ class Dora(UpdateAdapter):
     forms = ((DOWN, UP, NORMS), (DOWN, UP, MID))
     update_class = LowRankUpdate
     scaled = (UP,)
+
+    @classmethod
+    def for_layer(cls, layer: nn.Module, options: Mapping[str, Any]) -> type[Adapter]:
+        """Return plain LoRA for a layer without trained norms or a kernel."""
+        return cls if options.get("axis") or is_conv(layer) else Lora
 
     @classmethod
     def shapes(cls, weight: Tensor, rank: int, options: Mapping[str, Any]) -> Shapes:

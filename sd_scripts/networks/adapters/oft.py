@@ -18,7 +18,7 @@ from sd_scripts.networks.adapter import Adapter, LayerPlan, Tensors, TrainedTens
 from sd_scripts.networks.adapters.lokr import factors
 from sd_scripts.networks.layers import AdaptedConv2d, AdaptedLinear, Dropouts
 from sd_scripts.networks.rules import Rank
-from sd_scripts.networks.updates import exact
+from sd_scripts.networks.updates import dropped_channels, exact
 from sd_scripts.options.network_args import NetworkArguments
 
 BLOCKS, RESCALE = "oft_blocks", "rescale"
@@ -98,10 +98,10 @@ class RotatedConv2d(AdaptedConv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self._conv_forward(x, self.weight, None)
-        added = self.rotation(y.movedim(1, -1))
+        added = self.rotation(y.movedim(1, -1)).movedim(-1, 1)
         if self.training and self.dropouts.any():
-            added = self.dropouts(added)
-        y = y + added.movedim(-1, 1)
+            added = dropped_channels(added, self.dropouts)
+        y = y + added
         return y if self.bias is None else y + self.bias[:, None, None]
 
 
