@@ -128,6 +128,10 @@ class Adapter(ABC):
         return cls
 
     @classmethod
+    def check(cls, name: str, layer: nn.Module, rank: int, options: Mapping[str, Any]) -> None:
+        """Raise ValueError naming the option if a layer of this size cannot be adapted so."""
+
+    @classmethod
     def options_in_file(cls, tensors: Mapping[str, Tensor]) -> Mapping[str, Any]:
         """Return what LayerPlan.options are for a layer like a file's (dim_from_weights)."""
         return {}

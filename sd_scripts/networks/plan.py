@@ -152,6 +152,7 @@ def plan_layers(
                 continue
             if split_dims and not kind.for_layer(layer, options).splits:
                 raise ValueError(f"{rules.split_option}: adapter={kind.kind} cannot be split; turn it off")
+            kind.check(name, layer, rank.dim, options)
             plans.append(
                 LayerPlan(
                     name=name,

@@ -132,6 +132,11 @@ class Oft(Adapter):
             )
         return block_count, out // block_count, out // block_count
 
+    @classmethod
+    def check(cls, name: str, layer: nn.Module, rank: int, options: Mapping[str, Any]) -> None:
+        if "shape" not in options:
+            cls.shape(name, len(layer.weight), rank, options.get("block_count"))  # type: ignore[arg-type]
+
     def __init__(self, plan: LayerPlan, base: nn.Module, dropouts: Dropouts):
         super().__init__(plan, base, dropouts)
         assert isinstance(base, nn.Linear | nn.Conv2d)
