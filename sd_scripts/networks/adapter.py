@@ -130,6 +130,7 @@ class Adapter(ABC):
     @classmethod
     def check(cls, name: str, layer: nn.Module, rank: int, options: Mapping[str, Any]) -> None:
         """Raise ValueError naming the option if a layer of this size cannot be adapted so."""
+        return
 
     @classmethod
     def options_in_file(cls, tensors: Mapping[str, Tensor]) -> Mapping[str, Any]:

@@ -201,6 +201,14 @@ class NetworkOptions(OptionGroup, title="Network", methods=("lora",)):
         return built_in(self.module, read_items(self.network_args), self.network_type, dim, self.network_alpha)
 
     @property
+    def algorithm(self) -> dict[str, str]:
+        """Return the keys with which LyCORIS trains the network_type; empty for plain LoRA, or if it is unset."""
+        chosen = NETWORK_TYPES.get(self.network_type or "lora")
+        if chosen is None or chosen.plain:
+            return {}
+        return {"algo": chosen.algo, **chosen.always}
+
+    @property
     def shared_arguments(self) -> dict[str, str]:
         """Return the options that are also keys of network_args and are not at their defaults."""
         values = {name: getattr(self, name) for name in SHARED}

@@ -31,6 +31,11 @@ class NetworkType:
     conv: bool = False
     """Whether convolutions are adapted too if conv_dim is unset."""
 
+    @property
+    def plain(self) -> bool:
+        """Whether networks.lora of sd-scripts trains the same."""
+        return self.adapter == "lora" and not self.always
+
 
 NETWORK_TYPES = {
     "lora": NetworkType(title="LoRA", adapter="lora", algo="lora"),
