@@ -11,6 +11,7 @@ from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProject
 from sd_scripts.families.components import DENOISER, VAE
 from sd_scripts.families.full_size import (
     ADAFACTOR,
+    ADAPTERS,
     AUTOENCODER,
     CHECKPOINTING,
     CLIP_L,
@@ -78,6 +79,7 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
         "graphs_checkpointing": GRAPHS | CHECKPOINTING,
         "budget50": COMPILED | {"activation_memory_budget": 0.5},
         "budget0": COMPILED | {"activation_memory_budget": 0.0},
+        **ADAPTERS,
     },
     "full": {
         "eager": {},
