@@ -40,6 +40,7 @@ def adapted(
     alpha: float = ALPHA,
     dropouts: Dropouts | None = None,
     random: float = 0.3,
+    shared: bool = False,
 ) -> tuple[nn.Sequential, AdapterNetwork]:
     """Return a model with a copy of the layer and its network, whose masters are moved by random numbers."""
     model = nn.Sequential(deepcopy(layer))
@@ -59,6 +60,8 @@ def adapted(
     with torch.no_grad():
         network.masters.add_(random * torch.randn_like(network.masters))
     network.refresh()
+    if shared:
+        network.share_gains()
     return model, network
 
 

@@ -54,12 +54,13 @@ def rotations() -> Iterator[tuple[Callable[..., nn.Module], Case]]:
                 yield make, ("boft", ButterflyOFTModule, 12, options, options)
 
 
-def compare(make: Callable[..., nn.Module], case: Case, dtype: torch.dtype) -> None:
+def compare(make: Callable[..., nn.Module], case: Case, dtype: torch.dtype, *, shared: bool = False) -> None:
     kind, module_class, rank, options, other = case
     torch.manual_seed(0)
     layer = make(dtype)
     x = inputs(layer)
-    model, network = adapted(layer, kind, rank, options)
+    model, network = adapted(layer, kind, rank, options, shared=shared)
+    assert bool(network.gains.stacks) == shared
     adapter = network.layers[0]
     own = dict(zip([e for e in adapter.file_tensors() if e != "alpha"], adapter.masters, strict=True))
     reference = theirs(layer, module_class, rank, own, **other)
@@ -95,6 +96,12 @@ def test_outputs_gradients_and_files_are_those_of_lycoris(kind: str) -> None:
     for make, case in cases():
         if case[0] == kind:
             compare(make, case, torch.float64)
+
+
+def test_gains_that_layers_compute_together_are_those_of_lycoris() -> None:
+    for make, case in cases():
+        if make is linear and case[0] == "dora" and case[3]["axis"] == "out":
+            compare(make, case, torch.float64, shared=True)
 
 
 def test_rotations_are_those_of_lycoris() -> None:

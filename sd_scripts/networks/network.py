@@ -7,7 +7,7 @@ cast a step for all tensors of one scale, the gradient norm is one reduction, an
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, groupby
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from sd_scripts.networks.adapter import Adapter, LayerPlan, Tensors, TrainedTensor, read_layer
 from sd_scripts.networks.folding import FoldedLayers, fold
+from sd_scripts.networks.gains import Gains, gains_of
 from sd_scripts.networks.layers import Dropouts
 from sd_scripts.networks.perturbation import Perturbation, RowNoise
 
@@ -38,6 +39,8 @@ class AdapterNetwork:
     row_noise: RowNoise | None = None
     folded: FoldedLayers | None = None
     """Layers that compute in one product with their base weights; set it through `fold`."""
+    gains: Gains = field(default_factory=Gains)
+    """DoRA's factors of layers that compute them together; set it through `share_gains`."""
 
     def __post_init__(self) -> None:
         self.gradients = torch.zeros_like(self.masters)
@@ -95,6 +98,12 @@ class AdapterNetwork:
             self.folded.refresh(self.compute)
             if self.folded.complete:
                 memory.resize_(0)
+        self.gains.refresh()
+
+    def share_gains(self) -> None:
+        """Let layers with trained norms compute these together from here on. The base weights must not move."""
+        self.gains = gains_of(layer.layer for layer in self.layers)
+        self.gains.refresh()
 
     def fold(
         self,
@@ -125,6 +134,7 @@ class AdapterNetwork:
     @torch.no_grad()
     def collect_gradients(self) -> None:
         """Move the gradients of the compute copies to the masters, adding to what earlier micro-steps left there."""
+        self.gains.pass_on()
         self._allocate_gradients()
         target, views = self.gradients, self._gradient_views
         if self._collected:  # a later micro-step of an accumulation
@@ -147,6 +157,7 @@ class AdapterNetwork:
 
     def clear_copies(self) -> None:
         """Drop the gradients that are not collected yet."""
+        self.gains.clear()
         for copy in self.copies:
             copy.grad = None
 

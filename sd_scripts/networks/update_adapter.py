@@ -20,8 +20,8 @@ from sd_scripts.networks.updates import (
     UpdatedConv2d,
     UpdatedLinear,
     decomposed,
-    dense_weight,
     norms_of,
+    stored_weight,
 )
 from sd_scripts.options.network_args import NetworkArguments
 
@@ -116,7 +116,7 @@ class UpdateAdapter(Adapter):
         if NORMS in tensors:
             self.masters[-1].copy_(tensors[NORMS].reshape(self.masters[-1].shape))
             return
-        weight = dense_weight(self.layer).float()
+        weight = stored_weight(self.layer).float()
         changed = weight + self.delta(tensors, weight).view(weight.shape)
         self.masters[-1].copy_(norms_of(changed, self.magnitudes.axis).view(self.masters[-1].shape))
 

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sd_scripts.library import fp8
+from sd_scripts.library.block_swap import host_value
 from sd_scripts.library.fp8 import frozen_linear
 from sd_scripts.networks.layers import AdaptedConv2d, AdaptedLinear, Dropouts
 
@@ -45,7 +46,7 @@ class Update(nn.Module):
     def part(self, ending: str) -> Tensor | None:
         return self._parameters.get(_attribute(ending))
 
-    def parts(self, *endings: str) -> tuple[Tensor, ...]:
+    def parts(self, *endings: str) -> tuple[nn.Parameter, ...]:
         """Return parts that are there."""
         return tuple(getattr(self, _attribute(ending)) for ending in endings)
 
@@ -56,6 +57,10 @@ class Update(nn.Module):
     def output(self, x: Tensor) -> Tensor:
         """Apply the change to the input of a Linear, (..., in) -> (..., out)."""
         return F.linear(x, self.weight())
+
+    def plain_factors(self) -> tuple[nn.Parameter, nn.Parameter] | None:
+        """Return trained parameters up (out, r) and down (r, in) whose product is the change, or None."""
+        return None
 
     def add_to(self, layer: UpdatedLinear, x: Tensor) -> Tensor:
         """Apply a Linear and the change, (..., in) -> (..., out)."""
@@ -130,24 +135,37 @@ def dense_weight(layer: nn.Module) -> Tensor:
     return weight.to(fp8.compute_dtype(layer))
 
 
+def stored_weight(layer: nn.Module) -> Tensor:
+    """Return the weight of a layer, (out, in, ...), as numbers, also if its block is swapped out."""
+    weight = host_value(layer.weight).detach().to(layer.weight.device)  # type: ignore[arg-type]
+    if is_quantized(layer):
+        weight = weight.float() * host_value(layer.weight_scale).to(weight.device)  # type: ignore[arg-type]
+    return weight.to(fp8.compute_dtype(layer))
+
+
 class Magnitudes(nn.Module):
     """The trained norms of the rows or columns of a changed weight (W + D): it is scaled to have these."""
 
     squares: Tensor
     """|W|^2 of each, (out,) or (in,)."""
+    gains: nn.Parameter | None
+    """The factors of the outputs, where they are computed outside of the layer (gains.py)."""
 
     def __init__(self, base: nn.Linear | nn.Conv2d, axis: Axis):
         super().__init__()
         self.axis: Axis = axis
-        weight = dense_weight(base).detach()
+        weight = stored_weight(base)
         matrix = _matrix(weight.to(exact(weight.dtype)), axis)
         self.register_buffer("squares", matrix.square().sum(1), persistent=False)
         shape = [1] * weight.ndim
         shape[1 - across(axis)] = len(matrix)
         self.norms = nn.Parameter(self.squares.sqrt().view(shape))
+        self.register_parameter("gains", None)
 
     def gain(self, update: Update, layer: nn.Linear) -> Tensor:
         """Return the factors of the outputs or inputs of a Linear, (out,) or (in,)."""
+        if self.gains is not None:
+            return self.gains
         change = 2 * update.overlap(layer, self.axis) + update.squares(self.axis)
         return self.norms.flatten() / _norm(self.squares + change)
 

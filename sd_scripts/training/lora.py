@@ -107,6 +107,7 @@ class Lora:
         )
         if weights:
             _load_initial_weights(weights, network, context)
+        network.share_gains()
         if context.settings[CompileOptions].compile:
             _fold(network, [each for each in modules if each.target.folds])
         return LoraTrainable(

@@ -28,6 +28,10 @@ class LowRankUpdate(FactoredUpdate):
         up, down = self.parts(UP, DOWN)
         return up.flatten(1), down if down.ndim == 2 else down.flatten(1)
 
+    def plain_factors(self) -> tuple[nn.Parameter, nn.Parameter] | None:
+        up, down = self.parts(UP, DOWN)
+        return (up, down) if up.ndim == 2 else None
+
     def weight(self) -> Tensor:
         mid = self.part(MID)
         if mid is None:
