@@ -48,7 +48,7 @@ def adapted(
         name="x",
         module=model,
         path="0",
-        kind=adapter_kinds()[kind],
+        kind=adapter_kinds()[kind].for_layer(layer, options or {}),
         rank=rank,
         alpha=alpha,
         group=Group("unet", 1e-3),

@@ -128,6 +128,11 @@ class Adapter(ABC):
         return cls
 
     @classmethod
+    def needs_dense_base(cls, options: Mapping[str, Any]) -> str:
+        """Return the option with which it computes with base weights themselves, which then cannot be quantized."""
+        return ""
+
+    @classmethod
     def check(cls, name: str, layer: nn.Module, rank: int, options: Mapping[str, Any]) -> None:
         """Raise ValueError naming the option if a layer of this size cannot be adapted so."""
         return

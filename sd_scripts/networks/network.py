@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from sd_scripts.networks.adapter import Adapter, LayerPlan, Tensors, TrainedTensor, read_layer
+from sd_scripts.networks.adapters.lora import StartedLora
 from sd_scripts.networks.folding import FoldedLayers, fold
 from sd_scripts.networks.gains import Gains, gains_of
 from sd_scripts.networks.layers import Dropouts
@@ -123,6 +124,11 @@ class AdapterNetwork:
             starts = {copy: end - copy.numel() for copy, end in zip(self.copies, ends, strict=True)}
             self.folded = FoldedLayers(folds, self.compute, starts)
             self.refresh()
+
+    @property
+    def started(self) -> list[StartedLora]:
+        """The layers that start from their base weight."""
+        return [layer for layer in self.layers if isinstance(layer, StartedLora)]
 
     def freeze(self, parameters: Iterable[nn.Parameter]) -> None:
         """Freeze these masters: they get no gradient, so they are not trained and do not count in its norm."""

@@ -46,6 +46,10 @@ class UpdateAdapter(Adapter):
         return {"axis": axis, "tucker": arguments.flag("use_tucker")}
 
     @classmethod
+    def needs_dense_base(cls, options: Mapping[str, Any]) -> str:
+        return "wd_on_output = false" if options.get("axis") == "in" else ""
+
+    @classmethod
     def shapes(cls, weight: Tensor, rank: int, options: Mapping[str, Any]) -> Shapes:
         """Return the parts of a layer with this weight, and their shapes."""
         raise NotImplementedError

@@ -114,6 +114,13 @@ class NetworkOptions(OptionGroup, title="Network", methods=("lora",)):
         label="OFT rescaling",
         shown_for=("network_type", ("oft", "boft")),
     )
+    lora_init: str = option(
+        "default",
+        "What a LoRA starts from: default is random, pissa the largest singular vectors of each weight, olora an "
+        "orthonormal basis of it. The last two learn faster at first; their files have twice the rank.",
+        label="LoRA initialization",
+        choices=("default", "pissa", "olora"),
+    )
     rs_lora: bool = switch(
         "Scale by network_alpha / sqrt(network_dim), so that high ranks learn as fast as low ones (rsLoRA).",
         label="Rank-stabilized scale",
@@ -249,6 +256,8 @@ class NetworkOptions(OptionGroup, title="Network", methods=("lora",)):
                 f"{self.network_dim} is above {network_args.LARGEST_RANK}, more than any layer has; 8 to 32 suits "
                 "most. Only LoKr accepts a larger number, which means whole matrices",
             )
+        if self.lora_init != "default":
+            yield from self._check_start()
         if self.network_train_unet_only and self.network_train_text_encoder_only:
             yield (
                 "network_train_unet_only",
@@ -266,4 +275,18 @@ class NetworkOptions(OptionGroup, title="Network", methods=("lora",)):
             yield (
                 "text_encoder_lr",
                 f"has {len(self.text_encoder_lr)} values; give one for both encoders, or one for each",
+            )
+
+    def _check_start(self) -> Iterable[tuple[str, str]]:
+        if self.is_ours and (self.built_in.adapter != "lora" or self.algorithm or self.dora_wd):
+            yield "lora_init", f"{self.lora_init} is for plain LoRA; leave it unset"
+        if self.network_weights:
+            yield (
+                "lora_init",
+                f"{self.lora_init} and network_weights both say what to start from; leave one of them unset",
+            )
+        if self.scale_weight_norms:
+            yield (
+                "lora_init",
+                f"{self.lora_init} does not start from 0, so scale_weight_norms cannot bound it; turn it off",
             )

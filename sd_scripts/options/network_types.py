@@ -52,7 +52,7 @@ MODULE = re.compile(r"networks\.(?:(?P<loha>loha)|(?P<lokr>lokr)|(?P<oft>oft))(?
 
 SHARED = (
     *("conv_dim", "conv_alpha", "rank_dropout", "module_dropout", "rs_lora", "dora_wd", "wd_on_output", "use_tucker"),
-    *("factor", "decompose_both", "full_matrix", "constraint", "rescaled"),
+    *("factor", "decompose_both", "full_matrix", "constraint", "rescaled", "lora_init"),
 )
 """Options of the network that are also keys of network_args, as in LyCORIS and sd-scripts."""
 

@@ -11,9 +11,10 @@ from torch import Tensor
 from sd_scripts.families.family import Components, Family
 from sd_scripts.library.safetensors_io import save_model, with_hashes
 from sd_scripts.networks.adapter import Tensors, layer_names
+from sd_scripts.networks.adapters.lora import StartedLora
 from sd_scripts.networks.lora_files import merge, read_plain_lora
 from sd_scripts.networks.network import AdapterNetwork, attach
-from sd_scripts.networks.plan import AdaptedModule, parameter_groups, plan_layers, read_args
+from sd_scripts.networks.plan import AdaptedModule, NetworkArgs, parameter_groups, plan_layers, read_args
 from sd_scripts.networks.targets import adaptable, layers_after_attention, projected_together
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.network import NetworkOptions
@@ -26,6 +27,9 @@ from sd_scripts.training.external_network import find_module, make_external_netw
 from sd_scripts.training.gradient_clipping import clip_factor
 from sd_scripts.training.trainable import NetworkTrainable, Trainable
 
+QUANTIZING = ("fp8_base", "fp8_base_unet", "fp8_compute")
+"""Options with which base weights are held quantized."""
+
 
 class Lora:
     """Trains low-rank adapters on frozen layers."""
@@ -36,9 +40,9 @@ class Lora:
         options = settings[NetworkOptions]
         try:
             if options.is_ours:
-                read_args(settings, family.lora, warn=settings.remark)
-            else:
-                find_module(options.network_module or "")
+                args = read_args(settings, family.lora, warn=settings.remark)
+                return _unquantized_base_needed(args, settings)
+            find_module(options.network_module or "")
         except ValueError as error:
             return str(error).splitlines()
         return []
@@ -170,21 +174,45 @@ class LoraTrainable(NetworkTrainable):
 
     def state_dict(self) -> dict[str, Tensor]:
         noise = self.network.row_noise
-        return {"masters": self.network.masters, **({"row_noise": noise.deviations} if noise else {})}
+        state = {"masters": self.network.masters, **({"row_noise": noise.deviations} if noise else {})}
+        if started := self.network.started:
+            state["start"] = torch.cat([part.flatten() for layer in started for part in layer.first])
+        return state
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         masters = state["masters"]
         if masters.shape != self.network.masters.shape:
             raise ValueError("resume: the state belongs to a different network; restore network_dim and network_args")
+        if ("start" in state) != bool(self.network.started):
+            raise ValueError("resume: the state belongs to a network with another start; restore lora_init")
         with torch.no_grad():
             self.network.masters.copy_(masters)
             if self.network.row_noise and "row_noise" in state:
                 self.network.row_noise.deviations.copy_(state["row_noise"])
+            if started := self.network.started:
+                _restore_starts(started, state["start"])
         self.network.refresh()
 
     def save(self, path: Path, dtype: torch.dtype | None, metadata: dict[str, str]) -> None:
         tensors = self.network.file_tensors(dtype)
         save_model(path, tensors, with_hashes(tensors, metadata))
+
+
+def _unquantized_base_needed(args: NetworkArgs, settings: Settings) -> list[str]:
+    """Return a sentence if the adapter needs base weights that the settings quantize."""
+    reason, values = args.kind.needs_dense_base(args.kind_options), settings.values()
+    return [
+        f"{name}: {reason} computes with the base weights themselves; turn one of the two off"
+        for name in QUANTIZING
+        if reason and values.get(name)
+    ][:1]
+
+
+def _restore_starts(layers: list[StartedLora], state: Tensor) -> None:
+    parts = [part for layer in layers for part in layer.first]
+    saved = state.split([part.numel() for part in parts])
+    for layer, down, up in zip(layers, saved[::2], saved[1::2], strict=True):
+        layer.start_from(*(own.to(part).view(part.shape) for own, part in zip((down, up), layer.first, strict=True)))
 
 
 def _fold(network: AdapterNetwork, modules: list[AdaptedModule]) -> None:

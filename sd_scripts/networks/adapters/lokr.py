@@ -83,6 +83,10 @@ class Lokr(UpdateAdapter):
         }
 
     @classmethod
+    def needs_dense_base(cls, options: Mapping[str, Any]) -> str:
+        return "dora_wd with LoKr" if options.get("axis") else ""
+
+    @classmethod
     def shapes(cls, weight: Tensor, rank: int, options: Mapping[str, Any]) -> Shapes:
         out, into, *kernel = weight.shape
         factor, full = options.get("factor", -1), options.get("full", False)
