@@ -86,7 +86,7 @@ class Adapter(ABC):
     """Names of its tensors in files, after the name of the layer."""
     forms: ClassVar[tuple[tuple[str, ...], ...]] = ()
     """Sets of endings of which a file's layer of this kind has one, with all its members; () means all `endings`."""
-    degree: ClassVar[int] = 1
+    degree: int = 1
     """How many trained tensors are multiplied: if each is scaled by f, the update is scaled by f ** degree."""
     splits: ClassVar[bool] = False
     """Whether it can have `split_dims`."""

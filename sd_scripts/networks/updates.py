@@ -40,8 +40,9 @@ class Update(nn.Module):
     def __init__(self, parts: Mapping[str, Tensor]):
         super().__init__()
         for ending, part in parts.items():
-            trained = isinstance(part, nn.Parameter)
-            self.register_parameter(_attribute(ending), part if trained else nn.Parameter(part, requires_grad=False))
+            if not isinstance(part, nn.Parameter):
+                part = nn.Parameter(part, requires_grad=False)
+            self.register_parameter(_attribute(ending), part)
 
     def part(self, ending: str) -> Tensor | None:
         return self._parameters.get(_attribute(ending))

@@ -208,6 +208,12 @@ class NetworkOptions(OptionGroup, title="Network", methods=("lora",)):
         return built_in(self.module, read_items(self.network_args), self.network_type, dim, self.network_alpha)
 
     @property
+    def lokr_factor(self) -> int:
+        """The factor of LoKr, by the option or by network_args; -1 if it cannot be read."""
+        text = self.shared_arguments.get("factor") or read_items(self.network_args).get("factor", "-1")
+        return int(text) if text.isdecimal() and int(text) else -1
+
+    @property
     def algorithm(self) -> dict[str, str]:
         """Return the keys with which LyCORIS trains the network_type; empty for plain LoRA, or if it is unset."""
         chosen = NETWORK_TYPES.get(self.network_type or "lora")

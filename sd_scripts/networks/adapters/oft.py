@@ -33,7 +33,7 @@ class Rotation(nn.Module):
         super().__init__()
         self.constraint = constraint
         self.blocks = blocks if isinstance(blocks, nn.Parameter) else nn.Parameter(blocks, requires_grad=False)
-        self.register_parameter("rescale", rescale if rescale is None else nn.Parameter(rescale))
+        self.rescale = None if rescale is None else nn.Parameter(rescale)
 
     def shrinking(self) -> Tensor:
         """Return the factor by which Q is shrunk to keep the constraint."""
