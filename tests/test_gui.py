@@ -169,6 +169,16 @@ def test_the_browser_is_told_what_hangs_on_compile(form):
     assert form.rules["values"]["compile"] is False
 
 
+def test_the_controls_of_a_network_type_are_shown_with_it(form):
+    options = form.rules["options"]
+    assert options["factor"]["shownFor"] == ("network_type", ("lokr",))
+    assert options["factor"]["default"] == form.rules["values"]["factor"] == -1  # set otherwise, it is always shown
+    for name in ("conv_dim", "dora_wd", "wd_on_output", "constraint"):
+        watched, types = options[name]["shownFor"]
+        assert watched in form.rules["values"]
+        assert set(types) <= set(form.options["network_type"].choices)
+
+
 def test_values_come_back_from_the_page_as_they_went_in(form):
     values = {
         **SIX,

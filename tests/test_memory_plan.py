@@ -1,5 +1,6 @@
 """The plan's memory is what was measured on a GPU, and its facts are those of the real models and optimizers."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +14,10 @@ from sd_scripts.families.registry import card_of, cards, family_of, module_of
 from sd_scripts.families.sdxl.memory import swappable_blocks
 from sd_scripts.library.block_swap import SLOTS, max_blocks_to_swap, swap_counts
 from sd_scripts.library.optimizers import make_optimizer, train_mode
+from sd_scripts.networks.adapter import adapter_kinds
+from sd_scripts.networks.adapters.oft import Oft
 from sd_scripts.networks.targets import adaptable, is_conv
+from sd_scripts.networks.update_adapter import UpdateAdapter
 from sd_scripts.options.catalog import script_for
 from sd_scripts.options.optimizer import OptimizerOptions
 from sd_scripts.options.optimizer_table import OPTIMIZERS
@@ -120,6 +124,37 @@ def test_facts_are_counted_in_the_full_size_model(family: str) -> None:
         assert facts.lora[name] == sum(sum(layer.weight.shape[:2]) for layer in layers), name
     convolutions = [each for _, each in adaptable(modules["denoiser"], own.lora, conv=True) if is_conv(each)]
     assert facts.lora_conv == sum(layer.weight[0].numel() + len(layer.weight) for layer in convolutions)
+
+
+FLOAT32, BF16 = 4, 2
+"""Bytes of a value in the masters and in their copies."""
+ADAPTERS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("loha", {"network_dim": 8}),
+    ("lokr", {"network_dim": 100_000}),
+    ("lokr", {"network_dim": 100_000, "factor": 8}),
+    ("lokr", {"network_dim": 32, "factor": 8}),
+    ("oft", {"network_dim": 8}),
+    ("oft", {"network_dim": 32}),
+)
+
+
+@pytest.mark.parametrize("family", ["flux", "sdxl"])
+def test_the_values_of_adapters_are_about_those_of_their_layers(family: str) -> None:
+    model, target, wrong = module_of(family, "full_size").modules()["denoiser"], family_of(family).lora, {}
+    layers = [(path, each) for path, each in adaptable(model, target, conv=False) if in_blocks(path)]
+    for kind, options in ADAPTERS:
+        found = memory_of(settings_of(family, "lora", network_type=kind, **options))
+        planned = next(part.bytes for part in found.parts if part.name == "adapter") / (FLOAT32 + BF16)
+        rank, adapter = options["network_dim"], adapter_kinds()[kind]
+        if issubclass(adapter, UpdateAdapter):
+            shapes = [shape for _, each in layers for shape in adapter.shapes(each.weight, rank, options).values()]
+        else:
+            assert issubclass(adapter, Oft)
+            shapes = [adapter.shape(path, len(each.weight), rank, None) for path, each in layers]
+        values = sum(map(math.prod, shapes))
+        if not 0.7 < planned / values < 1.4:
+            wrong[kind, str(options)] = planned, values
+    assert wrong == {}
 
 
 def in_blocks(path: str) -> bool:

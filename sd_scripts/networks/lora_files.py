@@ -13,13 +13,16 @@ from sd_scripts.networks.adapter import Tensors, adapter_kinds, read_layer
 from sd_scripts.networks.lora_names import XLABS_SINGLE, with_our_names
 from sd_scripts.networks.plan import AdaptedModule
 from sd_scripts.networks.targets import adaptable
+from sd_scripts.networks.updates import dense_weight, is_quantized
 
 OTHER_METHODS = {
-    "dora_scale": "DoRA",
-    "hada_w": "LoHa",
-    "lokr_w": "LoKr",
-    "lora_mid": "LoRA in Tucker form",
-    "oft_": "OFT",
+    "a1.": "GLoRA",
+    "diff": "full fine-tuning",
+    "hada_w": "incomplete LoHa",
+    "lokr_w": "incomplete LoKr",
+    "oft_": "incomplete OFT",
+    "on_input": "IA3",
+    "w_norm": "training of norms",
 }
 """Start of a tensor's name after its layer -> method of the file. Such layers are read if an adapter kind has these
 endings."""
@@ -52,9 +55,7 @@ def read_plain_lora(option: str, path: Path, modules: Iterable[AdaptedModule]) -
             )
         kind = next((kind for start, kind in OTHER_METHODS.items() if key.partition(".")[2].startswith(start)), None)
         if kind:
-            raise ValueError(
-                f"{option}: '{path}' is not a plain LoRA but {kind}; only LyCORIS can continue training it"
-            )
+            raise ValueError(f"{option}: '{path}' is not a LoRA but {kind} ({key}), which only LyCORIS can read")
     return tensors
 
 
@@ -72,14 +73,14 @@ def merge(modules: Iterable[AdaptedModule], tensors: Mapping[str, Tensor], stren
             if found is None:
                 continue
             (kind, of_layer), weight = found, layer.weight
-            change = kind.delta(of_layer, weight, strength)
+            change = kind.delta(of_layer, dense_weight(layer), strength)
             if change.shape != weight.flatten(1).shape:
                 raise ValueError(
                     f"base_weights: {name} has a different shape in the file than in this model; "
                     "choose a LoRA of the same kind of model"
                 )
             change = change.view(weight.shape)
-            if isinstance(layer, nn.Linear) and weight.dtype == fp8.STORAGE:
+            if isinstance(layer, nn.Linear) and is_quantized(layer):
                 fp8.add_(layer, change, each.module.dtype)  # type: ignore[arg-type]
             else:
                 weight.copy_(weight.float() + change)  # rounded once, to the model's dtype

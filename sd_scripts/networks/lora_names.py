@@ -98,8 +98,8 @@ def _take_pair(left: Tensors, spellings: Iterable[tuple[str, str, str]]) -> Pair
 
 
 def _take_others(left: Tensors, spellings: Iterable[tuple[str, str, str]], ours: str) -> Tensors:
-    """Pop the tensors that adapter kinds other than LoRA have of a layer, and return them under our name."""
-    endings = {ending for kind in adapter_kinds().values() for ending in kind.endings if "lora_" not in ending}
+    """Pop the tensors of a layer that plain LoRA does not have, and return them under our name."""
+    endings = {ending for kind in adapter_kinds().values() for ending in kind.endings} - {DOWN, UP}
     found: Tensors = {}
     for name, *_ in spellings if endings else ():
         own = [ending for ending in endings if f"{name}.{ending}" in left]

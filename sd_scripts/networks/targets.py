@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from torch import nn
 
@@ -18,6 +18,8 @@ class LoraTarget:
 
     classes: tuple[str, ...]
     """Every Linear and 1x1 convolution inside modules of these classes."""
+    attention_classes: tuple[str, ...] = ()
+    """The attention modules among them, which some presets adapt alone."""
     conv_classes: tuple[str, ...] = ()
     """With conv_dim, also every layer inside modules of these classes."""
     name: Callable[[str], str]
@@ -42,6 +44,13 @@ class LoraTarget:
     """Option groups of the family whose options are also accepted in network_args."""
     rules: Callable[[NetworkArguments, Warn], Rules] = lambda arguments, warn: Rules()
     """network_args -> the family's rules for each layer. The denoiser's rules apply to all modules."""
+
+    def inside(self, kinds: Collection[str]) -> LoraTarget:
+        """Return the target with only the layers of some kinds of modules: `blocks`, `attention`, `convolutions`."""
+        classes = {"blocks": self.classes, "attention": self.attention_classes, "convolutions": self.conv_classes}
+        chosen = tuple(name for kind in kinds for name in classes[kind])
+        extra = self.extra_modules if "blocks" in kinds else ()
+        return replace(self, classes=chosen, conv_classes=(), extra_modules=extra)
 
 
 def adaptable(model: nn.Module, target: LoraTarget, *, conv: bool) -> Iterator[tuple[str, nn.Linear | nn.Conv2d]]:

@@ -19,6 +19,7 @@ CAPABILITIES = {
     "block_rates": "full training takes a learning rate for each block",
     "blockwise_updates": "weights can be updated during the backward pass, one block at a time",
     "clip_captions": "captions are read by CLIP, in chunks of 75 tokens",
+    "convolutions": "the model has convolutions that adapters may adapt",
     "fp8": "frozen weights can be held in 8 bits",
     "grouped_updates": "weights can be updated during the backward pass, in a given number of groups",
     "guidance": "the model was distilled with an embedded guidance",
@@ -165,6 +166,8 @@ class Option:
     """Names of other bool options that make it effective even if `shown_when` is off."""
     offered_with: str | None = None
     """Name of the bool option that must be on for the page to show this one, which works without it too."""
+    shown_for: tuple[str, tuple[str, ...]] | None = None
+    """Name of an option with choices, and those of them with which the page shows this one, unless it is set."""
     active_with: tuple[str, str] | None = None
     """Name and value of another option that this one needs to differ from its default."""
     needs: str = ""

@@ -120,7 +120,7 @@ CARD = FamilyCard(
     ),
     base_file="a FLUX.1 file",
     base_model="a FLUX.1 transformer",
-    network_modules=("networks.lora", "networks.lora_flux"),
+    network_modules=("networks.lora", "networks.oft_flux", "networks.lora_flux"),
     side_multiple=16,
     token_multiple=16,
     graphs=GRAPHS,

@@ -19,6 +19,7 @@ def _name(prefix: str) -> Callable[[str], str]:
 
 TRANSFORMER = LoraTarget(
     classes=("DoubleBlock", "SingleBlock"),
+    attention_classes=("SelfAttention",),
     extra_modules=IN_LAYERS,
     name=_name("lora_unet"),
     diffusers_paths=diffusers_modules,
@@ -27,7 +28,17 @@ TRANSFORMER = LoraTarget(
     rules=read_flux_rules,
 )
 TEXT_ENCODERS = (
-    LoraTarget(classes=("CLIPAttention", "CLIPMLP"), name=_clip_name, group="textencoder 1"),
-    LoraTarget(classes=("T5Attention", "T5DenseGatedActDense"), name=_name("lora_te3"), group="textencoder 3"),
+    LoraTarget(
+        classes=("CLIPAttention", "CLIPMLP"),
+        attention_classes=("CLIPAttention",),
+        name=_clip_name,
+        group="textencoder 1",
+    ),
+    LoraTarget(
+        classes=("T5Attention", "T5DenseGatedActDense"),
+        attention_classes=("T5Attention",),
+        name=_name("lora_te3"),
+        group="textencoder 3",
+    ),
 )
 """CLIP-L and T5-XXL; the files' te2 is the second encoder of SDXL."""

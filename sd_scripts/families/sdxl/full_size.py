@@ -11,6 +11,7 @@ from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProject
 from sd_scripts.families.components import DENOISER, VAE
 from sd_scripts.families.full_size import (
     ADAFACTOR,
+    ADAPTERS,
     AUTOENCODER,
     AUTOTUNED,
     CHECKPOINTING,
@@ -85,6 +86,7 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
         "budget0": COMPILED | {"activation_memory_budget": 0.0},
         "swap24": COMPILED | CHECKPOINTING | {"blocks_to_swap": 24},
         "swap58": COMPILED | CHECKPOINTING | {"blocks_to_swap": 58},
+        **ADAPTERS,
     },
     "full": {
         "eager": {},

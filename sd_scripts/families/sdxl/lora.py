@@ -8,6 +8,7 @@ from sd_scripts.networks.targets import LoraTarget
 
 UNET = LoraTarget(
     classes=("Transformer2DModel",),
+    attention_classes=("Attention",),
     conv_classes=("ResnetBlock2D", "Downsample2D", "Upsample2D"),
     name=lora_unet_name,
     alias=lambda path: "lora_unet_" + path.replace(".", "_"),
@@ -20,6 +21,7 @@ UNET = LoraTarget(
 TEXT_ENCODERS = tuple(
     LoraTarget(
         classes=("CLIPAttention", "CLIPMLP"),
+        attention_classes=("CLIPAttention",),
         name=partial(lora_text_encoder_name, index),
         group=f"textencoder {index + 1}",
     )
