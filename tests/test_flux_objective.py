@@ -18,7 +18,7 @@ from sd_scripts.families.flux.objective import (
     step_inputs,
     validation_timesteps,
 )
-from sd_scripts.families.flux.packing import grid_of, pack, predict, unpack
+from sd_scripts.families.flux.packing import predict
 from sd_scripts.families.flux.vae import decode_latents, encode_images
 
 NUMBERS = json.loads((Path(__file__).parent / "reference" / "fixtures_numeric.json").read_text())

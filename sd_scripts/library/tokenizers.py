@@ -28,8 +28,8 @@ T5_ROWS = 128
 class TokenizerKind:
     cls: Any
     """Its class in transformers."""
-    shipped: Callable[[], Any]
-    """Makes the tokenizer whose vocabulary is in this package."""
+    shipped: Callable[[], Any] | None = None
+    """Makes the tokenizer whose vocabulary is in this package; None: there is none."""
     cache_folder: str
     """Its folder in tokenizer_cache_dir, as sd-scripts names it."""
     pad_id: int | None = None
@@ -67,7 +67,8 @@ def _candidates(kind: TokenizerKind, folder: str, source: Path, tokenizer_cache_
     for place in places:
         if any((place / file).is_file() for file in FILES):
             yield kind.cls.from_pretrained(place, local_files_only=True)
-    yield kind.shipped()
+    if kind.shipped:
+        yield kind.shipped()
 
 
 def _unpacked(name: str) -> str:

@@ -24,8 +24,9 @@ CAPABILITIES = {
     "guidance": "the model was distilled with an embedded guidance",
     "noise_schedule": "noise follows Stable Diffusion's schedule of 1,000 timesteps",
     "offload_activations": "checkpointed activations can be held in RAM",
-    "own_vae": "the model file contains a VAE, which another can replace",
+    "own_vae": "the option vae names the file of its VAE",
     "partial_text_cache": "a LoRA of one text encoder can be trained while the outputs of the others are cached",
+    "prediction_types": "what the model predicts can be chosen",
     "trains_text": "full training can train the text encoders",
 }
 """What a model family may be capable of: options need it to have an effect."""
