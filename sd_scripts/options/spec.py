@@ -147,6 +147,8 @@ class Option:
     notes: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Method -> text added to the help for that method."""
     choices: tuple[Any, ...] = ()
+    family_choices: Mapping[str, Families] = dataclasses.field(default_factory=dict)
+    """Choices that not all families take -> the families that do."""
     more_choices: Callable[[], Collection[str]] | None = None
     """Returns further choices on this machine: names that installed packages register."""
     nullable: bool = False
@@ -181,6 +183,12 @@ class Option:
     secret: bool = False
     """Never written to a file, a log or a printed command."""
     placeholder: str = ""
+
+    def for_family(self, family: str) -> "Option":
+        """Return this option as a family has it."""
+        others = {choice for choice, takers in self.family_choices.items() if family not in takers}
+        kept = tuple(choice for choice in self.choices if choice not in others)
+        return dataclasses.replace(self, choices=kept) if others else self
 
     def help_for(self, method: str) -> str:
         """Return the help text for a method."""
@@ -319,8 +327,13 @@ def _options(group: type[OptionGroup]) -> tuple[Option, ...]:
         capable = [card for card in own or cards() if fields.get("needs", "") in ("", *card.capabilities)]
         fields["families"] = tuple(card.name for card in capable)
         fields["help"] = " ".join([fields["help"], *(c.notes[field.name] for c in cards() if field.name in c.notes)])
+        own_choices = {card.name: card.choices[field.name] for card in cards() if field.name in card.choices}
+        fields["family_choices"] = {
+            word: tuple(family for family, words in own_choices.items() if word in words)
+            for word in dict.fromkeys(word for words in own_choices.values() for word in words)
+        }
         if fields.get("choices"):
-            fields["choices"] = (*fields["choices"], *(word for c in cards() for word in c.choices.get(field.name, ())))
+            fields["choices"] = (*fields["choices"], *fields["family_choices"])
         found.append(Option(**{"name": field.name, "default": default, **fields}))
     return tuple(found)
 

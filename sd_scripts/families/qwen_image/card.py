@@ -1,7 +1,7 @@
 """Qwen-Image, as the page, the options and the file recognition see it."""
 
 from sd_scripts.families.card import DENOISER, VAE, ComponentCard, FamilyCard
-from sd_scripts.families.qwen_image.checks import PROBLEMS, REMARKS
+from sd_scripts.families.qwen_image.checks import REMARKS
 from sd_scripts.families.qwen_image.memory_facts import MEMORY
 from sd_scripts.families.qwen_image.options import RECOMMENDED, QwenImageModelOptions
 from sd_scripts.families.qwen_image.speeds import GRAPHS
@@ -96,7 +96,6 @@ CARD = FamilyCard(
     sample_defaults=SamplePrompt(width=1024, height=1024, steps=30, scale=4.0),
     hub_words=("qwen",),
     model_panel=("text_encoder",),
-    problems=PROBLEMS,
     remarks=REMARKS,
     marks=(*((key, None, AUTOENCODER) for key in VAES), *((key, None, ENCODER) for key in ENCODERS)),
     recognise=recognise,

@@ -11,10 +11,4 @@ def timesteps_not_recommended(objective: FlowOptions) -> Findings:
         yield "timestep_sampling", f"sigma with its default shift suits Qwen-Image badly; recommended: {recommended}"
 
 
-def shift_of_another_family(objective: FlowOptions) -> Findings:
-    if objective.timestep_sampling == "flux_shift":
-        yield "timestep_sampling", "flux_shift is FLUX.1's; choose qwen_shift"
-
-
-PROBLEMS = (shift_of_another_family,)
 REMARKS = (timesteps_not_recommended,)

@@ -38,6 +38,6 @@ MEMORY = MemoryFacts(
         compiled_checkpointed=Growing(568_000, 5e7),
         left=0.2,
     ),
-    encode=3_000,
+    encode=3_300,
     caption=1.64e8,
 )
