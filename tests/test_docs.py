@@ -76,7 +76,7 @@ def script_of(document: dict[str, object]) -> Script:
     """Return the script that these settings are meant for."""
     options = {o.name: o for script in SCRIPTS for group in script.groups for o in each_option(group)}
     named = [options[name] for name in document if name in options]
-    family = "flux" if any(o.families == ("flux",) for o in named) else "sdxl"
+    family = next((f for o in named for f in o.families if "sdxl" not in o.families), "sdxl")
     return script_for(family, "full" if any(o.methods == ("full",) for o in named) else "lora")
 
 
