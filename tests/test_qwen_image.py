@@ -6,12 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import (
-    AutoencoderKLQwenImage,
-    FlowMatchEulerDiscreteScheduler,
-    QwenImagePipeline,
-    QwenImageTransformer2DModel,
-)
+from diffusers import AutoencoderKLQwenImage
+from qwen_image_help import pipeline_of, transformer_of
 from scripts_help import QWEN_IMAGE_LORA
 from torch import Tensor
 
@@ -50,18 +46,6 @@ CAPTIONS = ["a red circle on a white background", "", "red " * 30]
 
 def settings_of(**values: Any) -> Settings:
     return from_values(QWEN_IMAGE_LORA, {"learning_rate": 1e-4, **values})
-
-
-def diffusers_transformer(state: dict[str, Tensor], params: QwenImageParams = PARAMS) -> Any:
-    transformer = QwenImageTransformer2DModel(
-        num_layers=params.blocks,
-        attention_head_dim=params.head_width,
-        num_attention_heads=params.heads,
-        joint_attention_dim=params.text_width,
-        axes_dims_rope=params.rope_widths,
-    )
-    transformer.load_state_dict(state)
-    return transformer.eval()
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +120,7 @@ def test_a_lora_adapts_what_musubi_tuners_does_under_its_names() -> None:
 @pytest.mark.parametrize("lengths", [[7, 7], [7, 4]], ids=["whole", "padded"])
 def test_the_prediction_is_that_of_diffusers(components: Components, lengths: list[int]) -> None:
     image, states, mask, t = inputs_of(lengths)
-    theirs = diffusers_transformer(components.denoiser.state_dict())
+    theirs = transformer_of(components.denoiser.state_dict(), PARAMS)
     expected = theirs(image, states, mask, t, [[(1, *GRID)]] * 2, return_dict=False)[0]
     ours = components.denoiser(image, states, t, GRID, None if lengths[0] == lengths[1] else mask)
     torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
@@ -147,7 +131,7 @@ def test_in_bfloat16_the_prediction_is_that_of_diffusers_with_a_timestep_that_is
     exact = modules[DENOISER](image, states, t, GRID, mask)
     ours = QwenImageTransformer(PARAMS).bfloat16()
     ours.load_state_dict(modules[DENOISER].state_dict())
-    theirs = diffusers_transformer(modules[DENOISER].state_dict()).bfloat16()
+    theirs = transformer_of(modules[DENOISER].state_dict(), PARAMS).bfloat16()
     theirs.time_text_embed.time_proj.register_forward_pre_hook(lambda _, inputs: (inputs[0].float(),))
     expected = theirs(image.bfloat16(), states.bfloat16(), mask, t, [[(1, *GRID)]] * 2, return_dict=False)[0]
     got = ours(image, states, t, GRID, mask)
@@ -160,7 +144,7 @@ def test_every_weight_gets_the_gradient_that_it_has_in_diffusers(components: Com
     image, states, mask, t = inputs_of([7, 4])
     ours = QwenImageTransformer(PARAMS)
     ours.load_state_dict(components.denoiser.state_dict())
-    theirs = diffusers_transformer(ours.state_dict())
+    theirs = transformer_of(ours.state_dict(), PARAMS)
     ours(image, states, t, GRID, mask).square().mean().backward()
     theirs(image, states, mask, t, [[(1, *GRID)]] * 2, return_dict=False)[0].square().mean().backward()
     expected = {name: parameter.grad for name, parameter in theirs.named_parameters()}
@@ -237,33 +221,8 @@ def test_the_language_model_is_read_from_both_layouts_of_its_file(modules: dict[
     assert {name: tuple(tensor.shape) for name, tensor in made.state_dict().items()} == shapes
 
 
-def pipeline_of(components: Components, modules: dict[str, Any]) -> Any:
-    scheduler = FlowMatchEulerDiscreteScheduler(
-        use_dynamic_shifting=True,
-        base_shift=0.5,
-        max_shift=0.9,
-        base_image_seq_len=256,
-        max_image_seq_len=8192,
-        shift_terminal=0.02,
-    )
-    made = QwenImagePipeline(
-        scheduler=scheduler,
-        vae=components.vae,
-        text_encoder=modules[TEXT_ENCODER],
-        tokenizer=components.tokenizers[0],
-        transformer=diffusers_transformer(components.denoiser.state_dict()),
-    )
-    made.prompt_template_encode_start_idx = len(components.tokenizers[0](_prefix(made)).input_ids)
-    made.set_progress_bar_config(disable=True)
-    return made
-
-
-def _prefix(pipeline: Any) -> str:
-    return pipeline.prompt_template_encode.partition("{}")[0]
-
-
 def test_captions_are_read_as_diffusers_reads_them(components: Components, modules: dict[str, Any]) -> None:
-    states, mask = pipeline_of(components, modules).encode_prompt(CAPTIONS, device="cpu")
+    states, mask = pipeline_of(components, modules[TEXT_ENCODER]).encode_prompt(CAPTIONS, device="cpu")
     ours = encode_text(components, tokenize(components, CAPTIONS, settings_of()))
     assert torch.equal(ours[MASK], mask.bool())
     torch.testing.assert_close(ours[STATES], states, rtol=1e-4, atol=1e-5)
@@ -339,7 +298,7 @@ def test_samples_are_denoised_as_by_diffusers(
     noise = torch.randn(1, 16, 8, 10, generator=torch.Generator().manual_seed(1))
     text = encode_text(components, tokenize(components, prompt_captions(prompt), settings_of()))
     ours = denoise(components.denoiser, noise, captions_of(text, torch.device("cpu")), 4, scale)
-    theirs = pipeline_of(components, modules)(
+    theirs = pipeline_of(components, modules[TEXT_ENCODER])(
         "a red circle",
         negative_prompt=(negative or " ") if scale != 1 else None,
         true_cfg_scale=scale,
@@ -363,4 +322,4 @@ def test_a_trained_transformer_is_saved_under_its_official_keys(components: Comp
 
     state = components.denoiser.state_dict()
     saved = QWEN_IMAGE.saving.tensors(components, ModelWeights(denoiser=state))
-    assert saved.keys() == diffusers_transformer(state).state_dict().keys()
+    assert saved.keys() == transformer_of(state, PARAMS).state_dict().keys()

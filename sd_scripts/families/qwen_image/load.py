@@ -29,8 +29,8 @@ from sd_scripts.options.settings import Settings
 
 TEXT_ENCODER = "text_encoder1"
 TOKENIZER = TokenizerKind(cls=Qwen2Tokenizer, cache_folder="Qwen_Qwen2.5-VL-7B-Instruct", spare=511)
-LINEAR = re.compile(r"(transformer_blocks\.|layers\.).*\.weight")
-"""Names of weights that can be held in fp8."""
+LINEAR = re.compile(r"(transformer_blocks|(model\.|model\.language_model\.)?layers)\..*\.weight")
+"""Names and keys of weights that can be held in fp8."""
 
 LAYOUTS = {
     DENOISER: Layout(make=lambda shapes: QwenImageTransformer(QwenImageParams.of(shapes))),
