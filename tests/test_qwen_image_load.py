@@ -16,13 +16,13 @@ from sd_scripts.families.flux.family import FLUX
 from sd_scripts.families.model_file import Header, describe, recognise
 from sd_scripts.families.qwen_image.card import CARD, ENCODERS
 from sd_scripts.families.qwen_image.family import QWEN_IMAGE
-from sd_scripts.families.qwen_image.load import TOKENIZER
 from sd_scripts.families.qwen_image.memory import max_blocks_to_swap, place
 from sd_scripts.families.qwen_image.model import QwenImageParams
 from sd_scripts.families.qwen_image.objective import predict
-from sd_scripts.families.qwen_image.text import encode_text, tokenize
+from sd_scripts.families.qwen_image.text import PREFIX, SUFFIX, encode_text, tokenize
 from sd_scripts.families.qwen_image.tiny import PARAMS
 from sd_scripts.library.fp8 import Fp8Linear, dequantized
+from sd_scripts.library.tokenizers import QWEN, shipped_qwen
 from sd_scripts.options.model_checks import CHECKS
 from sd_scripts.options.settings import Settings
 
@@ -47,7 +47,7 @@ def load(given: dict[str, str], dtype: torch.dtype = torch.float32, **values: An
 def files(qwen_image_miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """With the tokenizer where any file finds it."""
     cache = tmp_path_factory.mktemp("cache")
-    shutil.copytree(tokenizer_of(qwen_image_miniature), cache / TOKENIZER.cache_folder)
+    shutil.copytree(tokenizer_of(qwen_image_miniature), cache / QWEN.cache_folder)
     paths = {option: str(path) for option, path in qwen_image_miniature.files.items()}
     return {**paths, "tokenizer_cache_dir": str(cache)}
 
@@ -206,21 +206,22 @@ def test_with_fp8_compute_alone_modulations_keep_the_dtype_of_the_run(files: dic
     assert not any("_mod." in kind for kind in kinds)
 
 
-def test_without_its_tokenizer_the_folder_to_fill_is_told(
-    files: dict[str, str], states: dict[str, State], tmp_path: Path
-) -> None:
-    alone = write(tmp_path / "model.safetensors", states[MODEL])
-    given = {**files, MODEL: alone}
-    del given["tokenizer_cache_dir"]
-    with pytest.raises(ValueError, match=r"tokenizer_cache_dir: found no tokenizer with \d+ tokens .* 'tokenizer'"):
-        QWEN_IMAGE.open(settings_of(**given), torch.float32)
+def test_the_shipped_vocabulary_is_qwens() -> None:
+    """The numbers are those of the official tokenizer, which adds 22 tokens to 151,643."""
+    tokenizer = shipped_qwen()
+    assert len(tokenizer) == 151_665
+    assert {each["text"]: tokenizer(each["text"]).input_ids for each in REFERENCE["tokens"]["texts"]} == {
+        each["text"]: each["ids"] for each in REFERENCE["tokens"]["texts"]
+    }
+    assert tokenizer(PREFIX).input_ids == REFERENCE["tokens"]["prefix"]
+    assert tokenizer(SUFFIX).input_ids == REFERENCE["tokens"]["suffix"]
 
 
 def test_a_tokenizer_of_vocabulary_and_merges_is_read_as_the_official_folder_has_it(
     files: dict[str, str], components: Components, qwen_image_miniature: Any, tmp_path: Path
 ) -> None:
     whole = json.loads((tokenizer_of(qwen_image_miniature) / "tokenizer.json").read_text())
-    place = tmp_path / TOKENIZER.cache_folder
+    place = tmp_path / QWEN.cache_folder
     place.mkdir()
     (place / "vocab.json").write_text(json.dumps(whole["model"]["vocab"]))
     (place / "merges.txt").write_text("\n".join(" ".join(pair) for pair in whole["model"]["merges"]))

@@ -53,7 +53,6 @@ CARD = FamilyCard(
         "weighting_scheme": "For Qwen-Image sigma_sqrt and cosmap weight every timestep_sampling.",
         "blocks_to_swap": "Qwen-Image takes up to 58, and each saves about 0.7 GB of GPU memory.",
         "equal_token_buckets": "All buckets of Qwen-Image then share one graph for each length of captions.",
-        "tokenizer_cache_dir": "Qwen-Image's is not included: it is needed beside single files.",
     },
     recommended=RECOMMENDED,
     recommended_note="The sd-scripts defaults train mostly at high noise.",

@@ -13,7 +13,6 @@ from sd_scripts.families.full_size import ADAFACTOR, CHECKPOINTING, COMPILED, FU
 from sd_scripts.families.qwen_image import keys
 from sd_scripts.families.qwen_image.card import ENCODERS
 from sd_scripts.families.qwen_image.model import QwenImageParams, QwenImageTransformer
-from sd_scripts.families.qwen_image.tiny import qwen_tokenizer
 from sd_scripts.library.lean_diffusers import AutoencoderKLQwenImage
 from sd_scripts.library.safetensors_io import save_model
 
@@ -70,18 +69,12 @@ def modules() -> dict[str, nn.Module]:
 
 
 def write_files(folder: Path) -> dict[str, Path]:
-    """Write the model's files, 55 GB in bf16; return them by the options that name them.
-
-    The tokenizer beside them is the miniature's, filled up with words that no caption has.
-    """
+    """Write the model's files, 55 GB in bf16; return them by the options that name them."""
     files = {
         "pretrained_model_name_or_path": folder / "qwen_image.safetensors",
         "text_encoder": folder / "text_encoder.safetensors",
         "vae": folder / "vae.safetensors",
     }
-    tokenizer = qwen_tokenizer()
-    tokenizer.add_tokens([f"<|unused_{number}|>" for number in range(WORDS - len(tokenizer))])
-    tokenizer.save_pretrained(folder / "tokenizer")
     for (name, module), file in zip(modules().items(), files.values(), strict=True):
         weights = random_weights(module)
         if name == DENOISER:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Qwen2_5_VLTextModel, Qwen2Tokenizer
+from transformers import Qwen2_5_VLTextModel
 from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLTextConfig
 
 from sd_scripts.families.components import DENOISER, VAE, Components, WeightSource
@@ -23,12 +23,11 @@ from sd_scripts.families.qwen_image.memory import (
 from sd_scripts.families.qwen_image.model import QwenImageParams, QwenImageTransformer
 from sd_scripts.library import fp8
 from sd_scripts.library.lean_diffusers import AutoencoderKLQwenImage
-from sd_scripts.library.tokenizers import TokenizerKind
+from sd_scripts.library.tokenizers import QWEN
 from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.settings import Settings
 
 TEXT_ENCODER = "text_encoder1"
-TOKENIZER = TokenizerKind(cls=Qwen2Tokenizer, cache_folder="Qwen_Qwen2.5-VL-7B-Instruct", spare=511)
 LINEAR = re.compile(r"(transformer_blocks|(model\.|model\.language_model\.)?layers)\..*\.weight")
 """Names and keys of weights that can be held in fp8."""
 
@@ -37,7 +36,7 @@ LAYOUTS = {
     TEXT_ENCODER: Layout(
         make=lambda shapes: Qwen2_5_VLTextModel(Qwen2_5_VLTextConfig(**keys.language_config(shapes))),
         unify=keys.language_model,
-        tokenizer=TOKENIZER,
+        tokenizer=QWEN,
     ),
     VAE: Layout(make=lambda shapes: AutoencoderKLQwenImage(**keys.vae_config(shapes)), unify=keys.vae_from_single_file),
 }

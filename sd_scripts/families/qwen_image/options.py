@@ -10,8 +10,8 @@ class QwenImageModelOptions(OptionGroup, title="Qwen-Image model"):
     """Qwen-Image's text encoder."""
 
     text_encoder: str | None = path_option(
-        "The Qwen2.5-VL-7B text encoder, such as qwen_2.5_vl_7b.safetensors; bf16, fp16 and fp8 files work. Its "
-        "tokenizer is looked for beside the model and in tokenizer_cache_dir. Not needed for a diffusers folder.",
+        "The Qwen2.5-VL-7B text encoder, such as qwen_2.5_vl_7b.safetensors; bf16, fp16 and fp8 files work. "
+        "Not needed for a diffusers folder.",
         label="Text encoder (Qwen2.5-VL)",
         placeholder="/models/qwen_2.5_vl_7b.safetensors",
     )

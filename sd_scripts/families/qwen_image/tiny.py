@@ -21,6 +21,7 @@ from sd_scripts.library.dit_layers import grid_of, pack
 from sd_scripts.library.flow_timesteps import shifted
 from sd_scripts.library.lean_diffusers import AutoencoderKLQwenImage
 from sd_scripts.library.safetensors_io import save_model
+from sd_scripts.library.tokenizers import make_qwen_tokenizer
 
 TEXT_WIDTH = keys.HEAD_WIDTH
 """Of an encoder with one head."""
@@ -47,7 +48,6 @@ VISION: dict[str, Any] = {
 }
 CONDITIONING = 0.2
 """Strength of the embedded timestep."""
-SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TEMPLATE_WORDS = ("system", "user", "assistant")
 
 
@@ -74,16 +74,11 @@ write_narrow = write_miniature
 
 def qwen_tokenizer() -> Qwen2Tokenizer:
     """Make a byte-level tokenizer like Qwen's that merges the letters of each caption word one by one."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    letters = [chr(byte) for byte in printable] + [chr(0x100 + n) for n in range(256 - len(printable))]
     merges: dict[tuple[str, str], None] = {}
     for word in (*caption_words(), *TEMPLATE_WORDS):
         for written in (word, f"Ġ{word}"):  # at the beginning of a text, and after a space
             merges |= dict.fromkeys((written[:n], written[n]) for n in range(1, len(written)))
-    tokens = dict.fromkeys([*letters, *(left + right for left, right in merges)])
-    tokenizer = Qwen2Tokenizer(vocab={token: number for number, token in enumerate(tokens)}, merges=list(merges))
-    tokenizer.add_tokens(list(SPECIAL), special_tokens=True)
-    return tokenizer
+    return make_qwen_tokenizer(list(merges))
 
 
 @torch.no_grad()
