@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sd_scripts.library.attention import attention
+from sd_scripts.library.attention import attention, padding_mask
 from sd_scripts.library.checkpoint_offload import CheckpointOffload
 from sd_scripts.library.checkpointing import Checkpoint
 from sd_scripts.library.dit_layers import (
@@ -182,7 +182,7 @@ class QwenImageTransformerBlock(nn.Module):
     def forward(
         self, img: Tensor, txt: Tensor, vec: Tensor, rope: Rope, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """img (B, N, W), txt (B, T, W), vec (B, W), mask (B, 1, 1, N + T) bool -> img, txt."""
+        """img (B, N, W), txt (B, T, W), vec (B, W), mask as padding_mask returns it for N + T tokens -> img, txt."""
         img_shift1, img_scale1, img_gate1, img_shift2, img_scale2, img_gate2 = self.img_mod(vec)
         txt_shift1, txt_scale1, txt_gate1, txt_shift2, txt_scale2, txt_gate2 = self.txt_mod(vec)
 
@@ -241,7 +241,7 @@ class QwenImageTransformer(nn.Module):
         """Predict the velocity, noise - image, of each token.
 
         img (B, N, 64) packed latents, txt (B, T, 3584), timesteps (B,) float32 in 0..1, grid: rows and columns of
-        tokens, N = rows * columns, txt_mask (B, T) bool, True where there is text -> (B, N, 64).
+        tokens, N = rows * columns, txt_mask (B, T) bool, True where there is text, which padding follows -> (B, N, 64).
         """
         dtype = self.dtype
         vec = self.time_text_embed(timesteps, dtype)
@@ -249,7 +249,7 @@ class QwenImageTransformer(nn.Module):
         if torch.is_grad_enabled():  # so that the first block is like the others, and shares their graph
             img, txt = (x if x.requires_grad else x.requires_grad_() for x in (img, txt))
         rope = rope_table(self.params, grid, txt.shape[1], img.device)
-        mask = None if txt_mask is None else joint_mask(img.shape[1], txt_mask)
+        mask = None if txt_mask is None else padding_mask(joint_mask(img.shape[1], txt_mask), dtype)
 
         for block in self.transformer_blocks:
             img, txt = self._through(block, (img, txt), vec, rope, mask)
@@ -287,9 +287,9 @@ class _Used(torch.autograd.Function):
 
 
 def joint_mask(tokens: int, txt_mask: Tensor) -> Tensor:
-    """Extend a text mask (B, T) to (B, 1, 1, tokens + T): all image tokens are attended to."""
+    """Extend a text mask (B, T), True but for its ends, to (B, tokens + T): all image tokens are attended to."""
     image = torch.ones((len(txt_mask), tokens), dtype=torch.bool, device=txt_mask.device)
-    return torch.cat((image, txt_mask.bool()), dim=1)[:, None, None]
+    return torch.cat((image, txt_mask.bool()), dim=1)
 
 
 @cache  # recorded graphs read them, so none may be freed
