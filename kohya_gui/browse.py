@@ -11,12 +11,12 @@ from starlette.routing import Route
 
 from kohya_gui.allowed_paths import AllowedPaths
 from kohya_gui.json_routes import get
-from sd_scripts.families.registry import component_cards
+from sd_scripts.families.registry import component_options
 from sd_scripts.formats.image_folders import IMAGE_SUFFIXES, each_image, is_readable
 
 MODELS = (".safetensors", ".sft", ".ckpt", ".pt", ".pth", ".bin")
 SETTINGS = (".toml", ".json")
-ALSO_FOLDERS = ("pretrained_model_name_or_path", "vae", *component_cards())
+ALSO_FOLDERS = tuple(dict.fromkeys(("pretrained_model_name_or_path", "vae", *component_options())))
 """Fields that also take a folder, that of a diffusers model."""
 ENDINGS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys((*ALSO_FOLDERS, "network_weights", "base_weights"), MODELS),

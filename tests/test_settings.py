@@ -367,7 +367,7 @@ def test_a_saved_file_names_its_family_and_method():
     [
         ("family", "flux", "family: these settings are for FLUX.1; run flux_train_network.py, or remove the line"),
         ("method", "full", "method: these settings are for full training; run sdxl_train.py, or remove the line"),
-        ("family", "sd9", "family: 'sd9' is not one of sdxl, flux"),
+        ("family", "sd9", "family: 'sd9' is not one of sdxl, flux, qwen_image"),
     ],
 )
 def test_a_file_of_another_script_is_refused(key, value, told):

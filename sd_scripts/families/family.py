@@ -83,6 +83,10 @@ class TextEncoding:
     """Everything besides the encoders that changes their outputs: a cache with another key is rebuilt."""
     cache_fits: Callable[[Components, Mapping[str, Tensor]], bool] | None = None
     """Whether a cache file of unknown origin can be used; None: any."""
+    trim: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] = dict
+    """Outputs of one caption -> the same without padding, as caches store them."""
+    pad: Callable[[Mapping[str, Tensor], Settings], dict[str, Tensor]] = lambda text, settings: dict(text)
+    """Outputs of a batch, padded to its longest caption -> what a step reads."""
 
 
 def blocks_of(*classes: type[nn.Module]) -> Callable[[nn.Module], list[nn.Module]]:

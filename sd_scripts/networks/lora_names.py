@@ -79,6 +79,7 @@ def _spellings(each: AdaptedModule, number: int, name: str, ours: str) -> Iterat
     for written in dict.fromkeys((name, inner, f"text_model.{inner}") if number else (name,)):
         for prefix in prefixes:
             yield f"{prefix}{written}", "lora_A", "lora_B"
+            yield f"{prefix}{written}", "lora_down", "lora_up"  # distilled LoRAs of Qwen-Image
     flat = name.replace(".", "_")
     others = [f"lora_te{number}_{flat}"] if number else [f"lora_transformer_{flat}"]  # OneTrainer
     if not number and each.target.alias:

@@ -15,7 +15,7 @@ from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.prompt_lines import SamplePrompt
 
 AUTOENCODER = "FLUX.1 autoencoder"
-TRANSFORMERS = ("double_blocks.0.img_attn.qkv.weight", "transformer_blocks.0.attn.add_k_proj.bias")
+TRANSFORMERS = ("double_blocks.0.img_attn.qkv.weight", "single_transformer_blocks.0.proj_mlp.bias")
 """Keys of a transformer of this kind, in the original layout and in that of diffusers."""
 VARIANTS = (
     ("distilled_guidance_layer.", "Chroma"),
@@ -58,7 +58,9 @@ CARD = FamilyCard(
     order=1,
     scripts={"lora": "flux_train_network.py", "full": "flux_train.py"},
     groups=(FluxModelOptions, FlowOptions, MemoryOptions, FluxNetworkOptions),
-    capabilities=frozenset({"blockwise_updates", "fp8", "guidance", "offload_activations", "partial_text_cache"}),
+    capabilities=frozenset(
+        {"blockwise_updates", "fp8", "guidance", "offload_activations", "partial_text_cache", "prediction_types"}
+    ),
     choices={"timestep_sampling": ("flux_shift",)},
     notes={
         "equal_token_buckets": "All buckets of FLUX.1 then share one set of graphs.",
