@@ -6,7 +6,7 @@ the same functions are applied to tensors that hold the number of each row inste
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,6 +47,11 @@ class LayerRows:
     shape: tuple[int, ...]
     """Of the layer's weight, (out, in) or (out, in, kh, kw)."""
     rows: tuple[Rows, ...]
+
+    def weight(self, read: Callable[[str], Tensor]) -> Tensor:
+        """Return the weight in float32 and in memory of its own; `read` returns a tensor of the file."""
+        parts = [read(rows.key)[rows.first : rows.first + rows.count].float() for rows in self.rows]
+        return torch.cat([part.reshape(len(part), *self.shape[1:]) for part in parts])
 
 
 @dataclass(frozen=True)

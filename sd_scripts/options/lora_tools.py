@@ -16,14 +16,14 @@ from sd_scripts.options.spec import OptionGroup, each_option, option, optional, 
 Precision = Literal["float", "fp16", "bf16"]
 CLAMP = "Limits the values of the factors to this quantile of them, as sd-scripts does; 1 leaves them exact."
 LARGEST_RANK = 4096
+REPORT = "report.json"
+"""What check_lora_weights writes into its run folder for the page."""
 
 
 class BaseModelOptions(OptionGroup, title="Model"):
-    """The model that takes up the LoRAs."""
+    """The model to merge LoRAs into; without one, they are merged with each other."""
 
-    base_model: str | None = path_option(
-        "Checkpoint that takes up the LoRAs; unset merges LoRAs with each other.", label="Model"
-    )
+    base_model: str | None = path_option("Model file that takes up the LoRAs.", label="Model")
 
 
 class MergedOptions(OptionGroup, title="LoRAs"):
@@ -101,7 +101,8 @@ class ModelspecOptions(OptionGroup, title="Modelspec"):
     """What the file says of itself."""
 
     no_metadata: bool = switch(
-        "Leave modelspec entries out of the file; a LoRA keeps what programs need to load it.", label="No modelspec"
+        "Leave modelspec entries out of the file; a LoRA keeps what programs need to load it.",
+        label="Without modelspec",
     )
 
 
@@ -196,7 +197,7 @@ class ExtractOptions(OptionGroup, title="Extract"):
     conv_dim: int | None = optional(
         "Rank for 3x3 convolutions (LoCon); unset leaves them out.", within=(1, LARGEST_RANK), label="Rank of conv"
     )
-    clamp_quantile: float = option(0.99, CLAMP, within=(0.0, 1.0), label="Clamp quantile")
+    clamp_quantile: float = option(1.0, f"{CLAMP} sd-scripts uses 0.99.", within=(0.0, 1.0), label="Clamp quantile")
     min_diff: float = option(
         0.01,
         "Text encoders whose weights differ by no more than this are left out.",

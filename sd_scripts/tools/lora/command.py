@@ -32,6 +32,8 @@ class Command:
     output: str = "save_to"
     may_replace: bool = False
     """Whether the output may be the input."""
+    positional: str = ""
+    """The option that may also be given as a word without a flag."""
     aliases: Aliases = field(default_factory=dict)
     """Option -> further names of its flag."""
 
@@ -43,7 +45,9 @@ class Command:
         """Run the tool and return its exit status: 2 for mistakes, of which all are told."""
         flags = self._parser(script)
         values = vars(flags.parse_args(argv))
-        run_dir = values.pop("run_dir")
+        run_dir, word = values.pop("run_dir"), values.pop("word", None)
+        if word is not None:
+            values[self.positional] = word
         options = {o.name: o for group in self.groups for o in each_option(group)}
         given = Given({name: options[name].located(value) for name, value in values.items()})
 
@@ -76,6 +80,8 @@ class Command:
             for o in each_option(group):
                 names = (o.name, *self.aliases.get(o.name, ()))
                 section.add_argument(*(f"--{name}" for name in names), **{**flag_of(o, ""), "dest": o.name})
+        if self.positional:
+            made.add_argument("word", nargs="?", metavar=self.positional.upper(), help=f"As --{self.positional}.")
         made.add_argument("--run_dir", help="Run folder for the tool's events and for commands such as stop.")
         return made
 

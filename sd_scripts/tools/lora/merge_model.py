@@ -180,11 +180,9 @@ def _write(
 
 def _merge_layer(layer: LayerRows, tensors: dict[str, Tensor], merged: Sequence[Merged]) -> None:
     """Add what the LoRAs change of a layer to its rows. The tensors become float32, and are rounded when written."""
-    parts = []
     for rows in layer.rows:
-        tensor = tensors[rows.key] = tensors[rows.key].float()
-        parts.append(tensor[rows.first : rows.first + rows.count].reshape(rows.count, *layer.shape[1:]))
-    weight = torch.cat(parts) if len(parts) > 1 else parts[0].clone()
+        tensors[rows.key] = tensors[rows.key].float()
+    weight = layer.weight(tensors.__getitem__)
     for each in merged:
         strength = each.strength(layer.name)
         found = read_layer(each.file.tensors, layer.name)
