@@ -150,7 +150,7 @@
         const input = el(long ? "textarea" : "input", long ? { rows: 2 } : { type: "text", value: now, placeholder: "not set" });
         if (long) input.value = now;
         input.setAttribute("aria-label", words);
-        const line = el("div", { class: "entry-row" }, words === key ? el("code", {}, key) : el("span", { title: key }, words), input);
+        const line = el("div", { class: "entry-row" }, words === key ? el("code", { title: key }, key) : el("span", { title: key }, words), input);
         const note = () => {
           if (input.value === now) delete changes[key];
           else changes[key] = input.value;
@@ -317,7 +317,8 @@
     else if (state === "failed") for (const line of error.split("\n")) parts.push(complaint(new Error(line)));
     else parts.push(note("warning", UNDONE[state] ?? state));
     for (const text of job.tool ? warnings : []) parts.push(note("warning", text));
-    if (report) parts.push(StudioLoraReport(report));
+    if (report?.note) parts.push(el("p", {}, report.note));
+    if (report?.facts) parts.push(StudioLoraReport(report));
     else if (over && state === "finished") parts.push(el("p", { class: "quiet" }, `Took ${duration(seconds)}`));
     home.result.replaceChildren(...parts);
   };

@@ -94,6 +94,13 @@ def problems(tool: LoraTool, values: Mapping[str, Any], allowed_paths: AllowedPa
     return outside or [why for name, path in named if (why := input_problem(name, path))]
 
 
+def with_labels(tool: LoraTool, sentence: str) -> str:
+    """Return a message with the label of the option that it begins with instead of its name."""
+    name, colon, rest = sentence.partition(": ")
+    label = next((o.label for o in options_of(tool) if o.name == name), name)
+    return f"{label}{colon}{rest}"
+
+
 def hints(tool: LoraTool, values: Mapping[str, Any], allowed_paths: AllowedPaths) -> dict[str, Any]:
     """Return what is found at each file, and a name for the output."""
 
@@ -158,7 +165,7 @@ def _model(place: Path) -> Recognised:
 def _described(place: Path) -> Any:
     """Return what a file is, or why it is none."""
     if why := input_problem("", str(place)).partition(": ")[2]:
-        return Recognised(why.replace(f" '{place}'", "").replace(f"'{place}' ", "This ").capitalize(), good=False)
+        return Recognised(why.replace(f"there is no file '{place}'", "There is no such file"), good=False)
     found = describe(place)
     if found.problem:
         return Recognised(found.problem.replace(f"'{place}'", "This file"), good=False)

@@ -21,6 +21,7 @@ from kohya_gui.lora_tools import (
     problems,
     read_values,
     takes_rows,
+    with_labels,
 )
 from kohya_gui.recognise import size
 from sd_scripts.options.lora_tools import LoraTool
@@ -42,7 +43,7 @@ def routes(queue: RunQueue, allowed_paths: AllowedPaths) -> list[Route]:
     def start(request: Request, body: Mapping[str, Any]) -> dict[str, bool]:
         tool, values = _asked(body)
         if found := problems(tool, values, allowed_paths):
-            raise ValueError("\n".join(found))
+            raise ValueError("\n".join(with_labels(tool, why) for why in found))
         job.start(tool, values)
         return {"ok": True}
 
@@ -59,7 +60,13 @@ def routes(queue: RunQueue, allowed_paths: AllowedPaths) -> list[Route]:
         if request.query_params.get("known") == known:
             return None
         report = job.report if run_state.state == "finished" else None
-        return {"known": known, "tool": job.tool.name, "title": job.tool.title, **_told(run_state), "report": report}
+        return {
+            "known": known,
+            "tool": job.tool.name,
+            "title": job.tool.title,
+            **_told(job.tool, run_state),
+            "report": report,
+        }
 
     def metadata(request: Request, body: Mapping[str, Any]) -> dict[str, Any]:
         path = str(body.get("path") or "").strip()
@@ -96,7 +103,7 @@ def _asked(body: Mapping[str, Any]) -> tuple[LoraTool, dict[str, Any]]:
     return tool, read_values(tool, given)
 
 
-def _told(run_state: RunState) -> dict[str, Any]:
+def _told(tool: LoraTool, run_state: RunState) -> dict[str, Any]:
     """Return the state of the job for the page."""
     doing = "starting Python and PyTorch" if run_state.state == "starting" else run_state.phase
     started, ended = run_state.started, run_state.ended
@@ -110,8 +117,8 @@ def _told(run_state: RunState) -> dict[str, Any]:
         "doing": "stopping" if run_state.state == "stopping" else doing,
         "done": run_state.done,
         "total": run_state.total,
-        "error": run_state.failure.get("error", ""),
-        "warnings": run_state.warnings,
+        "error": "\n".join(with_labels(tool, line) for line in run_state.failure.get("error", "").splitlines()),
+        "warnings": [with_labels(tool, text) for text in run_state.warnings],
         "saved": saved,
         "seconds": (ended or time.time()) - started if started else None,
     }

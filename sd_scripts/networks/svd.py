@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +28,17 @@ class Singular:
         """Return up (out, r), which takes the singular values, and down (r, in). Ranks that there are not are left
         out."""
         return self.left[:, :rank] * self.values[:rank], self.right[:rank]
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute with one thread: threads that meet after each of thousands of small products take longer than these."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def of_product(up: Tensor, down: Tensor) -> Singular:

@@ -79,6 +79,7 @@ def inspect(given: Given, reporter: Reporter) -> None:
 
 
 @torch.no_grad()
+@svd.one_thread()
 def _layers(
     file: LoraFile, blocks: LoraBlocks, shapes: Mapping[str, Sequence[int]], progress: Progress
 ) -> list[LayerReport]:

@@ -91,6 +91,7 @@ def weighted(name: str, sources: Sequence[Source], *, concat: bool, shuffle: boo
 
 
 @torch.no_grad()
+@svd.one_thread()
 def merge_by_svd(given: Given, reporter: Reporter) -> Path:
     """Approximate the sum of the updates. Raises ValueError, one sentence that names the option."""
     options = given[SvdMergeOptions]

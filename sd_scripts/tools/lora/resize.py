@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,11 +10,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from sd_scripts.formats.atomic_files import write_whole
 from sd_scripts.formats.words import some
 from sd_scripts.library.model_reader import read_weights
 from sd_scripts.networks import svd
 from sd_scripts.networks.adapters.lora import Pair
-from sd_scripts.options.lora_tools import LoraInputOptions, OutputOptions, PrecisionOptions, ResizeOptions
+from sd_scripts.options.lora_tools import REPORT, LoraInputOptions, OutputOptions, PrecisionOptions, ResizeOptions
 from sd_scripts.runs.reporter import Reporter
 from sd_scripts.runs.tool import start_phase
 from sd_scripts.tools.lora.command import Given
@@ -40,6 +42,7 @@ class Resized:
 
 
 @torch.no_grad()
+@svd.one_thread()
 def resize(given: Given, reporter: Reporter) -> Path:
     """Write the resized LoRA. Raises ValueError, one sentence that names the option."""
     options, path = given[ResizeOptions], Path(given[LoraInputOptions].model)
@@ -63,14 +66,21 @@ def resize(given: Given, reporter: Reporter) -> Path:
             print(f"{name}: rank {pair.rank} to {new.rank}, alpha {new.alpha:g}, {new.kept:.1%} of the norm kept")
         progress(done, len(layers))
     before = max(len(tensors[down]) for down, _ in layers.values())
-    print(
-        f"Ranks {min(each.rank for each in kept)} to {max(each.rank for each in kept)}, before at most {before}; "
-        f"{sum(each.kept for each in kept) / len(kept):.1%} of the norm kept on average"
-    )
+    told = _summary(kept, before)
+    print(told)
+    if reporter.folder:
+        write_whole(reporter.folder.path / REPORT, json.dumps({"note": told}))
     metadata = metadata_of(path) | _changed(metadata_of(path), options, before, kept)
     dtype = tensors[next(iter(layers.values()))[0]].dtype
     precision = given[PrecisionOptions].save_precision
     return save_lora(Path(given[OutputOptions].save_to), result, metadata, precision, dtype)
+
+
+def _summary(kept: Sequence[Resized], before: int) -> str:
+    low, high = min(each.rank for each in kept), max(each.rank for each in kept)
+    ranks = f"Rank {low}" if low == high else f"Ranks {low} to {high}"
+    share = sum(each.kept for each in kept) / len(kept)
+    return f"{ranks}, before {before}; {share:.1%} of the norm of a layer is kept on average"
 
 
 def layer_keys(tensors: Mapping[str, Tensor]) -> dict[str, tuple[str, str]]:
