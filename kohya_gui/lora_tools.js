@@ -287,7 +287,7 @@
     try {
       await work();
     } catch (error) {
-      home.said.replaceChildren(complaint(error));
+      home.said.replaceChildren(...error.message.split("\n").map((line) => complaint(new Error(line))));
     }
   };
 

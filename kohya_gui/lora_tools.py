@@ -129,7 +129,7 @@ def suggested_output(tool: LoraTool, values: Mapping[str, Any], allowed_paths: A
 
 
 def lora_hint(path: str) -> Recognised:
-    """Say what LoRA a file is: "SDXL LoRA, rank 32, 722 layers, fp16, trained 1600 steps with AdamW"."""
+    """Say what LoRA a file is: its model, kind, rank, layers, precision, training and size."""
     return glance(path, _lora)
 
 

@@ -112,6 +112,8 @@ def _told(tool: LoraTool, run_state: RunState) -> dict[str, Any]:
         for output in run_state.saved
     ]
     return {
+        "tool": tool.name,
+        "title": tool.title,
         "state": run_state.state,
         "over": run_state.over,
         "doing": "stopping" if run_state.state == "stopping" else doing,

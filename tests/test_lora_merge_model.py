@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from lora_sdxl import WITH_CONV, base, losses, prepare, save, say_something
-from lora_tools_help import deltas, layers_of, write_lora
+from lora_tools_help import deltas, layers_of, random_pairs, write_lora
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -126,3 +126,19 @@ def test_a_few_tensors_at_a_time_are_in_memory(
     more = ("--save_precision", "bf16")
     assert merge(any_miniature.checkpoint, [tmp_path / "a.safetensors"], tmp_path / "m.safetensors", *more) == 0
     assert 1 <= most <= 4
+
+
+def test_text_encoders_in_files_of_their_own_take_up_their_layers(flux_miniature: Any, tmp_path: Path) -> None:
+    prepared = {option: path for option, path in flux_miniature.files.items() if option in ("clip_l", "t5xxl")}
+    layers = layers_of(flux_miniature)[:1]
+    tensors = random_pairs(layers, 2, 2.0) | {
+        "lora_te1_text_model_encoder_layers_0_mlp_fc1.lora_down.weight": torch.ones(1, 64),
+        "lora_te1_text_model_encoder_layers_0_mlp_fc1.lora_up.weight": torch.ones(256, 1),
+    }
+    save_file(tensors, tmp_path / "a.safetensors", {"ss_base_model_version": "flux1", "ss_network_module": "x"})
+    clip = ("--clip_l", str(prepared["clip_l"]), "--clip_l_save_to", str(tmp_path / "clip.safetensors"))
+    assert merge(flux_miniature.checkpoint, [tmp_path / "a.safetensors"], tmp_path / "m.safetensors", *clip) == 0
+    before, after = load_file(prepared["clip_l"]), load_file(tmp_path / "clip.safetensors")
+    (moved,) = [key for key in before if not torch.equal(before[key], after[key])]
+    assert moved.endswith("encoder.layers.0.mlp.fc1.weight")
+    torch.testing.assert_close(after[moved], before[moved] + 1)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from sd_scripts.families.model_file import SAFETENSORS, SUFFIXES
+from sd_scripts.families.registry import component_cards
 from sd_scripts.options.settings import Groups
 from sd_scripts.options.spec import OptionGroup, each_option, option, optional, path_option, switch
 
@@ -24,6 +26,31 @@ class BaseModelOptions(OptionGroup, title="Model"):
     """The model to merge LoRAs into; without one, they are merged with each other."""
 
     base_model: str | None = path_option("Model file that takes up the LoRAs.", label="Model")
+
+
+def _encoder_files() -> type[OptionGroup]:
+    """Make the options that name files of text encoders, for families that have such files."""
+    named = {name: card for name, card in component_cards().items() if card.name.startswith("text_encoder")}
+    fields: dict[str, Any] = {}
+    for name, card in named.items():
+        fields[name] = path_option(f"File of {card.title}, which takes up its layers of the LoRAs.")
+        fields[f"{name}_save_to"] = path_option(f"File to write for {name}, .safetensors.")
+
+    def check(self: OptionGroup) -> Iterable[tuple[str, str]]:
+        for name in named:
+            if getattr(self, name) or getattr(self, f"{name}_save_to"):
+                yield from check_output(f"{name}_save_to", getattr(self, f"{name}_save_to"))
+            if getattr(self, f"{name}_save_to") and not getattr(self, name):
+                yield name, f"not set, while {name}_save_to is"
+
+    body = {**fields, "__annotations__": dict.fromkeys(fields, "str | None"), "check": check, "__module__": __name__}
+    body["__doc__"] = "Text encoders in files of their own."
+    return types.new_class(
+        "EncoderFileOptions", (OptionGroup,), {"title": "Text encoders"}, lambda names: names.update(body)
+    )
+
+
+EncoderFileOptions = _encoder_files()
 
 
 class MergedOptions(OptionGroup, title="LoRAs"):

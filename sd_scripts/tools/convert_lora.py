@@ -22,7 +22,6 @@ COMMAND = Command(
     groups=(ConvertOptions, PrecisionOptions),
     work=work,
     inputs=("src_path",),
-    output="dst_path",
 )
 
 if __name__ == "__main__":

@@ -7,7 +7,14 @@ python -m sd_scripts.tools.merge_lora --base_model model.safetensors --models a.
 import sys
 from pathlib import Path
 
-from sd_scripts.options.lora_tools import SAVING, BaseModelOptions, MergedOptions, WeightedMergeOptions
+from sd_scripts.options.lora_tools import (
+    SAVING,
+    BaseModelOptions,
+    EncoderFileOptions,
+    MergedOptions,
+    WeightedMergeOptions,
+)
+from sd_scripts.options.spec import each_option
 from sd_scripts.runs.reporter import Reporter
 from sd_scripts.tools.lora.command import Command, Given
 
@@ -22,11 +29,16 @@ def work(given: Given, reporter: Reporter) -> Path:
     return merge_by_weight(given, reporter)
 
 
+def encoder_files() -> list[str]:
+    """Return the options that name a text encoder's file."""
+    return [o.name for o in each_option(EncoderFileOptions) if not o.name.endswith("_save_to")]
+
+
 COMMAND = Command(
     about="Merge LoRAs into a model, or with each other if no model is given.",
-    groups=(BaseModelOptions, MergedOptions, WeightedMergeOptions, *SAVING),
+    groups=(BaseModelOptions, EncoderFileOptions, MergedOptions, WeightedMergeOptions, *SAVING),
     work=work,
-    inputs=("base_model", "models"),
+    inputs=("base_model", "models", *encoder_files()),
 )
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ from sd_scripts.runs.reporter import Reporter
 from sd_scripts.runs.tool import run
 
 Values = Mapping[str, Any]
+OUTPUTS = ("save_to", "dst_path")
+"""Ends of the names of options that name a file to write."""
 Aliases = Mapping[str, Sequence[str]]
 
 
@@ -29,7 +31,6 @@ class Command:
     """Returns the file that it wrote, if any."""
     inputs: tuple[str, ...]
     """Options that name files to read."""
-    output: str = "save_to"
     may_replace: bool = False
     """Whether the output may be the input."""
     positional: str = ""
@@ -68,9 +69,10 @@ class Command:
             return problems
         named = [(name, path) for name in self.inputs for path in _listed(values[name])]
         problems = [why for name, path in named if (why := input_problem(name, path))]
-        target = values.get(self.output)
-        if target and not self.may_replace and any(_same(target, path) for _, path in named):
-            problems.append(f"{self.output}: '{target}' is one of the files to read; choose another name")
+        outputs = {name: values[name] for name in values if name.endswith(OUTPUTS) and values[name]}
+        for output, target in outputs.items():
+            if not self.may_replace and any(_same(target, path) for _, path in named):
+                problems.append(f"{output}: '{target}' is one of the files to read; choose another name")
         return problems
 
     def _parser(self, script: str) -> Parser:

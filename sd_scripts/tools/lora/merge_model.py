@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sd_scripts.families.layer_rows import LayerRows, adapted_modules, find_modules
+from sd_scripts.families.family import Family
+from sd_scripts.families.layer_rows import FoundModule, LayerRows, adapted_modules, find_modules
 from sd_scripts.families.model_file import describe
 from sd_scripts.families.registry import card_of, family_of, names
 from sd_scripts.formats.disk import format_bytes, free_bytes
@@ -18,8 +19,10 @@ from sd_scripts.library.model_reader import DTYPES
 from sd_scripts.library.safetensors_io import PRECISIONS
 from sd_scripts.library.safetensors_stream import NAMES, TensorFile, TensorSpec, TensorWriter, tensor_writer
 from sd_scripts.networks.adapter import layer_names, read_layer
+from sd_scripts.networks.plan import AdaptedModule
 from sd_scripts.options.lora_tools import (
     BaseModelOptions,
+    EncoderFileOptions,
     MergedOptions,
     ModelspecOptions,
     OutputOptions,
@@ -51,6 +54,35 @@ class Merged:
 
 
 @dataclass(frozen=True)
+class Target:
+    """A file that takes up LoRAs, and the one to write."""
+
+    source: TensorFile
+    save_to: Path
+    found: dict[str, FoundModule]
+
+    @classmethod
+    def open(cls, family: Family, option: str, path: Path, save_to: Path) -> Target:
+        """Raises ValueError, one sentence that names the option, if the file is no plain one of its kind."""
+        source = TensorFile(path, option)
+        if scales := [key for key in source.header.shapes if key.endswith(SCALES)]:
+            raise ValueError(
+                f"{option}: '{path}' is quantized with scales, such as {scales[0]}; choose the bf16, fp16 or plain fp8 "
+                "file"
+            )
+        found = find_modules(family, source.header, option, path)
+        if option != OPTION:
+            found = {name: module for name, module in found.items() if module.component.option == option}
+        if not found:
+            raise ValueError(f"{option}: '{path}' has no layers that LoRAs change; choose another file")
+        return cls(source, save_to, found)
+
+    @property
+    def layers(self) -> dict[str, LayerRows]:
+        return {layer.name: layer for module in self.found.values() for layer in module.layers}
+
+
+@dataclass(frozen=True)
 class Group:
     """Layers and tensors of the file that have rows in common."""
 
@@ -63,34 +95,50 @@ def merge_into_model(given: Given, reporter: Reporter) -> Path:
     path, save_to = Path(given[BaseModelOptions].base_model), Path(given[OutputOptions].save_to)
     reporter.phase("reading headers")
     family = family_of(_family_name(path))
-    source = TensorFile(path, OPTION)
-    if scales := [key for key in source.header.shapes if key.endswith(SCALES)]:
-        raise ValueError(
-            f"{OPTION}: '{path}' is quantized with scales, such as {scales[0]}; choose the bf16, fp16 or plain fp8 file"
-        )
-    found = find_modules(family, source.header, OPTION, path)
+    targets = [Target.open(family, OPTION, path, save_to)]
+    for option, file, output in _encoders(given):
+        targets.append(Target.open(family, option, Path(file), Path(output)))
     reporter.phase("reading LoRAs")
-    modules, options = adapted_modules(family, found), given[MergedOptions]
+    found = {name: module for target in targets for name, module in target.found.items()}
+    merged = _open_loras(given[MergedOptions], family, adapted_modules(family, found))
+    _require_layers(
+        merged, {name: layer for target in targets for name, layer in target.layers.items()}, path, reporter
+    )
+    for target in targets:
+        _write_target(target, merged, given, reporter)
+    return save_to
+
+
+def _encoders(given: Given) -> Iterator[tuple[str, str, str]]:
+    """Yield the options that name files of text encoders, with the file to read and the one to write."""
+    values = vars(given[EncoderFileOptions])
+    yield from (
+        (name, file, values[f"{name}_save_to"]) for name, file in values.items() if file and f"{name}_save_to" in values
+    )
+
+
+def _open_loras(options: MergedOptions, family: Family, modules: Sequence[AdaptedModule]) -> list[Merged]:
     ratios, lbws = options.ratios or [1.0] * len(options.models), options.lbws or [None] * len(options.models)
-    merged = [
+    return [
         Merged(file=open_lora("models", name, modules), ratio=ratio, weigh=weigher(family.lora_blocks, lbw))
         for name, ratio, lbw in zip(options.models, ratios, lbws, strict=True)
     ]
-    layers = {layer.name: layer for module in found.values() for layer in module.layers}
-    _require_layers(merged, layers, path, reporter)
+
+
+def _write_target(target: Target, merged: Sequence[Merged], given: Given, reporter: Reporter) -> None:
+    source, save_to = target.source, target.save_to
     specs = _specs(source, given[PrecisionOptions].save_precision)
     _require_space(save_to, specs)
     if narrow := {spec.dtype for spec in specs.values()} & NARROW:
         reporter.warn(f"save_precision: {narrow.pop()} rounds away most of what a LoRA changes; set bf16 or fp16")
-    changed = {name: layer for name, layer in layers.items() if any(read_layer(m.file.tensors, name) for m in merged)}
+    changed = [layer for layer in target.layers.values() if any(read_layer(m.file.tensors, layer.name) for m in merged)]
     metadata = dict(source.header.metadata)
     if not given[ModelspecOptions].no_metadata:
-        sources = [(path, metadata), *((each.file.path, each.file.metadata) for each in merged)]
+        sources = [(source.path, metadata), *((each.file.path, each.file.metadata) for each in merged)]
         metadata |= modelspec_of_result(save_to, sources)
     with tensor_writer(save_to, specs, metadata) as writer:
-        _write(writer, source, list(_groups(changed.values())), merged, reporter)
+        _write(writer, source, list(_groups(changed)), merged, reporter)
     source.close()
-    return save_to
 
 
 def _family_name(path: Path) -> str:
@@ -137,7 +185,7 @@ def _require_space(save_to: Path, specs: Mapping[str, TensorSpec]) -> None:
         )
 
 
-def _groups(layers: Sequence[LayerRows] | Iterator[LayerRows]) -> Iterator[Group]:
+def _groups(layers: Sequence[LayerRows]) -> Iterator[Group]:
     """Yield layers with the tensors that they lie in, so that no two groups share one."""
     groups: list[tuple[list[LayerRows], set[str]]] = []
     at: dict[str, tuple[list[LayerRows], set[str]]] = {}
