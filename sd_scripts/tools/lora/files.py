@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from collections import Counter
@@ -88,13 +89,15 @@ def common_family(option: str, paths: Sequence[str]) -> Family:
     return family_of(next(iter(found)))
 
 
-def full_size_modules(family: Family) -> list[AdaptedModule]:
+def full_size_modules(family: Family) -> tuple[AdaptedModule, ...]:
     """Return the modules that adapters change, at full size and without weights: they tell the names of all layers."""
-    modules = module_of(family.card.name, "full_size").modules()
-    return [
-        AdaptedModule(module=modules[name], target=target, lr=0.0)
-        for name, target in adapted_components(family).items()
-    ]
+    return _full_size(family.card.name)
+
+
+@functools.cache
+def _full_size(name: str) -> tuple[AdaptedModule, ...]:
+    modules, targets = module_of(name, "full_size").modules(), adapted_components(family_of(name))
+    return tuple(AdaptedModule(module=modules[each], target=target, lr=0.0) for each, target in targets.items())
 
 
 def open_lora(option: str, path: str, modules: Iterable[AdaptedModule]) -> LoraFile:

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from sd_scripts.library.model_reader import read_weights
 from sd_scripts.networks import svd
 from sd_scripts.networks.adapter import layer_names, read_layer
 from sd_scripts.networks.adapters.lora import DOWN, UP, Pair
+from sd_scripts.networks.plan import AdaptedModule
 from sd_scripts.networks.targets import LoraBlocks, adaptable
 from sd_scripts.options.lora_tools import REPORT, InspectOptions, LoraInputOptions
 from sd_scripts.runs.reporter import Progress, Reporter
@@ -61,13 +63,11 @@ def inspect(given: Given, reporter: Reporter) -> None:
         raise ValueError(f"model: {file.problem}")
     reporter.phase("reading the LoRA")
     known = family_of(str(file.family)) if file.family in names() else None
-    modules = full_size_modules(known) if known else []
+    modules = full_size_modules(known) if known else ()
     opened = open_lora("model", str(path), modules)
-    shapes = {
-        m.target.name(p): layer.weight.shape for m in modules for p, layer in adaptable(m.module, m.target, conv=True)
-    }
+    begin = reporter.cancellable_phase if options.json else partial(start_phase, reporter)
     blocks = known.lora_blocks if known else LoraBlocks()
-    layers = list(_layers(opened, blocks, shapes, start_phase(reporter, "measuring layers")))
+    layers = _layers(opened, blocks, _shapes(modules), begin("measuring layers"))
     title = card_of(known.card.name).title if known else file.variant.removesuffix("LoRA").strip()
     report = _report(path, title, layers, blocks)
     if reporter.folder:
@@ -78,10 +78,19 @@ def inspect(given: Given, reporter: Reporter) -> None:
         _print(read_weights(path, "model"), report, options.show_all_keys)
 
 
+def _shapes(modules: Sequence[AdaptedModule]) -> dict[str, torch.Size]:
+    """Return the shape of each layer's weight, by its name in files."""
+    return {
+        each.target.name(path): layer.weight.shape
+        for each in modules
+        for path, layer in adaptable(each.module, each.target, conv=True)
+    }
+
+
 @torch.no_grad()
 @svd.one_thread()
 def _layers(
-    file: LoraFile, blocks: LoraBlocks, shapes: Mapping[str, Sequence[int]], progress: Progress
+    file: LoraFile, blocks: LoraBlocks, shapes: Mapping[str, torch.Size], progress: Progress
 ) -> list[LayerReport]:
     found, all_names = [], sorted(layer_names(file.tensors))
     for done, name in enumerate(all_names, 1):
