@@ -82,16 +82,18 @@ def read_values(tool: LoraTool, given: Mapping[str, Any]) -> dict[str, Any]:
 def problems(tool: LoraTool, values: Mapping[str, Any], allowed_paths: AllowedPaths) -> list[str]:
     """Return a sentence for each mistake; files outside the allowed folders are not looked at."""
     missing = [f"{name}: not set; choose a file" for name in tool.required if not values[name]]
-    if found := missing + option_problems(tool.groups, values):
+    if found := missing + option_problems(tool.groups, values) + _flags_in(tool, values):
         return found
-    named = [(name, path) for name in tool.inputs for path in _listed(values[name])]
-    target = values.get(tool.output) if tool.output else None
-    outside = [
-        why
-        for name, path in [*named, *([(tool.output, target)] if target else [])]
-        if (why := allowed_paths.problem(name, str(path)))
-    ]
+    named = [(name, str(path)) for name in tool.inputs for path in _listed(values[name])]
+    targets = [(tool.output, str(values[tool.output]))] if tool.output else []
+    outside = [why for name, path in (*named, *targets) if (why := allowed_paths.problem(name, path))]
     return outside or [why for name, path in named if (why := input_problem(name, path))]
+
+
+def _flags_in(tool: LoraTool, values: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each text of a list that a command line would take for a flag."""
+    lists = [(o.name, str(each)) for o in options_of(tool) if o.many and o.type is str for each in values[o.name]]
+    return [f"{name}: '{text}' begins with a -, like a flag; change it" for name, text in lists if text.startswith("-")]
 
 
 def with_labels(tool: LoraTool, sentence: str) -> str:

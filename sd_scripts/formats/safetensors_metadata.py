@@ -44,7 +44,5 @@ def write_with_metadata(
 def edited(metadata: Mapping[str, str], changes: Mapping[str, str], removed: list[str]) -> dict[str, str]:
     """Return metadata with changes; a removed name with a * at its end removes all that begin so."""
     starts = tuple(name[:-1] for name in removed if name.endswith("*"))
-    kept = {
-        key: text for key, text in metadata.items() if key not in removed and not (starts and key.startswith(starts))
-    }
-    return kept | changes
+    gone = {key for key in metadata if key in removed or (starts and key.startswith(starts))}
+    return {key: text for key, text in metadata.items() if key not in gone} | dict(changes)

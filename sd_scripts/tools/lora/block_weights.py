@@ -9,7 +9,7 @@ Weigh = Callable[[str], float]
 """Name of a layer -> the weight of its block."""
 
 
-def weigher(blocks: LoraBlocks, text: str | None) -> Weigh:
+def weigher(blocks: LoraBlocks, text: str) -> Weigh:
     """Return the weights that `lbws` gives. A block that it does not name keeps 1.
 
     Raises ValueError, one sentence, for a list of a length that the family does not know, or an unknown name.

@@ -75,7 +75,8 @@ def _layer(name: str, change: Tensor, shape: Shape, options: ExtractOptions) -> 
     rank = (options.conv_dim or 1) if shape.has_kernel else options.dim
     rank = min(rank, *change.shape)
     singular = svd.of_matrix(change.to(options.device or "cpu"), rank, options.svd_lowrank_niter)
-    up, down = svd.clamp(*(each.cpu() for each in singular.factors(rank)), options.clamp_quantile)
+    up, down = (each.cpu() for each in singular.factors(rank))
+    up, down = svd.clamp(up, down, options.clamp_quantile)
     return file_tensors(name, up, down, float(len(down)), shape)
 
 

@@ -137,7 +137,7 @@ def _open(options: MergedOptions, reporter: Reporter) -> tuple[Family, list[Sour
     reporter.phase("reading LoRAs")
     modules = full_size_modules(family)
     files = [open_lora("models", path, modules) for path in options.models]
-    ratios, lbws = options.ratios or [1.0] * len(files), options.lbws or [None] * len(files)
+    ratios, lbws = options.ratios or [1.0] * len(files), options.lbws or [""] * len(files)
     return family, [
         Source(file=file, pairs=file.pairs(), ratio=ratio, weigh=weigher(family.lora_blocks, lbw))
         for file, ratio, lbw in zip(files, ratios, lbws, strict=True)

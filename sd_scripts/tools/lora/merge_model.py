@@ -118,7 +118,7 @@ def _encoders(given: Given) -> Iterator[tuple[str, str, str]]:
 
 
 def _open_loras(options: MergedOptions, family: Family, modules: Sequence[AdaptedModule]) -> list[Merged]:
-    ratios, lbws = options.ratios or [1.0] * len(options.models), options.lbws or [None] * len(options.models)
+    ratios, lbws = options.ratios or [1.0] * len(options.models), options.lbws or [""] * len(options.models)
     return [
         Merged(file=open_lora("models", name, modules), ratio=ratio, weigh=weigher(family.lora_blocks, lbw))
         for name, ratio, lbw in zip(options.models, ratios, lbws, strict=True)

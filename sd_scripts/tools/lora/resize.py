@@ -85,7 +85,7 @@ def _summary(kept: Sequence[Resized], before: int) -> str:
 
 def layer_keys(tensors: Mapping[str, Tensor]) -> dict[str, tuple[str, str]]:
     """Return the keys of down and up by the name of the layer."""
-    found = {}
+    found: dict[str, tuple[str, str]] = {}
     for down, up in ENDINGS:
         names = [key.removesuffix(down) for key in tensors if key.endswith(down)]
         found |= {name: (name + down, name + up) for name in names if name + up in tensors}
