@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from sd_scripts.formats.atomic_files import atomic_file, atomic_folder
 from sd_scripts.formats.disk import saving
 from sd_scripts.library.media import Media
 from sd_scripts.library.safetensors_io import on_cpu, save_model
-from sd_scripts.networks.targets import LoraTarget
+from sd_scripts.networks.targets import LoraBlocks, LoraTarget
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.prompt_lines import SamplePrompt
 from sd_scripts.options.settings import Settings
@@ -187,6 +187,7 @@ class Family:
     blocks: Blocks
     lora: LoraTarget
     lora_text_encoders: tuple[LoraTarget, ...]
+    lora_blocks: LoraBlocks = field(default_factory=LoraBlocks)
     sample: Callable[[Components, SamplePrompt, dict[str, Tensor], Settings], Media]
     """Components, prompt, text outputs of its captions, settings -> an image or a clip, without compiled graphs."""
     saving: Saving
