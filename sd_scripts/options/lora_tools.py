@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sd_scripts.families.model_file import SAFETENSORS, SUFFIXES
-from sd_scripts.families.registry import component_cards
+from sd_scripts.families.registry import cards
 from sd_scripts.options.settings import Groups
 from sd_scripts.options.spec import OptionGroup, each_option, option, optional, path_option, switch
 
@@ -30,7 +30,8 @@ class BaseModelOptions(OptionGroup, title="Model"):
 
 def _encoder_files() -> type[OptionGroup]:
     """Make the options that name files of text encoders, for families that have such files."""
-    named = {name: card for name, card in component_cards().items() if card.name.startswith("text_encoder")}
+    separate = (component for card in cards() for component in card.separate_components)
+    named = {card.option: card for card in separate if card.name.startswith("text_encoder")}
     fields: dict[str, Any] = {}
     for name, card in named.items():
         fields[name] = path_option(f"File of {card.title}, which takes up its layers of the LoRAs.")
