@@ -22,6 +22,8 @@ from sd_scripts.families.flux.memory import place
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
 from sd_scripts.families.flux.options import FluxNetworkOptions
 from sd_scripts.families.model_file import describe
+from sd_scripts.library.int8 import Int8
+from sd_scripts.library.quantized import quantize_
 from sd_scripts.networks.adapter import read_layer
 from sd_scripts.networks.adapters.lora import Lora, LoraLinear, SplitLoraLinear
 from sd_scripts.networks.layers import Dropouts
@@ -621,14 +623,13 @@ def test_on_fp8_weights_that_take_turns_it_learns_as_on_those_that_stay() -> Non
 
 
 def test_an_adapted_layer_holds_the_weights_it_was_given() -> None:
-    base = nn.Linear(8, 6, bias=False)
-    base.register_buffer("weight_scale", torch.ones(6, 1))
-    base.fp8_compute = True
+    base = quantize_(nn.Linear(16, 32, bias=False).requires_grad_(False), Int8(compute=True), torch.bfloat16)
     layer = LoraLinear(base, 2, Dropouts())
     assert layer.weight is base.weight
     assert layer.bias is None
     assert layer.weight_scale is base.weight_scale
-    assert layer.fp8_compute
+    assert layer.weight_format is base.weight_format
+    assert layer.lora_down.dtype == torch.bfloat16
 
 
 def test_a_file_names_every_layer_of_the_network() -> None:

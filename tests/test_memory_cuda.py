@@ -17,7 +17,7 @@ from sd_scripts.families.flux.memory import checkpoint_gradients, place
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
 from sd_scripts.library import fp8
 from sd_scripts.library.block_swap import ALIGNMENT, host_value
-from sd_scripts.library.fp8 import frozen_linear
+from sd_scripts.library.quantized import frozen_linear, transposed
 from sd_scripts.networks.adapters.lora import LoraLinear
 from sd_scripts.networks.layers import Dropouts
 from sd_scripts.options.settings import Settings
@@ -244,7 +244,7 @@ def compiled_and_swapped(**options: Any) -> FluxTransformer:
 def test_transposing_in_tiles_moves_every_byte() -> None:
     for shape in ((1024, 3072), (96, 80), (16, 4112)):
         weight = torch.randn(shape, device=CUDA).to(fp8.STORAGE)
-        moved = fp8.transposed(weight)
+        moved = transposed(weight)
         assert moved.is_contiguous()
         assert torch.equal(moved.view(torch.uint8), weight.view(torch.uint8).t())
 

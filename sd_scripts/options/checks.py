@@ -192,6 +192,22 @@ def fp8_compute_without_bf16(memory: MemoryOptions, training: TrainingOptions) -
         yield "fp8_compute", f"needs mixed_precision = bf16, not {training.mixed_precision}"
 
 
+def weights_quantized_twice(memory: MemoryOptions, training: TrainingOptions, network: NetworkOptions) -> Findings:
+    flag = "fp8_base" if training.fp8_base else "fp8_base_unet" if training.fp8_base_unet else ""
+    if flag and memory.chosen(memory.quantize_base) not in ("", "fp8"):
+        yield (
+            "quantize_base",
+            f"{memory.quantize_base} conflicts with {flag}, which holds the same weights in fp8; turn {flag} off",
+        )
+    in_fp8 = training.fp8_base and not training.fp8_base_unet
+    if in_fp8 and memory.chosen(memory.quantize_text_encoders) not in ("", "fp8"):
+        yield (
+            "quantize_text_encoders",
+            f"{memory.quantize_text_encoders} conflicts with fp8_base, which holds the text encoders in fp8 too; set "
+            "fp8_base_unet instead",
+        )
+
+
 def swapped_adapter_conflicts(memory: MemoryOptions, network: NetworkOptions) -> Findings:
     """Refuse LyCORIS networks that start from the base weights, which swapped blocks do not have on the device."""
     if not memory.blocks_to_swap or network.is_ours:
@@ -300,6 +316,7 @@ PROBLEMS = (
     adafactor_schedule_without_adafactor,
     fullgraph_with_external_network,
     fp8_compute_without_bf16,
+    weights_quantized_twice,
     swapped_adapter_conflicts,
     snr_huber_schedule_without_noise_schedule,
     network_of_another_family,

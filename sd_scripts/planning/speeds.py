@@ -26,7 +26,8 @@ COMPILING = tuple(
     if each.name not in ("compile_auto", "compile_check_every")  # it stands for others; its time does not count
 )
 DECIDING = (
-    *("mixed_precision", "full_fp16", "full_bf16", "fp8_base", "fp8_base_unet", "fp8_compute", "blocks_to_swap"),
+    *("mixed_precision", "full_fp16", "full_bf16", "fp8_base", "fp8_base_unet", "fp8_compute", "quantize_base"),
+    *("quantize_text_encoders", "blocks_to_swap"),
     *("gradient_checkpointing", "cpu_offload_checkpointing", "gradient_accumulation_steps", "train_batch_size"),
     *("network_module", "network_dim", "network_args", "network_train_unet_only", "network_train_text_encoder_only"),
     *("train_text_encoder", "optimizer_type", "fused_backward_pass", "fused_optimizer_groups"),

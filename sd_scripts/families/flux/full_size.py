@@ -19,6 +19,7 @@ from sd_scripts.families.full_size import (
     COMPILED,
     FUSED,
     GRAPHS,
+    QUANTIZED,
     random_weights,
 )
 from sd_scripts.library.safetensors_io import save_model
@@ -66,6 +67,7 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
         "swap18": SMALL | {"blocks_to_swap": 18},
         "swap34": SMALL | {"blocks_to_swap": 34},
         "swap34_fp8": SMALL | {"blocks_to_swap": 34, "fp8_base": True},
+        **QUANTIZED,
     },
     "full": {
         "fused": FUSED,

@@ -5,18 +5,21 @@ from sd_scripts.families.sdxl.checks import PROBLEMS, U_NET_BLOCKS
 from sd_scripts.families.sdxl.kohya import KOHYA
 from sd_scripts.families.sdxl.memory_facts import MEMORY
 from sd_scripts.families.sdxl.speeds import GRAPHS, SPEEDS
+from sd_scripts.options.memory import MemoryOptions
 
 CARD = FamilyCard(
     name="sdxl",
     title="SDXL",
     order=0,
     scripts={"lora": "sdxl_train_network.py", "full": "sdxl_train.py"},
+    groups=(MemoryOptions,),
     capabilities=frozenset(
-        {"block_rates", "clip_captions", "grouped_updates", "noise_schedule", "own_vae", "trains_text"}
+        {"block_rates", "clip_captions", "fp8", "grouped_updates", "noise_schedule", "own_vae", "trains_text"}
     ),
     notes={
         "equal_token_buckets": "SDXL's attention blocks then share their graphs, its convolutions do not.",
         "no_half_vae": "SDXL's original VAE does.",
+        "quantize_base": "Of SDXL's U-Net it is the Linear layers, 2.2 of 2.6 billion weights.",
         "block_lr": f"SDXL has {U_NET_BLOCKS}: time and size embedding, 9 down, 3 middle, 9 up, output.",
         "network_args": "SDXL: conv_dim and conv_alpha adapt the 3x3 convolutions too; block_dims, block_alphas, "
         "down_lr_weight, mid_lr_weight, up_lr_weight.",

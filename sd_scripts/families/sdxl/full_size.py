@@ -17,6 +17,7 @@ from sd_scripts.families.full_size import (
     COMPILED,
     FUSED,
     GRAPHS,
+    QUANTIZED,
     random_weights,
 )
 from sd_scripts.families.model_file import MODEL
@@ -78,6 +79,7 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
         "graphs_checkpointing": GRAPHS | CHECKPOINTING,
         "budget50": COMPILED | {"activation_memory_budget": 0.5},
         "budget0": COMPILED | {"activation_memory_budget": 0.0},
+        **QUANTIZED,
     },
     "full": {
         "eager": {},
