@@ -209,6 +209,8 @@ def test_checkpoints_in_main_memory_come_back_whole(swap: int) -> None:
         {"gradient_checkpointing": True},
         {"gradient_checkpointing": True, "cpu_offload_checkpointing": True},
         {"fp8_base_unet": True},
+        {"quantize_base": "int8_weight_only"},
+        {"quantize_base": "nf4", "gradient_checkpointing": True},
     ],
 )
 def test_compiled_and_swapped_is_what_eager_and_resident_is(options: dict[str, Any]) -> None:

@@ -30,19 +30,16 @@ FORMATS: Mapping[str, WeightFormat] = {"fp8": Fp8(), "int8": Int8(), "int8_weigh
 
 def quantize_while_loading(sources: dict[str, WeightSource], layouts: Mapping[str, Layout], settings: Settings) -> None:
     """Let components keep the weights that are to be quantized in the dtype of their file, and quantize text encoders
-    when they are loaded."""
-    of_denoiser = denoiser_format(settings) or computes_in_fp8(settings)
+    when they are loaded. They are loaded to the CPU: before they are quantized they may not fit on the device."""
+    of_denoiser, of_encoders = denoiser_format(settings) or computes_in_fp8(settings), encoder_format(settings)
     for name, source in sources.items():
         pattern = layouts[name].quantizable
-        if not pattern:
+        if not pattern or not (of_denoiser if name == DENOISER else of_encoders):
             continue
-        if name == DENOISER and of_denoiser:
-            sources[name] = replace(source, keep=partial(can_be_quantized, pattern))
-        elif name != DENOISER and (chosen := encoder_format(settings)):
-            finish = partial(_finish_encoder, finish=source.finish, weight_format=FORMATS[chosen], dtype=source.dtype)
-            sources[name] = replace(
-                source, keep=partial(can_be_quantized, pattern), finish=partial(finish, pattern=pattern)
-            )
+        finish = source.finish
+        if name != DENOISER:
+            finish = partial(_finish_encoder, finish, FORMATS[of_encoders], source.dtype, pattern)
+        sources[name] = replace(source, keep=partial(can_be_quantized, pattern), finish=finish, device="cpu")
 
 
 def can_be_quantized(pattern: re.Pattern[str], name: str, tensor: Tensor) -> bool:
@@ -52,11 +49,11 @@ def can_be_quantized(pattern: re.Pattern[str], name: str, tensor: Tensor) -> boo
 
 
 def _finish_encoder(
-    encoder: nn.Module,
     finish: Callable[[nn.Module], object] | None,
     weight_format: WeightFormat,
     dtype: torch.dtype,
     pattern: re.Pattern[str],
+    encoder: nn.Module,
 ) -> None:
     if finish:
         finish(encoder)

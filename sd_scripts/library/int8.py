@@ -47,7 +47,7 @@ def quantized_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """Quantize (M, K) to int8 (M, K) and scales (M, 1) float32. Rows that are not finite get such a scale."""
     x = x.float()
     largest = x.abs().amax(-1, keepdim=True).clamp_min(TINY)
-    return (x * (LARGEST / largest)).round().to(torch.int8), largest / LARGEST
+    return (x * (LARGEST / largest)).round_().to(torch.int8), largest / LARGEST
 
 
 def dequantized_rows(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
@@ -63,13 +63,13 @@ class _QuantizedProduct(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:  # type: ignore[override]
         ctx.save_for_backward(weight, scale)
         rows, row_scale = quantized_rows(x.flatten(0, -2))
-        y = torch._int_mm(rows, weight.t()) * row_scale * scale.t()
-        return (y if bias is None else y + bias).to(x.dtype).unflatten(0, x.shape[:-1])
+        y = (torch._int_mm(rows, weight.t()) * row_scale).mul_(scale.t())
+        return (y if bias is None else y.add_(bias)).to(x.dtype).unflatten(0, x.shape[:-1])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         weight, scale = ctx.saved_tensors
-        rows, row_scale = quantized_rows(grad.flatten(0, -2).float() * scale.t())
+        rows, row_scale = quantized_rows(grad.flatten(0, -2) * scale.t())
         x_grad = torch.ops.sd_scripts.int8_int_back(rows, weight) * row_scale
         return x_grad.to(grad.dtype).unflatten(0, grad.shape[:-1]), None, None, None
 
