@@ -1,5 +1,6 @@
 """Frozen weights in 8 and 4 bits: how exact their products are, what is kept of them, what they go together with."""
 
+import re
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from sd_scripts.library.nf4 import Nf4
 from sd_scripts.library.quantized import WeightFormat, add_, dequantized, format_of, frozen_linear, quantize_
 from sd_scripts.networks.adapters.lora import LoraLinear
 from sd_scripts.networks.layers import Dropouts
+from sd_scripts.options.checks import remarks_between
 from sd_scripts.options.settings import Settings
 from sd_scripts.planning.memory import HALF
 
@@ -189,10 +191,22 @@ def test_rows_of_any_width_are_read_back_from_nf4() -> None:
     """bitsandbytes on a CPU takes each row for the begin of a block, if it may."""
     torch.manual_seed(0)
     layer = nn.Linear(48, 80).requires_grad_(False)
-    weight = layer.weight.clone()
+    weight = layer.weight.mul_(torch.logspace(-2, 1, 80)[:, None]).clone()
     quantize_(layer, Nf4(), torch.float32)
     assert layer.weight.dtype == torch.uint8
     assert error(dequantized(layer), weight) < 0.12
+
+
+def test_only_matrices_of_fitting_sizes_are_quantized() -> None:
+    pattern = re.compile(r"a\.weight")
+    for shape, name, wanted in (
+        ((32, 16), "a.weight", True),
+        ((32, 24), "a.weight", False),
+        ((32, 16, 1, 1), "a.weight", False),
+        ((32, 16), "b.weight", False),
+    ):
+        assert can_be_quantized(pattern, name, torch.zeros(shape)) is wanted
+    assert not can_be_quantized(pattern, "a.weight", torch.zeros(32, 16).to(torch.float8_e5m2))
 
 
 # Whole denoisers
@@ -285,6 +299,26 @@ def test_weights_are_quantized_in_one_way(script: Any) -> None:
         "fp8_compute: multiplies weights in fp8, but quantize_base is int8; turn fp8_compute off, or set "
         "quantize_base = fp8"
     ]
+
+
+@pytest.mark.parametrize("arg", ["algo=full", "dora_wd=True"])
+def test_a_network_that_trains_the_base_needs_it_in_full_precision(arg: str) -> None:
+    chosen = {"network_module": "lycoris.kohya", "network_args": [arg]}
+    told = [str(each) for each in Settings(SDXL_LORA, {**chosen, "quantize_base": "nf4"}).problems()]
+    (problem,) = set(told) - set(map(str, Settings(SDXL_LORA, chosen).problems()))
+    assert problem == (
+        f"quantize_base: lycoris.kohya with {arg.lower()} trains the weights of the base model, so they cannot be "
+        "quantized; set quantize_base = none or choose another network"
+    )
+
+
+def test_int8_without_compile_is_told() -> None:
+    def told(**options: Any) -> dict[str, str]:
+        return dict(remarks_between(Settings(SDXL_LORA, options).filled, "sdxl"))
+
+    assert "turn compile on, or set int8_weight_only" in told(quantize_base="int8")["quantize_base"]
+    for options in ({"quantize_base": "int8", "compile": True}, {"quantize_base": "int8_weight_only"}):
+        assert "quantize_base" not in told(**options)
 
 
 def test_less_memory_is_planned_for_narrower_weights() -> None:

@@ -36,28 +36,18 @@ def quantize_while_loading(sources: dict[str, WeightSource], layouts: Mapping[st
         pattern = layouts[name].quantizable
         if not pattern or not (of_denoiser if name == DENOISER else of_encoders):
             continue
-        finish = source.finish
+        keep, quantize = partial(can_be_quantized, pattern), None
         if name != DENOISER:
-            finish = partial(_finish_encoder, finish, FORMATS[of_encoders], source.dtype, pattern)
-        sources[name] = replace(source, keep=partial(can_be_quantized, pattern), finish=finish, device="cpu")
+            quantize = partial(
+                quantize_encoder, weight_format=FORMATS[of_encoders], dtype=source.dtype, pattern=pattern
+            )
+        sources[name] = replace(source, keep=keep, quantize=quantize, device="cpu")
 
 
 def can_be_quantized(pattern: re.Pattern[str], name: str, tensor: Tensor) -> bool:
     """Return whether a tensor of a component is a Linear's weight that can be quantized; e5m2 must be widened first."""
     fitting = tensor.ndim == 2 and not any(size % MULTIPLE for size in tensor.shape)
     return fitting and tensor.dtype != torch.float8_e5m2 and bool(pattern.fullmatch(name))
-
-
-def _finish_encoder(
-    finish: Callable[[nn.Module], object] | None,
-    weight_format: WeightFormat,
-    dtype: torch.dtype,
-    pattern: re.Pattern[str],
-    encoder: nn.Module,
-) -> None:
-    if finish:
-        finish(encoder)
-    quantize_encoder(encoder, weight_format, dtype, pattern)
 
 
 def quantize_encoder(

@@ -210,15 +210,26 @@ def weights_quantized_twice(memory: MemoryOptions, training: TrainingOptions, ne
 
 def swapped_adapter_conflicts(memory: MemoryOptions, network: NetworkOptions) -> Findings:
     """Refuse LyCORIS networks that start from the base weights, which swapped blocks do not have on the device."""
-    if not memory.blocks_to_swap or network.is_ours:
-        return
-    for arg in (item.replace(" ", "").lower() for item in network.network_args):
-        if arg in ("algo=full", "dora_wd=true", "weight_decompose=true"):
-            yield (
-                "blocks_to_swap",
-                f"{network.network_module} with {arg} trains the weights of the base model, so blocks cannot be "
-                "swapped; set blocks_to_swap = 0 or choose another network",
-            )
+    for arg in network.arguments_that_train_the_base if memory.blocks_to_swap else ():
+        yield (
+            "blocks_to_swap",
+            f"{network.network_module} with {arg} trains the weights of the base model, so blocks cannot be "
+            "swapped; set blocks_to_swap = 0 or choose another network",
+        )
+
+
+def quantized_adapter_conflicts(memory: MemoryOptions, training: TrainingOptions, network: NetworkOptions) -> Findings:
+    """Refuse LyCORIS networks that start from the base weights, of which quantized layers have no full precision."""
+    flags = {"fp8_base": training.fp8_base, "fp8_base_unet": training.fp8_base_unet, "fp8_compute": memory.fp8_compute}
+    formats = {name: memory.chosen(getattr(memory, name)) for name in ("quantize_base", "quantize_text_encoders")}
+    name = next((name for name, on in {**formats, **flags}.items() if on), "")
+    for arg in network.arguments_that_train_the_base if name else ():
+        yield (
+            name,
+            f"{network.network_module} with {arg} trains the weights of the base model, so they cannot be quantized; "
+            + (f"set {name} = none" if name in formats else f"turn {name} off")
+            + " or choose another network",
+        )
 
 
 def network_of_another_family(network: NetworkOptions, card: FamilyCard) -> Findings:
@@ -318,6 +329,7 @@ PROBLEMS = (
     fp8_compute_without_bf16,
     weights_quantized_twice,
     swapped_adapter_conflicts,
+    quantized_adapter_conflicts,
     snr_huber_schedule_without_noise_schedule,
     network_of_another_family,
     fused_backward_conflicts,
@@ -576,7 +588,17 @@ def compile_without_effect(
         )
 
 
+def int8_without_compile(memory: MemoryOptions, compiled: CompileOptions, network: NetworkOptions) -> Findings:
+    if memory.quantize_base == "int8" and not compiled.compile:
+        yield (
+            "quantize_base",
+            "int8 quantizes activations too, in many small operations without compile; turn compile on, or set "
+            "int8_weight_only",
+        )
+
+
 REMARKS = (
+    int8_without_compile,
     steps_that_are_not_recorded,
     activation_memory_budget_without_effect,
     compile_mode_with_auto,
