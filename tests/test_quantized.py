@@ -14,7 +14,7 @@ from sd_scripts.families.family import Components
 from sd_scripts.families.flux.model import FluxTransformer
 from sd_scripts.families.quantizing import FORMATS, can_be_quantized
 from sd_scripts.families.registry import card_of, family_of, module_of
-from sd_scripts.library.fp8 import Fp8
+from sd_scripts.library.fp8 import Fp8, compute_problem
 from sd_scripts.library.int8 import FEWEST_ROWS, Int8, multiplies, quantized_rows
 from sd_scripts.library.nf4 import Nf4
 from sd_scripts.library.quantized import WeightFormat, add_, dequantized, format_of, frozen_linear, quantize_
@@ -264,6 +264,21 @@ def test_swapped_and_checkpointed_blocks_compute_what_resident_ones_do(quantized
     for ours in results[1:]:
         assert torch.equal(ours[0], results[0][0])
         assert torch.equal(ours[1], results[0][1])
+
+
+@pytest.mark.skipif(bool(compute_problem(CPU)), reason="this PyTorch does not multiply in fp8 on a CPU")
+def test_layers_of_few_tokens_do_not_multiply_in_8_bits() -> None:
+    def computing(**options: Any) -> dict[str, bool]:
+        """Whether they do, by the names of layers that are quantized."""
+        parts = sdxl(mixed_precision="bf16", **options).named_modules()
+        return {name: found.compute for name, part in parts if isinstance(found := format_of(part), Fp8 | Int8)}
+
+    for options in ({"quantize_base": "int8"}, {"quantize_base": "fp8", "fp8_compute": True}):
+        found = computing(**options)
+        assert {name for name, fast in found.items() if not fast} == {name for name in found if "time_emb" in name}
+        assert 0 < sum(not fast for fast in found.values()) < len(found) / 2
+    assert all(computing(fp8_compute=True).values()), "the others stay as they are"
+    assert not any(computing(fp8_base=True).values())
 
 
 @torch.no_grad()

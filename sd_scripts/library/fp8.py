@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sd_scripts.library.quantized import MULTIPLE, SCALE, WeightFormat, format_of, hold_, transposed
+from sd_scripts.library.quantized import MULTIPLE, SCALE, WeightFormat, dequantized, format_of, hold_, transposed
 
 STORAGE = torch.float8_e4m3fn
 E4M3_MAX = 448.0
@@ -73,13 +73,15 @@ def quantize_(
     transposing each time.
     """
     known = format_of(layer)
+    weight: Tensor = layer.weight
     if isinstance(known, Fp8):
-        weight, scale, exact = layer.weight, layer.weight_scale, known.exact
+        scale: Any = layer.weight_scale
+        exact = known.exact
     else:
-        weight, buffers = Fp8().quantize(layer.weight.detach())
-        scale, exact = buffers[SCALE], True
-    buffers = {SCALE: scale, "weight_transposed": transposed(weight) if compute and keep_transposed else None}
-    return hold_(layer, Fp8(compute=compute, exact=exact), dtype, weight, buffers)
+        weight, made = Fp8().quantize(dequantized(layer) if known else weight.detach())
+        scale, exact = made[SCALE], True
+    held = {SCALE: scale, "weight_transposed": transposed(weight) if compute and keep_transposed else None}
+    return hold_(layer, Fp8(compute=compute, exact=exact), dtype, weight, held)
 
 
 def scale_(layer: nn.Linear, scale: Tensor, dtype: torch.dtype) -> None:

@@ -148,7 +148,7 @@ class _Run:
 
     def main_memory(self) -> int:
         """Return the peak of the process: text encoders as they are read, or blocks that are swapped."""
-        encoders = sum(self._values_of_encoders().values()) * HALF  # as in their files
+        encoders = float(sum(self._values_of_encoders().values()) * HALF)  # as in their files
         encoders += sum(
             self._quantized_bytes(name, encoder_format(self.settings)) for name in self._values_of_encoders()
         )

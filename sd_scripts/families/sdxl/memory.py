@@ -16,7 +16,8 @@ def place(components: Components, settings: Settings, device: torch.device) -> N
     all of it in full precision."""
     unet: Any = components.denoiser
     quantize = block_quantizer(settings, unet.dtype, device, few_tokens=ResnetBlock2D)
-    for block in (block for part in compile_targets(unet) for block in part) if quantize else ():
-        block.to(device)
-        quantize(block, True)
+    if quantize:
+        for block in (block for part in compile_targets(unet) for block in part):
+            block.to(device)
+            quantize(block, True)
     unet.to(device)
