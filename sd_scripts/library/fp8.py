@@ -43,8 +43,8 @@ class Fp8(WeightFormat):
         scale = torch.ldexp(torch.ones_like(largest), exponent)
         return (weight.float() / scale).to(STORAGE), {SCALE: scale}
 
-    def dequantize(self, layer: nn.Linear) -> Tensor:
-        return layer.weight.float() * layer.weight_scale  # type: ignore[operator]
+    def dequantize(self, weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+        return (weight.float() * scale).to(dtype)
 
     def product(self, x: Tensor, layer: nn.Linear) -> Tensor:
         weight, scale = layer.weight, layer.weight_scale

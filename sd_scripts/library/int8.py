@@ -34,8 +34,8 @@ class Int8(WeightFormat):
         quantized, scale = quantized_rows(weight)
         return quantized, {SCALE: scale}
 
-    def dequantize(self, layer: nn.Linear) -> Tensor:
-        return dequantized_rows(layer.weight, layer.weight_scale, torch.float32)  # type: ignore[arg-type]
+    def dequantize(self, weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+        return dequantized_rows(weight, scale, dtype)
 
     def product(self, x: Tensor, layer: nn.Linear) -> Tensor:
         bias = None if layer.bias is None else layer.bias.to(x.dtype)

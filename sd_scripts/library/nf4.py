@@ -25,8 +25,8 @@ class Nf4(WeightFormat):
         packed, scale = torch.ops.bitsandbytes.quantize_4bit(values, BLOCK, "nf4", torch.uint8)
         return packed.view(len(weight), -1), {SCALE: scale}
 
-    def dequantize(self, layer: nn.Linear) -> Tensor:
-        return dequantized_blocks(layer.weight, layer.weight_scale, torch.float32)  # type: ignore[arg-type]
+    def dequantize(self, weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+        return dequantized_blocks(weight, scale, dtype)
 
     def product(self, x: Tensor, layer: nn.Linear) -> Tensor:
         bias = None if layer.bias is None else layer.bias.to(x.dtype)

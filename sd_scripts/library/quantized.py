@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sd_scripts.library.block_swap import host_value
+
 MULTIPLE = 16
 """Widths of quantized layers are multiples of it, as products in 8 bits need."""
 SCALE = "weight_scale"
@@ -34,8 +36,8 @@ class WeightFormat(ABC):
         """Return what a layer holds of a `weight` (out, in), and its buffers by name."""
 
     @abstractmethod
-    def dequantize(self, layer: nn.Linear) -> Tensor:
-        """Return the weight of a layer, (out, in) float32."""
+    def dequantize(self, weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the weight (out, in) in `dtype`, from what a layer holds of it and its scales."""
 
     @abstractmethod
     def product(self, x: Tensor, layer: nn.Linear) -> Tensor:
@@ -74,11 +76,20 @@ def quantize_(layer: nn.Linear, weight_format: WeightFormat, dtype: torch.dtype)
     return hold_(layer, weight_format, dtype, *weight_format.quantize(weight))
 
 
-@torch.no_grad()
-def dequantized(layer: nn.Linear) -> Tensor:
-    """Return the weight of a layer, quantized or not, (out, in) float32."""
+def dequantized(layer: nn.Linear, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return the weight of a layer that is on the device, quantized or not, (out, in)."""
     known = format_of(layer)
-    return known.dequantize(layer) if known else layer.weight.float()
+    return known.dequantize(layer.weight, layer.weight_scale, dtype) if known else layer.weight.to(dtype)  # type: ignore[arg-type]
+
+
+@torch.no_grad()
+def stored_weight(layer: nn.Linear, device: torch.device) -> Tensor:
+    """Return the weight of a layer, quantized or not, also if its block is swapped out: (out, in) float32."""
+    known, weight = format_of(layer), host_value(layer.weight).detach().to(device)
+    if known is None:
+        return weight.float()
+    scale: Tensor = layer.weight_scale  # type: ignore[assignment]
+    return known.dequantize(weight, host_value(scale).to(device), torch.float32)
 
 
 def hold_(
@@ -105,7 +116,7 @@ def add_(layer: nn.Linear, change: Tensor) -> None:
     """Add `change`, (out, in) float32, to a quantized weight, which is quantized again."""
     known = format_of(layer)
     assert known
-    hold_(layer, known, compute_dtype(layer), *known.quantize(known.dequantize(layer) + change))
+    hold_(layer, known, compute_dtype(layer), *known.quantize(dequantized(layer) + change))
 
 
 def frozen_linear(x: Tensor, layer: nn.Linear) -> Tensor:
