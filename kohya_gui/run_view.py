@@ -355,7 +355,8 @@ def compiled_graphs(run_state: RunState) -> str:
 def files(run_state: RunState, run: int) -> str:
     if not run_state.saved:
         return ""
-    rows = [file_row(run, number, made) for number, made in reversed(list(enumerate(run_state.saved))[-MOST_FILES:])]
+    last = reversed(list(enumerate(run_state.saved))[-MOST_FILES:])
+    rows = [file_row(run, number, made, run_state.uploaded.get(made.path)) for number, made in last]
     first, more = rows[:FIRST_FILES], rows[FIRST_FILES:]
     rest = (
         f"<details><summary>{len(more)} more</summary><ul class='files'>{''.join(more)}</ul></details>" if more else ""
@@ -366,8 +367,9 @@ def files(run_state: RunState, run: int) -> str:
     )
 
 
-def file_row(run: int, number: int, made: OutputFile) -> str:
-    """Return a file's name, step, size and links; a state is a folder, so only its path can be copied."""
+def file_row(run: int, number: int, made: OutputFile, uploaded: str | None) -> str:
+    """Return a file's name, step, size and links; a state is a folder, so only its path can be copied. `uploaded`: its
+    address on the Hugging Face Hub, if it is there."""
     found = made.find()
     told = f"step {made.step}{f' · {size(made.bytes)}' if made.bytes else ''}"
     if found is None:
@@ -376,10 +378,12 @@ def file_row(run: int, number: int, made: OutputFile) -> str:
     path, name = escape(str(found)), escape(found.name)
     is_state = made.path.name.endswith(STATE_ENDING)
     link = f'<a href="studio/run/{run}/file/{number}" download="{name}">Download</a>'
+    on_hub = uploaded and uploaded.startswith("https://")
+    hub = f'<a href="{escape(uploaded)}" target="_blank" rel="noopener">On the Hub</a>' if uploaded and on_hub else ""
     return (
         f'<li><code title="{path}">{name}</code><span>{told}</span>'
         f'<span class="ways"><button type="button" class="link" data-copy="{path}">Copy path</button>'
-        f"{'' if is_state else link}</span></li>"
+        f"{'' if is_state else link}{hub}</span></li>"
     )
 
 

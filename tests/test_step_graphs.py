@@ -56,6 +56,10 @@ class Rerun:
     model: nn.Module
     fails: Exception | None = None
     recorded: int = 0
+    room: bool = True
+
+    def has_room(self) -> bool:
+        return self.room
 
     def record(self, run: Callable[[], Tensor]) -> tuple[Again, Tensor]:
         if self.fails:
@@ -168,18 +172,21 @@ def test_what_cannot_be_recorded_runs_as_usual_from_then_on(tmp_path: Path) -> N
     assert torch.equal(learner.trainable.state_dict()["masters"], plain.trainable.state_dict()["masters"])
 
 
-def test_recorded_shapes_are_replayed_on_when_another_one_cannot_be_recorded(tmp_path: Path) -> None:
+@pytest.mark.parametrize("room", [True, False])
+def test_recorded_shapes_are_replayed_on_when_another_one_cannot_be_recorded(room: bool, tmp_path: Path) -> None:
     learner = lora(tmp_path)
     recorder = Rerun(learner.model)
     step = learner.step(recorder)
     for number in range(WARM_UP + 1):
         step.micro(inputs(2, number, torch.float32))
         step.update()
-    recorder.fails = torch.OutOfMemoryError("CUDA out of memory")
+    recorder.room = room
+    recorder.fails = torch.OutOfMemoryError("CUDA out of memory") if room else None
     for _ in range(WARM_UP):
         step.micro(inputs(3, 0, torch.float32))
         step.update()
-    with pytest.raises(RecordingFailed, match=r"^OutOfMemoryError: CUDA out of memory$") as caught:
+    why = "OutOfMemoryError: CUDA out of memory" if room else "too little GPU memory is free"
+    with pytest.raises(RecordingFailed, match=f"^{why}$") as caught:
         step.micro(inputs(3, 0, torch.float32))
     assert not caught.value.none_left
     learner.trainable.discard_gradients()
@@ -187,6 +194,21 @@ def test_recorded_shapes_are_replayed_on_when_another_one_cannot_be_recorded(tmp
         step.micro(inputs(rows, 0, torch.float32))
         step.update()
     assert recorder.recorded == 1
+
+
+def test_what_is_forgotten_is_recorded_again(tmp_path: Path) -> None:
+    learner, plain = lora(tmp_path), lora(tmp_path)
+    recorder = Rerun(learner.model)
+    step, expected = learner.step(recorder), plain.step()
+    for number in range(2 * WARM_UP + 3):
+        for each in (step, expected):
+            each.micro(inputs(2, number, torch.float32))
+            each.update()
+        if number == WARM_UP:
+            assert step.graphs
+            step.graphs.forget()
+    assert recorder.recorded == 2
+    assert torch.equal(learner.trainable.state_dict()["masters"], plain.trainable.state_dict()["masters"])
 
 
 def test_graphs_make_room_for_what_does_not_fit_beside_them(tmp_path: Path) -> None:

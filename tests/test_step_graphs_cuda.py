@@ -16,7 +16,8 @@ pytestmark = [
 ]
 
 STEPS: dict[str, Any] = {"max_train_steps": 20, "mixed_precision": "bf16", "learning_rate": 1e-3, "deterministic": True}
-COMPILED = {**STEPS, "compile": True}
+PLAIN = {**STEPS, "record_steps": False}
+COMPILED = {**PLAIN, "compile": True}
 RECORDED = {**COMPILED, "compile_mode": "reduce-overhead"}
 HALF = {"full_bf16": True}
 
@@ -60,8 +61,35 @@ def test_a_lora_learns_the_same(more: dict[str, Any], each_miniature: Any, tmp_p
 
 def test_without_a_compiler_it_learns_the_same(each_miniature: Any, tmp_path: Path) -> None:
     run = train(each_miniature, tmp_path / "run", **COMPILED, compile_backend="cudagraphs")
-    same(run, train(each_miniature, tmp_path / "plain", **STEPS))
+    same(run, train(each_miniature, tmp_path / "plain", **PLAIN))
     assert run.told("compile")[-1:] == [] or not run.told("compile")[-1].get("graphs")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"compile": True},
+        {"gradient_checkpointing": True, "network_dropout": 0.0},
+        {"network_train_unet_only": None, "cache_text_encoder_outputs": None, "mixed_precision": "no"},
+        {"mixed_precision": "fp16"},
+    ],
+    ids=lambda more: ",".join(more),
+)
+def test_steps_are_recorded_unless_told_otherwise(more: dict[str, Any], each_miniature: Any, tmp_path: Path) -> None:
+    run = train(each_miniature, tmp_path / "run", **{**STEPS, **more})
+    same(run, train(each_miniature, tmp_path / "plain", **{**PLAIN, **more}))
+
+
+@pytest.mark.parametrize("more", [HALF, {}, {"gradient_checkpointing": True}], ids=lambda more: ",".join(more))
+def test_steps_of_a_whole_model_are_recorded(more: dict[str, Any], each_miniature: Any, tmp_path: Path) -> None:
+    run = train_whole(each_miniature, tmp_path / "run", **STEPS, **more)
+    same(run, train_whole(each_miniature, tmp_path / "plain", **PLAIN, **more))
+
+
+def test_swapped_blocks_are_silently_not_recorded(flux_miniature: Any, tmp_path: Path) -> None:
+    run = train(flux_miniature, tmp_path / "run", **STEPS, blocks_to_swap=1)
+    assert (run.status, recorded(run), warned(run)) == (0, 0, [])
 
 
 @pytest.mark.parametrize(
@@ -124,7 +152,9 @@ def test_text_encoders_learn_the_same(each_miniature: Any, tmp_path: Path) -> No
     assert run.losses == pytest.approx(plain.losses, rel=0.01)
 
 
-@pytest.mark.parametrize("mode", [{"compile_mode": "reduce-overhead"}, {"compile_backend": "cudagraphs"}])
+@pytest.mark.parametrize(
+    "mode", [{"compile_mode": "reduce-overhead"}, {"compile_backend": "cudagraphs"}, {"record_steps": True}]
+)
 def test_a_step_that_cannot_be_recorded_is_told_and_the_run_goes_on(
     mode: dict[str, str], miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,7 +162,7 @@ def test_a_step_that_cannot_be_recorded_is_told_and_the_run_goes_on(
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
     monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_begin", full)
-    run = train(miniature, tmp_path / "run", **COMPILED, **mode)
+    run = train(miniature, tmp_path / "run", **{**COMPILED, **mode})
     (told,) = warned(run)
     assert told.startswith(f"{next(iter(mode))}: the step cannot be recorded as a CUDA graph: OutOfMemoryError: CUDA")
     assert run.losses == pytest.approx(train(miniature, tmp_path / "plain", **COMPILED).losses, rel=0.02)

@@ -22,6 +22,8 @@ CLIP_L: dict[str, Any] = {
 
 COMPILED = {"compile": True}
 GRAPHS = {"compile": True, "compile_mode": "reduce-overhead"}
+UNRECORDED = {"record_steps": False}
+AUTOTUNED = {"compile": True, "compile_mode": "max-autotune-no-cudagraphs"}
 CHECKPOINTING = {"gradient_checkpointing": True}
 FUSED: dict[str, Any] = COMPILED | CHECKPOINTING | {"fused_backward_pass": True}
 ADAFACTOR: dict[str, Any] = FUSED | {

@@ -39,7 +39,7 @@ from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions
 from sd_scripts.options.optimizer_table import known_optimizer
 from sd_scripts.options.sampling import SampleOptions
-from sd_scripts.options.saving import SavingOptions
+from sd_scripts.options.saving import HuggingFaceOptions, SavingOptions
 from sd_scripts.options.schedule_table import SCHEDULES
 from sd_scripts.options.spec import OptionGroup, until_wrong
 from sd_scripts.options.training import TrainingOptions
@@ -597,9 +597,24 @@ def int8_without_compile(memory: MemoryOptions, compiled: CompileOptions, networ
         )
 
 
+def uploads_without_repository(hub: HuggingFaceOptions) -> Findings:
+    chosen = {
+        "huggingface_repo_type": hub.huggingface_repo_type,
+        "huggingface_path_in_repo": hub.huggingface_path_in_repo,
+        "huggingface_repo_visibility": hub.huggingface_repo_visibility,
+        "save_state_to_huggingface": hub.save_state_to_huggingface,
+    }
+    if hub.huggingface_repo_id:
+        return
+    for name, value in chosen.items():
+        if value:
+            yield name, "has no effect without huggingface_repo_id, so nothing is uploaded; set it to upload"
+
+
 REMARKS = (
     int8_without_compile,
     steps_that_are_not_recorded,
+    uploads_without_repository,
     activation_memory_budget_without_effect,
     compile_mode_with_auto,
     compile_without_effect,

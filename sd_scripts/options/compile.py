@@ -57,8 +57,8 @@ class CompileOptions(OptionGroup, title="Torch Compile Settings", shown_when="co
     )
     compile_mode: Mode = option(
         "default",
-        "reduce-overhead replays each step as a CUDA graph: fastest, above all at small batch sizes. max-autotune "
-        "searches for minutes. Only inductor has modes.",
+        "default suits nearly all runs. reduce-overhead and max-autotune replay each step as a CUDA graph even if "
+        "record_steps is off; max-autotune searches for minutes. Only inductor has modes.",
         active_with=("compile_backend", "inductor"),
     )
     compile_dynamic: Literal["auto", "true", "false"] = option(
@@ -96,6 +96,14 @@ class CompileOptions(OptionGroup, title="Torch Compile Settings", shown_when="co
         if CUDA_GRAPHS_KEY in given:
             return "compile_options" if given[CUDA_GRAPHS_KEY] else ""
         return "compile_mode" if self.compile_mode in WITHOUT_CUDA_GRAPHS else ""
+
+    @property
+    def leaves_recording_open(self) -> bool:
+        """Return whether these options neither ask for CUDA graphs nor exclude them, so that record_steps decides."""
+        if not self.compile:
+            return True
+        given = {key for key, _, _ in literals(self.compile_options)}
+        return self.compile_backend == "inductor" and self.compile_mode == "default" and CUDA_GRAPHS_KEY not in given
 
     def without_cuda_graphs(self) -> "CompileOptions | None":
         """Return the options without CUDA graphs; None if they choose the backend that does nothing else."""

@@ -1,6 +1,6 @@
 """Options of the process: the run folder, and PyTorch's CUDA settings."""
 
-from sd_scripts.options.spec import OptionGroup, path_option, switch
+from sd_scripts.options.spec import OptionGroup, option, path_option, switch
 
 
 class RunOptions(OptionGroup, title="Run"):
@@ -22,6 +22,13 @@ class CudaOptions(OptionGroup, title="CUDA"):
     cuda_cudnn_benchmark: bool = switch(
         "Let cuDNN benchmark its convolutions for each size and use the fastest. Helps with few bucket sizes.",
         label="cuDNN benchmark",
+    )
+    record_steps: bool = option(
+        True,
+        "Record forward and backward of a step as a CUDA graph, and replay it: steps take as long as the GPU needs, "
+        "however slow the CPU is, and learn the same. Nothing is compiled. Batches that do not fit beside the graphs, "
+        "and settings that cannot be recorded, such as swapped blocks, run as usual.",
+        label="Record steps",
     )
     deterministic: bool = switch(
         "Use deterministic kernels, so that GPU runs repeat and resume bit for bit. Slower.",

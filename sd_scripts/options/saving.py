@@ -11,7 +11,8 @@ LONGEST_NAME = 180
 WINDOWS_DEVICES = {"con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(10))}
 """Reserved names that no file on Windows can have, whatever its extension."""
 CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f]")
-NO_UPLOAD = "uploads are not supported; upload the saved file with `hf upload`"
+REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+"""A repository of the Hub: its owner and its name."""
 
 
 class SavingOptions(OptionGroup, title="Saving"):
@@ -95,20 +96,42 @@ class EmaOptions(OptionGroup, title="EMA", shown_when="use_ema"):
 
 
 class HuggingFaceOptions(OptionGroup, title="Hugging Face"):
-    """Your account on the Hugging Face Hub."""
+    """Your account on the Hugging Face Hub, and the repository that saved files are uploaded to."""
 
     huggingface_token: str | None = optional(
-        "Access token for models that need a login. Passed to the run as HF_TOKEN and never saved.",
+        "Access token for models that need a login and for uploads. Passed to the run as HF_TOKEN and never saved.",
         label="Hugging Face token",
         secret=True,
     )
-    huggingface_repo_id: str | None = optional("Repository to upload saved files to.", not_yet=NO_UPLOAD)
-    huggingface_repo_type: str | None = optional("Type of that repository.", not_yet=NO_UPLOAD)
-    huggingface_path_in_repo: str | None = optional("Folder in that repository.", not_yet=NO_UPLOAD)
-    huggingface_repo_visibility: str | None = optional("public, otherwise private.", not_yet=NO_UPLOAD)
-    save_state_to_huggingface: bool = switch("Upload states too.", not_yet=NO_UPLOAD)
+    huggingface_repo_id: str | None = optional(
+        "Upload each saved file to this repository, which is created if it does not exist. A failed upload is told and "
+        "ends no run.",
+        label="Upload to repository",
+        placeholder="me/my-lora",
+    )
+    huggingface_repo_type: Literal["model", "dataset", "space"] | None = optional(
+        "Type of that repository. Unset is model.", label="Repository type"
+    )
+    huggingface_path_in_repo: str | None = optional(
+        "Folder in that repository. Unset is its root.", label="Folder in repository"
+    )
+    huggingface_repo_visibility: Literal["private", "public"] | None = optional(
+        "Who sees a repository that is created. Unset is private.", label="Visibility"
+    )
+    save_state_to_huggingface: bool = switch(
+        "Upload saved states too. They hold the optimizer, so they are larger than the file.", label="Upload states"
+    )
     resume_from_huggingface: bool = switch(
         "Read resume as the name of a repository.",
         not_yet="a state is read from a local folder; download it and set resume to that folder",
     )
-    async_upload: bool = switch("Upload while training continues.", not_yet=NO_UPLOAD)
+    async_upload: bool = switch(
+        "Upload while training continues.", not_yet="uploads always run beside the training; leave it out"
+    )
+
+    def check(self) -> Iterable[tuple[str, str]]:
+        if self.huggingface_repo_id and not REPOSITORY.fullmatch(self.huggingface_repo_id):
+            yield (
+                "huggingface_repo_id",
+                f"{self.huggingface_repo_id!r} is not the name of a repository; write owner/name, such as me/my-lora",
+            )

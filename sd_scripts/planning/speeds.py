@@ -11,6 +11,7 @@ from sd_scripts.data.buckets import Extent
 from sd_scripts.data.epochs import BatchShape
 from sd_scripts.families.card import FamilyCard, Speed
 from sd_scripts.formats.safetensors_header import read_header
+from sd_scripts.options.checks import keeps_from_recording
 from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.settings import Settings
@@ -25,6 +26,7 @@ COMPILING = tuple(
     for each in each_option(group)
     if each.name not in ("compile_auto", "compile_check_every")  # it stands for others; its time does not count
 )
+RECORDING = "record_steps"
 DECIDING = (
     *("mixed_precision", "full_fp16", "full_bf16", "fp8_base", "fp8_base_unet", "fp8_compute", "quantize_base"),
     *("quantize_text_encoders", "blocks_to_swap"),
@@ -32,7 +34,7 @@ DECIDING = (
     *("network_module", "network_dim", "network_args", "network_train_unet_only", "network_train_text_encoder_only"),
     *("train_text_encoder", "optimizer_type", "fused_backward_pass", "fused_optimizer_groups"),
     *("blockwise_fused_optimizers", "cache_latents", "cache_text_encoder_outputs", "sdpa", "xformers", "use_ema"),
-    *("train_blocks", "num_processes", "deterministic"),
+    *("train_blocks", "num_processes", "deterministic", RECORDING),
 )
 """Options that decide the speed of a step, besides those of torch.compile."""
 NEARLY_EQUAL = (
@@ -40,7 +42,7 @@ NEARLY_EQUAL = (
     *("optimizer_type", "cache_latents", "cache_text_encoder_outputs", "sdpa", "gradient_accumulation_steps"),
 )
 """Options that a measured table need not agree in: as usually set, they change a step little."""
-SAVING = ("gradient_checkpointing",)
+AGREEING = ("gradient_checkpointing", RECORDING)
 """Options that change what compiling gains."""
 MEASURED_ON = "H200"
 MEASURED_PIXELS = 1024 * 1024
@@ -153,6 +155,8 @@ class Speeds:
 
     def _from_table(self, shapes: Mapping[BatchShape, int], *, compiled: bool) -> Estimate | None:
         given = self._wanted(compiled=compiled)
+        if keeps_from_recording(self.settings.filled):
+            given[RECORDING] = False
         if self.anywhere:
             return self._similar(given)
         if MEASURED_ON not in self.gpu.name or not all(_near(shape) for shape in shapes):
@@ -174,8 +178,8 @@ class Speeds:
         def distance(speed: Speed) -> tuple[bool, float]:
             return speed.method != self.method, abs(math.log2(_batch(speed.options) / _batch(given)))
 
-        saving = chosen(given, SAVING)
-        alike = [speed for speed in self.card.speeds if chosen(speed.options, SAVING) == saving]
+        agreed = chosen(given, AGREEING)
+        alike = [speed for speed in self.card.speeds if chosen(speed.options, AGREEING) == agreed]
         plain = min((s for s in alike if not chosen(s.options, COMPILING)), key=distance, default=None)
         if plain is None:
             return None

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 Ending = Literal["stopped", "failed", "finished"]
 Kind = (
-    Literal["started", "phase", "step", "epoch", "validation", "sample", "saved", "warning", "heard"]
+    Literal["started", "phase", "step", "epoch", "validation", "sample", "saved", "uploaded", "warning", "heard"]
     | Literal["compile", "compile_check"]
     | Ending
 )
@@ -26,7 +26,7 @@ NUMBERS = frozenset(
 TEXTS = frozenset(
     (
         *("kind", "id", "name", "text", "path", "prompt", "option", "error", "remedy", "details", "family"),
-        *("method", "note", "resumed_from", "media"),
+        *("method", "note", "resumed_from", "media", "url"),
     )
 )
 """Keys whose values are strings."""

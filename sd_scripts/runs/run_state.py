@@ -151,6 +151,8 @@ class RunState:
     """The time of each step."""
     samples: list[OutputFile] = field(default_factory=list)
     saved: list[OutputFile] = field(default_factory=list)
+    uploaded: dict[Path, str] = field(default_factory=dict)
+    """Address of each saved file or state that was uploaded."""
     warnings: list[str] = field(default_factory=list)
     compile: dict[str, Any] = field(default_factory=dict)
     compile_lines: list[str] = field(default_factory=list)
@@ -322,6 +324,9 @@ class RunState:
         size, mtime = int(event.get("bytes") or 0), int(event.get("mtime_ns") or 0)
         step, time = event.get("step", self.step), event.get("time")
         self.saved.append(OutputFile(Path(event["path"]), step, bytes=size, mtime_ns=mtime, time=time))
+
+    def _on_uploaded(self, event: dict[str, Any]) -> None:
+        self.uploaded[Path(event["path"])] = event.get("url") or ""
 
     def _on_compile(self, event: dict[str, Any]) -> None:
         self.compile.update({k: v for k, v in event.items() if k not in ("time", "kind", "text", "compiled", "broke")})

@@ -21,6 +21,7 @@ from sd_scripts.library.compile_utils import MIN_GRAPH_LIMIT, compile_model
 from sd_scripts.options.checks import keeps_from_recording
 from sd_scripts.options.compile import CUDA_GRAPHS_KEY, CompileMoreOptions, CompileOptions
 from sd_scripts.options.dataset import CacheOptions
+from sd_scripts.options.run import CudaOptions
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.planning.compile_plan import STATIC_SHAPES, distinct_shapes, expected_graphs
 from sd_scripts.runs.compile_cache import cache_folder, graphs_in, in_use
@@ -46,10 +47,11 @@ def uses_cuda_graphs(options: CompileOptions) -> bool:
 
 def records_steps(context: Context) -> bool:
     """Return whether a run is to record its steps as CUDA graphs."""
-    settings = context.settings
+    settings, options = context.settings, context.settings[CompileOptions]
+    wanted = uses_cuda_graphs(options) or (options.leaves_recording_open and settings[CudaOptions].record_steps)
     averages_in_backward = context.world > 1 and settings.script.method == "full"
     possible = not (keeps_from_recording(settings.filled) or averages_in_backward or context.sharded)
-    return context.device.type == "cuda" and uses_cuda_graphs(settings[CompileOptions]) and possible
+    return context.device.type == "cuda" and wanted and possible
 
 
 _warming: list[threading.Thread] = []
@@ -165,9 +167,13 @@ class Compilation:
         return self.self_check is not None and self.self_check.eager
 
     @property
+    def compiles_steps(self) -> bool:
+        return self.active and not self.eager_first
+
+    @property
     def skips_guards(self) -> bool:
         """Whether steps may skip guards of graphs whose inputs have been seen."""
-        return self.active and self._more.compile_skip_guards and not (self.eager_first or self._checks_guards)
+        return self.compiles_steps and self._more.compile_skip_guards and not self._checks_guards
 
     @property
     def cuda_graphs(self) -> bool:
@@ -177,7 +183,7 @@ class Compilation:
     @property
     def records_steps(self) -> bool:
         """Whether forward and backward are recorded as one CUDA graph for each batch shape."""
-        return self.active and self._records and not self.eager_first
+        return self._records and not self.eager_first
 
     def compile_ahead(self) -> None:
         """Compile the VAE, if it encodes only before the first step."""
@@ -226,8 +232,8 @@ class Compilation:
 
     @property
     def _recorded_eagerly(self) -> bool:
-        """Whether the step is recorded as a whole without compiling anything."""
-        return self._records and self._options.compile_backend == "cudagraphs"
+        """Whether the step is recorded as a whole without compiling the denoiser."""
+        return self._records and (not self._options.compile or self._options.compile_backend == "cudagraphs")
 
     def begin(self) -> None:
         """Compile from now on: enough uncompiled steps are timed."""
@@ -400,11 +406,11 @@ class Compilation:
     def recovers_from(self, error: Exception) -> bool:
         """Return whether a failed step, of which nothing may be left, can be repeated without CUDA graphs or eagerly.
         Raises Failed if compiling failed under compile_fullgraph."""
-        if not self.active:
-            return False
         if isinstance(error, RecordingFailed):
             self._continue_unrecorded(error)
             return True
+        if not self.active:
+            return False
         if UNGUARDED in str(error) and not self._context.sharded:  # with FSDP all processes must repeat the step
             self._checks_guards = True
             return True
@@ -440,15 +446,18 @@ class Compilation:
 
     def _continue_unrecorded(self, error: RecordingFailed) -> None:
         """Continue with what is recorded, else with compiled blocks."""
-        chosen = self._chosen.cuda_graphs_from or "compile_backend"
+        chosen = "record_steps"
+        if uses_cuda_graphs(self._chosen):
+            chosen = self._chosen.cuda_graphs_from or "compile_backend"
         if not error.none_left:
             rest = "are replayed for batches of other shapes"
             self._context.warn(f"{chosen}: no more CUDA graphs can be recorded: {error}. Those that are there {rest}")
             return
-        if self._recorded_eagerly and error.out_of_memory:
-            self._failed = True
-        elif self._recorded_eagerly and self._compile_denoiser:
-            self._compile_denoiser(self._options)  # whose blocks then replay graphs of their own
+        if self._recorded_eagerly and self._compile_denoiser:
+            if error.out_of_memory:
+                self._failed = True
+            else:
+                self._compile_denoiser(self._options)  # whose blocks then replay graphs of their own
         self._records = False
         self._context.warn(
             f"{chosen}: the step cannot be recorded as a CUDA graph: {error}. The run continues without recording it"

@@ -18,6 +18,9 @@ from torch import Tensor
 WARM_UP = 2
 """Times that inputs of a shape run as usual before they are recorded: they compile, tune kernels and fill caches."""
 
+SPARE_BYTES = 256 * 2**20
+"""GPU memory that later graphs leave free: for samples, for the update, for other programs."""
+
 Inputs = Mapping[str, Tensor]
 Key = tuple[Any, ...]
 
@@ -54,6 +57,9 @@ class Recorder(Protocol):
     def record(self, run: Callable[[], Tensor]) -> tuple[Recorded, Tensor]:
         """Record `run` without executing it; return what replays it, and where its result will be."""
 
+    def has_room(self) -> bool:
+        """Return whether there is memory for one more graph like those that are there."""
+
 
 class RecordingFailed(Exception):
     """Raised if a micro-step cannot be recorded, or not beside what is recorded. Nothing of it has been computed."""
@@ -76,9 +82,14 @@ class CudaRecorder:
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        self._largest = 0
+        """Bytes that a graph takes besides its tensors: its thousands of kernels, which only the driver counts."""
+
+    def has_room(self) -> bool:
+        return torch.cuda.mem_get_info()[0] >= 2 * self._largest + SPARE_BYTES
 
     def record(self, run: Callable[[], Tensor]) -> tuple[Recorded, Tensor]:
-        graph = torch.cuda.CUDAGraph()
+        graph, available = torch.cuda.CUDAGraph(), _available()
         error: Exception | None = None
         try:
             # the threads of the data loader may use CUDA meanwhile; entering frees what the warm-up has cached
@@ -92,7 +103,13 @@ class CudaRecorder:
                     raise
         except Exception as last:
             raise (error or last) from None  # ending a failed recording raises an error of its own
+        self._largest = max(self._largest, available - _available())
         return graph, result
+
+
+def _available() -> int:
+    """Return the bytes of GPU memory that are free or in PyTorch's hands."""
+    return torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
 
 
 class StepGraphs:
@@ -121,11 +138,16 @@ class StepGraphs:
         self._trained.replayed()
         return graph.loss.clone()  # the next replay overwrites it
 
+    def forget(self) -> None:
+        """Free the graphs, and record again what is run from now on."""
+        self._seen.clear()
+        self._graphs.clear()
+        self._trained.forget_recorded()
+
     def drop(self) -> None:
         """Free the graphs and record no more."""
         self._records = False
-        self._graphs.clear()
-        self._trained.forget_recorded()
+        self.forget()
 
     def _beside_graphs(self, inputs: Inputs, run: Callable[[Inputs], Tensor]) -> Tensor:
         """Run as usual. Without the graphs' memory there may be enough for what is too large beside them."""
@@ -140,6 +162,9 @@ class StepGraphs:
         raise RecordingFailed(why, none_left=True, out_of_memory=True)
 
     def _recorded(self, inputs: Inputs, run: Callable[[Inputs], Tensor]) -> _Graph:
+        if self._graphs and not self._recorder.has_room():
+            self._records = False
+            raise RecordingFailed("too little GPU memory is free", none_left=False, out_of_memory=True)
         self._tell(len(self._graphs) + 1)
         static = {name: tensor.clone() for name, tensor in inputs.items()}
 

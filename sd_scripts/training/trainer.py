@@ -43,6 +43,7 @@ from sd_scripts.training.context import Context, Failed
 from sd_scripts.training.dry_save import dry_save
 from sd_scripts.training.ema import Ema
 from sd_scripts.training.error_hints import SAVED_BEFORE, brief, nonfinite_hint
+from sd_scripts.training.hub_upload import HubUploads
 from sd_scripts.training.methods import Method
 from sd_scripts.training.origin import FLAG, changed_models, changes, origin_of
 from sd_scripts.training.outputs import OwnOutputs, marked_as_running, other_runs
@@ -81,6 +82,7 @@ class Trainer:
         context.accelerator.wait_for_everyone()
         self.saved = saved = self._find_state(settings[ResumeOptions].resume)
         self.outputs = self._find_outputs()
+        self.uploads = HubUploads(context)
         if saved:
             self._take_seed(saved)
         prompts = prompts_of(settings, family, context.warn)
@@ -113,7 +115,7 @@ class Trainer:
         optimizers.train_mode(self.train_state.optimizer)
 
         # what happens between steps
-        writer = Writer(self.training_data, self.train_state, self.outputs)
+        writer = Writer(self.training_data, self.train_state, self.outputs, self.uploads)
         self.saver = Saver(context, self.train_state, writer)
         dry_save(context, self.train_state, writer)
         self.validator = Validator(self.training_data, self.train_state, self.loss)
@@ -285,6 +287,7 @@ class Trainer:
             known=self._known_inputs(),
         )
         self.step_graphs = StepGraphs(self.trainable, CudaRecorder(), self._tell_recording) if self._records else None
+        self._compiled_steps = self.compilation.compiles_steps
         self._choose_graphs()
 
     def _tell_recording(self, number: int) -> None:
@@ -293,6 +296,9 @@ class Trainer:
 
     def _choose_graphs(self) -> None:
         """Let steps record and replay what the compiler allows by now."""
+        if self.step_graphs and self._compiled_steps != self.compilation.compiles_steps:
+            self.step_graphs.forget()  # the code that they run may be freed
+        self._compiled_steps = self.compilation.compiles_steps
         self.step.cuda_graphs = self.compilation.cuda_graphs
         self.step.known = self._known_inputs()
         self.step.graphs = self.step_graphs if self.compilation.records_steps else None
@@ -412,7 +418,7 @@ class Trainer:
         """Accumulate the gradients of a step and return its mean loss; with compile_check_every, run some steps eagerly
         first and tell the difference."""
         step = self.train_state.progress.step + 1
-        if not self.compilation.active or self.compilation.eager_first or not self.check.due(step):
+        if not self.compilation.compiles_steps or not self.check.due(step):
             return self._gradients(batches)
         with self.reporter.paused():
             eager = self.check.eager_step(lambda: self._accumulate(batches, eager=True))
@@ -481,6 +487,7 @@ class Trainer:
         self._between_steps(lambda: self.sampler.run(step), due="sample" in commands or self.sampler.due_at_step(step))
         if not stops:
             return False
+        self.uploads.finish()
         self.context.emit("stopped", step=step)
         logger.info("Stopped at step %d; the state is saved, and resume continues from it", step)
         return True
@@ -558,16 +565,13 @@ class Trainer:
 
     def _phase_of_steps(self) -> None:
         """Report the phase of the steps: `compiling` for the first one of a compiled run, then `training`."""
-        compiles = (
-            self.compilation.active
-            and not self.compilation.eager_first
-            and self.train_state.progress.step == self.first
-        )
+        compiles = self.compilation.compiles_steps and self.train_state.progress.step == self.first
         self.context.phase("compiling" if compiles else "training")
 
     def _finish(self) -> Path:
         path = self._save(self.saver.save_last, requested=True)
         assert path
+        self.uploads.finish()
         seconds = round(time.monotonic() - self.began, 1)
         self.context.emit("finished", step=self.train_state.progress.step, path=str(path), seconds=seconds)
         return path

@@ -12,6 +12,7 @@ from sd_scripts.library.safetensors_io import PRECISIONS, on_cpu, save_model
 from sd_scripts.options.saving import SavingOptions
 from sd_scripts.runs.outputs import STATE_ENDING
 from sd_scripts.training.error_hints import brief
+from sd_scripts.training.hub_upload import HubUploads
 from sd_scripts.training.metadata import FileMetadata
 from sd_scripts.training.outputs import OwnOutputs
 from sd_scripts.training.train_state import TrainState, write_state
@@ -31,9 +32,9 @@ class Failure:
 class Writer:
     """Writes from the main process; with shards, all processes gather."""
 
-    def __init__(self, training_data: TrainingData, train_state: TrainState, outputs: OwnOutputs):
+    def __init__(self, training_data: TrainingData, train_state: TrainState, outputs: OwnOutputs, uploads: HubUploads):
         self._context, self._components = training_data.context, training_data.components
-        self._train_state, self._outputs = train_state, outputs
+        self._train_state, self._outputs, self._uploads = train_state, outputs, uploads
         self._metadata = FileMetadata(training_data, train_state)
         precision = self._context.settings[SavingOptions].save_precision
         self._dtype = PRECISIONS[precision] if precision else None
@@ -173,3 +174,4 @@ class Writer:
         written = self._outputs.wrote(path)
         payload = written._asdict() if written else {}
         self._context.emit("saved", path=str(path), step=self._train_state.progress.step, **payload)
+        self._uploads.add(path)

@@ -14,12 +14,14 @@ from sd_scripts.families.flux.model import FluxParams, FluxTransformer
 from sd_scripts.families.full_size import (
     ADAFACTOR,
     AUTOENCODER,
+    AUTOTUNED,
     CHECKPOINTING,
     CLIP_L,
     COMPILED,
     FUSED,
     GRAPHS,
     QUANTIZED,
+    UNRECORDED,
     random_weights,
 )
 from sd_scripts.library.safetensors_io import save_model
@@ -56,6 +58,9 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
         "eager": {},
         "compiled": COMPILED,
         "graphs": GRAPHS,
+        "eager_unrecorded": UNRECORDED,
+        "compiled_unrecorded": COMPILED | UNRECORDED,
+        "autotuned": AUTOTUNED,
         "eager_checkpointing": CHECKPOINTING,
         "compiled_checkpointing": SMALL,
         "graphs_checkpointing": GRAPHS | CHECKPOINTING,

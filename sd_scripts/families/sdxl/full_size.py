@@ -12,12 +12,14 @@ from sd_scripts.families.components import DENOISER, VAE
 from sd_scripts.families.full_size import (
     ADAFACTOR,
     AUTOENCODER,
+    AUTOTUNED,
     CHECKPOINTING,
     CLIP_L,
     COMPILED,
     FUSED,
     GRAPHS,
     QUANTIZED,
+    UNRECORDED,
     random_weights,
 )
 from sd_scripts.families.model_file import MODEL
@@ -67,6 +69,9 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
         "eager": {},
         "compiled": COMPILED,
         "graphs": GRAPHS,
+        "eager_unrecorded": UNRECORDED,
+        "compiled_unrecorded": COMPILED | UNRECORDED,
+        "autotuned": AUTOTUNED,
         "eager4": {"train_batch_size": 4},
         "compiled4": COMPILED | {"train_batch_size": 4},
         "graphs4": GRAPHS | {"train_batch_size": 4},
@@ -83,6 +88,7 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "full": {
         "eager": {},
+        "eager_unrecorded": UNRECORDED,
         "compiled": COMPILED,
         "graphs": GRAPHS,
         "eager4": {"train_batch_size": 4},

@@ -1,0 +1,147 @@
+"""Saved files are uploaded by the real huggingface_hub, to a server that answers as the Hub does."""
+
+import base64
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from huggingface_hub import constants
+from training_help import train
+
+from kohya_gui.run_view import file_row
+from sd_scripts.options.reading import from_values
+from sd_scripts.runs.run_state import RunState
+
+TOKEN = "hf_TheTokenOfATest"
+
+
+@dataclass
+class Hub:
+    """What a Hub of one user holds, and how it answers."""
+
+    url: str = ""
+    created: list[dict[str, Any]] = field(default_factory=list)
+    files: dict[str, bytes] = field(default_factory=dict)
+    """By repository and path."""
+    tokens: set[str] = field(default_factory=set)
+    status: dict[str, int] = field(default_factory=dict)
+    """Part of a path -> the error to answer with."""
+
+    def answer(self, path: str, body: bytes) -> tuple[int, dict[str, Any]]:
+        for part, status in self.status.items():
+            if part in path:
+                return status, {"error": "You are not allowed to do that"}
+        if path == "/api/repos/create":
+            self.created.append(json.loads(body))
+            return 200, {"url": f"{self.url}/me/my-lora", "name": "me/my-lora"}
+        if "/preupload/" in path:
+            files = [{"path": f["path"], "uploadMode": "regular"} for f in json.loads(body)["files"]]
+            return 200, {"files": [{**each, "shouldIgnore": False, "oid": None} for each in files]}
+        assert "/commit/" in path, path
+        repository = path.removeprefix("/api/").partition("/commit/")[0]
+        for line in map(json.loads, body.splitlines()):
+            if line["key"] == "file":
+                self.files[f"{repository}/{line['value']['path']}"] = base64.b64decode(line["value"]["content"])
+        return 200, {"success": True, "commitUrl": "https://huggingface.co/me/my-lora/commit/1", "commitOid": "1"}
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    made = Hub()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            made.tokens.add(self.headers.get("authorization", ""))
+            status, answer = made.answer(
+                self.path.partition("?")[0], self.rfile.read(int(self.headers["Content-Length"]))
+            )
+            text = json.dumps(answer).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    made.url = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setattr(constants, "ENDPOINT", made.url)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    yield made
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.run
+def test_each_saved_file_is_uploaded_and_the_page_links_to_it(hub, any_miniature, tmp_path):
+    run = train(
+        *(any_miniature, tmp_path / "out"),
+        **{"huggingface_repo_id": "me/my-lora", "huggingface_path_in_repo": "cats", "save_every_n_steps": 2},
+        **{"save_state": True, "save_state_to_huggingface": True},
+    )
+    assert run.status == 0
+    (created,) = hub.created
+    assert (created["organization"], created["name"]) == ("me", "my-lora")
+    assert created.get("visibility") == "private" or created.get("private") is True  # by version of huggingface_hub
+    uploaded = {name.removeprefix("models/me/my-lora/cats/"): data for name, data in hub.files.items()}
+    assert {"short.safetensors", "short-step00000002.safetensors"} < uploaded.keys()
+    assert any(name.startswith("short-state/") for name in uploaded)
+    assert all((run.output / name).read_bytes() == data for name, data in uploaded.items())
+    assert hub.tokens == {f"Bearer {TOKEN}"}
+    assert [event["kind"] for event in run.events if event["kind"] in ("uploaded", "finished")][-2:] == [
+        *("uploaded", "finished")
+    ]
+    state = RunState()
+    for event in run.events:
+        state.apply(event)
+    last = state.saved[0]
+    assert "https://huggingface.co/me/my-lora/commit/1" in file_row(1, 0, last, state.uploaded[last.path])
+
+
+@pytest.mark.run
+def test_what_cannot_be_uploaded_is_told_and_stays(hub, any_miniature, tmp_path):
+    hub.status = {"/commit/": 403}
+    run = train(any_miniature, tmp_path / "out", huggingface_repo_id="me/my-lora")
+    assert run.status == 0
+    (told,) = [event["text"] for event in run.told("warning") if "huggingface" in event["text"]]
+    assert "'short.safetensors' was not uploaded to 'me/my-lora'" in told
+    assert f"upload it with: hf upload me/my-lora '{run.output / 'short.safetensors'}'" in told
+    assert (run.output / "short.safetensors").exists()
+
+
+@pytest.mark.run
+def test_a_repository_that_may_not_be_written_to_is_told_before_the_model_loads(hub, any_miniature, tmp_path, capsys):
+    hub.status = {"/api/repos/create": 403}
+    run = train(any_miniature, tmp_path / "out", huggingface_repo_id="you/yours")
+    assert run.status == 2
+    assert [event["name"] for event in run.told("phase")].count("loading") == 0
+    assert (
+        "huggingface_repo_id: 'you/yours' cannot be written to: the token may not write there"
+        in capsys.readouterr().err
+    )
+
+
+@pytest.mark.run
+def test_without_a_network_the_run_trains_and_says_so(any_miniature, tmp_path):
+    run = train(any_miniature, tmp_path / "out", huggingface_repo_id="me/my-lora")  # tests are offline
+    assert run.status == 0
+    warned = [event["text"] for event in run.told("warning")]
+    assert any(text.startswith("huggingface_repo_id: the Hub cannot be reached (") for text in warned)
+
+
+def test_a_name_without_an_owner_is_a_mistake_and_a_folder_without_a_repository_a_remark():
+    from sd_scripts.options.catalog import script_for
+
+    script = script_for("sdxl", "lora")
+    wrong = from_values(script, {"huggingface_repo_id": "my lora"})
+    assert any("'my lora' is not the name of a repository" in str(problem) for problem in wrong.problems())
+    idle = from_values(script, {"huggingface_path_in_repo": "cats"})
+    assert any("has no effect without huggingface_repo_id" in str(remark) for remark in idle.remarks)
