@@ -114,22 +114,36 @@ def test_updates_within_backward_are_the_same_updates(
 def test_blocks_that_learn_and_move_learn_what_resident_ones_do(
     more: dict[str, Any], flux_miniature: Any, tmp_path: Path
 ) -> None:
-    swapped = train_whole(flux_miniature, tmp_path / "swapped", **HALF, **more, blocks_to_swap=2)
+    assert_swapped_is_resident(flux_miniature, tmp_path, swap=2, **more)
+
+
+def assert_swapped_is_resident(model: Any, tmp_path: Path, swap: int, **more: Any) -> None:
+    swapped = train_whole(model, tmp_path / "swapped", **HALF, **more, blocks_to_swap=swap)
     torch._dynamo.reset()
-    resident = train_whole(flux_miniature, tmp_path / "resident", **HALF, **more)
+    resident = train_whole(model, tmp_path / "resident", **HALF, **more)
     assert swapped.status == 0
     assert swapped.losses == resident.losses
     assert equal(swapped.tensors(), resident.tensors())
 
 
+def test_swapped_blocks_of_a_u_net_learn_what_resident_ones_do_with_its_text_encoders(
+    miniature: Any, tmp_path: Path
+) -> None:
+    """With one block of the U-Net frozen, and one of the text encoders."""
+    rates = ",".join("0" if number == 8 else "1e-3" for number in range(23))
+    texts = {"train_text_encoder": True, "learning_rate_te2": 0.0, "cache_text_encoder_outputs": None}
+    more = {"fused_backward_pass": True, "gradient_checkpointing": True, "block_lr": rates, **texts}
+    assert_swapped_is_resident(miniature, tmp_path, swap=9, **more)
+
+
 @pytest.mark.parametrize(
     ("family", "more"),
     [
-        ("sdxl", {**HALF, "fused_backward_pass": True}),
+        ("sdxl", {**HALF, "fused_backward_pass": True, "blocks_to_swap": 9}),
         ("flux", {"mixed_precision": "bf16", "use_ema": True}),
         ("flux", {**HALF, **PLAIN_ADAFACTOR}),
     ],
-    ids=["fused", "masters and average", "adafactor"],
+    ids=["fused and swapped", "masters and average", "adafactor"],
 )
 def test_twice_stopped_and_resumed_is_never_stopped(
     family: str, more: dict[str, Any], miniature: Any, flux_miniature: Any, tmp_path: Path
@@ -263,6 +277,14 @@ def test_bad_input_is_one_sentence(
         ({"block_lr": "1,2"}, "block_lr: has 2 values; give 23"),
         ({"block_lr": "a,b"}, "block_lr: 'a,b' is not a comma-separated list of numbers"),
         ({"train_text_encoder": True}, "cache_text_encoder_outputs: text encoders cannot be trained"),
+        (
+            {**HALF, "blocks_to_swap": 2, "fused_optimizer_groups": 4},
+            "fused_optimizer_groups: updates weights of several blocks at once",
+        ),
+        (
+            {**HALF, "blocks_to_swap": 10},
+            "blocks_to_swap: 10 exceeds 9, the most that a U-Net with 11 transformer blocks of the largest size can",
+        ),
     ],
 )
 def test_bad_input_of_sdxl_is_one_sentence(

@@ -12,7 +12,8 @@ from sd_scripts.data.buckets import Extent
 from sd_scripts.data.epochs import BatchShape
 from sd_scripts.families.quantizing import can_be_quantized
 from sd_scripts.families.registry import card_of, cards, family_of, module_of
-from sd_scripts.library.block_swap import swap_counts
+from sd_scripts.families.sdxl.memory import swappable_blocks
+from sd_scripts.library.block_swap import SLOTS, max_blocks_to_swap, swap_counts
 from sd_scripts.library.optimizers import make_optimizer, train_mode
 from sd_scripts.networks.targets import adaptable, is_conv
 from sd_scripts.options.catalog import script_for
@@ -142,13 +143,22 @@ def values_in(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-@pytest.mark.parametrize("count", [1, 18, 35])
-def test_swapped_values_are_those_of_the_swapped_blocks(count: int) -> None:
+def test_swapped_values_are_those_of_the_swapped_blocks() -> None:
     flux = module_of("flux", "full_size").modules()["denoiser"]
-    (double, single), facts = swap_counts(count), card_of("flux").memory
+    facts = card_of("flux").memory
     assert facts
-    swapped = double * values_in(flux.double_blocks[0]) + single * values_in(flux.single_blocks[0])
-    assert facts.swapped(count) == swapped
+    for count in (1, 18, 35):
+        double, single = swap_counts(count)
+        swapped = double * values_in(flux.double_blocks[0]) + single * values_in(flux.single_blocks[0])
+        assert facts.swapped(count) == swapped
+    assert facts.most_swapped == max_blocks_to_swap(len(flux.double_blocks), len(flux.single_blocks))
+
+
+def test_sdxl_swaps_sixty_transformer_blocks_but_the_two_that_are_on_the_gpu() -> None:
+    blocks, facts = swappable_blocks(module_of("sdxl", "full_size").modules()["denoiser"]), card_of("sdxl").memory
+    assert facts
+    assert facts.swapped(1) == values_in(blocks[0])
+    assert facts.most_swapped == len(blocks) - SLOTS == 58
 
 
 def test_optimizers_keep_as_many_bytes_as_the_table_says() -> None:
@@ -187,6 +197,16 @@ def test_advice_names_options_with_which_the_run_fits() -> None:
     assert memory_of(changed, gpu_bytes=gpu).fits
     assert not needed.fits
     assert memory_advice(changed, memory_of(changed, gpu_bytes=gpu), memory_of) == ()
+
+
+def test_a_limit_is_what_the_run_may_use() -> None:
+    """Beside the U-Net's weights in bf16, 6 GiB have no room."""
+    settings = settings_of("sdxl", "full", gpu_memory_limit=6.0, optimizer_type="Adafactor")
+    needed = memory_of(settings, gpu_bytes=24 * GIB)
+    (told,) = memory_advice(settings, needed, lambda changed: memory_of(changed, gpu_bytes=24 * GIB))
+    assert "GiB and gpu_memory_limit is 6.0. It would fit" in told
+    assert told.endswith("with gradient_checkpointing, fused_backward_pass, blocks_to_swap = 20")
+    assert memory_of(settings_of("sdxl", "full", gpu_memory_limit=60.0), gpu_bytes=24 * GIB).card == 24 * GIB
 
 
 def test_spilled_memory_is_noticed_where_steps_become_slow_on_a_full_gpu() -> None:

@@ -18,6 +18,7 @@ from sd_scripts.families.layouts import Layout
 from sd_scripts.families.loading import download
 from sd_scripts.families.model_file import locate
 from sd_scripts.families.opening import load_tokenizers, open_sources
+from sd_scripts.families.placing import blocks_to_swap
 from sd_scripts.families.quantizing import quantize_while_loading
 from sd_scripts.formats.atomic_files import atomic_file, atomic_folder
 from sd_scripts.formats.disk import saving
@@ -223,8 +224,12 @@ class Family:
             raise ValueError(problems[0])
         wide_vae = options.no_half_vae and self.card.has("own_vae")
         dtypes = {DENOISER: denoiser_dtype or dtype, VAE: torch.float32 if wide_vae else dtype}
+        # a denoiser whose blocks are swapped may not fit on the device
+        devices = {DENOISER: "cpu"} if blocks_to_swap(settings) else {}
         for name, source in sources.items():
-            sources[name] = replace(source, dtype=dtypes.get(name, encoder_dtype or dtype), device=device)
+            sources[name] = replace(
+                source, dtype=dtypes.get(name, encoder_dtype or dtype), device=devices.get(name, device)
+            )
         if only:
             return Components.opened(sources, tokenizers=[], source="")
         encoders: dict[str, Any] = {n: each.empty for n, each in sources.items() if self.layouts[n].tokenizer}

@@ -16,6 +16,7 @@ from sd_scripts.options.network_args import NetworkArguments
 from sd_scripts.options.optimizer import OptimizerOptions
 from sd_scripts.options.optimizer_table import known_optimizer, optimizer_name
 from sd_scripts.options.quantization import bytes_of, denoiser_format, encoder_format
+from sd_scripts.options.run import CudaOptions
 from sd_scripts.options.sampling import SampleOptions
 from sd_scripts.options.saving import EmaOptions
 from sd_scripts.options.settings import Settings
@@ -59,7 +60,7 @@ class MemoryPlan:
     in_use: int
     """What other programs see: with CUDA itself, and what PyTorch reserves beyond the tensors."""
     card: int
-    """Bytes that the GPU has; 0 if unknown."""
+    """Bytes that the run may use of the GPU; 0 if unknown."""
     main_memory: int
 
     @property
@@ -79,7 +80,7 @@ def plan_memory(
     """Return the memory of a run; None if it is not known for a model of this size.
 
     `captions`: how many there are. `model_values`: values in the base model's file, 0 if unknown. `gpu_bytes`: memory
-    of the GPU, 0 if unknown.
+    of the GPU, 0 if unknown; gpu_memory_limit may leave less of it to the run.
     """
     facts = card.memory
     if facts is None or not _is_full_size(facts, model_values):
@@ -95,9 +96,15 @@ def plan_memory(
         phases=peaks,
         peak=peak,
         in_use=int(peak * SPARE) + CONTEXT,
-        card=gpu_bytes,
+        card=usable_bytes(settings, gpu_bytes),
         main_memory=run.main_memory(),
     )
+
+
+def usable_bytes(settings: Settings, gpu_bytes: int = 0) -> int:
+    """Return the GPU memory that a run may use; 0 if neither the GPU's nor a limit is known."""
+    limit = int((settings[CudaOptions].gpu_memory_limit or 0) * GIB)
+    return min(filter(None, (gpu_bytes, limit)), default=0)
 
 
 def _is_full_size(facts: MemoryFacts, values: int) -> bool:

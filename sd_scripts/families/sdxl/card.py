@@ -18,6 +18,7 @@ CARD = FamilyCard(
     ),
     notes={
         "equal_token_buckets": "SDXL's attention blocks then share their graphs, its convolutions do not.",
+        "blocks_to_swap": "SDXL takes up to 58, and each saves 0.07 GB.",
         "no_half_vae": "SDXL's original VAE does.",
         "quantize_base": "Of SDXL's U-Net it is the Linear layers, 2.2 of 2.6 billion weights.",
         "block_lr": f"SDXL has {U_NET_BLOCKS}: time and size embedding, 9 down, 3 middle, 9 up, output.",

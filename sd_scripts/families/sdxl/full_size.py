@@ -85,6 +85,8 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
         "budget50": COMPILED | {"activation_memory_budget": 0.5},
         "budget0": COMPILED | {"activation_memory_budget": 0.0},
         **QUANTIZED,
+        "swap24": COMPILED | CHECKPOINTING | {"blocks_to_swap": 24},
+        "swap58": COMPILED | CHECKPOINTING | {"blocks_to_swap": 58},
     },
     "full": {
         "eager": {},
@@ -96,6 +98,8 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
         "graphs_masters": GRAPHS | {"full_bf16": False},
         "fused": FUSED,
         "fused_adafactor": ADAFACTOR,
+        "adafactor_swap16": ADAFACTOR | {"blocks_to_swap": 16},
+        "adafactor_swap58": ADAFACTOR | {"blocks_to_swap": 58},
     },
 }
 """Rows of the benchmark by training method and name: the options that tell each from the others."""
