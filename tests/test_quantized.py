@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 from sd_scripts.families.family import Components
+from sd_scripts.families.flux.load import T5_LINEAR, finish_t5
 from sd_scripts.families.flux.model import FluxTransformer
-from sd_scripts.families.quantizing import FORMATS, can_be_quantized
+from sd_scripts.families.quantizing import FORMATS, can_be_quantized, quantize_encoder
 from sd_scripts.families.registry import card_of, family_of, module_of
 from sd_scripts.library.fp8 import Fp8, compute_problem
 from sd_scripts.library.int8 import FEWEST_ROWS, Int8, multiplies, quantized_rows
@@ -195,6 +196,26 @@ def test_rows_of_any_width_are_read_back_from_nf4() -> None:
     quantize_(layer, Nf4(), torch.float32)
     assert layer.weight.dtype == torch.uint8
     assert error(dequantized(layer), weight) < 0.12
+
+
+@pytest.mark.parametrize("weight_format", [None, Int8(), Nf4()], ids=["unquantized", "int8", "nf4"])
+def test_t5_does_not_overflow_in_fp16(weight_format: WeightFormat | None) -> None:
+    from transformers import T5Config, T5EncoderModel
+
+    torch.manual_seed(0)
+    config = T5Config(vocab_size=64, d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2)
+    config.feed_forward_proj, config.is_gated_act, config.dense_act_fn = "gated-gelu", True, "gelu_new"
+    encoder = T5EncoderModel(config).eval().half().requires_grad_(False)
+    for block in encoder.encoder.block:
+        dense = block.layer[1].DenseReluDense
+        for layer, factor in ((dense.wi_0, 30), (dense.wi_1, 30), (dense.wo, 1e4)):
+            layer.weight.mul_(factor)
+    finish_t5(encoder, torch.float16)
+    if weight_format:
+        quantize_encoder(encoder, weight_format, torch.float16, T5_LINEAR)
+    hidden = encoder(torch.arange(16)[None]).last_hidden_state
+    assert hidden.isfinite().all()
+    assert hidden.std() > 0.1
 
 
 def test_only_matrices_of_fitting_sizes_are_quantized() -> None:
