@@ -199,23 +199,32 @@ def test_rows_of_any_width_are_read_back_from_nf4() -> None:
 
 
 @pytest.mark.parametrize("weight_format", [None, Int8(), Nf4()], ids=["unquantized", "int8", "nf4"])
-def test_t5_does_not_overflow_in_fp16(weight_format: WeightFormat | None) -> None:
+def test_t5_reads_in_fp16_what_it_does_in_float32(weight_format: WeightFormat | None) -> None:
     from transformers import T5Config, T5EncoderModel
 
-    torch.manual_seed(0)
     config = T5Config(vocab_size=64, d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2)
     config.feed_forward_proj, config.is_gated_act, config.dense_act_fn = "gated-gelu", True, "gelu_new"
-    encoder = T5EncoderModel(config).eval().half().requires_grad_(False)
-    for block in encoder.encoder.block:
+
+    def hidden(dtype: torch.dtype) -> Tensor:
+        torch.manual_seed(0)
+        encoder = T5EncoderModel(config).eval().half().requires_grad_(False)
+        make_large(encoder)
+        encoder.to(dtype)
+        finish_t5(encoder, dtype)
+        if weight_format:
+            quantize_encoder(encoder, weight_format, dtype, T5_LINEAR)
+        found: Tensor = encoder(torch.arange(16)[None]).last_hidden_state
+        return found
+
+    assert error(hidden(torch.float16), hidden(torch.float32)) < 0.01
+
+
+def make_large(t5: Any) -> None:
+    """Let the outputs of T5's MLPs exceed the largest number of fp16, which the library would clamp."""
+    for block in t5.encoder.block:
         dense = block.layer[1].DenseReluDense
         for layer, factor in ((dense.wi_0, 30), (dense.wi_1, 30), (dense.wo, 1e4)):
             layer.weight.mul_(factor)
-    finish_t5(encoder, torch.float16)
-    if weight_format:
-        quantize_encoder(encoder, weight_format, torch.float16, T5_LINEAR)
-    hidden = encoder(torch.arange(16)[None]).last_hidden_state
-    assert hidden.isfinite().all()
-    assert hidden.std() > 0.1
 
 
 def test_only_matrices_of_fitting_sizes_are_quantized() -> None:
