@@ -181,6 +181,20 @@ def test_a_lora_on_top_compiles_to_one_graph_that_keeps_quantized_weights_only(w
     assert not copies
 
 
+@pytest.mark.parametrize(
+    "weight_format", [Fp8(), Fp8(compute=True), Int8(), W8A8, Nf4()], ids=["fp8", "fp8_compute", *list(ERRORS)[1:]]
+)
+def test_one_graph_serves_all_sizes_with_dynamic_shapes(weight_format: WeightFormat) -> None:
+    if weight_format == Fp8(compute=True) and compute_problem(CPU):
+        pytest.skip("this PyTorch does not multiply in fp8 on a CPU")
+    layer = quantize_(linear(dtype=torch.bfloat16), weight_format, torch.bfloat16)
+    compiled = torch.compile(lambda x: nn.functional.silu(layer(x)), backend="aot_eager", dynamic=True, fullgraph=True)
+    for rows in (64, 100, 160):
+        x = torch.randn(2, rows, IN, dtype=torch.bfloat16).requires_grad_()
+        compiled(x).sum().backward()
+    assert counters["stats"]["unique_graphs"] == 1
+
+
 @each_format
 def test_autocast_decides_the_dtype(weight_format: WeightFormat) -> None:
     layer = quantize_(linear(), weight_format, torch.float32)
