@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 from sd_scripts.families.family import Components
+from sd_scripts.families.flux.load import T5_LINEAR, finish_t5
 from sd_scripts.families.flux.model import FluxTransformer
-from sd_scripts.families.quantizing import FORMATS, can_be_quantized
+from sd_scripts.families.quantizing import FORMATS, can_be_quantized, quantize_encoder
 from sd_scripts.families.registry import card_of, family_of, module_of
 from sd_scripts.families.sdxl.unet import predict
 from sd_scripts.library.fp8 import Fp8, compute_problem
@@ -181,6 +182,20 @@ def test_a_lora_on_top_compiles_to_one_graph_that_keeps_quantized_weights_only(w
     assert not copies
 
 
+@pytest.mark.parametrize(
+    "weight_format", [Fp8(), Fp8(compute=True), Int8(), W8A8, Nf4()], ids=["fp8", "fp8_compute", *list(ERRORS)[1:]]
+)
+def test_one_graph_serves_all_sizes_with_dynamic_shapes(weight_format: WeightFormat) -> None:
+    if weight_format == Fp8(compute=True) and compute_problem(CPU):
+        pytest.skip("this PyTorch does not multiply in fp8 on a CPU")
+    layer = quantize_(linear(dtype=torch.bfloat16), weight_format, torch.bfloat16)
+    compiled = torch.compile(lambda x: nn.functional.silu(layer(x)), backend="aot_eager", dynamic=True, fullgraph=True)
+    for rows in (64, 100, 160):
+        x = torch.randn(2, rows, IN, dtype=torch.bfloat16).requires_grad_()
+        compiled(x).sum().backward()
+    assert counters["stats"]["unique_graphs"] == 1
+
+
 @each_format
 def test_autocast_decides_the_dtype(weight_format: WeightFormat) -> None:
     layer = quantize_(linear(), weight_format, torch.float32)
@@ -196,6 +211,35 @@ def test_rows_of_any_width_are_read_back_from_nf4() -> None:
     quantize_(layer, Nf4(), torch.float32)
     assert layer.weight.dtype == torch.uint8
     assert error(dequantized(layer), weight) < 0.12
+
+
+@pytest.mark.parametrize("weight_format", [None, Int8(), Nf4()], ids=["unquantized", "int8", "nf4"])
+def test_t5_reads_in_fp16_what_it_does_in_float32(weight_format: WeightFormat | None) -> None:
+    from transformers import T5Config, T5EncoderModel
+
+    config = T5Config(vocab_size=64, d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2)
+    config.feed_forward_proj, config.is_gated_act, config.dense_act_fn = "gated-gelu", True, "gelu_new"
+
+    def hidden(dtype: torch.dtype) -> Tensor:
+        torch.manual_seed(0)
+        encoder = T5EncoderModel(config).eval().half().requires_grad_(False)
+        make_large(encoder)
+        encoder.to(dtype)
+        finish_t5(encoder, dtype)
+        if weight_format:
+            quantize_encoder(encoder, weight_format, dtype, T5_LINEAR)
+        found: Tensor = encoder(torch.arange(16)[None]).last_hidden_state
+        return found
+
+    assert error(hidden(torch.float16), hidden(torch.float32)) < 0.01
+
+
+def make_large(t5: Any) -> None:
+    """Let the outputs of T5's MLPs exceed the largest number of fp16, which the library would clamp."""
+    for block in t5.encoder.block:
+        dense = block.layer[1].DenseReluDense
+        for layer, factor in ((dense.wi_0, 30), (dense.wi_1, 30), (dense.wo, 1e4)):
+            layer.weight.mul_(factor)
 
 
 def test_only_matrices_of_fitting_sizes_are_quantized() -> None:

@@ -186,7 +186,7 @@ def _scaled_back(rows: Tensor, row_scale: Tensor, weight: Tensor) -> Tensor:
 
 @_scaled_back.register_fake
 def _(rows: Tensor, row_scale: Tensor, weight: Tensor) -> Tensor:
-    return rows.new_empty(len(rows), weight.shape[1], dtype=torch.bfloat16)
+    return rows.new_empty(rows.shape[0], weight.shape[1], dtype=torch.bfloat16)
 
 
 def compute_problem(device: torch.device) -> str | None:

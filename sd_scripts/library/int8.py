@@ -83,7 +83,7 @@ def _int_back(rows: Tensor, weight: Tensor) -> Tensor:
 
 @_int_back.register_fake
 def _(rows: Tensor, weight: Tensor) -> Tensor:
-    return rows.new_empty(len(rows), weight.shape[1], dtype=torch.int32)
+    return rows.new_empty(rows.shape[0], weight.shape[1], dtype=torch.int32)
 
 
 def multiplies(device: torch.device) -> bool:
