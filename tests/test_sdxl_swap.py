@@ -15,6 +15,7 @@ from sd_scripts.families.family import Components
 from sd_scripts.families.sdxl.memory import place, swappable_blocks
 from sd_scripts.families.sdxl.tiny import TEXT_WIDTHS, tiny_modules
 from sd_scripts.families.sdxl.unet import checkpoint_gradients, prepare_unet
+from sd_scripts.library import fp8
 from sd_scripts.library.block_swap import SLOTS
 from sd_scripts.networks.adapters.lora import LoraLinear
 from sd_scripts.networks.folding import fold
@@ -31,8 +32,11 @@ def miniature_unet() -> nn.Module:
     return tiny_modules(300)["denoiser"]
 
 
-def placed(swap: int, *, trainable: bool, checkpointing: bool = False) -> Any:
+def placed(swap: int, *, trainable: bool, checkpointing: bool = False, quantized: bool = False) -> Any:
     unet = prepare_unet(copy.deepcopy(miniature_unet()).requires_grad_(trainable))
+    for layer in (layer for block in swappable_blocks(unet) for layer in list(block.modules()) if quantized):
+        if isinstance(layer, nn.Linear):
+            fp8.quantize_(layer, torch.float32)
     script = SDXL_FULL if trainable else SDXL_LORA
     settings = Settings(script, {"blocks_to_swap": swap, "gradient_checkpointing": checkpointing})
     place(Components(denoiser=unet, vae=nn.Identity(), text_encoders=[], tokenizers=[], source=""), settings, CPU)
@@ -46,7 +50,7 @@ def adapted(swap: int, rank: int = 2, **more: Any) -> Any:
     unet = placed(swap, trainable=False, **more)
     torch.manual_seed(1)
     for path, layer in list(unet.named_modules()):
-        if type(layer) is nn.Linear and "attentions" in path:
+        if isinstance(layer, nn.Linear) and "attentions" in path:
             lora = LoraLinear(layer, rank, Dropouts())
             for p in (lora.lora_down, lora.lora_up):
                 nn.init.normal_(p, std=0.1)
@@ -98,6 +102,14 @@ def test_slots_hold_the_wrong_block_until_it_is_asked_for() -> None:
     weights = [block.ff.net[2].weight for block in swappable_blocks(placed(MOST, trainable=False))]
     assert len({w.data_ptr() for w in weights}) == SLOTS
     assert len(weights) == MOST + SLOTS
+
+
+def test_weights_in_fp8_move_with_their_scales() -> None:
+    plain, swapped = (adapted(swap, quantized=True) for swap in (0, MOST))
+    for seed in (2, 3):
+        assert differing(learned(swapped, seed), learned(plain, seed)) == []
+    scales = [block.ff.net[2].weight_scale for block in swappable_blocks(swapped)]
+    assert len({scale.data_ptr() for scale in scales}) == SLOTS
 
 
 def test_weights_that_move_are_not_folded_into_a_lora() -> None:

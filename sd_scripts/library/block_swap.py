@@ -421,8 +421,8 @@ class SwapGroup:
 
 
 def _allocated(device: torch.device) -> int:
-    """Return the bytes of all tensors on the device; torch.cuda.memory_allocated sorts all statistics first, which would
-    take milliseconds in a step of many blocks."""
+    """Return the bytes of all tensors on the device. torch.cuda.memory_allocated also sorts all other statistics, which
+    takes milliseconds in a step of many blocks."""
     allocated: int = torch.cuda.memory_stats_as_nested_dict(device)["allocated_bytes"]["all"]["current"]
     return allocated
 
