@@ -91,7 +91,7 @@ MEMORY = Panel(
     "Memory",
     (
         *("gradient_checkpointing", "cpu_offload_checkpointing", "blocks_to_swap"),
-        *("fp8_base", "fp8_base_unet", "fp8_compute", "lowram"),
+        *("quantize_base", "quantize_text_encoders", "fp8_base", "fp8_base_unet", "fp8_compute", "lowram"),
     ),
     rest=(MemoryOptions,),
     open=True,

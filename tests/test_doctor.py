@@ -391,17 +391,23 @@ def test_rounding_of_bf16_is_no_problem() -> None:
     assert 1e-3 < block.difference(found, expected)[1] < block.TOLERANCE[torch.bfloat16] / 2
 
 
-def test_a_wrong_product_in_fp8_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    if (found := check("fp8").run()).status == "skipped":
+@pytest.mark.parametrize(
+    ("name", "quantize"), [("fp8", "fp8.quantize_"), ("int8", "quantized.quantize_"), ("nf4", "quantized.quantize_")]
+)
+def test_a_wrong_product_with_quantized_weights_is_found(
+    name: str, quantize: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if (found := check(name).run()).status == "skipped":
         pytest.skip(found.text)
     assert found.status == "ok", found
-    quantize = "sd_scripts.library.fp8.quantize_"
-    monkeypatch.setattr(quantize, lambda layer, *_, **__: layer.weight.mul_(1.2))
-    assert check("fp8").run().status == "problem"
+    monkeypatch.setattr(f"sd_scripts.library.{quantize}", lambda layer, *_, **__: layer.weight.mul_(1.3))
+    assert check(name).run().status == "problem"
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("name", ["gpu", "triton", "eager", "compiled", "cuda_graph", "bitsandbytes", "fp8"])
+@pytest.mark.parametrize(
+    "name", ["gpu", "triton", "eager", "compiled", "cuda_graph", "bitsandbytes", "fp8", "int8", "nf4"]
+)
 def test_nothing_is_wrong_with_this_gpu(name: str) -> None:
     found = check(name).run()
     assert found.status in ("ok", "skipped", "warning"), found

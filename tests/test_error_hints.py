@@ -220,8 +220,8 @@ def gpu_advice(family: str, method: str, **values: Any) -> str:
 def test_advice_for_a_full_gpu_begins_with_what_helps_most_and_names_the_values_in_use() -> None:
     base = {"mixed_precision": "bf16"}
     assert gpu_advice("sdxl", "lora", **base, train_batch_size=4).startswith(
-        "turn gradient_checkpointing on, or lower train_batch_size (now 4) and raise gradient_accumulation_steps (now "
-        "1) as much, or set blocks_to_swap, or turn cache_latents on"
+        "turn gradient_checkpointing on, or turn fp8_base on, or lower train_batch_size (now 4) and raise "
+        "gradient_accumulation_steps (now 1) as much, or set blocks_to_swap, or turn cache_latents on"
     )
     assert gpu_advice("flux", "lora", **base, gradient_checkpointing=True).startswith("turn fp8_base on, or set blocks")
     given = {**base, "gradient_checkpointing": True, "fp8_base": True, "blocks_to_swap": 10}
@@ -234,7 +234,7 @@ def test_advice_for_a_full_gpu_begins_with_what_helps_most_and_names_the_values_
 def test_what_is_on_already_is_not_advised() -> None:
     everything = {
         "mixed_precision": "bf16", "gradient_checkpointing": True, "cache_latents": True, "resolution": "1024",
-        "cache_text_encoder_outputs": True, "network_dim": 64,
+        "cache_text_encoder_outputs": True, "network_dim": 64, "quantize_base": "nf4",
     }  # fmt: skip
     told = gpu_advice("sdxl", "lora", **everything)
     assert told.startswith("set blocks_to_swap, or lower network_dim (now 64), or lower resolution (now 1024)")

@@ -22,15 +22,16 @@ from sd_scripts.families.family import Components
 from sd_scripts.families.flux import full_size
 from sd_scripts.families.flux import keys as flux
 from sd_scripts.families.flux.family import FLUX
-from sd_scripts.families.flux.load import LAYOUTS, becomes_fp8
+from sd_scripts.families.flux.load import LAYOUTS, T5_LINEAR
 from sd_scripts.families.flux.memory import place
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
 from sd_scripts.families.flux.packing import predict
 from sd_scripts.families.flux.text import encode_text
 from sd_scripts.families.flux.tiny import SHAPE
 from sd_scripts.families.flux.vae import encode_images
+from sd_scripts.families.quantizing import can_be_quantized
 from sd_scripts.library.block_swap import max_blocks_to_swap
-from sd_scripts.library.fp8 import Fp8Linear, dequantized
+from sd_scripts.library.quantized import QuantizedLinear, dequantized
 from sd_scripts.options.settings import Settings
 
 MODEL = "pretrained_model_name_or_path"
@@ -363,7 +364,7 @@ def test_fp8_files_with_scales_stay_fp8_where_asked(
     wide, held = (load(flux_settings(**files | given, fp8_base=held), torch.float32) for held in (False, True))
     for whole, kept in ((wide.denoiser, held.denoiser), (wide.text_encoders[1], held.text_encoders[1])):
         weights = whole.state_dict()
-        layers = {name: part for name, part in kept.named_modules() if isinstance(part, Fp8Linear)}
+        layers = {name: part for name, part in kept.named_modules() if isinstance(part, QuantizedLinear)}
         assert len(layers) == (3 * 10 + 4 * 3 if kept is held.denoiser else 2 * 7)
         for name, layer in layers.items():
             assert layer.weight.dtype == E4M3
@@ -391,11 +392,11 @@ def test_weights_are_quantized_one_by_one_from_the_dtype_of_their_file(files: di
     _same(held.state_dict(), plain.state_dict())
 
 
-def test_what_is_looked_up_is_not_held_in_fp8() -> None:
+def test_what_is_looked_up_is_not_quantized() -> None:
     layer, weight = "encoder.block.0.layer.0.SelfAttention", torch.zeros(32, 64, dtype=E4M3)
-    assert becomes_fp8(f"{layer}.q.weight", weight)
-    assert not becomes_fp8(f"{layer}.relative_attention_bias.weight", weight)
-    assert not becomes_fp8("shared.weight", weight)
+    assert can_be_quantized(T5_LINEAR, f"{layer}.q.weight", weight)
+    assert not can_be_quantized(T5_LINEAR, f"{layer}.relative_attention_bias.weight", weight)
+    assert not can_be_quantized(T5_LINEAR, "shared.weight", weight)
 
 
 def test_scales_of_another_form_are_told(files: dict[str, str], tmp_path: Path) -> None:
@@ -408,7 +409,7 @@ def test_scales_of_another_form_are_told(files: dict[str, str], tmp_path: Path) 
 def test_t5_is_held_in_fp8_unless_only_the_transformer_shall_be(files: dict[str, str], components: Components) -> None:
     whole = components.text_encoders[1].state_dict()
     held = load(flux_settings(**files, fp8_base=True), torch.bfloat16).text_encoders[1]
-    layers = {name: layer for name, layer in held.named_modules() if isinstance(layer, Fp8Linear)}
+    layers = {name: layer for name, layer in held.named_modules() if isinstance(layer, QuantizedLinear)}
     assert len(layers) == 2 * 7
     for name, layer in layers.items():
         off = dequantized(layer) - whole[f"{name}.weight"]

@@ -8,12 +8,16 @@ from swap_help import CPU, SHAPE, run
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
-from sd_scripts.families.flux.memory import checkpoint_gradients, holds_t5_in_fp8, place, quantize_t5
+from sd_scripts.families.flux.load import T5_LINEAR, finish_t5
+from sd_scripts.families.flux.memory import checkpoint_gradients, place
 from sd_scripts.families.flux.model import FluxTransformer
+from sd_scripts.families.quantizing import quantize_encoder
 from sd_scripts.library import fp8
-from sd_scripts.library.fp8 import frozen_linear
+from sd_scripts.library.fp8 import Fp8
+from sd_scripts.library.quantized import add_, dequantized, frozen_linear
 from sd_scripts.networks.adapters.lora import LoraLinear
 from sd_scripts.networks.layers import Dropouts
+from sd_scripts.options.quantization import encoder_format
 
 CAN_MULTIPLY = fp8.compute_problem(CPU) is None
 MODES = [False, pytest.param(True, marks=pytest.mark.skipif(not CAN_MULTIPLY, reason="this CPU cannot multiply fp8"))]
@@ -48,7 +52,7 @@ def test_a_row_is_rounded_to_three_bits_whatever_its_size() -> None:
     weight = layer.weight.clone()
     fp8.quantize_(layer, torch.float32)
     assert layer.weight.dtype == torch.float8_e4m3fn
-    for ours, wanted in zip(fp8.dequantized(layer), weight, strict=True):
+    for ours, wanted in zip(dequantized(layer), weight, strict=True):
         assert error(ours, wanted) < 2**-4
     assert torch.equal(torch.frexp(layer.weight_scale).mantissa, torch.full((64, 1), 0.5))
 
@@ -57,8 +61,8 @@ def test_a_row_of_zeros_stays_zero() -> None:
     layer = linear(dtype=torch.float32)
     layer.weight[3] = 0
     fp8.quantize_(layer, torch.float32)
-    assert not fp8.dequantized(layer)[3].any()
-    assert fp8.dequantized(layer).isfinite().all()
+    assert not dequantized(layer)[3].any()
+    assert dequantized(layer).isfinite().all()
 
 
 def test_weights_that_come_in_fp8_keep_their_values() -> None:
@@ -66,7 +70,7 @@ def test_weights_that_come_in_fp8_keep_their_values() -> None:
     layer.weight = nn.Parameter(layer.weight.to(torch.float8_e4m3fn), requires_grad=False)
     before = layer.weight.float()
     fp8.quantize_(layer, torch.bfloat16)
-    assert torch.equal(fp8.dequantized(layer), before)
+    assert torch.equal(dequantized(layer), before)
 
 
 def scaled(*, bias: bool = True, dtype: torch.dtype = torch.bfloat16) -> nn.Linear:
@@ -84,7 +88,7 @@ def test_scales_of_a_file_are_applied_exactly(compute: bool) -> None:
     layer = scaled(bias=False)
     values = layer.weight
     wanted = nn.Linear(96, 64, bias=False, dtype=torch.float32).requires_grad_(False)
-    wanted.weight.copy_(fp8.dequantized(layer))
+    wanted.weight.copy_(dequantized(layer))
     (y, _), (whole, _) = through(fp8.quantize_(layer, torch.bfloat16, compute=compute)), through(wanted, torch.float32)
     assert layer.weight is values, "nothing is rounded again"
     assert layer.weight_scale.shape == (64, 1)
@@ -96,11 +100,11 @@ def test_a_weight_that_is_held_is_changed_by_what_it_stands_for() -> None:
     plain = linear()
     plain.weight = nn.Parameter(plain.weight.to(fp8.STORAGE), requires_grad=False)
     change = torch.randn(64, 96, generator=torch.Generator().manual_seed(2))
-    for layer in (scaled(), fp8.quantize_(linear(), torch.bfloat16), plain):
+    for layer in (scaled(), *(fp8.quantize_(each, torch.bfloat16) for each in (linear(), plain))):
         held = layer.weight.float() * getattr(layer, "weight_scale", torch.ones(()))
-        fp8.add_(layer, change, torch.bfloat16)
+        add_(layer, change)
         assert layer.weight.dtype == fp8.STORAGE
-        assert error(fp8.dequantized(layer), held + change) < 2**-4
+        assert error(dequantized(layer), held + change) < 2**-4
 
 
 @pytest.mark.parametrize(
@@ -111,7 +115,7 @@ def test_a_weight_that_is_held_is_changed_by_what_it_stands_for() -> None:
 def test_held_weights_compute_exactly_what_they_stand_for(make: Any, dtype: torch.dtype, bias: bool) -> None:
     layer = make(dtype=dtype, bias=bias)
     plain = nn.Linear(96, 64, bias=bias, dtype=dtype).requires_grad_(False)
-    plain.weight.copy_(fp8.dequantized(layer))
+    plain.weight.copy_(dequantized(layer))
     if bias:
         plain.bias.copy_(layer.bias)
     exact = {torch.float32: 1e-6, torch.bfloat16: 4e-3, torch.float16: 1e-3}[dtype]  # sums are rounded once more
@@ -241,9 +245,9 @@ def test_fp8_compute_alone_keeps_both_orders_of_what_stays(flux_settings: Any) -
     swapped = placed(flux_settings, fp8_compute=True, blocks_to_swap=6, mixed_precision="bf16")
     kept = [[b.linear1.weight_transposed is not None for b in model.single_blocks] for model in (fast, spare, swapped)]
     assert kept == [[True] * 8, [False] * 8, [False] * 8]
-    assert fast.single_blocks[0].linear1.fp8_compute
+    assert fast.single_blocks[0].linear1.weight_format.compute
     assert fast.single_blocks[0].modulation.lin.weight.dtype == torch.float32  # one token: fp8 would only cost time
-    assert not spare.single_blocks[0].modulation.lin.fp8_compute
+    assert not spare.single_blocks[0].modulation.lin.weight_format.compute
     with torch.no_grad():
         assert error(run(fast), run(placed(flux_settings))) < 0.2
         assert torch.equal(run(fast), run(swapped))
@@ -259,13 +263,11 @@ def test_t5_in_fp8_reads_nearly_the_same(flux_settings: Any) -> None:
     tokens = torch.arange(16)[None]
     with torch.no_grad():
         before = encoder(tokens).last_hidden_state
-        quantize_t5(encoder, torch.bfloat16)
+        finish_t5(encoder, torch.bfloat16)
+        quantize_encoder(encoder, Fp8(), torch.bfloat16, T5_LINEAR)
         after = encoder(tokens).last_hidden_state
     assert after.dtype == torch.bfloat16
     assert error(after, before) < 0.1
     assert encoder.encoder.block[0].layer[-1].DenseReluDense.wo.weight.dtype == torch.float8_e4m3fn
-    assert [holds_t5_in_fp8(flux_settings(**o)) for o in ({}, {"fp8_base": True}, {"fp8_base_unet": True})] == [
-        False,
-        True,
-        False,
-    ]
+    chosen = [encoder_format(flux_settings(**options)) for options in ({}, {"fp8_base": True}, {"fp8_base_unet": True})]
+    assert chosen == ["", "fp8", ""]

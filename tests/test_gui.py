@@ -141,13 +141,13 @@ def test_schnell_is_not_advised_to_take_guidance(tmp_path):
 
 
 def test_what_another_family_has_is_neither_saved_nor_trained_with(form, tmp_path):
-    values = form.read(page_after(form, {**RECOMMENDED, "fp8_base": True, "clip_skip": 3, "seed": 1}))
+    values = form.read(page_after(form, {**RECOMMENDED, "apply_t5_attn_mask": True, "clip_skip": 3, "seed": 1}))
     assert read_toml(save_configuration(tmp_path / "s.toml", values, "sdxl", {})) == {
         **SDXL_LORA.identity,
         "clip_skip": 3,
         "seed": 1,
     }
-    flux = {**RECOMMENDED, "fp8_base": True, "seed": 1}
+    flux = {**RECOMMENDED, "apply_t5_attn_mask": True, "seed": 1}
     assert read_toml(save_configuration(tmp_path / "f.toml", values, "flux", {})) == FLUX_LORA.identity | flux
     values |= {"pretrained_model_name_or_path": "m", "train_data_dir": "d", "output_dir": str(tmp_path)}
     prepared = prepare({**values, "resolution": "1024"}, SDXL_LORA, {}, print_only=True)

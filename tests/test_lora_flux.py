@@ -22,6 +22,8 @@ from sd_scripts.families.flux.memory import place
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
 from sd_scripts.families.flux.options import FluxNetworkOptions
 from sd_scripts.families.model_file import describe
+from sd_scripts.library.int8 import Int8
+from sd_scripts.library.quantized import quantize_
 from sd_scripts.networks.adapter import read_layer
 from sd_scripts.networks.adapters.lora import Lora, LoraLinear, SplitLoraLinear
 from sd_scripts.networks.layers import Dropouts
@@ -594,21 +596,22 @@ def test_the_state_of_a_run_with_noise_goes_on_bit_for_bit() -> None:
     assert torch.equal(predict(again.modules[0]), expected)  # type: ignore[arg-type]
 
 
-def placed(swap: int, *args: str) -> tuple[FluxTransformer, AdapterNetwork]:
-    """A transformer held in fp8 whose blocks may take turns on the device, with a LoRA."""
+def placed(swap: int, quantized: str, *args: str) -> tuple[FluxTransformer, AdapterNetwork]:
+    """A quantized transformer whose blocks may take turns on the device, with a LoRA."""
     torch.manual_seed(0)
     model = FluxTransformer(replace(SHAPE, double_blocks=5, single_blocks=8)).requires_grad_(False)
     components = Components(denoiser=model, vae=nn.Module(), text_encoders=[], tokenizers=[], source="random")
-    settings = Settings(FLUX_LORA, {"fp8_base": True, "blocks_to_swap": swap})
+    settings = Settings(FLUX_LORA, {"quantize_base": quantized, "blocks_to_swap": swap})
     place(components, settings, torch.device("cpu"))
     return model, make(model, *args)
 
 
-def test_on_fp8_weights_that_take_turns_it_learns_as_on_those_that_stay() -> None:
+@pytest.mark.parametrize("quantized", ["fp8", "int8", "nf4"])
+def test_on_quantized_weights_that_take_turns_it_learns_as_on_those_that_stay(quantized: str) -> None:
     args = ("split_qkv=True", "ggpo_beta=0.3", "ggpo_sigma=0.2")
-    (moving, network), (staying, wanted) = placed(6, *args), placed(0, *args)
+    (moving, network), (staying, wanted) = placed(6, quantized, *args), placed(0, quantized, *args)
     assert network.compute.dtype == torch.float32
-    assert moving.double_blocks[0].img_mlp[0].weight.dtype == torch.float8_e4m3fn
+    assert moving.double_blocks[0].img_mlp[0].weight.element_size() == 1
     for model, each in ((moving, network), (staying, wanted)):
         predict(model).square().mean().backward()
         each.collect_gradients()
@@ -621,14 +624,13 @@ def test_on_fp8_weights_that_take_turns_it_learns_as_on_those_that_stay() -> Non
 
 
 def test_an_adapted_layer_holds_the_weights_it_was_given() -> None:
-    base = nn.Linear(8, 6, bias=False)
-    base.register_buffer("weight_scale", torch.ones(6, 1))
-    base.fp8_compute = True
+    base = quantize_(nn.Linear(16, 32, bias=False).requires_grad_(False), Int8(compute=True), torch.bfloat16)
     layer = LoraLinear(base, 2, Dropouts())
     assert layer.weight is base.weight
     assert layer.bias is None
     assert layer.weight_scale is base.weight_scale
-    assert layer.fp8_compute
+    assert layer.weight_format is base.weight_format
+    assert layer.lora_down.dtype == torch.bfloat16
 
 
 def test_a_file_names_every_layer_of_the_network() -> None:

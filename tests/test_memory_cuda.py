@@ -21,7 +21,7 @@ from sd_scripts.families.sdxl import tiny
 from sd_scripts.families.sdxl import unet as sdxl_unet
 from sd_scripts.library import fp8
 from sd_scripts.library.block_swap import ALIGNMENT, _allocated, host_value
-from sd_scripts.library.fp8 import frozen_linear
+from sd_scripts.library.quantized import frozen_linear, transposed
 from sd_scripts.networks.adapters.lora import LoraLinear
 from sd_scripts.networks.layers import Dropouts
 from sd_scripts.options.settings import Settings
@@ -215,6 +215,8 @@ def test_checkpoints_in_main_memory_come_back_whole(swap: int) -> None:
         {"gradient_checkpointing": True},
         {"gradient_checkpointing": True, "cpu_offload_checkpointing": True},
         {"fp8_base_unet": True},
+        {"quantize_base": "int8_weight_only"},
+        {"quantize_base": "nf4", "gradient_checkpointing": True},
     ],
 )
 def test_compiled_and_swapped_is_what_eager_and_resident_is(options: dict[str, Any]) -> None:
@@ -250,7 +252,7 @@ def compiled_and_swapped(**options: Any) -> FluxTransformer:
 def test_transposing_in_tiles_moves_every_byte() -> None:
     for shape in ((1024, 3072), (96, 80), (16, 4112)):
         weight = torch.randn(shape, device=CUDA).to(fp8.STORAGE)
-        moved = fp8.transposed(weight)
+        moved = transposed(weight)
         assert moved.is_contiguous()
         assert torch.equal(moved.view(torch.uint8), weight.view(torch.uint8).t())
 

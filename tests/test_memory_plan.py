@@ -1,6 +1,7 @@
 """The plan's memory is what was measured on a GPU, and its facts are those of the real models and optimizers."""
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import nn
 
 from sd_scripts.data.buckets import Extent
 from sd_scripts.data.epochs import BatchShape
+from sd_scripts.families.quantizing import can_be_quantized
 from sd_scripts.families.registry import card_of, cards, family_of, module_of
 from sd_scripts.families.sdxl.memory import swappable_blocks
 from sd_scripts.library.block_swap import SLOTS, max_blocks_to_swap, swap_counts
@@ -108,7 +110,7 @@ def test_the_memory_of_training_is_what_was_measured() -> None:
     assert wrong == {}
 
 
-@pytest.mark.parametrize("family", ["flux", "sdxl"])
+@pytest.mark.parametrize("family", ["flux", "qwen_image", "sdxl"])
 def test_facts_are_counted_in_the_full_size_model(family: str) -> None:
     modules, own, facts = module_of(family, "full_size").modules(), family_of(family), card_of(family).memory
     assert facts
@@ -117,6 +119,11 @@ def test_facts_are_counted_in_the_full_size_model(family: str) -> None:
     largest = max(blocks, key=values_in)
     assert facts.largest_block == values_in(largest)
     assert facts.largest_weight == max(parameter.numel() for parameter in largest.parameters())
+    assert facts.quantized == {
+        name: (sum(weight.numel() for weight in found), sum(len(weight) for weight in found))
+        for name, module in modules.items()
+        if (found := quantized_weights(module, own.layouts[name].quantizable))
+    }
     encoders = [name for name in modules if name.startswith("text")]
     targets = {"denoiser": own.lora, **dict(zip(encoders, own.lora_text_encoders, strict=True))}
     for name in facts.lora:
@@ -124,6 +131,11 @@ def test_facts_are_counted_in_the_full_size_model(family: str) -> None:
         assert facts.lora[name] == sum(sum(layer.weight.shape[:2]) for layer in layers), name
     convolutions = [each for _, each in adaptable(modules["denoiser"], own.lora, conv=True) if is_conv(each)]
     assert facts.lora_conv == sum(layer.weight[0].numel() + len(layer.weight) for layer in convolutions)
+
+
+def quantized_weights(module: nn.Module, pattern: re.Pattern[str] | None) -> list[torch.Tensor]:
+    named = module.named_parameters() if pattern else ()
+    return [weight for name, weight in named if pattern and can_be_quantized(pattern, name, weight)]
 
 
 FLOAT32, BF16 = 4, 2

@@ -16,7 +16,7 @@ from sd_scripts.families.flux.family import FLUX
 from sd_scripts.families.model_file import Header, describe, recognise
 from sd_scripts.families.qwen_image.card import CARD, ENCODERS
 from sd_scripts.families.qwen_image.family import QWEN_IMAGE
-from sd_scripts.families.qwen_image.memory import max_blocks_to_swap, place
+from sd_scripts.families.qwen_image.memory import place
 from sd_scripts.families.qwen_image.model import QwenImageParams
 from sd_scripts.families.qwen_image.objective import predict
 from sd_scripts.families.qwen_image.text import PREFIX, SUFFIX, encode_text, tokenize
@@ -346,5 +346,6 @@ def test_a_qwen_image_file_in_the_field_of_flux_is_told(files: dict[str, str], f
 def test_more_blocks_than_can_be_swapped_are_told(files: dict[str, str]) -> None:
     (problem,) = QWEN_IMAGE.check(settings_of(**files, blocks_to_swap=4))
     assert problem == ("blocks_to_swap: 4 exceeds 3, the most that a model with 5 blocks can swap; set 3 or less")
-    assert max_blocks_to_swap(QwenImageParams().blocks) == 58
+    assert CARD.memory
+    assert CARD.memory.most_swapped == QwenImageParams().blocks - SLOTS == 58
     assert "58" in CARD.notes["blocks_to_swap"]

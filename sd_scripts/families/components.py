@@ -37,7 +37,10 @@ class WeightSource:
     dtype: torch.dtype = torch.float32
     keep: Keep | None = None
     finish: Callable[[Any], object] | None = None
-    """Called with the loaded module, to quantize it or to tie weights."""
+    """Called with the loaded module, to tie weights."""
+    quantize: Callable[[Any], object] | None = None
+    """Called with the module once `Components.on_load` has changed it; None: it is not quantized, or only where it is
+    placed."""
     device: torch.device | str = "cpu"
     """Where it is loaded to."""
 
@@ -100,9 +103,12 @@ class Components:
         Raises ValueError, one sentence that names the option, if a file cannot be read.
         """
         for name in names or self.sources:
-            self._put(name, self.sources[name].load())
+            source = self.sources[name]
+            self._put(name, source.load())
             if self.on_load:
                 self.on_load(name)
+            if source.quantize:
+                source.quantize(self.module(name))
         return self
 
     def free(self, *names: str) -> None:

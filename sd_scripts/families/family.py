@@ -19,6 +19,7 @@ from sd_scripts.families.loading import download
 from sd_scripts.families.model_file import locate
 from sd_scripts.families.opening import load_tokenizers, open_sources
 from sd_scripts.families.placing import blocks_to_swap
+from sd_scripts.families.quantizing import quantize_while_loading
 from sd_scripts.formats.atomic_files import atomic_file, atomic_folder
 from sd_scripts.formats.disk import saving
 from sd_scripts.library.media import Media
@@ -160,8 +161,8 @@ class Family:
     layouts: Mapping[str, Layout]
     """How each component of the card is made and filled, by name."""
     prepare: Callable[[Components, Settings], None] = lambda components, settings: None
-    """Called with the opened components, none of which is loaded: adds extras, and says which weights keep the dtype of
-    their file or are quantized."""
+    """Called with the opened components, none of which is loaded: adds extras, and changes how
+    they are loaded."""
     problems: Callable[[Mapping[str, WeightSource], Settings], list[str]] = lambda sources, settings: []
     """Return problems of components that do not fit together, and of options that the denoiser limits."""
     remarks: Callable[[Components, Settings], list[str]] = lambda components, settings: []
@@ -241,4 +242,5 @@ class Family:
         tokenizers = load_tokenizers(self.card, self.layouts, rows, find_model(), options.tokenizer_cache_dir)
         components = Components.opened(sources, tokenizers=tokenizers, source=find_model())
         self.prepare(components, settings)
+        quantize_while_loading(components.sources, self.layouts, settings)
         return components

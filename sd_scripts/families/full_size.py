@@ -47,6 +47,18 @@ ADAPTERS: dict[str, dict[str, Any]] = {
 }
 """Rows of adapter kinds, to compare with `graphs` and `compiled`."""
 
+QUANTIZED: dict[str, dict[str, Any]] = {
+    "eager_int8": {"quantize_base": "int8"},
+    "int8": COMPILED | {"quantize_base": "int8"},
+    "fp8": COMPILED | {"quantize_base": "fp8"},
+    "fp8_computed": COMPILED | {"quantize_base": "fp8", "fp8_compute": True},
+    "nf4": COMPILED | {"quantize_base": "nf4"},
+    "int8_checkpointing": COMPILED | CHECKPOINTING | {"quantize_base": "int8"},
+    "int8_weights_checkpointing": COMPILED | CHECKPOINTING | {"quantize_base": "int8_weight_only"},
+    "nf4_checkpointing": COMPILED | CHECKPOINTING | {"quantize_base": "nf4", "quantize_text_encoders": "nf4"},
+}
+"""Rows of a LoRA on frozen weights of 8 and 4 bits."""
+
 DRAWN = 2**22 + 1
 """Numbers that are drawn and then repeated, since drawing billions takes minutes; odd, so that the rows of a matrix
 differ."""

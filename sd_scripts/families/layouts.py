@@ -34,6 +34,8 @@ class Layout:
     """Class of diffusers or transformers that knows the config.json of its folder; None: shapes tell all."""
     tokenizer: TokenizerKind | None = None
     """Of a text encoder."""
+    quantizable: re.Pattern[str] | None = None
+    """Names of the weights that can be quantized, all of Linears; None: none of them."""
 
 
 def whole_file(card: FamilyCard, layouts: Mapping[str, Layout], states: Mapping[str, State]) -> State:
@@ -43,6 +45,10 @@ def whole_file(card: FamilyCard, layouts: Mapping[str, Layout], states: Mapping[
         for component in card.components
         for key, tensor in layouts[component.name].write(states[component.name]).items()
     }
+
+
+CLIP_LINEAR = re.compile(r"(text_model\.)?encoder\.layers\..*\.weight")
+"""Names of the weights of CLIP's text encoder that can be quantized."""
 
 
 def _make_clip(shapes: Shapes) -> CLIPTextModel:

@@ -58,10 +58,8 @@ class MemoryFacts:
     """Component -> values of a LoRA of rank 1 on all of its Linear layers that are adapted by default."""
     lora_conv: int = 0
     """The same of the denoiser's convolutions, with conv_dim."""
-    fp8_values: int = 0
-    """Values of the denoiser that are held in fp8 where that is chosen."""
-    fp8_text: int = 0
-    """The same of text encoders."""
+    quantized: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Component -> values, and rows, of the weights that are quantized where that is chosen."""
     swapped: Callable[[int], int] = lambda blocks_to_swap: 0
     """blocks_to_swap -> values of the denoiser that are off the device."""
     most_swapped: int = 0

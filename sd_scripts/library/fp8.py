@@ -1,4 +1,4 @@
-"""Frozen Linears, whose weights may be quantized: e4m3 with a scale per row, multiplied in the model's dtype or in fp8.
+"""Frozen weights in fp8: e4m3 with a scale per row, multiplied in the model's dtype or in fp8.
 
 Our own scales are powers of two, so that applying one is exact; those of a file are applied in float32. The products
 are custom operators: otherwise the compiler would keep the dequantized weight of every layer for backward.
@@ -6,39 +6,61 @@ are custom operators: otherwise the compiler would keep the dequantized weight o
 
 from __future__ import annotations
 
-import importlib.util
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sd_scripts.library.quantized import MULTIPLE, SCALE, WeightFormat, dequantized, format_of, hold_, transposed
+
 STORAGE = torch.float8_e4m3fn
 E4M3_MAX = 448.0
 """Largest value of e4m3."""
-MULTIPLE = 16
-"""Widths of fp8 products are multiples of it."""
 FAST_ACCUM = True
 """use_fast_accum of torch._scaled_mm: without it row-wise products are slow on Hopper; its error is far below that of
 rounding to e4m3."""
 
 
-class Fp8Linear(nn.Linear):
-    """A frozen Linear with a quantized weight."""
+@dataclass(frozen=True, kw_only=True)
+class Fp8(WeightFormat):
+    """e4m3 with a scale per row, (out, 1) float32."""
 
-    weight_scale: Tensor  # (out, 1) float32
-    scale_exact: bool  # powers of two, exact in every dtype
-    weight_transposed: Tensor | None  # (in, out) e4m3
-    compute_dtype: torch.dtype
-    fp8_compute: bool
+    compute: bool = False
+    """Whether to multiply in fp8 as well."""
+    exact: bool = True
+    """Whether the scales are powers of two, exact in every dtype: ours are, those of files need not be."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return fp8_linear(x, self)
+    derived = ("weight_transposed",)  # (in, out) e4m3 or None
 
+    def quantize(self, weight: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """A weight that is e4m3 already keeps its values."""
+        if weight.dtype == STORAGE:
+            return weight, {SCALE: torch.ones(len(weight), 1, device=weight.device)}
+        largest = weight.abs().amax(1, keepdim=True).float()
+        exponent = torch.frexp(largest / E4M3_MAX).exponent
+        scale = torch.ldexp(torch.ones_like(largest), exponent)
+        return (weight.float() / scale).to(STORAGE), {SCALE: scale}
 
-def fits(layer: nn.Module) -> bool:
-    """Return whether a layer can be quantized and multiplied in fp8."""
-    return isinstance(layer, nn.Linear) and not (layer.in_features % MULTIPLE or layer.out_features % MULTIPLE)
+    def dequantize(self, weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+        return (weight.float() * scale).to(dtype)
+
+    def product(self, x: Tensor, layer: nn.Linear) -> Tensor:
+        weight, scale = layer.weight, layer.weight_scale
+        bias = None if layer.bias is None else layer.bias.to(x.dtype)
+        if self.compute:
+            y = _QuantizedProduct.apply(x, weight, scale, layer.weight_transposed)
+            return y if bias is None else y + bias
+        if x.dtype == torch.float16:  # the unscaled product could overflow
+            y = torch.ops.sd_scripts.fp8_product(x, weight, scale)
+            return y if bias is None else y + bias
+        y = torch.ops.sd_scripts.fp8_product(x, weight, None)
+        if not self.exact:
+            y = y * scale.view(-1)  # type: ignore[operator]
+            return (y if bias is None else y + bias).to(x.dtype)
+        rows = scale.view(-1).to(x.dtype)  # type: ignore[operator]
+        return y * rows if bias is None else torch.addcmul(bias, y, rows)
 
 
 @torch.no_grad()
@@ -47,95 +69,26 @@ def quantize_(
 ) -> nn.Linear:
     """Quantize the weight of `layer` to e4m3, in place; inputs and outputs are in `dtype`.
 
-    A weight that is e4m3 already keeps its values. `compute` also multiplies in fp8; `keep_transposed` then keeps a
-    transposed copy for backward, instead of transposing each time.
+    `compute` also multiplies in fp8; `keep_transposed` then keeps a transposed copy for backward, instead of
+    transposing each time.
     """
-    if not isinstance(layer, Fp8Linear):
-        _set_weight(layer, *_quantized(layer.weight), exact=True)
-    keep = compute and keep_transposed
-    layer.register_buffer("weight_transposed", transposed(layer.weight) if keep else None, persistent=False)
-    layer.compute_dtype, layer.fp8_compute = dtype, compute  # type: ignore[assignment]
-    return layer
+    known = format_of(layer)
+    weight: Tensor = layer.weight
+    if isinstance(known, Fp8):
+        scale: Any = layer.weight_scale
+        exact = known.exact
+    else:
+        weight, made = Fp8().quantize(dequantized(layer) if known else weight.detach())
+        scale, exact = made[SCALE], True
+    held = {SCALE: scale, "weight_transposed": transposed(weight) if compute and keep_transposed else None}
+    return hold_(layer, Fp8(compute=compute, exact=exact), dtype, weight, held)
 
 
 def scale_(layer: nn.Linear, scale: Tensor, dtype: torch.dtype) -> None:
     """Multiply the e4m3 weight of `layer`, in place, by a file's `scale`: one number or one per row."""
     assert layer.weight.dtype == STORAGE, "only e4m3 weights have scales"
     rows = scale.float().view(-1, 1).expand(len(layer.weight), 1).contiguous()
-    _set_weight(layer, layer.weight.detach(), rows, exact=False)
-    quantize_(layer, dtype)
-
-
-@torch.no_grad()
-def add_(layer: nn.Linear, change: Tensor, dtype: torch.dtype) -> None:
-    """Add `change`, (out, in) float32, to an e4m3 weight, which is quantized again with our own scales."""
-    quantize_(layer, dtype)
-    _set_weight(layer, *_quantized(dequantized(layer) + change), exact=True)
-
-
-def _set_weight(layer: nn.Linear, weight: Tensor, scale: Tensor, *, exact: bool) -> None:
-    layer.weight = nn.Parameter(weight, requires_grad=False)
-    layer.__class__ = Fp8Linear
-    layer.register_buffer("weight_scale", scale)
-    layer.scale_exact = exact  # type: ignore[assignment]
-
-
-def _quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantize (out, in) to e4m3 of the same shape and scales (out, 1)."""
-    if weight.dtype == STORAGE:
-        return weight.detach(), torch.ones(len(weight), 1, device=weight.device)
-    largest = weight.abs().amax(1, keepdim=True).float()
-    exponent = torch.frexp(largest / E4M3_MAX).exponent
-    scale = torch.ldexp(torch.ones_like(largest), exponent)
-    return (weight.float() / scale).to(STORAGE), scale
-
-
-def dequantized(layer: nn.Linear) -> Tensor:
-    """Return the weight of a quantized layer, (out, in) float32."""
-    return layer.weight.float() * layer.weight_scale  # type: ignore[operator]
-
-
-def fp8_linear(x: Tensor, layer: nn.Linear) -> Tensor:
-    """Apply a quantized layer, (..., in) -> (..., out), differentiable in x."""
-    if torch.is_autocast_enabled(x.device.type):
-        x = x.to(torch.get_autocast_dtype(x.device.type))
-    weight, scale = layer.weight, layer.weight_scale
-    bias = None if layer.bias is None else layer.bias.to(x.dtype)
-    if layer.fp8_compute:
-        y = _QuantizedProduct.apply(x, weight, scale, layer.weight_transposed)
-        return y if bias is None else y + bias
-    if x.dtype == torch.float16:  # the unscaled product could overflow
-        y = torch.ops.sd_scripts.fp8_product(x, weight, scale)
-        return y if bias is None else y + bias
-    y = torch.ops.sd_scripts.fp8_product(x, weight, None)
-    if not layer.scale_exact:
-        y = y * scale.view(-1)  # type: ignore[operator]
-        return (y if bias is None else y + bias).to(x.dtype)
-    rows = scale.view(-1).to(x.dtype)  # type: ignore[operator]
-    return y * rows if bias is None else torch.addcmul(bias, y, rows)
-
-
-def frozen_linear(x: Tensor, layer: nn.Linear) -> Tensor:
-    """Apply a frozen Linear, quantized or not, (..., in) -> (..., out), differentiable in x."""
-    if layer.weight.dtype == STORAGE:
-        return fp8_linear(x, layer)
-    return F.linear(x, layer.weight, layer.bias)
-
-
-def compute_dtype(layer: nn.Module) -> torch.dtype:
-    """Return the dtype of the inputs and outputs of `layer`; its weights may have a narrower one."""
-    dtype: torch.dtype = getattr(layer, "compute_dtype", layer.weight.dtype)  # type: ignore[arg-type]
-    return dtype
-
-
-def share_frozen(layer: nn.Linear, base: nn.Linear) -> None:
-    """Give `layer` the weights of `base`, the same objects: moving them moves them for both."""
-    layer.weight, layer.bias = base.weight, base.bias
-    layer.compute_dtype = compute_dtype(base)  # type: ignore[assignment]
-    layer.fp8_compute = getattr(base, "fp8_compute", False)  # type: ignore[assignment]
-    layer.scale_exact = getattr(base, "scale_exact", True)  # type: ignore[assignment]
-    for name in ("weight_scale", "weight_transposed"):
-        layer.register_buffer(name, getattr(base, name, None), persistent=name == "weight_scale")
+    hold_(layer, Fp8(exact=False), dtype, layer.weight, {SCALE: rows})
 
 
 # Stored in fp8, multiplied in the dtype of x
@@ -233,16 +186,7 @@ def _scaled_back(rows: Tensor, row_scale: Tensor, weight: Tensor) -> Tensor:
 
 @_scaled_back.register_fake
 def _(rows: Tensor, row_scale: Tensor, weight: Tensor) -> Tensor:
-    return rows.new_empty(len(rows), weight.shape[1], dtype=torch.bfloat16)
-
-
-def transposed(weight: Tensor) -> Tensor:
-    """Transpose (out, in), one byte each, to a contiguous (in, out)."""
-    if weight.is_cuda and importlib.util.find_spec("triton"):
-        from sd_scripts.library.fp8_transpose import transposed_bytes
-
-        return transposed_bytes(weight.detach().view(torch.uint8)).view(weight.dtype)
-    return weight.detach().view(torch.uint8).t().contiguous().view(weight.dtype)
+    return rows.new_empty(rows.shape[0], weight.shape[1], dtype=torch.bfloat16)
 
 
 def compute_problem(device: torch.device) -> str | None:

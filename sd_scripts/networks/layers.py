@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sd_scripts.library.fp8 import compute_dtype, frozen_linear, share_frozen
+from sd_scripts.library.quantized import compute_dtype, frozen_linear, share_frozen
 
 
 @dataclass(frozen=True, kw_only=True)

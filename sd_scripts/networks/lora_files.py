@@ -9,11 +9,12 @@ from torch import Tensor, nn
 from sd_scripts.library import fp8
 from sd_scripts.library.compile_utils import maybe_uncompile_state_dict
 from sd_scripts.library.model_reader import read_weights
+from sd_scripts.library.quantized import add_, format_of
 from sd_scripts.networks.adapter import Tensors, adapter_kinds, read_layer
 from sd_scripts.networks.lora_names import XLABS_SINGLE, with_our_names
 from sd_scripts.networks.plan import AdaptedModule
 from sd_scripts.networks.targets import adaptable
-from sd_scripts.networks.updates import dense_weight, is_quantized
+from sd_scripts.networks.updates import dense_weight
 
 OTHER_METHODS = {
     "a1.": "GLoRA",
@@ -72,7 +73,10 @@ def merge(modules: Iterable[AdaptedModule], tensors: Mapping[str, Tensor], stren
             found = read_layer(tensors, name)
             if found is None:
                 continue
-            (kind, of_layer), weight = found, layer.weight
+            kind, of_layer = found
+            if isinstance(layer, nn.Linear) and layer.weight.dtype == fp8.STORAGE and not format_of(layer):
+                fp8.quantize_(layer, each.module.dtype)  # type: ignore[arg-type]  # as its file has it
+            weight = layer.weight
             change = kind.delta(of_layer, dense_weight(layer), strength)
             if change.shape != weight.flatten(1).shape:
                 raise ValueError(
@@ -80,8 +84,8 @@ def merge(modules: Iterable[AdaptedModule], tensors: Mapping[str, Tensor], stren
                     "choose a LoRA of the same kind of model"
                 )
             change = change.view(weight.shape)
-            if isinstance(layer, nn.Linear) and is_quantized(layer):
-                fp8.add_(layer, change, each.module.dtype)  # type: ignore[arg-type]
+            if isinstance(layer, nn.Linear) and format_of(layer):
+                add_(layer, change)
             else:
                 weight.copy_(weight.float() + change)  # rounded once, to the model's dtype
             merged += 1

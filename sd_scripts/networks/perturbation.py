@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from sd_scripts.library.block_swap import host_value
+from sd_scripts.library.quantized import stored_weight
 
 if TYPE_CHECKING:
     from sd_scripts.networks.adapter import Adapter
@@ -38,7 +38,7 @@ class RowNoise:
         self.deviations = torch.zeros(sum(sizes), device=device)
         """(rows of all layers,) float32"""
         self._views = self.deviations.split(sizes)
-        self._frozen = [_row_squares_of(layer.layer, device) for layer in self.layers]
+        self._frozen = [_row_squares_of(layer.layer, device) for layer in self.layers]  # type: ignore[arg-type]
         for layer, view in zip(self.layers, self._views, strict=True):
             layer.layer.row_noise = view  # type: ignore[assignment]
 
@@ -53,7 +53,5 @@ class RowNoise:
             view.copy_(torch.where(fresh.isfinite(), fresh, view))
 
 
-def _row_squares_of(layer: nn.Module, device: torch.device) -> Tensor:
-    weight, scale = layer.weight, getattr(layer, "weight_scale", None)
-    rows = host_value(weight).detach().to(device).float()  # type: ignore[arg-type]
-    return (rows if scale is None else rows * host_value(scale).to(device)).square().sum(dim=1)
+def _row_squares_of(layer: nn.Linear, device: torch.device) -> Tensor:
+    return stored_weight(layer, device).square().sum(dim=1)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from sd_scripts.library.fp8 import compute_dtype
+from sd_scripts.library.quantized import compute_dtype
 from sd_scripts.networks.adapter import Adapter, LayerPlan, Tensors, TrainedTensor, file_alpha
 from sd_scripts.networks.layers import Dropouts
 from sd_scripts.networks.rules import Rank

@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sd_scripts.library import fp8
+from sd_scripts.library import quantized
 from sd_scripts.library.block_swap import host_value
-from sd_scripts.library.fp8 import frozen_linear
+from sd_scripts.library.quantized import compute_dtype, dequantized, format_of, frozen_linear
 from sd_scripts.networks.layers import AdaptedConv2d, AdaptedLinear, Dropouts
 
 Axis = Literal["out", "in"]
@@ -125,23 +125,19 @@ def _base_product(x: Tensor, layer: nn.Linear) -> Tensor:
     return y if layer.bias is None else y - layer.bias
 
 
-def is_quantized(layer: nn.Module) -> bool:
-    return isinstance(layer.weight, Tensor) and layer.weight.dtype == fp8.STORAGE
-
-
 def dense_weight(layer: nn.Module) -> Tensor:
     """Return the weight of a layer, (out, in, ...), as numbers."""
-    weight = fp8.dequantized(layer) if is_quantized(layer) else layer.weight  # type: ignore[arg-type]
+    weight = dequantized(layer) if isinstance(layer, nn.Linear) and format_of(layer) else layer.weight
     assert isinstance(weight, Tensor)
-    return weight.to(fp8.compute_dtype(layer))
+    return weight.to(compute_dtype(layer))
 
 
 def stored_weight(layer: nn.Module) -> Tensor:
     """Return the weight of a layer, (out, in, ...), as numbers, also if its block is swapped out."""
-    weight = host_value(layer.weight).detach().to(layer.weight.device)  # type: ignore[arg-type]
-    if is_quantized(layer):
-        weight = weight.float() * host_value(layer.weight_scale).to(weight.device)  # type: ignore[arg-type]
-    return weight.to(fp8.compute_dtype(layer))
+    device: torch.device = layer.weight.device  # type: ignore[assignment, union-attr]
+    if isinstance(layer, nn.Linear):
+        return quantized.stored_weight(layer, device).to(compute_dtype(layer))
+    return host_value(layer.weight).detach().to(device, compute_dtype(layer))  # type: ignore[arg-type]
 
 
 class Magnitudes(nn.Module):

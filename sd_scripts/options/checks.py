@@ -192,17 +192,44 @@ def fp8_compute_without_bf16(memory: MemoryOptions, training: TrainingOptions) -
         yield "fp8_compute", f"needs mixed_precision = bf16, not {training.mixed_precision}"
 
 
+def weights_quantized_twice(memory: MemoryOptions, training: TrainingOptions, network: NetworkOptions) -> Findings:
+    flag = "fp8_base" if training.fp8_base else "fp8_base_unet" if training.fp8_base_unet else ""
+    if flag and memory.chosen(memory.quantize_base) not in ("", "fp8"):
+        yield (
+            "quantize_base",
+            f"{memory.quantize_base} conflicts with {flag}, which holds the same weights in fp8; turn {flag} off",
+        )
+    in_fp8 = training.fp8_base and not training.fp8_base_unet
+    if in_fp8 and memory.chosen(memory.quantize_text_encoders) not in ("", "fp8"):
+        yield (
+            "quantize_text_encoders",
+            f"{memory.quantize_text_encoders} conflicts with fp8_base, which holds the text encoders in fp8 too; set "
+            "fp8_base_unet instead",
+        )
+
+
 def swapped_adapter_conflicts(memory: MemoryOptions, network: NetworkOptions) -> Findings:
     """Refuse LyCORIS networks that start from the base weights, which swapped blocks do not have on the device."""
-    if not memory.blocks_to_swap or network.is_ours:
-        return
-    for arg in (item.replace(" ", "").lower() for item in network.network_args):
-        if arg in ("algo=full", "dora_wd=true", "weight_decompose=true"):
-            yield (
-                "blocks_to_swap",
-                f"{network.network_module} with {arg} trains the weights of the base model, so blocks cannot be "
-                "swapped; set blocks_to_swap = 0 or choose another network",
-            )
+    for arg in network.arguments_that_train_the_base if memory.blocks_to_swap else ():
+        yield (
+            "blocks_to_swap",
+            f"{network.network_module} with {arg} trains the weights of the base model, so blocks cannot be "
+            "swapped; set blocks_to_swap = 0 or choose another network",
+        )
+
+
+def quantized_adapter_conflicts(memory: MemoryOptions, training: TrainingOptions, network: NetworkOptions) -> Findings:
+    """Refuse LyCORIS networks that start from the base weights, of which quantized layers have no full precision."""
+    flags = {"fp8_base": training.fp8_base, "fp8_base_unet": training.fp8_base_unet, "fp8_compute": memory.fp8_compute}
+    formats = {name: memory.chosen(getattr(memory, name)) for name in ("quantize_base", "quantize_text_encoders")}
+    name = next((name for name, on in {**formats, **flags}.items() if on), "")
+    for arg in network.arguments_that_train_the_base if name else ():
+        yield (
+            name,
+            f"{network.network_module} with {arg} trains the weights of the base model, so they cannot be quantized; "
+            + (f"set {name} = none" if name in formats else f"turn {name} off")
+            + " or choose another network",
+        )
 
 
 def network_of_another_family(network: NetworkOptions, card: FamilyCard) -> Findings:
@@ -308,7 +335,9 @@ PROBLEMS = (
     adafactor_schedule_without_adafactor,
     fullgraph_with_external_network,
     fp8_compute_without_bf16,
+    weights_quantized_twice,
     swapped_adapter_conflicts,
+    quantized_adapter_conflicts,
     snr_huber_schedule_without_noise_schedule,
     network_of_another_family,
     fused_backward_conflicts,
@@ -567,6 +596,15 @@ def compile_without_effect(
         )
 
 
+def int8_without_compile(memory: MemoryOptions, compiled: CompileOptions, network: NetworkOptions) -> Findings:
+    if memory.quantize_base == "int8" and not compiled.compile:
+        yield (
+            "quantize_base",
+            "int8 quantizes activations too, in many small operations without compile; turn compile on, or set "
+            "int8_weight_only",
+        )
+
+
 def uploads_without_repository(hub: HuggingFaceOptions) -> Findings:
     chosen = {
         "huggingface_repo_type": hub.huggingface_repo_type,
@@ -582,6 +620,7 @@ def uploads_without_repository(hub: HuggingFaceOptions) -> Findings:
 
 
 REMARKS = (
+    int8_without_compile,
     steps_that_are_not_recorded,
     uploads_without_repository,
     activation_memory_budget_without_effect,

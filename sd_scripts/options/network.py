@@ -240,6 +240,12 @@ class NetworkOptions(OptionGroup, title="Network", methods=("lora",)):
         found = (key for key, value, _ in literals(self.network_args) if key in RANDOM_ARGS and value)
         return next((f"{key} in network_args" for key in found), "")
 
+    @property
+    def arguments_that_train_the_base(self) -> list[str]:
+        """Return the network_args with which an external network trains weights of the base model, or reads them."""
+        given = () if self.is_ours else (item.replace(" ", "").lower() for item in self.network_args)
+        return [arg for arg in given if arg in ("algo=full", "dora_wd=true", "weight_decompose=true")]
+
     def rate_of_encoder(self, number: int, learning_rate: float) -> float:
         """Return the learning rate of the text encoder `number`, from 0; a single rate is for all."""
         rates = self.text_encoder_lr or [learning_rate]

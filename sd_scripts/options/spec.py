@@ -20,7 +20,7 @@ CAPABILITIES = {
     "blockwise_updates": "weights can be updated during the backward pass, one block at a time",
     "clip_captions": "captions are read by CLIP, in chunks of 75 tokens",
     "convolutions": "the model has convolutions that adapters may adapt",
-    "fp8": "frozen weights can be held in 8 bits",
+    "fp8": "frozen weights can be held in 8 or 4 bits",
     "grouped_updates": "weights can be updated during the backward pass, in a given number of groups",
     "guidance": "the model was distilled with an embedded guidance",
     "noise_schedule": "noise follows Stable Diffusion's schedule of 1,000 timesteps",

@@ -54,14 +54,17 @@ class TrainingOptions(OptionGroup, title="Training"):
         label="Full bf16",
     )
     fp8_base: bool = switch(
-        "Store the frozen weights of the transformer and T5 in fp8, half the memory of bf16. Computation stays in "
-        "mixed_precision.",
+        "Store the frozen weights of the U-Net or transformer and of the text encoders in fp8, half the memory of "
+        "bf16. Computation stays in mixed_precision.",
         label="Base in fp8",
         needs="fp8",
         methods=("lora",),
     )
     fp8_base_unet: bool = switch(
-        "Like fp8_base, but only for the transformer.", label="Transformer in fp8", needs="fp8", methods=("lora",)
+        "Like fp8_base, but only for the U-Net or transformer.",
+        label="U-Net or transformer in fp8",
+        needs="fp8",
+        methods=("lora",),
     )
     max_nonfinite_steps: int = option(
         3,

@@ -16,6 +16,7 @@ from sd_scripts.options.network_args import NetworkArguments
 from sd_scripts.options.network_types import read_items
 from sd_scripts.options.optimizer import OptimizerOptions
 from sd_scripts.options.optimizer_table import known_optimizer, optimizer_name
+from sd_scripts.options.quantization import bytes_of, denoiser_format, encoder_format
 from sd_scripts.options.run import CudaOptions
 from sd_scripts.options.sampling import SampleOptions
 from sd_scripts.options.saving import EmaOptions
@@ -23,7 +24,7 @@ from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import TrainingOptions
 
 GIB = 2**30
-FULL, HALF, FP8 = 4, 2, 1
+FULL, HALF = 4, 2
 """Bytes of a value."""
 TEMPORARY = 4
 """Float32 copies of a weight that an update computes with, beside the weight and its gradient."""
@@ -160,8 +161,10 @@ class _Run:
 
     def main_memory(self) -> int:
         """Return the peak of the process: text encoders as they are read, or blocks that are swapped."""
-        encoders = sum(self._values_of_encoders().values()) * HALF  # as in their files
-        encoders += self._fp8_text * FP8
+        encoders = float(sum(self._values_of_encoders().values()) * HALF)  # as in their files
+        encoders += sum(
+            self._quantized_bytes(name, encoder_format(self.settings)) for name in self._values_of_encoders()
+        )
         off = self.facts.swapped(self._swap) * self._bytes_of_blocks() * PINNED
         cached = self.settings[CacheOptions]
         read = 0 if cached.cache_text_encoder_outputs_to_disk else encoders
@@ -187,13 +190,23 @@ class _Run:
 
     def _weights(self) -> float:
         """Return the bytes of the denoiser on the device."""
-        values, off = self.facts.values[DENOISER], self.facts.swapped(self._swap)
-        whole = values * self.compute - self.facts.fp8_values * (self.compute - self._bytes_of_blocks())
-        return whole - off * self._bytes_of_blocks()
+        off = self.facts.swapped(self._swap)
+        return self._bytes_of_component(DENOISER, denoiser_format(self.settings)) - off * self._bytes_of_blocks()
 
-    def _bytes_of_blocks(self) -> int:
-        fp8 = self.network and (self.training.fp8_base or self.training.fp8_base_unet)
-        return FP8 if fp8 and self.card.has("fp8") else self.compute
+    def _bytes_of_blocks(self) -> float:
+        """Return the bytes of a value of the blocks."""
+        chosen = denoiser_format(self.settings)
+        values = self.facts.quantized.get(DENOISER, (0, 0))[0]
+        return self._quantized_bytes(DENOISER, chosen) / values if chosen and values else float(self.compute)
+
+    def _bytes_of_component(self, name: str, weight_format: str) -> float:
+        """Return the bytes of a component; `weight_format` is empty if its weights are not quantized."""
+        values = self.facts.values[name]
+        quantized = self.facts.quantized.get(name, (0, 0))[0] if weight_format else 0
+        return (values - quantized) * self.compute + self._quantized_bytes(name, weight_format)
+
+    def _quantized_bytes(self, name: str, weight_format: str) -> float:
+        return bytes_of(weight_format, *self.facts.quantized.get(name, (0, 0))) if weight_format else 0.0
 
     @property
     def _swap(self) -> int:
@@ -366,17 +379,7 @@ class _Run:
         return {name: values for name, values in self.facts.values.items() if name not in (DENOISER, VAE)}
 
     def _bytes_of_encoder(self, name: str) -> float:
-        values = self.facts.values[name]
-        if not self.network and name in self._trained_encoders():
-            return float(values * self.compute)
-        fp8 = self._fp8_text if values > self._fp8_text else 0
-        return float(values * self.compute - fp8 * (self.compute - FP8))
-
-    @property
-    def _fp8_text(self) -> int:
-        """Return the values of text encoders that are held in fp8."""
-        quantized = self.network and self.training.fp8_base and not self.training.fp8_base_unet
-        return self.facts.fp8_text if quantized else 0
+        return self._bytes_of_component(name, encoder_format(self.settings))
 
     def _samples(self) -> bool:
         return bool(self.settings[SampleOptions].sample_prompts)

@@ -28,7 +28,8 @@ COMPILING = tuple(
 )
 RECORDING = "record_steps"
 DECIDING = (
-    *("mixed_precision", "full_fp16", "full_bf16", "fp8_base", "fp8_base_unet", "fp8_compute", "blocks_to_swap"),
+    *("mixed_precision", "full_fp16", "full_bf16", "fp8_base", "fp8_base_unet", "fp8_compute", "quantize_base"),
+    *("quantize_text_encoders", "blocks_to_swap"),
     *("gradient_checkpointing", "cpu_offload_checkpointing", "gradient_accumulation_steps", "train_batch_size"),
     *("network_module", "network_dim", "network_args", "network_train_unet_only", "network_train_text_encoder_only"),
     *("network_type", "conv_dim", "factor", "full_matrix", "dora_wd"),

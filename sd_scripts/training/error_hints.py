@@ -40,11 +40,15 @@ def _is_lora(values: Values) -> bool:
     return "network_dim" in values
 
 
+def _is_quantized(values: Values) -> bool:
+    return bool(values["fp8_base"] or values["fp8_base_unet"] or values.get("quantize_base", "none") != "none")
+
+
 GPU: tuple[ErrorHint, ...] = (
     ErrorHint(lambda v: v["mixed_precision"] == "no", "set mixed_precision = bf16"),
     ErrorHint(lambda v: not _is_lora(v) and not v["full_bf16"] and not v["full_fp16"], "turn full_bf16 on"),
     ErrorHint(_off("gradient_checkpointing"), "turn gradient_checkpointing on"),
-    ErrorHint(lambda v: _is_lora(v) and not (v["fp8_base"] or v["fp8_base_unet"]), "turn fp8_base on", "fp8_base"),
+    ErrorHint(lambda v: _is_lora(v) and not _is_quantized(v), "turn fp8_base on", "fp8_base"),
     ErrorHint(
         lambda v: v["train_batch_size"] > 1,
         "lower train_batch_size (now {train_batch_size}) and raise gradient_accumulation_steps (now "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import logging
 import os
 import sys
@@ -23,6 +24,7 @@ from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
 from sd_scripts.options.logging import LoggingOptions
 from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions
+from sd_scripts.options.quantization import denoiser_format, encoder_format
 from sd_scripts.options.run import CudaOptions, RunOptions
 from sd_scripts.options.saving import HuggingFaceOptions, SavingOptions
 from sd_scripts.options.settings import Settings
@@ -106,6 +108,10 @@ def _dry_run(settings: Settings) -> Iterator[str]:
     memory = settings.get(MemoryOptions)
     if memory and memory.fp8_compute and (problem := fp8.compute_problem(device)):
         yield problem
+    formats = {"quantize_base": denoiser_format(settings), "quantize_text_encoders": encoder_format(settings)}
+    if "nf4" in formats.values() and not importlib.util.find_spec("bitsandbytes"):
+        option = next(name for name, chosen in formats.items() if chosen == "nf4")
+        yield f"{option}: nf4 needs bitsandbytes, which is not installed; run setup again, or set int8"
     lr_schedulers.dry_run(settings[OptimizerOptions], settings[LrSchedulerOptions])
 
 

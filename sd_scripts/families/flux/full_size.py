@@ -21,6 +21,7 @@ from sd_scripts.families.full_size import (
     COMPILED,
     FUSED,
     GRAPHS,
+    QUANTIZED,
     UNRECORDED,
     random_weights,
 )
@@ -73,6 +74,7 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
         "swap34": SMALL | {"blocks_to_swap": 34},
         "swap34_fp8": SMALL | {"blocks_to_swap": 34, "fp8_base": True},
         **ADAPTERS,
+        **QUANTIZED,
     },
     "full": {
         "fused": FUSED,

@@ -9,16 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import T5Config, T5EncoderModel
+from transformers.models.t5.modeling_t5 import T5DenseGatedActDense
 
 from sd_scripts.families.components import DENOISER, VAE, Components, WeightSource
 from sd_scripts.families.flux import keys, lora
 from sd_scripts.families.flux.card import CARD, TRANSFORMERS
-from sd_scripts.families.flux.memory import holds_in_fp8, holds_t5_in_fp8, quantize_t5
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
 from sd_scripts.families.flux.options import RECOMMENDED, FluxModelOptions
 from sd_scripts.families.layouts import Layout, autoencoder, clip_l
 from sd_scripts.families.placing import swap_problems
-from sd_scripts.library import fp8
 from sd_scripts.library.block_swap import max_blocks_to_swap
 from sd_scripts.library.state_dicts import State
 from sd_scripts.library.tokenizers import CLIP, T5
@@ -29,8 +28,9 @@ from sd_scripts.options.settings import Settings
 
 TEXT_ENCODER, T5XXL = "text_encoder1", "text_encoder2"
 T5_LENGTHS = {"dev": 512, "schnell": 256}
-LINEAR = re.compile(r"(double_blocks|single_blocks|encoder\.block)\.(?!.*relative_attention_bias).*\.weight")
-"""Names of weights that can be held in fp8. T5's relative bias is a lookup table, not a matrix product."""
+LINEAR = re.compile(r"(double_blocks|single_blocks)\..*\.weight")
+T5_LINEAR = re.compile(r"encoder\.block\.(?!.*relative_attention_bias).*\.weight")
+"""Names of weights that can be quantized. T5's relative bias is a lookup table, not a matrix product."""
 
 
 def _t5_encoder(file: State) -> State:
@@ -44,22 +44,23 @@ LAYOUTS = {
     DENOISER: Layout(
         make=lambda shapes: FluxTransformer(FluxParams.of(shapes)),
         unify=lambda file: keys.from_diffusers(file) if TRANSFORMERS[1] in file else file,
+        quantizable=LINEAR,
     ),
     TEXT_ENCODER: clip_l(tokenizer=CLIP),
     T5XXL: Layout(
-        make=lambda shapes: T5EncoderModel(T5Config(**keys.t5_config(shapes))), unify=_t5_encoder, tokenizer=T5
+        make=lambda shapes: T5EncoderModel(T5Config(**keys.t5_config(shapes))),
+        unify=_t5_encoder,
+        tokenizer=T5,
+        quantizable=T5_LINEAR,
     ),
     VAE: autoencoder(keys.AUTOENCODER),
 }
 
 
 def prepare(components: Components, settings: Settings) -> None:
-    """Weights that are to be held in fp8 keep the dtype of their file until they are quantized, one by one."""
     sources, flux = components.sources, settings[FluxModelOptions]
-    denoiser, t5, t5_in_fp8 = sources[DENOISER], sources[T5XXL], holds_t5_in_fp8(settings)
-    sources[DENOISER] = replace(denoiser, keep=becomes_fp8 if holds_in_fp8(settings) else None)
-    finish = partial(_finish_t5, dtype=t5.dtype, in_fp8=t5_in_fp8)
-    sources[T5XXL] = replace(t5, keep=becomes_fp8 if t5_in_fp8 else None, finish=finish)
+    t5 = sources[T5XXL]
+    sources[T5XXL] = replace(t5, finish=partial(finish_t5, dtype=t5.dtype))
     guided = _params(sources).guidance
     variant = "dev" if guided else "schnell"
     components.extras = {
@@ -70,19 +71,22 @@ def prepare(components: Components, settings: Settings) -> None:
     }
 
 
-def becomes_fp8(name: str, tensor: Tensor) -> bool:
-    """Return whether a Linear's weight can be held in fp8; e5m2 must be widened first."""
-    fits = tensor.ndim == 2 and not any(size % fp8.MULTIPLE for size in tensor.shape)
-    return fits and tensor.dtype != torch.float8_e5m2 and bool(LINEAR.fullmatch(name))
-
-
-def _finish_t5(t5: Any, dtype: torch.dtype, *, in_fp8: bool) -> None:
+def finish_t5(t5: Any, dtype: torch.dtype) -> None:
     t5.encoder.embed_tokens.weight = t5.shared.weight
-    if in_fp8:
-        quantize_t5(t5, dtype)
-    elif dtype == torch.float16:
-        for block in t5.encoder.block:
-            block.layer[1].DenseReluDense.wo.float()  # its output overflows in fp16
+    for block in t5.encoder.block:
+        dense = block.layer[1].DenseReluDense
+        dense.__class__ = _GatedDense
+        if dtype == torch.float16:
+            dense.wo.float()  # its output overflows in fp16
+
+
+class _GatedDense(T5DenseGatedActDense):
+    """T5's MLP, which casts activations by their own dtype, not by that of the weights, which may be quantized."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        gated = self.act(self.wi_0(hidden_states)) * self.wi_1(hidden_states)
+        wide = gated.float() if gated.dtype == torch.float16 else gated
+        return self.wo(self.dropout(wide))
 
 
 def _params(sources: Mapping[str, WeightSource]) -> FluxParams:

@@ -33,8 +33,10 @@ MEMORY = MemoryFacts(
     largest_block=DOUBLE_BLOCK,
     largest_weight=3_072 * 18_432,
     lora={"denoiser": 4_786_176, "text_encoder1": 165_888},
-    fp8_values=19 * 339_738_624 + 38 * 141_557_760,
-    fp8_text=4_630_511_616,
+    quantized={
+        "denoiser": (11_834_228_736, 3_035_136),
+        "text_encoder2": (4_630_511_616, 983_040),
+    },
     swapped=swapped,
     most_swapped=35,
     units=tokens,

@@ -5,7 +5,7 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLDecoder
 
 from sd_scripts.families.family import Blocks, Family, FileIdentity, Saving, TextEncoding, blocks_of
 from sd_scripts.families.qwen_image.card import CARD
-from sd_scripts.families.qwen_image.load import LAYOUTS, prepare, problems
+from sd_scripts.families.qwen_image.load import LAYOUTS, problems
 from sd_scripts.families.qwen_image.lora import TEXT_ENCODERS, TRANSFORMER
 from sd_scripts.families.qwen_image.memory import checkpoint_gradients, place
 from sd_scripts.families.qwen_image.objective import loss, metadata, step_inputs, validation_timesteps
@@ -49,7 +49,6 @@ FAMILY = QWEN_IMAGE = Family(
     saving=Saving(tensors=lambda components, weights: weights.denoiser, writes_all=False),
     latents=LATENTS,
     layouts=LAYOUTS,
-    prepare=prepare,
     problems=problems,
     encode_images=encode_images,
     place=place,

@@ -19,6 +19,7 @@ from sd_scripts.families.full_size import (
     COMPILED,
     FUSED,
     GRAPHS,
+    QUANTIZED,
     UNRECORDED,
     random_weights,
 )
@@ -84,6 +85,7 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
         "graphs_checkpointing": GRAPHS | CHECKPOINTING,
         "budget50": COMPILED | {"activation_memory_budget": 0.5},
         "budget0": COMPILED | {"activation_memory_budget": 0.0},
+        **QUANTIZED,
         "swap24": COMPILED | CHECKPOINTING | {"blocks_to_swap": 24},
         "swap58": COMPILED | CHECKPOINTING | {"blocks_to_swap": 58},
         **ADAPTERS,

@@ -1,5 +1,6 @@
 """SDXL's components: how each is made from its files, and what else a checkpoint contains."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from torch import Tensor
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
 from sd_scripts.families.components import DENOISER, VAE, Components
-from sd_scripts.families.layouts import Layout, autoencoder, clip_l, whole_file
+from sd_scripts.families.layouts import CLIP_LINEAR, Layout, autoencoder, clip_l, whole_file
 from sd_scripts.families.model_file import MODEL
 from sd_scripts.families.sdxl import keys as sgm
 from sd_scripts.families.sdxl.card import CARD
@@ -26,6 +27,9 @@ LOGIT_SCALE = 4.6055
 """OpenCLIP bigG's value, for files saved without it."""
 MARKER_KEYS = ("v_pred", "ztsnr")
 
+LINEAR = re.compile(r".*\.(transformer_blocks\.\d+\..*|time_emb_proj)\.weight")
+"""Names of the U-Net's weights that can be quantized: those of Linears in the blocks that `place` moves one by one."""
+
 LAYOUTS = {
     DENOISER: Layout(
         make=lambda shapes: UNet2DConditionModel(**sgm.unet_config(shapes)),
@@ -33,14 +37,16 @@ LAYOUTS = {
         write=sgm.write_unet,
         finish=prepare_unet,
         library=UNet2DConditionModel,
+        quantizable=LINEAR,
     ),
-    "text_encoder1": clip_l(library=CLIPTextModel, tokenizer=CLIP),
+    "text_encoder1": clip_l(library=CLIPTextModel, tokenizer=CLIP, quantizable=CLIP_LINEAR),
     "text_encoder2": Layout(
         make=lambda shapes: CLIPTextModelWithProjection(CLIPTextConfig(**sgm.text_encoder2_config(shapes))),
         read=sgm.read_text_encoder2,
         write=sgm.write_text_encoder2,
         library=CLIPTextModelWithProjection,
         tokenizer=OPEN_CLIP,
+        quantizable=CLIP_LINEAR,
     ),
     VAE: autoencoder({"scaling_factor": sgm.VAE_SCALE}, library=AutoencoderKL),
 }

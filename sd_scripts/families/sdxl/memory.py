@@ -1,4 +1,4 @@
-"""Place SDXL's U-Net for training: 5 GB on the GPU in bf16, 1 GB with nearly all of its large blocks swapped."""
+"""Place SDXL's U-Net for training: 5 GB on the GPU in bf16, less with quantized weights or swapped blocks."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -7,22 +7,26 @@ from typing import Any
 import torch
 from diffusers.models import Transformer2DModel
 from diffusers.models.attention import BasicTransformerBlock
+from diffusers.models.resnet import ResnetBlock2D
 from torch import Tensor, nn
 
 from sd_scripts.families.components import DENOISER, WeightSource
 from sd_scripts.families.family import Components
 from sd_scripts.families.placing import blocks_to_swap, place_blocks, swap_problems
+from sd_scripts.families.quantizing import block_quantizer
 from sd_scripts.families.sdxl.unet import compile_targets
 from sd_scripts.library.block_swap import SLOTS, SwapGroup
 from sd_scripts.options.settings import Settings
 
 
 def place(components: Components, settings: Settings, device: torch.device) -> None:
-    """Move the U-Net to the device, with swapped blocks as the options say."""
+    """Move the U-Net to the device, quantized and with swapped blocks as the options say."""
     unet: Any = components.denoiser
     swappable = swappable_blocks(unet)
     others = [block for part in compile_targets(unet) for block in part if block not in swappable]
-    unet.swapper = place_blocks(unet, [(swappable, blocks_to_swap(settings)), (others, 0)], device)
+    quantize = block_quantizer(settings, unet.dtype, device, few_tokens=ResnetBlock2D)
+    kinds = [(swappable, blocks_to_swap(settings)), (others, 0)]
+    unet.swapper = place_blocks(unet, kinds, device, quantize=quantize)
     for part in unet.modules() if unet.swapper else ():
         if isinstance(part, Transformer2DModel):
             part.forward = partial(_forward, part, unet.swapper)  # type: ignore[method-assign]

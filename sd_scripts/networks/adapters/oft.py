@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sd_scripts.library.fp8 import compute_dtype
+from sd_scripts.library.quantized import compute_dtype
 from sd_scripts.networks.adapter import Adapter, LayerPlan, Tensors, TrainedTensor, register
 from sd_scripts.networks.adapters.lokr import factors
 from sd_scripts.networks.layers import AdaptedConv2d, AdaptedLinear, Dropouts

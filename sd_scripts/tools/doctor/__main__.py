@@ -28,7 +28,11 @@ def parser() -> argparse.ArgumentParser:
         prog="python gui.py --doctor", description="Check this machine. The exit code is 1 if there is a problem."
     )
     add = made.add_argument
-    add("--quick", action="store_true", help="leave out what takes longest: compiling, CUDA graph, bitsandbytes, fp8")
+    add(
+        "--quick",
+        action="store_true",
+        help="leave out what takes longest: compiling, CUDA graph, bitsandbytes, fp8, int8, nf4",
+    )
     add("--json", action="store_true", help="print a JSON object per line: the names of all checks, then each finding")
     add(
         "--zip",

@@ -27,8 +27,10 @@ NO_8BIT = f"set optimizer_type = AdamW or Adafactor, or reinstall bitsandbytes: 
 NO_FP8 = "turn fp8_compute off, and attach the diagnostics to a bug report"
 ANOTHER_CACHE = "set TORCHINDUCTOR_CACHE_DIR in the environment to a folder that you can write, with free space"
 NEWER_GPU = "use an RTX 20 or newer, or choose others with CUDA_VISIBLE_DEVICES in the environment"
-FP8_ROUNDING = 0.1
-"""Largest relative difference of a product in fp8; e4m3 has three bits of mantissa."""
+NO_INT8 = "set quantize_base = int8_weight_only, and attach the diagnostics to a bug report"
+NO_NF4 = f"set quantize_base = int8, or reinstall bitsandbytes: {NEW_ENVIRONMENT}"
+FP8_ROUNDING, INT8_ROUNDING, NF4_ROUNDING = 0.1, 0.03, 0.2
+"""Largest relative differences of products with quantized weights; e4m3 has three bits of mantissa."""
 ROOM_OF_CACHE = 2e9
 """Bytes of free disk that the compiler's cache of a few models takes."""
 BF16, SMALL_GPU, BUSY = (8, 0), 10.0, 0.5
@@ -235,11 +237,35 @@ def bitsandbytes() -> Finding:
 def fp8() -> Finding:
     import torch
 
-    from sd_scripts.library.fp8 import compute_problem, quantize_
+    from sd_scripts.library import fp8
+
+    if found := fp8.compute_problem(_device()):
+        return skipped(found)
+    dtype = torch.bfloat16 if _device().type == "cuda" else torch.float32
+    return _quantized(lambda layer: fp8.quantize_(layer, dtype, compute=True), FP8_ROUNDING, NO_FP8)
+
+
+def int8() -> Finding:
+    from sd_scripts.library.int8 import Int8, multiplies
+    from sd_scripts.library.quantized import compute_dtype, quantize_
+
+    if not multiplies(_device()):
+        return skipped("Weights in int8 are widened for each product: this GPU does not multiply in int8")
+    return _quantized(lambda layer: quantize_(layer, Int8(compute=True), compute_dtype(layer)), INT8_ROUNDING, NO_INT8)
+
+
+def nf4() -> Finding:
+    from sd_scripts.library.nf4 import Nf4
+    from sd_scripts.library.quantized import compute_dtype, quantize_
+
+    return _quantized(lambda layer: quantize_(layer, Nf4(), compute_dtype(layer)), NF4_ROUNDING, NO_NF4)
+
+
+def _quantized(quantize: "Callable[[torch.nn.Linear], object]", rounding: float, remedy: str) -> Finding:
+    """Compare the product of a layer, and its gradient, with those of the same layer once `quantize` has changed it."""
+    import torch
 
     device = _device()
-    if found := compute_problem(device):
-        return skipped(found)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     g = torch.Generator().manual_seed(0)
     weight, data, grad = (torch.randn(size, 256, generator=g).to(device, dtype) for size in (256, 64, 64))
@@ -253,8 +279,8 @@ def fp8() -> Finding:
         return {"output": out.detach(), "gradient": x_grad}
 
     expected = product()
-    quantize_(layer, dtype, compute=True)
-    return _compared(product(), expected, FP8_ROUNDING, "the unquantized layer", NO_FP8)
+    quantize(layer)
+    return _compared(product(), expected, rounding, "the unquantized layer", remedy)
 
 
 def _compared(
@@ -291,4 +317,6 @@ CHECKS = (
     _torch_check("cuda_graph", "CUDA graph", cuda_graph, NO_GRAPHS, slow=True),
     _torch_check("bitsandbytes", "bitsandbytes", bitsandbytes, NO_8BIT, slow=True),
     _torch_check("fp8", "fp8", fp8, NO_FP8, slow=True),
+    _torch_check("int8", "int8", int8, NO_INT8, slow=True),
+    _torch_check("nf4", "nf4", nf4, NO_NF4, slow=True),
 )

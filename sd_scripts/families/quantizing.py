@@ -1,0 +1,111 @@
+"""Quantize frozen weights as they are read: text encoders once they are loaded, the denoiser where it is placed.
+
+Weights that become quantized keep the dtype of their file, mapped from it, until then, so that main memory and the
+device never hold a second copy of the model.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from sd_scripts.families.components import DENOISER, WeightSource
+from sd_scripts.families.layouts import Layout
+from sd_scripts.families.placing import Quantize
+from sd_scripts.library import fp8, int8
+from sd_scripts.library.fp8 import Fp8
+from sd_scripts.library.int8 import Int8
+from sd_scripts.library.nf4 import Nf4
+from sd_scripts.library.quantized import MULTIPLE, WeightFormat, fits, quantize_
+from sd_scripts.options.quantization import computes_in_fp8, denoiser_format, encoder_format
+from sd_scripts.options.settings import Settings
+
+FORMATS: Mapping[str, WeightFormat] = {"fp8": Fp8(), "int8": Int8(), "int8_weight_only": Int8(), "nf4": Nf4()}
+"""By their names in options, multiplying in the model's dtype."""
+
+
+def quantize_while_loading(sources: dict[str, WeightSource], layouts: Mapping[str, Layout], settings: Settings) -> None:
+    """Let components keep the weights that are to be quantized in the dtype of their file, and quantize text encoders
+    when they are loaded. They are loaded to the CPU: before they are quantized they may not fit on the device."""
+    of_denoiser, of_encoders = denoiser_format(settings) or computes_in_fp8(settings), encoder_format(settings)
+    for name, source in sources.items():
+        pattern = layouts[name].quantizable
+        if not pattern or not (of_denoiser if name == DENOISER else of_encoders):
+            continue
+        keep, quantize = partial(can_be_quantized, pattern), None
+        if name != DENOISER:
+            quantize = partial(
+                quantize_encoder, weight_format=FORMATS[of_encoders], dtype=source.dtype, pattern=pattern
+            )
+        sources[name] = replace(source, keep=keep, quantize=quantize, device="cpu")
+
+
+def can_be_quantized(pattern: re.Pattern[str], name: str, tensor: Tensor) -> bool:
+    """Return whether a tensor of a component is a Linear's weight that can be quantized; e5m2 must be widened first."""
+    fitting = tensor.ndim == 2 and not any(size % MULTIPLE for size in tensor.shape)
+    return fitting and tensor.dtype != torch.float8_e5m2 and bool(pattern.fullmatch(name))
+
+
+def quantize_encoder(
+    encoder: nn.Module, weight_format: WeightFormat, dtype: torch.dtype, pattern: re.Pattern[str]
+) -> None:
+    """Quantize the Linears of a text encoder whose weights' names fit `pattern`, on the GPU if there is one."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    for name, layer in list(encoder.named_modules()):
+        if isinstance(layer, nn.Linear) and fits(layer) and pattern.fullmatch(f"{name}.weight"):
+            host = layer.weight.device
+            quantize_(layer.to(device), weight_format, dtype).to(host)
+
+
+def block_quantizer(
+    settings: Settings, dtype: torch.dtype, device: torch.device, few_tokens: type[nn.Module]
+) -> Quantize | None:
+    """Return what quantizes the Linears of a denoiser's block as the options say; None if they say nothing.
+
+    `dtype`: in which it computes. `few_tokens`: the class of the parts of a block that read one token for each image,
+    for which products in 8 bits would only cost time.
+    """
+    chosen, in_fp8 = denoiser_format(settings), computes_in_fp8(settings)
+    if in_fp8 or chosen == "fp8":
+        hold: Callable[..., object] = partial(_hold_in_fp8, dtype=dtype, compute=in_fp8, spare=bool(chosen))
+    elif chosen:
+        weight_format = FORMATS[chosen]
+        fast = Int8(compute=True) if chosen == "int8" and int8.multiplies(device) else weight_format
+        hold = partial(_hold, dtype=dtype, weight_format=weight_format, fast=fast)
+    else:
+        return None
+
+    def quantize(block: nn.Module, stays: bool) -> None:
+        few = {layer for part in block.modules() if isinstance(part, few_tokens) for layer in part.modules()}
+        for layer in list(block.modules()):
+            if isinstance(layer, nn.Linear) and fits(layer):
+                hold(layer, stays=stays, many_tokens=layer not in few)
+
+    return quantize
+
+
+def _hold(
+    layer: nn.Linear,
+    *,
+    stays: bool,
+    many_tokens: bool,
+    dtype: torch.dtype,
+    weight_format: WeightFormat,
+    fast: WeightFormat,
+) -> None:
+    quantize_(layer, fast if many_tokens else weight_format, dtype)
+
+
+def _hold_in_fp8(
+    layer: nn.Linear, *, stays: bool, many_tokens: bool, dtype: torch.dtype, compute: bool, spare: bool
+) -> None:
+    """fp8_compute alone is for speed: blocks that stay on the device also keep transposed weights, layers with few
+    tokens stay in `dtype`, and memory is as in bf16."""
+    if layer.weight.dtype != fp8.STORAGE:
+        layer.to(dtype)  # until here it has the dtype of its file
+    fast = compute and many_tokens
+    if fast or spare or layer.weight.dtype == fp8.STORAGE:
+        fp8.quantize_(layer, dtype, compute=fast, keep_transposed=stays and not spare)

@@ -1,0 +1,110 @@
+"""Runs on quantized weights: what they learn, compiled and checkpointed, with text encoders, and when resumed."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import sdxl_settings
+from training_help import GRAPHS, TEXT_ENCODERS_TOO, Run, equal, train
+
+from sd_scripts.families.components import Components
+from sd_scripts.families.sdxl.family import SDXL
+from sd_scripts.library.nf4 import Nf4
+from sd_scripts.library.quantized import format_of
+
+COMPILED = {"compile": True, "compile_backend": "aot_eager"}
+INT8 = {"quantize_base": "int8", "quantize_text_encoders": "int8"}
+NF4 = {"quantize_base": "nf4", "quantize_text_encoders": "nf4"}
+
+pytestmark = pytest.mark.usefixtures("no_graphs")
+
+
+@pytest.fixture(scope="module")
+def plain(each_miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Three steps on weights of full precision. Do not write to it."""
+    return train(each_miniature, tmp_path_factory.mktemp("plain") / "out")
+
+
+def test_on_int8_it_learns_nearly_the_same_and_compiles_to_as_many_graphs(
+    plain: Run, each_miniature: Any, tmp_path: Path
+) -> None:
+    eager, compiled = (train(each_miniature, tmp_path / str(len(more)), **INT8, **more) for more in ({}, COMPILED))
+    assert eager.losses != plain.losses
+    assert eager.losses == pytest.approx(plain.losses, rel=2e-2)
+    assert eager.tensors().keys() == plain.tensors().keys()
+    assert compiled.losses == pytest.approx(eager.losses, rel=1e-4)
+    assert [(told["graphs"], told["breaks"]) for told in compiled.told("compile")] == [
+        (GRAPHS[each_miniature.family], 0)
+    ]
+
+
+def test_on_nf4_it_learns_nearly_the_same_compiled_and_checkpointed(
+    plain: Run, each_miniature: Any, tmp_path: Path
+) -> None:
+    run = train(each_miniature, tmp_path / "out", **NF4, **COMPILED, gradient_checkpointing=True)
+    assert run.losses != plain.losses
+    assert run.losses == pytest.approx(plain.losses, rel=1e-1)
+    assert [(told["graphs"], told["breaks"]) for told in run.told("compile")] == [(GRAPHS[each_miniature.family], 0)]
+    assert {key: tensor.shape for key, tensor in run.tensors().items()} == {
+        key: tensor.shape for key, tensor in plain.tensors().items()
+    }
+
+
+def test_text_encoders_in_fp8_and_a_u_net_in_fp8_learn_too(miniature: Any, tmp_path: Path) -> None:
+    given = {**TEXT_ENCODERS_TOO, "mixed_precision": "bf16"}
+    plain, held = (train(miniature, tmp_path / str(on), fp8_base=on, **given) for on in (False, True))
+    assert held.losses != plain.losses
+    assert held.losses == pytest.approx(plain.losses, rel=5e-2)
+    ups = {key: tensor for key, tensor in held.tensors().items() if "te2" in key and key.endswith("lora_up.weight")}
+    assert sum(bool(up.any()) for up in ups.values()) > len(ups) / 2
+
+
+def test_another_network_learns_on_nf4(flux_miniature: Any, tmp_path: Path) -> None:
+    given = {"network_module": "foreign_network", **TEXT_ENCODERS_TOO}
+    plain, held = (train(flux_miniature, tmp_path / str(len(more)), **given, **more) for more in ({}, NF4))
+    assert held.losses != plain.losses
+    assert held.losses == pytest.approx(plain.losses, rel=1e-1)
+    assert held.tensors().keys() == plain.tensors().keys()
+
+
+def test_weights_are_quantized_once_from_those_of_the_file_and_base_weights(miniature: Any) -> None:
+    """Were base_weights added to quantized weights, small changes would be rounded away."""
+    settings = sdxl_settings(miniature.checkpoint, **NF4)
+
+    def opened() -> Components:
+        return SDXL.open(settings, torch.bfloat16, torch.device("cpu"))
+
+    changed, plain = opened(), opened()
+    names = ("text_encoder1", "text_encoder2", "denoiser")
+
+    def change(name: str) -> None:
+        for layer in changed.module(name).modules():
+            if isinstance(layer, torch.nn.Linear):
+                assert layer.weight.is_floating_point(), "not quantized yet"
+                layer.weight.mul_(1.01)
+
+    changed.on_load = change
+    for components in (changed, plain):
+        components.load(*names)
+        SDXL.place(components, settings, torch.device("cpu"))
+    quantized = 0
+    for name in names:
+        others = dict(plain.module(name).named_modules())
+        for path, layer in changed.module(name).named_modules():
+            if format_of(layer):
+                quantized += 1
+                assert isinstance(format_of(layer), Nf4)
+                same = layer.weight == others[path].weight
+                assert same.float().mean() > 0.99, "values that are scaled together are as far from each other"
+                torch.testing.assert_close(layer.weight_scale, 1.01 * others[path].weight_scale)
+    assert quantized > 60
+
+
+def test_a_resumed_run_on_nf4_ends_bit_for_bit_as_one_without_a_break(flux_miniature: Any, tmp_path: Path) -> None:
+    given = {**NF4, "blocks_to_swap": 2, "save_every_n_steps": 2, "save_state": True}
+    whole = train(flux_miniature, tmp_path / "whole", **given)
+    state = next(path for path in whole.output.iterdir() if path.is_dir() and "000002" in path.name)
+    resumed = train(flux_miniature, tmp_path / "resumed", **given, resume=state)
+    assert resumed.losses == whole.losses[2:]
+    assert equal(resumed.tensors(), whole.tensors())
