@@ -33,7 +33,9 @@ def test_on_int8_it_learns_nearly_the_same_and_compiles_to_as_many_graphs(
     assert eager.losses != plain.losses
     assert eager.losses == pytest.approx(plain.losses, rel=2e-2)
     assert eager.tensors().keys() == plain.tensors().keys()
-    assert compiled.losses == pytest.approx(eager.losses, rel=1e-4)
+    # an activation that rounds the other way changes by up to a 127th of its row's largest value
+    assert compiled.losses == pytest.approx(eager.losses, rel=1e-3)
+    assert compiled.losses != pytest.approx(plain.losses, rel=1e-3)
     assert [(told["graphs"], told["breaks"]) for told in compiled.told("compile")] == [
         (GRAPHS[each_miniature.family], 0)
     ]

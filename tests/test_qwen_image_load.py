@@ -21,7 +21,8 @@ from sd_scripts.families.qwen_image.model import QwenImageParams
 from sd_scripts.families.qwen_image.objective import predict
 from sd_scripts.families.qwen_image.text import PREFIX, SUFFIX, encode_text, tokenize
 from sd_scripts.families.qwen_image.tiny import PARAMS
-from sd_scripts.library.fp8 import Fp8Linear, dequantized
+from sd_scripts.library.block_swap import SLOTS
+from sd_scripts.library.quantized import QuantizedLinear, dequantized
 from sd_scripts.library.tokenizers import QWEN, shipped_qwen
 from sd_scripts.options.model_checks import CHECKS
 from sd_scripts.options.settings import Settings
@@ -184,12 +185,12 @@ def test_fp8_files_stay_fp8_where_asked_and_are_widened_else(
         assert {p.dtype for p in whole.parameters()} == {torch.float32}
         assert E4M3 in {p.dtype for p in kept.parameters()}
     place(held, settings_of(fp8_base=True), torch.device("cpu"))
-    layers = {name: layer for name, layer in held.denoiser.named_modules() if isinstance(layer, Fp8Linear)}
+    layers = {name: layer for name, layer in held.denoiser.named_modules() if isinstance(layer, QuantizedLinear)}
     assert len(layers) == 14 * PARAMS.blocks
     weights = wide.denoiser.state_dict()
     for name, layer in layers.items():
         torch.testing.assert_close(dequantized(layer), weights[f"{name}.weight"])
-    assert sum(isinstance(layer, Fp8Linear) for layer in held.text_encoders[0].modules()) == 2 * 7
+    assert sum(isinstance(layer, QuantizedLinear) for layer in held.text_encoders[0].modules()) == 2 * 7
     captions = ["a red circle"]
     texts = [encode_text(each, tokenize(each, captions, settings_of())) for each in (wide, held)]
     torch.testing.assert_close(*(text["vl_embed"] for text in texts), rtol=1e-3, atol=1e-3)
@@ -201,7 +202,7 @@ def test_fp8_files_stay_fp8_where_asked_and_are_widened_else(
 def test_with_fp8_compute_alone_modulations_keep_the_dtype_of_the_run(files: dict[str, str]) -> None:
     held = load(files, torch.bfloat16, fp8_compute=True, mixed_precision="bf16")
     place(held, settings_of(fp8_compute=True), torch.device("cpu"))
-    kinds = {name.split(".", 2)[2] for name, m in held.denoiser.named_modules() if isinstance(m, Fp8Linear)}
+    kinds = {name.split(".", 2)[2] for name, m in held.denoiser.named_modules() if isinstance(m, QuantizedLinear)}
     assert len(kinds) == 12
     assert not any("_mod." in kind for kind in kinds)
 
