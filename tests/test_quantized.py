@@ -370,8 +370,8 @@ def test_weights_are_quantized_in_one_way(script: Any) -> None:
         "quantize_base: nf4 conflicts with fp8_base, which holds the same weights in fp8; turn fp8_base off"
     ]
     assert problems(fp8_base=True, quantize_text_encoders="int8") == [
-        "quantize_text_encoders: int8 conflicts with fp8_base, which holds the text encoders in fp8 too; set "
-        "fp8_base_unet instead"
+        "quantize_text_encoders: int8 conflicts with fp8_base, which holds the text encoders in fp8 too; turn "
+        "fp8_base off and fp8_base_unet on"
     ]
     assert problems(fp8_compute=True, quantize_base="int8") == [
         "fp8_compute: multiplies weights in fp8, but quantize_base is int8; turn fp8_compute off, or set "

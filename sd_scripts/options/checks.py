@@ -203,8 +203,8 @@ def weights_quantized_twice(memory: MemoryOptions, training: TrainingOptions, ne
     if in_fp8 and memory.chosen(memory.quantize_text_encoders) not in ("", "fp8"):
         yield (
             "quantize_text_encoders",
-            f"{memory.quantize_text_encoders} conflicts with fp8_base, which holds the text encoders in fp8 too; set "
-            "fp8_base_unet instead",
+            f"{memory.quantize_text_encoders} conflicts with fp8_base, which holds the text encoders in fp8 too; turn "
+            "fp8_base off and fp8_base_unet on",
         )
 
 

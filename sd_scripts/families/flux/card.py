@@ -71,6 +71,7 @@ CARD = FamilyCard(
         "min_timestep and max_timestep.",
         "network_args": "FLUX.1: network_reg_dims, network_reg_lrs.",
         "guidance_scale": "For FLUX.1 dev 1.0 is recommended; schnell has none: leave it at 3.5.",
+        "fp8_base": "Of FLUX.1's text encoders it is T5.",
         "quantize_text_encoders": "Of FLUX.1's it is T5.",
         "blocks_to_swap": "FLUX.1 takes up to 35, and each saves about 0.6 GB.",
     },
