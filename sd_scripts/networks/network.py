@@ -121,7 +121,8 @@ class AdapterNetwork:
         folds = fold(layers, groups, kept_inputs)
         if folds:
             ends = accumulate(copy.numel() for copy in self.copies)
-            starts = {copy: end - copy.numel() for copy, end in zip(self.copies, ends, strict=True)}
+            pairs = [(copy, end) for copy, end in zip(self.copies, ends, strict=True) if end <= self.compute.numel()]
+            starts = {copy: end - copy.numel() for copy, end in pairs}
             self.folded = FoldedLayers(folds, self.compute, starts)
             self.refresh()
 

@@ -111,9 +111,9 @@ class Lora:
         )
         if weights:
             _load_initial_weights(weights, network, context)
-        network.share_gains()
         if context.settings[CompileOptions].compile:
             _fold(network, [each for each in modules if each.target.folds])
+        network.share_gains()
         return LoraTrainable(
             network,
             parameter_groups(network),
