@@ -94,6 +94,16 @@ def test_an_option_and_the_same_key_of_network_args_may_not_differ() -> None:
     assert problem == "factor: set to 8 here but to 4 in network_args; remove one of them"
 
 
+def test_an_option_of_another_type_is_told() -> None:
+    told: list[str] = []
+    settings = from_values(SDXL_LORA, {"network_type": "lokr", "constraint": 0.1, "network_args": ["rescaled=True"]})
+    read_args(settings, family_of("sdxl").lora, told.append)
+    assert told == [
+        "constraint: has no effect on adapters of the kind lokr; leave it unset",
+        "network_args: rescaled is unknown and has no effect",
+    ]
+
+
 def planned(preset: str) -> list[str]:
     """Paths of the adapted layers of SDXL's U-Net."""
     from diffusers import UNet2DConditionModel

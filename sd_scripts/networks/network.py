@@ -208,7 +208,7 @@ class AdapterNetwork:
         absent = []
         for layer in self.layers:
             kind, found = read_layer(tensors, layer.name) or (None, {})
-            if kind is type(layer):
+            if kind is type(layer) or (kind and kind.kind in layer.continues):
                 layer.load(found)
             else:
                 absent.append(layer.name)

@@ -79,7 +79,7 @@ class DoraLinear(LoraLinear):
 
 @register
 class Dora(UpdateAdapter):
-    kind = "dora"
+    kind, continues = "dora", ("lora",)
     endings = (DOWN, UP, MID, NORMS)
     forms = ((DOWN, UP, NORMS), (DOWN, UP, MID))
     update_class = LowRankUpdate
