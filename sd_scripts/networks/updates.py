@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from sd_scripts.library import fp8
 from sd_scripts.library.block_swap import host_value
 from sd_scripts.library.fp8 import frozen_linear
+from sd_scripts.library.gained_output import gained_output
 from sd_scripts.networks.joined import ChangedLinear
 from sd_scripts.networks.layers import AdaptedConv2d, AdaptedLinear, Dropouts
 
@@ -238,6 +239,9 @@ class UpdatedLinear(ChangedLinear):
 def decomposed_output(layer: AdaptedLinear, y: Tensor, change: Tensor, gain: Tensor) -> Tensor:
     """Return the output of a layer with trained norms of outputs, from the base's output and what the update adds."""
     keep = _kept(layer, y)
+    if keep is None and torch.compiler.is_compiling():  # which rounds only the result
+        product = y if layer.bias is None else y - layer.bias
+        return gained_output(product + _dropped(layer, change, None), gain, layer.bias)
     more = ((gain - 1) if keep is None else keep * (gain - 1)).to(y.dtype)  # so small that rounding keeps the base's
     change = _dropped(layer, change, keep)
     product = y if layer.bias is None else y - layer.bias
