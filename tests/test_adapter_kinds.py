@@ -264,13 +264,24 @@ def test_what_a_kind_does_not_have_is_told_before_anything_is_trained(model: Pat
 def test_a_file_of_another_form_is_told_with_the_remedy(model: Path, tmp_path: Path) -> None:
     file, _ = written(model, tmp_path, "lokr with dora")
     for values, problem in (
-        ({"network_type": "loha"}, "has no layer of this network"),
+        ({"network_type": "loha"}, "has lokr, but loha is to be trained; choose another network_type, or turn on dim"),
         ({"network_type": "lokr", "network_dim": 1}, "has lokr_w1, lokr_w2 in the file and lokr_w1, lokr_w2_a, "),
         ({"network_type": "lokr", "full_matrix": True, "factor": 4}, "has dora_scale in the file; turn on dora_wd"),
         ({"network_type": "lokr", "full_matrix": True, "factor": 2, "dora_wd": True}, "has lokr_w1 of .* in the file"),
     ):
         with pytest.raises(ValueError, match=f"^network_weights: .*{problem}"):
             prepare(model, tmp_path, network_weights=str(file), **values)
+
+
+def test_dora_continues_a_lora(model: Path, tmp_path: Path) -> None:
+    lora = prepare(model, tmp_path, network_dim=4)
+    with torch.no_grad():
+        lora.network.masters.add_(torch.randn(lora.network.masters.shape) * 0.1)
+        lora.network.refresh()
+        expected = losses(lora.components)
+        safetensors.torch.save_file(lora.network.file_tensors(None), tmp_path / "x.safetensors")
+        dora = prepare(model, tmp_path, network_type="dora", network_weights=str(tmp_path / "x.safetensors"))
+        torch.testing.assert_close(losses(dora.components), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_an_unknown_kind_is_refused_with_the_known_ones(model: Path, tmp_path: Path) -> None:

@@ -88,6 +88,8 @@ class Adapter(ABC):
     """Sets of endings of which a file's layer of this kind has one, with all its members; () means all `endings`."""
     degree: int = 1
     """How many trained tensors are multiplied: if each is scaled by f, the update is scaled by f ** degree."""
+    continues: ClassVar[tuple[str, ...]] = ()
+    """Other kinds whose files it can start from."""
     splits: ClassVar[bool] = False
     """Whether it can have `split_dims`."""
 

@@ -13,22 +13,21 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from sd_scripts.networks.updates import Magnitudes, UpdatedLinear
+from sd_scripts.networks.adapters.dora import DoraLinear
 
 
 @dataclass
 class Stack:
     """The decomposed layers of one shape, l of them."""
 
-    weights: list[Tensor]
-    """(out, in) each, frozen."""
+    layers: list[DoraLinear]
     ups: list[nn.Parameter]
     """(out, r) each."""
     downs: list[nn.Parameter]
     """(r, in) each."""
-    magnitudes: list[Magnitudes]
 
     def __post_init__(self) -> None:
+        self.magnitudes = [layer.magnitudes for layer in self.layers]
         self.squares = torch.stack([each.squares for each in self.magnitudes])  # (l, out)
         self.eps = torch.finfo(self.squares.dtype).eps
         self.gains = torch.ones_like(self.squares)
@@ -43,8 +42,8 @@ class Stack:
         """Compute the gains of the present weights."""
         up, down = torch.stack([*self.ups]), torch.stack([*self.downs])
         product = torch.empty_like(self.slope)
-        for weight, own_down, own in zip(self.weights, self.downs, product, strict=True):
-            torch.mm(weight, own_down.t(), out=own)
+        for layer, own_down, own in zip(self.layers, self.downs, product, strict=True):
+            torch.mm(layer.weight, own_down.t(), out=own)
         torch.baddbmm(product, up, down @ down.mT, out=self.slope)
         dtype = self.squares.dtype
         change = (up.to(dtype) * (product.to(dtype) + self.slope.to(dtype))).sum(2)
@@ -67,8 +66,8 @@ class Stack:
         dtype = up.dtype
         scaled = (weight * up.to(weight.dtype)).to(dtype)  # (l, out, r)
         down_grads = (up.mT @ scaled) @ down
-        for number, (frozen, own) in enumerate(zip(self.weights, scaled, strict=True)):
-            down_grads[number].addmm_(own.t(), frozen)
+        for own_grad, own, layer in zip(down_grads, scaled, self.layers, strict=True):
+            own_grad.addmm_(own.t(), layer.weight)
         up_grads = (weight * self.slope.to(weight.dtype)).to(dtype)
         _add([(up, grad) for up, grad in zip(self.ups, up_grads, strict=True)])
         _add([(down, grad) for down, grad in zip(self.downs, down_grads, strict=True)])
@@ -109,28 +108,18 @@ class Gains:
 
 
 def gains_of(layers: Iterable[nn.Module]) -> Gains:
-    """Return the gains of those layers that have norms of outputs over a plain up and down, with a weight that is
-    neither quantized nor swapped."""
-    shapes: dict[tuple[int, ...], list[UpdatedLinear]] = {}
+    """Return the gains of those layers of DoRA whose weights are neither quantized nor swapped."""
+    shapes: dict[tuple[int, ...], list[DoraLinear]] = {}
     for layer in layers:
-        if isinstance(layer, UpdatedLinear) and _is_plain(layer):
-            up, down = layer.update.plain_factors()  # type: ignore[misc]
-            shapes.setdefault((*up.shape, *down.shape), []).append(layer)
-    return Gains([_stack(alike) for alike in shapes.values()])
-
-
-def _is_plain(layer: UpdatedLinear) -> bool:
-    if layer.magnitudes is None or layer.magnitudes.axis != "out" or layer.update.plain_factors() is None:
-        return False
-    up, _ = layer.update.plain_factors()  # type: ignore[misc]
-    return layer.weight.dtype == up.dtype and not hasattr(layer.weight, "host_copy")
-
-
-def _stack(layers: list[UpdatedLinear]) -> Stack:
-    factors = [layer.update.plain_factors() for layer in layers]
-    return Stack(
-        weights=[layer.weight.detach() for layer in layers],
-        ups=[pair[0] for pair in factors if pair],
-        downs=[pair[1] for pair in factors if pair],
-        magnitudes=[layer.magnitudes for layer in layers if layer.magnitudes],
+        if isinstance(layer, DoraLinear) and _stays(layer):
+            shapes.setdefault((*layer.lora_up.shape, *layer.lora_down.shape), []).append(layer)
+    return Gains(
+        [
+            Stack(layers=alike, ups=[each.lora_up for each in alike], downs=[each.lora_down for each in alike])
+            for alike in shapes.values()
+        ]
     )
+
+
+def _stays(layer: DoraLinear) -> bool:
+    return layer.weight.dtype == layer.lora_up.dtype and not hasattr(layer.weight, "host_copy")

@@ -17,6 +17,7 @@ from sd_scripts.networks.adapter import Adapter, LayerPlan, Tensors, TrainedTens
 from sd_scripts.networks.adapters.lora import StartedLora
 from sd_scripts.networks.folding import FoldedLayers, fold
 from sd_scripts.networks.gains import Gains, gains_of
+from sd_scripts.networks.joined import join
 from sd_scripts.networks.layers import Dropouts
 from sd_scripts.networks.perturbation import Perturbation, RowNoise
 
@@ -112,16 +113,18 @@ class AdapterNetwork:
         groups: Sequence[Sequence[nn.Module]] = (),
         kept_inputs: Iterable[nn.Module] = (),
     ) -> None:
-        """Let those of `layers` that are plain LoRA compute in one product with their base weights, where they are
-        compiled. The weights must not move from here on.
+        """Let those of `layers` that are LoRA compute in one product with their base weights, where they are compiled,
+        and others of one input in one product of their base weights. The weights must not move from here on.
 
         `groups`: layers that project_together applies to one input; `kept_inputs`: layers whose input is in memory
         until the backward pass anyway.
         """
+        join(groups)
         folds = fold(layers, groups, kept_inputs)
         if folds:
             ends = accumulate(copy.numel() for copy in self.copies)
-            starts = {copy: end - copy.numel() for copy, end in zip(self.copies, ends, strict=True)}
+            pairs = [(copy, end) for copy, end in zip(self.copies, ends, strict=True) if end <= self.compute.numel()]
+            starts = {copy: end - copy.numel() for copy, end in pairs}
             self.folded = FoldedLayers(folds, self.compute, starts)
             self.refresh()
 
@@ -205,7 +208,7 @@ class AdapterNetwork:
         absent = []
         for layer in self.layers:
             kind, found = read_layer(tensors, layer.name) or (None, {})
-            if kind is type(layer):
+            if kind is type(layer) or (kind and kind.kind in layer.continues):
                 layer.load(found)
             else:
                 absent.append(layer.name)

@@ -85,6 +85,8 @@ def read_args(settings: Settings, denoiser: LoraTarget, warn: Warn) -> NetworkAr
         loraplus_text=given.number("loraplus_text_encoder_lr_ratio", plus) or None,
         rules=denoiser.rules(given, warn),
     )
+    for name in given.unread(options.shared_arguments):
+        warn(f"{name}: has no effect on adapters of the kind {kind.kind}; leave it unset")
     for sentence in given.unknown():
         warn(sentence)
     return args

@@ -77,8 +77,7 @@ class UpdateAdapter(Adapter):
         if self.rank_of(parts) is None:
             self.alpha = self.scale = 1.0
         self.magnitudes = None if axis is None else Magnitudes(base, axis)
-        layer_class: Any = UpdatedLinear if isinstance(base, nn.Linear) else UpdatedConv2d
-        self.layer = layer_class(base, self.update, dropouts, self.magnitudes)
+        self.layer = self.make_layer(base, dropouts)
         self.degree = len(parts)
         self.tensors = [
             TrainedTensor(copy=part, scale=self.scale, plus=True)
@@ -88,6 +87,12 @@ class UpdateAdapter(Adapter):
         ]
         if self.magnitudes:
             self.tensors.append(TrainedTensor(copy=self.magnitudes.norms, exact=True))
+
+    def make_layer(self, base: nn.Linear | nn.Conv2d, dropouts: Dropouts) -> nn.Module:
+        """Return the layer that computes with `update` and `magnitudes`."""
+        if isinstance(base, nn.Conv2d):
+            return UpdatedConv2d(base, self.update, dropouts, self.magnitudes)
+        return UpdatedLinear(base, self.update, dropouts, self.magnitudes)
 
     @property
     def own(self) -> dict[str, nn.Parameter]:

@@ -17,7 +17,9 @@ from torch import Tensor, nn
 
 from sd_scripts.library import quantized
 from sd_scripts.library.block_swap import host_value
+from sd_scripts.library.gained_output import gained_output
 from sd_scripts.library.quantized import compute_dtype, dequantized, format_of, frozen_linear
+from sd_scripts.networks.joined import ChangedLinear
 from sd_scripts.networks.layers import AdaptedConv2d, AdaptedLinear, Dropouts
 
 Axis = Literal["out", "in"]
@@ -51,6 +53,11 @@ class Update(nn.Module):
         """Return parts that are there."""
         return tuple(getattr(self, _attribute(ending)) for ending in endings)
 
+    @property
+    def forms_weight(self) -> bool:
+        """Whether it adds the change to the base weight before applying both."""
+        return False
+
     def weight(self) -> Tensor:
         """Return the change itself, (out, in), (out, in · kh · kw) or (out, in, kh, kw)."""
         raise NotImplementedError
@@ -59,13 +66,9 @@ class Update(nn.Module):
         """Apply the change to the input of a Linear, (..., in) -> (..., out)."""
         return F.linear(x, self.weight())
 
-    def plain_factors(self) -> tuple[nn.Parameter, nn.Parameter] | None:
-        """Return trained parameters up (out, r) and down (r, in) whose product is the change, or None."""
-        return None
-
     def add_to(self, layer: UpdatedLinear, x: Tensor) -> Tensor:
         """Apply a Linear and the change, (..., in) -> (..., out)."""
-        return layer.base(x) + layer.dropped(self.output(x))
+        return layer.changed(x, layer.base(x))
 
     def convolve(self, x: Tensor, conv: nn.Conv2d) -> Tensor | None:
         """Apply the change to the input of a convolution, or return None if it has to be formed for that."""
@@ -194,42 +197,64 @@ def decomposed(norms: Tensor, weight: Tensor) -> Tensor:
     return weight * (norms / _norm(_matrix(weight, axis).square().sum(1)).view(norms.shape))
 
 
-def _without_module(dropouts: Dropouts) -> Dropouts:
-    return replace(dropouts, module=0.0)
-
-
-class UpdatedLinear(AdaptedLinear):
+class UpdatedLinear(ChangedLinear):
     """y = W x + b + D x, or the same with trained norms: diag(g) (W + D) x + b or (W + D) diag(g) x + b."""
 
     def __init__(self, base: nn.Linear, update: Update, dropouts: Dropouts, magnitudes: Magnitudes | None):
         super().__init__(base, dropouts)
         self.update, self.magnitudes = update, magnitudes
 
+    @property
+    def joins(self) -> bool:
+        if self.magnitudes is None:
+            return not self.update.forms_weight
+        return self.magnitudes.axis == "out"
+
+    def changed(self, x: Tensor, y: Tensor) -> Tensor:
+        if self.magnitudes is None:
+            return y + self.dropped(self.update.output(x))
+        gain = self.magnitudes.gain(self.update, self)
+        return decomposed_output(self, y, self.update.output(x), gain)
+
     def forward(self, x: Tensor) -> Tensor:
         if self.magnitudes is None:
             return self.update.add_to(self, x)
+        if self.magnitudes.axis == "out":
+            return self.changed(x, self.base(x))
         gain = self.magnitudes.gain(self.update, self)
-        keep = None
-        if self.training and self.dropouts.module:
-            keep = (torch.rand((), device=x.device) >= self.dropouts.module).to(x.dtype)
-            gain = 1 + keep * (gain - 1)
-        more = (gain - 1).to(x.dtype)  # small, so that rounding it does not change what the base weight does
-        if self.magnitudes.axis == "in":
-            x = x + x * more
+        keep = _kept(self, x)
+        x = x + x * ((gain - 1) if keep is None else keep * (gain - 1)).to(x.dtype)
         change = self.update.output(x)
-        if self.training and self.dropouts.any():
-            change = _without_module(self.dropouts)(change)
-        if keep is not None:
-            change = change * keep
-        y = self.base(x)
-        if self.magnitudes.axis == "in":
-            return y + change
-        product = y if self.bias is None else y - self.bias
-        return y + change + more * (product + change)
+        return self.base(x) + _dropped(self, change, keep)
 
     def dropped(self, change: Tensor) -> Tensor:
         """Apply dropout to what the update adds to the output."""
         return self.dropouts(change) if self.training and self.dropouts.any() else change
+
+
+def decomposed_output(layer: AdaptedLinear, y: Tensor, change: Tensor, gain: Tensor) -> Tensor:
+    """Return the output of a layer with trained norms of outputs, from the base's output and what the update adds."""
+    keep = _kept(layer, y)
+    if keep is None and torch.compiler.is_compiling():  # which rounds only the result
+        product = y if layer.bias is None else y - layer.bias
+        return gained_output(product + _dropped(layer, change, None), gain, layer.bias)
+    more = ((gain - 1) if keep is None else keep * (gain - 1)).to(y.dtype)  # so small that rounding keeps the base's
+    change = _dropped(layer, change, keep)
+    product = y if layer.bias is None else y - layer.bias
+    return y + change + more * (product + change)
+
+
+def _kept(layer: AdaptedLinear, x: Tensor) -> Tensor | None:
+    """Return 0 if the adapter of the whole layer is dropped in this step, else 1; None if there is no such dropout."""
+    if not (layer.training and layer.dropouts.module):
+        return None
+    return (torch.rand((), device=x.device) >= layer.dropouts.module).to(x.dtype)
+
+
+def _dropped(layer: AdaptedLinear, change: Tensor, keep: Tensor | None) -> Tensor:
+    if layer.training and layer.dropouts.any():
+        change = replace(layer.dropouts, module=0.0)(change)
+    return change if keep is None else change * keep
 
 
 class UpdatedConv2d(AdaptedConv2d):

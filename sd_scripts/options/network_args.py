@@ -2,7 +2,7 @@
 
 import difflib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sd_scripts.options.spec import truth
@@ -69,6 +69,12 @@ class NetworkArguments:
         if text not in choices:
             raise ValueError(f"network_args: {key}={text} is not one of {', '.join(choices)}")
         return text
+
+    def unread(self, keys: Iterable[str]) -> list[str]:
+        """Return those of `keys` that nobody has read so far; they count as read from here on."""
+        left = [key for key in keys if key in self._values and key not in self._asked]
+        self._asked.update(left)
+        return left
 
     def unknown(self) -> list[str]:
         """Return a sentence for each key that was never read; it may be meant for another program.

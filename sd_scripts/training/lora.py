@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sd_scripts.families.family import Components, Family
 from sd_scripts.library.safetensors_io import save_model, with_hashes
-from sd_scripts.networks.adapter import Tensors, layer_names
+from sd_scripts.networks.adapter import Tensors, layer_names, read_layer
 from sd_scripts.networks.adapters.lora import StartedLora
 from sd_scripts.networks.lora_files import merge, read_plain_lora
 from sd_scripts.networks.network import AdapterNetwork, attach
@@ -111,9 +111,9 @@ class Lora:
         )
         if weights:
             _load_initial_weights(weights, network, context)
-        network.share_gains()
         if context.settings[CompileOptions].compile:
             _fold(network, [each for each in modules if each.target.folds])
+        network.share_gains()
         return LoraTrainable(
             network,
             parameter_groups(network),
@@ -227,6 +227,13 @@ def _load_initial_weights(weights: Tensors, network: AdapterNetwork, context: Co
     absent = network.load_tensors(weights)
     if len(absent) == len(network.layers):
         file = context.settings[NetworkOptions].network_weights
+        found = {layer.name: read_layer(weights, layer.name) for layer in network.layers}
+        if theirs := {each[0].kind for each in found.values() if each}:
+            ours = {layer.kind for layer in network.layers}
+            raise ValueError(
+                f"network_weights: '{file}' has {', '.join(sorted(theirs))}, but {', '.join(sorted(ours))} is to be "
+                "trained; choose another network_type, or turn on dim_from_weights"
+            )
         raise ValueError(f"network_weights: '{file}' has no layer of this network; choose a file made for this model")
     if absent:
         context.warn(f"network_weights: {len(absent)} layers are not in the file and start fresh: {absent[0]}, ...")

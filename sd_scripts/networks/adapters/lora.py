@@ -33,6 +33,8 @@ class LoraLinear(AdaptedLinear):
     joint: Tensor | None
     """Base weight and LoRA of this layer, or of it and those it projects together with, in one matrix (folding.py)."""
     joint_layers = 1
+    foldable = True
+    """Whether it can compute in one product with its base weight."""
     input_is_kept = False
     """Whether its input is in memory until the backward pass anyway."""
 
@@ -53,9 +55,14 @@ class LoraLinear(AdaptedLinear):
 
     def folded(self, layers: Sequence[LoraLinear], x: Tensor, pieces: Sequence[int] = ()) -> list[Tensor]:
         """Return the outputs of `layers` for one input (..., in), side by side and split into `pieces`."""
+        return self.joint_product(layers, x, self.bias, pieces)
+
+    def joint_product(
+        self, layers: Sequence[LoraLinear], x: Tensor, bias: Tensor | None, pieces: Sequence[int]
+    ) -> list[Tensor]:
         assert self.joint is not None
         downs, ups = [layer.lora_down for layer in layers], [layer.lora_up for layer in layers]
-        return folded_product(x, self.joint, self.bias, downs, ups, pieces=pieces, input_is_kept=self.input_is_kept)
+        return folded_product(x, self.joint, bias, downs, ups, pieces=pieces, input_is_kept=self.input_is_kept)
 
     def project_split(self, x: Tensor, pieces: Sequence[int]) -> list[Tensor]:
         return self.folded([self], x, pieces) if self.is_folded(1) else super().project_split(x, pieces)
@@ -85,6 +92,8 @@ class SplitLoraLinear(LoraLinear):
 
     Split i uses rows i·r to (i + 1)·r of down (n·r, in); its rows of up (out, r) are those of its outputs.
     """
+
+    foldable = False
 
     def __init__(self, base: nn.Linear, rank: int, dropouts: Dropouts, split_dims: tuple[int, ...]):
         super().__init__(base, rank, dropouts)
@@ -274,6 +283,7 @@ def _row_squares(up: Tensor, down: Tensor) -> Tensor:
 class StartedLoraLinear(LoraLinear):
     """A LoRA that starts from values of its base weight: y = x W + b + x (A B - A0 B0), so that W stays as it is."""
 
+    foldable = False
     first_down: Tensor  # (r, in)
     first_up: Tensor  # (out, r), times -alpha / rank
 

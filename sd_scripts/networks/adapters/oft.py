@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from sd_scripts.library.quantized import compute_dtype
 from sd_scripts.networks.adapter import Adapter, LayerPlan, Tensors, TrainedTensor, register
 from sd_scripts.networks.adapters.lokr import factors
-from sd_scripts.networks.layers import AdaptedConv2d, AdaptedLinear, Dropouts
+from sd_scripts.networks.joined import ChangedLinear
+from sd_scripts.networks.layers import AdaptedConv2d, Dropouts
 from sd_scripts.networks.rules import Rank
 from sd_scripts.networks.updates import dropped_channels, exact
 from sd_scripts.options.network_args import NetworkArguments
@@ -76,15 +77,14 @@ def _turned(z: Tensor, blocks: Tensor) -> Tensor:
     return torch.bmm(parts, blocks.mT).transpose(0, 1).flatten(1)
 
 
-class RotatedLinear(AdaptedLinear):
+class RotatedLinear(ChangedLinear):
     """y = R (W x) + b"""
 
     def __init__(self, base: nn.Linear, rotation: Rotation, dropouts: Dropouts):
         super().__init__(base, dropouts)
         self.rotation = rotation
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.base(x)
+    def changed(self, x: Tensor, y: Tensor) -> Tensor:
         added = self.rotation(y if self.bias is None else y - self.bias)
         return y + (self.dropouts(added) if self.training and self.dropouts.any() else added)
 
