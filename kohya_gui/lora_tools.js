@@ -314,7 +314,7 @@
       const words = doing ? doing[0].toUpperCase() + doing.slice(1) : "Working";
       parts.push(el("div", { class: "run" }, bar, el("div", { class: "run-phase" }, total ? `${words}: ${done} of ${total}` : words)));
     } else if (state === "finished") parts.push(...saved.map(resultFile));
-    else if (state === "failed") for (const line of error.split("\n")) parts.push(complaint(new Error(line)));
+    else if (error) for (const line of error.split("\n")) parts.push(complaint(new Error(line)));
     else parts.push(note("warning", UNDONE[state] ?? state));
     for (const text of job.tool ? warnings : []) parts.push(note("warning", text));
     if (report?.note) parts.push(el("p", {}, report.note));

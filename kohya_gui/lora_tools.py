@@ -231,11 +231,11 @@ def command(tool: LoraTool, values: Mapping[str, Any]) -> list[str]:
 def merged_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Return models, ratios and lbws from rows of {path, ratio, lbw}; rows without a path are left out."""
     kept = [row for row in rows if str(row.get("path") or "").strip()]
-    lbws = [str(row.get("lbw") or "").strip() for row in kept]
+    lbws = [str(row.get("lbw") or "").strip() or "[]" for row in kept]
     return {
         "models": [str(row["path"]).strip().strip('"') for row in kept],
         "ratios": [row.get("ratio", 1.0) for row in kept],
-        "lbws": lbws if any(lbws) else [],
+        "lbws": lbws if any(lbw != "[]" for lbw in lbws) else [],
     }
 
 

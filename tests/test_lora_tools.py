@@ -22,6 +22,7 @@ from sd_scripts.formats.lora_header import summarize
 from sd_scripts.formats.safetensors_header import read_header
 from sd_scripts.networks import svd
 from sd_scripts.networks.adapter import layer_names
+from sd_scripts.options.spec import each_option
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.tools import (
     check_lora_weights,
@@ -67,6 +68,15 @@ def other(any_miniature: Any, tmp_path: Path) -> Path:
     """Another one, of rank 2."""
     write_lora(any_miniature, tmp_path / "other.safetensors", rank=2, seed=2)
     return tmp_path / "other.safetensors"
+
+
+def test_every_flag_is_in_the_docs() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "lora_tools.md").read_text(encoding="utf-8")
+    tools = (merge_lora, svd_merge_lora, resize_lora, extract_lora_from_models, convert_lora, edit_metadata)
+    flags = {
+        o.name for tool in (*tools, check_lora_weights) for group in tool.COMMAND.groups for o in each_option(group)
+    }
+    assert [flag for flag in sorted(flags) if f"--{flag}" not in page] == []
 
 
 # --- merge

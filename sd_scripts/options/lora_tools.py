@@ -61,7 +61,7 @@ class MergedOptions(OptionGroup, title="LoRAs"):
     lbws: list[str] = option(
         [],
         "Weights of each LoRA's blocks: names with weights, such as 'IN04=0.5,OUT=0', or a JSON list with a number for "
-        "each block, such as [1,0,0.5, ...].",
+        "each block, such as [1,0,0.5, ...]; [] weighs none.",
         label="Block weights",
     )
 
@@ -86,7 +86,8 @@ def block_weights_problem(text: str) -> str:
 
 
 def read_block_weights(text: str) -> list[float] | dict[str, float]:
-    """Parse `[1, 0.5]`, one weight for each block, or `IN04=0.5,OUT=0`, weights by the beginning of a block's name."""
+    """Parse `[1, 0.5]`, one weight for each block, or `IN04=0.5,OUT=0`, weights by the beginning of a block's name.
+    `[]` weighs none."""
     if text.strip().startswith("["):
         try:
             listed = json.loads(text)
@@ -94,7 +95,7 @@ def read_block_weights(text: str) -> list[float] | dict[str, float]:
             raise ValueError(f"{text!r} is not a JSON list of numbers") from None
         if not all(isinstance(each, int | float) and not isinstance(each, bool) for each in listed):
             raise ValueError(f"{text!r} contains something else than numbers")
-        return [float(each) for each in listed]
+        return [float(each) for each in listed] or {}
     weights = {}
     for pair in filter(str.strip, text.split(",")):
         name, equals, number = pair.partition("=")
