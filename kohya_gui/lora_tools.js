@@ -202,10 +202,10 @@
     look();
   };
 
-  // What the request for this tool says; only what has a control
-  const sent = () => {
+  // What the request for this tool says; only what has a control, and what was suggested if nothing else was chosen
+  const sent = (whole = false) => {
     const values = valuesOf(tool.name);
-    const given = { rows: values.rows };
+    const given = { ...(whole ? values.suggested : {}), rows: values.rows };
     for (const field of tool.fields) if (values[field.name] !== undefined) given[field.name] = values[field.name];
     if (tool.name === "metadata") {
       const changes = Object.entries(values.changes ?? {});
@@ -232,8 +232,13 @@
     element.className = `file-hint${good === true ? " good" : good === false ? " bad" : ""}`;
   };
 
-  const showHints = ({ hints, output, replaces }) => {
+  const showHints = ({ hints, output, suggested, replaces }) => {
     const values = valuesOf(tool.name);
+    values.suggested = suggested;
+    for (const [name, value] of Object.entries(suggested)) {
+      const input = home.form.querySelector(`#tool-${name}`);
+      if (input && document.activeElement !== input) input.value = value;
+    }
     for (const [name, found] of Object.entries(hints)) {
       if (name !== "models") {
         const element = home.form.querySelector(`[data-hint="${name}"]`);
@@ -293,7 +298,7 @@
 
   const start = () =>
     act(async () => {
-      await send("lora-tools/start", sent());
+      await send("lora-tools/start", sent(true));
       if (home.output) valuesOf(tool.name).ownOutput = false; // the next one gets a free name
       job = null;
       beat();

@@ -38,7 +38,8 @@ def routes(queue: RunQueue, allowed_paths: AllowedPaths) -> list[Route]:
 
     def look(request: Request, body: Mapping[str, Any]) -> dict[str, Any]:
         tool, values = _asked(body)
-        return hints(tool, values, allowed_paths)
+        given = body.get("values")
+        return hints(tool, values, allowed_paths, given if isinstance(given, Mapping) else {})
 
     def start(request: Request, body: Mapping[str, Any]) -> dict[str, bool]:
         tool, values = _asked(body)

@@ -62,6 +62,10 @@ def test_hints_say_what_files_are_and_a_free_name_is_suggested(any_miniature: An
     (tmp_path / "lora-rank8.safetensors").touch()
     assert look(client, "resize", model=str(lora), new_rank=8)["output"] == str(tmp_path / "lora-rank8-2.safetensors")
     assert look(client, "resize", model=str(any_miniature.checkpoint))["hints"]["model"][0]["good"] is False
+    told = look(client, "resize", model=str(lora))
+    assert (told["suggested"], told["output"]) == ({"new_rank": 2}, str(tmp_path / "lora-rank2.safetensors"))
+    assert look(client, "merge-svd", rows=[{"path": str(lora)}])["suggested"] == {"new_rank": 4}
+    assert look(client, "merge-svd", rows=[{"path": str(lora)}], new_rank=1)["suggested"] == {}
 
 
 @pytest.mark.run

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -302,6 +302,8 @@ class LoraTool:
     """Options that the page requires, beside those that the groups check."""
     suffix: Callable[[Mapping[str, Any]], str] = lambda values: "-new"
     """Values -> what the page appends to the name of the first input for that of the output."""
+    suggest: Callable[[Sequence[int]], Mapping[str, Any]] = lambda ranks: {}
+    """Ranks in the chosen LoRAs -> values that the page fills in where the defaults, those of sd-scripts, are small."""
 
 
 def _rank(values: Mapping[str, Any]) -> str:
@@ -329,6 +331,7 @@ LORA_TOOLS = (
         inputs=("models",),
         hidden=("device",),
         suffix=lambda values: "-merged",
+        suggest=lambda ranks: {"new_rank": max(ranks)} if ranks else {},
     ),
     LoraTool(
         name="merge-weights",
@@ -350,6 +353,7 @@ LORA_TOOLS = (
         inputs=("model",),
         hidden=("device", "verbose", "svd_lowrank_niter"),
         suffix=_rank,
+        suggest=lambda ranks: {"new_rank": max(max(ranks) // 2, 1)} if ranks else {},
     ),
     LoraTool(
         name="extract",
@@ -360,6 +364,7 @@ LORA_TOOLS = (
         inputs=("model_org", "model_tuned"),
         hidden=("device",),
         suffix=lambda values: f"-lora{values.get('dim')}",
+        suggest=lambda ranks: {"dim": 32},
     ),
     LoraTool(
         name="convert",
