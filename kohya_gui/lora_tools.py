@@ -113,9 +113,8 @@ def hints(
         return {"text": found.text, "good": found.good, "family": found.family}
 
     told = {name: [look(name, str(path)) for path in _listed(values[name])[:MOST_LORAS]] for name in tool.inputs}
-    ranks = [
-        rank for name in tool.inputs for path in _listed(values[name]) for rank in _ranks(name, path, allowed_paths)
-    ]
+    named = [(name, str(path)) for name in tool.inputs for path in _listed(values[name])[:MOST_LORAS]]
+    ranks = [rank for name, path in named for rank in _ranks(name, path, allowed_paths)]
     suggested = {name: value for name, value in tool.suggest(ranks).items() if name not in chosen}
     output = suggested_output(tool, {**values, **suggested}, allowed_paths) if tool.output else ""
     target = str(values.get(tool.output) or "") if tool.output else ""

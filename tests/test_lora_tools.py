@@ -348,6 +348,13 @@ def test_the_header_tells_kind_rank_and_training(miniature: Any, tmp_path: Path)
 # --- bad input, stop
 
 
+def test_what_is_more_than_two_factors_is_not_resized(lora: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tensors = load_file(lora) | {"lora_unet_single_blocks_0_linear2.dora_scale": torch.ones(64, 1)}
+    save_file(tensors, lora)
+    assert run(resize_lora, "--model", lora, "--save_to", lora.with_name("out.safetensors")) == 2
+    assert "is no plain LoRA (lora_unet_single_blocks_0_linear2.dora_scale)" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("tool", "flags", "sentence"),
     [
