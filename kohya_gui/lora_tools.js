@@ -202,10 +202,10 @@
     look();
   };
 
-  // What the request for this tool says; only what has a control
-  const sent = () => {
+  // What the request for this tool says; only what has a control, and what was suggested if nothing else was chosen
+  const sent = (whole = false) => {
     const values = valuesOf(tool.name);
-    const given = { rows: values.rows };
+    const given = { ...(whole ? values.suggested : {}), rows: values.rows };
     for (const field of tool.fields) if (values[field.name] !== undefined) given[field.name] = values[field.name];
     if (tool.name === "metadata") {
       const changes = Object.entries(values.changes ?? {});
@@ -232,8 +232,13 @@
     element.className = `file-hint${good === true ? " good" : good === false ? " bad" : ""}`;
   };
 
-  const showHints = ({ hints, output, replaces }) => {
+  const showHints = ({ hints, output, suggested, replaces }) => {
     const values = valuesOf(tool.name);
+    values.suggested = suggested;
+    for (const [name, value] of Object.entries(suggested)) {
+      const input = home.form.querySelector(`#tool-${name}`);
+      if (input && document.activeElement !== input) input.value = value;
+    }
     for (const [name, found] of Object.entries(hints)) {
       if (name !== "models") {
         const element = home.form.querySelector(`[data-hint="${name}"]`);
@@ -293,7 +298,7 @@
 
   const start = () =>
     act(async () => {
-      await send("lora-tools/start", sent());
+      await send("lora-tools/start", sent(true));
       if (home.output) valuesOf(tool.name).ownOutput = false; // the next one gets a free name
       job = null;
       beat();
@@ -314,7 +319,7 @@
       const words = doing ? doing[0].toUpperCase() + doing.slice(1) : "Working";
       parts.push(el("div", { class: "run" }, bar, el("div", { class: "run-phase" }, total ? `${words}: ${done} of ${total}` : words)));
     } else if (state === "finished") parts.push(...saved.map(resultFile));
-    else if (state === "failed") for (const line of error.split("\n")) parts.push(complaint(new Error(line)));
+    else if (error) for (const line of error.split("\n")) parts.push(complaint(new Error(line)));
     else parts.push(note("warning", UNDONE[state] ?? state));
     for (const text of job.tool ? warnings : []) parts.push(note("warning", text));
     if (report?.note) parts.push(el("p", {}, report.note));

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,18 +103,35 @@ def with_labels(tool: LoraTool, sentence: str) -> str:
     return f"{label}{colon}{rest}"
 
 
-def hints(tool: LoraTool, values: Mapping[str, Any], allowed_paths: AllowedPaths) -> dict[str, Any]:
-    """Return what is found at each file, and a name for the output."""
+def hints(
+    tool: LoraTool, values: Mapping[str, Any], allowed_paths: AllowedPaths, chosen: Container[str] = ()
+) -> dict[str, Any]:
+    """Return what is found at each file, values for options that are not `chosen` yet, and a name for the output."""
 
     def look(name: str, path: str) -> dict[str, Any]:
         found = allowed(allowed_paths, name, path, model_hint if name in MODELS else lora_hint)
         return {"text": found.text, "good": found.good, "family": found.family}
 
     told = {name: [look(name, str(path)) for path in _listed(values[name])[:MOST_LORAS]] for name in tool.inputs}
-    output = suggested_output(tool, values, allowed_paths) if tool.output else ""
+    named = [(name, str(path)) for name in tool.inputs for path in _listed(values[name])[:MOST_LORAS]]
+    ranks = [rank for name, path in named for rank in _ranks(name, path, allowed_paths)]
+    suggested = {name: value for name, value in tool.suggest(ranks).items() if name not in chosen}
+    output = suggested_output(tool, {**values, **suggested}, allowed_paths) if tool.output else ""
     target = str(values.get(tool.output) or "") if tool.output else ""
     exists = bool(target) and not allowed_paths.problem(tool.output, target) and Path(target).is_file()
-    return {"hints": told, "output": output, "replaces": exists}
+    return {"hints": told, "output": output, "suggested": suggested, "replaces": exists}
+
+
+def _ranks(name: str, path: str, allowed_paths: AllowedPaths) -> list[int]:
+    """Return the ranks in a LoRA file; none for any other file."""
+    place = Path(path).expanduser()
+    if allowed_paths.problem(name, path) or place.suffix not in SAFETENSORS or not place.is_file():
+        return []
+    try:
+        summary = summarize(read_header(place))
+    except (ValueError, OSError):
+        return []
+    return list(summary.ranks) if summary else []
 
 
 def suggested_output(tool: LoraTool, values: Mapping[str, Any], allowed_paths: AllowedPaths) -> str:
@@ -231,11 +248,11 @@ def command(tool: LoraTool, values: Mapping[str, Any]) -> list[str]:
 def merged_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Return models, ratios and lbws from rows of {path, ratio, lbw}; rows without a path are left out."""
     kept = [row for row in rows if str(row.get("path") or "").strip()]
-    lbws = [str(row.get("lbw") or "").strip() for row in kept]
+    lbws = [str(row.get("lbw") or "").strip() or "[]" for row in kept]
     return {
         "models": [str(row["path"]).strip().strip('"') for row in kept],
         "ratios": [row.get("ratio", 1.0) for row in kept],
-        "lbws": lbws if any(lbws) else [],
+        "lbws": lbws if any(lbw != "[]" for lbw in lbws) else [],
     }
 
 

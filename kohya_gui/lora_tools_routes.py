@@ -38,7 +38,8 @@ def routes(queue: RunQueue, allowed_paths: AllowedPaths) -> list[Route]:
 
     def look(request: Request, body: Mapping[str, Any]) -> dict[str, Any]:
         tool, values = _asked(body)
-        return hints(tool, values, allowed_paths)
+        given = body.get("values")
+        return hints(tool, values, allowed_paths, given if isinstance(given, Mapping) else {})
 
     def start(request: Request, body: Mapping[str, Any]) -> dict[str, bool]:
         tool, values = _asked(body)
@@ -119,8 +120,15 @@ def _told(tool: LoraTool, run_state: RunState) -> dict[str, Any]:
         "doing": "stopping" if run_state.state == "stopping" else doing,
         "done": run_state.done,
         "total": run_state.total,
-        "error": "\n".join(with_labels(tool, line) for line in run_state.failure.get("error", "").splitlines()),
+        "error": "\n".join(with_labels(tool, line) for line in _error(run_state)),
         "warnings": [with_labels(tool, text) for text in run_state.warnings],
         "saved": saved,
         "seconds": (ended or time.time()) - started if started else None,
     }
+
+
+def _error(run_state: RunState) -> list[str]:
+    """Return what went wrong, a sentence each; of a tool that ended without a word, the last line it printed."""
+    failure = run_state.failure
+    said = failure.get("details", "") if run_state.state == "lost" else failure.get("error", "")
+    return (said or failure.get("error", "")).splitlines()[-1 if run_state.state == "lost" else 0 :]

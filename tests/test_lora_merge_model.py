@@ -10,9 +10,14 @@ from lora_sdxl import WITH_CONV, base, losses, prepare, save, say_something
 from lora_tools_help import deltas, layers_of, random_pairs, write_lora
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from sd_scripts.families.flux.keys import diffusers_modules
 from sd_scripts.library.safetensors_stream import TensorFile
+from sd_scripts.networks.adapter import Group, LayerPlan, adapter_kinds
+from sd_scripts.networks.layers import Dropouts
+from sd_scripts.networks.network import attach
+from sd_scripts.options.network_args import NetworkArguments
 from sd_scripts.tools.merge_lora import COMMAND
 
 
@@ -142,3 +147,33 @@ def test_text_encoders_in_files_of_their_own_take_up_their_layers(flux_miniature
     (moved,) = [key for key in before if not torch.equal(before[key], after[key])]
     assert moved.endswith("encoder.layers.0.mlp.fc1.weight")
     torch.testing.assert_close(after[moved], before[moved] + 1)
+
+
+def test_every_adapter_kind_is_merged_as_it_computes(flux_miniature: Any, tmp_path: Path) -> None:
+    key, name = "double_blocks.0.img_attn.proj.weight", "lora_unet_double_blocks_0_img_attn_proj"
+    weight = load_file(flux_miniature.checkpoint)[key]
+    for kind in adapter_kinds().values():
+        model = nn.Sequential(nn.Linear(*weight.shape, bias=False))
+        model[0].weight.data = weight.clone()
+        plan = LayerPlan(
+            name=name,
+            module=model,
+            path="0",
+            kind=kind,
+            rank=2,
+            alpha=1.0,
+            group=Group("unet", 1.0),
+            options=kind.read_options(NetworkArguments({})),
+        )
+        network = attach([plan], Dropouts(), torch.Generator().manual_seed(0))
+        with torch.no_grad():
+            network.masters.add_(torch.randn(network.masters.shape) * 0.1)
+            network.refresh()
+        lora = tmp_path / f"{kind.kind}.safetensors"
+        known = {"ss_base_model_version": "flux1", "ss_network_module": "networks.lora"}
+        save_file({key: tensor.contiguous() for key, tensor in network.file_tensors(None).items()}, lora, known)
+        assert merge(flux_miniature.checkpoint, [lora], tmp_path / "m.safetensors") == 0
+        merged, x = load_file(tmp_path / "m.safetensors")[key], torch.randn(3, weight.shape[1])
+        with torch.no_grad():
+            torch.testing.assert_close(x @ merged.T, model(x), rtol=1e-4, atol=1e-4, msg=kind.kind)
+        assert not torch.allclose(merged, weight, rtol=1e-2)

@@ -1,6 +1,7 @@
 """Tools for LoRA files: what they write does what it says, and bad input is told before anything heavy."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,8 @@ from sd_scripts.formats.lora_header import summarize
 from sd_scripts.formats.safetensors_header import read_header
 from sd_scripts.networks import svd
 from sd_scripts.networks.adapter import layer_names
+from sd_scripts.networks.targets import adaptable
+from sd_scripts.options.spec import each_option
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.tools import (
     check_lora_weights,
@@ -35,8 +38,12 @@ from sd_scripts.tools import (
     svd_merge_lora,
 )
 from sd_scripts.tools.lora.command import Command
+from sd_scripts.tools.lora.files import full_size_modules
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+REFERENCE = Path(__file__).parent / "reference"
 
 
 def run(tool: Any, *flags: object) -> int:
@@ -67,6 +74,15 @@ def other(any_miniature: Any, tmp_path: Path) -> Path:
     """Another one, of rank 2."""
     write_lora(any_miniature, tmp_path / "other.safetensors", rank=2, seed=2)
     return tmp_path / "other.safetensors"
+
+
+def test_every_flag_is_in_the_docs() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "lora_tools.md").read_text(encoding="utf-8")
+    tools = (merge_lora, svd_merge_lora, resize_lora, extract_lora_from_models, convert_lora, edit_metadata)
+    flags = {
+        o.name for tool in (*tools, check_lora_weights) for group in tool.COMMAND.groups for o in each_option(group)
+    }
+    assert [flag for flag in sorted(flags) if f"--{flag}" not in page] == []
 
 
 # --- merge
@@ -252,15 +268,32 @@ def test_diffusers_adds_to_each_module_of_a_transformer_its_rows(flux_miniature:
         torch.testing.assert_close(layer.get_delta_weight("default_0").double(), delta[rows], rtol=1e-4, atol=1e-5)
 
 
-def test_names_of_diffusers_are_those_of_the_reference(flux_miniature: Any, lora: Path, tmp_path: Path) -> None:
-    file = Path(__file__).parent / "reference" / "sd_flux_diffusers_to_bfl_map.json"
-    reference = {key.removesuffix(".weight"): ours for key, (_, ours) in json.loads(file.read_text()).items()}
-    run(convert_lora, "--src_path", lora, "--dst", "diffusers", "--dst_path", tmp_path / "out.safetensors")
-    names = {
-        key.removeprefix("transformer.").rpartition(".lora_")[0] for key in load_file(tmp_path / "out.safetensors")
-    }
-    bfl = {"lora_unet_" + reference[name].removesuffix(".weight").replace(".", "_") for name in names}
+def test_names_of_diffusers_are_those_of_the_reference(lora: Path, tmp_path: Path) -> None:
+    reference = json.loads((REFERENCE / "flux_keys.json").read_text())["map"]
+    out = tmp_path / "out.safetensors"
+    run(convert_lora, "--src_path", lora, "--dst", "diffusers", "--dst_path", out)
+    bfl = set()
+    for name in {key.removeprefix("transformer.").rpartition(".lora_")[0] for key in load_file(out)}:
+        block = re.search(r"blocks\.(\d+)\.", name)
+        ours = reference[re.sub(r"blocks\.\d+\.", "blocks.N.", f"{name}.weight")][0][1]
+        ours = ours.replace("N", block[1]) if block else ours
+        bfl.add("lora_unet_" + ours.removesuffix(".weight").replace(".", "_"))
     assert bfl == layer_names(load_file(lora))
+
+
+def test_names_of_comfyui_are_keys_of_the_checkpoint() -> None:
+    """ComfyUI takes `diffusion_model.` and `text_encoders.` before the keys of its modules. Its second encoder has the
+    names of transformers, while the checkpoint has OpenCLIP's."""
+    keys = json.loads((REFERENCE / "sd_keys_sdxl_checkpoint.json").read_text())
+    unet, clip_l, clip_g = full_size_modules(family_of("sdxl"))
+    starts = (("diffusion_model.", "model.diffusion_model."), ("text_encoders.clip_l.", "conditioner.embedders.0."))
+    for each, (ours, theirs) in zip((unet, clip_l), starts, strict=True):
+        names = [each.target.comfyui(path) for path, _ in adaptable(each.module, each.target, conv=True)]
+        assert all(name.startswith(ours) for name in names)
+        assert [name for name in names if f"{theirs}{name.removeprefix(ours)}.weight" not in keys] == []
+    (first, *_) = adaptable(clip_g.module, clip_g.target, conv=False)
+    name = clip_g.target.comfyui(first[0])
+    assert name == "text_encoders.clip_g.transformer.text_model.encoder.layers.0.self_attn.k_proj"
 
 
 def test_parts_of_a_layer_that_have_ranks_of_their_own_keep_them(flux_miniature: Any, tmp_path: Path) -> None:
@@ -336,6 +369,13 @@ def test_the_header_tells_kind_rank_and_training(miniature: Any, tmp_path: Path)
 
 
 # --- bad input, stop
+
+
+def test_what_is_more_than_two_factors_is_not_resized(lora: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tensors = load_file(lora) | {"lora_unet_single_blocks_0_linear2.dora_scale": torch.ones(64, 1)}
+    save_file(tensors, lora)
+    assert run(resize_lora, "--model", lora, "--save_to", lora.with_name("out.safetensors")) == 2
+    assert "is no plain LoRA (lora_unet_single_blocks_0_linear2.dora_scale)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

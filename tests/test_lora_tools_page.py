@@ -1,5 +1,6 @@
 """The tab LoRA tools without a browser: its fields, hints, names for results, and what it refuses."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
-from kohya_gui.lora_tools import TOOLS, command, described_tools, options_of, read_values
-from kohya_gui.lora_tools_routes import routes
+from kohya_gui.lora_tools import TOOLS, LoraToolJob, command, described_tools, merged_rows, options_of, read_values
+from kohya_gui.lora_tools_routes import _told, routes
+from sd_scripts.options.lora_tools import read_block_weights
 from sd_scripts.options.spec import each_option
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.store import RunStore
@@ -60,6 +62,10 @@ def test_hints_say_what_files_are_and_a_free_name_is_suggested(any_miniature: An
     (tmp_path / "lora-rank8.safetensors").touch()
     assert look(client, "resize", model=str(lora), new_rank=8)["output"] == str(tmp_path / "lora-rank8-2.safetensors")
     assert look(client, "resize", model=str(any_miniature.checkpoint))["hints"]["model"][0]["good"] is False
+    told = look(client, "resize", model=str(lora))
+    assert (told["suggested"], told["output"]) == ({"new_rank": 2}, str(tmp_path / "lora-rank2.safetensors"))
+    assert look(client, "merge-svd", rows=[{"path": str(lora)}])["suggested"] == {"new_rank": 4}
+    assert look(client, "merge-svd", rows=[{"path": str(lora)}], new_rank=1)["suggested"] == {}
 
 
 @pytest.mark.run
@@ -106,6 +112,22 @@ def test_nothing_outside_the_allowed_folders_is_read_or_written(lora: Path, tmp_
     smuggled = {"set": [f"--save_to={lora}"], "model": str(inside), "save_to": str(inside)}
     assert "begins with a -, like a flag" in refusal(client, "metadata", **smuggled)
     assert lora.exists()
+
+
+def test_a_tool_that_ends_without_a_word_is_told_by_what_it_printed_last(lora: Path, tmp_path: Path) -> None:
+    job = LoraToolJob(RunQueue(RunStore(tmp_path / "runs.sqlite")))
+    job.begin([sys.executable, "-c", "print(chr(49)); exit('model: it is gone')"])
+    assert job.watched
+    wait_for(lambda: job.watched.refresh().over)
+    told = _told(TOOLS["resize"], job.watched.run_state)
+    assert (told["state"], told["error"]) == ("lost", "LoRA: it is gone")
+
+
+def test_rows_without_block_weights_may_stand_beside_rows_with_them() -> None:
+    rows = [{"path": "a", "ratio": 1}, {"path": " "}, {"path": "b", "ratio": "0.5", "lbw": "OUT=0"}]
+    assert merged_rows(rows) == {"models": ["a", "b"], "ratios": [1, "0.5"], "lbws": ["[]", "OUT=0"]}
+    assert merged_rows(rows[:1])["lbws"] == []
+    assert read_block_weights("[]") == {}
 
 
 def test_the_command_line_is_what_was_filled_in() -> None:

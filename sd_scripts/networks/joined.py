@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sd_scripts.library.fp8 import compute_dtype
+from sd_scripts.library.quantized import compute_dtype
 from sd_scripts.networks.layers import AdaptedLinear, Dropouts
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -62,7 +62,7 @@ class MergedOptions(OptionGroup, title="LoRAs"):
     lbws: list[str] = option(
         [],
         "Weights of each LoRA's blocks: names with weights, such as 'IN04=0.5,OUT=0', or a JSON list with a number for "
-        "each block, such as [1,0,0.5, ...].",
+        "each block, such as [1,0,0.5, ...]; [] weighs none.",
         label="Block weights",
     )
 
@@ -87,7 +87,8 @@ def block_weights_problem(text: str) -> str:
 
 
 def read_block_weights(text: str) -> list[float] | dict[str, float]:
-    """Parse `[1, 0.5]`, one weight for each block, or `IN04=0.5,OUT=0`, weights by the beginning of a block's name."""
+    """Parse `[1, 0.5]`, one weight for each block, or `IN04=0.5,OUT=0`, weights by the beginning of a block's name.
+    `[]` weighs none."""
     if text.strip().startswith("["):
         try:
             listed = json.loads(text)
@@ -95,7 +96,7 @@ def read_block_weights(text: str) -> list[float] | dict[str, float]:
             raise ValueError(f"{text!r} is not a JSON list of numbers") from None
         if not all(isinstance(each, int | float) and not isinstance(each, bool) for each in listed):
             raise ValueError(f"{text!r} contains something else than numbers")
-        return [float(each) for each in listed]
+        return [float(each) for each in listed] or {}
     weights = {}
     for pair in filter(str.strip, text.split(",")):
         name, equals, number = pair.partition("=")
@@ -302,6 +303,8 @@ class LoraTool:
     """Options that the page requires, beside those that the groups check."""
     suffix: Callable[[Mapping[str, Any]], str] = lambda values: "-new"
     """Values -> what the page appends to the name of the first input for that of the output."""
+    suggest: Callable[[Sequence[int]], Mapping[str, Any]] = lambda ranks: {}
+    """Ranks in the chosen LoRAs -> values that the page fills in where the defaults, those of sd-scripts, are small."""
 
 
 def _rank(values: Mapping[str, Any]) -> str:
@@ -329,6 +332,7 @@ LORA_TOOLS = (
         inputs=("models",),
         hidden=("device",),
         suffix=lambda values: "-merged",
+        suggest=lambda ranks: {"new_rank": max(ranks)} if ranks else {},
     ),
     LoraTool(
         name="merge-weights",
@@ -350,6 +354,7 @@ LORA_TOOLS = (
         inputs=("model",),
         hidden=("device", "verbose", "svd_lowrank_niter"),
         suffix=_rank,
+        suggest=lambda ranks: {"new_rank": max(max(ranks) // 2, 1)} if ranks else {},
     ),
     LoraTool(
         name="extract",
@@ -360,6 +365,7 @@ LORA_TOOLS = (
         inputs=("model_org", "model_tuned"),
         hidden=("device",),
         suffix=lambda values: f"-lora{values.get('dim')}",
+        suggest=lambda ranks: {"dim": 32},
     ),
     LoraTool(
         name="convert",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import compress
 from pathlib import Path
 
@@ -10,8 +11,10 @@ from torch import Tensor
 
 from sd_scripts.families.family import Components, Family
 from sd_scripts.library.safetensors_io import save_model, with_hashes
-from sd_scripts.networks.adapter import Tensors, layer_names, read_layer
+from sd_scripts.networks.adapter import Adapter, Tensors, layer_names, read_layer
+from sd_scripts.networks.adapters.lora import Lora as PlainLora
 from sd_scripts.networks.adapters.lora import StartedLora
+from sd_scripts.networks.lora_export import with_names_of
 from sd_scripts.networks.lora_files import merge, read_plain_lora
 from sd_scripts.networks.network import AdapterNetwork, attach
 from sd_scripts.networks.plan import AdaptedModule, NetworkArgs, parameter_groups, plan_layers, read_args
@@ -27,8 +30,10 @@ from sd_scripts.training.external_network import find_module, make_external_netw
 from sd_scripts.training.gradient_clipping import clip_factor
 from sd_scripts.training.trainable import NetworkTrainable, Trainable
 
-QUANTIZING = ("fp8_base", "fp8_base_unet", "fp8_compute")
+QUANTIZING = ("fp8_base", "fp8_base_unet", "fp8_compute", "quantize_base")
 """Options with which base weights are held quantized."""
+SD_SCRIPTS, DIFFUSERS = "sd-scripts", "diffusers"
+"""Key names of saved files."""
 
 
 class Lora:
@@ -41,8 +46,11 @@ class Lora:
         try:
             if options.is_ours:
                 args = read_args(settings, family.lora, warn=settings.remark)
+                _require_names(settings[LoraFileOptions].save_as_format, args.kind)
                 return _unquantized_base_needed(args, settings)
             find_module(options.network_module or "")
+            if settings[LoraFileOptions].save_as_format != SD_SCRIPTS:
+                settings.remark("save_as_format: has no effect on an external network_module")
         except ValueError as error:
             return str(error).splitlines()
         return []
@@ -114,13 +122,14 @@ class Lora:
         if context.settings[CompileOptions].compile:
             _fold(network, [each for each in modules if each.target.folds])
         network.share_gains()
-        return LoraTrainable(
+        trainable = LoraTrainable(
             network,
             parameter_groups(network),
             [each.module for each in all_targets],
             norm_limit=options.scale_weight_norms,
             ending=f".{context.settings[LoraFileOptions].save_model_as}",
         )
+        return trainable.name_keys_as(context.settings[LoraFileOptions].save_as_format, all_targets)
 
 
 class LoraTrainable(NetworkTrainable):
@@ -128,6 +137,16 @@ class LoraTrainable(NetworkTrainable):
 
     network: AdapterNetwork
     skips_nonfinite = True
+    form = SD_SCRIPTS
+    """Key names of its files (save_as_format)."""
+    targets: Sequence[AdaptedModule] = ()
+    """All modules of the model, in the order of the family: they tell diffusers' names of the layers."""
+
+    def name_keys_as(self, form: str, targets: Sequence[AdaptedModule]) -> LoraTrainable:
+        """Set the key names of saved files: sd-scripts, diffusers or both."""
+        self.targets, self.form = targets, SD_SCRIPTS if form == "both" else form
+        self.variants = (f"-{DIFFUSERS}",) if form == "both" else ()
+        return self
 
     def collect_gradients(self) -> None:
         self.network.collect_gradients()
@@ -194,8 +213,28 @@ class LoraTrainable(NetworkTrainable):
         self.network.refresh()
 
     def save(self, path: Path, dtype: torch.dtype | None, metadata: dict[str, str]) -> None:
+        if self.form == DIFFUSERS:
+            self.save_variant(DIFFUSERS, path, dtype, metadata)
+            return
         tensors = self.network.file_tensors(dtype)
         save_model(path, tensors, with_hashes(tensors, metadata))
+
+    def save_variant(self, suffix: str, path: Path, dtype: torch.dtype | None, metadata: dict[str, str]) -> None:
+        """Write the file under the key names of diffusers, whose factors contain alpha."""
+        tensors = with_names_of(DIFFUSERS, self.network.file_tensors(None), self.targets)
+        tensors = {key: tensor.to(dtype or tensor.dtype) for key, tensor in tensors.items()}
+        if "ss_network_alpha" in metadata:
+            metadata = {**metadata, "ss_network_alpha": metadata["ss_network_dim"]}
+        save_model(path, tensors, with_hashes(tensors, metadata))
+
+
+def _require_names(form: str, kind: type[Adapter]) -> None:
+    """Raise ValueError if an adapter kind has no names in this format."""
+    if form != SD_SCRIPTS and kind is not PlainLora:
+        raise ValueError(
+            f"save_as_format: {form} is for plain LoRA, not for adapter={kind.kind}; set it to {SD_SCRIPTS}, which "
+            "ComfyUI reads too"
+        )
 
 
 def _unquantized_base_needed(args: NetworkArgs, settings: Settings) -> list[str]:
@@ -204,7 +243,7 @@ def _unquantized_base_needed(args: NetworkArgs, settings: Settings) -> list[str]
     return [
         f"{name}: {reason} computes with the base weights themselves; turn one of the two off"
         for name in QUANTIZING
-        if reason and values.get(name)
+        if reason and values.get(name) not in (None, False, "none")
     ][:1]
 
 

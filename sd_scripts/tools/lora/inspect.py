@@ -34,6 +34,8 @@ from sd_scripts.tools.lora.factors import flat
 from sd_scripts.tools.lora.files import LoraFile, full_size_modules, metadata_of, open_lora
 
 MOST_LAYERS, MOST_TAGS, MOST_POINTS = 30, 30, 256
+FACTORS = {DOWN, UP, "alpha", "dora_scale"}
+"""Tensors of a layer whose low-rank part can be measured. The norms of DoRA need the base weight and are left out."""
 SHARES = (0.9, 0.95, 0.99)
 """Shares of a layer's norm for which the ranks are counted that it takes."""
 
@@ -97,7 +99,7 @@ def _layers(
         kind, own = read_layer(file.tensors, name) or (None, {})
         if kind is None:
             continue
-        if DOWN in own and UP in own and len(own) <= 4:  # without the norms of DoRA, which need the base weight
+        if {DOWN, UP} <= own.keys() <= FACTORS:
             pair = Pair.read(own)
             values = svd.of_product(*flat(pair)).values * (pair.alpha / pair.rank)
             values = values[: pair.rank].abs()

@@ -25,6 +25,9 @@ from sd_scripts.tools.lora.files import metadata_of, save_lora
 ENDINGS = ((".lora_down.weight", ".lora_up.weight"), (".lora_A.weight", ".lora_B.weight"))
 """Names of down and up: those of sd-scripts, and of peft."""
 
+NOT_PLAIN = ("dora_scale", "lora_magnitude_vector", "lora_magnitude_vector.weight", "lora_mid.weight")
+"""Ends of keys of DoRA and of Tucker form: what their layers do is more than a product of two factors."""
+
 
 @dataclass(frozen=True)
 class Resized:
@@ -48,6 +51,8 @@ def resize(given: Given, reporter: Reporter) -> Path:
     options, path = given[ResizeOptions], Path(given[LoraInputOptions].model)
     tensors = read_weights(path, "model")
     layers = layer_keys(tensors)
+    if other := next((key for key in tensors if key.endswith(NOT_PLAIN)), None):
+        raise ValueError(f"model: '{path}' is no plain LoRA ({other}), and only these can be resized")
     if not layers:
         raise ValueError(f"model: '{path}' has no factors of a LoRA, but keys such as {some(list(tensors))}")
     progress, result, kept = start_phase(reporter, "resizing layers"), dict(tensors), list[Resized]()
