@@ -54,8 +54,8 @@ class TrainingOptions(OptionGroup, title="Training"):
         label="Full bf16",
     )
     fp8_base: bool = switch(
-        "Store the frozen weights of the transformer and T5 in fp8, half the memory of bf16. Computation stays in "
-        "mixed_precision.",
+        "Store the frozen weights of the transformer and the large text encoder (T5, Qwen2.5-VL) in fp8, half the memory "
+        "of bf16. Computation stays in mixed_precision.",
         label="Base in fp8",
         needs="fp8",
         methods=("lora",),
