@@ -54,7 +54,7 @@ class TrainingOptions(OptionGroup, title="Training"):
         label="Full bf16",
     )
     fp8_base: bool = switch(
-        "Store the frozen weights of the transformer and the large text encoder (T5, Qwen2.5-VL) in fp8, half the memory "
+        "Store the frozen weights of the transformer and of the large text encoder in fp8, half the memory "
         "of bf16. Computation stays in mixed_precision.",
         label="Base in fp8",
         needs="fp8",
