@@ -45,6 +45,7 @@ DEEP = {
     "test_sigterm",
     "test_memory_cuda",
     "test_preset_runs",
+    "test_qwen_image_cuda",
     "test_rounding_cuda",
     "test_sharded",
     "test_step_graphs_cuda",
