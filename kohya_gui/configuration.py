@@ -22,7 +22,7 @@ from sd_scripts.options.prompt_lines import prompts_in
 from sd_scripts.options.reading import from_values
 from sd_scripts.options.saving import SavingOptions
 from sd_scripts.options.settings import Remark, Script, Settings
-from sd_scripts.options.spec import OptionGroup, each_option
+from sd_scripts.options.spec import each_option
 from sd_scripts.runs.folder import RunFolder, new_run_folder
 
 PROMPTS = "sample_prompts"
@@ -146,8 +146,8 @@ def family_of(values: Mapping[str, Any], method: str, allowed_paths: AllowedPath
 def _capable(values: Mapping[str, Any], method: str, families: Sequence[str]) -> list[str]:
     """Return the families that have all options of the values that not every family has; none if there are no such
     options. Groups that every family has do not count: files of other programs hold any of their options."""
-    groups = {family: set(script_for(family, method).groups) for family in families}
-    special = set[type[OptionGroup]]().union(*groups.values()) - set.intersection(*groups.values())
+    every = [group for family in families for group in script_for(family, method).groups]
+    special = {group for group in every if every.count(group) < len(families)}
     named = [o for group in special for o in each_option(group) if o.name in values]
     takers = [o.family_choices.get(str(values[o.name]), o.families) for o in named]
     return [family for family in families if all(family in each for each in takers)] if takers else []

@@ -155,6 +155,8 @@ def test_every_layout_of_the_files_is_the_same_model(
     cache = {"tokenizer_cache_dir": files["tokenizer_cache_dir"]}
     same(load(files | {MODEL: write(tmp_path / "prefixed.safetensors", prefixed)}), components)
     same(load(files | {MODEL: str(folder / "transformer")}), components)
+    first = next((folder / "transformer").glob("*-00001-of-00002.safetensors"))
+    same(load(files | {MODEL: str(first)}), components)
     comfy = {
         "text_encoder": write(tmp_path / "encoder.safetensors", encoder),
         "vae": write(tmp_path / "vae.safetensors", vae),

@@ -10,7 +10,7 @@ import torch
 from data_help import make_folder
 from PIL import Image
 from qwen_image_help import pipeline_of, transformer_of
-from training_help import Run, train, train_whole
+from training_help import TEXT_ENCODERS_TOO, Run, train, train_whole
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 from sd_scripts.families.qwen_image.family import QWEN_IMAGE
@@ -145,6 +145,25 @@ def test_batches_of_captions_of_different_lengths_are_masked(qwen_image_miniatur
         for cached, more in ((True, {}), (False, {"cache_text_encoder_outputs": None}))
     ]
     assert both[0] == pytest.approx(both[1], rel=1e-5)
+
+
+def test_in_full_training_swapped_blocks_change_no_loss(qwen_image_miniature: Any, tmp_path: Path) -> None:
+    half = {"mixed_precision": "bf16", "full_bf16": True, "fused_backward_pass": True, "max_grad_norm": 0.0}
+    whole, swapped = (
+        train_whole(qwen_image_miniature, tmp_path / str(swap), blocks_to_swap=swap, **half) for swap in (0, 3)
+    )
+    assert whole.status == swapped.status == 0
+    assert whole.losses == swapped.losses
+
+
+def test_a_compiled_text_encoder_learns_the_same(qwen_image_miniature: Any, tmp_path: Path) -> None:
+    """Its captions have the lengths of compiled runs, so its layers need no graph for each."""
+    eager = train(qwen_image_miniature, tmp_path / "eager", **TEXT_ENCODERS_TOO)
+    compiled = {"compile": True, "compile_backend": "eager", "compile_text_encoder": True}
+    run = train(qwen_image_miniature, tmp_path / "compiled", **TEXT_ENCODERS_TOO, **compiled)
+    assert run.losses == pytest.approx(eager.losses, rel=1e-5)
+    assert sum(event["graphs"] for event in run.told("compile")) <= 1 + 2
+    assert run.told("warning") == []
 
 
 def test_a_whole_trained_model_is_read_by_diffusers(qwen_image_miniature: Any, tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ DEEP = {
     "test_memory_cuda",
     "test_preset_runs",
     "test_quantized_cuda",
+    "test_qwen_image_cuda",
     "test_rounding_cuda",
     "test_sharded",
     "test_step_graphs_cuda",

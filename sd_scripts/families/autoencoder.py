@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sd_scripts.families.memory_facts import PIXELS_AT_ONCE
 
@@ -65,7 +65,7 @@ def _in_float32(vae: Any) -> Iterator[None]:
         vae.float()
         yield
     finally:
-        vae.to(dtype)
+        nn.Module.to(vae, dtype)  # that of diffusers warns about some VAEs for no reason
 
 
 def _vae_decode(vae: Any, latents: Tensor, tiled: Tiled, widest: int) -> Tensor:

@@ -58,7 +58,8 @@ def _within_bounds(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor) -> Tensor:
 
     batch, longest = q.shape[:2]
     q, k, v = (x.flatten(0, 1) for x in (q, k, v))  # (B * S, H, D)
-    out = varlen_attn(q, k, v, bounds, bounds, longest, longest).unflatten(0, (batch, longest)).flatten(2)
+    flat: Any = varlen_attn(q, k, v, bounds, bounds, longest, longest)
+    out = flat.unflatten(0, (batch, longest)).flatten(2)
     return _DenseGradient.apply(out) if out.requires_grad else out
 
 

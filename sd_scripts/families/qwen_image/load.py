@@ -43,14 +43,17 @@ def problems(sources: Mapping[str, WeightSource], settings: Settings) -> list[st
 
 
 def _component_problems(sources: Mapping[str, WeightSource], params: QwenImageParams) -> list[str]:
-    problems = []
-    if (encoder := sources.get(TEXT_ENCODER)) and (width := encoder.empty.config.hidden_size) != params.text_width:
-        problems.append(
-            f"text_encoder: '{encoder.path}' produces vectors of {width} values, but the transformer expects "
-            f"{params.text_width}; choose the Qwen2.5-VL-7B text encoder of Qwen-Image"
-        )
+    problems: list[str] = []
+    config: Any
+    if encoder := sources.get(TEXT_ENCODER):
+        config = encoder.empty.config
+        if config.hidden_size != params.text_width:
+            problems.append(
+                f"text_encoder: '{encoder.path}' produces vectors of {config.hidden_size} values, but the transformer "
+                f"expects {params.text_width}; choose the Qwen2.5-VL-7B text encoder of Qwen-Image"
+            )
     if vae := sources.get(VAE):
-        config: Any = vae.empty.config
+        config = vae.empty.config
         if config.input_channels != 3:
             problems.append(
                 f"vae: '{vae.path}' is the VAE of Qwen-Image-Layered, which encodes transparency; choose that of "

@@ -32,6 +32,8 @@ from sd_scripts.library.dit_layers import (
 from sd_scripts.networks.layers import project_together
 
 _NOTHING = contextlib.nullcontext()
+DIAGONAL = 4096
+"""Positions of text tokens that have a row in the rotary table."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,16 +294,29 @@ def joint_mask(tokens: int, txt_mask: Tensor) -> Tensor:
     return torch.cat((image, txt_mask.bool()), dim=1)
 
 
-@cache  # recorded graphs read them, so none may be freed
 def rope_table(params: QwenImageParams, grid: tuple[int, int], txt_tokens: int, device: torch.device) -> Rope:
-    """Return the rotary table of the image row by row, then of the text; cached for each size.
+    """Return the rotary table of the image row by row, then of the text.
 
     The image's rows and columns are counted from its middle. The text lies on the diagonal beyond it: its first token
     at half of the longer side, on all three axes.
     """
+    begin = max(side // 2 for side in grid)
+    assert begin + txt_tokens <= DIAGONAL, "larger images and longer captions than anything can take"
+    pairs = zip(_image_rope(params, grid, device), _diagonal_rope(params, device), strict=True)
+    cos, sin = (torch.cat((image, line[:, begin : begin + txt_tokens]), dim=1) for image, line in pairs)
+    return cos, sin
+
+
+@cache  # recorded graphs read them, so none may be freed
+def _image_rope(params: QwenImageParams, grid: tuple[int, int], device: torch.device) -> Rope:
     rows, columns = grid
-    positions = torch.zeros(rows * columns + txt_tokens, 3, dtype=torch.float64)
-    positions[: rows * columns, 1] = (torch.arange(rows) - (rows - rows // 2)).repeat_interleave(columns)
-    positions[: rows * columns, 2] = (torch.arange(columns) - (columns - columns // 2)).repeat(rows)
-    positions[rows * columns :] = (max(rows // 2, columns // 2) + torch.arange(txt_tokens))[:, None]
+    positions = torch.zeros(rows * columns, 3, dtype=torch.float64)
+    positions[:, 1] = (torch.arange(rows) - (rows - rows // 2)).repeat_interleave(columns)
+    positions[:, 2] = (torch.arange(columns) - (columns - columns // 2)).repeat(rows)
     return rope_of(positions, params.rope_widths, device)
+
+
+@cache
+def _diagonal_rope(params: QwenImageParams, device: torch.device) -> Rope:
+    """Return the table of positions that are equal on all axes."""
+    return rope_of(torch.arange(DIAGONAL, dtype=torch.float64)[:, None].expand(-1, 3), params.rope_widths, device)
