@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sd_scripts.library.compile_utils import KnownInputs
+from sd_scripts.library.optimizers import updater
 from sd_scripts.library.streams import on_default_stream, updates_on_default_stream
 from sd_scripts.training.step_graphs import StepGraphs
 from sd_scripts.training.trainable import Trainable
@@ -92,7 +93,7 @@ class TrainStep:
         return norm
 
     def _stream_of_update(self) -> AbstractContextManager[object]:
-        if not updates_on_default_stream(self.optimizer):
+        if not updates_on_default_stream(updater(self.optimizer)):
             return nullcontext()
         device = next(p.device for group in self.optimizer.param_groups for p in group["params"])
         return on_default_stream(device)
