@@ -13,7 +13,8 @@ from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLTe
 
 from sd_scripts.families.components import DENOISER, VAE, Components, WeightSource
 from sd_scripts.families.layouts import Layout
-from sd_scripts.families.qwen_image import keys
+from sd_scripts.families.network_problems import network_problems
+from sd_scripts.families.qwen_image import keys, lora
 from sd_scripts.families.qwen_image.memory import (
     holds_in_fp8,
     holds_text_in_fp8,
@@ -64,7 +65,11 @@ def problems(sources: Mapping[str, WeightSource], settings: Settings) -> list[st
     """Return problems of components of another model, and of options that the transformer limits."""
     transformer: Any = sources[DENOISER].empty
     params: QwenImageParams = transformer.params
-    return [*_component_problems(sources, params), *_swap_problems(params, settings)]
+    return [
+        *_component_problems(sources, params),
+        *_swap_problems(params, settings),
+        *network_problems(sources[DENOISER], lora.TRANSFORMER, settings),
+    ]
 
 
 def _component_problems(sources: Mapping[str, WeightSource], params: QwenImageParams) -> list[str]:
