@@ -31,7 +31,7 @@ from sd_scripts.families.qwen_image.text import (
     trim_text,
 )
 from sd_scripts.families.qwen_image.tiny import AUTOENCODER, PARAMS, qwen_tokenizer, tiny_modules
-from sd_scripts.families.qwen_image.vae import decode_latents, encode_images
+from sd_scripts.families.qwen_image.vae import decode_latents, encode_images, tiled
 from sd_scripts.library.dit_layers import pack
 from sd_scripts.networks.plan import AdaptedModule, plan_layers, read_args
 from sd_scripts.networks.targets import adaptable
@@ -198,6 +198,18 @@ def test_latents_are_normalised_means_and_come_back_as_the_image(components: Com
     assert latents.shape == (2, 16, 4, 6)
     decoded = vae.decode(encoded).sample[:, :, 0]
     torch.testing.assert_close(decode_latents(components, latents), (decoded / 2 + 0.5).clamp(0, 1))
+
+
+def test_a_large_image_is_decoded_in_tiles(components: Components) -> None:
+    """Where it does not fit; nothing of that is left in the VAE."""
+    vae: Any = components.vae
+    latents, before = torch.randn(1, 16, 1, 16, 12, generator=torch.Generator().manual_seed(1)), dict(vae.__dict__)
+    whole = vae.decode(latents).sample
+    with tiled(vae, 8):
+        in_tiles = vae.decode(latents).sample
+    assert in_tiles.shape == whole.shape == (1, 3, 1, 128, 96)
+    assert not torch.equal(in_tiles, whole)
+    assert {name: vae.__dict__[name] for name in before} == before
 
 
 def test_the_language_model_is_read_from_both_layouts_of_its_file(modules: dict[str, Any]) -> None:
