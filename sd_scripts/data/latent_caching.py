@@ -38,7 +38,7 @@ def cache_latents(
     assert not any(each.color_aug or each.random_crop for each in augmentations), "preflight checks it"
     if any(each.face_crop_aug_range for each in augmentations):
         job.warn("face_crop_aug_range: has no effect on cached latents; images are centre-cropped")
-    images = _distinct(plan.every_item())
+    images = _distinct(plan.every_image())
     memory = LatentsInMemory()
     disk = LatentsOnDisk(images, layout) if job.to_disk else None
     if disk is not None:

@@ -16,6 +16,7 @@ from sd_scripts.options.dataset import (
     AugmentOptions,
     BucketOptions,
     CaptionOptions,
+    ControlOptions,
     DatasetOptions,
     ValidationOptions,
 )
@@ -53,13 +54,16 @@ Finding = tuple[str, str]
 
 OPTIONS = {
     option.name: option
-    for group in (DatasetOptions, BucketOptions, CaptionOptions, AugmentOptions, ValidationOptions)
+    for group in (
+        *(DatasetOptions, BucketOptions, CaptionOptions),
+        *(AugmentOptions, ControlOptions, ValidationOptions),
+    )
     for option in each_option(group)
 }
 OTHER_NAMES = {"batch_size": "train_batch_size"}
 OF_TYPE = {bool: FLAG, int: WHOLE, float: NUMBER, str: TEXT}
 SPECIAL: Keys = {
-    "resolution": SIZE,
+    **dict.fromkeys(("resolution", "control_resolution"), SIZE),
     "face_crop_aug_range": RANGE,
     "caption_extension": ENDING,
     **dict.fromkeys(("validation_split", "network_multiplier"), FLOAT),
@@ -83,7 +87,7 @@ ANY_SUBSET = _keys(
     "num_repeats shuffle_caption caption_separator keep_tokens keep_tokens_separator secondary_separator "
     "enable_wildcard color_aug flip_aug random_crop face_crop_aug_range caption_prefix caption_suffix "
     "token_warmup_min token_warmup_step custom_attributes resize_interpolation caption_dropout_rate "
-    "caption_dropout_every_n_epochs caption_tag_dropout_rate"
+    "caption_dropout_every_n_epochs caption_tag_dropout_rate control_resolution no_resize_control"
 )
 CAPTION_FILES = _keys("caption_extension cache_info")
 CLASS_TOKENS = _keys("class_tokens")
@@ -107,20 +111,20 @@ class Style:
 
 FOLDERS = Style(
     inherited=ANY_SUBSET | CAPTION_FILES | CLASS_TOKENS,
-    own=_keys("image_dir is_reg alpha_mask"),
+    own=_keys("image_dir is_reg alpha_mask control_directory"),
     required=("image_dir",),
 )
 METADATA = Style(inherited=ANY_SUBSET, own=_keys("metadata_file image_dir alpha_mask"), required=("metadata_file",))
 MASKS = Style(
     inherited=ANY_SUBSET | CAPTION_FILES,
-    own=_keys("image_dir conditioning_data_dir"),
+    own=_keys("image_dir conditioning_data_dir control_directory"),
     required=("image_dir", "conditioning_data_dir"),
 )
 GENERAL: Keys = DATASET | ANY_SUBSET | CAPTION_FILES | CLASS_TOKENS
 
 RANGES: dict[str, tuple[float, float]] = {
     key: within for key in GENERAL if (option := OPTIONS.get(OTHER_NAMES.get(key, key))) and (within := option.within)
-} | {"resolution": SIDES, "num_repeats": (0, MOST_REPEATS)}
+} | {"resolution": SIDES, "control_resolution": SIDES, "num_repeats": (0, MOST_REPEATS)}
 """Smallest and largest value of each number; a subset with 0 repeats is skipped."""
 
 

@@ -92,6 +92,7 @@ class Trainer:
             warn=context.warn,
             bucket_multiple=family.card.bucket_multiple,
             token_multiple=family.card.token_multiple,
+            takes_controls=family.card.has("control_images"),
             title=family.card.title,
             progress=context.cancellable_phase("reading the dataset"),
         )

@@ -27,6 +27,8 @@ ROPE_BASE = 10_000
 TIME_CHANNELS = 256
 EPS = 1e-6
 
+Grid = tuple[int, int]
+"""Rows and columns of the tokens of an image."""
 Rope = tuple[Tensor, Tensor]
 """Cosines and sines (1, S, 1, D/2) float32 of every token's position."""
 
@@ -253,14 +255,15 @@ class FluxTransformer(nn.Module):
         pooled: Tensor,
         timesteps: Tensor,
         guidance: Tensor | None,
-        grid: tuple[int, int],
+        grids: tuple[Grid, ...],
         txt_mask: Tensor | None = None,
     ) -> Tensor:
-        """Predict the velocity, noise - image, of each token.
+        """Predict the velocity, noise - image, of each token of the noisy image.
 
-        img (B, N, 64) packed latents, txt (B, T, 4096), pooled (B, 768), timesteps (B,) float32 in 0..1, guidance (B,)
-        or None for schnell, grid: rows and columns of tokens, N = rows * columns, txt_mask (B, T) bool, True where
-        there is text -> (B, N, 64).
+        img (B, N, 64) packed latents of the noisy image and then of its control images, txt (B, T, 4096), pooled
+        (B, 768), timesteps (B,) float32 in 0..1, guidance (B,) or None for schnell, grids of the images, noisy one
+        first, N = sum of rows * columns, txt_mask (B, T) bool, True where there is text -> (B, M, 64), M tokens of the
+        noisy image.
         """
         dtype = self.dtype
         vec = self.time_in(timestep_embedding(timesteps).to(dtype)) + self.vector_in(pooled.to(dtype))
@@ -270,7 +273,7 @@ class FluxTransformer(nn.Module):
         img, txt = self.img_in(img.to(dtype)), self.txt_in(txt.to(dtype))
         if torch.is_grad_enabled():  # so that the first block is like the others, and shares their graph
             img, txt = (x if x.requires_grad else x.requires_grad_() for x in (img, txt))
-        rope = rope_table(self.shape, txt.shape[1], grid, img.device)
+        rope = rope_table(self.shape, txt.shape[1], grids, img.device)
         mask = None if txt_mask is None else joint_mask(txt_mask, img.shape[1])
 
         for block in self.double_blocks:
@@ -278,7 +281,8 @@ class FluxTransformer(nn.Module):
         x = torch.cat((txt, img), dim=1)
         for block in self.single_blocks:
             (x,) = self._through(block, (x,), vec, rope, mask)
-        return self.final_layer(x[:, txt.shape[1] :], vec)
+        start, predicted = txt.shape[1], math.prod(grids[0])
+        return self.final_layer(x[:, start : start + predicted], vec)
 
     def _through(
         self, block: nn.Module, hidden: tuple[Tensor, ...], vec: Tensor, rope: Rope, mask: Tensor | None
@@ -309,12 +313,17 @@ def timestep_embedding(t: Tensor) -> Tensor:
 
 
 @cache  # recorded graphs read them, so none may be freed
-def rope_table(shape: FluxParams, txt_tokens: int, grid: tuple[int, int], device: torch.device) -> Rope:
-    """Return the rotary table of the text, at position 0, then of the image row by row; cached for each size."""
-    rows, columns = grid
-    positions = torch.zeros(txt_tokens + rows * columns, 3, dtype=torch.float64)
-    positions[txt_tokens:, 1] = torch.arange(rows).repeat_interleave(columns)
-    positions[txt_tokens:, 2] = torch.arange(columns).repeat(rows)
+def rope_table(shape: FluxParams, txt_tokens: int, grids: tuple[Grid, ...], device: torch.device) -> Rope:
+    """Return the rotary table of the text, at position 0, then of each image row by row; cached for each size.
+
+    The first coordinate is the number of the image: 0 for the noisy one, 1, 2, ... for its control images, whose rows
+    and columns count from 0 again.
+    """
+    parts = [torch.zeros(txt_tokens, 3)]
+    for number, (rows, columns) in enumerate(grids):
+        row, column = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
+        parts.append(torch.stack((torch.full_like(row, number), row, column), dim=-1).flatten(0, 1))
+    positions = torch.cat(parts).double()  # (S, 3)
     angles = torch.cat(
         [
             positions[:, axis, None] / ROPE_BASE ** (torch.arange(0, width, 2, dtype=torch.float64) / width)
