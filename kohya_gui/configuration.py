@@ -3,7 +3,7 @@
 import itertools
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from kohya_gui import legacy_config
 from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.launch_command import LaunchCommand, build, compile_settings_of_run
 from kohya_gui.tabs import TABS, Tab
+from sd_scripts.families.card import FamilyCard
 from sd_scripts.families.model_file import describe, is_hub_id
 from sd_scripts.families.registry import card_by_network, card_of, cards
 from sd_scripts.formats.atomic_files import write_whole
@@ -134,8 +135,9 @@ def family_of(values: Mapping[str, Any], method: str, allowed_paths: AllowedPath
     if values.get("family") in families:
         return str(values["family"])
     groups = {family: set(script_for(family, method).groups) for family in families}
-    for family, mine in groups.items():
-        others = set[type[OptionGroup]]().union(*(theirs for other, theirs in groups.items() if other != family))
+    for family, mine in sorted(groups.items(), key=lambda item: card_of(item[0]).derived_from is None):
+        unrelated = (theirs for other, theirs in groups.items() if not card_of(other).trains(family))
+        others = set[type[OptionGroup]]().union(*unrelated)
         if any(o.name in values for group in mine - others for o in each_option(group)):
             return family
     if own := card_by_network(str(values.get("network_module", ""))):
@@ -148,13 +150,16 @@ def _family_of_model(name: str, allowed_paths: AllowedPaths) -> str | None:
     place = Path(os.path.expanduser(name))
     try:
         if name and allowed_paths.holds(place) and place.exists():
-            return describe(place).family
+            found = describe(place).family
+            return (found and _named(place.name, [card for card in cards() if card.derived_from == found])) or found
     except (OSError, ValueError):  # not a valid path
         return None
-    if not is_hub_id(name):
-        return None
-    # the longest word that matches decides: a short one may be part of another name
-    found = [(len(word), card.name) for card in cards() for word in card.hub_words if word in name.lower()]
+    return _named(name, cards()) if is_hub_id(name) else None
+
+
+def _named(name: str, among: Iterable[FamilyCard]) -> str | None:
+    """Return the family that the name of a model reveals; the longest word decides, since one may contain another."""
+    found = [(len(word), card.name) for card in among for word in card.hub_words if word in name.lower()]
     return max(found)[1] if found else None
 
 

@@ -12,6 +12,7 @@ PRESETS = Path(__file__).parents[1] / "presets"
 KEPT_BY_PRESETS = (
     *(BASE_MODEL, "vae", *component_cards()),
     *("train_data_dir", "num_repeats", "reg_data_dir", "dataset_config", "in_json", "conditioning_data_dir"),
+    "control_directory",
     *("output_dir", "output_name", "logging_dir", "sample_prompts"),
 )
 """Paths and names, which a preset leaves alone: it is about how to train."""

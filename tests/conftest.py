@@ -27,6 +27,10 @@ atexit.register(shutil.rmtree, state, ignore_errors=True)
 os.environ["LOCALAPPDATA" if sys.platform == "win32" else "XDG_STATE_HOME"] = state
 
 
+MINIATURES = {"sdxl": "miniature", "flux": "flux_miniature", "flux_kontext": "kontext_miniature"}
+"""Family -> the fixture that makes its miniature."""
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
@@ -84,15 +88,23 @@ def flux_miniature(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture(scope="session")
+def kontext_miniature(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The files of a FLUX.1 Kontext, captioned images and their control images. Do not write to it."""
+    from sd_scripts.families.flux_kontext.tiny import write_miniature
+
+    return write_miniature(tmp_path_factory.mktemp("kontext_miniature"))
+
+
+@pytest.fixture(scope="session")
 def any_miniature(flux_miniature: Any) -> Any:
     """What no family decides is tested on FLUX.1's, which trains three times as fast. Do not write to it."""
     return flux_miniature
 
 
-@pytest.fixture(scope="session", params=["sdxl", "flux"])
+@pytest.fixture(scope="session", params=["sdxl", "flux", "flux_kontext"])
 def each_miniature(request: pytest.FixtureRequest) -> Any:
     """What is true of every family is tested on each."""
-    return request.getfixturevalue({"sdxl": "miniature", "flux": "flux_miniature"}[request.param])
+    return request.getfixturevalue(MINIATURES[request.param])
 
 
 def sdxl_settings(model: Path | str | None, **values: Any) -> Settings:

@@ -32,9 +32,14 @@ class Extent:
         return cls(width, height, *frames, controls=tuple((width, height) for width, height in controls))
 
     @property
+    def alone(self) -> "Extent":
+        """The sample without its control images."""
+        return Extent(self.width, self.height, self.frames)
+
+    @property
     def parts(self) -> "tuple[Extent, ...]":
         """The sample itself and its control images, each as an extent of its own."""
-        return Extent(self.width, self.height, self.frames), *(Extent(*size) for size in self.controls)
+        return self.alone, *(Extent(*size) for size in self.controls)
 
     @property
     def pixels(self) -> int:

@@ -118,6 +118,9 @@ class FamilyCard:
     """Position on the page."""
     scripts: Mapping[str, str]
     """Method -> file of its training script, in `sd_scripts/`."""
+    derived_from: str | None = None
+    """The family whose model has the same layout: files of either have the same keys and may be recognised as the
+    base's, LoRAs have the same names, and modules of that family's folder may be imported."""
     groups: Groups = ()
     """Option groups that not every family has."""
     capabilities: frozenset[str] = frozenset()
@@ -195,6 +198,10 @@ class FamilyCard:
     def vae_option(self) -> str:
         """The option that names the VAE's file."""
         return next((c.option for c in self.components if c.name == VAE and c.option != MODEL), "vae")
+
+    def trains(self, family: str | None) -> bool:
+        """Whether a model file that was recognised as of `family` may be one of this family."""
+        return family is not None and family in (self.name, self.derived_from)
 
     def has(self, capability: str) -> bool:
         """Whether the family is capable of something that CAPABILITIES names."""

@@ -207,7 +207,7 @@ def swapped_adapter_conflicts(memory: MemoryOptions, network: NetworkOptions) ->
 
 def network_of_another_family(network: NetworkOptions, card: FamilyCard) -> Findings:
     other = card_by_network(network.network_module or "")
-    if other and other is not card:
+    if other and not card.trains(other.name):
         yield (
             "network_module",
             f"{network.network_module} makes LoRAs for {other.title}, but this run trains {card.title}; leave it "

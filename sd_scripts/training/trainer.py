@@ -97,7 +97,7 @@ class Trainer:
             progress=context.cancellable_phase("reading the dataset"),
         )
         if context.is_main:
-            clean_up_caches({item.path.parent for item in plan.items})
+            clean_up_caches({item.path.parent for item in plan.every_image()})
         self.train_plan = plan_training(self.options, batches_per_epoch(context, plan))
         start = self._start(saved)
         self.origin = origin_of(settings, plan, self.train_plan.max_steps)
