@@ -20,7 +20,8 @@ NO_PATHS = {"resume": ("latest",)}
 """Keywords that an option takes in place of a path."""
 HUB_NAMES = ("pretrained_model_name_or_path", "vae")
 """Options that also take a Hugging Face Hub model id."""
-PATH_KEYS = ("image_dir", "metadata_file", "conditioning_data_dir", "control_directory")
+METADATA_KEYS = ("metadata_file", "image_jsonl_file")
+PATH_KEYS = ("image_dir", "image_directory", "conditioning_data_dir", "control_directory", *METADATA_KEYS)
 """Keys of a dataset_config that hold paths."""
 NAMES_IN = {"output_name": "output_dir", "log_prefix": "logging_dir", "log_tracker_name": "logging_dir"}
 """Options that name a file in the folder of another option: a / in them leads elsewhere."""
@@ -94,8 +95,8 @@ class AllowedPaths:
             if name == "dataset_config":
                 for key, inner in _inside(place):
                     self.check(f"dataset_config: {key}", inner)
-                    if key == "metadata_file":
-                        self._check_keys("dataset_config: metadata_file", Path(inner))
+                    if key in METADATA_KEYS:
+                        self._check_keys(f"dataset_config: {key}", Path(inner))
             if name == "in_json":
                 self._check_keys(name, place)
             if name == "sample_prompts":

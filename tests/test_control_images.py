@@ -188,6 +188,31 @@ def test_a_dataset_file_and_a_metadata_file_name_them(root: Path) -> None:
         plan_of(dataset_config=config, takes_controls=False)
 
 
+def test_the_dataset_files_of_musubi_tuner_are_read(root: Path) -> None:
+    config = root / "musubi.toml"
+    config.write_text(f"""
+        [general]
+        resolution = [96, 64]
+        batch_size = 2
+        [[datasets]]
+        image_directory = {str(root / "train/1_cat")!r}
+        control_directory = {str(root / "before")!r}
+        cache_directory = {str(root / "cache")!r}
+        flux_kontext_no_resize_control = true
+        num_repeats = 3
+    """)
+    settings, told = settings_of(dataset_config=config, enable_bucket=False), list[str]()
+    plan = plan_data(
+        settings, seed=1, warn=told.append, bucket_multiple=32, takes_controls=True, title="FLUX.1 Kontext"
+    )
+    assert plan.buckets() == {
+        Extent(96, 64, controls=((48, 32),) * 2): 3,
+        Extent(96, 64, controls=((64, 64),)): 6,
+    }
+    assert [dataset.batch_size for dataset in plan.blueprint.datasets] == [2]
+    assert told == ["dataset_config: datasets[0].cache_directory (line 8) has no effect: caches lie beside the images"]
+
+
 def problems_of(**values: Any) -> list[str]:
     found = preflight.found_by(preflight.data_checks.CHECKS, settings_of(**values))
     return [f"{', '.join(problem.names)}: {problem.text}" for problem in found]

@@ -76,7 +76,8 @@ def script_of(document: dict[str, object]) -> Script:
     """Return the script that these settings are meant for."""
     options = {o.name: o for script in SCRIPTS for group in script.groups for o in each_option(group)}
     named = [options[name] for name in document if name in options]
-    family = "flux" if any(o.families == ("flux",) for o in named) else "sdxl"
+    fewest = min((o.families for o in named), key=len, default=("sdxl",))
+    family = "sdxl" if "sdxl" in fewest else fewest[0]
     return script_for(family, "full" if any(o.methods == ("full",) for o in named) else "lora")
 
 

@@ -25,6 +25,7 @@ from sd_scripts.families.miniature import clip_tokenizer
 from sd_scripts.families.model_file import Header, describe, recognise
 from sd_scripts.families.registry import card_by_network, card_of
 from sd_scripts.options.catalog import script_for
+from sd_scripts.options.command_line import given_flags
 from sd_scripts.options.prompt_lines import SamplePrompt
 from sd_scripts.options.reading import from_values
 from sd_scripts.options.settings import Settings
@@ -161,6 +162,18 @@ def test_it_trains_what_is_taken_for_flux_and_not_the_other_way_round() -> None:
     assert not CARD.trains("sdxl")
     assert card_by_network("networks.lora_flux") is card_of("flux")
     assert not [p for p in settings_of(network_module="networks.lora_flux").problems() if "network_module" in p.names]
+
+
+def test_flags_of_musubi_tuner_are_understood(tmp_path: Path) -> None:
+    flags = ["--dit", "d", "--vae", "v", "--text_encoder1", "t", "--text_encoder2", "c", "--fp8_base", "--fp8_scaled", "--sdpa"]
+    given = given_flags(LORA, flags)
+    settings = from_values(LORA, given.values)
+    assert given.problems == []
+    assert settings.unknown == {}
+    names = ("pretrained_model_name_or_path", "ae", "t5xxl", "clip_l", "vae")
+    assert [settings.value(name) for name in names] == ["d", "v", "t", "c", None]
+    assert from_values(LORA, {"dit": "d", "pretrained_model_name_or_path": "m"}).value(names[0]) == "m"
+    assert given_flags(script_for("flux", "lora"), ["--dit", "d"]).problems
 
 
 def test_files_without_a_family_are_known_by_what_only_it_has(tmp_path: Path) -> None:

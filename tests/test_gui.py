@@ -35,6 +35,7 @@ from kohya_gui.training import Training
 from kohya_gui.training_tab import TrainingTab, hint, offer
 from sd_scripts.families.flux.options import RECOMMENDED
 from sd_scripts.families.model_file import describe
+from sd_scripts.families.registry import cards
 from sd_scripts.formats.toml_files import read_toml, toml_text
 from sd_scripts.options.catalog import SCRIPTS
 from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
@@ -44,6 +45,7 @@ from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.run_state import OutputFile, RunState, SentCommand, State
 from sd_scripts.runs.store import RunRow, RunStore
 
+FLUX_FAMILIES = tuple(card.name for card in cards() if card.trains("flux"))
 COMPILE = [o.name for o in each_option(CompileOptions)]
 MORE = [o.name for o in each_option(CompileMoreOptions)]
 
@@ -114,11 +116,12 @@ def test_the_browser_is_told_what_each_family_shows(form):
     options, panels = form.rules["options"], form.rules["panels"]
     assert form.rules["family"] == "sdxl"
     assert options["clip_skip"]["families"] == ("sdxl",)
-    assert options["clip_l"]["families"] == ("flux",)
-    assert options["compile"]["families"] == ("sdxl", "flux")
+    assert options["clip_l"]["families"] == FLUX_FAMILIES
+    assert options["control_directory"]["families"] == ("flux_kontext",)
+    assert options["compile"]["families"] == tuple(card.name for card in cards())
     for panel in ("lora-panel-timesteps", "lora-panel-flux1-layers"):
-        assert {options[name]["families"] for name in panels[panel]} == {("flux",)}
-    assert form.rules["advice"] == {"lora-advice-flux": "flux"}
+        assert {options[name]["families"] for name in panels[panel]} == {FLUX_FAMILIES}
+    assert form.rules["advice"] == {f"lora-advice-{family}": family for family in FLUX_FAMILIES}
 
 
 def test_recommended_values_are_offered_where_others_stand(each_tab):

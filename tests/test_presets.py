@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from gui_help import settings_in
 
+from kohya_gui.presets import preset_family
 from kohya_gui.print_command import print_command
 from kohya_gui.tabs import TABS
 from sd_scripts.families.flux.options import RECOMMENDED
@@ -29,7 +30,7 @@ def name(preset: Path) -> str:
 
 
 def script_of(preset: Path) -> Script:
-    return script_for(preset.stem.partition("_")[0], TABS[preset.parent.name].method)
+    return script_for(preset_family(preset.stem), TABS[preset.parent.name].method)
 
 
 every_preset = pytest.mark.parametrize("preset", PRESETS, ids=name)
@@ -40,7 +41,8 @@ def test_every_tab_has_presets_of_its_own():
     wanted = {
         f"{tab}/{family}_{way}" for tab in ("dreambooth", "finetune") for family in ("sdxl", "flux") for way in WAYS
     }
-    assert {name(preset) for preset in FULL} == wanted
+    distilled = {f"{tab}/flux_kontext_{way}" for tab in ("dreambooth", "finetune") for way in WAYS[:-1]}
+    assert {name(preset) for preset in FULL} == wanted | distilled
 
 
 @every_preset
@@ -61,7 +63,7 @@ def test_a_preset_says_only_what_differs_from_the_defaults(preset):
 @every_preset
 def test_a_preset_with_paths_becomes_a_command(preset, tmp_path, capsys):
     paths = {option: str(tmp_path / option) for option in PATHS | (PARTS if preset in FLUX else set())}
-    write_toml(tmp_path / "in.toml", {**read_toml(preset), **paths})
+    write_toml(tmp_path / "in.toml", {**script_of(preset).identity, **read_toml(preset), **paths})
     assert print_command(preset.parent.name, tmp_path / "in.toml") == 0
     (line,) = capsys.readouterr().out.splitlines()
     assert script_of(preset).file in line
@@ -85,8 +87,10 @@ def test_presets_for_little_memory_hold_less_on_the_gpu_the_smaller_the_card(tab
     for family, less in (
         ("sdxl", lambda said: -said.get("train_batch_size", 1)),
         ("flux", lambda said: said.get("blocks_to_swap", 0)),
+        ("flux_kontext", lambda said: said.get("blocks_to_swap", 0)),
     ):
-        held = [less(read_toml(preset)) for preset in cards if preset.stem.startswith(family)]
+        held = [less(read_toml(preset)) for preset in cards if preset_family(preset.stem) == family]
+        assert held
         assert held == sorted(held, reverse=True)
 
 

@@ -170,6 +170,8 @@ class FamilyCard:
     """Keys that only such a model file has; the first match decides."""
     recognise: Callable[[Header], tuple[str | None, str] | None] = lambda header: None
     """Identifies a model file where one key is not enough: (family, variant), or None if it is another model."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Name of a flag or key in another trainer of this family -> option."""
     lora_marks: tuple[str, ...] = ()
     """Substrings of a key that only a LoRA for this family has."""
     pipelines: tuple[Mark, ...] = ()

@@ -20,6 +20,7 @@ from sd_scripts.options.dataset import (
     DatasetOptions,
     ValidationOptions,
 )
+from sd_scripts.options.musubi_dataset import with_subsets
 from sd_scripts.options.spec import each_option
 
 Config = dict[str, Any]
@@ -68,7 +69,7 @@ SPECIAL: Keys = {
     "caption_extension": ENDING,
     **dict.fromkeys(("validation_split", "network_multiplier"), FLOAT),
     "custom_attributes": TABLE,
-    **dict.fromkeys(("class_tokens", "image_dir", "metadata_file"), TEXT),
+    **dict.fromkeys(("cache_directory", "class_tokens", "image_dir", "metadata_file"), TEXT),
     "is_reg": FLAG,
 }
 """Keys that are no options, or take other values here."""
@@ -81,7 +82,8 @@ def _keys(names: str) -> Keys:
 
 DATASET = _keys(
     "batch_size resolution enable_bucket min_bucket_reso max_bucket_reso bucket_reso_steps bucket_no_upscale "
-    "equal_token_buckets validation_split validation_seed network_multiplier resize_interpolation"
+    "equal_token_buckets validation_split validation_seed network_multiplier resize_interpolation "
+    "cache_directory"
 )
 ANY_SUBSET = _keys(
     "num_repeats shuffle_caption caption_separator keep_tokens keep_tokens_separator secondary_separator "
@@ -92,6 +94,7 @@ ANY_SUBSET = _keys(
 CAPTION_FILES = _keys("caption_extension cache_info")
 CLASS_TOKENS = _keys("class_tokens")
 WITHOUT_EFFECT = {
+    "cache_directory": "has no effect: caches lie beside the images",
     "custom_attributes": "has no effect: nothing reads these attributes",
     "network_multiplier": "has no effect: every dataset trains the network at full strength",
 }
@@ -136,7 +139,7 @@ def read_config(path: Path) -> Config:
         raise ValueError(f"dataset_config: {error}") from error
     if not isinstance(config, dict):
         raise ValueError(f"dataset_config: '{path}' must contain [[datasets]]")
-    return config
+    return with_subsets(config)
 
 
 def read_lines(path: Path) -> Lines:
