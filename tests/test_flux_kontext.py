@@ -165,13 +165,14 @@ def test_it_trains_what_is_taken_for_flux_and_not_the_other_way_round() -> None:
 
 
 def test_flags_of_musubi_tuner_are_understood(tmp_path: Path) -> None:
-    flags = ["--dit", "d", "--vae", "v", "--text_encoder1", "t", "--text_encoder2", "c", "--fp8_base", "--fp8_scaled", "--sdpa"]
+    flags = [f"--{name}={name}" for name in ("dit", "vae", "text_encoder1", "text_encoder2")]
+    flags += ["--fp8_base", "--fp8_scaled", "--sdpa"]
     given = given_flags(LORA, flags)
     settings = from_values(LORA, given.values)
     assert given.problems == []
     assert settings.unknown == {}
     names = ("pretrained_model_name_or_path", "ae", "t5xxl", "clip_l", "vae")
-    assert [settings.value(name) for name in names] == ["d", "v", "t", "c", None]
+    assert [settings.value(name) for name in names] == ["dit", "vae", "text_encoder1", "text_encoder2", None]
     assert from_values(LORA, {"dit": "d", "pretrained_model_name_or_path": "m"}).value(names[0]) == "m"
     assert given_flags(script_for("flux", "lora"), ["--dit", "d"]).problems
 
