@@ -103,13 +103,14 @@ class TrainingTab:
         self._others: dict[str, TrainingTab] = {}
 
     def _first_values(self, families: Sequence[str]) -> dict[str, Any]:
-        """Return the first family's preset plus, from the other families' presets, the options only they have."""
+        """Return the first family's preset plus, from the other families' presets, the options that it lacks."""
         values, options = {"output_dir": FIRST_OUTPUT}, self.form.options
         for family in reversed(families):
             preset = preset_file(self.name, first_preset(family))
             found = preset.is_file()  # a family may come without presets
             said = self.training.open_configuration(preset, family).values if found else card_of(family).recommended
-            values |= {n: v for n, v in said.items() if family == families[0] or len(options[n].families) == 1}
+            lacks = {n for n in said if families[0] not in options[n].families}
+            values |= {n: v for n, v in said.items() if family == families[0] or n in lacks}
         return values
 
     # Layout

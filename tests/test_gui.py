@@ -126,10 +126,10 @@ def test_the_browser_is_told_what_each_family_shows(form):
 
 def test_recommended_values_are_offered_where_others_stand(each_tab):
     form = each_tab.form
-    ((_, row, _),) = form.advice
-    assert form.advised({**RECOMMENDED, "guidance_scale": 3.5})[row]["visible"] is True
-    assert form.advised(RECOMMENDED)[row]["visible"] is False
-    assert row.visible is False
+    for _, row, _ in form.advice:
+        assert form.advised({**RECOMMENDED, "guidance_scale": 3.5})[row]["visible"] is True
+        assert form.advised(RECOMMENDED)[row]["visible"] is False
+        assert row.visible is False
 
 
 def test_schnell_is_not_advised_to_take_guidance(tmp_path):
@@ -1163,7 +1163,7 @@ def test_an_answer_of_the_page_costs_the_browser_no_walk_over_all_its_controls(w
     """Gradio looks through the whole page for each control that shows progress, and for each listener of an event."""
     events = whole_page.get_config_file()["dependencies"]
     assert all(event["show_progress_on"] is not None for event in events if event["backend_fn"])
-    assert sum(len(event["targets"]) for event in events) < 210
+    assert sum(len(event["targets"]) for event in events) < 240
     assert max(len(event["show_progress_on"] or []) for event in events) <= 1
 
 

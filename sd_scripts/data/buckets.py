@@ -29,7 +29,7 @@ class Extent:
     def parse(cls, text: str) -> "Extent":
         """Return the extent that a text such as 832x480x81 or 1024x1024+512x512 describes."""
         (width, height, *frames), *controls = ([int(side) for side in part.split("x")] for part in text.split("+"))
-        return cls(width, height, *frames, controls=tuple((width, height) for width, height in controls))
+        return cls(width, height, frames[0] if frames else 1, tuple((wide, high) for wide, high in controls))
 
     @property
     def alone(self) -> "Extent":

@@ -270,7 +270,7 @@ def _problems(keys: Mapping[str, Any], family: str | None = None) -> Iterator[st
             yield f"{key}: {value} is not {between}"
         elif key == "sample_sampler" and family and SAMPLER.works_for(family) and value not in SAMPLERS:
             yield f"sample_sampler: {value!r} is not one of {', '.join(SAMPLERS)}"
-        elif key == CONTROLS.key and family and CONTROLS.works_for(family) and not _is_file(value):
+        elif key == CONTROLS.key and family and CONTROLS.works_for(family) and not _is_file(str(value)):
             yield f"{key}: there is no file {value!r}"
 
 
