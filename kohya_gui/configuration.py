@@ -104,6 +104,8 @@ def open_file(path: Path, tab: Tab, shown: str | None = None, allowed_paths: All
     if (wanted := _tab_of(raw)) and wanted.method != tab.method:
         _check_tab(path, wanted, tab)
     family = family_of(raw, tab.method, allowed_paths) or shown or families[0]
+    if shown and "family" not in raw and card_of(shown).trains(family):
+        family = shown  # which reads the same settings
     return _opened(from_values(script_for(family, tab.method), raw), family)
 
 

@@ -177,6 +177,15 @@ def test_flags_of_musubi_tuner_are_understood(tmp_path: Path) -> None:
     assert given_flags(script_for("flux", "lora"), ["--dit", "d"]).problems
 
 
+def test_a_preset_is_for_the_family_in_its_name() -> None:
+    from kohya_gui.lora_gui import LORA as TAB
+    from kohya_gui.presets import PRESETS
+
+    preset = PRESETS / "lora/flux_kontext_safe_start.toml"
+    assert TAB.open_configuration(preset, "flux_kontext").family == "flux_kontext"
+    assert TAB.open_configuration(preset, "sdxl").family == "flux"
+
+
 def test_files_without_a_family_are_known_by_what_only_it_has(tmp_path: Path) -> None:
     from kohya_gui.configuration import family_of
 

@@ -255,15 +255,16 @@ class FluxTransformer(nn.Module):
         pooled: Tensor,
         timesteps: Tensor,
         guidance: Tensor | None,
-        grids: tuple[Grid, ...],
+        grid: Grid,
         txt_mask: Tensor | None = None,
+        control_grids: tuple[Grid, ...] = (),
     ) -> Tensor:
         """Predict the velocity, noise - image, of each token of the noisy image.
 
         img (B, N, 64) packed latents of the noisy image and then of its control images, txt (B, T, 4096), pooled
-        (B, 768), timesteps (B,) float32 in 0..1, guidance (B,) or None for schnell, grids of the images, noisy one
-        first, N = sum of rows * columns, txt_mask (B, T) bool, True where there is text -> (B, M, 64), M tokens of the
-        noisy image.
+        (B, 768), timesteps (B,) float32 in 0..1, guidance (B,) or None for schnell, grid of the noisy image and
+        control_grids of the others, N = sum of rows * columns, txt_mask (B, T) bool, True where there is text
+        -> (B, M, 64), M tokens of the noisy image.
         """
         dtype = self.dtype
         vec = self.time_in(timestep_embedding(timesteps).to(dtype)) + self.vector_in(pooled.to(dtype))
@@ -273,7 +274,7 @@ class FluxTransformer(nn.Module):
         img, txt = self.img_in(img.to(dtype)), self.txt_in(txt.to(dtype))
         if torch.is_grad_enabled():  # so that the first block is like the others, and shares their graph
             img, txt = (x if x.requires_grad else x.requires_grad_() for x in (img, txt))
-        rope = rope_table(self.shape, txt.shape[1], grids, img.device)
+        rope = rope_table(self.shape, txt.shape[1], (grid, *control_grids), img.device)
         mask = None if txt_mask is None else joint_mask(txt_mask, img.shape[1])
 
         for block in self.double_blocks:
@@ -281,7 +282,7 @@ class FluxTransformer(nn.Module):
         x = torch.cat((txt, img), dim=1)
         for block in self.single_blocks:
             (x,) = self._through(block, (x,), vec, rope, mask)
-        start, predicted = txt.shape[1], math.prod(grids[0])
+        start, predicted = txt.shape[1], math.prod(grid)
         return self.final_layer(x[:, start : start + predicted], vec)
 
     def _through(

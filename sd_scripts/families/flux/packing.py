@@ -46,6 +46,6 @@ def predict(
     mask = text["t5_attn_mask"] if masked else None
     flux: Any = transformer
     tokens = torch.cat([pack(image) for image in images], dim=1)
-    grids = tuple(grid_of(image) for image in images)
-    tokens = flux(tokens, text["t5_out"], text["l_pooled"], timesteps, guidance, grids, mask)
-    return unpack(tokens, grids[0]).float()
+    grid, *others = (grid_of(image) for image in images)
+    tokens = flux(tokens, text["t5_out"], text["l_pooled"], timesteps, guidance, grid, mask, tuple(others))
+    return unpack(tokens, grid).float()

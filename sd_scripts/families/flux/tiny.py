@@ -138,7 +138,7 @@ def _fit(transformer: FluxTransformer, latents: Tensor, generator: torch.Generat
         torch.randn(len(latents), CLIP_WIDTH, generator=generator),
         times,
         torch.full((len(latents),), GUIDANCE),
-        (grid_of(latents),),
+        grid_of(latents),
     )
     hook.remove()
     transformer.final_layer.linear.weight.copy_(least_squares(features[0].flatten(0, 1), pack(wanted).flatten(0, 1)))
