@@ -25,8 +25,10 @@ from sd_scripts.formats.control_images import find_controls
 from sd_scripts.formats.metadata_file import control_paths
 from sd_scripts.options import preflight
 from sd_scripts.options.catalog import script_for
+from sd_scripts.options.reading import from_values
 from sd_scripts.options.settings import Settings
 from sd_scripts.planning.compile_plan import tokens_of
+from sd_scripts.planning.memory import plan_memory
 from sd_scripts.planning.speeds import _shape
 
 REFERENCE = json.loads((Path(__file__).parent / "reference" / "fixtures_control_images.json").read_text())
@@ -117,6 +119,15 @@ def test_a_batch_has_images_whose_control_images_are_equal_in_number_and_size(ro
         ]
     (numbered,) = [item for item in plan.items if len(item.controls) == 2]
     assert [control.path.name for control in numbered.controls] == ["01_0.png", "01_1.png"]
+
+
+def test_memory_counts_the_tokens_of_control_images_and_the_text_once() -> None:
+    settings = from_values(script_for("flux_kontext", "lora"), {"learning_rate": 1e-4, "mixed_precision": "bf16"})
+    shapes = [Extent(512, 512), Extent(512, 512, controls=((512, 256), (256, 256)))]
+    plans = [plan_memory(settings, CARD, [BatchShape(extent=extent, images=1)]) for extent in shapes]
+    alone, more = (plan.phases["training"] for plan in plans if plan)
+    assert CARD.memory
+    assert more - alone == pytest.approx(CARD.memory.activations.eager.per_unit * (32 * 16 + 16 * 16), rel=1e-6)
 
 
 class Encoder:

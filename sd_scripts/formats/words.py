@@ -16,10 +16,10 @@ def some(names: Sequence[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def listed(names: Iterable[str]) -> str:
+def listed(names: Iterable[str], word: str = "and") -> str:
     """List all names: a, b and c"""
     *others, last = names
-    return f"{', '.join(others)} and {last}" if others else last
+    return f"{', '.join(others)} {word} {last}" if others else last
 
 
 LONGEST_SENTENCE = 600
