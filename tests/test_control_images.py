@@ -255,6 +255,13 @@ def test_a_broken_one_and_options_that_change_its_image_alone_are_refused(root: 
         plan_of(**files)
 
 
+def test_control_directory_is_for_train_data_dir_alone() -> None:
+    for other in ("dataset_config", "in_json"):
+        values = {"learning_rate": 1e-4, "control_directory": "/before", other: "/data.json"}
+        told = from_values(script_for("flux_kontext", "lora"), values).remarks
+        assert [remark.name for remark in told if remark.text.startswith("has no effect: ")] == ["control_directory"]
+
+
 def test_transparency_of_a_control_image_is_white(root: Path) -> None:
     Image.new("RGBA", (64, 64), (0, 0, 0, 0)).save(root / "before/02.png")
     plan = plan_of(train_data_dir=root / "train", control_directory=root / "before", alpha_mask=True)

@@ -26,6 +26,7 @@ from sd_scripts.options.dataset import (
     BucketOptions,
     CacheOptions,
     CaptionOptions,
+    ControlOptions,
     DatasetOptions,
     ValidationOptions,
     rounded_steps,
@@ -319,6 +320,13 @@ def dataset_given_twice(data: DatasetOptions) -> Findings:
             yield name, "has no effect: dataset_config describes the data"
 
 
+def control_directory_of_other_data(data: DatasetOptions, controls: ControlOptions) -> Findings:
+    if controls.control_directory and data.dataset_config:
+        yield "control_directory", "has no effect: dataset_config names it for each of its subsets"
+    elif controls.control_directory and data.in_json:
+        yield "control_directory", "has no effect: the metadata file names control images in control_path"
+
+
 def equal_tokens_without_buckets(data: DatasetOptions, buckets: BucketOptions) -> Findings:
     if buckets.equal_token_buckets and not buckets.enable_bucket and not data.dataset_config:
         yield "equal_token_buckets", "has no effect without enable_bucket"
@@ -581,6 +589,7 @@ REMARKS = (
     compile_without_effect,
     cpu_offload_checkpointing_conflicts,
     dataset_given_twice,
+    control_directory_of_other_data,
     equal_tokens_without_buckets,
     num_repeats_with_metadata_file,
     masks_missing,
