@@ -10,7 +10,7 @@ from kohya_gui.tabs import TABS
 from kohya_gui.training import Panel, Training
 from sd_scripts.families.card import FamilyCard
 from sd_scripts.families.registry import cards
-from sd_scripts.options.dataset import CacheOptions
+from sd_scripts.options.dataset import CacheOptions, ControlOptions
 from sd_scripts.options.flow import FlowOptions
 from sd_scripts.options.full import FullOptions, FusedOptions, ModelFileOptions
 from sd_scripts.options.memory import MemoryOptions
@@ -113,6 +113,7 @@ OF_FAMILIES = tuple(
     )
 )
 """Options that only one family has, those of a single method first."""
+CONTROLS = Panel(ControlOptions.title, rest=(ControlOptions,), open=True)
 EMA = Panel(EmaOptions.title, rest=(EmaOptions,))
 SAMPLES = Panel("Samples", rest=(SampleOptions,), tool=PromptEditor, tool_inside=True, late=True)
 METADATA = Panel("Metadata", rest=(MetadataOptions,), late=True)
@@ -121,5 +122,5 @@ METADATA = Panel("Metadata", rest=(MetadataOptions,), late=True)
 def training(tab: str, data: Panel) -> Training:
     """Return a training tab with this dataset panel."""
     weights, memory = (NETWORK, MEMORY) if TABS[tab].method == "lora" else (FULL, MEMORY_OF_FULL)
-    panels = (MODEL, data, SAVING, weights, BASIC, TIMESTEPS, memory, *OF_FAMILIES, EMA, SAMPLES, METADATA)
+    panels = (MODEL, data, CONTROLS, SAVING, weights, BASIC, TIMESTEPS, memory, *OF_FAMILIES, EMA, SAMPLES, METADATA)
     return Training(tab=TABS[tab], panels=panels)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
+from sd_scripts.families.registry import card_of
 from sd_scripts.formats.documents import name_problem
 from sd_scripts.formats.toml_files import read_toml, write_toml
 from sd_scripts.formats.words import shortened
@@ -77,6 +78,7 @@ def given_flags(script: Script, argv: Sequence[str]) -> GivenFlags:
     """Read the flags of a command line; a mistake in one does not keep the others from being read."""
     options = {o.name: o for group in _flag_groups(script) for o in each_option(group)}
     known = options.keys() - {o.name for group in (LegacyOptions, MusubiOptions) for o in each_option(group)}
+    options |= {alias: options[name] for alias, name in card_of(script.family).aliases.items() if name in options}
     values: dict[str, Any] = {}
     problems: list[Problem] = []
     for flag, words in _flags_with_words(argv):
