@@ -23,7 +23,7 @@ from sd_scripts.families.flux_kontext.card import CARD
 from sd_scripts.families.flux_kontext.family import KONTEXT
 from sd_scripts.families.miniature import clip_tokenizer
 from sd_scripts.families.model_file import Header, describe, recognise
-from sd_scripts.families.registry import card_by_network, card_of
+from sd_scripts.families.registry import card_by_network, card_of, common_family
 from sd_scripts.options.catalog import script_for
 from sd_scripts.options.command_line import given_flags
 from sd_scripts.options.prompt_lines import SamplePrompt
@@ -162,6 +162,13 @@ def test_it_trains_what_is_taken_for_flux_and_not_the_other_way_round() -> None:
     assert not CARD.trains("sdxl")
     assert card_by_network("networks.lora_flux") is card_of("flux")
     assert not [p for p in settings_of(network_module="networks.lora_flux").problems() if "network_module" in p.names]
+
+
+def test_tools_take_files_of_it_that_look_like_those_of_flux() -> None:
+    assert common_family(["flux", "flux_kontext"]) == "flux_kontext"
+    assert common_family(["flux_kontext", "flux"]) == "flux_kontext"
+    assert common_family(["flux", "flux"]) == "flux"
+    assert common_family(["flux", "sdxl"]) is None
 
 
 def test_flags_of_musubi_tuner_are_understood(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import pkgutil
+from collections.abc import Collection
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -53,6 +54,11 @@ def card_by_network(network_module: str) -> FamilyCard | None:
 def preset_family(preset: str) -> str:
     """Return the family whose name a preset's begins with; empty if there is none."""
     return max((name for name in names() if preset.startswith(f"{name}_")), key=len, default="")
+
+
+def common_family(found: Collection[str]) -> str | None:
+    """Return the family among these that files of all of them may be of; None if their layouts differ."""
+    return next((name for name in found if all(card_of(name).trains(other) for other in found)), None)
 
 
 def family_of(name: str) -> Family:

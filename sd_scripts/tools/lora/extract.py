@@ -12,7 +12,7 @@ from torch import Tensor
 from sd_scripts.families.family import Family
 from sd_scripts.families.layer_rows import LayerRows, find_modules
 from sd_scripts.families.model_file import describe
-from sd_scripts.families.registry import card_of, family_of, names
+from sd_scripts.families.registry import card_of, common_family, family_of, names
 from sd_scripts.library.safetensors_stream import TensorFile
 from sd_scripts.networks import svd
 from sd_scripts.networks.adapter import Tensors
@@ -97,10 +97,10 @@ def _common_family(options: ExtractOptions) -> Family:
                 f"{name}: '{getattr(options, name)}' is {file.variant or 'no known model'}; choose {known}"
             )
         found.append(str(file.family))
-    if found[0] != found[1]:
+    if not (common := common_family(found)):
         one, other = (card_of(each).title for each in found)
         raise ValueError(f"model_tuned: it is {other}, but the original is {one}; choose models of one kind")
-    return family_of(found[0])
+    return family_of(common)
 
 
 def _without_equal_encoders(

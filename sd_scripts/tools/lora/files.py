@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from sd_scripts.families import registry
 from sd_scripts.families.family import Family
 from sd_scripts.families.layer_rows import adapted_components
 from sd_scripts.families.model_file import SAFETENSORS, describe
@@ -80,13 +81,13 @@ def common_family(option: str, paths: Sequence[str]) -> Family:
             known = " or ".join(card_of(name).title for name in sorted(names()))
             raise ValueError(f"{option}: '{path}' is a LoRA for another model than {known}: {file.variant}")
         found.setdefault(str(file.family), path)
-    if len(found) > 1:
+    if not (common := registry.common_family(found)):
         (one, first), (other, second), *_ = found.items()
         raise ValueError(
             f"{option}: '{first}' is a LoRA for {card_of(one).title} and '{second}' one for {card_of(other).title}; "
             "choose LoRAs for one kind of model"
         )
-    return family_of(next(iter(found)))
+    return family_of(common)
 
 
 def full_size_modules(family: Family) -> tuple[AdaptedModule, ...]:
