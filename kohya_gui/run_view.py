@@ -11,7 +11,7 @@ from kohya_gui.recognise import size
 from sd_scripts.families.registry import card_of, names
 from sd_scripts.formats.words import some
 from sd_scripts.runs.events import END
-from sd_scripts.runs.outputs import STATE_ENDING
+from sd_scripts.runs.outputs import EMBEDDING_ENDING, STATE_ENDING
 from sd_scripts.runs.run_state import ENDED, LIVING, CompileChecks, OutputFile, RunState, State
 from sd_scripts.runs.store import RunRow
 
@@ -224,12 +224,16 @@ def result(run_state: RunState, family: str) -> str:
     made = [made for made in run_state.saved if not made.path.name.endswith(STATE_ENDING)]
     if run_state.state != "finished" or not made:
         return ""
+    beside = [each for each in made if each.path.stem.endswith(EMBEDDING_ENDING)]
+    made = [each for each in made if each not in beside] or made
     plain = [each for each in made if not each.path.stem.endswith(EMA_SUFFIX)] or made
     found, last = plain[-1].find(), made[-1].find()
     if found is None:
         return message("warning", f"{plain[-1].path}: overwritten by a later run")
     path = escape(str(found))
     average = f"<p>The EMA weights are in <b>{escape(last.name)}</b>.</p>" if last and last != found else ""
+    if beside and (embedding := beside[-1].find()):
+        average += f"<p>The embeddings of the new token are in <b>{escape(embedding.name)}</b>.</p>"
     method = run_state.facts.get("method", "")
     hints = card_of(family).use_hints if family in names() else {}
     where = hints.get(method, "Your model." if method == "full" else LORA_HINT)

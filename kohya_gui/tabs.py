@@ -15,4 +15,5 @@ TABS = {
     "lora": Tab("lora", "LoRA", "lora"),
     "dreambooth": Tab("dreambooth", "DreamBooth", "full"),
     "finetune": Tab("finetune", "Fine-tune", "full"),
+    "textual_inversion": Tab("textual_inversion", "Textual inversion", "textual_inversion"),
 }

@@ -86,6 +86,8 @@ class Adapter(ABC):
     """How many trained tensors are multiplied: if each is scaled by f, the update is scaled by f ** degree."""
     splits: ClassVar[bool] = False
     """Whether it can have `split_dims`."""
+    in_file: ClassVar[bool] = True
+    """Whether the network's file contains it. What has a file of its own (embeddings.py) adds to no base weight."""
 
     layer: nn.Module
     tensors: list[TrainedTensor]

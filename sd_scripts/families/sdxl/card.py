@@ -10,9 +10,16 @@ CARD = FamilyCard(
     name="sdxl",
     title="SDXL",
     order=0,
-    scripts={"lora": "sdxl_train_network.py", "full": "sdxl_train.py"},
+    scripts={
+        "lora": "sdxl_train_network.py",
+        "full": "sdxl_train.py",
+        "textual_inversion": "sdxl_train_textual_inversion.py",
+    },
     capabilities=frozenset(
-        {"block_rates", "clip_captions", "grouped_updates", "noise_schedule", "own_vae", "trains_text"}
+        {
+            *("block_rates", "clip_captions", "grouped_updates", "learns_embeddings"),
+            *("noise_schedule", "own_vae", "trains_text"),
+        }
     ),
     notes={
         "equal_token_buckets": "SDXL's attention blocks then share their graphs, its convolutions do not.",
@@ -77,7 +84,9 @@ CARD = FamilyCard(
     pipelines=(("StableDiffusionXL", "sdxl", "SDXL diffusers folder"),),
     use_hints={
         "full": "Your model. To use it, put it into <b>models/checkpoints</b> (ComfyUI) or "
-        "<b>models/Stable-diffusion</b> (WebUI)."
+        "<b>models/Stable-diffusion</b> (WebUI).",
+        "textual_inversion": "Your embedding. To use it, put it into <b>models/embeddings</b> (ComfyUI, "
+        "<code>embedding:name</code> in a prompt) or <b>embeddings</b> (WebUI, its file name in a prompt).",
     },
     kohya=KOHYA,
 )
