@@ -303,8 +303,8 @@ def new_token_with_external_network(embedding: EmbeddingOptions, network: Networ
     if embedding.token_string and not network.is_ours and card.has("learns_embeddings"):
         yield (
             "token_string",
-            f"embeddings cannot be trained together with {network.network_module}; leave network_module unset, or "
-            "train the embedding first and alone",
+            "embeddings cannot be trained together with an external network; leave network_module unset, or train the "
+            "embedding first and alone",
         )
 
 

@@ -50,6 +50,12 @@ TEXT_ENCODER2: dict[str, Any] = {
     "hidden_act": "gelu",
 }
 
+TOKEN: dict[str, Any] = {
+    "token_string": "mycat",
+    "num_vectors_per_token": 4,
+    "use_object_template": True,
+    "cache_text_encoder_outputs": False,
+}
 OPTIONS: dict[str, dict[str, Any]] = {
     "lora": {
         "network_module": "networks.lora",
@@ -59,6 +65,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "learning_rate": 1e-4,
     },
     "full": {"full_bf16": True, "learning_rate": 1e-5, "save_model_as": "safetensors"},
+    "textual_inversion": {**TOKEN, "learning_rate": 1e-3},
 }
 """Options of all rows, by training method."""
 TWO_BUCKETS = {"enable_bucket": True}
@@ -83,6 +90,8 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
         "graphs_checkpointing": GRAPHS | CHECKPOINTING,
         "budget50": COMPILED | {"activation_memory_budget": 0.5},
         "budget0": COMPILED | {"activation_memory_budget": 0.0},
+        "pivotal": TOKEN,
+        "pivotal_graphs": GRAPHS | TOKEN,
     },
     "full": {
         "eager": {},
@@ -95,6 +104,7 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
         "fused": FUSED,
         "fused_adafactor": ADAFACTOR,
     },
+    "textual_inversion": {"eager": {}, "eager_unrecorded": UNRECORDED, "compiled": COMPILED, "graphs": GRAPHS},
 }
 """Rows of the benchmark by training method and name: the options that tell each from the others."""
 
