@@ -15,7 +15,7 @@ import torch
 from diffusers import EulerDiscreteScheduler, StableDiffusionXLPipeline
 from scripts_help import SDXL_LORA
 from torch import Tensor
-from training_help import Run, equal, images, train
+from training_help import ALONE, PIVOTAL, TOKEN, Run, equal, images, train
 
 from kohya_gui.configuration import tab_for
 from kohya_gui.lora_gui import LORA
@@ -38,14 +38,6 @@ from sd_scripts.training.context import make_context
 from sd_scripts.training.lora import Lora, LoraTrainable
 from sd_scripts.training.textual_inversion import TextualInversion
 
-TOKEN = "zwx"
-WITHOUT_NETWORK = dict.fromkeys(("network_module", "network_dim", "network_alpha", "network_train_unet_only"))
-ALONE: dict[str, Any] = {
-    **WITHOUT_NETWORK,
-    **{"cache_text_encoder_outputs": None, "caption_prefix": TOKEN},
-    **{"token_string": TOKEN, "init_word": "red", "num_vectors_per_token": 2},
-}
-PIVOTAL: dict[str, Any] = {**ALONE, "network_dim": 2, "network_train_unet_only": True, "embedding_lr": 2e-2}
 CAPTIONS = [f"a {TOKEN} circle on a white background", "a blue square"]
 
 
