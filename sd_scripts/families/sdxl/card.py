@@ -71,6 +71,8 @@ CARD = FamilyCard(
     speeds=SPEEDS,
     memory=MEMORY,
     hub_words=("xl",),
+    hub_model="stabilityai/stable-diffusion-xl-base-1.0",
+    hub_tags=("stable-diffusion-xl",),
     marks=(
         ("conditioner.embedders.1.model.ln_final.weight", "sdxl", "SDXL checkpoint"),
         ("conditioner.embedders.0.model.ln_final.weight", None, "SDXL refiner"),
