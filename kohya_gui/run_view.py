@@ -139,9 +139,11 @@ def controls(run_state: RunState, row: RunRow) -> str:
     if state in LIVING:
         return living_controls(run_state)
     again = [("continue", "Continue", "Start a new run with these settings from the latest state")]
+    saved = any(not made.path.name.endswith(STATE_ENDING) for made in run_state.saved)
     buttons = [
         *(again if newest_state(run_state) else []),
         ("load", "Load settings", "Load the settings this run was started with into its tab"),
+        *([("publish", "Publish…", "Edit the model card, then upload the file or pack a zip")] if saved else []),
         ("forget", "Remove from list", "The run's folder and files stay"),
     ]
     return actions(buttons)

@@ -11,6 +11,7 @@ import sys
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from sd_scripts.formats.atomic_files import atomic_file, write_whole
 from sd_scripts.formats.disk import saving, sentence_of
@@ -48,16 +49,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def publish(arguments: argparse.Namespace) -> dict[str, str]:
+def publish(arguments: argparse.Namespace) -> dict[str, Any]:
     """Do what the flags say; return what was made. Raises ValueError or OSError, one sentence."""
     if arguments.repo_id and not REPOSITORY.fullmatch(arguments.repo_id):
         raise ValueError(f"--repo_id: '{arguments.repo_id}' is not the name of a repository; write me/my-lora")
     if arguments.zip and arguments.zip.suffix.lower() != ".zip":
         raise ValueError(f"--zip: '{arguments.zip}' does not end with .zip")
     trained = read_run(arguments.run_folder)
+    card, done = arguments.card or trained.file.with_name(f"{trained.file.stem}-{CARD}"), dict[str, Any]()
     if arguments.json and not (arguments.repo_id or arguments.zip or arguments.card):
-        return {"text": make_card(trained), "file": str(trained.file)}
-    card, done = arguments.card or trained.file.with_name(f"{trained.file.stem}-{CARD}"), {}
+        text = card.read_text(encoding="utf-8") if card.is_file() else make_card(trained)
+        found = {name: str(path) for name, path in contents(trained, card)}
+        return {"text": text, "card": str(card), "file": str(trained.file), "contents": found}
     if arguments.card and not card.is_file():
         raise ValueError(f"--card: there is no file '{card}'")
     if not card.is_file():
