@@ -1,4 +1,4 @@
-"""The Textual inversion tab: trains the embeddings of a new token, a file of a few kilobytes."""
+"""The Embedding tab, textual inversion: trains the embeddings of a new token, a file of a few kilobytes."""
 
 from kohya_gui.dataset_tools_gui import FolderHelper
 from kohya_gui.panels import training
