@@ -11,6 +11,7 @@ from kohya_gui.dreambooth_gui import DREAMBOOTH
 from kohya_gui.finetune_gui import FINETUNE
 from kohya_gui.lora_gui import LORA
 from kohya_gui.runs_gui import lora_tools_tab, machine_tab, runs_tab
+from kohya_gui.textual_inversion_gui import TEXTUAL_INVERSION
 from kohya_gui.training_tab import TrainingTab
 from kohya_gui.visibility import as_element
 from sd_scripts.options.catalog import FAMILY_TITLES
@@ -23,7 +24,7 @@ HEAD = f"""
   <button id="theme-switch" type="button" title="Light or dark">◐</button>
 </header>
 """
-TRAININGS = (LORA, DREAMBOOTH, FINETUNE)
+TRAININGS = (LORA, DREAMBOOTH, FINETUNE, TEXTUAL_INVERSION)
 
 
 def build(

@@ -39,7 +39,7 @@ from sd_scripts.training.compiling import STATIC_SHAPES
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 TRAINERS = {f"sd_scripts/{script.file}": script for script in SCRIPTS}
-LEFT_TO_FILL_IN = {"pretrained_model_name_or_path", "train_data_dir", "output_dir", "resolution"}
+LEFT_TO_FILL_IN = {"pretrained_model_name_or_path", "train_data_dir", "output_dir", "resolution", "token_string"}
 LEFT_OPEN = {"learning_rate", "model_prediction_type"}
 """Options that a short example may leave at a default that causes a warning."""
 SHELL = {"source", "pip", "cd", "git"}

@@ -158,6 +158,10 @@ class FamilyCard:
     """What a sample prompt does not set."""
     hub_words: tuple[str, ...] = ()
     """Words that reveal the family in the name of a Hugging Face model."""
+    hub_model: str = ""
+    """The model on the Hub that base models in files are mostly made from."""
+    hub_tags: tuple[str, ...] = ()
+    """Tags of its models on the Hub."""
     model_panel: tuple[str, ...] = ()
     """Options of this family alone that belong to the Model panel, in order."""
     panels: tuple[PanelCard, ...] = ()

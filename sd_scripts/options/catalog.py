@@ -14,6 +14,7 @@ from sd_scripts.options.dataset import (
     DatasetOptions,
     ValidationOptions,
 )
+from sd_scripts.options.embedding import EmbeddingFileOptions, EmbeddingOptions
 from sd_scripts.options.full import FullOptions, FusedOptions, ModelFileOptions
 from sd_scripts.options.launch import LaunchOptions
 from sd_scripts.options.logging import LoggingOptions
@@ -30,7 +31,7 @@ from sd_scripts.options.spec import ALL_METHODS, each_option
 from sd_scripts.options.training import DistributedOptions, ResumeOptions, TrainingOptions
 
 FAMILY_TITLES = {card.name: card.title for card in cards()}
-METHOD_TITLES = {"lora": "LoRA training", "full": "full training"}
+METHOD_TITLES = {"lora": "LoRA training", "full": "full training", "textual_inversion": "textual inversion"}
 
 COMMON: Groups = (
     ModelOptions,
@@ -61,8 +62,9 @@ COMMON: Groups = (
     LaunchOptions,
 )
 OF_METHOD: dict[str, Groups] = {
-    "lora": (LoraFileOptions, NetworkOptions),
+    "lora": (LoraFileOptions, NetworkOptions, EmbeddingOptions),
     "full": (FullOptions, ModelFileOptions),
+    "textual_inversion": (EmbeddingFileOptions, EmbeddingOptions),
 }
 FILE_ONLY: Groups = (LaunchOptions,)
 """Groups that are keys of a settings file but not flags of a training script: accelerate uses them before it starts."""

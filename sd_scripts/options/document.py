@@ -31,6 +31,8 @@ DIFFERENCES = """## Different from sd-scripts on purpose
 - `max_token_length` may be any number in a file; it is rounded down to a multiple of 75, at most 225, with a warning.
 - `--no-x` turns off what a file turned on; `resolution` may be a number or an array in a file.
 - `--output_config` never writes `huggingface_token` or `wandb_api_key`.
+- Embeddings are saved as .safetensors; sd-scripts writes .pt unless `save_model_as` is set.
+- Regularisation images keep their captions when a template replaces those of the others.
 - A meaningful 0, such as `max_grad_norm = 0`, is kept when a JSON file of kohya_ss is opened.
 
 In full training:

@@ -90,6 +90,10 @@ def _load(family: str, method: str) -> tuple[Family, Method]:
         from sd_scripts.training.lora import Lora
 
         return family_of(family), Lora()
+    if method == "textual_inversion":
+        from sd_scripts.training.textual_inversion import TextualInversion
+
+        return family_of(family), TextualInversion()
     from sd_scripts.training.full import Full
 
     return family_of(family), Full()

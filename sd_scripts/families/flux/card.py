@@ -132,6 +132,8 @@ CARD = FamilyCard(
     memory=MEMORY,
     sample_defaults=SamplePrompt(steps=20, scale=1.0),
     hub_words=("flux",),
+    hub_model="black-forest-labs/FLUX.1-dev",
+    hub_tags=("flux",),
     model_panel=("clip_l", "t5xxl", "ae", "t5xxl_max_token_length", "apply_t5_attn_mask"),
     panels=(
         PanelCard(
