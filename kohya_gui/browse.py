@@ -11,15 +11,17 @@ from starlette.routing import Route
 
 from kohya_gui.allowed_paths import AllowedPaths
 from kohya_gui.json_routes import get
-from sd_scripts.families.registry import component_cards
+from sd_scripts.families.registry import component_options
 from sd_scripts.formats.image_folders import IMAGE_SUFFIXES, each_image, is_readable
+from sd_scripts.options.lora_tools import LORA_TOOLS
 
 MODELS = (".safetensors", ".sft", ".ckpt", ".pt", ".pth", ".bin")
 SETTINGS = (".toml", ".json")
-ALSO_FOLDERS = ("pretrained_model_name_or_path", "vae", *component_cards())
+LORA_TOOL_INPUTS = {name for tool in LORA_TOOLS for name in tool.inputs}
+ALSO_FOLDERS = tuple(dict.fromkeys(("pretrained_model_name_or_path", "vae", *component_options())))
 """Fields that also take a folder, that of a diffusers model."""
 ENDINGS: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys((*ALSO_FOLDERS, "network_weights", "base_weights"), MODELS),
+    **dict.fromkeys((*ALSO_FOLDERS, "network_weights", "base_weights", *LORA_TOOL_INPUTS), MODELS),
     **dict.fromkeys(("file", "new-name", "dataset_config", "log_tracker_config"), SETTINGS),
     "in_json": (".json", ".jsonl"),
     "sample_prompts": (".txt", ".toml", ".json"),

@@ -3,7 +3,7 @@
 import itertools
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from sd_scripts.options.prompt_lines import prompts_in
 from sd_scripts.options.reading import from_values
 from sd_scripts.options.saving import SavingOptions
 from sd_scripts.options.settings import Remark, Script, Settings
-from sd_scripts.options.spec import OptionGroup, each_option
+from sd_scripts.options.spec import each_option
 from sd_scripts.runs.folder import RunFolder, new_run_folder
 
 PROMPTS = "sample_prompts"
@@ -129,19 +129,28 @@ def _check_tab(path: Path, told: Tab | None, tab: Tab) -> None:
 
 
 def family_of(values: Mapping[str, Any], method: str, allowed_paths: AllowedPaths = EVERYWHERE) -> str | None:
-    """Return the family that settings name, else the one by options only it has, else that of the base model."""
+    """Return the family that settings name, else the one by options and choices only it has, else that of the base
+    model, else the first that has all of these options."""
     families = families_of(method)
     if values.get("family") in families:
         return str(values["family"])
-    groups = {family: set(script_for(family, method).groups) for family in families}
-    for family, mine in groups.items():
-        others = set[type[OptionGroup]]().union(*(theirs for other, theirs in groups.items() if other != family))
-        if any(o.name in values for group in mine - others for o in each_option(group)):
-            return family
+    capable = _capable(values, method, families)
+    if len(capable) == 1:
+        return capable[0]
     if own := card_by_network(str(values.get("network_module", ""))):
         return own.name
     found = _family_of_model(str(values.get("pretrained_model_name_or_path", "")), allowed_paths)
-    return found if found in families else None
+    return found if found in families else next(iter(capable), None)
+
+
+def _capable(values: Mapping[str, Any], method: str, families: Sequence[str]) -> list[str]:
+    """Return the families that have all options of the values that not every family has; none if there are no such
+    options. Groups that every family has do not count: files of other programs hold any of their options."""
+    every = [group for family in families for group in script_for(family, method).groups]
+    special = {group for group in every if every.count(group) < len(families)}
+    named = [o for group in special for o in each_option(group) if o.name in values]
+    takers = [o.family_choices.get(str(values[o.name]), o.families) for o in named]
+    return [family for family in families if all(family in each for each in takers)] if takers else []
 
 
 def _family_of_model(name: str, allowed_paths: AllowedPaths) -> str | None:

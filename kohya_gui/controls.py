@@ -294,7 +294,8 @@ class Form:
         """Let the browser show and hide controls when the family or a switch changes, and keep the advice current."""
         names = watched(self.options)
         decisive = [family, *(self.controls[name] for name in names)]
-        switches = [family, *(self.controls[name] for name in names if not self.options[name].active_with)]
+        follows = {name for name in names if self.options[name].active_with or self.options[name].shown_for}
+        switches = [family, *(self.controls[name] for name in names if name not in follows)]
         show = f"(...now) => Forms.now('{self.tab}', ...now)"
         gr.on([c.change for c in switches], None, decisive, js=show, **QUIET)  # type: ignore[attr-defined]
         for advice, row, button in self.advice:

@@ -5,6 +5,8 @@ from typing import Any
 
 from kohya_gui.legacy_keys import record_of
 from sd_scripts.families.kohya import Converted, pairs, standard_instead
+from sd_scripts.options.network_types import LYCORIS as LYCORIS_MODULE
+from sd_scripts.options.network_types import needs_package, read_items
 from sd_scripts.options.settings import Remark
 
 LORA_ARGS = (
@@ -30,6 +32,12 @@ LYCORIS = {
     "LyCORIS/Native Fine-Tuning": "full rank_dropout module_dropout rank_dropout_scale train_norm",
 }
 """LoRA type -> lycoris algorithm, then the fields it reads."""
+
+KOHYA = {
+    "Kohya LoHa": "networks.loha use_tucker rank_dropout module_dropout",
+    "Kohya LoKr": "networks.lokr use_tucker factor rank_dropout module_dropout",
+}
+"""LoRA type -> module of sd-scripts, then the fields it reads besides those of convolutions."""
 
 LYCORIS_NAMES = {"unit": "block_size", "constrain": "constraint"}
 """Fields that have another name in the lycoris package."""
@@ -62,11 +70,23 @@ def network_from(legacy: Mapping[str, Any], family: str) -> Converted:
         algorithm, *names = LYCORIS[kind].split()
         args = [f"preset={fields['LyCORIS_preset']}"]
         args += [f"{LYCORIS_NAMES.get(name, name)}={fields[name]}" for name in names]
-        said = f"{kind} needs the lycoris package, which is not included: pip install lycoris_lora"
-        values = {"network_module": "lycoris.kohya", "network_args": [*args, f"algo={algorithm}", *plus]}
-        return values, [Remark("LoRA_type", said)]
+        args += [f"algo={algorithm}", *plus]
+        values = {"network_module": LYCORIS_MODULE, "network_args": args}
+        missing = needs_package(read_items(args))
+        said = f"{kind} with {missing} needs the lycoris package, which is not included: pip install lycoris_lora"
+        return values, [Remark("LoRA_type", said)] if missing else []
+    if kind in KOHYA:
+        module, *names = KOHYA[kind].split()
+        conv = pairs(fields, CONV_ARGS) if fields["conv_dim"] else []
+        args = [*conv, *pairs({**fields, "factor": _chosen_factor(fields)}, tuple(names)), *plus]
+        return {"network_module": module, "network_args": args}, []
     if own := record_of(family).network:
         return own(kind, legacy, [*pairs(fields, ("rank_dropout", "module_dropout")), *plus])
     conv = [f"{name}={fields[name]}" for name in CONV_ARGS] if kind == "Kohya LoCon" else []
     remarks = [] if kind in ("Standard", "Kohya LoCon") else [standard_instead(kind)]
     return {"network_module": "networks.lora", "network_args": [*conv, *pairs(fields, LORA_ARGS), *plus]}, remarks
+
+
+def _chosen_factor(fields: Mapping[str, Any]) -> Any:
+    """Return the factor; -1 is the default of all programs."""
+    return "" if str(fields["factor"]) == "-1" else fields["factor"]

@@ -54,7 +54,12 @@ SAVING = Panel(
 )
 NETWORK = Panel(
     "Network",
-    ("network_dim", "network_alpha", "network_train_unet_only", "network_train_text_encoder_only", "network_args"),
+    (
+        *("network_type", "network_dim", "network_alpha"),
+        *("conv_dim", "conv_alpha", "factor", "full_matrix", "decompose_both", "dora_wd", "wd_on_output", "use_tucker"),
+        *("constraint", "rescaled"),
+        *("network_train_unet_only", "network_train_text_encoder_only", "network_args"),
+    ),
     rest=(NetworkOptions,),
     open=True,
 )

@@ -5,12 +5,12 @@ from itertools import takewhile
 from pathlib import Path
 
 from kohya_gui.panels import BASE_MODEL
-from sd_scripts.families.registry import component_cards
+from sd_scripts.families.registry import component_options
 from sd_scripts.options.catalog import FAMILY_TITLES
 
 PRESETS = Path(__file__).parents[1] / "presets"
 KEPT_BY_PRESETS = (
-    *(BASE_MODEL, "vae", *component_cards()),
+    *dict.fromkeys((BASE_MODEL, "vae", *component_options())),
     *("train_data_dir", "num_repeats", "reg_data_dir", "dataset_config", "in_json", "conditioning_data_dir"),
     *("output_dir", "output_name", "logging_dir", "sample_prompts"),
 )

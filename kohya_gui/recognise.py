@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kohya_gui.allowed_paths import AllowedPaths
+from sd_scripts.families.card import ComponentCard
 from sd_scripts.families.model_file import SAFETENSORS, ModelFile, describe, is_hub_id
-from sd_scripts.families.registry import component_cards
+from sd_scripts.families.registry import component_card
 from sd_scripts.formats.documents import parse_json, read_text
 from sd_scripts.options.catalog import FAMILY_TITLES
 
@@ -46,9 +47,10 @@ def model(path: str, family: str) -> Recognised:
     return glance(path, lambda place: _model(place, path.strip(), family))
 
 
-def part(path: str, option: str) -> Recognised:
-    """Identify the file at `path` and whether it is the component that this option expects."""
-    return glance(path, lambda place: _part(place, option))
+def part(path: str, option: str, family: str) -> Recognised:
+    """Identify the file at `path` and whether it is the component that this option of the family expects."""
+    wanted = component_card(family, option)
+    return glance(path, lambda place: _part(place, wanted)) if wanted else NOTHING
 
 
 def metadata(path: str) -> Recognised:
@@ -88,8 +90,7 @@ def _judged(found: ModelFile, place: Path, family: str) -> Recognised:
     return Recognised(text, good=True, family=base)
 
 
-def _part(place: Path, option: str) -> Recognised:
-    wanted = component_cards()[option]
+def _part(place: Path, wanted: ComponentCard) -> Recognised:
     if place.is_file() and place.suffix in PICKLED:
         return _pickled(place)
     if not place.exists():
@@ -99,7 +100,7 @@ def _part(place: Path, option: str) -> Recognised:
     found = describe(inner if (inner := place / wanted.folder).is_dir() else place)
     if found.problem:
         return _broken(found.problem, place)
-    good, text = found.variant in wanted.fitting or option in found.parts, _words(found, "Unknown file type")
+    good, text = found.variant in wanted.fitting or wanted.option in found.parts, _words(found, "Unknown file type")
     return Recognised(text if good else f"{text}: not {wanted.title}", good=good)
 
 

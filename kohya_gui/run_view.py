@@ -31,6 +31,8 @@ MOST_FILES = 60
 """Saved files listed at most; the folder has the others."""
 EMA_SUFFIX = "-ema"
 """Suffix of the file that holds the moving average (EMA) of the weights."""
+DIFFUSERS_SUFFIX = "-diffusers"
+"""Suffix of the file with the key names of diffusers (save_as_format)."""
 REPLACED = '<span class="warn">overwritten by a later run</span>'
 LORA_HINT = "Your LoRA. To use it, put it into <b>models/loras</b> (ComfyUI) or <b>models/Lora</b> (WebUI)."
 """Where a LoRA of any family goes."""
@@ -224,8 +226,9 @@ def result(run_state: RunState, family: str) -> str:
     made = [made for made in run_state.saved if not made.path.name.endswith(STATE_ENDING)]
     if run_state.state != "finished" or not made:
         return ""
-    plain = [each for each in made if not each.path.stem.endswith(EMA_SUFFIX)] or made
-    found, last = plain[-1].find(), made[-1].find()
+    plain = [each for each in made if not each.path.stem.endswith((EMA_SUFFIX, DIFFUSERS_SUFFIX))] or made
+    averages = [each for each in made if each.path.stem.endswith(EMA_SUFFIX) and each.step == plain[-1].step]
+    found, last = plain[-1].find(), averages[-1].find() if averages else None
     if found is None:
         return message("warning", f"{plain[-1].path}: overwritten by a later run")
     path = escape(str(found))

@@ -1,4 +1,4 @@
-"""Where runs are shown: the run column of a training tab, the Runs tab, and beside the checks of this machine."""
+"""Tabs that scripts of the page fill: runs, LoRA tools, the machine; and the run column of a training tab."""
 
 import gradio as gr
 
@@ -40,6 +40,11 @@ def runs_tab() -> None:
             gr.HTML("<div data-board></div>", elem_id="runs-board", apply_default_css=False)
         with gr.Column(elem_classes="running runs-right"):
             gr.HTML(SLOT.format(place="runs"), elem_id="runs-run", apply_default_css=False)
+
+
+def lora_tools_tab() -> None:
+    """Lay out the tab LoRA tools, which lora_tools.js fills."""
+    gr.HTML("<div data-lora-tools></div>", elem_id="lora-tools", apply_default_css=False)
 
 
 def machine_tab() -> None:

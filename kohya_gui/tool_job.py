@@ -1,4 +1,4 @@
-"""A tool that computes on the GPU in a process of its own, one at a time, now or when the run on the GPU ends."""
+"""A tool in a process of its own, one at a time: now or, if it computes on the GPU, when the run there ends."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,6 +12,9 @@ from sd_scripts.runs.watched import End, WatchedRun
 
 class ToolJob:
     """The current or last process of a tool."""
+
+    uses_gpu = True
+    """Whether it waits for the run on the GPU, and runs wait for it."""
 
     def __init__(self, queue: RunQueue, name: str) -> None:
         """`name`: what its folder is called."""
@@ -34,7 +37,7 @@ class ToolJob:
             folder = new_run_folder(state_folder() / "tools", self._name)
         except OSError as error:
             raise ValueError(f"{error.filename} cannot be created ({error.strerror})") from error
-        run = self._queue.run_on(gpus)
+        run = self._queue.run_on(gpus) if self.uses_gpu else None
         self.waits_for = run.name if run else ""
         job = WatchedRun(folder, None, waiting=True)
         command = [*argv, *(prepare(job) if prepare else ()), "--run_dir", str(folder.path)]
@@ -43,7 +46,8 @@ class ToolJob:
             self._queue.when_free(gpus, lambda: self._begin_waiting(job, command))
         else:
             self.watched = WatchedRun(folder, process.start(command, {}, folder))
-            self._queue.reserve(gpus, self.watched)
+            if self.uses_gpu:
+                self._queue.reserve(gpus, self.watched)
 
     def _begin_waiting(self, waiting: WatchedRun, argv: Sequence[str]) -> WatchedRun | None:
         """Start the waiting job, unless it was stopped meanwhile."""

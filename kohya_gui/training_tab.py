@@ -42,7 +42,7 @@ from kohya_gui.shell_line import shell_line
 from kohya_gui.tabs import TABS, Tab
 from kohya_gui.tensorboard_gui import TensorBoardButtons
 from kohya_gui.training import Panel, Tool, Training
-from sd_scripts.families.registry import card_of, component_cards
+from sd_scripts.families.registry import card_of, component_options
 from sd_scripts.options.catalog import FAMILY_TITLES, script_for
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.logging import LoggingOptions
@@ -60,7 +60,7 @@ FIRST_OUTPUT = "outputs"
 """Output folder of a fresh page."""
 ABOUT_IMAGES = ("caption_extension", "in_json", "num_repeats", "allow_many_repeats")
 """Options that decide how the images in train_data_dir are read."""
-HINTED = (BASE_MODEL, "train_data_dir", "in_json", *component_cards())
+HINTED = (BASE_MODEL, "train_data_dir", "in_json", *component_options())
 WITHOUT = ("run_dir",)
 """Options that the GUI sets itself."""
 RECENT = 12
@@ -103,13 +103,14 @@ class TrainingTab:
         self._others: dict[str, TrainingTab] = {}
 
     def _first_values(self, families: Sequence[str]) -> dict[str, Any]:
-        """Return the first family's preset plus, from the other families' presets, the options only they have."""
-        values, options = {"output_dir": FIRST_OUTPUT}, self.form.options
-        for family in reversed(families):
+        """Return the first family's preset plus, from the others' presets, the options that no earlier family has."""
+        first_with = {n: next((f for f in families if f in o.families), "") for n, o in self.form.options.items()}
+        values: dict[str, Any] = {"output_dir": FIRST_OUTPUT}
+        for family in families:
             preset = preset_file(self.name, first_preset(family))
             found = preset.is_file()  # a family may come without presets
             said = self.training.open_configuration(preset, family).values if found else card_of(family).recommended
-            values |= {n: v for n, v in said.items() if family == families[0] or len(options[n].families) == 1}
+            values |= {n: v for n, v in said.items() if first_with[n] == family}
         return values
 
     # Layout
@@ -194,8 +195,8 @@ class TrainingTab:
         self._connect_hint(BASE_MODEL, model_hint, self.family)
         self._connect_hint("train_data_dir", self._image_hint, *(controls[n] for n in ABOUT_IMAGES))
         self._connect_hint("in_json", lambda path: hint(self._seen("in_json", path, recognise.metadata)))
-        for name in self.form.hints.keys() & component_cards().keys():
-            self._connect_hint(name, self._component_hint(name))
+        for name in self.form.hints.keys() & set(component_options()):
+            self._connect_hint(name, self._component_hint(name), self.family)
 
     def _connect_hint(self, name: str, tell: Callable[..., str], *others: Any) -> None:
         about = [self.form.controls[name], *others]
@@ -217,8 +218,8 @@ class TrainingTab:
             return hint(found, setting(controls["caption_extension"], found.ending, f"Use the {found.ending} files"))
         return hint(found, setting(controls["num_repeats"], "1", "Use this folder as it is") if found.flat else "")
 
-    def _component_hint(self, name: str) -> Callable[[str], str]:
-        return lambda path: hint(self._seen(name, path, lambda place: recognise.part(place, name)))
+    def _component_hint(self, name: str) -> Callable[[str, str], str]:
+        return lambda path, family: hint(self._seen(name, path, lambda place: recognise.part(place, name, family)))
 
     def _seen(self, name: str, path: str, look: Callable[[str], Recognised]) -> Recognised:
         return recognise.allowed(self._allowed_paths, name, unquoted(path or ""), look)

@@ -7,9 +7,13 @@ window.Forms = (() => {
   let drawn = "";
 
   const shows = (form, name) => {
-    const { families, masters, offeredWith } = form.options[name];
+    const { families, masters, offeredWith, shownFor, default: usual } = form.options[name];
     if (!families.includes(form.family)) return false;
     if (offeredWith && !form.values[offeredWith] && !form.values[name]) return false;
+    if (shownFor && !shownFor[1].includes(form.values[shownFor[0]])) {
+      const own = form.values[name];
+      if (own === usual || (!own && usual === null)) return false; // what is set is never hidden
+    }
     return !masters.length || masters.some((master) => form.values[master] && shows(form, master));
   };
   const isIdle = (form, name) => {

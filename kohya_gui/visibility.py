@@ -15,8 +15,8 @@ def watched(options: Mapping[str, Option]) -> list[str]:
     """Return the options whose values decide whether others are shown or enabled."""
     names: dict[str, None] = {}
     for option in options.values():
-        switches = [name for name in (*option.switches, option.offered_with) if name]
-        own = [option.name] if option.offered_with or option.active_with else []
+        switches = [name for name in (*option.switches, option.offered_with, *(option.shown_for or ())[:1]) if name]
+        own = [option.name] if option.offered_with or option.active_with or option.shown_for else []
         names |= dict.fromkeys([*switches, *(option.active_with or ())[:1], *own])
     return [name for name in names if name in options]
 
@@ -40,8 +40,9 @@ def rules(
                 "families": option.families,
                 "masters": [name for name in option.switches if name in options],
                 "offeredWith": option.offered_with if option.offered_with in options else None,
+                "shownFor": option.shown_for,
                 "activeWith": option.active_with,
-                "default": _usual(option) if option.active_with else None,
+                "default": _usual(option) if option.active_with or option.shown_for else None,
             }
             for name, option in options.items()
         },

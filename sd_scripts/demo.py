@@ -74,9 +74,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, help="folder for the model and the images; default: demo")
     parser.add_argument("--make", action="store_true", help="only write the files, do not train")
     arguments, flags = parser.parse_known_args(argv)
-    family = flags.pop(0) if flags and not flags[0].startswith("-") else FAMILIES[0]
-    if family not in FAMILIES:
-        parser.error(f"'{family}' has no demo; choose {' or '.join(FAMILIES)}")
+    name = flags.pop(0) if flags and not flags[0].startswith("-") else FAMILIES[0]
+    family = next((each for each in FAMILIES if each == name or each.startswith(f"{name}_")), None)
+    if family is None:
+        parser.error(f"'{name}' has no demo; choose {' or '.join(FAMILIES)}")
     if arguments.make and flags:
         parser.error(f"--make does not train, so {flags[0]} would do nothing; leave one of them out")
 

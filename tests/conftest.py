@@ -84,15 +84,23 @@ def flux_miniature(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture(scope="session")
+def qwen_image_miniature(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The three files of a Qwen-Image, its tokenizer beside them, and captioned images. Do not write to it."""
+    from sd_scripts.families.qwen_image.tiny import write_miniature
+
+    return write_miniature(tmp_path_factory.mktemp("qwen_image_miniature"))
+
+
+@pytest.fixture(scope="session")
 def any_miniature(flux_miniature: Any) -> Any:
     """What no family decides is tested on FLUX.1's, which trains three times as fast. Do not write to it."""
     return flux_miniature
 
 
-@pytest.fixture(scope="session", params=["sdxl", "flux"])
+@pytest.fixture(scope="session", params=["sdxl", "flux", "qwen_image"])
 def each_miniature(request: pytest.FixtureRequest) -> Any:
     """What is true of every family is tested on each."""
-    return request.getfixturevalue({"sdxl": "miniature", "flux": "flux_miniature"}[request.param])
+    return request.getfixturevalue("miniature" if request.param == "sdxl" else f"{request.param}_miniature")
 
 
 def sdxl_settings(model: Path | str | None, **values: Any) -> Settings:

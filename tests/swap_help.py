@@ -88,24 +88,27 @@ def updates(model: nn.Module, kind: str) -> Update:
     return update
 
 
-def update_by_block(model: FluxTransformer, update: Update) -> None:
+def swapped_blocks_of(model: nn.Module) -> list[nn.Module]:
+    swapper = getattr(model, "swapper", None)
+    return list(swapper._swap_of) if isinstance(swapper, SwapGroup) else []
+
+
+def update_by_block(model: nn.Module, update: Update) -> None:
     """After backward: what stays at once, then each moving block while it lies on the device."""
-    swapper = model.swapper
-    swapped_blocks = list(swapper._swap_of) if isinstance(swapper, SwapGroup) else []
-    of_moving = {p for block in swapped_blocks for p in block.parameters()}
+    blocks = swapped_blocks_of(model)
+    of_moving = {p for block in blocks for p in block.parameters()}
     update(p for p in model.parameters() if p not in of_moving)
-    for block in swapped_blocks:
-        assert isinstance(swapper, SwapGroup)
-        with swapper.resident(block):
+    for block in blocks:
+        assert isinstance(model.swapper, SwapGroup)
+        with model.swapper.resident(block):
             update(block.parameters())
-            swapper.changed(block)
+            model.swapper.changed(block)
 
 
-def update_in_backward(model: FluxTransformer, update: Update) -> None:
+def update_in_backward(model: nn.Module, update: Update) -> None:
     """Each parameter as soon as it has its gradient, from now on and as long as the caller keeps both."""
     kept, weak = weakref.ref(model), weakref.ref(update)  # what a parameter's hook holds is never collected
-    blocks = (*model.double_blocks, *model.single_blocks)
-    block_of = {p: number for number, block in enumerate(blocks) for p in block.parameters()}
+    block_of = {p: number for number, block in enumerate(swapped_blocks_of(model)) for p in block.parameters()}
 
     def hook(number: int | None) -> Callable[[Tensor], None]:
         def learned(p: Tensor) -> None:
@@ -114,8 +117,9 @@ def update_in_backward(model: FluxTransformer, update: Update) -> None:
             assert update
             assert isinstance(p, nn.Parameter)
             update([p])
-            if number is not None and isinstance(model.swapper, SwapGroup):
-                model.swapper.changed((*model.double_blocks, *model.single_blocks)[number])
+            if number is not None:
+                assert isinstance(model.swapper, SwapGroup)
+                model.swapper.changed(swapped_blocks_of(model)[number])
 
         return learned
 

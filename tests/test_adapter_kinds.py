@@ -1,4 +1,4 @@
-"""An adapter kind is one class: a LoHa of a few lines, defined here, does all that LoRA does."""
+"""What every adapter kind does: files, merging, limits, compiled code, whole runs; and that a kind is one class."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -8,9 +8,11 @@ import pytest
 import safetensors.torch
 import torch
 import torch.nn.functional as F
+from adapter_help import adapted, conv, gradients, inputs, linear
 from lora_sdxl import base, context, losses, prepare
 from torch import Tensor, nn
-from training_help import Run, equal, train
+from torch._dynamo.testing import CompileCounterWithBackend
+from training_help import GRAPHS, equal, train
 
 from sd_scripts.families.model_file import describe
 from sd_scripts.families.sdxl.family import SDXL
@@ -20,98 +22,31 @@ from sd_scripts.networks.layers import AdaptedLinear, Dropouts
 from sd_scripts.networks.rules import Rank
 from sd_scripts.training.lora import Lora
 
-LOHA = ["adapter=loha"]
-
-
-class LohaLinear(AdaptedLinear):
-    """y = x W + b + x ((A1 B1) * (A2 B2)), with alpha / rank already in A1."""
-
-    def __init__(self, plain: nn.Linear, rank: int, dropouts: Dropouts):
-        super().__init__(plain, dropouts)
-        out, into = plain.out_features, plain.in_features
-        self.a1, self.b1 = self.parameter(out, rank), self.parameter(rank, into)
-        self.a2, self.b2 = self.parameter(out, rank), self.parameter(rank, into)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.base(x) + F.linear(x, (self.a1 @ self.b1) * (self.a2 @ self.b2))
-
-
-class Loha(Adapter):
-    kind, degree = "loha", 4
-    endings = ("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b")
-
-    def __init__(self, plan: LayerPlan, plain: nn.Module, dropouts: Dropouts):
-        super().__init__(plan, plain, dropouts)
-        assert isinstance(plain, nn.Linear)
-        layer = self.layer = LohaLinear(plain, plan.rank, dropouts)
-        rest = [TrainedTensor(copy=copy) for copy in (layer.b1, layer.a2, layer.b2)]
-        self.tensors = [TrainedTensor(copy=layer.a1, scale=self.scale, plus=True), *rest]
-
-    def initialize(self, generator: torch.Generator) -> None:
-        for master in self.masters[1:]:
-            master.copy_(torch.randn(master.shape, generator=generator) * 0.1)
-
-    def file_tensors(self) -> Tensors:
-        tensors = dict(zip(self.endings, (master.detach() for master in self.masters), strict=True))
-        return {**tensors, "alpha": torch.tensor(self.alpha)}
-
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        for ending, master in zip(self.endings, self.masters, strict=True):
-            master.copy_(tensors[ending])
-
-    @classmethod
-    def rank_in_file(cls, tensors: Mapping[str, Tensor], split_dims: tuple[int, ...]) -> tuple[Rank, tuple[int, ...]]:
-        rank = len(tensors["hada_w1_b"])
-        return Rank(rank, file_alpha(tensors, rank)), ()
-
-    @classmethod
-    def delta(cls, tensors: Mapping[str, Tensor], weight: Tensor, strength: float = 1.0) -> Tensor:
-        a1, b1, a2, b2 = (tensors[ending].to(weight.device).float() for ending in cls.endings)
-        rank, _ = cls.rank_in_file(tensors, ())
-        return (a1 @ b1) * (a2 @ b2) * (strength * rank.alpha / rank.dim)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def registered() -> Iterator[None]:
-    """Only here there is such a kind."""
-    adapter.register(Loha)
-    yield
-    del adapter._kinds["loha"]
-
-
-@pytest.fixture(scope="module")
-def trained(each_miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Three steps of each family, with states. Do not write to it."""
-    states = {"save_state": True, "save_every_n_steps": 1, "use_ema": True}
-    return train(each_miniature, tmp_path_factory.mktemp("loha") / "out", network_args=LOHA, **states)
-
-
-@pytest.mark.run
-def test_a_run_trains_it_and_its_file_is_recognised(trained: Run, each_miniature: Any) -> None:
-    assert trained.status == 0
-    assert trained.told("warning") == []
-    tensors = trained.tensors()
-    assert {key.partition(".")[2] for key in tensors} == {*Loha.endings, "alpha"}
-    moved = [tensor.any() for key, tensor in tensors.items() if key.endswith("hada_w1_a")]
-    assert all(moved) if each_miniature.family == "flux" else any(moved)
-    assert describe(trained.output / "short.safetensors").family == each_miniature.family
-
-
-@pytest.mark.run
-def test_it_resumes_bit_for_bit(trained: Run, each_miniature: Any, tmp_path: Path) -> None:
-    state = trained.output / "short-step00000002-state"
-    again = train(each_miniature, tmp_path / "out", network_args=LOHA, use_ema=True, resume=state)
-    assert again.steps == [3]
-    assert equal(again.tensors(), trained.tensors())
-    assert equal(again.tensors("short-ema.safetensors"), trained.tensors("short-ema.safetensors"))
-
-
-@pytest.mark.run
-def test_compiled_it_learns_the_same_in_one_graph_a_block(trained: Run, each_miniature: Any, tmp_path: Path) -> None:
-    compiled = {"compile": True, "compile_backend": "aot_eager", "compile_fullgraph": True}
-    found = train(each_miniature, tmp_path / "out", network_args=LOHA, **compiled)
-    assert found.losses == pytest.approx(trained.losses, rel=1e-4)
-    assert found.told("compile")[-1]["breaks"] == 0
+KINDS: dict[str, dict[str, Any]] = {
+    "locon": {"network_type": "locon"},
+    "tucker": {"network_type": "locon", "conv_dim": 2, "use_tucker": True},
+    "dora": {"network_type": "dora", "conv_dim": 2},
+    "dora of inputs": {"network_type": "dora", "wd_on_output": False},
+    "loha": {"network_type": "loha", "conv_dim": 2, "rs_lora": True},
+    "lokr": {"network_type": "lokr", "conv_dim": 2, "factor": 4},
+    "lokr with dora": {"network_type": "lokr", "dora_wd": True, "full_matrix": True, "factor": 4},
+    "oft": {"network_type": "oft", "conv_dim": 2, "rescaled": True},
+    "boft": {"network_type": "boft", "constraint": 0.01},
+}
+"""Settings of every kind."""
+ENDINGS = {
+    "locon": "lora_down.weight lora_up.weight",
+    "tucker": "lora_down.weight lora_mid.weight lora_up.weight",
+    "dora": "lora_down.weight lora_up.weight dora_scale",
+    "dora of inputs": "lora_down.weight lora_up.weight dora_scale",
+    "loha": "hada_w1_a hada_w1_b hada_w2_a hada_w2_b",
+    "lokr": "lokr_w1 lokr_w2 lokr_w2_a lokr_w2_b",
+    "lokr with dora": "lokr_w1 lokr_w2 dora_scale",
+    "oft": "oft_blocks rescale",
+    "boft": "oft_blocks",
+}
+"""The keys of LyCORIS that a file has of them, besides alpha."""
+every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 @pytest.fixture
@@ -119,66 +54,304 @@ def model(miniature: Any) -> Path:
     return miniature.checkpoint
 
 
-def written(model: Path, folder: Path, name: str = "{}") -> tuple[Path, Tensor]:
-    """A file with random numbers, as if training had been, under these names; and the losses with it."""
-    prepared = prepare(model, folder, network_args=LOHA)
+def written(model: Path, folder: Path, kind: str) -> tuple[Path, Tensor]:
+    """A file with random numbers, as if training had been; and the losses with it."""
+    prepared = prepare(model, folder, **KINDS[kind])
     with torch.no_grad():
-        prepared.network.masters.copy_(torch.randn(prepared.network.masters.shape) * 0.2)
+        prepared.network.masters.add_(torch.randn(prepared.network.masters.shape) * 0.1)
         prepared.network.refresh()
         expected = losses(prepared.components)
-    safetensors.torch.save_file(
-        {name.format(key): t for key, t in prepared.network.file_tensors(None).items()}, folder / "x.safetensors"
-    )
-    assert not torch.allclose(expected, losses(base(model)), rtol=1e-3)
+    tensors = prepared.network.file_tensors(None)
+    assert {key.partition(".")[2] for key in tensors} == {*ENDINGS[kind].split(), "alpha"}
+    safetensors.torch.save_file(tensors, folder / "x.safetensors")
     return folder / "x.safetensors", expected
 
 
-def test_a_new_run_begins_with_its_file_whatever_the_rank_there(model: Path, tmp_path: Path) -> None:
-    file, expected = written(model, tmp_path)
-    values = {"network_weights": str(file), "network_dim": None}
-    again = prepare(model, tmp_path, dim_from_weights=True, **values)
-    assert {type(layer) for layer in again.network.layers} == {Loha}
-    assert {layer.rank for layer in again.network.layers} == {4}
+@every_kind
+def test_nothing_changes_before_training_and_files_are_read_and_merged(model: Path, tmp_path: Path, kind: str) -> None:
     with torch.no_grad():
-        torch.testing.assert_close(losses(again.components), expected)
+        plain = losses(base(model))
+        fresh = losses(prepare(model, tmp_path, **KINDS[kind]).components)
+        torch.testing.assert_close(fresh, plain, rtol=1e-4, atol=1e-5)
+        file, expected = written(model, tmp_path, kind)
+        assert not torch.allclose(expected, plain, rtol=1e-3)
+        by_file = {"network_weights": str(file), "dim_from_weights": True, "network_dim": None}
+        for how in ({**KINDS[kind], "network_weights": str(file)}, by_file, {"base_weights": [str(file)]}):
+            found = losses(prepare(model, tmp_path, **how).components)
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_its_file_can_be_merged_into_the_base_model(model: Path, tmp_path: Path) -> None:
-    file, expected = written(model, tmp_path)
-    merged = prepare(model, tmp_path, base_weights=[str(file)])
+@every_kind
+def test_norms_are_limited_and_gradients_collected_and_clipped(model: Path, tmp_path: Path, kind: str) -> None:
+    prepared = prepare(model, tmp_path, **KINDS[kind], scale_weight_norms=0.01, network_train_unet_only=True)
+    network = prepared.network
     with torch.no_grad():
-        torch.testing.assert_close(losses(merged.components), expected, rtol=1e-4, atol=1e-5)
-
-
-def test_norms_are_limited_and_clipping_and_learning_rates_are_those_of_all_kinds(model: Path, tmp_path: Path) -> None:
-    args = [*LOHA, "loraplus_lr_ratio=16"]
-    prepared = prepare(model, tmp_path, network_args=args, scale_weight_norms=0.01, network_train_unet_only=True)
-    groups = {group["name"]: (group["lr"], len(group["params"])) for group in prepared.trainable.parameter_groups()}
-    count = len(prepared.network.layers)
-    assert groups == {"unet": (1e-3, 3 * count), "unet plus": (16e-3, count)}
-    with torch.no_grad():
-        prepared.network.masters.fill_(0.3)
+        for layer in network.layers:
+            for master in layer.masters:
+                master.add_(0.3 * torch.randn(master.shape))
     prepared.trainable.limit_norms()
-    assert [float(layer.norm()) for layer in prepared.network.layers] == pytest.approx([0.01] * count, rel=1e-4)
-
+    norms = torch.stack([layer.norm() for layer in network.layers])
+    torch.testing.assert_close(norms, torch.full_like(norms, 0.01), rtol=1e-3, atol=0)
     losses(prepared.components).mean().backward()
     prepared.trainable.collect_gradients()
+    reached = [bool(master.grad.any()) for layer in network.layers for master in layer.masters]
+    assert sum(reached) > 0.9 * len(reached)  # some only reach a text encoder's last layer
     norm = prepared.trainable.clip(1e-3)
     assert norm > 1e-3
-    assert float(prepared.network.gradients.norm()) == pytest.approx(1e-3, rel=1e-3)
+    assert float(network.gradients.norm()) == pytest.approx(1e-3, rel=1e-3)
 
 
-def test_a_file_of_another_kind_has_no_layer_of_the_network(model: Path, tmp_path: Path) -> None:
-    file, _ = written(model, tmp_path)
-    with pytest.raises(ValueError, match=r"network_weights: '.*' has no layer of this network"):
-        prepare(model, tmp_path, network_weights=str(file))
+def test_lora_plus_raises_the_rate_of_what_starts_at_zero(model: Path, tmp_path: Path) -> None:
+    for kind, (plus, others) in {"loha": (1, 3), "dora": (1, 2), "lokr with dora": (1, 2)}.items():
+        args = {"network_args": ["loraplus_lr_ratio=16"], "network_train_unet_only": True}
+        prepared = prepare(model, tmp_path, **{**KINDS[kind], "conv_dim": None}, **args)
+        groups = {group["name"]: (group["lr"], len(group["params"])) for group in prepared.trainable.parameter_groups()}
+        count = len(prepared.network.layers)
+        assert groups == {"unet": (1e-3, others * count), "unet plus": (16e-3, plus * count)}, kind
+
+
+LAYERS: list[tuple[str, int, dict[str, Any]]] = [
+    ("dora", 3, {"axis": "out"}),
+    ("dora", 3, {"axis": "in"}),
+    ("loha", 2, {}),
+    ("loha", 6, {}),
+    ("lokr", 2, {"factor": 4}),
+    ("lokr", 100, {"factor": 2, "axis": "out"}),
+    ("oft", 4, {"constraint": 0.05}),
+    ("boft", 12, {"rescaled": True}),
+]
+
+
+@pytest.mark.deep
+def test_compiled_layers_are_one_graph_and_compute_what_eager_ones_do() -> None:
+    for make, dropouts in ((linear, None), (conv, Dropouts(neuron=0.2, rank=0.3, module=0.3))):
+        for kind, rank, options in LAYERS:
+            torch._dynamo.reset()
+            torch.manual_seed(0)
+            layer = make(torch.float32)
+            x = inputs(layer)
+            found = []
+            for backend in (None, CompileCounterWithBackend("aot_eager")):
+                torch.manual_seed(1)
+                model, network = adapted(layer, kind, rank, options, dropouts=dropouts)
+                torch.manual_seed(2)
+                if backend:
+                    model.compile(backend=backend, fullgraph=True)
+                y, x_grad = gradients(model, x)
+                network.collect_gradients()
+                found.append((y, x_grad, network.gradients.clone()))
+                assert backend is None or backend.frame_count == 1
+            for ours, expected in zip(*found, strict=True):
+                torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "rank", "options"), LAYERS)
+def test_dropout_leaves_the_base_layer(kind: str, rank: int, options: dict[str, Any]) -> None:
+    """All of the adapter is dropped, or nothing: with the module's share of outcomes, and nothing outside training."""
+    torch.manual_seed(0)
+    for make in (linear, conv):
+        layer = make()
+        x = inputs(layer)
+        whole, plain = adapted(layer, kind, rank, options)[0](x), layer(x)
+        torch.manual_seed(0)  # the same random numbers for the masters
+        layer = make()
+        x = inputs(layer)
+        dropped, _ = adapted(layer, kind, rank, options, dropouts=Dropouts(module=0.5))
+        outcomes = [dropped(x) for _ in range(16)]
+        left = [torch.allclose(y, layer(x)) for y in outcomes]
+        assert 2 <= sum(left) <= 14
+        assert all(torch.allclose(y, dropped.eval()(x)) for y, out in zip(outcomes, left, strict=True) if not out)
+        dropped.train()
+        assert not torch.allclose(whole, plain)
+
+
+def test_the_change_of_a_quantized_layer_is_that_of_its_values() -> None:
+    """Kinds that do not form the weight compute with a quantized one as with its dequantized values."""
+    from sd_scripts.library import fp8
+
+    for kind, rank, options in LAYERS:
+        if (kind == "lokr" and options.get("axis")) or options.get("axis") == "in":
+            continue
+        torch.manual_seed(0)
+        layer = nn.Linear(32, 48).requires_grad_(False)
+        x = torch.randn(2, 5, 32)
+        fp8.quantize_(layer, torch.float32)
+        plain = nn.Linear(32, 48).requires_grad_(False)
+        plain.weight.data, plain.bias.data = fp8.dequantized(layer), layer.bias.data
+        found = []
+        for each in (layer, plain):
+            torch.manual_seed(1)
+            model = nn.Sequential(each)
+            plan = LayerPlan(
+                name="x", module=model, path="0", kind=adapter.adapter_kinds()[kind], rank=rank, alpha=2.0,
+                group=adapter.Group("unet", 1e-3), options=options,
+            )  # fmt: skip
+            network = adapter_network(plan)
+            y, x_grad = gradients(model, x)
+            network.collect_gradients()
+            found.append((y, x_grad, network.gradients.clone()))
+        for ours, expected in zip(*found, strict=True):
+            torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
+
+
+def adapter_network(plan: LayerPlan) -> Any:
+    from sd_scripts.networks.network import attach
+
+    network = attach([plan], Dropouts(), torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        network.masters.add_(0.1 * torch.randn(network.masters.shape))
+    network.refresh()
+    return network
+
+
+# whole runs
+
+STATES = {"save_state": True, "save_every_n_steps": 1, "use_ema": True}
+COMPILED = {"compile": True, "compile_backend": "aot_eager", "compile_fullgraph": True}
+NAMES: dict[str, dict[str, Any]] = {
+    "dora": {"network_type": "dora", "fp8_base": True},
+    "loha": {"network_module": "networks.loha", "network_args": ["rank_dropout=0.3"]},
+    "lokr": {"network_module": "lycoris.kohya", "network_args": ["algo=lokr", "factor=4", "dora_wd=True"]},
+    "oft": {"network_module": "networks.oft_flux", "blocks_to_swap": 1},
+    "boft": {"network_type": "boft", "network_dim": 14},
+}
+"""Every kind under one of its names, and with one of the things that may be had with each."""
+
+
+@pytest.mark.run
+@pytest.mark.parametrize("kind", NAMES)
+def test_a_compiled_run_trains_it_in_as_many_graphs_as_lora(flux_miniature: Any, tmp_path: Path, kind: str) -> None:
+    own = {**NAMES[kind]}
+    module = own.pop("network_module", None)
+    run = train(flux_miniature, tmp_path / "out", network_module=module, **own, **COMPILED, **STATES)
+    assert run.status == 0
+    assert run.told("warning") == []
+    told = run.told("compile")[-1]
+    assert (told["graphs"], told["breaks"]) == (GRAPHS["flux"], 0)
+    moved = [tensor.any() for key, tensor in run.tensors().items() if key.endswith(STARTS_AT_ZERO)]
+    assert moved
+    assert all(moved)
+    assert describe(run.output / "short.safetensors").family == "flux"
+
+
+STARTS_AT_ZERO = ("lora_up.weight", "hada_w2_a", "lokr_w2_b", "lokr_w2", "oft_blocks")
+
+
+@pytest.mark.run
+def test_convolutions_are_trained_and_a_run_resumes_bit_for_bit(miniature: Any, tmp_path: Path) -> None:
+    own = {"network_module": None, "network_type": "lokr", "conv_dim": 2, "dora_wd": True, "use_ema": True}
+    whole = train(miniature, tmp_path / "out", **own, save_state=True, save_every_n_steps=1)
+    state = whole.output / "short-step00000002-state"
+    again = train(miniature, tmp_path / "again", **own, resume=state)
+    assert again.steps == [3]
+    assert equal(again.tensors(), whole.tensors())
+    assert equal(again.tensors("short-ema.safetensors"), whole.tensors("short-ema.safetensors"))
+    assert any("emb_layers" in key or "in_layers" in key for key in whole.tensors())
+
+
+# what is refused
 
 
 def test_what_a_kind_does_not_have_is_told_before_anything_is_trained(model: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="network_args: ggpo_beta and ggpo_sigma have no effect"):
-        prepare(model, tmp_path, network_args=[*LOHA, "ggpo_beta=0.1", "ggpo_sigma=0.1"])
+        prepare(model, tmp_path, network_type="loha", network_args=["ggpo_beta=0.1", "ggpo_sigma=0.1"])
+    with pytest.raises(ValueError, match=r"network_dim: 1 is too small for BOFT on the 32 outputs of .*at least 2"):
+        prepare(model, tmp_path, network_type="boft", network_dim=1)
+    with pytest.raises(ValueError, match="network_args: block_count=3 does not divide the 32 outputs of lora_unet"):
+        prepare(model, tmp_path, network_type="oft", network_args=["block_count=3"])
+
+
+def test_a_file_of_another_form_is_told_with_the_remedy(model: Path, tmp_path: Path) -> None:
+    file, _ = written(model, tmp_path, "lokr with dora")
+    for values, problem in (
+        ({"network_type": "loha"}, "has lokr, but loha is to be trained; choose another network_type, or turn on dim"),
+        ({"network_type": "lokr", "network_dim": 1}, "has lokr_w1, lokr_w2 in the file and lokr_w1, lokr_w2_a, "),
+        ({"network_type": "lokr", "full_matrix": True, "factor": 4}, "has dora_scale in the file; turn on dora_wd"),
+        ({"network_type": "lokr", "full_matrix": True, "factor": 2, "dora_wd": True}, "has lokr_w1 of .* in the file"),
+    ):
+        with pytest.raises(ValueError, match=f"^network_weights: .*{problem}"):
+            prepare(model, tmp_path, network_weights=str(file), **values)
+
+
+def test_dora_continues_a_lora(model: Path, tmp_path: Path) -> None:
+    lora = prepare(model, tmp_path, network_dim=4)
+    with torch.no_grad():
+        lora.network.masters.add_(torch.randn(lora.network.masters.shape) * 0.1)
+        lora.network.refresh()
+        expected = losses(lora.components)
+        safetensors.torch.save_file(lora.network.file_tensors(None), tmp_path / "x.safetensors")
+        dora = prepare(model, tmp_path, network_type="dora", network_weights=str(tmp_path / "x.safetensors"))
+        torch.testing.assert_close(losses(dora.components), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_an_unknown_kind_is_refused_with_the_known_ones(model: Path, tmp_path: Path) -> None:
     given = context(model, tmp_path, network_args=["adapter=lohaa"])
-    assert Lora().check(SDXL, given.settings) == ["network_args: adapter=lohaa is not one of loha, lora"]
+    known = "boft, dora, loha, lokr, lora, oft"
+    assert Lora().check(SDXL, given.settings) == [f"network_args: adapter=lohaa is not one of {known}"]
+
+
+# a kind of one's own
+
+
+class ScaledLinear(AdaptedLinear):
+    """y = x W + b + s * x W, a factor of its own for each output."""
+
+    def __init__(self, plain: nn.Linear, dropouts: Dropouts):
+        super().__init__(plain, dropouts)
+        self.factors = self.parameter(plain.out_features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + F.linear(x, self.weight) * self.factors
+
+
+class Scaled(Adapter):
+    kind, endings = "scaled", ("factors",)
+
+    def __init__(self, plan: LayerPlan, plain: nn.Module, dropouts: Dropouts):
+        super().__init__(plan, plain, dropouts)
+        assert isinstance(plain, nn.Linear)
+        layer = self.layer = ScaledLinear(plain, dropouts)
+        self.tensors = [TrainedTensor(copy=layer.factors, scale=self.scale, plus=True)]
+
+    def initialize(self, generator: torch.Generator) -> None:
+        """Leave the factors at 0."""
+
+    def file_tensors(self) -> Tensors:
+        return {"factors": self.masters[0].detach(), "alpha": torch.tensor(self.alpha)}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        self.masters[0].copy_(tensors["factors"])
+
+    @classmethod
+    def rank_in_file(cls, tensors: Mapping[str, Tensor], split_dims: tuple[int, ...]) -> tuple[Rank, tuple[int, ...]]:
+        return Rank(4, file_alpha(tensors, 4)), ()
+
+    @classmethod
+    def delta(cls, tensors: Mapping[str, Tensor], weight: Tensor, strength: float = 1.0) -> Tensor:
+        rank, _ = cls.rank_in_file(tensors, ())
+        return weight.float() * tensors["factors"][:, None] * (strength * rank.alpha / rank.dim)
+
+
+@pytest.fixture
+def registered() -> Iterator[None]:
+    """Only here there is such a kind."""
+    adapter.register(Scaled)
+    yield
+    del adapter._kinds["scaled"]
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_kind_is_one_class(model: Path, tmp_path: Path) -> None:
+    prepared = prepare(model, tmp_path, network_args=["adapter=scaled"])
+    assert {type(layer) for layer in prepared.network.layers} == {Scaled}
+    with torch.no_grad():
+        prepared.network.masters.copy_(torch.randn(prepared.network.masters.shape) * 0.2)
+        prepared.network.refresh()
+        expected = losses(prepared.components)
+        safetensors.torch.save_file(prepared.network.file_tensors(None), tmp_path / "x.safetensors")
+        for how in (
+            {"network_weights": str(tmp_path / "x.safetensors"), "dim_from_weights": True},
+            {"base_weights": [str(tmp_path / "x.safetensors")]},
+        ):
+            again = prepare(model, tmp_path, **how)
+            torch.testing.assert_close(losses(again.components), expected, rtol=1e-4, atol=1e-5)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from sd_scripts.library.attention import attention
+from sd_scripts.library.attention import attention, padding_mask
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: the plans of cuDNN are in question")
 
@@ -62,3 +62,20 @@ def test_deterministic_gradients_repeat(shape: tuple[int, ...], masked: bool) ->
     first = gradients(shape, False, None, masked)
     for _ in range(3):
         assert all(map(torch.equal, gradients(shape, False, None, masked), first))
+
+
+@pytest.mark.parametrize("valid", [(6889 + 70,), (6889 + 128,), (700, 768)], ids=["short", "long", "batch"])
+def test_padding_that_is_skipped_changes_neither_outputs_nor_gradients(valid: tuple[int, ...]) -> None:
+    """The lengths of Qwen-Image at 1328x1328 with a caption of up to 128 tokens, and a small batch."""
+    tokens, g = -(-max(valid) // 64) * 64, torch.Generator("cuda").manual_seed(0)
+    shape = (len(valid), tokens, 4, 128)
+    keys = torch.arange(tokens, device="cuda") < torch.tensor(valid, device="cuda")[:, None]
+    q, k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16, generator=g).requires_grad_() for _ in range(3))
+    grad = torch.randn(*shape[:2], 512, device="cuda", dtype=torch.bfloat16, generator=g) * keys[..., None]
+    found = []
+    for mask in (padding_mask(keys, torch.bfloat16), padding_mask(keys, torch.float32)):
+        out = attention(q, k, v, mask)
+        found.append([out * keys[..., None], *torch.autograd.grad(out, (q, k, v), grad)])
+    assert padding_mask(keys, torch.bfloat16).dtype == torch.int32
+    for skipped, masked in zip(*found, strict=True):
+        assert ((skipped - masked).norm() / masked.norm()).item() < 0.01

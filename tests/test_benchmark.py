@@ -11,7 +11,7 @@ from sd_scripts.families.full_size import random_weights
 from sd_scripts.families.registry import module_of
 from sd_scripts.options.catalog import FAMILY_TITLES, METHOD_TITLES, script_for
 from sd_scripts.options.reading import from_values
-from sd_scripts.tools import benchmark_buckets
+from sd_scripts.tools import benchmark_buckets, measure_presets
 from sd_scripts.tools.benchmark import COMMON, GIB, HEADINGS, WARM_UP, Run, curve_table, main, table
 from sd_scripts.tools.side_by_side import supported
 
@@ -109,6 +109,38 @@ def test_rows_are_timed_side_by_side(tmp_path: Path) -> None:
     cells = row_cells(found.read_text())
     assert len(cells["of rounds"].split(", ")) == 2
     assert float(cells["median ms"]) > 0
+
+
+def test_a_preset_runs_with_its_limit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--miniature", "--folder", str(tmp_path), "--steps", "1"]
+    assert measure_presets.main(["--presets", "dreambooth/*_8gb", *small]) == 0
+    row = capsys.readouterr().out.splitlines()[-1]
+    cells = dict(zip(measure_presets.HEADINGS, (cell.strip() for cell in row.strip("|").split("|")), strict=True))
+    assert (cells["preset"], cells["result"]) == ("dreambooth/sdxl_low_memory_8gb", "trains")
+    assert cells["may use GB"] == "8 (7.45 GiB)"
+    assert 0 < float(cells["planned GiB"]) < 7.45
+    assert float(cells["ms"]) > 0
+    assert not list(tmp_path.rglob("preset*.safetensors"))
+
+
+def test_a_preset_that_does_not_fit_says_so() -> None:
+    (preset,) = (each for each in measure_presets.presets_of("flux") if each.name == "lora/flux_low_memory_8gb")
+    events = [
+        {"kind": "phase", "name": "caching text", "time": 1.0},
+        {"kind": "phase", "name": "compiling", "time": 2.0, "vram": 3 * GIB, "reserved": 4 * GIB},
+        {"kind": "phase", "name": "training", "time": 3.0, "vram": 5 * GIB, "reserved": 6 * GIB},
+        {"kind": "failed", "error": "CUDA out of memory", "time": 4.0},
+    ]
+    row = measure_presets.line(preset, Run(began=0.0, events=events), "failed: out of memory")
+    assert row.startswith("| lora/flux_low_memory_8gb | 8 (7.45 GiB) |")
+    assert "| 3.00 | 5.00 | 6.00 |" in row
+    assert row.endswith("| failed: out of memory |")
+    assert row.count("|") == len(measure_presets.HEADINGS) + 1
+
+
+def test_a_pattern_that_fits_no_preset_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert measure_presets.main(["--presets", "lora/*7gb"]) == 2
+    assert "none fits lora/*7gb; there are lora/sdxl_low_memory_6gb, " in capsys.readouterr().err
 
 
 def test_images_for_many_buckets_spread_over_all_aspect_ratios() -> None:

@@ -14,8 +14,13 @@ from training_help import CAPTIONS_IN_THE_STEP, images, train, train_whole
 from sd_scripts.families.components import WeightSource
 from sd_scripts.library.model_reader import read_weights
 
-VAE = "AutoencoderKL"
-ENCODERS = {"sdxl": ("CLIPTextModel", "CLIPTextModelWithProjection"), "flux": ("CLIPTextModel", "T5EncoderModel")}
+VAES = {"sdxl": "AutoencoderKL", "flux": "AutoencoderKL", "qwen_image": "AutoencoderKLQwenImage"}
+VAE = VAES["flux"]
+ENCODERS = {
+    "sdxl": ("CLIPTextModel", "CLIPTextModelWithProjection"),
+    "flux": ("CLIPTextModel", "T5EncoderModel"),
+    "qwen_image": ("Qwen2_5_VLTextModel",),
+}
 
 
 @pytest.fixture
@@ -26,7 +31,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, set[str]]]:
     def observed(source: WeightSource) -> nn.Module:
         alive = {type(module).__name__ for each in made if (module := each()) is not None}
         module = load(source)
-        if type(module).__name__ == VAE:  # the first one of a run
+        if type(module).__name__ in VAES.values():  # the first one of a run
             made.clear()
         loads.append((type(module).__name__, alive))
         made.append(weakref.ref(module))
@@ -47,9 +52,9 @@ def test_each_component_is_freed_before_the_denoiser_is_loaded(
     each_miniature: Any, tmp_path: Path, loads: list[tuple[str, set[str]]]
 ) -> None:
     assert train(each_miniature, tmp_path / "out").status == 0
-    first, second = ENCODERS[each_miniature.family]
+    first, *second = ENCODERS[each_miniature.family]
     (denoiser, alive) = loads.pop()
-    assert loads == [(VAE, set()), (first, set()), (second, {first})]
+    assert loads == [(VAES[each_miniature.family], set()), (first, set()), *((each, {first}) for each in second)]
     assert alive == set(), denoiser
 
 
@@ -58,10 +63,10 @@ def test_samples_need_no_text_encoder_and_show_the_same_image(
 ) -> None:
     data = images(tmp_path / "images")
     options = {"sample_prompts": prompts, "sample_at_first": True, "train_data_dir": data}
-    ahead = train(each_miniature, tmp_path / "ahead", **options)
-    assert loads[-1][1] == {VAE}
+    ahead, vae = train(each_miniature, tmp_path / "ahead", **options), VAES[each_miniature.family]
+    assert loads[-1][1] == {vae}
     in_the_step = train(each_miniature, tmp_path / "in_the_step", **options, **CAPTIONS_IN_THE_STEP)
-    assert loads[-1][1] == {VAE, *ENCODERS[each_miniature.family]}
+    assert loads[-1][1] == {vae, *ENCODERS[each_miniature.family]}
     shown, wanted = (Path(run.told("sample")[0]["path"]).read_bytes() for run in (ahead, in_the_step))
     assert shown == wanted
 

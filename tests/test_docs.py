@@ -16,11 +16,12 @@ from scripts_help import SDXL_LORA
 from tiers import TIERS
 
 import gui
+from kohya_gui.configuration import family_of
 from sd_scripts import demo
 from sd_scripts.data.blueprint import resolve
 from sd_scripts.families.flux.family import FLUX
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
-from sd_scripts.families.flux.options import RECOMMENDED
+from sd_scripts.families.registry import cards
 from sd_scripts.families.sdxl.family import SDXL
 from sd_scripts.families.sdxl.full_size import SDXL_CONFIG
 from sd_scripts.formats.documents import parse_toml
@@ -76,8 +77,8 @@ def script_of(document: dict[str, object]) -> Script:
     """Return the script that these settings are meant for."""
     options = {o.name: o for script in SCRIPTS for group in script.groups for o in each_option(group)}
     named = [options[name] for name in document if name in options]
-    family = "flux" if any(o.families == ("flux",) for o in named) else "sdxl"
-    return script_for(family, "full" if any(o.methods == ("full",) for o in named) else "lora")
+    method = "full" if any(o.methods == ("full",) for o in named) else "lora"
+    return script_for(family_of(document, method) or "sdxl", method)
 
 
 def settings_are_known(document: dict[str, object], script: Script | None = None) -> None:
@@ -216,10 +217,12 @@ def test_the_numbers_of_the_guide_are_those_of_the_code() -> None:
             assert f"{kinds.count(name)} `{name}`" in guide
 
 
-def test_files_for_flux_give_the_recommended_timesteps_all_or_none() -> None:
-    given = [{k: v for k, v in parse_toml(text).items() if k in RECOMMENDED} for _, text in blocks("toml")]
-    assert RECOMMENDED in given
-    assert [each for each in given if each not in ({}, RECOMMENDED)] == []
+def test_files_give_the_recommended_timesteps_all_or_none() -> None:
+    recommended = [dict(card.recommended) for card in cards() if card.recommended]
+    names = {name for each in recommended for name in each}
+    given = [{k: v for k, v in parse_toml(text).items() if k in names} for _, text in blocks("toml")]
+    assert all(each in given for each in recommended)
+    assert [each for each in given if each not in ({}, *recommended)] == []
 
 
 def test_names_in_contributing_are_in_the_code() -> None:

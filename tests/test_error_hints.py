@@ -226,6 +226,7 @@ def test_advice_for_a_full_gpu_begins_with_what_helps_most_and_names_the_values_
     assert gpu_advice("flux", "lora", **base, gradient_checkpointing=True).startswith("turn fp8_base on, or set blocks")
     given = {**base, "gradient_checkpointing": True, "fp8_base": True, "blocks_to_swap": 10}
     assert gpu_advice("flux", "lora", **given).startswith("raise blocks_to_swap (now 10)")
+    assert "blocks_to_swap" not in gpu_advice("flux", "lora", **given | {"blocks_to_swap": 35})
     assert gpu_advice("sdxl", "full", **base).startswith("turn full_bf16 on, or turn gradient_checkpointing on")
     assert gpu_advice("sdxl", "lora").startswith("set mixed_precision = bf16")
 

@@ -254,9 +254,9 @@ def captions(tmp_path: Path) -> Path:
 
 
 def flags_of(miniature: Any, cap: Path) -> list[str]:
-    ae = ["--ae", str(miniature.files["ae"])] if "ae" in miniature.files else []
+    vae = [word for name in ("ae", "vae") if name in miniature.files for word in (f"--{name}", miniature.files[name])]
     places = [str(cap.parent / "images"), str(cap), str(cap.parent / "meta_lat.json"), str(miniature.checkpoint)]
-    return [*places, *TINY, *ae, "--recursive"]
+    return [*places, *TINY, *map(str, vae), "--recursive"]
 
 
 def test_a_run_uses_what_was_prepared_and_learns_the_same(

@@ -466,8 +466,12 @@ def test_files_in_each_others_fields_are_told(files: dict[str, str]) -> None:
         ),
         (["double_blocks.0.img_attn.qkv.weight"], "is incomplete; missing: 'img_in.weight'"),
         (
-            ["transformer_blocks.0.attn.add_k_proj.bias"],
-            "is incomplete: 'transformer_blocks.0.attn.add_q_proj.bias' is",
+            ["single_transformer_blocks.0.proj_mlp.bias"],
+            "is incomplete: 'single_transformer_blocks.0.attn.to_q.bias' is",
+        ),
+        (
+            ["transformer_blocks.0.txt_mlp.net.0.proj.weight"],
+            "is not a FLUX.1 transformer but Qwen-Image; train Qwen-Image with qwen_image_train_network.py",
         ),
         (["a", "b", "c", "d"], "but something with keys such as 'a', 'b', 'c' and 1 more"),
     ],

@@ -28,13 +28,14 @@ def test_fp8_products_are_for_bf16() -> None:
     assert "fp8_compute: needs mixed_precision = bf16, not fp16" in problems(fp8_compute=True, mixed_precision="fp16")
 
 
-@pytest.mark.parametrize("arg", ["algo=full", "dora_wd=True"])
-def test_a_network_that_trains_the_base_and_swapping_exclude_one_another(arg: str) -> None:
-    chosen = {"network_module": "lycoris.kohya", "network_args": [arg]}
+@pytest.mark.parametrize("args", [["algo=full"], ["algo=glora", "dora_wd=True"]])
+def test_a_network_that_trains_the_base_and_swapping_exclude_one_another(args: list[str]) -> None:
+    chosen = {"network_module": "lycoris.kohya", "network_args": args}
     assert problems(**chosen) == problems()
     (problem,) = set(problems(**chosen, blocks_to_swap=2)) - set(problems())
     assert problem.startswith("blocks_to_swap: lycoris.kohya with ")
-    assert problems(network_module="lycoris.kohya", network_args=["algo=lokr"], blocks_to_swap=2) == problems()
+    built_in = ["algo=lokr", "dora_wd=True"]
+    assert problems(network_module="lycoris.kohya", network_args=built_in, blocks_to_swap=2) == problems()
 
 
 def test_what_a_network_turns_out_to_train_is_looked_at() -> None:

@@ -18,8 +18,9 @@ from sd_scripts.families.flux.objective import (
     step_inputs,
     validation_timesteps,
 )
-from sd_scripts.families.flux.packing import grid_of, pack, predict, unpack
+from sd_scripts.families.flux.packing import predict
 from sd_scripts.families.flux.vae import decode_latents, encode_images
+from sd_scripts.library.dit_layers import grid_of, pack, unpack
 
 NUMBERS = json.loads((Path(__file__).parent / "reference" / "fixtures_numeric.json").read_text())
 LATENTS = torch.randn(3, 16, 6, 4, generator=torch.Generator().manual_seed(3))

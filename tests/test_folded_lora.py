@@ -9,8 +9,15 @@ from lora_help import adapt
 from torch import Tensor, nn
 from training_help import train
 
-from sd_scripts.networks.layers import project_split, project_together
-from sd_scripts.networks.network import AdapterNetwork
+from sd_scripts.networks.adapter import Adapter, Group, LayerPlan
+from sd_scripts.networks.adapters.dora import Dora, DoraLinear
+from sd_scripts.networks.adapters.lokr import Lokr
+from sd_scripts.networks.adapters.oft import Oft
+from sd_scripts.networks.joined import ChangedLinear
+from sd_scripts.networks.layers import Dropouts, project_split, project_together
+from sd_scripts.networks.network import AdapterNetwork, attach
+
+UNET, OUTPUTS = Group("unet", 1e-3), {"axis": "out"}
 
 
 class Block(nn.Module):
@@ -74,6 +81,66 @@ def test_outputs_and_gradients_are_those_of_separate_products(backend: str, lear
         if theirs is not None:
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
     assert results[0][1].count_nonzero() == results[0][1].numel()
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_dora_is_folded_too_and_computes_what_its_layers_do_by_themselves(backend: str) -> None:
+    results = []
+    for folded in (False, True):
+        torch.manual_seed(0)
+        block = Block(16)
+        network = attached(block, Dora, OUTPUTS)
+        if folded:
+            network.fold(block.modules(), [[block.q, block.k, block.v]], [block.down])
+            network.share_gains()
+            assert isinstance(block.q, DoraLinear)
+            assert block.q.joint_layers == 3
+        run = torch.compile(block, backend=backend, fullgraph=True) if folded else block
+        x = torch.randn(3, 10, 16, requires_grad=True)
+        for _ in range(2):  # gradients of micro-steps add up
+            y = run(x)
+            y.square().sum().backward()
+            network.collect_gradients()
+        results.append((y.detach(), x.grad, network.gradients.clone()))
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+    assert results[0][2].count_nonzero() == results[0][2].numel()
+
+
+@pytest.mark.parametrize(("kind", "options"), [(Lokr, {"factor": 4}), (Oft, {})])
+def test_base_products_of_one_input_are_one(kind: type[Adapter], options: dict[str, Any]) -> None:
+    results = []
+    for joined in (False, True):
+        torch.manual_seed(0)
+        block = Block(16)
+        network = attached(block, kind, options)
+        if joined:
+            network.fold(block.modules(), [[block.q, block.k, block.v]])
+            assert isinstance(block.q, ChangedLinear)
+            assert block.q.joined is not None
+            assert block.q.joined.shape == (24 + 24 + 32, 16)
+            assert block.v.weight.untyped_storage().data_ptr() == block.q.joined.untyped_storage().data_ptr()
+        x = torch.randn(3, 10, 16, requires_grad=True)
+        y = block(x)
+        y.square().sum().backward()
+        network.collect_gradients()
+        results.append((y.detach(), x.grad, network.gradients.clone()))
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def attached(block: Block, kind: type[Adapter], options: dict[str, Any]) -> AdapterNetwork:
+    """All layers of a block with adapters that say something."""
+    plans = [
+        LayerPlan(name=path, module=block, path=path, kind=kind, rank=8, alpha=4.0, group=UNET, options=options)
+        for path, layer in block.named_modules()
+        if isinstance(layer, nn.Linear)
+    ]
+    network = attach(plans, Dropouts(), torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        network.masters.add_(0.1 * torch.randn(network.masters.shape))
+    network.refresh()
+    return network
 
 
 def test_an_update_reaches_the_joint_matrices() -> None:

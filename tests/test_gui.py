@@ -115,15 +115,17 @@ def test_the_browser_is_told_what_each_family_shows(form):
     assert form.rules["family"] == "sdxl"
     assert options["clip_skip"]["families"] == ("sdxl",)
     assert options["clip_l"]["families"] == ("flux",)
-    assert options["compile"]["families"] == ("sdxl", "flux")
-    for panel in ("lora-panel-timesteps", "lora-panel-flux1-layers"):
-        assert {options[name]["families"] for name in panels[panel]} == {("flux",)}
-    assert form.rules["advice"] == {"lora-advice-flux": "flux"}
+    assert options["compile"]["families"] == ("sdxl", "flux", "qwen_image")
+    assert options["vae"]["families"] == ("sdxl", "qwen_image")
+    assert {options[name]["families"] for name in panels["lora-panel-flux1-layers"]} == {("flux",)}
+    timesteps = {options[name]["families"] for name in panels["lora-panel-timesteps"]}
+    assert timesteps == {("flux",), ("flux", "qwen_image")}
+    assert form.rules["advice"] == {"lora-advice-flux": "flux", "lora-advice-qwen_image": "qwen_image"}
 
 
 def test_recommended_values_are_offered_where_others_stand(each_tab):
     form = each_tab.form
-    ((_, row, _),) = form.advice
+    (_, row, _), _ = form.advice
     assert form.advised({**RECOMMENDED, "guidance_scale": 3.5})[row]["visible"] is True
     assert form.advised(RECOMMENDED)[row]["visible"] is False
     assert row.visible is False
@@ -167,6 +169,16 @@ def test_the_browser_is_told_what_hangs_on_compile(form):
     assert options["compile_options"]["default"] == form.rules["values"]["compile_options"] == ""  # as its text field
     assert set(form.rules["values"]) >= {"compile", "compile_backend", "compile_mode", *more}
     assert form.rules["values"]["compile"] is False
+
+
+def test_the_controls_of_a_network_type_are_shown_with_it(form):
+    options = form.rules["options"]
+    assert options["factor"]["shownFor"] == ("network_type", ("lokr",))
+    assert options["factor"]["default"] == form.rules["values"]["factor"] == -1  # set otherwise, it is always shown
+    for name in ("conv_dim", "dora_wd", "wd_on_output", "constraint"):
+        watched, types = options[name]["shownFor"]
+        assert watched in form.rules["values"]
+        assert set(types) <= set(form.options["network_type"].choices)
 
 
 def test_values_come_back_from_the_page_as_they_went_in(form):
@@ -300,10 +312,10 @@ def test_prompts_that_were_in_a_kohya_file_go_into_the_folder_of_the_run(tmp_pat
 
 def test_every_preset_says_what_it_is_for():
     for path in PRESETS.glob("*/*.toml"):
-        assert preset_title(path).startswith(("SDXL ", "FLUX.1 "))
+        assert preset_title(path).startswith(("SDXL ", "FLUX.1 ", "Qwen-Image "))
         comments = [line[1:].strip() for line in path.read_text(encoding="utf-8").splitlines() if line[:1] == "#"]
         assert preset_words(path) == " ".join(comments)
-        assert re.match(r"(SDXL|FLUX\.1|For|Train|A |Fine)", preset_words(path)), path
+        assert re.match(r"(SDXL|Qwen-Image|FLUX\.1|For|Train|A |Fine)", preset_words(path)), path
 
 
 @pytest.mark.parametrize("text", ["/", "..", "folder/", " "])
@@ -542,17 +554,17 @@ def test_a_model_of_the_other_family_is_refused_and_names_its_own(tmp_path):
     ],
 )
 def test_a_part_of_flux_is_recognised_where_it_is_asked_for(tmp_path, option, shapes, good, words):
-    found = recognise.part(str(shaped(tmp_path / "m.safetensors", shapes)), option)
+    found = recognise.part(str(shaped(tmp_path / "m.safetensors", shapes)), option, "flux")
     assert found.good is good
     assert words in found.text
 
 
 def test_a_part_that_is_no_file_is_reported(tmp_path):
-    assert "This is a folder without" in recognise.part(str(tmp_path), "t5xxl").text
-    assert "not found" in recognise.part(str(tmp_path / "gone"), "ae").text
-    assert recognise.part("", "ae").text == ""
+    assert "This is a folder without" in recognise.part(str(tmp_path), "t5xxl", "flux").text
+    assert "not found" in recognise.part(str(tmp_path / "gone"), "ae", "flux").text
+    assert recognise.part("", "ae", "flux").text == ""
     (tmp_path / "t5.gguf").touch()
-    assert "choose the .safetensors file" in recognise.part(str(tmp_path / "t5.gguf"), "t5xxl").text
+    assert "choose the .safetensors file" in recognise.part(str(tmp_path / "t5.gguf"), "t5xxl", "flux").text
 
 
 def test_a_part_may_lie_in_a_folder_or_in_a_file_that_holds_them_all(tmp_path):
@@ -560,12 +572,12 @@ def test_a_part_may_lie_in_a_folder_or_in_a_file_that_holds_them_all(tmp_path):
     for n, keys in enumerate(({"shared.weight": (8, 4096)}, {QUERY: (4096, 4096)}), 1):
         shaped(tmp_path / "whole" / "text_encoder_2" / f"model-0000{n}-of-00002.safetensors", keys)
     for folder in (tmp_path / "whole", tmp_path / "whole" / "text_encoder_2"):
-        assert recognise.part(str(folder), "t5xxl").text == "T5-XXL text encoder, bf16, 33.6 MB"
+        assert recognise.part(str(folder), "t5xxl", "flux").text == "T5-XXL text encoder, bf16, 33.6 MB"
     every = {f"model.diffusion_model.{key}": shape for key, shape in DEV.items()} | {"vae.decoder.conv_in.weight": (4,)}
     path = shaped(tmp_path / "all.safetensors", every)
     assert recognise.model(str(path), "flux").text == "FLUX.1 dev, bf16, 58.6 MB, with ae in it"
-    assert recognise.part(str(path), "ae").good
-    assert not recognise.part(str(path), "clip_l").good
+    assert recognise.part(str(path), "ae", "flux").good
+    assert not recognise.part(str(path), "clip_l", "flux").good
 
 
 def flux_folder(folder: Path) -> Path:
@@ -600,6 +612,10 @@ def test_a_folder_in_several_files_is_recognised_and_a_missing_one_is_reported(t
         ('clip_l = "clip_l.safetensors"', "sdxl", "flux"),
         ("guidance_scale = 3.5", "sdxl", "flux"),
         ('network_module = "networks.lora_flux"', "sdxl", "flux"),
+        ('timestep_sampling = "shift"', "sdxl", "flux"),
+        ('timestep_sampling = "qwen_shift"', "sdxl", "qwen_image"),
+        ('timestep_sampling = "shift"\npretrained_model_name_or_path = "Qwen/Qwen-Image"', "sdxl", "qwen_image"),
+        ('text_encoder = "qwen_2.5_vl_7b.safetensors"', "sdxl", "qwen_image"),
         ('train_blocks = "single"', "sdxl", "flux"),  # kohya_ss leaves it at the top of its TOML
         ("fp8_base = true", "sdxl", "sdxl"),  # stands in files for SDXL too
         ("seed = 1", "sdxl", "sdxl"),
@@ -1160,7 +1176,7 @@ def test_an_answer_of_the_page_costs_the_browser_no_walk_over_all_its_controls(w
     """Gradio looks through the whole page for each control that shows progress, and for each listener of an event."""
     events = whole_page.get_config_file()["dependencies"]
     assert all(event["show_progress_on"] is not None for event in events if event["backend_fn"])
-    assert sum(len(event["targets"]) for event in events) < 210
+    assert sum(len(event["targets"]) for event in events) < 250
     assert max(len(event["show_progress_on"] or []) for event in events) <= 1
 
 

@@ -82,8 +82,6 @@ def test_our_settings_for_flux_mean_what_kohyas_own_toml_says(kind):
     ours = from_values(FLUX_LORA, from_kohya({**FLUX, "LoRA_type": kind}).values).changed()
     assert theirs.pop("max_timestep") == 1000  # all of them, and FLUX.1 does not read it
     assert theirs.pop("network_args", []) in ([], ["train_double_block_indices=all", "train_single_block_indices=all"])
-    if kind == "Flux1 OFT":  # cannot be trained here, and says so
-        theirs["network_module"] = "networks.lora_flux"
     assert ours == {name: value for name, value in theirs.items() if name not in NOT_COMPARED}
 
 
@@ -337,7 +335,7 @@ def test_what_flux_left_over_in_a_file_for_sdxl_means_nothing():
         ({"train_blocks": "double"}, "train_blocks: takes effect here"),
         ({"split_mode": True}, "split_mode: is now train_blocks = single and blocks_to_swap"),
         ({"single_blocks_to_swap": 4}, "single_blocks_to_swap: no effect, as in sd-scripts"),
-        ({"LoRA_type": "Flux1 OFT"}, "LoRA_type: Flux1 OFT cannot be trained here"),
+        ({"LoRA_type": "Lumina"}, "LoRA_type: Lumina cannot be trained here"),
     ],
 )
 def test_what_changes_for_flux_is_told(legacy, told):
@@ -358,8 +356,12 @@ def test_an_ordinary_configuration_for_flux_loses_nothing():
     ("legacy", "told"),
     [
         (
-            {"LoRA_type": "LyCORIS/LoKr"},
-            "LoRA_type: LyCORIS/LoKr needs the lycoris package, which is not included: pip install lycoris_lora",
+            {"LoRA_type": "LyCORIS/GLoRA"},
+            "LoRA_type: LyCORIS/GLoRA with algo=glora needs the lycoris package, which is not included: pip install",
+        ),
+        (
+            {"LoRA_type": "LyCORIS/LoKr", "train_norm": True},
+            "LoRA_type: LyCORIS/LoKr with train_norm=True needs the lycoris package",
         ),
         ({"LoRA_type": "Kohya DyLoRA"}, "LoRA_type: Kohya DyLoRA cannot be trained here; a standard LoRA"),
         ({"sdxl": False, "sd3_checkbox": True}, "sdxl: off: these settings are for SD 3, which is not supported"),

@@ -269,9 +269,9 @@ def write_flux(path: Path) -> None:
     ("write", "problem"),
     [
         (write_another, "has no layer of this (network|model); choose a "),
-        (write_kind("dora_scale"), "is not a plain LoRA but DoRA; only LyCORIS can continue training it"),
-        (write_kind("hada_w1_a"), "is not a plain LoRA but LoHa"),
-        (write_kind("lokr_w1"), "is not a plain LoRA but LoKr"),
+        (write_kind("diff"), "is not a LoRA but full fine-tuning .lora_unet_x.diff., which only LyCORIS can read"),
+        (write_kind("a1.weight"), "is not a LoRA but GLoRA"),
+        (write_kind("hada_w1_a"), "has no layer of this (network|model); choose a "),
         (
             write_peft,
             "has unknown PEFT key names, such as unet.down_blocks.0.to_q.lora_A.weight",

@@ -9,7 +9,7 @@ import torch
 from lora_sdxl import losses, prepare, save, say_something
 from safetensors import safe_open
 from torch._dynamo.testing import CompileCounterWithBackend
-from training_help import CAPTIONS_IN_THE_STEP, train
+from training_help import CAPTIONS_IN_THE_STEP, equal, train
 
 from sd_scripts.families.sdxl.family import SDXL
 
@@ -100,3 +100,16 @@ def _step(prepared: Any, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     gradient = prepared.network.gradients.clone()
     prepared.network.zero_grad()
     return loss.detach(), gradient
+
+
+def test_swapped_blocks_of_a_u_net_learn_and_draw_what_resident_ones_do(miniature: Any, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("a red circle --w 64 --h 64 --s 2 --d 1\n")
+    more = {"gradient_checkpointing": True, "sample_prompts": prompts, "sample_every_n_steps": 2}
+    swapped = train(miniature, tmp_path / "swapped", blocks_to_swap=9, **more)
+    resident = train(miniature, tmp_path / "resident", **more)
+    assert swapped.status == 0
+    assert swapped.losses == resident.losses
+    assert equal(swapped.tensors(), resident.tensors())
+    (ours,), (wanted,) = (run.told("sample") for run in (swapped, resident))
+    assert Path(ours["path"]).read_bytes() == Path(wanted["path"]).read_bytes()

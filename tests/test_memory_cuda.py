@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from scripts_help import FLUX_FULL, FLUX_LORA
+from diffusers import UNet2DConditionModel
+from scripts_help import FLUX_FULL, FLUX_LORA, SDXL_FULL, SDXL_LORA
 from swap_help import update_by_block, update_in_backward, updates
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -15,12 +16,17 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from sd_scripts.families.family import Components
 from sd_scripts.families.flux.memory import checkpoint_gradients, place
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
+from sd_scripts.families.sdxl import memory as sdxl_memory
+from sd_scripts.families.sdxl import tiny
+from sd_scripts.families.sdxl import unet as sdxl_unet
 from sd_scripts.library import fp8
-from sd_scripts.library.block_swap import ALIGNMENT, host_value
+from sd_scripts.library.block_swap import ALIGNMENT, _allocated, host_value
 from sd_scripts.library.quantized import frozen_linear, transposed
 from sd_scripts.networks.adapters.lora import LoraLinear
 from sd_scripts.networks.layers import Dropouts
 from sd_scripts.options.settings import Settings
+from sd_scripts.planning.memory import CONTEXT, GIB
+from sd_scripts.training.device_memory import limit_gpu_memory
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: copies beside the computation"),
@@ -381,3 +387,119 @@ def test_swapped_blocks_that_learn_take_no_memory_in_a_step(fused: bool) -> None
         off = bytes_off(learner.model)
         del learner
     assert peaks[0] - peaks[1] > 0.95 * off
+
+
+U_NET = tiny.UNET | {
+    "block_out_channels": (64, 128, 512),
+    "transformer_layers_per_block": (1, 1, 4),
+    "attention_head_dim": (1, 2, 8),
+}
+"""24 transformer blocks of 10 MB in bf16."""
+
+
+class UNetLearner:
+    """A U-Net in training. A LoRA on each Linear of the transformers, or all of it, updated within backward."""
+
+    def __init__(self, swap: int, *, full: bool, **options: Any):
+        torch.manual_seed(0)
+        self.unet: Any = sdxl_unet.prepare_unet(UNet2DConditionModel(**U_NET).requires_grad_(full).bfloat16())
+        settings = Settings(SDXL_FULL if full else SDXL_LORA, {"blocks_to_swap": swap, **options})
+        components = Components(denoiser=self.unet, vae=nn.Identity(), text_encoders=[], tokenizers=[], source="")
+        sdxl_memory.place(components, settings, CUDA)
+        if options.get("gradient_checkpointing"):
+            sdxl_unet.checkpoint_gradients(self.unet, settings)
+        if full:
+            self.update = updates(self.unet, "AdamW")
+            update_in_backward(self.unet, self.update)
+        else:
+            self._adapt()
+
+    def _adapt(self) -> None:
+        g = torch.Generator().manual_seed(1)
+        for path, layer in list(self.unet.named_modules()):
+            if type(layer) is nn.Linear and "attentions" in path:
+                lora = LoraLinear(layer, 4, Dropouts())
+                for p in (lora.lora_down, lora.lora_up):
+                    p.data = (torch.randn(p.shape, generator=g) * 0.03).to(CUDA, torch.bfloat16)
+                parent, _, name = path.rpartition(".")
+                setattr(self.unet.get_submodule(parent), name, lora)
+
+    def step(self, late: bool = False) -> Tensor:
+        """Forward and backward; return the output. `late`: copies have other work to finish first."""
+        if late:
+            late_copies(self.unet)
+        out = self.predict()
+        out.square().mean().backward()
+        return out.detach()
+
+    def predict(self) -> Tensor:
+        g = torch.Generator().manual_seed(2)
+        shapes = ((1, 4, 32, 32), (1, 77, U_NET["cross_attention_dim"]), (1, tiny.TEXT_WIDTHS[1]))
+        noisy, context, pooled = (torch.randn(shape, generator=g).to(CUDA, torch.bfloat16) for shape in shapes)
+        sizes = torch.full((1, 6), 256, device=CUDA)
+        return sdxl_unet.predict(self.unet, noisy, torch.tensor([500], device=CUDA), context, pooled, sizes)
+
+    def learned(self) -> dict[str, Tensor]:
+        """Gradients of a LoRA, or what a file of the whole model would hold."""
+        found = {name: p.grad for name, p in self.unet.named_parameters() if p.grad is not None}
+        return found or {name: tensor.cpu().clone() for name, tensor in self.unet.state_dict().items()}
+
+
+@pytest.fixture
+def _repeatable() -> Iterator[None]:
+    """Kernels of attention and of convolutions that add up in one order."""
+    before = torch.backends.cudnn.deterministic
+    torch.backends.cudnn.deterministic = True
+    with sdpa_kernel(SDPBackend.MATH):
+        yield
+    torch.backends.cudnn.deterministic = before
+
+
+@pytest.mark.usefixtures("_repeatable")
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("swap", [10, 22])
+def test_swapped_blocks_of_a_u_net_compute_what_resident_ones_do(swap: int, checkpointing: bool, full: bool) -> None:
+    wanted, ours = (UNetLearner(s, full=full, gradient_checkpointing=checkpointing) for s in (0, swap))
+    for _ in range(3):
+        assert torch.equal(ours.step(late=True), wanted.step())
+        assert_same(ours.learned(), wanted.learned())
+        with torch.no_grad():
+            late_copies(ours.unet)
+            assert torch.equal(ours.predict(), wanted.predict())
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_swapped_blocks_of_a_u_net_take_no_memory_in_a_step(full: bool) -> None:
+    peaks, off = [], 0
+    for swap in (0, 22):
+        gc.collect()
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_allocated()
+        learner = UNetLearner(swap, full=full, gradient_checkpointing=True)
+        torch.cuda.reset_peak_memory_stats()
+        for _ in range(2):
+            learner.step()
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+        off = 22 * bytes_of(sdxl_memory.swappable_blocks(learner.unet)[0])
+        del learner
+    assert peaks[0] - peaks[1] > (0.9 if full else 0.8) * off  # a LoRA's own weights count as the block's
+
+
+def test_what_is_allocated_is_what_pytorch_says() -> None:
+    held = torch.empty(GIB // 4, dtype=torch.uint8, device=CUDA)
+    assert _allocated(CUDA) == torch.cuda.memory_allocated(CUDA) >= held.nbytes
+
+
+def test_a_limit_of_gpu_memory_is_an_error_beyond_it() -> None:
+    gc.collect()
+    torch.cuda.empty_cache()
+    reserved = torch.cuda.memory_reserved()
+    limit_gpu_memory(CUDA, (reserved + CONTEXT) / GIB + 1.0)
+    try:
+        held = torch.empty(GIB // 2, dtype=torch.uint8, device=CUDA)
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(GIB, dtype=torch.uint8, device=CUDA)
+        assert held.is_cuda
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, CUDA)

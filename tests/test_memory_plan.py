@@ -1,5 +1,6 @@
 """The plan's memory is what was measured on a GPU, and its facts are those of the real models and optimizers."""
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -12,9 +13,13 @@ from sd_scripts.data.buckets import Extent
 from sd_scripts.data.epochs import BatchShape
 from sd_scripts.families.quantizing import can_be_quantized
 from sd_scripts.families.registry import card_of, cards, family_of, module_of
-from sd_scripts.library.block_swap import swap_counts
+from sd_scripts.families.sdxl.memory import swappable_blocks
+from sd_scripts.library.block_swap import SLOTS, max_blocks_to_swap, swap_counts
 from sd_scripts.library.optimizers import make_optimizer, train_mode
+from sd_scripts.networks.adapter import adapter_kinds
+from sd_scripts.networks.adapters.oft import Oft
 from sd_scripts.networks.targets import adaptable, is_conv
+from sd_scripts.networks.update_adapter import UpdateAdapter
 from sd_scripts.options.catalog import script_for
 from sd_scripts.options.optimizer import OptimizerOptions
 from sd_scripts.options.optimizer_table import OPTIMIZERS
@@ -105,7 +110,7 @@ def test_the_memory_of_training_is_what_was_measured() -> None:
     assert wrong == {}
 
 
-@pytest.mark.parametrize("family", ["flux", "sdxl"])
+@pytest.mark.parametrize("family", ["flux", "qwen_image", "sdxl"])
 def test_facts_are_counted_in_the_full_size_model(family: str) -> None:
     modules, own, facts = module_of(family, "full_size").modules(), family_of(family), card_of(family).memory
     assert facts
@@ -133,6 +138,37 @@ def quantized_weights(module: nn.Module, pattern: re.Pattern[str] | None) -> lis
     return [weight for name, weight in named if pattern and can_be_quantized(pattern, name, weight)]
 
 
+FLOAT32, BF16 = 4, 2
+"""Bytes of a value in the masters and in their copies."""
+ADAPTERS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("loha", {"network_dim": 8}),
+    ("lokr", {"network_dim": 100_000}),
+    ("lokr", {"network_dim": 100_000, "factor": 8}),
+    ("lokr", {"network_dim": 32, "factor": 8}),
+    ("oft", {"network_dim": 8}),
+    ("oft", {"network_dim": 32}),
+)
+
+
+@pytest.mark.parametrize("family", ["flux", "sdxl"])
+def test_the_values_of_adapters_are_about_those_of_their_layers(family: str) -> None:
+    model, target, wrong = module_of(family, "full_size").modules()["denoiser"], family_of(family).lora, {}
+    layers = [(path, each) for path, each in adaptable(model, target, conv=False) if in_blocks(path)]
+    for kind, options in ADAPTERS:
+        found = memory_of(settings_of(family, "lora", network_type=kind, **options))
+        planned = next(part.bytes for part in found.parts if part.name == "adapter") / (FLOAT32 + BF16)
+        rank, adapter = options["network_dim"], adapter_kinds()[kind]
+        if issubclass(adapter, UpdateAdapter):
+            shapes = [shape for _, each in layers for shape in adapter.shapes(each.weight, rank, options).values()]
+        else:
+            assert issubclass(adapter, Oft)
+            shapes = [adapter.shape(path, len(each.weight), rank, None) for path, each in layers]
+        values = sum(map(math.prod, shapes))
+        if not 0.7 < planned / values < 1.4:
+            wrong[kind, str(options)] = planned, values
+    assert wrong == {}
+
+
 def in_blocks(path: str) -> bool:
     """Whether a layer is adapted by default: FLUX.1's inputs only with ranks of their own."""
     return not path.startswith(("img_in", "time_in", "vector_in", "guidance_in", "txt_in"))
@@ -142,13 +178,22 @@ def values_in(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-@pytest.mark.parametrize("count", [1, 18, 35])
-def test_swapped_values_are_those_of_the_swapped_blocks(count: int) -> None:
+def test_swapped_values_are_those_of_the_swapped_blocks() -> None:
     flux = module_of("flux", "full_size").modules()["denoiser"]
-    (double, single), facts = swap_counts(count), card_of("flux").memory
+    facts = card_of("flux").memory
     assert facts
-    swapped = double * values_in(flux.double_blocks[0]) + single * values_in(flux.single_blocks[0])
-    assert facts.swapped(count) == swapped
+    for count in (1, 18, 35):
+        double, single = swap_counts(count)
+        swapped = double * values_in(flux.double_blocks[0]) + single * values_in(flux.single_blocks[0])
+        assert facts.swapped(count) == swapped
+    assert facts.most_swapped == max_blocks_to_swap(len(flux.double_blocks), len(flux.single_blocks))
+
+
+def test_sdxl_swaps_sixty_transformer_blocks_but_the_two_that_are_on_the_gpu() -> None:
+    blocks, facts = swappable_blocks(module_of("sdxl", "full_size").modules()["denoiser"]), card_of("sdxl").memory
+    assert facts
+    assert facts.swapped(1) == values_in(blocks[0])
+    assert facts.most_swapped == len(blocks) - SLOTS == 58
 
 
 def test_optimizers_keep_as_many_bytes_as_the_table_says() -> None:
@@ -187,6 +232,16 @@ def test_advice_names_options_with_which_the_run_fits() -> None:
     assert memory_of(changed, gpu_bytes=gpu).fits
     assert not needed.fits
     assert memory_advice(changed, memory_of(changed, gpu_bytes=gpu), memory_of) == ()
+
+
+def test_a_limit_is_what_the_run_may_use() -> None:
+    """Beside the U-Net's weights in bf16, 6 GiB have no room."""
+    settings = settings_of("sdxl", "full", gpu_memory_limit=6.0, optimizer_type="Adafactor")
+    needed = memory_of(settings, gpu_bytes=24 * GIB)
+    (told,) = memory_advice(settings, needed, lambda changed: memory_of(changed, gpu_bytes=24 * GIB))
+    assert "GiB and gpu_memory_limit is 6.0. It would fit" in told
+    assert told.endswith("with gradient_checkpointing, fused_backward_pass, blocks_to_swap = 20")
+    assert memory_of(settings_of("sdxl", "full", gpu_memory_limit=60.0), gpu_bytes=24 * GIB).card == 24 * GIB
 
 
 def test_spilled_memory_is_noticed_where_steps_become_slow_on_a_full_gpu() -> None:

@@ -23,8 +23,9 @@ STRUCTURE = tiny.UNET | {"block_out_channels": (32, 64, 128), "attention_head_di
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory, flux_miniature: Any) -> dict[str, Any]:
-    return {"sdxl": tiny.write_miniature(tmp_path_factory.mktemp("narrow"), STRUCTURE), "flux": flux_miniature}
+def models(tmp_path_factory: pytest.TempPathFactory, flux_miniature: Any, qwen_image_miniature: Any) -> dict[str, Any]:
+    narrow = tiny.write_miniature(tmp_path_factory.mktemp("narrow"), STRUCTURE)
+    return {"sdxl": narrow, "flux": flux_miniature, "qwen_image": qwen_image_miniature}
 
 
 @pytest.fixture(autouse=True)
@@ -64,6 +65,9 @@ def planned(model: Any, method: str, values: dict[str, Any]) -> RunPlan:
         ("flux", "lora", 5, {"equal_token_buckets": True}),
         ("flux", "lora", 5, {"equal_token_buckets": True, "compile_dynamic": "true"}),
         ("sdxl", "lora", 5, {"equal_token_buckets": True}),
+        ("qwen_image", "lora", 3, {}),
+        ("qwen_image", "full", 5, {}),
+        ("qwen_image", "lora", 2, {"compile_dynamic": "true"}),
     ],
     ids=lambda value: value if isinstance(value, str | int) else " ".join(value),
 )

@@ -176,7 +176,7 @@ def test_what_a_file_or_folder_tells(
         ({"network_args": ["conv_dim=2.5"]}, "network_args: conv_dim=2.5 must be a whole number"),
         ({"network_args": ["rank_dropout=1"]}, "network_args: rank_dropout=1 drops everything"),
         ({"network_args": ["loraplus_lr_ratio=-4"]}, "network_args: loraplus_lr_ratio=-4 must be at least 0"),
-        ({"network_args": ["conv_dim=four"], "network_module": "lycoris.kohya"}, ""),
+        ({"network_args": ["conv_dim=four", "algo=dylora"], "network_module": "lycoris.kohya"}, ""),
     ],
     ids=lambda value: "-".join(map(str, next(iter(value.values())))) if isinstance(value, dict) else "",
 )

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from training_help import images, run
 
+from kohya_gui.presets import preset_family
 from kohya_gui.tabs import TABS
 from sd_scripts.formats.toml_files import read_toml, write_toml
 
@@ -32,7 +33,7 @@ def name(preset: Path) -> str:
 
 def ways(preset: Path) -> set[tuple[str, str, object]]:
     """Return (family and method, option, value) of all that a preset sets; numbers count as one value."""
-    script = f"{preset.stem.partition('_')[0]} {TABS[preset.parent.name].method}"
+    script = f"{preset_family(preset.stem)} {TABS[preset.parent.name].method}"
     said = read_toml(preset)
     return {
         (script, option, value if isinstance(value, bool | str) else "a number")
@@ -51,8 +52,9 @@ def cover() -> list[Path]:
 
 
 @pytest.mark.parametrize("preset", cover(), ids=name)
-def test_a_preset_trains(preset: Path, miniature: Any, flux_miniature: Any, tmp_path: Path) -> None:
-    model = flux_miniature if preset.stem.startswith("flux_") else miniature
+def test_a_preset_trains(preset: Path, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    family = preset_family(preset.stem)
+    model: Any = request.getfixturevalue("miniature" if family == "sdxl" else f"{family}_miniature")
     said = read_toml(preset)
     values = {**said, **SMALL, **{option: str(path) for option, path in model.files.items()}}
     values |= {

@@ -5,23 +5,32 @@ from pathlib import Path
 import pytest
 from gui_help import settings_in
 
+from kohya_gui.presets import preset_family
 from kohya_gui.print_command import print_command
 from kohya_gui.tabs import TABS
-from sd_scripts.families.flux.options import RECOMMENDED
+from sd_scripts.families.registry import card_of
 from sd_scripts.formats.toml_files import read_toml, write_toml
 from sd_scripts.options.catalog import SCRIPTS, script_for
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.reading import from_values
 from sd_scripts.options.settings import Script
+from sd_scripts.planning.memory import GIB
+from sd_scripts.tools.measure_presets import presets_of
 
 FOLDER = Path(__file__).parent.parent / "presets"
 PRESETS = sorted(FOLDER.glob("*/*.toml"))
 FLUX = [preset for preset in PRESETS if preset.stem.startswith("flux_")]
+QWEN_IMAGE = [preset for preset in PRESETS if preset.stem.startswith("qwen_image_")]
 FULL = [preset for preset in PRESETS if preset.parent.name in ("dreambooth", "finetune")]
 LITTLE = [preset for preset in PRESETS if "low_memory" in preset.stem]
 WAYS = ("safe_start", "fast_compiled", "low_memory_12gb", "low_memory_16gb", "low_memory_24gb", "best_quality")
+WAYS_OF_QWEN_IMAGE = ("safe_start", "fast_compiled", "low_memory_24gb")
+"""Its text encoder alone needs 16 GB when a whole model is trained."""
 PATHS = {"pretrained_model_name_or_path", "train_data_dir", "output_dir"}
+SMALLER = {f"{tab}/sdxl_low_memory_8gb" for tab in ("dreambooth", "finetune")}
+"""SDXL is trained in full on smaller GPUs than FLUX.1."""
 PARTS = {"clip_l", "t5xxl", "ae"}
+PARTS_OF_QWEN_IMAGE = {"text_encoder", "vae"}
 
 
 def name(preset: Path) -> str:
@@ -29,7 +38,7 @@ def name(preset: Path) -> str:
 
 
 def script_of(preset: Path) -> Script:
-    return script_for(preset.stem.partition("_")[0], TABS[preset.parent.name].method)
+    return script_for(preset_family(preset.stem), TABS[preset.parent.name].method)
 
 
 every_preset = pytest.mark.parametrize("preset", PRESETS, ids=name)
@@ -39,8 +48,8 @@ def test_every_tab_has_presets_of_its_own():
     assert {preset.parent.name for preset in PRESETS} == set(TABS)
     wanted = {
         f"{tab}/{family}_{way}" for tab in ("dreambooth", "finetune") for family in ("sdxl", "flux") for way in WAYS
-    }
-    assert {name(preset) for preset in FULL} == wanted
+    } | {f"{tab}/qwen_image_{way}" for tab in ("dreambooth", "finetune") for way in WAYS_OF_QWEN_IMAGE}
+    assert {name(preset) for preset in FULL} == wanted | SMALLER
 
 
 @every_preset
@@ -60,7 +69,8 @@ def test_a_preset_says_only_what_differs_from_the_defaults(preset):
 
 @every_preset
 def test_a_preset_with_paths_becomes_a_command(preset, tmp_path, capsys):
-    paths = {option: str(tmp_path / option) for option in PATHS | (PARTS if preset in FLUX else set())}
+    parts = PARTS if preset in FLUX else PARTS_OF_QWEN_IMAGE if preset in QWEN_IMAGE else set()
+    paths = {option: str(tmp_path / option) for option in PATHS | parts}
     write_toml(tmp_path / "in.toml", {**read_toml(preset), **paths})
     assert print_command(preset.parent.name, tmp_path / "in.toml") == 0
     (line,) = capsys.readouterr().out.splitlines()
@@ -74,20 +84,27 @@ def test_presets_compile_whose_name_says_so_one_at_least_for_each_script():
     assert all(from_values(script_of(preset), read_toml(preset))[CompileOptions].compile for preset in compiled)
 
 
-@pytest.mark.parametrize("preset", FLUX, ids=name)
-def test_flux_trains_at_the_recommended_timesteps(preset):
-    assert read_toml(preset).items() >= RECOMMENDED.items()
+@pytest.mark.parametrize("preset", FLUX + QWEN_IMAGE, ids=name)
+def test_presets_train_at_the_recommended_timesteps(preset):
+    assert read_toml(preset).items() >= card_of(preset_family(preset.stem)).recommended.items()
 
 
 @pytest.mark.parametrize("tab", TABS)
 def test_presets_for_little_memory_hold_less_on_the_gpu_the_smaller_the_card(tab):
-    cards = [preset for preset in LITTLE if preset.parent.name == tab]
-    for family, less in (
-        ("sdxl", lambda said: -said.get("train_batch_size", 1)),
-        ("flux", lambda said: said.get("blocks_to_swap", 0)),
-    ):
-        held = [less(read_toml(preset)) for preset in cards if preset.stem.startswith(family)]
+    for family in ("sdxl", "flux", "qwen_image"):
+        presets = [preset for preset in presets_of(family) if preset.cap and preset.name.startswith(f"{tab}/")]
+        held = [(p.values.get("blocks_to_swap", 0), -p.values.get("train_batch_size", 1)) for p in presets]
+        assert len(held) == len([p for p in LITTLE if p.parent.name == tab and p.stem.startswith(family)])
         assert held == sorted(held, reverse=True)
+
+
+def test_the_plan_of_each_preset_fits_the_gpu_that_it_names():
+    """T5 in fp8 takes more than 6 * 10^9 bytes with what CUDA takes, if less than 6 GiB."""
+    nearly = {"lora/flux_low_memory_6gb": 6 * GIB}
+    presets = [preset for family in ("sdxl", "flux") for preset in presets_of(family) if preset.cap]
+    planned = {preset.name: preset.plan().in_use for preset in presets}
+    assert {p.name for p in presets if planned[p.name] > nearly.get(p.name, p.cap)} == set()
+    assert min(preset.cap for preset in presets) == 6 * 10**9
 
 
 @pytest.mark.parametrize("preset", LITTLE, ids=name)
@@ -100,7 +117,7 @@ def test_presets_for_little_memory_take_what_saves_it(preset):
         assert said["full_bf16"]
         assert said["fused_backward_pass"]
         assert said["optimizer_type"] == "Adafactor"
-    elif preset in FLUX:
+    elif preset in FLUX + QWEN_IMAGE:
         assert said["fp8_base"]
 
 

@@ -17,6 +17,10 @@ COMPILED = {"compile": True, "compile_backend": "aot_eager"}
 INT8 = {"quantize_base": "int8", "quantize_text_encoders": "int8"}
 NF4 = {"quantize_base": "nf4", "quantize_text_encoders": "nf4"}
 
+ROUNDED = {"qwen_image": 1e-3}
+"""How far compiled losses may be from eager ones: an activation that is rounded the other way changes by up to a 127th
+of the largest of its row, of which this model of 14 Linears a block has most."""
+
 pytestmark = pytest.mark.usefixtures("no_graphs")
 
 
@@ -33,7 +37,7 @@ def test_on_int8_it_learns_nearly_the_same_and_compiles_to_as_many_graphs(
     assert eager.losses != plain.losses
     assert eager.losses == pytest.approx(plain.losses, rel=2e-2)
     assert eager.tensors().keys() == plain.tensors().keys()
-    assert compiled.losses == pytest.approx(eager.losses, rel=1e-4)
+    assert compiled.losses == pytest.approx(eager.losses, rel=ROUNDED.get(each_miniature.family, 1e-4))
     assert [(told["graphs"], told["breaks"]) for told in compiled.told("compile")] == [
         (GRAPHS[each_miniature.family], 0)
     ]

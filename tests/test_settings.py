@@ -1,6 +1,7 @@
 """Settings: what they hold, what is written down, what is wrong with them and what is merely idle."""
 
 import os
+from typing import Any
 
 import pytest
 from scripts_help import FLUX_FULL, FLUX_LORA, SDXL_LORA
@@ -237,8 +238,16 @@ def test_what_sd_scripts_itself_writes_of_its_compiler_gets_no_remark():
     assert remarks(torch_compile=False, dynamo_backend="inductor") == []
 
 
-def test_lycoris_takes_a_rank_that_our_lora_does_not():
-    assert settings(network_dim=100_000, network_alpha=100_000, network_module="lycoris.kohya").problems() == []
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"network_module": "lycoris.kohya", "network_args": ["algo=lokr", "conv_dim=100000"]},
+        {"network_module": "lycoris.kohya", "network_args": ["algo=dylora"]},
+        {"network_type": "lokr"},
+    ],
+)
+def test_lokr_and_other_packages_take_a_rank_that_others_do_not(values: dict[str, Any]) -> None:
+    assert settings(network_dim=100_000, network_alpha=100_000, **values).problems() == []
     (problem,) = map(str, settings(network_dim=10_000).problems())
     assert problem.startswith("network_dim: 10000 is above 4096")
 
@@ -358,7 +367,7 @@ def test_a_saved_file_names_its_family_and_method():
     [
         ("family", "flux", "family: these settings are for FLUX.1; run flux_train_network.py, or remove the line"),
         ("method", "full", "method: these settings are for full training; run sdxl_train.py, or remove the line"),
-        ("family", "sd9", "family: 'sd9' is not one of sdxl, flux"),
+        ("family", "sd9", "family: 'sd9' is not one of sdxl, flux, qwen_image"),
     ],
 )
 def test_a_file_of_another_script_is_refused(key, value, told):

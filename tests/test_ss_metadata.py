@@ -102,6 +102,16 @@ def test_network_args_are_json_and_there_only_if_given() -> None:
     assert json.loads(found["ss_network_args"]) == {"conv_dim": "4", "loraplus_lr_ratio": "16"}
 
 
+def test_a_network_type_is_recorded_as_lycoris_names_it() -> None:
+    found = metadata(network_type="lokr", factor=8, network_args=["loraplus_lr_ratio=16"])
+    assert found["ss_network_module"] == "lycoris.kohya"
+    assert json.loads(found["ss_network_args"]) == {"algo": "lokr", "factor": "8", "loraplus_lr_ratio": "16"}
+    found = metadata(network_type="dora")
+    assert json.loads(found["ss_network_args"]) == {"algo": "lora", "dora_wd": "True"}
+    found = metadata(network_type="locon", conv_dim=4, network_module="networks.lora")
+    assert (found["ss_network_module"], found["ss_network_args"]) == ("networks.lora", '{"conv_dim": "4"}')
+
+
 def test_no_metadata_leaves_what_loading_needs() -> None:
     facts = replace(FACTS, base_files={"ss_sd_model_name": "secret.safetensors"})
     assert set(metadata(facts, no_metadata=True, network_args=["conv_dim=4"])) == set(ALWAYS)

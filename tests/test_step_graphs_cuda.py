@@ -51,6 +51,11 @@ def same(run: Run, plain: Run, *, graphs: int = 1) -> None:
         {"full_bf16": True},
         {"mixed_precision": "no"},
         {"activation_memory_budget": 0.5},
+        {"network_type": "dora", "network_dim": 8},
+        {"network_type": "lokr", "dora_wd": True},
+        {"network_type": "loha"},
+        {"network_type": "oft", "network_dim": 8},
+        {"lora_init": "pissa"},
     ],
     ids=lambda more: ",".join(more),
 )

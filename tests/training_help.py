@@ -43,6 +43,7 @@ SHORT: dict[str, Any] = {
 OF_FAMILY: dict[str, dict[str, Any]] = {
     "sdxl": {},
     "flux": {"t5xxl_max_token_length": 16, **RECOMMENDED},
+    "qwen_image": {"timestep_sampling": "qwen_shift"},
 }
 """What a run of each family has beside SHORT."""
 
@@ -52,7 +53,7 @@ FULL: dict[str, Any] = {
 }
 """What full training has in place of a network."""
 
-GRAPHS = {"sdxl": 9, "flux": 2}
+GRAPHS = {"sdxl": 9, "flux": 2, "qwen_image": 1}
 """Of a compiled LoRA run on images of one size."""
 
 CAPTIONS_IN_THE_STEP: dict[str, Any] = {"cache_text_encoder_outputs": None}

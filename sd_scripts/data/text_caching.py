@@ -33,12 +33,14 @@ def cache_text(
     cache_key: str,
     suffix: str,
     job: CacheJob,
+    trim: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = dict,
     fits: Callable[[CacheFile], bool] | None = None,
 ) -> "TextStore":
     """Encode each distinct caption once, with prefix, suffix, first line and separators applied.
 
-    `cache_key` identifies the encoders and all that changes their output; `suffix` ends the names of the files. With
-    job.skip_check a file that `fits` rejects is rebuilt nevertheless. Captions must not vary between steps.
+    `cache_key` identifies the encoders and all that changes their output; `suffix` ends the names of the files; `trim`
+    removes the padding from the outputs of one caption. With job.skip_check a file that `fits` rejects is rebuilt
+    nevertheless. Captions must not vary between steps.
     """
     assert not any(item.subset.captions.random_fields() for item in plan.items), "preflight checks it"
     pairs = [(item, static_caption(item)) for item in plan.every_item()]
@@ -68,7 +70,8 @@ def cache_text(
         outputs = {name: tensor.detach().cpu() for name, tensor in encode(batch).items()}
         for row, caption in enumerate(batch):
             # cloned: a view would keep the whole batch alive
-            entry = {name: tensor[row].clone() for name, tensor in outputs.items()}
+            trimmed = trim({name: tensor[row] for name, tensor in outputs.items()})
+            entry = {name: tensor.clone() for name, tensor in trimmed.items()}
             if disk is None:
                 memory.entries[caption] = entry
                 continue

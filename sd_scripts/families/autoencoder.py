@@ -1,11 +1,11 @@
 """Encode and decode images with a diffusers autoencoder, as all families do."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sd_scripts.families.memory_facts import PIXELS_AT_ONCE
 
@@ -30,18 +30,25 @@ def vae_encode(vae: Any, pixels: Tensor) -> Tensor:
     return torch.cat(slices).to(dtype)
 
 
+Tiled = Callable[[Any, int], AbstractContextManager[None]]
+"""VAE, side in latents -> context in which it decodes overlapping tiles and blends them."""
+
+
 @torch.no_grad()
-def vae_decode(vae: Any, latents: Tensor) -> Tensor:
+def vae_decode(vae: Any, latents: Tensor, tiled: Tiled | None = None, widest: int = 0) -> Tensor:
     """Decode latents (B, C, h, w), neither shifted nor scaled -> images (B, 3, 8h, 8w) float32 in 0..1.
+
+    `tiled` and `widest`, the decoder's largest activation for each latent in values, are for VAEs other than
+    diffusers' AutoencoderKL.
 
     The VAE's own dtype is tried first, unless the CPU emulates it; where it overflows the image is decoded in float32
     instead of turning black.
     """
     with _in_float32(vae) if _is_emulated(vae) else nullcontext():
-        pixels = _vae_decode(vae, latents.to(vae.dtype)).float()
+        pixels = _vae_decode(vae, latents.to(vae.dtype), tiled or tiled_decoding, widest).float()
     if not torch.isfinite(pixels).all():
         with _in_float32(vae):
-            pixels = _vae_decode(vae, latents.float())
+            pixels = _vae_decode(vae, latents.float(), tiled or tiled_decoding, widest)
     return (pixels / 2 + 0.5).clamp(0, 1)
 
 
@@ -58,25 +65,26 @@ def _in_float32(vae: Any) -> Iterator[None]:
         vae.float()
         yield
     finally:
-        vae.to(dtype)
+        nn.Module.to(vae, dtype)  # that of diffusers warns about some VAEs for no reason
 
 
-def _vae_decode(vae: Any, latents: Tensor) -> Tensor:
+def _vae_decode(vae: Any, latents: Tensor, tiled: Tiled, widest: int) -> Tensor:
     """Decode, in tiles where the whole image does not fit into the GPU memory that training leaves free."""
-    if _has_room(vae, latents):
+    if _has_room(vae, latents, widest):
         with suppress(torch.OutOfMemoryError):
             return vae.decode(latents).sample
         torch.cuda.empty_cache()
-    with tiled_decoding(vae, min(TILE, max(latents.shape[-2:]) // 2)):
+    with tiled(vae, min(TILE, max(latents.shape[-2:]) // 2)):
         return vae.decode(latents).sample
 
 
-def _has_room(vae: Any, latents: Tensor) -> bool:
+def _has_room(vae: Any, latents: Tensor, widest: int) -> bool:
     if not latents.is_cuda:
         return True
-    widths = vae.config.block_out_channels
-    pixels = latents[:, :1].numel() * 4 ** (len(widths) - 1)
-    needed = LARGEST_AT_ONCE * pixels * widths[min(1, len(widths) - 1)] * latents.element_size()
+    if not widest:
+        widths = vae.config.block_out_channels
+        widest = 4 ** (len(widths) - 1) * widths[min(1, len(widths) - 1)]
+    needed = LARGEST_AT_ONCE * latents[:, :1].numel() * widest * latents.element_size()
     free, _ = torch.cuda.mem_get_info(latents.device)
     unused = torch.cuda.memory_reserved(latents.device) - torch.cuda.memory_allocated(latents.device)
     return needed < free + unused

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +18,13 @@ from sd_scripts.families.layouts import Layout
 from sd_scripts.families.loading import download
 from sd_scripts.families.model_file import locate
 from sd_scripts.families.opening import load_tokenizers, open_sources
+from sd_scripts.families.placing import blocks_to_swap
 from sd_scripts.families.quantizing import quantize_while_loading
 from sd_scripts.formats.atomic_files import atomic_file, atomic_folder
 from sd_scripts.formats.disk import saving
 from sd_scripts.library.media import Media
 from sd_scripts.library.safetensors_io import on_cpu, save_model
-from sd_scripts.networks.targets import LoraTarget
+from sd_scripts.networks.targets import LoraBlocks, LoraTarget
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.prompt_lines import SamplePrompt
 from sd_scripts.options.settings import Settings
@@ -83,6 +84,10 @@ class TextEncoding:
     """Everything besides the encoders that changes their outputs: a cache with another key is rebuilt."""
     cache_fits: Callable[[Components, Mapping[str, Tensor]], bool] | None = None
     """Whether a cache file of unknown origin can be used; None: any."""
+    trim: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] = dict
+    """Outputs of one caption -> the same without padding, as caches store them."""
+    pad: Callable[[Mapping[str, Tensor], Settings], dict[str, Tensor]] = lambda text, settings: dict(text)
+    """Outputs of a batch, padded to its longest caption -> what a step reads."""
 
 
 def blocks_of(*classes: type[nn.Module]) -> Callable[[nn.Module], list[nn.Module]]:
@@ -183,6 +188,7 @@ class Family:
     blocks: Blocks
     lora: LoraTarget
     lora_text_encoders: tuple[LoraTarget, ...]
+    lora_blocks: LoraBlocks = field(default_factory=LoraBlocks)
     sample: Callable[[Components, SamplePrompt, dict[str, Tensor], Settings], Media]
     """Components, prompt, text outputs of its captions, settings -> an image or a clip, without compiled graphs."""
     saving: Saving
@@ -223,8 +229,12 @@ class Family:
             raise ValueError(problems[0])
         wide_vae = options.no_half_vae and self.card.has("own_vae")
         dtypes = {DENOISER: denoiser_dtype or dtype, VAE: torch.float32 if wide_vae else dtype}
+        # a denoiser whose blocks are swapped may not fit on the device
+        devices = {DENOISER: "cpu"} if blocks_to_swap(settings) else {}
         for name, source in sources.items():
-            sources[name] = replace(source, dtype=dtypes.get(name, encoder_dtype or dtype), device=device)
+            sources[name] = replace(
+                source, dtype=dtypes.get(name, encoder_dtype or dtype), device=devices.get(name, device)
+            )
         if only:
             return Components.opened(sources, tokenizers=[], source="")
         encoders: dict[str, Any] = {n: each.empty for n, each in sources.items() if self.layouts[n].tokenizer}

@@ -62,6 +62,8 @@ class MemoryFacts:
     """Component -> values, and rows, of the weights that are quantized where that is chosen."""
     swapped: Callable[[int], int] = lambda blocks_to_swap: 0
     """blocks_to_swap -> values of the denoiser that are off the device."""
+    most_swapped: int = 0
+    """The largest blocks_to_swap."""
     units: Callable[[int, int, int, Settings], float]
     """Width and height in pixels, frames, settings -> units of a sample, to which its activations are proportional."""
     activations: Activations

@@ -1,5 +1,7 @@
 """Inputs of a training step that families share."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -25,16 +27,17 @@ def flow_inputs(
     timesteps: Tensor | None,
     *,
     tokens: int,
+    draw: Callable[[int, FlowOptions, int, torch.Generator], Tensor] = draw_sigmas,
 ) -> dict[str, Tensor]:
     """Return the inputs of flow matching, on the latents' device.
 
     noisy and target, the velocity, as latents (B, C, *S); timesteps (B,) float32, 0 is the image and 1 noise alone,
-    drawn for images of so many `tokens` unless they are given; those of loss_inputs.
+    drawn by `draw` for images of so many `tokens` unless they are given; those of loss_inputs.
     """
     options = settings[NoiseOptions]
     noise = normal(latents.shape, generator)
     if timesteps is None:
-        sigmas = draw_sigmas(len(latents), settings[FlowOptions], tokens, generator)
+        sigmas = draw(len(latents), settings[FlowOptions], tokens, generator)
         timesteps = within_bounds(sigmas, *timestep_bounds(options))
     t = expand_to(timesteps.float(), latents)
     return {

@@ -11,7 +11,15 @@ from torch import Tensor
 from sd_scripts.families.card import DENOISER, ComponentCard, FamilyCard
 from sd_scripts.families.components import SCALE, WeightSource
 from sd_scripts.families.layouts import Layout, apply_scales
-from sd_scripts.families.loading import files_in, make_empty, open_library, require_matching_shapes, shapes_of, some
+from sd_scripts.families.loading import (
+    files_in,
+    make_empty,
+    open_library,
+    require_matching_shapes,
+    shapes_of,
+    shards_of,
+    some,
+)
 from sd_scripts.families.model_file import MODEL, Header, describe, is_hub_id, recognise
 from sd_scripts.families.registry import card_of, names
 from sd_scripts.library.model_reader import read_empty, read_weights
@@ -105,7 +113,7 @@ class _Opener:
         if not path.exists():
             raise ValueError(f"{option}: there is no file or folder '{path}'")
         if path.is_file():
-            return self._open_files(path, (path,), option)
+            return self._open_files(path, shards_of(path), option)
         inner = path / self.component.folder
         return self._open_folder(inner if inner.is_dir() else path, option)
 
@@ -117,7 +125,7 @@ class _Opener:
         if model.is_file():
             if component.option != MODEL and component.prefix_in(read_empty(model, MODEL)) is None:
                 raise ValueError(absent)
-            return self._open_files(model, (model,), MODEL)
+            return self._open_files(model, shards_of(model), MODEL)
         folder, whole = model / component.folder, (model / "model_index.json").is_file()
         several = sum(each.option == MODEL for each in card.components) > 1
         if (whole or (several and not alone)) and (found := describe(model)).family != card.name:

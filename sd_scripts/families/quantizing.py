@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from sd_scripts.families.components import DENOISER, WeightSource
 from sd_scripts.families.layouts import Layout
+from sd_scripts.families.placing import Quantize
 from sd_scripts.library import fp8, int8
 from sd_scripts.library.fp8 import Fp8
 from sd_scripts.library.int8 import Int8
@@ -22,8 +23,6 @@ from sd_scripts.library.quantized import MULTIPLE, WeightFormat, fits, quantize_
 from sd_scripts.options.quantization import computes_in_fp8, denoiser_format, encoder_format
 from sd_scripts.options.settings import Settings
 
-Quantize = Callable[[nn.Module, bool], object]
-"""Quantizes a block that is on the device; the flag says whether it stays there."""
 FORMATS: Mapping[str, WeightFormat] = {"fp8": Fp8(), "int8": Int8(), "int8_weight_only": Int8(), "nf4": Nf4()}
 """By their names in options, multiplying in the model's dtype."""
 

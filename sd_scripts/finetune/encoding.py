@@ -14,10 +14,10 @@ from sd_scripts.data.images import Augmentation
 from sd_scripts.data.latent_caching import cache_latents
 from sd_scripts.families.components import VAE
 from sd_scripts.families.registry import family_of
-from sd_scripts.finetune.tool import start_phase
 from sd_scripts.library.safetensors_io import PRECISIONS
 from sd_scripts.options.settings import Settings
 from sd_scripts.runs.reporter import Reporter
+from sd_scripts.runs.tool import start_phase
 from sd_scripts.training.training_data import weights_digest
 
 

@@ -3,9 +3,10 @@
 from argparse import SUPPRESS
 from pathlib import Path
 
-from sd_scripts.finetune.tool import parser, run, start_phase
+from sd_scripts.finetune.tool import parser
 from sd_scripts.formats.metadata_file import Words, check_target, merge_words, read_metadata, write_metadata
 from sd_scripts.runs.reporter import Reporter
+from sd_scripts.runs.tool import run, start_phase
 
 
 def main(script: str, words: Words, extension: str, argv: list[str] | None = None) -> int:

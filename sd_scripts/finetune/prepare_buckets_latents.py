@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from sd_scripts.families.model_file import describe
-from sd_scripts.finetune.tool import parser, run
+from sd_scripts.finetune.tool import parser
 from sd_scripts.formats.metadata_file import check_target, keys_of, read_metadata, require_images, write_metadata
 from sd_scripts.formats.words import some
 from sd_scripts.options.catalog import FAMILY_TITLES, SCRIPTS, script_for
@@ -19,6 +19,7 @@ from sd_scripts.options.settings import Settings
 from sd_scripts.options.spec import each_option
 from sd_scripts.runs import garbage_collection
 from sd_scripts.runs.reporter import Reporter
+from sd_scripts.runs.tool import run
 
 
 def setup_parser() -> argparse.ArgumentParser:

@@ -1,5 +1,10 @@
-"""The one attention of all families: PyTorch's scaled_dot_product_attention, with a guard for its backward."""
+"""The one attention of all families: PyTorch's scaled_dot_product_attention, with a guard for its backward.
 
+Padding at the ends of sequences is better skipped than masked: FlashAttention, several times as fast as what takes a
+mask, reads the lengths of sequences as data.
+"""
+
+import importlib.util
 from contextlib import nullcontext
 from typing import Any
 
@@ -15,13 +20,47 @@ MASKED = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
     """Softmax(q k' / sqrt(d)) v.
 
-    q (B, S, H, D), k and v (B, T, H, D), mask broadcastable to (B, H, S, T) -> (B, S, H * D).
+    q (B, S, H, D), k and v (B, T, H, D), mask bool and broadcastable to (B, H, S, T), or as padding_mask returns it
+    where S = T -> (B, S, H * D).
     """
+    if mask is not None and mask.dtype == torch.int32:
+        return _within_bounds(q, k, v, mask)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     with sdpa_kernel(MASKED) if mask is not None and q.is_cuda else nullcontext():
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
     out = out.transpose(1, 2).flatten(2)
     return _DenseGradient.apply(out) if out.is_cuda and out.requires_grad else out
+
+
+def padding_mask(valid: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the mask for keys (B, S) bool that are valid but for padding at their ends, and inputs of `dtype`.
+
+    Where FlashAttention can run these are the bounds of 2B sequences, int32 (2B + 1,): of what is valid and of what is
+    padding, which then only attends to itself. Elsewhere it is a mask (B, 1, 1, S).
+    """
+    if not _has_flash_attention(valid.device, dtype):
+        return valid[:, None, None]
+    starts = valid.shape[1] * torch.arange(len(valid) + 1, device=valid.device)
+    ends = starts[:-1] + valid.sum(1)
+    return torch.cat((torch.stack((starts[:-1], ends), dim=1).flatten(), starts[-1:])).int()
+
+
+def _has_flash_attention(device: torch.device, dtype: torch.dtype) -> bool:
+    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
+        return False
+    with_lengths = importlib.util.find_spec("torch.nn.attention.varlen") is not None
+    built = torch.backends.cuda.is_flash_attention_available() and torch.version.hip is None
+    return with_lengths and built and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def _within_bounds(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor) -> Tensor:
+    from torch.nn.attention.varlen import varlen_attn
+
+    batch, longest = q.shape[:2]
+    q, k, v = (x.flatten(0, 1) for x in (q, k, v))  # (B * S, H, D)
+    flat: Any = varlen_attn(q, k, v, bounds, bounds, longest, longest)
+    out = flat.unflatten(0, (batch, longest)).flatten(2)
+    return _DenseGradient.apply(out) if out.requires_grad else out
 
 
 class _DenseGradient(torch.autograd.Function):

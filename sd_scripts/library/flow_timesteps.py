@@ -38,10 +38,11 @@ def shifted(sigmas: Tensor, shift: float) -> Tensor:
     return shift * sigmas / (1 + (shift - 1) * sigmas)
 
 
-def shift_of(tokens: int) -> float:
-    """Return the shift for images of so many tokens: 1.65 for 256x256, 3.16 for 1024x1024."""
-    share = (tokens - BASE_TOKENS) / (MAX_TOKENS - BASE_TOKENS)
-    return math.exp(BASE_SHIFT + share * (MAX_SHIFT - BASE_SHIFT))
+def shift_of(tokens: int, most: int = MAX_TOKENS, highest: float = MAX_SHIFT) -> float:
+    """Return the shift for images of so many tokens: 1.65 for 256x256, 3.16 for 1024x1024. Its logarithm is `highest`
+    at `most` tokens."""
+    share = (tokens - BASE_TOKENS) / (most - BASE_TOKENS)
+    return math.exp(BASE_SHIFT + share * (highest - BASE_SHIFT))
 
 
 def sampling_sigmas(steps: int, shift: float) -> Tensor:

@@ -26,6 +26,6 @@ def _without_integrations() -> Iterator[None]:
 
 
 with _without_integrations():
-    from diffusers import AutoencoderKL
+    from diffusers import AutoencoderKL, AutoencoderKLQwenImage
 
-__all__ = ["AutoencoderKL"]
+__all__ = ["AutoencoderKL", "AutoencoderKLQwenImage"]

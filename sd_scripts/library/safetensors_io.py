@@ -1,11 +1,8 @@
 """Write model files, completely or not at all, with the hashes by which other programs look them up."""
 
 import hashlib
-import json
-import struct
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import safetensors.torch
 import torch
@@ -13,7 +10,7 @@ from torch import Tensor
 
 from sd_scripts.formats.atomic_files import atomic_file
 from sd_scripts.formats.disk import saving
-from sd_scripts.library.model_reader import DTYPES
+from sd_scripts.library.safetensors_stream import TensorSpec, header_of
 
 PRECISIONS = {"no": torch.float32, "float": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 """mixed_precision or save_precision -> dtype."""
@@ -39,27 +36,12 @@ def save_model(
 def write_tensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], dtype: torch.dtype | None = None
 ) -> None:
-    """Write a .safetensors file in place, byte for byte as the safetensors library does: a header padded to 8 bytes,
-    then wide dtypes before narrow ones, so that each tensor is aligned, then by name."""
-    dtypes = {key: _dtype(tensor, dtype) for key, tensor in tensors.items()}
-    order = sorted(tensors, key=lambda key: (_KINDS.index(dtypes[key]), key.encode()))
-    header: dict[str, Any] = {"__metadata__": dict(metadata)}
-    end = 0
-    for key in order:
-        begin, end = end, end + tensors[key].numel() * dtypes[key].itemsize
-        name = _NAMES[dtypes[key]]
-        header[key] = {"dtype": name, "shape": list(tensors[key].shape), "data_offsets": [begin, end]}
-    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
-    text += b" " * (-len(text) % 8)
+    """Write a .safetensors file in place, byte for byte as the safetensors library does, one tensor after another."""
+    first, spans = header_of({key: TensorSpec.of(tensor, dtype) for key, tensor in tensors.items()}, metadata)
     with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(text)))
-        file.write(text)
-        for key in order:
+        file.write(first)
+        for key in spans:
             file.write(on_cpu(tensors[key], dtype).flatten().view(torch.uint8).numpy().data)
-
-
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
-_KINDS = list(DTYPES.values())
 
 
 def _dtype(tensor: Tensor, wanted: torch.dtype | None) -> torch.dtype:

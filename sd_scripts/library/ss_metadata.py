@@ -19,6 +19,7 @@ from sd_scripts.options.loss import LossOptions
 from sd_scripts.options.metadata import MetadataOptions, thumbnail_url
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.network import NetworkOptions
+from sd_scripts.options.network_types import LYCORIS, read_items
 from sd_scripts.options.optimizer import LrSchedulerOptions
 from sd_scripts.options.settings import Settings
 
@@ -213,9 +214,11 @@ def _adjusted(settings: Settings, run: TrainingMetadata) -> dict[str, Any]:
         "ss_cache_latents": cache.caches_latents,
         "ss_debiased_estimation": settings[LossOptions].debiased_estimation_loss,
     }
-    if network.network_args:
-        pairs = (item.partition("=") for item in network.network_args)
-        adjusted["ss_network_args"] = json.dumps({key.strip(): value.strip() for key, _, value in pairs})
+    algorithm = network.algorithm
+    if algorithm:  # which other programs know under LyCORIS's name
+        adjusted["ss_network_module"] = LYCORIS
+    if arguments := {**algorithm, **network.shared_arguments, **read_items(network.network_args)}:
+        adjusted["ss_network_args"] = json.dumps(arguments)
     return adjusted
 
 

@@ -1,8 +1,9 @@
-"""The tokenizers of CLIP and T5: from the model's folder, tokenizer_cache_dir or the vocabularies in this package."""
+"""The tokenizers of CLIP, T5 and Qwen2.5: from the model folder, tokenizer_cache_dir or this package's vocabularies."""
 
 import base64
 import gzip
 import json
+import lzma
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from transformers import CLIPTokenizer, T5Tokenizer
+from transformers import AddedToken, CLIPTokenizer, Qwen2Tokenizer, T5Tokenizer
 
 FILES = ("tokenizer.json", "vocab.json", "spiece.model")
 """A folder with one of these holds a tokenizer."""
@@ -22,6 +23,16 @@ T5_SENTINELS = 100
 """T5's tokens <extra_id_0> to <extra_id_99>; they follow the 32,000 pieces, last first."""
 T5_ROWS = 128
 """T5's embedding has a multiple of so many rows: 32,128 for 32,100 tokens."""
+QWEN_SPECIAL = (
+    *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>"),
+    *("<|box_start|>", "<|box_end|>", "<|quad_start|>", "<|quad_end|>"),
+    *("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>"),
+)
+QWEN_ADDED = (
+    *("<tool_call>", "</tool_call>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>"),
+    *("<|repo_name|>", "<|file_sep|>"),
+)
+"""Tokens of Qwen2.5 after its 151,643 pieces, in order; only the former are skipped when it writes text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +84,7 @@ def _candidates(kind: TokenizerKind, folder: str, source: Path, tokenizer_cache_
 def _unpacked(name: str) -> str:
     """Return the text of a packed vocabulary of this package."""
     packed = resources.files(__package__).joinpath("vocabulary", name).read_bytes()
-    return gzip.decompress(packed).decode("utf-8")
+    return (lzma if name.endswith(".xz") else gzip).decompress(packed).decode("utf-8")
 
 
 def shipped_clip() -> CLIPTokenizer:
@@ -84,13 +95,17 @@ def shipped_clip() -> CLIPTokenizer:
 
 def make_clip_tokenizer(merges: list[tuple[str, str]]) -> CLIPTokenizer:
     """Return a tokenizer with CLIP's numbering: bytes, bytes that end a word, a token for each merge, start and end."""
-    # a printable letter for each byte: bytes that print as themselves come first
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    letters = [chr(byte) for byte in printable] + [chr(0x100 + n) for n in range(256 - len(printable))]
+    letters = _byte_letters()
     tokens = [*letters, *(f"{letter}</w>" for letter in letters), *(left + right for left, right in merges)]
     tokens += ["<|startoftext|>", "<|endoftext|>"]
     numbers = {token: number for number, token in enumerate(tokens)}
     return CLIPTokenizer(vocab=numbers, merges=merges, model_max_length=CLIP_LENGTH)
+
+
+def _byte_letters() -> list[str]:
+    """Return a printable letter for each byte: bytes that print as themselves come first."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    return [chr(byte) for byte in printable] + [chr(0x100 + n) for n in range(256 - len(printable))]
 
 
 def shipped_t5() -> T5Tokenizer:
@@ -105,6 +120,22 @@ def shipped_t5() -> T5Tokenizer:
     )
 
 
+def shipped_qwen() -> Qwen2Tokenizer:
+    """Return the tokenizer of Qwen2.5 and Qwen2.5-VL, 151,665 tokens."""
+    lines = _unpacked("qwen2_5_merges.txt.xz").split("\n")
+    return make_qwen_tokenizer([(left, right) for left, right in (line.split() for line in lines)])
+
+
+def make_qwen_tokenizer(merges: list[tuple[str, str]]) -> Qwen2Tokenizer:
+    """Return a tokenizer with Qwen's numbering: bytes, a token for each merge, and those that text cannot contain."""
+    tokens = dict.fromkeys([*_byte_letters(), *(left + right for left, right in merges)])
+    tokenizer = Qwen2Tokenizer(vocab={token: number for number, token in enumerate(tokens)}, merges=merges)
+    tokenizer.add_tokens([AddedToken(token, special=True, normalized=False) for token in QWEN_SPECIAL])
+    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in QWEN_ADDED])
+    return tokenizer
+
+
 CLIP = TokenizerKind(cls=CLIPTokenizer, shipped=shipped_clip, cache_folder="openai_clip-vit-large-patch14")
 OPEN_CLIP = replace(CLIP, pad_id=0, cache_folder="laion_CLIP-ViT-bigG-14-laion2B-39B-b160k")
 T5 = TokenizerKind(cls=T5Tokenizer, shipped=shipped_t5, cache_folder="google_t5-v1_1-xxl", spare=T5_ROWS - 1)
+QWEN = TokenizerKind(cls=Qwen2Tokenizer, shipped=shipped_qwen, cache_folder="Qwen_Qwen2.5-VL-7B-Instruct", spare=511)

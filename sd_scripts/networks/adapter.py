@@ -69,6 +69,8 @@ class TrainedTensor:
     """Factor from the master to the copy, so that the layer need not multiply by alpha / rank."""
     plus: bool = False
     """Whether LoRA+ raises its learning rate."""
+    exact: bool = False
+    """Whether the layer computes with the master itself, in float32; `scale` is 1 then."""
 
 
 class Adapter(ABC):
@@ -81,9 +83,13 @@ class Adapter(ABC):
     kind: ClassVar[str]
     """Its name in network_args: `adapter=lora`."""
     endings: ClassVar[tuple[str, ...]]
-    """Names of its tensors in files, after the name of the layer. A file that has all of them is of this kind."""
-    degree: ClassVar[int] = 1
+    """Names of its tensors in files, after the name of the layer."""
+    forms: ClassVar[tuple[tuple[str, ...], ...]] = ()
+    """Sets of endings of which a file's layer of this kind has one, with all its members; () means all `endings`."""
+    degree: int = 1
     """How many trained tensors are multiplied: if each is scaled by f, the update is scaled by f ** degree."""
+    continues: ClassVar[tuple[str, ...]] = ()
+    """Other kinds whose files it can start from."""
     splits: ClassVar[bool] = False
     """Whether it can have `split_dims`."""
 
@@ -117,6 +123,31 @@ class Adapter(ABC):
     @abstractmethod
     def rank_in_file(cls, tensors: Mapping[str, Tensor], split_dims: tuple[int, ...]) -> tuple[Rank, tuple[int, ...]]:
         """Return rank and alpha of a file's layer, and the `split_dims` if it is split so, else ()."""
+
+    @classmethod
+    def for_layer(cls, layer: nn.Module, options: Mapping[str, Any]) -> type[Adapter]:
+        """Return the kind for one layer: a simpler one where these options mean the same there."""
+        return cls
+
+    @classmethod
+    def needs_dense_base(cls, options: Mapping[str, Any]) -> str:
+        """Return the option with which it computes with base weights themselves, which then cannot be quantized."""
+        return ""
+
+    @classmethod
+    def check(cls, name: str, layer: nn.Module, rank: int, options: Mapping[str, Any]) -> None:
+        """Raise ValueError naming the option if a layer of this size cannot be adapted so."""
+        return
+
+    @classmethod
+    def options_in_file(cls, tensors: Mapping[str, Tensor]) -> Mapping[str, Any]:
+        """Return what LayerPlan.options are for a layer like a file's (dim_from_weights)."""
+        return {}
+
+    @classmethod
+    def reads(cls, tensors: Mapping[str, Tensor]) -> bool:
+        """Return whether the tensors of a file's layer, by ending, are of this kind."""
+        return any(all(ending in tensors for ending in form) for form in cls.forms or (cls.endings,))
 
     @classmethod
     @abstractmethod
@@ -165,19 +196,21 @@ def _import_adapters() -> None:
 def read_layer(tensors: Mapping[str, Tensor], name: str) -> tuple[type[Adapter], Tensors] | None:
     """Return the kind and the tensors, by ending, of the layer `name` of a file, or None.
 
-    If several kinds fit, such as one that adds a tensor to another's, the one with the most tensors is meant.
+    If several kinds fit, such as one that adds a tensor to another's, the one that knows more of them is meant.
     """
-    fitting = [kind for kind in adapter_kinds().values() if all(f"{name}.{e}" in tensors for e in kind.endings)]
+    endings = {ending for kind in adapter_kinds().values() for ending in kind.endings}
+    of_layer = {e: tensors[f"{name}.{e}"] for e in (*endings, "alpha") if f"{name}.{e}" in tensors}
+    fitting = [kind for kind in adapter_kinds().values() if kind.reads(of_layer)]
     if not fitting:
         return None
-    kind = max(fitting, key=lambda kind: len(kind.endings))
-    found = {ending: tensors.get(f"{name}.{ending}") for ending in (*kind.endings, "alpha")}
-    return kind, {ending: tensor for ending, tensor in found.items() if tensor is not None}
+    kind = max(fitting, key=lambda kind: len(of_layer.keys() & {*kind.endings}))
+    return kind, {ending: tensor for ending, tensor in of_layer.items() if ending in (*kind.endings, "alpha")}
 
 
 def layer_names(tensors: Mapping[str, Tensor]) -> set[str]:
     """Return the names of the adapted layers in a file."""
-    endings = {f".{kind.endings[0]}" for kind in adapter_kinds().values()}
+    forms = [form for kind in adapter_kinds().values() for form in kind.forms or (kind.endings,)]
+    endings = {f".{form[0]}" for form in forms}
     return {key.removesuffix(ending) for key in tensors for ending in endings if key.endswith(ending)}
 
 

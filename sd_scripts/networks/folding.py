@@ -84,9 +84,9 @@ def fold(
 
 
 def _can_fold(layer: LoraLinear) -> bool:
-    """Return whether a layer is a plain LoRA on a plain weight that stays where it is."""
+    """Return whether a layer is a LoRA, perhaps with trained norms, on a plain weight that stays where it is."""
     return (
-        type(layer) is LoraLinear
+        layer.foldable
         and layer.weight.dtype == layer.lora_down.dtype
         and layer.weight.device == layer.lora_down.device
         and not hasattr(layer.weight, "host_copy")
@@ -96,7 +96,8 @@ def _can_fold(layer: LoraLinear) -> bool:
 
 
 def _can_share(layers: Sequence[LoraLinear]) -> bool:
-    return _aligned(layers) and all(layer.bias is None for layer in layers)
+    alike = len({type(layer) for layer in layers}) == 1
+    return alike and _aligned(layers) and all(layer.bias is None for layer in layers)
 
 
 def _aligned(layers: Sequence[LoraLinear]) -> bool:

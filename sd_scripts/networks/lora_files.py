@@ -9,18 +9,21 @@ from torch import Tensor, nn
 from sd_scripts.library import fp8
 from sd_scripts.library.compile_utils import maybe_uncompile_state_dict
 from sd_scripts.library.model_reader import read_weights
-from sd_scripts.library.quantized import add_, dequantized, format_of
+from sd_scripts.library.quantized import add_, format_of
 from sd_scripts.networks.adapter import Tensors, adapter_kinds, read_layer
 from sd_scripts.networks.lora_names import XLABS_SINGLE, with_our_names
 from sd_scripts.networks.plan import AdaptedModule
 from sd_scripts.networks.targets import adaptable
+from sd_scripts.networks.updates import dense_weight
 
 OTHER_METHODS = {
-    "dora_scale": "DoRA",
-    "hada_w": "LoHa",
-    "lokr_w": "LoKr",
-    "lora_mid": "LoRA in Tucker form",
-    "oft_": "OFT",
+    "a1.": "GLoRA",
+    "diff": "full fine-tuning",
+    "hada_w": "incomplete LoHa",
+    "lokr_w": "incomplete LoKr",
+    "oft_": "incomplete OFT",
+    "on_input": "IA3",
+    "w_norm": "training of norms",
 }
 """Start of a tensor's name after its layer -> method of the file. Such layers are read if an adapter kind has these
 endings."""
@@ -53,9 +56,7 @@ def read_plain_lora(option: str, path: Path, modules: Iterable[AdaptedModule]) -
             )
         kind = next((kind for start, kind in OTHER_METHODS.items() if key.partition(".")[2].startswith(start)), None)
         if kind:
-            raise ValueError(
-                f"{option}: '{path}' is not a plain LoRA but {kind}; only LyCORIS can continue training it"
-            )
+            raise ValueError(f"{option}: '{path}' is not a LoRA but {kind} ({key}), which only LyCORIS can read")
     return tensors
 
 
@@ -75,8 +76,8 @@ def merge(modules: Iterable[AdaptedModule], tensors: Mapping[str, Tensor], stren
             kind, of_layer = found
             if isinstance(layer, nn.Linear) and layer.weight.dtype == fp8.STORAGE and not format_of(layer):
                 fp8.quantize_(layer, each.module.dtype)  # type: ignore[arg-type]  # as its file has it
-            weight = dequantized(layer) if isinstance(layer, nn.Linear) and format_of(layer) else layer.weight
-            change = kind.delta(of_layer, weight, strength)
+            weight = layer.weight
+            change = kind.delta(of_layer, dense_weight(layer), strength)
             if change.shape != weight.flatten(1).shape:
                 raise ValueError(
                     f"base_weights: {name} has a different shape in the file than in this model; "

@@ -79,6 +79,9 @@ def _spellings(each: AdaptedModule, number: int, name: str, ours: str) -> Iterat
     for written in dict.fromkeys((name, inner, f"text_model.{inner}") if number else (name,)):
         for prefix in prefixes:
             yield f"{prefix}{written}", "lora_A", "lora_B"
+            yield f"{prefix}{written}", "lora_down", "lora_up"  # distilled LoRAs of Qwen-Image
+    for a, b in (("lora_A", "lora_B"), ("lora_down", "lora_up")):
+        yield each.target.comfyui(name), a, b
     flat = name.replace(".", "_")
     others = [f"lora_te{number}_{flat}"] if number else [f"lora_transformer_{flat}"]  # OneTrainer
     if not number and each.target.alias:
@@ -98,8 +101,8 @@ def _take_pair(left: Tensors, spellings: Iterable[tuple[str, str, str]]) -> Pair
 
 
 def _take_others(left: Tensors, spellings: Iterable[tuple[str, str, str]], ours: str) -> Tensors:
-    """Pop the tensors that adapter kinds other than LoRA have of a layer, and return them under our name."""
-    endings = {ending for kind in adapter_kinds().values() for ending in kind.endings if "lora_" not in ending}
+    """Pop the tensors of a layer that plain LoRA does not have, and return them under our name."""
+    endings = {ending for kind in adapter_kinds().values() for ending in kind.endings} - {DOWN, UP}
     found: Tensors = {}
     for name, *_ in spellings if endings else ():
         own = [ending for ending in endings if f"{name}.{ending}" in left]
@@ -108,10 +111,14 @@ def _take_others(left: Tensors, spellings: Iterable[tuple[str, str, str]], ours:
 
 
 def _merge_pairs(ours: str, pairs: Sequence[Pair | None], weight: Tensor) -> Tensors:
-    """Merge pairs into one layer. Of several modules, each but the last has as many rows as the layer has inputs."""
-    if len(pairs) == 1 and (only := pairs[0]):
-        return {f"{ours}.{DOWN}": only.down, f"{ours}.{UP}": only.up, f"{ours}.alpha": torch.tensor(only.alpha)}
-    out, width = weight.shape
+    """Merge pairs into one layer. Of several modules, each but the last has as many rows as the layer has inputs. If
+    all have the same down, as parts of one layer have, the layer gets it too."""
+    first = next(pair for pair in pairs if pair)
+    if all(pair and _same_input(pair, first) for pair in pairs):
+        up = torch.cat([pair.up for pair in pairs if pair])
+        return {f"{ours}.{DOWN}": first.down, f"{ours}.{UP}": up, f"{ours}.alpha": torch.tensor(first.alpha)}
+    width = first.down.shape[1]
+    out = len(weight) * width // weight.shape[1]  # `weight` may be that of a larger model of this kind
     rows = [width] * (len(pairs) - 1)
     rows.append(out - sum(rows))
     blocks = [
@@ -122,3 +129,7 @@ def _merge_pairs(ours: str, pairs: Sequence[Pair | None], weight: Tensor) -> Ten
         f"{ours}.{DOWN}": torch.cat([pair.down for pair in pairs if pair]),
         f"{ours}.{UP}": torch.block_diag(*blocks),
     }
+
+
+def _same_input(one: Pair, other: Pair) -> bool:
+    return one.alpha == other.alpha and torch.equal(one.down, other.down)

@@ -7,14 +7,17 @@ cast a step for all tensors of one scale, the gradient norm is one reduction, an
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, groupby
 
 import torch
 from torch import Tensor, nn
 
 from sd_scripts.networks.adapter import Adapter, LayerPlan, Tensors, TrainedTensor, read_layer
+from sd_scripts.networks.adapters.lora import StartedLora
 from sd_scripts.networks.folding import FoldedLayers, fold
+from sd_scripts.networks.gains import Gains, gains_of
+from sd_scripts.networks.joined import join
 from sd_scripts.networks.layers import Dropouts
 from sd_scripts.networks.perturbation import Perturbation, RowNoise
 
@@ -28,8 +31,9 @@ class AdapterNetwork:
     """(n,) float32: the first tensor of every adapter, then every second one, ... The optimizer's parameters are views
     of it."""
     compute: Tensor
-    """(n,) in the model's dtype. The layers' parameters are views of it, or of the joint matrices of folded layers; if
-    all are folded, its memory is freed outside of `refresh`."""
+    """(m,) in the model's dtype, of the first m masters. The layers' parameters are views of it, or of the joint
+    matrices of folded layers; if all are folded, its memory is freed outside of `refresh`. Of the last n - m the layers
+    compute with the masters themselves (TrainedTensor.exact)."""
     segments: list[tuple[slice, float]]
     """Runs of the buffers, each with its scale from master to copy."""
     copies: list[nn.Parameter]
@@ -37,6 +41,8 @@ class AdapterNetwork:
     row_noise: RowNoise | None = None
     folded: FoldedLayers | None = None
     """Layers that compute in one product with their base weights; set it through `fold`."""
+    gains: Gains = field(default_factory=Gains)
+    """DoRA's factors of layers that compute them together; set it through `share_gains`."""
 
     def __post_init__(self) -> None:
         self.gradients = torch.zeros_like(self.masters)
@@ -94,6 +100,12 @@ class AdapterNetwork:
             self.folded.refresh(self.compute)
             if self.folded.complete:
                 memory.resize_(0)
+        self.gains.refresh()
+
+    def share_gains(self) -> None:
+        """Let layers with trained norms compute these together from here on. The base weights must not move."""
+        self.gains = gains_of(layer.layer for layer in self.layers)
+        self.gains.refresh()
 
     def fold(
         self,
@@ -101,18 +113,25 @@ class AdapterNetwork:
         groups: Sequence[Sequence[nn.Module]] = (),
         kept_inputs: Iterable[nn.Module] = (),
     ) -> None:
-        """Let those of `layers` that are plain LoRA compute in one product with their base weights, where they are
-        compiled. The weights must not move from here on.
+        """Let those of `layers` that are LoRA compute in one product with their base weights, where they are compiled,
+        and others of one input in one product of their base weights. The weights must not move from here on.
 
         `groups`: layers that project_together applies to one input; `kept_inputs`: layers whose input is in memory
         until the backward pass anyway.
         """
+        join(groups)
         folds = fold(layers, groups, kept_inputs)
         if folds:
             ends = accumulate(copy.numel() for copy in self.copies)
-            starts = {copy: end - copy.numel() for copy, end in zip(self.copies, ends, strict=True)}
+            pairs = [(copy, end) for copy, end in zip(self.copies, ends, strict=True) if end <= self.compute.numel()]
+            starts = {copy: end - copy.numel() for copy, end in pairs}
             self.folded = FoldedLayers(folds, self.compute, starts)
             self.refresh()
+
+    @property
+    def started(self) -> list[StartedLora]:
+        """The layers that start from their base weight."""
+        return [layer for layer in self.layers if isinstance(layer, StartedLora)]
 
     def freeze(self, parameters: Iterable[nn.Parameter]) -> None:
         """Freeze these masters: they get no gradient, so they are not trained and do not count in its norm."""
@@ -124,6 +143,7 @@ class AdapterNetwork:
     @torch.no_grad()
     def collect_gradients(self) -> None:
         """Move the gradients of the compute copies to the masters, adding to what earlier micro-steps left there."""
+        self.gains.pass_on()
         self._allocate_gradients()
         target, views = self.gradients, self._gradient_views
         if self._collected:  # a later micro-step of an accumulation
@@ -146,6 +166,7 @@ class AdapterNetwork:
 
     def clear_copies(self) -> None:
         """Drop the gradients that are not collected yet."""
+        self.gains.clear()
         for copy in self.copies:
             copy.grad = None
 
@@ -187,7 +208,7 @@ class AdapterNetwork:
         absent = []
         for layer in self.layers:
             kind, found = read_layer(tensors, layer.name) or (None, {})
-            if kind is type(layer):
+            if kind is type(layer) or (kind and kind.kind in layer.continues):
                 layer.load(found)
             else:
                 absent.append(layer.name)
@@ -224,12 +245,12 @@ def attach(
 def _with_masters(
     layers: list[Adapter], generator: torch.Generator, masters_dtype: torch.dtype, device: torch.device
 ) -> AdapterNetwork:
-    order = _buffer_order(layers)
-    dtype = order[0].copy.dtype
+    order, last = _buffer_order(layers)
+    dtype = (order or last)[0].copy.dtype
     assert all(tensor.copy.dtype == dtype for tensor in order), "modules compute in different dtypes"
-    total = sum(tensor.copy.numel() for tensor in order)
-    masters = torch.zeros(total, device=device, dtype=masters_dtype)
-    compute = torch.zeros(total, device=device, dtype=dtype)
+    copied, uncopied = (sum(tensor.copy.numel() for tensor in tensors) for tensors in (order, last))
+    masters = torch.zeros(copied + uncopied, device=device, dtype=masters_dtype)
+    compute = torch.zeros(copied, device=device, dtype=dtype)
 
     master_of: dict[nn.Parameter, nn.Parameter] = {}
     segments, start = [], 0
@@ -241,6 +262,10 @@ def _with_masters(
             copy.data = compute[start:end].view(copy.shape)
             start = end
         segments.append((slice(begin, start), scale))
+    for tensor in last:
+        copy, end = tensor.copy, start + tensor.copy.numel()
+        master_of[copy] = nn.Parameter(masters[start:end].view(copy.shape))
+        copy.data, start = master_of[copy].data, end
 
     for layer in layers:
         layer.masters = [master_of[tensor.copy] for tensor in layer.tensors]
@@ -250,8 +275,10 @@ def _with_masters(
     return network
 
 
-def _buffer_order(layers: list[Adapter]) -> list[TrainedTensor]:
-    """Return all tensors so that those of one scale are neighbours: first ones, second ones, ..., each by scale."""
+def _buffer_order(layers: list[Adapter]) -> tuple[list[TrainedTensor], list[TrainedTensor]]:
+    """Return all tensors so that those of one scale are neighbours: first ones, second ones, ..., each by scale; and
+    those without a copy."""
     most = max(len(layer.tensors) for layer in layers)
     by_place = [[layer.tensors[place] for layer in layers if place < len(layer.tensors)] for place in range(most)]
-    return [tensor for tensors in by_place for tensor in sorted(tensors, key=lambda tensor: tensor.scale)]
+    order = [tensor for tensors in by_place for tensor in sorted(tensors, key=lambda tensor: tensor.scale)]
+    return [tensor for tensor in order if not tensor.exact], [tensor for tensor in order if tensor.exact]

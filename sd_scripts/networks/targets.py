@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from torch import nn
 
@@ -12,20 +13,48 @@ from sd_scripts.options.network_args import NetworkArguments
 from sd_scripts.options.settings import Groups
 
 
+def block_label(name: str) -> str:
+    """Return the block of a layer by its name in files: `lora_unet_double_blocks_3_img_mlp_0` -> `double_blocks 3`."""
+    if found := re.match(r"lora_(te\d*)_", name):
+        return found[1].upper()
+    inner = re.sub(r"^lora_[a-z]+_", "", name)
+    found = re.match(r"(.*?)_(\d+)(?:_|$)", inner)
+    return f"{found[1]} {found[2]}" if found else inner
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraBlocks:
+    """The blocks of a family's model, for tools that weigh or list the layers of a LoRA by block."""
+
+    label: Callable[[str], str] = block_label
+    """Name of a layer in files -> the name of its block, short enough for a chart: `IN04`."""
+    lists: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    """Length of a list of block weights -> the blocks that it weighs; BASE is all text encoders."""
+
+    @staticmethod
+    def is_text(name: str) -> bool:
+        """Return whether a layer belongs to a text encoder."""
+        return name.startswith("lora_te")
+
+
 @dataclass(frozen=True, kw_only=True)
 class LoraTarget:
     """Which layers of a module are adapted, and their names in files."""
 
     classes: tuple[str, ...]
     """Every Linear and 1x1 convolution inside modules of these classes."""
+    attention_classes: tuple[str, ...] = ()
+    """The attention modules among them, which some presets adapt alone."""
     conv_classes: tuple[str, ...] = ()
     """With conv_dim, also every layer inside modules of these classes."""
     name: Callable[[str], str]
     """Module path -> name in the file: `lora_unet_input_blocks_4_1_proj_in`."""
     alias: Callable[[str], str] | None = None
-    """Module path -> its name in other programs: `lora_unet_down_blocks_1_attentions_0_proj_in`. Read, not written."""
+    """Module path -> its name in other programs: `lora_unet_down_blocks_1_attentions_0_proj_in`."""
     diffusers_paths: Callable[[str], tuple[str, ...]] | None = None
-    """Module path -> its diffusers modules, in the order of its rows. Read, not written."""
+    """Module path -> its diffusers modules, in the order of its rows."""
+    comfyui: Callable[[str], str] = lambda path: f"diffusion_model.{path}"
+    """Module path -> ComfyUI's own name of the layer."""
     folds: bool = False
     """Whether its layers compute in one product with their base weights (see folding.py), where that is faster."""
     together: tuple[tuple[str, ...], ...] = ()
@@ -42,6 +71,13 @@ class LoraTarget:
     """Option groups of the family whose options are also accepted in network_args."""
     rules: Callable[[NetworkArguments, Warn], Rules] = lambda arguments, warn: Rules()
     """network_args -> the family's rules for each layer. The denoiser's rules apply to all modules."""
+
+    def inside(self, kinds: Collection[str]) -> LoraTarget:
+        """Return the target with only the layers of some kinds of modules: `blocks`, `attention`, `convolutions`."""
+        classes = {"blocks": self.classes, "attention": self.attention_classes, "convolutions": self.conv_classes}
+        chosen = tuple(name for kind in kinds for name in classes[kind])
+        extra = self.extra_modules if "blocks" in kinds else ()
+        return replace(self, classes=chosen, conv_classes=(), extra_modules=extra)
 
 
 def adaptable(model: nn.Module, target: LoraTarget, *, conv: bool) -> Iterator[tuple[str, nn.Linear | nn.Conv2d]]:

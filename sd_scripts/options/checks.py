@@ -274,9 +274,17 @@ def compile_check_with_random_layers(
         )
 
 
-def swapped_model_conflicts(memory: MemoryOptions, training: TrainingOptions, full: FullOptions) -> Findings:
+def swapped_model_conflicts(
+    memory: MemoryOptions, training: TrainingOptions, fused: FusedOptions, full: FullOptions
+) -> Findings:
     if memory.blocks_to_swap and not training.full_bf16:
         yield "blocks_to_swap", "trained blocks can be swapped only in bf16; set full_bf16 and mixed_precision = bf16"
+    if memory.blocks_to_swap and fused.fused_optimizer_groups:
+        yield (
+            "fused_optimizer_groups",
+            "updates weights of several blocks at once, which blocks_to_swap never has on the GPU together; set "
+            "fused_backward_pass instead",
+        )
 
 
 def one_learning_rate_for_partitioned_weights(

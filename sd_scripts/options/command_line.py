@@ -13,6 +13,7 @@ from sd_scripts.formats.toml_files import read_toml, write_toml
 from sd_scripts.formats.words import shortened
 from sd_scripts.options.catalog import flag_groups
 from sd_scripts.options.legacy import LegacyOptions
+from sd_scripts.options.musubi import MusubiOptions
 from sd_scripts.options.reading import from_values, unknown_text
 from sd_scripts.options.settings import Groups, Problem, Script, Settings
 from sd_scripts.options.spec import Option, OptionGroup, each_option, optional, switch, truth
@@ -61,7 +62,7 @@ def parser(script: Script) -> argparse.ArgumentParser:
 
 
 def _flag_groups(script: Script) -> Groups:
-    return (ConfigFileOptions, PlanOptions, *flag_groups(script), LegacyOptions)
+    return (ConfigFileOptions, PlanOptions, *flag_groups(script), LegacyOptions, MusubiOptions)
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class GivenFlags:
 def given_flags(script: Script, argv: Sequence[str]) -> GivenFlags:
     """Read the flags of a command line; a mistake in one does not keep the others from being read."""
     options = {o.name: o for group in _flag_groups(script) for o in each_option(group)}
-    known = options.keys() - {o.name for o in each_option(LegacyOptions)}
+    known = options.keys() - {o.name for group in (LegacyOptions, MusubiOptions) for o in each_option(group)}
     values: dict[str, Any] = {}
     problems: list[Problem] = []
     for flag, words in _flags_with_words(argv):

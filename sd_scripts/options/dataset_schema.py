@@ -64,7 +64,7 @@ SPECIAL: Keys = {
     "caption_extension": ENDING,
     **dict.fromkeys(("validation_split", "network_multiplier"), FLOAT),
     "custom_attributes": TABLE,
-    **dict.fromkeys(("class_tokens", "image_dir", "metadata_file"), TEXT),
+    **dict.fromkeys(("class_tokens", "image_dir", "metadata_file", "cache_directory"), TEXT),
     "is_reg": FLAG,
 }
 """Keys that are no options, or take other values here."""
@@ -77,7 +77,7 @@ def _keys(names: str) -> Keys:
 
 DATASET = _keys(
     "batch_size resolution enable_bucket min_bucket_reso max_bucket_reso bucket_reso_steps bucket_no_upscale "
-    "equal_token_buckets validation_split validation_seed network_multiplier resize_interpolation"
+    "equal_token_buckets validation_split validation_seed network_multiplier resize_interpolation cache_directory"
 )
 ANY_SUBSET = _keys(
     "num_repeats shuffle_caption caption_separator keep_tokens keep_tokens_separator secondary_separator "
@@ -90,8 +90,18 @@ CLASS_TOKENS = _keys("class_tokens")
 WITHOUT_EFFECT = {
     "custom_attributes": "has no effect: nothing reads these attributes",
     "network_multiplier": "has no effect: every dataset trains the network at full strength",
+    "cache_directory": "has no effect: caches lie beside the images",
 }
 """Accepted key -> remark."""
+
+
+NO_CONTROLS = "no model here takes control images"
+UNSUPPORTED = {
+    "image_jsonl_file": "put images and captions into a folder, or describe them in a metadata_file",
+    **dict.fromkeys(("control_directory", "control_resolution", "no_resize_control", "multiple_target"), NO_CONTROLS),
+    **dict.fromkeys(("video_directory", "video_jsonl_file"), "no model here is trained on videos"),
+}
+"""Key of musubi-tuner -> why there is nothing like it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,14 +135,22 @@ RANGES: dict[str, tuple[float, float]] = {
 
 
 def read_config(path: Path) -> Config:
-    """Read a TOML file, or a JSON file if it is named so."""
+    """Read a TOML file, or a JSON file if it is named so. Datasets of musubi-tuner, which have no subsets, get one."""
     try:
         config = read_document(path)
     except ValueError as error:
         raise ValueError(f"dataset_config: {error}") from error
     if not isinstance(config, dict):
         raise ValueError(f"dataset_config: '{path}' must contain [[datasets]]")
-    return config
+    datasets = config.get("datasets")
+    return config if not isinstance(datasets, list) else {**config, "datasets": list(map(_with_subsets, datasets))}
+
+
+def _with_subsets(dataset: Any) -> Any:
+    if not isinstance(dataset, dict) or "image_directory" not in dataset or "subsets" in dataset:
+        return dataset
+    others = {key: value for key, value in dataset.items() if key != "image_directory"}
+    return {**others, "subsets": [{"image_dir": dataset["image_directory"]}]}
 
 
 def read_lines(path: Path) -> Lines:
@@ -263,7 +281,9 @@ def _table_problems(table: Any, keys: Keys, path: str) -> Iterator[Finding]:
         yield path, "must be a table"
         return
     for key, value in table.items():
-        if key not in keys:
+        if key not in keys and key in UNSUPPORTED:
+            yield f"{path}.{key}", f"is not supported: {UNSUPPORTED[key]}"
+        elif key not in keys:
             yield f"{path}.{key}", f"is unknown here{_hint(key, keys)}"
         elif value is None:  # null in JSON means unset
             continue

@@ -7,6 +7,7 @@ from sd_scripts.families.registry import cards
 from sd_scripts.options.catalog import FAMILY_TITLES, FILE_ONLY, METHOD_TITLES, SCRIPTS
 from sd_scripts.options.command_line import ConfigFileOptions, PlanOptions
 from sd_scripts.options.legacy import LegacyOptions
+from sd_scripts.options.musubi import MusubiOptions
 from sd_scripts.options.settings import Groups
 from sd_scripts.options.spec import ALL_METHODS, KINDS, Option, OptionGroup, each_option
 
@@ -47,7 +48,7 @@ In full training:
 
 def page() -> str:
     groups: Groups = tuple(dict.fromkeys(group for script in SCRIPTS for group in script.groups))
-    shown: Groups = (ConfigFileOptions, PlanOptions, *groups, LegacyOptions)
+    shown: Groups = (ConfigFileOptions, PlanOptions, *groups, LegacyOptions, MusubiOptions)
     sections = [_section(group) for group in shown]
     return "\n".join([OPENING, *sections, _without_effect(groups), DIFFERENCES])
 

@@ -18,6 +18,7 @@ class FlowOptions(OptionGroup, title="Timesteps"):
         "How the model's output is interpreted. raw is recommended; sigma_scaled is the default of sd-scripts and does "
         "not match what the models predict.",
         label="Prediction type",
+        needs="prediction_types",
     )
     discrete_flow_shift: float = option(
         3.0, "Shifts timesteps towards more noise, for sigma and shift. 3.1582 suits 1024x1024.", within=(0.001, 100.0)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sd_scripts.formats.words import shell_words
+from sd_scripts.options.musubi import MUSUBI
 from sd_scripts.options.settings import Remark
 from sd_scripts.options.spec import OptionGroup, optional, switch, truth
 
@@ -182,5 +183,6 @@ TRANSLATORS: dict[str, Translator] = {
     "resolution": _resolution,
     **{n: _zero_is_unset(n) for n in ("huber_c", "huber_scale", "t5xxl_max_token_length", "discrete_flow_shift")},
     **{name: _words(name) for name in ("optimizer_args", "lr_scheduler_args", "network_args")},
+    **MUSUBI,
 }
 """The order matters: dynamo_backend reads torch_compile before that is removed."""

@@ -12,7 +12,8 @@ class MemoryOptions(OptionGroup, title="Large models"):
     """Train a large model on a small GPU."""
 
     blocks_to_swap: int | None = count(
-        "Keep this many blocks in RAM and load each onto the GPU when needed, while others compute. 0 is off.",
+        "Save GPU memory: keep this many blocks in RAM and load each onto the GPU when needed, while others compute. "
+        "0 is off.",
         label="Blocks to swap",
         most=1000,
     )

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sd_scripts.families.model_file import MODEL, ModelFile, describe, is_hub_id, locate
-from sd_scripts.families.registry import card_of
+from sd_scripts.families.registry import card_of, component_card
 from sd_scripts.options.catalog import FAMILY_TITLES, SCRIPTS
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.network import NetworkOptions
@@ -46,6 +46,8 @@ def vae(valid: Settings) -> Iterator[str]:
     name = valid[ModelOptions].vae
     card = card_of(valid.script.family)
     if not name or not card.has("own_vae"):  # without effect elsewhere
+        return
+    if component_card(card.name, "vae"):  # checked with the other components
         return
     if not Path(name).exists():
         if not is_hub_id(name):

@@ -1,11 +1,22 @@
 """Options: the LoRA network."""
 
 from collections.abc import Iterable
+from typing import Any
 
 from sd_scripts.options import network_args
+from sd_scripts.options.network_types import (
+    LYCORIS,
+    MODULE,
+    NETWORK_TYPES,
+    SHARED,
+    BuiltIn,
+    built_in,
+    is_built_in,
+    read_items,
+)
 from sd_scripts.options.optimizer import pairs
 from sd_scripts.options.optimizer_args import literals
-from sd_scripts.options.spec import OptionGroup, option, optional, path_option, switch
+from sd_scripts.options.spec import OptionGroup, each_option, option, optional, path_option, switch
 
 DEFAULT_DIM = 4
 """The rank if network_dim is unset."""
@@ -13,13 +24,22 @@ RANDOM_ARGS = ("dropout", "rank_dropout", "module_dropout", "ggpo_beta", "ggpo_s
 """Keys of network_args with which a network draws random numbers in its forward."""
 
 
+WITH_CONVOLUTIONS = ("locon", "dora", "loha", "lokr", "oft", "boft")
+
+
 class NetworkOptions(OptionGroup, title="Network", methods=("lora",)):
     """What the LoRA adapts, and how much it can learn."""
 
+    network_type: str | None = optional(
+        "What is trained for each layer. lora suits most; locon adapts convolutions too; dora also learns the norms of "
+        "weights; lokr makes small files at high rank; loha, oft and boft are alternatives. Unset is lora.",
+        label="Network type",
+        choices=tuple(NETWORK_TYPES),
+    )
     network_module: str | None = optional(
-        "Python module that builds the network. Unset is networks.lora, the built-in LoRA. An external one, such as "
-        "lycoris.kohya, must be installed.",
-        suggestions=("networks.lora", "lycoris.kohya"),
+        "The same by the names of other programs: networks.loha, networks.lokr, or lycoris.kohya with algo=... in "
+        "network_args. Any other Python module that builds a network must be installed.",
+        suggestions=("networks.lora", "networks.loha", "networks.lokr", "networks.oft", "lycoris.kohya"),
     )
     network_dim: int | None = optional(
         "Rank: how much the LoRA can learn. 8 to 32 suits most; unset is 4.",
@@ -33,17 +53,97 @@ class NetworkOptions(OptionGroup, title="Network", methods=("lora",)):
         label="Alpha",
         within=(0.0, 1_000_000.0),
     )
+    conv_dim: int | None = optional(
+        "Rank of convolutions with a kernel above 1x1; unset leaves them out, except for locon, which then uses "
+        "network_dim.",
+        label="Convolution rank",
+        within=(0, 1_000_000),
+        needs="convolutions",
+        shown_for=("network_type", WITH_CONVOLUTIONS),
+    )
+    conv_alpha: float | None = optional(
+        "Alpha of convolutions; unset is 1, or network_alpha if conv_dim is unset too.",
+        label="Convolution alpha",
+        within=(0.0, 1_000_000.0),
+        needs="convolutions",
+        shown_for=("network_type", WITH_CONVOLUTIONS),
+    )
+    factor: int = option(
+        -1,
+        "LoKr: size of the smaller matrix. Larger values make smaller files; 4 to 16 is usual, -1 makes both matrices "
+        "about equal and the file smallest.",
+        label="LoKr factor",
+        within=(-1, 100_000),
+        shown_for=("network_type", ("lokr",)),
+    )
+    full_matrix: bool = switch(
+        "LoKr: train the larger matrix whole, whatever network_dim is. A high network_dim does the same.",
+        label="LoKr full matrix",
+        shown_for=("network_type", ("lokr",)),
+    )
+    decompose_both: bool = switch(
+        "LoKr: train the smaller matrix as a product of two of rank network_dim too.",
+        label="LoKr decompose both",
+        shown_for=("network_type", ("lokr",)),
+    )
+    dora_wd: bool = switch(
+        "Also learn the norm of each row of a weight, as DoRA does. Takes more time and memory.",
+        label="Weight decomposition (DoRA)",
+        shown_for=("network_type", ("loha", "lokr")),
+    )
+    wd_on_output: bool = option(
+        True,
+        "DoRA: learn a norm for each output. Off: for each input, which ComfyUI shows exactly as trained.",
+        label="Norms of outputs (DoRA)",
+        shown_for=("network_type", ("dora", "loha", "lokr")),
+    )
+    use_tucker: bool = switch(
+        "Train convolutions in Tucker form, with a small core for the kernel: fewer values at the same rank.",
+        label="Tucker form of convolutions",
+        needs="convolutions",
+        shown_for=("network_type", ("locon", "dora", "loha", "lokr")),
+    )
+    constraint: float | None = optional(
+        "OFT and BOFT: the furthest that a layer may be rotated, for each of its outputs. Unset or 0 is no limit.",
+        label="OFT constraint",
+        within=(0.0, 1_000_000.0),
+        shown_for=("network_type", ("oft", "boft")),
+    )
+    rescaled: bool = switch(
+        "OFT and BOFT: also learn a factor for each output. ComfyUI ignores it for OFT.",
+        label="OFT rescaling",
+        shown_for=("network_type", ("oft", "boft")),
+    )
+    lora_init: str = option(
+        "default",
+        "What a LoRA starts from: default is random, pissa the largest singular vectors of each weight, olora an "
+        "orthonormal basis of it. The last two learn faster at first; their files have twice the rank.",
+        label="LoRA initialization",
+        choices=("default", "pissa", "olora"),
+    )
+    rs_lora: bool = switch(
+        "Scale by network_alpha / sqrt(network_dim), so that high ranks learn as fast as low ones (rsLoRA).",
+        label="Rank-stabilized scale",
+    )
     network_dropout: float | None = optional(
         "Fraction of the LoRA's inner activations dropped at random in each step, 0 to 1. Reduces overfitting.",
         label="Dropout",
         within=(0.0, 1.0),
     )
+    rank_dropout: float | None = optional(
+        "Fraction of ranks, or of outputs where there are none, left out at random in each step.",
+        within=(0.0, 1.0),
+    )
+    module_dropout: float | None = optional(
+        "Fraction of layers whose adapter is left out at random in each step.",
+        within=(0.0, 1.0),
+    )
     network_args: list[str] = option(
         [],
-        "More settings of the network as key=value: rank_dropout, module_dropout, loraplus_lr_ratio; ggpo_beta with "
-        "ggpo_sigma.",
+        "More settings of the network as key=value: loraplus_lr_ratio; ggpo_beta with ggpo_sigma; and those of LyCORIS "
+        "and sd-scripts.",
         label="Network arguments",
-        placeholder="rank_dropout=0.1",
+        placeholder="loraplus_lr_ratio=16",
     )
     network_weights: str | None = path_option(
         "Start from the weights of this LoRA file, with a new optimizer and step count.",
@@ -88,18 +188,55 @@ class NetworkOptions(OptionGroup, title="Network", methods=("lora",)):
     )
 
     @property
+    def module(self) -> str:
+        """The network_module without our package's name; empty if unset."""
+        return (self.network_module or "").removeprefix("sd_scripts.")
+
+    @property
     def is_ours(self) -> bool:
-        """Whether network_module is the built-in LoRA."""
+        """Whether a built-in adapter is trained."""
         from sd_scripts.families.registry import cards  # the cards name groups of options
 
-        name = (self.network_module or "").removeprefix("sd_scripts.")
-        return not name or any(name in card.network_modules for card in cards())
+        name = self.module
+        own = not name or any(name in card.network_modules for card in cards())
+        return own or is_built_in(name, read_items(self.network_args))
+
+    @property
+    def built_in(self) -> BuiltIn:
+        """Which built-in adapter is trained; `is_ours` must hold."""
+        dim = self.network_dim or DEFAULT_DIM
+        return built_in(self.module, read_items(self.network_args), self.network_type, dim, self.network_alpha)
+
+    @property
+    def lokr_factor(self) -> int:
+        """The factor of LoKr, by the option or by network_args; -1 if it cannot be read."""
+        text = self.shared_arguments.get("factor") or read_items(self.network_args).get("factor", "-1")
+        return int(text) if text.isdecimal() and int(text) else -1
+
+    @property
+    def algorithm(self) -> dict[str, str]:
+        """Return the keys with which LyCORIS trains the network_type; empty for plain LoRA, or if it is unset."""
+        chosen = NETWORK_TYPES.get(self.network_type or "lora")
+        if chosen is None or chosen.plain:
+            return {}
+        return {"algo": chosen.algo, **chosen.always}
+
+    @property
+    def shared_arguments(self) -> dict[str, str]:
+        """Return the options that are also keys of network_args and are not at their defaults."""
+        values = {name: getattr(self, name) for name in SHARED}
+        return {name: str(value) for name, value in values.items() if value != self._defaults()[name]}
+
+    @classmethod
+    def _defaults(cls) -> dict[str, Any]:
+        return {each.name: each.default for each in each_option(cls)}
 
     @property
     def draws(self) -> str:
         """Return what makes the network draw random numbers in its forward; empty if nothing does."""
-        if self.network_dropout:
-            return "network_dropout"
+        for name in ("network_dropout", "rank_dropout", "module_dropout"):
+            if getattr(self, name):
+                return name
         found = (key for key, value, _ in literals(self.network_args) if key in RANDOM_ARGS and value)
         return next((f"{key} in network_args" for key in found), "")
 
@@ -117,14 +254,22 @@ class NetworkOptions(OptionGroup, title="Network", methods=("lora",)):
     def check(self) -> Iterable[tuple[str, str]]:
         yield from pairs("network_args", self.network_args)
         if self.is_ours:
-            for problem in network_args.problems(self.network_args):
+            for problem in network_args.problems(self.built_in.arguments):
                 yield "network_args", problem.removeprefix("network_args: ")
-        if self.is_ours and (self.network_dim or 0) > network_args.LARGEST_RANK:
+        if self.network_type and (self.module == LYCORIS or MODULE.fullmatch(self.module) or not self.is_ours):
+            yield (
+                "network_type",
+                f"network_module = {self.network_module} decides what is trained; leave one of the two unset",
+            )
+        capped = self.is_ours and self.built_in.adapter != "lokr"  # for LoKr, a larger rank means whole matrices
+        if capped and (self.network_dim or 0) > network_args.LARGEST_RANK:
             yield (
                 "network_dim",
                 f"{self.network_dim} is above {network_args.LARGEST_RANK}, more than any layer has; 8 to 32 suits "
-                "most. Only LyCORIS accepts a larger number, which means full rank",
+                "most. Only LoKr accepts a larger number, which means whole matrices",
             )
+        if self.lora_init != "default":
+            yield from self._check_start()
         if self.network_train_unet_only and self.network_train_text_encoder_only:
             yield (
                 "network_train_unet_only",
@@ -142,4 +287,18 @@ class NetworkOptions(OptionGroup, title="Network", methods=("lora",)):
             yield (
                 "text_encoder_lr",
                 f"has {len(self.text_encoder_lr)} values; give one for both encoders, or one for each",
+            )
+
+    def _check_start(self) -> Iterable[tuple[str, str]]:
+        if self.is_ours and (self.built_in.adapter != "lora" or self.algorithm or self.dora_wd):
+            yield "lora_init", f"{self.lora_init} is for plain LoRA; leave it unset"
+        if self.network_weights:
+            yield (
+                "lora_init",
+                f"{self.lora_init} and network_weights both say what to start from; leave one of them unset",
+            )
+        if self.scale_weight_norms:
+            yield (
+                "lora_init",
+                f"{self.lora_init} does not start from 0, so scale_weight_norms cannot bound it; turn it off",
             )

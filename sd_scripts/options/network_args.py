@@ -2,7 +2,7 @@
 
 import difflib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sd_scripts.options.spec import truth
@@ -44,14 +44,22 @@ class NetworkArguments:
         text = self.text(key)
         return None if text is None else whole_numbers(key, text, count)
 
+    def factor(self, key: str) -> int:
+        """Return a whole number of at least 1, or -1, which is the default and lets the layer's size decide."""
+        text = self.text(key) or "-1"
+        value = -1 if text in ("-1", "-1.0") else (whole_numbers(key, text, 1)[0])
+        if value == 0:
+            raise ValueError(f"network_args: {key}=0 is not a factor; -1 lets the size of each layer decide")
+        return value
+
     def chance(self, key: str) -> float:
         value = self.number(key) or 0.0
         if value >= 1:
             raise ValueError(f"network_args: {key}={self.text(key)} drops everything; it must be below 1")
         return value
 
-    def flag(self, key: str) -> bool:
-        text = self.text(key) or "false"
+    def flag(self, key: str, *, default: bool = False) -> bool:
+        text = self.text(key) or str(default)
         if (on := truth(text)) is None:
             raise ValueError(f"network_args: {key}={text} must be True or False")
         return on
@@ -61,6 +69,12 @@ class NetworkArguments:
         if text not in choices:
             raise ValueError(f"network_args: {key}={text} is not one of {', '.join(choices)}")
         return text
+
+    def unread(self, keys: Iterable[str]) -> list[str]:
+        """Return those of `keys` that nobody has read so far; they count as read from here on."""
+        left = [key for key in keys if key in self._values and key not in self._asked]
+        self._asked.update(left)
+        return left
 
     def unknown(self) -> list[str]:
         """Return a sentence for each key that was never read; it may be meant for another program.
@@ -109,9 +123,9 @@ OF_EVERY_FAMILY: dict[str, Callable[[NetworkArguments, str], Any]] = {
 """Keys of the built-in LoRA for every family -> how each is read."""
 
 
-def problems(items: Iterable[str]) -> Iterator[str]:
+def problems(values: Mapping[str, str]) -> Iterator[str]:
     """Yield a sentence for each wrong value of these keys."""
-    given = NetworkArguments(dict(item.split("=", 1) for item in items if "=" in item))
+    given = NetworkArguments(dict(values))
     for key, read in OF_EVERY_FAMILY.items():
         try:
             read(given, key)

@@ -1,6 +1,6 @@
 """Options of the process: the run folder, and PyTorch's CUDA settings."""
 
-from sd_scripts.options.spec import OptionGroup, option, path_option, switch
+from sd_scripts.options.spec import OptionGroup, option, optional, path_option, switch
 
 
 class RunOptions(OptionGroup, title="Run"):
@@ -33,4 +33,10 @@ class CudaOptions(OptionGroup, title="CUDA"):
     deterministic: bool = switch(
         "Use deterministic kernels, so that GPU runs repeat and resume bit for bit. Slower.",
         label="Deterministic kernels",
+    )
+    gpu_memory_limit: float | None = optional(
+        "Leave GPU memory to other programs: use at most this many GiB, CUDA's own included, and end with an "
+        "out-of-memory error beyond. On Windows it keeps the driver from moving GPU memory to RAM. Unset is all of it.",
+        label="GPU memory limit (GiB)",
+        within=(2, 1000),
     )

@@ -69,6 +69,12 @@ class LoraFileOptions(OptionGroup, title="LoRA file", methods=("lora",)):
     save_model_as: Literal["ckpt", "pt", "safetensors"] = option(
         "safetensors", "safetensors works in every program; choose ckpt or pt only for an old one.", label="File format"
     )
+    save_as_format: Literal["sd-scripts", "diffusers", "both"] = option(
+        "sd-scripts",
+        "Key names of the saved LoRA. ComfyUI, WebUI and diffusers read those of sd-scripts; diffusers writes those of "
+        "PEFT. With both, each file has a second one beside it, with -diffusers in its name.",
+        label="Key names",
+    )
 
 
 class EmaOptions(OptionGroup, title="EMA", shown_when="use_ema"):

@@ -57,7 +57,9 @@ class Settings:
     ):
         self.script = script
         self._problems = tuple(problems)
-        self.options: dict[str, Option] = {o.name: o for group in script.groups for o in each_option(group)}
+        self.options: dict[str, Option] = {
+            o.name: o.for_family(script.family) for group in script.groups for o in each_option(group)
+        }
         self.remarks = list(remarks)
         self.unknown = dict(unknown or {})
         """Unknown keys of the file, kept so that saving writes them back."""

@@ -19,13 +19,15 @@ CAPABILITIES = {
     "block_rates": "full training takes a learning rate for each block",
     "blockwise_updates": "weights can be updated during the backward pass, one block at a time",
     "clip_captions": "captions are read by CLIP, in chunks of 75 tokens",
+    "convolutions": "the model has convolutions that adapters may adapt",
     "fp8": "frozen weights can be held in 8 or 4 bits",
     "grouped_updates": "weights can be updated during the backward pass, in a given number of groups",
     "guidance": "the model was distilled with an embedded guidance",
     "noise_schedule": "noise follows Stable Diffusion's schedule of 1,000 timesteps",
     "offload_activations": "checkpointed activations can be held in RAM",
-    "own_vae": "the model file contains a VAE, which another can replace",
+    "own_vae": "the option vae names the file of its VAE",
     "partial_text_cache": "a LoRA of one text encoder can be trained while the outputs of the others are cached",
+    "prediction_types": "what the model predicts can be chosen",
     "trains_text": "full training can train the text encoders",
 }
 """What a model family may be capable of: options need it to have an effect."""
@@ -146,6 +148,8 @@ class Option:
     notes: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Method -> text added to the help for that method."""
     choices: tuple[Any, ...] = ()
+    family_choices: Mapping[str, Families] = dataclasses.field(default_factory=dict)
+    """Choices that not all families take -> the families that do."""
     more_choices: Callable[[], Collection[str]] | None = None
     """Returns further choices on this machine: names that installed packages register."""
     nullable: bool = False
@@ -165,6 +169,8 @@ class Option:
     """Names of other bool options that make it effective even if `shown_when` is off."""
     offered_with: str | None = None
     """Name of the bool option that must be on for the page to show this one, which works without it too."""
+    shown_for: tuple[str, tuple[str, ...]] | None = None
+    """Name of an option with choices, and those of them with which the page shows this one, unless it is set."""
     active_with: tuple[str, str] | None = None
     """Name and value of another option that this one needs to differ from its default."""
     needs: str = ""
@@ -180,6 +186,12 @@ class Option:
     secret: bool = False
     """Never written to a file, a log or a printed command."""
     placeholder: str = ""
+
+    def for_family(self, family: str) -> "Option":
+        """Return this option as a family has it."""
+        others = {choice for choice, takers in self.family_choices.items() if family not in takers}
+        kept = tuple(choice for choice in self.choices if choice not in others)
+        return dataclasses.replace(self, choices=kept) if others else self
 
     def help_for(self, method: str) -> str:
         """Return the help text for a method."""
@@ -318,8 +330,13 @@ def _options(group: type[OptionGroup]) -> tuple[Option, ...]:
         capable = [card for card in own or cards() if fields.get("needs", "") in ("", *card.capabilities)]
         fields["families"] = tuple(card.name for card in capable)
         fields["help"] = " ".join([fields["help"], *(c.notes[field.name] for c in cards() if field.name in c.notes)])
+        own_choices = {card.name: card.choices[field.name] for card in cards() if field.name in card.choices}
+        fields["family_choices"] = {
+            word: tuple(family for family, words in own_choices.items() if word in words)
+            for word in dict.fromkeys(word for words in own_choices.values() for word in words)
+        }
         if fields.get("choices"):
-            fields["choices"] = (*fields["choices"], *(word for c in cards() for word in c.choices.get(field.name, ())))
+            fields["choices"] = (*fields["choices"], *fields["family_choices"])
         found.append(Option(**{"name": field.name, "default": default, **fields}))
     return tuple(found)
 

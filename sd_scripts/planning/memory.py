@@ -13,9 +13,11 @@ from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.network import DEFAULT_DIM, NetworkOptions
 from sd_scripts.options.network_args import NetworkArguments
+from sd_scripts.options.network_types import read_items
 from sd_scripts.options.optimizer import OptimizerOptions
 from sd_scripts.options.optimizer_table import known_optimizer, optimizer_name
 from sd_scripts.options.quantization import bytes_of, denoiser_format, encoder_format
+from sd_scripts.options.run import CudaOptions
 from sd_scripts.options.sampling import SampleOptions
 from sd_scripts.options.saving import EmaOptions
 from sd_scripts.options.settings import Settings
@@ -37,6 +39,11 @@ PROCESS, PINNED = int(2.1 * GIB), 1.4
 """Main memory of a training process without a model, and of swapped blocks for each of their bytes; measured too."""
 TOLERANCE = 0.05
 """By how much the size of a model may differ from that of the full-size model."""
+VALUES_OF_KINDS = {"loha": 2.0, "oft": 0.5, "boft": 4.0}
+"""Adapter kind -> trained values at a rank, or block size, relative to LoRA's; OFT's hold for blocks below half a
+layer's root."""
+NEAR_ROOT = 35
+"""LoKr with factor -1: about the larger size of its matrices, which are square roots of a layer's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +66,7 @@ class MemoryPlan:
     in_use: int
     """What other programs see: with CUDA itself, and what PyTorch reserves beyond the tensors."""
     card: int
-    """Bytes that the GPU has; 0 if unknown."""
+    """Bytes that the run may use of the GPU; 0 if unknown."""
     main_memory: int
 
     @property
@@ -79,7 +86,7 @@ def plan_memory(
     """Return the memory of a run; None if it is not known for a model of this size.
 
     `captions`: how many there are. `model_values`: values in the base model's file, 0 if unknown. `gpu_bytes`: memory
-    of the GPU, 0 if unknown.
+    of the GPU, 0 if unknown; gpu_memory_limit may leave less of it to the run.
     """
     facts = card.memory
     if facts is None or not _is_full_size(facts, model_values):
@@ -95,9 +102,15 @@ def plan_memory(
         phases=peaks,
         peak=peak,
         in_use=int(peak * SPARE) + CONTEXT,
-        card=gpu_bytes,
+        card=usable_bytes(settings, gpu_bytes),
         main_memory=run.main_memory(),
     )
+
+
+def usable_bytes(settings: Settings, gpu_bytes: int = 0) -> int:
+    """Return the GPU memory that a run may use; 0 if neither the GPU's nor a limit is known."""
+    limit = int((settings[CudaOptions].gpu_memory_limit or 0) * GIB)
+    return min(filter(None, (gpu_bytes, limit)), default=0)
 
 
 def _is_full_size(facts: MemoryFacts, values: int) -> bool:
@@ -206,12 +219,29 @@ class _Run:
         if not self.network:
             return facts.values[DENOISER] + sum(facts.values[name] for name in encoders)
         dim = self.network.network_dim or DEFAULT_DIM
-        text = sum(facts.lora.get(name, 0) for name in encoders) * dim
+        text = sum(self._of_adapter(facts.lora.get(name, 0), facts.values[name], dim) for name in encoders)
         if self.network.network_train_text_encoder_only:
             return text
-        arguments = NetworkArguments(dict(item.split("=", 1) for item in self.network.network_args if "=" in item))
-        conv = arguments.whole_number("conv_dim") or 0
-        return facts.lora[DENOISER] * dim + facts.lora_conv * conv + text
+        own = self._of_adapter(facts.lora[DENOISER], facts.values[DENOISER], dim)
+        return own + self._of_adapter(facts.lora_conv, facts.values[DENOISER], self._conv_dim(dim)) + text
+
+    def _conv_dim(self, dim: int) -> int:
+        assert self.network is not None
+        chosen = self.network.built_in if self.network.is_ours else None
+        given = NetworkArguments({**self.network.shared_arguments, **read_items(self.network.network_args)})
+        return int(given.number("conv_dim") or (dim if chosen and chosen.conv else 0))
+
+    def _of_adapter(self, lora: int, values: int, dim: int) -> int:
+        """Return about how many values an adapter of this rank trains in layers with so many `values`, of which LoRA
+        would train `lora` for each rank."""
+        assert self.network is not None
+        kind = self.network.built_in.adapter if self.network.is_ours else "lora"
+        if kind == "lokr":
+            factor = self.network.lokr_factor
+            if factor < 0:  # both matrices are about as large as a LoRA of rank 1
+                return int(min(lora, lora * dim / NEAR_ROOT))
+            return int(min(values / factor**2, lora * dim / factor))
+        return int(lora * dim * VALUES_OF_KINDS.get(kind, 1.0))
 
     def _trained_encoders(self) -> list[str]:
         names = [name for name in self.facts.values if name not in (DENOISER, VAE)]

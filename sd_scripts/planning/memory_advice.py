@@ -3,12 +3,14 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from sd_scripts.families.registry import card_of
 from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.reading import from_values
 from sd_scripts.options.settings import Settings
-from sd_scripts.planning.memory import GIB, MemoryPlan
+from sd_scripts.planning.memory import GIB, MemoryPlan, usable_bytes
 
-SWAPS = (6, 12, 18, 24, 30, 35)
+SWAPS = 6
+"""Values of blocks_to_swap that are tried, up to the largest."""
 
 
 def memory_advice(
@@ -20,7 +22,9 @@ def memory_advice(
     """
     if needed.fits:
         return ()
-    short = f"Memory: the run needs about {needed.in_use / GIB:.1f} GiB and the GPU has {needed.card / GIB:.1f}"
+    limited = needed.card == usable_bytes(settings)
+    has = f"{'gpu_memory_limit is' if limited else 'the GPU has'} {needed.card / GIB:.1f}"
+    short = f"Memory: the run needs about {needed.in_use / GIB:.1f} GiB and {has}"
     chosen: dict[str, Any] = {}
     best, at_most = needed, needed.in_use
     for name, value in _savings(settings):
@@ -46,9 +50,10 @@ def _savings(settings: Settings) -> Iterator[tuple[str, Any]]:
         yield "fused_backward_pass", True
     if "fp8_base" in settings.options:
         yield "fp8_base", True
-    if MemoryOptions in settings.filled:
-        for blocks in SWAPS:
-            yield "blocks_to_swap", blocks
+    facts = card_of(settings.script.family).memory
+    if MemoryOptions in settings.filled and facts:
+        for number in range(1, SWAPS + 1):
+            yield "blocks_to_swap", -(-number * facts.most_swapped // SWAPS)
     batch = settings.value("train_batch_size")
     while batch > 1:
         batch //= 2

@@ -32,6 +32,7 @@ DECIDING = (
     *("quantize_text_encoders", "blocks_to_swap"),
     *("gradient_checkpointing", "cpu_offload_checkpointing", "gradient_accumulation_steps", "train_batch_size"),
     *("network_module", "network_dim", "network_args", "network_train_unet_only", "network_train_text_encoder_only"),
+    *("network_type", "conv_dim", "factor", "full_matrix", "dora_wd"),
     *("train_text_encoder", "optimizer_type", "fused_backward_pass", "fused_optimizer_groups"),
     *("blockwise_fused_optimizers", "cache_latents", "cache_text_encoder_outputs", "sdpa", "xformers", "use_ema"),
     *("train_blocks", "num_processes", "deterministic", RECORDING),

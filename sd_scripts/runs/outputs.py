@@ -103,7 +103,7 @@ def find_saved(path: Path, written: Fingerprint | None) -> Path | None:
     return next((each for each in renamed if written.matches(fingerprint(each))), None)
 
 
-_WHICH = r"(?P<which>(-step\d{8,}|-\d{6,})?(-ema)?)"
+_WHICH = r"(?P<which>(-step\d{8,}|-\d{6,})?(-ema)?(-diffusers)?)"
 _ENDING = rf"(?P<ending>{STATE_ENDING}|{'|'.join(map(re.escape, ENDINGS))})"
 
 

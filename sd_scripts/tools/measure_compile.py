@@ -19,7 +19,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from sd_scripts.finetune import tool
 from sd_scripts.formats.atomic_files import write_whole
 from sd_scripts.formats.toml_files import read_toml
 from sd_scripts.formats.words import duration, shortened
@@ -38,6 +37,7 @@ from sd_scripts.options.training import ResumeOptions
 from sd_scripts.planning.run_plan import plan_run
 from sd_scripts.planning.speeds import deciding, model_size
 from sd_scripts.planning.text import pays
+from sd_scripts.runs import tool
 from sd_scripts.runs.compile_fingerprint import torch_version
 from sd_scripts.runs.exit_codes import MISTAKE
 from sd_scripts.runs.measurements import RESULT, Measurement, remember

@@ -22,7 +22,7 @@ from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import DistributedOptions, TrainingOptions
 from sd_scripts.runs.folder import RunFolder, new_run_folder
 from sd_scripts.runs.reporter import Progress, Reporter
-from sd_scripts.training.device_memory import DeviceMemory
+from sd_scripts.training.device_memory import DeviceMemory, limit_gpu_memory
 from sd_scripts.training.trackers import Trackers, tracker_folder
 
 logger = logging.getLogger(__name__)
@@ -101,11 +101,12 @@ class Context(Reporter):
             logger.warning(text)
 
     def phase(self, name: str, **payload: Any) -> Progress:
-        """Report that a phase begins, with `vram`: the peak of the phase before it in bytes."""
+        """Report that a phase begins, with the peaks of the phase before it in bytes: `vram` of all tensors, `reserved`
+        of what PyTorch held for them."""
         if self.is_main:
             logger.info("%s", name)
-        used = self.memory.next_phase()
-        return super().phase(name, **payload, **({"vram": used} if used else {}))
+        reserved, used = self.memory.peak_reserved(), self.memory.next_phase()
+        return super().phase(name, **payload, **({"vram": used, "reserved": reserved} if used else {}))
 
     def stop_requested(self) -> bool:
         """Several processes begin first, then stop together."""
@@ -186,6 +187,7 @@ def make_context(settings: Settings) -> Context:
         project_dir=tracker_folder(logging_options),
         kwargs_handlers=handlers,
     )
+    limit_gpu_memory(accelerator.device, cuda.gpu_memory_limit)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = cuda.cuda_allow_tf32
     torch.backends.cudnn.benchmark = cuda.cuda_cudnn_benchmark and not cuda.deterministic
     # not warn_only, with which attention keeps kernels whose backward adds in any order

@@ -9,13 +9,23 @@ from collections import defaultdict, deque
 
 import torch
 
-GIB = 2**30
+from sd_scripts.planning.memory import CONTEXT, GIB
+
 NEARLY_FULL = 0.92
 """Share of the GPU's memory that PyTorch has reserved, from which the driver may move some of it."""
 SEVERAL_TIMES = 3.0
 """How many times slower steps of a shape have to become."""
 RECENT = 5
 """Steps of a shape in a median."""
+
+
+def limit_gpu_memory(device: torch.device, gib: float | None) -> None:
+    """Let this process use at most `gib` GiB of the GPU. PyTorch limits only what it allocates itself, so what CUDA and
+    its libraries take is estimated and subtracted."""
+    if gib is None or device.type != "cuda":
+        return
+    share = (gib * GIB - CONTEXT) / torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(share, 1.0), device)
 
 
 class DeviceMemory:
@@ -43,6 +53,10 @@ class DeviceMemory:
     def reserved(self) -> int:
         """Return what PyTorch holds, tensors and free blocks alike."""
         return torch.cuda.memory_reserved(self._device) if self._device else 0
+
+    def peak_reserved(self) -> int:
+        """Return the most that PyTorch has held since the phase began."""
+        return torch.cuda.max_memory_reserved(self._device) if self._device else 0
 
     def size(self) -> int:
         """Return the memory that the GPU has."""

@@ -1,5 +1,6 @@
 """Known failures of a run, each explained in one sentence, with the settings that would help, the best first."""
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from itertools import islice
@@ -7,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from sd_scripts.families.registry import card_of
 from sd_scripts.options.settings import Settings
 
 SAVED_BEFORE = "files saved earlier are intact"
@@ -16,7 +18,7 @@ LARGE_NETWORK = 32
 GPU_IS_FULL = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 """Messages of the driver and its libraries, which bypass PyTorch's allocator."""
 Values = Mapping[str, Any]
-"""Values by option name; only options that the script has."""
+"""Values by option name; only options that the script has. And `most_swapped`: the largest blocks_to_swap."""
 
 
 class ErrorHint(NamedTuple):
@@ -53,7 +55,9 @@ GPU: tuple[ErrorHint, ...] = (
         "{gradient_accumulation_steps}) as much",
     ),
     ErrorHint(_off("blocks_to_swap"), "set blocks_to_swap"),
-    ErrorHint(lambda v: bool(v.get("blocks_to_swap")), "raise blocks_to_swap (now {blocks_to_swap})"),
+    ErrorHint(
+        lambda v: 0 < (v.get("blocks_to_swap") or 0) < v["most_swapped"], "raise blocks_to_swap (now {blocks_to_swap})"
+    ),
     ErrorHint(
         lambda v: (
             not (_is_lora(v) or v["fused_optimizer_groups"] or v["fused_backward_pass"])
@@ -99,7 +103,8 @@ MAIN_MEMORY: tuple[ErrorHint, ...] = (
 
 def advice(remedies: tuple[ErrorHint, ...], settings: Settings) -> str:
     """Return those of the remedies that would help this run, the best first."""
-    values = settings.values()
+    facts = card_of(settings.script.family).memory
+    values = {**settings.values(), "most_swapped": facts.most_swapped if facts else math.inf}
     helping = (each for each in remedies if each.helps(values) and _has_effect(each.option, settings))
     return ", or ".join(each.words.format_map(values) for each in islice(helping, MOST_HELP))
 

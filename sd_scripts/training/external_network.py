@@ -94,7 +94,7 @@ def make_external_network(
 
 def _create(components: Components, encoders: list[nn.Module], options: NetworkOptions, names: Names) -> Any:
     module = find_module(options.network_module or "")
-    kwargs: dict[str, Any] = dict(item.split("=", 1) for item in options.network_args)
+    kwargs: dict[str, Any] = options.shared_arguments | dict(item.split("=", 1) for item in options.network_args)
     model = (components.vae, encoders, components.denoiser)
     if options.dim_from_weights:
         with _with_network_names(str(options.network_weights), names) as file:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import compress
 from pathlib import Path
 
@@ -10,10 +11,13 @@ from torch import Tensor
 
 from sd_scripts.families.family import Components, Family
 from sd_scripts.library.safetensors_io import save_model, with_hashes
-from sd_scripts.networks.adapter import Tensors, layer_names
+from sd_scripts.networks.adapter import Adapter, Tensors, layer_names, read_layer
+from sd_scripts.networks.adapters.lora import Lora as PlainLora
+from sd_scripts.networks.adapters.lora import StartedLora
+from sd_scripts.networks.lora_export import with_names_of
 from sd_scripts.networks.lora_files import merge, read_plain_lora
 from sd_scripts.networks.network import AdapterNetwork, attach
-from sd_scripts.networks.plan import AdaptedModule, parameter_groups, plan_layers, read_args
+from sd_scripts.networks.plan import AdaptedModule, NetworkArgs, parameter_groups, plan_layers, read_args
 from sd_scripts.networks.targets import adaptable, layers_after_attention, projected_together
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.network import NetworkOptions
@@ -26,6 +30,11 @@ from sd_scripts.training.external_network import find_module, make_external_netw
 from sd_scripts.training.gradient_clipping import clip_factor
 from sd_scripts.training.trainable import NetworkTrainable, Trainable
 
+QUANTIZING = ("fp8_base", "fp8_base_unet", "fp8_compute", "quantize_base")
+"""Options with which base weights are held quantized."""
+SD_SCRIPTS, DIFFUSERS = "sd-scripts", "diffusers"
+"""Key names of saved files."""
+
 
 class Lora:
     """Trains low-rank adapters on frozen layers."""
@@ -35,10 +44,13 @@ class Lora:
     def check(self, family: Family, settings: Settings) -> list[str]:
         options = settings[NetworkOptions]
         try:
-            if _is_ours(options, family):
-                read_args(settings, family.lora, warn=settings.remark)
-            else:
-                find_module(options.network_module or "")
+            if options.is_ours:
+                args = read_args(settings, family.lora, warn=settings.remark)
+                _require_names(settings[LoraFileOptions].save_as_format, args.kind)
+                return _unquantized_base_needed(args, settings)
+            find_module(options.network_module or "")
+            if settings[LoraFileOptions].save_as_format != SD_SCRIPTS:
+                settings.remark("save_as_format: has no effect on an external network_module")
         except ValueError as error:
             return str(error).splitlines()
         return []
@@ -53,6 +65,9 @@ class Lora:
 
     def trains_text_encoders(self, family: Family, context: Context) -> tuple[bool, ...]:
         options, base = context.settings[NetworkOptions], context.settings[OptimizerOptions].learning_rate
+        preset = options.built_in.preset if options.is_ours else None
+        if preset and not preset.text_encoders:
+            return (False,) * len(family.lora_text_encoders)
         return tuple(
             adapted and not options.network_train_unet_only and options.rate_of_encoder(number, base) > 0
             for number, adapted in enumerate(family.text.adapted(context.settings))
@@ -60,7 +75,7 @@ class Lora:
 
     def needs_all(self, family: Family, settings: Settings) -> bool:
         """An external network is shown all modules and may read their weights."""
-        return not _is_ours(settings[NetworkOptions], family)
+        return not settings[NetworkOptions].is_ours
 
     def change_base(self, family: Family, components: Components, context: Context, name: str) -> None:
         """Merge the LoRA files of base_weights into the component."""
@@ -85,7 +100,7 @@ class Lora:
         trains_encoder = self.trains_text_encoders(family, context)
         if options.network_train_text_encoder_only and not any(trains_encoder):
             raise ValueError("learning_rate: all learning rates are 0, so nothing would be trained; set one above 0")
-        if not _is_ours(options, family):
+        if not options.is_ours:
             return make_external_network(family, components, context, trains_encoder=trains_encoder)
         modules = [] if options.network_train_text_encoder_only else _denoiser(family, components, context)
         modules += compress(_text_encoders(family, components, context), trains_encoder)
@@ -106,13 +121,15 @@ class Lora:
             _load_initial_weights(weights, network, context)
         if context.settings[CompileOptions].compile:
             _fold(network, [each for each in modules if each.target.folds])
-        return LoraTrainable(
+        network.share_gains()
+        trainable = LoraTrainable(
             network,
             parameter_groups(network),
             [each.module for each in all_targets],
             norm_limit=options.scale_weight_norms,
             ending=f".{context.settings[LoraFileOptions].save_model_as}",
         )
+        return trainable.name_keys_as(context.settings[LoraFileOptions].save_as_format, all_targets)
 
 
 class LoraTrainable(NetworkTrainable):
@@ -120,6 +137,16 @@ class LoraTrainable(NetworkTrainable):
 
     network: AdapterNetwork
     skips_nonfinite = True
+    form = SD_SCRIPTS
+    """Key names of its files (save_as_format)."""
+    targets: Sequence[AdaptedModule] = ()
+    """All modules of the model, in the order of the family: they tell diffusers' names of the layers."""
+
+    def name_keys_as(self, form: str, targets: Sequence[AdaptedModule]) -> LoraTrainable:
+        """Set the key names of saved files: sd-scripts, diffusers or both."""
+        self.targets, self.form = targets, SD_SCRIPTS if form == "both" else form
+        self.variants = (f"-{DIFFUSERS}",) if form == "both" else ()
+        return self
 
     def collect_gradients(self) -> None:
         self.network.collect_gradients()
@@ -166,21 +193,65 @@ class LoraTrainable(NetworkTrainable):
 
     def state_dict(self) -> dict[str, Tensor]:
         noise = self.network.row_noise
-        return {"masters": self.network.masters, **({"row_noise": noise.deviations} if noise else {})}
+        state = {"masters": self.network.masters, **({"row_noise": noise.deviations} if noise else {})}
+        if started := self.network.started:
+            state["start"] = torch.cat([part.flatten() for layer in started for part in layer.first])
+        return state
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         masters = state["masters"]
         if masters.shape != self.network.masters.shape:
             raise ValueError("resume: the state belongs to a different network; restore network_dim and network_args")
+        if ("start" in state) != bool(self.network.started):
+            raise ValueError("resume: the state belongs to a network with another start; restore lora_init")
         with torch.no_grad():
             self.network.masters.copy_(masters)
             if self.network.row_noise and "row_noise" in state:
                 self.network.row_noise.deviations.copy_(state["row_noise"])
+            if started := self.network.started:
+                _restore_starts(started, state["start"])
         self.network.refresh()
 
     def save(self, path: Path, dtype: torch.dtype | None, metadata: dict[str, str]) -> None:
+        if self.form == DIFFUSERS:
+            self.save_variant(DIFFUSERS, path, dtype, metadata)
+            return
         tensors = self.network.file_tensors(dtype)
         save_model(path, tensors, with_hashes(tensors, metadata))
+
+    def save_variant(self, suffix: str, path: Path, dtype: torch.dtype | None, metadata: dict[str, str]) -> None:
+        """Write the file under the key names of diffusers, whose factors contain alpha."""
+        tensors = with_names_of(DIFFUSERS, self.network.file_tensors(None), self.targets)
+        tensors = {key: tensor.to(dtype or tensor.dtype) for key, tensor in tensors.items()}
+        if "ss_network_alpha" in metadata:
+            metadata = {**metadata, "ss_network_alpha": metadata["ss_network_dim"]}
+        save_model(path, tensors, with_hashes(tensors, metadata))
+
+
+def _require_names(form: str, kind: type[Adapter]) -> None:
+    """Raise ValueError if an adapter kind has no names in this format."""
+    if form != SD_SCRIPTS and kind is not PlainLora:
+        raise ValueError(
+            f"save_as_format: {form} is for plain LoRA, not for adapter={kind.kind}; set it to {SD_SCRIPTS}, which "
+            "ComfyUI reads too"
+        )
+
+
+def _unquantized_base_needed(args: NetworkArgs, settings: Settings) -> list[str]:
+    """Return a sentence if the adapter needs base weights that the settings quantize."""
+    reason, values = args.kind.needs_dense_base(args.kind_options), settings.values()
+    return [
+        f"{name}: {reason} computes with the base weights themselves; turn one of the two off"
+        for name in QUANTIZING
+        if reason and values.get(name) not in (None, False, "none")
+    ][:1]
+
+
+def _restore_starts(layers: list[StartedLora], state: Tensor) -> None:
+    parts = [part for layer in layers for part in layer.first]
+    saved = state.split([part.numel() for part in parts])
+    for layer, down, up in zip(layers, saved[::2], saved[1::2], strict=True):
+        layer.start_from(*(own.to(part).view(part.shape) for own, part in zip((down, up), layer.first, strict=True)))
 
 
 def _fold(network: AdapterNetwork, modules: list[AdaptedModule]) -> None:
@@ -195,6 +266,13 @@ def _load_initial_weights(weights: Tensors, network: AdapterNetwork, context: Co
     absent = network.load_tensors(weights)
     if len(absent) == len(network.layers):
         file = context.settings[NetworkOptions].network_weights
+        found = {layer.name: read_layer(weights, layer.name) for layer in network.layers}
+        if theirs := {each[0].kind for each in found.values() if each}:
+            ours = {layer.kind for layer in network.layers}
+            raise ValueError(
+                f"network_weights: '{file}' has {', '.join(sorted(theirs))}, but {', '.join(sorted(ours))} is to be "
+                "trained; choose another network_type, or turn on dim_from_weights"
+            )
         raise ValueError(f"network_weights: '{file}' has no layer of this network; choose a file made for this model")
     if absent:
         context.warn(f"network_weights: {len(absent)} layers are not in the file and start fresh: {absent[0]}, ...")
@@ -204,11 +282,6 @@ def _load_initial_weights(weights: Tensors, network: AdapterNetwork, context: Co
             f"from its files: {left[0]}, ..."
         )
     network.refresh()
-
-
-def _is_ours(options: NetworkOptions, family: Family) -> bool:
-    modules = family.card.network_modules
-    return (options.network_module or modules[0]).removeprefix("sd_scripts.") in modules
 
 
 def _all_targets(family: Family, components: Components, context: Context) -> list[AdaptedModule]:

@@ -171,6 +171,9 @@ def changed_models(then: Origin, now: Origin) -> Iterator[str]:
 def _alphas(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     if then.get("network_alpha") != now.get("network_alpha"):
         yield "network_alpha", then.get("network_alpha"), now.get("network_alpha")
+    for name in ("conv_alpha", "rs_lora"):
+        if then.get(name) != now.get(name):
+            yield name, then.get(name), now.get(name)
     before, after = (_alpha_args(settings.get("network_args")) for settings in (then, now))
     if before != after:
         yield "network_args", before, after

@@ -129,9 +129,11 @@ class StepReporter:
         self._context.warn(f"{what} at step {step}; the step is skipped")
 
     def _memory(self) -> dict[str, int]:
-        """Return the phase's peak of GPU bytes and the RAM, at most every MEMORY_EVERY seconds: reading is slow."""
+        """Return the phase's peaks of GPU bytes and the RAM, at most every MEMORY_EVERY seconds: reading is slow."""
         now = time.perf_counter()
         if now - self._looked < MEMORY_EVERY or not self._context.is_main:
             return {}
         self._looked = now
-        return {"vram": self._context.memory.phase_peak(), "ram": self._process.memory_info().rss}
+        memory = self._context.memory
+        peaks = {"vram": memory.phase_peak(), "reserved": memory.peak_reserved()}
+        return {**peaks, "ram": self._process.memory_info().rss}

@@ -29,8 +29,9 @@ def step_inputs(data: TrainingData, batch: Batch, *key: object, timestep: float 
 
 def _text_inputs(data: TrainingData, batch: Batch) -> dict[str, Tensor]:
     """Return the outputs of frozen encoders, from the cache or computed now, and the tokens of trained ones."""
+    pad = data.family.text.pad
     if batch.text and not any(data.trains_encoder):
-        return {f"text.{name}": tensor for name, tensor in batch.text.items()}
+        return {f"text.{name}": tensor for name, tensor in pad(batch.text, data.context.settings).items()}
     tokens = data.family.text.tokenize(data.components, batch.captions, data.context.settings)
     frozen = {encoder: each for encoder, each in tokens.items() if not data.trains_encoder[encoder]}
     trained = {encoder: each for encoder, each in tokens.items() if data.trains_encoder[encoder]}
@@ -40,6 +41,7 @@ def _text_inputs(data: TrainingData, batch: Batch) -> dict[str, Tensor]:
             encoder.train(trains and encoder.training)  # T5 has dropout in training mode
         with torch.no_grad():
             text = data.family.text.encode(data.components, frozen)
+    text = pad(text, data.context.settings) if text else text
     return {f"text.{name}": tensor for name, tensor in text.items()} | {
         f"tokens.{encoder}.{name}": tensor for encoder, each in trained.items() for name, tensor in each.items()
     }

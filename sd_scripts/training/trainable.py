@@ -35,6 +35,8 @@ class Trainable(ABC):
     """Whether gradients of earlier micro-steps of the step exist."""
     ending: str
     """Extension of its file; empty for a folder."""
+    variants: tuple[str, ...] = ()
+    """Suffixes of further files with the same weights that are written beside each file."""
     shards: Shards | None = None
     """How weights are sharded over the processes; None if each holds all. state_dict has this process's rows."""
 
@@ -104,6 +106,10 @@ class Trainable(ABC):
     @abstractmethod
     def save(self, path: Path, dtype: torch.dtype | None, metadata: dict[str, str]) -> None:
         """Write the file that other programs load. With shards, all processes must call it."""
+
+    def save_variant(self, suffix: str, path: Path, dtype: torch.dtype | None, metadata: dict[str, str]) -> None:
+        """Write the further file of this suffix."""
+        raise NotImplementedError
 
 
 class NetworkTrainable(Trainable):

@@ -163,6 +163,7 @@ def _cache_text(training_data: TrainingData) -> None:
             cache_key=weights_digest(components.text_encoders, *family.text.cache_key(components, context.settings)),
             suffix=family.text.cache_suffix,
             job=_cache_job(context, "caching text", to_disk, batch_size),
+            trim=family.text.trim,
             fits=partial(fits, components) if fits else None,
         )
         if training_data.prompts:

@@ -50,6 +50,11 @@ class Writer:
     def ema_file(self, file: Path) -> Path:
         return file.with_name(f"{self.stem(file)}-ema{self.ending}")
 
+    def variant_files(self, file: Path) -> dict[str, Path]:
+        """Return the further files beside a file, by their suffixes."""
+        suffixes = self._train_state.trainable.variants
+        return {suffix: file.with_name(f"{self.stem(file)}{suffix}{self.ending}") for suffix in suffixes}
+
     def state_folder(self, file: Path) -> Path:
         return file.with_name(f"{self.stem(file)}{STATE_ENDING}")
 
@@ -58,10 +63,11 @@ class Writer:
         failed = []
         if self._context.is_main or self._train_state.trainable.shards:
             with self._train_state.averaged():
-                failed += self.write_model(path, epochs)
+                failed += self.write_model(path, epochs) + self._write_variants(path, epochs)
             if ema := self._train_state.ema:
                 with ema.in_place():
-                    failed += self.write_model(self.ema_file(path), epochs)
+                    averaged = self.ema_file(path)
+                    failed += self.write_model(averaged, epochs) + self._write_variants(averaged, epochs)
         self._context.accelerator.wait_for_everyone()
         if with_state:
             failed += self.write_state(self.state_folder(path))
@@ -84,6 +90,18 @@ class Writer:
             return [Failure(f"'{path}' could not be written: {brief(error, self._context.settings)}", None)]
         self._emit_saved(path)
         return []
+
+    def _write_variants(self, path: Path, epochs: int) -> list[Failure]:
+        failed = []
+        for suffix, variant in self.variant_files(path).items():
+            try:
+                self._make_room(variant)
+                self._train_state.trainable.save_variant(suffix, variant, self._dtype, self._metadata.of_file(epochs))
+            except OSError as error:
+                failed.append(Failure(f"output_dir: {error}", errno_of(error)))
+            else:
+                self._emit_saved(variant)
+        return failed
 
     def try_out(self, probe: Path) -> int:
         """Save for a test and remove the file; return the bytes that a file will take at least. Of a whole model only
@@ -138,8 +156,9 @@ class Writer:
         return []
 
     def remove_model(self, path: Path) -> None:
-        self.remove(path)
-        self.remove(self.ema_file(path))
+        for file in (path, self.ema_file(path)):
+            for each in (file, *self.variant_files(file).values()):
+                self.remove(each)
 
     def remove(self, path: Path) -> None:
         """Remove a file or folder of this run; a failure ends no run."""

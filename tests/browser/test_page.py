@@ -75,6 +75,23 @@ def expect_the_six(page: Page) -> None:
         expect(field(page, name)).to_have_value(str(SIX[name]))
 
 
+def test_the_network_type_shows_its_own_settings_and_hides_those_of_others(page, tmp_path):
+    begin_anew(page, tmp_path)
+    for name in ("factor", "conv_dim", "constraint", "dora_wd"):
+        expect(page.locator(f"#lora-{name}")).to_be_hidden()
+    choose(page, "network_type", "lokr")
+    expect(page.locator("#lora-factor")).to_be_visible()
+    expect(page.locator("#lora-dora_wd")).to_be_visible()
+    field(page, "factor").fill("8")
+    choose(page, "network_type", "oft")
+    expect(page.locator("#lora-constraint")).to_be_visible()
+    expect(page.locator("#lora-dora_wd")).to_be_hidden()
+    expect(page.locator("#lora-conv_dim")).to_be_visible()
+    expect(page.locator("#lora-factor")).to_be_visible()  # it is set
+    family(page, "FLUX.1")
+    expect(page.locator("#lora-conv_dim")).to_be_hidden()  # it has no convolutions
+
+
 @of_a_stranger
 def test_a_new_page_begins_with_the_safe_start_which_can_be_chosen_again_and_a_file_takes_its_place(page, tmp_path):
     expect(field(page, "preset")).to_have_value("SDXL safe start")

@@ -15,7 +15,7 @@ from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.prompt_lines import SamplePrompt
 
 AUTOENCODER = "FLUX.1 autoencoder"
-TRANSFORMERS = ("double_blocks.0.img_attn.qkv.weight", "transformer_blocks.0.attn.add_k_proj.bias")
+TRANSFORMERS = ("double_blocks.0.img_attn.qkv.weight", "single_transformer_blocks.0.proj_mlp.bias")
 """Keys of a transformer of this kind, in the original layout and in that of diffusers."""
 VARIANTS = (
     ("distilled_guidance_layer.", "Chroma"),
@@ -58,7 +58,9 @@ CARD = FamilyCard(
     order=1,
     scripts={"lora": "flux_train_network.py", "full": "flux_train.py"},
     groups=(FluxModelOptions, FlowOptions, MemoryOptions, FluxNetworkOptions),
-    capabilities=frozenset({"blockwise_updates", "fp8", "guidance", "offload_activations", "partial_text_cache"}),
+    capabilities=frozenset(
+        {"blockwise_updates", "fp8", "guidance", "offload_activations", "partial_text_cache", "prediction_types"}
+    ),
     choices={"timestep_sampling": ("flux_shift",)},
     notes={
         "equal_token_buckets": "All buckets of FLUX.1 then share one set of graphs.",
@@ -71,7 +73,7 @@ CARD = FamilyCard(
         "guidance_scale": "For FLUX.1 dev 1.0 is recommended; schnell has none: leave it at 3.5.",
         "fp8_base": "Of FLUX.1's text encoders it is T5.",
         "quantize_text_encoders": "Of FLUX.1's it is T5.",
-        "blocks_to_swap": "FLUX.1 takes up to 35, and each saves about 0.6 GB of GPU memory.",
+        "blocks_to_swap": "FLUX.1 takes up to 35, and each saves about 0.6 GB.",
     },
     recommended=RECOMMENDED,
     recommended_note=f"Schnell has no guidance and keeps {FlowOptions.guidance_scale}. The sd-scripts defaults do not "
@@ -122,7 +124,7 @@ CARD = FamilyCard(
     ),
     base_file="a FLUX.1 file",
     base_model="a FLUX.1 transformer",
-    network_modules=("networks.lora", "networks.lora_flux"),
+    network_modules=("networks.lora", "networks.oft_flux", "networks.lora_flux"),
     side_multiple=16,
     token_multiple=16,
     graphs=GRAPHS,

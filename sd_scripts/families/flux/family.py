@@ -7,7 +7,7 @@ from transformers.models.t5.modeling_t5 import T5Block
 from sd_scripts.families.family import Blocks, Family, FileIdentity, Saving, TextEncoding, blocks_of
 from sd_scripts.families.flux.card import CARD
 from sd_scripts.families.flux.load import LAYOUTS, prepare, problems, remarks
-from sd_scripts.families.flux.lora import TEXT_ENCODERS, TRANSFORMER
+from sd_scripts.families.flux.lora import BLOCKS, TEXT_ENCODERS, TRANSFORMER
 from sd_scripts.families.flux.memory import checkpoint_gradients, place
 from sd_scripts.families.flux.objective import architecture, loss, metadata, step_inputs, validation_timesteps
 from sd_scripts.families.flux.sampling import prompt_captions, sample
@@ -52,5 +52,6 @@ FAMILY = FLUX = Family(
     loss=loss,
     lora=TRANSFORMER,
     lora_text_encoders=TEXT_ENCODERS,
+    lora_blocks=BLOCKS,
     sample=sample,
 )

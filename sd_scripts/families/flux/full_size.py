@@ -13,6 +13,7 @@ from sd_scripts.families.flux.card import CARD
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
 from sd_scripts.families.full_size import (
     ADAFACTOR,
+    ADAPTERS,
     AUTOENCODER,
     AUTOTUNED,
     CHECKPOINTING,
@@ -72,6 +73,7 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
         "swap18": SMALL | {"blocks_to_swap": 18},
         "swap34": SMALL | {"blocks_to_swap": 34},
         "swap34_fp8": SMALL | {"blocks_to_swap": 34, "fp8_base": True},
+        **ADAPTERS,
         **QUANTIZED,
     },
     "full": {

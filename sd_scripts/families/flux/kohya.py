@@ -40,6 +40,9 @@ GGPO: dict[str, Any] = {"train_lora_ggpo": False, "ggpo_sigma": 0.03, "ggpo_beta
 def network(kind: str, legacy: Mapping[str, Any], args: list[str]) -> Converted:
     """Convert the layer fields, which only counted with the type Flux1; train_blocks had no effect at all."""
     values: dict[str, Any] = {"network_module": "networks.lora_flux", "network_args": args}
+    if kind == "Flux1 OFT":
+        everywhere = ["enable_all_linear=True"] if truth(legacy.get("enable_all_linear")) else []
+        return {"network_module": "networks.oft_flux", "network_args": [*everywhere, *args]}, []
     if kind != "Flux1":
         return values, [] if kind == "Standard" else [standard_instead(kind)]
     remarks = []
@@ -76,6 +79,6 @@ KOHYA = KohyaFamily(
     },
     unset={"max_timestep": 1000},  # all timesteps, as models with 1000 of them count
     text_rates=("t5xxl_lr",),
-    lora_fields={**LAYERS, **GGPO},
+    lora_fields={**LAYERS, **GGPO, "enable_all_linear": False},
     network=network,
 )

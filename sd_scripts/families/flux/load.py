@@ -17,12 +17,12 @@ from sd_scripts.families.flux.card import CARD, TRANSFORMERS
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
 from sd_scripts.families.flux.options import RECOMMENDED, FluxModelOptions
 from sd_scripts.families.layouts import Layout, autoencoder, clip_l
+from sd_scripts.families.placing import swap_problems
 from sd_scripts.library.block_swap import max_blocks_to_swap
 from sd_scripts.library.state_dicts import State
 from sd_scripts.library.tokenizers import CLIP, T5
 from sd_scripts.networks.plan import AdaptedModule, plan_layers, read_args
 from sd_scripts.options.flow import FlowOptions
-from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.settings import Settings
 
@@ -58,10 +58,8 @@ LAYOUTS = {
 
 
 def prepare(components: Components, settings: Settings) -> None:
-    """A transformer with swapped blocks is loaded to the CPU: it may not fit on the device."""
-    sources, flux, memory = components.sources, settings[FluxModelOptions], settings[MemoryOptions]
-    denoiser, t5 = sources[DENOISER], sources[T5XXL]
-    sources[DENOISER] = replace(denoiser, device="cpu" if memory.blocks_to_swap else denoiser.device)
+    sources, flux = components.sources, settings[FluxModelOptions]
+    t5 = sources[T5XXL]
     sources[T5XXL] = replace(t5, finish=partial(finish_t5, dtype=t5.dtype))
     guided = _params(sources).guidance
     variant = "dev" if guided else "schnell"
@@ -132,14 +130,9 @@ def _width_problems(sources: Mapping[str, WeightSource], params: FluxParams) -> 
 
 
 def _limit_problems(params: FluxParams, settings: Settings) -> list[str]:
-    problems = []
-    swap = settings[MemoryOptions].blocks_to_swap or 0
-    most = max_blocks_to_swap(params.double_blocks, params.single_blocks)
-    if swap > most:
-        problems.append(
-            f"blocks_to_swap: {swap} exceeds {most}, the most that a model with {params.double_blocks} double and "
-            f"{params.single_blocks} single blocks can swap; " + (f"set {most} or less" if most else "leave it unset")
-        )
+    double, single = params.double_blocks, params.single_blocks
+    model = f"a model with {double} double and {single} single blocks"
+    problems = swap_problems(settings, max_blocks_to_swap(double, single), model)
     default, guidance = FlowOptions.guidance_scale, settings[FlowOptions].guidance_scale
     of_dev = RECOMMENDED["guidance_scale"]  # settings for dev may be used for schnell
     if not params.guidance and guidance not in (default, of_dev):

@@ -38,6 +38,7 @@ MEMORY = MemoryFacts(
         "text_encoder2": (4_630_511_616, 983_040),
     },
     swapped=swapped,
+    most_swapped=35,
     units=tokens,
     activations=Activations(
         eager=Growing(8_260_000, 5e7),

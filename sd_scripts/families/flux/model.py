@@ -7,7 +7,6 @@ separate weights for text and image and let them attend to each other; single bl
 from __future__ import annotations
 
 import contextlib
-import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -21,14 +20,17 @@ from torch import Tensor, nn
 from sd_scripts.library.attention import attention
 from sd_scripts.library.checkpoint_offload import CheckpointOffload
 from sd_scripts.library.checkpointing import Checkpoint
+from sd_scripts.library.dit_layers import (
+    EPS,
+    TIME_CHANNELS,
+    Rope,
+    apply_rope,
+    modulate,
+    rope_of,
+    timestep_embedding,
+)
 
 _NOTHING = contextlib.nullcontext()
-ROPE_BASE = 10_000
-TIME_CHANNELS = 256
-EPS = 1e-6
-
-Rope = tuple[Tensor, Tensor]
-"""Cosines and sines (1, S, 1, D/2) float32 of every token's position."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,17 +146,6 @@ def mlp(shape: FluxParams) -> nn.Sequential:
     return nn.Sequential(
         nn.Linear(shape.width, shape.mlp_width), nn.GELU("tanh"), nn.Linear(shape.mlp_width, shape.width)
     )
-
-
-def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    return (1 + scale) * F.layer_norm(x, x.shape[-1:], eps=EPS) + shift
-
-
-def apply_rope(x: Tensor, rope: Rope) -> Tensor:
-    """Rotate neighbouring pairs of (B, S, H, D) float32 values by their token's position."""
-    cos, sin = rope
-    a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
-    return torch.stack((cos * a - sin * b, sin * a + cos * b), dim=-1).flatten(-2)
 
 
 class DoubleBlock(nn.Module):
@@ -300,14 +291,6 @@ def joint_mask(txt_mask: Tensor, tokens: int) -> Tensor:
     return torch.cat((txt_mask.bool(), image), dim=1)[:, None, None]
 
 
-def timestep_embedding(t: Tensor) -> Tensor:
-    """Timesteps or guidance (B,) -> (B, 256) float32, cosines first; FLUX.1 scales them by 1000."""
-    half = TIME_CHANNELS // 2
-    rates = torch.exp(-math.log(ROPE_BASE) / half * torch.arange(half, device=t.device, dtype=torch.float32))
-    angles = 1000.0 * t.float()[:, None] * rates
-    return torch.cat((angles.cos(), angles.sin()), dim=-1)
-
-
 @cache  # recorded graphs read them, so none may be freed
 def rope_table(shape: FluxParams, txt_tokens: int, grid: tuple[int, int], device: torch.device) -> Rope:
     """Return the rotary table of the text, at position 0, then of the image row by row; cached for each size."""
@@ -315,11 +298,4 @@ def rope_table(shape: FluxParams, txt_tokens: int, grid: tuple[int, int], device
     positions = torch.zeros(txt_tokens + rows * columns, 3, dtype=torch.float64)
     positions[txt_tokens:, 1] = torch.arange(rows).repeat_interleave(columns)
     positions[txt_tokens:, 2] = torch.arange(columns).repeat(rows)
-    angles = torch.cat(
-        [
-            positions[:, axis, None] / ROPE_BASE ** (torch.arange(0, width, 2, dtype=torch.float64) / width)
-            for axis, width in enumerate(shape.rope_widths)
-        ],
-        dim=-1,
-    )[None, :, None]  # (1, S, 1, D/2)
-    return angles.cos().float().to(device), angles.sin().float().to(device)
+    return rope_of(positions, shape.rope_widths, device)

@@ -8,8 +8,9 @@ from torch import Tensor
 from sd_scripts.data.batch import Batch
 from sd_scripts.families.family import Components
 from sd_scripts.families.flux.options import FluxModelOptions
-from sd_scripts.families.flux.packing import grid_of, predict
+from sd_scripts.families.flux.packing import predict
 from sd_scripts.families.objective import flow_inputs
+from sd_scripts.library.dit_layers import grid_of
 from sd_scripts.library.flow_timesteps import loss_weights
 from sd_scripts.library.losses import diffusion_loss
 from sd_scripts.library.noise import TIMESTEPS, expand_to, timestep_bounds

@@ -4,24 +4,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-PATCH = 2
-
-
-def grid_of(latents: Tensor) -> tuple[int, int]:
-    """Return the rows and columns of tokens of latents (B, 16, h, w)."""
-    return latents.shape[-2] // PATCH, latents.shape[-1] // PATCH
-
-
-def pack(latents: Tensor) -> Tensor:
-    """Pack (B, 16, h, w) -> (B, h/2 · w/2, 64), row by row, channels first in each token. h and w must be even."""
-    patches = latents.unflatten(-1, (-1, PATCH)).unflatten(-3, (-1, PATCH))  # (B, 16, h/2, 2, w/2, 2)
-    return patches.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
-
-
-def unpack(tokens: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Unpack (B, rows · columns, 64) -> (B, 16, 2 · rows, 2 · columns)."""
-    patches = tokens.unflatten(1, grid).unflatten(-1, (-1, PATCH, PATCH))  # (B, rows, columns, 16, 2, 2)
-    return patches.permute(0, 3, 1, 4, 2, 5).flatten(4).flatten(2, 3)
+from sd_scripts.library.dit_layers import grid_of, pack, unpack
 
 
 def predict(

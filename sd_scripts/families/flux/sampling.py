@@ -10,9 +10,10 @@ from sd_scripts.families.family import Components
 from sd_scripts.families.flux.card import CARD
 from sd_scripts.families.flux.objective import guidance_vector
 from sd_scripts.families.flux.options import FluxModelOptions
-from sd_scripts.families.flux.packing import grid_of, predict
+from sd_scripts.families.flux.packing import predict
 from sd_scripts.families.flux.vae import decode_latents
 from sd_scripts.families.sampling import apply_guidance, eval_mode, make_generator, on_device
+from sd_scripts.library.dit_layers import grid_of
 from sd_scripts.library.flow_timesteps import sampling_sigmas, shift_of
 from sd_scripts.library.media import Media
 from sd_scripts.options.prompt_lines import SamplePrompt, size_of

@@ -20,7 +20,6 @@ from sd_scripts.families.flux import keys
 from sd_scripts.families.flux.card import CARD
 from sd_scripts.families.flux.load import LAYOUTS
 from sd_scripts.families.flux.model import DoubleBlock, FluxParams, FluxTransformer, Modulation, SingleBlock
-from sd_scripts.families.flux.packing import grid_of, pack
 from sd_scripts.families.miniature import (
     AUTOENCODER,
     DISTURBANCE,
@@ -32,6 +31,7 @@ from sd_scripts.families.miniature import (
     least_squares,
     randomize,
 )
+from sd_scripts.library.dit_layers import grid_of, pack
 from sd_scripts.library.safetensors_io import save_model
 from sd_scripts.library.tokenizers import T5_ROWS
 

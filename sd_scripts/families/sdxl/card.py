@@ -14,15 +14,18 @@ CARD = FamilyCard(
     scripts={"lora": "sdxl_train_network.py", "full": "sdxl_train.py"},
     groups=(MemoryOptions,),
     capabilities=frozenset(
-        {"block_rates", "clip_captions", "fp8", "grouped_updates", "noise_schedule", "own_vae", "trains_text"}
+        {
+            *("block_rates", "clip_captions", "convolutions", "fp8", "grouped_updates", "noise_schedule", "own_vae"),
+            "trains_text",
+        }
     ),
     notes={
         "equal_token_buckets": "SDXL's attention blocks then share their graphs, its convolutions do not.",
+        "blocks_to_swap": "SDXL takes up to 58, and each saves 0.07 GB.",
         "no_half_vae": "SDXL's original VAE does.",
         "quantize_base": "Of SDXL's U-Net it is the Linear layers, 2.2 of 2.6 billion weights.",
         "block_lr": f"SDXL has {U_NET_BLOCKS}: time and size embedding, 9 down, 3 middle, 9 up, output.",
-        "network_args": "SDXL: conv_dim and conv_alpha adapt the 3x3 convolutions too; block_dims, block_alphas, "
-        "down_lr_weight, mid_lr_weight, up_lr_weight.",
+        "network_args": "SDXL: block_dims, block_alphas, down_lr_weight, mid_lr_weight, up_lr_weight.",
         "record_steps": "A step of SDXL at batch size 1 on an H200 with a slow CPU takes 83 ms recorded and 494 "
         "unrecorded; compiled, 63 and 347.",
     },

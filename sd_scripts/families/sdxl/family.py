@@ -6,8 +6,8 @@ from transformers.models.clip.modeling_clip import CLIPEncoderLayer
 from sd_scripts.families.family import Blocks, Family, FileIdentity, Saving, TextEncoding, blocks_of
 from sd_scripts.families.sdxl.card import CARD
 from sd_scripts.families.sdxl.load import LAYOUTS, prepare
-from sd_scripts.families.sdxl.lora import TEXT_ENCODERS, UNET
-from sd_scripts.families.sdxl.memory import place
+from sd_scripts.families.sdxl.lora import BLOCKS, TEXT_ENCODERS, UNET
+from sd_scripts.families.sdxl.memory import place, problems
 from sd_scripts.families.sdxl.objective import conditioning, loss, step_inputs, validation_timesteps
 from sd_scripts.families.sdxl.sampling import prompt_captions, sample
 from sd_scripts.families.sdxl.saving import checkpoint, saved_form, write_folder
@@ -44,6 +44,7 @@ FAMILY = SDXL = Family(
     latents=LATENTS,
     layouts=LAYOUTS,
     prepare=prepare,
+    problems=problems,
     encode_images=encode_images,
     place=place,
     checkpoint_gradients=checkpoint_gradients,
@@ -53,5 +54,6 @@ FAMILY = SDXL = Family(
     loss=loss,
     lora=UNET,
     lora_text_encoders=TEXT_ENCODERS,
+    lora_blocks=BLOCKS,
     sample=sample,
 )

@@ -11,6 +11,7 @@ from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProject
 from sd_scripts.families.components import DENOISER, VAE
 from sd_scripts.families.full_size import (
     ADAFACTOR,
+    ADAPTERS,
     AUTOENCODER,
     AUTOTUNED,
     CHECKPOINTING,
@@ -85,6 +86,9 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
         "budget50": COMPILED | {"activation_memory_budget": 0.5},
         "budget0": COMPILED | {"activation_memory_budget": 0.0},
         **QUANTIZED,
+        "swap24": COMPILED | CHECKPOINTING | {"blocks_to_swap": 24},
+        "swap58": COMPILED | CHECKPOINTING | {"blocks_to_swap": 58},
+        **ADAPTERS,
     },
     "full": {
         "eager": {},
@@ -96,6 +100,8 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
         "graphs_masters": GRAPHS | {"full_bf16": False},
         "fused": FUSED,
         "fused_adafactor": ADAFACTOR,
+        "adafactor_swap16": ADAFACTOR | {"blocks_to_swap": 16},
+        "adafactor_swap58": ADAFACTOR | {"blocks_to_swap": 58},
     },
 }
 """Rows of the benchmark by training method and name: the options that tell each from the others."""

@@ -9,6 +9,9 @@ from sd_scripts.families.memory_facts import Activations, Growing, MemoryFacts
 if TYPE_CHECKING:
     from sd_scripts.options.settings import Settings
 
+SWAPPABLE_BLOCK = 34_755_840
+"""Values of each of the 60 largest transformer blocks."""
+
 
 def latent_positions(width: int, height: int, frames: int, settings: Settings) -> float:
     """Return the positions of the latents."""
@@ -31,6 +34,8 @@ MEMORY = MemoryFacts(
         "text_encoder1": (84_934_656, 82_944),
         "text_encoder2": (629_145_600, 368_640),
     },
+    swapped=lambda blocks_to_swap: blocks_to_swap * SWAPPABLE_BLOCK,
+    most_swapped=58,
     units=latent_positions,
     activations=Activations(
         eager=Growing(417_700, 9e7),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,9 @@ from sd_scripts.library.folded_product import folded_product
 from sd_scripts.networks.adapter import Adapter, LayerPlan, Tensors, TrainedTensor, file_alpha, register
 from sd_scripts.networks.layers import AdaptedConv2d, AdaptedLinear, Dropouts
 from sd_scripts.networks.rules import Rank
+from sd_scripts.networks.starts import STARTS
+from sd_scripts.networks.updates import exact, stored_weight
+from sd_scripts.options.network_args import NetworkArguments
 
 DOWN, UP = "lora_down.weight", "lora_up.weight"
 
@@ -29,6 +33,8 @@ class LoraLinear(AdaptedLinear):
     joint: Tensor | None
     """Base weight and LoRA of this layer, or of it and those it projects together with, in one matrix (folding.py)."""
     joint_layers = 1
+    foldable = True
+    """Whether it can compute in one product with its base weight."""
     input_is_kept = False
     """Whether its input is in memory until the backward pass anyway."""
 
@@ -49,9 +55,14 @@ class LoraLinear(AdaptedLinear):
 
     def folded(self, layers: Sequence[LoraLinear], x: Tensor, pieces: Sequence[int] = ()) -> list[Tensor]:
         """Return the outputs of `layers` for one input (..., in), side by side and split into `pieces`."""
+        return self.joint_product(layers, x, self.bias, pieces)
+
+    def joint_product(
+        self, layers: Sequence[LoraLinear], x: Tensor, bias: Tensor | None, pieces: Sequence[int]
+    ) -> list[Tensor]:
         assert self.joint is not None
         downs, ups = [layer.lora_down for layer in layers], [layer.lora_up for layer in layers]
-        return folded_product(x, self.joint, self.bias, downs, ups, pieces=pieces, input_is_kept=self.input_is_kept)
+        return folded_product(x, self.joint, bias, downs, ups, pieces=pieces, input_is_kept=self.input_is_kept)
 
     def project_split(self, x: Tensor, pieces: Sequence[int]) -> list[Tensor]:
         return self.folded([self], x, pieces) if self.is_folded(1) else super().project_split(x, pieces)
@@ -81,6 +92,8 @@ class SplitLoraLinear(LoraLinear):
 
     Split i uses rows i·r to (i + 1)·r of down (n·r, in); its rows of up (out, r) are those of its outputs.
     """
+
+    foldable = False
 
     def __init__(self, base: nn.Linear, rank: int, dropouts: Dropouts, split_dims: tuple[int, ...]):
         super().__init__(base, rank, dropouts)
@@ -154,6 +167,16 @@ class Lora(Adapter):
         self.tensors = [TrainedTensor(copy=layer.lora_down)]
         self.tensors.append(TrainedTensor(copy=layer.lora_up, scale=self.scale, plus=True))
         self.perturbable = isinstance(layer, LoraLinear)
+
+    @classmethod
+    def read_options(cls, arguments: NetworkArguments) -> Mapping[str, Any]:
+        return {"start": arguments.choice("lora_init", ("default", *STARTS), "default")}
+
+    @classmethod
+    def for_layer(cls, layer: nn.Module, options: Mapping[str, Any]) -> type[Adapter]:
+        """Return the kind that starts from the base weight, which convolutions do not."""
+        started = options.get("start", "default") != "default" and isinstance(layer, nn.Linear)
+        return StartedLora if started else cls
 
     def _layer(self, base: nn.Module, dropouts: Dropouts) -> LoraLinear | LoraConv2d:
         if isinstance(base, nn.Conv2d):
@@ -255,3 +278,68 @@ class Lora(Adapter):
 def _row_squares(up: Tensor, down: Tensor) -> Tensor:
     """Return (out,): squared norms of the rows of up (out, r) · down (r, in), without forming it."""
     return ((up @ (down @ down.t())) * up).sum(dim=1).clamp_min(0)
+
+
+class StartedLoraLinear(LoraLinear):
+    """A LoRA that starts from values of its base weight: y = x W + b + x (A B - A0 B0), so that W stays as it is."""
+
+    foldable = False
+    first_down: Tensor  # (r, in)
+    first_up: Tensor  # (out, r), times -alpha / rank
+
+    def __init__(self, base: nn.Linear, rank: int, dropouts: Dropouts):
+        super().__init__(base, rank, dropouts)
+        self.register_buffer("first_down", torch.zeros_like(self.lora_down), persistent=False)
+        self.register_buffer("first_up", torch.zeros_like(self.lora_up), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, first = F.linear(x, torch.cat((self.lora_down, self.first_down))).chunk(2, dim=-1)
+        if self.training and self.dropouts.any():
+            h = self.dropouts(h)
+        return self.base(x) + F.linear(torch.cat((h, first), dim=-1), torch.cat((self.lora_up, self.first_up), dim=1))
+
+    @staticmethod
+    def project_together(layers: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
+        return [layer(x) for layer in layers]
+
+
+class StartedLora(Lora):
+    """LoRA of a Linear that starts by PiSSA or OLoRA. Its file has twice the rank: what it has become, less its start,
+    so that it is for the base model as it is."""
+
+    first: tuple[Tensor, Tensor]
+    """Down and up at the start."""
+
+    def __init__(self, plan: LayerPlan, base: nn.Module, dropouts: Dropouts):
+        super().__init__(plan, base, dropouts)
+        self.perturbable = False
+
+    def _layer(self, base: nn.Module, dropouts: Dropouts) -> LoraLinear | LoraConv2d:
+        assert isinstance(base, nn.Linear)
+        if self.split_dims:
+            raise ValueError(f"lora_init: {self.name} is split; turn {self.plan.split_option} off or leave it unset")
+        return StartedLoraLinear(base, self.rank, dropouts)
+
+    def initialize(self, generator: torch.Generator) -> None:
+        weight = stored_weight(self.layer).to(self.down.device, exact(self.down.dtype))
+        up, down = STARTS[self.plan.options["start"]](weight, self.rank, self.scale, generator)
+        self.up[:, : up.shape[1]].copy_(up)
+        self.down[: len(down)].copy_(down)
+        self.start_from(self.down.detach().clone(), self.up.detach().clone())
+
+    def start_from(self, down: Tensor, up: Tensor) -> None:
+        """Set what the update is measured from."""
+        self.first, layer = (down, up), self.layer
+        assert isinstance(layer, StartedLoraLinear)
+        layer.first_down.copy_(down)
+        layer.first_up.copy_(up * -self.scale)
+
+    def pair(self) -> Pair:
+        down, up = self.first
+        both = torch.cat((self.down.detach(), down)), torch.cat((self.up.detach(), -up), dim=1)
+        return Pair(down=both[0], up=both[1], alpha=2 * self.alpha)
+
+    def norm(self) -> Tensor:
+        pair = self.pair()
+        square = ((pair.up.t() @ pair.up) * (pair.down @ pair.down.t())).sum()
+        return square.clamp_min(0).sqrt() * self.scale

@@ -1,0 +1,396 @@
+// The tab LoRA tools: a form for each tool, hints about its files, one job at a time, and its result.
+(() => {
+  const { ask, send, el, write, url, complaint, duration } = Studio;
+  const EVERY = 500; // milliseconds between two looks at a running job
+  const QUIET = 350; // milliseconds after typing before files are looked at
+  const KEPT = "lora-tools"; // what was filled in, by tool, for this browser window
+  const EDITED = [
+    ["modelspec.title", "Title"],
+    ["modelspec.author", "Author"],
+    ["modelspec.description", "Description"],
+    ["modelspec.trigger_phrase", "Trigger phrase"],
+    ["modelspec.tags", "Tags"],
+    ["modelspec.license", "Licence"],
+    ["modelspec.usage_hint", "Usage hint"],
+    ["ss_training_comment", "Comment"],
+  ];
+  const UNDONE = { stopped: "Stopped. No file was written", lost: "The tool ended without a result" };
+  let home = null,
+    tools = [],
+    tool = null, // the one shown
+    job = null,
+    asking = false;
+  const kept = JSON.parse(sessionStorage.getItem(KEPT) || "{}");
+  const keep = () => sessionStorage.setItem(KEPT, JSON.stringify({ ...kept, shown: tool?.name }));
+  const valuesOf = (name) => (kept[name] ??= {});
+  const later = (work, wait) => {
+    let timer;
+    return () => (clearTimeout(timer), (timer = setTimeout(work, wait)));
+  };
+
+  // Fields
+
+  const labelled = (field, control, { wide = false, hint = null } = {}) =>
+    el(
+      "div",
+      { class: wide ? "wide" : "", "data-field": field.name },
+      el("label", { class: "tool-label", for: control.id || null }, field.label),
+      control.closest?.(".picker") ?? control,
+      hint,
+      field.help ? el("div", { class: "tool-help" }, field.help) : null,
+    );
+
+  const browse = (input, name, chosen) =>
+    el("button", { type: "button", onclick: () => Studio.browse(input, name, chosen) }, "Browse");
+
+  const file = (field, values) => {
+    const input = el("input", { type: "text", id: `tool-${field.name}`, value: values[field.name] ?? "", spellcheck: "false", autocomplete: "off" });
+    input.addEventListener("input", () => set(field.name, input.value));
+    const hint = el("div", { class: "file-hint", "data-hint": field.name });
+    return labelled(field, el("div", { class: "picker" }, input, browse(input, field.name)), { wide: true, hint });
+  };
+
+  // The output: a folder is chosen, the name stays. Until somebody changes it, it follows the input.
+  const output = (field, values) => {
+    const input = el("input", { type: "text", id: `tool-${field.name}`, value: values[field.name] ?? "", spellcheck: "false", autocomplete: "off" });
+    const folder = el("input", { type: "text", hidden: true });
+    const taken = () => {
+      const sign = folder.value.includes("\\") ? "\\" : "/";
+      const name = input.value.split(/[/\\]/).pop() || "lora.safetensors";
+      input.value = folder.value.replace(/[/\\]$/, "") + sign + name;
+      input.dispatchEvent(new Event("input"));
+    };
+    const open = el("button", { type: "button", onclick: () => ((folder.value = input.value.replace(/[^/\\]*$/, "")), Studio.browse(folder, "folder", taken)) }, "Folder");
+    input.addEventListener("input", () => {
+      values.ownOutput = Boolean(input.value);
+      set(field.name, input.value);
+    });
+    const hint = el("div", { class: "file-hint", "data-hint": field.name });
+    home.output = { input, hint, name: field.name };
+    return labelled(field, el("div", { class: "picker" }, input, open, folder), { wide: true, hint });
+  };
+
+  const number = (field, values) => {
+    const [low, high] = field.within ?? [];
+    const input = el("input", { type: "number", id: `tool-${field.name}`, value: values[field.name] ?? field.default ?? "", min: low, max: high, step: field.whole ? 1 : "any", placeholder: field.nullable ? "unset" : null });
+    input.addEventListener("input", () => set(field.name, input.value));
+    return labelled(field, input);
+  };
+
+  const choice = (field, values) => {
+    const options = [...(field.nullable ? [["", "as it is"]] : []), ...field.choices.map((each) => [each, each])];
+    if (field.name === "dynamic_method") options[0][1] = "fixed rank";
+    const select = el("select", { id: `tool-${field.name}` }, ...options.map(([value, words]) => el("option", { value }, words)));
+    select.value = values[field.name] ?? field.default ?? "";
+    select.addEventListener("change", () => set(field.name, select.value));
+    return labelled(field, select);
+  };
+
+  const toggle = (field, values) => {
+    const input = el("input", { type: "checkbox", id: `tool-${field.name}` });
+    input.checked = values[field.name] ?? field.default;
+    input.addEventListener("change", () => set(field.name, input.checked));
+    return el(
+      "div",
+      { "data-field": field.name },
+      el("label", { class: "tool-switch" }, input, field.label),
+      el("div", { class: "tool-help" }, field.help),
+    );
+  };
+
+  const text = (field, values) => {
+    const input = el("input", { type: "text", id: `tool-${field.name}`, value: values[field.name] ?? "" });
+    input.addEventListener("input", () => set(field.name, input.value));
+    return labelled(field, input);
+  };
+
+  // A row for each LoRA: file, strength, and block weights if they are wanted
+  const loraRows = (values) => {
+    const rows = (values.rows ??= [{ path: "", ratio: 1 }]);
+    const box = el("div", { class: "rows" });
+    const changed = () => set("rows", rows);
+    const line = (row, index) => {
+      const path = el("input", { type: "text", value: row.path, placeholder: "LoRA file", spellcheck: "false", autocomplete: "off", "aria-label": `LoRA ${index + 1}` });
+      path.addEventListener("input", () => ((row.path = path.value), changed()));
+      const strength = el("input", { type: "number", value: row.ratio, step: "any", "aria-label": `Strength of LoRA ${index + 1}` });
+      const slider = el("input", { type: "range", min: -1, max: 2, step: 0.05, value: row.ratio, "aria-hidden": "true", tabindex: -1 });
+      const weigh = (from, to) => () => ((to.value = from.value), (row.ratio = from.value), changed());
+      strength.addEventListener("input", weigh(strength, slider));
+      slider.addEventListener("input", weigh(slider, strength));
+      const remove = () => (rows.splice(index, 1), rows.length || rows.push({ path: "", ratio: 1 }), draw(), changed());
+      const blocks = el("input", { type: "text", class: "blocks", value: row.lbw ?? "", placeholder: "Block weights: IN=0, MID=0.5 or [1,0,0,...]; empty is 1", "aria-label": `Block weights of LoRA ${index + 1}` });
+      blocks.addEventListener("input", () => ((row.lbw = blocks.value), changed()));
+      return el(
+        "div",
+        { class: "lora-row" },
+        el("div", { class: "picker" }, path, browse(path, "models")),
+        el("div", { class: "ratio", title: "Strength" }, slider, strength),
+        el("button", { type: "button", title: "Remove", "aria-label": `Remove LoRA ${index + 1}`, onclick: remove }, "✕"),
+        el("div", { class: "file-hint", "data-hint": "models", "data-row": index }),
+        values.blocks ? blocks : null,
+      );
+    };
+    const add = el("button", { type: "button", "data-action": "add-lora", onclick: () => (rows.push({ path: "", ratio: 1 }), draw(), changed()) }, "Add LoRA");
+    const shown = el("input", { type: "checkbox" });
+    shown.checked = Boolean(values.blocks);
+    shown.addEventListener("change", () => ((values.blocks = shown.checked), draw(), changed()));
+    const foot = el("div", { class: "rows-foot" }, add, el("label", {}, shown, "Block weights"));
+    const draw = () => box.replaceChildren(...rows.map(line));
+    draw();
+    return el("div", { class: "wide", "data-field": "models" }, el("div", { class: "tool-label" }, "LoRAs"), box, foot);
+  };
+
+  // Metadata: what people change first, then every entry, each of which can be removed
+  const metadata = (values) => {
+    const box = el("div", { class: "wide", "data-field": "metadata" });
+    const draw = (entries) => {
+      const changes = (values.changes = {});
+      const row = (key, words, now) => {
+        const long = now.length > 70 || now.includes("\n");
+        const input = el(long ? "textarea" : "input", long ? { rows: 2 } : { type: "text", value: now, placeholder: "not set" });
+        if (long) input.value = now;
+        input.setAttribute("aria-label", words);
+        const line = el("div", { class: "entry-row" }, words === key ? el("code", { title: key }, key) : el("span", { title: key }, words), input);
+        const note = () => {
+          if (input.value === now) delete changes[key];
+          else changes[key] = input.value;
+          keep();
+        };
+        input.addEventListener("input", note);
+        const remove = el("button", { type: "button", title: `Remove ${key}`, onclick: () => {
+          const gone = line.classList.toggle("removed");
+          if (gone) changes[key] = null;
+          else note();
+          remove.textContent = gone ? "Keep" : "Remove";
+        } }, "Remove");
+        line.append(key in entries ? remove : el("span"));
+        return line;
+      };
+      const common = new Map(EDITED);
+      const others = Object.keys(entries).filter((key) => !common.has(key)).sort();
+      box.replaceChildren(
+        el("div", { class: "entries-list" }, ...EDITED.map(([key, words]) => row(key, words, entries[key] ?? ""))),
+        el(
+          "details",
+          { open: others.length > 0 && others.length < 8 },
+          el("summary", {}, others.length === 1 ? "1 other entry" : `${others.length} other entries`),
+          el("div", { class: "entries-list" }, ...others.map((key) => row(key, key, entries[key]))),
+        ),
+      );
+    };
+    home.showEntries = async () => {
+      const path = values.model;
+      if (path === home.entriesOf) return;
+      home.entriesOf = path;
+      values.changes = {};
+      try {
+        const told = path ? await send("lora-tools/metadata", { path }) : null;
+        if (home.entriesOf === path) told ? draw(told.entries) : box.replaceChildren();
+      } catch {
+        box.replaceChildren(); // the hint says what is wrong with the file
+      }
+    };
+    home.entriesOf = null;
+    return box;
+  };
+
+  const MAKE = { file, output, number, choice, switch: toggle, text };
+
+  const set = (name, value) => {
+    valuesOf(tool.name)[name] = value;
+    keep();
+    look();
+  };
+
+  // What the request for this tool says; only what has a control, and what was suggested if nothing else was chosen
+  const sent = (whole = false) => {
+    const values = valuesOf(tool.name);
+    const given = { ...(whole ? values.suggested : {}), rows: values.rows };
+    for (const field of tool.fields) if (values[field.name] !== undefined) given[field.name] = values[field.name];
+    if (tool.name === "metadata") {
+      const changes = Object.entries(values.changes ?? {});
+      given.set = changes.filter(([, text]) => text !== null && text !== "").map(([key, text]) => `${key}=${text}`);
+      given.remove = changes.filter(([, text]) => text === null || text === "").map(([key]) => key);
+    }
+    return { tool: tool.name, values: given };
+  };
+
+  // Hints
+
+  const look = later(async () => {
+    const asked = tool;
+    try {
+      const told = await send("lora-tools/look", sent());
+      if (asked === tool) showHints(told);
+    } catch {
+      // the live view says that the GUI does not respond
+    }
+  }, QUIET);
+
+  const showHint = (element, { text, good }) => {
+    write(element, text);
+    element.className = `file-hint${good === true ? " good" : good === false ? " bad" : ""}`;
+  };
+
+  const showHints = ({ hints, output, suggested, replaces }) => {
+    const values = valuesOf(tool.name);
+    values.suggested = suggested;
+    for (const [name, value] of Object.entries(suggested)) {
+      const input = home.form.querySelector(`#tool-${name}`);
+      if (input && document.activeElement !== input) input.value = value;
+    }
+    for (const [name, found] of Object.entries(hints)) {
+      if (name !== "models") {
+        const element = home.form.querySelector(`[data-hint="${name}"]`);
+        if (element) showHint(element, found[0] ?? { text: "" });
+        continue;
+      }
+      const filled = [...home.form.querySelectorAll('[data-hint="models"]')];
+      const named = (values.rows ?? []).map((row, index) => [row, index]).filter(([row]) => row.path.trim());
+      filled.forEach((element) => showHint(element, { text: "" }));
+      named.forEach(([, index], place) => filled[index] && showHint(filled[index], found[place] ?? { text: "" }));
+    }
+    if (home.output && !values.ownOutput) {
+      home.output.input.value = output;
+      values[home.output.name] = output;
+    }
+    if (home.output) {
+      write(home.output.hint, replaces && values.ownOutput ? "This file exists and will be replaced" : "");
+      home.output.hint.className = "file-hint warn";
+    }
+    home.showEntries?.();
+  };
+
+  // Forms
+
+  const show = (name) => {
+    tool = tools.find((each) => each.name === name) ?? tools[0];
+    keep();
+    const values = valuesOf(tool.name);
+    home.output = home.showEntries = null;
+    for (const button of home.nav.children) button.setAttribute("aria-current", button.dataset.tool === tool.name);
+    const fields = tool.fields.filter((field) => field.kind !== "rows");
+    const isFile = (field) => ["file", "output"].includes(field.kind);
+    const make = (field) => MAKE[field.kind](field, values);
+    const parts = [
+      ...fields.filter((field) => field.kind === "file").map(make),
+      ...(tool.fields.some((field) => field.kind === "rows") ? [loraRows(values)] : []),
+      ...(tool.name === "metadata" ? [metadata(values)] : []),
+      ...fields.filter((field) => !isFile(field)).map(make),
+      ...fields.filter((field) => field.kind === "output").map(make),
+    ];
+    home.form.replaceChildren(...parts);
+    write(home.title, tool.title);
+    write(home.about, tool.about);
+    write(home.start, tool.output ? "Start" : "Inspect");
+    home.said.replaceChildren();
+    look();
+  };
+
+  const act = async (work) => {
+    home.said.replaceChildren();
+    try {
+      await work();
+    } catch (error) {
+      home.said.replaceChildren(...error.message.split("\n").map((line) => complaint(new Error(line))));
+    }
+  };
+
+  const start = () =>
+    act(async () => {
+      await send("lora-tools/start", sent(true));
+      if (home.output) valuesOf(tool.name).ownOutput = false; // the next one gets a free name
+      job = null;
+      beat();
+    });
+
+  // The job
+
+  const drawResult = () => {
+    const { state, doing, done, total, error, warnings, saved, report, title, seconds, over } = job;
+    home.start.disabled = !over;
+    home.stop.hidden = over;
+    home.stop.disabled = state === "stopping";
+    const parts = [el("h3", {}, job.tool ? title : "Result")];
+    if (!job.tool) parts.push(el("p", { class: "quiet" }, "Choose files and press Start. Tools compute on the CPU, beside a training."));
+    else if (!over) {
+      const bar = el("div", { class: `bar${total ? "" : " bar-unknown"}`, role: "progressbar", "aria-label": "Progress", "aria-valuenow": total ? Math.round((100 * done) / total) : null }, el("i"));
+      bar.firstChild.style.width = `${total ? (100 * done) / total : 0}%`;
+      const words = doing ? doing[0].toUpperCase() + doing.slice(1) : "Working";
+      parts.push(el("div", { class: "run" }, bar, el("div", { class: "run-phase" }, total ? `${words}: ${done} of ${total}` : words)));
+    } else if (state === "finished") parts.push(...saved.map(resultFile));
+    else if (error) for (const line of error.split("\n")) parts.push(complaint(new Error(line)));
+    else parts.push(note("warning", UNDONE[state] ?? state));
+    for (const text of job.tool ? warnings : []) parts.push(note("warning", text));
+    if (report?.note) parts.push(el("p", {}, report.note));
+    if (report?.facts) parts.push(StudioLoraReport(report));
+    else if (over && state === "finished") parts.push(el("p", { class: "quiet" }, `Took ${duration(seconds)}`));
+    home.result.replaceChildren(...parts);
+  };
+
+  const note = (kind, words) =>
+    el("div", { class: `message message-${kind}` }, el("span", { class: "sign" }, "!"), el("div", {}, el("p", {}, words)));
+
+  const use = (path, name) => {
+    const next = tools.find((each) => each.name === name);
+    const values = valuesOf(name);
+    values[next.inputs[0]] = path;
+    values.ownOutput = false;
+    show(name);
+  };
+
+  const resultFile = ({ path, name, size, there }) => {
+    const ours = !there ? [el("span", { class: "quiet" }, "no longer there")] : [
+      el("a", { href: url("lora-tools/file"), download: name }, "Download"),
+      el("button", { type: "button", "data-copy": path }, "Copy path"),
+      ...(job.tool === "merge-model" ? [] : [el("button", { type: "button", onclick: () => use(path, "inspect") }, "Inspect")]),
+    ];
+    return el(
+      "div",
+      { class: "result-file" },
+      el("div", {}, el("code", { title: path }, path), " ", el("span", { class: "quiet" }, size)),
+      el("div", { class: "result-actions" }, ...ours),
+    );
+  };
+
+  const furnish = async (element) => {
+    home = { element };
+    tools = (await ask("lora-tools")).tools;
+    home.nav = el("nav", { class: "tools", "aria-label": "LoRA tools" }, ...tools.map(({ name, title }) => el("button", { type: "button", "data-tool": name, onclick: () => show(name) }, title)));
+    home.title = el("h3");
+    home.about = el("p", { class: "quiet" });
+    home.form = el("div", { class: "tool-fields" });
+    home.start = el("button", { type: "button", class: "start", "data-action": "start-tool", onclick: start }, "Start");
+    home.stop = el("button", { type: "button", "data-action": "stop-tool", hidden: true, onclick: () => act(() => send("lora-tools/stop")) }, "Stop");
+    home.said = el("div");
+    home.result = el("section", { class: "card result-panel", "aria-live": "polite" });
+    element.className = "lora-tools";
+    element.replaceChildren(
+      home.nav,
+      el("section", { class: "card" }, home.title, home.about, home.form, el("div", { class: "tool-actions" }, home.start, home.stop), home.said),
+      home.result,
+    );
+    job = null;
+    show(kept.shown);
+  };
+
+  const beat = async () => {
+    const element = document.querySelector("[data-lora-tools]");
+    if (asking || document.hidden || !element || element.offsetParent === null) return;
+    asking = true;
+    try {
+      if (home?.element !== element) await furnish(element);
+      const news = await ask(`lora-tools/job?known=${job?.known ?? ""}`);
+      if (news) {
+        job = news;
+        drawResult();
+        if (job.over) look();
+      }
+    } catch {
+      // the live view says that the GUI does not respond
+    }
+    asking = false;
+  };
+  setInterval(() => (!job || !job.over) && beat(), EVERY);
+  document.addEventListener("click", (event) => event.target.closest?.("[role=tab]") && setTimeout(beat));
+})();

@@ -1,0 +1,62 @@
+"""Qwen-Image as a record for the trainer."""
+
+from diffusers.models.autoencoders.autoencoder_kl_qwenimage import QwenImageResidualBlock
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLDecoderLayer
+
+from sd_scripts.families.family import Blocks, Family, FileIdentity, Saving, TextEncoding, blocks_of
+from sd_scripts.families.qwen_image.card import CARD
+from sd_scripts.families.qwen_image.load import LAYOUTS, problems
+from sd_scripts.families.qwen_image.lora import TEXT_ENCODERS, TRANSFORMER
+from sd_scripts.families.qwen_image.memory import checkpoint_gradients, place
+from sd_scripts.families.qwen_image.objective import loss, metadata, step_inputs, validation_timesteps
+from sd_scripts.families.qwen_image.sampling import prompt_captions, sample
+from sd_scripts.families.qwen_image.text import (
+    encode_text,
+    pad_text,
+    text_cache_fits,
+    text_cache_key,
+    tokenize,
+    trim_text,
+)
+from sd_scripts.families.qwen_image.vae import LATENTS, encode_images
+
+FAMILY = QWEN_IMAGE = Family(
+    card=CARD,
+    identity=FileIdentity(
+        base_model_version="qwen_image",
+        architecture=lambda components: "Qwen-Image",
+        implementation="https://github.com/QwenLM/Qwen-Image",
+        lora_metadata=metadata,
+    ),
+    text=TextEncoding(
+        tokenize=tokenize,
+        encode=encode_text,
+        prompt_captions=prompt_captions,
+        adapted=lambda settings: (True,),
+        cache_suffix="qwen_image_te",
+        cache_key=text_cache_key,
+        cache_fits=text_cache_fits,
+        trim=trim_text,
+        pad=pad_text,
+    ),
+    blocks=Blocks(
+        title="Qwen-Image",
+        denoiser=lambda transformer: [list(transformer.transformer_blocks)],  # type: ignore[arg-type]
+        graph_kinds=lambda transformer: {"QwenImageTransformerBlock": 1},
+        text_encoder=blocks_of(Qwen2_5_VLDecoderLayer),
+        vae=lambda vae: blocks_of(QwenImageResidualBlock)(vae.get_submodule("encoder")),
+    ),
+    saving=Saving(tensors=lambda components, weights: weights.denoiser, writes_all=False),
+    latents=LATENTS,
+    layouts=LAYOUTS,
+    problems=problems,
+    encode_images=encode_images,
+    place=place,
+    checkpoint_gradients=checkpoint_gradients,
+    step_inputs=step_inputs,
+    validation_timesteps=validation_timesteps,
+    loss=loss,
+    lora=TRANSFORMER,
+    lora_text_encoders=TEXT_ENCODERS,
+    sample=sample,
+)

@@ -1,0 +1,67 @@
+"""Qwen-Image's components: how each is made from its files, held in memory, and what does not fit together."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import Qwen2_5_VLTextModel
+from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLTextConfig
+
+from sd_scripts.families.components import DENOISER, VAE, WeightSource
+from sd_scripts.families.layouts import Layout
+from sd_scripts.families.placing import swap_problems
+from sd_scripts.families.qwen_image import keys
+from sd_scripts.families.qwen_image.model import QwenImageParams, QwenImageTransformer
+from sd_scripts.library.block_swap import SLOTS
+from sd_scripts.library.lean_diffusers import AutoencoderKLQwenImage
+from sd_scripts.library.tokenizers import QWEN
+from sd_scripts.options.settings import Settings
+
+TEXT_ENCODER = "text_encoder1"
+LINEAR = re.compile(r"transformer_blocks\..*\.weight")
+LANGUAGE_LINEAR = re.compile(r"(model\.|model\.language_model\.)?layers\..*\.weight")
+"""Names, and keys in files, of weights that can be quantized."""
+
+LAYOUTS = {
+    DENOISER: Layout(make=lambda shapes: QwenImageTransformer(QwenImageParams.of(shapes)), quantizable=LINEAR),
+    TEXT_ENCODER: Layout(
+        make=lambda shapes: Qwen2_5_VLTextModel(Qwen2_5_VLTextConfig(**keys.language_config(shapes))),
+        unify=keys.language_model,
+        tokenizer=QWEN,
+        quantizable=LANGUAGE_LINEAR,
+    ),
+    VAE: Layout(make=lambda shapes: AutoencoderKLQwenImage(**keys.vae_config(shapes)), unify=keys.vae_from_single_file),
+}
+
+
+def problems(sources: Mapping[str, WeightSource], settings: Settings) -> list[str]:
+    """Return problems of components of another model, and of options that the transformer limits."""
+    transformer: Any = sources[DENOISER].empty
+    params: QwenImageParams = transformer.params
+    most, model = max(0, params.blocks - SLOTS), f"a model with {params.blocks} blocks"
+    return [*_component_problems(sources, params), *swap_problems(settings, most, model)]
+
+
+def _component_problems(sources: Mapping[str, WeightSource], params: QwenImageParams) -> list[str]:
+    problems: list[str] = []
+    config: Any
+    if encoder := sources.get(TEXT_ENCODER):
+        config = encoder.empty.config
+        if config.hidden_size != params.text_width:
+            problems.append(
+                f"text_encoder: '{encoder.path}' produces vectors of {config.hidden_size} values, but the transformer "
+                f"expects {params.text_width}; choose the Qwen2.5-VL-7B text encoder of Qwen-Image"
+            )
+    if vae := sources.get(VAE):
+        config = vae.empty.config
+        if config.input_channels != 3:
+            problems.append(
+                f"vae: '{vae.path}' is the VAE of Qwen-Image-Layered, which encodes transparency; choose that of "
+                "Qwen-Image"
+            )
+        elif config.z_dim != params.channels // 4:
+            problems.append(
+                f"vae: '{vae.path}' produces latents of {config.z_dim} channels, but the transformer expects "
+                f"{params.channels // 4}; choose the VAE of Qwen-Image"
+            )
+    return problems

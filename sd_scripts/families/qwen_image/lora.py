@@ -1,0 +1,20 @@
+"""The layers that LoRA adapts in Qwen-Image, and their names in LoRA files."""
+
+from sd_scripts.networks.targets import LoraTarget
+
+TRANSFORMER = LoraTarget(
+    classes=("QwenImageTransformerBlock",),
+    name=lambda path: f"lora_unet_{path.replace('.', '_')}",
+    together=(
+        ("attn.to_q", "attn.to_k", "attn.to_v"),
+        ("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj"),
+    ),
+)
+"""Modulations included, as in the files of musubi-tuner."""
+TEXT_ENCODERS = (
+    LoraTarget(
+        classes=("Qwen2_5_VLAttention", "Qwen2MLP"),
+        name=lambda path: f"lora_te1_{path.replace('.', '_')}",
+        group="textencoder 1",
+    ),
+)

@@ -1,0 +1,322 @@
+"""Qwen-Image's transformer in the layout of its checkpoints: module names are the file's keys, as in diffusers.
+
+Qwen team, 2025. Images are packed latents: each token is a 2x2 patch of 16 channels. All blocks keep separate weights
+for text and image and let them attend to each other; the text that leaves the last one is not read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sd_scripts.library.attention import attention, padding_mask
+from sd_scripts.library.checkpoint_offload import CheckpointOffload
+from sd_scripts.library.checkpointing import Checkpoint
+from sd_scripts.library.dit_layers import (
+    EPS,
+    TIME_CHANNELS,
+    Rope,
+    apply_rope,
+    modulate,
+    rope_of,
+    timestep_embedding,
+)
+from sd_scripts.networks.layers import project_together
+
+_NOTHING = contextlib.nullcontext()
+DIAGONAL = 4096
+"""Positions of text tokens that have a row in the rotary table."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QwenImageParams:
+    """Sizes of a transformer. The defaults are Qwen-Image."""
+
+    channels: int = 64
+    width: int = 3072
+    heads: int = 24
+    mlp_width: int = 12288
+    text_width: int = 3584
+    blocks: int = 60
+
+    @property
+    def head_width(self) -> int:
+        return self.width // self.heads
+
+    @property
+    def rope_widths(self) -> tuple[int, int, int]:
+        """Rotary dimensions of a head for image index, row and column: 16, 56, 56 of 128."""
+        first = self.head_width // 8
+        return first, (self.head_width - first) // 2, (self.head_width - first) // 2
+
+    @classmethod
+    def of(cls, shapes: Mapping[str, tuple[int, ...]]) -> QwenImageParams:
+        """Read the sizes from a checkpoint's shapes. Raises KeyError if a needed key is missing."""
+        width, channels = shapes["img_in.weight"]
+        first = "transformer_blocks.0"
+        return cls(
+            channels=channels,
+            width=width,
+            heads=width // shapes[f"{first}.attn.norm_q.weight"][0],
+            mlp_width=shapes[f"{first}.img_mlp.net.0.proj.weight"][0],
+            text_width=shapes["txt_in.weight"][1],
+            blocks=len({found[1] for key in shapes if (found := re.match(r"transformer_blocks\.(\d+)\.", key))}),
+        )
+
+
+class Swapper(Protocol):
+    """Loads a block's weights before they are needed (library/block_swap.py)."""
+
+    def enter(self, block: nn.Module, *hidden: Tensor) -> tuple[Tensor, ...]: ...
+    def leave(self, block: nn.Module, *hidden: Tensor) -> tuple[Tensor, ...]: ...
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, width: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., W) of any dtype -> float32."""
+        return F.rms_norm(x.float(), x.shape[-1:], eps=EPS) * self.weight.float()
+
+
+class TimestepEmbedder(nn.Module):
+    def __init__(self, width: int):
+        super().__init__()
+        self.linear_1 = nn.Linear(TIME_CHANNELS, width)
+        self.linear_2 = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear_2(F.silu(self.linear_1(x)))
+
+
+class TimeEmbedding(nn.Module):
+    def __init__(self, width: int):
+        super().__init__()
+        self.timestep_embedder = TimestepEmbedder(width)
+
+    def forward(self, t: Tensor, dtype: torch.dtype) -> Tensor:
+        """Timesteps (B,) float32 in 0..1 -> (B, W). They are not rounded to the model's dtype before the embedding,
+        which diffusers does."""
+        return self.timestep_embedder(timestep_embedding(t).to(dtype))
+
+
+class GELU(nn.Module):
+    """The first layer of an MLP with its activation; diffusers names it so."""
+
+    def __init__(self, width: int, mlp_width: int):
+        super().__init__()
+        self.proj = nn.Linear(width, mlp_width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(self.proj(x), approximate="tanh")
+
+
+class FeedForward(nn.Module):
+    def __init__(self, params: QwenImageParams):
+        super().__init__()
+        nothing = nn.Identity()  # in diffusers the dropout
+        self.net = nn.Sequential(
+            GELU(params.width, params.mlp_width), nothing, nn.Linear(params.mlp_width, params.width)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+
+class Modulation(nn.Sequential):
+    """Computes shift, scale and gate for attention, then for the MLP, from the embedded timestep."""
+
+    def __init__(self, width: int):
+        super().__init__(nn.SiLU(), nn.Linear(width, 6 * width))
+
+    def forward(self, vec: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        """(B, W) -> six tensors (B, 1, W)."""
+        return super().forward(vec)[:, None].chunk(6, dim=-1)
+
+
+class JointAttention(nn.Module):
+    """Attention of image and text tokens over both, each with projections of their own."""
+
+    def __init__(self, params: QwenImageParams):
+        super().__init__()
+        self.heads, width = params.heads, params.width
+        self.to_q, self.to_k, self.to_v = (nn.Linear(width, width) for _ in range(3))
+        self.add_q_proj, self.add_k_proj, self.add_v_proj = (nn.Linear(width, width) for _ in range(3))
+        self.norm_q, self.norm_k = RMSNorm(params.head_width), RMSNorm(params.head_width)
+        self.norm_added_q, self.norm_added_k = RMSNorm(params.head_width), RMSNorm(params.head_width)
+        self.to_out = nn.ModuleList([nn.Linear(width, width)])
+        self.to_add_out = nn.Linear(width, width)
+
+    def forward(self, img: Tensor, txt: Tensor, rope: Rope, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """img (B, N, W), txt (B, T, W), rope and mask of the image's tokens and then the text's -> img, txt."""
+        img_q, img_k, img_v = self._heads(project_together((self.to_q, self.to_k, self.to_v), img))
+        txt_q, txt_k, txt_v = self._heads(project_together((self.add_q_proj, self.add_k_proj, self.add_v_proj), txt))
+        q = torch.cat((self.norm_q(img_q), self.norm_added_q(txt_q)), dim=1)  # (B, N + T, H, D) float32
+        k = torch.cat((self.norm_k(img_k), self.norm_added_k(txt_k)), dim=1)
+        v = torch.cat((img_v, txt_v), dim=1)
+        out = attention(apply_rope(q, rope).to(v.dtype), apply_rope(k, rope).to(v.dtype), v, mask)
+        img_out, txt_out = out.split((img.shape[1], txt.shape[1]), dim=1)
+        return self.to_out[0](img_out), self.to_add_out(txt_out)
+
+    def _heads(self, parts: list[Tensor]) -> list[Tensor]:
+        return [part.unflatten(-1, (self.heads, -1)) for part in parts]
+
+
+class QwenImageTransformerBlock(nn.Module):
+    def __init__(self, params: QwenImageParams):
+        super().__init__()
+        self.img_mod = Modulation(params.width)
+        self.attn = JointAttention(params)
+        self.img_mlp = FeedForward(params)
+        self.txt_mod = Modulation(params.width)
+        self.txt_mlp = FeedForward(params)
+
+    def forward(
+        self, img: Tensor, txt: Tensor, vec: Tensor, rope: Rope, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """img (B, N, W), txt (B, T, W), vec (B, W), mask as padding_mask returns it for N + T tokens -> img, txt."""
+        img_shift1, img_scale1, img_gate1, img_shift2, img_scale2, img_gate2 = self.img_mod(vec)
+        txt_shift1, txt_scale1, txt_gate1, txt_shift2, txt_scale2, txt_gate2 = self.txt_mod(vec)
+
+        img_out, txt_out = self.attn(
+            modulate(img, img_shift1, img_scale1), modulate(txt, txt_shift1, txt_scale1), rope, mask
+        )
+        img = img + img_gate1 * img_out
+        img = img + img_gate2 * self.img_mlp(modulate(img, img_shift2, img_scale2))
+        txt = txt + txt_gate1 * txt_out
+        txt = txt + txt_gate2 * self.txt_mlp(modulate(txt, txt_shift2, txt_scale2))
+        return _within_fp16(img), _within_fp16(txt)
+
+
+def _within_fp16(x: Tensor) -> Tensor:
+    """Clamp what overflows in fp16."""
+    return x.clamp(-65504, 65504) if x.dtype == torch.float16 else x
+
+
+class AdaLayerNorm(nn.Module):
+    def __init__(self, width: int):
+        super().__init__()
+        self.linear = nn.Linear(width, 2 * width)
+
+    def forward(self, x: Tensor, vec: Tensor) -> Tensor:
+        scale, shift = self.linear(F.silu(vec))[:, None].chunk(2, dim=-1)  # in the blocks shift comes first
+        return modulate(x, shift, scale)
+
+
+class QwenImageTransformer(nn.Module):
+    def __init__(self, params: QwenImageParams):
+        super().__init__()
+        self.params = params
+        self.time_text_embed = TimeEmbedding(params.width)
+        self.txt_norm = RMSNorm(params.text_width)
+        self.img_in = nn.Linear(params.channels, params.width)
+        self.txt_in = nn.Linear(params.text_width, params.width)
+        self.transformer_blocks = nn.ModuleList(QwenImageTransformerBlock(params) for _ in range(params.blocks))
+        self.norm_out = AdaLayerNorm(params.width)
+        self.proj_out = nn.Linear(params.width, params.channels)
+        self.checkpoint: Checkpoint | None = None
+        self.offload: CheckpointOffload | None = None
+        self.swapper: Swapper | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The compute dtype; block weights may be held in a narrower one."""
+        return self.img_in.weight.dtype
+
+    def enable_gradient_checkpointing(self, checkpoint: Checkpoint, *, offload: bool = False) -> None:
+        """Keep only the input of each block for backward; with `offload`, in main memory."""
+        self.checkpoint, self.offload = checkpoint, CheckpointOffload() if offload else None
+
+    def forward(
+        self, img: Tensor, txt: Tensor, timesteps: Tensor, grid: tuple[int, int], txt_mask: Tensor | None = None
+    ) -> Tensor:
+        """Predict the velocity, noise - image, of each token.
+
+        img (B, N, 64) packed latents, txt (B, T, 3584), timesteps (B,) float32 in 0..1, grid: rows and columns of
+        tokens, N = rows * columns, txt_mask (B, T) bool, True where there is text, which padding follows -> (B, N, 64).
+        """
+        dtype = self.dtype
+        vec = self.time_text_embed(timesteps, dtype)
+        img, txt = self.img_in(img.to(dtype)), self.txt_in(self.txt_norm(txt).to(dtype))
+        if torch.is_grad_enabled():  # so that the first block is like the others, and shares their graph
+            img, txt = (x if x.requires_grad else x.requires_grad_() for x in (img, txt))
+        rope = rope_table(self.params, grid, txt.shape[1], img.device)
+        mask = None if txt_mask is None else padding_mask(joint_mask(img.shape[1], txt_mask), dtype)
+
+        for block in self.transformer_blocks:
+            img, txt = self._through(block, (img, txt), vec, rope, mask)
+        img = _Used.apply(img, txt)
+        return self.proj_out(self.norm_out(img, vec))
+
+    def _through(
+        self, block: nn.Module, hidden: tuple[Tensor, ...], vec: Tensor, rope: Rope, mask: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        if self.swapper:
+            hidden = self.swapper.enter(block, *hidden)
+        if self.checkpoint and torch.is_grad_enabled():
+            with self.offload.saving(hidden) if self.offload else _NOTHING:
+                hidden = self.checkpoint(block, *hidden, vec, rope, mask)
+        else:
+            hidden = block(*hidden, vec, rope, mask)
+        return self.swapper.leave(block, *hidden) if self.swapper else hidden
+
+
+class _Used(torch.autograd.Function):
+    """Identity of the image that gives the text, which nothing reads, a gradient of 0.
+
+    So the weights behind the last text have gradients too, whether compiled or not: processes that average gradients
+    and updates during backward wait for all of them.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, img: Tensor, txt: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.text = txt.shape
+        return img.view_as(img)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        return grad, grad.new_zeros(ctx.text)
+
+
+def joint_mask(tokens: int, txt_mask: Tensor) -> Tensor:
+    """Extend a text mask (B, T), True but for its ends, to (B, tokens + T): all image tokens are attended to."""
+    image = torch.ones((len(txt_mask), tokens), dtype=torch.bool, device=txt_mask.device)
+    return torch.cat((image, txt_mask.bool()), dim=1)
+
+
+def rope_table(params: QwenImageParams, grid: tuple[int, int], txt_tokens: int, device: torch.device) -> Rope:
+    """Return the rotary table of the image row by row, then of the text.
+
+    The image's rows and columns are counted from its middle. The text lies on the diagonal beyond it: its first token
+    at half of the longer side, on all three axes.
+    """
+    begin = max(side // 2 for side in grid)
+    assert begin + txt_tokens <= DIAGONAL, "larger images and longer captions than anything can take"
+    pairs = zip(_image_rope(params, grid, device), _diagonal_rope(params, device), strict=True)
+    cos, sin = (torch.cat((image, line[:, begin : begin + txt_tokens]), dim=1) for image, line in pairs)
+    return cos, sin
+
+
+@cache  # recorded graphs read them, so none may be freed
+def _image_rope(params: QwenImageParams, grid: tuple[int, int], device: torch.device) -> Rope:
+    rows, columns = grid
+    positions = torch.zeros(rows * columns, 3, dtype=torch.float64)
+    positions[:, 1] = (torch.arange(rows) - (rows - rows // 2)).repeat_interleave(columns)
+    positions[:, 2] = (torch.arange(columns) - (columns - columns // 2)).repeat(rows)
+    return rope_of(positions, params.rope_widths, device)
+
+
+@cache
+def _diagonal_rope(params: QwenImageParams, device: torch.device) -> Rope:
+    """Return the table of positions that are equal on all axes."""
+    return rope_of(torch.arange(DIAGONAL, dtype=torch.float64)[:, None].expand(-1, 3), params.rope_widths, device)

@@ -1,0 +1,94 @@
+"""Qwen-Image's training objective: flow matching, in which the model predicts the velocity from image to noise."""
+
+import torch
+from torch import Tensor, nn
+
+from sd_scripts.data.batch import Batch
+from sd_scripts.families.family import Components
+from sd_scripts.families.objective import flow_inputs
+from sd_scripts.families.qwen_image.text import MASK, STATES
+from sd_scripts.library.dit_layers import grid_of, pack, unpack
+from sd_scripts.library.flow_timesteps import draw_sigmas, loss_weights, shift_of, shifted
+from sd_scripts.library.losses import diffusion_loss
+from sd_scripts.library.noise import TIMESTEPS, normal, timestep_bounds
+from sd_scripts.options.flow import FlowOptions
+from sd_scripts.options.loss import LossOptions, NoiseOptions
+from sd_scripts.options.settings import Settings
+
+MAX_TOKENS, MAX_SHIFT = 8192, 0.9
+"""Logarithm of the shift for an image of so many tokens; less for smaller ones."""
+RARE, RARE_MEAN = 0.05, 5.36
+"""qinglong_qwen: the share of images whose timesteps come from logsnr instead, and its mean: hardly any noise."""
+OBJECTIVE_METADATA = (
+    *("timestep_sampling", "discrete_flow_shift", "sigmoid_scale"),
+    *("weighting_scheme", "logit_mean", "logit_std", "mode_scale"),
+)
+
+
+def step_inputs(
+    batch: Batch, latents: Tensor, settings: Settings, generator: torch.Generator, timesteps: Tensor | None = None
+) -> dict[str, Tensor]:
+    """As flow_inputs; `latents` (B, 16, h, w) float32, normalised."""
+    rows, columns = grid_of(latents)
+    return flow_inputs(batch, latents, settings, generator, timesteps, tokens=rows * columns, draw=draw_timesteps)
+
+
+def qwen_shift(tokens: int) -> float:
+    """Return the shift for images of so many tokens: 2.00 for 1024x1024, 2.30 for 1328x1328."""
+    return shift_of(tokens, most=MAX_TOKENS, highest=MAX_SHIFT)
+
+
+def draw_timesteps(count: int, options: FlowOptions, tokens: int, generator: torch.Generator) -> Tensor:
+    """Draw timesteps (B,) for images of so many tokens, as timestep_sampling says."""
+    match options.timestep_sampling:
+        case "qwen_shift":
+            return _shifted_by_size(count, options, tokens, generator)
+        case "logsnr":
+            return _by_signal_to_noise(count, options.logit_mean, options.logit_std, generator)
+        case "qinglong_qwen":
+            usual = _shifted_by_size(count, options, tokens, generator)
+            clear = _by_signal_to_noise(count, RARE_MEAN, 1.0, generator)
+            rare = torch.rand(count, generator=generator, device=generator.device) < RARE
+            return torch.where(rare, clear, usual)
+    return draw_sigmas(count, options, tokens, generator)
+
+
+def _shifted_by_size(count: int, options: FlowOptions, tokens: int, generator: torch.Generator) -> Tensor:
+    return shifted(torch.sigmoid(options.sigmoid_scale * normal((count,), generator)), qwen_shift(tokens))
+
+
+def _by_signal_to_noise(count: int, mean: float, std: float, generator: torch.Generator) -> Tensor:
+    """Draw timesteps whose logarithm of the signal-to-noise ratio is normal: ((1 - t) / t)^2 = exp(x)."""
+    return torch.sigmoid(-(mean + std * normal((count,), generator)) / 2)
+
+
+def loss(components: Components, inputs: dict[str, Tensor], text: dict[str, Tensor], settings: Settings) -> Tensor:
+    """Return the loss of each image (B,) float32; `text` as returned by encode_text."""
+    noisy, t = inputs["noisy"], inputs["timesteps"]
+    velocity = predict(components.denoiser, noisy, t, text)
+    loss_weight = inputs["loss_weight"] * loss_weights(t, settings[FlowOptions].weighting_scheme)
+    return diffusion_loss(
+        velocity, inputs["target"], t, settings[LossOptions], loss_weight=loss_weight, mask=inputs.get("mask")
+    )
+
+
+def predict(transformer: nn.Module, noisy: Tensor, timesteps: Tensor, text: dict[str, Tensor]) -> Tensor:
+    """Predict the velocity, noise - image, (B, 16, h, w) float32.
+
+    noisy (B, 16, h, w), timesteps (B,) float32 in 0..1, text as returned by encode_text, without mask if there is no
+    padding.
+    """
+    grid = grid_of(noisy)
+    return unpack(transformer(pack(noisy), text[STATES], timesteps, grid, text.get(MASK)), grid).float()
+
+
+def validation_timesteps(settings: Settings) -> list[float]:
+    """Return four, evenly spaced in the range that is trained: 0.2, 0.4, 0.6 and 0.8 of the whole."""
+    low, high = timestep_bounds(settings[NoiseOptions])
+    return [(low + (high - low) * part / 5) / TIMESTEPS for part in (1, 2, 3, 4)]
+
+
+def metadata(settings: Settings, components: Components) -> dict[str, str]:
+    """Return the metadata that LoRA files of Qwen-Image have in addition to that of every family."""
+    values = {name: getattr(settings[FlowOptions], name) for name in OBJECTIVE_METADATA}
+    return {f"ss_{name}": str(value) for name, value in values.items()}

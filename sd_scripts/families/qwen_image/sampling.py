@@ -1,0 +1,93 @@
+"""Sample Qwen-Image during training with Euler steps, uncompiled and without changing the training's RNG state."""
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sd_scripts.families.family import Components
+from sd_scripts.families.qwen_image.card import CARD
+from sd_scripts.families.qwen_image.objective import predict, qwen_shift
+from sd_scripts.families.qwen_image.text import MASK, STATES
+from sd_scripts.families.qwen_image.vae import decode_latents
+from sd_scripts.families.sampling import eval_mode, make_generator, on_device
+from sd_scripts.library.dit_layers import PATCH
+from sd_scripts.library.flow_timesteps import shifted
+from sd_scripts.library.media import Media
+from sd_scripts.options.prompt_lines import SamplePrompt, size_of
+from sd_scripts.options.settings import Settings
+
+LATENT = 8
+"""Pixels along a side of one latent."""
+LAST_SIGMA = 0.02
+"""Where the last step begins."""
+NOTHING = " "
+"""The negative prompt that stands for none: the model was never shown an empty one."""
+
+
+@torch.no_grad()
+def sample(components: Components, prompt: SamplePrompt, text: dict[str, Tensor], settings: Settings) -> Media:
+    """Generate one image with the current model and its LoRA, on the denoiser's device.
+
+    The denoiser is not moved, since its blocks may be swapped; the VAE is moved to its device. A seed gives the same
+    noise on every device.
+    """
+    transformer: Any = components.denoiser
+    device = transformer.img_in.weight.device
+    with torch.compiler.set_stance("force_eager"), eval_mode([components.denoiser, components.vae]):
+        height, width = size_of(prompt, CARD.side_multiple)
+        size = (1, 16, height // LATENT, width // LATENT)
+        noise = torch.randn(size, generator=make_generator(prompt.seed)).to(device)
+        latents = denoise(transformer, noise, captions_of(text, device), prompt.steps, prompt.scale)
+        with on_device(components.vae, device):
+            return Media.of(decode_latents(components, latents)[0])
+
+
+def prompt_captions(prompt: SamplePrompt) -> list[str]:
+    """Return the prompt, preceded by the negative prompt if guidance uses one."""
+    return [prompt.negative_prompt or NOTHING, prompt.prompt] if prompt.scale != 1 else [prompt.prompt]
+
+
+def captions_of(text: dict[str, Tensor], device: torch.device) -> list[dict[str, Tensor]]:
+    """Split the outputs of several captions, (B, T, ...), into batches of one without padding."""
+    lengths = text[MASK].sum(1).tolist()
+    return [{STATES: states[None, :length].to(device)} for states, length in zip(text[STATES], lengths, strict=True)]
+
+
+def sampling_sigmas(steps: int, tokens: int) -> Tensor:
+    """Return the sigmas from 1 to 0 for images of so many tokens, (steps + 1,), on the CPU: where each step begins and
+    the last ends. They are shifted, then stretched so that the last step begins at LAST_SIGMA."""
+    sigmas = shifted(torch.linspace(1, 1 / steps, steps, dtype=torch.float64), qwen_shift(tokens))
+    if steps > 1:
+        sigmas = 1 - (1 - sigmas) * (1 - LAST_SIGMA) / (1 - sigmas[-1])
+    return torch.cat((sigmas, sigmas.new_zeros(1))).float()
+
+
+def denoise(transformer: Any, noise: Tensor, captions: list[dict[str, Tensor]], steps: int, scale: float) -> Tensor:
+    """Return latents (1, 16, h, w) float32, normalised. `captions`: the prompt, preceded by the negative one if there
+    is guidance. They are read one after the other, since their lengths differ."""
+    latents = noise
+    sigmas = sampling_sigmas(steps, math.prod(side // PATCH for side in noise.shape[-2:])).to(noise.device)
+    for t, after in pairwise(sigmas):
+        velocities = [predict(transformer, latents, t.expand(1), text) for text in captions]
+        latents = latents + (after - t) * guided(velocities, scale)
+    return latents
+
+
+def guided(velocities: list[Tensor], scale: float) -> Tensor:
+    """Combine the velocities (1, 16, h, w) for the negative prompt and the prompt; a single one stays as it is. Each
+    token keeps the norm that it has for the prompt alone."""
+    *negative, positive = velocities
+    if not negative:
+        return positive
+    combined = negative[0] + scale * (positive - negative[0])
+    return combined * (_token_norm(positive) / _token_norm(combined))
+
+
+def _token_norm(latents: Tensor) -> Tensor:
+    """Return the norm of the 64 values of each token, for each of its latents: (1, 1, h, w)."""
+    squares = latents.square().sum(1, keepdim=True)
+    norms = torch.nn.functional.avg_pool2d(squares, PATCH).mul(PATCH**2).sqrt()
+    return norms.repeat_interleave(PATCH, -1).repeat_interleave(PATCH, -2)

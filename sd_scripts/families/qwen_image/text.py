@@ -1,0 +1,92 @@
+"""Tokenize captions, and encode them to the last hidden states of Qwen2.5-VL, which Qwen-Image reads."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sd_scripts.families.family import Components, Tokens
+from sd_scripts.options.compile import CompileOptions
+from sd_scripts.options.settings import Settings
+
+PREFIX = (
+    "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, spatial "
+    "relationships of the objects and background:<|im_end|>\n<|im_start|>user\n"
+)
+SUFFIX = "<|im_end|>\n<|im_start|>assistant\n"
+"""What the model was trained with around a caption. The states of the prefix are dropped, those of the suffix kept."""
+LONGEST = 1024
+"""Tokens of caption and suffix; longer captions are truncated."""
+STEP = 128
+"""In compiled runs the number of text tokens is rounded up to a multiple of it, so that captions share graphs."""
+STATES, MASK = "vl_embed", "vl_mask"
+
+
+def tokenize(components: Components, captions: Sequence[str], settings: Settings) -> Tokens:
+    """Return ids and mask (B, prefix + T), int64; T is the longest caption's length, rounded up in compiled runs.
+
+    Longer captions than LONGEST are truncated.
+    """
+    tokenizer, prefix = components.tokenizers[0], prefix_length(components)
+    texts = [f"{PREFIX}{caption}{SUFFIX}" for caption in captions]
+    rows = tokenizer(texts, max_length=prefix + LONGEST, truncation=True).input_ids
+    length = prefix + padded_length(max(map(len, rows)) - prefix, settings)
+    ids = torch.zeros(len(rows), length, dtype=torch.int64)  # which token pads is the same: it comes after all others
+    mask = torch.zeros_like(ids)
+    for number, row in enumerate(rows):
+        ids[number, : len(row)] = torch.tensor(row)
+        mask[number, : len(row)] = 1
+    return {0: {"ids": ids, "mask": mask}}
+
+
+def prefix_length(components: Components) -> int:
+    """Return the number of tokens before the caption: 34 with Qwen's vocabulary."""
+    return len(components.tokenizers[0](PREFIX).input_ids)
+
+
+def padded_length(tokens: int, settings: Settings) -> int:
+    step = STEP if settings[CompileOptions].compile else 1
+    return -(-tokens // step) * step
+
+
+def encode_text(components: Components, tokens: Tokens) -> dict[str, Tensor]:
+    """Return vl_embed (B, T, 3584), 0 after the caption, in the encoder's dtype, and vl_mask (B, T) bool, True where
+    there is text; differentiable. Attention is causal, so padding, which follows, changes nothing before it."""
+    if 0 not in tokens:
+        return {}
+    encoder: Any = components.text_encoders[0]
+    device = encoder.embed_tokens.weight.device
+    prefix = prefix_length(components)
+    hidden = encoder(tokens[0]["ids"].to(device), use_cache=False).last_hidden_state[:, prefix:]
+    mask = tokens[0]["mask"][:, prefix:].to(device).bool()
+    return {STATES: hidden * mask[..., None], MASK: mask}
+
+
+def trim_text(text: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the outputs of one caption, (T, ...), without padding, as caches keep them."""
+    length = int(text[MASK].sum())
+    return {name: tensor[:length] for name, tensor in text.items()}
+
+
+def pad_text(text: Mapping[str, Tensor], settings: Settings) -> dict[str, Tensor]:
+    """Return the outputs of a batch with its number of tokens rounded up for compiled blocks. Without these a single
+    caption needs no mask, for which attention is faster."""
+    missing = padded_length(text[MASK].shape[1], settings) - text[MASK].shape[1]
+    if not missing and len(text[MASK]) == 1 and not settings[CompileOptions].compile:
+        return {STATES: text[STATES]}
+    return {STATES: F.pad(text[STATES], (0, 0, 0, missing)), MASK: F.pad(text[MASK], (0, missing))}
+
+
+def text_cache_key(components: Components, settings: Settings) -> tuple[object, ...]:
+    """Return what changes the outputs beside the encoder: the tokens around a caption."""
+    tokenizer = components.tokenizers[0]
+    return tuple(tokenizer(f"{PREFIX}a cat{SUFFIX}").input_ids)
+
+
+def text_cache_fits(components: Components, tensors: Mapping[str, Tensor]) -> bool:
+    """Return whether a cache file of unknown origin is complete and as wide as the transformer's input."""
+    transformer: Any = components.denoiser
+    fits = STATES in tensors and MASK in tensors
+    return fits and tensors[STATES].shape[-1] == transformer.params.text_width

@@ -1,0 +1,155 @@
+"""Qwen-Image in miniature: files of the real layout with tiny widths and random weights, for the demo and for tests.
+
+Latents have the mean and variance of Qwen-Image's, and the last layer is fitted to random features, computed without
+attention. Attention, which LoRA adapts, then disturbs a fair denoiser, so that the loss falls within a few dozen steps.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen2Tokenizer
+
+from sd_scripts.data import demo_images
+from sd_scripts.families.components import DENOISER, VAE
+from sd_scripts.families.miniature import DISTURBANCE, Miniature, caption_words, images, least_squares, randomize
+from sd_scripts.families.qwen_image import keys
+from sd_scripts.families.qwen_image.model import Modulation, QwenImageParams, QwenImageTransformer
+from sd_scripts.families.qwen_image.objective import qwen_shift
+from sd_scripts.library.dit_layers import grid_of, pack
+from sd_scripts.library.flow_timesteps import shifted
+from sd_scripts.library.lean_diffusers import AutoencoderKLQwenImage
+from sd_scripts.library.safetensors_io import save_model
+from sd_scripts.library.tokenizers import make_qwen_tokenizer
+
+TEXT_WIDTH = keys.HEAD_WIDTH
+"""Of an encoder with one head."""
+PARAMS = QwenImageParams(
+    width=64,
+    heads=2,
+    mlp_width=256,
+    text_width=TEXT_WIDTH,
+    blocks=5,  # with blocks_to_swap = 2, four take turns
+)
+AUTOENCODER: dict[str, Any] = {
+    "base_dim": 16,
+    "dim_mult": [1, 1, 2, 2],
+    "num_res_blocks": 1,
+    "temperal_downsample": [False, True, True],
+}
+VISION: dict[str, Any] = {
+    "depth": 1,
+    "hidden_size": 16,
+    "num_heads": 2,
+    "intermediate_size": 16,
+    "out_hidden_size": TEXT_WIDTH,
+    "fullatt_block_indexes": [0],
+}
+CONDITIONING = 0.2
+"""Strength of the embedded timestep."""
+TEMPLATE_WORDS = ("system", "user", "assistant")
+
+
+def write_miniature(folder: Path) -> Miniature:
+    """Make the three files of a Qwen-Image, the tokenizer beside them, and captioned images: a few MB, in seconds."""
+    data_dir = demo_images.write_images(folder / "images")
+    transformer = folder / "miniature_qwen_image.safetensors"
+    tokenizer = qwen_tokenizer()
+    tokenizer.save_pretrained(folder / f"{transformer.stem}_tokenizers" / "tokenizer")
+    modules = tiny_modules(len(tokenizer))
+    files = {
+        "pretrained_model_name_or_path": transformer,
+        "text_encoder": folder / "text_encoder.safetensors",
+        "vae": folder / "vae.safetensors",
+    }
+    for name, file in zip((DENOISER, "text_encoder1", VAE), files.values(), strict=True):
+        save_model(file, modules[name].state_dict(), {})
+    return Miniature(family="qwen_image", files=files, data_dir=data_dir)
+
+
+write_narrow = write_miniature
+"""Its blocks are equal, as Qwen-Image's are, so it needs as many compiled graphs."""
+
+
+def qwen_tokenizer() -> Qwen2Tokenizer:
+    """Make a byte-level tokenizer like Qwen's that merges the letters of each caption word one by one."""
+    merges: dict[tuple[str, str], None] = {}
+    for word in (*caption_words(), *TEMPLATE_WORDS):
+        for written in (word, f"Ġ{word}"):  # at the beginning of a text, and after a space
+            merges |= dict.fromkeys((written[:n], written[n]) for n in range(1, len(written)))
+    return make_qwen_tokenizer(list(merges))
+
+
+@torch.no_grad()
+def tiny_modules(vocabulary: int) -> dict[str, nn.Module]:
+    """Return all components with random weights, the same at every call; the text encoder with its vision tower."""
+    config = Qwen2_5_VLConfig(text_config=_language(vocabulary), vision_config=VISION)
+    transformer, vae = QwenImageTransformer(PARAMS), AutoencoderKLQwenImage(**AUTOENCODER)
+    encoder = Qwen2_5_VLForConditionalGeneration(config)
+    modules = {DENOISER: transformer, "text_encoder1": encoder, VAE: vae}
+    generator = torch.Generator().manual_seed(0)
+    for module in modules.values():
+        randomize(module, generator)
+    _weaken_conditioning(transformer)
+    _fit(transformer, _calibrate(vae).repeat(4, 1, 1, 1), generator)
+    return modules
+
+
+def _language(vocabulary: int) -> dict[str, Any]:
+    shapes = {
+        "embed_tokens.weight": (vocabulary, TEXT_WIDTH),
+        "layers.0.mlp.gate_proj.weight": (2 * TEXT_WIDTH, TEXT_WIDTH),
+        "layers.1.mlp.gate_proj.weight": (2 * TEXT_WIDTH, TEXT_WIDTH),
+        "layers.0.self_attn.k_proj.weight": (keys.HEAD_WIDTH, TEXT_WIDTH),
+    }
+    return keys.language_config(shapes)
+
+
+def _calibrate(vae: Any) -> Tensor:
+    """Give the latents of the drawn images the mean and deviation of Qwen-Image's, and a narrow distribution; return
+    them normalised, (12, 16, h, w)."""
+    pixels, channels = images()[:, :, None], vae.config.z_dim
+    moments = vae.encode(pixels).latent_dist.parameters  # (12, 32, 1, h, w)
+    spread, middle = moments.std((0, 2, 3, 4)), moments.mean((0, 2, 3, 4))
+    mean, std = torch.tensor(vae.config.latents_mean), torch.tensor(vae.config.latents_std)
+    gain, offset = 1 / spread, torch.zeros_like(spread)
+    gain[:channels] *= std
+    offset[:channels] = mean
+    gain[channels:] = 1e-3
+    offset[channels:] = -12.0  # logarithm of the variance
+    conv = vae.quant_conv
+    conv.weight.mul_(gain[:, None, None, None, None])
+    conv.bias.copy_((conv.bias - middle) * gain + offset)
+    latents = vae.encode(pixels).latent_dist.mode().squeeze(2)
+    return (latents - mean[:, None, None]) / std[:, None, None]
+
+
+def _weaken_conditioning(transformer: QwenImageTransformer) -> None:
+    """Make tokens matter more than the timestep, which all share; each layer adds half of its output."""
+    for module in transformer.modules():
+        if isinstance(module, Modulation):
+            linear: Any = module[1]
+            linear.weight.mul_(CONDITIONING)
+            linear.bias.view(-1, 3, PARAMS.width)[:, 2] = 0.5  # shift, scale, gate
+    transformer.get_parameter("norm_out.linear.weight").mul_(CONDITIONING)
+
+
+def _fit(transformer: QwenImageTransformer, latents: Tensor, generator: torch.Generator) -> None:
+    """Fit the last layer by least squares to predict the velocity from its input features, without attention."""
+    attention_outputs = [block.attn.to_out[0].weight for block in transformer.transformer_blocks]  # type: ignore[union-attr, index]
+    for weight in attention_outputs:
+        weight.zero_()
+    noise = torch.randn(latents.shape, generator=generator)
+    rows, columns = grid_of(latents)
+    times = shifted(torch.sigmoid(torch.randn(len(latents), generator=generator)), qwen_shift(rows * columns))
+    t = times[:, None, None, None]
+    noisy = (1 - t) * latents + t * noise
+    wanted = noise - latents
+    features: list[Tensor] = []
+    hook = transformer.proj_out.register_forward_hook(lambda _, inputs, __: features.append(inputs[0]))
+    transformer(pack(noisy), torch.zeros(len(latents), 8, TEXT_WIDTH), times, (rows, columns))
+    hook.remove()
+    transformer.proj_out.weight.copy_(least_squares(features[0].flatten(0, 1), pack(wanted).flatten(0, 1)))
+    for weight in attention_outputs:
+        weight.normal_(std=DISTURBANCE * PARAMS.width**-0.5, generator=generator)

@@ -1,0 +1,68 @@
+"""Parts that diffusion transformers share: packing, timestep embedding, rotary embedding, modulation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+PATCH = 2
+"""Latents along a side of a token."""
+TIME_CHANNELS = 256
+ROPE_BASE = 10_000
+EPS = 1e-6
+
+Rope = tuple[Tensor, Tensor]
+"""Cosines and sines (1, S, 1, D/2) float32 of every token's position."""
+
+
+def grid_of(latents: Tensor) -> tuple[int, int]:
+    """Return the rows and columns of tokens of latents (B, C, h, w)."""
+    return latents.shape[-2] // PATCH, latents.shape[-1] // PATCH
+
+
+def pack(latents: Tensor) -> Tensor:
+    """Pack (B, C, h, w) -> (B, h/2 · w/2, 4C), row by row, channels first in each token. h and w must be even."""
+    patches = latents.unflatten(-1, (-1, PATCH)).unflatten(-3, (-1, PATCH))  # (B, C, h/2, 2, w/2, 2)
+    return patches.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+
+
+def unpack(tokens: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Unpack (B, rows · columns, 4C) -> (B, C, 2 · rows, 2 · columns)."""
+    patches = tokens.unflatten(1, grid).unflatten(-1, (-1, PATCH, PATCH))  # (B, rows, columns, C, 2, 2)
+    return patches.permute(0, 3, 1, 4, 2, 5).flatten(4).flatten(2, 3)
+
+
+def timestep_embedding(t: Tensor) -> Tensor:
+    """Timesteps or guidance (B,) -> (B, 256) float32, cosines first, after scaling by 1000."""
+    half = TIME_CHANNELS // 2
+    rates = torch.exp(-math.log(ROPE_BASE) / half * torch.arange(half, device=t.device, dtype=torch.float32))
+    angles = 1000.0 * t.float()[:, None] * rates
+    return torch.cat((angles.cos(), angles.sin()), dim=-1)
+
+
+def rope_of(positions: Tensor, widths: Sequence[int], device: torch.device) -> Rope:
+    """Return the rotary table of tokens at positions (S, axes), with so many dimensions of a head for each axis."""
+    angles = torch.cat(
+        [
+            positions[:, axis, None] / ROPE_BASE ** (torch.arange(0, width, 2, dtype=torch.float64) / width)
+            for axis, width in enumerate(widths)
+        ],
+        dim=-1,
+    )[None, :, None]  # (1, S, 1, D/2)
+    return angles.cos().float().to(device), angles.sin().float().to(device)
+
+
+def apply_rope(x: Tensor, rope: Rope) -> Tensor:
+    """Rotate neighbouring pairs of (B, S, H, D) float32 values by their token's position."""
+    cos, sin = rope
+    a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
+    return torch.stack((cos * a - sin * b, sin * a + cos * b), dim=-1).flatten(-2)
+
+
+def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    """Normalise (B, S, W) without weights, then scale and shift it, each (B, 1, W)."""
+    return (1 + scale) * F.layer_norm(x, x.shape[-1:], eps=EPS) + shift

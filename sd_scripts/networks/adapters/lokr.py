@@ -1,0 +1,121 @@
+"""LoKr: the update is the Kronecker product of two matrices, w1 (p, q) x w2 (c, d) for a weight (p·c, q·d).
+
+Yeh et al. 2023, https://arxiv.org/abs/2309.14859. Keys in files are those of LyCORIS. Each of the two may be the
+product of two matrices of rank r: w2 where the rank is below half its size, w1 with `decompose_both`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sd_scripts.library.kronecker import factored_kronecker_product, kronecker_product
+from sd_scripts.networks.adapter import register
+from sd_scripts.networks.update_adapter import NORMS, Shapes, UpdateAdapter, kaiming_uniform
+from sd_scripts.networks.updates import Axis, Update, dense_weight, exact
+from sd_scripts.options.network_args import NetworkArguments
+
+W1, W1_A, W1_B = "lokr_w1", "lokr_w1_a", "lokr_w1_b"
+W2, W2_A, W2_B, T2 = "lokr_w2", "lokr_w2_a", "lokr_w2_b", "lokr_t2"
+
+
+class KroneckerUpdate(Update):
+    """w1 x w2, where w2 of a convolution is (c, d · kh · kw) or (c, d, kh, kw)."""
+
+    def w1(self) -> Tensor:
+        whole = self.part(W1)
+        if whole is not None:
+            return whole
+        a, b = self.parts(W1_A, W1_B)
+        return a @ b
+
+    def w2(self) -> Tensor:
+        whole, core = self.part(W2), self.part(T2)
+        if whole is not None:
+            return whole
+        a, b = self.parts(W2_A, W2_B)
+        return a @ b.flatten(1) if core is None else torch.einsum("rshw,rc,sd->cdhw", core, a, b)
+
+    def weight(self) -> Tensor:
+        w1, w2 = self.w1(), self.w2()
+        return torch.kron(w1.view(*w1.shape, *(1,) * (w2.ndim - 2)), w2)
+
+    def output(self, x: Tensor) -> Tensor:
+        if self.part(W2) is None:
+            return factored_kronecker_product(x, self.w1(), *self.parts(W2_A, W2_B))
+        return kronecker_product(x, self.w1(), self.w2())
+
+    def overlap(self, layer: nn.Linear, axis: Axis) -> Tensor:
+        w1, w2 = self.w1(), self.w2()
+        blocks = dense_weight(layer).view(w1.shape[0], w2.shape[0], w1.shape[1], w2.shape[1])  # (p, c, q, d)
+        dtype, products = exact(w1.dtype), blocks * w2[:, None]
+        if axis == "out":
+            return (products.sum(3, dtype=dtype) * w1[:, None]).sum(2).flatten()
+        return (products.sum(1, dtype=dtype) * w1[:, :, None]).sum(0).flatten()
+
+    def squares(self, axis: Axis) -> Tensor:
+        over = 1 if axis == "out" else 0
+        first, second = (w.to(exact(w.dtype)).square().sum(over) for w in (self.w1(), self.w2()))
+        return (first[:, None] * second).flatten()
+
+
+@register
+class Lokr(UpdateAdapter):
+    kind = "lokr"
+    endings = (W1, W1_A, W1_B, W2, W2_A, W2_B, T2, NORMS)
+    forms = tuple((*first, *second) for first in ((W1,), (W1_A, W1_B)) for second in ((W2,), (W2_A, W2_B)))
+    update_class = KroneckerUpdate
+    scaled = (W2, W2_B)
+
+    @classmethod
+    def read_options(cls, arguments: NetworkArguments) -> Mapping[str, Any]:
+        """Read also `factor`, `decompose_both`, `full_matrix` and `unbalanced_factorization`."""
+        return {
+            **super().read_options(arguments),
+            "factor": arguments.factor("factor"),
+            "both": arguments.flag("decompose_both"),
+            "full": arguments.flag("full_matrix"),
+            "unbalanced": arguments.flag("unbalanced_factorization"),
+        }
+
+    @classmethod
+    def needs_dense_base(cls, options: Mapping[str, Any]) -> str:
+        return "dora_wd with LoKr" if options.get("axis") else ""
+
+    @classmethod
+    def shapes(cls, weight: Tensor, rank: int, options: Mapping[str, Any]) -> Shapes:
+        out, into, *kernel = weight.shape
+        factor, full = options.get("factor", -1), options.get("full", False)
+        (p, c), (q, d) = factors(out, factor), factors(into, factor)
+        if options.get("unbalanced"):
+            p, c = c, p
+        shapes: Shapes = {W1: (p, q)}
+        if options.get("both") and rank < max(p, q) / 2 and not full:
+            shapes = {W1_A: (p, rank), W1_B: (rank, q)}
+        if full or rank >= max(c, d) / 2:
+            return {**shapes, W2: (c, d, *kernel)}
+        if options.get("tucker") and any(size > 1 for size in kernel):
+            return {**shapes, T2: (rank, rank, *kernel), W2_A: (rank, c), W2_B: (rank, d)}
+        return {**shapes, W2_A: (c, rank), W2_B: (rank, d * math.prod(kernel))}
+
+    @classmethod
+    def rank_of(cls, parts: Mapping[str, Tensor]) -> int | None:
+        found = parts.get(W2_B, parts.get(W1_B))
+        return None if found is None else len(found)
+
+    def start(self, ending: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor | None:
+        return None if ending in (W2, W2_B) else kaiming_uniform(shape, generator)
+
+
+def factors(size: int, factor: int) -> tuple[int, int]:
+    """Return two factors of a size, the smaller first: `factor` and the rest where that divides it, else the pair with
+    the least sum whose smaller one is at most `factor` (-1: any)."""
+    if factor > 0 and size % factor == 0:
+        return min(factor, size // factor), max(factor, size // factor)
+    most = math.isqrt(size) if factor < 0 else min(factor, math.isqrt(size))
+    small = max(n for n in range(1, most + 1) if size % n == 0)
+    return small, size // small

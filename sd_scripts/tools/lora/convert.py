@@ -1,0 +1,43 @@
+"""Convert a LoRA to the key names of another program, or to another precision."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sd_scripts.formats.words import some
+from sd_scripts.library.safetensors_io import PRECISIONS, save_model, with_hashes
+from sd_scripts.networks.adapter import layer_names
+from sd_scripts.networks.lora_export import with_names_of
+from sd_scripts.options.lora_tools import ConvertOptions, PrecisionOptions
+from sd_scripts.runs.reporter import Reporter
+from sd_scripts.tools.lora.command import Given
+from sd_scripts.tools.lora.factors import ranks_of
+from sd_scripts.tools.lora.files import common_family, full_size_modules, lora_metadata, open_lora
+
+
+def convert(given: Given, reporter: Reporter) -> Path:
+    """Write the converted LoRA. Raises ValueError, one sentence that names the option."""
+    options, precision = given[ConvertOptions], given[PrecisionOptions].save_precision
+    family = common_family("src_path", [options.src_path])
+    reporter.phase("reading the LoRA")
+    modules = full_size_modules(family)
+    file = open_lora("src_path", options.src_path, modules)
+    reporter.phase("renaming layers")
+    try:
+        tensors = with_names_of(options.dst, file.tensors, modules)
+    except ValueError as problem:
+        raise ValueError(f"dst: {problem}") from None
+    known = layer_names(with_names_of("sd-scripts", file.tensors, modules))
+    if not known:
+        raise ValueError(f"src_path: '{options.src_path}' has no layer of {family.card.title}")
+    if absent := sorted(layer_names(file.tensors) - known):
+        reporter.warn(f"src_path: {len(absent)} layers are unknown and left out: {some(absent)}")
+    metadata = {"format": "pt", **lora_metadata(family, (), ranks_of(file.tensors)), **file.metadata}
+    if not any(key.endswith(".alpha") for key in tensors):  # the factors contain it
+        metadata["ss_network_alpha"] = metadata["ss_network_dim"]
+    reporter.phase("saving")
+    wanted = PRECISIONS[precision] if precision else None
+    ready = {key: each.to(wanted) if wanted and each.is_floating_point() else each for key, each in tensors.items()}
+    path = Path(options.dst_path)
+    save_model(path, ready, with_hashes(ready, metadata))
+    return path

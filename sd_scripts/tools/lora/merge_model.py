@@ -1,0 +1,249 @@
+"""Merge LoRAs into a model file: each tensor is read, changed and written by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sd_scripts.families.family import Family
+from sd_scripts.families.layer_rows import FoundModule, LayerRows, adapted_modules, find_modules
+from sd_scripts.families.model_file import describe
+from sd_scripts.families.registry import card_of, family_of, names
+from sd_scripts.formats.disk import format_bytes, free_bytes
+from sd_scripts.formats.words import some
+from sd_scripts.library.model_reader import DTYPES
+from sd_scripts.library.safetensors_io import PRECISIONS
+from sd_scripts.library.safetensors_stream import NAMES, TensorFile, TensorSpec, TensorWriter, tensor_writer
+from sd_scripts.networks.adapter import layer_names, read_layer
+from sd_scripts.networks.plan import AdaptedModule
+from sd_scripts.options.lora_tools import (
+    BaseModelOptions,
+    EncoderFileOptions,
+    MergedOptions,
+    ModelspecOptions,
+    OutputOptions,
+    PrecisionOptions,
+)
+from sd_scripts.runs.reporter import Reporter
+from sd_scripts.runs.tool import start_phase
+from sd_scripts.tools.lora.block_weights import Weigh, weigher
+from sd_scripts.tools.lora.command import Given
+from sd_scripts.tools.lora.files import LoraFile, modelspec_of_result, open_lora
+
+OPTION = "base_model"
+SCALES = ("scale_weight", "weight_scale", "scaled_fp8", "comfy_quant")
+"""Ends of keys that only quantized files have."""
+FLOATS = {name for name, dtype in DTYPES.items() if dtype.is_floating_point}
+NARROW = {"F8_E4M3", "F8_E5M2"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Merged:
+    """A LoRA, how strong it is, and how its blocks are weighed."""
+
+    file: LoraFile
+    ratio: float
+    weigh: Weigh
+
+    def strength(self, name: str) -> float:
+        return self.ratio * self.weigh(name)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A file that takes up LoRAs, and the one to write."""
+
+    source: TensorFile
+    save_to: Path
+    found: dict[str, FoundModule]
+
+    @classmethod
+    def open(cls, family: Family, option: str, path: Path, save_to: Path) -> Target:
+        """Raises ValueError, one sentence that names the option, if the file is no plain one of its kind."""
+        source = TensorFile(path, option)
+        if scales := [key for key in source.header.shapes if key.endswith(SCALES)]:
+            raise ValueError(
+                f"{option}: '{path}' is quantized with scales, such as {scales[0]}; choose the bf16, fp16 or plain fp8 "
+                "file"
+            )
+        found = find_modules(family, source.header, option, path)
+        if option != OPTION:
+            found = {name: module for name, module in found.items() if module.component.option == option}
+        if not found:
+            raise ValueError(f"{option}: '{path}' has no layers that LoRAs change; choose another file")
+        return cls(source, save_to, found)
+
+    @property
+    def layers(self) -> dict[str, LayerRows]:
+        return {layer.name: layer for module in self.found.values() for layer in module.layers}
+
+
+@dataclass(frozen=True)
+class Group:
+    """Layers and tensors of the file that have rows in common."""
+
+    layers: tuple[LayerRows, ...]
+    keys: tuple[str, ...]
+
+
+def merge_into_model(given: Given, reporter: Reporter) -> Path:
+    """Write the model with the LoRAs merged into it. Raises ValueError, one sentence that names the option."""
+    path, save_to = Path(given[BaseModelOptions].base_model), Path(given[OutputOptions].save_to)
+    reporter.phase("reading headers")
+    family = family_of(_family_name(path))
+    targets = [Target.open(family, OPTION, path, save_to)]
+    for option, file, output in _encoders(given):
+        targets.append(Target.open(family, option, Path(file), Path(output)))
+    reporter.phase("reading LoRAs")
+    found = {name: module for target in targets for name, module in target.found.items()}
+    merged = _open_loras(given[MergedOptions], family, adapted_modules(family, found))
+    _require_layers(
+        merged, {name: layer for target in targets for name, layer in target.layers.items()}, path, reporter
+    )
+    for target in targets:
+        _write_target(target, merged, given, reporter)
+    return save_to
+
+
+def _encoders(given: Given) -> Iterator[tuple[str, str, str]]:
+    """Yield the options that name files of text encoders, with the file to read and the one to write."""
+    values = vars(given[EncoderFileOptions])
+    yield from (
+        (name, file, values[f"{name}_save_to"]) for name, file in values.items() if file and f"{name}_save_to" in values
+    )
+
+
+def _open_loras(options: MergedOptions, family: Family, modules: Sequence[AdaptedModule]) -> list[Merged]:
+    ratios, lbws = options.ratios or [1.0] * len(options.models), options.lbws or [""] * len(options.models)
+    return [
+        Merged(file=open_lora("models", name, modules), ratio=ratio, weigh=weigher(family.lora_blocks, lbw))
+        for name, ratio, lbw in zip(options.models, ratios, lbws, strict=True)
+    ]
+
+
+def _write_target(target: Target, merged: Sequence[Merged], given: Given, reporter: Reporter) -> None:
+    source, save_to = target.source, target.save_to
+    specs = _specs(source, given[PrecisionOptions].save_precision)
+    _require_space(save_to, specs)
+    if narrow := {spec.dtype for spec in specs.values()} & NARROW:
+        reporter.warn(f"save_precision: {narrow.pop()} rounds away most of what a LoRA changes; set bf16 or fp16")
+    changed = [layer for layer in target.layers.values() if any(read_layer(m.file.tensors, layer.name) for m in merged)]
+    metadata = dict(source.header.metadata)
+    if not given[ModelspecOptions].no_metadata:
+        sources = [(source.path, metadata), *((each.file.path, each.file.metadata) for each in merged)]
+        metadata |= modelspec_of_result(save_to, sources)
+    with tensor_writer(save_to, specs, metadata) as writer:
+        _write(writer, source, list(_groups(changed)), merged, reporter)
+    source.close()
+
+
+def _family_name(path: Path) -> str:
+    file = describe(path)
+    if file.problem:
+        raise ValueError(f"{OPTION}: {file.problem}")
+    if file.variant.endswith("LoRA"):
+        raise ValueError(f"{OPTION}: '{path}' is itself a LoRA; choose a model, or leave it out to merge LoRAs")
+    if file.family not in names():
+        known = " or ".join(card_of(name).base_model for name in sorted(names()))
+        raise ValueError(f"{OPTION}: '{path}' is {file.variant or 'no known model'}; choose {known}")
+    return str(file.family)
+
+
+def _require_layers(merged: Sequence[Merged], layers: Mapping[str, LayerRows], path: Path, reporter: Reporter) -> None:
+    """Raise ValueError if a LoRA fits nothing in the model; warn of layers that the model does not have."""
+    for each in merged:
+        own = layer_names(each.file.tensors)
+        if not own & layers.keys():
+            raise ValueError(
+                f"models: no layer of '{each.file.path}' is in '{path}', which is another kind of model; "
+                f"the LoRA has {some(sorted(own))}"
+            )
+        if absent := sorted(own - layers.keys()):
+            reporter.warn(f"models: {len(absent)} layers of '{each.file.path}' are not in the model: {some(absent)}")
+
+
+def _specs(source: TensorFile, precision: str | None) -> dict[str, TensorSpec]:
+    """Return the tensors of the result: those of the model, floats in `precision`."""
+    wanted = NAMES[PRECISIONS[precision]] if precision else None
+    specs = {}
+    for key in source.header.shapes:
+        spec = source.spec(key)
+        specs[key] = TensorSpec(wanted, spec.shape) if wanted and spec.dtype in FLOATS else spec
+    return specs
+
+
+def _require_space(save_to: Path, specs: Mapping[str, TensorSpec]) -> None:
+    needed, free = sum(spec.nbytes for spec in specs.values()), free_bytes(save_to.parent)
+    if free is not None and free < needed:
+        raise ValueError(
+            f"save_to: the file needs {format_bytes(needed)}, but '{save_to.parent}' has {format_bytes(free)} free; "
+            "choose another folder or free some space"
+        )
+
+
+def _groups(layers: Sequence[LayerRows]) -> Iterator[Group]:
+    """Yield layers with the tensors that they lie in, so that no two groups share one."""
+    groups: list[tuple[list[LayerRows], set[str]]] = []
+    at: dict[str, tuple[list[LayerRows], set[str]]] = {}
+    for layer in layers:
+        keys = {rows.key for rows in layer.rows}
+        joined: tuple[list[LayerRows], set[str]] = ([layer], keys)
+        for other in {id(at[key]): at[key] for key in keys if key in at}.values():
+            joined[0][:0] = other[0]
+            joined[1].update(other[1])
+            groups.remove(other)
+        groups.append(joined)
+        at.update(dict.fromkeys(joined[1], joined))
+    for members, keys in groups:
+        yield Group(tuple(members), tuple(sorted(keys)))
+
+
+@torch.no_grad()
+def _write(
+    writer: TensorWriter, source: TensorFile, groups: Sequence[Group], merged: Sequence[Merged], reporter: Reporter
+) -> None:
+    changed = {key for group in groups for key in group.keys}
+    plain = [key for key in source.header.shapes if key not in changed]
+    progress, done = start_phase(reporter, "merging tensors"), 0
+    for group in groups:
+        tensors = {key: source.read(key) for key in group.keys}
+        for layer in group.layers:
+            _merge_layer(layer, tensors, merged)
+        for key, tensor in tensors.items():
+            writer.write(key, tensor)
+        done += len(group.keys)
+        progress(done, len(writer.specs))
+    for key in plain:
+        if writer.specs[key] == source.spec(key):
+            writer.copy(key, source)
+        else:
+            writer.write(key, source.read(key))
+        done += 1
+        progress(done, len(writer.specs))
+
+
+def _merge_layer(layer: LayerRows, tensors: dict[str, Tensor], merged: Sequence[Merged]) -> None:
+    """Add what the LoRAs change of a layer to its rows. The tensors become float32, and are rounded when written."""
+    for rows in layer.rows:
+        tensors[rows.key] = tensors[rows.key].float()
+    weight = layer.weight(tensors.__getitem__)
+    for each in merged:
+        strength = each.strength(layer.name)
+        found = read_layer(each.file.tensors, layer.name)
+        if found is None or not strength:
+            continue
+        kind, own = found
+        change = kind.delta(own, weight, strength)
+        if change.numel() != weight.numel():
+            raise ValueError(
+                f"models: {layer.name} has another shape in '{each.file.path}' than in the model; choose a LoRA for "
+                "this kind of model"
+            )
+        weight += change.view(weight.shape)
+    for rows in layer.rows:
+        target = tensors[rows.key][rows.first : rows.first + rows.count]
+        target.copy_(weight[rows.at : rows.at + rows.count].reshape(target.shape))

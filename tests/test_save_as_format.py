@@ -1,0 +1,68 @@
+"""save_as_format: a trained LoRA under the key names of sd-scripts, of diffusers, or both."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lora_sdxl import WITH_CONV, base, context, losses, prepare, save, say_something
+from lora_tools_help import deltas
+from safetensors.torch import load_file, save_file
+from test_lora_files import pipeline
+from training_help import train
+
+from sd_scripts.families.registry import family_of
+from sd_scripts.networks.lora_files import read_plain_lora
+from sd_scripts.runs.outputs import existing_outputs
+from sd_scripts.tools.lora.files import full_size_modules
+from sd_scripts.training.lora import Lora
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+def test_diffusers_loads_the_file_and_a_new_run_begins_with_it(miniature: Any, tmp_path: Path) -> None:
+    prepared = prepare(miniature.checkpoint, tmp_path, network_args=WITH_CONV, save_as_format="diffusers")
+    say_something(prepared)
+    file = save(prepared, tmp_path / "trained.safetensors")
+    assert {key.rpartition(".lora_")[2] for key in load_file(file)} == {"A.weight", "B.weight"}
+    theirs = base(miniature.checkpoint)
+    pipeline(theirs).load_lora_weights(file)
+    again = prepare(miniature.checkpoint, tmp_path, network_weights=str(file), network_args=WITH_CONV)
+    with torch.no_grad():
+        expected = losses(prepared.components)
+        torch.testing.assert_close(losses(theirs), expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(losses(again.components), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_an_external_network_ignores_it_and_says_so(miniature: Any, tmp_path: Path) -> None:
+    settings = context(miniature.checkpoint, tmp_path, network_module="foreign_network", save_as_format="both").settings
+    assert Lora().check(family_of("sdxl"), settings) == []
+    assert [str(remark) for remark in settings.remarks if remark.name == "save_as_format"] == [
+        "save_as_format: has no effect on an external network_module"
+    ]
+
+
+@pytest.mark.run
+def test_both_files_are_written_and_removed_together(flux_miniature: Any, tmp_path: Path) -> None:
+    options = {
+        "save_as_format": "both",
+        "use_ema": True,
+        "save_every_n_steps": 1,
+        "save_last_n_steps": 1,
+        "max_train_steps": 4,
+    }
+    run = train(flux_miniature, tmp_path / "out", **options)
+    assert run.status == 0
+    names = ("short", "short-step00000002", "short-step00000003")
+    suffixes = ("", "-diffusers", "-ema", "-ema-diffusers")
+    assert set(run.files) == {f"{name}{suffix}.safetensors" for name in names for suffix in suffixes}
+    modules = full_size_modules(family_of("flux"))
+    for suffix in ("", "-ema"):
+        ours = deltas(run.output / f"short{suffix}.safetensors")
+        read = read_plain_lora("x", run.output / f"short{suffix}-diffusers.safetensors", modules)
+        save_file({key: tensor.contiguous() for key, tensor in read.items()}, tmp_path / "read.safetensors")
+        theirs = deltas(tmp_path / "read.safetensors")
+        assert theirs.keys() == ours.keys()
+        assert all(torch.allclose(theirs[name], ours[name], rtol=1e-5, atol=1e-7) for name in ours)
+    found = existing_outputs({"output_dir": str(run.output), "output_name": "short"})
+    assert {path.name for path in found} == set(run.files)
