@@ -165,3 +165,33 @@ def test_a_run_learns_what_it_learns_uncompiled(miniature: Any, tmp_path: Path) 
     assert folded.losses[-1] != plain.losses[0]
     for name, tensor in plain.tensors().items():
         torch.testing.assert_close(folded.tensors()[name], tensor, rtol=1e-2, atol=1e-4)
+
+
+def test_shared_gains_follow_the_weights() -> None:
+    """After an update, the next call of the model computes with the norms of the new weights."""
+    torch.manual_seed(0)
+    block = Block(16)
+    network = attached(block, Dora, OUTPUTS)
+    alone = attached(deepcopy_of_base(block), Dora, OUTPUTS)
+    network.share_gains()
+    x = torch.randn(2, 5, 16)
+    with torch.no_grad():
+        for step in range(2):
+            alone.masters.copy_(network.masters)
+            alone.refresh()
+            torch.testing.assert_close(block(x), alone.layers[0].plan.module(x), rtol=1e-4, atol=1e-5)
+            network.masters.mul_(0.5 + step)
+            network.refresh()
+
+
+def deepcopy_of_base(block: Block) -> Block:
+    """A block of plain layers with the base weights of an adapted one."""
+    plain = Block(16)
+    own = dict(block.named_modules())
+    with torch.no_grad():
+        for path, layer in plain.named_modules():
+            if isinstance(layer, nn.Linear | nn.LayerNorm):
+                layer.weight.copy_(own[path].weight)  # type: ignore[arg-type]
+                if layer.bias is not None:
+                    layer.bias.copy_(own[path].bias)  # type: ignore[arg-type]
+    return plain

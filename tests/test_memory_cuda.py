@@ -502,4 +502,4 @@ def test_a_limit_of_gpu_memory_is_an_error_beyond_it() -> None:
             torch.empty(GIB, dtype=torch.uint8, device=CUDA)
         assert held.is_cuda
     finally:
-        torch.cuda.set_per_process_memory_fraction(1.0, CUDA)
+        torch.cuda.set_per_process_memory_fraction(1.0, torch.cuda.current_device())

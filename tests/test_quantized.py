@@ -379,12 +379,13 @@ def test_weights_are_quantized_in_one_way(script: Any) -> None:
     ]
 
 
-def test_a_network_that_trains_the_base_needs_it_in_full_precision() -> None:
-    chosen = {"network_module": "lycoris.kohya", "network_args": ["algo=full"]}
+@pytest.mark.parametrize("arg", ["algo=full", "dora_wd=True"])
+def test_a_network_that_trains_the_base_needs_it_in_full_precision(arg: str) -> None:
+    chosen = {"network_module": "somebody.network", "network_args": [arg]}
     told = [str(each) for each in Settings(SDXL_LORA, {**chosen, "quantize_base": "nf4"}).problems()]
     (problem,) = set(told) - set(map(str, Settings(SDXL_LORA, chosen).problems()))
     assert problem == (
-        "quantize_base: lycoris.kohya with algo=full trains the weights of the base model, so they cannot be "
+        f"quantize_base: somebody.network with {arg.lower()} trains the weights of the base model, so they cannot be "
         "quantized; set quantize_base = none or choose another network"
     )
 

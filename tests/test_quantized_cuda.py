@@ -70,7 +70,11 @@ def test_a_gpu_quantizes_and_multiplies_as_a_cpu_does(weight_format: WeightForma
     ours, theirs = quantize_(linear(640, 1280).to(CUDA), weight_format, torch.bfloat16), linear(640, 1280)
     quantize_(theirs, weight_format, torch.bfloat16)
     for name, tensor in theirs.state_dict().items():
-        assert (tensor.float() == ours.state_dict()[name].cpu().float()).float().mean() > 0.999, name
+        here = ours.state_dict()[name].cpu()
+        if tensor.is_floating_point():  # the last bit of a division may differ
+            torch.testing.assert_close(here, tensor, rtol=1e-6, atol=0.0)
+        else:
+            assert (tensor == here).float().mean() > 0.999, name
     moved = quantize_(linear(640, 1280), weight_format, torch.bfloat16).to(CUDA)  # as text encoders are
     assert torch.equal(dequantized(moved).cpu(), dequantized(theirs))
     g = torch.Generator().manual_seed(1)
@@ -127,7 +131,7 @@ def test_a_lora_of_each_family_learns_compiled_and_recorded_what_it_learns_eager
     runs = {way: train(each_miniature, tmp_path / way, **given, **options) for way, options in ways.items()}
     assert [run.status for run in runs.values()] == [0] * len(ways)
     assert runs["compiled"].losses == pytest.approx(runs["eager"].losses, rel=3e-2)
-    told = [(event["graphs"], event["breaks"]) for event in runs["compiled"].told("compile")]
+    told = [(event["graphs"], event["breaks"]) for event in runs["compiled"].told("compile") if "graphs" in event]
     assert told == [(GRAPHS[each_miniature.family], 0)]
     for plain, recorded in (("eager", "recorded"), ("compiled", "both")):
         assert runs[recorded].losses == runs[plain].losses

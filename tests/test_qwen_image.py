@@ -1,6 +1,7 @@
 """Qwen-Image's mathematics, keys, captions and samples against diffusers and transformers, at tiny size."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,9 @@ from sd_scripts.families.qwen_image.text import (
     trim_text,
 )
 from sd_scripts.families.qwen_image.tiny import AUTOENCODER, PARAMS, qwen_tokenizer, tiny_modules
-from sd_scripts.families.qwen_image.vae import decode_latents, encode_images
+from sd_scripts.families.qwen_image.vae import decode_latents, encode_images, tiled
 from sd_scripts.library.dit_layers import pack
+from sd_scripts.networks.plan import AdaptedModule, plan_layers, read_args
 from sd_scripts.networks.targets import adaptable
 from sd_scripts.options.flow import FlowOptions
 from sd_scripts.options.prompt_lines import SamplePrompt
@@ -198,6 +200,18 @@ def test_latents_are_normalised_means_and_come_back_as_the_image(components: Com
     torch.testing.assert_close(decode_latents(components, latents), (decoded / 2 + 0.5).clamp(0, 1))
 
 
+def test_a_large_image_is_decoded_in_tiles(components: Components) -> None:
+    """Where it does not fit; nothing of that is left in the VAE."""
+    vae: Any = components.vae
+    latents, before = torch.randn(1, 16, 1, 16, 12, generator=torch.Generator().manual_seed(1)), dict(vae.__dict__)
+    whole = vae.decode(latents).sample
+    with tiled(vae, 8):
+        in_tiles = vae.decode(latents).sample
+    assert in_tiles.shape == whole.shape == (1, 3, 1, 128, 96)
+    assert not torch.equal(in_tiles, whole)
+    assert {name: vae.__dict__[name] for name in before} == before
+
+
 def test_the_language_model_is_read_from_both_layouts_of_its_file(modules: dict[str, Any]) -> None:
     state = modules[TEXT_ENCODER].state_dict()
     old = {
@@ -323,3 +337,27 @@ def test_a_trained_transformer_is_saved_under_its_official_keys(components: Comp
     state = components.denoiser.state_dict()
     saved = QWEN_IMAGE.saving.tensors(components, ModelWeights(denoiser=state))
     assert saved.keys() == transformer_of(state, PARAMS).state_dict().keys()
+
+
+def adapted(*network_args: str, warn: Callable[[str], None] = pytest.fail) -> list[str]:
+    """Return the paths of the adapted layers at full size."""
+    args = read_args(settings_of(network_args=list(network_args)), TRANSFORMER, warn)
+    transformer, _ = shapes_on_meta()
+    return [plan.path for plan in plan_layers([AdaptedModule(module=transformer, target=TRANSFORMER, lr=1.0)], args)]
+
+
+def test_patterns_leave_out_layers_as_in_musubi_tuner() -> None:
+    """The counts are those of its networks at full size."""
+    assert len(adapted()) == 840
+    assert len(adapted("exclude_patterns=['.*_mod.*']")) == len(adapted("exclude_patterns=.*_mod.*")) == 720
+    attention = adapted("exclude_patterns=['.*']", "include_patterns=['.*attn.*']")
+    assert len(attention) == 480
+    assert all(".attn." in path for path in attention)
+    warnings: list[str] = []
+    assert len(adapted("include_patterns=['.*attn.*']", warn=warnings.append)) == 840
+    assert warnings == [
+        "network_args: include_patterns has no effect without exclude_patterns, of which it makes exceptions"
+    ]
+    for wrong in ("['a'", "['(']", "[1]"):
+        with pytest.raises(ValueError, match=r"network_args: exclude_patterns=.* is not a list of regular expressions"):
+            adapted(f"exclude_patterns={wrong}")

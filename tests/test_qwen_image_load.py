@@ -346,6 +346,12 @@ def test_a_qwen_image_file_in_the_field_of_flux_is_told(files: dict[str, str], f
     ]
 
 
+def test_a_network_that_adapts_nothing_is_told_before_loading(files: dict[str, str]) -> None:
+    nothing = {"network_args": ["exclude_patterns=['.*']"], "network_train_unet_only": True}
+    (problem,) = QWEN_IMAGE.check(settings_of(**files, **nothing))
+    assert problem == "network_args: all ranks or learning rates are 0, so nothing would be trained"
+
+
 def test_more_blocks_than_can_be_swapped_are_told(files: dict[str, str]) -> None:
     (problem,) = QWEN_IMAGE.check(settings_of(**files, blocks_to_swap=4))
     assert problem == ("blocks_to_swap: 4 exceeds 3, the most that a model with 5 blocks can swap; set 3 or less")

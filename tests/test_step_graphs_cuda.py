@@ -78,6 +78,8 @@ def test_without_a_compiler_it_learns_the_same(each_miniature: Any, tmp_path: Pa
         {"gradient_checkpointing": True, "network_dropout": 0.0},
         {"network_train_unet_only": None, "cache_text_encoder_outputs": None, "mixed_precision": "no"},
         {"mixed_precision": "fp16"},
+        {"optimizer_type": "AdamW8bit"},  # whose kernels run on the default stream
+        {"quantize_base": "nf4", "quantize_text_encoders": "nf4"},
     ],
     ids=lambda more: ",".join(more),
 )

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sd_scripts.library.quantized import SCALE, WeightFormat, define_product
+from sd_scripts.library.streams import waiting_for_default_stream
 
 BLOCK = 64
 """Values that share a scale."""
@@ -22,7 +23,8 @@ class Nf4(WeightFormat):
         import bitsandbytes  # noqa: F401  # takes seconds; it defines the operators
 
         values = (weight if weight.element_size() > 1 else weight.float()).contiguous()
-        packed, scale = torch.ops.bitsandbytes.quantize_4bit(values, BLOCK, "nf4", torch.uint8)
+        with waiting_for_default_stream(values.device):
+            packed, scale = torch.ops.bitsandbytes.quantize_4bit(values, BLOCK, "nf4", torch.uint8)
         return packed.view(len(weight), -1), {SCALE: scale}
 
     def dequantize(self, weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:

@@ -88,11 +88,27 @@ class Gains:
     """The gains of all layers of a network that can share the work."""
 
     stacks: list[Stack] = field(default_factory=list)
+    outdated: bool = True
+    """Whether weights have changed since they were computed."""
 
     @torch.no_grad()
     def refresh(self) -> None:
         for stack in self.stacks:
             stack.refresh()
+        self.outdated = False
+
+    def refresh_before(self, modules: Iterable[nn.Module]) -> None:
+        """Refresh outdated gains whenever one of `modules` is called, so that a recorded step does it too."""
+        for module in modules if self.stacks else ():
+            module.register_forward_pre_hook(self._refresh_if_needed)
+
+    def _refresh_if_needed(self, *_: object) -> None:
+        if torch.compiler.is_compiling():
+            return
+        # a recorded step is replayed after any update, also if it was not when it was recorded
+        recording = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        if self.outdated or recording:
+            self.refresh()
 
     @torch.no_grad()
     def pass_on(self) -> None:

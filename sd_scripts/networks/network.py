@@ -100,12 +100,13 @@ class AdapterNetwork:
             self.folded.refresh(self.compute)
             if self.folded.complete:
                 memory.resize_(0)
-        self.gains.refresh()
+        self.gains.outdated = True
 
     def share_gains(self) -> None:
         """Let layers with trained norms compute these together from here on. The base weights must not move."""
         self.gains = gains_of(layer.layer for layer in self.layers)
         self.gains.refresh()
+        self.gains.refresh_before({layer.plan.module for layer in self.layers})
 
     def fold(
         self,

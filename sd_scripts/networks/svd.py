@@ -41,6 +41,16 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def computing_device(name: str | None) -> torch.device:
+    """Return the device that an option names, or the CPU. Raises ValueError, one sentence, if it is not there."""
+    try:
+        device = torch.device(name or "cpu")
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError):  # the latter if PyTorch was built without CUDA
+        raise ValueError(f"device: '{name}' is not available here; leave it out to compute on the CPU") from None
+    return device
+
+
 def of_product(up: Tensor, down: Tensor) -> Singular:
     """Decompose up (out, r) · down (r, in), exactly and at the cost of r x r matrices."""
     left, upper = torch.linalg.qr(up.float())

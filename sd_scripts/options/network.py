@@ -261,6 +261,8 @@ class NetworkOptions(OptionGroup, title="Network", methods=("lora",)):
                 "network_type",
                 f"network_module = {self.network_module} decides what is trained; leave one of the two unset",
             )
+        elif self.network_type and "adapter" in read_items(self.network_args):
+            yield "network_type", "adapter in network_args decides what is trained; leave one of the two unset"
         capped = self.is_ours and self.built_in.adapter != "lokr"  # for LoKr, a larger rank means whole matrices
         if capped and (self.network_dim or 0) > network_args.LARGEST_RANK:
             yield (

@@ -24,8 +24,9 @@ def limit_gpu_memory(device: torch.device, gib: float | None) -> None:
     its libraries take is estimated and subtracted."""
     if gib is None or device.type != "cuda":
         return
-    share = (gib * GIB - CONTEXT) / torch.cuda.get_device_properties(device).total_memory
-    torch.cuda.set_per_process_memory_fraction(min(share, 1.0), device)
+    number = torch.cuda.current_device() if device.index is None else device.index
+    share = (gib * GIB - CONTEXT) / torch.cuda.get_device_properties(number).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(share, 1.0), number)
 
 
 class DeviceMemory:

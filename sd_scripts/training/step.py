@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from sd_scripts.library.compile_utils import KnownInputs
+from sd_scripts.library.optimizers import updater
+from sd_scripts.library.streams import on_default_stream, updates_on_default_stream
 from sd_scripts.training.step_graphs import StepGraphs
 from sd_scripts.training.trainable import Trainable
 
@@ -81,10 +83,17 @@ class TrainStep:
             self.scaler.unscale_(self.optimizer)
         clips = self.max_grad_norm > 0 or self.trainable.skips_nonfinite
         norm = self.trainable.clip(self.max_grad_norm) if clips else None
-        if self.scaler:
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-        else:
-            self.optimizer.step()
+        with self._stream_of_update():
+            if self.scaler:
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+            else:
+                self.optimizer.step()
         self.trainable.updated()
         return norm
+
+    def _stream_of_update(self) -> AbstractContextManager[object]:
+        if not updates_on_default_stream(updater(self.optimizer)):
+            return nullcontext()
+        device = next(p.device for group in self.optimizer.param_groups for p in group["params"])
+        return on_default_stream(device)

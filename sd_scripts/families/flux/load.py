@@ -17,13 +17,12 @@ from sd_scripts.families.flux.card import CARD, TRANSFORMERS
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
 from sd_scripts.families.flux.options import RECOMMENDED, FluxModelOptions
 from sd_scripts.families.layouts import Layout, autoencoder, clip_l
+from sd_scripts.families.network_problems import network_problems
 from sd_scripts.families.placing import swap_problems
 from sd_scripts.library.block_swap import max_blocks_to_swap
 from sd_scripts.library.state_dicts import State
 from sd_scripts.library.tokenizers import CLIP, T5
-from sd_scripts.networks.plan import AdaptedModule, plan_layers, read_args
 from sd_scripts.options.flow import FlowOptions
-from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.settings import Settings
 
 TEXT_ENCODER, T5XXL = "text_encoder1", "text_encoder2"
@@ -106,7 +105,7 @@ def problems(sources: Mapping[str, WeightSource], settings: Settings) -> list[st
     return [
         *_width_problems(sources, params),
         *_limit_problems(params, settings),
-        *_network_problems(sources[DENOISER], settings),
+        *network_problems(sources[DENOISER], lora.TRANSFORMER, settings),
     ]
 
 
@@ -141,21 +140,3 @@ def _limit_problems(params: FluxParams, settings: Settings) -> list[str]:
             f"{default}"
         )
     return problems
-
-
-def _network_problems(transformer: WeightSource, settings: Settings) -> list[str]:
-    """Return problems of a built-in LoRA: block numbers beyond the last one, or nothing left to train."""
-    network = settings.get(NetworkOptions)
-    if not network or not network.is_ours:
-        return []
-    try:
-        args = read_args(settings, lora.TRANSFORMER, lambda _: None)
-    except ValueError:
-        return []  # reported by the network's own check
-    try:
-        args.rules.check(transformer.empty)
-        if network.network_train_unet_only and not network.dim_from_weights:
-            plan_layers([AdaptedModule(module=transformer.empty, target=lora.TRANSFORMER, lr=1.0)], args)
-    except ValueError as error:
-        return [str(error)]
-    return []

@@ -35,14 +35,10 @@ def vae_from_single_file(file: State) -> State:
     """Rename the VAE's tensors from the keys of ComfyUI's file to those of diffusers; the latter stay as they are."""
     if "encoder.conv_in.weight" in file:
         return file
-    per_level = 1 + count(file_shapes(file), r"decoder\.upsamples\.\d+\.residual\.2\.weight") // max(
-        1, count(file_shapes(file), r"decoder\.upsamples\.\d+\.resample\.1\.weight") + 1
-    )
-    return {_vae_key(key, per_level): tensor for key, tensor in file.items()}
-
-
-def file_shapes(file: State) -> Shapes:
-    return {key: tuple(tensor.shape) for key, tensor in file.items()}
+    shapes = {key: tuple(tensor.shape) for key, tensor in file.items()}
+    residual_blocks = count(shapes, r"decoder\.upsamples\.\d+\.residual\.2\.weight")
+    levels = 1 + count(shapes, r"decoder\.upsamples\.\d+\.resample\.1\.weight")  # the last level has none
+    return {_vae_key(key, residual_blocks // levels + 1): tensor for key, tensor in file.items()}
 
 
 def _vae_key(key: str, per_level: int) -> str:

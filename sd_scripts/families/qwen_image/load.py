@@ -9,8 +9,9 @@ from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLTe
 
 from sd_scripts.families.components import DENOISER, VAE, WeightSource
 from sd_scripts.families.layouts import Layout
+from sd_scripts.families.network_problems import network_problems
 from sd_scripts.families.placing import swap_problems
-from sd_scripts.families.qwen_image import keys
+from sd_scripts.families.qwen_image import keys, lora
 from sd_scripts.families.qwen_image.model import QwenImageParams, QwenImageTransformer
 from sd_scripts.library.block_swap import SLOTS
 from sd_scripts.library.lean_diffusers import AutoencoderKLQwenImage
@@ -39,7 +40,11 @@ def problems(sources: Mapping[str, WeightSource], settings: Settings) -> list[st
     transformer: Any = sources[DENOISER].empty
     params: QwenImageParams = transformer.params
     most, model = max(0, params.blocks - SLOTS), f"a model with {params.blocks} blocks"
-    return [*_component_problems(sources, params), *swap_problems(settings, most, model)]
+    return [
+        *_component_problems(sources, params),
+        *swap_problems(settings, most, model),
+        *network_problems(sources[DENOISER], lora.TRANSFORMER, settings),
+    ]
 
 
 def _component_problems(sources: Mapping[str, WeightSource], params: QwenImageParams) -> list[str]:

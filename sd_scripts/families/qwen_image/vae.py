@@ -34,7 +34,7 @@ def decode_latents(components: Components, latents: Tensor) -> Tensor:
     vae: Any = components.vae
     mean, std = _statistics(vae, latents.device)
     widest = 64 * 2 * vae.config.base_dim * 3  # pixels, channels, and the frames that a causal convolution reads
-    return vae_decode(vae, (latents * std + mean)[:, :, None], _tiled, widest).squeeze(2)
+    return vae_decode(vae, (latents * std + mean)[:, :, None], tiled, widest).squeeze(2)
 
 
 def _statistics(vae: Any, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -44,7 +44,7 @@ def _statistics(vae: Any, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 @contextmanager
-def _tiled(vae: Any, side: int) -> Iterator[None]:
+def tiled(vae: Any, side: int) -> Iterator[None]:
     """Let the VAE decode overlapping tiles of `side` latents and blend them."""
     tile, stride = 8 * side, 6 * side  # pixels
     sizes = (f"tile_sample_{kind}_{axis}" for kind in ("min", "stride") for axis in ("height", "width"))

@@ -73,6 +73,8 @@ class Command:
         for output, target in outputs.items():
             if not self.may_replace and any(_same(target, path) for _, path in named):
                 problems.append(f"{output}: '{target}' is one of the files to read; choose another name")
+            elif not os.access(_existing_folder(Path(target)), os.W_OK):
+                problems.append(f"{output}: '{Path(target).parent}' cannot be written; choose another folder")
         return problems
 
     def _parser(self, script: str) -> Parser:
@@ -100,6 +102,11 @@ class Given:
 
 def _listed(value: Any) -> list[str]:
     return value if isinstance(value, list) else [value] if value else []
+
+
+def _existing_folder(file: Path) -> Path:
+    """Return the folder of a file, or the first existing one above it."""
+    return next((folder for folder in file.absolute().parents if folder.exists()), file.absolute().parent)
 
 
 def _same(one: str, other: str) -> bool:

@@ -21,7 +21,7 @@ def convert(given: Given, reporter: Reporter) -> Path:
     family = common_family("src_path", [options.src_path])
     reporter.phase("reading the LoRA")
     modules = full_size_modules(family)
-    file = open_lora("src_path", options.src_path, modules)
+    file = open_lora("src_path", options.src_path, modules, reporter.warn)
     reporter.phase("renaming layers")
     try:
         tensors = with_names_of(options.dst, file.tensors, modules)

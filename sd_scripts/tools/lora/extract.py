@@ -45,6 +45,7 @@ class Model:
 def extract(given: Given, reporter: Reporter) -> Path:
     """Write the LoRA. Raises ValueError, one sentence that names the option."""
     options, save_to = given[ExtractOptions], Path(given[OutputOptions].save_to)
+    svd.computing_device(options.device)
     reporter.phase("reading headers")
     family = _common_family(options)
     original = Model.open(family, "model_org", Path(options.model_org))

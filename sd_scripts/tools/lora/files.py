@@ -6,7 +6,7 @@ import functools
 import json
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -100,12 +100,18 @@ def _full_size(name: str) -> tuple[AdaptedModule, ...]:
     return tuple(AdaptedModule(module=modules[each], target=target, lr=0.0) for each, target in targets.items())
 
 
-def open_lora(option: str, path: str, modules: Iterable[AdaptedModule]) -> LoraFile:
-    """Read a LoRA under sd-scripts' names. Raises ValueError, one sentence that names the option."""
+def open_lora(option: str, path: str, modules: Iterable[AdaptedModule], warn: Callable[[str], None]) -> LoraFile:
+    """Read a LoRA under sd-scripts' names; warn of tensors that belong to no layer.
+
+    Raises ValueError, one sentence that names the option.
+    """
     place = Path(path)
     tensors = read_plain_lora(option, place, modules)
-    if not layer_names(tensors):
+    layers = layer_names(tensors)
+    if not layers:
         raise ValueError(f"{option}: '{path}' contains no layers of a LoRA, but keys such as {some(list(tensors))}")
+    if unknown := [key for key in tensors if key.partition(".")[0] not in layers]:
+        warn(f"{option}: {len(unknown)} tensors of '{path}' are unknown and left out: {some(unknown)}")
     return LoraFile(path=place, option=option, tensors=tensors, metadata=metadata_of(place))
 
 

@@ -66,7 +66,7 @@ def inspect(given: Given, reporter: Reporter) -> None:
     reporter.phase("reading the LoRA")
     known = family_of(str(file.family)) if file.family in names() else None
     modules = full_size_modules(known) if known else ()
-    opened = open_lora("model", str(path), modules)
+    opened = open_lora("model", str(path), modules, reporter.warn)
     begin = reporter.cancellable_phase if options.json else partial(start_phase, reporter)
     blocks = known.lora_blocks if known else LoraBlocks()
     layers = _layers(opened, blocks, _shapes(modules), begin("measuring layers"))

@@ -95,6 +95,7 @@ def weighted(name: str, sources: Sequence[Source], *, concat: bool, shuffle: boo
 def merge_by_svd(given: Given, reporter: Reporter) -> Path:
     """Approximate the sum of the updates. Raises ValueError, one sentence that names the option."""
     options = given[SvdMergeOptions]
+    device = svd.computing_device(options.device)
     family, sources = _open(given[MergedOptions], reporter)
     names = sorted({name for source in sources for name in source.pairs})
     conv_rank = options.new_rank if options.new_conv_rank is None else options.new_conv_rank
@@ -103,7 +104,6 @@ def merge_by_svd(given: Given, reporter: Reporter) -> Path:
         up, down, shape = summed(name, sources)
         rank = conv_rank if shape.has_kernel else options.new_rank
         if rank:
-            device = options.device or "cpu"
             up, down = (each.cpu() for each in svd.of_product(up.to(device), down.to(device)).factors(rank))
             up, down = svd.clamp(up, down, options.clamp_quantile)
         tensors |= file_tensors(name, up, down, float(len(down)), shape)
@@ -136,7 +136,7 @@ def _open(options: MergedOptions, reporter: Reporter) -> tuple[Family, list[Sour
     family = common_family("models", options.models)
     reporter.phase("reading LoRAs")
     modules = full_size_modules(family)
-    files = [open_lora("models", path, modules) for path in options.models]
+    files = [open_lora("models", path, modules, reporter.warn) for path in options.models]
     ratios, lbws = options.ratios or [1.0] * len(files), options.lbws or [""] * len(files)
     return family, [
         Source(file=file, pairs=file.pairs(), ratio=ratio, weigh=weigher(family.lora_blocks, lbw))

@@ -100,7 +100,7 @@ def merge_into_model(given: Given, reporter: Reporter) -> Path:
         targets.append(Target.open(family, option, Path(file), Path(output)))
     reporter.phase("reading LoRAs")
     found = {name: module for target in targets for name, module in target.found.items()}
-    merged = _open_loras(given[MergedOptions], family, adapted_modules(family, found))
+    merged = _open_loras(given[MergedOptions], family, adapted_modules(family, found), reporter)
     _require_layers(
         merged, {name: layer for target in targets for name, layer in target.layers.items()}, path, reporter
     )
@@ -117,10 +117,14 @@ def _encoders(given: Given) -> Iterator[tuple[str, str, str]]:
     )
 
 
-def _open_loras(options: MergedOptions, family: Family, modules: Sequence[AdaptedModule]) -> list[Merged]:
+def _open_loras(
+    options: MergedOptions, family: Family, modules: Sequence[AdaptedModule], reporter: Reporter
+) -> list[Merged]:
     ratios, lbws = options.ratios or [1.0] * len(options.models), options.lbws or [""] * len(options.models)
     return [
-        Merged(file=open_lora("models", name, modules), ratio=ratio, weigh=weigher(family.lora_blocks, lbw))
+        Merged(
+            file=open_lora("models", name, modules, reporter.warn), ratio=ratio, weigh=weigher(family.lora_blocks, lbw)
+        )
         for name, ratio, lbw in zip(options.models, ratios, lbws, strict=True)
     ]
 

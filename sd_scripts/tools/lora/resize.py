@@ -49,6 +49,7 @@ class Resized:
 def resize(given: Given, reporter: Reporter) -> Path:
     """Write the resized LoRA. Raises ValueError, one sentence that names the option."""
     options, path = given[ResizeOptions], Path(given[LoraInputOptions].model)
+    svd.computing_device(options.device)
     tensors = read_weights(path, "model")
     layers = layer_keys(tensors)
     if other := next((key for key in tensors if key.endswith(NOT_PLAIN)), None):
