@@ -446,11 +446,11 @@ def test_a_mistake_is_told_in_one_sentence(
 
 
 def test_unknown_tensors_are_left_out_with_a_warning(lora: Path, tmp_path: Path) -> None:
-    save_file(load_file(lora) | {"lora_unet_norm.diff": torch.ones(4)}, lora, metadata_of(lora))
+    save_file(load_file(lora) | {"lora_unet_norm.extra": torch.ones(4)}, lora, metadata_of(lora))
     flags = ("--src_path", lora, "--dst_path", tmp_path / "out.safetensors", "--run_dir", tmp_path / "run")
     assert run(convert_lora, *flags) == 0
     (warning,) = [event["text"] for event in RunFolder(tmp_path / "run").events() if event["kind"] == "warning"]
-    assert warning == f"src_path: 1 tensors of '{lora}' are unknown and left out: lora_unet_norm.diff"
+    assert warning == f"src_path: 1 tensors of '{lora}' are unknown and left out: lora_unet_norm.extra"
 
 
 def test_mistakes_in_names_are_told_before_torch_is_imported(tmp_path: Path) -> None:

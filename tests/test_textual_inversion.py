@@ -227,7 +227,7 @@ def test_templates_replace_the_captions_but_not_those_of_dropped_ones() -> None:
             "cache_text_encoder_outputs: ",
         ),
         ("lora", {"token_string": TOKEN, "cache_text_encoder_outputs_to_disk": True}, "cache_text_encoder_outputs: "),
-        ("lora", {"token_string": TOKEN, "network_module": "lycoris.kohya"}, "token_string: embeddings cannot be"),
+        ("lora", {"token_string": TOKEN, "network_module": "somebody.network"}, "token_string: embeddings cannot be"),
         (
             "textual_inversion",
             {"token_string": TOKEN, "use_object_template": True, "use_style_template": True},
