@@ -13,6 +13,7 @@ RUN = {
     "test_finetune_tools",
     "test_flux_run",
     "test_full_run",
+    "test_generate",
     "test_lora_run",
     "test_model_saving",
     "test_outputs",

@@ -183,7 +183,8 @@ class Family:
     lora: LoraTarget
     lora_text_encoders: tuple[LoraTarget, ...]
     sample: Callable[[Components, SamplePrompt, dict[str, Tensor], Settings], Media]
-    """Components, prompt, text outputs of its captions, settings -> an image or a clip, without compiled graphs."""
+    """Components, prompt, text outputs of its captions, settings -> an image or a clip. Compiled blocks run compiled
+    unless the caller says otherwise."""
     saving: Saving
 
     def check(self, settings: Settings) -> list[str]:

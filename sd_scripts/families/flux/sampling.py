@@ -1,4 +1,4 @@
-"""Sample FLUX.1 images during training with Euler steps, uncompiled and without changing the training's RNG state."""
+"""Sample FLUX.1 images with Euler steps, without changing the training's RNG state."""
 
 from itertools import pairwise
 from typing import Any
@@ -32,7 +32,7 @@ def sample(components: Components, prompt: SamplePrompt, text: dict[str, Tensor]
     flux: Any = components.denoiser
     device = flux.img_in.weight.device
     text = {name: tensor.to(device) for name, tensor in text.items()}
-    with torch.compiler.set_stance("force_eager"), eval_mode([components.denoiser, components.vae]):
+    with eval_mode([components.denoiser, components.vae]):
         latents = _denoise(components, prompt, text, device, masked=settings[FluxModelOptions].apply_t5_attn_mask)
         with on_device(components.vae, device):
             return Media.of(decode_latents(components, latents)[0])

@@ -10,7 +10,7 @@ CARD = FamilyCard(
     name="sdxl",
     title="SDXL",
     order=0,
-    scripts={"lora": "sdxl_train_network.py", "full": "sdxl_train.py"},
+    scripts={"lora": "sdxl_train_network.py", "full": "sdxl_train.py", "generate": "sdxl_generate.py"},
     capabilities=frozenset(
         {"block_rates", "clip_captions", "grouped_updates", "noise_schedule", "own_vae", "trains_text"}
     ),

@@ -1,4 +1,4 @@
-"""Sample SDXL images during training, uncompiled and without changing the training's RNG state."""
+"""Sample SDXL images, without changing the training's RNG state."""
 
 import inspect
 
@@ -26,12 +26,11 @@ MULTIPLE = CARD.side_multiple
 def sample(components: Components, prompt: SamplePrompt, text: dict[str, Tensor], settings: Settings) -> Media:
     """Generate one image with the current model and its LoRA, on the denoiser's device.
 
-    Compiled blocks run eagerly, since a compiled no_grad pass would need its own graphs. Modes and devices are restored
-    afterwards. A seed gives the same noise on every device.
+    Modes and devices are restored afterwards. A seed gives the same noise on every device.
     """
     weight = next(components.denoiser.parameters())
     modules = [components.denoiser, components.vae]
-    with torch.compiler.set_stance("force_eager"), eval_mode(modules), on_device(components.vae, weight.device):
+    with eval_mode(modules), on_device(components.vae, weight.device):
         latents = _denoise(components, prompt, text, settings, weight)
         return Media.of(decode_latents(components, latents)[0])
 
