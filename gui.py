@@ -221,6 +221,7 @@ def open_page(flags: argparse.Namespace, wait: bool = True) -> "App":
             browse,
             compile_cache_routes,
             doctor_routes,
+            generate_routes,
             live_routes,
             measure_routes,
             plan_card,
@@ -238,7 +239,7 @@ def open_page(flags: argparse.Namespace, wait: bool = True) -> "App":
     queue, allowed = RunQueue(store, why_not=why_not), allowed_paths(flags)
     routes = [*live_routes.routes(queue, allowed), *plan_card.routes(allowed), *doctor_routes.routes(queue)]
     routes += [*measure_routes.routes(queue, allowed), *prompt_editor.routes(), *browse.routes(allowed)]
-    routes += compile_cache_routes.routes(allowed)
+    routes += [*compile_cache_routes.routes(allowed), *generate_routes.routes(queue, allowed)]
     page = build(queue, flags.config, flags.tab, allowed)
     policy = replace(access(flags, opens), scripts=tuple(scripts()))
     with bypass_proxies(flags.listen):

@@ -19,10 +19,10 @@ SETTINGS = (".toml", ".json")
 ALSO_FOLDERS = ("pretrained_model_name_or_path", "vae", *component_cards())
 """Fields that also take a folder, that of a diffusers model."""
 ENDINGS: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys((*ALSO_FOLDERS, "network_weights", "base_weights"), MODELS),
+    **dict.fromkeys((*ALSO_FOLDERS, "network_weights", "base_weights", "lora_weights"), MODELS),
     **dict.fromkeys(("file", "new-name", "dataset_config", "log_tracker_config"), SETTINGS),
     "in_json": (".json", ".jsonl"),
-    "sample_prompts": (".txt", ".toml", ".json"),
+    **dict.fromkeys(("sample_prompts", "prompt_file"), (".txt", ".toml", ".json")),
     "metadata_thumbnail": tuple(IMAGE_SUFFIXES),
     "console_log_file": (".log", ".txt"),
     "compile_cache": (".zip",),
