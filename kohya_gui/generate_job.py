@@ -12,7 +12,9 @@ from kohya_gui.tool_job import ToolJob
 from sd_scripts.options.catalog import script_for, script_path
 from sd_scripts.options.generate import GENERATE
 from sd_scripts.runs.events import EventLog, EventTail
+from sd_scripts.runs.events import Request as Command
 from sd_scripts.runs.queue import RunQueue
+from sd_scripts.runs.watched import WatchedRun
 
 IDLE_SECONDS = 600
 """Seconds without a request after which the process ends and gives its memory back."""
@@ -87,6 +89,13 @@ class GenerateJob(ToolJob):
                 self._send("cancel", id=id)
                 self.changes += 1
 
+    def make_way(self) -> None:
+        """End an idle process, which holds the model's memory."""
+        with self._lock:
+            self.follow()
+            if not any(request.open for request in self.requests.values()):
+                self.stop()
+
     def free(self) -> None:
         """End the process, and with it what waits."""
         with self._lock:
@@ -99,11 +108,16 @@ class GenerateJob(ToolJob):
             for event in self._tail or ():
                 self._apply(event)
             if self.watched and self.watched.refresh().over:
-                why = self.watched.run_state.failure.get("error") or "The process ended before the images were made"
                 for request in self.requests.values():
                     if request.open:
-                        request.state, request.error = "failed", why
+                        request.state, request.error = "failed", self._why_ended(self.watched)
                         self.changes += 1
+
+    def _why_ended(self, process: WatchedRun) -> str:
+        """Return why the process ended while it had something to do, with the last line that it printed."""
+        why = process.run_state.failure.get("error") or "The process ended before the images were made"
+        printed = process.folder.console_tail(1)
+        return f"{why}: {printed}" if process.run_state.state == "lost" and printed else why
 
     def _start(self, family: str) -> None:
         script = script_path(script_for(family, GENERATE))
@@ -112,7 +126,7 @@ class GenerateJob(ToolJob):
         assert self.watched
         self._tail = self.watched.folder.events()
 
-    def _send(self, kind: Literal["generate", "cancel"], **payload: Any) -> None:
+    def _send(self, kind: Command, **payload: Any) -> None:
         assert self.watched
         try:
             log = EventLog(self.watched.folder.commands_file)

@@ -181,7 +181,7 @@ def _described(path: Path, time: int) -> dict[str, Any]:
     try:
         with Image.open(path) as image:
             size = {"width": image.width, "height": image.height}
-            texts = {key: text for key, text in image.info.items() if isinstance(text, str)}
+            texts = {str(key): text for key, text in image.info.items() if isinstance(text, str)}
     except OSError:
         return {}
     try:

@@ -14,6 +14,7 @@ RUN = {
     "test_flux_run",
     "test_full_run",
     "test_generate",
+    "test_generate_page",
     "test_lora_run",
     "test_model_saving",
     "test_outputs",

@@ -62,8 +62,8 @@ def machine(valid: Settings) -> Iterator[str]:
 
     from sd_scripts.library import compile_support, fp8
 
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    yield from compile_support.problems(valid[CompileOptions], CompileMoreOptions(), device)
+    device, nothing_more = torch.device("cuda" if torch.cuda.is_available() else "cpu"), training_settings(valid)
+    yield from compile_support.problems(valid[CompileOptions], nothing_more[CompileMoreOptions], device)
     if valid[GenerateOptions].dtype == "fp16" and device.type == "cpu":
         yield "dtype: fp16 is for GPUs; set bf16 or fp32"
     memory = valid.get(MemoryOptions)

@@ -91,9 +91,9 @@ SCRIPTS = tuple(
 
 
 def _generate_script(card: FamilyCard) -> Script:
-    own = (group for group in card.groups if group.methods == ALL_METHODS and group is not FlowOptions)
-    groups = (ModelOptions, *own, GenerateOptions, CompileOptions)
-    return Script(file=card.scripts[GENERATE], family=card.name, method=GENERATE, groups=(*groups, RunOptions))
+    own: Groups = tuple(group for group in card.groups if group.methods == ALL_METHODS and group is not FlowOptions)
+    groups: Groups = (ModelOptions, *own, GenerateOptions, CompileOptions, RunOptions)
+    return Script(file=card.scripts[GENERATE], family=card.name, method=GENERATE, groups=groups)
 
 
 GENERATE_SCRIPTS = tuple(_generate_script(card) for card in cards() if GENERATE in card.scripts)
