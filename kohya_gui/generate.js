@@ -145,6 +145,7 @@
       known = "";
       beat();
     };
+    const preview = open && request.preview ? el("img", { class: "request-preview", src: `${url("generate/preview")}?n=${request.preview}`, alt: "Preview" }) : null;
     return el(
       "li",
       { class: `request request-${request.state}` },
@@ -152,6 +153,7 @@
       open ? bar : null,
       el("span", { class: request.state === "failed" ? "request-doing bad" : "request-doing" }, doing(request)),
       open ? el("button", { type: "button", class: "link", "data-action": "cancel-request", onclick: cancel }, "Cancel") : null,
+      preview,
     );
   };
 

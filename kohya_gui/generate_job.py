@@ -6,11 +6,12 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from kohya_gui.tool_job import ToolJob
 from sd_scripts.options.catalog import script_for, script_path
-from sd_scripts.options.generate import GENERATE
+from sd_scripts.options.generate import GENERATE, PREVIEW
 from sd_scripts.runs.events import EventLog, EventTail
 from sd_scripts.runs.events import Request as Command
 from sd_scripts.runs.queue import RunQueue
@@ -40,6 +41,8 @@ class Request:
     error: str = ""
     seconds: float = 0.0
     files: list[str] = field(default_factory=list)
+    preview: int = 0
+    """Number of the newest preview of the current image; 0 if there is none."""
 
     @property
     def open(self) -> bool:
@@ -152,11 +155,19 @@ class GenerateJob(ToolJob):
                 request.done, request.total = int(event.get("done") or 0), int(event.get("total") or 0)
                 request.image = int(event.get("image") or request.image)
                 request.images = int(event.get("images") or request.images)
+            case "preview":
+                request.preview = int(event.get("number") or 0)
             case "image":
+                request.preview = 0
                 request.files.append(str(event.get("path")))
             case "answered":
                 request.error, request.seconds = str(event.get("error") or ""), float(event.get("seconds") or 0)
                 request.state = "failed" if request.error else "done"
+
+    @property
+    def preview(self) -> Path | None:
+        """The image so far, if there is a process."""
+        return self.watched.folder.path / PREVIEW if self.watched else None
 
     def state(self) -> dict[str, Any]:
         """Return what the page shows of the process and its requests, the newest first."""

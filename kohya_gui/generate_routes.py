@@ -45,6 +45,7 @@ def routes(queue: RunQueue, allowed_paths: AllowedPaths) -> list[Route]:
         get("generate", tab.state),
         get("generate/gallery", tab.gallery),
         get("generate/image/{name}", tab.image),
+        get("generate/preview", tab.preview),
         get("generate/run/{id:row}", tab.of_run),
         post("generate", tab.start),
         post("generate/cancel", tab.cancel),
@@ -110,6 +111,12 @@ class GenerateRoutes:
         except ValueError as error:
             raise NotFound(str(error)) from error
         return send_file(request, path.absolute(), MEDIA[path.suffix.lower()])
+
+    def preview(self, request: Request) -> Response:
+        """Return the image so far of the current request."""
+        if (path := self._job.preview) is None:
+            raise NotFound("No image is being generated")
+        return send_file(request, path, MEDIA[path.suffix])
 
     def read(self, request: Request, body: Mapping[str, Any]) -> dict[str, Any]:
         """Return what the text chunks of a dropped image say, for the form. Raises ValueError if they say nothing."""

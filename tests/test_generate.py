@@ -101,6 +101,20 @@ def test_an_image_is_the_one_of_the_familys_sampler_and_says_what_it_was_made_wi
         assert read_chunks(image.text)["seed"] == 6  # type: ignore[attr-defined]
 
 
+def test_previews_approach_the_image(each_miniature: Any) -> None:
+    seen: list[np.ndarray] = []
+    (prompt,) = prompts_of(settings_of(each_miniature.family, {}, values_of(each_miniature, steps=12)))
+    generator, steps = generator_of(each_miniature), []
+    _, media = generator.image(
+        prompt, lambda done, total: steps.append((done, total)), lambda decode: seen.append(decode().numpy())
+    )
+    image = media.frames[0].movedim(-1, 0).numpy() / 255
+    far = [float(np.abs(each - image).mean()) for each in seen]
+    assert steps == [(number + 1, 12) for number in range(12)]
+    assert len(seen) == 12
+    assert far[-1] < 0.02 < far[0]
+
+
 def test_adapters_are_swapped_in_place_to_what_a_fresh_model_has(each_miniature: Any, adapters: list[Path]) -> None:
     one, other = AdapterFile(adapters[0], 0.5), AdapterFile(adapters[1], 1.0)
     kept = generator_of(each_miniature)
@@ -146,3 +160,11 @@ def test_bad_input_is_told_in_a_sentence(
 ) -> None:
     assert run(flux_miniature, tmp_path, **BAD[told]) == 2
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.inductor
+def test_inductor_makes_the_same_image(flux_miniature: Any, no_graphs: None) -> None:
+    settings = settings_of("flux", {}, values_of(flux_miniature, compile=True))
+    assert settings.value("compile_mode") == "max-autotune-no-cudagraphs"
+    compiled = image_of(generator_of(flux_miniature, compile=True), flux_miniature)
+    assert np.abs(compiled.astype(int) - image_of(generator_of(flux_miniature), flux_miniature)).max() <= 2

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sd_scripts.families.components import DENOISER, VAE
 from sd_scripts.families.family import Family
-from sd_scripts.families.sampling import on_device
+from sd_scripts.families.sampling import Decode, on_device, previewing
 from sd_scripts.generating.adapters import Adapter, component_names, layers_of, merge, replace
 from sd_scripts.library import fp8
 from sd_scripts.library.compile_utils import compile_model
@@ -103,15 +103,18 @@ class Generator:
         if not self._keeps or self._settings[ModelOptions].lowram:
             components.free(*components.encoder_names)
 
-    def image(self, prompt: SamplePrompt, step: Step) -> tuple[SamplePrompt, Media]:
-        """Return an image, and its prompt with the seed that was drawn if it had none."""
+    def image(
+        self, prompt: SamplePrompt, step: Step, preview: Callable[[Decode], None] = lambda decode: None
+    ) -> tuple[SamplePrompt, Media]:
+        """Return an image, and its prompt with the seed that was drawn if it had none. `preview` is called after each
+        sampling step, where the family offers previews."""
         if prompt.seed is None:
             prompt = with_changes(prompt, seed=secrets.randbits(32))
         self.encode([prompt])
         self._place()
         text = self._texts[tuple(self.family.text.prompt_captions(prompt))]
         self._reporter.phase("generating")
-        with _following(self._components.denoiser, prompt.steps, step):
+        with previewing(preview), _following(self._components.denoiser, prompt.steps, step):
             return prompt, self._with_fallback(
                 lambda: self.family.sample(self._components, prompt, text, self._settings)
             )

@@ -8,16 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 
 from sd_scripts.families.family import Family
 from sd_scripts.families.registry import card_of
+from sd_scripts.families.sampling import Decode
 from sd_scripts.formats.atomic_files import atomic_file
 from sd_scripts.formats.disk import saving
 from sd_scripts.formats.image_parameters import text_chunks
 from sd_scripts.generating.adapters import title_of
 from sd_scripts.generating.generator import Generator
+from sd_scripts.library.media import Media
 from sd_scripts.options.compile import CompileOptions
-from sd_scripts.options.generate import GenerateOptions
+from sd_scripts.options.generate import PREVIEW, GenerateOptions
 from sd_scripts.options.generate_settings import adapters_of, model_values, prompt_warnings, prompts_of
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.prompt_lines import SamplePrompt
@@ -25,6 +28,11 @@ from sd_scripts.options.settings import Settings
 from sd_scripts.runs.reporter import Reporter
 
 Payload = dict[str, Any]
+PREVIEW_SIDE = 512
+PREVIEW_EVERY = 1.0
+"""Seconds between two previews at least."""
+PREVIEW_COST = 10.0
+"""Seconds until the next preview, for each that the last one took."""
 
 
 class Cancelled(Exception):
@@ -39,6 +47,7 @@ class Worker:
         self._generator: Generator | None = None
         self._made_for: dict[str, Any] = {}
         """What decides which model is loaded, and how."""
+        self._previews = Previews(reporter)
 
     def run(self, settings: Settings, id: str = "", check: Callable[[], None] = lambda: None) -> list[Path]:
         """Generate all images of a request and return their files. `check` is called after each sampling step and ends
@@ -83,7 +92,7 @@ class Worker:
             check()
 
         graphs = graph_count()
-        prompt, media = self._generator.image(prompts[number], step)
+        prompt, media = self._generator.image(prompts[number], step, self._previews)
         values = parameters(settings, prompt, media.size)
         path = free_path(Path(settings[GenerateOptions].image_dir), prompt.seed or 0, media.suffix)
         with saving(path), atomic_file(path) as part:
@@ -102,6 +111,32 @@ class Worker:
         ways += ["blocks_to_swap"] if "blocks_to_swap" in settings.options else []
         remedy = f"set {' or '.join(ways)}, or choose" if ways else "choose"
         return f"width, height: out of GPU memory; {remedy} a smaller size"
+
+
+class Previews:
+    """Writes the image so far into the run folder, as often as it costs little."""
+
+    def __init__(self, reporter: Reporter):
+        self._reporter = reporter
+        self._next = 0.0
+        self._count = 0
+
+    def __call__(self, decode: Decode) -> None:
+        if (folder := self._reporter.folder) is None or time.monotonic() < self._next:
+            return
+        began = time.monotonic()
+        try:
+            pixels = decode()
+            small = Image.fromarray(Media.of(pixels).frames[0].numpy())
+            small.thumbnail((PREVIEW_SIDE, PREVIEW_SIDE))
+            with atomic_file(folder.path / PREVIEW) as part:
+                small.save(part, format="WEBP", quality=80)
+        except (OSError, torch.OutOfMemoryError):  # the image itself may still fit
+            self._next = float("inf")
+            return
+        self._count += 1
+        self._reporter.emit("preview", number=self._count)
+        self._next = time.monotonic() + max(PREVIEW_EVERY, PREVIEW_COST * (time.monotonic() - began))
 
 
 def parameters(settings: Settings, prompt: SamplePrompt, size: tuple[int, int]) -> Payload:

@@ -8,6 +8,8 @@ from sd_scripts.options.spec import OptionGroup, count, option, optional, path_o
 
 GENERATE = "generate"
 """The method of the scripts that generate, beside those of training."""
+PREVIEW = "preview.webp"
+"""File in the run folder with the image so far."""
 
 
 class GenerateOptions(OptionGroup, title="Generate", methods=(GENERATE,)):

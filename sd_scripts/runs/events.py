@@ -12,7 +12,7 @@ Ending = Literal["stopped", "failed", "finished"]
 Kind = (
     Literal["started", "phase", "step", "epoch", "validation", "sample", "saved", "uploaded", "warning", "heard"]
     | Literal["compile", "compile_check"]
-    | Literal["accepted", "image", "answered"]
+    | Literal["accepted", "preview", "image", "answered"]
     | Ending
 )
 Command = Literal["stop", "save", "sample"]
