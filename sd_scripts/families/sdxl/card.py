@@ -11,7 +11,7 @@ CARD = FamilyCard(
     name="sdxl",
     title="SDXL",
     order=0,
-    scripts={"lora": "sdxl_train_network.py", "full": "sdxl_train.py"},
+    scripts={"lora": "sdxl_train_network.py", "full": "sdxl_train.py", "generate": "sdxl_generate.py"},
     groups=(MemoryOptions,),
     capabilities=frozenset(
         {
