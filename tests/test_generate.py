@@ -46,9 +46,17 @@ def run(miniature: Any, folder: Path, **more: Any) -> int:
 
 @pytest.fixture(scope="module")
 def adapters(each_miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """A LoRA of the denoiser, and one of the denoiser and a text encoder with another rank."""
-    folder = tmp_path_factory.mktemp("adapters")
-    generator = generator_of(each_miniature)
+    return write_adapters(each_miniature, tmp_path_factory.mktemp("adapters"))
+
+
+@pytest.fixture(scope="module")
+def adapters_of_flux(flux_miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return write_adapters(flux_miniature, tmp_path_factory.mktemp("adapters"))
+
+
+def write_adapters(miniature: Any, folder: Path) -> list[Path]:
+    """Write a LoRA of the denoiser, and one of the denoiser and a text encoder with another rank."""
+    generator = generator_of(miniature)
     family, components = generator.family, generator._components
     made = []
     for number, (names, rank) in enumerate([((DENOISER,), 2), ((DENOISER, "text_encoder1"), 3)]):
@@ -175,3 +183,16 @@ def test_inductor_makes_the_same_image(flux_miniature: Any, no_graphs: None) -> 
     assert settings.value("compile_mode") == "max-autotune-no-cudagraphs"
     compiled = image_of(generator_of(flux_miniature, compile=True), flux_miniature)
     assert np.abs(compiled.astype(int) - image_of(generator_of(flux_miniature), flux_miniature)).max() <= 2
+
+
+@pytest.mark.parametrize("memory", [{"fp8": True}, {"blocks_to_swap": 2}], ids=["fp8", "swap"])
+def test_adapters_are_swapped_exactly_where_weights_are_quantized_or_swapped(
+    memory: dict[str, Any], flux_miniature: Any, adapters_of_flux: list[Path]
+) -> None:
+    adapter = AdapterFile(adapters_of_flux[0])
+    kept = generator_of(flux_miniature, **memory)
+    plain = image_of(kept, flux_miniature)
+    adapted = image_of(kept, flux_miniature, adapter)
+    assert np.array_equal(image_of(kept, flux_miniature), plain)
+    assert np.array_equal(image_of(generator_of(flux_miniature, **memory), flux_miniature, adapter), adapted)
+    assert not np.array_equal(adapted, plain)
