@@ -215,7 +215,7 @@
     };
     home.images.replaceChildren(...images.map((image) => old.get(image.name) ?? small(image)));
     write(home.folder, images.length ? `${told.total > images.length ? `The newest ${images.length} of ${told.total}` : told.total} images in ${told.folder}` : "");
-    home.empty.hidden = images.length > 0;
+    home.empty.hidden = images.length > 0 || state.requests.length > 0;
   };
 
   // An image dropped on the tab: its text chunks, of which the server makes a form

@@ -115,7 +115,9 @@ def test_previews_approach_the_image(each_miniature: Any) -> None:
     assert far[-1] < 0.02 < far[0]
 
 
-def test_adapters_are_swapped_in_place_to_what_a_fresh_model_has(each_miniature: Any, adapters: list[Path]) -> None:
+def test_adapters_are_swapped_in_place_to_what_a_fresh_model_has(
+    each_miniature: Any, adapters: list[Path], tmp_path: Path
+) -> None:
     one, other = AdapterFile(adapters[0], 0.5), AdapterFile(adapters[1], 1.0)
     kept = generator_of(each_miniature)
     plain = image_of(kept, each_miniature)
@@ -124,6 +126,11 @@ def test_adapters_are_swapped_in_place_to_what_a_fresh_model_has(each_miniature:
     assert np.array_equal(image_of(kept, each_miniature), plain), "nothing is left of an adapter"
     assert np.array_equal(image_of(generator_of(each_miniature), each_miniature, one, other), both)
     assert len({image.tobytes() for image in (plain, both, weaker)}) == 3
+    again = tmp_path / "again.safetensors"
+    again.write_bytes(adapters[0].read_bytes())
+    first = image_of(kept, each_miniature, AdapterFile(again))
+    again.write_bytes(adapters[1].read_bytes())
+    assert not np.array_equal(image_of(kept, each_miniature, AdapterFile(again)), first), "the file was replaced"
 
 
 @pytest.mark.parametrize(

@@ -30,16 +30,27 @@ class Adapter:
     file: AdapterFile
     tensors: Tensors
     layers: frozenset[str]
+    written: int
+    """When the file was last written."""
 
     @classmethod
     def read(cls, file: AdapterFile, family: Family, components: Components) -> Adapter:
         """Read the file under our names of the layers. Raises ValueError if none of them is in this model."""
+        written = written_at(file.path)
         tensors = read_plain_lora(OPTION, file.path, modules_of(family, components))
         ours = {name for name in component_names(components) for name in layers_of(family, components, name)}
         found = layer_names(tensors) & ours
         if not found:
             raise ValueError(f"{OPTION}: '{file.path}' has no layer of this model; choose an adapter made for it")
-        return cls(file=file, tensors=tensors, layers=frozenset(found))
+        return cls(file=file, tensors=tensors, layers=frozenset(found), written=written)
+
+
+def written_at(path: Path) -> int:
+    """Return when a file was last written, 0 if it is gone: a training may have replaced it."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def component_names(components: Components) -> list[str]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from sd_scripts.families.components import DENOISER, VAE
 from sd_scripts.families.family import Family
 from sd_scripts.families.sampling import Decode, on_device, previewing
-from sd_scripts.generating.adapters import Adapter, component_names, layers_of, merge, replace
+from sd_scripts.generating.adapters import Adapter, component_names, layers_of, merge, replace, written_at
 from sd_scripts.library.compile_utils import compile_model
 from sd_scripts.library.media import Media
 from sd_scripts.library.quantized import format_of
@@ -62,9 +62,9 @@ class Generator:
 
     def apply(self, files: Sequence[AdapterFile]) -> None:
         """Apply these adapters instead of those before. Raises ValueError, one sentence, and keeps those before."""
-        if tuple(files) == tuple(adapter.file for adapter in self._adapters):
+        known = {each.file.path: each for each in self._adapters if each.written == written_at(each.file.path)}
+        if tuple(files) == tuple(each.file for each in self._adapters) and len(known) == len({*files}):
             return
-        known = {adapter.file.path: adapter for adapter in self._adapters}
         read = [
             with_changes(known[file.path], file=file)
             if file.path in known

@@ -99,7 +99,10 @@ def settings_of(family: str, file: Mapping[str, Any], values: Mapping[str, Any])
     both = {**of_generating(file, script), **values}
     inductor = both.get("compile_backend", "inductor") == "inductor"
     mode = {"compile_mode": COMPILE_MODE} if truth(both.get("compile", False)) and inductor else {}
-    return from_values(script, mode, both)
+    settings = from_values(script, mode, both)
+    if truth(both.get("compile_auto", False)):
+        settings.remark("compile_auto: has no effect in generating; set compile, or leave it off")
+    return settings
 
 
 def of_generating(file: Mapping[str, Any], script: Script) -> dict[str, Any]:
