@@ -221,6 +221,7 @@ def open_page(flags: argparse.Namespace, wait: bool = True) -> "App":
             browse,
             compile_cache_routes,
             doctor_routes,
+            generate_routes,
             live_routes,
             lora_tools_routes,
             measure_routes,
@@ -246,6 +247,7 @@ def open_page(flags: argparse.Namespace, wait: bool = True) -> "App":
     ]
     routes += [*measure_routes.routes(queue, allowed), *prompt_editor.routes(), *browse.routes(allowed)]
     routes += [*compile_cache_routes.routes(allowed), *lora_tools_routes.routes(queue, allowed)]
+    routes += generate_routes.routes(queue, allowed)
     page = build(queue, flags.config, flags.tab, allowed)
     policy = replace(access(flags, opens), scripts=tuple(scripts()))
     with bypass_proxies(flags.listen):

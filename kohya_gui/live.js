@@ -157,6 +157,7 @@
       if (!button || this.id == null) return;
       const action = button.dataset.action;
       if (action === "load") return Studio.load(this.told);
+      if (action === "try") return Studio.tryRun(this.told);
       button.disabled = true;
       if (action === "publish") return this.publish(button);
       if (["save", "sample", "stop"].includes(action)) button.textContent = "Requested…";

@@ -10,6 +10,7 @@ from kohya_gui.messages import Html, message
 from kohya_gui.recognise import size
 from sd_scripts.families.registry import card_of, names
 from sd_scripts.formats.words import some
+from sd_scripts.options.generate import GENERATE
 from sd_scripts.runs.events import END
 from sd_scripts.runs.outputs import DIFFUSERS_ENDING, EMBEDDING_ENDING, STATE_ENDING
 from sd_scripts.runs.run_state import ENDED, LIVING, CompileChecks, OutputFile, RunState, State
@@ -132,6 +133,11 @@ def ticking(since: float) -> str:
     return f'data-since="{since:.1f}"'
 
 
+def generates(family: str) -> bool:
+    """Return whether a script generates images of this family."""
+    return family in names() and GENERATE in card_of(family).scripts
+
+
 def controls(run_state: RunState, row: RunRow) -> str:
     """Return the buttons of the run; a pending command's button says so until the run answers."""
     state = shown_state(run_state, row)
@@ -141,7 +147,9 @@ def controls(run_state: RunState, row: RunRow) -> str:
         return living_controls(run_state)
     again = [("continue", "Continue", "Start a new run with these settings from the latest state")]
     saved = any(not made.path.name.endswith(STATE_ENDING) for made in run_state.saved)
+    tries = [("try", "Try it", "Generate images with the trained file")]
     buttons = [
+        *(tries if saved and generates(row.family) else []),
         *(again if newest_state(run_state) else []),
         ("load", "Load settings", "Load the settings this run was started with into its tab"),
         *([("publish", "Publish…", "Edit the model card, then upload the file or pack a zip")] if saved else []),

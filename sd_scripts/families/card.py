@@ -117,7 +117,7 @@ class FamilyCard:
     order: int
     """Position on the page."""
     scripts: Mapping[str, str]
-    """Method -> file of its training script, in `sd_scripts/`."""
+    """Method, or "generate" -> file of its script, in `sd_scripts/`."""
     groups: Groups = ()
     """Option groups that not every family has."""
     capabilities: frozenset[str] = frozenset()

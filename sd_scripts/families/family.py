@@ -192,7 +192,8 @@ class Family:
     lora_text_encoders: tuple[LoraTarget, ...]
     lora_blocks: LoraBlocks = field(default_factory=LoraBlocks)
     sample: Callable[[Components, SamplePrompt, dict[str, Tensor], Settings], Media]
-    """Components, prompt, text outputs of its captions, settings -> an image or a clip, without compiled graphs."""
+    """Components, prompt, text outputs of its captions, settings -> an image or a clip. Compiled blocks run compiled
+    unless the caller says otherwise. It calls `offer_preview` after each step."""
     saving: Saving
 
     def check(self, settings: Settings) -> list[str]:

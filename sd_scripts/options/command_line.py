@@ -74,8 +74,13 @@ class GivenFlags:
 
 
 def given_flags(script: Script, argv: Sequence[str]) -> GivenFlags:
-    """Read the flags of a command line; a mistake in one does not keep the others from being read."""
-    options = {o.name: o for group in _flag_groups(script) for o in each_option(group)}
+    """Read the flags of a training script; a mistake in one does not keep the others from being read."""
+    return read_flags(_flag_groups(script), argv)
+
+
+def read_flags(groups: Groups, argv: Iterable[str]) -> GivenFlags:
+    """Read the flags that these groups of options have."""
+    options = {o.name: o for group in groups for o in each_option(group)}
     known = options.keys() - {o.name for group in (LegacyOptions, MusubiOptions) for o in each_option(group)}
     values: dict[str, Any] = {}
     problems: list[Problem] = []

@@ -56,7 +56,7 @@ CARD = FamilyCard(
     name="flux",
     title="FLUX.1",
     order=1,
-    scripts={"lora": "flux_train_network.py", "full": "flux_train.py"},
+    scripts={"lora": "flux_train_network.py", "full": "flux_train.py", "generate": "flux_generate.py"},
     groups=(FluxModelOptions, FlowOptions, MemoryOptions, FluxNetworkOptions),
     capabilities=frozenset(
         {"blockwise_updates", "fp8", "guidance", "offload_activations", "partial_text_cache", "prediction_types"}

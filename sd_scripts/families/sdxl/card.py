@@ -15,6 +15,7 @@ CARD = FamilyCard(
         "lora": "sdxl_train_network.py",
         "full": "sdxl_train.py",
         "textual_inversion": "sdxl_train_textual_inversion.py",
+        "generate": "sdxl_generate.py",
     },
     groups=(MemoryOptions,),
     capabilities=frozenset(
