@@ -11,15 +11,17 @@ from typing import Any
 
 from sd_scripts.families.model_file import is_hub_id
 from sd_scripts.formats.documents import read_document
-from sd_scripts.formats.metadata_file import read_metadata
+from sd_scripts.formats.metadata_file import control_paths, read_metadata
 from sd_scripts.formats.words import shell_words
+from sd_scripts.options.prompt_lines import CONTROLS, SamplePrompt, read_prompts
 from sd_scripts.options.spec import Option
 
 NO_PATHS = {"resume": ("latest",)}
 """Keywords that an option takes in place of a path."""
 HUB_NAMES = ("pretrained_model_name_or_path", "vae")
 """Options that also take a Hugging Face Hub model id."""
-PATH_KEYS = ("image_dir", "metadata_file", "conditioning_data_dir")
+METADATA_KEYS = ("metadata_file", "image_jsonl_file")
+PATH_KEYS = ("image_dir", "image_directory", "conditioning_data_dir", "control_directory", *METADATA_KEYS)
 """Keys of a dataset_config that hold paths."""
 NAMES_IN = {"output_name": "output_dir", "log_prefix": "logging_dir", "log_tracker_name": "logging_dir"}
 """Options that name a file in the folder of another option: a / in them leads elsewhere."""
@@ -93,10 +95,13 @@ class AllowedPaths:
             if name == "dataset_config":
                 for key, inner in _inside(place):
                     self.check(f"dataset_config: {key}", inner)
-                    if key == "metadata_file":
-                        self._check_keys("dataset_config: metadata_file", Path(inner))
+                    if key in METADATA_KEYS:
+                        self._check_keys(f"dataset_config: {key}", Path(inner))
             if name == "in_json":
                 self._check_keys(name, place)
+            if name == "sample_prompts":
+                for control in _control_images(place):
+                    self.check(f"{name}: {CONTROLS.key}", control)
         except ValueError as error:
             return str(error)
         return None
@@ -104,9 +109,10 @@ class AllowedPaths:
     def _check_keys(self, name: str, metadata: Path) -> None:
         """Raise ValueError if a metadata file has an image path outside the allowed folders among its keys."""
         try:
-            keys = list(read_metadata(metadata, name))
+            entries = read_metadata(metadata, name)
         except (ValueError, RecursionError):  # training could not read it either
             return
+        keys = [*entries, *(path for entry in entries.values() for path in control_paths(entry))]
         for key in keys:
             if PurePath(key).anchor or ntpath.splitdrive(key)[0]:
                 self.check(name, key)
@@ -144,6 +150,15 @@ def _words(text: str) -> list[str]:
         return shell_words(text)
     except ValueError:  # reported by the option itself
         return []
+
+
+def _control_images(prompts: Path) -> Iterator[str]:
+    """Yield the control images that a file of prompts names; none from one that training could not read either."""
+    try:
+        for prompt in read_prompts(prompts, SamplePrompt()):
+            yield from prompt.control_images
+    except ValueError:
+        return
 
 
 def _inside(dataset_config: Path) -> Iterator[tuple[str, str]]:

@@ -14,13 +14,14 @@ from kohya_gui.runs_gui import generate_tab, lora_tools_tab, machine_tab, runs_t
 from kohya_gui.textual_inversion_gui import TEXTUAL_INVERSION
 from kohya_gui.training_tab import TrainingTab
 from kohya_gui.visibility import as_element
+from sd_scripts.formats.words import listed
 from sd_scripts.options.catalog import FAMILY_TITLES
 from sd_scripts.runs.queue import RunQueue
 
 TITLE = "SD Scripts Studio"
 HEAD = f"""
 <header class="page-head" data-launch="LAUNCH" data-opens="OPENS">
-  <h1>{TITLE}</h1><p>LoRA, DreamBooth and fine-tuning for {" and ".join(FAMILY_TITLES.values())}</p>
+  <h1>{TITLE}</h1><p>LoRA, DreamBooth and fine-tuning for {listed(FAMILY_TITLES.values())}</p>
   <button id="theme-switch" type="button" title="Light or dark">◐</button>
 </header>
 """

@@ -3,7 +3,7 @@
 import itertools
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from kohya_gui import legacy_config
 from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.launch_command import LaunchCommand, build, compile_settings_of_run
 from kohya_gui.tabs import TABS, Tab
+from sd_scripts.families.card import FamilyCard
 from sd_scripts.families.model_file import describe, is_hub_id
 from sd_scripts.families.registry import card_by_network, card_of, cards
 from sd_scripts.formats.atomic_files import write_whole
@@ -103,6 +104,8 @@ def open_file(path: Path, tab: Tab, shown: str | None = None, allowed_paths: All
     if (wanted := _tab_of(raw)) and wanted.method != tab.method:
         _check_tab(path, wanted, tab)
     family = family_of(raw, tab.method, allowed_paths) or shown or families[0]
+    if shown and "family" not in raw and card_of(shown).trains(family):
+        family = shown  # which reads the same settings
     return _opened(from_values(script_for(family, tab.method), raw), family)
 
 
@@ -133,40 +136,45 @@ def _check_tab(path: Path, told: Tab | None, tab: Tab) -> None:
 
 def family_of(values: Mapping[str, Any], method: str, allowed_paths: AllowedPaths = EVERYWHERE) -> str | None:
     """Return the family that settings name, else the one by options and choices only it has, else that of the base
-    model, else the first that has all of these options."""
+    model, else the first that has all of these options. The base model tells a family from one derived from it."""
     families = families_of(method)
     if values.get("family") in families:
         return str(values["family"])
-    capable = _capable(values, method, families)
-    if len(capable) == 1:
-        return capable[0]
-    if own := card_by_network(str(values.get("network_module", ""))):
-        return own.name
     found = _family_of_model(str(values.get("pretrained_model_name_or_path", "")), allowed_paths)
+    capable = _capable(values, method, families)
+    by_network = card_by_network(str(values.get("network_module", "")))
+    own = capable[0] if len(capable) == 1 else by_network.name if by_network else None
+    if own and not (found in families and card_of(found).trains(own)):
+        return own
     return found if found in families else next(iter(capable), None)
 
 
 def _capable(values: Mapping[str, Any], method: str, families: Sequence[str]) -> list[str]:
     """Return the families that have all options of the values that not every family has; none if there are no such
-    options. Groups that every family has do not count: files of other programs hold any of their options."""
+    options. Groups that every family has do not count: files of other programs hold any of their options. A family with
+    the options of the one that it is derived from does not count beside it."""
     every = [group for family in families for group in script_for(family, method).groups]
     special = {group for group in every if every.count(group) < len(families)}
     named = [o for group in special for o in each_option(group) if o.name in values]
     takers = [o.family_choices.get(str(values[o.name]), o.families) for o in named]
-    return [family for family in families if all(family in each for each in takers)] if takers else []
+    capable = [family for family in families if all(family in each for each in takers)] if takers else []
+    return [family for family in capable if card_of(family).derived_from not in capable]
 
 
 def _family_of_model(name: str, allowed_paths: AllowedPaths) -> str | None:
     place = Path(os.path.expanduser(name))
     try:
         if name and allowed_paths.holds(place) and place.exists():
-            return describe(place).family
+            found = describe(place).family
+            return (found and _named(place.name, [card for card in cards() if card.derived_from == found])) or found
     except (OSError, ValueError):  # not a valid path
         return None
-    if not is_hub_id(name):
-        return None
-    # the longest word that matches decides: a short one may be part of another name
-    found = [(len(word), card.name) for card in cards() for word in card.hub_words if word in name.lower()]
+    return _named(name, cards()) if is_hub_id(name) else None
+
+
+def _named(name: str, among: Iterable[FamilyCard]) -> str | None:
+    """Return the family that the name of a model reveals; the longest word decides, since one may contain another."""
+    found = [(len(word), card.name) for card in among for word in card.hub_words if word in name.lower()]
     return max(found)[1] if found else None
 
 

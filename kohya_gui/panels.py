@@ -10,7 +10,7 @@ from kohya_gui.tabs import TABS
 from kohya_gui.training import Panel, Training
 from sd_scripts.families.card import FamilyCard
 from sd_scripts.families.registry import cards
-from sd_scripts.options.dataset import CacheOptions
+from sd_scripts.options.dataset import CacheOptions, ControlOptions
 from sd_scripts.options.embedding import EmbeddingFileOptions, EmbeddingOptions
 from sd_scripts.options.flow import FlowOptions
 from sd_scripts.options.full import FullOptions, FusedOptions, ModelFileOptions
@@ -123,6 +123,7 @@ OF_FAMILIES = tuple(
     )
 )
 """Options that only one family has, those of a single method first."""
+CONTROLS = Panel(ControlOptions.title, rest=(ControlOptions,), open=True)
 EMA = Panel(EmaOptions.title, rest=(EmaOptions,))
 SAMPLES = Panel("Samples", rest=(SampleOptions,), tool=PromptEditor, tool_inside=True, late=True)
 METADATA = Panel("Metadata", rest=(MetadataOptions,), late=True)
@@ -139,5 +140,6 @@ OF_METHOD: Mapping[str, tuple[Panel, Panel, tuple[Panel, ...]]] = {
 def training(tab: str, data: Panel) -> Training:
     """Return a training tab with this dataset panel."""
     first, memory, last = OF_METHOD[TABS[tab].method]
-    panels = (MODEL, data, SAVING, first, BASIC, TIMESTEPS, memory, *last, *OF_FAMILIES, EMA, SAMPLES, METADATA)
+    basic = (MODEL, data, CONTROLS, SAVING, first, BASIC, TIMESTEPS, memory)
+    panels = (*basic, *last, *OF_FAMILIES, EMA, SAMPLES, METADATA)
     return Training(tab=TABS[tab], panels=panels)

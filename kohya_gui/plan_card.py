@@ -34,7 +34,7 @@ LONGEST = 120.0
 """Seconds to read the sizes of a large dataset, the first time."""
 REMEMBERED = 64
 """Plans that are kept, so that going back and forth in the form costs nothing."""
-DATA = ("train_data_dir", "reg_data_dir", "conditioning_data_dir", "in_json", "dataset_config")
+DATA = ("train_data_dir", "reg_data_dir", "conditioning_data_dir", "control_directory", "in_json", "dataset_config")
 """Options whose files and folders the plan depends on."""
 LISTED = 24
 """Cropped images shown on the card."""

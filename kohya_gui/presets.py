@@ -5,13 +5,14 @@ from itertools import takewhile
 from pathlib import Path
 
 from kohya_gui.panels import BASE_MODEL
-from sd_scripts.families.registry import component_options
+from sd_scripts.families.registry import component_options, preset_family
 from sd_scripts.options.catalog import FAMILY_TITLES
 
 PRESETS = Path(__file__).parents[1] / "presets"
 KEPT_BY_PRESETS = (
     *dict.fromkeys((BASE_MODEL, "vae", *component_options())),
     *("train_data_dir", "num_repeats", "reg_data_dir", "dataset_config", "in_json", "conditioning_data_dir"),
+    "control_directory",
     *("output_dir", "output_name", "logging_dir", "sample_prompts"),
 )
 """Paths and names, which a preset leaves alone: it is about how to train."""
@@ -24,11 +25,6 @@ def preset_file(tab: str, name: str) -> Path:
 def first_preset(family: str) -> str:
     """Return the preset of a fresh page; the bare defaults are those of sd-scripts."""
     return f"{family}_safe_start"
-
-
-def preset_family(name: str) -> str:
-    """Return the family whose name a preset begins with."""
-    return max((family for family in FAMILY_TITLES if name.startswith(f"{family}_")), key=len, default="")
 
 
 def preset_title(path: Path) -> str:

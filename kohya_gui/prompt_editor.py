@@ -17,6 +17,7 @@ from kohya_gui.messages import message
 from sd_scripts.families.registry import card_of
 from sd_scripts.formats.atomic_files import write_whole
 from sd_scripts.formats.documents import read_text
+from sd_scripts.formats.words import some
 from sd_scripts.options.catalog import FAMILY_TITLES
 from sd_scripts.options.prompt_lines import LINE_OPTIONS, Entry, SamplePrompt, check_kind, prompts_in, size_of
 from sd_scripts.options.sampling import SAMPLERS
@@ -195,6 +196,7 @@ def summary(prompt: SamplePrompt, family: str, sampler: str) -> str:
         f"guidance {prompt.guidance:g}" if embedded else f"CFG {prompt.scale:g}",
         f"CFG {prompt.scale:g}" if embedded and prompt.scale != 1 else "",
         f"sampler {prompt.sampler or sampler}" if sampled else "",
+        f"control images: {some([Path(file).name for file in prompt.control_images])}" if prompt.control_images else "",
         f"negative prompt: {prompt.negative_prompt}" if prompt.negative_prompt and prompt.scale != 1 else "",
     ]
     return ", ".join(part for part in said if part)

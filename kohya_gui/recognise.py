@@ -8,7 +8,7 @@ from pathlib import Path
 from kohya_gui.allowed_paths import AllowedPaths
 from sd_scripts.families.card import ComponentCard
 from sd_scripts.families.model_file import SAFETENSORS, ModelFile, describe, is_hub_id
-from sd_scripts.families.registry import component_card
+from sd_scripts.families.registry import card_of, component_card
 from sd_scripts.formats.documents import parse_json, read_text
 from sd_scripts.options.catalog import FAMILY_TITLES
 
@@ -85,7 +85,7 @@ def _judged(found: ModelFile, place: Path, family: str) -> Recognised:
         return _broken(found.problem, place)
     text = _words(found, "Unknown model type")
     base = None if found.variant.endswith(("LoRA", "alone")) else found.family
-    if base != family:
+    if not card_of(family).trains(base):
         return Recognised(f"{text}: not a base model for {FAMILY_TITLES[family]}", good=False, family=base)
     return Recognised(text, good=True, family=base)
 

@@ -31,7 +31,6 @@ from kohya_gui.presets import (
     KEPT_BY_PRESETS,
     PRESETS,
     first_preset,
-    preset_family,
     preset_file,
     preset_title,
     preset_words,
@@ -42,7 +41,7 @@ from kohya_gui.shell_line import shell_line
 from kohya_gui.tabs import TABS, Tab
 from kohya_gui.tensorboard_gui import TensorBoardButtons
 from kohya_gui.training import Panel, Tool, Training
-from sd_scripts.families.registry import card_of, component_options
+from sd_scripts.families.registry import card_of, component_options, preset_family
 from sd_scripts.options.catalog import FAMILY_TITLES, script_for
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.logging import LoggingOptions

@@ -27,6 +27,15 @@ atexit.register(shutil.rmtree, state, ignore_errors=True)
 os.environ["LOCALAPPDATA" if sys.platform == "win32" else "XDG_STATE_HOME"] = state
 
 
+MINIATURES = {
+    "sdxl": "miniature",
+    "flux": "flux_miniature",
+    "flux_kontext": "kontext_miniature",
+    "qwen_image": "qwen_image_miniature",
+}
+"""Family -> the fixture that makes its miniature."""
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
@@ -84,6 +93,14 @@ def flux_miniature(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture(scope="session")
+def kontext_miniature(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The files of a FLUX.1 Kontext, captioned images and their control images. Do not write to it."""
+    from sd_scripts.families.flux_kontext.tiny import write_miniature
+
+    return write_miniature(tmp_path_factory.mktemp("kontext_miniature"))
+
+
+@pytest.fixture(scope="session")
 def qwen_image_miniature(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The three files of a Qwen-Image, its tokenizer beside them, and captioned images. Do not write to it."""
     from sd_scripts.families.qwen_image.tiny import write_miniature
@@ -99,8 +116,8 @@ def any_miniature(flux_miniature: Any) -> Any:
 
 @pytest.fixture(scope="session", params=["sdxl", "flux", "qwen_image"])
 def each_miniature(request: pytest.FixtureRequest) -> Any:
-    """What is true of every family is tested on each."""
-    return request.getfixturevalue("miniature" if request.param == "sdxl" else f"{request.param}_miniature")
+    """What is true of every family is tested on each that has code of its own; the contract is tested on all."""
+    return request.getfixturevalue(MINIATURES[request.param])
 
 
 def sdxl_settings(model: Path | str | None, **values: Any) -> Settings:

@@ -8,8 +8,8 @@ from flux_help import to_diffusers
 from sd_scripts.families.family import Components
 
 
-def pipeline_of(components: Components) -> Any:
-    """A FluxPipeline that shares autoencoder and encoders with `components` and copies the transformer's weights."""
+def transformer_of(components: Components) -> Any:
+    """diffusers' transformer with a copy of the weights of ours."""
     flux: Any = components.denoiser
     shape = flux.shape
     transformer = FluxTransformer2DModel(
@@ -25,8 +25,14 @@ def pipeline_of(components: Components) -> Any:
         axes_dims_rope=shape.rope_widths,
     )
     transformer.load_state_dict(to_diffusers(flux.state_dict()))
-    made = FluxPipeline(
-        scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=shape.guidance),
+    return transformer.eval()
+
+
+def pipeline_of(components: Components, kind: Any = FluxPipeline) -> Any:
+    """A FluxPipeline that shares autoencoder and encoders with `components` and copies the transformer's weights."""
+    transformer = transformer_of(components)
+    made = kind(
+        scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=transformer.config.guidance_embeds),
         vae=components.vae,
         text_encoder=components.text_encoders[0],
         text_encoder_2=components.text_encoders[1],

@@ -193,6 +193,19 @@ def test_a_metadata_file_names_images_in_allowed_folders_only(allowed_paths, ins
     assert EVERYWHERE.problem("in_json", written("/etc/secret.png")) is None
 
 
+def test_control_images_lie_in_allowed_folders_only(allowed_paths, inside):
+    prompts, listed, config = inside / "p.txt", inside / "l.jsonl", inside / "d.toml"
+    for place, why in ((inside / "before.png", None), (Path("/etc/before.png"), OUTSIDE)):
+        prompts.write_text(f"a cat --ci {place}\n")
+        listed.write_text(json.dumps({"image_path": "cat.png", "control_path_1": str(place)}))
+        config.write_text(f'[[datasets]]\n[[datasets.subsets]]\ncontrol_directory = "{place}"\n')
+        told = [
+            allowed_paths.problem(option, str(file))
+            for option, file in (("sample_prompts", prompts), ("in_json", listed), ("dataset_config", config))
+        ]
+        assert [why is None if each is None else why in each for each in told] == [True] * 3
+
+
 def test_a_configuration_elsewhere_is_neither_read_nor_written(allowed_paths, inside):
     there, here = inside.parent / "cat.toml", inside / "cat.toml"
     write_toml(there, {"network_dim": 4})

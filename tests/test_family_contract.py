@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import MINIATURES
 from data_help import make_folder
 from safetensors import safe_open
 from training_help import CAPTIONS_IN_THE_STEP, GRAPHS, TEXT_ENCODERS_TOO, Run, equal, images, train
@@ -17,6 +18,12 @@ STATES = {"save_state": True, "max_train_steps": 6, "save_every_n_steps": 1, "ne
 
 
 pytestmark = pytest.mark.usefixtures("no_graphs")
+
+
+@pytest.fixture(scope="module", params=MINIATURES)
+def each_miniature(request: pytest.FixtureRequest) -> Any:
+    """Every family, those included that share the code of another."""
+    return request.getfixturevalue(MINIATURES[request.param])
 
 
 @pytest.fixture(scope="module")

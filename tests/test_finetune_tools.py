@@ -19,8 +19,12 @@ from sd_scripts.data.dataset import DataPlan
 from sd_scripts.data.latent_caching import cache_latents
 from sd_scripts.families.sdxl.vae import LATENTS
 from sd_scripts.finetune import merge_captions_to_metadata, merge_dd_tags_to_metadata, prepare_buckets_latents
+from sd_scripts.formats.words import listed
+from sd_scripts.options.catalog import FAMILY_TITLES
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.runs.run_state import RunState
+
+FAMILIES = listed(FAMILY_TITLES.values(), "or")
 
 # --- what training reads
 
@@ -330,7 +334,7 @@ def test_preparing_stops_on_command(miniature: Any, captions: Path) -> None:
         ({1: "x.json"}, "in_json: there is no file 'x.json'"),
         ({2: "nowhere/m.json"}, "out_json: there is no folder 'nowhere'"),
         ({2: "m.jsonl"}, "out_json: m.jsonl must end in .json"),
-        ({3: "x.ckpt"}, "family: cannot tell whether 'x.ckpt' is SDXL or FLUX.1; set --family"),
+        ({3: "x.ckpt"}, f"family: cannot tell whether 'x.ckpt' is {FAMILIES}; set --family"),
         ({3: "x.ckpt", "--family": "sdxl"}, "pretrained_model_name_or_path: there is no file or folder 'x.ckpt'"),
         ({"--vae": "x.safetensors"}, "vae: there is no file or folder 'x.safetensors'"),
         ({"--max_resolution": "big"}, "max_resolution: 'big' is not a size; write 1024 or 1024,768"),

@@ -113,6 +113,15 @@ def test_only_the_folder_of_a_family_names_it():
     assert not told, told
 
 
+def test_only_a_derived_family_imports_the_folder_of_another():
+    folders = {card.name: card.derived_from for card in cards()}
+    for name, base in folders.items():
+        for file in (ROOT / "sd_scripts" / "families" / name).glob("*.py"):
+            for module in imports(file):
+                others = {*module.split(".")[2:3]} & (folders.keys() - {name, base})
+                assert not (module.startswith("sd_scripts.families.") and others), f"{name}/{file.name}: {module}"
+
+
 def test_floor_0_loads_without_torch():
     modules = [
         ".".join(file.relative_to(ROOT).with_suffix("").parts)

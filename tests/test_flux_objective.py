@@ -287,7 +287,7 @@ def test_tokens_stand_where_the_reference_puts_them() -> None:
     ids = torch.tensor(NUMBERS["flux_img_ids_2x3"][0], dtype=torch.float64)  # (6, 3)
     rates = [10_000 ** -(torch.arange(0, width, 2, dtype=torch.float64) / width) for width in shape.rope_widths]
     angles = torch.cat([ids[:, [axis]] * rate for axis, rate in enumerate(rates)], dim=1)
-    cos, sin = rope_table(shape, 2, (2, 3), torch.device("cpu"))
+    cos, sin = rope_table(shape, 2, ((2, 3),), torch.device("cpu"))
     torch.testing.assert_close(cos[0, 2:, 0], angles.cos().float())
     torch.testing.assert_close(sin[0, 2:, 0], angles.sin().float())
 

@@ -35,6 +35,7 @@ from kohya_gui.training import Training
 from kohya_gui.training_tab import TrainingTab, hint, offer
 from sd_scripts.families.flux.options import RECOMMENDED
 from sd_scripts.families.model_file import describe
+from sd_scripts.families.registry import cards
 from sd_scripts.formats.toml_files import read_toml, toml_text
 from sd_scripts.options.catalog import SCRIPTS
 from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
@@ -44,6 +45,8 @@ from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.run_state import OutputFile, RunState, SentCommand, State
 from sd_scripts.runs.store import RunRow, RunStore
 
+FLUX_FAMILIES = tuple(card.name for card in cards() if card.trains("flux"))
+FLOW_FAMILIES = (*FLUX_FAMILIES, "qwen_image")
 COMPILE = [o.name for o in each_option(CompileOptions)]
 MORE = [o.name for o in each_option(CompileMoreOptions)]
 
@@ -114,21 +117,22 @@ def test_the_browser_is_told_what_each_family_shows(form):
     options, panels = form.rules["options"], form.rules["panels"]
     assert form.rules["family"] == "sdxl"
     assert options["clip_skip"]["families"] == ("sdxl",)
-    assert options["clip_l"]["families"] == ("flux",)
-    assert options["compile"]["families"] == ("sdxl", "flux", "qwen_image")
+    assert options["clip_l"]["families"] == FLUX_FAMILIES
+    assert options["control_directory"]["families"] == ("flux_kontext",)
+    assert options["compile"]["families"] == tuple(card.name for card in cards())
     assert options["vae"]["families"] == ("sdxl", "qwen_image")
-    assert {options[name]["families"] for name in panels["lora-panel-flux1-layers"]} == {("flux",)}
+    assert {options[name]["families"] for name in panels["lora-panel-flux1-layers"]} == {FLUX_FAMILIES}
     timesteps = {options[name]["families"] for name in panels["lora-panel-timesteps"]}
-    assert timesteps == {("flux",), ("flux", "qwen_image")}
-    assert form.rules["advice"] == {"lora-advice-flux": "flux", "lora-advice-qwen_image": "qwen_image"}
+    assert timesteps == {FLUX_FAMILIES, FLOW_FAMILIES}
+    assert form.rules["advice"] == {f"lora-advice-{family}": family for family in FLOW_FAMILIES}
 
 
 def test_recommended_values_are_offered_where_others_stand(each_tab):
     form = each_tab.form
-    (_, row, _), _ = form.advice
-    assert form.advised({**RECOMMENDED, "guidance_scale": 3.5})[row]["visible"] is True
-    assert form.advised(RECOMMENDED)[row]["visible"] is False
-    assert row.visible is False
+    for _, row, _ in form.advice[: len(FLUX_FAMILIES)]:
+        assert form.advised({**RECOMMENDED, "guidance_scale": 3.5})[row]["visible"] is True
+        assert form.advised(RECOMMENDED)[row]["visible"] is False
+        assert row.visible is False
 
 
 def test_schnell_is_not_advised_to_take_guidance(tmp_path):
@@ -1176,7 +1180,7 @@ def test_an_answer_of_the_page_costs_the_browser_no_walk_over_all_its_controls(w
     """Gradio looks through the whole page for each control that shows progress, and for each listener of an event."""
     events = whole_page.get_config_file()["dependencies"]
     assert all(event["show_progress_on"] is not None for event in events if event["backend_fn"])
-    assert sum(len(event["targets"]) for event in events) < 330
+    assert sum(len(event["targets"]) for event in events) < 360
     assert max(len(event["show_progress_on"] or []) for event in events) <= 1
 
 

@@ -91,9 +91,8 @@ def test_its_datasets_are_read(tmp_path: Path) -> None:
 
 
 def test_its_datasets_for_other_models_are_told() -> None:
-    config = {"datasets": [{"image_jsonl_file": "a.jsonl"}, {"subsets": [], "control_directory": "b"}]}
+    config = {"datasets": [{"video_directory": "a"}, {"subsets": [], "multiple_target": True}]}
     assert problems(config, masked_loss=False) == [
-        "datasets[0].image_jsonl_file is not supported: put images and captions into a folder, or describe them in a "
-        "metadata_file",
-        "datasets[1].control_directory is not supported: no model here takes control images",
+        "datasets[0].video_directory is not supported: no model here is trained on videos",
+        "datasets[1].multiple_target is not supported: no model here is trained with several targets",
     ]

@@ -18,7 +18,7 @@ REFERENCE = {
     for script in SCRIPTS
     if (file := FOLDER / f"{script.family}_{script.method}_options.json").is_file()
 }
-"""Of the scripts that sd-scripts has too."""
+"""The options of sd-scripts, for the scripts that it has, too."""
 OPTIONS_OF = {
     script: {
         o.name: o.for_family(script.family)

@@ -4,10 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import MINIATURES
 from training_help import images, run
 
-from kohya_gui.presets import preset_family
 from kohya_gui.tabs import TABS
+from sd_scripts.families.registry import card_of, preset_family
 from sd_scripts.formats.toml_files import read_toml, write_toml
 
 FOLDER = Path(__file__).parent.parent / "presets"
@@ -33,7 +34,8 @@ def name(preset: Path) -> str:
 
 def ways(preset: Path) -> set[tuple[str, str, object]]:
     """Return (family and method, option, value) of all that a preset sets; numbers count as one value."""
-    script = f"{preset_family(preset.stem)} {TABS[preset.parent.name].method}"
+    family = preset_family(preset.stem)
+    script = f"{card_of(family).derived_from or family} {TABS[preset.parent.name].method}"
     said = read_toml(preset)
     return {
         (script, option, value if isinstance(value, bool | str) else "a number")
@@ -53,8 +55,7 @@ def cover() -> list[Path]:
 
 @pytest.mark.parametrize("preset", cover(), ids=name)
 def test_a_preset_trains(preset: Path, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    family = preset_family(preset.stem)
-    model: Any = request.getfixturevalue("miniature" if family == "sdxl" else f"{family}_miniature")
+    model = request.getfixturevalue(MINIATURES[preset_family(preset.stem)])
     said = read_toml(preset)
     values = {**said, **SMALL, **{option: str(path) for option, path in model.files.items()}}
     values |= {
@@ -62,6 +63,8 @@ def test_a_preset_trains(preset: Path, request: pytest.FixtureRequest, tmp_path:
         "output_dir": str(tmp_path),
         "run_dir": str(tmp_path / "run"),
     }
+    if "control_directory" in values:
+        values["control_directory"] = values["train_data_dir"]
     if said.get("compile"):
         values |= {"compile_backend": "eager", "compile_mode": "default"}  # what compiled code computes, others test
     if preset.parent.name == "textual_inversion":

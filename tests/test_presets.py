@@ -5,10 +5,9 @@ from pathlib import Path
 import pytest
 from gui_help import settings_in
 
-from kohya_gui.presets import preset_family
 from kohya_gui.print_command import print_command
 from kohya_gui.tabs import TABS
-from sd_scripts.families.registry import card_of
+from sd_scripts.families.registry import card_of, names, preset_family
 from sd_scripts.formats.toml_files import read_toml, write_toml
 from sd_scripts.options.catalog import SCRIPTS, script_for
 from sd_scripts.options.compile import CompileOptions
@@ -48,8 +47,10 @@ def test_every_tab_has_presets_of_its_own():
     assert {preset.parent.name for preset in PRESETS} == set(TABS)
     wanted = {
         f"{tab}/{family}_{way}" for tab in ("dreambooth", "finetune") for family in ("sdxl", "flux") for way in WAYS
-    } | {f"{tab}/qwen_image_{way}" for tab in ("dreambooth", "finetune") for way in WAYS_OF_QWEN_IMAGE}
-    assert {name(preset) for preset in FULL} == wanted | SMALLER
+    }
+    wanted |= {f"{tab}/qwen_image_{way}" for tab in ("dreambooth", "finetune") for way in WAYS_OF_QWEN_IMAGE}
+    distilled = {f"{tab}/flux_kontext_{way}" for tab in ("dreambooth", "finetune") for way in WAYS[:-1]}
+    assert {name(preset) for preset in FULL} == wanted | distilled | SMALLER
 
 
 @every_preset
@@ -73,7 +74,7 @@ def test_a_preset_with_paths_becomes_a_command(preset, tmp_path, capsys):
     parts = PARTS if preset in FLUX else PARTS_OF_QWEN_IMAGE if preset in QWEN_IMAGE else set()
     paths = {option: str(tmp_path / option) for option in PATHS | parts}
     paths |= {"token_string": "mycat", "output_name": "mycat"} if preset.parent.name == "textual_inversion" else {}
-    write_toml(tmp_path / "in.toml", {**read_toml(preset), **paths})
+    write_toml(tmp_path / "in.toml", {**script_of(preset).identity, **read_toml(preset), **paths})
     assert print_command(preset.parent.name, tmp_path / "in.toml") == 0
     (line,) = capsys.readouterr().out.splitlines()
     assert script_of(preset).file in line
@@ -93,10 +94,11 @@ def test_presets_train_at_the_recommended_timesteps(preset):
 
 @pytest.mark.parametrize("tab", TABS)
 def test_presets_for_little_memory_hold_less_on_the_gpu_the_smaller_the_card(tab):
-    for family in ("sdxl", "flux", "qwen_image"):
+    for family in names():
         presets = [preset for preset in presets_of(family) if preset.cap and preset.name.startswith(f"{tab}/")]
         held = [(p.values.get("blocks_to_swap", 0), -p.values.get("train_batch_size", 1)) for p in presets]
-        assert len(held) == len([p for p in LITTLE if p.parent.name == tab and p.stem.startswith(family)])
+        little = [preset for preset in LITTLE if preset.parent.name == tab and preset_family(preset.stem) == family]
+        assert len(held) == len(little) > 0
         assert held == sorted(held, reverse=True)
 
 

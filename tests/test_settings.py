@@ -8,7 +8,7 @@ from scripts_help import FLUX_FULL, FLUX_LORA, SDXL_LORA
 
 from sd_scripts.families.flux.options import FluxModelOptions
 from sd_scripts.formats.toml_files import read_toml, write_toml
-from sd_scripts.options.catalog import script_for
+from sd_scripts.options.catalog import FAMILY_TITLES, script_for
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.launch import LaunchOptions
 from sd_scripts.options.memory import MemoryOptions
@@ -367,7 +367,7 @@ def test_a_saved_file_names_its_family_and_method():
     [
         ("family", "flux", "family: these settings are for FLUX.1; run flux_train_network.py, or remove the line"),
         ("method", "full", "method: these settings are for full training; run sdxl_train.py, or remove the line"),
-        ("family", "sd9", "family: 'sd9' is not one of sdxl, flux, qwen_image"),
+        ("family", "sd9", f"family: 'sd9' is not one of {', '.join(FAMILY_TITLES)}"),
     ],
 )
 def test_a_file_of_another_script_is_refused(key, value, told):

@@ -42,7 +42,7 @@ SHORT: dict[str, Any] = {
 
 OF_FAMILY: dict[str, dict[str, Any]] = {
     "sdxl": {},
-    "flux": {"t5xxl_max_token_length": 16, **RECOMMENDED},
+    **{family: {"t5xxl_max_token_length": 16, **RECOMMENDED} for family in ("flux", "flux_kontext")},
     "qwen_image": {"timestep_sampling": "qwen_shift"},
 }
 """What a run of each family has beside SHORT."""
@@ -63,7 +63,7 @@ ALONE: dict[str, Any] = {
 PIVOTAL: dict[str, Any] = {**ALONE, "network_dim": 2, "network_train_unet_only": True, "embedding_lr": 2e-2}
 """A LoRA and embeddings."""
 
-GRAPHS = {"sdxl": 9, "flux": 2, "qwen_image": 1}
+GRAPHS = {"sdxl": 9, "flux": 2, "flux_kontext": 2, "qwen_image": 1}
 """Of a compiled LoRA run on images of one size."""
 
 CAPTIONS_IN_THE_STEP: dict[str, Any] = {"cache_text_encoder_outputs": None}
@@ -107,6 +107,8 @@ def train(miniature: Any, output: Path, method: str = "lora", **values: Any) -> 
     settings = {**settings_for(miniature), "output_dir": output, "run_dir": output / "run", **values}
     if "train_data_dir" not in settings and "dataset_config" not in settings:
         settings["train_data_dir"] = images(output.parent / "images")
+    if "control_directory" in miniature.files and "control_directory" not in values:
+        settings["control_directory"] = settings.get("train_data_dir")  # each image is its own control image
     config = output.with_name(f"{output.name}.toml")
     write_toml(config, {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()})
     return run(["--config_file", str(config)], output, miniature.family, method)

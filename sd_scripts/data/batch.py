@@ -30,6 +30,8 @@ class Batch:
     """Cached outputs of the text encoders by name, batch first; empty where captions are encoded in the step."""
     conditioning: dict[str, Tensor] = field(default_factory=dict)
     """What the family needs beside latents and text, by name, batch first."""
+    controls: tuple[Tensor, ...] = ()
+    """The control images in order, as pixels (B, 3, H, W) or as latents (B, C, h, w), like the images themselves."""
     loss_weight: Tensor
     """(B,) float32: 1, or prior_loss_weight for a regularisation image."""
     mask: Tensor | None
@@ -64,6 +66,8 @@ def _pinned(value: Any) -> Any:
         return value.contiguous().pin_memory()  # rows that share memory cannot be pinned as they lie
     if isinstance(value, dict):
         return {name: _pinned(each) for name, each in value.items()}
+    if isinstance(value, tuple):
+        return tuple(map(_pinned, value))
     return value
 
 

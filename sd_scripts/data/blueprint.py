@@ -9,6 +9,7 @@ from typing import Any
 
 from sd_scripts.data.buckets import BucketRules, Size
 from sd_scripts.data.captions import CaptionRules
+from sd_scripts.data.controls import ControlRules
 from sd_scripts.data.images import Augmentation
 from sd_scripts.formats.image_folders import FoundFolders, image_folders, regularisation_folders
 from sd_scripts.options import dataset_schema as schema
@@ -18,7 +19,7 @@ from sd_scripts.options.settings import Settings
 
 Warn = Callable[[str], None]
 Lookup = Callable[[str], Any]
-PLACES = ("image_dir", "metadata_file", "conditioning_data_dir")
+PLACES = ("image_dir", "metadata_file", "conditioning_data_dir", "control_directory")
 """Keys of a dataset description that name a file or folder."""
 
 
@@ -29,6 +30,7 @@ class Subset:
     image_dir: str | None = None
     metadata_file: str | None = None
     conditioning_data_dir: str | None = None
+    control_directory: str | None = None
     num_repeats: int = 1
     is_reg: bool = False
     class_tokens: str | None = None
@@ -36,6 +38,7 @@ class Subset:
     cache_info: bool = False
     captions: CaptionRules
     augmentation: Augmentation
+    controls: ControlRules
 
     @property
     def name(self) -> str:
@@ -77,7 +80,10 @@ def read_blueprint(settings: Settings, warn: Warn) -> Blueprint:
         for remark in schema.remarks(config, lines):
             warn(f"dataset_config: {remark}")
         return blueprint
-    datasets = [{"subsets": _described_by_options(options, settings.values()["masked_loss"], warn)}]
+    subsets = _described_by_options(options, settings.values()["masked_loss"], warn)
+    if directory := settings.values().get("control_directory"):
+        subsets = [subset if subset.get("is_reg") else {**subset, "control_directory": directory} for subset in subsets]
+    datasets = [{"subsets": subsets}]
     general = _resolve_datasets({"datasets": datasets}, settings)
     return Blueprint(datasets=general, source="in_json" if options.in_json else "train_data_dir")
 
@@ -90,7 +96,7 @@ def resolve(config: schema.Config, settings: Settings, lines: schema.Lines | Non
     return Blueprint(datasets=_resolve_datasets(config, settings), source="dataset_config", from_config=True)
 
 
-def parse_resolution(text: str) -> Size:
+def parse_resolution(text: str, option: str = "resolution") -> Size:
     """Parse width and height from "1024" or "1024,768"."""
     sides = text.replace("x", ",").split(",")
     try:
@@ -98,7 +104,7 @@ def parse_resolution(text: str) -> Size:
     except ValueError:
         numbers = []
     if len(numbers) not in (1, 2) or min(numbers) < 1:
-        raise ValueError(f"resolution: {text!r} is not a size; write 1024 or 1024,768")
+        raise ValueError(f"{option}: {text!r} is not a size; write 1024 or 1024,768")
     return numbers[0], numbers[-1]
 
 
@@ -126,7 +132,20 @@ def _resolve_subset(lookup: Lookup) -> Subset:
         captions = replace(captions, templates=())
     places = {name: os.path.expanduser(place) for name in PLACES if (place := lookup(name))}
     return Subset(
-        **_filled(Subset, lookup) | places | {"captions": captions, "augmentation": Augmentation(**augmentation)}
+        **_filled(Subset, lookup) | places,
+        captions=captions,
+        augmentation=Augmentation(**augmentation),
+        controls=control_rules(lookup),
+    )
+
+
+def control_rules(lookup: Lookup) -> ControlRules:
+    """Return how control images are resized, by the options or keys of ControlRules' names."""
+    size = lookup("control_resolution")
+    if isinstance(size, int | str):
+        size = parse_resolution(str(size), "control_resolution")
+    return ControlRules(
+        control_resolution=(size[0], size[1]) if size else None, no_resize_control=bool(lookup("no_resize_control"))
     )
 
 
@@ -151,6 +170,7 @@ def _from_settings(settings: Settings) -> dict[str, Any]:
         "face_crop_aug_range": _parse_range(face) if face else None,
         "conditioning_data_dir": None,
         "templates": embedding.templates if embedding else (),
+        "control_directory": None,
     }
 
 

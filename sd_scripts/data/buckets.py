@@ -18,9 +18,33 @@ class Extent:
     height: int
     frames: int = 1
     """Frames of a clip; 1 for an image."""
+    controls: tuple[Size, ...] = ()
+    """Sizes of the control images, in order: samples of a batch have equally many of equal sizes."""
 
     def __str__(self) -> str:
-        return "x".join(map(str, self.size if self.frames == 1 else (*self.size, self.frames)))
+        sides = self.size if self.frames == 1 else (*self.size, self.frames)
+        return "+".join("x".join(map(str, each)) for each in (sides, *self.controls))
+
+    @classmethod
+    def parse(cls, text: str) -> "Extent":
+        """Return the extent that a text such as 832x480x81 or 1024x1024+512x512 describes."""
+        (width, height, *frames), *controls = ([int(side) for side in part.split("x")] for part in text.split("+"))
+        return cls(width, height, frames[0] if frames else 1, tuple((wide, high) for wide, high in controls))
+
+    @property
+    def alone(self) -> "Extent":
+        """The sample without its control images."""
+        return Extent(self.width, self.height, self.frames)
+
+    @property
+    def parts(self) -> "tuple[Extent, ...]":
+        """The sample itself and its control images, each as an extent of its own."""
+        return self.alone, *(Extent(*size) for size in self.controls)
+
+    @property
+    def pixels(self) -> int:
+        """The pixels of all parts and frames."""
+        return sum(part.width * part.height * part.frames for part in self.parts)
 
     @property
     def size(self) -> Size:

@@ -11,11 +11,12 @@ from random import Random
 from sd_scripts.data.blueprint import Blueprint, Dataset, Subset, Warn, read_blueprint
 from sd_scripts.data.buckets import BucketFit, BucketRules, Buckets, Extent, equal_tokens_need, fit_into
 from sd_scripts.data.captions import CaptionRules
+from sd_scripts.data.controls import ControlRules
 from sd_scripts.data.folders import ImageRecord, read_sizes, read_subset
 from sd_scripts.data.images import Augmentation, is_too_elongated
 from sd_scripts.data.reading_progress import Progress, ReadingProgress
 from sd_scripts.formats.words import counted, some
-from sd_scripts.options.dataset import AugmentOptions, rounded_side
+from sd_scripts.options.dataset import VARY_IMAGES, AugmentOptions, rounded_side
 from sd_scripts.options.settings import Settings
 
 
@@ -31,6 +32,7 @@ class Item(ImageRecord):
     repeats: int
     """Repeats per epoch."""
     loss_weight: float
+    controls: tuple["Item", ...] = ()
 
     @property
     def masked_by_alpha(self) -> bool:
@@ -53,6 +55,12 @@ class DataPlan:
         yield from self.items
         if self.validation:
             yield from self.validation.items
+
+    def every_image(self) -> Iterator[Item]:
+        """Yield every item, each followed by its control images: what the latent cache must hold."""
+        for item in self.every_item():
+            yield item
+            yield from item.controls
 
     def groups(self) -> dict[tuple[int, Extent], list[Item]]:
         """Return the images that may share a batch, keyed and sorted by dataset and bucket."""
@@ -82,9 +90,10 @@ def plan_data(
     bucket_multiple: int,
     title: str,
     token_multiple: int | None = None,
+    takes_controls: bool = False,
     progress: Progress | None = None,
 ) -> DataPlan:
-    """Read the datasets that the settings describe.
+    """Read the datasets that the settings describe, with control images for a family that `takes_controls`.
 
     `seed` shuffles epochs and, without validation_seed, splits off validation images; sizes are multiples of
     `bucket_multiple`, with equal_token_buckets of `token_multiple`, as the family called `title` needs. ValueError
@@ -104,6 +113,7 @@ def plan_data(
         raise ValueError("validation_split: 1 leaves no images for training; set less than 1 in one of the datasets")
     if not training:
         raise ValueError(f"{blueprint.source}: no images to train on; {_remedy(blueprint)}")
+    _check_controls(training, title, takes_controls=takes_controls, source=blueprint.source)
     split_off = DataPlan(blueprint=blueprint, items=_numbered(validation), seed=seed) if validation else None
     plan = DataPlan(blueprint=blueprint, items=_numbered(training), seed=seed, validation=split_off)
     if settings[AugmentOptions].masked_loss and not plan.wants_masks:
@@ -122,7 +132,7 @@ def plan_images(
     token_multiple: int | None = None,
 ) -> DataPlan:
     """Plan images without captions, each once, to encode them ahead of a run; warn about unusable ones."""
-    subset = Subset(captions=CaptionRules(), augmentation=augmentation)
+    subset = Subset(captions=CaptionRules(), augmentation=augmentation, controls=ControlRules())
     dataset = _rounded(Dataset(buckets=rules, subsets=(subset,)), multiple, token_multiple, title, warn)
     sizes = read_sizes(paths, warn, ReadingProgress())
     images = [ImageRecord(path=path, size=size, caption="") for path, size in sizes.items()]
@@ -208,7 +218,7 @@ def _items(
         if is_too_elongated(fit):
             long.append(f"{image.path.name} ({image.size[0]}x{image.size[1]})")
         item = Item(
-            **vars(image),
+            **vars(image) | {"controls": ()},
             index=0,
             fit=fit,
             dataset=dataset,
@@ -216,7 +226,7 @@ def _items(
             repeats=subset.num_repeats,
             loss_weight=weight,
         )
-        items.append(item)
+        items.append(_with_controls(item, image.controls))
     if long:
         remedy = "crop them" if buckets.rules.enable_bucket else "turn on enable_bucket, or crop them"
         warn(
@@ -232,6 +242,40 @@ def _items(
             "number of tokens; prepare the metadata file with equal_token_buckets, too"
         )
     return items
+
+
+def _with_controls(item: Item, controls: Sequence[ImageRecord]) -> Item:
+    """Return an item with its control images, whose sizes become part of its bucket. They are flipped like it and
+    changed in no other way."""
+    if not controls:
+        return item
+    own = item.subset.augmentation
+    if varied := [name for name in VARY_IMAGES if getattr(own, name)]:
+        raise ValueError(f"{varied[0]}: changes an image and not its control images; turn it off")
+    plain = Augmentation(flip_aug=own.flip_aug, resize_interpolation=own.resize_interpolation)
+    subset = dataclasses.replace(item.subset, augmentation=plain)
+    rules, bucket = item.subset.controls, item.fit.bucket
+    made = []
+    for control in controls:
+        try:
+            fit = rules.fit(control.size, bucket)
+        except ValueError as error:
+            raise ValueError(f"no_resize_control: the control image '{control.path}' {error}") from error
+        made.append(dataclasses.replace(item, path=control.path, size=control.size, fit=fit, subset=subset, mask=None))
+    extent = dataclasses.replace(bucket, controls=tuple(each.fit.bucket.size for each in made))
+    return dataclasses.replace(item, fit=dataclasses.replace(item.fit, bucket=extent), controls=tuple(made))
+
+
+def _check_controls(items: Sequence[Item], title: str, *, takes_controls: bool, source: str) -> None:
+    """Raise ValueError for training data without control images if the family takes them, and with them otherwise."""
+    found = any(item.controls for item in items)
+    if takes_controls and not found:
+        raise ValueError(
+            f"{source}: no image has a control image, which {title} is trained with; set control_directory to the "
+            "folder with one for each image"
+        )
+    if found and not takes_controls:
+        raise ValueError(f"control_directory: {title} takes no control images; remove it")
 
 
 def _numbered(items: Sequence[Item]) -> tuple[Item, ...]:

@@ -18,8 +18,9 @@ from sd_scripts.data.reading_progress import ReadingProgress
 from sd_scripts.data.seen_files import known_sizes, remember_sizes, stamps_of
 from sd_scripts.formats.atomic_files import write_whole
 from sd_scripts.formats.caption_files import find_captions, read_caption_lines
+from sd_scripts.formats.control_images import find_controls
 from sd_scripts.formats.image_folders import find_images, is_readable
-from sd_scripts.formats.metadata_file import read_metadata
+from sd_scripts.formats.metadata_file import control_paths, read_metadata
 from sd_scripts.formats.words import some
 from sd_scripts.runs.folder import read_json
 
@@ -40,12 +41,16 @@ class ImageRecord:
     mask: Path | None = None
     train_resolution: Size | None = None
     """The bucket that a metadata file names."""
+    controls: tuple["ImageRecord", ...] = ()
+    """Its control images, in order, without captions."""
 
 
 def read_subset(subset: Subset, warn: Warn, progress: ReadingProgress) -> list[ImageRecord]:
     """Return the readable images of a subset, sorted by name within a folder; warn about each one that is skipped."""
     read = _read_metadata if subset.metadata_file else _read_folder
     images = read(subset, warn, progress)
+    if subset.control_directory and not subset.metadata_file:
+        images = _with_controls(images, subset, subset.control_directory, progress)
     if not subset.conditioning_data_dir:
         return images
     masks = _find_masks(subset, subset.conditioning_data_dir, [image.path for image in images])
@@ -199,6 +204,29 @@ def _find_masks(subset: Subset, folder: str, images: Iterable[Path]) -> dict[Pat
     return found
 
 
+def _with_controls(
+    images: list[ImageRecord], subset: Subset, folder: str, progress: ReadingProgress
+) -> list[ImageRecord]:
+    """Return the images with their control images from control_directory. Raises ValueError if any is missing."""
+    try:
+        found = find_controls(folder, subset.name, [image.path for image in images])
+    except ValueError as error:
+        raise ValueError(f"control_directory: {error}") from error
+    records = control_records({path for paths in found.values() for path in paths}, "control_directory", progress)
+    return [replace(image, controls=tuple(records[path] for path in found[image.path])) for image in images]
+
+
+def control_records(paths: Iterable[Path], option: str, progress: ReadingProgress) -> dict[Path, ImageRecord]:
+    """Return control images by path. Raises ValueError if one cannot be read: its sample would lack what it shows."""
+    paths = sorted(paths)
+    broken: list[str] = []
+    progress.expect(len(paths))
+    sizes = read_sizes(paths, lambda text: broken.append(text.removesuffix("; it is skipped")), progress)
+    if broken:
+        raise ValueError(f"{option}: the control image {broken[0]}; replace it, or remove its training image")
+    return {path: ImageRecord(path=path, size=size, caption="") for path, size in sizes.items()}
+
+
 def _warn_about_masks(masks: dict[Path, Size], warn: Warn) -> None:
     """Warn about masks that are likely mistakes; `masks` maps each mask to the size of its image."""
     stretched, black = [], []
@@ -246,16 +274,30 @@ def _read_metadata(subset: Subset, warn: Warn, progress: ReadingProgress) -> lis
     unknown = [path for path in entries if path not in sizes]
     progress.expect(len(unknown))
     sizes |= read_sizes(unknown, warn, progress)
+    controls = _metadata_controls(entries, lookup, progress)
     return [
         ImageRecord(
             path=path,
             size=sizes[path],
             caption=_metadata_caption(entry, subset),
             train_resolution=_size(entry.get("train_resolution")),
+            controls=controls[path],
         )
         for path, entry in entries.items()
         if path in sizes
     ]
+
+
+def _metadata_controls(
+    entries: dict[Path, dict[str, Any]], lookup: "_ImageLookup", progress: ReadingProgress
+) -> dict[Path, tuple[ImageRecord, ...]]:
+    """Return the control images that a metadata file names, for each image. Raises ValueError if one is missing."""
+    found = {path: [(key, lookup.image(key)) for key in control_paths(entry)] for path, entry in entries.items()}
+    if missing := [key for paths in found.values() for key, path in paths if path is None]:
+        raise ValueError(f"metadata_file: there is no control image {some(missing)}; correct control_path")
+    existing = {image: [path for _, path in paths if path] for image, paths in found.items()}
+    records = control_records({path for paths in existing.values() for path in paths}, "metadata_file", progress)
+    return {image: tuple(records[path] for path in paths) for image, paths in existing.items()}
 
 
 class _ImageLookup:

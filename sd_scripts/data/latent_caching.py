@@ -38,7 +38,7 @@ def cache_latents(
     assert not any(each.color_aug or each.random_crop for each in augmentations), "preflight checks it"
     if any(each.face_crop_aug_range for each in augmentations):
         job.warn("face_crop_aug_range: has no effect on cached latents; images are centre-cropped")
-    images = _distinct(plan.every_item())
+    images = _distinct(plan.every_image())
     memory = LatentsInMemory()
     disk = LatentsOnDisk(images, layout) if job.to_disk else None
     if disk is not None:
@@ -62,7 +62,7 @@ def cache_latents(
     for batch in _prepared(images, job):
         for item, entry in _encode([each for each in batch if not isinstance(each, UnreadableImage)], encode):
             if disk is None:
-                memory.entries[item.path, item.fit.bucket] = entry
+                memory.entries[item.path, item.fit.bucket.alone] = entry
             elif made_from := latent_cache_key(item, cache_key):
                 disk.write(item, entry, made_from)
         done += len(batch)
@@ -79,7 +79,7 @@ def _distinct(items: Iterable[Item]) -> list[Item]:
     datasets needs, without random crops and colours."""
     merged: dict[object, Item] = {}
     for item in items:
-        key = (item.path, item.fit.bucket)
+        key = (item.path, item.fit.bucket.alone)
         first = merged.get(key, item)
         augmentation = Augmentation(
             flip_aug=first.subset.augmentation.flip_aug or item.subset.augmentation.flip_aug,
@@ -94,7 +94,7 @@ def _prepared(images: Sequence[Item], job: CacheJob) -> Iterator[list[Prepared |
     """Yield batches of images of one size, decoded ahead by threads; warn about unreadable ones."""
     by_size: dict[object, list[Item]] = {}
     for item in images:
-        by_size.setdefault(item.fit.bucket, []).append(item)
+        by_size.setdefault(item.fit.bucket.alone, []).append(item)
     batches = [
         group[start : start + job.batch_size]
         for group in by_size.values()

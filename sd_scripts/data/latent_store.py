@@ -40,7 +40,7 @@ class LatentsInMemory:
 
     def read(self, item: Item, *, flipped: bool) -> tuple[Tensor, Pixels | None]:
         """Return latents and opacity as LatentsOnDisk does."""
-        entry = self.entries.get((item.path, item.fit.bucket))
+        entry = self.entries.get((item.path, item.fit.bucket.alone))
         if entry is None:
             raise UnreadableImage(item.path, "it has no cached latents")
         return _pick(entry, "", item, flipped)

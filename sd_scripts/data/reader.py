@@ -36,6 +36,8 @@ class Sample:
     latents: Tensor | None
     text: dict[str, Tensor]
     conditioning: dict[str, Tensor]
+    controls: tuple[Tensor, ...]
+    """Of each control image, pixels (3, H, W) float32 in -1..1, or latents."""
     loss_weight: float
     mask: Pixels | None
     """(H, W)"""
@@ -119,9 +121,16 @@ class BatchReader(TorchDataset[Read]):
             latents=latents,
             text=self.text.read(item, caption) if self.text is not None else {},
             conditioning=self.conditioning(item, flipped) if self.conditioning is not None else {},
+            controls=tuple(self._control(control, flipped=flipped) for control in item.controls),
             loss_weight=item.loss_weight,
             mask=mask,
         )
+
+    def _control(self, control: Item, *, flipped: bool) -> Tensor:
+        if self.latents is not None:
+            return self.latents.read(control, flipped=flipped)[0]
+        pixels, _ = prepare_image(control.path, None, control.fit, control.subset.augmentation, Random(0))
+        return stack_pixels([pixels[:, ::-1] if flipped else pixels])[0]
 
     def _stack(self, samples: Sequence[Sample], bucket: Extent) -> Batch:
         pixels = [each.pixels for each in samples if each.pixels is not None]
@@ -133,6 +142,7 @@ class BatchReader(TorchDataset[Read]):
             latents=torch.stack(latents) if latents else None,
             text=stack_by_name([each.text for each in samples]),
             conditioning=stack_by_name([each.conditioning for each in samples]),
+            controls=tuple(map(torch.stack, zip(*(each.controls for each in samples), strict=True))),
             loss_weight=torch.tensor([each.loss_weight for each in samples], dtype=torch.float32),
             mask=_stack_masks(samples, bucket) if self.wants_masks else None,
         )

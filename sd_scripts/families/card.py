@@ -118,6 +118,9 @@ class FamilyCard:
     """Position on the page."""
     scripts: Mapping[str, str]
     """Method, or "generate" -> file of its script, in `sd_scripts/`."""
+    derived_from: str | None = None
+    """The family whose model has the same layout: files of either have the same keys and may be recognised as the
+    base's, LoRAs have the same names, and modules of that family's folder may be imported."""
     groups: Groups = ()
     """Option groups that not every family has."""
     capabilities: frozenset[str] = frozenset()
@@ -171,6 +174,8 @@ class FamilyCard:
     """Keys that only such a model file has; the first match decides."""
     recognise: Callable[[Header], tuple[str | None, str] | None] = lambda header: None
     """Identifies a model file where one key is not enough: (family, variant), or None if it is another model."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Name of a flag or key in another trainer, with a meaning that it has for this family alone -> option."""
     lora_marks: tuple[str, ...] = ()
     """Substrings of a key that only a LoRA for this family has."""
     pipelines: tuple[Mark, ...] = ()
@@ -199,6 +204,10 @@ class FamilyCard:
     def vae_option(self) -> str:
         """The option that names the VAE's file."""
         return next((c.option for c in self.components if c.name == VAE and c.option != MODEL), "vae")
+
+    def trains(self, family: str | None) -> bool:
+        """Whether a model file that was recognised as of `family` may be one of this family."""
+        return family is not None and family in (self.name, self.derived_from)
 
     def has(self, capability: str) -> bool:
         """Whether the family is capable of something that CAPABILITIES names."""

@@ -145,7 +145,7 @@ def recognise(header: Header) -> tuple[str | None, str]:
     keys = header.shapes
     if "ss_network_module" in header.metadata or any(part in key for key in keys for part in LORA_PARTS):
         return _recognise_lora(header)
-    for card in cards():
+    for card in sorted(cards(), key=lambda card: card.derived_from is None):  # its marks are in metadata, if anywhere
         if found := card.recognise(header):
             return found
     for mark, family, variant in (*(mark for card in cards() for mark in card.marks), *MARKS):
@@ -176,7 +176,7 @@ def _precision(header: Header) -> str:
 
 def _recognise_lora(header: Header) -> tuple[str | None, str]:
     version = header.metadata.get("ss_base_model_version", "")
-    for card in cards():
+    for card in sorted(cards(), key=lambda card: -len(card.name)):  # one name may begin with another
         if version.startswith(card.name):
             return card.name, f"{card.title} LoRA"
     if version.startswith("sd_v1"):
@@ -206,7 +206,8 @@ def _describe_folder(folder: Path) -> ModelFile:
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     if shard := _missing_shard(folder):
         return ModelFile(bytes=size, problem=f"'{folder}' lacks {shard}; download it again")
-    for beginning, family, variant in (*(each for card in cards() for each in card.pipelines), *PIPELINES):
+    own = sorted((each for card in cards() for each in card.pipelines), key=lambda each: -len(each[0]))
+    for beginning, family, variant in (*own, *PIPELINES):
         if pipeline.startswith(beginning):
             exact = card_of(family).folder_variant(folder, variant) if family in names() else variant
             return ModelFile(family=family, variant=exact, precision=_folder_precision(folder), bytes=size)

@@ -1,6 +1,6 @@
 """Inputs of a training step that families share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -12,11 +12,21 @@ from sd_scripts.options.flow import FlowOptions
 from sd_scripts.options.loss import NoiseOptions
 from sd_scripts.options.settings import Settings
 
+CONTROL = "control."
+"""Begins the names of control images among the inputs; their number follows."""
+
 
 def loss_inputs(batch: Batch, device: torch.device) -> dict[str, Tensor]:
-    """Return loss_weight (B,), and mask (B, 1, H, W) if the batch has one."""
+    """Return loss_weight (B,), mask (B, 1, H, W) if the batch has one, and the latents of its control images."""
     found = {"loss_weight": batch.loss_weight, "mask": batch.mask}
-    return {name: each.to(device, non_blocking=True) for name, each in found.items() if each is not None}
+    found |= {f"{CONTROL}{number}": latents for number, latents in enumerate(batch.controls)}
+    return {name: each.to(device, torch.float32, non_blocking=True) for name, each in found.items() if each is not None}
+
+
+def controls_of(inputs: Mapping[str, Tensor]) -> list[Tensor]:
+    """Return the latents of the control images among a step's inputs, in order: each (B, C, h, w)."""
+    count = sum(name.startswith(CONTROL) for name in inputs)
+    return [inputs[f"{CONTROL}{number}"] for number in range(count)]
 
 
 def flow_inputs(

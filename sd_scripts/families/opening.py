@@ -128,7 +128,7 @@ class _Opener:
             return self._open_files(model, shards_of(model), MODEL)
         folder, whole = model / component.folder, (model / "model_index.json").is_file()
         several = sum(each.option == MODEL for each in card.components) > 1
-        if (whole or (several and not alone)) and (found := describe(model)).family != card.name:
+        if (whole or (several and not alone)) and not card.trains((found := describe(model)).family):
             problem = found.problem or f"'{model}' is not {card.title} but a {found.variant}"
             raise ValueError(f"{MODEL}: {problem}")
         if whole or folder.is_dir():
@@ -152,7 +152,7 @@ class _Opener:
             raise ValueError(f"{option}: '{path}' is not {wanted} but {self._what_else(empty)}")
         if component.name == DENOISER:
             family, variant = _recognised(empty)
-            if variant and family != self.card.name:
+            if variant and not self.card.trains(family):
                 advice = f"which cannot be trained here; choose {self.card.base_file}"
                 raise ValueError(f"{option}: '{path}' is {variant}, {advice}")
 

@@ -44,9 +44,15 @@ def card_of(name: str) -> FamilyCard:
 
 
 def card_by_network(network_module: str) -> FamilyCard | None:
-    """Return the card of the family whose LoRAs alone this network_module makes; None if no or every family's."""
-    found = [card for card in cards() if network_module.endswith(card.network_modules)]
+    """Return the card of the family whose LoRAs, beside those of families derived from it, this network_module makes;
+    None if no or every family's."""
+    found = [card for card in cards() if network_module.endswith(card.network_modules) and not card.derived_from]
     return found[0] if len(found) == 1 else None
+
+
+def preset_family(preset: str) -> str:
+    """Return the family whose name a preset's begins with; empty if there is none."""
+    return max((name for name in names() if preset.startswith(f"{name}_")), key=len, default="")
 
 
 def family_of(name: str) -> Family:

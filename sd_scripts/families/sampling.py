@@ -1,12 +1,22 @@
 """Shared parts of sampling."""
 
+import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
+from random import Random
 
 import torch
 from torch import Tensor, nn
+
+from sd_scripts.data.batch import stack_pixels
+from sd_scripts.data.blueprint import control_rules
+from sd_scripts.data.buckets import Extent
+from sd_scripts.data.images import Augmentation, prepare_image, read_size
+from sd_scripts.options.prompt_lines import SamplePrompt
+from sd_scripts.options.settings import Settings
 
 
 def make_generator(seed: int | None) -> torch.Generator:
@@ -41,6 +51,18 @@ def offer_preview(decode: Decode) -> None:
     """Offer the image so far to `previewing`, which decodes it if it wants to. A family calls it after each step."""
     if show := _previewer.get():
         show(decode)
+
+
+def control_pixels(prompt: SamplePrompt, size: tuple[int, int], settings: Settings) -> list[Tensor]:
+    """Return the control images of a prompt, each (1, 3, H, W) float32 in -1..1, resized as those of training images.
+
+    `size`: width and height of the sample. Raises ValueError if one cannot be read.
+    """
+    rules, found = control_rules(settings.values().get), []
+    for path in (Path(os.path.expanduser(name)) for name in prompt.control_images):
+        pixels, _ = prepare_image(path, None, rules.fit(read_size(path), Extent(*size)), Augmentation(), Random(0))
+        found.append(stack_pixels([pixels]))
+    return found
 
 
 @contextmanager

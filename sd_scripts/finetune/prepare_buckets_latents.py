@@ -11,7 +11,7 @@ from pathlib import Path
 from sd_scripts.families.model_file import describe
 from sd_scripts.finetune.tool import parser
 from sd_scripts.formats.metadata_file import check_target, keys_of, read_metadata, require_images, write_metadata
-from sd_scripts.formats.words import some
+from sd_scripts.formats.words import listed, some
 from sd_scripts.options.catalog import FAMILY_TITLES, SCRIPTS, script_for
 from sd_scripts.options.command_line import flag_of
 from sd_scripts.options.encoding import ENCODING_OPTIONS
@@ -73,7 +73,7 @@ def _family(args: argparse.Namespace) -> str:
     model = args.model_name_or_path
     family = args.family or describe(Path(model)).family
     if family not in FAMILY_TITLES:
-        titles = " or ".join(FAMILY_TITLES.values())
+        titles = listed(FAMILY_TITLES.values(), "or")
         raise ValueError(f"family: cannot tell whether '{model}' is {titles}; set --family")
     return family
 

@@ -1,10 +1,12 @@
 """Reads and writes the fine-tuning metadata file: caption, tags and size of each image in one JSON file.
 
 `{key: {caption, tags, train_resolution [w, h], image_size [w, h]}}`; a .jsonl file has a line per image, with the key
-in `image_path`. Torch-free, so that the page can write one.
+in `image_path`. Control images are in `control_path`, or `control_path_0`, `control_path_1`, ...
+Torch-free, so that the page can write one.
 """
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -62,6 +64,13 @@ def read_metadata(path: Path, option: str) -> Entries:
         if not isinstance(entry, dict) or not all(_is_size(entry.get(name)) for name in SIZES):
             raise ValueError(f"{option}: {path}: {key!r} must be a table with caption, tags or {SIZES[0]} [w, h]")
     return entries
+
+
+def control_paths(entry: Mapping[str, Any]) -> list[str]:
+    """Return the control images of an entry, in the order of their numbers."""
+    found = ((re.fullmatch(r"control_path(?:_(\d+))?", key), value) for key, value in entry.items())
+    numbered = [(int(match[1] or -1), str(value)) for match, value in found if match and value]
+    return [value for _, value in sorted(numbered)]
 
 
 def check_target(path: Path, option: str) -> None:

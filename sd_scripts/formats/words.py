@@ -1,7 +1,7 @@
 """Split and join lists of words: quoted as in a shell, or listed in a message."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 def shell_words(text: str) -> list[str]:
@@ -14,6 +14,12 @@ def shell_words(text: str) -> list[str]:
 def some(names: Sequence[str], most: int = 3) -> str:
     """List the first names: a, b, c and 7 more"""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def listed(names: Iterable[str], word: str = "and") -> str:
+    """List all names: a, b and c"""
+    *others, last = names
+    return f"{', '.join(others)} {word} {last}" if others else last
 
 
 LONGEST_SENTENCE = 600

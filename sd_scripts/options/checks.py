@@ -26,6 +26,7 @@ from sd_scripts.options.dataset import (
     BucketOptions,
     CacheOptions,
     CaptionOptions,
+    ControlOptions,
     DatasetOptions,
     ValidationOptions,
     rounded_steps,
@@ -235,7 +236,7 @@ def quantized_adapter_conflicts(memory: MemoryOptions, training: TrainingOptions
 
 def network_of_another_family(network: NetworkOptions, card: FamilyCard) -> Findings:
     other = card_by_network(network.network_module or "")
-    if other and other is not card:
+    if other and not card.trains(other.name):
         yield (
             "network_module",
             f"{network.network_module} makes LoRAs for {other.title}, but this run trains {card.title}; leave it "
@@ -388,6 +389,13 @@ def dataset_given_twice(data: DatasetOptions) -> Findings:
     for name in ("train_data_dir", "reg_data_dir", "in_json", "conditioning_data_dir", "num_repeats"):
         if data.dataset_config and getattr(data, name):
             yield name, "has no effect: dataset_config describes the data"
+
+
+def control_directory_of_other_data(data: DatasetOptions, controls: ControlOptions) -> Findings:
+    if controls.control_directory and data.dataset_config:
+        yield "control_directory", "has no effect: dataset_config names it for each of its subsets"
+    elif controls.control_directory and data.in_json:
+        yield "control_directory", "has no effect: the metadata file names control images in control_path"
 
 
 def equal_tokens_without_buckets(data: DatasetOptions, buckets: BucketOptions) -> Findings:
@@ -685,6 +693,7 @@ REMARKS = (
     compile_without_effect,
     cpu_offload_checkpointing_conflicts,
     dataset_given_twice,
+    control_directory_of_other_data,
     equal_tokens_without_buckets,
     num_repeats_with_metadata_file,
     masks_missing,

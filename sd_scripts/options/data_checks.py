@@ -5,9 +5,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+from sd_scripts.families.registry import card_of
+from sd_scripts.formats.control_images import find_controls
 from sd_scripts.formats.image_folders import (
     FoundFolders,
     each_image,
+    find_images,
     image_folders,
     is_readable,
     regularisation_folders,
@@ -15,7 +18,14 @@ from sd_scripts.formats.image_folders import (
 from sd_scripts.formats.metadata_file import read_metadata
 from sd_scripts.formats.words import some
 from sd_scripts.options import dataset_schema as schema
-from sd_scripts.options.dataset import VARY_CAPTIONS, VARY_IMAGES, AugmentOptions, CacheOptions, DatasetOptions
+from sd_scripts.options.dataset import (
+    VARY_CAPTIONS,
+    VARY_IMAGES,
+    AugmentOptions,
+    CacheOptions,
+    ControlOptions,
+    DatasetOptions,
+)
 from sd_scripts.options.settings import Settings
 
 IMAGES = "images (png, jpg, webp, bmp)"
@@ -62,6 +72,30 @@ def masks(valid: Settings) -> Iterator[str]:
         yield f"conditioning_data_dir: there is no folder {folder!r}"
 
 
+def controls(valid: Settings) -> Iterator[str]:
+    """Check that each image of train_data_dir has its control images, in a family that is trained with them."""
+    options, card = valid[DatasetOptions], card_of(valid.script.family)
+    chosen = valid.get(ControlOptions)
+    if not chosen or options.dataset_config or options.in_json or not (root := options.train_data_dir):
+        return
+    if not chosen.control_directory:
+        yield f"control_directory: not set; choose the folder with the control images that {card.title} is trained with"
+        return
+    found = image_folders(Path(root), options.num_repeats, allow_many_repeats=options.allow_many_repeats)
+    for folder in found.folders:
+        if why := _controls_problem(chosen.control_directory, folder.path):
+            yield f"control_directory: {why}"
+
+
+def _controls_problem(directory: str, folder: Path) -> str:
+    """Return what is wrong with the control images of a folder; empty if nothing is."""
+    try:
+        find_controls(directory, folder.name, filter(is_readable, find_images(folder)))
+    except (OSError, ValueError) as error:
+        return str(error)
+    return ""
+
+
 def dataset_config(valid: Settings) -> Iterator[str]:
     """Check the file, and the folders and metadata files that it names."""
     if not (file := valid[DatasetOptions].dataset_config):
@@ -104,9 +138,9 @@ def _varying(cache: CacheOptions) -> Iterator[tuple[str, str]]:
 
 def _subset(subset: schema.Config) -> Iterator[tuple[str, str]]:
     """Yield the key and the problem of each file and folder that a subset names."""
-    metadata_file, folder, masks = (
+    metadata_file, folder, masks, directory = (
         os.path.expanduser(value) if isinstance(value := subset.get(key), str) and "\0" not in value else ""
-        for key in ("metadata_file", "image_dir", "conditioning_data_dir")
+        for key in ("metadata_file", "image_dir", "conditioning_data_dir", "control_directory")
     )
     try:
         if folder and not os.path.isdir(folder):
@@ -115,6 +149,8 @@ def _subset(subset: schema.Config) -> Iterator[tuple[str, str]]:
             yield "image_dir", f"no {IMAGES} in {folder!r}"
     except OSError as error:
         yield "image_dir", f"{folder!r} cannot be read: {error.strerror}"
+    if directory and os.path.isdir(folder) and (why := _controls_problem(directory, Path(folder))):
+        yield "control_directory", why
     if masks and not os.path.isdir(masks):
         yield "conditioning_data_dir", f"there is no folder {masks!r}"
     if metadata_file:
@@ -129,6 +165,7 @@ CHECKS = (
     partial(_images, "reg_data_dir", regularisation_folders),
     metadata,
     masks,
+    controls,
     dataset_config,
     varying_data_with_cache,
 )

@@ -154,6 +154,32 @@ def _resolution_problem(resolution: str) -> str | None:
     return None
 
 
+class ControlOptions(OptionGroup, title="Control images", needs="control_images"):
+    """Images that the model sees beside the caption, such as the one to edit."""
+
+    control_directory: str | None = path_option(
+        "Folder with the control images of each training image, under its file name: cat.png, or cat_0.png, cat_1.png "
+        "and so on for several. A folder in it named like the training folder, 10_cat, works too.",
+        label="Control images",
+        placeholder="/data/cats_before",
+    )
+    control_resolution: str | None = optional(
+        "Area to which control images are resized, keeping their shape: one number for a square, or width,height. "
+        "Unset, they are resized and cropped to the size of their training image.",
+        label="Area of control images",
+        placeholder="1024",
+    )
+    no_resize_control: bool = switch(
+        "Keep the size of control images, cropped to multiples of 16. With control_resolution, larger ones are still "
+        "resized to its area.",
+        label="Keep the size of control images",
+    )
+
+    def check(self) -> Iterable[tuple[str, str]]:
+        if self.control_resolution and (why := _resolution_problem(self.control_resolution)):
+            yield "control_resolution", why
+
+
 class BucketOptions(OptionGroup, title="Aspect buckets", shown_when="enable_bucket"):
     """Group images of similar aspect ratio and train each group at its own size."""
 

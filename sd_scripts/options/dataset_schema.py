@@ -16,9 +16,11 @@ from sd_scripts.options.dataset import (
     AugmentOptions,
     BucketOptions,
     CaptionOptions,
+    ControlOptions,
     DatasetOptions,
     ValidationOptions,
 )
+from sd_scripts.options.musubi_dataset import with_subsets
 from sd_scripts.options.spec import each_option
 
 Config = dict[str, Any]
@@ -53,18 +55,21 @@ Finding = tuple[str, str]
 
 OPTIONS = {
     option.name: option
-    for group in (DatasetOptions, BucketOptions, CaptionOptions, AugmentOptions, ValidationOptions)
+    for group in (
+        *(DatasetOptions, BucketOptions, CaptionOptions),
+        *(AugmentOptions, ControlOptions, ValidationOptions),
+    )
     for option in each_option(group)
 }
 OTHER_NAMES = {"batch_size": "train_batch_size"}
 OF_TYPE = {bool: FLAG, int: WHOLE, float: NUMBER, str: TEXT}
 SPECIAL: Keys = {
-    "resolution": SIZE,
+    **dict.fromkeys(("resolution", "control_resolution"), SIZE),
     "face_crop_aug_range": RANGE,
     "caption_extension": ENDING,
     **dict.fromkeys(("validation_split", "network_multiplier"), FLOAT),
     "custom_attributes": TABLE,
-    **dict.fromkeys(("class_tokens", "image_dir", "metadata_file", "cache_directory"), TEXT),
+    **dict.fromkeys(("cache_directory", "class_tokens", "image_dir", "metadata_file"), TEXT),
     "is_reg": FLAG,
 }
 """Keys that are no options, or take other values here."""
@@ -83,22 +88,20 @@ ANY_SUBSET = _keys(
     "num_repeats shuffle_caption caption_separator keep_tokens keep_tokens_separator secondary_separator "
     "enable_wildcard color_aug flip_aug random_crop face_crop_aug_range caption_prefix caption_suffix "
     "token_warmup_min token_warmup_step custom_attributes resize_interpolation caption_dropout_rate "
-    "caption_dropout_every_n_epochs caption_tag_dropout_rate"
+    "caption_dropout_every_n_epochs caption_tag_dropout_rate control_resolution no_resize_control"
 )
 CAPTION_FILES = _keys("caption_extension cache_info")
 CLASS_TOKENS = _keys("class_tokens")
 WITHOUT_EFFECT = {
+    "cache_directory": "has no effect: caches lie beside the images",
     "custom_attributes": "has no effect: nothing reads these attributes",
     "network_multiplier": "has no effect: every dataset trains the network at full strength",
-    "cache_directory": "has no effect: caches lie beside the images",
 }
 """Accepted key -> remark."""
 
 
-NO_CONTROLS = "no model here takes control images"
 UNSUPPORTED = {
-    "image_jsonl_file": "put images and captions into a folder, or describe them in a metadata_file",
-    **dict.fromkeys(("control_directory", "control_resolution", "no_resize_control", "multiple_target"), NO_CONTROLS),
+    "multiple_target": "no model here is trained with several targets",
     **dict.fromkeys(("video_directory", "video_jsonl_file"), "no model here is trained on videos"),
 }
 """Key of musubi-tuner -> why there is nothing like it."""
@@ -117,20 +120,20 @@ class Style:
 
 FOLDERS = Style(
     inherited=ANY_SUBSET | CAPTION_FILES | CLASS_TOKENS,
-    own=_keys("image_dir is_reg alpha_mask"),
+    own=_keys("image_dir is_reg alpha_mask control_directory"),
     required=("image_dir",),
 )
 METADATA = Style(inherited=ANY_SUBSET, own=_keys("metadata_file image_dir alpha_mask"), required=("metadata_file",))
 MASKS = Style(
     inherited=ANY_SUBSET | CAPTION_FILES,
-    own=_keys("image_dir conditioning_data_dir"),
+    own=_keys("image_dir conditioning_data_dir control_directory"),
     required=("image_dir", "conditioning_data_dir"),
 )
 GENERAL: Keys = DATASET | ANY_SUBSET | CAPTION_FILES | CLASS_TOKENS
 
 RANGES: dict[str, tuple[float, float]] = {
     key: within for key in GENERAL if (option := OPTIONS.get(OTHER_NAMES.get(key, key))) and (within := option.within)
-} | {"resolution": SIDES, "num_repeats": (0, MOST_REPEATS)}
+} | {"resolution": SIDES, "control_resolution": SIDES, "num_repeats": (0, MOST_REPEATS)}
 """Smallest and largest value of each number; a subset with 0 repeats is skipped."""
 
 
@@ -142,15 +145,7 @@ def read_config(path: Path) -> Config:
         raise ValueError(f"dataset_config: {error}") from error
     if not isinstance(config, dict):
         raise ValueError(f"dataset_config: '{path}' must contain [[datasets]]")
-    datasets = config.get("datasets")
-    return config if not isinstance(datasets, list) else {**config, "datasets": list(map(_with_subsets, datasets))}
-
-
-def _with_subsets(dataset: Any) -> Any:
-    if not isinstance(dataset, dict) or "image_directory" not in dataset or "subsets" in dataset:
-        return dataset
-    others = {key: value for key, value in dataset.items() if key != "image_directory"}
-    return {**others, "subsets": [{"image_dir": dataset["image_directory"]}]}
+    return with_subsets(config)
 
 
 def read_lines(path: Path) -> Lines:

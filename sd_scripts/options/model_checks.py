@@ -18,7 +18,9 @@ def base_model(valid: Settings) -> Iterator[str]:
     found, script = describe(where), valid.script
     if found.problem:
         yield f"{MODEL}: {found.problem}"
-    elif _is_known(found) and (found.family != script.family or found.variant.endswith(("LoRA", "alone"))):
+    elif _is_known(found) and not (
+        card_of(script.family).trains(found.family) and not found.variant.endswith(("LoRA", "alone"))
+    ):
         title = FAMILY_TITLES[script.family]
         yield f"{MODEL}: '{where}' is {found.variant}, not a base model for {title}; {_advice(found, script)}"
 
@@ -89,7 +91,7 @@ def components_in_the_model(valid: Settings) -> Iterator[str]:
     if not card.separate_components or isinstance(where, str) or not where.is_file():
         return
     found = describe(where)
-    if found.family != card.name or found.variant.endswith("LoRA"):
+    if not card.trains(found.family) or found.variant.endswith("LoRA"):
         return
     for wanted in card.separate_components:
         name = wanted.option
@@ -112,7 +114,8 @@ def why_no_lora(file: Path, family: str) -> str:
     found = describe(file)
     if found.problem:
         return found.problem
-    if not _is_known(found) or (found.family in (None, family) and found.variant.endswith("LoRA")):
+    fits = found.family is None or card_of(family).trains(found.family)
+    if not _is_known(found) or (fits and found.variant.endswith("LoRA")):
         return ""
     return f"'{file}' is {found.variant}, not a LoRA for {FAMILY_TITLES[family]}; choose another file"
 

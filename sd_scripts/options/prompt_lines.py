@@ -1,5 +1,6 @@
 """Reads the prompts of sample images from a .txt, .toml or .json file."""
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -27,6 +28,8 @@ class SamplePrompt:
     """Guidance embedded in a distilled model."""
     sampler: str | None = None
     """None means the option sample_sampler."""
+    control_images: tuple[str, ...] = ()
+    """Files of the control images, in order."""
 
 
 MIN_SIDE, MAX_SIDE = 64, 8192
@@ -45,8 +48,11 @@ FIELDS: dict[str, tuple[str, type]] = {
     "scale": ("scale", float),
     "guidance_scale": ("guidance", float),
     "sample_sampler": ("sampler", str),
+    "control_image_path": ("control_images", str),
 }
 """Key of a .toml or .json file -> field and type."""
+SEVERAL = ("control_image_path",)
+"""Keys that take a list, too, and options that may be repeated in a line."""
 RANGES = {"width": (0, MAX_SIDE), "height": (0, MAX_SIDE), "sample_steps": (1, MAX_STEPS)}
 """Key -> smallest and largest value. Sides below MIN_SIDE are raised to it."""
 
@@ -88,8 +94,13 @@ LINE_OPTIONS = (
     LineOption("g", NUMBER, "guidance_scale", "guidance", "3.5", "Guidance of a distilled model", "guidance"),
     LineOption("n", WORD, "negative_prompt", "negative prompt", "blurry, low quality", "What to avoid in the image"),
     LineOption("ss", WORD, "sample_sampler", "sampler", "euler_a", "Sampler of this image", "noise_schedule"),
+    LineOption(
+        *("ci", WORD, "control_image_path", "control image", "/data/before.png"),
+        "Control image, such as the one to edit; repeat it for several",
+        "control_images",
+    ),
 )
-SAMPLER = LINE_OPTIONS[-1]
+SAMPLER, CONTROLS = LINE_OPTIONS[-2:]
 
 
 @dataclass(frozen=True)
@@ -187,7 +198,8 @@ def line_keys(line: str) -> dict[str, Any]:
     for part in parts:
         for option in LINE_OPTIONS:
             if found := option.match(part):
-                keys[option.key] = FIELDS[option.key][1](found[1].strip())
+                value = FIELDS[option.key][1](found[1].strip())
+                keys[option.key] = [*keys.get(option.key, []), value] if option.key in SEVERAL else value
                 break
     if "sample_steps" in keys:
         keys["sample_steps"] = min(max(keys["sample_steps"], 1), MAX_STEPS)
@@ -254,7 +266,7 @@ READERS = dict(zip(KINDS, (_read_lines, _read_toml, _read_json), strict=True))
 
 def _problems(keys: Mapping[str, Any], family: str | None = None) -> Iterator[str]:
     """Yield what is wrong with the values of an entry; with a `family`, also what only that family checks."""
-    for key, value in keys.items():
+    for key, value in _each(keys):
         if key not in FIELDS or value is None:
             continue
         kind = FIELDS[key][1]
@@ -266,10 +278,28 @@ def _problems(keys: Mapping[str, Any], family: str | None = None) -> Iterator[st
             yield f"{key}: {value} is not {between}"
         elif key == "sample_sampler" and family and SAMPLER.works_for(family) and value not in SAMPLERS:
             yield f"sample_sampler: {value!r} is not one of {', '.join(SAMPLERS)}"
+        elif key == CONTROLS.key and family and CONTROLS.works_for(family) and not _is_file(str(value)):
+            yield f"{key}: there is no file {value!r}"
+
+
+def _each(keys: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield each key with each of its values."""
+    for key, value in keys.items():
+        yield from ((key, each) for each in (value if key in SEVERAL and isinstance(value, list) else [value]))
+
+
+def _is_file(name: str) -> bool:
+    try:
+        return os.path.isfile(os.path.expanduser(name))
+    except ValueError:  # NUL in the name
+        return False
 
 
 def _filled(keys: Mapping[str, Any], defaults: SamplePrompt) -> SamplePrompt:
     """Build the prompt from keys that have no problems."""
     known = {key: value for key, value in keys.items() if key in FIELDS and value is not None}
-    fields: dict[str, Any] = {FIELDS[key][0]: FIELDS[key][1](value) for key, value in known.items()}
+    fields: dict[str, Any] = {
+        FIELDS[key][0]: FIELDS[key][1](value) for key, value in known.items() if key not in SEVERAL
+    }
+    fields |= {FIELDS[key][0]: tuple(value for _, value in _each({key: known[key]})) for key in SEVERAL if key in known}
     return replace(defaults, **fields)

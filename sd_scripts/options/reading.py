@@ -4,6 +4,7 @@ import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from sd_scripts.families.registry import card_of
 from sd_scripts.options.catalog import FAMILY_TITLES, METHOD_TITLES, SCRIPT_TITLES, script_for
 from sd_scripts.options.checks import remarks_between
 from sd_scripts.options.legacy import translate
@@ -19,7 +20,7 @@ def from_values(script: Script, *layers: Mapping[str, Any]) -> Settings:
     values: dict[str, Any] = {}
     remarks: list[Remark] = []
     for layer in layers:
-        translated, said = translate(layer)
+        translated, said = translate(_without_aliases(layer, card_of(script.family).aliases))
         values |= translated
         remarks += said
     named = {name: str(values.pop(name, own)) for name, own in script.identity.items()}
@@ -34,6 +35,12 @@ def from_values(script: Script, *layers: Mapping[str, Any]) -> Settings:
         remarks += without_effect(script, settings)
     settings.remarks = [*remarks, *(Remark(name, unknown_text(name, known)) for name in unknown)]
     return settings
+
+
+def _without_aliases(values: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
+    """Return the values under the names that the options have here; a value under its own name goes first."""
+    renamed = {aliases[name]: value for name, value in values.items() if name in aliases and value is not None}
+    return renamed | {name: value for name, value in values.items() if name not in aliases}
 
 
 def _other_script(name: str, value: str, script: Script) -> str:

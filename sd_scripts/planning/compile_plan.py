@@ -26,8 +26,8 @@ class CompilePlan:
 
 
 def tokens_of(card: FamilyCard, shape: BatchShape) -> int:
-    extent = shape.extent
-    return card.tokens(extent.width, extent.height, extent.frames)
+    """Return the tokens of a sample and its control images."""
+    return sum(card.tokens(part.width, part.height, part.frames) for part in shape.extent.parts)
 
 
 def distinct_shapes(card: FamilyCard, shapes: Collection[BatchShape]) -> int:

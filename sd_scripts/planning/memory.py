@@ -355,8 +355,10 @@ class _Run:
         return _at(budget, {**facts.budgets, 1.0: facts.compiled})
 
     def _units(self, shape: BatchShape) -> float:
-        extent = shape.extent
-        return shape.images * self.facts.units(extent.width, extent.height, extent.frames, self.settings)
+        parts = shape.extent.parts
+        units = sum(self.facts.units(part.width, part.height, part.frames, self.settings) for part in parts)
+        text = self.facts.units(0, 0, 1, self.settings)  # which a sample has once, however many control images
+        return shape.images * (units - text * (len(parts) - 1))
 
     def _caching_latents(self) -> tuple[Part, ...]:
         batch = self.settings[CacheOptions].vae_batch_size

@@ -116,6 +116,7 @@ def plan_run(settings: Settings, gpu: Gpu | None = None, known: Iterable[Measure
         warn=warnings.append,
         bucket_multiple=card.bucket_multiple,
         token_multiple=card.token_multiple,
+        takes_controls=card.has("control_images"),
         title=card.title,
     )
     shapes = batch_shapes(data, short_batches=settings[DatasetOptions].short_batches)

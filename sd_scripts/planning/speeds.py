@@ -205,14 +205,13 @@ def _batch(options: Mapping[str, Any]) -> int:
 
 
 def _shape(text: str) -> BatchShape:
-    *sides, images = map(int, text.split("x"))
-    return BatchShape(extent=Extent(*sides), images=images)
+    extent, _, images = text.rpartition("x")
+    return BatchShape(extent=Extent.parse(extent), images=int(images))
 
 
 def _work(shape: BatchShape) -> int:
-    return shape.extent.width * shape.extent.height * shape.extent.frames * shape.images
+    return shape.extent.pixels * shape.images
 
 
 def _near(shape: BatchShape) -> bool:
-    pixels = shape.extent.width * shape.extent.height * shape.extent.frames
-    return abs(pixels / MEASURED_PIXELS - 1) < NEAR
+    return abs(shape.extent.pixels / MEASURED_PIXELS - 1) < NEAR

@@ -27,7 +27,7 @@ from typing import Any
 from sd_scripts.data import demo_images
 from sd_scripts.data.buckets import Extent
 from sd_scripts.data.epochs import BatchShape
-from sd_scripts.families.registry import card_of
+from sd_scripts.families.registry import card_of, preset_family
 from sd_scripts.formats.toml_files import read_toml
 from sd_scripts.options.catalog import FAMILY_TITLES, script_for
 from sd_scripts.options.reading import from_values
@@ -93,7 +93,8 @@ def presets_of(family: str) -> list[Preset]:
     presets = [
         Preset(name=f"{folder}/{file.stem}", script=script_for(family, method), values=read_toml(file))
         for folder, method in METHODS.items()
-        for file in sorted((FOLDER / folder).glob(f"{family}_*.toml"))
+        for file in sorted((FOLDER / folder).glob("*.toml"))
+        if preset_family(file.stem) == family
     ]
     return sorted(
         presets, key=lambda preset: (list(METHODS).index(preset.name.partition("/")[0]), preset.cap or sys.maxsize)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sd_scripts.data.dataset import DataPlan
+from sd_scripts.data.dataset import DataPlan, Item
 from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
 from sd_scripts.options.dataset import CacheOptions, ValidationOptions
 from sd_scripts.options.full import FusedOptions, ModelFileOptions
@@ -103,11 +103,15 @@ def origin_of(settings: Settings, plan: DataPlan, max_steps: int) -> Origin:
     return Origin(
         settings=plain({name: value for name, value in settings.values().items() if not options[name].secret}),
         models={name: fingerprint(value) for name, value in named.items() if value},
-        images=_digest([f"{i.path.parent.name}/{i.path.name}", *i.size, i.repeats] for i in plan.items),
+        images=_digest([_name(i), *i.size, i.repeats, *map(_name, i.controls)] for i in plan.items),
         captions=_digest([i.caption] for i in plan.items),
         image_count=len(plan.items),
         max_steps=max_steps,
     )
+
+
+def _name(item: Item) -> str:
+    return f"{item.path.parent.name}/{item.path.name}"
 
 
 def plain(value: Any) -> Any:

@@ -1,6 +1,7 @@
 """Inputs of a training step: a batch made ready on the device, with noise, timesteps and text."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -19,7 +20,11 @@ def step_inputs(data: TrainingData, batch: Batch, *key: object, timestep: float 
     latents = batch.latents
     if latents is None:
         assert batch.pixels is not None, "a batch holds pixels or latents"
-        latents = data.family.encode_images(data.components, batch.pixels.to(device, non_blocking=True))
+        latents, *controls = (
+            data.family.encode_images(data.components, pixels.to(device, non_blocking=True))
+            for pixels in (batch.pixels, *batch.controls)
+        )
+        batch = replace(batch, controls=tuple(controls))
     latents = latents.to(device, torch.float32, non_blocking=True)
     t = None if timestep is None else torch.full((len(batch),), timestep, device=device, dtype=torch.float32)
     inputs = data.family.step_inputs(batch, latents, settings, data.context.generator(*key), t)

@@ -92,12 +92,13 @@ class Trainer:
             warn=context.warn,
             bucket_multiple=family.card.bucket_multiple,
             token_multiple=family.card.token_multiple,
+            takes_controls=family.card.has("control_images"),
             title=family.card.title,
             progress=context.cancellable_phase("reading the dataset"),
         )
         method.check_data(family, context, plan)
         if context.is_main:
-            clean_up_caches({item.path.parent for item in plan.items})
+            clean_up_caches({item.path.parent for item in plan.every_image()})
         self.train_plan = plan_training(self.options, batches_per_epoch(context, plan))
         start = self._start(saved)
         self.origin = origin_of(settings, plan, self.train_plan.max_steps)

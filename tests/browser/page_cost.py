@@ -75,7 +75,7 @@ def measured(gui: Gui, browser: Any, demo: Path) -> dict[str, float]:
     context = browser.new_context(viewport={"width": 1400, "height": 1000})
     page = context.new_page()
     watch = Watch(page)
-    flux = page.locator("#lora-family label", has_text="FLUX")
+    flux = page.locator("#lora-family").get_by_text("FLUX.1", exact=True)
     found = {"a new page": watch.seconds(lambda: page.goto(gui.address))}
     found["another model family chosen, until its controls are seen"] = until_seen(
         flux.click, page.locator("#lora-clip_l")

@@ -58,7 +58,7 @@ def test_prompts_are_written_checked_and_filled_in(page: Any, tmp_path: Path) ->
     page.locator("#lora-prompt-options [data-insert=d]").click()
     expect(text).to_have_value("a cat --d 1\na dog --q 3")
     expect(check).to_contain_text("seed 1")
-    page.locator("#lora-family label", has_text="FLUX").click()
+    page.locator("#lora-family").get_by_text("FLUX.1", exact=True).click()
     expect(check).to_contain_text("guidance 3.5")
     page.locator("#lora-save-prompts").click()
     expect(page.locator("#lora-prompts-message")).to_contain_text("Saved to")

@@ -7,6 +7,7 @@ separate weights for text and image and let them attend to each other; single bl
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -31,6 +32,9 @@ from sd_scripts.library.dit_layers import (
 )
 
 _NOTHING = contextlib.nullcontext()
+
+Grid = tuple[int, int]
+"""Rows and columns of the tokens of an image."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,14 +248,16 @@ class FluxTransformer(nn.Module):
         pooled: Tensor,
         timesteps: Tensor,
         guidance: Tensor | None,
-        grid: tuple[int, int],
+        grid: Grid,
         txt_mask: Tensor | None = None,
+        control_grids: tuple[Grid, ...] = (),
     ) -> Tensor:
-        """Predict the velocity, noise - image, of each token.
+        """Predict the velocity, noise - image, of each token of the noisy image.
 
-        img (B, N, 64) packed latents, txt (B, T, 4096), pooled (B, 768), timesteps (B,) float32 in 0..1, guidance (B,)
-        or None for schnell, grid: rows and columns of tokens, N = rows * columns, txt_mask (B, T) bool, True where
-        there is text -> (B, N, 64).
+        img (B, N, 64) packed latents of the noisy image and then of its control images, txt (B, T, 4096), pooled
+        (B, 768), timesteps (B,) float32 in 0..1, guidance (B,) or None for schnell, grid of the noisy image and
+        control_grids of the others, N = sum of rows * columns, txt_mask (B, T) bool, True where there is text
+        -> (B, M, 64), M tokens of the noisy image.
         """
         dtype = self.dtype
         vec = self.time_in(timestep_embedding(timesteps).to(dtype)) + self.vector_in(pooled.to(dtype))
@@ -261,7 +267,7 @@ class FluxTransformer(nn.Module):
         img, txt = self.img_in(img.to(dtype)), self.txt_in(txt.to(dtype))
         if torch.is_grad_enabled():  # so that the first block is like the others, and shares their graph
             img, txt = (x if x.requires_grad else x.requires_grad_() for x in (img, txt))
-        rope = rope_table(self.shape, txt.shape[1], grid, img.device)
+        rope = rope_table(self.shape, txt.shape[1], (grid, *control_grids), img.device)
         mask = None if txt_mask is None else joint_mask(txt_mask, img.shape[1])
 
         for block in self.double_blocks:
@@ -269,7 +275,8 @@ class FluxTransformer(nn.Module):
         x = torch.cat((txt, img), dim=1)
         for block in self.single_blocks:
             (x,) = self._through(block, (x,), vec, rope, mask)
-        return self.final_layer(x[:, txt.shape[1] :], vec)
+        start, predicted = txt.shape[1], math.prod(grid)
+        return self.final_layer(x[:, start : start + predicted], vec)
 
     def _through(
         self, block: nn.Module, hidden: tuple[Tensor, ...], vec: Tensor, rope: Rope, mask: Tensor | None
@@ -292,10 +299,14 @@ def joint_mask(txt_mask: Tensor, tokens: int) -> Tensor:
 
 
 @cache  # recorded graphs read them, so none may be freed
-def rope_table(shape: FluxParams, txt_tokens: int, grid: tuple[int, int], device: torch.device) -> Rope:
-    """Return the rotary table of the text, at position 0, then of the image row by row; cached for each size."""
-    rows, columns = grid
-    positions = torch.zeros(txt_tokens + rows * columns, 3, dtype=torch.float64)
-    positions[txt_tokens:, 1] = torch.arange(rows).repeat_interleave(columns)
-    positions[txt_tokens:, 2] = torch.arange(columns).repeat(rows)
-    return rope_of(positions, shape.rope_widths, device)
+def rope_table(shape: FluxParams, txt_tokens: int, grids: tuple[Grid, ...], device: torch.device) -> Rope:
+    """Return the rotary table of the text, at position 0, then of each image row by row; cached for each size.
+
+    The first coordinate is the number of the image: 0 for the noisy one, 1, 2, ... for its control images, whose rows
+    and columns count from 0 again.
+    """
+    parts = [torch.zeros(txt_tokens, 3)]
+    for number, (rows, columns) in enumerate(grids):
+        row, column = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
+        parts.append(torch.stack((torch.full_like(row, number), row, column), dim=-1).flatten(0, 1))
+    return rope_of(torch.cat(parts).double(), shape.rope_widths, device)

@@ -9,7 +9,7 @@ from sd_scripts.data.batch import Batch
 from sd_scripts.families.family import Components
 from sd_scripts.families.flux.options import FluxModelOptions
 from sd_scripts.families.flux.packing import predict
-from sd_scripts.families.objective import flow_inputs
+from sd_scripts.families.objective import controls_of, flow_inputs
 from sd_scripts.library.dit_layers import grid_of
 from sd_scripts.library.flow_timesteps import loss_weights
 from sd_scripts.library.losses import diffusion_loss
@@ -43,6 +43,7 @@ def loss(components: Components, inputs: dict[str, Tensor], text: dict[str, Tens
         text,
         guidance_vector(components, t, objective.guidance_scale),
         masked=settings[FluxModelOptions].apply_t5_attn_mask,
+        controls=controls_of(inputs),
     )
     # only raw compares velocities; the others exist for settings written for sd-scripts
     if objective.model_prediction_type == "additive":

@@ -12,12 +12,19 @@ from sd_scripts.families.flux.card import CARD
 from sd_scripts.families.flux.objective import guidance_vector
 from sd_scripts.families.flux.options import FluxModelOptions
 from sd_scripts.families.flux.packing import predict
-from sd_scripts.families.flux.vae import decode_latents
-from sd_scripts.families.sampling import apply_guidance, eval_mode, make_generator, offer_preview, on_device
+from sd_scripts.families.flux.vae import decode_latents, encode_images
+from sd_scripts.families.sampling import (
+    apply_guidance,
+    control_pixels,
+    eval_mode,
+    make_generator,
+    offer_preview,
+    on_device,
+)
 from sd_scripts.library.dit_layers import grid_of
 from sd_scripts.library.flow_timesteps import sampling_sigmas, shift_of
 from sd_scripts.library.media import Media
-from sd_scripts.options.prompt_lines import SamplePrompt, size_of
+from sd_scripts.options.prompt_lines import CONTROLS, SamplePrompt, size_of
 from sd_scripts.options.settings import Settings
 
 LATENT = 8
@@ -35,7 +42,10 @@ def sample(components: Components, prompt: SamplePrompt, text: dict[str, Tensor]
     device = flux.img_in.weight.device
     text = {name: tensor.to(device) for name, tensor in text.items()}
     with eval_mode([components.denoiser, components.vae]):
-        latents = _denoise(components, prompt, text, device, masked=settings[FluxModelOptions].apply_t5_attn_mask)
+        with on_device(components.vae, device):
+            controls = _control_latents(components, prompt, settings)
+        masked = settings[FluxModelOptions].apply_t5_attn_mask
+        latents = _denoise(components, prompt, text, controls, device, masked=masked)
         return Media.of(_decoded(components, latents))
 
 
@@ -45,8 +55,22 @@ def prompt_captions(prompt: SamplePrompt) -> list[str]:
     return [prompt.negative_prompt, prompt.prompt] if guided else [prompt.prompt]
 
 
+def _control_latents(components: Components, prompt: SamplePrompt, settings: Settings) -> list[Tensor]:
+    """Return the latents (1, 16, h, w) of the prompt's control images, on the VAE's device."""
+    if not CONTROLS.works_for(settings.script.family):
+        return []
+    height, width = size_of(prompt, CARD.side_multiple)
+    return [encode_images(components, pixels) for pixels in control_pixels(prompt, (width, height), settings)]
+
+
 def _denoise(
-    components: Components, prompt: SamplePrompt, text: dict[str, Tensor], device: torch.device, *, masked: bool
+    components: Components,
+    prompt: SamplePrompt,
+    text: dict[str, Tensor],
+    controls: list[Tensor],
+    device: torch.device,
+    *,
+    masked: bool,
 ) -> Tensor:
     """Return latents (1, 16, h, w) float32, shifted and scaled."""
     height, width = size_of(prompt, CARD.side_multiple)
@@ -58,10 +82,11 @@ def _denoise(
     sigmas = sampling_sigmas(prompt.steps, shift).to(device)
 
     captions = len(text["l_pooled"])
+    controls = [each.expand(captions, -1, -1, -1) for each in controls]
     for t, after in pairwise(sigmas):
         noisy, at = latents.expand(captions, -1, -1, -1), t.expand(captions)
         guidance = guidance_vector(components, at, prompt.guidance)
-        velocity = predict(components.denoiser, noisy, at, text, guidance, masked=masked)
+        velocity = predict(components.denoiser, noisy, at, text, guidance, masked=masked, controls=controls)
         velocity = apply_guidance(velocity, prompt.scale)
         offer_preview(partial(_decoded, components, latents - t * velocity))
         latents = latents + (after - t) * velocity

@@ -40,7 +40,7 @@ def recognise(header: Header) -> tuple[str | None, str] | None:
 CARD = FamilyCard(
     name="qwen_image",
     title="Qwen-Image",
-    order=2,
+    order=3,
     scripts={
         "lora": "qwen_image_train_network.py",
         "full": "qwen_image_train.py",

@@ -1,0 +1,54 @@
+"""FLUX.1 Kontext, as the page, the options and the file recognition see it: FLUX.1 dev with control images."""
+
+from dataclasses import replace
+
+from sd_scripts.families.flux.card import CARD as FLUX
+from sd_scripts.families.flux.card import TRANSFORMERS
+from sd_scripts.families.flux.options import RECOMMENDED
+from sd_scripts.formats.safetensors_header import Header
+from sd_scripts.options.dataset import ControlOptions
+
+ARCHITECTURE = "flux-1-kontext-dev"
+"""modelspec.architecture of files saved here."""
+
+
+def recognise(header: Header) -> tuple[str, str] | None:
+    """Return (family, variant) of a transformer whose metadata say so: its keys and shapes are those of FLUX.1 dev."""
+    told = header.metadata.get("modelspec.architecture", "").lower()
+    if "kontext" in told and any(key in header.shapes for key in TRANSFORMERS):
+        return CARD.name, CARD.title
+    return None
+
+
+CARD = replace(
+    FLUX,
+    name="flux_kontext",
+    title="FLUX.1 Kontext",
+    derived_from=FLUX.name,
+    order=2,
+    scripts={"lora": "flux_kontext_train_network.py", "full": "flux_kontext_train.py"},
+    groups=(*FLUX.groups, ControlOptions),
+    capabilities=FLUX.capabilities | {"control_images"},
+    notes={},
+    recommended=RECOMMENDED,
+    recommended_note="The sd-scripts defaults do not match what FLUX.1 predicts.",
+    recommend=None,
+    base_file="a FLUX.1 Kontext file",
+    base_model="a FLUX.1 Kontext transformer",
+    speeds=(),
+    sample_defaults=replace(FLUX.sample_defaults, guidance=2.5),
+    hub_words=("kontext",),
+    model_panel=(),
+    panels=(),
+    recognise=recognise,
+    aliases={
+        "vae": "ae",
+        "text_encoder1": "t5xxl",
+        "text_encoder2": "clip_l",
+    },
+    lora_marks=(),
+    pipelines=(("FluxKontext", "flux_kontext", "FLUX.1 Kontext diffusers folder"),),
+    folder_variant=lambda folder, variant: variant,
+    widths=(),
+    kohya=None,
+)

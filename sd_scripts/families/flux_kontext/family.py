@@ -1,0 +1,34 @@
+"""FLUX.1 Kontext as a record for the trainer: FLUX.1's parts, whose sequences hold control images, too.
+
+Black Forest Labs, 2025. The transformer has the keys and shapes of FLUX.1 dev. The tokens of control images follow
+those of the noisy image; the first coordinate of their positions is the number of the control image, from 1.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from sd_scripts.families.components import DENOISER, WeightSource
+from sd_scripts.families.flux.family import FLUX
+from sd_scripts.families.flux_kontext.card import ARCHITECTURE, CARD
+from sd_scripts.options.settings import Settings
+
+
+def problems(sources: Mapping[str, WeightSource], settings: Settings) -> list[str]:
+    """Return the problems of FLUX.1, and one if the transformer is that of schnell."""
+    transformer: Any = sources[DENOISER].empty
+    found = FLUX.problems(sources, settings)
+    if transformer.shape.guidance:
+        return found
+    path = sources[DENOISER].path
+    schnell = f"pretrained_model_name_or_path: '{path}' is FLUX.1 schnell, not {CARD.title}; choose {CARD.base_file}"
+    return [schnell, *found]
+
+
+FAMILY = KONTEXT = replace(
+    FLUX,
+    card=CARD,
+    identity=replace(FLUX.identity, base_model_version=CARD.name, architecture=lambda components: ARCHITECTURE),
+    blocks=replace(FLUX.blocks, title=CARD.title),
+    problems=problems,
+)

@@ -1,0 +1,50 @@
+"""Finds the control images of training images by name: those of `cat.png` are `cat.png`, `cat_0.png`, `cat_1.png`."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from sd_scripts.formats.image_folders import find_images
+from sd_scripts.formats.words import some
+
+
+def control_folders(folder: str, subset: str) -> list[Path]:
+    """Return where the control images of a subset lie: in the folder, and below it in one named like the subset.
+
+    Raises ValueError, to follow the option's name, if there is no such folder or no image in it.
+    """
+    root = Path(folder)
+    if not root.is_dir():
+        raise ValueError(f"there is no folder {folder!r}")
+    folders = [place for place in (root, root / subset) if place.is_dir()]
+    try:
+        empty = not any(find_images(place) for place in folders)
+    except OSError as error:
+        raise ValueError(f"{error.filename!r} cannot be read: {error.strerror}") from error
+    if empty:
+        raise ValueError(f"no images in {folder!r}; add a control image for each training image")
+    return folders
+
+
+def find_controls(folder: str, subset: str, images: Iterable[Path]) -> dict[Path, tuple[Path, ...]]:
+    """Return the control images of each image: first that of the same stem, then those with a number, in its order.
+
+    Longer names choose first, so `a_b_1.png` belongs to `a_b.png` and not to `a.png`. Raises ValueError, to follow the
+    option's name, if an image has none or a name ends in something other than a number.
+    """
+    images = list(images)
+    left = {path: path.stem for place in control_folders(folder, subset) for path in find_images(place)}
+    found: dict[Path, tuple[Path, ...]] = {}
+    for image in sorted(images, key=lambda image: (-len(image.stem), image)):
+        own = [path for path, stem in left.items() if stem == image.stem or stem.startswith(f"{image.stem}_")]
+        ends = {path: left.pop(path)[len(image.stem) + 1 :] for path in own}
+        if wrong := [path.name for path, end in ends.items() if end and not end.isdecimal()]:
+            raise ValueError(
+                f"{some(wrong)} in {folder!r} must be named like its image, or end in a number like {image.stem}_0.png"
+            )
+        found[image] = tuple(sorted(own, key=lambda path: (int(ends[path] or -1), path)))
+    if missing := [image.name for image in images if not found[image]]:
+        raise ValueError(
+            f"{folder!r} has no control image for {len(missing)} of {len(images)} images: {some(missing)}; name it "
+            "like the image"
+        )
+    return found
