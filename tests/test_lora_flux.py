@@ -578,7 +578,8 @@ def test_noise_follows_the_rows_of_weight_and_gradient() -> None:
 
 def test_noise_has_the_deviation_it_shall_have_and_no_gradient() -> None:
     layer = LoraLinear(nn.Linear(4, 3), 2, Dropouts())
-    layer.lora_up.data.zero_()
+    for part in (layer.lora_down, layer.lora_up):  # they are not initialized yet
+        part.data.zero_()
     layer.row_noise = torch.tensor([0.0, 1.0, 2.0])
     x = torch.ones(1, 4, requires_grad=True)
     with torch.no_grad():
