@@ -10,7 +10,8 @@ from kohya_gui.configuration import tab_for
 from kohya_gui.dreambooth_gui import DREAMBOOTH
 from kohya_gui.finetune_gui import FINETUNE
 from kohya_gui.lora_gui import LORA
-from kohya_gui.runs_gui import lora_tools_tab, machine_tab, runs_tab
+from kohya_gui.runs_gui import generate_tab, lora_tools_tab, machine_tab, runs_tab
+from kohya_gui.textual_inversion_gui import TEXTUAL_INVERSION
 from kohya_gui.training_tab import TrainingTab
 from kohya_gui.visibility import as_element
 from sd_scripts.formats.words import listed
@@ -24,7 +25,7 @@ HEAD = f"""
   <button id="theme-switch" type="button" title="Light or dark">◐</button>
 </header>
 """
-TRAININGS = (LORA, DREAMBOOTH, FINETUNE)
+TRAININGS = (LORA, DREAMBOOTH, FINETUNE, TEXTUAL_INVERSION)
 
 
 def build(
@@ -40,6 +41,8 @@ def build(
             for training in TRAININGS:
                 with gr.Tab(training.tab.title, id=training.tab.name, elem_id=training.tab.name):
                     tabs.append(TrainingTab(training, queue, launch, allowed_paths))
+            with gr.Tab("Generate", id="generate", elem_id="generate"):
+                generate_tab()
             with gr.Tab("LoRA tools", id="loratools", elem_id="loratools"):
                 lora_tools_tab()
             with gr.Tab("Runs", id="runs", elem_id="runs"):

@@ -74,10 +74,10 @@
     (event) => {
       const link = event.target.closest?.(LINK);
       const id = link ? link.closest(".option[id]")?.id : null;
-      const [, tab] = event.target.closest?.("button[id$=-browse]")?.id.match(/^([a-z]+)-browse$/) ?? [];
+      const [, tab] = event.target.closest?.("button[id$=-browse]")?.id.match(/^([a-z_]+)-browse$/) ?? [];
       if (!id && !tab) return;
       event.preventDefault();
-      if (id) return open(fieldOf(id), id.replace(/^[a-z]+-/, ""));
+      if (id) return open(fieldOf(id), id.replace(/^[a-z_]+-/, ""));
       open(fieldOf(`${tab}-file`), "file", () => setTimeout(() => document.getElementById(`${tab}-open`).click(), 300));
     },
     true,

@@ -21,10 +21,10 @@ LORA_TOOL_INPUTS = {name for tool in LORA_TOOLS for name in tool.inputs}
 ALSO_FOLDERS = tuple(dict.fromkeys(("pretrained_model_name_or_path", "vae", *component_options())))
 """Fields that also take a folder, that of a diffusers model."""
 ENDINGS: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys((*ALSO_FOLDERS, "network_weights", "base_weights", *LORA_TOOL_INPUTS), MODELS),
+    **dict.fromkeys((*ALSO_FOLDERS, "network_weights", "base_weights", "lora_weights", *LORA_TOOL_INPUTS), MODELS),
     **dict.fromkeys(("file", "new-name", "dataset_config", "log_tracker_config"), SETTINGS),
     "in_json": (".json", ".jsonl"),
-    "sample_prompts": (".txt", ".toml", ".json"),
+    **dict.fromkeys(("sample_prompts", "prompt_file"), (".txt", ".toml", ".json")),
     "metadata_thumbnail": tuple(IMAGE_SUFFIXES),
     "console_log_file": (".log", ".txt"),
     "compile_cache": (".zip",),

@@ -116,14 +116,17 @@ def tab_for(path: Path) -> Tab:
 
 
 def _tab_of(raw: Mapping[str, Any]) -> Tab | None:
-    """Return the tab of a TOML file by its method or options only one has; in_json tells Fine-tune from DreamBooth."""
+    """Return the tab of a TOML file by its method or options only one has; in_json tells Fine-tune from DreamBooth, and
+    token_string alone is textual inversion."""
     own = options_of_one_method()
     named = str(raw.get("method"))
     methods = [named] if named in own else [method for method, names in own.items() if not names.isdisjoint(raw)]
+    if not methods and "token_string" in raw:
+        methods = ["textual_inversion"]
     if len(methods) != 1:
         return None
     full = "finetune" if "in_json" in raw else "dreambooth"
-    return TABS["lora" if methods == ["lora"] else full]
+    return TABS[full if methods == ["full"] else methods[0]]
 
 
 def _check_tab(path: Path, told: Tab | None, tab: Tab) -> None:

@@ -159,6 +159,6 @@
   // show a field's key as the tooltip of its label
   document.addEventListener("mouseover", (event) => {
     const name = event.target.closest?.('.option[id] :is([data-testid="block-info"], label > span, .label-text)');
-    if (name && !name.title) name.title = name.closest(".option[id]").id.replace(/^[a-z]+-/, "");
+    if (name && !name.title) name.title = name.closest(".option[id]").id.replace(/^[a-z_]+-/, "");
   });
 })();

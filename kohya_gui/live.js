@@ -157,9 +157,21 @@
       if (!button || this.id == null) return;
       const action = button.dataset.action;
       if (action === "load") return Studio.load(this.told);
+      if (action === "try") return Studio.tryRun(this.told);
       button.disabled = true;
+      if (action === "publish") return this.publish(button);
       if (["save", "sample", "stop"].includes(action)) button.textContent = "Requested…";
       await this.act(this.id, action);
+    }
+
+    async publish(button) {
+      try {
+        await Studio.publish(this.id);
+        this.said.replaceChildren();
+      } catch (error) {
+        this.said.replaceChildren(complaint(error));
+      }
+      button.disabled = false;
     }
 
     async act(id, action) {

@@ -167,11 +167,11 @@ class LiveRoutes:
         path = self._file_of(request, "samples")
         if path.suffix.lower() not in MEDIA:
             raise NotFound("This sample is not an image or clip")
-        return _file(request, path, MEDIA[path.suffix.lower()])
+        return send_file(request, path, MEDIA[path.suffix.lower()])
 
     def file(self, request: Request) -> Response:
         """Return a model that the run saved, as a download."""
-        return _file(request, self._file_of(request, "saved"), "application/octet-stream", download=True)
+        return send_file(request, self._file_of(request, "saved"), "application/octet-stream", download=True)
 
     def compare(self, request: Request) -> Any:
         """Return the settings in which some runs differ."""
@@ -304,7 +304,7 @@ class LiveRoutes:
             raise NotFound(str(error)) from error
 
 
-def _file(request: Request, path: Path, kind: str, download: bool = False) -> Response:
+def send_file(request: Request, path: Path, kind: str, download: bool = False) -> Response:
     """Return a regular file, which the browser caches until it changes."""
     try:
         found = os.lstat(path)

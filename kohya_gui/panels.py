@@ -11,6 +11,7 @@ from kohya_gui.training import Panel, Training
 from sd_scripts.families.card import FamilyCard
 from sd_scripts.families.registry import cards
 from sd_scripts.options.dataset import CacheOptions, ControlOptions
+from sd_scripts.options.embedding import EmbeddingFileOptions, EmbeddingOptions
 from sd_scripts.options.flow import FlowOptions
 from sd_scripts.options.full import FullOptions, FusedOptions, ModelFileOptions
 from sd_scripts.options.memory import MemoryOptions
@@ -50,7 +51,10 @@ MODEL = Panel(
     open=True,
 )
 SAVING = Panel(
-    "Saving", ("output_dir", "output_name"), rest=(ModelFileOptions, SavingOptions, LoraFileOptions), open=True
+    "Saving",
+    ("output_dir", "output_name"),
+    rest=(ModelFileOptions, SavingOptions, LoraFileOptions, EmbeddingFileOptions),
+    open=True,
 )
 NETWORK = Panel(
     "Network",
@@ -63,6 +67,12 @@ NETWORK = Panel(
     rest=(NetworkOptions,),
     open=True,
 )
+TOKEN = (
+    *("token_string", "init_word", "num_vectors_per_token", "embedding_lr"),
+    *("use_object_template", "use_style_template", "weights"),
+)
+EMBEDDING = Panel(EmbeddingOptions.title, TOKEN, open=True)
+PIVOTAL = Panel("Pivotal tuning", TOKEN)
 FULL = Panel(FullOptions.title, ("train_text_encoder", "learning_rate_te1", "learning_rate_te2", "block_lr"), open=True)
 BASIC = Panel(
     "Basic",
@@ -119,8 +129,17 @@ SAMPLES = Panel("Samples", rest=(SampleOptions,), tool=PromptEditor, tool_inside
 METADATA = Panel("Metadata", rest=(MetadataOptions,), late=True)
 
 
+OF_METHOD: Mapping[str, tuple[Panel, Panel, tuple[Panel, ...]]] = {
+    "lora": (NETWORK, MEMORY, (PIVOTAL,)),
+    "full": (FULL, MEMORY_OF_FULL, ()),
+    "textual_inversion": (EMBEDDING, MEMORY, ()),
+}
+"""Method -> the panel of what is trained, the panel about memory, and further ones."""
+
+
 def training(tab: str, data: Panel) -> Training:
     """Return a training tab with this dataset panel."""
-    weights, memory = (NETWORK, MEMORY) if TABS[tab].method == "lora" else (FULL, MEMORY_OF_FULL)
-    panels = (MODEL, data, CONTROLS, SAVING, weights, BASIC, TIMESTEPS, memory, *OF_FAMILIES, EMA, SAMPLES, METADATA)
+    first, memory, last = OF_METHOD[TABS[tab].method]
+    basic = (MODEL, data, CONTROLS, SAVING, first, BASIC, TIMESTEPS, memory)
+    panels = (*basic, *last, *OF_FAMILIES, EMA, SAMPLES, METADATA)
     return Training(tab=TABS[tab], panels=panels)

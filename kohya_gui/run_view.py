@@ -10,8 +10,9 @@ from kohya_gui.messages import Html, message
 from kohya_gui.recognise import size
 from sd_scripts.families.registry import card_of, names
 from sd_scripts.formats.words import some
+from sd_scripts.options.generate import GENERATE
 from sd_scripts.runs.events import END
-from sd_scripts.runs.outputs import STATE_ENDING
+from sd_scripts.runs.outputs import DIFFUSERS_ENDING, EMBEDDING_ENDING, STATE_ENDING
 from sd_scripts.runs.run_state import ENDED, LIVING, CompileChecks, OutputFile, RunState, State
 from sd_scripts.runs.store import RunRow
 
@@ -31,7 +32,6 @@ MOST_FILES = 60
 """Saved files listed at most; the folder has the others."""
 EMA_SUFFIX = "-ema"
 """Suffix of the file that holds the moving average (EMA) of the weights."""
-DIFFUSERS_SUFFIX = "-diffusers"
 """Suffix of the file with the key names of diffusers (save_as_format)."""
 REPLACED = '<span class="warn">overwritten by a later run</span>'
 LORA_HINT = "Your LoRA. To use it, put it into <b>models/loras</b> (ComfyUI) or <b>models/Lora</b> (WebUI)."
@@ -133,6 +133,11 @@ def ticking(since: float) -> str:
     return f'data-since="{since:.1f}"'
 
 
+def generates(family: str) -> bool:
+    """Return whether a script generates images of this family."""
+    return family in names() and GENERATE in card_of(family).scripts
+
+
 def controls(run_state: RunState, row: RunRow) -> str:
     """Return the buttons of the run; a pending command's button says so until the run answers."""
     state = shown_state(run_state, row)
@@ -141,9 +146,13 @@ def controls(run_state: RunState, row: RunRow) -> str:
     if state in LIVING:
         return living_controls(run_state)
     again = [("continue", "Continue", "Start a new run with these settings from the latest state")]
+    saved = any(not made.path.name.endswith(STATE_ENDING) for made in run_state.saved)
+    tries = [("try", "Try it", "Generate images with the trained file")]
     buttons = [
+        *(tries if saved and generates(row.family) else []),
         *(again if newest_state(run_state) else []),
         ("load", "Load settings", "Load the settings this run was started with into its tab"),
+        *([("publish", "Publish…", "Edit the model card, then upload the file or pack a zip")] if saved else []),
         ("forget", "Remove from list", "The run's folder and files stay"),
     ]
     return actions(buttons)
@@ -226,13 +235,17 @@ def result(run_state: RunState, family: str) -> str:
     made = [made for made in run_state.saved if not made.path.name.endswith(STATE_ENDING)]
     if run_state.state != "finished" or not made:
         return ""
-    plain = [each for each in made if not each.path.stem.endswith((EMA_SUFFIX, DIFFUSERS_SUFFIX))] or made
+    beside = [each for each in made if each.path.stem.endswith(EMBEDDING_ENDING)]
+    made = [each for each in made if each not in beside] or made
+    plain = [each for each in made if not each.path.stem.endswith((EMA_SUFFIX, DIFFUSERS_ENDING))] or made
     averages = [each for each in made if each.path.stem.endswith(EMA_SUFFIX) and each.step == plain[-1].step]
     found, last = plain[-1].find(), averages[-1].find() if averages else None
     if found is None:
         return message("warning", f"{plain[-1].path}: overwritten by a later run")
     path = escape(str(found))
     average = f"<p>The EMA weights are in <b>{escape(last.name)}</b>.</p>" if last and last != found else ""
+    if beside and (embedding := beside[-1].find()):
+        average += f"<p>The embeddings of the new token are in <b>{escape(embedding.name)}</b>.</p>"
     method = run_state.facts.get("method", "")
     hints = card_of(family).use_hints if family in names() else {}
     where = hints.get(method, "Your model." if method == "full" else LORA_HINT)

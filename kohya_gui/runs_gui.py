@@ -47,6 +47,15 @@ def lora_tools_tab() -> None:
     gr.HTML("<div data-lora-tools></div>", elem_id="lora-tools", apply_default_css=False)
 
 
+def generate_tab() -> None:
+    """Lay out the tab Generate: its form on the left, progress and images on the right (generate.js)."""
+    with gr.Row(elem_classes="columns"):
+        with gr.Column(elem_classes="settings runs-left"):
+            gr.HTML("<div data-generate></div>", elem_id="generate-form", apply_default_css=False)
+        with gr.Column(elem_classes="running"):
+            gr.HTML("<div data-gallery></div>", elem_id="generate-gallery", apply_default_css=False)
+
+
 def machine_tab() -> None:
     """Lay out the tab Machine: its checks (doctor.js) and the compiler cache on the left, the run on the right."""
     with gr.Row(elem_classes="columns runs-columns"):

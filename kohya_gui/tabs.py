@@ -15,4 +15,5 @@ TABS = {
     "lora": Tab("lora", "LoRA", "lora"),
     "dreambooth": Tab("dreambooth", "DreamBooth", "full"),
     "finetune": Tab("finetune", "Fine-tune", "full"),
+    "textual_inversion": Tab("textual_inversion", "Embedding", "textual_inversion"),
 }

@@ -43,11 +43,11 @@ class ToolJob:
         command = [*argv, *(prepare(job) if prepare else ()), "--run_dir", str(folder.path)]
         self.watched = job
         if run:
-            self._queue.when_free(gpus, lambda: self._begin_waiting(job, command))
+            self._queue.when_free(gpus, lambda: self._begin_waiting(job, command), self.make_way)
         else:
             self.watched = WatchedRun(folder, process.start(command, {}, folder))
             if self.uses_gpu:
-                self._queue.reserve(gpus, self.watched)
+                self._queue.reserve(gpus, self.watched, self.make_way)
 
     def _begin_waiting(self, waiting: WatchedRun, argv: Sequence[str]) -> WatchedRun | None:
         """Start the waiting job, unless it was stopped meanwhile."""
@@ -59,6 +59,9 @@ class ToolJob:
             waiting.waiting, waiting.end = False, End("failed", str(error))
             return None
         return self.watched
+
+    def make_way(self) -> None:
+        """Called when a queued run waits for the GPU: a process that has nothing to do may end."""
 
     def stop(self) -> None:
         if self.watched and self.watched.waiting:

@@ -65,7 +65,7 @@ window.Forms = (() => {
     "change",
     ({ target }) => {
       if (!["checkbox", "radio"].includes(target.type)) return;
-      const [, tab, name] = target.closest(".block")?.id.match(/^([a-z]+)-(\w+)$/) ?? [];
+      const [, tab, name] = target.closest(".block")?.id.match(/^([a-z_]+)-(\w+)$/) ?? [];
       const form = forms[tab];
       if (name === "family" && form) form.family = target.value;
       else if (form?.watched.includes(name)) form.values[name] = target.checked;

@@ -16,6 +16,10 @@ from training_help import GRAPHS, equal, train
 
 from sd_scripts.families.model_file import describe
 from sd_scripts.families.sdxl.family import SDXL
+from sd_scripts.library.fp8 import Fp8
+from sd_scripts.library.int8 import Int8
+from sd_scripts.library.nf4 import Nf4
+from sd_scripts.library.quantized import WeightFormat, dequantized, quantize_
 from sd_scripts.networks import adapter
 from sd_scripts.networks.adapter import Adapter, LayerPlan, Tensors, TrainedTensor, file_alpha
 from sd_scripts.networks.layers import AdaptedLinear, Dropouts
@@ -165,19 +169,18 @@ def test_dropout_leaves_the_base_layer(kind: str, rank: int, options: dict[str, 
         assert not torch.allclose(whole, plain)
 
 
-def test_the_change_of_a_quantized_layer_is_that_of_its_values() -> None:
+@pytest.mark.parametrize("weight_format", [Fp8(), Int8(), Nf4()], ids=["fp8", "int8", "nf4"])
+def test_the_change_of_a_quantized_layer_is_that_of_its_values(weight_format: WeightFormat) -> None:
     """Kinds that do not form the weight compute with a quantized one as with its dequantized values."""
-    from sd_scripts.library import fp8
-
     for kind, rank, options in LAYERS:
         if (kind == "lokr" and options.get("axis")) or options.get("axis") == "in":
             continue
         torch.manual_seed(0)
         layer = nn.Linear(32, 48).requires_grad_(False)
         x = torch.randn(2, 5, 32)
-        fp8.quantize_(layer, torch.float32)
+        quantize_(layer, weight_format, torch.float32)
         plain = nn.Linear(32, 48).requires_grad_(False)
-        plain.weight.data, plain.bias.data = fp8.dequantized(layer), layer.bias.data
+        plain.weight.data, plain.bias.data = dequantized(layer), layer.bias.data
         found = []
         for each in (layer, plain):
             torch.manual_seed(1)
@@ -210,10 +213,10 @@ STATES = {"save_state": True, "save_every_n_steps": 1, "use_ema": True}
 COMPILED = {"compile": True, "compile_backend": "aot_eager", "compile_fullgraph": True}
 NAMES: dict[str, dict[str, Any]] = {
     "dora": {"network_type": "dora", "fp8_base": True},
-    "loha": {"network_module": "networks.loha", "network_args": ["rank_dropout=0.3"]},
+    "loha": {"network_module": "networks.loha", "network_args": ["rank_dropout=0.3"], "quantize_base": "nf4"},
     "lokr": {"network_module": "lycoris.kohya", "network_args": ["algo=lokr", "factor=4", "dora_wd=True"]},
     "oft": {"network_module": "networks.oft_flux", "blocks_to_swap": 1},
-    "boft": {"network_type": "boft", "network_dim": 14},
+    "boft": {"network_type": "boft", "network_dim": 14, "quantize_base": "int8"},
 }
 """Every kind under one of its names, and with one of the things that may be had with each."""
 

@@ -9,8 +9,9 @@ from torch import nn
 
 from sd_scripts.families.full_size import random_weights
 from sd_scripts.families.registry import module_of
-from sd_scripts.options.catalog import FAMILY_TITLES, METHOD_TITLES, script_for
+from sd_scripts.options.catalog import SCRIPTS
 from sd_scripts.options.reading import from_values
+from sd_scripts.options.settings import Script
 from sd_scripts.tools import benchmark_buckets, measure_presets
 from sd_scripts.tools.benchmark import COMMON, GIB, HEADINGS, WARM_UP, Run, curve_table, main, table
 from sd_scripts.tools.side_by_side import supported
@@ -46,14 +47,16 @@ def test_an_unknown_row_is_told_with_those_there_are(capsys: pytest.CaptureFixtu
     assert "eagre; choose from eager, " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("method", METHOD_TITLES)
-@pytest.mark.parametrize("family", FAMILY_TITLES)
-def test_every_row_differs_from_the_others_by_options_of_its_script(family: str, method: str) -> None:
-    module = module_of(family, "full_size")
-    rows = module.ROWS[method]
-    read = [
-        from_values(script_for(family, method), COMMON | module.OPTIONS[method] | row).values() for row in rows.values()
-    ]
+def test_a_method_that_a_family_lacks_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--family", "flux", "--method", "textual_inversion"]) == 2
+    assert capsys.readouterr().err == "--method: there is no textual inversion for FLUX.1 yet\n"
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.file)
+def test_every_row_differs_from_the_others_by_options_of_its_script(script: Script) -> None:
+    module = module_of(script.family, "full_size")
+    rows = module.ROWS[script.method]
+    read = [from_values(script, COMMON | module.OPTIONS[script.method] | row).values() for row in rows.values()]
     assert all(settings not in read[:n] for n, settings in enumerate(read))
 
 

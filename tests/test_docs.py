@@ -27,7 +27,7 @@ from sd_scripts.families.sdxl.full_size import SDXL_CONFIG
 from sd_scripts.formats.documents import parse_toml
 from sd_scripts.formats.toml_files import flat
 from sd_scripts.library.compile_utils import MIN_GRAPH_LIMIT
-from sd_scripts.options.catalog import SCRIPTS, script_for
+from sd_scripts.options.catalog import GENERATE_SCRIPTS, SCRIPTS, script_for
 from sd_scripts.options.command_line import given_flags
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.dataset_schema import read_config
@@ -38,8 +38,8 @@ from sd_scripts.training.compiling import STATIC_SHAPES
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-TRAINERS = {f"sd_scripts/{script.file}": script for script in SCRIPTS}
-LEFT_TO_FILL_IN = {"pretrained_model_name_or_path", "train_data_dir", "output_dir", "resolution"}
+SCRIPTS_BY_FILE = {f"sd_scripts/{script.file}": script for script in (*SCRIPTS, *GENERATE_SCRIPTS)}
+LEFT_TO_FILL_IN = {"pretrained_model_name_or_path", "train_data_dir", "output_dir", "resolution", "token_string"}
 LEFT_OPEN = {"learning_rate", "model_prediction_type"}
 """Options that a short example may leave at a default that causes a warning."""
 SHELL = {"source", "pip", "cd", "git"}
@@ -106,7 +106,7 @@ def test_every_command_line_is_understood(where: str, words: list[str], capsys: 
     if words[0] == "accelerate":
         assert words[1] == "launch"
         parsed = launch_command_parser().parse_args(words[2:])
-        script = TRAINERS[parsed.training_script]
+        script = SCRIPTS_BY_FILE[parsed.training_script]
         given = given_flags(script, parsed.training_script_args)
         assert given.problems == []
         settings_are_known({name: value for name, value in given.values.items() if name != "config_file"}, script)
@@ -124,8 +124,8 @@ def test_every_command_line_is_understood(where: str, words: list[str], capsys: 
     elif words[0] == "python" and words[1].startswith("sd_scripts/finetune/"):
         module = words[1].removesuffix(".py").replace("/", ".")
         flags_of_a_module(module, [word for word in words[2:] if word.startswith("-")], capsys)
-    elif words[0] == "python" and words[1] in TRAINERS:
-        given = given_flags(TRAINERS[words[1]], words[2:])
+    elif words[0] == "python" and words[1] in SCRIPTS_BY_FILE:
+        given = given_flags(SCRIPTS_BY_FILE[words[1]], words[2:])
         assert given.problems == []
     elif words[:2] == ["python", "-c"]:
         compile(words[2], where, "exec")

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from sd_scripts.families.registry import cards
-from sd_scripts.options.catalog import SCRIPTS, flag_groups
+from sd_scripts.options.catalog import GENERATE_SCRIPTS, SCRIPTS, flag_groups
 from sd_scripts.options.command_line import parser
 from sd_scripts.options.spec import each_option
 
 ROOT = Path(__file__).parents[1]
 FLOORS = {
     **{"options": 0, "formats": 0, "runs": 0, "library": 1, "data": 2, "networks": 2},
-    **{"families": 3, "planning": 3, "training": 4},
+    **{"families": 3, "planning": 3, "training": 4, "generating": 5},
 }
 CARDS = ("card", "checks", "kohya", "memory_facts", "model_file", "options", "registry", "speeds")
 """Modules of families that belong to floor 0, as if they were a package `cards`."""
@@ -28,9 +28,12 @@ SIDEWAYS = {
 }
 """Allowed within floor 0: options and runs share the code that writes files and reads JSON and TOML; the card of a
 family names option groups, and options say which families they work for."""
-SCRIPT_FILES = {script.file for script in SCRIPTS}
-REEXPORTS = {"flux_train_utils.py", "lora_flux.py", "sdxl_model_util.py"}
-"""Modules that keep the names by which users import them."""
+SCRIPT_FILES = {script.file for script in (*SCRIPTS, *GENERATE_SCRIPTS)}
+REEXPORTS = {
+    *("flux_train_utils.py", "lora_flux.py", "sdxl_model_util.py"),
+    *("sdxl_gen_img.py", "flux_minimal_inference.py"),
+}
+"""Modules that keep the names by which users import or run them."""
 LIGHT = ("options", "formats", "runs", "cards")
 """Packages that the GUI may import."""
 

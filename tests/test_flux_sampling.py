@@ -121,7 +121,7 @@ def test_random_numbers_modes_and_gradients_of_the_training_are_untouched(compon
     components.denoiser.eval()
 
 
-def test_compiled_blocks_sample_without_graphs_of_their_own(components: Components) -> None:
+def test_compiled_blocks_sample_the_same_image(components: Components) -> None:
     eager, graphs = make(components), []
 
     def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
@@ -131,7 +131,7 @@ def test_compiled_blocks_sample_without_graphs_of_their_own(components: Componen
     for block in components.denoiser.double_blocks:
         block.compile(backend=backend)
     assert np.array_equal(make(components), eager)
-    assert graphs == []
+    assert graphs
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: weights go there and come back")

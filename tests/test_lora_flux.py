@@ -23,7 +23,8 @@ from sd_scripts.families.flux.model import FluxParams, FluxTransformer
 from sd_scripts.families.flux.options import FluxNetworkOptions
 from sd_scripts.families.model_file import describe
 from sd_scripts.library.int8 import Int8
-from sd_scripts.library.quantized import quantize_
+from sd_scripts.library.nf4 import Nf4
+from sd_scripts.library.quantized import fits, quantize_
 from sd_scripts.networks.adapter import read_layer
 from sd_scripts.networks.adapters.lora import Lora, LoraLinear, SplitLoraLinear
 from sd_scripts.networks.layers import Dropouts
@@ -416,6 +417,7 @@ def test_a_file_with_the_names_of_diffusers_is_read_as_ours(prefix: str, tmp_pat
     with torch.no_grad():
         for name, rank in {"attn.to_q": 2, "attn.to_v": 3, "attn.to_out.0": 4, "ff.net.2": 1}.items():
             _add_peft(made, model, f"transformer_blocks.1.{name}", rank)
+        _add_peft(made, model, "transformer_blocks.0.attn.to_q", 2)  # its rows come first
         for name in ("attn.to_k", "proj_mlp", "proj_out"):
             _add_peft(made, model, f"single_transformer_blocks.2.{name}", 2)
     made["single_transformer_blocks.2.proj_out.alpha"] = torch.tensor(1.0)
@@ -424,7 +426,14 @@ def test_a_file_with_the_names_of_diffusers_is_read_as_ours(prefix: str, tmp_pat
     )
     safetensors.torch.save_file({prefix + key: tensor for key, tensor in made.items()}, tmp_path / "peft.safetensors")
     tensors = read_plain_lora("base_weights", tmp_path / "peft.safetensors", adapted(merged))
-    assert merge(adapted(merged), tensors, 1.0) == 5
+    held = tiny()
+    for layer in held.modules():
+        if isinstance(layer, nn.Linear) and fits(layer):
+            quantize_(layer, Nf4(), torch.float32)
+    of_quantized = read_plain_lora("network_weights", tmp_path / "peft.safetensors", adapted(held))
+    assert of_quantized.keys() == tensors.keys()
+    assert all(torch.equal(tensor, of_quantized[key]) for key, tensor in tensors.items())
+    assert merge(adapted(merged), tensors, 1.0) == 6
     close(predict(merged), predict(model))
     assert (predict(merged) - predict(tiny())).abs().max() > 1e-3
 
@@ -569,7 +578,8 @@ def test_noise_follows_the_rows_of_weight_and_gradient() -> None:
 
 def test_noise_has_the_deviation_it_shall_have_and_no_gradient() -> None:
     layer = LoraLinear(nn.Linear(4, 3), 2, Dropouts())
-    layer.lora_up.data.zero_()
+    for part in (layer.lora_down, layer.lora_up):  # they are not initialized yet
+        part.data.zero_()
     layer.row_noise = torch.tensor([0.0, 1.0, 2.0])
     x = torch.ones(1, 4, requires_grad=True)
     with torch.no_grad():

@@ -7,7 +7,7 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
-from sd_scripts.options.catalog import SCRIPTS
+from sd_scripts.options.catalog import GENERATE_SCRIPTS, SCRIPTS
 from sd_scripts.options.spec import Option, OptionGroup, each_option, option
 
 ROOT = Path(__file__).parents[1]
@@ -50,8 +50,10 @@ def names_in(source: str) -> Names:
 
 @functools.cache
 def outside() -> dict[Path, Names]:
-    """The modules that may read options: all of the training backend but the options, and the launcher."""
-    modules = [path for path in (ROOT / "sd_scripts").rglob("*.py") if path.parent.name != "options"]
+    """The modules that may read options: all of the training backend but the options, of which one makes the prompts of
+    generating, and the launcher."""
+    files = (ROOT / "sd_scripts").rglob("*.py")
+    modules = [path for path in files if path.parent.name != "options" or path.name == "generate_settings.py"]
     return {path: names_in(path.read_text()) for path in (*modules, ROOT / "kohya_gui" / "launch_command.py")}
 
 
@@ -83,7 +85,7 @@ def properties_that_read(option: Option, group: type[OptionGroup]) -> set[str]:
 
 
 def test_every_option_with_an_effect_is_read_outside_the_options() -> None:
-    groups = dict.fromkeys(group for script in SCRIPTS for group in script.groups)
+    groups = dict.fromkeys(group for script in (*SCRIPTS, *GENERATE_SCRIPTS) for group in script.groups)
     unread = [o.name for group in groups for o in each_option(group) if not o.not_yet and not is_read(o, group)]
     assert unread == []
 

@@ -13,8 +13,7 @@ from sd_scripts.options.catalog import SCRIPTS, script_for
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.reading import from_values
 from sd_scripts.options.settings import Script
-from sd_scripts.planning.memory import GIB
-from sd_scripts.tools.measure_presets import presets_of
+from sd_scripts.tools.measure_presets import METHODS, presets_of
 
 FOLDER = Path(__file__).parent.parent / "presets"
 PRESETS = sorted(FOLDER.glob("*/*.toml"))
@@ -56,7 +55,8 @@ def test_every_tab_has_presets_of_its_own():
 @every_preset
 def test_a_preset_lacks_only_the_paths(preset):
     settings = from_values(script_of(preset), read_toml(preset))
-    assert {name for problem in settings.problems() for name in problem.names} - PARTS == PATHS
+    own = {"token_string"} if preset.parent.name == "textual_inversion" else set()
+    assert {name for problem in settings.problems() for name in problem.names} - PARTS == PATHS | own
     assert settings.remarks == []
 
 
@@ -72,6 +72,7 @@ def test_a_preset_says_only_what_differs_from_the_defaults(preset):
 def test_a_preset_with_paths_becomes_a_command(preset, tmp_path, capsys):
     parts = PARTS if preset in FLUX else PARTS_OF_QWEN_IMAGE if preset in QWEN_IMAGE else set()
     paths = {option: str(tmp_path / option) for option in PATHS | parts}
+    paths |= {"token_string": "mycat", "output_name": "mycat"} if preset.parent.name == "textual_inversion" else {}
     write_toml(tmp_path / "in.toml", {**script_of(preset).identity, **read_toml(preset), **paths})
     assert print_command(preset.parent.name, tmp_path / "in.toml") == 0
     (line,) = capsys.readouterr().out.splitlines()
@@ -90,7 +91,7 @@ def test_presets_train_at_the_recommended_timesteps(preset):
     assert read_toml(preset).items() >= card_of(preset_family(preset.stem)).recommended.items()
 
 
-@pytest.mark.parametrize("tab", TABS)
+@pytest.mark.parametrize("tab", METHODS)
 def test_presets_for_little_memory_hold_less_on_the_gpu_the_smaller_the_card(tab):
     for family in names():
         presets = [preset for preset in presets_of(family) if preset.cap and preset.name.startswith(f"{tab}/")]
@@ -101,11 +102,9 @@ def test_presets_for_little_memory_hold_less_on_the_gpu_the_smaller_the_card(tab
 
 
 def test_the_plan_of_each_preset_fits_the_gpu_that_it_names():
-    """T5 in fp8 takes more than 6 * 10^9 bytes with what CUDA takes, if less than 6 GiB."""
-    nearly = {"lora/flux_low_memory_6gb": 6 * GIB}
     presets = [preset for family in ("sdxl", "flux") for preset in presets_of(family) if preset.cap]
     planned = {preset.name: preset.plan().in_use for preset in presets}
-    assert {p.name for p in presets if planned[p.name] > nearly.get(p.name, p.cap)} == set()
+    assert {p.name for p in presets if planned[p.name] > p.cap} == set()
     assert min(preset.cap for preset in presets) == 6 * 10**9
 
 
@@ -120,7 +119,7 @@ def test_presets_for_little_memory_take_what_saves_it(preset):
         assert said["fused_backward_pass"]
         assert said["optimizer_type"] == "Adafactor"
     elif preset in FLUX + QWEN_IMAGE:
-        assert said["fp8_base"]
+        assert said.get("fp8_base") or said["quantize_base"] == "nf4"
 
 
 @pytest.mark.parametrize("preset", FULL, ids=name)

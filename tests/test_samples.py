@@ -10,7 +10,7 @@ import pytest
 import torch
 from diffusers import UNet2DConditionModel
 from PIL import Image
-from training_help import equal, images, train
+from training_help import GRAPHS, equal, images, train
 
 from sd_scripts.families import registry
 from sd_scripts.library.media import Media
@@ -135,3 +135,14 @@ def test_a_family_that_makes_clips_has_animated_samples(
         shown.seek(1)
         shown.load()
         assert shown.info["duration"] == 100
+
+
+def test_samples_of_a_compiled_run_need_no_graphs_of_their_own(
+    flux_miniature: Any, tmp_path: Path, no_graphs: None
+) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("a red circle --w 64 --h 128 --s 1\n")
+    compiled = {"compile": True, "compile_backend": "eager", "sample_prompts": prompts, "sample_every_n_steps": 1}
+    run = train(flux_miniature, tmp_path / "out", **compiled)
+    assert len(run.told("sample")) == 3
+    assert run.told("compile")[-1]["graphs"] == GRAPHS["flux"]

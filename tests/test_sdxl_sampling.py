@@ -93,7 +93,7 @@ def test_random_numbers_modes_and_gradients_of_the_training_are_untouched(compon
     components.denoiser.eval()
 
 
-def test_compiled_blocks_sample_without_graphs_of_their_own(miniature: Any) -> None:
+def test_compiled_blocks_sample_the_same_image(miniature: Any) -> None:
     compiled = SDXL.open(sdxl_settings(miniature.checkpoint), torch.float32).load()
     eager = make(compiled)
     graphs = []
@@ -105,7 +105,7 @@ def test_compiled_blocks_sample_without_graphs_of_their_own(miniature: Any) -> N
     for block in compiled.denoiser.mid_block.resnets:
         block.compile(backend=backend)
     assert np.array_equal(make(compiled), eager)
-    assert graphs == []
+    assert graphs
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")

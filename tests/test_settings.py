@@ -323,14 +323,14 @@ def test_groups_are_typed_and_a_typo_is_an_error():
 def test_a_training_that_is_not_there_yet_is_named():
     assert script_for("sdxl", "lora") is SDXL_LORA
     assert script_for("flux", "lora") is FLUX_LORA
-    with pytest.raises(ValueError, match=r"there is no textual_inversion for FLUX\.1 yet"):
+    with pytest.raises(ValueError, match=r"there is no textual inversion for FLUX\.1 yet"):
         script_for("flux", "textual_inversion")
 
 
 PATHS = """
 pretrained_model_name_or_path vae tokenizer_cache_dir train_data_dir reg_data_dir dataset_config in_json
 conditioning_data_dir resume output_dir sample_prompts metadata_thumbnail logging_dir log_tracker_config
-console_log_file run_dir network_weights base_weights clip_l t5xxl ae controlnet_model_name_or_path
+console_log_file run_dir network_weights base_weights weights clip_l t5xxl ae controlnet_model_name_or_path
 """
 
 

@@ -144,7 +144,7 @@ def test_modelspec_tells_what_is_known_and_nothing_else() -> None:
     assert found["modelspec.title"] == "my_lora"
     assert len(found["modelspec.date"]) == len("2001-09-09T01:46:40")
     assert spec(title=None)["modelspec.title"] == "LoRA@1000000000"
-    assert spec(lora=False, title=None)["modelspec.title"] == "Checkpoint@1000000000"
+    assert spec(suffix="", title=None)["modelspec.title"] == "Checkpoint@1000000000"
     assert spec(MetadataOptions(metadata_title="Mine"))["modelspec.title"] == "Mine"
     assert spec(timestep_range=(0, 500))["modelspec.timestep_range"] == "0,500"
 

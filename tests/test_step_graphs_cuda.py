@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from data_help import make_folder
-from training_help import Run, equal, train, train_whole
+from training_help import ALONE, PIVOTAL, Run, equal, train, train_whole
 
 from sd_scripts.training.compile_progress import RECORDING
 
@@ -86,6 +86,15 @@ def test_without_a_compiler_it_learns_the_same(each_miniature: Any, tmp_path: Pa
 def test_steps_are_recorded_unless_told_otherwise(more: dict[str, Any], each_miniature: Any, tmp_path: Path) -> None:
     run = train(each_miniature, tmp_path / "run", **{**STEPS, **more})
     same(run, train(each_miniature, tmp_path / "plain", **{**PLAIN, **more}))
+
+
+@pytest.mark.parametrize("more", [{}, {"compile": True}, {"gradient_checkpointing": True}], ids=",".join)
+@pytest.mark.parametrize(("method", "own"), [("textual_inversion", ALONE), ("lora", PIVOTAL)])
+def test_steps_that_train_embeddings_are_recorded(
+    method: str, own: dict[str, Any], more: dict[str, Any], miniature: Any, tmp_path: Path
+) -> None:
+    run = train(miniature, tmp_path / "run", method, **{**own, **STEPS, **more})
+    same(run, train(miniature, tmp_path / "plain", method, **{**own, **PLAIN, **more}))
 
 
 @pytest.mark.parametrize("more", [HALF, {}, {"gradient_checkpointing": True}], ids=lambda more: ",".join(more))

@@ -14,6 +14,8 @@ RUN = {
     "test_flux_run",
     "test_qwen_image_run",
     "test_full_run",
+    "test_generate",
+    "test_generate_page",
     "test_lora_run",
     "test_model_saving",
     "test_outputs",

@@ -53,6 +53,16 @@ FULL: dict[str, Any] = {
 }
 """What full training has in place of a network."""
 
+TOKEN = "zwx"
+ALONE: dict[str, Any] = {
+    **dict.fromkeys(("network_module", "network_dim", "network_alpha", "network_train_unet_only")),
+    **{"cache_text_encoder_outputs": None, "caption_prefix": TOKEN},
+    **{"token_string": TOKEN, "init_word": "red", "num_vectors_per_token": 2},
+}
+"""What textual inversion has in place of a network."""
+PIVOTAL: dict[str, Any] = {**ALONE, "network_dim": 2, "network_train_unet_only": True, "embedding_lr": 2e-2}
+"""A LoRA and embeddings."""
+
 GRAPHS = {"sdxl": 9, "flux": 2, "flux_kontext": 2, "qwen_image": 1}
 """Of a compiled LoRA run on images of one size."""
 

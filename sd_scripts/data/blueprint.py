@@ -3,7 +3,7 @@
 import dataclasses
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from sd_scripts.data.images import Augmentation
 from sd_scripts.formats.image_folders import FoundFolders, image_folders, regularisation_folders
 from sd_scripts.options import dataset_schema as schema
 from sd_scripts.options.dataset import DatasetOptions
+from sd_scripts.options.embedding import EmbeddingOptions
 from sd_scripts.options.settings import Settings
 
 Warn = Callable[[str], None]
@@ -127,6 +128,8 @@ def _resolve_subset(lookup: Lookup) -> Subset:
     face = lookup("face_crop_aug_range")
     augmentation = _filled(Augmentation, lookup) | ({"face_crop_aug_range": (face[0], face[1])} if face else {})
     captions = CaptionRules(**_filled(CaptionRules, lookup))
+    if lookup("is_reg"):
+        captions = replace(captions, templates=())
     places = {name: os.path.expanduser(place) for name in PLACES if (place := lookup(name))}
     return Subset(
         **_filled(Subset, lookup) | places,
@@ -158,7 +161,7 @@ def _filled(record: type, lookup: Lookup) -> dict[str, Any]:
 
 def _from_settings(settings: Settings) -> dict[str, Any]:
     """Return the settings under their names in a dataset_config, without what is valid for a subset only."""
-    values = settings.values()
+    values, embedding = settings.values(), settings.get(EmbeddingOptions)
     face = values["face_crop_aug_range"]
     return values | {
         "batch_size": values["train_batch_size"],
@@ -166,6 +169,7 @@ def _from_settings(settings: Settings) -> dict[str, Any]:
         "resolution": parse_resolution(values["resolution"]) if values["resolution"] else None,
         "face_crop_aug_range": _parse_range(face) if face else None,
         "conditioning_data_dir": None,
+        "templates": embedding.templates if embedding else (),
         "control_directory": None,
     }
 

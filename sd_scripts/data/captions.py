@@ -29,6 +29,8 @@ class CaptionRules:
     """Below 1 it is a fraction of max_train_steps."""
     caption_tag_dropout_rate: float = 0.0
     secondary_separator: str | None = None
+    templates: tuple[str, ...] = ()
+    """Captions that replace the image's own, one at random (textual inversion)."""
 
     def random_fields(self) -> list[str]:
         """Return the active options that vary a caption between steps, so that it cannot be encoded ahead."""
@@ -51,7 +53,7 @@ def process_caption(
         caption = ", ".join(_pick_parts(caption, rules, random, step, max_train_steps))
     if rules.secondary_separator:
         caption = caption.replace(rules.secondary_separator, rules.caption_separator)
-    return caption
+    return random.choice(rules.templates) if rules.templates else caption
 
 
 def _is_dropped(rules: CaptionRules, random: Random, epoch: int) -> bool:

@@ -304,6 +304,7 @@ def _without_randomness(subset: Subset) -> Subset:
         caption_dropout_every_n_epochs=0,
         caption_tag_dropout_rate=0.0,
         token_warmup_step=0,
+        templates=subset.captions.templates[:1],
     )
     augmentation = Augmentation(
         resize_interpolation=subset.augmentation.resize_interpolation, alpha_mask=subset.augmentation.alpha_mask

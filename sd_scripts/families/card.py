@@ -117,7 +117,7 @@ class FamilyCard:
     order: int
     """Position on the page."""
     scripts: Mapping[str, str]
-    """Method -> file of its training script, in `sd_scripts/`."""
+    """Method, or "generate" -> file of its script, in `sd_scripts/`."""
     derived_from: str | None = None
     """The family whose model has the same layout: files of either have the same keys and may be recognised as the
     base's, LoRAs have the same names, and modules of that family's folder may be imported."""
@@ -161,6 +161,10 @@ class FamilyCard:
     """What a sample prompt does not set."""
     hub_words: tuple[str, ...] = ()
     """Words that reveal the family in the name of a Hugging Face model."""
+    hub_model: str = ""
+    """The model on the Hub that base models in files are mostly made from."""
+    hub_tags: tuple[str, ...] = ()
+    """Tags of its models on the Hub."""
     model_panel: tuple[str, ...] = ()
     """Options of this family alone that belong to the Model panel, in order."""
     panels: tuple[PanelCard, ...] = ()

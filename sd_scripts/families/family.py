@@ -82,6 +82,8 @@ class TextEncoding:
     """Suffix of text cache files: "te_outputs" in `name_te_outputs.safetensors`."""
     cache_key: Callable[[Components, Settings], tuple[object, ...]]
     """Everything besides the encoders that changes their outputs: a cache with another key is rebuilt."""
+    embeddings: tuple[str, ...] = ()
+    """For each text encoder the key of its embeddings in embedding files; empty: no new token can be trained."""
     cache_fits: Callable[[Components, Mapping[str, Tensor]], bool] | None = None
     """Whether a cache file of unknown origin can be used; None: any."""
     trim: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] = dict
@@ -190,7 +192,8 @@ class Family:
     lora_text_encoders: tuple[LoraTarget, ...]
     lora_blocks: LoraBlocks = field(default_factory=LoraBlocks)
     sample: Callable[[Components, SamplePrompt, dict[str, Tensor], Settings], Media]
-    """Components, prompt, text outputs of its captions, settings -> an image or a clip, without compiled graphs."""
+    """Components, prompt, text outputs of its captions, settings -> an image or a clip. Compiled blocks run compiled
+    unless the caller says otherwise. It calls `offer_preview` after each step."""
     saving: Saving
 
     def check(self, settings: Settings) -> list[str]:

@@ -4,8 +4,9 @@ Weights that become quantized keep the dtype of their file, mapped from it, unti
 device never hold a second copy of the model.
 """
 
+import importlib.util
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -20,11 +21,23 @@ from sd_scripts.library.fp8 import Fp8
 from sd_scripts.library.int8 import Int8
 from sd_scripts.library.nf4 import Nf4
 from sd_scripts.library.quantized import MULTIPLE, WeightFormat, fits, quantize_
+from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.quantization import computes_in_fp8, denoiser_format, encoder_format
 from sd_scripts.options.settings import Settings
 
 FORMATS: Mapping[str, WeightFormat] = {"fp8": Fp8(), "int8": Int8(), "int8_weight_only": Int8(), "nf4": Nf4()}
 """By their names in options, multiplying in the model's dtype."""
+
+
+def machine_problems(settings: Settings, device: torch.device) -> Iterator[str]:
+    """Yield why this machine cannot hold or multiply weights as the options say."""
+    memory = settings.get(MemoryOptions)
+    if memory and memory.fp8_compute and (problem := fp8.compute_problem(device)):
+        yield problem
+    formats = {"quantize_base": denoiser_format(settings), "quantize_text_encoders": encoder_format(settings)}
+    if "nf4" in formats.values() and not importlib.util.find_spec("bitsandbytes"):
+        option = next(name for name, chosen in formats.items() if chosen == "nf4")
+        yield f"{option}: nf4 needs bitsandbytes, which is not installed; run setup again, or set int8"
 
 
 def quantize_while_loading(sources: dict[str, WeightSource], layouts: Mapping[str, Layout], settings: Settings) -> None:

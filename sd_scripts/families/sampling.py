@@ -1,9 +1,10 @@
-"""Shared parts of sampling during training."""
+"""Shared parts of sampling."""
 
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from random import Random
 
@@ -29,6 +30,27 @@ def apply_guidance(prediction: Tensor, scale: float) -> Tensor:
         return prediction
     without, with_prompt = prediction.chunk(2)
     return without + scale * (with_prompt - without)
+
+
+Decode = Callable[[], Tensor]
+"""Returns the image so far, (3, H, W) in 0..1."""
+_previewer: ContextVar[Callable[[Decode], None] | None] = ContextVar("previewer", default=None)
+
+
+@contextmanager
+def previewing(show: Callable[[Decode], None]) -> Iterator[None]:
+    """Call `show` after each sampling step of the block, for families that offer previews."""
+    token = _previewer.set(show)
+    try:
+        yield
+    finally:
+        _previewer.reset(token)
+
+
+def offer_preview(decode: Decode) -> None:
+    """Offer the image so far to `previewing`, which decodes it if it wants to. A family calls it after each step."""
+    if show := _previewer.get():
+        show(decode)
 
 
 def control_pixels(prompt: SamplePrompt, size: tuple[int, int], settings: Settings) -> list[Tensor]:

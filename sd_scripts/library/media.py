@@ -1,10 +1,12 @@
 """Samples of a run: an image, or a clip of several frames."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from torch import Tensor
 
 FPS = 16
@@ -37,11 +39,15 @@ class Media:
         """Width and height."""
         return self.frames.shape[2], self.frames.shape[1]
 
-    def write(self, path: Path) -> None:
-        """Write the file in the format of `suffix`, whatever the name: browsers show both as images."""
+    def write(self, path: Path, texts: Mapping[str, str] | None = None) -> None:
+        """Write the file in the format of `suffix`, whatever the name: browsers show both as images. `texts` become
+        text chunks of a PNG, by keyword; a clip has none."""
         first, *rest = (Image.fromarray(frame.numpy()) for frame in self.frames)
         if not rest:
-            first.save(path, format="PNG")
+            chunks = PngInfo()
+            for keyword, text in (texts or {}).items():
+                chunks.add_text(keyword, text)
+            first.save(path, format="PNG", pnginfo=chunks)
             return
         duration = round(1000 / self.fps)
         first.save(path, format="WEBP", save_all=True, append_images=rest, duration=duration, loop=0, quality=90)

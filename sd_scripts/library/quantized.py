@@ -82,6 +82,13 @@ def dequantized(layer: nn.Linear, dtype: torch.dtype = torch.float32) -> Tensor:
     return known.dequantize(layer.weight, layer.weight_scale, dtype) if known else layer.weight.to(dtype)  # type: ignore[arg-type]
 
 
+def empty_weight(layer: nn.Module) -> Tensor:
+    """Return a tensor without values that has the shape of a layer's weight, (out, in, ...), however it is held."""
+    if isinstance(layer, nn.Linear):
+        return torch.empty(layer.out_features, layer.in_features, device="meta")
+    return torch.empty_like(layer.weight, device="meta")  # type: ignore[arg-type]
+
+
 @torch.no_grad()
 def stored_weight(layer: nn.Linear, device: torch.device) -> Tensor:
     """Return the weight of a layer, quantized or not, also if its block is swapped out: (out, in) float32."""

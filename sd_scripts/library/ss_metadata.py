@@ -24,6 +24,8 @@ from sd_scripts.options.optimizer import LrSchedulerOptions
 from sd_scripts.options.settings import Settings
 
 PROGRAM = "sd-scripts-studio"
+TITLES = {"": "Checkpoint", "/lora": "LoRA", "/textual-inversion": "TextualInversion"}
+"""End of modelspec.architecture -> first word of a title, if none is set."""
 Texts = dict[str, str]
 
 
@@ -136,17 +138,18 @@ def modelspec(
     now: float,
     prediction_type: str | None,
     timestep_range: tuple[int, int] | None = None,
-    lora: bool = True,
+    suffix: str = "/lora",
 ) -> Texts:
     """Return the modelspec.* entries (Stability AI's model metadata standard, 1.0.1).
 
     `title` is the fallback for metadata_title, `resolution` is (width, height), prediction_type is epsilon, v or None.
+    `suffix` tells what an adapter's file is; empty for a whole model.
     """
     found: dict[str, str | None] = {
         "sai_model_spec": "1.0.1",
-        "architecture": architecture + "/lora" * lora,
+        "architecture": architecture + suffix,
         "implementation": implementation,
-        "title": options.metadata_title or title or f"{'LoRA' if lora else 'Checkpoint'}@{int(now)}",
+        "title": options.metadata_title or title or f"{TITLES[suffix]}@{int(now)}",
         "resolution": f"{resolution[0]}x{resolution[1]}",
         "author": options.metadata_author,
         "description": options.metadata_description,
@@ -177,7 +180,7 @@ def _version() -> str:
 
 def _same_name(settings: Settings, names: tuple[str, ...]) -> dict[str, Any]:
     values = settings.values()
-    return {f"ss_{name}": values[name] for name in names}
+    return {f"ss_{name}": values[name] for name in names if name in values}
 
 
 def _identity(run: TrainingMetadata, epoch: int, steps: int, now: float) -> dict[str, Any]:
@@ -205,20 +208,21 @@ def _identity(run: TrainingMetadata, epoch: int, steps: int, now: float) -> dict
 
 def _adjusted(settings: Settings, run: TrainingMetadata) -> dict[str, Any]:
     """Return the options whose entry has another name or format."""
-    network, cache = settings[NetworkOptions], settings[CacheOptions]
-    rates = network.text_encoder_lr
+    network, cache = settings.get(NetworkOptions), settings[CacheOptions]
     warmup = settings[LrSchedulerOptions].lr_warmup_steps
     adjusted: dict[str, Any] = {
-        "ss_text_encoder_lr": rates[0] if len(rates) == 1 else rates or None,
         "ss_lr_warmup_steps": int(warmup) if warmup >= 1 or not warmup else warmup,
         "ss_cache_latents": cache.caches_latents,
         "ss_debiased_estimation": settings[LossOptions].debiased_estimation_loss,
     }
-    algorithm = network.algorithm
-    if algorithm:  # which other programs know under LyCORIS's name
-        adjusted["ss_network_module"] = LYCORIS
-    if arguments := {**algorithm, **network.shared_arguments, **read_items(network.network_args)}:
-        adjusted["ss_network_args"] = json.dumps(arguments)
+    if network:
+        rates = network.text_encoder_lr
+        adjusted["ss_text_encoder_lr"] = rates[0] if len(rates) == 1 else rates or None
+        algorithm = network.algorithm
+        if algorithm:  # which other programs know under LyCORIS's name
+            adjusted["ss_network_module"] = LYCORIS
+        if arguments := {**algorithm, **network.shared_arguments, **read_items(network.network_args)}:
+            adjusted["ss_network_args"] = json.dumps(arguments)
     return adjusted
 
 

@@ -92,6 +92,8 @@ class Adapter(ABC):
     """Other kinds whose files it can start from."""
     splits: ClassVar[bool] = False
     """Whether it can have `split_dims`."""
+    in_file: ClassVar[bool] = True
+    """Whether the network's file contains it. What has a file of its own (embeddings.py) adds to no base weight."""
 
     layer: nn.Module
     tensors: list[TrainedTensor]

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from sd_scripts.library.quantized import empty_weight
 from sd_scripts.networks.adapter import Tensors, adapter_kinds
 from sd_scripts.networks.adapters.lora import DOWN, UP, Pair
 from sd_scripts.networks.plan import AdaptedModule
@@ -60,7 +61,7 @@ def with_our_names(tensors: Mapping[str, Tensor], modules: Sequence[AdaptedModul
             for modules_there in _layers_there(each, path):
                 pairs = [_take_pair(left, _spellings(each, number, name, ours)) for name in modules_there]
                 if any(pairs):
-                    found |= _merge_pairs(ours, pairs, layer.weight)
+                    found |= _merge_pairs(ours, pairs, empty_weight(layer))
             found |= _take_others(left, _spellings(each, number, path, ours), ours)
     return {**left, **found}
 

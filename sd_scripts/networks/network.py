@@ -63,6 +63,11 @@ class AdapterNetwork:
         return [run.view(copy.shape) for run, copy in zip(runs, self.copies, strict=True)]
 
     @property
+    def layers_in_file(self) -> list[Adapter]:
+        """The layers that the network's file contains."""
+        return [layer for layer in self.layers if layer.in_file]
+
+    @property
     def collected(self) -> bool:
         """Whether gradients of the current step are collected."""
         return self._collected
@@ -185,10 +190,11 @@ class AdapterNetwork:
     @torch.no_grad()
     def limit_norms(self, limit: float) -> None:
         """Scale down the adapters whose update has a norm above `limit` (scale_weight_norms)."""
-        norms = torch.stack([layer.norm() for layer in self.layers])
+        layers = self.layers_in_file
+        norms = torch.stack([layer.norm() for layer in layers])
         ratio = (limit / norms.clamp_min(limit / 2)).clamp_max(1.0)
-        roots = {degree: ratio.pow(1 / degree).unbind() for degree in {layer.degree for layer in self.layers}}
-        for number, layer in enumerate(self.layers):
+        roots = {degree: ratio.pow(1 / degree).unbind() for degree in {layer.degree for layer in layers}}
+        for number, layer in enumerate(layers):
             layer.scale_update(roots[layer.degree][number])
 
     def file_tensors(self, dtype: torch.dtype | None) -> Tensors:
@@ -196,7 +202,7 @@ class AdapterNetwork:
         dtype = dtype or self.masters.dtype
         return {
             f"{layer.name}.{ending}": tensor.to("cpu", dtype, copy=True)
-            for layer in self.layers
+            for layer in self.layers_in_file
             for ending, tensor in layer.file_tensors().items()
         }
 
@@ -207,7 +213,7 @@ class AdapterNetwork:
         Raises ValueError if a rank or a width differs.
         """
         absent = []
-        for layer in self.layers:
+        for layer in self.layers_in_file:
             kind, found = read_layer(tensors, layer.name) or (None, {})
             if kind is type(layer) or (kind and kind.kind in layer.continues):
                 layer.load(found)

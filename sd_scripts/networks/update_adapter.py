@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from sd_scripts.library.quantized import compute_dtype
+from sd_scripts.library.quantized import compute_dtype, empty_weight
 from sd_scripts.networks.adapter import Adapter, LayerPlan, Tensors, TrainedTensor, file_alpha
 from sd_scripts.networks.layers import Dropouts
 from sd_scripts.networks.rules import Rank
@@ -67,7 +67,7 @@ class UpdateAdapter(Adapter):
         super().__init__(plan, base, dropouts)
         assert isinstance(base, nn.Linear | nn.Conv2d)
         axis: Axis | None = plan.options.get("axis")
-        self._shapes: Shapes = plan.options.get("shapes") or self.shapes(base.weight, plan.rank, plan.options)
+        self._shapes: Shapes = plan.options.get("shapes") or self.shapes(empty_weight(base), plan.rank, plan.options)
         parts = {
             ending: nn.Parameter(base.weight.new_empty(shape, dtype=compute_dtype(base)))
             for ending, shape in self._shapes.items()

@@ -14,7 +14,10 @@ from sd_scripts.options.dataset import (
     DatasetOptions,
     ValidationOptions,
 )
+from sd_scripts.options.embedding import EmbeddingFileOptions, EmbeddingOptions
+from sd_scripts.options.flow import FlowOptions
 from sd_scripts.options.full import FullOptions, FusedOptions, ModelFileOptions
+from sd_scripts.options.generate import GENERATE, GenerateOptions
 from sd_scripts.options.launch import LaunchOptions
 from sd_scripts.options.logging import LoggingOptions
 from sd_scripts.options.loss import LossOptions, NoiseOptions
@@ -30,7 +33,8 @@ from sd_scripts.options.spec import ALL_METHODS, each_option
 from sd_scripts.options.training import DistributedOptions, ResumeOptions, TrainingOptions
 
 FAMILY_TITLES = {card.name: card.title for card in cards()}
-METHOD_TITLES = {"lora": "LoRA training", "full": "full training"}
+METHOD_TITLES = {"lora": "LoRA training", "full": "full training", "textual_inversion": "textual inversion"}
+SCRIPT_TITLES = {**METHOD_TITLES, GENERATE: "generating"}
 
 COMMON: Groups = (
     ModelOptions,
@@ -61,8 +65,9 @@ COMMON: Groups = (
     LaunchOptions,
 )
 OF_METHOD: dict[str, Groups] = {
-    "lora": (LoraFileOptions, NetworkOptions),
+    "lora": (LoraFileOptions, NetworkOptions, EmbeddingOptions),
     "full": (FullOptions, ModelFileOptions),
+    "textual_inversion": (EmbeddingFileOptions, EmbeddingOptions),
 }
 FILE_ONLY: Groups = (LaunchOptions,)
 """Groups that are keys of a settings file but not flags of a training script: accelerate uses them before it starts."""
@@ -87,6 +92,16 @@ SCRIPTS = tuple(
 )
 
 
+def _generate_script(card: FamilyCard) -> Script:
+    own: Groups = tuple(group for group in card.groups if group.methods == ALL_METHODS and group is not FlowOptions)
+    groups: Groups = (ModelOptions, *own, GenerateOptions, CompileOptions, RunOptions)
+    return Script(file=card.scripts[GENERATE], family=card.name, method=GENERATE, groups=groups)
+
+
+GENERATE_SCRIPTS = tuple(_generate_script(card) for card in cards() if GENERATE in card.scripts)
+"""The scripts that generate images: with the options of the model and its memory, not with those of training."""
+
+
 def options_of_one_method() -> dict[str, set[str]]:
     """Return for each method the options that only its files contain, going by the groups of one method."""
     groups = {group for script in SCRIPTS for group in script.groups}
@@ -105,9 +120,10 @@ def script_path(script: Script) -> Path:
 
 
 def script_for(family: str, method: str) -> Script:
-    """Return the script that trains a family by a method. Raises ValueError, one sentence, if there is none."""
-    for script in SCRIPTS:
+    """Return the script that trains a family by a method, or that generates. Raises ValueError, one sentence, if there
+    is none."""
+    for script in (*SCRIPTS, *GENERATE_SCRIPTS):
         if (script.family, script.method) == (family, method):
             return script
     title = FAMILY_TITLES.get(family, family)
-    raise ValueError(f"there is no {METHOD_TITLES.get(method, method)} for {title} yet")
+    raise ValueError(f"there is no {SCRIPT_TITLES.get(method, method)} for {title} yet")

@@ -31,6 +31,7 @@ from sd_scripts.options.dataset import (
     ValidationOptions,
     rounded_steps,
 )
+from sd_scripts.options.embedding import EmbeddingOptions
 from sd_scripts.options.flow import FlowOptions
 from sd_scripts.options.full import FullOptions, FusedOptions
 from sd_scripts.options.loss import LossOptions, NoiseOptions
@@ -314,6 +315,35 @@ def model_learning_rates_missing(optimizer: OptimizerOptions, full: FullOptions)
         yield "learning_rate", "all learning rates are 0, so nothing would be trained; set one above 0"
 
 
+def token_missing(embedding: EmbeddingOptions, network: NetworkOptions | None, full: FullOptions | None) -> Findings:
+    if network is None and full is None and not embedding.token_string:
+        yield "token_string", "not set; write the new word that the captions contain, such as mycat"
+
+
+def embedding_learning_rate_missing(
+    embedding: EmbeddingOptions, optimizer: OptimizerOptions, network: NetworkOptions | None
+) -> Findings:
+    if network is None and not optimizer.learning_rate:
+        yield "learning_rate", "is 0, so nothing would be trained; set it above 0"
+
+
+def cached_captions_with_new_token(cache: CacheOptions, embedding: EmbeddingOptions, card: FamilyCard) -> Findings:
+    if cache.caches_text and embedding.token_string and card.has("learns_embeddings"):
+        yield (
+            "cache_text_encoder_outputs",
+            "captions with a token that is being trained change at every step, so they cannot be cached; turn it off",
+        )
+
+
+def new_token_with_external_network(embedding: EmbeddingOptions, network: NetworkOptions, card: FamilyCard) -> Findings:
+    if embedding.token_string and not network.is_ours and card.has("learns_embeddings"):
+        yield (
+            "token_string",
+            "embeddings cannot be trained together with an external network; leave network_module unset, or train the "
+            "embedding first and alone",
+        )
+
+
 def validation_takes_all_images(validation: ValidationOptions, data: DatasetOptions) -> Findings:
     if validation.validation_split == 1 and not data.dataset_config:
         yield (
@@ -348,6 +378,10 @@ PROBLEMS = (
     one_learning_rate_for_partitioned_weights,
     text_encoders_trained_and_cached,
     model_learning_rates_missing,
+    token_missing,
+    embedding_learning_rate_missing,
+    cached_captions_with_new_token,
+    new_token_with_external_network,
 )
 
 
@@ -424,6 +458,29 @@ def lora_learning_rate(optimizer: OptimizerOptions, network: NetworkOptions) -> 
         return
     elif optimizer.learning_rate == 2e-06 and network.unet_lr is None and not network.text_encoder_lr:
         yield "learning_rate", "not set, so 2e-06 is used; 1e-4 is usual for a LoRA"
+
+
+def embedding_learning_rate(
+    optimizer: OptimizerOptions, embedding: EmbeddingOptions, network: NetworkOptions | None
+) -> Findings:
+    if network is None and optimizer.learning_rate == 2e-06 and not optimizer.sets_its_own_rate:
+        yield "learning_rate", "not set, so 2e-06 is used; 5e-4 to 5e-3 is usual for an embedding"
+
+
+def embedding_options_without_token(embedding: EmbeddingOptions) -> Findings:
+    for name in embedding.without_token():
+        yield name, "has no effect without token_string"
+
+
+def embedding_named_otherwise(
+    saving: SavingOptions, embedding: EmbeddingOptions, network: NetworkOptions | None
+) -> Findings:
+    if network is None and embedding.token_string and not saving.output_name:
+        yield (
+            "output_name",
+            f"not set, so the file is called last; set it to {embedding.token_string}, because programs call an "
+            "embedding by the name of its file",
+        )
 
 
 HIGH = 5e-5
@@ -646,6 +703,9 @@ REMARKS = (
     zero_terminal_snr_without_v_prediction,
     random_strength_without_noise,
     lora_learning_rate,
+    embedding_learning_rate,
+    embedding_options_without_token,
+    embedding_named_otherwise,
     full_learning_rate,
     te_lr_without_te_training,
     schedule_without_effect,

@@ -3,9 +3,10 @@
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, NoReturn
 
 from sd_scripts.families.registry import card_of
@@ -75,10 +76,15 @@ class GivenFlags:
 
 
 def given_flags(script: Script, argv: Sequence[str]) -> GivenFlags:
-    """Read the flags of a command line; a mistake in one does not keep the others from being read."""
-    options = {o.name: o for group in _flag_groups(script) for o in each_option(group)}
+    """Read the flags of a training script; a mistake in one does not keep the others from being read."""
+    return read_flags(_flag_groups(script), argv, card_of(script.family).aliases)
+
+
+def read_flags(groups: Groups, argv: Iterable[str], aliases: Mapping[str, str] = MappingProxyType({})) -> GivenFlags:
+    """Read the flags that these groups of options have. `aliases`: other names of flags -> the options meant."""
+    options = {o.name: o for group in groups for o in each_option(group)}
     known = options.keys() - {o.name for group in (LegacyOptions, MusubiOptions) for o in each_option(group)}
-    options |= {alias: options[name] for alias, name in card_of(script.family).aliases.items() if name in options}
+    options |= {alias: options[name] for alias, name in aliases.items() if name in options}
     values: dict[str, Any] = {}
     problems: list[Problem] = []
     for flag, words in _flags_with_words(argv):

@@ -60,6 +60,7 @@ class CompileOptions(OptionGroup, title="Torch Compile Settings", shown_when="co
         "default suits nearly all runs. reduce-overhead and max-autotune replay each step as a CUDA graph even if "
         "record_steps is off; max-autotune searches for minutes. Only inductor has modes.",
         active_with=("compile_backend", "inductor"),
+        notes={"generate": "The default is max-autotune-no-cudagraphs."},
     )
     compile_dynamic: Literal["auto", "true", "false"] = option(
         "auto",

@@ -4,8 +4,9 @@ import inspect
 import sys
 
 from sd_scripts.families.registry import cards
-from sd_scripts.options.catalog import FAMILY_TITLES, FILE_ONLY, METHOD_TITLES, SCRIPTS
+from sd_scripts.options.catalog import FAMILY_TITLES, FILE_ONLY, SCRIPT_TITLES, SCRIPTS
 from sd_scripts.options.command_line import ConfigFileOptions, PlanOptions
+from sd_scripts.options.generate import GenerateOptions
 from sd_scripts.options.legacy import LegacyOptions
 from sd_scripts.options.musubi import MusubiOptions
 from sd_scripts.options.settings import Groups
@@ -13,7 +14,7 @@ from sd_scripts.options.spec import ALL_METHODS, KINDS, Option, OptionGroup, eac
 
 OPENING = """# Options
 
-All options of the training scripts, generated from the code by `python -m sd_scripts.options.document`.
+All options of the scripts that train and generate, generated from the code by `python -m sd_scripts.options.document`.
 
 An option has one name: the flag is `--name`, the key in a TOML file is `name`, and the page shows its label.
 `--no-name` turns a bool off. Flags override the file of `--config_file`, which overrides the defaults.
@@ -31,6 +32,8 @@ DIFFERENCES = """## Different from sd-scripts on purpose
 - `max_token_length` may be any number in a file; it is rounded down to a multiple of 75, at most 225, with a warning.
 - `--no-x` turns off what a file turned on; `resolution` may be a number or an array in a file.
 - `--output_config` never writes `huggingface_token` or `wandb_api_key`.
+- Embeddings are saved as .safetensors; sd-scripts writes .pt unless `save_model_as` is set.
+- Regularisation images keep their captions when a template replaces those of the others.
 - A meaningful 0, such as `max_grad_norm = 0`, is kept when a JSON file of kohya_ss is opened.
 
 In full training:
@@ -48,7 +51,7 @@ In full training:
 
 def page() -> str:
     groups: Groups = tuple(dict.fromkeys(group for script in SCRIPTS for group in script.groups))
-    shown: Groups = (ConfigFileOptions, PlanOptions, *groups, LegacyOptions, MusubiOptions)
+    shown: Groups = (ConfigFileOptions, PlanOptions, *groups, GenerateOptions, LegacyOptions, MusubiOptions)
     sections = [_section(group) for group in shown]
     return "\n".join([OPENING, *sections, _without_effect(groups), DIFFERENCES])
 
@@ -87,12 +90,12 @@ def _default(o: Option) -> str:
 
 
 def _help(o: Option) -> str:
-    return " ".join([o.help, *(f"*{METHOD_TITLES[method]}*: {note}" for method, note in o.notes.items())])
+    return " ".join([o.help, *(f"*{SCRIPT_TITLES[method]}*: {note}" for method, note in o.notes.items())])
 
 
 def _effect(o: Option) -> str:
     where = [FAMILY_TITLES[family] for family in o.families] if len(o.families) < len(cards()) else []
-    where += [METHOD_TITLES[method] for method in o.methods] if o.methods != ALL_METHODS else []
+    where += [SCRIPT_TITLES[method] for method in o.methods] if o.methods != ALL_METHODS else []
     switches = [f"`{name}`" for name in o.switches]
     when = f" While {' or '.join(switches)} is on." if switches else ""
     return when + (f" *{', '.join(where)} only.*" if where else "")

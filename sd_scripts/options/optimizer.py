@@ -21,7 +21,11 @@ class OptimizerOptions(OptionGroup, title="Optimizer"):
     learning_rate: float = option(
         2e-06,
         "Step size of the optimizer; Prodigy and D-Adaptation take 1.",
-        notes={"lora": "1e-4 is usual.", "full": "1e-6 to 1e-5 is usual."},
+        notes={
+            "lora": "1e-4 is usual.",
+            "full": "1e-6 to 1e-5 is usual.",
+            "textual_inversion": "5e-4 to 5e-3 is usual.",
+        },
         within=(0.0, 1000.0),
     )
     optimizer_args: list[str] = option(

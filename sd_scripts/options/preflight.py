@@ -73,14 +73,14 @@ def metadata_thumbnail(valid: Settings) -> Iterator[str]:
 
 def output_dir(valid: Settings) -> Iterator[str]:
     folder = Path(valid[SavingOptions].output_dir or ".")
-    if why := _why_no_folder(folder):
+    if why := why_no_folder(folder):
         yield f"output_dir: '{folder}' cannot be written to ({why}); choose another folder"
 
 
 def console_log_file(valid: Settings) -> Iterator[str]:
     if name := valid[LoggingOptions].console_log_file:
         file = Path(name)
-        why = "Is a directory" if file.is_dir() else _why_no_folder(file.parent, make=False)
+        why = "Is a directory" if file.is_dir() else why_no_folder(file.parent, make=False)
         if why:
             yield f"console_log_file: '{file}' cannot be written ({why})"
 
@@ -90,12 +90,12 @@ def trackers(valid: Settings) -> Iterator[str]:
     for name in options.trackers:
         if importlib.util.find_spec(name) is None:
             yield f"log_with: {name} is not installed; run `pip install {name}`"
-    if options.trackers and options.logging_dir and (why := _why_no_folder(Path(options.logging_dir))):
+    if options.trackers and options.logging_dir and (why := why_no_folder(Path(options.logging_dir))):
         yield f"logging_dir: '{options.logging_dir}' cannot be written to ({why}); choose another folder"
     options.tracker_arguments()
 
 
-def _why_no_folder(folder: Path, make: bool = True) -> str:
+def why_no_folder(folder: Path, make: bool = True) -> str:
     """Return why no file can be written to a folder, which may not exist yet; "" if one can. Writes nothing."""
     try:
         there = next(each for each in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(each))

@@ -162,6 +162,14 @@ def prompts_in(text: str, path: Path, defaults: SamplePrompt) -> list[tuple[Samp
     return [(_filled(entry.keys, defaults), entry) for entry in entries]
 
 
+def prompt_of_line(line: str, defaults: SamplePrompt, family: str) -> SamplePrompt:
+    """Return the prompt of one line for a model of this family. Raises ValueError, one sentence."""
+    keys = line_keys(line)
+    for why in _problems(keys, family):
+        raise ValueError(why)
+    return _filled(keys, defaults)
+
+
 def _entries(text: str, path: Path) -> list[Entry]:
     try:
         entries = READERS[path.suffix](text)

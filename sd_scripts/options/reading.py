@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from sd_scripts.families.registry import card_of
-from sd_scripts.options.catalog import FAMILY_TITLES, METHOD_TITLES, script_for
+from sd_scripts.options.catalog import FAMILY_TITLES, METHOD_TITLES, SCRIPT_TITLES, script_for
 from sd_scripts.options.checks import remarks_between
 from sd_scripts.options.legacy import translate
 from sd_scripts.options.settings import Problem, Remark, Script, Settings
@@ -45,7 +45,7 @@ def _without_aliases(values: Mapping[str, Any], aliases: Mapping[str, str]) -> d
 
 def _other_script(name: str, value: str, script: Script) -> str:
     """Return why a file that names another family or method cannot be used."""
-    titles = FAMILY_TITLES if name == "family" else METHOD_TITLES
+    titles = FAMILY_TITLES if name == "family" else SCRIPT_TITLES
     if value not in titles:
         return f"{value!r} is not one of {', '.join(titles)}"
     file = script_for(**{**script.identity, name: value}).file
@@ -78,7 +78,7 @@ def _why_without_effect(option: Option, script: Script, values: Mapping[str, Any
         return f"has no effect: {option.not_yet}"
     if script.family not in option.families:
         return f"has no effect for {FAMILY_TITLES[script.family]}"
-    if script.method not in option.methods:
+    if script.method in METHOD_TITLES and script.method not in option.methods:
         return f"has no effect in {METHOD_TITLES[script.method]}"
     if option.switches and not any(values.get(name) for name in option.switches):
         return f"has no effect while {option.shown_when} is off"

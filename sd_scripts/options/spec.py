@@ -24,6 +24,7 @@ CAPABILITIES = {
     "fp8": "frozen weights can be held in 8 or 4 bits",
     "grouped_updates": "weights can be updated during the backward pass, in a given number of groups",
     "guidance": "the model was distilled with an embedded guidance",
+    "learns_embeddings": "the text encoders can learn the embeddings of new tokens",
     "noise_schedule": "noise follows Stable Diffusion's schedule of 1,000 timesteps",
     "offload_activations": "checkpointed activations can be held in RAM",
     "own_vae": "the option vae names the file of its VAE",
@@ -32,7 +33,7 @@ CAPABILITIES = {
     "trains_text": "full training can train the text encoders",
 }
 """What a model family may be capable of: options need it to have an effect."""
-ALL_METHODS = ("lora", "full")
+ALL_METHODS = ("lora", "full", "textual_inversion")
 
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 """Type -> its name in messages."""

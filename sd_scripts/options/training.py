@@ -52,6 +52,7 @@ class TrainingOptions(OptionGroup, title="Training"):
         "rounding, so that small ones are not lost.",
         notes={"lora": "Saves little memory for a LoRA and lowers its quality."},
         label="Full bf16",
+        methods=("lora", "full"),
     )
     fp8_base: bool = switch(
         "Store the frozen weights of the U-Net or transformer and of the text encoders in fp8, half the memory of "

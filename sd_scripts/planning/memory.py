@@ -138,6 +138,11 @@ class _Run:
         return self.settings.get(NetworkOptions)
 
     @property
+    def frozen(self) -> bool:
+        """Whether the base model stays as it is, and an adapter or embeddings are trained."""
+        return FullOptions not in self.settings.filled
+
+    @property
     def compute(self) -> int:
         """Bytes of a value that the model computes with."""
         return FULL if self.training.mixed_precision == "no" else HALF
@@ -175,14 +180,14 @@ class _Run:
     def _static(self) -> tuple[Part, ...]:
         trained, state = self._trained(), self._bytes_of_state()
         own = 0.0
-        if self.network:
+        if self.frozen:
             own = trained * (FULL + self.compute)  # masters and compute copies
         elif self.held != self.compute:
             own = trained * self.held
         ema = self.settings[EmaOptions]
         return (
             Part(name="weights", bytes=int(self._weights())),
-            Part(name="adapter" if self.network else "master weights", bytes=int(own)),
+            Part(name="adapter" if self.frozen else "master weights", bytes=int(own)),
             Part(name="optimizer", bytes=int(trained * state)),
             Part(name="EMA", bytes=trained * FULL if ema.use_ema and ema.ema_device == "gpu" else 0),
             Part(name="text encoders and VAE", bytes=int(self._used_by_steps())),
@@ -216,8 +221,10 @@ class _Run:
     def _trained(self) -> int:
         """Return how many values learn."""
         facts, encoders = self.facts, self._trained_encoders()
-        if not self.network:
+        if not self.frozen:
             return facts.values[DENOISER] + sum(facts.values[name] for name in encoders)
+        if not self.network:  # a few embeddings
+            return 0
         dim = self.network.network_dim or DEFAULT_DIM
         text = sum(self._of_adapter(facts.lora.get(name, 0), facts.values[name], dim) for name in encoders)
         if self.network.network_train_text_encoder_only:
@@ -252,6 +259,8 @@ class _Run:
             return [
                 name for name, rate in zip(names, rates, strict=True) if trains and rate and name in self.facts.lora
             ]
+        if self.frozen:
+            return []
         full = self.settings[FullOptions]
         trains = full.train_text_encoder and self.card.has("trains_text")
         return [name for number, name in enumerate(names) if trains and full.rate_of_encoder(number, base)]
@@ -267,7 +276,7 @@ class _Run:
     @property
     def _rounds_itself(self) -> bool:
         """Whether our AdamW trains weights in half precision, with moments in half precision."""
-        return not self.network and self.held == HALF and self._is_adamw
+        return not self.frozen and self.held == HALF and self._is_adamw
 
     @property
     def _is_adamw(self) -> bool:
@@ -306,11 +315,11 @@ class _Run:
         accumulates = self.training.gradient_accumulation_steps > 1
         if not accumulates:
             return 0.0
-        return self._trained() * float(FULL if self.network or self.held == FULL else HALF)
+        return self._trained() * float(FULL if self.frozen or self.held == FULL else HALF)
 
     def _gradients_at_end(self) -> float:
         """Return the bytes of gradients, and of float32 copies of half-precision weights, before the update."""
-        if self.network:
+        if self.frozen:
             return self._trained() * float(FULL)
         fused, surrogate, temporary = self.settings[FusedOptions].chosen, 0, 0
         if self.held == HALF and not self._is_adamw:
@@ -328,7 +337,7 @@ class _Run:
     def _left_at_end(self, activations: float) -> float:
         """Return the activations that are left when the gradients are largest."""
         fixed = self._growing().fixed
-        if self.network or not self.settings[FusedOptions].chosen:
+        if self.frozen or not self.settings[FusedOptions].chosen:
             return fixed
         return (activations - fixed) * self.facts.activations.left + fixed
 

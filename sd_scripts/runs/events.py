@@ -12,9 +12,12 @@ Ending = Literal["stopped", "failed", "finished"]
 Kind = (
     Literal["started", "phase", "step", "epoch", "validation", "sample", "saved", "uploaded", "warning", "heard"]
     | Literal["compile", "compile_check"]
+    | Literal["accepted", "preview", "image", "answered"]
     | Ending
 )
 Command = Literal["stop", "save", "sample"]
+Request = Literal["generate", "cancel"]
+"""Commands to a process that generates images."""
 NUMBERS = frozenset(
     (
         *("time", "step", "max_steps", "epoch", "epochs", "done", "total", "loss", "average", "seconds", "vram"),
@@ -45,7 +48,7 @@ class EventLog:
         if _is_cut(path):
             self._file.write("\n")
 
-    def __call__(self, kind: Kind | Command | Literal["end"], **payload: Any) -> None:
+    def __call__(self, kind: Kind | Command | Request | Literal["end"], **payload: Any) -> None:
         self._file.write(json.dumps({"time": time.time(), "kind": kind, **payload}) + "\n")
 
     def close(self) -> None:

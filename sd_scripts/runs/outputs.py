@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 STATE_ENDING = "-state"
+DIFFUSERS_ENDING, EMBEDDING_ENDING = "-diffusers", "-embedding"
+"""Added to a LoRA's name for the same weights under other key names, and for embeddings that were trained with it."""
 ENDINGS = (".safetensors", ".ckpt", ".pt", "")
 """Suffixes of saved models; the empty one is for a diffusers folder."""
 DIFFUSERS_MARK = "model_index.json"
@@ -103,7 +105,7 @@ def find_saved(path: Path, written: Fingerprint | None) -> Path | None:
     return next((each for each in renamed if written.matches(fingerprint(each))), None)
 
 
-_WHICH = r"(?P<which>(-step\d{8,}|-\d{6,})?(-ema)?(-diffusers)?)"
+_WHICH = rf"(?P<which>(-step\d{{8,}}|-\d{{6,}})?(-ema)?({DIFFUSERS_ENDING})?({EMBEDDING_ENDING})?)"
 _ENDING = rf"(?P<ending>{STATE_ENDING}|{'|'.join(map(re.escape, ENDINGS))})"
 
 

@@ -32,6 +32,7 @@ KEPT_REMOVED = 20
 """Runs removed from the queue that can be put back."""
 
 Where = Literal["up", "down", "first", "last"]
+MakeWay = Callable[[], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,8 +96,8 @@ class RunQueue:
         """The runs that were removed last."""
         self._damage = store.notice
         self._warned = ""
-        self._tools: list[tuple[str, WatchedRun]] = []
-        self._waiting_tools: list[tuple[str, Callable[[], WatchedRun | None]]] = []
+        self._tools: list[tuple[str, WatchedRun, MakeWay]] = []
+        self._waiting_tools: list[tuple[str, Callable[[], WatchedRun | None], MakeWay]] = []
         self._wake, self._closing = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -217,39 +218,42 @@ class RunQueue:
         """Return a running run that uses one of these GPUs."""
         return next((row for row in self.store.living() if gpus_overlap(gpus, row.gpus)), None)
 
-    def when_free(self, gpus: str, start: Callable[[], WatchedRun | None]) -> None:
+    def when_free(self, gpus: str, start: Callable[[], WatchedRun | None], make_way: MakeWay = lambda: None) -> None:
         """Start a tool, which is not in the list of runs, once these GPUs are free, ahead of queued runs.
 
-        `start` returns what it started, or None if it was cancelled.
+        `start` returns what it started, or None if it was cancelled. `make_way` is that of `reserve`.
         """
         with self._lock:
-            self._waiting_tools.append((gpus, start))
+            self._waiting_tools.append((gpus, start, make_way))
         self._wake.set()
 
     def _start_tools(self) -> None:
         with self._lock:
             waiting = list(self._waiting_tools)
-        for gpus, start in waiting:
+        for gpus, start, make_way in waiting:
             if self.run_on(gpus):
                 continue
             tool = start()
             with self._lock:
-                self._waiting_tools.remove((gpus, start))
+                self._waiting_tools.remove((gpus, start, make_way))
             if tool:
-                self.reserve(gpus, tool)
+                self.reserve(gpus, tool, make_way)
 
-    def reserve(self, gpus: str, tool: WatchedRun) -> None:
-        """Keep queued runs off these GPUs while the tool, which is not in the list of runs, is running."""
+    def reserve(self, gpus: str, tool: WatchedRun, make_way: MakeWay = lambda: None) -> None:
+        """Keep queued runs off these GPUs while the tool, which is not in the list of runs, is running. `make_way` is
+        called when a run waits for it: a tool that has nothing to do may end."""
         with self._lock:
-            self._tools = [(taken_gpus, each) for taken_gpus, each in self._tools if each.alive] + [(gpus, tool)]
+            self._tools = [each for each in self._tools if each[1].alive] + [(gpus, tool, make_way)]
 
     def _is_free(self, gpus: str) -> bool:
         """Return whether no tool uses these GPUs or waits for them."""
         with self._lock:
-            taken = [taken_gpus for taken_gpus, tool in self._tools if tool.alive] + [
-                taken_gpus for taken_gpus, _ in self._waiting_tools
-            ]
-        return not any(gpus_overlap(gpus, taken_gpus) for taken_gpus in taken)
+            taken = [(taken_gpus, make_way) for taken_gpus, tool, make_way in self._tools if tool.alive]
+            taken += [(taken_gpus, lambda: None) for taken_gpus, *_ in self._waiting_tools]
+        in_the_way = [make_way for taken_gpus, make_way in taken if gpus_overlap(gpus, taken_gpus)]
+        for make_way in in_the_way:
+            make_way()
+        return not in_the_way
 
     def _row(self, id: int) -> RunRow:
         row = self.store.row(id)

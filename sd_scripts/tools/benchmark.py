@@ -243,6 +243,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, default=Path("benchmark"), help="for model files; they stay there")
     parser.add_argument("--miniature", action="store_true", help="try the benchmark itself on a tiny model")
     arguments, flags = parser.parse_known_args(argv)
+    try:
+        script_for(arguments.family, arguments.method)
+    except ValueError as error:
+        print(f"--method: {error}", file=sys.stderr)
+        return 2
     module = module_of(arguments.family, "full_size")  # imports torch, which --help should not wait for
     rows: dict[str, dict[str, Any]] = module.ROWS[arguments.method]
     wanted = arguments.rows or list(rows)

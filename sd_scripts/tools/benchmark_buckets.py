@@ -149,6 +149,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, default=Path("benchmark"), help="for model files; they stay there")
     parser.add_argument("--miniature", action="store_true", help="a tiny model that needs as many graphs")
     arguments, flags = parser.parse_known_args(argv)
+    try:
+        script_for(arguments.family, arguments.method)
+    except ValueError as error:
+        print(f"--method: {error}", file=sys.stderr)
+        return 2
     rows = module_of(arguments.family, "full_size").ROWS[arguments.method]
     if arguments.epochs < 1:
         print("--epochs: must be at least 1", file=sys.stderr)

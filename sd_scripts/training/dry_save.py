@@ -34,7 +34,7 @@ def _check_room(context: Context, train_state: TrainState, size: int) -> str:
     if free is None or train_state.trainable.shards:  # with shards this process knows only its own part
         return ""
     saving, resume = context.settings[SavingOptions], context.settings[ResumeOptions]
-    size *= 1 + len(train_state.trainable.variants)
+    size *= 1 + len(train_state.trainable.companions)
     if train_state.ema:
         size *= 2
     if free < size:

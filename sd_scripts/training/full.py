@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from sd_scripts.data.dataset import DataPlan
 from sd_scripts.families.components import DENOISER, Components
 from sd_scripts.families.family import Family, ModelWeights
 from sd_scripts.library.block_swap import SwapGroup, host_value
@@ -56,6 +57,9 @@ class Full:
 
     def check(self, family: Family, settings: Settings) -> list[str]:
         return []
+
+    def check_data(self, family: Family, context: Context, plan: DataPlan) -> None:
+        """Accept every dataset."""
 
     def open(self, family: Family, context: Context, device: torch.device) -> Components:
         """Open the model; trained weights are in float32, unless full_bf16 or full_fp16 is on."""

@@ -5,23 +5,18 @@ A failed upload is told and ends no run: the file stays where it was saved.
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sd_scripts.library.hub import Refused, hub_api, hub_reason, open_repository
 from sd_scripts.options.saving import HuggingFaceOptions
 
 if TYPE_CHECKING:
-    from huggingface_hub import HfApi
-
     from sd_scripts.training.context import Context
 
 UPLOADING = "uploading"
-LONGEST_REASON = 200
-DENIED = {401: "the Hub does not know the token", 403: "the token may not write there"}
-"""HTTP status -> what it says of the token."""
 
 
 class HubUploads:
@@ -36,22 +31,18 @@ class HubUploads:
 
     def _open(self, repo: str) -> None:
         """Create the repository if it does not exist. Raises ValueError if the Hub refuses: before the model loads."""
-        from huggingface_hub import HfApi
-        from huggingface_hub.utils import disable_progress_bars
-
-        disable_progress_bars()  # they would write into the training's own
-        self._repo, self._api = repo, HfApi()
+        self._repo, self._api = repo, hub_api()
         private = self._options.huggingface_repo_visibility != "public"
         try:
-            self._api.create_repo(repo, private=private, repo_type=self._options.huggingface_repo_type, exist_ok=True)
+            open_repository(self._api, repo, private=private, repo_type=self._options.huggingface_repo_type)
+        except Refused as error:
+            raise ValueError(
+                f"huggingface_repo_id: '{repo}' cannot be written to: {error}. Set HF_TOKEN or huggingface_token to "
+                "a token that may, or choose another repository"
+            ) from None
         except Exception as error:
-            if why := _refusal(error):
-                raise ValueError(
-                    f"huggingface_repo_id: '{repo}' cannot be written to: {why}. Set HF_TOKEN or huggingface_token to "
-                    "a token that may, or choose another repository"
-                ) from None
             self._context.warn(
-                f"huggingface_repo_id: the Hub cannot be reached ({_reason(error)}). The run trains, and tries to "
+                f"huggingface_repo_id: the Hub cannot be reached ({hub_reason(error)}). The run trains, and tries to "
                 "upload what it saves"
             )
         self._thread = threading.Thread(target=self._work, name="uploads", daemon=True)
@@ -80,8 +71,8 @@ class HubUploads:
             except Exception as error:
                 if path.exists():  # else it was removed meanwhile, as save_last_n_steps asks
                     self._context.warn(
-                        f"huggingface_repo_id: '{path.name}' was not uploaded to '{self._repo}' ({_reason(error)}). It "
-                        f"stays in '{path.parent}'; upload it with: hf upload {self._repo} '{path}'"
+                        f"huggingface_repo_id: '{path.name}' was not uploaded to '{self._repo}' ({hub_reason(error)}). "
+                        f"It stays in '{path.parent}'; upload it with: hf upload {self._repo} '{path}'"
                     )
             else:
                 self._context.emit("uploaded", path=str(path), url=url)
@@ -90,7 +81,7 @@ class HubUploads:
         folder = (self._options.huggingface_path_in_repo or "").strip("/")
         place = f"{folder}/{path.name}" if folder else path.name
         kind, message = self._options.huggingface_repo_type, f"Upload {path.name}"
-        api: HfApi = self._api
+        api = self._api
         if path.is_dir():
             commit = api.upload_folder(
                 repo_id=self._repo, folder_path=path, path_in_repo=place, repo_type=kind, commit_message=message
@@ -100,26 +91,3 @@ class HubUploads:
                 repo_id=self._repo, path_or_fileobj=path, path_in_repo=place, repo_type=kind, commit_message=message
             )
         return str(commit.commit_url)
-
-
-def _refusal(error: Exception) -> str:
-    """Return why the Hub refuses, or "" if it could not be asked."""
-    from huggingface_hub.errors import HFValidationError, LocalTokenNotFoundError
-
-    if isinstance(error, HFValidationError):
-        return "its name is not that of a repository, such as me/my-lora"
-    if isinstance(error, LocalTokenNotFoundError):
-        return "no token is set"
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    if status is None or status >= 500:
-        return ""
-    return DENIED.get(status, _reason(error))
-
-
-def _reason(error: Exception) -> str:
-    """Return the last line of an error that says something: the Hub's own words come after its addresses."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    with contextlib.suppress(AttributeError):
-        lines.append(error.server_message)  # type: ignore[attr-defined]
-    said = next((line for line in reversed(lines) if line), type(error).__name__)
-    return str(said)[:LONGEST_REASON].rstrip(".")

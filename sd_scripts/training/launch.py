@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
 import logging
 import os
 import sys
@@ -22,9 +21,7 @@ from sd_scripts.options import command_line, preflight
 from sd_scripts.options.catalog import script_for
 from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
 from sd_scripts.options.logging import LoggingOptions
-from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions
-from sd_scripts.options.quantization import denoiser_format, encoder_format
 from sd_scripts.options.run import CudaOptions, RunOptions
 from sd_scripts.options.saving import HuggingFaceOptions, SavingOptions
 from sd_scripts.options.settings import Settings
@@ -90,6 +87,10 @@ def _load(family: str, method: str) -> tuple[Family, Method]:
         from sd_scripts.training.lora import Lora
 
         return family_of(family), Lora()
+    if method == "textual_inversion":
+        from sd_scripts.training.textual_inversion import TextualInversion
+
+        return family_of(family), TextualInversion()
     from sd_scripts.training.full import Full
 
     return family_of(family), Full()
@@ -99,19 +100,14 @@ def _dry_run(settings: Settings) -> Iterator[str]:
     """Yield what this machine and its libraries cannot do, before anything is loaded."""
     import torch
 
-    from sd_scripts.library import compile_support, fp8, lr_schedulers
+    from sd_scripts.families.quantizing import machine_problems
+    from sd_scripts.library import compile_support, lr_schedulers
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     yield from compile_support.problems(settings[CompileOptions], settings[CompileMoreOptions], device)
     if settings[TrainingOptions].mixed_precision == "fp16" and device.type == "cpu":
         yield "mixed_precision: fp16 is for GPUs; set bf16, or no"
-    memory = settings.get(MemoryOptions)
-    if memory and memory.fp8_compute and (problem := fp8.compute_problem(device)):
-        yield problem
-    formats = {"quantize_base": denoiser_format(settings), "quantize_text_encoders": encoder_format(settings)}
-    if "nf4" in formats.values() and not importlib.util.find_spec("bitsandbytes"):
-        option = next(name for name, chosen in formats.items() if chosen == "nf4")
-        yield f"{option}: nf4 needs bitsandbytes, which is not installed; run setup again, or set int8"
+    yield from machine_problems(settings, device)
     lr_schedulers.dry_run(settings[OptimizerOptions], settings[LrSchedulerOptions])
 
 

@@ -1,4 +1,7 @@
-"""LoRA training: low-rank adapters on the frozen layers of a model."""
+"""LoRA training: low-rank adapters on the frozen layers of a model.
+
+With token_string the embeddings of a new token learn too (pivotal tuning).
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from sd_scripts.data.dataset import DataPlan
 from sd_scripts.families.family import Components, Family
 from sd_scripts.library.safetensors_io import save_model, with_hashes
 from sd_scripts.networks.adapter import Adapter, Tensors, layer_names, read_layer
@@ -25,14 +29,23 @@ from sd_scripts.options.optimizer import OptimizerOptions
 from sd_scripts.options.saving import LoraFileOptions
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import TrainingOptions
+from sd_scripts.runs.outputs import DIFFUSERS_ENDING, EMBEDDING_ENDING
 from sd_scripts.training.context import Context
+from sd_scripts.training.embeddings import (
+    add_token,
+    find_end_by_id,
+    plan_embeddings,
+    require_token_in_captions,
+    save_embeddings,
+    trained_token,
+)
 from sd_scripts.training.external_network import find_module, make_external_network
 from sd_scripts.training.gradient_clipping import clip_factor
 from sd_scripts.training.trainable import NetworkTrainable, Trainable
 
 QUANTIZING = ("fp8_base", "fp8_base_unet", "fp8_compute", "quantize_base")
 """Options with which base weights are held quantized."""
-SD_SCRIPTS, DIFFUSERS = "sd-scripts", "diffusers"
+SD_SCRIPTS, DIFFUSERS, BOTH = "sd-scripts", "diffusers", "both"
 """Key names of saved files."""
 
 
@@ -55,15 +68,25 @@ class Lora:
             return str(error).splitlines()
         return []
 
+    def check_data(self, family: Family, context: Context, plan: DataPlan) -> None:
+        require_token_in_captions(family, context.settings, plan, context.warn)
+
     def open(self, family: Family, context: Context, device: torch.device) -> Components:
         if context.sharded:
             raise ValueError(
                 "use_fsdp: not supported for LoRA, which is small while the base model is frozen; launch with "
                 "--multi_gpu instead"
             )
-        return family.open(context.settings, context.dtype, device)
+        components = family.open(context.settings, context.dtype, device)
+        add_token(family, components, context)
+        return components
 
     def trains_text_encoders(self, family: Family, context: Context) -> tuple[bool, ...]:
+        if trained_token(family, context.settings):
+            return (True,) * len(family.text.embeddings)
+        return self._adapts_text_encoders(family, context)
+
+    def _adapts_text_encoders(self, family: Family, context: Context) -> tuple[bool, ...]:
         options, base = context.settings[NetworkOptions], context.settings[OptimizerOptions].learning_rate
         preset = options.built_in.preset if options.is_ours else None
         if preset and not preset.text_encoders:
@@ -97,7 +120,7 @@ class Lora:
     def prepare(self, family: Family, components: Components, context: Context) -> Trainable:
         options = context.settings[NetworkOptions]
         all_targets = _all_targets(family, components, context)
-        trains_encoder = self.trains_text_encoders(family, context)
+        trains_encoder = self._adapts_text_encoders(family, context)
         if options.network_train_text_encoder_only and not any(trains_encoder):
             raise ValueError("learning_rate: all learning rates are 0, so nothing would be trained; set one above 0")
         if not options.is_ours:
@@ -110,13 +133,14 @@ class Lora:
         weights = read_plain_lora("network_weights", Path(file), all_targets) if file else {}
         plans = plan_layers(modules, args, weights if options.dim_from_weights else None)
         network = attach(
-            plans,
+            [*plans, *plan_embeddings(family, components, context)],
             args.dropouts,
             torch.Generator().manual_seed(context.number("network")),
             torch.bfloat16 if context.settings[TrainingOptions].full_bf16 else torch.float32,
             perturbation=args.perturbation,
             device=context.device,
         )
+        find_end_by_id(components)
         if weights:
             _load_initial_weights(weights, network, context)
         if context.settings[CompileOptions].compile:
@@ -144,9 +168,19 @@ class LoraTrainable(NetworkTrainable):
 
     def name_keys_as(self, form: str, targets: Sequence[AdaptedModule]) -> LoraTrainable:
         """Set the key names of saved files: sd-scripts, diffusers or both."""
-        self.targets, self.form = targets, SD_SCRIPTS if form == "both" else form
-        self.variants = (f"-{DIFFUSERS}",) if form == "both" else ()
+        self.targets, self.form = targets, form
         return self
+
+    @property
+    def companions(self) -> tuple[str, ...]:  # type: ignore[override]
+        embeddings = len(self.network.layers) != len(self.network.layers_in_file)
+        return (*[DIFFUSERS_ENDING] * (self.form == BOTH), *[EMBEDDING_ENDING] * embeddings)
+
+    def save_companion(self, suffix: str, path: Path, dtype: torch.dtype | None, metadata: dict[str, str]) -> None:
+        if suffix == DIFFUSERS_ENDING:
+            self._save_for_diffusers(path, dtype, metadata)
+        else:
+            save_embeddings(self.network, path, dtype, metadata)
 
     def collect_gradients(self) -> None:
         self.network.collect_gradients()
@@ -214,12 +248,12 @@ class LoraTrainable(NetworkTrainable):
 
     def save(self, path: Path, dtype: torch.dtype | None, metadata: dict[str, str]) -> None:
         if self.form == DIFFUSERS:
-            self.save_variant(DIFFUSERS, path, dtype, metadata)
+            self._save_for_diffusers(path, dtype, metadata)
             return
         tensors = self.network.file_tensors(dtype)
         save_model(path, tensors, with_hashes(tensors, metadata))
 
-    def save_variant(self, suffix: str, path: Path, dtype: torch.dtype | None, metadata: dict[str, str]) -> None:
+    def _save_for_diffusers(self, path: Path, dtype: torch.dtype | None, metadata: dict[str, str]) -> None:
         """Write the file under the key names of diffusers, whose factors contain alpha."""
         tensors = with_names_of(DIFFUSERS, self.network.file_tensors(None), self.targets)
         tensors = {key: tensor.to(dtype or tensor.dtype) for key, tensor in tensors.items()}
@@ -264,7 +298,7 @@ def _fold(network: AdapterNetwork, modules: list[AdaptedModule]) -> None:
 
 def _load_initial_weights(weights: Tensors, network: AdapterNetwork, context: Context) -> None:
     absent = network.load_tensors(weights)
-    if len(absent) == len(network.layers):
+    if len(absent) == len(network.layers_in_file):
         file = context.settings[NetworkOptions].network_weights
         found = {layer.name: read_layer(weights, layer.name) for layer in network.layers}
         if theirs := {each[0].kind for each in found.values() if each}:

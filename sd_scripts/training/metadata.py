@@ -7,11 +7,14 @@ from dataclasses import replace
 from sd_scripts.data.metadata import dataset_metadata
 from sd_scripts.library import optimizers
 from sd_scripts.library.ss_metadata import TrainingMetadata, base_file_metadata, modelspec, training_metadata
+from sd_scripts.options.embedding import EmbeddingOptions
 from sd_scripts.options.loss import NoiseOptions
 from sd_scripts.options.metadata import MetadataOptions, thumbnail_url
 from sd_scripts.options.network import DEFAULT_DIM, NetworkOptions
 from sd_scripts.options.optimizer import OptimizerOptions
 from sd_scripts.options.saving import SavingOptions
+from sd_scripts.runs.outputs import EMBEDDING_ENDING
+from sd_scripts.training.embeddings import TEXTUAL_INVERSION
 from sd_scripts.training.error_hints import brief
 from sd_scripts.training.train_state import TrainState
 from sd_scripts.training.training_data import TrainingData
@@ -28,6 +31,9 @@ class FileMetadata:
         self._options = options = settings[MetadataOptions]
         if options.metadata_thumbnail:  # read once: the file may be gone when the last file is saved
             self._options = replace(options, metadata_thumbnail=thumbnail_url(options.metadata_thumbnail))
+        embedding = settings.get(EmbeddingOptions)
+        if embedding and embedding.token_string and not options.metadata_trigger_phrase:
+            self._options = replace(self._options, metadata_trigger_phrase=embedding.token_string)
         network = train_state.trainable.is_network
         self._hashing = ThreadPoolExecutor(max_workers=1).submit(base_file_metadata, settings) if network else None
         self._last: dict[str, str] = {}
@@ -42,6 +48,16 @@ class FileMetadata:
                 "metadata", f"the metadata could not be made ({why}); the file has those of the previous save"
             )
         return self._last
+
+    def of_companion(self, suffix: str, metadata: dict[str, str]) -> dict[str, str]:
+        """Return the metadata of a further file from those of the file that it is saved with: an embedding is another
+        kind of file, all else the same under other names."""
+        if suffix != EMBEDDING_ENDING:
+            return metadata
+        spec = {key: text for key, text in metadata.items() if key.startswith("modelspec.")}
+        if architecture := spec.get("modelspec.architecture"):
+            spec["modelspec.architecture"] = architecture.removesuffix("/lora") + TEXTUAL_INVERSION
+        return spec
 
     def of_trial(self) -> dict[str, str]:
         """Return the metadata without the hash, which takes time."""
@@ -61,7 +77,7 @@ class FileMetadata:
             now=now,
             prediction_type=identity.prediction_type(settings),
             timestep_range=(noise.min_timestep or 0, noise.max_timestep or 1000) if bounded else None,
-            lora=self._hashing is not None,
+            suffix=self._train_state.trainable.architecture_suffix if self._hashing else "",
         )
         if self._hashing is None:
             return _encodable(spec)

@@ -1,9 +1,11 @@
-"""Training methods: what is trained and what is saved, independent of the model family. See lora.py and full.py."""
+"""Training methods: what is trained and what is saved, independent of the model family. See lora.py, full.py and
+textual_inversion.py."""
 
 from typing import Protocol
 
 import torch
 
+from sd_scripts.data.dataset import DataPlan
 from sd_scripts.families.family import Components, Family
 from sd_scripts.options.settings import Settings
 from sd_scripts.training.context import Context
@@ -15,6 +17,9 @@ class Method(Protocol):
 
     def check(self, family: Family, settings: Settings) -> list[str]:
         """Return the problems that names and small files reveal; nothing is loaded."""
+
+    def check_data(self, family: Family, context: Context, plan: DataPlan) -> None:
+        """Raise ValueError if the dataset does not suit the method; nothing is loaded."""
 
     def open(self, family: Family, context: Context, device: torch.device) -> Components:
         """Open the base model; each component will be loaded in the dtype that the method starts with."""

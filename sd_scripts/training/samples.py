@@ -93,7 +93,9 @@ class Sampler:
 
     def _made(self, number: int, when: str) -> dict[str, Any]:
         prompt = self.prompts[number]
-        with torch.random.fork_rng(), self._train_state.averaged():
+        # a compiled no_grad pass would need graphs of its own
+        uncompiled = torch.compiler.set_stance("force_eager")
+        with torch.random.fork_rng(), self._train_state.averaged(), uncompiled:
             text = self._data.text_of_prompt(number)
             media = self._data.family.sample(self._data.components, prompt, text, self._context.settings)
         name, seed = self._context.settings[SavingOptions].output_name, "" if prompt.seed is None else f"_{prompt.seed}"

@@ -29,14 +29,16 @@ class Trainable(ABC):
     """Whether another thread may read its state during backward."""
     is_network = True
     """Whether its file is an adapter, with ss_ metadata about its training, rather than a whole model."""
+    architecture_suffix = "/lora"
+    """What modelspec.architecture of an adapter's file ends with."""
+    companions: tuple[str, ...] = ()
+    """What is added to the name of its file for each further file that is saved with it."""
     skips_nonfinite = False
     """Whether a step with a non-finite gradient is skipped, so that weights and moments stay finite."""
     accumulates: bool = False
     """Whether gradients of earlier micro-steps of the step exist."""
     ending: str
     """Extension of its file; empty for a folder."""
-    variants: tuple[str, ...] = ()
-    """Suffixes of further files with the same weights that are written beside each file."""
     shards: Shards | None = None
     """How weights are sharded over the processes; None if each holds all. state_dict has this process's rows."""
 
@@ -107,8 +109,8 @@ class Trainable(ABC):
     def save(self, path: Path, dtype: torch.dtype | None, metadata: dict[str, str]) -> None:
         """Write the file that other programs load. With shards, all processes must call it."""
 
-    def save_variant(self, suffix: str, path: Path, dtype: torch.dtype | None, metadata: dict[str, str]) -> None:
-        """Write the further file of this suffix."""
+    def save_companion(self, suffix: str, path: Path, dtype: torch.dtype | None, metadata: dict[str, str]) -> None:
+        """Write the further file of this suffix, one of `companions`."""
         raise NotImplementedError
 
 

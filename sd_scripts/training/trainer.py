@@ -96,6 +96,7 @@ class Trainer:
             title=family.card.title,
             progress=context.cancellable_phase("reading the dataset"),
         )
+        method.check_data(family, context, plan)
         if context.is_main:
             clean_up_caches({item.path.parent for item in plan.every_image()})
         self.train_plan = plan_training(self.options, batches_per_epoch(context, plan))

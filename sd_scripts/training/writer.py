@@ -1,7 +1,9 @@
 """Writes a checkpoint with its EMA and state: complete or not at all; if other things fail, at least the weights."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,6 +21,9 @@ from sd_scripts.training.train_state import TrainState, write_state
 from sd_scripts.training.training_data import TrainingData
 
 logger = logging.getLogger(__name__)
+
+Save = Callable[[torch.dtype | None, dict[str, str]], None]
+"""Writes a file in a dtype, with metadata."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +55,9 @@ class Writer:
     def ema_file(self, file: Path) -> Path:
         return file.with_name(f"{self.stem(file)}-ema{self.ending}")
 
-    def variant_files(self, file: Path) -> dict[str, Path]:
-        """Return the further files beside a file, by their suffixes."""
-        suffixes = self._train_state.trainable.variants
-        return {suffix: file.with_name(f"{self.stem(file)}{suffix}{self.ending}") for suffix in suffixes}
+    def companion_file(self, file: Path, suffix: str) -> Path:
+        """Return the path of a further file of the trainable, saved with `file`."""
+        return file.with_name(f"{self.stem(file)}{suffix}{self.ending}")
 
     def state_folder(self, file: Path) -> Path:
         return file.with_name(f"{self.stem(file)}{STATE_ENDING}")
@@ -63,11 +67,10 @@ class Writer:
         failed = []
         if self._context.is_main or self._train_state.trainable.shards:
             with self._train_state.averaged():
-                failed += self.write_model(path, epochs) + self._write_variants(path, epochs)
+                failed += self.write_model(path, epochs)
             if ema := self._train_state.ema:
                 with ema.in_place():
-                    averaged = self.ema_file(path)
-                    failed += self.write_model(averaged, epochs) + self._write_variants(averaged, epochs)
+                    failed += self.write_model(self.ema_file(path), epochs)
         self._context.accelerator.wait_for_everyone()
         if with_state:
             failed += self.write_state(self.state_folder(path))
@@ -75,33 +78,29 @@ class Writer:
         return failed
 
     def write_model(self, path: Path, epochs: int) -> list[Failure]:
-        metadata = self._metadata.of_file(epochs)
+        """Write the trainable's file and those that belong to it."""
+        trainable, metadata = self._train_state.trainable, self._metadata.of_file(epochs)
+        failed = self._write(path, partial(trainable.save, path), metadata)
+        for suffix in trainable.companions:
+            file, own = self.companion_file(path, suffix), self._metadata.of_companion(suffix, metadata)
+            failed += self._write(file, partial(trainable.save_companion, suffix, file), own)
+        return failed
+
+    def _write(self, path: Path, save: Save, metadata: dict[str, str]) -> list[Failure]:
         try:
             self._make_room(path)
             try:
-                self._train_state.trainable.save(path, self._dtype, metadata)
+                save(self._dtype, metadata)
             except OSError:
                 raise
             except Exception as error:
-                path = self._write_plain(path, error)
+                path = self._write_plain(path, save, error)
         except OSError as error:
             return [Failure(f"output_dir: {error}", errno_of(error))]
         except Exception as error:
             return [Failure(f"'{path}' could not be written: {brief(error, self._context.settings)}", None)]
         self._emit_saved(path)
         return []
-
-    def _write_variants(self, path: Path, epochs: int) -> list[Failure]:
-        failed = []
-        for suffix, variant in self.variant_files(path).items():
-            try:
-                self._make_room(variant)
-                self._train_state.trainable.save_variant(suffix, variant, self._dtype, self._metadata.of_file(epochs))
-            except OSError as error:
-                failed.append(Failure(f"output_dir: {error}", errno_of(error)))
-            else:
-                self._emit_saved(variant)
-        return failed
 
     def try_out(self, probe: Path) -> int:
         """Save for a test and remove the file; return the bytes that a file will take at least. Of a whole model only
@@ -118,14 +117,14 @@ class Writer:
         finally:
             probe.unlink(missing_ok=True)
 
-    def _write_plain(self, path: Path, error: Exception) -> Path:
+    def _write_plain(self, path: Path, save: Save, error: Exception) -> Path:
         """Write without cast and metadata, or else as a dict of tensors; return the path."""
         if self._train_state.trainable.shards:  # the other processes have gathered already and would not do it again
             raise error
         why = brief(error, self._context.settings)
         self._context.warn(f"'{path}' could not be written as planned ({why}); writing it in a simpler form")
         try:
-            self._train_state.trainable.save(path, None, {})
+            save(None, {})
             return path
         except OSError:
             raise
@@ -157,8 +156,9 @@ class Writer:
 
     def remove_model(self, path: Path) -> None:
         for file in (path, self.ema_file(path)):
-            for each in (file, *self.variant_files(file).values()):
-                self.remove(each)
+            self.remove(file)
+            for suffix in self._train_state.trainable.companions:
+                self.remove(self.companion_file(file, suffix))
 
     def remove(self, path: Path) -> None:
         """Remove a file or folder of this run; a failure ends no run."""

@@ -56,7 +56,7 @@ CARD = FamilyCard(
     name="flux",
     title="FLUX.1",
     order=1,
-    scripts={"lora": "flux_train_network.py", "full": "flux_train.py"},
+    scripts={"lora": "flux_train_network.py", "full": "flux_train.py", "generate": "flux_generate.py"},
     groups=(FluxModelOptions, FlowOptions, MemoryOptions, FluxNetworkOptions),
     capabilities=frozenset(
         {"blockwise_updates", "fp8", "guidance", "offload_activations", "partial_text_cache", "prediction_types"}
@@ -132,6 +132,8 @@ CARD = FamilyCard(
     memory=MEMORY,
     sample_defaults=SamplePrompt(steps=20, scale=1.0),
     hub_words=("flux",),
+    hub_model="black-forest-labs/FLUX.1-dev",
+    hub_tags=("flux",),
     model_panel=("clip_l", "t5xxl", "ae", "t5xxl_max_token_length", "apply_t5_attn_mask"),
     panels=(
         PanelCard(

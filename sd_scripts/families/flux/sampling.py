@@ -1,5 +1,6 @@
-"""Sample FLUX.1 images during training with Euler steps, uncompiled and without changing the training's RNG state."""
+"""Sample FLUX.1 images with Euler steps, without changing the training's RNG state."""
 
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +13,14 @@ from sd_scripts.families.flux.objective import guidance_vector
 from sd_scripts.families.flux.options import FluxModelOptions
 from sd_scripts.families.flux.packing import predict
 from sd_scripts.families.flux.vae import decode_latents, encode_images
-from sd_scripts.families.sampling import apply_guidance, control_pixels, eval_mode, make_generator, on_device
+from sd_scripts.families.sampling import (
+    apply_guidance,
+    control_pixels,
+    eval_mode,
+    make_generator,
+    offer_preview,
+    on_device,
+)
 from sd_scripts.library.dit_layers import grid_of
 from sd_scripts.library.flow_timesteps import sampling_sigmas, shift_of
 from sd_scripts.library.media import Media
@@ -33,13 +41,12 @@ def sample(components: Components, prompt: SamplePrompt, text: dict[str, Tensor]
     flux: Any = components.denoiser
     device = flux.img_in.weight.device
     text = {name: tensor.to(device) for name, tensor in text.items()}
-    with torch.compiler.set_stance("force_eager"), eval_mode([components.denoiser, components.vae]):
+    with eval_mode([components.denoiser, components.vae]):
         with on_device(components.vae, device):
             controls = _control_latents(components, prompt, settings)
         masked = settings[FluxModelOptions].apply_t5_attn_mask
         latents = _denoise(components, prompt, text, controls, device, masked=masked)
-        with on_device(components.vae, device):
-            return Media.of(decode_latents(components, latents)[0])
+        return Media.of(_decoded(components, latents))
 
 
 def prompt_captions(prompt: SamplePrompt) -> list[str]:
@@ -80,5 +87,13 @@ def _denoise(
         noisy, at = latents.expand(captions, -1, -1, -1), t.expand(captions)
         guidance = guidance_vector(components, at, prompt.guidance)
         velocity = predict(components.denoiser, noisy, at, text, guidance, masked=masked, controls=controls)
-        latents = latents + (after - t) * apply_guidance(velocity, prompt.scale)
+        velocity = apply_guidance(velocity, prompt.scale)
+        offer_preview(partial(_decoded, components, latents - t * velocity))
+        latents = latents + (after - t) * velocity
     return latents
+
+
+def _decoded(components: Components, latents: Tensor) -> Tensor:
+    """Decode latents (1, 16, h, w), whose noise is taken away, with the autoencoder on their device."""
+    with on_device(components.vae, latents.device):
+        return decode_latents(components, latents)[0]

@@ -41,7 +41,11 @@ CARD = FamilyCard(
     name="qwen_image",
     title="Qwen-Image",
     order=3,
-    scripts={"lora": "qwen_image_train_network.py", "full": "qwen_image_train.py"},
+    scripts={
+        "lora": "qwen_image_train_network.py",
+        "full": "qwen_image_train.py",
+        "generate": "qwen_image_generate.py",
+    },
     groups=(QwenImageModelOptions, FlowOptions, MemoryOptions),
     capabilities=frozenset({"blockwise_updates", "fp8", "offload_activations", "own_vae"}),
     choices={"timestep_sampling": ("qwen_shift", "logsnr", "qinglong_qwen")},

@@ -1,6 +1,8 @@
-"""Sample Qwen-Image during training with Euler steps, uncompiled and without changing the training's RNG state."""
+"""Sample Qwen-Image with Euler steps, without changing the training's RNG state."""
 
 import math
+from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -10,9 +12,9 @@ from torch import Tensor
 from sd_scripts.families.family import Components
 from sd_scripts.families.qwen_image.card import CARD
 from sd_scripts.families.qwen_image.objective import predict, qwen_shift
-from sd_scripts.families.qwen_image.text import MASK, STATES
+from sd_scripts.families.qwen_image.text import MASK, pad_text
 from sd_scripts.families.qwen_image.vae import decode_latents
-from sd_scripts.families.sampling import eval_mode, make_generator, on_device
+from sd_scripts.families.sampling import eval_mode, make_generator, offer_preview, on_device
 from sd_scripts.library.dit_layers import PATCH
 from sd_scripts.library.flow_timesteps import shifted
 from sd_scripts.library.media import Media
@@ -36,13 +38,13 @@ def sample(components: Components, prompt: SamplePrompt, text: dict[str, Tensor]
     """
     transformer: Any = components.denoiser
     device = transformer.img_in.weight.device
-    with torch.compiler.set_stance("force_eager"), eval_mode([components.denoiser, components.vae]):
+    with eval_mode([components.denoiser, components.vae]):
         height, width = size_of(prompt, CARD.side_multiple)
         size = (1, 16, height // LATENT, width // LATENT)
         noise = torch.randn(size, generator=make_generator(prompt.seed)).to(device)
-        latents = denoise(transformer, noise, captions_of(text, device), prompt.steps, prompt.scale)
-        with on_device(components.vae, device):
-            return Media.of(decode_latents(components, latents)[0])
+        captions = captions_of(text, device, settings)
+        latents = denoise(transformer, noise, captions, prompt.steps, prompt.scale, partial(_decoded, components))
+        return Media.of(_decoded(components, latents))
 
 
 def prompt_captions(prompt: SamplePrompt) -> list[str]:
@@ -50,10 +52,12 @@ def prompt_captions(prompt: SamplePrompt) -> list[str]:
     return [prompt.negative_prompt or NOTHING, prompt.prompt] if prompt.scale != 1 else [prompt.prompt]
 
 
-def captions_of(text: dict[str, Tensor], device: torch.device) -> list[dict[str, Tensor]]:
-    """Split the outputs of several captions, (B, T, ...), into batches of one without padding."""
-    lengths = text[MASK].sum(1).tolist()
-    return [{STATES: states[None, :length].to(device)} for states, length in zip(text[STATES], lengths, strict=True)]
+def captions_of(text: dict[str, Tensor], device: torch.device, settings: Settings) -> list[dict[str, Tensor]]:
+    """Split the outputs of several captions, (B, T, ...), into batches of one, padded only for compiled blocks."""
+    return [
+        pad_text({name: each[number : number + 1, :length].to(device) for name, each in text.items()}, settings)
+        for number, length in enumerate(text[MASK].sum(1).tolist())
+    ]
 
 
 def sampling_sigmas(steps: int, tokens: int) -> Tensor:
@@ -65,15 +69,30 @@ def sampling_sigmas(steps: int, tokens: int) -> Tensor:
     return torch.cat((sigmas, sigmas.new_zeros(1))).float()
 
 
-def denoise(transformer: Any, noise: Tensor, captions: list[dict[str, Tensor]], steps: int, scale: float) -> Tensor:
+def denoise(
+    transformer: Any,
+    noise: Tensor,
+    captions: list[dict[str, Tensor]],
+    steps: int,
+    scale: float,
+    decode: Callable[[Tensor], Tensor],
+) -> Tensor:
     """Return latents (1, 16, h, w) float32, normalised. `captions`: the prompt, preceded by the negative one if there
-    is guidance. They are read one after the other, since their lengths differ."""
+    is guidance. They are read one after the other, since their lengths differ. `decode` makes previews of latents."""
     latents = noise
     sigmas = sampling_sigmas(steps, math.prod(side // PATCH for side in noise.shape[-2:])).to(noise.device)
     for t, after in pairwise(sigmas):
         velocities = [predict(transformer, latents, t.expand(1), text) for text in captions]
-        latents = latents + (after - t) * guided(velocities, scale)
+        velocity = guided(velocities, scale)
+        offer_preview(partial(decode, latents - t * velocity))
+        latents = latents + (after - t) * velocity
     return latents
+
+
+def _decoded(components: Components, latents: Tensor) -> Tensor:
+    """Decode latents (1, 16, h, w), whose noise is taken away, with the VAE on their device."""
+    with on_device(components.vae, latents.device):
+        return decode_latents(components, latents)[0]
 
 
 def guided(velocities: list[Tensor], scale: float) -> Tensor:

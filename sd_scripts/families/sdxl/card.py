@@ -11,12 +11,17 @@ CARD = FamilyCard(
     name="sdxl",
     title="SDXL",
     order=0,
-    scripts={"lora": "sdxl_train_network.py", "full": "sdxl_train.py"},
+    scripts={
+        "lora": "sdxl_train_network.py",
+        "full": "sdxl_train.py",
+        "textual_inversion": "sdxl_train_textual_inversion.py",
+        "generate": "sdxl_generate.py",
+    },
     groups=(MemoryOptions,),
     capabilities=frozenset(
         {
-            *("block_rates", "clip_captions", "convolutions", "fp8", "grouped_updates", "noise_schedule", "own_vae"),
-            "trains_text",
+            *("block_rates", "clip_captions", "convolutions", "fp8", "grouped_updates", "learns_embeddings"),
+            *("noise_schedule", "own_vae", "trains_text"),
         }
     ),
     notes={
@@ -70,6 +75,8 @@ CARD = FamilyCard(
     speeds=SPEEDS,
     memory=MEMORY,
     hub_words=("xl",),
+    hub_model="stabilityai/stable-diffusion-xl-base-1.0",
+    hub_tags=("stable-diffusion-xl",),
     marks=(
         ("conditioner.embedders.1.model.ln_final.weight", "sdxl", "SDXL checkpoint"),
         ("conditioner.embedders.0.model.ln_final.weight", None, "SDXL refiner"),
@@ -83,7 +90,9 @@ CARD = FamilyCard(
     pipelines=(("StableDiffusionXL", "sdxl", "SDXL diffusers folder"),),
     use_hints={
         "full": "Your model. To use it, put it into <b>models/checkpoints</b> (ComfyUI) or "
-        "<b>models/Stable-diffusion</b> (WebUI)."
+        "<b>models/Stable-diffusion</b> (WebUI).",
+        "textual_inversion": "Your embedding. To use it, put it into <b>models/embeddings</b> (ComfyUI, "
+        "<code>embedding:name</code> in a prompt) or <b>embeddings</b> (WebUI, its file name in a prompt).",
     },
     kohya=KOHYA,
 )

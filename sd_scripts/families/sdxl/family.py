@@ -31,6 +31,7 @@ FAMILY = SDXL = Family(
         adapted=lambda settings: (True, True),
         cache_suffix="te_outputs",
         cache_key=text_cache_key,
+        embeddings=("clip_l", "clip_g"),
     ),
     blocks=Blocks(
         title="SDXL UNet",

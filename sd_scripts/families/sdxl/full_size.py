@@ -52,6 +52,12 @@ TEXT_ENCODER2: dict[str, Any] = {
     "hidden_act": "gelu",
 }
 
+TOKEN: dict[str, Any] = {
+    "token_string": "mycat",
+    "num_vectors_per_token": 4,
+    "use_object_template": True,
+    "cache_text_encoder_outputs": False,
+}
 OPTIONS: dict[str, dict[str, Any]] = {
     "lora": {
         "network_module": "networks.lora",
@@ -61,6 +67,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "learning_rate": 1e-4,
     },
     "full": {"full_bf16": True, "learning_rate": 1e-5, "save_model_as": "safetensors"},
+    "textual_inversion": {**TOKEN, "learning_rate": 1e-3},
 }
 """Options of all rows, by training method."""
 TWO_BUCKETS = {"enable_bucket": True}
@@ -89,6 +96,8 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
         "swap24": COMPILED | CHECKPOINTING | {"blocks_to_swap": 24},
         "swap58": COMPILED | CHECKPOINTING | {"blocks_to_swap": 58},
         **ADAPTERS,
+        "pivotal": TOKEN,
+        "pivotal_graphs": GRAPHS | TOKEN,
     },
     "full": {
         "eager": {},
@@ -103,6 +112,7 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
         "adafactor_swap16": ADAFACTOR | {"blocks_to_swap": 16},
         "adafactor_swap58": ADAFACTOR | {"blocks_to_swap": 58},
     },
+    "textual_inversion": {"eager": {}, "eager_unrecorded": UNRECORDED, "compiled": COMPILED, "graphs": GRAPHS},
 }
 """Rows of the benchmark by training method and name: the options that tell each from the others."""
 

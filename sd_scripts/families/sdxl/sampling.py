@@ -1,12 +1,14 @@
-"""Sample SDXL images during training, uncompiled and without changing the training's RNG state."""
+"""Sample SDXL images, without changing the training's RNG state."""
 
 import inspect
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sd_scripts.families.family import Components
-from sd_scripts.families.sampling import apply_guidance, eval_mode, make_generator, on_device
+from sd_scripts.families.sampling import apply_guidance, eval_mode, make_generator, offer_preview, on_device
 from sd_scripts.families.sdxl.card import CARD
 from sd_scripts.families.sdxl.samplers import make_sampler
 from sd_scripts.families.sdxl.unet import predict
@@ -26,12 +28,11 @@ MULTIPLE = CARD.side_multiple
 def sample(components: Components, prompt: SamplePrompt, text: dict[str, Tensor], settings: Settings) -> Media:
     """Generate one image with the current model and its LoRA, on the denoiser's device.
 
-    Compiled blocks run eagerly, since a compiled no_grad pass would need its own graphs. Modes and devices are restored
-    afterwards. A seed gives the same noise on every device.
+    Modes and devices are restored afterwards. A seed gives the same noise on every device.
     """
     weight = next(components.denoiser.parameters())
     modules = [components.denoiser, components.vae]
-    with torch.compiler.set_stance("force_eager"), eval_mode(modules), on_device(components.vae, weight.device):
+    with eval_mode(modules), on_device(components.vae, weight.device):
         latents = _denoise(components, prompt, text, settings, weight)
         return Media.of(decode_latents(components, latents)[0])
 
@@ -65,5 +66,17 @@ def _denoise(
     for t in sampler.timesteps:
         noisy = sampler.scale_model_input(latents, t).expand(captions, -1, -1, -1)
         out = predict(components.denoiser, noisy.to(weight.dtype), t.expand(captions), context, pooled, sizes)
-        latents = sampler.step(apply_guidance(out, prompt.scale), t, latents, **own, return_dict=False)[0]
+        out = apply_guidance(out, prompt.scale)
+        offer_preview(partial(_preview, components, sampler, noisy[:1], out, t))
+        latents = sampler.step(out, t, latents, **own, return_dict=False)[0]
     return latents.float()
+
+
+def _preview(components: Components, sampler: Any, noisy: Tensor, out: Tensor, t: Tensor) -> Tensor:
+    """Decode what the U-Net predicts of the image (1, 4, h, w) at timestep t: the noisy one without its noise."""
+    kept = sampler.alphas_cumprod[int(t)].to(noisy.device)  # the share of the image in the variance
+    if sampler.config.prediction_type == "v_prediction":
+        latents = kept.sqrt() * noisy - (1 - kept).sqrt() * out
+    else:
+        latents = (noisy - (1 - kept).sqrt() * out) / kept.sqrt()
+    return decode_latents(components, latents.float())[0]

@@ -30,7 +30,8 @@ def tokenize(components: Components, captions: Sequence[str], settings: Settings
     weighted = settings[CaptionOptions].weighted_captions
     tokens: Tokens = {}
     for place, tokenizer in enumerate(components.tokenizers):
-        rows = [_weighted_ids(tokenizer, caption, weighted) for caption in captions]
+        learned = components.learned.get(place)
+        rows = [_weighted_ids(tokenizer, caption, weighted, learned) for caption in captions]
         tokens[place] = {"ids": torch.tensor([_chunked_ids(tokenizer, ids, chunks) for ids, _ in rows])}
         if weighted:
             tokens[place]["weights"] = torch.tensor([_chunked_weights(weights, chunks) for _, weights in rows])
@@ -78,12 +79,14 @@ def text_cache_key(components: Components, settings: Settings) -> tuple[object, 
     return model.max_token_length, model.clip_skip, settings[CaptionOptions].weighted_captions
 
 
-def _weighted_ids(tokenizer: Any, caption: str, weighted: bool) -> tuple[list[int], list[float]]:
-    """Return ids without start and end tokens, and the weight of each."""
+def _weighted_ids(tokenizer: Any, caption: str, weighted: bool, learned: range | None) -> tuple[list[int], list[float]]:
+    """Return ids without start and end tokens, and the weight of each. A new token becomes its ids, `learned`."""
     ids: list[int] = []
     weights: list[float] = []
     for text, weight in parse_weights(caption) if weighted else [(caption, 1.0)]:
         piece = tokenizer(text, add_special_tokens=False, verbose=False).input_ids
+        if learned:
+            piece = [each for number in piece for each in (learned if number == learned[0] else [number])]
         ids += piece
         weights += [weight] * len(piece)
     return ids, weights

@@ -97,10 +97,9 @@ def sample(components: Components, prompt: SamplePrompt, text: dict[str, Tensor]
     denoiser, vae = components.denoiser, components.vae
     latents = torch.randn((1, CHANNELS, FRAMES, height // FACTOR, width // FACTOR), generator=generator)
     sigmas = sampling_sigmas(prompt.steps, 1.0)
-    with torch.compiler.set_stance("force_eager"):
-        for t, after in pairwise(sigmas):
-            latents = latents + (after - t) * denoiser(latents, t.expand(1), text["states"]).float()
-        frames = vae.decoder(latents[0].transpose(0, 1).to(vae.decoder.weight.dtype))
+    for t, after in pairwise(sigmas):
+        latents = latents + (after - t) * denoiser(latents, t.expand(1), text["states"]).float()
+    frames = vae.decoder(latents[0].transpose(0, 1).to(vae.decoder.weight.dtype))
     return Media.of((frames.float() / 2 + 0.5).clamp(0, 1).transpose(0, 1))
 
 

@@ -1,0 +1,197 @@
+"""HTTP routes under /studio of the tab Generate: its form, requests to the resident process, and the gallery."""
+
+import contextlib
+import os
+import secrets
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from kohya_gui.allowed_paths import AllowedPaths
+from kohya_gui.generate_form import form, form_values, options_of, values_of
+from kohya_gui.generate_job import GenerateJob
+from kohya_gui.json_routes import NotFound, get, post
+from kohya_gui.live_routes import MEDIA, send_file
+from kohya_gui.past_runs import tab_of
+from sd_scripts.families.registry import card_of
+from sd_scripts.formats.image_parameters import read_chunks
+from sd_scripts.formats.toml_files import read_toml
+from sd_scripts.options.catalog import FAMILY_TITLES, GENERATE_SCRIPTS, script_for
+from sd_scripts.options.generate import GENERATE, GenerateOptions
+from sd_scripts.options.generate_settings import of_generating, problems, settings_of
+from sd_scripts.runs.folder import RunFolder
+from sd_scripts.runs.outputs import STATE_ENDING
+from sd_scripts.runs.queue import RunQueue
+from sd_scripts.runs.store import RunRow
+
+MOST_IMAGES = 120
+"""Images in the gallery, the newest ones."""
+FAMILIES = {script.family for script in GENERATE_SCRIPTS}
+CARRIED = (*("prompt", "negative_prompt", "width", "height", "steps", "scale", "guidance", "sampler"), "seed")
+"""Parameters of an image that the form has."""
+
+
+def routes(queue: RunQueue, allowed_paths: AllowedPaths) -> list[Route]:
+    """Return the routes, for `launch(app_kwargs={"routes": ...})`."""
+    tab = GenerateRoutes(queue, allowed_paths)
+    return [
+        get("generate/form", lambda request: form()),
+        get("generate", tab.state),
+        get("generate/gallery", tab.gallery),
+        get("generate/image/{name}", tab.image),
+        get("generate/preview", tab.preview),
+        get("generate/run/{id:row}", tab.of_run),
+        post("generate", tab.start),
+        post("generate/cancel", tab.cancel),
+        post("generate/free", tab.free),
+        post("generate/read", tab.read),
+    ]
+
+
+class GenerateRoutes:
+    def __init__(self, queue: RunQueue, allowed_paths: AllowedPaths) -> None:
+        self._queue, self._allowed_paths = queue, allowed_paths
+        self._job, self._launch = GenerateJob(queue), secrets.token_hex(4)
+        self._folder = Path(GenerateOptions.image_dir)
+        """Where the last request put its images."""
+
+    def state(self, request: Request) -> dict[str, Any] | None:
+        """Return the process and its requests if they changed."""
+        self._job.follow()
+        told = self._job.state()
+        known = f"{self._launch}.{self._job.changes}.{told['alive']}.{bool(told['waits_for'])}"
+        return None if request.query_params.get("known") == known else {"known": known, **told}
+
+    def start(self, request: Request, body: Mapping[str, Any]) -> dict[str, str]:
+        """Check a form and ask for its images. Raises ValueError, one sentence per line."""
+        family, typed = str(body.get("family")), body.get("values")
+        if family not in FAMILIES or not isinstance(typed, dict):
+            raise ValueError("The request does not name a model family and the values of a form")
+        values = values_of(family, typed)
+        values["image_dir"] = str(Path(values.get("image_dir") or GenerateOptions.image_dir).expanduser().absolute())
+        settings = settings_of(family, {}, values)
+        wrong = self._allowed_paths.problems(settings.values(), settings.options.values())
+        if wrong := wrong or list(map(str, problems(settings))):
+            raise ValueError("\n".join(wrong))
+        self._folder = Path(values["image_dir"])
+        return {"id": self._job.generate(family, values)}
+
+    def cancel(self, request: Request, body: Mapping[str, Any]) -> dict[str, bool]:
+        self._job.cancel(str(body.get("id")))
+        return {"ok": True}
+
+    def free(self, request: Request, body: Mapping[str, Any]) -> dict[str, bool]:
+        self._job.free()
+        return {"ok": True}
+
+    def gallery(self, request: Request) -> dict[str, Any]:
+        """Return the newest images of the folder, each with its parameters."""
+        found: list[tuple[int, Path]] = []
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(self._folder):
+                if Path(entry.name).suffix.lower() in MEDIA and not entry.name.startswith("."):
+                    found.append((entry.stat().st_mtime_ns, Path(entry.path)))
+        newest = sorted(found, reverse=True)[:MOST_IMAGES]
+        images = [{"name": path.name, "time": time, **_described(path, time)} for time, path in newest]
+        return {"folder": str(self._folder), "images": images, "total": len(found)}
+
+    def image(self, request: Request) -> Response:
+        """Return an image of the folder."""
+        path = self._folder / request.path_params["name"]
+        if path.name != request.path_params["name"] or path.suffix.lower() not in MEDIA:
+            raise NotFound("This is not an image of the gallery")
+        try:
+            self._allowed_paths.check("image_dir", path)
+        except ValueError as error:
+            raise NotFound(str(error)) from error
+        return send_file(request, path.absolute(), MEDIA[path.suffix.lower()])
+
+    def preview(self, request: Request) -> Response:
+        """Return the image so far of the current request."""
+        if (path := self._job.preview) is None:
+            raise NotFound("No image is being generated")
+        return send_file(request, path, MEDIA[path.suffix])
+
+    def read(self, request: Request, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what the text chunks of a dropped image say, for the form. Raises ValueError if they say nothing."""
+        chunks = body.get("chunks")
+        if not isinstance(chunks, dict):
+            raise ValueError("The request holds no texts of an image")
+        texts = {str(key): text for key, text in chunks.items() if isinstance(text, str)}
+        return as_form(read_chunks(texts))
+
+    def of_run(self, request: Request) -> dict[str, Any]:
+        """Return the form with which to try what a run trained."""
+        row = self._queue.store.row(request.path_params["id"])
+        if row is None:
+            raise NotFound("This run is no longer in the list")
+        return self._trying(row)
+
+    def _trying(self, row: RunRow) -> dict[str, Any]:
+        run_state = self._queue.watch(row.id).refresh()
+        models = [made.find() for made in run_state.saved if not made.path.name.endswith(STATE_ENDING)]
+        newest = next((path for path in reversed(models) if path and path.exists()), None)
+        if newest is None:
+            raise ValueError(f"{row.name}: none of its files is there any more")
+        file = read_toml(RunFolder(row.folder).config)
+        family = row.family or str(file.get("family"))
+        if family not in FAMILIES:
+            raise ValueError(f"{row.name}: there is no script that generates images of this model family")
+        values = of_generating({"learning_rate": 0, **file}, script_for(family, GENERATE))
+        values = {name: value for name, value in values.items() if name in options_of(family)}
+        adapters: list[dict[str, Any]] = []
+        if tab_of(row).method == "lora":
+            adapters = [{"path": str(newest), "strength": 1.0}]
+        else:
+            values["pretrained_model_name_or_path"] = str(newest)
+        if run_state.samples and run_state.samples[-1].note:
+            values["prompt"] = [run_state.samples[-1].note]
+        return {"family": family, "values": form_values(family, values), "adapters": adapters}
+
+
+def as_form(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the form that makes an image with these parameters: those that fit, and the adapters whose files are
+    known."""
+    family = parameters.get("family") if parameters.get("family") in FAMILIES else None
+    options = options_of(str(family)) if family else {o: None for o in CARRIED}
+    values = {name: parameters[name] for name in CARRIED if parameters.get(name) is not None}
+    values["prompt"] = [str(values.get("prompt", "")).replace("\n", " ")]
+    if "seed" in values:
+        values["image_seed"] = values.pop("seed")
+    values |= {name: parameters[name] for name in ("dtype", "quantize_base") if name in parameters and name in options}
+    if model := parameters.get("model_path"):
+        values["pretrained_model_name_or_path"] = model
+    name = str(family or next(iter(sorted(FAMILIES, key=lambda each: card_of(each).order))))
+    adapters = [each for each in parameters.get("adapters") or () if isinstance(each, dict)]
+    told = {key: parameters.get(key) for key in ("model",)}
+    return {
+        "family": family,
+        "title": FAMILY_TITLES.get(str(family), ""),
+        "values": form_values(name, values),
+        "adapters": [
+            {"path": str(each.get("path") or each.get("name") or ""), "strength": each.get("strength", 1.0)}
+            for each in adapters
+        ],
+        **told,
+    }
+
+
+@lru_cache(maxsize=1000)
+def _described(path: Path, time: int) -> dict[str, Any]:
+    """Return the size and the parameters of an image that was written at this time."""
+    try:
+        with Image.open(path) as image:
+            size = {"width": image.width, "height": image.height}
+            texts = {str(key): text for key, text in image.info.items() if isinstance(text, str)}
+    except OSError:
+        return {}
+    try:
+        return {**size, "parameters": read_chunks(texts), "form": as_form(read_chunks(texts))}
+    except ValueError:
+        return size

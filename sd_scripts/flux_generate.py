@@ -1,0 +1,13 @@
+"""Generate images with FLUX.1.   python sd_scripts/flux_generate.py --prompt "a cat --d 1" --ckpt model.safetensors"""
+
+import sys
+from functools import partial
+
+from sd_scripts.generating import launch
+from sd_scripts.options import generate_settings
+
+setup_parser = partial(generate_settings.setup_parser, "flux")
+main = partial(launch.main, "flux")
+
+if __name__ == "__main__":
+    sys.exit(main())

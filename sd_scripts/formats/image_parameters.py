@@ -1,0 +1,121 @@
+"""The parameters of a generated image, as text in the PNG: `parameters`, which A1111 WebUI, Forge and others write and
+read, and `sd_scripts`, which holds the same as JSON and loses nothing."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+WEBUI, OURS = "parameters", "sd_scripts"
+"""Keywords of the text chunks."""
+SAMPLER_TITLES = {
+    **{"ddim": "DDIM", "pndm": "PLMS", "lms": "LMS", "euler": "Euler", "euler_a": "Euler a", "heun": "Heun"},
+    **{
+        "dpm_2": "DPM2",
+        "dpm_2_a": "DPM2 a",
+        "dpmsolver": "DPM++ 2M",
+        "dpmsolver++": "DPM++ 2M",
+        "dpmsingle": "DPM++ 2S",
+    },
+}
+"""Our sampler -> its name in the WebUI."""
+FLOW_SAMPLER = "Euler"
+"""Sampler of models that are trained by flow matching."""
+PAIR = re.compile(r'\s*(\w[\w \-/]+):\s*("(?:\\.|[^\\"])+"|[^,]*)(?:,|$)')
+"""`Key: value,` of the last line; a value with a comma or colon is JSON text."""
+LORA = re.compile(r"<lora:([^:>]+)(?::([^:>]*))?[^>]*>")
+MOST = 100_000
+"""Longest text that is read."""
+
+
+def text_chunks(parameters: Mapping[str, Any]) -> dict[str, str]:
+    """Return the text of both chunks.
+
+    `parameters`: prompt, negative_prompt, steps, sampler (None: flow matching), scale, guidance, seed, width, height,
+    model (its name), adapters (a list of {name, strength}), and anything more, which only our own chunk holds.
+    """
+    return {WEBUI: _webui(parameters), OURS: json.dumps(parameters, ensure_ascii=False)}
+
+
+def _webui(parameters: Mapping[str, Any]) -> str:
+    tags = "".join(f" <lora:{each['name']}:{each['strength']:g}>" for each in parameters.get("adapters") or ())
+    sampler = parameters.get("sampler")
+    name = SAMPLER_TITLES.get(sampler.removeprefix("k_"), sampler) if sampler else FLOW_SAMPLER
+    guidance = parameters.get("guidance")
+    values = {
+        "Steps": parameters["steps"],
+        "Sampler": name,
+        "CFG scale": f"{parameters['scale']:g}",
+        "Distilled CFG Scale": None if guidance is None else f"{guidance:g}",
+        "Seed": parameters["seed"],
+        "Size": f"{parameters['width']}x{parameters['height']}",
+        "Model": parameters.get("model"),
+        "Version": "sd_scripts",
+    }
+    last = ", ".join(f"{key}: {_quoted(str(value))}" for key, value in values.items() if value is not None)
+    negative = parameters.get("negative_prompt")
+    lines = [f"{parameters['prompt']}{tags}", *([f"Negative prompt: {negative}"] if negative else []), last]
+    return "\n".join(lines)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False) if re.search(r"[,:\n]", text) else text
+
+
+def read_chunks(chunks: Mapping[str, str]) -> dict[str, Any]:
+    """Return the parameters in the text chunks of an image: those of `text_chunks`, as far as they are there.
+
+    Raises ValueError, one sentence, if there are none.
+    """
+    if ours := chunks.get(OURS):
+        try:
+            found = json.loads(ours[:MOST])
+        except ValueError:
+            found = None
+        if isinstance(found, dict):
+            return found
+    if webui := chunks.get(WEBUI):
+        return _read_webui(webui[:MOST])
+    raise ValueError("The image holds no parameters; it was saved without them, or by another program")
+
+
+def _read_webui(text: str) -> dict[str, Any]:
+    *words, last = text.strip().split("\n")
+    if len(PAIR.findall(last)) < 3:  # no line of values: all of it is a prompt
+        words, last = [*words, last], ""
+    joined = "\n".join(words)
+    prompt, _, negative = joined.partition("Negative prompt:")
+    values = {key.strip(): _unquoted(value) for key, value in PAIR.findall(last)}
+    found: dict[str, Any] = {
+        "prompt": LORA.sub("", prompt).strip(),
+        "negative_prompt": negative.strip(),
+        "adapters": [{"name": name, "strength": _number(by, 1.0)} for name, by in LORA.findall(prompt)],
+        "model": values.get("Model"),
+        "sampler": _sampler(values.get("Sampler", "")),
+    }
+    numbers = {"steps": "Steps", "scale": "CFG scale", "guidance": "Distilled CFG Scale", "seed": "Seed"}
+    for name, key in numbers.items():
+        number = _number(values.get(key, ""), None)
+        found[name] = int(number) if number is not None and name in ("steps", "seed") else number
+    if size := re.fullmatch(r"(\d+)x(\d+)", values.get("Size", "")):
+        found["width"], found["height"] = int(size[1]), int(size[2])
+    return {name: value for name, value in found.items() if value not in (None, "", [])}
+
+
+def _unquoted(value: str) -> str:
+    try:
+        return str(json.loads(value)) if value.startswith('"') else value.strip()
+    except ValueError:
+        return value.strip()
+
+
+def _sampler(title: str) -> str | None:
+    plain = re.sub(r" (Karras|Exponential|SDE)\b.*", "", title).strip()
+    return next((ours for ours, theirs in reversed(SAMPLER_TITLES.items()) if theirs == plain), None)
+
+
+def _number(text: str, otherwise: float | None) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return otherwise

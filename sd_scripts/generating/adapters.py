@@ -1,0 +1,130 @@
+"""Apply adapter files to a model by merging, from its file's own weights: what is applied leaves no trace behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from sd_scripts.families.components import DENOISER, Components
+from sd_scripts.families.family import Family
+from sd_scripts.library import fp8
+from sd_scripts.library.quantized import add_, format_of
+from sd_scripts.networks.adapter import Tensors, layer_names, read_layer
+from sd_scripts.networks.lora_files import read_plain_lora
+from sd_scripts.networks.plan import AdaptedModule
+from sd_scripts.networks.targets import adaptable
+from sd_scripts.networks.updates import dense_weight
+from sd_scripts.options.generate_settings import AdapterFile
+
+OPTION = "lora_weights"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapter:
+    """An adapter file in memory."""
+
+    file: AdapterFile
+    tensors: Tensors
+    layers: frozenset[str]
+    written: int
+    """When the file was last written."""
+
+    @classmethod
+    def read(cls, file: AdapterFile, family: Family, components: Components) -> Adapter:
+        """Read the file under our names of the layers. Raises ValueError if none of them is in this model."""
+        written = written_at(file.path)
+        tensors = read_plain_lora(OPTION, file.path, modules_of(family, components))
+        ours = {name for name in component_names(components) for name in layers_of(family, components, name)}
+        found = layer_names(tensors) & ours
+        if not found:
+            raise ValueError(f"{OPTION}: '{file.path}' has no layer of this model; choose an adapter made for it")
+        return cls(file=file, tensors=tensors, layers=frozenset(found), written=written)
+
+
+def written_at(path: Path) -> int:
+    """Return when a file was last written, 0 if it is gone: a training may have replaced it."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def component_names(components: Components) -> list[str]:
+    """Return the names of the components that can be adapted."""
+    return [DENOISER, *components.encoder_names]
+
+
+def modules_of(family: Family, components: Components) -> list[AdaptedModule]:
+    """Return the denoiser and the text encoders as adapters see them, loaded or not."""
+    modules = [components.denoiser, *components.text_encoders]
+    targets = [family.lora, *family.lora_text_encoders]
+    return [AdaptedModule(module=each, target=target, lr=0.0) for each, target in zip(modules, targets, strict=True)]
+
+
+def layers_of(family: Family, components: Components, name: str) -> dict[str, tuple[str, nn.Module]]:
+    """Return each layer of a component that can be adapted: name in files -> its path and the layer."""
+    each = modules_of(family, components)[component_names(components).index(name)]
+    return {each.target.name(path): (path, layer) for path, layer in adaptable(each.module, each.target, conv=True)}
+
+
+@torch.no_grad()
+def merge(
+    layers: Iterable[tuple[str, nn.Module]], adapters: Sequence[Adapter], device: torch.device, dtype: torch.dtype
+) -> None:
+    """Add the adapters to layers, by name, that hold the weights of the model's file and compute in `dtype`. They are
+    added up in float32 on `device`, and rounded once."""
+    for name, layer in layers:
+        if not any(name in adapter.layers for adapter in adapters):
+            continue
+        if isinstance(layer, nn.Linear) and layer.weight.dtype == fp8.STORAGE and not format_of(layer):
+            fp8.quantize_(layer, dtype)  # as its file has it
+        weight: Tensor = layer.weight  # type: ignore[assignment]
+        if (change := _change(name, dense_weight(layer).to(device), adapters)) is None:
+            continue
+        if isinstance(layer, nn.Linear) and format_of(layer):
+            add_(layer, change.to(weight.device))
+        else:
+            weight.copy_(weight.to(device).float() + change)
+
+
+@torch.no_grad()
+def replace(
+    layers: Iterable[tuple[str, tuple[str, nn.Module]]], originals: dict[str, Tensor], adapters: Sequence[Adapter]
+) -> None:
+    """Write the weights of the model's file, by path, with the adapters added, into these layers, in place: nothing is
+    compiled again, and the result is that of `merge` into a model just loaded."""
+    for name, (path, layer) in layers:
+        weight: Tensor = layer.weight  # type: ignore[assignment]
+        original = originals[f"{path}.weight"].to(weight.device, weight.dtype).reshape(weight.shape)
+        change = _change(name, original, adapters)
+        weight.copy_(original if change is None else original.float() + change)
+
+
+def _change(name: str, weight: Tensor, adapters: Sequence[Adapter]) -> Tensor | None:
+    """Return what the adapters add to a layer's weight, float32 and of its shape; None if they have no such layer."""
+    changes = list(_changes(name, weight, adapters))
+    return sum(changes[1:], changes[0]) if changes else None
+
+
+def _changes(name: str, weight: Tensor, adapters: Sequence[Adapter]) -> Iterator[Tensor]:
+    for adapter in adapters:
+        if name not in adapter.layers or (found := read_layer(adapter.tensors, name)) is None:
+            continue
+        kind, tensors = found
+        on_device = {ending: tensor.to(weight.device) for ending, tensor in tensors.items()}
+        change = kind.delta(on_device, weight, adapter.file.strength)
+        if change.shape != weight.flatten(1).shape:
+            raise ValueError(
+                f"{OPTION}: {name} has a different shape in '{adapter.file.path}' than in this model; choose an "
+                "adapter for the same kind of model"
+            )
+        yield change.view(weight.shape)
+
+
+def title_of(path: Path) -> str:
+    """Return the name of an adapter as prompts of other programs write it."""
+    return path.name.removesuffix(path.suffix)

@@ -1,0 +1,206 @@
+"""A model that generates images: loaded in stages, kept between requests, its adapters swapped in place."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace as with_changes
+from itertools import count
+
+import torch
+from torch import Tensor, nn
+
+from sd_scripts.families.components import DENOISER, VAE
+from sd_scripts.families.family import Family
+from sd_scripts.families.sampling import Decode, on_device, previewing
+from sd_scripts.generating.adapters import Adapter, component_names, layers_of, merge, replace, written_at
+from sd_scripts.library.compile_utils import compile_model
+from sd_scripts.library.media import Media
+from sd_scripts.library.quantized import format_of
+from sd_scripts.library.safetensors_io import PRECISIONS
+from sd_scripts.options.compile import CompileOptions
+from sd_scripts.options.generate import GenerateOptions
+from sd_scripts.options.generate_settings import DTYPES, AdapterFile, training_settings
+from sd_scripts.options.memory import MemoryOptions
+from sd_scripts.options.model import ModelOptions
+from sd_scripts.options.prompt_lines import SamplePrompt
+from sd_scripts.options.settings import Settings
+from sd_scripts.runs.reporter import Reporter
+from sd_scripts.training.compiling import graphs_expected
+
+logger = logging.getLogger(__name__)
+
+SIZES = 8
+"""Sizes of images whose graphs are kept; further ones run uncompiled."""
+MOST_TEXTS = 256
+"""Encoded prompts that are kept."""
+SPARE = 1.2
+"""Free GPU memory, relative to a text encoder's size, from which on it encodes there beside the denoiser."""
+Step = Callable[[int, int], None]
+"""Called after each sampling step with (done, total); what it raises ends the image."""
+
+
+class Generator:
+    """The constructor opens the model's files; components are loaded when an image needs them."""
+
+    def __init__(self, family: Family, settings: Settings, reporter: Reporter):
+        """Raises ValueError, one sentence that names the option, for files that do not fit."""
+        self.family, self._reporter = family, reporter
+        self._compile, self._keeps = settings[CompileOptions], settings[GenerateOptions].resident
+        self._settings = training_settings(settings)
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._dtype = PRECISIONS[DTYPES[settings[GenerateOptions].dtype]]
+        self._components = family.open(self._settings, self._dtype)
+        self._components.on_load = self._merge
+        self._adapters: tuple[Adapter, ...] = ()
+        self._texts: dict[tuple[str, ...], dict[str, Tensor]] = {}
+        self._placed = False
+        for remark in family.remarks(self._components, self._settings):
+            reporter.warn(remark)
+
+    def apply(self, files: Sequence[AdapterFile]) -> None:
+        """Apply these adapters instead of those before. Raises ValueError, one sentence, and keeps those before."""
+        known = {each.file.path: each for each in self._adapters if each.written == written_at(each.file.path)}
+        if tuple(files) == tuple(each.file for each in self._adapters) and len(known) == len({*files}):
+            return
+        read = [
+            with_changes(known[file.path], file=file)
+            if file.path in known
+            else Adapter.read(file, self.family, self._components)
+            for file in files
+        ]
+        changed = frozenset().union(*(adapter.layers for adapter in (*self._adapters, *read)))
+        self._adapters = tuple(read)
+        for name in component_names(self._components):
+            layers = {n: layer for n, layer in layers_of(self.family, self._components, name).items() if n in changed}
+            if layers and name == DENOISER:
+                self._swap(layers)
+            elif layers:
+                self._components.free(name)
+                self._texts.clear()
+
+    def encode(self, prompts: Sequence[SamplePrompt]) -> None:
+        """Encode what is not encoded yet of the prompts, with the text encoders loaded for it."""
+        captions = {tuple(self.family.text.prompt_captions(prompt)) for prompt in prompts}
+        if not (new := sorted(captions - self._texts.keys())):
+            return
+        components = self._components
+        self._load(*components.encoder_names)
+        self._reporter.phase("encoding prompts")
+        with ExitStack() as moved:
+            for encoder in components.text_encoders:
+                if self._has_room_for(encoder):
+                    moved.enter_context(on_device(encoder, self.device))
+            for each in new:
+                tokens = self.family.text.tokenize(components, each, self._settings)
+                with torch.no_grad():
+                    text = self.family.text.encode(components, tokens)
+                self._texts[each] = {name: tensor.cpu() for name, tensor in text.items()}
+        for oldest in [each for each in self._texts if each not in captions][: max(0, len(self._texts) - MOST_TEXTS)]:
+            del self._texts[oldest]
+        if not self._keeps or self._settings[ModelOptions].lowram:
+            components.free(*components.encoder_names)
+
+    def image(
+        self, prompt: SamplePrompt, step: Step, preview: Callable[[Decode], None] = lambda decode: None
+    ) -> tuple[SamplePrompt, Media]:
+        """Return an image, and its prompt with the seed that was drawn if it had none. `preview` is called after each
+        sampling step, where the family offers previews."""
+        if prompt.seed is None:
+            prompt = with_changes(prompt, seed=secrets.randbits(32))
+        self.encode([prompt])
+        self._place()
+        text = self._texts[tuple(self.family.text.prompt_captions(prompt))]
+        self._reporter.phase("generating")
+        with previewing(_after_each_step(prompt.steps, step, preview)):
+            return prompt, self._with_fallback(
+                lambda: self.family.sample(self._components, prompt, text, self._settings)
+            )
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._components.free(*self._components.sources)
+        self._texts.clear()
+
+    def _load(self, *names: str) -> None:
+        absent = [name for name in names if _is_empty(self._components.module(name))]
+        if absent:
+            self._reporter.phase("loading")
+            self._components.load(*absent)
+
+    def _place(self) -> None:
+        """Load the denoiser and the VAE, move the denoiser to the device and compile its blocks."""
+        self._load(VAE, DENOISER)
+        if self._placed:
+            return
+        self.family.place(self._components, self._settings, self.device)
+        denoiser = self._components.denoiser
+        if self._compile.compile:
+            blocks, expected = self.family.blocks.denoiser(denoiser), graphs_expected(self.family, denoiser, SIZES)
+            title = self.family.blocks.title
+            compile_model(self._compile, denoiser, blocks, log_prefix=title, graphs_expected=expected, static=True)
+        self._placed = True
+
+    def _merge(self, name: str) -> None:
+        """Add the adapters to a component just loaded."""
+        if name in component_names(self._components):
+            layers = layers_of(self.family, self._components, name)
+            named = ((name, layer) for name, (_, layer) in layers.items())
+            merge(named, self._adapters, self.device, self._dtype)
+
+    def _swap(self, layers: dict[str, tuple[str, nn.Module]]) -> None:
+        """Replace the adapters in the denoiser: in place, or where weights are quantized or swapped by loading it
+        again. Its graphs stay in either case."""
+        if not self._placed:
+            self._components.free(DENOISER)
+            return
+        memory = self._settings.get(MemoryOptions)
+        quantized = any(format_of(layer) for layer in self._components.denoiser.modules())
+        if quantized or (memory and memory.blocks_to_swap):
+            self._components.free(DENOISER)
+            self._placed = False
+            return
+        self._reporter.phase("applying adapters")
+        source = self._components.sources[DENOISER]
+        replace(layers.items(), source.read(source.dtype, source.keep), self._adapters)
+
+    def _with_fallback(self, work: Callable[[], Media]) -> Media:
+        """Return the result of `work`, made without compiling if the compiler fails."""
+        if not self._compile.compile:
+            return work()
+        try:
+            return work()
+        except (torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError) as error:
+            why = _first_line(error)
+            if self._compile.compile_fullgraph:
+                raise ValueError(f"compile: compiling failed: {why}; turn compile_fullgraph off") from error
+            self._reporter.warn(f"compile: compiling failed, so images are made uncompiled: {why}")
+            torch.compiler.set_stance("force_eager")
+        return work()
+
+    def _has_room_for(self, encoder: nn.Module) -> bool:
+        if self.device.type != "cuda":
+            return False
+        size = sum(tensor.numel() * tensor.element_size() for tensor in encoder.parameters())
+        return torch.cuda.mem_get_info(self.device)[0] > SPARE * size
+
+
+def _after_each_step(total: int, step: Step, preview: Callable[[Decode], None]) -> Callable[[Decode], None]:
+    """Return what `previewing` calls after each sampling step; some samplers take two for one."""
+    number = count(1)
+
+    def after(decode: Decode) -> None:
+        step(min(next(number), total), total)
+        preview(decode)
+
+    return after
+
+
+def _is_empty(module: nn.Module) -> bool:
+    return any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers()))
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,127 @@
+"""Launch a script that generates images: check settings, generate or wait for requests, report failures. The entry
+scripts only name a family."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sd_scripts.families.registry import family_of
+from sd_scripts.formats.disk import sentence_of
+from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
+from sd_scripts.options.generate import GenerateOptions
+from sd_scripts.options.generate_settings import Check, problems, read_command_line, training_settings
+from sd_scripts.options.memory import MemoryOptions
+from sd_scripts.options.run import RunOptions
+from sd_scripts.options.settings import Settings
+from sd_scripts.runs import compile_cache, garbage_collection
+from sd_scripts.runs.exit_codes import FAULT, INTERRUPTED, MISTAKE
+from sd_scripts.runs.folder import RunFolder
+from sd_scripts.runs.reporter import Reporter
+
+if TYPE_CHECKING:
+    from sd_scripts.families.family import Family
+
+logger = logging.getLogger("sd_scripts")
+
+
+def main(family_name: str, argv: list[str] | None = None) -> int:
+    """Generate, and return the exit status."""
+    settings, wrong_flags = read_command_line(family_name, argv)
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # less memory lost between sizes
+    compile_cache.use_own_folder()
+    with garbage_collection.importing():
+        family = family_of(family_name)
+
+    def of_model(valid: Settings) -> list[str]:
+        return family.check(training_settings(valid))
+
+    checks: tuple[Check, ...] = (of_model, machine, output)
+    if settings[GenerateOptions].resident:  # each request has settings of its own
+        found: list[object] = [*wrong_flags, *settings.wrong_values()]
+        if not settings[RunOptions].run_dir:
+            found.append("run_dir: not set; a resident process reads its requests there")
+    else:
+        found = [*wrong_flags, *problems(settings, *checks)]
+    if told := list(map(str, found)):
+        print(*told, sep="\n", file=sys.stderr, flush=True)
+        return MISTAKE
+    for remark in settings.remarks:
+        print(remark, file=sys.stderr, flush=True)
+    return _run(settings, family, checks)
+
+
+def machine(valid: Settings) -> Iterator[str]:
+    """Yield what this machine and its libraries cannot do."""
+    import torch
+
+    from sd_scripts.families.quantizing import machine_problems
+    from sd_scripts.library import compile_support
+
+    device, in_training = torch.device("cuda" if torch.cuda.is_available() else "cpu"), training_settings(valid)
+    yield from compile_support.problems(valid[CompileOptions], in_training[CompileMoreOptions], device)
+    if valid[GenerateOptions].dtype == "fp16" and device.type == "cpu":
+        yield "dtype: fp16 is for GPUs; set bf16 or fp32"
+    memory = valid.get(MemoryOptions)
+    if memory and memory.fp8_compute and valid[GenerateOptions].dtype != "bf16":
+        yield f"fp8_compute: needs dtype = bf16, not {valid[GenerateOptions].dtype}"
+    yield from machine_problems(in_training, device)
+
+
+def output(valid: Settings) -> Iterator[str]:
+    """Create the folder for the images and check that it can be written to."""
+    folder = Path(valid[GenerateOptions].image_dir)
+    probe = folder / f".write-test-{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError as error:
+        yield f"image_dir: '{folder}' cannot be written to ({error.strerror}); choose another folder"
+
+
+def _run(settings: Settings, family: Family, checks: tuple[Check, ...]) -> int:
+    from sd_scripts.generating.serve import Server
+    from sd_scripts.generating.work import Worker
+
+    _set_up_console()
+    run_dir, options = settings[RunOptions].run_dir, settings[GenerateOptions]
+    try:
+        reporter = Reporter(RunFolder(Path(run_dir)) if run_dir else None)
+    except OSError as error:
+        print(f"run_dir: '{run_dir}' cannot be written ({error.strerror}); choose another folder", file=sys.stderr)
+        return MISTAKE
+    try:
+        if options.resident:
+            Server(family, reporter, checks, options.idle_seconds).run()
+            reporter.emit("finished")
+        else:
+            reporter.emit("started", family=family.card.name)
+            files = Worker(family, reporter).run(settings)
+            reporter.emit("finished", path=str(files[-1]))
+    except KeyboardInterrupt:
+        reporter.emit("stopped")
+        print("Stopped; images written so far are complete", flush=True)
+        return INTERRUPTED
+    except Exception as error:
+        known = isinstance(error, ValueError | OSError)
+        sentence, details = sentence_of(error), traceback.format_exc()
+        reporter.emit("failed", error=sentence if known else f"{type(error).__name__}: {error}", details=details)
+        print(sentence if known else details, file=sys.stderr, flush=True)
+        return MISTAKE if isinstance(error, ValueError) else FAULT
+    finally:
+        reporter.close()
+    return 0
+
+
+def _set_up_console() -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    ours = logging.getLogger("sd_scripts")
+    ours.handlers, ours.propagate = [handler], False
+    ours.setLevel("INFO")

@@ -1,0 +1,187 @@
+"""Generate the images of a request and write them, each with its parameters."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+
+from sd_scripts.families.family import Family
+from sd_scripts.families.registry import card_of
+from sd_scripts.families.sampling import Decode
+from sd_scripts.formats.atomic_files import atomic_file
+from sd_scripts.formats.disk import saving
+from sd_scripts.formats.image_parameters import text_chunks
+from sd_scripts.generating.adapters import title_of
+from sd_scripts.generating.generator import Generator
+from sd_scripts.library.media import Media
+from sd_scripts.options.compile import CompileOptions
+from sd_scripts.options.generate import PREVIEW, GenerateOptions
+from sd_scripts.options.generate_settings import adapters_of, model_values, prompt_warnings, prompts_of
+from sd_scripts.options.memory import MemoryOptions
+from sd_scripts.options.model import ModelOptions
+from sd_scripts.options.prompt_lines import SamplePrompt
+from sd_scripts.options.settings import Settings
+from sd_scripts.runs.reporter import Reporter
+
+Payload = dict[str, Any]
+PREVIEW_SIDE = 512
+PREVIEW_EVERY = 1.0
+"""Seconds between two previews at least."""
+PREVIEW_COST = 10.0
+"""Seconds until the next preview, for each that the last one took."""
+
+
+class Cancelled(Exception):
+    """The request was cancelled; images finished before stay."""
+
+
+class Worker:
+    """Generates images, request by request, with the model of the last one for as long as its settings stay."""
+
+    def __init__(self, family: Family, reporter: Reporter):
+        self._family, self._reporter = family, reporter
+        self._generator: Generator | None = None
+        self._made_for: dict[str, Any] = {}
+        """What decides which model is loaded, and how."""
+        self._previews = Previews(reporter)
+
+    def run(self, settings: Settings, id: str = "", check: Callable[[], None] = lambda: None) -> list[Path]:
+        """Generate all images of a request and return their files. `check` is called after each sampling step and ends
+        the work by an exception. Raises ValueError, one sentence, for what cannot be done, and OSError if an image
+        cannot be written."""
+        prompts = prompts_of(settings)
+        for text in prompt_warnings(settings[GenerateOptions]):
+            self._reporter.warn(text)
+        try:
+            generator = self._prepared(settings)
+            generator.apply(adapters_of(settings[GenerateOptions]))
+            generator.encode(prompts)
+            return [self._image(settings, prompts, number, id, check) for number in range(len(prompts))]
+        except torch.OutOfMemoryError as error:
+            self.close()
+            raise ValueError(self._out_of_memory(settings)) from error
+
+    def close(self) -> None:
+        """Give the model's memory back."""
+        if self._generator:
+            self._generator.close()
+            self._generator, self._made_for = None, {}
+
+    def _prepared(self, settings: Settings) -> Generator:
+        wanted = model_values(settings)
+        if self._generator is None or wanted != self._made_for:
+            self.close()
+            self._generator, self._made_for = Generator(self._family, settings, self._reporter), wanted
+        return self._generator
+
+    def _image(
+        self, settings: Settings, prompts: list[SamplePrompt], number: int, id: str, check: Callable[[], None]
+    ) -> Path:
+        """Generate and write one of the images."""
+        assert self._generator
+        began, total = time.perf_counter(), len(prompts)
+
+        def step(done: int, steps: int) -> None:
+            self._reporter.emit(
+                "phase", name="generating", done=done, total=steps, id=id, image=number + 1, images=total
+            )
+            check()
+
+        graphs = graph_count()
+        prompt, media = self._generator.image(prompts[number], step, self._previews)
+        values = parameters(settings, prompt, media.size)
+        path = free_path(Path(settings[GenerateOptions].image_dir), prompt.seed or 0, media.suffix)
+        with saving(path), atomic_file(path) as part:
+            media.write(part, text_chunks(values))
+        seconds, width, height = round(time.perf_counter() - began, 2), values["width"], values["height"]
+        told = {"path": str(path), "id": id, "number": number, "media": media.kind, "parameters": values}
+        if new := graph_count() - graphs:
+            told["graphs"] = new
+        self._reporter.emit("image", **told, seconds=seconds, width=width, height=height)
+        print(f"{path} ({seconds:.1f} s)", flush=True)
+        return path
+
+    def _out_of_memory(self, settings: Settings) -> str:
+        card = self._family.card
+        memory = settings.get(MemoryOptions)
+        ways = ["quantize_base"] if memory and card.has("fp8") and not memory.chosen(memory.quantize_base) else []
+        ways += ["blocks_to_swap"] if memory and not memory.blocks_to_swap else []
+        remedy = f"set {' or '.join(ways)}, or choose" if ways else "choose"
+        return f"width, height: out of GPU memory; {remedy} a smaller size"
+
+
+class Previews:
+    """Writes the image so far into the run folder, as often as it costs little."""
+
+    def __init__(self, reporter: Reporter):
+        self._reporter = reporter
+        self._next = 0.0
+        self._count = 0
+
+    def __call__(self, decode: Decode) -> None:
+        if (folder := self._reporter.folder) is None or time.monotonic() < self._next:
+            return
+        began = time.monotonic()
+        try:
+            pixels = decode()
+            small = Image.fromarray(Media.of(pixels).frames[0].numpy())
+            small.thumbnail((PREVIEW_SIDE, PREVIEW_SIDE))
+            with atomic_file(folder.path / PREVIEW) as part:
+                small.save(part, format="WEBP", quality=80)
+        except (OSError, torch.OutOfMemoryError):  # the image itself may still fit
+            self._next = float("inf")
+            return
+        self._count += 1
+        self._reporter.emit("preview", number=self._count)
+        self._next = time.monotonic() + max(PREVIEW_EVERY, PREVIEW_COST * (time.monotonic() - began))
+
+
+def parameters(settings: Settings, prompt: SamplePrompt, size: tuple[int, int]) -> Payload:
+    """Return what an image was made with."""
+    options, card = settings[GenerateOptions], card_of(settings.script.family)
+    memory = settings.get(MemoryOptions)
+    model = settings[ModelOptions].pretrained_model_name_or_path or ""
+    adapters = [
+        {"name": title_of(each.path), "strength": each.strength, "path": str(each.path)}
+        for each in adapters_of(options)
+    ]
+    return {
+        "prompt": prompt.prompt,
+        "negative_prompt": prompt.negative_prompt,
+        "width": size[0],
+        "height": size[1],
+        "steps": prompt.steps,
+        "scale": prompt.scale,
+        "guidance": prompt.guidance if card.has("guidance") else None,
+        "sampler": prompt.sampler,
+        "seed": prompt.seed,
+        "adapters": adapters,
+        "family": card.name,
+        "model": Path(model).stem or model,
+        "model_path": model,
+        "dtype": options.dtype,
+        "quantize_base": memory.quantize_base if memory else None,
+        "compile": settings[CompileOptions].compile,
+    }
+
+
+def free_path(folder: Path, seed: int, suffix: str) -> Path:
+    """Return a name in the folder that no image has: its time, a number, its seed."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    for number in range(1, 100_000):
+        path = folder / f"{stamp}-{number:03d}-{seed}{suffix}"
+        if not path.exists():
+            return path
+    raise AssertionError("too many images in one second")
+
+
+def graph_count() -> int:
+    """Return how many graphs this process has captured."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])

@@ -1,0 +1,77 @@
+"""Options of the scripts that generate images."""
+
+from collections.abc import Iterable
+from typing import Literal
+
+from sd_scripts.options.sampling import SAMPLERS
+from sd_scripts.options.spec import OptionGroup, count, option, optional, path_option, switch
+
+GENERATE = "generate"
+"""The method of the scripts that generate, beside those of training."""
+PREVIEW = "preview.webp"
+"""File in the run folder with the image so far."""
+
+
+class GenerateOptions(OptionGroup, title="Generate", methods=(GENERATE,)):
+    """Which images to generate, and where they go. A prompt may override size, seed, steps, scale, guidance, negative
+    prompt and sampler, as in `a cat --w 1024 --h 1024 --d 1 --s 30 --l 5 --g 3.5 --n blurry`."""
+
+    prompt: list[str] = option([], "Prompts, one image each, with options such as --w 1024 --d 1 at their end.")
+    prompt_file: str | None = path_option(
+        "File with more prompts, as sample_prompts of training: .txt with one per line, .toml or .json."
+    )
+    negative_prompt: str = option("", "What to avoid, where the prompt does not say (--n). Needs a scale above 1.")
+    width: int = option(1024, "Width in pixels, where the prompt does not say (--w).", within=(64, 8192))
+    height: int = option(1024, "Height in pixels, where the prompt does not say (--h).", within=(64, 8192))
+    steps: int | None = optional(
+        "Sampling steps, where the prompt does not say (--s). Unset is what suits the family.", within=(1, 999)
+    )
+    scale: float | None = optional(
+        "Classifier-free guidance, where the prompt does not say (--l); 1 is off. Unset is what suits the family.",
+        label="CFG scale",
+        within=(0.0, 100.0),
+    )
+    guidance: float = option(
+        3.5,
+        "Guidance of a distilled model, where the prompt does not say (--g).",
+        needs="guidance",
+        within=(0.0, 100.0),
+    )
+    sampler: str = option(
+        "euler_a",
+        "Sampler, where the prompt does not say (--ss).",
+        choices=SAMPLERS,
+        needs="noise_schedule",
+    )
+    image_seed: int | None = optional(
+        "Seed of the first image, where the prompt does not say (--d); further images of a prompt count up. Unset is a "
+        "new one for each image.",
+        label="Seed",
+        within=(0, 2**63 - 1),
+    )
+    images_per_prompt: int = option(1, "Images of each prompt, with different seeds.", within=(1, 1000))
+    lora_weights: list[str] = option(
+        [], "Adapter files (LoRA and its kin) to apply, several at once.", label="LoRA files", path=True
+    )
+    lora_multiplier: list[float] = option(
+        [], "Strength of each adapter file; 1 where there is none.", label="LoRA strengths", within=(-100.0, 100.0)
+    )
+    image_dir: str = option("outputs/images", "Folder for the images.", label="Image folder", path=True)
+    dtype: Literal["bf16", "fp16", "fp32"] = option("bf16", "Precision of the model.", label="Precision")
+    zero_terminal_snr: bool = switch(
+        "The model was trained with zero_terminal_snr.", label="Zero terminal SNR", needs="noise_schedule"
+    )
+    resident: bool = switch("Keep the model and its graphs, and wait for requests in run_dir.")
+    idle_seconds: int | None = count(
+        "End a resident process that got no request for so many seconds. 0 never ends it.", label="End when idle"
+    )
+
+    def check(self) -> Iterable[tuple[str, str]]:
+        if len(self.lora_multiplier) > len(self.lora_weights):
+            yield (
+                "lora_multiplier",
+                f"has {len(self.lora_multiplier)} numbers for {len(self.lora_weights)} files in lora_weights; give one "
+                "for each file",
+            )
+        if not self.resident and not self.prompt and not self.prompt_file:
+            yield "prompt", "not set; give a prompt, or a file of prompts in prompt_file"

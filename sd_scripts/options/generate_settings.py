@@ -1,0 +1,236 @@
+"""The settings of a script that generates images: read from a command line or a request, and checked without torch."""
+
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sd_scripts.families.registry import card_of
+from sd_scripts.formats.toml_files import read_toml
+from sd_scripts.options import model_checks
+from sd_scripts.options.catalog import SCRIPTS, script_for
+from sd_scripts.options.command_line import ConfigFileOptions, Parser, add_arguments, read_flags
+from sd_scripts.options.generate import GENERATE, GenerateOptions
+from sd_scripts.options.memory import MemoryOptions
+from sd_scripts.options.model import ModelOptions
+from sd_scripts.options.preflight import Check, found_by, why_no_folder
+from sd_scripts.options.prompt_lines import (
+    SamplePrompt,
+    dropped_words,
+    prompt_of_line,
+    prompt_problems,
+    prompt_remarks,
+    read_prompts,
+)
+from sd_scripts.options.reading import from_values
+from sd_scripts.options.settings import Problem, Script, Settings
+from sd_scripts.options.spec import each_option, truth
+
+ALIASES = {
+    **dict.fromkeys(("ckpt", "ckpt_path"), "pretrained_model_name_or_path"),
+    **dict.fromkeys(("outdir", "output_dir"), "image_dir"),
+    **dict.fromkeys(("network_weights", "lora_weight"), "lora_weights"),
+    **dict.fromkeys(("network_mul", "lora_multipliers"), "lora_multiplier"),
+    **{"from_file": "prompt_file", "W": "width", "H": "height", "cfg_scale": "scale", "seed": "image_seed"},
+    **{"guidance_scale": "guidance"},
+}
+"""Flags of other programs' scripts -> our options."""
+COMPILE_MODE = "max-autotune-no-cudagraphs"
+"""The default of compile_mode here: a model makes many steps of few shapes, and images of another size would need CUDA
+graphs of their own."""
+FROM_TRAINING = (ModelOptions, MemoryOptions)
+"""Groups of a settings file of a training that generating reads, beside those that only the family has."""
+OF_MODEL = ("dtype", "zero_terminal_snr", "resident")
+"""Options of GenerateOptions that are about the model or how it is loaded."""
+DTYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "no"}
+"""dtype -> mixed_precision."""
+
+
+@dataclass(frozen=True)
+class AdapterFile:
+    """An adapter to apply."""
+
+    path: Path
+    strength: float = 1.0
+
+
+def setup_parser(family: str) -> Parser:
+    """Return the parser of a family's script: its flags in sections, with their help."""
+    script = script_for(family, GENERATE)
+    made = Parser(prog=script.file, usage="%(prog)s --prompt TEXT [flags]", allow_abbrev=False)
+    add_arguments(made, ConfigFileOptions, *script.groups, method=GENERATE)
+    return made
+
+
+def read_command_line(family: str, argv: Sequence[str] | None = None) -> tuple[Settings, list[Problem]]:
+    """Return the settings of a command line (defaults, then --config_file, then the flags) and the flags' problems.
+
+    Exits with code 0 after --help, and with 2, one sentence, if --config_file cannot be read.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    if {"-h", "--help"} & {*words}:
+        setup_parser(family).print_help()
+        sys.exit(0)
+    script = script_for(family, GENERATE)
+    given = read_flags((ConfigFileOptions, *script.groups), map(_without_alias, words))
+    flags = dict(given.values)
+    file = os.path.expanduser(flags.pop("config_file", None) or "")
+    flags.pop("output_config", None)
+    try:
+        values = read_toml(Path(file)) if file else {}
+    except ValueError as error:
+        print(f"config_file: {error}", file=sys.stderr)
+        sys.exit(2)
+    return settings_of(family, values, flags), given.problems
+
+
+def _without_alias(word: str) -> str:
+    """Return a flag under our name."""
+    name, equals, value = word.partition("=")
+    known = ALIASES.get(name.removeprefix("--")) if name.startswith("--") else None
+    return f"--{known}{equals}{value}" if known else word
+
+
+def settings_of(family: str, file: Mapping[str, Any], values: Mapping[str, Any]) -> Settings:
+    """Return the settings for the values of a file, which may be one of a training, overridden by `values`."""
+    script = script_for(family, GENERATE)
+    both = {**of_generating(file, script), **values}
+    inductor = both.get("compile_backend", "inductor") == "inductor"
+    mode = {"compile_mode": COMPILE_MODE} if truth(both.get("compile", False)) and inductor else {}
+    settings = from_values(script, mode, both)
+    if truth(both.get("compile_auto", False)):
+        settings.remark("compile_auto: has no effect in generating; set compile, or leave it off")
+    return settings
+
+
+def of_generating(file: Mapping[str, Any], script: Script) -> dict[str, Any]:
+    """Return what generating reads of a settings file: of one of a training only what is about the model."""
+    if file.get("method", GENERATE) == GENERATE and "learning_rate" not in file and "train_data_dir" not in file:
+        return dict(file)
+    own = [group for group in script.groups if group in (*FROM_TRAINING, *card_of(script.family).groups)]
+    names = {o.name for group in own for o in each_option(group)} | {"family"}
+    in_fp8 = "quantize_base" in names and any(truth(file.get(name, False)) for name in ("fp8_base", "fp8_base_unet"))
+    own_names = {"quantize_base": "fp8"} if in_fp8 else {}
+    return {**{name: value for name, value in file.items() if name in names}, **own_names}
+
+
+def training_settings(settings: Settings) -> Settings:
+    """Return the settings of a LoRA training of the same model, which is what a family reads to load and to sample.
+
+    Raises WrongValue if `settings.without` left out one of its values."""
+    options = settings[GenerateOptions]
+    script = next(each for each in SCRIPTS if (each.family, each.method) == (settings.script.family, "lora"))
+    known = {o.name for group in script.groups for o in each_option(group)}
+    other = {o.name for o in each_option(GenerateOptions)}
+    shared = {name: settings.value(name) for name in settings.options if name in known - other}
+    own = {
+        "mixed_precision": DTYPES[options.dtype],
+        "sample_sampler": options.sampler,
+        "zero_terminal_snr": options.zero_terminal_snr,
+    }
+    return Settings(script, {**shared, **own})
+
+
+def model_values(settings: Settings) -> dict[str, Any]:
+    """Return the values that decide which model is loaded, and how: while they stay, it can be kept."""
+    of_images = {o.name for o in each_option(GenerateOptions)} - {*OF_MODEL} | {"run_dir"}
+    return {name: value for name, value in settings.values().items() if name not in of_images}
+
+
+def adapters_of(options: GenerateOptions) -> tuple[AdapterFile, ...]:
+    strengths = [*options.lora_multiplier, *[1.0] * len(options.lora_weights)]
+    return tuple(
+        AdapterFile(Path(file), strength) for file, strength in zip(options.lora_weights, strengths, strict=False)
+    )
+
+
+def prompts_of(settings: Settings) -> list[SamplePrompt]:
+    """Return each image to generate, those without a seed of their own too. Raises ValueError, one sentence each."""
+    options, card = settings[GenerateOptions], card_of(settings.script.family)
+    defaults = replace(
+        card.sample_defaults,
+        negative_prompt=options.negative_prompt,
+        width=options.width,
+        height=options.height,
+        steps=card.sample_defaults.steps if options.steps is None else options.steps,
+        scale=card.sample_defaults.scale if options.scale is None else options.scale,
+        guidance=options.guidance,
+        sampler=options.sampler if card.has("noise_schedule") else None,
+        seed=options.image_seed,
+    )
+    found: list[tuple[str, SamplePrompt]] = []
+    for number, line in enumerate(options.prompt, 1):
+        place = f"prompt: number {number}, " if len(options.prompt) > 1 else "prompt: "
+        try:
+            found.append((place, prompt_of_line(line, defaults, card.name)))
+        except ValueError as error:
+            raise ValueError(f"{place}{error}") from error
+    if options.prompt_file:
+        file = Path(options.prompt_file)
+        if wrong := prompt_problems(file, card.name):
+            raise ValueError("\n".join(each.replace("sample_prompts:", "prompt_file:", 1) for each in wrong))
+        in_file = enumerate(read_prompts(file, defaults), 1)
+        found += [(f"prompt_file: '{file}', prompt {number}: ", prompt) for number, prompt in in_file]
+    if problems := [why for place, prompt in found for why in _size_problems(place, prompt, card.side_multiple)]:
+        raise ValueError("\n".join(problems))
+    return [
+        replace(prompt, seed=None if prompt.seed is None else prompt.seed + number)
+        for _, prompt in found
+        for number in range(options.images_per_prompt)
+    ]
+
+
+def _size_problems(place: str, prompt: SamplePrompt, multiple: int) -> Iterator[str]:
+    for name in ("width", "height"):
+        if (side := getattr(prompt, name)) % multiple or not side:
+            below = max(side - side % multiple, multiple)
+            yield f"{place}{name} {side} is not a multiple of {multiple}; choose {below} or {below + multiple}"
+
+
+def prompt_warnings(options: GenerateOptions) -> list[str]:
+    """Return a message for everything in readable prompts that has no effect."""
+    of_lines = [f"prompt: {what}" for line in options.prompt for what in dropped_words(line)]
+    if not options.prompt_file:
+        return of_lines
+    of_file = prompt_remarks(Path(options.prompt_file))
+    return [*of_lines, *(text.replace("sample_prompts:", "prompt_file:", 1) for text in of_file)]
+
+
+def problems(settings: Settings, *more: Check) -> list[Problem]:
+    """Return every reason not to generate, each once, with what the checks `more` find."""
+    found = settings.problems()
+    for checks in (CHECKS, more):
+        valid = settings.without({name for problem in found for name in problem.names})
+        found += found_by(checks, valid)
+    return list(dict.fromkeys(found))
+
+
+def prompts(valid: Settings) -> Iterator[str]:
+    prompts_of(valid)
+    yield from ()
+
+
+def adapters(valid: Settings) -> Iterator[str]:
+    """Check that the files are adapters for this family, as far as their headers tell."""
+    for file in valid[GenerateOptions].lora_weights:
+        if why := model_checks.why_no_lora(Path(file), valid.script.family):
+            yield f"lora_weights: {why}"
+
+
+def image_dir(valid: Settings) -> Iterator[str]:
+    folder = Path(valid[GenerateOptions].image_dir)
+    if why := why_no_folder(folder):
+        yield f"image_dir: '{folder}' cannot be written to ({why}); choose another folder"
+
+
+CHECKS: tuple[Check, ...] = (
+    model_checks.base_model,
+    model_checks.vae,
+    model_checks.components,
+    model_checks.components_in_the_model,
+    prompts,
+    adapters,
+    image_dir,
+)

@@ -1,0 +1,68 @@
+"""The tab Generate in real Chromium: a form becomes images, and an image becomes the form again."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from browser.page_help import CHROMIUM, TRAINING, expect
+from browser.test_page_width import too_wide
+from sd_scripts.formats.toml_files import read_toml
+
+pytest.importorskip("playwright.sync_api")
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install -y chromium"),
+]
+FILES = ("pretrained_model_name_or_path", "clip_l", "t5xxl", "ae")
+DROP = """(where, bytes) => {
+  const data = new DataTransfer();
+  data.items.add(new File([Uint8Array.from(bytes)], "dropped.png", { type: "image/png" }));
+  where.dispatchEvent(new DragEvent("drop", { bubbles: true, dataTransfer: data }));
+}"""
+
+
+def test_a_form_becomes_images_and_a_dropped_image_the_form(page: Any, flux_demo: Path, tmp_path: Path) -> None:
+    page.locator("#generate-button").click()
+    tab = page.locator("#generate")
+    expect(tab.locator("#generate-go")).to_be_visible()
+    tab.locator("select[aria-label='Model family']").select_option("flux")
+
+    def field(name: str) -> Any:
+        return tab.locator(f"#generate-{name} :is(input, textarea)")
+
+    # what is wrong is told at once, each in a sentence
+    field("prompt").fill("a red circle")
+    tab.locator("#generate-go").click()
+    expect(tab.locator(".message-error").first).to_contain_text("pretrained_model_name_or_path: not set")
+
+    settings = read_toml(flux_demo)
+    for name in FILES:
+        field(name).fill(str(settings[name]))
+    for name, value in {"width": 64, "height": 64, "steps": 2, "images_per_prompt": 2, "image_seed": 5}.items():
+        field(name).fill(str(value))
+    tab.locator("details", has_text="More").last.locator("summary").click()
+    field("image_dir").fill(str(tmp_path / "images"))
+    tab.locator("#generate-go").click()
+    expect(tab.locator(".request-doing")).to_contain_text("Done", timeout=TRAINING)
+    expect(tab.locator(".generate-images .sample")).to_have_count(2)
+    expect(tab.locator(".message-error")).to_have_count(0)
+    assert too_wide(page) == set()
+
+    field("prompt").fill("something else")
+    field("steps").fill("9")
+    image = min((tmp_path / "images").glob("*.png"))
+    tab.locator("[data-generate]").evaluate(DROP, list(image.read_bytes()))
+    expect(field("prompt")).to_have_value("a red circle")
+    expect(field("steps")).to_have_value("2")
+    expect(field("image_seed")).to_have_value("5")
+
+    tab.locator(".generate-images .sample").first.click()
+    large = page.locator("dialog[open]")
+    expect(large).to_contain_text("64 × 64 · 2 steps")
+    large.locator("[data-action=use-parameters]").click()
+    expect(field("image_seed")).to_have_value("6")
+
+    tab.locator("[data-action=free-model]").click()
+    expect(tab.locator("[data-action=free-model]")).to_be_hidden()

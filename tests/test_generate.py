@@ -1,0 +1,199 @@
+"""Images of the scripts that generate: what a family's sampler makes, adapters applied exactly, bad input told."""
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from sd_scripts.families.components import DENOISER
+from sd_scripts.families.registry import family_of
+from sd_scripts.formats.image_parameters import read_chunks
+from sd_scripts.generating.adapters import layers_of
+from sd_scripts.generating.generator import Generator
+from sd_scripts.generating.work import graph_count
+from sd_scripts.library.safetensors_io import save_model
+from sd_scripts.options.catalog import script_for
+from sd_scripts.options.generate_settings import AdapterFile, prompts_of, settings_of, training_settings
+from sd_scripts.runs.reporter import Reporter
+
+SMALL = {"width": 64, "height": 64, "steps": 2, "dtype": "fp32", "image_seed": 7}
+TEXT = {"flux": {"t5xxl_max_token_length": 16}}
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # diffusers asks NumPy in an old way
+
+
+def values_of(miniature: Any, **more: Any) -> dict[str, Any]:
+    files = {name: str(path) for name, path in miniature.files.items()}
+    return {**files, **TEXT.get(miniature.family, {}), **SMALL, "prompt": ["a red circle"], **more}
+
+
+def flags_of(values: dict[str, Any]) -> list[str]:
+    flags = []
+    for name, value in values.items():
+        words = value if isinstance(value, list) else [value]
+        flags += [f"--{name}", *map(str, words)] if value is not True else [f"--{name}"]
+    return flags
+
+
+def run(miniature: Any, folder: Path, **more: Any) -> int:
+    script = import_module(f"sd_scripts.{Path(script_for(miniature.family, 'generate').file).stem}")
+    return int(script.main(flags_of(values_of(miniature, **{"image_dir": str(folder), **more}))))
+
+
+@pytest.fixture(scope="module")
+def adapters(each_miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """A LoRA of the denoiser, and one of the denoiser and a text encoder with another rank."""
+    folder = tmp_path_factory.mktemp("adapters")
+    generator = generator_of(each_miniature)
+    family, components = generator.family, generator._components
+    made = []
+    for number, (names, rank) in enumerate([((DENOISER,), 2), ((DENOISER, "text_encoder1"), 3)]):
+        torch.manual_seed(number)
+        tensors = {}
+        for layer_name, (_, layer) in (item for name in names for item in layers_of(family, components, name).items()):
+            if isinstance(layer, torch.nn.Linear):
+                tensors[f"{layer_name}.lora_down.weight"] = torch.randn(rank, layer.in_features) / 8
+                tensors[f"{layer_name}.lora_up.weight"] = torch.randn(layer.out_features, rank) / 8
+                tensors[f"{layer_name}.alpha"] = torch.tensor(float(rank))
+        made.append(folder / f"lora_{number}.safetensors")
+        save_model(made[-1], tensors, {})
+    return made
+
+
+def generator_of(miniature: Any, **more: Any) -> Generator:
+    settings = settings_of(miniature.family, {}, values_of(miniature, **more))
+    return Generator(family_of(miniature.family), settings, Reporter(None))
+
+
+def image_of(generator: Generator, miniature: Any, *files: AdapterFile, **more: Any) -> np.ndarray:
+    generator.apply(files)
+    (prompt,) = prompts_of(settings_of(miniature.family, {}, values_of(miniature, **more)))
+    return generator.image(prompt, lambda done, total: None)[1].frames[0].numpy()
+
+
+def test_an_image_is_the_one_of_the_familys_sampler_and_says_what_it_was_made_with(
+    each_miniature: Any, tmp_path: Path
+) -> None:
+    prompt = "a red circle --w 128 --l 2 --n a blue square --d 5"
+    assert run(each_miniature, tmp_path / "out", prompt=[prompt], images_per_prompt=2) == 0
+    first, second = sorted((tmp_path / "out").iterdir(), key=lambda file: file.name[-5])
+    family = family_of(each_miniature.family)
+    settings = settings_of(each_miniature.family, {}, values_of(each_miniature, prompt=[prompt]))
+    ours = training_settings(settings)
+    components = family.open(ours, torch.float32).load()
+    (asked,) = prompts_of(settings)
+    tokens = family.text.tokenize(components, family.text.prompt_captions(asked), ours)
+    with torch.no_grad():
+        expected = family.sample(components, asked, family.text.encode(components, tokens), ours).frames[0].numpy()
+    with Image.open(first) as image:
+        assert np.array_equal(np.asarray(image), expected)
+        told = read_chunks(image.text)  # type: ignore[attr-defined]
+        webui = image.text["parameters"]  # type: ignore[attr-defined]
+    assert (told["prompt"], told["negative_prompt"], told["width"], told["seed"]) == (
+        "a red circle", "a blue square", 128, 5,
+    )  # fmt: skip
+    assert webui.startswith("a red circle\nNegative prompt: a blue square\nSteps: 2, Sampler: Euler")
+    with Image.open(second) as image:
+        assert read_chunks(image.text)["seed"] == 6  # type: ignore[attr-defined]
+
+
+def test_previews_approach_the_image(each_miniature: Any) -> None:
+    seen: list[np.ndarray] = []
+    (prompt,) = prompts_of(settings_of(each_miniature.family, {}, values_of(each_miniature, steps=12)))
+    generator, steps = generator_of(each_miniature), []
+    _, media = generator.image(
+        prompt, lambda done, total: steps.append((done, total)), lambda decode: seen.append(decode().numpy())
+    )
+    image = media.frames[0].movedim(-1, 0).numpy() / 255
+    far = [float(np.abs(each - image).mean()) for each in seen]
+    assert steps == [(number + 1, 12) for number in range(12)]
+    assert len(seen) == 12
+    assert far[-1] < 0.02 < far[0]
+
+
+def test_adapters_are_swapped_in_place_to_what_a_fresh_model_has(
+    each_miniature: Any, adapters: list[Path], tmp_path: Path
+) -> None:
+    one, other = AdapterFile(adapters[0], 0.5), AdapterFile(adapters[1], 1.0)
+    kept = generator_of(each_miniature)
+    plain = image_of(kept, each_miniature)
+    both = image_of(kept, each_miniature, one, other)
+    weaker = image_of(kept, each_miniature, AdapterFile(adapters[0], 0.25))
+    assert np.array_equal(image_of(kept, each_miniature), plain), "nothing is left of an adapter"
+    assert np.array_equal(image_of(generator_of(each_miniature), each_miniature, one, other), both)
+    assert len({image.tobytes() for image in (plain, both, weaker)}) == 3
+    again = tmp_path / "again.safetensors"
+    again.write_bytes(adapters[0].read_bytes())
+    first = image_of(kept, each_miniature, AdapterFile(again))
+    again.write_bytes(adapters[1].read_bytes())
+    assert not np.array_equal(image_of(kept, each_miniature, AdapterFile(again)), first), "the file was replaced"
+
+
+@pytest.mark.parametrize(
+    "memory", [{"quantize_base": "fp8"}, {"quantize_base": "int8_weight_only", "blocks_to_swap": 1}]
+)
+def test_adapters_are_swapped_in_a_model_with_quantized_or_swapped_weights(
+    each_miniature: Any, adapters: list[Path], memory: dict[str, Any]
+) -> None:
+    one = AdapterFile(adapters[0], 0.5)
+    kept = generator_of(each_miniature, **memory)
+    plain, adapted = image_of(kept, each_miniature), image_of(kept, each_miniature, one)
+    assert np.array_equal(image_of(generator_of(each_miniature, **memory), each_miniature, one), adapted)
+    assert np.array_equal(image_of(kept, each_miniature), plain)
+    assert not np.array_equal(adapted, plain)
+
+
+def test_a_settings_file_of_a_training_keeps_its_weights_in_fp8() -> None:
+    settings = settings_of(
+        "flux", {"learning_rate": 1e-4, "fp8_base": True, "blocks_to_swap": 2}, {"prompt": ["a cat"]}
+    )
+    assert (settings.value("quantize_base"), settings.value("blocks_to_swap")) == ("fp8", 2)
+    assert settings.value("prompt") == ["a cat"]
+
+
+def test_a_compiled_model_makes_the_same_image_and_swaps_adapters_without_a_new_graph(
+    each_miniature: Any, adapters: list[Path], no_graphs: None
+) -> None:
+    eager = generator_of(each_miniature)
+    compiled = generator_of(each_miniature, compile=True, compile_backend="aot_eager")
+    begun = graph_count()
+    image = image_of(compiled, each_miniature)
+    first = graph_count()
+    assert first > begun
+    assert np.abs(image.astype(int) - image_of(eager, each_miniature)).max() <= 2
+    with_one = image_of(compiled, each_miniature, AdapterFile(adapters[0]))
+    assert graph_count() == first
+    assert np.abs(with_one.astype(int) - image_of(eager, each_miniature, AdapterFile(adapters[0]))).max() <= 2
+
+
+BAD: dict[str, dict[str, Any]] = {
+    "there is no file or folder '/nowhere.safetensors'": {"pretrained_model_name_or_path": "/nowhere.safetensors"},
+    "prompt: width 100 is not a multiple of": {"prompt": ["a cat --w 100"]},
+    "steps: 2000 is outside 1..999": {"steps": 2000},
+    "prompt: number 2, height 72 is not a multiple of": {"prompt": ["a cat", "a dog --h 72"]},
+    "prompt: not set": {"prompt": []},
+    "lora_weights: there is no file '/nowhere'": {"lora_weights": ["/nowhere"]},
+    "lora_multiplier: has 1 numbers for 0 files": {"lora_multiplier": [0.5]},
+    "image_dir: '/dev/null/x' cannot be written to": {"image_dir": "/dev/null/x"},
+    "prompt_file: there is no file": {"prompt_file": "/nowhere.txt"},
+}
+
+
+@pytest.mark.parametrize("told", BAD)
+def test_bad_input_is_told_in_a_sentence(
+    told: str, flux_miniature: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(flux_miniature, tmp_path, **BAD[told]) == 2
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.inductor
+def test_inductor_makes_the_same_image(flux_miniature: Any, no_graphs: None) -> None:
+    settings = settings_of("flux", {}, values_of(flux_miniature, compile=True))
+    assert settings.value("compile_mode") == "max-autotune-no-cudagraphs"
+    compiled = image_of(generator_of(flux_miniature, compile=True), flux_miniature)
+    assert np.abs(compiled.astype(int) - image_of(generator_of(flux_miniature), flux_miniature)).max() <= 2

@@ -1,0 +1,209 @@
+"""The tab Generate without a browser: its routes, and the resident process that they start."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from runs_help import wait_for
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
+
+from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
+from kohya_gui.generate_form import form, options_of
+from kohya_gui.generate_routes import as_form, routes
+from kohya_gui.launch_command import sees_no_gpu
+from sd_scripts.formats.image_parameters import read_chunks, text_chunks
+from sd_scripts.formats.toml_files import write_toml
+from sd_scripts.options.catalog import GENERATE_SCRIPTS
+from sd_scripts.runs.folder import new_run_folder
+from sd_scripts.runs.queue import PlannedRun, RunQueue, gpu_set
+from sd_scripts.runs.store import RunStore
+
+PROMPT = "a red circle"
+PARAMETERS: dict[str, Any] = {
+    "prompt": 'a cat, "tom"\nin the sun: 2',
+    "negative_prompt": "bad, worse",
+    "steps": 20,
+    "sampler": "euler_a",
+    "scale": 7.5,
+    "guidance": None,
+    "seed": 5,
+    "width": 512,
+    "height": 768,
+    "model": "my, model",
+    "adapters": [{"name": "a b", "strength": 0.8}],
+}
+OF_WEBUI = """a cat <lora:tom:0.6>
+on a chair
+Negative prompt: blurry,
+lowres
+Steps: 25, Sampler: DPM++ 2M Karras, CFG scale: 6.5, Seed: 42, Size: 832x1216, Model hash: 31e35c80fc, Model: sd_xl, \
+Lora hashes: "tom: 1a2b, x: 3c", Version: v1.10"""
+
+
+class Tab:
+    """The routes, as a browser reaches them, with a list of runs."""
+
+    def __init__(self, folder: Path, allowed_paths: AllowedPaths = EVERYWHERE) -> None:
+        self.folder = folder
+        self.queue = RunQueue(RunStore(folder / "runs.sqlite"), every=0.05)
+        self.browser = TestClient(Starlette(routes=routes(self.queue, allowed_paths)))
+
+    def get(self, path: str = "") -> Any:
+        return self.browser.get(f"/studio/generate{path}")
+
+    def post(self, path: str = "", **body: Any) -> Any:
+        return self.browser.post(f"/studio/generate{path}", json=body)
+
+    def request(self) -> dict[str, Any]:
+        """The newest request."""
+        found: dict[str, Any] = self.get().json()["requests"][0]
+        return found
+
+    def over(self) -> dict[str, Any]:
+        """The newest request, once it is done or has failed."""
+        wait_for(lambda: self.request()["state"] in ("done", "failed"))
+        return self.request()
+
+
+@pytest.fixture
+def tab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tab]:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    tab = Tab(tmp_path)
+    yield tab
+    tab.post("/free")
+    wait_for(lambda: not tab.get().json()["alive"])
+
+
+def typed(miniature: Any, folder: Path, **more: Any) -> dict[str, Any]:
+    files = {name: str(path) for name, path in miniature.files.items()}
+    small = {"width": "64", "height": "64", "steps": "2", "dtype": "fp32", "t5xxl_max_token_length": "16"}
+    return {**files, **small, "prompt": PROMPT, "image_dir": str(folder / "images"), **more}
+
+
+def test_the_process_answers_requests_and_makes_way_for_a_run(tab: Tab, flux_miniature: Any, tmp_path: Path) -> None:
+    values = typed(flux_miniature, tmp_path)
+    assert tab.post(family="flux", values={**values, "images_per_prompt": "2"}).status_code == 200
+    first = tab.over()
+    assert (first["error"], len(first["files"])) == ("", 2)
+    gallery = tab.get("/gallery").json()
+    assert gallery["total"] == 2
+    told = gallery["images"][0]
+    assert (told["parameters"]["prompt"], told["width"], told["form"]["family"]) == (PROMPT, 64, "flux")
+    assert tab.get(f"/image/{told['name']}").headers["content-type"] == "image/png"
+    assert tab.get("/image/..%2fruns.sqlite").status_code == 404
+
+    # a request that cannot be done ends nothing
+    adapter = tmp_path / "adapter.safetensors"
+    adapter.write_bytes((8).to_bytes(8, "little") + b'{"a":{}}')
+    assert tab.post(family="flux", values={**values, "lora_weights": str(adapter)}).status_code == 400
+    tab.post(family="flux", values={**values, "prompt": f"{PROMPT} --s 900"})
+    wait_for(lambda: tab.request()["state"] == "generating" and tab.request()["total"] == 900)
+    wait_for(lambda: tab.request()["preview"] > 0)
+    assert tab.get("/preview").headers["content-type"] == "image/webp"
+    tab.post("/cancel", id=tab.request()["id"])
+    assert tab.over()["error"] == "Cancelled"
+    assert tab.get().json()["alive"]
+
+    run = new_run_folder(tmp_path / "runs", "next")
+    write_toml(run.config, {})
+    tab.queue.add(PlannedRun(folder=run, argv=["true"], name="next", gpus=gpu_set("", sees_no_gpu())))
+    tab.queue.open()
+    wait_for(lambda: not tab.get().json()["alive"])
+    wait_for(lambda: not tab.queue.store.queued())
+    tab.queue.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"prompt": ""}, "prompt: not set"),
+        ({"width": "100"}, "prompt: width 100 is not a multiple of 16; choose 96 or 112"),
+        ({"steps": "many"}, "steps: 'many' is not a whole number"),
+        ({"ae": "/nowhere"}, "ae: there is no file or folder '/nowhere'"),
+        ({"lora_weights": "/nowhere"}, "lora_weights: there is no file '/nowhere'"),
+    ],
+)
+def test_a_wrong_form_is_told_before_anything_starts(
+    tab: Tab, flux_miniature: Any, tmp_path: Path, changes: dict[str, str], why: str
+) -> None:
+    answer = tab.post(family="flux", values={**typed(flux_miniature, tmp_path), **changes})
+    assert answer.status_code == 400
+    assert why in answer.json()["error"]
+    assert tab.get().json()["requests"] == []
+
+
+def test_paths_outside_the_allowed_folders_are_refused(tmp_path: Path, flux_miniature: Any) -> None:
+    tab = Tab(tmp_path, AllowedPaths.within([tmp_path / "inside"]))
+    answer = tab.post(family="flux", values=typed(flux_miniature, tmp_path))
+    assert answer.status_code == 400
+    assert "is outside the allowed folders" in answer.json()["error"]
+
+
+def test_parameters_survive_a_png_and_those_of_the_webui_are_read(tmp_path: Path, tab: Tab) -> None:
+    assert read_chunks(text_chunks(PARAMETERS)) == PARAMETERS
+    of_webui = read_chunks({"parameters": text_chunks(PARAMETERS)["parameters"]})
+    assert of_webui == {name: value for name, value in PARAMETERS.items() if value is not None}
+    assert read_chunks({"parameters": OF_WEBUI}) == {
+        "prompt": "a cat \non a chair",
+        "negative_prompt": "blurry,\nlowres",
+        "adapters": [{"name": "tom", "strength": 0.6}],
+        "model": "sd_xl",
+        "sampler": "dpmsolver++",
+        "steps": 25,
+        "scale": 6.5,
+        "seed": 42,
+        "width": 832,
+        "height": 1216,
+    }
+    assert tab.post("/read", chunks={"parameters": OF_WEBUI}).json()["values"]["image_seed"] == "42"
+    answer = tab.post("/read", chunks={"Software": "GIMP"})
+    assert answer.json()["error"].startswith("The image holds no parameters")
+
+
+def test_an_image_that_no_form_could_have_made_still_fills_what_fits() -> None:
+    told = as_form({"prompt": 3, "width": "wide", "family": "unknown", "adapters": "none", "seed": None})
+    assert told["family"] is None
+    assert told["values"]["prompt"] == "3"
+
+
+def test_try_it_fills_in_what_a_run_trained(tab: Tab, flux_miniature: Any, tmp_path: Path) -> None:
+    run = new_run_folder(tmp_path / "runs", "cat")
+    files = {name: str(path) for name, path in flux_miniature.files.items()}
+    write_toml(run.config, {"family": "flux", "method": "lora", "learning_rate": 1e-4, "seed": 3, **files})
+    saved = tmp_path / "cat.safetensors"
+    saved.write_bytes(b"")
+    id = tab.queue.add(PlannedRun(folder=run, argv=["true"], name="cat", tab="lora", family="flux", gpus="cpu"))
+    log = run.log()
+    log("started", max_steps=1)
+    log("saved", path=str(saved), step=1)
+    log("finished", step=1, path=str(saved))
+    log.close()
+    tab.queue.store.update(id, state="finished")
+    told = tab.get(f"/run/{id}").json()
+    assert told["family"] == "flux"
+    assert told["adapters"] == [{"path": str(saved), "strength": 1.0}]
+    assert told["values"] == files
+    saved.unlink()
+    assert "none of its files is there any more" in tab.get(f"/run/{id}").json()["error"]
+
+
+@pytest.mark.parametrize("script", GENERATE_SCRIPTS, ids=lambda script: script.family)
+def test_the_form_has_each_option_of_the_script_once(script: Any) -> None:
+    (panels,) = [each["panels"] for each in form() if each["name"] == script.family]
+    names = [field["name"] for panel in panels for field in panel["fields"]]
+    assert len(names) == len(set(names))
+    assert {*names, "lora_weights", "lora_multiplier"} == options_of(script.family).keys()
+
+
+def test_a_png_keeps_its_texts(tmp_path: Path) -> None:
+    import torch
+
+    from sd_scripts.library.media import Media
+
+    file = tmp_path / "a.png"
+    Media(frames=torch.zeros(1, 8, 8, 3, dtype=torch.uint8)).write(file, text_chunks({**PARAMETERS, "prompt": "猫"}))
+    with Image.open(file) as image:
+        assert read_chunks(image.text)["prompt"] == "猫"  # type: ignore[attr-defined]
