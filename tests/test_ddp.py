@@ -15,7 +15,7 @@ from test_full_run import base_of
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
-from training_help import FULL, Run, equal, images, run, settings_for, train_whole
+from training_help import ALONE, FULL, Run, equal, images, run, settings_for, train_whole
 
 from sd_scripts.formats.toml_files import write_toml
 from sd_scripts.runs.folder import RunFolder
@@ -99,6 +99,14 @@ def train_in_group(config: Path, family: str, method: str) -> int:
     os.environ["ACCELERATE_USE_CPU"] = "true"
     keep_copies(config.parent)
     return run(["--config_file", str(config)], config.parent / "out", family, method).status
+
+
+def test_two_processes_train_the_same_embeddings(miniature: Any, tmp_path: Path) -> None:
+    statuses, told = train_group(configure(tmp_path, miniature, **ALONE), method="textual_inversion")
+    assert statuses == [0, 0], told
+    one, other = copies(tmp_path)
+    assert torch.equal(one["masters"], other["masters"])
+    assert not torch.equal(one["losses"], other["losses"])
 
 
 def test_a_mistake_ends_both_processes_with_one_sentence(miniature: Any, tmp_path: Path) -> None:

@@ -95,6 +95,17 @@ def memory_of(settings: Settings, side: int = 1024, **more: Any) -> MemoryPlan:
     return found
 
 
+def test_embeddings_take_what_a_lora_takes_without_the_adapter_but_with_the_text_encoders() -> None:
+    lora, embedding = (
+        {part.name: part.bytes for part in memory_of(settings_of("sdxl", method)).parts}
+        for method in ("lora", "textual_inversion")
+    )
+    encoders = embedding.pop("text encoders and VAE") - lora.pop("text encoders and VAE", 0)
+    assert 1.4 * GIB < encoders < 1.7 * GIB
+    assert {name: lora[name] for name in embedding} == embedding
+    assert lora.keys() - embedding.keys() == {"adapter", "optimizer"}
+
+
 def test_the_memory_of_training_is_what_was_measured() -> None:
     wrong = {}
     for (family, method), rows in MEASURED.items():
