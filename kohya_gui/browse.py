@@ -11,9 +11,9 @@ from starlette.routing import Route
 
 from kohya_gui.allowed_paths import AllowedPaths
 from kohya_gui.json_routes import get
+from kohya_gui.lora_tool_list import LORA_TOOLS
 from sd_scripts.families.registry import component_options
 from sd_scripts.formats.image_folders import IMAGE_SUFFIXES, each_image, is_readable
-from sd_scripts.options.lora_tools import LORA_TOOLS
 
 MODELS = (".safetensors", ".sft", ".ckpt", ".pt", ".pth", ".bin")
 SETTINGS = (".toml", ".json")

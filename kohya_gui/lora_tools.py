@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kohya_gui.allowed_paths import AllowedPaths
+from kohya_gui.lora_tool_list import LORA_TOOLS, LoraTool
 from kohya_gui.recognise import Recognised, allowed, glance, size
 from kohya_gui.tool_job import ToolJob
 from sd_scripts.families.model_file import SAFETENSORS, describe
@@ -14,9 +15,7 @@ from sd_scripts.families.registry import names
 from sd_scripts.formats.lora_header import summarize
 from sd_scripts.formats.safetensors_header import read_header
 from sd_scripts.options.lora_tools import (
-    LORA_TOOLS,
     REPORT,
-    LoraTool,
     MergedOptions,
     defaults,
     input_problem,

@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from kohya_gui.allowed_paths import AllowedPaths
 from kohya_gui.json_routes import NotFound, get, post
+from kohya_gui.lora_tool_list import LoraTool
 from kohya_gui.lora_tools import (
     TOOLS,
     LoraToolJob,
@@ -24,7 +25,6 @@ from kohya_gui.lora_tools import (
     with_labels,
 )
 from kohya_gui.recognise import size
-from sd_scripts.options.lora_tools import LoraTool
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.run_state import RunState
 

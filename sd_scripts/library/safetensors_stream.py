@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
+from sd_scripts.families.model_file import SAFETENSORS
 from sd_scripts.formats.atomic_files import atomic_file
 from sd_scripts.formats.disk import saving
 from sd_scripts.formats.safetensors_header import BITS, Header, read_header
@@ -67,7 +68,7 @@ class TensorFile:
         self.path, self.option = path, option
         self._state: dict[str, Tensor] = {}
         self._file: BinaryIO | None = None
-        if path.suffix in (".safetensors", ".sft"):
+        if path.suffix in SAFETENSORS:
             try:
                 self.header = read_header(path)
                 self._file = path.open("rb")

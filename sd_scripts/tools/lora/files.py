@@ -28,8 +28,6 @@ from sd_scripts.networks.lora_files import read_plain_lora
 from sd_scripts.networks.plan import AdaptedModule
 
 Texts = dict[str, str]
-MINIMUM = ("ss_v2", "ss_base_model_version", "ss_network_module", "ss_network_dim", "ss_network_alpha")
-"""Entries that programs need to load a LoRA."""
 
 
 @dataclass(frozen=True, kw_only=True)
