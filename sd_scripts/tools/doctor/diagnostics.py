@@ -22,8 +22,11 @@ RUNS = 3
 FIRST, LAST = 64 * 1024, 1024 * 1024
 """Bytes of a larger file that are kept from its start and its end."""
 REMOVED = "<removed>"
-NAMES_OF_SECRETS = r"[\w-]*(?:(?<!per_)token|api_?key|access_?key|secret(?:_?key)?|private_?key|passw(?:or)?d|credentials?)"
-"""Names of options, flags and environment variables that hold secrets; keep_tokens and num_vectors_per_token are not among them."""
+NAMES_OF_SECRETS = (
+    r"[\w-]*(?:(?<!per_)token|api_?key|access_?key|secret(?:_?key)?|private_?key|passw(?:or)?d|credentials?)"
+)
+"""Names of options, flags and environment variables that hold secrets; keep_tokens and num_vectors_per_token are none
+of them."""
 SECRETS = (
     re.compile(rf"""((?<![\w-]){NAMES_OF_SECRETS}["']?\s*[=:]\s*)("[^"\n]*"|'[^'\n]*'|[^\s"',;&]+)""", re.I),
     re.compile(rf"""(--{NAMES_OF_SECRETS}["']?,?\s+)("[^"\n]*"|'[^'\n]*'|[^\s"',;&]+)""", re.I),
