@@ -41,10 +41,14 @@ UNREAD = re.compile(r"transformer_blocks\.4\.(txt_mlp|attn\.(to_add_out|add_q_pr
 """Weights of Qwen-Image's last block that only decide its text, which nothing reads; a decay may change them."""
 
 
+def of_denoiser(keys: Iterable[str]) -> set[str]:
+    """Of the keys, those of the denoiser."""
+    return {key for key in keys if not key.startswith(("first_stage_model.", "conditioner."))}
+
+
 def learned(keys: Iterable[str]) -> set[str]:
     """Of the keys, those of the denoiser that can learn."""
-    others = ("first_stage_model.", "conditioner.")
-    return {key for key in keys if not (key.startswith(others) or UNREAD.fullmatch(key))}
+    return {key for key in of_denoiser(keys) if not UNREAD.fullmatch(key)}
 
 
 def test_the_file_is_the_whole_model_and_all_of_the_denoiser_has_learned(plain: Run, each_miniature: Any) -> None:

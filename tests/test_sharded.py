@@ -18,7 +18,7 @@ from backend_help import backends
 from fresh import PATIENCE, found_by_processes, together
 from scripts_help import FLUX_FULL
 from test_ddp import TOLERANCE, apart, configure, copies, train_as_two, train_group, train_in_group
-from test_full_run import base_of, learned
+from test_full_run import base_of, of_denoiser
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map
@@ -62,7 +62,7 @@ def train_shards(folder: Path, miniature: Any, **values: Any) -> Run:
     one, other = (sum(rows.numel() for name, rows in held.items() if name != "losses") for held in copies(folder))
     assert 0.9 < one / other < 1.2
     base = base_of(miniature)
-    assert one + other == sum(base[name].numel() for name in learned(base))
+    assert one + other == sum(base[name].numel() for name in of_denoiser(base))
     return Run(0, folder / "out", RunFolder(folder / "out" / "run"))
 
 
