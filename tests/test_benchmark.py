@@ -1,5 +1,6 @@
 """The benchmark times runs of the training scripts: on miniatures of both families, from the command line."""
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from sd_scripts.options.settings import Script
 from sd_scripts.tools import benchmark_buckets, measure_presets
 from sd_scripts.tools.benchmark import COMMON, GIB, HEADINGS, WARM_UP, Run, curve_table, main, table
 from sd_scripts.tools.side_by_side import supported
+from sd_scripts.tools.timed_run import launch_processes
 
 
 def row_cells(markdown: str) -> dict[str, str]:
@@ -50,6 +52,19 @@ def test_an_unknown_row_is_told_with_those_there_are(capsys: pytest.CaptureFixtu
 def test_a_method_that_a_family_lacks_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--family", "flux", "--method", "textual_inversion"]) == 2
     assert capsys.readouterr().err == "--method: there is no textual inversion for FLUX.1 yet\n"
+
+
+def test_runs_of_several_processes_take_no_turns(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--rows", "eager", "--processes", "1", "2", "--turns", "2"]) == 2
+    assert "--turns" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("fsdp", [False, True])
+def test_accelerate_takes_the_flags_that_start_several_processes(fsdp: bool) -> None:
+    assert launch_processes(1, fsdp=fsdp) == []
+    module, *flags = launch_processes(2, fsdp=fsdp)[1:]
+    taken = import_module(module).launch_command_parser().parse_args([*flags, "script.py"])
+    assert (taken.num_processes, taken.use_fsdp, taken.multi_gpu) == (2, fsdp, not fsdp)
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.file)

@@ -93,8 +93,14 @@ def test_steps_are_recorded_unless_told_otherwise(more: dict[str, Any], each_min
 def test_steps_that_train_embeddings_are_recorded(
     method: str, own: dict[str, Any], more: dict[str, Any], miniature: Any, tmp_path: Path
 ) -> None:
-    run = train(miniature, tmp_path / "run", method, **{**own, **STEPS, **more})
-    same(run, train(miniature, tmp_path / "plain", method, **{**own, **PLAIN, **more}))
+    """Up to rounding, as where text encoders are trained."""
+    given = {**own, "mixed_precision": "no", **more}
+    run = train(miniature, tmp_path / "run", method, **{**STEPS, **given})
+    plain = train(miniature, tmp_path / "plain", method, **{**PLAIN, **given})
+    assert (run.status, plain.status, warned(run), recorded(run)) == (0, 0, [], 1)
+    assert run.losses == pytest.approx(plain.losses, rel=1e-3)
+    for name, tensor in run.tensors().items():
+        torch.testing.assert_close(tensor, plain.tensors()[name], rtol=0.02, atol=1e-3)
 
 
 @pytest.mark.parametrize("more", [HALF, {}, {"gradient_checkpointing": True}], ids=lambda more: ",".join(more))

@@ -3,12 +3,14 @@
 python -m sd_scripts.tools.benchmark [--family NAME] [--method lora | full] [--rows NAME ...] [--steps 30] [--rounds 2]
 python -m sd_scripts.tools.benchmark --rows eager compiled --steps 200 --curve --learning_rate 4e-4
 python -m sd_scripts.tools.benchmark --rows eager compiled graphs --turns 6
+python -m sd_scripts.tools.benchmark --rows graphs --processes 1 2 --rounds 2
 
 Each row is a run of its own, one after another: model files are read, drawn images and their captions are cached, and
 the trainer trains until enough steps are timed; then it is ended, so that it saves nothing. All numbers come from the
 run's events and from nvidia-smi. Rows share a compiler cache, which is empty when the benchmark starts.
 With --turns all rows start at once and train in turn, the others stopped meanwhile: for rows that wait for a CPU whose
 speed varies. The GPU has to hold all of them, and their first steps say nothing about a row alone.
+With --processes each row is run with each of these numbers of GPUs, in turn; with --fsdp they shard the model.
 """
 
 import argparse
@@ -31,7 +33,7 @@ from sd_scripts.formats.toml_files import read_toml, write_toml
 from sd_scripts.options.catalog import FAMILY_TITLES, METHOD_TITLES, script_for
 from sd_scripts.runs.nvidia import first_gpu
 from sd_scripts.tools.side_by_side import supported, time_in_turns
-from sd_scripts.tools.timed_run import GIB, WARM_UP, Run, Running, Stopped, timed_run
+from sd_scripts.tools.timed_run import GIB, WARM_UP, Run, Running, Stopped, launch_processes, timed_run
 
 TINY = {"resolution": "64,64", "min_bucket_reso": 64, "bucket_reso_steps": 32}
 """Options of all rows with --miniature."""
@@ -176,21 +178,31 @@ class Benchmark:
         files = {option: str(path) for option, path in model.files.items()}
         self._own = COMMON | module_of(family, "full_size").OPTIONS[method]
         self._common = self._own | files | {"train_data_dir": str(model.images)} | (TINY if arguments.miniature else {})
-        self._rows, self._flags, self._script = rows, flags, script_for(family, method).file
+        self._flags, self._script = flags, script_for(family, method).file
+        self._launchers: dict[str, list[str]] = {}
+        """Row -> what starts its processes."""
+        self._rows: dict[str, dict[str, Any]] = {}
+        for name, count in ((name, count) for name in rows for count in arguments.processes):
+            row = name if count == 1 else f"{name} on {count} GPUs"
+            self._rows[row], self._launchers[row] = rows[name], launch_processes(count, fsdp=arguments.fsdp)
         self._steps, self._curve, self._markdown = arguments.steps, arguments.curve, arguments.markdown
         self._about = machine()
         self.results: dict[str, list[Run]] = {}
         self.failed: list[str] = []
 
-    def in_rounds(self, names: Sequence[str], rounds: int) -> None:
+    def in_rounds(self, rounds: int) -> None:
         """Time rows one after the other."""
-        for name in [name for _ in range(rounds) for name in names]:
+        for name in [name for _ in range(rounds) for name in self._rows]:
             if name in self.failed:
                 continue
             with tempfile.TemporaryDirectory(dir=self.folder) as folder:
                 last = WARM_UP + self._steps
                 try:
-                    run = timed_run(self._script, self._options(name), Path(folder) / name, last, flags=self._flags)
+                    run = timed_run(
+                        *(self._script, self._options(name), Path(folder) / name, last),
+                        flags=self._flags,
+                        launcher=self._launchers[name],
+                    )
                 except Stopped as error:
                     self._tell_failed(name, error)
                     continue
@@ -198,12 +210,12 @@ class Benchmark:
             print(line(name, self._rows[name], self.results[name]), flush=True)
             self._write_markdown()
 
-    def in_turns(self, names: Sequence[str], turns: int) -> None:
+    def in_turns(self, turns: int) -> None:
         """Time rows side by side."""
         with tempfile.TemporaryDirectory(dir=self.folder) as folder:
             runs = {
                 name: Running(self._script, self._options(name, turns), Path(folder) / name, flags=self._flags)
-                for name in names
+                for name in self._rows
             }
             timed = time_in_turns(runs, self._steps, turns, failed=self._tell_failed)
         self.results = {name: [run] for name, run in timed.items()}
@@ -238,6 +250,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=30, help="timed steps of each run, after the warm-up")
     parser.add_argument("--rounds", type=int, default=1, help="times that all rows take turns")
     parser.add_argument("--turns", type=int, default=0, help="start all rows at once, and time each in so many turns")
+    parser.add_argument(
+        "--processes", type=int, nargs="+", default=[1], metavar="N", help="GPUs of a run; 1 and 2: each row with both"
+    )
+    parser.add_argument("--fsdp", action="store_true", help="shard the model over the processes (FSDP2)")
     parser.add_argument("--curve", action="store_true", help="compare also how the losses of the rows fall")
     parser.add_argument("--markdown", type=Path, help="write the tables here too")
     parser.add_argument("--folder", type=Path, default=Path("benchmark"), help="for model files; they stay there")
@@ -257,13 +273,16 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.turns and not supported():
         print("--turns: runs cannot be stopped for a while on Windows; use --rounds", file=sys.stderr)
         return 2
-    benchmark = Benchmark(arguments, flags, rows)
+    if arguments.turns and set(arguments.processes) != {1}:
+        print("--turns: runs of several processes cannot be stopped for a while; use --rounds", file=sys.stderr)
+        return 2
+    benchmark = Benchmark(arguments, flags, {name: rows[name] for name in wanted})
     with tempfile.TemporaryDirectory(dir=benchmark.folder) as cache:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
         if arguments.turns:
-            benchmark.in_turns(wanted, arguments.turns)
+            benchmark.in_turns(arguments.turns)
         else:
-            benchmark.in_rounds(wanted, arguments.rounds)
+            benchmark.in_rounds(arguments.rounds)
     print("\n" + benchmark.report() if benchmark.results else "no row could be measured; see the errors above")
     print(f"The model files stay in '{benchmark.folder}' for the next call; delete them when you need the space.")
     return 1 if benchmark.failed else 0

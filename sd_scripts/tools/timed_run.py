@@ -35,11 +35,11 @@ class Run:
     began: float
     events: list[dict[str, Any]] = field(default_factory=list)
     resident: int = 0
-    """Most bytes of main memory that its process had at once."""
+    """Most bytes of main memory that its processes had at once."""
     gpu: list[tuple[float, float]] = field(default_factory=list)
     """Percent of the time in which a kernel ran, and bytes of GPU memory in use, during the timed steps."""
     cpu: tuple[float, int] = (0.0, 0)
-    """Seconds of CPU time that its process took for the timed steps, and how many they were."""
+    """Seconds of CPU time that its processes took for the timed steps, and how many they were."""
     left_out: set[int] = field(default_factory=set)
     """Steps after the warm-up that are not timed, counted from 0."""
 
@@ -127,14 +127,18 @@ class Running:
         *,
         flags: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
+        launcher: Sequence[str] = (),
     ):
+        """`launcher`: arguments of Python that come before the script, such as those of launch_processes."""
         run_folder = RunFolder(folder / "run")
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         own = {"output_dir": str(folder), "run_dir": str(run_folder.path)}
         write_toml(folder / "options.toml", {**options, **own})
-        command = [sys.executable, str(ROOT / "sd_scripts" / script), "--config_file", str(folder / "options.toml")]
+        config = ["--config_file", str(folder / "options.toml")]
+        command = [sys.executable, *launcher, str(ROOT / "sd_scripts" / script), *config]
         path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+        self._launched = bool(launcher)
         self._console = folder / "console.txt"
         with self._console.open("wb") as console:
             self.run = Run(began=time.time())
@@ -161,7 +165,8 @@ class Running:
         """Read the run's new events and its memory."""
         self.run.events += self._events
         with contextlib.suppress(psutil.Error):
-            self.run.resident = max(self.run.resident, psutil.Process(self._process.pid).memory_info().rss)
+            resident = sum(process.memory_info().rss for process in self._trainers())
+            self.run.resident = max(self.run.resident, resident)
 
     def look_at_gpu(self) -> None:
         """Note what nvidia-smi says, if there is one."""
@@ -169,11 +174,16 @@ class Running:
             self.run.gpu.append(seen)
 
     def cpu_seconds(self) -> float:
-        """Return the CPU time of the training process so far, in seconds."""
+        """Return the CPU time of the training processes so far, in seconds."""
         with contextlib.suppress(psutil.Error):
-            times = psutil.Process(self._process.pid).cpu_times()
-            return float(times.user + times.system)
+            times = [process.cpu_times() for process in self._trainers()]
+            return float(sum(each.user + each.system for each in times))
         return 0.0
+
+    def _trainers(self) -> list[psutil.Process]:
+        """Return the processes that train: the one that was started, or those that it launched."""
+        started = psutil.Process(self._process.pid)
+        return started.children() if self._launched else [started]
 
     def pause(self) -> None:
         """Stop the run and the processes it has started, until `resume`; on Windows not possible."""
@@ -213,6 +223,7 @@ def timed_run(
     *,
     flags: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
+    launcher: Sequence[str] = (),
     each_look: Callable[[int], object] = lambda done: None,
 ) -> Run:
     """Run a training script below `folder` until it has done `steps` steps.
@@ -220,7 +231,7 @@ def timed_run(
     `each_look` is called with the steps done whenever the run is looked at; what it raises ends the run. Raises Stopped
     if the run ends by itself before that.
     """
-    running = Running(script, options, folder, flags=flags, environment=environment)
+    running = Running(script, options, folder, flags=flags, environment=environment, launcher=launcher)
     warm: tuple[float, int] | None = None
     try:
         while running.done < steps and not running.ended:
@@ -234,6 +245,15 @@ def timed_run(
     finally:
         running.end()
     return running.result(steps)
+
+
+def launch_processes(count: int, *, fsdp: bool) -> list[str]:
+    """Return the launcher of `count` processes on a GPU each, which hold the whole model, or a shard of it (`fsdp`)."""
+    if count == 1:
+        return []
+    kind = ["--use_fsdp", "--fsdp_version", "2"] if fsdp else ["--multi_gpu"]
+    several = ["--num_processes", str(count), "--num_machines", "1", "--main_process_port", "0"]
+    return ["-m", "accelerate.commands.launch", *kind, *several, "--mixed_precision", "no", "--dynamo_backend", "no"]
 
 
 def look_at_gpu() -> tuple[float, float] | None:
