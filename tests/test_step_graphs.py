@@ -18,7 +18,7 @@ from sd_scripts.networks.plan import parameter_groups
 from sd_scripts.options.optimizer import OptimizerOptions
 from sd_scripts.training.full import Full
 from sd_scripts.training.lora import LoraTrainable
-from sd_scripts.training.step import TrainStep
+from sd_scripts.training.step import Execution, TrainStep
 from sd_scripts.training.step_graphs import WARM_UP, RecordingFailed, StepGraphs
 from sd_scripts.training.trainable import Trainable
 
@@ -80,8 +80,10 @@ class Learner:
         return (self.model(inputs["x"]).float() - inputs["target"]).square().mean(dim=1)
 
     def step(self, recorder: Rerun | None = None, accumulation: int = 1) -> TrainStep:
-        graphs = StepGraphs(self.trainable, recorder, self.told.append) if recorder else None
-        return TrainStep(self.loss, self.trainable, self.optimizer, accumulation=accumulation, graphs=graphs)
+        step = TrainStep(self.loss, self.trainable, self.optimizer, accumulation=accumulation)
+        if recorder:
+            step.execution = Execution(graphs=StepGraphs(self.trainable, recorder, self.told.append))
+        return step
 
 
 def lora(_: Path) -> Learner:
@@ -205,8 +207,8 @@ def test_what_is_forgotten_is_recorded_again(tmp_path: Path) -> None:
             each.micro(inputs(2, number, torch.float32))
             each.update()
         if number == WARM_UP:
-            assert step.graphs
-            step.graphs.forget()
+            assert step.execution.graphs
+            step.execution.graphs.forget()
     assert recorder.recorded == 2
     assert torch.equal(learner.trainable.state_dict()["masters"], plain.trainable.state_dict()["masters"])
 

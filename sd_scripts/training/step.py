@@ -6,6 +6,7 @@ busy at small batches, and lets forward and backward be recorded as one CUDA gra
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,6 +29,18 @@ class HalfScaler(torch.amp.GradScaler):
         return super()._unscale_grads_(optimizer, inv_scale, found_inf, True)
 
 
+@dataclass(frozen=True)
+class Execution:
+    """How the forward and backward of micro-steps are launched; by default, kernel by kernel."""
+
+    cuda_graphs: bool = False
+    """Compiled blocks replay CUDA graphs of their own."""
+    known: KnownInputs | None = None
+    """Skips most guards of compiled blocks."""
+    graphs: StepGraphs | None = None
+    """Records and replays whole micro-steps."""
+
+
 class TrainStep:
     """Runs forward, loss and backward, and after `accumulation` of these clipping and the optimizer step."""
 
@@ -41,26 +54,23 @@ class TrainStep:
         accumulation: int = 1,
         scaler: torch.amp.GradScaler | None = None,
         processes: int = 1,
-        cuda_graphs: bool = False,
-        known: KnownInputs | None = None,
-        graphs: StepGraphs | None = None,
     ):
-        """`graphs` records and replays micro-steps."""
         self.loss, self.trainable, self.optimizer = loss, trainable, optimizer
         self.max_grad_norm, self.accumulation, self.scaler = max_grad_norm, accumulation, scaler
-        self.processes, self.cuda_graphs, self.known, self.graphs = processes, cuda_graphs, known, graphs
+        self.processes = processes
+        self.execution = Execution()
 
     def micro(self, inputs: dict[str, Tensor], *, eager: bool = False) -> Tensor:
         """Add the gradients of one batch to those of earlier micro-steps; return its mean loss, on the device.
 
         `eager`: compiled blocks run uncompiled.
         """
-        if self.graphs and not eager:
-            return self.graphs.micro(inputs, self._run)
+        if self.execution.graphs and not eager:
+            return self.execution.graphs.micro(inputs, self._run)
         return self._run(inputs, eager=eager)
 
     def _run(self, inputs: Mapping[str, Tensor], *, eager: bool = False) -> Tensor:
-        if self.cuda_graphs and not eager:
+        if self.execution.cuda_graphs and not eager:
             torch.compiler.cudagraph_mark_step_begin()  # outputs of the last step may be overwritten now
         with self._stance(inputs, eager=eager):
             loss = self.loss(inputs).mean()
@@ -73,7 +83,7 @@ class TrainStep:
         """Return the context that tells the compiler's blocks how to run, in forward and backward."""
         if eager:
             return torch.compiler.set_stance("force_eager")
-        return self.known(inputs) if self.known else nullcontext()
+        return self.execution.known(inputs) if self.execution.known else nullcontext()
 
     def update(self) -> Tensor | None:
         """Update the weights with the accumulated gradients; return the gradient norm before clipping."""

@@ -54,7 +54,7 @@ from sd_scripts.training.samples import Sampler, prompts_of
 from sd_scripts.training.self_check import SelfCheck
 from sd_scripts.training.sigterm import SigtermWatcher
 from sd_scripts.training.speed_log import SpeedLog, shape_of
-from sd_scripts.training.step import HalfScaler, TrainStep
+from sd_scripts.training.step import Execution, HalfScaler, TrainStep
 from sd_scripts.training.step_graphs import CudaRecorder, StepGraphs, stream_for
 from sd_scripts.training.step_inputs import step_inputs, text_of
 from sd_scripts.training.train_state import SavedState, TrainState, load_state, read_whole, resume_point
@@ -285,25 +285,25 @@ class Trainer:
             accumulation=accumulation,
             scaler=self.train_state.scaler,
             processes=self.context.world,
-            cuda_graphs=self.compilation.cuda_graphs,
-            known=self._known_inputs(),
         )
         self.step_graphs = StepGraphs(self.trainable, CudaRecorder(), self._tell_recording) if self._records else None
         self._compiled_steps = self.compilation.compiles_steps
-        self._choose_graphs()
+        self._choose_execution()
 
     def _tell_recording(self, number: int) -> None:
         shapes = max(number, len(self.training_data.shapes()))
         self.context.emit("phase", name=RECORDING, note=f"batch shape {number} of {shapes}")
 
-    def _choose_graphs(self) -> None:
-        """Let steps record and replay what the compiler allows by now."""
+    def _choose_execution(self) -> None:
+        """Let steps record, replay and skip what the compiler allows by now."""
         if self.step_graphs and self._compiled_steps != self.compilation.compiles_steps:
             self.step_graphs.forget()  # the code that they run may be freed
         self._compiled_steps = self.compilation.compiles_steps
-        self.step.cuda_graphs = self.compilation.cuda_graphs
-        self.step.known = self._known_inputs()
-        self.step.graphs = self.step_graphs if self.compilation.records_steps else None
+        self.step.execution = Execution(
+            cuda_graphs=self.compilation.cuda_graphs,
+            known=KnownInputs() if self.compilation.skips_guards and self.trainable.static_graph else None,
+            graphs=self.step_graphs if self.compilation.records_steps else None,
+        )
 
     def train(self) -> Path | None:
         """Train and return the final file; None if the run was stopped."""
@@ -414,7 +414,7 @@ class Trainer:
         if self.compilation.self_check:
             self._check_choice(self.compilation.self_check, shape, seconds)
         if self.compilation.recompile_limit_hit:  # only their guards tell eager code from graphs
-            self.step.known = None
+            self.step.execution = replace(self.step.execution, known=None)
 
     def _checked_gradients(self, batches: Sequence[Batch]) -> Tensor:
         """Accumulate the gradients of a step and return its mean loss; with compile_check_every, run some steps eagerly
@@ -441,7 +441,7 @@ class Trainer:
         except Exception as error:
             if not self.compilation.recovers_from(error):
                 raise
-        self._choose_graphs()
+        self._choose_execution()
         self.trainable.discard_gradients()
         return self._gradients(batches)
 
@@ -456,13 +456,10 @@ class Trainer:
             self.compilation.end_check()
         else:
             self.compilation.begin()
-        self._choose_graphs()
+        self._choose_execution()
 
     def _remember_speed(self) -> None:
         self.speed.remember(self.context, self.family.card.name, self.method.name, self.compilation.totals())
-
-    def _known_inputs(self) -> KnownInputs | None:
-        return KnownInputs() if self.compilation.skips_guards and self.trainable.static_graph else None
 
     def _micro(self, batch: Batch, number: int, eager: bool) -> Tensor:
         key = (self.train_state.progress.step, number)
