@@ -12,7 +12,7 @@ from flux_help import flux_settings
 from safetensors.torch import load_file
 from torch import nn
 from training_help import TEXT_ENCODERS_TOO, Run, train
-from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
+from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel, T5Tokenizer
 
 from sd_scripts.data.batch import Batch
 from sd_scripts.data.caches import CacheJob
@@ -103,7 +103,7 @@ def test_a_tokenizer_that_fits_is_taken_from_where_it_lies_and_another_is_passed
         folders = [tmp_path / "cache" / kind.cache_folder for kind in (tokenizers.CLIP, tokenizers.T5)]
     shipped = tokenizers.shipped_t5()
     pieces = [(shipped.convert_ids_to_tokens(number), -float(number)) for number in range(200)]
-    small = tokenizers.T5Tokenizer(vocab=pieces, extra_ids=0)
+    small = T5Tokenizer(vocab=pieces, extra_ids=0)
     tokenizers.make_clip_tokenizer([("a", "b")]).save_pretrained(folders[0])
     small.save_pretrained(folders[1])
     clip, t5 = found(source, str(tmp_path / "cache"), (49408, 256))

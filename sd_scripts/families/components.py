@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from sd_scripts.library.state_dicts import State
 Keep = Callable[[str, Tensor], bool]
 """Name, tensor -> whether it keeps the dtype that it has in the file."""
 SCALE = ".weight_scale"
+FirstValues = tuple[str, torch.Size, Tensor]
+"""Name and shape of a tensor, and its first 16 values."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +45,18 @@ class WeightSource:
     placed."""
     device: torch.device | str = "cpu"
     """Where it is loaded to."""
+
+    @property
+    def loads_plainly(self) -> bool:
+        """Whether a loaded module has the file's values, only in another dtype."""
+        widened = self.finish is not None and self.dtype == torch.float16
+        return isinstance(self.path, Path) and not (self.keep or self.quantize or widened)
+
+    def first_values(self) -> Iterator[FirstValues]:
+        """Yield those of a loaded module without loading it, if it `loads_plainly`."""
+        state = self.read(self.dtype, None)
+        for name, tensor in self.empty.state_dict().items():
+            yield name, tensor.shape, state[name].flatten()[:16].to(self.dtype)
 
     def load(self) -> nn.Module:
         """Return the component with weights, frozen and in eval mode. No second copy of them is in memory."""
@@ -76,7 +90,7 @@ class Components:
     """The U-Net or the transformer."""
     vae: nn.Module
     text_encoders: list[nn.Module]
-    tokenizers: list[Any]
+    tokenizers: Sequence[Any]
     source: Path | str
     """File or folder of the base model."""
     extras: dict[str, Any] = field(default_factory=dict)
@@ -121,6 +135,18 @@ class Components:
                 self._put(name, self.sources[name].empty)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+    def is_loaded(self, name: str) -> bool:
+        """Return whether a component has its weights."""
+        return name not in self.sources or self.module(name) is not self.sources[name].empty
+
+    def first_values(self, name: str) -> Iterator[FirstValues]:
+        """Yield the first values of each tensor of a component. One that is not loaded is not loaded for it."""
+        if not self.is_loaded(name):
+            yield from self.sources[name].first_values()
+            return
+        for key, tensor in self.module(name).state_dict().items():
+            yield key, tensor.shape, tensor.flatten()[:16]
 
     def module(self, name: str) -> nn.Module:
         return getattr(self, name) if name in (DENOISER, VAE) else self.text_encoders[self.encoder_names.index(name)]

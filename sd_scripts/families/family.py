@@ -25,6 +25,7 @@ from sd_scripts.formats.disk import saving
 from sd_scripts.library.media import Media
 from sd_scripts.library.safetensors_io import on_cpu, save_model
 from sd_scripts.networks.targets import LoraBlocks, LoraTarget
+from sd_scripts.options.dataset import CacheOptions
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.prompt_lines import SamplePrompt
 from sd_scripts.options.settings import Settings
@@ -95,6 +96,11 @@ class TextEncoding:
 def blocks_of(*classes: type[nn.Module]) -> Callable[[nn.Module], list[nn.Module]]:
     """Return a function that finds the modules of these classes, in model order."""
     return lambda module: [block for block in module.modules() if isinstance(block, classes)]
+
+
+def blocks_named(*names: str) -> Callable[[nn.Module], list[nn.Module]]:
+    """Return the same for classes of these names, which are slow to import."""
+    return lambda module: [block for block in module.modules() if type(block).__name__ in names]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,7 +248,10 @@ class Family:
             return Components.opened(sources, tokenizers=[], source="")
         encoders: dict[str, Any] = {n: each.empty for n, each in sources.items() if self.layouts[n].tokenizer}
         rows = {name: encoder.config.vocab_size for name, encoder in encoders.items()}
-        tokenizers = load_tokenizers(self.card, self.layouts, rows, find_model(), options.tokenizer_cache_dir)
+        cached = settings[CacheOptions].cache_text_encoder_outputs_to_disk
+        tokenizers = load_tokenizers(
+            self.card, self.layouts, rows, find_model(), options.tokenizer_cache_dir, late=cached
+        )
         components = Components.opened(sources, tokenizers=tokenizers, source=find_model())
         self.prepare(components, settings)
         quantize_while_loading(components.sources, self.layouts, settings)

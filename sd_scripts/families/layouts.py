@@ -1,5 +1,6 @@
 """How components are made and filled from the tensors of files: what families state, and layouts that they share."""
 
+import importlib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -7,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import CLIPTextConfig, CLIPTextModel
 
 from sd_scripts.families.card import FamilyCard
+from sd_scripts.families.outlines import CLIPTextOutline
 from sd_scripts.library import ldm_layout
 from sd_scripts.library.lean_diffusers import AutoencoderKL
 from sd_scripts.library.state_dicts import Shapes, State
@@ -22,6 +23,8 @@ class Layout:
 
     make: Callable[[Shapes], nn.Module]
     """Shapes by key -> the module. Raises KeyError with the missing key, or ValueError."""
+    outline: Callable[[Shapes], nn.Module] | None = None
+    """The same for a module that has only the names, shapes and classes; None: `make` makes it."""
     unify: Callable[[State], State] = lambda file: file
     """Tensors in any layout that files have -> the same in the one that the other functions know."""
     read: Callable[[State, Iterable[str]], State] = lambda file, names: file
@@ -30,8 +33,9 @@ class Layout:
     """The module's state dict -> the tensors of a complete file, by key."""
     finish: Callable[[Any], object] | None = None
     """Called with the loaded module."""
-    library: Any = None
-    """Class of diffusers or transformers that knows the config.json of its folder; None: shapes tell all."""
+    library: str | None = None
+    """Class of diffusers or transformers that knows the config.json of its folder, "transformers.CLIPTextModel"; None:
+    shapes tell all."""
     tokenizer: TokenizerKind | None = None
     """Of a text encoder."""
     quantizable: re.Pattern[str] | None = None
@@ -51,8 +55,13 @@ CLIP_LINEAR = re.compile(r"(text_model\.)?encoder\.layers\..*\.weight")
 """Names of the weights of CLIP's text encoder that can be quantized."""
 
 
-def _make_clip(shapes: Shapes) -> CLIPTextModel:
-    return CLIPTextModel(CLIPTextConfig(**ldm_layout.clip_config(shapes)))
+def make_text_encoder(name: str, config: str, arguments: Mapping[str, Any]) -> nn.Module:
+    """Return a text encoder of transformers by the names of its class and its configuration's, without drawing weights:
+    to be called under accelerate's init_empty_weights."""
+    transformers = importlib.import_module("transformers")  # its model classes take longer than PyTorch
+    no_init_weights = importlib.import_module("transformers.initialization").no_init_weights
+    with no_init_weights():
+        return getattr(transformers, name)(getattr(transformers, config)(**arguments))  # type: ignore[no-any-return]
 
 
 def _without_projection(file: State) -> State:
@@ -61,7 +70,12 @@ def _without_projection(file: State) -> State:
 
 def clip_l(**more: Any) -> Layout:
     """CLIP-L under the names that transformers 5 gives it."""
-    return Layout(make=_make_clip, unify=_without_projection, **more)
+    return Layout(
+        make=lambda shapes: make_text_encoder("CLIPTextModel", "CLIPTextConfig", ldm_layout.clip_config(shapes)),
+        outline=lambda shapes: CLIPTextOutline(**ldm_layout.clip_config(shapes)),
+        unify=_without_projection,
+        **more,
+    )
 
 
 def autoencoder(config: dict[str, Any], **more: Any) -> Layout:

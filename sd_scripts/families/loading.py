@@ -1,5 +1,6 @@
 """Steps of opening a component: download it, find its files, make it empty, check that the tensors fit."""
 
+import pkgutil
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -8,15 +9,14 @@ from typing import TypeVar
 
 import torch
 from accelerate import init_empty_weights
-from diffusers import DiffusionPipeline, ModelMixin
 from torch import Tensor, nn
-from transformers.initialization import no_init_weights
 
 from sd_scripts.families.components import Keep, WeightSource
 from sd_scripts.families.layouts import Layout
 from sd_scripts.families.model_file import MODEL
 from sd_scripts.formats import words
 from sd_scripts.formats.documents import read_json
+from sd_scripts.library.lean_diffusers import ModelMixin
 from sd_scripts.library.model_reader import read_empty, read_weights
 from sd_scripts.library.state_dicts import Shapes, State
 
@@ -27,6 +27,8 @@ OPTIONAL_KEYS = re.compile(r"(position_ids|attn_mask|logit_scale)$")
 
 def download(name: str) -> Path:
     """Return the model's folder in the Hugging Face cache, downloading what is missing."""
+    from diffusers import DiffusionPipeline  # takes a second to import
+
     try:
         return Path(DiffusionPipeline.download(name))
     except (OSError, ValueError):
@@ -84,7 +86,7 @@ def make_empty(make: Callable[[], Made], option: str, path: Path, prefix: str) -
     sentence that names `option`, if the shapes fit no model: such shapes fail anywhere within the libraries. A missing
     key is named with `prefix`."""
     try:
-        with init_empty_weights(), no_init_weights():  # drawing for tensors without storage takes a second
+        with init_empty_weights(), _undrawn():
             return make()
     except KeyError as error:
         raise ValueError(f"{option}: '{path}' is incomplete; missing: '{prefix}{error.args[0]}'") from None
@@ -92,6 +94,22 @@ def make_empty(make: Callable[[], Made], option: str, path: Path, prefix: str) -
         raise ValueError(f"{option}: '{path}' is incomplete: {(str(error).splitlines() or [''])[0]}") from None
     except (IndexError, ArithmeticError, TypeError, RuntimeError, AssertionError, AttributeError, MemoryError):
         raise ValueError(f"{option}: '{path}' has tensors of inconsistent shapes; download or copy it again") from None
+
+
+DRAWN = (nn.Linear, nn.modules.conv._ConvNd, nn.Embedding, nn.GroupNorm, nn.LayerNorm)
+
+
+@contextmanager
+def _undrawn() -> Iterator[None]:
+    """Draw no initial values of plain layers: for tensors without storage it takes a second."""
+    before = {kind: kind.reset_parameters for kind in DRAWN}
+    try:
+        for kind in DRAWN:
+            kind.reset_parameters = lambda self: None  # type: ignore[method-assign]
+        yield
+    finally:
+        for kind, draw in before.items():
+            kind.reset_parameters = draw  # type: ignore[method-assign]
 
 
 def shapes_of(state: State) -> dict[str, tuple[int, ...]]:
@@ -104,7 +122,7 @@ FORMER = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.
 
 def open_library(layout: Layout, place: Path | str, option: str, kind: str) -> WeightSource:
     """Open a component's folder with its config.json, or a Hugging Face id, as diffusers or transformers do."""
-    library, local = layout.library, isinstance(place, Path)
+    library, local = pkgutil.resolve_name(str(layout.library)), isinstance(place, Path)
     if isinstance(place, Path) and not (place / "config.json").is_file():
         raise ValueError(f"{option}: '{place}' is incomplete; missing: 'config.json'")
     diffusers = issubclass(library, ModelMixin)
@@ -114,7 +132,7 @@ def open_library(layout: Layout, place: Path | str, option: str, kind: str) -> W
         )
 
     def make() -> nn.Module:
-        with init_empty_weights(), no_init_weights():
+        with init_empty_weights(), _undrawn():
             return library.from_config(config) if diffusers else library(config)
 
     with _in_one_sentence(option, place):

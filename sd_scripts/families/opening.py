@@ -1,7 +1,7 @@
 """Open a base model: find the files of its components and check them by name and header. No weights are read yet."""
 
 import functools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from sd_scripts.families.model_file import MODEL, Header, describe, is_hub_id, r
 from sd_scripts.families.registry import card_of, names
 from sd_scripts.library.model_reader import read_empty, read_weights
 from sd_scripts.library.state_dicts import State
-from sd_scripts.library.tokenizers import find_tokenizer
+from sd_scripts.library.tokenizers import Tokenizers, find_tokenizer
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.spec import WrongValue
@@ -76,25 +76,37 @@ def load_tokenizers(
     rows: Mapping[str, int],
     source: Path,
     tokenizer_cache_dir: str | None,
-) -> list[Any]:
+    *,
+    late: bool = False,
+) -> Sequence[Any]:
     """Return the tokenizers for a model at `source`: from beside it, from tokenizer_cache_dir or from this package.
 
     `rows`: the number of embeddings of each text encoder that has a tokenizer. That of another model is passed over.
+    `late`: they are made when the first one is used, if those of this package would do.
     """
-    return [
-        find_tokenizer(kind, component.tokenizer_folder, source, tokenizer_cache_dir, rows[component.name])
+    kinds = [
+        (kind, component)
         for component in card.components
         if component.name in rows and (kind := layouts[component.name].tokenizer)
     ]
 
+    def make() -> list[Any]:
+        return [
+            find_tokenizer(kind, component.tokenizer_folder, source, tokenizer_cache_dir, rows[component.name])
+            for kind, component in kinds
+        ]
+
+    found = late and all(kind.fits(kind.size, rows[component.name]) for kind, component in kinds)
+    return Tokenizers(make) if found else make()
+
 
 @functools.lru_cache(maxsize=16)  # checked before the start and opened by the run: made once for both
 def _made(layout: Layout, contents: tuple[tuple[str, torch.Size, torch.dtype], ...]) -> tuple[torch.nn.Module, State]:
-    """Make a component from the names, shapes and dtypes in its file; return it and the unified tensors, all meta.
-    Neither may be changed."""
+    """Make a component, or its outline, from the names, shapes and dtypes in its file; return it and the unified
+    tensors, all meta. Neither may be changed."""
     empty = {key: torch.empty(shape, dtype=dtype, device="meta") for key, shape, dtype in contents}
     file = layout.unify(apply_scales(empty, torch.float32))
-    return layout.make(shapes_of(file)), file
+    return (layout.outline or layout.make)(shapes_of(file)), file
 
 
 class _Opener:

@@ -44,7 +44,7 @@ def encode(
         title=record.card.title,
     )
     components = record.open(settings, PRECISIONS[args.mixed_precision], only=(VAE,)).load(VAE)
-    digest = weights_digest([components.vae])
+    digest = weights_digest([components.first_values(VAE)])
     components.vae.to(device)
     try:
         cache_latents(

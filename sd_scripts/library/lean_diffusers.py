@@ -1,31 +1,59 @@
-"""diffusers' base classes, imported without the packages that it only has integrations for.
+"""The classes of diffusers that training uses, imported without the packages that diffusers only has integrations for.
 
-Wherever peft and bitsandbytes are installed, diffusers imports both, and with them half of the compiler, before a model
-can be made: more than a second at each start. Nothing here uses its integrations, apart from pipelines that load a
-LoRA, which look for peft when they do. Modules of training import diffusers after this one.
+Wherever transformers, peft and bitsandbytes are installed, diffusers imports them, and with them half of the compiler,
+before a model can be made: several times what PyTorch takes at each start. Nothing here uses these integrations.
+Modules of training import diffusers from here, or after this module.
 """
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import diffusers.loaders  # noqa: F401  # what this package offers depends on what is available
 from diffusers.utils import import_utils
 
-UNUSED = ("_peft_available", "_bitsandbytes_available")
+UNUSED = ("_transformers_available", "_peft_available", "_bitsandbytes_available")
+INCOMPLETE = (
+    *("diffusers.loaders.lora_base", "diffusers.loaders.lora_pipeline", "diffusers.loaders.single_file_utils"),
+    "diffusers.models.lora",
+)
+"""Modules that lack functions without them. Pipelines, if any are loaded, import them again."""
 
 
 @contextmanager
 def _without_integrations() -> Iterator[None]:
+    known = {name for name in INCOMPLETE if name in sys.modules}
     before = {name: getattr(import_utils, name) for name in UNUSED if hasattr(import_utils, name)}
     for name in before:
         setattr(import_utils, name, False)
+    sys.modules.setdefault("transformers", None)  # type: ignore[arg-type]  # importing it fails where nothing is asked
     try:
         yield
     finally:
         for name, value in before.items():
             setattr(import_utils, name, value)
+        if sys.modules["transformers"] is None:
+            del sys.modules["transformers"]
+        for name in {*INCOMPLETE} - known:
+            sys.modules.pop(name, None)
 
 
 with _without_integrations():
-    from diffusers import AutoencoderKL, AutoencoderKLQwenImage
+    from diffusers import AutoencoderKL, AutoencoderKLQwenImage, ModelMixin, UNet2DConditionModel
+    from diffusers.models import Transformer2DModel
+    from diffusers.models.activations import GEGLU
+    from diffusers.models.attention import BasicTransformerBlock
+    from diffusers.models.attention_processor import Attention
+    from diffusers.models.resnet import ResnetBlock2D
 
-__all__ = ["AutoencoderKL", "AutoencoderKLQwenImage"]
+__all__ = [
+    "GEGLU",
+    "Attention",
+    "AutoencoderKL",
+    "AutoencoderKLQwenImage",
+    "BasicTransformerBlock",
+    "ModelMixin",
+    "ResnetBlock2D",
+    "Transformer2DModel",
+    "UNet2DConditionModel",
+]

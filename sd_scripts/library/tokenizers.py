@@ -1,17 +1,21 @@
 """The tokenizers of CLIP, T5 and Qwen2.5: from the model folder, tokenizer_cache_dir or this package's vocabularies."""
 
+from __future__ import annotations
+
 import base64
 import gzip
 import json
 import lzma
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from transformers import AddedToken, CLIPTokenizer, Qwen2Tokenizer, T5Tokenizer
+if TYPE_CHECKING:
+    from transformers import CLIPTokenizer, Qwen2Tokenizer, T5Tokenizer
 
 FILES = ("tokenizer.json", "vocab.json", "spiece.model")
 """A folder with one of these holds a tokenizer."""
@@ -37,10 +41,12 @@ QWEN_ADDED = (
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerKind:
-    cls: Any
-    """Its class in transformers."""
+    name: str
+    """Of its class in transformers."""
     shipped: Callable[[], Any]
     """Makes the tokenizer whose vocabulary is in this package."""
+    size: int
+    """Tokens of the shipped one."""
     cache_folder: str
     """Its folder in tokenizer_cache_dir, as sd-scripts names it."""
     pad_id: int | None = None
@@ -48,8 +54,32 @@ class TokenizerKind:
     spare: int = 0
     """How many rows of the encoder's embedding may have no token."""
 
-    def fits(self, tokenizer: Any, size: int) -> bool:
-        return 0 <= size - len(tokenizer) <= self.spare
+    @property
+    def cls(self) -> Any:
+        import transformers
+
+        return getattr(transformers, self.name)
+
+    def fits(self, tokens: int, rows: int) -> bool:
+        """Return whether a tokenizer with so many tokens serves an encoder whose embedding has so many rows."""
+        return 0 <= rows - tokens <= self.spare
+
+
+class Tokenizers(Sequence[Any]):
+    """Tokenizers that are made when the first one is needed: captions in a cache need none."""
+
+    def __init__(self, make: Callable[[], list[Any]]):
+        self._make = make
+
+    @cached_property
+    def _made(self) -> list[Any]:
+        return self._make()
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._made[place]
+
+    def __len__(self) -> int:
+        return len(self._made)
 
 
 def find_tokenizer(kind: TokenizerKind, folder: str, source: Path, tokenizer_cache_dir: str | None, size: int) -> Any:
@@ -59,7 +89,7 @@ def find_tokenizer(kind: TokenizerKind, folder: str, source: Path, tokenizer_cac
     another model is skipped. Raises ValueError if none fits.
     """
     for tokenizer in _candidates(kind, folder, source, tokenizer_cache_dir):
-        if kind.fits(tokenizer, size):
+        if kind.fits(len(tokenizer), size):
             if kind.pad_id is not None:
                 tokenizer.pad_token = tokenizer.convert_ids_to_tokens(kind.pad_id)
             return tokenizer
@@ -99,6 +129,8 @@ def make_clip_tokenizer(merges: list[tuple[str, str]]) -> CLIPTokenizer:
     tokens = [*letters, *(f"{letter}</w>" for letter in letters), *(left + right for left, right in merges)]
     tokens += ["<|startoftext|>", "<|endoftext|>"]
     numbers = {token: number for number, token in enumerate(tokens)}
+    from transformers import CLIPTokenizer
+
     return CLIPTokenizer(vocab=numbers, merges=merges, model_max_length=CLIP_LENGTH)
 
 
@@ -110,6 +142,8 @@ def _byte_letters() -> list[str]:
 
 def shipped_t5() -> T5Tokenizer:
     """Return the tokenizer with the vocabulary of T5 v1.1, 32,100 tokens."""
+    from transformers import T5Tokenizer
+
     packed = json.loads(_unpacked("t5_v1_1.json.gz"))
     scores = array("f", packed["scores"])  # float32, as in the original
     sentinels = [(f"<extra_id_{number}>", 0.0) for number in reversed(range(T5_SENTINELS))]
@@ -128,6 +162,8 @@ def shipped_qwen() -> Qwen2Tokenizer:
 
 def make_qwen_tokenizer(merges: list[tuple[str, str]]) -> Qwen2Tokenizer:
     """Return a tokenizer with Qwen's numbering: bytes, a token for each merge, and those that text cannot contain."""
+    from transformers import AddedToken, Qwen2Tokenizer
+
     tokens = dict.fromkeys([*_byte_letters(), *(left + right for left, right in merges)])
     tokenizer = Qwen2Tokenizer(vocab={token: number for number, token in enumerate(tokens)}, merges=merges)
     tokenizer.add_tokens([AddedToken(token, special=True, normalized=False) for token in QWEN_SPECIAL])
@@ -135,7 +171,17 @@ def make_qwen_tokenizer(merges: list[tuple[str, str]]) -> Qwen2Tokenizer:
     return tokenizer
 
 
-CLIP = TokenizerKind(cls=CLIPTokenizer, shipped=shipped_clip, cache_folder="openai_clip-vit-large-patch14")
+CLIP = TokenizerKind(
+    name="CLIPTokenizer", shipped=shipped_clip, size=49408, cache_folder="openai_clip-vit-large-patch14"
+)
 OPEN_CLIP = replace(CLIP, pad_id=0, cache_folder="laion_CLIP-ViT-bigG-14-laion2B-39B-b160k")
-T5 = TokenizerKind(cls=T5Tokenizer, shipped=shipped_t5, cache_folder="google_t5-v1_1-xxl", spare=T5_ROWS - 1)
-QWEN = TokenizerKind(cls=Qwen2Tokenizer, shipped=shipped_qwen, cache_folder="Qwen_Qwen2.5-VL-7B-Instruct", spare=511)
+T5 = TokenizerKind(
+    name="T5Tokenizer", shipped=shipped_t5, size=32100, cache_folder="google_t5-v1_1-xxl", spare=T5_ROWS - 1
+)
+QWEN = TokenizerKind(
+    name="Qwen2Tokenizer",
+    shipped=shipped_qwen,
+    size=151665,
+    cache_folder="Qwen_Qwen2.5-VL-7B-Instruct",
+    spare=511,
+)

@@ -27,17 +27,19 @@ class Schedule:
 
 _WARMUP = {"num_warmup_steps": "warmup"}
 _COURSE = {**_WARMUP, "num_training_steps": "total"}
+_DIFFUSERS = "diffusers.optimization"
 _TRANSFORMERS = "transformers.optimization"
+"""It imports bitsandbytes and half of the compiler where peft is installed; diffusers' equal functions do not."""
 
 SCHEDULES: dict[str, Schedule] = {
-    "constant": Schedule(f"{_TRANSFORMERS}.get_constant_schedule"),
-    "constant_with_warmup": Schedule(f"{_TRANSFORMERS}.get_constant_schedule_with_warmup", _WARMUP),
-    "linear": Schedule(f"{_TRANSFORMERS}.get_linear_schedule_with_warmup", _COURSE),
-    "cosine": Schedule(f"{_TRANSFORMERS}.get_cosine_schedule_with_warmup", _COURSE),
+    "constant": Schedule(f"{_DIFFUSERS}.get_constant_schedule"),
+    "constant_with_warmup": Schedule(f"{_DIFFUSERS}.get_constant_schedule_with_warmup", _WARMUP),
+    "linear": Schedule(f"{_DIFFUSERS}.get_linear_schedule_with_warmup", _COURSE),
+    "cosine": Schedule(f"{_DIFFUSERS}.get_cosine_schedule_with_warmup", _COURSE),
     "cosine_with_restarts": Schedule(
-        f"{_TRANSFORMERS}.get_cosine_with_hard_restarts_schedule_with_warmup", {**_COURSE, "num_cycles": "cycles"}
+        f"{_DIFFUSERS}.get_cosine_with_hard_restarts_schedule_with_warmup", {**_COURSE, "num_cycles": "cycles"}
     ),
-    "polynomial": Schedule(f"{_TRANSFORMERS}.get_polynomial_decay_schedule_with_warmup", {**_COURSE, "power": "power"}),
+    "polynomial": Schedule(f"{_DIFFUSERS}.get_polynomial_decay_schedule_with_warmup", {**_COURSE, "power": "power"}),
     "inverse_sqrt": Schedule(f"{_TRANSFORMERS}.get_inverse_sqrt_schedule", {**_WARMUP, "timescale": "timescale"}),
     # these two count whole waves; one cycle of ours goes down only, half a wave
     "cosine_with_min_lr": Schedule(
@@ -49,6 +51,6 @@ SCHEDULES: dict[str, Schedule] = {
         {**_COURSE, "num_decay_steps": "decay", "num_cycles": "half_cycles", "min_lr_ratio": "min_lr_ratio"},
     ),
     "reduce_lr_on_plateau": Schedule("torch.optim.lr_scheduler.ReduceLROnPlateau"),
-    "piecewise_constant": Schedule("diffusers.optimization.get_piecewise_constant_schedule", ignores_warmup=True),
+    "piecewise_constant": Schedule(f"{_DIFFUSERS}.get_piecewise_constant_schedule", ignores_warmup=True),
     "adafactor": Schedule("sd_scripts.library.lr_schedulers.AdafactorRate", {"shown_at_first": "start"}),
 }

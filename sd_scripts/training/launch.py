@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sd_scripts.families.registry import family_of
+from sd_scripts.families.registry import card_of, family_of
 from sd_scripts.formats.disk import sentence_of
 from sd_scripts.formats.toml_files import write_toml
 from sd_scripts.options import command_line, preflight
@@ -30,7 +30,7 @@ from sd_scripts.planning.show import show_plan
 from sd_scripts.runs import compile_cache, garbage_collection
 from sd_scripts.runs.exit_codes import FAULT, INTERRUPTED, MISTAKE
 from sd_scripts.runs.folder import RunFolder
-from sd_scripts.training import parent_watchdog
+from sd_scripts.training import head_start, parent_watchdog
 
 if TYPE_CHECKING:
     from sd_scripts.families.family import Family
@@ -56,6 +56,8 @@ def main(family_name: str, method_name: str, argv: list[str] | None = None) -> i
     if plan_format := command_line.plan_format(script, argv):
         return show_plan(settings, wrong_flags, as_json=plan_format == "json")
     _set_environment(settings)
+    if not (wrong_flags or settings.wrong_values()):
+        head_start.begin(settings, card_of(family_name))
     with garbage_collection.importing():
         family, method = _load(family_name, method_name)
     checks = (family.check, partial(method.check, family), _dry_run)

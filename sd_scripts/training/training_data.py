@@ -18,10 +18,11 @@ from sd_scripts.data.latent_store import LatentStore
 from sd_scripts.data.loader import BatchLoader
 from sd_scripts.data.reader import BatchReader
 from sd_scripts.data.text_caching import TextStore, cache_text
-from sd_scripts.families.components import VAE, Components
+from sd_scripts.families.components import VAE, Components, FirstValues
 from sd_scripts.families.family import Family, Tokens
 from sd_scripts.families.sampling import eval_mode, on_device
 from sd_scripts.options.dataset import CAPTIONS_AT_ONCE, CacheOptions, DatasetOptions
+from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.prompt_lines import SamplePrompt
 from sd_scripts.training.compiling import Compilation
 from sd_scripts.training.context import Context
@@ -117,7 +118,9 @@ def encode_ahead(training_data: TrainingData, compilation: Compilation, *, keep_
         _cache_latents(training_data, compilation)
         if not keep_all and not training_data.prompts:
             components.free(VAE)
-    components.load(*components.encoder_names)
+    reads_late = _reads_encoders_late(training_data, keep_all=keep_all)
+    if not reads_late:
+        components.load(*components.encoder_names)
     if cache.caches_text:
         _cache_text(training_data)
         called = training_data.step_encoders
@@ -125,6 +128,22 @@ def encode_ahead(training_data: TrainingData, compilation: Compilation, *, keep_
         if not keep_all:
             components.free(*(name for name, encoder in encoders if encoder not in called))
     training_data.context.accelerator.wait_for_everyone()
+
+
+def _reads_encoders_late(training_data: TrainingData, *, keep_all: bool) -> bool:
+    """Return whether the text encoders are loaded only once a caption must be encoded: if all are on disk, the run
+    needs none. What changes the encoders' weights once they are read is read first, since the cache key tells it."""
+    settings, components = training_data.context.settings, training_data.components
+    network = settings.get(NetworkOptions)
+    unchanged = not (network and network.base_weights)
+    return (
+        settings[CacheOptions].cache_text_encoder_outputs_to_disk
+        and unchanged
+        and not keep_all
+        and not any(training_data.trains_encoder)
+        and all(name in components.sources for name in components.encoder_names)
+        and all(components.sources[name].loads_plainly for name in components.encoder_names)
+    )
 
 
 def _cache_latents(training_data: TrainingData, compilation: Compilation) -> None:
@@ -139,7 +158,7 @@ def _cache_latents(training_data: TrainingData, compilation: Compilation) -> Non
         training_data.latents = cache_latents(
             training_data.plan,
             encode,
-            cache_key=weights_digest([components.vae]),
+            cache_key=weights_digest([components.first_values(VAE)]),
             layout=family.latents,
             job=_cache_job(context, "caching latents", cache.cache_latents_to_disk, cache.vae_batch_size),
         )
@@ -149,7 +168,13 @@ def _cache_text(training_data: TrainingData) -> None:
     context, components, family = training_data.context, training_data.components, training_data.family
     cache, fits = context.settings[CacheOptions], family.text.cache_fits
     to_disk, batch_size = cache.cache_text_encoder_outputs_to_disk, cache.text_encoder_batch_size or CAPTIONS_AT_ONCE
-    with _moved_on_demand(context, components.text_encoders) as move:
+    with _moved_on_demand(context, components.text_encoders) as move_loaded:
+
+        def move() -> None:
+            for name in components.encoder_names:
+                if not components.is_loaded(name):
+                    components.load(name)
+            move_loaded()
 
         def encode(captions: list[str]) -> dict[str, Tensor]:
             move()
@@ -160,7 +185,10 @@ def _cache_text(training_data: TrainingData) -> None:
         training_data.text = cache_text(
             training_data.plan,
             encode,
-            cache_key=weights_digest(components.text_encoders, *family.text.cache_key(components, context.settings)),
+            cache_key=weights_digest(
+                map(components.first_values, components.encoder_names),
+                *family.text.cache_key(components, context.settings),
+            ),
             suffix=family.text.cache_suffix,
             job=_cache_job(context, "caching text", to_disk, batch_size),
             trim=family.text.trim,
@@ -208,11 +236,11 @@ def _moved_on_demand(context: Context, modules: Sequence[nn.Module]) -> Iterator
         torch.cuda.empty_cache()
 
 
-def weights_digest(modules: Iterable[nn.Module], *more: object) -> str:
+def weights_digest(components: Iterable[Iterable[FirstValues]], *more: object) -> str:
     """Return a digest of a few numbers of every tensor, so that weights are known under any path."""
     digest = hashlib.sha256(repr(more).encode())
-    for module in modules:
-        for name, tensor in module.state_dict().items():
-            digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
-            digest.update(tensor.flatten()[:16].float().cpu().numpy().tobytes())
+    for tensors in components:
+        for name, shape, values in tensors:
+            digest.update(f"{name}{tuple(shape)}{values.dtype}".encode())
+            digest.update(values.float().cpu().numpy().tobytes())
     return digest.hexdigest()

@@ -1,10 +1,6 @@
 """FLUX.1, dev and schnell, as a record for the trainer."""
 
-from diffusers.models.resnet import ResnetBlock2D
-from transformers.models.clip.modeling_clip import CLIPEncoderLayer
-from transformers.models.t5.modeling_t5 import T5Block
-
-from sd_scripts.families.family import Blocks, Family, FileIdentity, Saving, TextEncoding, blocks_of
+from sd_scripts.families.family import Blocks, Family, FileIdentity, Saving, TextEncoding, blocks_named, blocks_of
 from sd_scripts.families.flux.card import CARD
 from sd_scripts.families.flux.load import LAYOUTS, prepare, problems, remarks
 from sd_scripts.families.flux.lora import BLOCKS, TEXT_ENCODERS, TRANSFORMER
@@ -13,6 +9,7 @@ from sd_scripts.families.flux.objective import architecture, loss, metadata, ste
 from sd_scripts.families.flux.sampling import prompt_captions, sample
 from sd_scripts.families.flux.text import adapted_encoders, encode_text, text_cache_fits, text_cache_key, tokenize
 from sd_scripts.families.flux.vae import LATENTS, encode_images
+from sd_scripts.library.lean_diffusers import ResnetBlock2D
 
 FAMILY = FLUX = Family(
     card=CARD,
@@ -35,7 +32,7 @@ FAMILY = FLUX = Family(
         title="FLUX",
         denoiser=lambda flux: [list(flux.double_blocks), list(flux.single_blocks)],  # type: ignore[arg-type]
         graph_kinds=lambda flux: {"DoubleBlock": 1, "SingleBlock": 1},
-        text_encoder=blocks_of(CLIPEncoderLayer, T5Block),
+        text_encoder=blocks_named("CLIPEncoderLayer", "T5Block"),
         vae=lambda vae: blocks_of(ResnetBlock2D)(vae.get_submodule("encoder")),
     ),
     saving=Saving(tensors=lambda components, weights: weights.denoiser, writes_all=False),

@@ -7,17 +7,15 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
-from transformers import T5Config, T5EncoderModel
-from transformers.models.t5.modeling_t5 import T5DenseGatedActDense
 
 from sd_scripts.families.components import DENOISER, VAE, Components, WeightSource
 from sd_scripts.families.flux import keys, lora
 from sd_scripts.families.flux.card import CARD, TRANSFORMERS
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
 from sd_scripts.families.flux.options import RECOMMENDED, FluxModelOptions
-from sd_scripts.families.layouts import Layout, autoencoder, clip_l
+from sd_scripts.families.layouts import Layout, autoencoder, clip_l, make_text_encoder
 from sd_scripts.families.network_problems import network_problems
+from sd_scripts.families.outlines import T5EncoderOutline
 from sd_scripts.families.placing import swap_problems
 from sd_scripts.library.block_swap import max_blocks_to_swap
 from sd_scripts.library.state_dicts import State
@@ -47,7 +45,8 @@ LAYOUTS = {
     ),
     TEXT_ENCODER: clip_l(tokenizer=CLIP),
     T5XXL: Layout(
-        make=lambda shapes: T5EncoderModel(T5Config(**keys.t5_config(shapes))),
+        make=lambda shapes: make_text_encoder("T5EncoderModel", "T5Config", keys.t5_config(shapes)),
+        outline=lambda shapes: T5EncoderOutline(**keys.t5_config(shapes)),
         unify=_t5_encoder,
         tokenizer=T5,
         quantizable=T5_LINEAR,
@@ -71,21 +70,14 @@ def prepare(components: Components, settings: Settings) -> None:
 
 
 def finish_t5(t5: Any, dtype: torch.dtype) -> None:
+    from sd_scripts.families.flux.t5 import GatedDense  # imports transformers' model classes
+
     t5.encoder.embed_tokens.weight = t5.shared.weight
     for block in t5.encoder.block:
         dense = block.layer[1].DenseReluDense
-        dense.__class__ = _GatedDense
+        dense.__class__ = GatedDense
         if dtype == torch.float16:
             dense.wo.float()  # its output overflows in fp16
-
-
-class _GatedDense(T5DenseGatedActDense):
-    """T5's MLP, which casts activations by their own dtype, not by that of the weights, which may be quantized."""
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        gated = self.act(self.wi_0(hidden_states)) * self.wi_1(hidden_states)
-        wide = gated.float() if gated.dtype == torch.float16 else gated
-        return self.wo(self.dropout(wide))
 
 
 def _params(sources: Mapping[str, WeightSource]) -> FluxParams:

@@ -1,9 +1,6 @@
 """Stable Diffusion XL, as a record for the trainer."""
 
-from diffusers.models.resnet import ResnetBlock2D
-from transformers.models.clip.modeling_clip import CLIPEncoderLayer
-
-from sd_scripts.families.family import Blocks, Family, FileIdentity, Saving, TextEncoding, blocks_of
+from sd_scripts.families.family import Blocks, Family, FileIdentity, Saving, TextEncoding, blocks_named, blocks_of
 from sd_scripts.families.sdxl.card import CARD
 from sd_scripts.families.sdxl.load import LAYOUTS, prepare
 from sd_scripts.families.sdxl.lora import BLOCKS, TEXT_ENCODERS, UNET
@@ -14,6 +11,7 @@ from sd_scripts.families.sdxl.saving import checkpoint, saved_form, write_folder
 from sd_scripts.families.sdxl.text import encode_text, text_cache_key, tokenize
 from sd_scripts.families.sdxl.unet import block_of, checkpoint_gradients, compile_targets, graph_kinds
 from sd_scripts.families.sdxl.vae import LATENTS, encode_images
+from sd_scripts.library.lean_diffusers import ResnetBlock2D
 from sd_scripts.options.model import ModelOptions
 
 FAMILY = SDXL = Family(
@@ -38,7 +36,7 @@ FAMILY = SDXL = Family(
         denoiser=compile_targets,
         graph_kinds=graph_kinds,
         index=block_of,
-        text_encoder=blocks_of(CLIPEncoderLayer),
+        text_encoder=blocks_named("CLIPEncoderLayer"),
         vae=lambda vae: blocks_of(ResnetBlock2D)(vae.get_submodule("encoder")),
     ),
     saving=Saving(tensors=checkpoint, folder=write_folder, form=saved_form),

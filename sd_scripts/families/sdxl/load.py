@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import AutoencoderKL, UNet2DConditionModel
 from torch import Tensor
-from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
 from sd_scripts.families.components import DENOISER, VAE, Components
-from sd_scripts.families.layouts import CLIP_LINEAR, Layout, autoencoder, clip_l, whole_file
+from sd_scripts.families.layouts import CLIP_LINEAR, Layout, autoencoder, clip_l, make_text_encoder, whole_file
 from sd_scripts.families.model_file import MODEL
+from sd_scripts.families.outlines import CLIPTextProjectionOutline
 from sd_scripts.families.sdxl import keys as sgm
 from sd_scripts.families.sdxl.card import CARD
 from sd_scripts.families.sdxl.unet import prepare_unet
+from sd_scripts.library.lean_diffusers import UNet2DConditionModel
 from sd_scripts.library.model_reader import read_weights
 from sd_scripts.library.state_dicts import State
 from sd_scripts.library.tokenizers import CLIP, OPEN_CLIP
@@ -36,19 +36,22 @@ LAYOUTS = {
         read=sgm.read_unet,
         write=sgm.write_unet,
         finish=prepare_unet,
-        library=UNet2DConditionModel,
+        library="diffusers.UNet2DConditionModel",
         quantizable=LINEAR,
     ),
-    "text_encoder1": clip_l(library=CLIPTextModel, tokenizer=CLIP, quantizable=CLIP_LINEAR),
+    "text_encoder1": clip_l(library="transformers.CLIPTextModel", tokenizer=CLIP, quantizable=CLIP_LINEAR),
     "text_encoder2": Layout(
-        make=lambda shapes: CLIPTextModelWithProjection(CLIPTextConfig(**sgm.text_encoder2_config(shapes))),
+        make=lambda shapes: make_text_encoder(
+            "CLIPTextModelWithProjection", "CLIPTextConfig", sgm.text_encoder2_config(shapes)
+        ),
+        outline=lambda shapes: CLIPTextProjectionOutline(**sgm.text_encoder2_config(shapes)),
         read=sgm.read_text_encoder2,
         write=sgm.write_text_encoder2,
-        library=CLIPTextModelWithProjection,
+        library="transformers.CLIPTextModelWithProjection",
         tokenizer=OPEN_CLIP,
         quantizable=CLIP_LINEAR,
     ),
-    VAE: autoencoder({"scaling_factor": sgm.VAE_SCALE}, library=AutoencoderKL),
+    VAE: autoencoder({"scaling_factor": sgm.VAE_SCALE}, library="diffusers.AutoencoderKL"),
 }
 
 

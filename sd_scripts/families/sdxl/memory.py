@@ -5,9 +5,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from diffusers.models import Transformer2DModel
-from diffusers.models.attention import BasicTransformerBlock
-from diffusers.models.resnet import ResnetBlock2D
 from torch import Tensor, nn
 
 from sd_scripts.families.components import DENOISER, WeightSource
@@ -16,6 +13,7 @@ from sd_scripts.families.placing import blocks_to_swap, place_blocks, swap_probl
 from sd_scripts.families.quantizing import block_quantizer
 from sd_scripts.families.sdxl.unet import compile_targets
 from sd_scripts.library.block_swap import SLOTS, SwapGroup
+from sd_scripts.library.lean_diffusers import BasicTransformerBlock, ResnetBlock2D, Transformer2DModel
 from sd_scripts.options.settings import Settings
 
 

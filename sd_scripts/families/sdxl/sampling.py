@@ -10,7 +10,6 @@ from torch import Tensor
 from sd_scripts.families.family import Components
 from sd_scripts.families.sampling import apply_guidance, eval_mode, make_generator, offer_preview, on_device
 from sd_scripts.families.sdxl.card import CARD
-from sd_scripts.families.sdxl.samplers import make_sampler
 from sd_scripts.families.sdxl.unet import predict
 from sd_scripts.families.sdxl.vae import decode_latents
 from sd_scripts.library.media import Media
@@ -46,6 +45,8 @@ def _denoise(
     components: Components, prompt: SamplePrompt, text: dict[str, Tensor], settings: Settings, weight: Tensor
 ) -> Tensor:
     """Return latents (1, 4, h, w) float32, scaled as the U-Net sees them."""
+    from sd_scripts.families.sdxl.samplers import make_sampler  # most runs draw no sample, and SciPy is slow to import
+
     height, width = size_of(prompt, MULTIPLE)
     sampler = make_sampler(
         prompt.sampler or settings[SampleOptions].sample_sampler,

@@ -7,15 +7,14 @@ from typing import Any
 
 import diffusers
 import torch
-from diffusers import ModelMixin
 from torch import Tensor
 
 from sd_scripts.families.components import DENOISER, VAE
 from sd_scripts.families.family import Components, ModelWeights
 from sd_scripts.families.sdxl.card import CARD
 from sd_scripts.families.sdxl.load import LAYOUTS, single_file
-from sd_scripts.families.sdxl.samplers import make_sampler
 from sd_scripts.formats.documents import read_json
+from sd_scripts.library.lean_diffusers import ModelMixin
 from sd_scripts.library.safetensors_io import on_cpu, write_tensors
 from sd_scripts.library.state_dicts import State
 
@@ -47,9 +46,9 @@ def write_folder(components: Components, weights: ModelWeights, folder: Path, dt
     tokenizers = iter(components.tokenizers)
     states = _states(components, weights)
     for component in CARD.components:
-        name, library = component.name, LAYOUTS[component.name].library
+        name, library = component.name, str(LAYOUTS[component.name].library)
         state = states[name]
-        index[component.folder] = [library.__module__.partition(".")[0], library.__name__]
+        index[component.folder] = library.split(".")
         if name == "text_encoder1":  # transformers 4 needs the prefix, transformers 5 accepts it
             state = {f"text_model.{key}": tensor for key, tensor in state.items()}
         _write_component(folder / component.folder, components.module(name), state, dtype)
@@ -133,6 +132,8 @@ def _write_tokenizer(folder: Path, tokenizer: Any) -> None:
 
 def _scheduler(components: Components) -> dict[str, Any]:
     """Return the base model's scheduler, or Euler as SDXL was published with, set to the trained prediction type."""
+    from sd_scripts.families.sdxl.samplers import make_sampler  # which imports SciPy
+
     schedule = components.extras["schedule"]
     learned = json.loads(make_sampler("euler", **schedule).to_json_string())
     if not schedule["zero_terminal_snr"]:

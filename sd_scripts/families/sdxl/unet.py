@@ -2,10 +2,6 @@
 
 from typing import Any
 
-from diffusers.models.activations import GEGLU
-from diffusers.models.attention import BasicTransformerBlock
-from diffusers.models.attention_processor import Attention
-from diffusers.models.resnet import ResnetBlock2D
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -13,6 +9,13 @@ from sd_scripts.families.sdxl.by_block import block_of as block_of_layer
 from sd_scripts.families.sdxl.keys import lora_unet_name
 from sd_scripts.library.attention import attention
 from sd_scripts.library.checkpointing import checkpoint_function
+from sd_scripts.library.lean_diffusers import (
+    GEGLU,
+    Attention,
+    BasicTransformerBlock,
+    ResnetBlock2D,
+    UNet2DConditionModel,
+)
 from sd_scripts.networks.layers import project_split, project_together
 from sd_scripts.options.settings import Settings
 
@@ -48,9 +51,20 @@ class SplitGeglu(GEGLU):
         return hidden * F.gelu(gate)
 
 
+class PlainUnet(UNet2DConditionModel):
+    """The U-Net without the scaling of peft's LoRA around its forward, which imports peft and half of the compiler."""
+
+    forward = getattr(UNet2DConditionModel.forward, "__wrapped__", UNet2DConditionModel.forward)
+
+
+PlainUnet.__name__ = UNet2DConditionModel.__name__  # which config.json tells
+
+
 def prepare_unet(unet: Any) -> Any:
     """Give a U-Net our attention and GEGLU, and equal blocks equal attributes, so that they share graphs."""
     unet.set_attn_processor(SharedProjections())
+    if type(unet) is UNet2DConditionModel:
+        unet.__class__ = PlainUnet
     for module in unet.modules():
         if type(module) is GEGLU:
             module.__class__ = SplitGeglu

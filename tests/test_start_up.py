@@ -1,0 +1,136 @@
+"""What a run imports and loads before its first step: no more than it needs."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import init_empty_weights
+from fresh import found_by_processes
+from safetensors.torch import load_file, save_file
+from training_help import equal, images, settings_for, train
+from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, T5Config, T5EncoderModel
+
+from sd_scripts.families.flux.family import FLUX
+from sd_scripts.families.outlines import CLIPTextOutline, CLIPTextProjectionOutline, T5EncoderOutline
+from sd_scripts.families.sdxl.family import SDXL
+from sd_scripts.formats.toml_files import write_toml
+from sd_scripts.library.ldm_layout import clip_sizes
+from sd_scripts.library.tokenizers import CLIP, QWEN, T5, Tokenizers
+from sd_scripts.options.catalog import script_for
+from sd_scripts.options.settings import Settings
+from sd_scripts.training.training_data import weights_digest
+
+HEAVY = {
+    *("transformers", "peft", "bitsandbytes", "torch._inductor.compile_fx", "torch.utils.tensorboard", "tensorboard"),
+    *("scipy", "sklearn", "pandas", "matplotlib", "wandb", "gradio"),
+}
+"""Modules that take a tenth of a second or more to import, and that a LoRA run with full caches does not use."""
+
+CLIP_ARGUMENTS = {
+    **clip_sizes(96, 64),
+    **{"intermediate_size": 80, "num_hidden_layers": 2, "max_position_embeddings": 77, "projection_dim": 48},
+}
+T5_ARGUMENTS = {
+    **{"vocab_size": 128, "d_model": 48, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads": 2},
+    **{"relative_attention_num_buckets": 32, "feed_forward_proj": "gated-gelu", "is_encoder_decoder": False},
+}
+
+
+def with_known_vocabulary(miniature: Any, folder: Path) -> dict[str, str]:
+    """The miniature's model, but with as many token embeddings as the tokenizers that we ship have tokens."""
+    model = load_file(miniature.checkpoint)
+    for key, tensor in model.items():
+        if key.endswith("token_embedding.weight"):
+            model[key] = torch.nn.functional.pad(tensor, (0, 0, 0, CLIP.size - len(tensor)))
+    save_file(model, folder / "model.safetensors")
+    return {"pretrained_model_name_or_path": str(folder / "model.safetensors")}
+
+
+@pytest.mark.run
+def test_a_lora_run_with_full_caches_imports_no_text_encoders_and_no_integrations(miniature: Any, tmp_path: Path):
+    settings = {
+        **settings_for(miniature),
+        **with_known_vocabulary(miniature, tmp_path),
+        **{"train_data_dir": str(images(tmp_path / "images")), "cache_latents_to_disk": True},
+        **{"cache_text_encoder_outputs_to_disk": True, "max_train_steps": 1, "overwrite": True},
+    }
+    first = train(miniature, tmp_path / "out", **settings)
+    assert first.status == 0
+    learned = first.tensors()
+    write_toml(tmp_path / "again.toml", {**settings, "output_dir": str(tmp_path / "out")})
+    code = (
+        "import json, sys; from sd_scripts import sdxl_train_network as script\n"
+        f"status = script.main(['--config_file', {str(tmp_path / 'again.toml')!r}])\n"
+        "from sd_scripts.families.registry import family_of; family_of('flux')\n"
+        "print(json.dumps([status, sorted(sys.modules)]))"
+    )
+    again = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=found_by_processes(), check=False
+    )
+    status, modules = json.loads(again.stdout.splitlines()[-1])
+    assert (status, HEAVY.intersection(modules)) == (0, set()), again.stderr
+    assert equal(first.tensors(), learned)
+
+
+@pytest.mark.parametrize(
+    ("outline", "theirs", "config", "arguments"),
+    [
+        (CLIPTextOutline, CLIPTextModel, CLIPTextConfig, CLIP_ARGUMENTS),
+        (CLIPTextProjectionOutline, CLIPTextModelWithProjection, CLIPTextConfig, CLIP_ARGUMENTS),
+        (T5EncoderOutline, T5EncoderModel, T5Config, T5_ARGUMENTS),
+    ],
+)
+def test_an_outline_has_the_names_shapes_and_classes_of_transformers(
+    outline: Any, theirs: Any, config: Any, arguments: dict[str, Any]
+):
+    with init_empty_weights():
+        ours, model = outline(**arguments), theirs(config(**arguments))
+    assert [(n, t.shape) for n, t in ours.state_dict().items()] == [(n, t.shape) for n, t in model.state_dict().items()]
+    assert adapted(ours) == adapted(model)
+    assert ours.get_input_embeddings().weight.shape == model.get_input_embeddings().weight.shape
+
+
+def adapted(module: torch.nn.Module) -> list[tuple[str, str]]:
+    """Paths and classes of the modules that adapters and the compiler look for."""
+    names = {name for target in (*SDXL.lora_text_encoders, *FLUX.lora_text_encoders) for name in target.classes}
+    kinds = {*names, "CLIPEncoderLayer", "T5Block", "Linear", "Embedding"}
+    return [(path, type(each).__name__) for path, each in module.named_modules() if type(each).__name__ in kinds]
+
+
+def test_the_cache_key_of_text_encoders_is_the_same_before_they_are_loaded(miniature: Any, flux_miniature: Any):
+    for family, files in ((SDXL, miniature.files), (FLUX, flux_miniature.files)):
+        components = opened(family, files)
+        names = components.encoder_names
+        assert all(components.sources[name].loads_plainly and not components.is_loaded(name) for name in names)
+        unread = weights_digest(map(components.first_values, names))
+        components.load(*names)
+        assert all(map(components.is_loaded, names))
+        assert weights_digest(map(components.first_values, names)) == unread
+
+
+def opened(family: Any, files: dict[str, Path]) -> Any:
+    values = {name: str(file) for name, file in files.items()}
+    return family.open(Settings(script_for(family.card.name, "lora"), values), torch.bfloat16)
+
+
+def test_shipped_tokenizers_have_the_size_that_is_stated():
+    assert {kind.cache_folder: len(kind.shipped()) for kind in (CLIP, T5, QWEN)} == {
+        kind.cache_folder: kind.size for kind in (CLIP, T5, QWEN)
+    }
+
+
+def test_tokenizers_are_made_once_and_when_the_first_is_used():
+    made: list[str] = []
+
+    def make() -> list[str]:
+        made.append("made")
+        return ["first", "second"]
+
+    tokenizers = Tokenizers(make)
+    assert made == []
+    assert [*tokenizers] == ["first", "second"]
+    assert (tokenizers[1], len(tokenizers), made) == ("second", 2, ["made"])
