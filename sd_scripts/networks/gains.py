@@ -1,8 +1,8 @@
 """DoRA's factors of each output, for all layers together, once a step: they depend on the weights alone.
 
 Within a layer they would take a dozen small kernels. Here layers of one shape are stacked: with B (out, r), A (r, in)
-and D = B A, |W + D|^2 = |W|^2 + sum(B * (2 W A' + B A A')), by rows. On a GPU one kernel computes that for a whole stack
-(library/low_rank_norms.py).
+and D = B A, |W + D|^2 = |W|^2 + sum(B * (2 W A' + B A A')), by rows. On a GPU one kernel computes that for a whole
+stack (library/low_rank_norms.py).
 """
 
 from __future__ import annotations
