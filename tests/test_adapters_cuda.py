@@ -5,6 +5,7 @@ import torch
 from adapter_help import adapted
 from torch import Tensor, nn
 
+from sd_scripts.library.block_inverse import inverse_of_blocks
 from sd_scripts.library.folded_kronecker import plain_gradients
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: kernels in Triton")
@@ -69,3 +70,13 @@ def test_a_folded_layer_learns_what_it_does_by_itself(kind: str, options: dict[s
         results.append((y.detach().float(), x.grad.float(), network.gradients.clone()))  # type: ignore[union-attr]
     for ours, theirs in zip(*results, strict=True):
         assert (ours - theirs).norm() < 2e-2 * theirs.norm()
+
+
+@pytest.mark.parametrize(("n", "size"), [(4, 1.0), (20, 0.1), (32, 3.0), (40, 30.0), (64, 1.0), (80, 1.0)])
+def test_inverses_of_blocks_are_exact(n: int, size: float) -> None:
+    torch.manual_seed(0)
+    q = torch.randn(3, 5, n, n, dtype=torch.float64, device=CUDA) * size
+    blocks = torch.eye(n, device=CUDA) - (q - q.mT)
+    torch.testing.assert_close(
+        inverse_of_blocks(blocks.float()), torch.linalg.inv(blocks).float(), rtol=1e-3, atol=1e-4
+    )
