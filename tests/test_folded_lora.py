@@ -11,7 +11,7 @@ from training_help import train
 
 from sd_scripts.networks.adapter import Adapter, Group, LayerPlan
 from sd_scripts.networks.adapters.dora import Dora, DoraLinear
-from sd_scripts.networks.adapters.lokr import Lokr
+from sd_scripts.networks.adapters.lokr import Lokr, LokrLinear
 from sd_scripts.networks.adapters.oft import Oft
 from sd_scripts.networks.joined import ChangedLinear
 from sd_scripts.networks.layers import Dropouts, project_split, project_together
@@ -107,6 +107,30 @@ def test_dora_is_folded_too_and_computes_what_its_layers_do_by_themselves(backen
     assert results[0][2].count_nonzero() == results[0][2].numel()
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_lokr_is_folded_too_and_computes_what_its_layers_do_by_themselves(backend: str) -> None:
+    results = []
+    for folded in (False, True):
+        torch.manual_seed(0)
+        block = Block(16)
+        network = attached(block, Lokr, {"factor": 2}, rank=4)
+        if folded:
+            network.fold(block.modules(), [[block.q, block.k, block.v]], [block.down])
+            assert isinstance(block.q, LokrLinear)
+            assert (block.q.joint_layers, block.q.joined, block.down.joint is None) == (3, None, False)
+            block.q.weight.data = block.q.weight[:0]  # the joint matrix has it
+        run = torch.compile(block, backend=backend, fullgraph=True) if folded else block
+        x = torch.randn(3, 10, 16, requires_grad=True)
+        for _ in range(2):  # gradients of micro-steps add up
+            y = run(x)
+            y.square().sum().backward()
+            network.collect_gradients()
+        results.append((y.detach(), x.grad, network.gradients.clone()))
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+    assert results[0][2].count_nonzero() == results[0][2].numel()
+
+
 @pytest.mark.parametrize(("kind", "options"), [(Lokr, {"factor": 4}), (Oft, {})])
 def test_base_products_of_one_input_are_one(kind: type[Adapter], options: dict[str, Any]) -> None:
     results = []
@@ -129,10 +153,10 @@ def test_base_products_of_one_input_are_one(kind: type[Adapter], options: dict[s
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
-def attached(block: Block, kind: type[Adapter], options: dict[str, Any]) -> AdapterNetwork:
+def attached(block: Block, kind: type[Adapter], options: dict[str, Any], rank: int = 8) -> AdapterNetwork:
     """All layers of a block with adapters that say something."""
     plans = [
-        LayerPlan(name=path, module=block, path=path, kind=kind, rank=8, alpha=4.0, group=UNET, options=options)
+        LayerPlan(name=path, module=block, path=path, kind=kind, rank=rank, alpha=4.0, group=UNET, options=options)
         for path, layer in block.named_modules()
         if isinstance(layer, nn.Linear)
     ]

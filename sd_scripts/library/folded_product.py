@@ -72,33 +72,42 @@ class _FoldedProduct(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         downs, ups = parts[: len(parts) // 2], parts[len(parts) // 2 :]
         ctx.ranks, ctx.outs = [len(down) for down in downs], [len(up) for up in ups]
-        ctx.input_is_kept = input_is_kept
-        out, width = sum(ctx.outs), x.shape[1]
-        if input_is_kept:
-            h = F.linear(x, joint[out:, :width])
-            ctx.save_for_backward(joint, x, h)
-            y = F.linear(x, joint[:out, :width], bias) + F.linear(h, joint[:out, width:])
-        else:
-            padded = _with_low_rank([x], joint[out:, :width])
-            ctx.save_for_backward(joint, padded)
-            y = F.linear(padded, joint[:out], bias)
+        ctx.input_is_kept, ctx.sizes = input_is_kept, (sum(ctx.outs), x.shape[1])
+        y, *saved = joint_forward(x, joint, bias, sum(ctx.outs), input_is_kept)
+        ctx.save_for_backward(joint, *saved)
         return y.split(pieces, dim=1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        joint, *saved = ctx.saved_tensors
-        out, width = sum(ctx.outs), joint.shape[1] - sum(ctx.ranks)
-        x, h = saved if ctx.input_is_kept else (saved[0][:, :width], saved[0][:, width:])
-        x_grad = None
-        if ctx.needs_input_grad[0]:
-            padded = _with_low_rank(grads, joint[:out, width:].t())
-            x_grad = padded @ joint[:, :width]
-            grad, low = padded[:, :out], padded[:, out:]
-        else:
-            grad = torch.cat(grads, dim=1)
-            low = grad @ joint[:out, width:]
-        downs, ups = _low_rank_gradients(x, h, grad, low, ctx.ranks, ctx.outs)
+        x_grad, *factors = joint_backward(grads, *ctx.saved_tensors, sizes=ctx.sizes, learns=ctx.needs_input_grad[0])
+        downs, ups = _low_rank_gradients(*factors, ctx.ranks, ctx.outs)
         return x_grad, None, None, None, None, *downs, *ups
+
+
+def joint_forward(x: Tensor, joint: Tensor, bias: Tensor | None, out: int, input_is_kept: bool) -> tuple[Tensor, ...]:
+    """Return y (M, out) and what `joint_backward` needs beside the joint matrix."""
+    width = x.shape[1]
+    if input_is_kept:
+        h = F.linear(x, joint[out:, :width])
+        return F.linear(x, joint[:out, :width], bias) + F.linear(h, joint[:out, width:]), x, h
+    padded = _with_low_rank([x], joint[out:, :width])
+    return F.linear(padded, joint[:out], bias), padded
+
+
+def joint_backward(
+    grads: Sequence[Tensor], joint: Tensor, *saved: Tensor, sizes: tuple[int, int], learns: bool
+) -> tuple[Tensor | None, Tensor, Tensor, Tensor, Tensor]:
+    """Return the gradient of x, x, h = x A', the gradient of y, from its pieces `grads`, and its product with B.
+
+    `sizes`: of y and x; `learns`: whether the gradient of x is needed.
+    """
+    out, width = sizes
+    x, h = saved if len(saved) == 2 else (saved[0][:, :width], saved[0][:, width:])
+    if learns:
+        padded = _with_low_rank(grads, joint[:out, width:].t())
+        return padded @ joint[:, :width], x, h, padded[:, :out], padded[:, out:]
+    grad = torch.cat([*grads], dim=1)
+    return None, x, h, grad, grad @ joint[:out, width:]
 
 
 def _with_low_rank(parts: Sequence[Tensor], low: Tensor) -> Tensor:

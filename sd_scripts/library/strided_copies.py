@@ -9,8 +9,9 @@ import triton.language as tl
 from torch import Tensor
 
 CHUNK = tl.constexpr(1024)
-COLUMNS = tl.constexpr(5)
-"""A row of the table holds where the source begins, the target's address, size, width and stride."""
+COLUMNS = tl.constexpr(6)
+"""A row of the table holds where the source begins, the target's address, size, width and stride, and
+where the factor is in the source; -1: none."""
 KINDS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
@@ -18,25 +19,29 @@ KINDS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: 
 def _copy(source, table, chunks, kind: tl.constexpr):  # type: ignore[no-untyped-def]
     chunk = tl.load(chunks + tl.program_id(0))
     row = table + (chunk >> 32) * COLUMNS
-    source += tl.load(row)
+    values = source + tl.load(row)
     target = tl.load(row + 1).to(tl.pointer_type(kind))
     size, width, stride = tl.load(row + 2).to(tl.int32), tl.load(row + 3).to(tl.int32), tl.load(row + 4)
     at = (chunk & 0xFFFFFFFF).to(tl.int32) * CHUNK + tl.arange(0, CHUNK)
-    value = tl.load(source + at, mask=at < size)
+    value = tl.load(values + at, mask=at < size)
+    factor = tl.load(row + 5)
+    if factor >= 0:
+        value = (value.to(tl.float32) * tl.load(source + factor).to(tl.float32)).to(kind)
     tl.store(target + (at // width) * stride + at % width, value, mask=at < size)
 
 
 class StridedCopies:
     """Copies of parts of a flat tensor into matrices with rows of any stride, which must not move."""
 
-    def __init__(self, runs: Sequence[tuple[int, Tensor]]):
-        """`runs`: where a matrix begins in the flat tensor, and where it is copied to."""
+    def __init__(self, runs: Sequence[tuple[int, Tensor, int | None]]):
+        """`runs`: where a matrix begins in the flat tensor, where it is copied to, and where a factor of it is."""
         table, chunks = array("q"), array("q")
-        for number, (start, target) in enumerate(runs):
+        for number, (start, target, factor) in enumerate(runs):
             assert target.stride(1) == 1
             table.extend((start, target.data_ptr(), target.numel(), target.shape[1], target.stride(0)))
+            table.append(-1 if factor is None else factor)
             chunks.extend(number << 32 | chunk for chunk in range(triton.cdiv(target.numel(), CHUNK.value)))
-        self._targets = [target for _, target in runs]  # keeps their memory
+        self._targets = [target for _, target, _ in runs]  # keeps their memory
         device = self._targets[0].device
         self._table, self._chunks = (
             torch.frombuffer(values, dtype=torch.int64).to(device) for values in (table, chunks)

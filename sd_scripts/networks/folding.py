@@ -1,4 +1,4 @@
-"""Which LoRA layers compute in one matrix product with their base weights, and the joint matrices that they share."""
+"""Which adapted layers compute in one matrix product with their base weights, and the joint matrices they share."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from sd_scripts.networks.adapters.lora import LoraLinear
+from sd_scripts.library.quantized import compute_dtype
+from sd_scripts.networks.foldable import FoldableLinear, Tail
 
+Run = tuple[int, Tensor, int | None]
+"""Where a part begins in the flat buffer, its place in a joint matrix, and where the factor of it is, if it has one."""
 MULTIPLE = 8
 """Widths and ranks of a joint matrix are multiples of it, so that its rows begin at multiples of 16 bytes."""
 
@@ -19,31 +22,32 @@ MULTIPLE = 8
 class Fold:
     """Layers with the same input, and their joint matrix [[W, B], [A, 0]] (see library/folded_product.py)."""
 
-    layers: Sequence[LoraLinear]
+    layers: Sequence[FoldableLinear]
     joint: Tensor
 
-    def tails(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
-        """Yield each parameter and its place in the joint matrix."""
-        out, width = (size - sum(layer.lora_down.shape[0] for layer in self.layers) for size in self.joint.shape)
+    def tails(self) -> Iterator[Tail]:
+        """Yield the parts of the joint matrix that follow parameters."""
+        out, width = (size - sum(layer.folded_rank for layer in self.layers) for size in self.joint.shape)
         row, rank = 0, 0
         for layer in self.layers:
-            down, up = layer.lora_down, layer.lora_up
-            rows, ranks = slice(row, row + len(up)), slice(rank, rank + len(down))
-            yield down, self.joint[out:][ranks, :width]
-            yield up, self.joint[rows, width:][:, ranks]
+            rows, ranks = slice(row, row + layer.out_features), slice(rank, rank + layer.folded_rank)
+            yield from layer.tails(self.joint[out:][ranks, :width], self.joint[rows, width:][:, ranks])
             row, rank = rows.stop, ranks.stop
 
 
 class FoldedLayers:
-    """All folds of a network, whose parameters become views of the joint matrices."""
+    """All folds of a network. The parameters of LoRA become views of the joint matrices."""
 
     def __init__(self, folds: Sequence[Fold], compute: Tensor, starts: Mapping[nn.Parameter, int]):
         """`compute`: the network's flat buffer of compute copies; `starts`: where each of them begins."""
-        self._runs = []
-        for parameter, place in (tail for fold in folds for tail in fold.tails()):
-            parameter.data = place
-            self._runs.append((starts[parameter], place))
-        self.complete = len(self._runs) == len(starts)
+        self._runs: list[Run] = []
+        moved = 0
+        for parameter, place, moves, factor in (tail for fold in folds for tail in fold.tails()):
+            if moves:
+                parameter.data = place
+                moved += 1
+            self._runs.append((starts[parameter], place, starts[factor[0]] + factor[1] if factor else None))
+        self.complete = moved == len(starts)
         """Whether all compute copies lie in joint matrices, so that nobody reads the flat buffer."""
         self._copies = None
         if compute.is_cuda and importlib.util.find_spec("triton"):
@@ -57,8 +61,10 @@ class FoldedLayers:
         if self._copies:
             self._copies.run(compute)
             return
-        for start, place in self._runs:
+        for start, place, factor in self._runs:
             place.copy_(compute[start : start + place.numel()].view(place.shape))
+            if factor is not None:
+                place.mul_(compute[factor])
 
 
 def fold(
@@ -71,44 +77,43 @@ def fold(
     move.
     """
     for layer in kept_inputs:
-        if isinstance(layer, LoraLinear):
+        if isinstance(layer, FoldableLinear):
             layer.input_is_kept = True
-    chosen = [layer for layer in layers if isinstance(layer, LoraLinear) and _can_fold(layer)]
+    chosen = [layer for layer in layers if isinstance(layer, FoldableLinear) and _can_fold(layer)]
     known, folds = set(chosen), []
     for group in groups:
-        together = [layer for layer in group if isinstance(layer, LoraLinear)]
+        together = [layer for layer in group if isinstance(layer, FoldableLinear)]
         if len(together) == len(group) and known.issuperset(together) and _can_share(together):
             folds.append(_joined(together))
             known.difference_update(together)
     return folds + [_joined([layer]) for layer in chosen if layer in known and _aligned([layer])]
 
 
-def _can_fold(layer: LoraLinear) -> bool:
-    """Return whether a layer is a LoRA, perhaps with trained norms, on a plain weight that stays where it is."""
+def _can_fold(layer: FoldableLinear) -> bool:
+    """Return whether a layer's adapter can be folded, and its weight is a plain one that stays where it is."""
     return (
         layer.foldable
-        and layer.weight.dtype == layer.lora_down.dtype
-        and layer.weight.device == layer.lora_down.device
+        and layer.weight.dtype == compute_dtype(layer)
         and not hasattr(layer.weight, "host_copy")
         and not layer.dropouts.any()
         and layer.row_noise is None
     )
 
 
-def _can_share(layers: Sequence[LoraLinear]) -> bool:
+def _can_share(layers: Sequence[FoldableLinear]) -> bool:
     alike = len({type(layer) for layer in layers}) == 1
     return alike and _aligned(layers) and all(layer.bias is None for layer in layers)
 
 
-def _aligned(layers: Sequence[LoraLinear]) -> bool:
-    sizes = (sum(len(layer.lora_down) for layer in layers), layers[0].in_features, *(x.out_features for x in layers))
+def _aligned(layers: Sequence[FoldableLinear]) -> bool:
+    sizes = (sum(layer.folded_rank for layer in layers), layers[0].in_features, *(x.out_features for x in layers))
     return not any(size % MULTIPLE for size in sizes)
 
 
 @torch.no_grad()
-def _joined(layers: Sequence[LoraLinear]) -> Fold:
+def _joined(layers: Sequence[FoldableLinear]) -> Fold:
     """Move the weights of `layers` into a joint matrix."""
-    rank, out = sum(len(layer.lora_down) for layer in layers), sum(layer.out_features for layer in layers)
+    rank, out = sum(layer.folded_rank for layer in layers), sum(layer.out_features for layer in layers)
     width = layers[0].in_features
     joint = layers[0].weight.new_zeros(out + rank, width + rank)
     row = 0

@@ -1,12 +1,13 @@
 """DoRA's factors of each output, for all layers together, once a step: they depend on the weights alone.
 
-Within a layer they would take a dozen small kernels. Here layers of one shape are stacked, and only the products with
-the base weights, W A', are one kernel for each layer: with B (out, r), A (r, in) and D = B A,
-|W + D|^2 = |W|^2 + sum(B * (2 W A' + B A A')), by rows.
+Within a layer they would take a dozen small kernels. Here layers of one shape are stacked: with B (out, r), A (r, in)
+and D = B A, |W + D|^2 = |W|^2 + sum(B * (2 W A' + B A A')), by rows. On a GPU one kernel computes that for a whole
+stack (library/low_rank_norms.py).
 """
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -14,6 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from sd_scripts.networks.adapters.dora import DoraLinear
+
+if importlib.util.find_spec("triton"):
+    from sd_scripts.library.low_rank_norms import LowRankNorms
+else:
+    LowRankNorms = None  # type: ignore[assignment, misc]
 
 
 @dataclass
@@ -37,10 +43,19 @@ class Stack:
         """(W + D) A', which the gradient of B needs: (l, out, r)."""
         for each, gain in zip(self.magnitudes, self.gains, strict=True):
             each.gains = nn.Parameter(gain)
+        self.kernels = self._kernels()
+
+    def _kernels(self) -> LowRankNorms | None:
+        parts = [layer.weight for layer in self.layers], self.ups, [each.norms for each in self.magnitudes]
+        return LowRankNorms(*parts) if LowRankNorms and LowRankNorms.fits(*parts) else None
 
     def refresh(self) -> None:
         """Compute the gains of the present weights."""
-        up, down = torch.stack([*self.ups]), torch.stack([*self.downs])
+        down = torch.stack([*self.downs])
+        if self.kernels:
+            self.kernels.norms(down, self.squares, self.slope, self.roots, self.gains, self.eps)
+            return
+        up = torch.stack([*self.ups])
         product = torch.empty_like(self.slope)
         for layer, own_down, own in zip(self.layers, self.downs, product, strict=True):
             torch.mm(layer.weight, own_down.t(), out=own)
@@ -66,8 +81,11 @@ class Stack:
         dtype = up.dtype
         scaled = (weight * up.to(weight.dtype)).to(dtype)  # (l, out, r)
         down_grads = (up.mT @ scaled) @ down
-        for own_grad, own, layer in zip(down_grads, scaled, self.layers, strict=True):
-            own_grad.addmm_(own.t(), layer.weight)
+        if self.kernels:
+            self.kernels.add_products(scaled, down_grads)
+        else:
+            for own_grad, own, layer in zip(down_grads, scaled, self.layers, strict=True):
+                own_grad.addmm_(own.t(), layer.weight)
         up_grads = (weight * self.slope.to(weight.dtype)).to(dtype)
         _add([(up, grad) for up, grad in zip(self.ups, up_grads, strict=True)])
         _add([(down, grad) for down, grad in zip(self.downs, down_grads, strict=True)])

@@ -119,14 +119,15 @@ class AdapterNetwork:
         groups: Sequence[Sequence[nn.Module]] = (),
         kept_inputs: Iterable[nn.Module] = (),
     ) -> None:
-        """Let those of `layers` that are LoRA compute in one product with their base weights, where they are compiled,
-        and others of one input in one product of their base weights. The weights must not move from here on.
+        """Let those of `layers` that are foldable compute in one product with their base weights, where they are
+        compiled, and others of one input in one product of their base weights. The weights must not move from here on.
 
         `groups`: layers that project_together applies to one input; `kept_inputs`: layers whose input is in memory
         until the backward pass anyway.
         """
-        join(groups)
         folds = fold(layers, groups, kept_inputs)
+        folded = {layer for each in folds for layer in each.layers}
+        join(group for group in groups if folded.isdisjoint(group))
         if folds:
             ends = accumulate(copy.numel() for copy in self.copies)
             pairs = [(copy, end) for copy, end in zip(self.copies, ends, strict=True) if end <= self.compute.numel()]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from sd_scripts.library.gained_output import gained_output
 from sd_scripts.networks.adapter import Adapter, register
 from sd_scripts.networks.adapters.lora import DOWN, UP, Lora, LoraLinear
+from sd_scripts.networks.foldable import FoldableLinear
 from sd_scripts.networks.layers import Dropouts
 from sd_scripts.networks.targets import is_conv
 from sd_scripts.networks.update_adapter import NORMS, Shapes, UpdateAdapter, kaiming_uniform
@@ -60,11 +61,11 @@ class DoraLinear(LoraLinear):
         gain = self.magnitudes.gain(self.update_parts, self)
         return decomposed_output(self, self.base(x), self.update_parts.output(x), gain)
 
-    def folded(self, layers: Sequence[LoraLinear], x: Tensor, pieces: Sequence[int] = ()) -> list[Tensor]:
+    def folded(self, layers: Sequence[FoldableLinear], x: Tensor, pieces: Sequence[int] = ()) -> list[Tensor]:
         """Return the outputs of `layers` for one input, with their gains, which are computed outside (gains.py)."""
         gains = torch.cat([layer.magnitudes.gains for layer in layers]) if len(layers) > 1 else self.magnitudes.gains  # type: ignore[misc, union-attr]
         assert gains is not None
-        outputs = self.joint_product(layers, x, None, pieces)
+        outputs = self.joint_product(layers, x, None, pieces)  # type: ignore[arg-type]
         sizes = [output.shape[-1] for output in outputs]
         biases = [None] * len(sizes) if self.bias is None else self.bias.split(sizes)
         return [gained_output(*each) for each in zip(outputs, gains.split(sizes), biases, strict=True)]

@@ -7,20 +7,25 @@ product of two matrices of rank r: w2 where the rank is below half its size, w1 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from sd_scripts.library.folded_kronecker import folded_kronecker_product
 from sd_scripts.library.kronecker import factored_kronecker_product, kronecker_product
 from sd_scripts.networks.adapter import register
+from sd_scripts.networks.foldable import FoldableLinear, Tail
+from sd_scripts.networks.layers import Dropouts
 from sd_scripts.networks.update_adapter import NORMS, Shapes, UpdateAdapter, kaiming_uniform
-from sd_scripts.networks.updates import Axis, Update, dense_weight, exact
+from sd_scripts.networks.updates import Axis, Update, UpdatedLinear, dense_weight, exact
 from sd_scripts.options.network_args import NetworkArguments
 
 W1, W1_A, W1_B = "lokr_w1", "lokr_w1_a", "lokr_w1_b"
 W2, W2_A, W2_B, T2 = "lokr_w2", "lokr_w2_a", "lokr_w2_b", "lokr_t2"
+LARGEST_FOLD = 256
+"""Rank of the LoRA as which a LoKr computes in its base product, at most; a larger one takes longer than it saves."""
 
 
 class KroneckerUpdate(Update):
@@ -63,6 +68,49 @@ class KroneckerUpdate(Update):
         return (first[:, None] * second).flatten()
 
 
+class LokrLinear(UpdatedLinear, FoldableLinear):
+    """A LoKr whose w2 is a product up · down: compiled, it can compute as a LoRA (folded_kronecker.py)."""
+
+    update: KroneckerUpdate
+
+    @property
+    def foldable(self) -> bool:
+        plain = self.update.part(W1) is not None and self.update.part(W2_A) is not None
+        return plain and self.magnitudes is None and self.folded_rank <= min(LARGEST_FOLD, self.in_features // 2)
+
+    @property
+    def folded_rank(self) -> int:
+        w1, down = self.update.parts(W1, W2_B)
+        return w1.shape[1] * len(down)
+
+    def tails(self, down: Tensor, up: Tensor) -> Iterator[Tail]:
+        w1, own_up, own_down = self.update.parts(W1, W2_A, W2_B)
+        (p, q), rank = w1.shape, len(own_down)
+        for i in range(q):
+            ranks = slice(i * rank, (i + 1) * rank)
+            yield Tail(own_down, down[ranks].chunk(q, dim=1)[i])
+            for number, place in enumerate(up[:, ranks].chunk(p)):
+                yield Tail(own_up, place, factor=(w1, number * q + i))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.folded([self], x)[0] if self.is_folded(1) else super().forward(x)
+
+    def folded(self, layers: Sequence[FoldableLinear], x: Tensor, pieces: Sequence[int] = ()) -> list[Tensor]:
+        own: Sequence[LokrLinear] = layers  # type: ignore[assignment]
+        assert self.joint is not None
+        parts = [[layer.update.parts(ending)[0] for layer in own] for ending in (W1, W2_A, W2_B)]
+        return folded_kronecker_product(
+            x, self.joint, self.bias, *parts, pieces=pieces, input_is_kept=self.input_is_kept
+        )
+
+    @staticmethod
+    def project_together(layers: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
+        own: Sequence[LokrLinear] = layers  # type: ignore[assignment]
+        if own[0].is_folded(len(own)):
+            return own[0].folded(own, x, [layer.out_features for layer in own])
+        return UpdatedLinear.project_together(layers, x)
+
+
 @register
 class Lokr(UpdateAdapter):
     kind = "lokr"
@@ -101,6 +149,11 @@ class Lokr(UpdateAdapter):
         if options.get("tucker") and any(size > 1 for size in kernel):
             return {**shapes, T2: (rank, rank, *kernel), W2_A: (rank, c), W2_B: (rank, d)}
         return {**shapes, W2_A: (c, rank), W2_B: (rank, d * math.prod(kernel))}
+
+    def make_layer(self, base: nn.Linear | nn.Conv2d, dropouts: Dropouts) -> nn.Module:
+        if isinstance(base, nn.Linear):
+            return LokrLinear(base, self.update, dropouts, self.magnitudes)
+        return super().make_layer(base, dropouts)
 
     @classmethod
     def rank_of(cls, parts: Mapping[str, Tensor]) -> int | None:

@@ -6,7 +6,7 @@ Hu et al. 2021, https://arxiv.org/abs/2106.09685. Keys in files are those of sd-
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from sd_scripts.library.folded_product import folded_product
 from sd_scripts.networks.adapter import Adapter, LayerPlan, Tensors, TrainedTensor, file_alpha, register
-from sd_scripts.networks.layers import AdaptedConv2d, AdaptedLinear, Dropouts
+from sd_scripts.networks.foldable import FoldableLinear, Tail
+from sd_scripts.networks.layers import AdaptedConv2d, Dropouts
 from sd_scripts.networks.rules import Rank
 from sd_scripts.networks.starts import STARTS
 from sd_scripts.networks.updates import exact, stored_weight
@@ -25,37 +26,32 @@ from sd_scripts.options.network_args import NetworkArguments
 DOWN, UP = "lora_down.weight", "lora_up.weight"
 
 
-class LoraLinear(AdaptedLinear):
+class LoraLinear(FoldableLinear):
     """y = x W + b + (x A) B, with alpha / rank already in B (see TrainedTensor.scale)."""
 
     lora_down: nn.Parameter  # (r, in)
     lora_up: nn.Parameter  # (out, r)
-    joint: Tensor | None
-    """Base weight and LoRA of this layer, or of it and those it projects together with, in one matrix (folding.py)."""
-    joint_layers = 1
-    foldable = True
-    """Whether it can compute in one product with its base weight."""
-    input_is_kept = False
-    """Whether its input is in memory until the backward pass anyway."""
 
     def __init__(self, base: nn.Linear, rank: int, dropouts: Dropouts):
         super().__init__(base, dropouts)
         self.lora_down = self.parameter(rank, base.in_features)
         self.lora_up = self.parameter(base.out_features, rank)
-        self.register_buffer("joint", None, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.is_folded(1):
             return self.folded([self], x)[0]
         return self.update(self.base(x), F.linear(x, self.lora_down))
 
-    def is_folded(self, layers: int) -> bool:
-        """Return whether this layer computes in one product for `layers` layers, of which it is the first."""
-        return self.joint is not None and self.joint_layers == layers and torch.compiler.is_compiling()
+    @property
+    def folded_rank(self) -> int:
+        return self.lora_down.shape[0]
 
-    def folded(self, layers: Sequence[LoraLinear], x: Tensor, pieces: Sequence[int] = ()) -> list[Tensor]:
-        """Return the outputs of `layers` for one input (..., in), side by side and split into `pieces`."""
-        return self.joint_product(layers, x, self.bias, pieces)
+    def tails(self, down: Tensor, up: Tensor) -> Iterator[Tail]:
+        yield Tail(self.lora_down, down, moves=True)
+        yield Tail(self.lora_up, up, moves=True)
+
+    def folded(self, layers: Sequence[FoldableLinear], x: Tensor, pieces: Sequence[int] = ()) -> list[Tensor]:
+        return self.joint_product(layers, x, self.bias, pieces)  # type: ignore[arg-type]
 
     def joint_product(
         self, layers: Sequence[LoraLinear], x: Tensor, bias: Tensor | None, pieces: Sequence[int]
@@ -63,9 +59,6 @@ class LoraLinear(AdaptedLinear):
         assert self.joint is not None
         downs, ups = [layer.lora_down for layer in layers], [layer.lora_up for layer in layers]
         return folded_product(x, self.joint, bias, downs, ups, pieces=pieces, input_is_kept=self.input_is_kept)
-
-    def project_split(self, x: Tensor, pieces: Sequence[int]) -> list[Tensor]:
-        return self.folded([self], x, pieces) if self.is_folded(1) else super().project_split(x, pieces)
 
     def update(self, y: Tensor, h: Tensor) -> Tensor:
         """Add the LoRA output of `h` (..., r) to the base's output `y` (..., out)."""
@@ -93,7 +86,7 @@ class SplitLoraLinear(LoraLinear):
     Split i uses rows i·r to (i + 1)·r of down (n·r, in); its rows of up (out, r) are those of its outputs.
     """
 
-    foldable = False
+    foldable = False  # type: ignore[assignment]
 
     def __init__(self, base: nn.Linear, rank: int, dropouts: Dropouts, split_dims: tuple[int, ...]):
         super().__init__(base, rank, dropouts)
@@ -283,7 +276,7 @@ def _row_squares(up: Tensor, down: Tensor) -> Tensor:
 class StartedLoraLinear(LoraLinear):
     """A LoRA that starts from values of its base weight: y = x W + b + x (A B - A0 B0), so that W stays as it is."""
 
-    foldable = False
+    foldable = False  # type: ignore[assignment]
     first_down: Tensor  # (r, in)
     first_up: Tensor  # (out, r), times -alpha / rank
 

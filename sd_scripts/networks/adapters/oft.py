@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sd_scripts.library.block_inverse import inverse_of_blocks
 from sd_scripts.library.quantized import compute_dtype
 from sd_scripts.networks.adapter import Adapter, LayerPlan, Tensors, TrainedTensor, register
 from sd_scripts.networks.adapters.lokr import factors
@@ -47,8 +48,7 @@ class Rotation(nn.Module):
         if self.constraint:
             skew = skew * self.shrinking()
         eye = torch.eye(skew.shape[-1], dtype=skew.dtype, device=skew.device)
-        inverse, _ = torch.linalg.inv_ex(eye - skew)  # exists for every skew-symmetric matrix
-        return 2 * (inverse - eye)
+        return 2 * (inverse_of_blocks(eye - skew) - eye)
 
     def forward(self, z: Tensor) -> Tensor:
         """Return what the rotation adds to z, (..., out)."""
