@@ -80,7 +80,7 @@ class _FoldedProduct(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         x_grad, *factors = joint_backward(grads, *ctx.saved_tensors, sizes=ctx.sizes, learns=ctx.needs_input_grad[0])
-        downs, ups = _low_rank_gradients(*factors, ctx.ranks, ctx.outs)
+        downs, ups = low_rank_gradients_of(*factors, ctx.ranks, ctx.outs)
         return x_grad, None, None, None, None, *downs, *ups
 
 
@@ -123,12 +123,18 @@ def _with_low_rank(parts: Sequence[Tensor], low: Tensor) -> Tensor:
     return padded
 
 
-def _low_rank_gradients(
+def shares_kernel(grad: Tensor, ranks: Sequence[int], outs: Sequence[int]) -> bool:
+    """Return whether one kernel makes the gradients of the matrices of layers of these ranks and outputs."""
+    alike = len({*ranks}) == len({*outs}) == 1 and ranks[0] <= LARGEST_RANK
+    # in float32 its products are inexact
+    return low_rank_gradients is not None and alike and grad.is_cuda and grad.dtype != torch.float32
+
+
+def low_rank_gradients_of(
     x: Tensor, h: Tensor, grad: Tensor, low: Tensor, ranks: Sequence[int], outs: Sequence[int]
 ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
     """Return the gradients of downs and ups from x (M, in), h = x A', the output's gradient and low = grad B."""
-    alike = len({*ranks}) == len({*outs}) == 1 and ranks[0] <= LARGEST_RANK
-    if low_rank_gradients and alike and grad.is_cuda and grad.dtype != torch.float32:  # its products are inexact there
+    if shares_kernel(grad, ranks, outs):
         downs, ups = low_rank_gradients(x, h, grad, low, len(ranks))
         return downs.split(ranks), ups.split(outs)
     pairs = zip(grad.split(outs, dim=1), h.split(ranks, dim=1), strict=True)

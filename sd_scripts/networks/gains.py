@@ -78,15 +78,14 @@ class Stack:
         # d gain / d square = -gain / (root + eps) / (2 root), and a square changes by twice the slope
         weight = torch.where(self.roots > self.eps, -per_norm * self.gains / self.roots, 0.0)[:, :, None]
         up, down = torch.stack([*self.ups]), torch.stack([*self.downs])
-        dtype = up.dtype
-        scaled = (weight * up.to(weight.dtype)).to(dtype)  # (l, out, r)
+        scaled = torch.mul(weight, up, out=torch.empty_like(up))  # (l, out, r)
         down_grads = (up.mT @ scaled) @ down
         if self.kernels:
             self.kernels.add_products(scaled, down_grads)
         else:
             for own_grad, own, layer in zip(down_grads, scaled, self.layers, strict=True):
                 own_grad.addmm_(own.t(), layer.weight)
-        up_grads = (weight * self.slope.to(weight.dtype)).to(dtype)
+        up_grads = torch.mul(weight, self.slope, out=torch.empty_like(up))
         _add([(up, grad) for up, grad in zip(self.ups, up_grads, strict=True)])
         _add([(down, grad) for down, grad in zip(self.downs, down_grads, strict=True)])
 
