@@ -22,6 +22,8 @@ if importlib.util.find_spec("triton"):
 else:
     low_rank_gradients, LARGEST_RANK = None, 0  # type: ignore[assignment]
 
+Factors = tuple[Tensor, Tensor, Tensor, Tensor]
+
 torch.library.define("sd_scripts::fill_low_rank", "(Tensor(a!) padded, Tensor low) -> ()")
 
 
@@ -79,7 +81,7 @@ class _FoldedProduct(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        x_grad, *factors = joint_backward(grads, *ctx.saved_tensors, sizes=ctx.sizes, learns=ctx.needs_input_grad[0])
+        x_grad, factors = joint_backward(grads, *ctx.saved_tensors, sizes=ctx.sizes, learns=ctx.needs_input_grad[0])
         downs, ups = low_rank_gradients_of(*factors, ctx.ranks, ctx.outs)
         return x_grad, None, None, None, None, *downs, *ups
 
@@ -96,8 +98,8 @@ def joint_forward(x: Tensor, joint: Tensor, bias: Tensor | None, out: int, input
 
 def joint_backward(
     grads: Sequence[Tensor], joint: Tensor, *saved: Tensor, sizes: tuple[int, int], learns: bool
-) -> tuple[Tensor | None, Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradient of x, x, h = x A', the gradient of y, from its pieces `grads`, and its product with B.
+) -> tuple[Tensor | None, Factors]:
+    """Return the gradient of x, and x, h = x A', the gradient of y, from its pieces `grads`, and its product with B.
 
     `sizes`: of y and x; `learns`: whether the gradient of x is needed.
     """
@@ -105,9 +107,9 @@ def joint_backward(
     x, h = saved if len(saved) == 2 else (saved[0][:, :width], saved[0][:, width:])
     if learns:
         padded = _with_low_rank(grads, joint[:out, width:].t())
-        return padded @ joint[:, :width], x, h, padded[:, :out], padded[:, out:]
+        return padded @ joint[:, :width], (x, h, padded[:, :out], padded[:, out:])
     grad = torch.cat([*grads], dim=1)
-    return None, x, h, grad, grad @ joint[:out, width:]
+    return None, (x, h, grad, grad @ joint[:out, width:])
 
 
 def _with_low_rank(parts: Sequence[Tensor], low: Tensor) -> Tensor:

@@ -62,7 +62,7 @@ class _GainedProduct(torch.autograd.Function):
         y, gain, bias, *rest = ctx.saved_tensors
         own = gain.split([grad.shape[1] for grad in grads])
         scaled = [(grad * each).to(grad.dtype) for grad, each in zip(grads, own, strict=True)]
-        x_grad, *factors = joint_backward(scaled, *rest, sizes=ctx.sizes, learns=ctx.needs_input_grad[0])
+        x_grad, factors = joint_backward(scaled, *rest, sizes=ctx.sizes, learns=ctx.needs_input_grad[0])
         grad = factors[2]
         if shares_kernel(grad, ctx.ranks, ctx.outs):
             more = (y, gain, gain if bias is None else bias, bias is not None, len(ctx.ranks))

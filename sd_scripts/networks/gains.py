@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from sd_scripts.networks.adapters.dora import DoraLinear
 
 if importlib.util.find_spec("triton"):
-    from sd_scripts.library.low_rank_norms import LowRankNorms
+    from sd_scripts.library import low_rank_norms as kernels
 else:
-    LowRankNorms = None  # type: ignore[assignment, misc]
+    kernels = None  # type: ignore[assignment]
 
 
 @dataclass
@@ -45,9 +45,9 @@ class Stack:
             each.gains = nn.Parameter(gain)
         self.kernels = self._kernels()
 
-    def _kernels(self) -> LowRankNorms | None:
+    def _kernels(self) -> kernels.LowRankNorms | None:
         parts = [layer.weight for layer in self.layers], self.ups, [each.norms for each in self.magnitudes]
-        return LowRankNorms(*parts) if LowRankNorms and LowRankNorms.fits(*parts) else None
+        return kernels.LowRankNorms(*parts) if kernels and kernels.LowRankNorms.fits(*parts) else None
 
     def refresh(self) -> None:
         """Compute the gains of the present weights."""
