@@ -43,15 +43,19 @@ class Stack:
         """(W + D) A', which the gradient of B needs: (l, out, r)."""
         for each, gain in zip(self.magnitudes, self.gains, strict=True):
             each.gains = nn.Parameter(gain)
-        self.kernels = self._kernels()
+        self.kernels: kernels.LowRankNorms | None = None
+        self._find_weights()
 
-    def _kernels(self) -> kernels.LowRankNorms | None:
+    def _find_weights(self) -> None:
+        """Tell the kernels where the weights are, which may have been moved to another device and back."""
         parts = [layer.weight for layer in self.layers], self.ups, [each.norms for each in self.magnitudes]
-        return kernels.LowRankNorms(*parts) if kernels and kernels.LowRankNorms.fits(*parts) else None
+        if not (self.kernels and self.kernels.are_at(*parts)):
+            self.kernels = kernels.LowRankNorms(*parts) if kernels and kernels.LowRankNorms.fits(*parts) else None
 
     def refresh(self) -> None:
         """Compute the gains of the present weights."""
         down = torch.stack([*self.downs])
+        self._find_weights()
         if self.kernels:
             self.kernels.norms(down, self.squares, self.slope, self.roots, self.gains, self.eps)
             return
