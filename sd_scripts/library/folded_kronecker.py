@@ -97,7 +97,8 @@ class _FoldedKronecker(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         count, saved = ctx.count, ctx.saved_tensors
         w1s, ups, rest = saved[:count], saved[count : 2 * count], saved[2 * count :]
-        x_grad, x, h, grad, low = joint_backward(grads, *rest, sizes=ctx.sizes, learns=ctx.needs_input_grad[0])
+        x_grad, factors = joint_backward(grads, *rest, sizes=ctx.sizes, learns=ctx.needs_input_grad[0])
+        x, h, grad, low = factors
         ranks = [w1.shape[1] * up.shape[1] for w1, up in zip(w1s, ups, strict=True)]
         outs = [len(w1) * len(up) for w1, up in zip(w1s, ups, strict=True)]
         own = zip(h.split(ranks, 1), grad.split(outs, 1), low.split(ranks, 1), w1s, ups, strict=True)

@@ -22,6 +22,8 @@ if importlib.util.find_spec("triton"):
 else:
     low_rank_gradients, LARGEST_RANK = None, 0  # type: ignore[assignment]
 
+Factors = tuple[Tensor, Tensor, Tensor, Tensor]
+
 torch.library.define("sd_scripts::fill_low_rank", "(Tensor(a!) padded, Tensor low) -> ()")
 
 
@@ -79,8 +81,8 @@ class _FoldedProduct(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        x_grad, *factors = joint_backward(grads, *ctx.saved_tensors, sizes=ctx.sizes, learns=ctx.needs_input_grad[0])
-        downs, ups = _low_rank_gradients(*factors, ctx.ranks, ctx.outs)
+        x_grad, factors = joint_backward(grads, *ctx.saved_tensors, sizes=ctx.sizes, learns=ctx.needs_input_grad[0])
+        downs, ups = low_rank_gradients_of(*factors, ctx.ranks, ctx.outs)
         return x_grad, None, None, None, None, *downs, *ups
 
 
@@ -96,8 +98,8 @@ def joint_forward(x: Tensor, joint: Tensor, bias: Tensor | None, out: int, input
 
 def joint_backward(
     grads: Sequence[Tensor], joint: Tensor, *saved: Tensor, sizes: tuple[int, int], learns: bool
-) -> tuple[Tensor | None, Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradient of x, x, h = x A', the gradient of y, from its pieces `grads`, and its product with B.
+) -> tuple[Tensor | None, Factors]:
+    """Return the gradient of x, and x, h = x A', the gradient of y, from its pieces `grads`, and its product with B.
 
     `sizes`: of y and x; `learns`: whether the gradient of x is needed.
     """
@@ -105,9 +107,9 @@ def joint_backward(
     x, h = saved if len(saved) == 2 else (saved[0][:, :width], saved[0][:, width:])
     if learns:
         padded = _with_low_rank(grads, joint[:out, width:].t())
-        return padded @ joint[:, :width], x, h, padded[:, :out], padded[:, out:]
+        return padded @ joint[:, :width], (x, h, padded[:, :out], padded[:, out:])
     grad = torch.cat([*grads], dim=1)
-    return None, x, h, grad, grad @ joint[:out, width:]
+    return None, (x, h, grad, grad @ joint[:out, width:])
 
 
 def _with_low_rank(parts: Sequence[Tensor], low: Tensor) -> Tensor:
@@ -123,12 +125,18 @@ def _with_low_rank(parts: Sequence[Tensor], low: Tensor) -> Tensor:
     return padded
 
 
-def _low_rank_gradients(
+def shares_kernel(grad: Tensor, ranks: Sequence[int], outs: Sequence[int]) -> bool:
+    """Return whether one kernel makes the gradients of the matrices of layers of these ranks and outputs."""
+    alike = len({*ranks}) == len({*outs}) == 1 and ranks[0] <= LARGEST_RANK
+    # in float32 its products are inexact
+    return low_rank_gradients is not None and alike and grad.is_cuda and grad.dtype != torch.float32
+
+
+def low_rank_gradients_of(
     x: Tensor, h: Tensor, grad: Tensor, low: Tensor, ranks: Sequence[int], outs: Sequence[int]
 ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
     """Return the gradients of downs and ups from x (M, in), h = x A', the output's gradient and low = grad B."""
-    alike = len({*ranks}) == len({*outs}) == 1 and ranks[0] <= LARGEST_RANK
-    if low_rank_gradients and alike and grad.is_cuda and grad.dtype != torch.float32:  # its products are inexact there
+    if shares_kernel(grad, ranks, outs):
         downs, ups = low_rank_gradients(x, h, grad, low, len(ranks))
         return downs.split(ranks), ups.split(outs)
     pairs = zip(grad.split(outs, dim=1), h.split(ranks, dim=1), strict=True)

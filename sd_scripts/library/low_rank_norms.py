@@ -111,13 +111,13 @@ def _add_products(  # type: ignore[no-untyped-def]
 
 
 class LowRankNorms:
-    """Layers of one shape: W (out, in), B (out, r) and trained norms of `out` values, none of which may move."""
+    """Layers of one shape: W (out, in), B (out, r) and trained norms of `out` values."""
 
     def __init__(self, weights: Sequence[Tensor], ups: Sequence[Tensor], norms: Sequence[Tensor]):
         table = array("q")
         for weight, up, norm in zip(weights, ups, norms, strict=True):
             table.extend((weight.data_ptr(), weight.stride(0), up.data_ptr(), up.stride(0), norm.data_ptr()))
-        self._kept = (*weights, *ups, *norms)
+        self._addresses = _addresses(weights, ups, norms)
         self._table = torch.frombuffer(table, dtype=torch.int64).to(weights[0].device)
         (self._out, self._width), self._rank = weights[0].shape, ups[0].shape[1]
         self._kind, self._count = KINDS[weights[0].dtype], len(weights)
@@ -134,6 +134,10 @@ class LowRankNorms:
             and all(up.stride(1) == 1 and up.shape[1] <= LARGEST_RANK for up in ups)
             and all(norm.dtype == torch.float32 and norm.is_contiguous() and norm.is_cuda for norm in norms)
         )
+
+    def are_at(self, weights: Sequence[Tensor], ups: Sequence[Tensor], norms: Sequence[Tensor]) -> bool:
+        """Return whether the tensors are where they were at first."""
+        return self._addresses == _addresses(weights, ups, norms)
 
     def norms(self, downs: Tensor, squares: Tensor, slopes: Tensor, roots: Tensor, gains: Tensor, eps: float) -> None:
         """Write slopes = (W + B A) A' (l, out, r), roots = |W + B A| and gains = norm / (root + eps), both (l, out).
@@ -164,3 +168,7 @@ class LowRankNorms:
                 num_warps=4,
                 num_stages=3,
             )
+
+
+def _addresses(*groups: Sequence[Tensor]) -> list[int]:
+    return [tensor.data_ptr() for group in groups for tensor in group]

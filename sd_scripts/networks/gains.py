@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from sd_scripts.networks.adapters.dora import DoraLinear
 
 if importlib.util.find_spec("triton"):
-    from sd_scripts.library.low_rank_norms import LowRankNorms
+    from sd_scripts.library import low_rank_norms as kernels
 else:
-    LowRankNorms = None  # type: ignore[assignment, misc]
+    kernels = None  # type: ignore[assignment]
 
 
 @dataclass
@@ -43,15 +43,19 @@ class Stack:
         """(W + D) A', which the gradient of B needs: (l, out, r)."""
         for each, gain in zip(self.magnitudes, self.gains, strict=True):
             each.gains = nn.Parameter(gain)
-        self.kernels = self._kernels()
+        self.kernels: kernels.LowRankNorms | None = None
+        self._find_weights()
 
-    def _kernels(self) -> LowRankNorms | None:
+    def _find_weights(self) -> None:
+        """Tell the kernels where the weights are, which may have been moved to another device and back."""
         parts = [layer.weight for layer in self.layers], self.ups, [each.norms for each in self.magnitudes]
-        return LowRankNorms(*parts) if LowRankNorms and LowRankNorms.fits(*parts) else None
+        if not (self.kernels and self.kernels.are_at(*parts)):
+            self.kernels = kernels.LowRankNorms(*parts) if kernels and kernels.LowRankNorms.fits(*parts) else None
 
     def refresh(self) -> None:
         """Compute the gains of the present weights."""
         down = torch.stack([*self.downs])
+        self._find_weights()
         if self.kernels:
             self.kernels.norms(down, self.squares, self.slope, self.roots, self.gains, self.eps)
             return
@@ -78,15 +82,14 @@ class Stack:
         # d gain / d square = -gain / (root + eps) / (2 root), and a square changes by twice the slope
         weight = torch.where(self.roots > self.eps, -per_norm * self.gains / self.roots, 0.0)[:, :, None]
         up, down = torch.stack([*self.ups]), torch.stack([*self.downs])
-        dtype = up.dtype
-        scaled = (weight * up.to(weight.dtype)).to(dtype)  # (l, out, r)
+        scaled = torch.mul(weight, up, out=torch.empty_like(up))  # (l, out, r)
         down_grads = (up.mT @ scaled) @ down
         if self.kernels:
             self.kernels.add_products(scaled, down_grads)
         else:
             for own_grad, own, layer in zip(down_grads, scaled, self.layers, strict=True):
                 own_grad.addmm_(own.t(), layer.weight)
-        up_grads = (weight * self.slope.to(weight.dtype)).to(dtype)
+        up_grads = torch.mul(weight, self.slope, out=torch.empty_like(up))
         _add([(up, grad) for up, grad in zip(self.ups, up_grads, strict=True)])
         _add([(down, grad) for down, grad in zip(self.downs, down_grads, strict=True)])
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sd_scripts.library.gained_output import gained_output
+from sd_scripts.library.gained_product import gained_product
 from sd_scripts.networks.adapter import Adapter, register
 from sd_scripts.networks.adapters.lora import DOWN, UP, Lora, LoraLinear
 from sd_scripts.networks.foldable import FoldableLinear
@@ -63,12 +63,12 @@ class DoraLinear(LoraLinear):
 
     def folded(self, layers: Sequence[FoldableLinear], x: Tensor, pieces: Sequence[int] = ()) -> list[Tensor]:
         """Return the outputs of `layers` for one input, with their gains, which are computed outside (gains.py)."""
-        gains = torch.cat([layer.magnitudes.gains for layer in layers]) if len(layers) > 1 else self.magnitudes.gains  # type: ignore[misc, union-attr]
-        assert gains is not None
-        outputs = self.joint_product(layers, x, None, pieces)  # type: ignore[arg-type]
-        sizes = [output.shape[-1] for output in outputs]
-        biases = [None] * len(sizes) if self.bias is None else self.bias.split(sizes)
-        return [gained_output(*each) for each in zip(outputs, gains.split(sizes), biases, strict=True)]
+        own: Sequence[DoraLinear] = layers  # type: ignore[assignment]
+        assert self.joint is not None
+        gains, downs, ups = zip(*((x.magnitudes.gains, x.lora_down, x.lora_up) for x in own), strict=True)
+        return gained_product(
+            x, self.joint, self.bias, gains, downs, ups, pieces=pieces, input_is_kept=self.input_is_kept
+        )
 
     @staticmethod
     def project_together(layers: Sequence[nn.Module], x: Tensor) -> list[Tensor]:

@@ -51,14 +51,10 @@ class LoraLinear(FoldableLinear):
         yield Tail(self.lora_up, up, moves=True)
 
     def folded(self, layers: Sequence[FoldableLinear], x: Tensor, pieces: Sequence[int] = ()) -> list[Tensor]:
-        return self.joint_product(layers, x, self.bias, pieces)  # type: ignore[arg-type]
-
-    def joint_product(
-        self, layers: Sequence[LoraLinear], x: Tensor, bias: Tensor | None, pieces: Sequence[int]
-    ) -> list[Tensor]:
+        own: Sequence[LoraLinear] = layers  # type: ignore[assignment]
         assert self.joint is not None
-        downs, ups = [layer.lora_down for layer in layers], [layer.lora_up for layer in layers]
-        return folded_product(x, self.joint, bias, downs, ups, pieces=pieces, input_is_kept=self.input_is_kept)
+        downs, ups = [layer.lora_down for layer in own], [layer.lora_up for layer in own]
+        return folded_product(x, self.joint, self.bias, downs, ups, pieces=pieces, input_is_kept=self.input_is_kept)
 
     def update(self, y: Tensor, h: Tensor) -> Tensor:
         """Add the LoRA output of `h` (..., r) to the base's output `y` (..., out)."""
