@@ -19,6 +19,7 @@ EXTRA = 16
 
 def pissa(weight: Tensor, rank: int, scale: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Return up (out, r) and down (r, in) whose product times `scale` is the best approximation of the weight."""
+    weight = _repeatable(weight)
     devices = [weight.device] if weight.is_cuda else []
     with torch.random.fork_rng(devices):
         torch.manual_seed(int(torch.randint(2**31, (), generator=generator)))
@@ -30,8 +31,14 @@ def pissa(weight: Tensor, rank: int, scale: float, generator: torch.Generator) -
 
 def olora(weight: Tensor, rank: int, scale: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Return up (out, r), the first columns of the weight's QR decomposition, and down (r, in), the rows for them."""
-    basis, triangle = torch.linalg.qr(weight)
-    return basis[:, :rank], triangle[:rank]
+    basis, _ = torch.linalg.qr(_repeatable(weight[:, :rank]))
+    basis = basis.to(weight.device)
+    return basis, basis.t() @ weight
+
+
+def _repeatable(weight: Tensor) -> Tensor:
+    """Return a weight where it is decomposed: with `deterministic` on the CPU, since a GPU's last bits vary."""
+    return weight.cpu() if torch.are_deterministic_algorithms_enabled() else weight
 
 
 STARTS: dict[str, Callable[[Tensor, int, float, torch.Generator], tuple[Tensor, Tensor]]] = {
