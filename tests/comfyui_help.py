@@ -99,7 +99,7 @@ def _lokr(parts: Mapping[str, Tensor]) -> Found:
         w2, rank = _product(parts, "lokr_w2_a", "lokr_w2_b", "lokr_t2"), len(parts["lokr_w2_b"])
     if w2.ndim == 4:
         w1 = w1[:, :, None, None]
-    return torch.kron(w1, w2), rank
+    return torch.kron(w1, w2.contiguous()), rank  # ComfyUI's product fails in tucker form, as w2 is transposed
 
 
 def _product(parts: Mapping[str, Tensor], a: str, b: str, core: str) -> Tensor:
