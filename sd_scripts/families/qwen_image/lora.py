@@ -17,6 +17,7 @@ TEXT_ENCODERS = (
     LoraTarget(
         classes=("Qwen2_5_VLAttention", "Qwen2MLP"),
         name=lambda path: f"lora_te1_{path.replace('.', '_')}",
+        comfyui=lambda path: f"text_encoders.qwen25_7b.transformer.model.{path}",
         group="textencoder 1",
     ),
 )

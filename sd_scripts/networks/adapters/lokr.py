@@ -47,7 +47,7 @@ class KroneckerUpdate(Update):
 
     def weight(self) -> Tensor:
         w1, w2 = self.w1(), self.w2()
-        return torch.kron(w1.view(*w1.shape, *(1,) * (w2.ndim - 2)), w2)
+        return torch.kron(w1.view(*w1.shape, *(1,) * (w2.ndim - 2)), w2.contiguous())  # einsum's is transposed
 
     def output(self, x: Tensor) -> Tensor:
         if self.part(W2) is None:
