@@ -52,6 +52,7 @@ def same(run: Run, plain: Run, *, graphs: int = 1) -> None:
         {"mixed_precision": "no"},
         {"activation_memory_budget": 0.5},
         {"network_type": "dora", "network_dim": 8},
+        {"network_type": "lokr", "factor": 2, "network_dim": 4},
         {"network_type": "lokr", "dora_wd": True},
         {"network_type": "loha"},
         {"network_type": "oft", "network_dim": 8},
