@@ -3,13 +3,17 @@
 One product W A' or S' W alone fills a small part of a GPU, and a model of hundreds of layers has hundreds of them.
 """
 
+import logging
 from array import array
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+logger = logging.getLogger(__name__)
 
 ROWS, COLUMNS, DEPTH = 64, 128, 64
 """Rows of W of a program of `norms`, columns of one of `add_products`, and how much of the other side it reads at once.
@@ -17,6 +21,8 @@ ROWS, COLUMNS, DEPTH = 64, 128, 64
 LARGEST_RANK = 128
 FIELDS = tl.constexpr(5)
 """A row of the table holds the addresses and row strides of W and B, and the address of the trained norms."""
+ROUNDING = 0.02
+"""Relative difference of results that were rounded to 16 bits."""
 KINDS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
@@ -63,9 +69,10 @@ def _norms(  # type: ignore[no-untyped-def]
     gram = tl.load(
         grams + n * rank * rank + r[:, None] * rank + r[None, :], mask=in_rank[:, None] & in_rank[None, :], other=0.0
     )
-    square = tl.sum(own.to(tl.float32) * slope, axis=1)
-    slope = tl.dot(own, gram, slope)
-    square += tl.sum(own.to(tl.float32) * slope, axis=1)
+    # not added to slope by the product: on Hopper, Triton 3.6 reads the sum below after it has been overwritten
+    change = tl.dot(own, gram)
+    square = tl.sum(own.to(tl.float32) * (2.0 * slope + change), axis=1)
+    slope += change
     place = n * out + row
     square += tl.load(squares + place, mask=in_row, other=1.0)
     root = tl.sqrt(tl.maximum(square, eps * eps))
@@ -133,6 +140,7 @@ class LowRankNorms:
             and all(weight.data_ptr() % 16 == 0 for weight in weights)
             and all(up.stride(1) == 1 and up.shape[1] <= LARGEST_RANK for up in ups)
             and all(norm.dtype == torch.float32 and norm.is_contiguous() and norm.is_cuda for norm in norms)
+            and _compiled_correctly(weights[0].device, weights[0].dtype, ups[0].shape[1])
         )
 
     def are_at(self, weights: Sequence[Tensor], ups: Sequence[Tensor], norms: Sequence[Tensor]) -> bool:
@@ -168,6 +176,39 @@ class LowRankNorms:
                 num_warps=4,
                 num_stages=3,
             )
+
+
+@cache
+def _compiled_correctly(device: torch.device, dtype: torch.dtype, rank: int) -> bool:
+    """Compare the kernels with plain products on random numbers, once: a version of Triton that compiles them wrongly
+    must not train a model."""
+    if torch.cuda.is_current_stream_capturing():
+        return True
+    out, width = 2 * ROWS, 2 * COLUMNS
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).mul(rank**-0.5).to(device, dtype)
+
+    weight, up, down, left = draw(out, width), draw(out, rank), draw(1, rank, width), draw(1, out, rank)
+    squares, norms = weight.float().square().sum(1)[None], torch.ones(out, 1, device=device)
+    slopes, sums = torch.empty_like(left), torch.zeros_like(down)
+    roots, gains = torch.empty_like(squares), torch.empty_like(squares)
+    layer = LowRankNorms([weight], [up], [norms])
+    layer.norms(down, squares, slopes, roots, gains, 0.0)
+    layer.add_products(left, sums)
+    changed = weight.double() + up.double() @ down[0].double()
+    found = (slopes, roots, gains, sums)
+    wanted = (
+        changed @ down.double().mT,
+        changed.norm(dim=1),
+        1 / changed.norm(dim=1),
+        left.double().mT @ weight.double(),
+    )
+    if all((own - right).norm() < ROUNDING * right.norm() for own, right in zip(found, wanted, strict=True)):
+        return True
+    logger.warning("Triton's kernel for the norms of DoRA errs on this GPU; they are computed without it, slower")
+    return False
 
 
 def _addresses(*groups: Sequence[Tensor]) -> list[int]:
