@@ -72,8 +72,8 @@ class Visit:
         self._context.close()
 
 
-@pytest.fixture(scope="module")
-def _visits() -> Iterator[list[Visit]]:
+@pytest.fixture(scope="session")
+def _visits(chromium: Any, _gui: Gui) -> Iterator[list[Visit]]:
     """The one that goes on, if any."""
     visits: list[Visit] = []
     yield visits
