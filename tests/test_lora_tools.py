@@ -15,7 +15,7 @@ from lora_sdxl import WITH_CONV, base, losses, prepare, save, say_something
 from lora_tools_help import deltas, layers_of, random_pairs, write_lora
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from test_lora_files import pipeline
+from sdxl_pipeline import pipeline_of as sdxl_pipeline_of
 from torch import Tensor
 
 from sd_scripts.families.registry import family_of
@@ -250,7 +250,7 @@ def test_diffusers_computes_with_the_converted_file_what_training_did(miniature:
     assert run(convert_lora, "--src_path", tmp_path / "a.safetensors", "--dst", "diffusers", "--dst_path", out) == 0
     assert all(".lora_A." in key or ".lora_B." in key for key in load_file(out))
     theirs = base(miniature.checkpoint)
-    pipeline(theirs).load_lora_weights(out)
+    sdxl_pipeline_of(theirs).load_lora_weights(out)
     with torch.no_grad():
         torch.testing.assert_close(losses(theirs), losses(prepared.components), rtol=1e-4, atol=1e-5)
 
