@@ -21,6 +21,9 @@ gc.disable()  # until everything is imported
 # every server that the tests talk to is on this machine, where a proxy of the environment does not lead
 for name in ("no_proxy", "NO_PROXY"):
     os.environ[name] = ",".join([*filter(None, [os.environ.get(name)]), "localhost", "127.0.0.1", "::1"])
+# inductor tries in each process, with a compiler and a fresh Python for each, which vector instructions it may use:
+# longer than compiling what a test is about
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 # what runs remember of their speed is not for the user who tests
 state = tempfile.mkdtemp(prefix="tests-state-")
 atexit.register(shutil.rmtree, state, ignore_errors=True)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from faults_help import file_system
 from training_help import Run, images, run, train
 
 
@@ -316,14 +317,9 @@ def test_a_file_that_the_system_does_not_take_leaves_nothing(
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 64 kB; only root may mount one."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)]
-    if sys.platform != "linux" or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("mounting is not allowed here")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
+    """A file system of 64 kB."""
+    with file_system(tmp_path / "disk", "64k") as place:
+        yield place
 
 
 def test_a_full_disk_is_told_in_one_sentence(told: Any, small_disk: Path, miniature: Any, tmp_path: Path) -> None:

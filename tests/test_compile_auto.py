@@ -1,12 +1,14 @@
 """compile_auto chooses what was fastest here, says why, and checks it against uncompiled steps."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from data_help import make_folder
 from scripts_help import FLUX_LORA, SDXL_FULL, SDXL_LORA
+from torch._dynamo.backends.debugging import aot_eager
 from training_help import train
 
 from sd_scripts.options.reading import from_values
@@ -113,7 +115,13 @@ def test_the_check_compares_steps_of_the_same_shapes() -> None:
 
 
 @pytest.mark.deep
-def test_a_run_checks_the_choice_and_goes_on_with_the_faster_steps(flux_miniature: Any, tmp_path: Path) -> None:
+def test_a_run_checks_the_choice_and_goes_on_with_the_faster_steps(
+    flux_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compile_fx(graph: torch.fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Any:
+        return aot_eager(graph, inputs)  # what inductor would compile
+
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", compile_fx)
     plain = train(flux_miniature, tmp_path / "plain", max_train_steps=30)
     (known,) = [each for each in remembered() if each.family == flux_miniature.family][:1]
     told = {**known.settings, "compile": True}

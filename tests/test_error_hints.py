@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import psutil
 import pytest
 import torch
 from conftest import sdxl_settings
+from faults_help import meanwhile
 from runs_help import wait_for
 from training_help import SHORT, Run, images, train, train_whole
 
@@ -24,7 +24,8 @@ from sd_scripts.options.catalog import script_for
 from sd_scripts.options.settings import Settings
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.training import error_hints
-from sd_scripts.training.reporting import StepReporter
+
+__all__ = ["meanwhile"]
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="processes are told of by /proc")
 FROM_DISK = {"cache_latents": None, "cache_latents_to_disk": True}
@@ -119,20 +120,6 @@ def test_where_a_step_would_spoil_the_weights_the_first_one_ends_the_run(
     assert made.status == 1
     assert "the loss is not finite at step" in made.told("failed")[-1]["error"]
     assert made.files == []
-
-
-@pytest.fixture
-def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Do something while a step is under way: `meanwhile(step, do)`."""
-    tell = StepReporter.step
-    planned: dict[int, Callable[[], object]] = {}
-
-    def told(reporter: StepReporter, facts: Any, *tensors: Any) -> None:
-        planned.get(facts.step, lambda: None)()
-        tell(reporter, facts, *tensors)
-
-    monkeypatch.setattr(StepReporter, "step", told)
-    return planned.__setitem__
 
 
 @LINUX

@@ -64,8 +64,10 @@ def test_the_copies_are_kept_once(odd: int) -> None:
     assert network.compute.untyped_storage().nbytes() == (0 if odd == 16 else network.compute.nbytes)
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-@pytest.mark.parametrize("learns_input", [True, False])
+@pytest.mark.parametrize(
+    ("backend", "learns_input"),
+    [("aot_eager", True), ("aot_eager", False), pytest.param("inductor", True, marks=pytest.mark.inductor)],
+)
 def test_outputs_and_gradients_are_those_of_separate_products(backend: str, learns_input: bool) -> None:
     block, network = folded_block()
     x = torch.randn(3, 10, 16, requires_grad=learns_input)
@@ -83,7 +85,7 @@ def test_outputs_and_gradients_are_those_of_separate_products(backend: str, lear
     assert results[0][1].count_nonzero() == results[0][1].numel()
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.inductor)])
 def test_dora_is_folded_too_and_computes_what_its_layers_do_by_themselves(backend: str) -> None:
     results = []
     for folded in (False, True):

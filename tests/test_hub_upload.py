@@ -1,5 +1,7 @@
 """Saved files are uploaded by the real huggingface_hub, to a server that answers as the Hub does."""
 
+from types import SimpleNamespace
+
 import pytest
 from hub_help import TOKEN, hub
 from training_help import train
@@ -61,8 +63,10 @@ def test_a_repository_that_may_not_be_written_to_is_told_before_the_model_loads(
 
 
 @pytest.mark.run
-def test_without_a_network_the_run_trains_and_says_so(any_miniature, tmp_path):
-    run = train(any_miniature, tmp_path / "out", huggingface_repo_id="me/my-lora")  # tests are offline
+def test_without_a_network_the_run_trains_and_says_so(any_miniature, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:1")  # where nobody listens
+    monkeypatch.setattr("huggingface_hub.utils._http.time", SimpleNamespace(sleep=lambda _: None))  # before it retries
+    run = train(any_miniature, tmp_path / "out", huggingface_repo_id="me/my-lora")
     assert run.status == 0
     warned = [event["text"] for event in run.told("warning")]
     assert any(text.startswith("huggingface_repo_id: the Hub cannot be reached (") for text in warned)

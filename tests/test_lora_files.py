@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from diffusers import EulerDiscreteScheduler, StableDiffusionXLPipeline
 from lora_sdxl import WITH_CONV, Prepared, base, context, losses, prepare, save, say_something
 from safetensors import safe_open
+from sdxl_pipeline import pipeline_of
 
 from sd_scripts.families.family import Components
 from sd_scripts.families.model_file import describe
@@ -40,20 +40,8 @@ def trained(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Prep
     return prepared, save(prepared, folder / "trained.safetensors")
 
 
-def pipeline(components: Components) -> StableDiffusionXLPipeline:
-    return StableDiffusionXLPipeline(
-        vae=components.vae,
-        text_encoder=components.text_encoders[0],
-        text_encoder_2=components.text_encoders[1],
-        tokenizer=components.tokenizers[0],
-        tokenizer_2=components.tokenizers[1],
-        unet=components.denoiser,
-        scheduler=EulerDiscreteScheduler(),
-    )
-
-
 def image(components: Components) -> np.ndarray:
-    pipe = pipeline(components)
+    pipe = pipeline_of(components)
     pipe.set_progress_bar_config(disable=True)
     noise = torch.Generator().manual_seed(1)
     made = pipe("a red circle", num_inference_steps=2, height=64, width=64, generator=noise, output_type="np")
@@ -73,7 +61,7 @@ def with_diffusers_names(file: Path, components: Components) -> dict[str, torch.
 def test_diffusers_loads_our_file_and_computes_what_training_did(model: Path, trained: tuple[Prepared, Path]) -> None:
     prepared, file = trained
     theirs = base(model)
-    pipe, before = pipeline(theirs), losses(theirs)
+    pipe, before = pipeline_of(theirs), losses(theirs)
     pipe.load_lora_weights(file)
     with torch.no_grad():
         torch.testing.assert_close(losses(theirs), losses(prepared.components), rtol=1e-4, atol=1e-5)
@@ -82,7 +70,7 @@ def test_diffusers_loads_our_file_and_computes_what_training_did(model: Path, tr
 
 def test_our_file_changes_the_image_that_diffusers_makes(model: Path, trained: tuple[Prepared, Path]) -> None:
     plain, adapted = base(model), base(model)
-    pipeline(adapted).load_lora_weights(trained[1])
+    pipeline_of(adapted).load_lora_weights(trained[1])
     assert np.abs(image(plain) - image(adapted)).max() > 0.01
 
 

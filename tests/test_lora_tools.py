@@ -15,7 +15,7 @@ from lora_sdxl import WITH_CONV, base, losses, prepare, save, say_something
 from lora_tools_help import deltas, layers_of, random_pairs, write_lora
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from test_lora_files import pipeline
+from sdxl_pipeline import pipeline_of as sdxl_pipeline_of
 from torch import Tensor
 
 from sd_scripts.families.registry import family_of
@@ -89,7 +89,8 @@ def test_every_flag_is_in_the_docs() -> None:
 
 
 def test_by_svd_the_result_is_the_sum_if_the_rank_suffices(lora: Path, other: Path, tmp_path: Path) -> None:
-    expected = {name: 0.5 * one - deltas(other)[name] for name, one in deltas(lora).items()}
+    theirs = deltas(other)
+    expected = {name: 0.5 * one - theirs[name] for name, one in deltas(lora).items()}
     for number, rank in enumerate((0, 6)):
         out = tmp_path / f"{number}.safetensors"
         flags = ("--models", lora, other, "--ratios", 0.5, -1, "--new_rank", rank, "--save_to", out)
@@ -102,10 +103,11 @@ def test_by_svd_the_result_is_the_sum_if_the_rank_suffices(lora: Path, other: Pa
 def test_by_svd_a_lower_rank_is_the_best_approximation(lora: Path, other: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.safetensors"
     assert run(svd_merge_lora, "--models", lora, other, "--new_rank", 3, "--save_to", out) == 0
-    for name, delta in deltas(out).items():
-        values = torch.linalg.svdvals(deltas(lora)[name] + deltas(other)[name])
+    one, two, made = deltas(lora), deltas(other), load_file(out)
+    for name, delta in deltas(made).items():
+        values = torch.linalg.svdvals(one[name] + two[name])
         torch.testing.assert_close(torch.linalg.svdvals(delta)[:3], values[:3], rtol=1e-4, atol=1e-5)
-        assert len(load_file(out)[f"{name}.lora_down.weight"]) == 3
+        assert len(made[f"{name}.lora_down.weight"]) == 3
 
 
 def test_averaged_factors_are_those_of_sd_scripts(any_miniature: Any, tmp_path: Path) -> None:
@@ -128,9 +130,8 @@ def test_averaged_factors_are_those_of_sd_scripts(any_miniature: Any, tmp_path: 
 def test_shuffled_ranks_do_the_same(lora: Path, tmp_path: Path) -> None:
     run(merge_lora, "--models", lora, "--ratios", 1, "--shuffle", "--save_to", tmp_path / "s.safetensors")
     close(deltas(tmp_path / "s.safetensors"), deltas(lora))
-    assert any(
-        not torch.equal(each, load_file(tmp_path / "s.safetensors")[key]) for key, each in load_file(lora).items()
-    )
+    shuffled = load_file(tmp_path / "s.safetensors")
+    assert any(not torch.equal(each, shuffled[key]) for key, each in load_file(lora).items())
 
 
 # --- resize
@@ -148,10 +149,11 @@ def test_at_full_rank_resizing_changes_nothing(each_miniature: Any, tmp_path: Pa
 def test_a_lower_rank_keeps_the_largest_singular_values_and_alpha_by_rank(lora: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.safetensors"
     assert run(resize_lora, "--model", lora, "--new_rank", 2, "--save_to", out) == 0
-    for name, delta in deltas(out).items():
-        left, values, right = torch.linalg.svd(deltas(lora)[name], full_matrices=False)
+    before, made = deltas(lora), load_file(out)
+    for name, delta in deltas(made).items():
+        left, values, right = torch.linalg.svd(before[name], full_matrices=False)
         torch.testing.assert_close(delta, (left[:, :2] * values[:2]) @ right[:2], rtol=1e-4, atol=1e-5)
-        assert float(load_file(out)[f"{name}.alpha"]) == 1.0
+        assert float(made[f"{name}.alpha"]) == 1.0
     told = metadata_of(out)
     assert told["ss_training_comment"] == "dimension is resized from 4 to 2; mine"
     assert (told["ss_network_dim"], told["ss_network_alpha"]) == ("2", "1.0")
@@ -236,7 +238,8 @@ def test_converting_there_and_back_is_the_identity(each_miniature: Any, tmp_path
     ours = load_file(tmp_path / "a.safetensors")
     assert load_file(back).keys() == ours.keys()
     assert not load_file(there).keys() & {key for key in ours if "lora_unet" in key and key.endswith("lora_up.weight")}
-    assert all(torch.equal(delta, deltas(back)[name]) for name, delta in deltas(tmp_path / "a.safetensors").items())
+    again = deltas(back)
+    assert all(torch.equal(delta, again[name]) for name, delta in deltas(ours).items())
 
 
 def test_diffusers_computes_with_the_converted_file_what_training_did(miniature: Any, tmp_path: Path) -> None:
@@ -247,7 +250,7 @@ def test_diffusers_computes_with_the_converted_file_what_training_did(miniature:
     assert run(convert_lora, "--src_path", tmp_path / "a.safetensors", "--dst", "diffusers", "--dst_path", out) == 0
     assert all(".lora_A." in key or ".lora_B." in key for key in load_file(out))
     theirs = base(miniature.checkpoint)
-    pipeline(theirs).load_lora_weights(out)
+    sdxl_pipeline_of(theirs).load_lora_weights(out)
     with torch.no_grad():
         torch.testing.assert_close(losses(theirs), losses(prepared.components), rtol=1e-4, atol=1e-5)
 
@@ -330,7 +333,8 @@ def test_metadata_is_shown_and_edited_while_the_weights_stay(lora: Path, capsys:
     assert run(edit_metadata, "--model", lora, *changes, "--save_to", lora) == 0
     kept = {key: text for key, text in before.items() if key == "ss_base_model_version"}
     assert metadata_of(lora) == {**kept, "modelspec.title": "A = B", "new": "1"}
-    assert all(torch.equal(tensor, load_file(lora)[key]) for key, tensor in weights.items())
+    edited = load_file(lora)
+    assert all(torch.equal(tensor, edited[key]) for key, tensor in weights.items())
     capsys.readouterr()
     assert run(show_metadata, lora) == 0
     assert json.loads(capsys.readouterr().out) == metadata_of(lora)

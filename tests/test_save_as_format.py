@@ -8,7 +8,7 @@ import torch
 from lora_sdxl import WITH_CONV, base, context, losses, prepare, save, say_something
 from lora_tools_help import deltas
 from safetensors.torch import load_file, save_file
-from test_lora_files import pipeline
+from sdxl_pipeline import pipeline_of
 from training_help import train
 
 from sd_scripts.families.registry import family_of
@@ -26,7 +26,7 @@ def test_diffusers_loads_the_file_and_a_new_run_begins_with_it(miniature: Any, t
     file = save(prepared, tmp_path / "trained.safetensors")
     assert {key.rpartition(".lora_")[2] for key in load_file(file)} == {"A.weight", "B.weight"}
     theirs = base(miniature.checkpoint)
-    pipeline(theirs).load_lora_weights(file)
+    pipeline_of(theirs).load_lora_weights(file)
     again = prepare(miniature.checkpoint, tmp_path, network_weights=str(file), network_args=WITH_CONV)
     with torch.no_grad():
         expected = losses(prepared.components)

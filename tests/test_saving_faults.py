@@ -4,10 +4,8 @@ import contextlib
 import errno
 import importlib.metadata
 import shutil
-import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from faults_help import file_system, meanwhile
 from training_help import SHORT, Run, equal, images, train, train_whole
 
 from sd_scripts.formats.disk import NotWritten, errno_of, format_bytes
@@ -28,22 +27,9 @@ from sd_scripts.planning.steps import TrainPlan
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.training import rescue
 from sd_scripts.training.dry_save import kept_files
-from sd_scripts.training.reporting import StepReporter
 from sd_scripts.training.writer import Failure
 
-
-@pytest.fixture
-def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Do something while a step is under way: `meanwhile(step, do)`."""
-    tell = StepReporter.step
-    planned: dict[int, Callable[[], object]] = {}
-
-    def told(reporter: StepReporter, facts: Any, *tensors: Any) -> None:
-        planned.get(facts.step, lambda: None)()
-        tell(reporter, facts, *tensors)
-
-    monkeypatch.setattr(StepReporter, "step", told)
-    return planned.__setitem__
+__all__ = ["meanwhile"]
 
 
 def warnings(made: Run, about: str) -> list[str]:
@@ -153,14 +139,9 @@ def test_an_error_in_a_step_saves_the_last_complete_one_first(
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 3 MB; only root may mount one."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(place)]
-    if sys.platform != "linux" or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("mounting is not allowed here")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
+    """A file system of 3 MB."""
+    with file_system(tmp_path / "disk", "3m") as place:
+        yield place
 
 
 def fill(disk: Path) -> None:

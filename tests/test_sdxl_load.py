@@ -10,8 +10,9 @@ import pytest
 import safetensors.torch
 import torch
 from conftest import sdxl_settings
-from diffusers import EulerDiscreteScheduler, StableDiffusionXLPipeline
+from diffusers import StableDiffusionXLPipeline
 from sdxl_help import checkpoint_tensors
+from sdxl_pipeline import pipeline_of
 from torch import Tensor, nn
 
 from sd_scripts.families.family import Components
@@ -38,7 +39,7 @@ def file(miniature: Any) -> dict[str, Tensor]:
 @pytest.fixture(scope="module")
 def folder(components: Components, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("diffusers")
-    _pipeline(components).save_pretrained(path)
+    pipeline_of(components).save_pretrained(path)
     return path
 
 
@@ -252,18 +253,6 @@ def _former(key: str) -> str:
 def _lend_tokenizers(miniature: Any, path: Path) -> None:
     on_device = miniature.checkpoint.with_name(f"{miniature.checkpoint.stem}_tokenizers")
     shutil.copytree(on_device, path.with_name(f"{path.stem}_tokenizers"))
-
-
-def _pipeline(components: Components) -> StableDiffusionXLPipeline:
-    return StableDiffusionXLPipeline(
-        vae=components.vae,
-        text_encoder=components.text_encoders[0],
-        text_encoder_2=components.text_encoders[1],
-        tokenizer=components.tokenizers[0],
-        tokenizer_2=components.tokenizers[1],
-        unet=components.denoiser,
-        scheduler=EulerDiscreteScheduler(),
-    )
 
 
 def _dtypes(module: nn.Module) -> set[torch.dtype]:

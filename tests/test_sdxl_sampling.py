@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import sdxl_settings
-from diffusers import EulerDiscreteScheduler, StableDiffusionXLPipeline
+from diffusers import EulerDiscreteScheduler
+from sdxl_pipeline import pipeline_of
 
 from sd_scripts.families.family import Components
 from sd_scripts.families.sdxl.family import SDXL
@@ -46,17 +47,7 @@ def test_euler_is_what_diffusers_makes_of_the_same_noise(components: Components)
     scheduler = EulerDiscreteScheduler(
         beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear", steps_offset=1
     )
-    pipeline = StableDiffusionXLPipeline(
-        vae=components.vae,
-        text_encoder=components.text_encoders[0],
-        text_encoder_2=components.text_encoders[1],
-        tokenizer=components.tokenizers[0],
-        tokenizer_2=components.tokenizers[1],
-        unet=components.denoiser,
-        scheduler=scheduler,
-        force_zeros_for_empty_prompt=False,
-        add_watermarker=False,
-    )
+    pipeline = pipeline_of(components, scheduler, force_zeros_for_empty_prompt=False, add_watermarker=False)
     pipeline.set_progress_bar_config(disable=True)
     theirs = pipeline(
         PROMPT["prompt"],

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import sdxl_settings
-from diffusers import EulerDiscreteScheduler, StableDiffusionXLPipeline
+from sdxl_pipeline import pipeline_of
 
 from sd_scripts.families.family import Components
 from sd_scripts.families.opening import load_tokenizers
@@ -51,15 +51,7 @@ def test_tokenizers_are_found_in_the_cache_folder_of_sd_scripts(components: Comp
 
 
 def test_states_are_those_of_diffusers(components: Components) -> None:
-    pipeline = StableDiffusionXLPipeline(
-        vae=components.vae,
-        text_encoder=components.text_encoders[0],
-        text_encoder_2=components.text_encoders[1],
-        tokenizer=components.tokenizers[0],
-        tokenizer_2=components.tokenizers[1],
-        unet=components.denoiser,
-        scheduler=EulerDiscreteScheduler(),
-    )
+    pipeline = pipeline_of(components)
     with torch.no_grad():
         ours = encode_text(components, tokenize(components, CAPTIONS, settings()))
         hidden, _, pooled, _ = pipeline.encode_prompt(CAPTIONS, do_classifier_free_guidance=False, device="cpu")

@@ -12,8 +12,8 @@ import gradio as gr
 import pytest
 import safetensors.torch
 import torch
-from diffusers import EulerDiscreteScheduler, StableDiffusionXLPipeline
 from scripts_help import SDXL_LORA
+from sdxl_pipeline import pipeline_of
 from torch import Tensor
 from training_help import ALONE, PIVOTAL, TOKEN, Run, equal, images, train
 
@@ -94,18 +94,6 @@ def move(prepared: Prepared) -> None:
     network.refresh()
 
 
-def pipeline(components: Components) -> Any:
-    return StableDiffusionXLPipeline(
-        vae=components.vae,
-        text_encoder=components.text_encoders[0],
-        text_encoder_2=components.text_encoders[1],
-        tokenizer=components.tokenizers[0],
-        tokenizer_2=components.tokenizers[1],
-        unet=components.denoiser,
-        scheduler=EulerDiscreteScheduler(),
-    )
-
-
 def test_the_token_becomes_its_vectors_wherever_it_is_written(miniature: Any, tmp_path: Path) -> None:
     components = prepare(miniature, tmp_path, num_vectors_per_token=3).components
     settings = Settings(script_for("sdxl", "textual_inversion"), {"weighted_captions": True})
@@ -164,7 +152,7 @@ def test_diffusers_loads_the_file_and_encodes_as_we_do(vectors: int, miniature: 
         "clip_g": (vectors, 128),
     }
     other = Settings(SDXL_LORA, {**miniature.files})
-    pipe = pipeline(SDXL.open(other, torch.float32).load())
+    pipe: Any = pipeline_of(SDXL.open(other, torch.float32).load())
     for key, encoder, tokenizer in (
         ("clip_l", pipe.text_encoder, pipe.tokenizer),
         ("clip_g", pipe.text_encoder_2, pipe.tokenizer_2),

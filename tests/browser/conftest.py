@@ -50,7 +50,11 @@ class Visit:
     """A browser of its own, which must not call anyone but our server."""
 
     def __init__(self, chromium: Any, gui: Gui) -> None:
-        self._context = chromium.new_context(viewport={"width": 1400, "height": 1000}, base_url=gui.address)
+        self._context = chromium.new_context(
+            viewport={"width": 1400, "height": 1000},
+            base_url=gui.address,
+            reduced_motion="reduce",  # where no GPU draws it, a moving progress bar takes a tenth of a core
+        )
         self.faults: list[str] = []
         self._context.on("request", lambda request: self._note(request.url, gui.url))
         self._context.on("console", lambda line: self._note_refusal(line.text))
@@ -72,8 +76,8 @@ class Visit:
         self._context.close()
 
 
-@pytest.fixture(scope="module")
-def _visits() -> Iterator[list[Visit]]:
+@pytest.fixture(scope="session")
+def _visits(chromium: Any, _gui: Gui) -> Iterator[list[Visit]]:
     """The one that goes on, if any."""
     visits: list[Visit] = []
     yield visits

@@ -47,6 +47,7 @@ def test_the_right_password_opens_the_page_and_the_log_out_closes_it(chromium: A
     context.close()
 
 
+@pytest.mark.usefixtures("stranger")
 def test_prompts_are_written_checked_and_filled_in(page: Any, tmp_path: Path) -> None:
     field(page, "output_dir").fill(str(tmp_path))
     unfold(page, "samples")

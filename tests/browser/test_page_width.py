@@ -120,3 +120,5 @@ def test_scrollbars_are_dark_where_the_page_is(page):
     assert page.evaluate(scheme) == "light"
     page.locator("#theme-switch").click()
     assert page.evaluate(scheme) == "dark"
+    page.locator("#theme-switch").click()
+    assert page.evaluate(scheme) == "light"

@@ -162,9 +162,9 @@ def test_a_training_is_asked_for_a_sample_and_a_model_outlives_a_killed_gui_and_
     expect(live(page).locator(".run-actions .done")).to_contain_text("Sampled at step", timeout=TRAINING)
     expect(live(page).locator(".sample img")).to_have_count(1)
     live(page).locator(".sample").click()
-    expect(page.locator(".sample-large")).to_contain_text("a drawn cat")
-    expect(page.locator(".sample-large")).to_contain_text("seed 7")
-    assert page.evaluate("document.querySelector('.sample-large img').naturalWidth") == 64
+    expect(page.locator(".sample-large[open]")).to_contain_text("a drawn cat")
+    expect(page.locator(".sample-large[open]")).to_contain_text("seed 7")
+    assert page.evaluate("document.querySelector('.sample-large[open] img').naturalWidth") == 64
     page.keyboard.press("Escape")
     press(page, "save")
     expect(live(page).locator(".run-actions .done")).to_contain_text("Saved at step", timeout=TRAINING)
