@@ -12,7 +12,7 @@ from sd_scripts.families.registry import card_of, names
 from sd_scripts.formats.words import some
 from sd_scripts.options.generate import GENERATE
 from sd_scripts.runs.events import END
-from sd_scripts.runs.outputs import DIFFUSERS_ENDING, EMBEDDING_ENDING, STATE_ENDING
+from sd_scripts.runs.outputs import DIFFUSERS_ENDING, EMA_ENDING, EMBEDDING_ENDING, STATE_ENDING
 from sd_scripts.runs.run_state import ENDED, LIVING, CompileChecks, OutputFile, RunState, State
 from sd_scripts.runs.store import RunRow
 
@@ -30,9 +30,6 @@ FIRST_FILES = 6
 """Saved files shown before the rest is folded away."""
 MOST_FILES = 60
 """Saved files listed at most; the folder has the others."""
-EMA_SUFFIX = "-ema"
-"""Suffix of the file that holds the moving average (EMA) of the weights."""
-"""Suffix of the file with the key names of diffusers (save_as_format)."""
 REPLACED = '<span class="warn">overwritten by a later run</span>'
 LORA_HINT = "Your LoRA. To use it, put it into <b>models/loras</b> (ComfyUI) or <b>models/Lora</b> (WebUI)."
 """Where a LoRA of any family goes."""
@@ -237,8 +234,8 @@ def result(run_state: RunState, family: str) -> str:
         return ""
     beside = [each for each in made if each.path.stem.endswith(EMBEDDING_ENDING)]
     made = [each for each in made if each not in beside] or made
-    plain = [each for each in made if not each.path.stem.endswith((EMA_SUFFIX, DIFFUSERS_ENDING))] or made
-    averages = [each for each in made if each.path.stem.endswith(EMA_SUFFIX) and each.step == plain[-1].step]
+    plain = [each for each in made if not each.path.stem.endswith((EMA_ENDING, DIFFUSERS_ENDING))] or made
+    averages = [each for each in made if each.path.stem.endswith(EMA_ENDING) and each.step == plain[-1].step]
     found, last = plain[-1].find(), averages[-1].find() if averages else None
     if found is None:
         return message("warning", f"{plain[-1].path}: overwritten by a later run")

@@ -5,6 +5,7 @@ RUN = {
     "test_bad_input",
     "test_benchmark",
     "test_command_listener",
+    "test_compare_checkpoints",
     "test_components",
     "test_dataset_tools",
     "test_demo_data",
