@@ -39,6 +39,7 @@ COMMANDS = (
     ("stop", "Stop after this step", "Save the state and exit; the run can be continued later"),
 )
 """Commands to a run: name, label, tooltip."""
+COMPARE_HINT = "Images of the saved files side by side, and the validation loss of each"
 LOSS_HINT = "mean of the last 100 steps; the chart shows every step"
 PHASE_OF = {"save": "saving", "sample": "sampling"}
 """The phase in which a run carries out a command."""
@@ -140,13 +141,16 @@ def controls(run_state: RunState, row: RunRow) -> str:
     state = shown_state(run_state, row)
     if state == "queued":
         return actions([("first", "Start next", ""), ("remove", "Remove from the queue", "")])
-    if state in LIVING:
-        return living_controls(run_state)
-    again = [("continue", "Continue", "Start a new run with these settings from the latest state")]
     saved = any(not made.path.name.endswith(STATE_ENDING) for made in run_state.saved)
+    compares = run_state.facts.get("method") in ("lora", "full") and generates(row.family)
+    compare = [("checkpoints", "Compare checkpoints…", COMPARE_HINT)] if saved and compares else []
+    if state in LIVING:
+        return living_controls(run_state) + (actions(compare) if compare else "")
+    again = [("continue", "Continue", "Start a new run with these settings from the latest state")]
     tries = [("try", "Try it", "Generate images with the trained file")]
     buttons = [
         *(tries if saved and generates(row.family) else []),
+        *compare,
         *(again if newest_state(run_state) else []),
         ("load", "Load settings", "Load the settings this run was started with into its tab"),
         *([("publish", "Publish…", "Edit the model card, then upload the file or pack a zip")] if saved else []),
