@@ -5,7 +5,7 @@
   const SVG = "http://www.w3.org/2000/svg";
   const [WIDE, HIGH, EDGE] = [720, 132, 12]; // of the chart, in its own units
   const dialog = el("dialog", { class: "browse checkpoints", "aria-label": "Compare checkpoints" });
-  const large = el("dialog", { class: "sample-large checkpoint-large", "aria-label": "Image" });
+  const large = el("dialog", { class: "sample-large checkpoint-large", "aria-label": "Image", tabindex: -1 });
   let run, offers, parts, told, known, shown, pinned;
 
   const svg = (tag, attributes = {}, ...children) => {
@@ -20,10 +20,11 @@
 
   // The form
 
-  const field = (name, control, { wide = false } = {}) => {
+  const field = (name, control, width = "") => {
+    if (!offers.fields[name]) return null; // of other families
     const { label, help } = offers.fields[name];
     control.name = name;
-    return el("label", { class: wide ? "wide" : "", title: help }, el("span", {}, label), control);
+    return el("label", { class: width, title: help }, el("span", {}, label), control);
   };
   const input = (placeholder = "") => el("input", { type: "text", placeholder });
   const number = (placeholder = "") => el("input", { type: "number", placeholder, step: "any" });
@@ -54,30 +55,38 @@
       ...offers.rules.map((rule) => el("option", { value: rule.value, selected: rule.value === value }, rule.title)),
     );
 
+  const choice = (name) => {
+    const choices = offers.fields[name]?.choices ?? [];
+    return field(name, el("select", {}, el("option", { value: "" }, "As in the run"), ...choices.map((each) => el("option", { value: each }, each))));
+  };
+
   const drawForm = () => {
-    const precision = el("select", {}, el("option", { value: "" }, "As in the run"), ...["bf16", "fp16", "fp32"].map((each) => el("option", { value: each }, each)));
     const prompts = el("textarea", { rows: 3, placeholder: offers.sampled ? "The prompts of the run's samples. Or your own, one in each line" : "One in each line, such as: a photo of sks cat --w 1024 --h 1024" });
     const images = [
       offers.adapters ? field("strengths", input("1")) : null,
       field("seeds", input("of the prompts, else 1")),
       ...["width", "height", "steps", "scale", "guidance"].map((name) => field(name, number())),
-      field("dtype", precision),
-      field("negative_prompt", input(), { wide: true }),
+      choice("sampler"),
+      choice("dtype"),
+      field("negative_prompt", input(), "wide"),
       tick("compile"),
       tick("no_images"),
     ];
     const held = offers.held_out ? "The images that validation_split held out of the run" : "No images were held out of the run: name a folder of others";
+    const [rule, percent] = [rules("", true), field("within", number(String(offers.within)))];
+    percent.hidden = true;
+    rule.addEventListener("change", () => (percent.hidden = rule.value !== "earliest"));
     const losses = [
-      field("validation_dir", input(held), { wide: true }),
-      field("rule", rules("", true)),
-      field("within", number(String(offers.within))),
+      field("validation_dir", input(held), "wide"),
+      field("rule", rule, "double"),
+      percent,
       tick("no_validation"),
     ];
     const form = el(
       "form",
       { class: "checkpoints-form", onsubmit: (event) => (event.preventDefault(), start()) },
       boxes(),
-      field("prompt", prompts, { wide: true }),
+      field("prompt", prompts, "wide"),
       ...images.filter(Boolean),
       ...losses,
       el("div", { class: "wide ways" }, el("button", { type: "submit", class: "take", "data-action": "start-comparison" }, "Compare")),
@@ -92,7 +101,7 @@
     const on = (name) => form.elements[name].checked;
     const chosen = [...form.querySelectorAll("fieldset input:checked")].map((box) => box.value);
     const lists = Object.fromEntries(["strengths", "seeds"].map((name) => [name, numbers(value(name))]));
-    const single = ["width", "height", "steps", "scale", "guidance", "within", "negative_prompt", "validation_dir", "rule", "dtype"];
+    const single = ["width", "height", "steps", "scale", "guidance", "within", "negative_prompt", "validation_dir", "rule", "sampler", "dtype"];
     const set = Object.fromEntries(single.map((name) => [name, value(name)]).filter(([, each]) => each !== ""));
     const switches = Object.fromEntries(["compile", "no_images", "no_validation"].map((name) => [name, on(name)]));
     const prompt = value("prompt").split("\n").map((line) => line.trim()).filter(Boolean);
@@ -297,6 +306,7 @@
       ),
     );
     if (!large.open) large.showModal();
+    large.focus(); // what was focused is replaced
   };
 
   /** Go to the next cell in a direction that has an image. */

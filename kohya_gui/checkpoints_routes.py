@@ -35,7 +35,7 @@ from sd_scripts.runs.store import RunRow
 TOOL = "sd_scripts.tools.compare_checkpoints"
 OPTIONS: dict[str, Option] = {o.name: o for group in COMPARE_GROUPS for o in each_option(group)}
 FORM = (
-    *("checkpoints", "strengths", "prompt", "seeds", "width", "height", "steps", "scale", "guidance"),
+    *("checkpoints", "strengths", "prompt", "seeds", "width", "height", "steps", "scale", "guidance", "sampler"),
     *("negative_prompt", "no_images", "validation_dir", "no_validation", "rule", "within", "dtype", "compile"),
 )
 """Options that the page sets from its form."""
@@ -68,6 +68,7 @@ class CheckpointsRoutes:
         state = self._queue.watch(row.id).refresh()
         config = RunFolder(row.folder).config
         values = read_toml(config) if config.is_file() else {}
+        offered = {name: OPTIONS[name] for name in FORM if row.family in OPTIONS[name].families}
         found = checkpoints_of(state)
         if not found:
             raise ValueError(f"{row.name}: none of the files that it saved is there any more")
@@ -78,7 +79,9 @@ class CheckpointsRoutes:
             "sampled": bool(values.get("sample_prompts") or state.samples),
             "rules": [{"value": rule, "title": title} for rule, title in RULES.items()],
             "within": WITHIN,
-            "fields": {name: {"label": OPTIONS[name].label, "help": OPTIONS[name].help} for name in FORM},
+            "fields": {
+                name: {"label": o.label, "help": o.help, "choices": list(o.choices)} for name, o in offered.items()
+            },
         }
 
     def start(self, request: Request, body: Mapping[str, Any]) -> dict[str, bool]:

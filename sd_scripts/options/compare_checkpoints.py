@@ -53,9 +53,11 @@ class MatrixOptions(OptionGroup, title="Images"):
         within=(0.0, 100.0),
     )
     guidance: float | None = optional(
-        "Guidance of a distilled model, where the prompt does not say (--g).", within=(0.0, 100.0)
+        "Guidance of a distilled model, where the prompt does not say (--g).", needs="guidance", within=(0.0, 100.0)
     )
-    sampler: str | None = optional("Sampler, where the prompt does not say (--ss).", choices=SAMPLERS)
+    sampler: str | None = optional(
+        "Sampler, where the prompt does not say (--ss).", choices=SAMPLERS, needs="noise_schedule"
+    )
     no_images: bool = switch("Make no images, and measure the validation loss only.", label="Losses only")
 
 
@@ -73,14 +75,20 @@ class LossOptions(OptionGroup, title="Validation"):
 
     validation_dir: str | None = path_option(
         "Folder of images with captions that the run was not trained on. Unset is those that its validation_split held "
-        "out."
+        "out.",
+        label="Held-out images",
     )
     no_validation: bool = switch("Measure no validation loss.", label="Images only")
     rule: Rule | None = optional(
-        "Which checkpoint is marked as the best. Unset is the lowest loss, or the last if none is measured."
+        "Which checkpoint is marked as the best: 'lowest' validation loss, lowest loss 'smoothed' over neighbours, "
+        "'earliest' within some percent of the lowest, or 'last'. Unset is the lowest, or the last if no loss is "
+        "measured."
     )
     within: float = option(
-        WITHIN, "Percent above the lowest loss up to which rule = earliest accepts one.", within=(0.0, 100.0)
+        WITHIN,
+        "Percent above the lowest loss up to which rule = earliest accepts one.",
+        label="Within percent",
+        within=(0.0, 100.0),
     )
 
     def check(self) -> Iterable[tuple[str, str]]:

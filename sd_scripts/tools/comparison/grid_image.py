@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ CELL, SMALLEST = 384, 96
 GAP, LEFT, LINE, FONT = 8, 220, 18, 14
 """Pixels between images, of the column with the prompts, of a line of text, and of its font."""
 PAPER, INK, QUIET, BEST = "#ffffff", "#111827", "#6b7280", "#0f766e"
+Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
+FONTS = ("NotoSansCJK-Regular.ttc", "DejaVuSans.ttf", "LiberationSans-Regular.ttf", "Arial.ttf", "arial.ttf")
+"""Fonts of the system, those with most languages first."""
 MOST_LINES = 12
 """Lines of a prompt."""
 
@@ -36,7 +40,7 @@ def draw_grid(folder: Path, told: Mapping[str, Any]) -> Image.Image:
     columns = [(c, s) for c in range(len(checkpoints)) for s in range(len(strengths))]
     side = cell_side(len(columns), len(prompts))
     heights = [_height(prompt, side) for prompt in prompts]
-    font = ImageFont.load_default(FONT)
+    font = load_font()
     head = 4 * LINE + GAP
     grid = Image.new("RGB", (LEFT + len(columns) * (side + GAP), head + sum(heights) + GAP * len(heights)), PAPER)
     pen = ImageDraw.Draw(grid)
@@ -65,12 +69,20 @@ def draw_grid(folder: Path, told: Mapping[str, Any]) -> Image.Image:
     return grid
 
 
+def load_font() -> Font:
+    """Return the first font of FONTS that this machine has, else Pillow's own, which has Latin letters only."""
+    for name in FONTS:
+        with contextlib.suppress(OSError):
+            return ImageFont.truetype(name, FONT)
+    return ImageFont.load_default(FONT)
+
+
 def cell_side(columns: int, rows: int) -> int:
     """Return the longer side of an image, such that the grid stays within MOST_SIDE where it can."""
     return max(SMALLEST, min(CELL, (MOST_SIDE - LEFT) // max(columns, 1) - GAP, MOST_SIDE // max(rows, 1) - GAP))
 
 
-def wrapped(text: str, width: int, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> list[str]:
+def wrapped(text: str, width: int, font: Font) -> list[str]:
     """Return a text in lines of at most `width` pixels; a word that is longer is cut."""
     lines, line = [], ""
     for word in text.split():
@@ -88,7 +100,7 @@ def wrapped(text: str, width: int, font: ImageFont.FreeTypeFont | ImageFont.Imag
 
 def _column_head(checkpoint: Mapping[str, Any], strength: float, *, best: bool) -> Sequence[str]:
     loss = "" if checkpoint["loss"] is None else f"loss {checkpoint['loss']:.4f}"
-    return [f"{checkpoint['label']} × {strength:g}", *([loss] if loss else []), *(["best"] if best else [])]
+    return [f"{checkpoint['label']}, strength {strength:g}", *([loss] if loss else []), *(["best"] if best else [])]
 
 
 def _height(prompt: Mapping[str, Any], side: int) -> int:
