@@ -1,7 +1,6 @@
 """Compare the checkpoints of a run from its view: routes under /studio that start compare_checkpoints, follow it, and
 show its result, which is in the run folder."""
 
-import contextlib
 import hashlib
 import secrets
 import sys
@@ -140,9 +139,8 @@ class CheckpointsRoutes:
             return None
         found.pop("measured", None)
         chosen: Rule = rule if rule in get_args(Rule) else found["rule"]  # type: ignore[assignment]
-        percent = float(found["within"])
-        with contextlib.suppress(ValueError):
-            percent = min(max(float(within), 0.0), 100.0)
+        asked = OPTIONS["within"].read(within)
+        percent = float(found["within"] if OPTIONS["within"].problem(asked) else asked)
         losses = [each["loss"] for each in found["checkpoints"]]
         series = [each["ema"] for each in found["checkpoints"]]
         return {**found, "rule": chosen, "within": percent, "best": best(losses, chosen, percent, series)}

@@ -40,6 +40,7 @@ DEEP = {
     "browser",
     "test_attention_cuda",
     "test_compile",
+    "test_compare_checkpoints_cuda",
     "test_compile_cuda",
     "test_compile_more",
     "test_compile_run",

@@ -157,8 +157,16 @@ def plan_held_out(
     blueprint = read_blueprint(settings, warn)
     dataset = _rounded(blueprint.datasets[0], bucket_multiple, token_multiple, title, warn)
     multiple = dataset.buckets.token_multiple if dataset.buckets.has_equal_tokens else bucket_multiple
-    places = dict.fromkeys(("metadata_file", "conditioning_data_dir", "control_directory", "class_tokens"))
-    own = dataclasses.replace(dataset.subsets[0], **places, image_dir=str(folder), is_reg=False, cache_info=False)
+    own = dataclasses.replace(
+        dataset.subsets[0],
+        image_dir=str(folder),
+        metadata_file=None,
+        conditioning_data_dir=None,
+        control_directory=None,
+        class_tokens=None,
+        is_reg=False,
+        cache_info=False,
+    )
     subset = _without_randomness(own)
     images = _at_multiples(read_subset(subset, warn, ReadingProgress()), multiple, title, warn)
     items = _items(images, 0, subset, 1.0, Buckets(dataset.buckets), warn)

@@ -101,13 +101,10 @@ class Comparison:
     def _check(self, matrix: MatrixOptions) -> None:
         """Check what is generated with each checkpoint, and fill the rows."""
         checked = self._source.checkpoints[:1] if self._source.has_adapters else self._source.checkpoints
-        found: dict[str, None] = {}
         for checkpoint in checked:
             settings = self._settings(checkpoint, AT_FULL_STRENGTH)
-            of_model = lambda valid: self._family.check(training_settings(valid))  # noqa: E731
-            found |= dict.fromkeys(map(str, problems(settings, of_model, machine, output)))
-            if found:
-                raise ValueError("\n".join(found))
+            if found := problems(settings, self._of_model, machine, output):
+                raise ValueError("\n".join(map(str, found)))
             self._rows = rows_of(settings, matrix.seeds) if self._images else []
         count = len(self._source.checkpoints) * len(self._strengths) * len(self._rows)
         if count > MOST_IMAGES:
@@ -115,6 +112,9 @@ class Comparison:
                 f"checkpoints, strengths, prompt, seeds: make {count:,} images together, more than {MOST_IMAGES:,}; "
                 "choose fewer"
             )
+
+    def _of_model(self, valid: Settings) -> list[str]:
+        return self._family.check(training_settings(valid))
 
     def _open_held_out(self) -> HeldOutLoss | None:
         """Return the held-out images; None if there are none, or no loss is wanted."""

@@ -68,10 +68,8 @@ class Source:
             file[MODEL] = str(checkpoint.path)
         if merged:
             values |= {"lora_weights": list(merged), "lora_multiplier": list(strengths)}
-        own = self.settings.values()
-        for name in ("zero_terminal_snr",):
-            if own.get(name):
-                values[name] = own[name]
+        if self.settings.values().get("zero_terminal_snr"):
+            values["zero_terminal_snr"] = True
         return settings_of(self.family, file, values)
 
     @property
