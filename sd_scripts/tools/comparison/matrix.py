@@ -205,6 +205,7 @@ class Comparison:
             return
         settings = self._settings(self._source.checkpoints[number], self._strengths[strength])
         with self._worker.generator(settings) as generator:
+            generator.encode(self._rows)  # all at once: the text encoders are loaded for it
             prompt, media = generator.image(self._rows[row], self._step)
         file = self._folder / f"{self._stem(number, strength, row)}{media.suffix}"
         values = parameters(settings, prompt, media.size)
