@@ -195,7 +195,8 @@
   const conclusion = (result) => {
     const best = result.checkpoints[result.best];
     if (!best) return "No checkpoint has a loss yet";
-    return `Best: ${best.label} (${best.name})${best.loss == null ? "" : `, validation loss ${best.loss.toFixed(4)}`}`;
+    const word = result.complete ? "Best" : "Best so far";
+    return `${word}: ${best.label} (${best.name})${best.loss == null ? "" : `, validation loss ${best.loss.toFixed(4)}`}`;
   };
 
   // The grid
@@ -258,6 +259,7 @@
       [parts.grid.scrollLeft, dialog.scrollTop] = [left, top];
     }
     write(parts.best, conclusion(result));
+    parts.unfinished.hidden = result.complete || Boolean(told.job && !told.job.over);
     parts.download.hidden = !result.grid;
     if (result.grid) parts.download.href = address(result.grid);
   };
@@ -346,10 +348,11 @@
     const [best, losses, grid] = [el("b", { class: "verdict" }), el("div"), el("div", { class: "scroll" })];
     const choose = el("label", {}, "The best is the ", rule);
     const percent = el("label", { hidden: true }, "within ", within, " %");
-    const result = el("section", { hidden: true }, el("div", { class: "checkpoints-verdict" }, best, choose, percent, download), losses, grid);
+    const unfinished = el("p", { class: "quiet", hidden: true }, "This comparison was not finished. Compare the same again to continue it: what is made stays.");
+    const result = el("section", { hidden: true }, unfinished, el("div", { class: "checkpoints-verdict" }, best, choose, percent, download), losses, grid);
     const close = el("button", { type: "button", class: "close", "aria-label": "Close", onclick: () => dialog.close() }, "✕");
     dialog.replaceChildren(el("h3", {}, `Checkpoints of ${run.name}`), close, settings, said, job, failed, result);
-    parts = { form, settings, bar, doing, said, failed, job, rule, within, best, losses, grid, result, download };
+    parts = { form, settings, bar, doing, said, failed, job, rule, within, best, losses, grid, result, download, unfinished };
   };
 
   /** Open the dialog for a run; `refuse` shows why it cannot be opened. */

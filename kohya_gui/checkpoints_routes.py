@@ -65,8 +65,7 @@ class CheckpointsRoutes:
         """Return what the form of a run offers."""
         row = self._row(request)
         state = self._queue.watch(row.id).refresh()
-        config = RunFolder(row.folder).config
-        values = read_toml(config) if config.is_file() else {}
+        values = _settings(row)
         offered = {name: OPTIONS[name] for name in FORM if row.family in OPTIONS[name].families}
         found = checkpoints_of(state)
         if not found:
@@ -75,7 +74,7 @@ class CheckpointsRoutes:
             "checkpoints": [{"file": str(each.path), "name": each.name, "label": each.label} for each in found],
             "adapters": tab_of(row).method == "lora",
             "held_out": bool(values.get("validation_split") or values.get("dataset_config")),
-            "sampled": bool(values.get("sample_prompts") or state.samples),
+            "sampled": _has_prompts(values, state),
             "rules": [{"value": rule, "title": title} for rule, title in RULES.items()],
             "within": WITHIN,
             "fields": {
@@ -99,9 +98,14 @@ class CheckpointsRoutes:
         chosen = values["checkpoints"]
         found = [] if chosen else ["checkpoints: none is chosen; tick at least one"]
         found += [f"checkpoints: '{each}' is no file of this run; leave it out" for each in chosen if each not in known]
+        if not values["prompt"] and not values["no_images"] and not self._has_prompts(row):
+            found.append("prompt: not set, and the run made no samples; write a prompt, or tick Losses only")
         lines = [*values["prompt"], values["negative_prompt"]]
         found += [f"prompt: '{line}' begins with a -, like a flag; change it" for line in lines if line.startswith("-")]
         return found + self._allowed_paths.problems(values, [OPTIONS["validation_dir"]])
+
+    def _has_prompts(self, row: RunRow) -> bool:
+        return _has_prompts(_settings(row), self._queue.watch(row.id).refresh())
 
     def stop(self, request: Request, body: Mapping[str, Any]) -> dict[str, bool]:
         self._job.stop()
@@ -174,6 +178,17 @@ class CheckpointsRoutes:
         if row is None:
             raise NotFound("This run is no longer in the list")
         return row
+
+
+def _settings(row: RunRow) -> Mapping[str, Any]:
+    """Return the settings that a run was started with; none if they are gone."""
+    config = RunFolder(row.folder).config
+    return read_toml(config) if config.is_file() else {}
+
+
+def _has_prompts(settings: Mapping[str, Any], state: RunState) -> bool:
+    """Return whether a run has prompts of its own."""
+    return bool(settings.get("sample_prompts") or state.samples)
 
 
 def _doing(run_state: RunState) -> str:

@@ -85,8 +85,9 @@ def test_what_cannot_be_compared_is_told_in_a_sentence(tmp_path: Path) -> None:
     refused = [
         ({}, "checkpoints: none is chosen; tick at least one"),
         ({"checkpoints": ["/etc/passwd"]}, "checkpoints: '/etc/passwd' is no file of this run; leave it out"),
+        ({"checkpoints": mine}, "prompt: not set, and the run made no samples"),
         ({"checkpoints": mine, "prompt": ["--run"]}, "prompt: '--run' begins with a -, like a flag; change it"),
-        ({"checkpoints": mine, "validation_dir": "/etc"}, "validation_dir: '/etc' is outside the allowed folders"),
+        ({"checkpoints": mine, "validation_dir": "/etc", "no_images": True}, "validation_dir: '/etc' is outside"),
         ({"checkpoints": mine, "no_validation": True, "rule": "lowest"}, "rule: 'lowest' needs the validation loss"),
         ({"checkpoints": mine, "strengths": ["x"]}, "strengths: "),
         ({"checkpoints": mine, "rule": "nicest"}, "rule: "),
@@ -101,11 +102,12 @@ def test_what_cannot_be_compared_is_told_in_a_sentence(tmp_path: Path) -> None:
 def test_during_a_run_the_comparison_waits_for_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     studio = Studio(tmp_path, state="running")
     monkeypatch.setattr("kohya_gui.tool_job.sees_no_gpu", lambda: False)  # on the CPU nothing waits
-    assert studio.start(checkpoints=[str(studio.files[0])]).json() == {"ok": True}
+    body = {"checkpoints": [str(studio.files[0])], "prompt": ["a cat"]}
+    assert studio.start(**body).json() == {"ok": True}
     job = studio.get("comparison").json()["job"]
     assert job["doing"] == "starts when cat ends"
     assert not job["over"]
-    assert "already being compared" in studio.start(checkpoints=[str(studio.files[0])]).json()["error"]
+    assert "already being compared" in studio.start(**body).json()["error"]
     studio.browser.post(f"/studio/run/{studio.run}/comparison/stop", json={})
     assert studio.get("comparison").json()["job"]["over"]
 
