@@ -219,6 +219,7 @@ def open_page(flags: argparse.Namespace, wait: bool = True) -> "App":
     with garbage_collection.importing():
         from kohya_gui import (
             browse,
+            checkpoints_routes,
             compile_cache_routes,
             doctor_routes,
             generate_routes,
@@ -241,6 +242,7 @@ def open_page(flags: argparse.Namespace, wait: bool = True) -> "App":
     queue, allowed = RunQueue(store, why_not=why_not), allowed_paths(flags)
     routes = [
         *publish_routes.routes(queue, allowed),
+        *checkpoints_routes.routes(queue, allowed),
         *live_routes.routes(queue, allowed),
         *plan_card.routes(allowed),
         *doctor_routes.routes(queue),

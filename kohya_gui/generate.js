@@ -263,10 +263,13 @@
   });
 
   /** Fill the form with what a run trained, and show it. */
-  Studio.tryRun = async (run) => {
+  Studio.tryRun = (run) => Studio.useInGenerate(`generate/run/${run.id}`);
+
+  /** Fill the form with what a route answers, and show it. */
+  Studio.useInGenerate = async (route) => {
     Studio.goTo("generate");
     try {
-      const told = await ask(`generate/run/${run.id}`);
+      const told = await ask(route);
       await ready();
       fill(told);
     } catch (error) {

@@ -158,6 +158,7 @@
       const action = button.dataset.action;
       if (action === "load") return Studio.load(this.told);
       if (action === "try") return Studio.tryRun(this.told);
+      if (action === "checkpoints") return Studio.compareCheckpoints(this.told, (error) => this.said.replaceChildren(complaint(error)));
       button.disabled = true;
       if (action === "publish") return this.publish(button);
       if (["save", "sample", "stop"].includes(action)) button.textContent = "Requested…";

@@ -230,8 +230,13 @@ class LoraToolJob(ToolJob):
 
 def command(tool: LoraTool, values: Mapping[str, Any]) -> list[str]:
     """Return the command line of a tool with these values; defaults are left out."""
-    argv = [sys.executable, "-m", f"sd_scripts.tools.{tool.script}"]
-    for o in options_of(tool):
+    return [sys.executable, "-m", f"sd_scripts.tools.{tool.script}", *flags_of(options_of(tool), values)]
+
+
+def flags_of(options: Sequence[Option], values: Mapping[str, Any]) -> list[str]:
+    """Return the flags for the values that are not the defaults of these options."""
+    argv = []
+    for o in options:
         value = values[o.name]
         if value == o.default or value is None:
             continue

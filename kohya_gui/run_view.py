@@ -12,7 +12,7 @@ from sd_scripts.families.registry import card_of, names
 from sd_scripts.formats.words import some
 from sd_scripts.options.generate import GENERATE
 from sd_scripts.runs.events import END
-from sd_scripts.runs.outputs import DIFFUSERS_ENDING, EMBEDDING_ENDING, STATE_ENDING
+from sd_scripts.runs.outputs import DIFFUSERS_ENDING, EMA_ENDING, EMBEDDING_ENDING, STATE_ENDING
 from sd_scripts.runs.run_state import ENDED, LIVING, CompileChecks, OutputFile, RunState, State
 from sd_scripts.runs.store import RunRow
 
@@ -30,9 +30,6 @@ FIRST_FILES = 6
 """Saved files shown before the rest is folded away."""
 MOST_FILES = 60
 """Saved files listed at most; the folder has the others."""
-EMA_SUFFIX = "-ema"
-"""Suffix of the file that holds the moving average (EMA) of the weights."""
-"""Suffix of the file with the key names of diffusers (save_as_format)."""
 REPLACED = '<span class="warn">overwritten by a later run</span>'
 LORA_HINT = "Your LoRA. To use it, put it into <b>models/loras</b> (ComfyUI) or <b>models/Lora</b> (WebUI)."
 """Where a LoRA of any family goes."""
@@ -42,6 +39,7 @@ COMMANDS = (
     ("stop", "Stop after this step", "Save the state and exit; the run can be continued later"),
 )
 """Commands to a run: name, label, tooltip."""
+COMPARE_HINT = "Images of the saved files side by side, and the validation loss of each"
 LOSS_HINT = "mean of the last 100 steps; the chart shows every step"
 PHASE_OF = {"save": "saving", "sample": "sampling"}
 """The phase in which a run carries out a command."""
@@ -143,13 +141,16 @@ def controls(run_state: RunState, row: RunRow) -> str:
     state = shown_state(run_state, row)
     if state == "queued":
         return actions([("first", "Start next", ""), ("remove", "Remove from the queue", "")])
-    if state in LIVING:
-        return living_controls(run_state)
-    again = [("continue", "Continue", "Start a new run with these settings from the latest state")]
     saved = any(not made.path.name.endswith(STATE_ENDING) for made in run_state.saved)
+    compares = run_state.facts.get("method") in ("lora", "full") and generates(row.family)
+    compare = [("checkpoints", "Compare checkpoints…", COMPARE_HINT)] if saved and compares else []
+    if state in LIVING:
+        return living_controls(run_state) + (actions(compare) if compare else "")
+    again = [("continue", "Continue", "Start a new run with these settings from the latest state")]
     tries = [("try", "Try it", "Generate images with the trained file")]
     buttons = [
         *(tries if saved and generates(row.family) else []),
+        *compare,
         *(again if newest_state(run_state) else []),
         ("load", "Load settings", "Load the settings this run was started with into its tab"),
         *([("publish", "Publish…", "Edit the model card, then upload the file or pack a zip")] if saved else []),
@@ -237,8 +238,8 @@ def result(run_state: RunState, family: str) -> str:
         return ""
     beside = [each for each in made if each.path.stem.endswith(EMBEDDING_ENDING)]
     made = [each for each in made if each not in beside] or made
-    plain = [each for each in made if not each.path.stem.endswith((EMA_SUFFIX, DIFFUSERS_ENDING))] or made
-    averages = [each for each in made if each.path.stem.endswith(EMA_SUFFIX) and each.step == plain[-1].step]
+    plain = [each for each in made if not each.path.stem.endswith((EMA_ENDING, DIFFUSERS_ENDING))] or made
+    averages = [each for each in made if each.path.stem.endswith(EMA_ENDING) and each.step == plain[-1].step]
     found, last = plain[-1].find(), averages[-1].find() if averages else None
     if found is None:
         return message("warning", f"{plain[-1].path}: overwritten by a later run")

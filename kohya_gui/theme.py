@@ -5,12 +5,12 @@ from typing import Any
 
 import gradio as gr
 
-STYLES = ("style.css", "chart.css", "prompts.css", "generate.css", "lora_tools.css")
+STYLES = ("style.css", "chart.css", "prompts.css", "generate.css", "lora_tools.css", "checkpoints.css")
 SCRIPTS = (
     *("page.js", "visibility.js", "drafts.js", "studio.js", "chart.js", "curves.js", "console.js", "matrix.js"),
     *("samples.js", "live.js", "compare.js", "runs.js", "doctor.js", "prompts.js", "fields.js", "browse.js"),
     *("compile_bundle.js", "plan.js", "measure.js", "compile_cache.js", "generate.js", "lora_report.js"),
-    *("lora_tools.js", "publish.js"),
+    *("lora_tools.js", "publish.js", "checkpoints.js"),
 )
 COLOURS = {
     "body_background_fill": ("*neutral_100", "*neutral_950"),

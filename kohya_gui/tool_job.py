@@ -39,6 +39,8 @@ class ToolJob:
             raise ValueError(f"{error.filename} cannot be created ({error.strerror})") from error
         run = self._queue.run_on(gpus) if self.uses_gpu else None
         self.waits_for = run.name if run else ""
+        if self.uses_gpu and not run:
+            self._queue.end_idle_tools(gpus)
         job = WatchedRun(folder, None, waiting=True)
         command = [*argv, *(prepare(job) if prepare else ()), "--run_dir", str(folder.path)]
         self.watched = job

@@ -49,7 +49,7 @@ def test_no_image_is_in_both(data: Path, any_miniature: Any, tmp_path: Path, mon
         init(trainer, *arguments)
         note("training", trainer.loader)
         assert isinstance(trainer.validator, Validator)
-        note("validation", trainer.validator._loader)
+        note("validation", trainer.validator._loss._loader)
 
     monkeypatch.setattr(Trainer, "__init__", with_notes)
     train(any_miniature, tmp_path / "out", train_data_dir=data, **SPLIT)

@@ -142,6 +142,40 @@ def plan_images(
     return DataPlan(blueprint=Blueprint(datasets=(dataset,), source="train_data_dir"), items=_numbered(items), seed=0)
 
 
+def plan_held_out(
+    settings: Settings,
+    folder: Path,
+    *,
+    seed: int,
+    warn: Warn,
+    bucket_multiple: int,
+    title: str,
+    token_multiple: int | None = None,
+) -> DataPlan:
+    """Plan the images of a folder for validation only, with the buckets and captions of the settings' first dataset.
+    Raises ValueError, naming validation_dir, if none is usable."""
+    blueprint = read_blueprint(settings, warn)
+    dataset = _rounded(blueprint.datasets[0], bucket_multiple, token_multiple, title, warn)
+    multiple = dataset.buckets.token_multiple if dataset.buckets.has_equal_tokens else bucket_multiple
+    own = dataclasses.replace(
+        dataset.subsets[0],
+        image_dir=str(folder),
+        metadata_file=None,
+        conditioning_data_dir=None,
+        control_directory=None,
+        class_tokens=None,
+        is_reg=False,
+        cache_info=False,
+    )
+    subset = _without_randomness(own)
+    images = _at_multiples(read_subset(subset, warn, ReadingProgress()), multiple, title, warn)
+    items = _items(images, 0, subset, 1.0, Buckets(dataset.buckets), warn)
+    if not items:
+        raise ValueError(f"validation_dir: '{folder}' has no usable images; choose another folder")
+    held_out = DataPlan(blueprint=blueprint, items=_numbered(items), seed=seed)
+    return DataPlan(blueprint=blueprint, items=(), seed=seed, validation=held_out)
+
+
 def split_validation(
     images: Sequence[ImageRecord], split: float, seed: int
 ) -> tuple[list[ImageRecord], list[ImageRecord]]:

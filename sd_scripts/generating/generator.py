@@ -12,7 +12,7 @@ from itertools import count
 import torch
 from torch import Tensor, nn
 
-from sd_scripts.families.components import DENOISER, VAE
+from sd_scripts.families.components import DENOISER, VAE, Components
 from sd_scripts.families.family import Family
 from sd_scripts.families.sampling import Decode, on_device, previewing
 from sd_scripts.generating.adapters import Adapter, component_names, layers_of, merge, replace, written_at
@@ -57,6 +57,8 @@ class Generator:
         self._adapters: tuple[Adapter, ...] = ()
         self._texts: dict[tuple[str, ...], dict[str, Tensor]] = {}
         self._placed = False
+        self.encoder_changes = 0
+        """How often adapters changed the text encoders."""
         for remark in family.remarks(self._components, self._settings):
             reporter.warn(remark)
 
@@ -80,6 +82,7 @@ class Generator:
             elif layers:
                 self._components.free(name)
                 self._texts.clear()
+                self.encoder_changes += 1
 
     def encode(self, prompts: Sequence[SamplePrompt]) -> None:
         """Encode what is not encoded yet of the prompts, with the text encoders loaded for it."""
@@ -87,7 +90,7 @@ class Generator:
         if not (new := sorted(captions - self._texts.keys())):
             return
         components = self._components
-        self._load(*components.encoder_names)
+        self.load(*components.encoder_names)
         self._reporter.phase("encoding prompts")
         with ExitStack() as moved:
             for encoder in components.text_encoders:
@@ -100,8 +103,12 @@ class Generator:
                 self._texts[each] = {name: tensor.cpu() for name, tensor in text.items()}
         for oldest in [each for each in self._texts if each not in captions][: max(0, len(self._texts) - MOST_TEXTS)]:
             del self._texts[oldest]
-        if not self._keeps or self._settings[ModelOptions].lowram:
-            components.free(*components.encoder_names)
+        self.free_encoders()
+
+    @property
+    def components(self) -> Components:
+        """The components of the model, with the adapters in those that are loaded."""
+        return self._components
 
     def image(
         self, prompt: SamplePrompt, step: Step, preview: Callable[[Decode], None] = lambda decode: None
@@ -111,7 +118,7 @@ class Generator:
         if prompt.seed is None:
             prompt = with_changes(prompt, seed=secrets.randbits(32))
         self.encode([prompt])
-        self._place()
+        self.place()
         text = self._texts[tuple(self.family.text.prompt_captions(prompt))]
         self._reporter.phase("generating")
         with previewing(_after_each_step(prompt.steps, step, preview)):
@@ -124,15 +131,21 @@ class Generator:
         self._components.free(*self._components.sources)
         self._texts.clear()
 
-    def _load(self, *names: str) -> None:
+    def load(self, *names: str) -> None:
+        """Load those of the components that are not loaded, with the adapters."""
         absent = [name for name in names if _is_empty(self._components.module(name))]
         if absent:
             self._reporter.phase("loading")
             self._components.load(*absent)
 
-    def _place(self) -> None:
+    def free_encoders(self) -> None:
+        """Give the text encoders' memory back, unless the model is kept for further requests."""
+        if not self._keeps or self._settings[ModelOptions].lowram:
+            self._components.free(*self._components.encoder_names)
+
+    def place(self) -> None:
         """Load the denoiser and the VAE, move the denoiser to the device and compile its blocks."""
-        self._load(VAE, DENOISER)
+        self.load(VAE, DENOISER)
         if self._placed:
             return
         self.family.place(self._components, self._settings, self.device)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +58,18 @@ class Worker:
         prompts = prompts_of(settings)
         for text in prompt_warnings(settings[GenerateOptions]):
             self._reporter.warn(text)
+        with self.generator(settings) as generator:
+            generator.encode(prompts)
+            return [self._image(generator, settings, prompts, number, id, check) for number in range(len(prompts))]
+
+    @contextmanager
+    def generator(self, settings: Settings) -> Iterator[Generator]:
+        """Yield the model with the adapters that the settings name. Raises ValueError, one sentence, if they do not
+        fit, or if memory runs out."""
         try:
             generator = self._prepared(settings)
             generator.apply(adapters_of(settings[GenerateOptions]))
-            generator.encode(prompts)
-            return [self._image(settings, prompts, number, id, check) for number in range(len(prompts))]
+            yield generator
         except torch.OutOfMemoryError as error:
             self.close()
             raise ValueError(self._out_of_memory(settings)) from error
@@ -80,10 +88,15 @@ class Worker:
         return self._generator
 
     def _image(
-        self, settings: Settings, prompts: list[SamplePrompt], number: int, id: str, check: Callable[[], None]
+        self,
+        generator: Generator,
+        settings: Settings,
+        prompts: list[SamplePrompt],
+        number: int,
+        id: str,
+        check: Callable[[], None],
     ) -> Path:
         """Generate and write one of the images."""
-        assert self._generator
         began, total = time.perf_counter(), len(prompts)
 
         def step(done: int, steps: int) -> None:
@@ -93,11 +106,10 @@ class Worker:
             check()
 
         graphs = graph_count()
-        prompt, media = self._generator.image(prompts[number], step, self._previews)
+        prompt, media = generator.image(prompts[number], step, self._previews)
         values = parameters(settings, prompt, media.size)
         path = free_path(Path(settings[GenerateOptions].image_dir), prompt.seed or 0, media.suffix)
-        with saving(path), atomic_file(path) as part:
-            media.write(part, text_chunks(values))
+        write_media(path, media, values)
         seconds, width, height = round(time.perf_counter() - began, 2), values["width"], values["height"]
         told = {"path": str(path), "id": id, "number": number, "media": media.kind, "parameters": values}
         if new := graph_count() - graphs:
@@ -168,6 +180,12 @@ def parameters(settings: Settings, prompt: SamplePrompt, size: tuple[int, int]) 
         "quantize_base": memory.quantize_base if memory else None,
         "compile": settings[CompileOptions].compile,
     }
+
+
+def write_media(path: Path, media: Media, values: Payload) -> None:
+    """Write an image or a clip with its parameters, whole or not at all. Raises OSError, one sentence."""
+    with saving(path), atomic_file(path) as part:
+        media.write(part, text_chunks(values))
 
 
 def free_path(folder: Path, seed: int, suffix: str) -> Path:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 STATE_ENDING = "-state"
-DIFFUSERS_ENDING, EMBEDDING_ENDING = "-diffusers", "-embedding"
-"""Added to a LoRA's name for the same weights under other key names, and for embeddings that were trained with it."""
+DIFFUSERS_ENDING, EMBEDDING_ENDING, EMA_ENDING = "-diffusers", "-embedding", "-ema"
+"""Added to a LoRA's name for the same weights under other key names, for embeddings that were trained with it, and to
+that of any model for the moving average (EMA) of the weights."""
 ENDINGS = (".safetensors", ".ckpt", ".pt", "")
 """Suffixes of saved models; the empty one is for a diffusers folder."""
 DIFFUSERS_MARK = "model_index.json"
@@ -105,7 +106,7 @@ def find_saved(path: Path, written: Fingerprint | None) -> Path | None:
     return next((each for each in renamed if written.matches(fingerprint(each))), None)
 
 
-_WHICH = rf"(?P<which>(-step\d{{8,}}|-\d{{6,}})?(-ema)?({DIFFUSERS_ENDING})?({EMBEDDING_ENDING})?)"
+_WHICH = rf"(?P<which>(-step\d{{8,}}|-\d{{6,}})?({EMA_ENDING})?({DIFFUSERS_ENDING})?({EMBEDDING_ENDING})?)"
 _ENDING = rf"(?P<ending>{STATE_ENDING}|{'|'.join(map(re.escape, ENDINGS))})"
 
 

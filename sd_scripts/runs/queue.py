@@ -245,6 +245,10 @@ class RunQueue:
         with self._lock:
             self._tools = [each for each in self._tools if each[1].alive] + [(gpus, tool, make_way)]
 
+    def end_idle_tools(self, gpus: str) -> None:
+        """Call `make_way` of the tools on these GPUs, for a tool that needs the memory of those that do nothing."""
+        self._is_free(gpus)
+
     def _is_free(self, gpus: str) -> bool:
         """Return whether no tool uses these GPUs or waits for them."""
         with self._lock:

@@ -115,14 +115,14 @@ def encode_ahead(training_data: TrainingData, compilation: Compilation, *, keep_
     loaded, and freed unless steps or samples need them, or `keep_all`."""
     components, cache = training_data.components, training_data.context.settings[CacheOptions]
     if cache.caches_latents:
-        _cache_latents(training_data, compilation)
+        cache_images(training_data, compilation.with_fallback)
         if not keep_all and not training_data.prompts:
             components.free(VAE)
     reads_late = _reads_encoders_late(training_data, keep_all=keep_all)
     if not reads_late:
         components.load(*components.encoder_names)
     if cache.caches_text:
-        _cache_text(training_data)
+        cache_captions(training_data)
         called = training_data.step_encoders
         encoders = zip(components.encoder_names, components.text_encoders, strict=True)
         if not keep_all:
@@ -146,14 +146,15 @@ def _reads_encoders_late(training_data: TrainingData, *, keep_all: bool) -> bool
     )
 
 
-def _cache_latents(training_data: TrainingData, compilation: Compilation) -> None:
+def cache_images(training_data: TrainingData, run: Callable[[Callable[[], Tensor]], Tensor]) -> None:
+    """Fill the latent cache with the VAE, which is loaded; `run` calls what it is given, such as compiled code."""
     context, components, family = training_data.context, training_data.components, training_data.family
     cache = context.settings[CacheOptions]
     with _moved_on_demand(context, [components.vae]) as move:
 
         def encode(pixels: Tensor) -> Tensor:
             move()
-            return compilation.with_fallback(partial(family.encode_images, components, pixels))
+            return run(partial(family.encode_images, components, pixels))
 
         training_data.latents = cache_latents(
             training_data.plan,
@@ -164,7 +165,8 @@ def _cache_latents(training_data: TrainingData, compilation: Compilation) -> Non
         )
 
 
-def _cache_text(training_data: TrainingData) -> None:
+def cache_captions(training_data: TrainingData) -> None:
+    """Fill the text cache with the text encoders, which are loaded, and encode the sample prompts."""
     context, components, family = training_data.context, training_data.components, training_data.family
     cache, fits = context.settings[CacheOptions], family.text.cache_fits
     to_disk, batch_size = cache.cache_text_encoder_outputs_to_disk, cache.text_encoder_batch_size or CAPTIONS_AT_ONCE

@@ -12,7 +12,7 @@ from sd_scripts.formats.atomic_files import atomic_file, remove_whole
 from sd_scripts.formats.disk import errno_of, saving, why_not_written
 from sd_scripts.library.safetensors_io import PRECISIONS, on_cpu, save_model
 from sd_scripts.options.saving import SavingOptions
-from sd_scripts.runs.outputs import STATE_ENDING
+from sd_scripts.runs.outputs import EMA_ENDING, STATE_ENDING
 from sd_scripts.training.error_hints import brief
 from sd_scripts.training.hub_upload import HubUploads
 from sd_scripts.training.metadata import FileMetadata
@@ -53,7 +53,7 @@ class Writer:
         return file.name.removesuffix(self.ending)
 
     def ema_file(self, file: Path) -> Path:
-        return file.with_name(f"{self.stem(file)}-ema{self.ending}")
+        return file.with_name(f"{self.stem(file)}{EMA_ENDING}{self.ending}")
 
     def companion_file(self, file: Path, suffix: str) -> Path:
         """Return the path of a further file of the trainable, saved with `file`."""

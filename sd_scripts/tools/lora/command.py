@@ -1,4 +1,4 @@
-"""The command line of a LoRA tool: flags from its option groups, all mistakes at once before anything heavy."""
+"""The command line of a tool for model files: flags from option groups, all mistakes at once before anything heavy."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ Aliases = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """A LoRA tool as a script."""
+    """Such a tool as a script."""
 
     about: str
     groups: Groups

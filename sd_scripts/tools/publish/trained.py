@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sd_scripts.families.card import FamilyCard
 from sd_scripts.families.registry import card_of, names
@@ -18,7 +19,7 @@ from sd_scripts.options.metadata import MetadataOptions
 from sd_scripts.options.reading import from_values
 from sd_scripts.options.settings import Settings
 from sd_scripts.runs.folder import RunFolder
-from sd_scripts.runs.outputs import EMBEDDING_ENDING, STATE_ENDING
+from sd_scripts.runs.outputs import EMA_ENDING, EMBEDDING_ENDING, STATE_ENDING
 from sd_scripts.runs.run_state import OutputFile, RunState
 
 MOST_SAMPLES = 12
@@ -69,29 +70,41 @@ class Trained:
 
 def read_run(folder: Path) -> Trained:
     """Return what a run trained. Raises ValueError, one sentence, if there is nothing to publish."""
-    run = RunFolder(folder)
-    if not run.events_file.is_file():
-        raise ValueError(f"'{folder}' is not the folder of a run; give the one that holds its events.jsonl")
-    values = read_toml(run.config) if run.config.is_file() else {}
-    state = RunState()
-    for event in run.events():
-        state.apply(event)
-    family, method = (str(values.get(name) or state.facts.get(name) or "") for name in ("family", "method"))
-    if family not in names() or method not in METHOD_TITLES:
-        raise ValueError(f"'{folder}' does not say which family and method were trained")
+    settings, state = read_folder(folder)
     saved = [made for made in state.saved if not made.path.name.endswith(STATE_ENDING)]
-    main = [made for made in saved if not made.path.stem.endswith((EMBEDDING_ENDING, "-ema"))]
+    main = [made for made in saved if not made.path.stem.endswith((EMBEDDING_ENDING, EMA_ENDING))]
     file = next((found for made in reversed(main) if (found := made.find()) and found.is_file()), None)
     if file is None:
         raise ValueError(f"'{folder}' has no saved file; a whole model in a diffusers folder cannot be published here")
     beside = file.with_name(f"{file.stem}{EMBEDDING_ENDING}{file.suffix}")
-    known = {name: value for name, value in values.items() if name not in ("family", "method")}
     return Trained(
-        settings=from_values(script_for(family, method), known),
+        settings=settings,
         state=state,
         files=(file, beside) if beside.is_file() else (file,),
         samples=_last_samples(state),
     )
+
+
+def read_folder(folder: Path) -> tuple[Settings, RunState]:
+    """Return the settings of a run, and the state that its events add up to. Raises ValueError, one sentence."""
+    run = RunFolder(folder)
+    if not run.events_file.is_file():
+        raise ValueError(f"'{folder}' is not the folder of a run; give the one that holds its events.jsonl")
+    state = RunState()
+    for event in run.events():
+        state.apply(event)
+    values = read_toml(run.config) if run.config.is_file() else {}
+    return training_settings({**state.facts, **values}, values, str(folder)), state
+
+
+def training_settings(identity: Mapping[str, Any], values: Mapping[str, Any], where: str) -> Settings:
+    """Return the settings that a file of a training holds. `identity` names family and method. Raises ValueError, one
+    sentence, if it does not."""
+    family, method = (str(identity.get(name) or "") for name in ("family", "method"))
+    if family not in names() or method not in METHOD_TITLES:
+        raise ValueError(f"'{where}' does not say which family and method were trained")
+    known = {name: value for name, value in values.items() if name not in ("family", "method")}
+    return from_values(script_for(family, method), known)
 
 
 def _last_samples(state: RunState) -> tuple[OutputFile, ...]:

@@ -1,0 +1,112 @@
+"""The validation loss of a model with adapters: what the trainer measures during a run, on the same data plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from accelerate import Accelerator
+from torch import Tensor
+
+from sd_scripts.data.dataset import DataPlan, plan_data, plan_held_out
+from sd_scripts.families.components import VAE
+from sd_scripts.families.family import Family
+from sd_scripts.generating.generator import Generator
+from sd_scripts.options.settings import Settings
+from sd_scripts.runs.folder import RunFolder
+from sd_scripts.runs.reporter import Reporter
+from sd_scripts.training.context import Context
+from sd_scripts.training.step_inputs import text_of
+from sd_scripts.training.training_data import TrainingData, cache_captions, cache_images
+from sd_scripts.training.validation import ValidationLoss
+
+IN_MEMORY = {
+    **{"cache_latents": True, "cache_latents_to_disk": False},
+    **{"cache_text_encoder_outputs": True, "cache_text_encoder_outputs_to_disk": False},
+}
+"""Latents and captions are encoded once and kept in memory: the encoders may differ from those of the run's caches."""
+
+
+class HeldOutLoss:
+    """Images that were held out of training, with what is needed to measure the loss of one checkpoint after another
+    on them: latents, noise and timesteps are the same for all."""
+
+    def __init__(self, family: Family, settings: Settings, folder: Path | None, seed: int, reporter: Reporter):
+        """`settings`: those of the training. `folder` holds the images; None: those that validation_split of the
+        settings holds out. Raises ValueError, one sentence, if there are none."""
+        self._family = family
+        self._scratch = TemporaryDirectory()
+        run = reporter.folder or RunFolder(Path(self._scratch.name))
+        self._context = Context(settings.replaced(IN_MEMORY), Accelerator(mixed_precision="no"), run, seed)
+        self.plan = self._plan(folder)
+        self.images = len(self.plan.validation.items) if self.plan.validation else 0
+        self._data: TrainingData | None = None
+        self._text_of: tuple[int, int] | None = None
+        """The components and the changes of their encoders that the cached captions are from."""
+
+    def _plan(self, folder: Path | None) -> DataPlan:
+        """Return a plan without training images: only the others are to be encoded."""
+        card, context = self._family.card, self._context
+        if folder and card.has("control_images"):
+            raise ValueError(
+                f"validation_dir: {card.title} needs control images, which a folder has not; leave it unset to use the "
+                "images that validation_split held out"
+            )
+        if folder:
+            return plan_held_out(
+                context.settings,
+                folder,
+                seed=context.seed,
+                warn=context.warn,
+                bucket_multiple=card.bucket_multiple,
+                token_multiple=card.token_multiple,
+                title=card.title,
+            )
+        plan = plan_data(
+            context.settings,
+            seed=context.seed,
+            warn=context.warn,
+            bucket_multiple=card.bucket_multiple,
+            token_multiple=card.token_multiple,
+            takes_controls=card.has("control_images"),
+            title=card.title,
+            progress=context.cancellable_phase("reading the dataset"),
+        )
+        return DataPlan(blueprint=plan.blueprint, items=(), seed=plan.seed, validation=plan.validation)
+
+    def measure(self, generator: Generator) -> float:
+        """Return the loss of the model with the adapters that are applied to it."""
+        data = self._prepared(generator)
+        generator.place()
+
+        def loss(inputs: dict[str, Tensor]) -> Tensor:
+            text, _ = text_of(inputs)
+            return self._family.loss(data.components, dict(inputs), text, self._context.settings)
+
+        return float(ValidationLoss(data, loss).measure(self._context.cancellable_phase("validating")))
+
+    def close(self) -> None:
+        self._context.close()
+        self._scratch.cleanup()
+
+    def _prepared(self, generator: Generator) -> TrainingData:
+        """Return the held-out images, with latents, and captions as the model's text encoders encode them now."""
+        components = generator.components
+        if self._data is None:
+            self._data = TrainingData(
+                context=self._context,
+                family=self._family,
+                components=components,
+                plan=self.plan,
+                trains_encoder=(False,) * len(components.text_encoders),
+            )
+            generator.load(VAE)
+            cache_images(self._data, lambda encode: encode())
+        self._data.components = components
+        text_of_now = (id(components), generator.encoder_changes)
+        if text_of_now != self._text_of:
+            generator.load(*components.encoder_names)
+            cache_captions(self._data)
+            generator.free_encoders()
+            self._text_of = text_of_now
+        return self._data

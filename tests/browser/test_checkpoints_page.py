@@ -1,0 +1,78 @@
+"""The dialog that compares checkpoints, in real Chromium: a form becomes a job, and the job a grid of images."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from training_help import images, train
+
+from browser.page_help import CHROMIUM, TRAINING, expect
+from browser.test_page_width import too_wide
+from sd_scripts.runs.store import RunStore
+
+pytest.importorskip("playwright.sync_api")
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install -y chromium"),
+]
+
+
+def test_checkpoints_are_compared_from_the_form_to_the_grid(
+    page: Any, gui: Any, any_miniature: Any, tmp_path: Path
+) -> None:
+    data = images(tmp_path / "images", count=5)
+    held_out = {"validation_split": 0.4, "save_every_n_steps": 2, "max_train_steps": 4}
+    run = train(any_miniature, tmp_path / "out", train_data_dir=data, **held_out)
+    RunStore(gui.runs).add(run.folder, name="compared", tab="lora", family=any_miniature.family, state="finished")
+    page.locator("#runs-button").click()
+    page.locator(".history .run-link", has_text="compared").click()
+    page.locator("#runs-run [data-action=checkpoints]").click()
+    dialog = page.locator("dialog.checkpoints")
+    boxes = dialog.locator("fieldset input[type=checkbox]")
+    expect(boxes).to_have_count(2)
+
+    dialog.get_by_role("button", name="None").click()
+    dialog.locator("[data-action=start-comparison]").click()
+    expect(dialog.locator(".message-error").first).to_contain_text("checkpoints: none is chosen")
+
+    dialog.get_by_role("button", name="All").click()
+    dialog.locator("[name=prompt]").fill("a red circle --w 64 --h 64 --s 1\na blue square --w 64 --h 64 --s 1")
+    dialog.locator("[name=strengths]").fill("0.5, 1")
+    dialog.locator("[name=seeds]").fill("7")
+    dialog.locator("[data-action=start-comparison]").click()
+    expect(dialog.locator(".checkpoints-job")).to_be_visible()
+    expect(dialog.locator(".checkpoint-grid .sample")).to_have_count(8, timeout=TRAINING)
+    expect(dialog.locator(".checkpoints-job")).to_be_hidden(timeout=TRAINING)
+    expect(dialog.locator(".losses circle")).to_have_count(2)
+    expect(dialog.locator(".message-error")).to_have_count(0)
+    assert not [each for each in too_wide(page) if ".scroll:" not in each]  # the grid scrolls within the dialog
+
+    dialog.locator("[data-rule]").select_option("last")
+    expect(dialog.locator(".verdict")).to_contain_text("Best: step 4 (short)")
+    expect(dialog.locator(".checkpoint-head.best")).to_have_count(2)  # at both strengths
+
+    with page.expect_download() as download:
+        dialog.get_by_text("Download as one image").click()
+    with Image.open(download.value.path()) as grid:
+        assert grid.width > 4 * 64
+
+    dialog.locator(".checkpoint-grid .sample").first.click()
+    large = page.locator("dialog.checkpoint-large")
+    caption = large.locator(".shown figcaption")
+    expect(caption).to_contain_text("step 2 × 0.5")
+    large.locator("[data-action=pin]").click()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowDown")
+    expect(caption).to_contain_text("step 4 × 0.5")
+    expect(large.locator(".pinned figcaption")).to_contain_text("step 2 × 0.5")
+    expect(large.locator(".sample-prompt")).to_have_text("a blue square")
+    large.locator(".shown img").click()
+    expect(large.locator(".zoomed")).to_have_count(2)
+
+    large.locator("[data-action=use]").click()
+    form = page.locator("#generate")
+    expect(form.locator("#generate-prompt textarea")).to_have_value("a blue square")
+    expect(form.locator("#generate-image_seed input")).to_have_value("7")
