@@ -60,7 +60,12 @@ def _panels(family: str) -> list[tuple[str, list[Option]]]:
     groups = {o.name: group for group in script_for(family, GENERATE).groups for o in each_option(group)}
     names = {
         "": IMAGES,
-        "Model": (*MODEL, *card.model_panel, *(name for name in options if groups[name] is ModelOptions)),
+        "Model": (
+            *MODEL,
+            *card.model_panel,
+            *(c.option for c in card.separate_components),
+            *(name for name in options if groups[name] is ModelOptions),
+        ),
         "Memory and precision": ("dtype", *(name for name in options if groups[name] in own)),
         CompileOptions.title: tuple(name for name in options if groups[name] is CompileOptions),
         "More": tuple(n for n in options if groups[n] in (GenerateOptions, ControlOptions) and n not in ROWS),
