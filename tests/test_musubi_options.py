@@ -137,6 +137,14 @@ def test_its_commands_generate_here() -> None:
     assert read_generate("flux_kontext", "--resize_control_to_official_size")[0] == {"control_resolution": "1024"}
 
 
+def test_precisions_and_strengths_are_read_as_sd_scripts_writes_them() -> None:
+    flags = ("--dtype", "bfloat16", "--lora_weights", "a.safetensors;0.5", "b;c", "--merge_lora_weights")
+    assert read_generate("flux", *flags, "--cfg_scale", "2")[0] == {
+        **{"lora_weights": ["a.safetensors", "b;c"], "lora_multiplier": [0.5, 1.0], "scale": 2.0},
+    }
+    assert read_generate("sdxl", "--dtype", "float16")[0] == {"dtype": "fp16"}
+
+
 def test_what_would_change_its_images_is_refused() -> None:
     assert read_generate("flux_kontext", "--flow_shift", "3", "--output_type", "latent", "--image_size", "64")[2] == [
         "flow_shift: is not supported, since the shift follows from the size of the image; leave it out",

@@ -1,5 +1,6 @@
 """Translates flags that sd-scripts and musubi-tuner have for generating, so that their commands run here."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +10,7 @@ from sd_scripts.options.generate import GENERATE
 from sd_scripts.options.musubi import ATTENTION
 from sd_scripts.options.prompt_lines import CONTROLS
 from sd_scripts.options.settings import Problem
-from sd_scripts.options.spec import OptionGroup, Remark, option, switch, truth
+from sd_scripts.options.spec import OptionGroup, Remark, each_option, option, switch, truth
 
 ALIASES = {
     **dict.fromkeys(("ckpt", "ckpt_path", "dit"), "pretrained_model_name_or_path"),
@@ -81,6 +82,10 @@ VALUES: Mapping[str, Mapping[str, Any]] = {
     "resize_control_to_official_size": {"control_resolution": "1024"},
 }
 """Switch -> values that it stands for."""
+DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float": "fp32"}
+"""Names of precisions there -> here."""
+WITH_STRENGTH = re.compile(r"(.+);(-?\d*\.?\d+)")
+"""A file in lora_weights with its strength."""
 SILENT = ("resize_control_to_image_size", "sdpa", "network_merge", "merge_lora_weights", "no_preview", "bell")
 """What is so anyway."""
 NO_EFFECT: Mapping[str, str] = {
@@ -99,7 +104,7 @@ NO_EFFECT: Mapping[str, str] = {
 REFUSED: Mapping[str, str] = {
     "output_type": "only images are written; leave it out",
     "latent_path": "latents are neither written nor read; generate the image again with its seed",
-    "save_merged_model": "this script makes images only; merge the model with the tab Tools or sd_scripts/tools",
+    "save_merged_model": "images only are made here; merge in the tab LoRA tools or with sd_scripts/tools",
     **dict.fromkeys(("include_patterns", "exclude_patterns"), "all layers of an adapter are applied; leave it out"),
     "flow_shift": "is not supported, since the shift follows from the size of the image; leave it out",
     "interactive": "is not supported; use the tab Generate, or --resident",
@@ -132,7 +137,8 @@ def alias_of(name: str, card: FamilyCard) -> str | None:
 
 def translate(flags: Mapping[str, Any], card: FamilyCard) -> Translated:
     """Replace the flags of OtherFlags."""
-    made = Translated({name: value for name, value in flags.items() if name not in OtherFlags.__dataclass_fields__})
+    other = {o.name for o in each_option(OtherFlags)}
+    made = Translated(_as_here({name: value for name, value in flags.items() if name not in other}))
     for name, value in flags.items():
         if name in made.values or name in SILENT or truth(value) is False:
             continue
@@ -149,6 +155,17 @@ def translate(flags: Mapping[str, Any], card: FamilyCard) -> Translated:
         else:
             made.values = {**VALUES[name], **made.values}
     return made
+
+
+def _as_here(values: dict[str, Any]) -> dict[str, Any]:
+    """Return values that have other forms there as they are here: precisions, and `file;strength`."""
+    found = [WITH_STRENGTH.fullmatch(file) for file in values.get("lora_weights", ())]
+    if any(found) and "lora_multiplier" not in values:
+        files = [match[1] if match else file for match, file in zip(found, values["lora_weights"], strict=True)]
+        values |= {"lora_weights": files, "lora_multiplier": [match[2] if match else "1" for match in found]}
+    if values.get("dtype") in DTYPES:
+        values["dtype"] = DTYPES[values["dtype"]]
+    return values
 
 
 def _set_size(words: list[str], made: Translated) -> None:
