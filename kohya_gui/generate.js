@@ -79,6 +79,7 @@
     const show = () => {
       const name = file.value.trim();
       preview.hidden = !name;
+      file.title = name;
       if (name) preview.src = `${url("generate/control")}?path=${encodeURIComponent(name)}`;
     };
     const typed = () => (show(), changed());
