@@ -193,19 +193,20 @@ class GenerateRoutes:
             values["pretrained_model_name_or_path"] = str(newest)
         if run_state.samples and run_state.samples[-1].note:
             values["prompt"] = [run_state.samples[-1].note]
-        controls = _controls_of_sample(file, run_state) if card_of(family).has(CONTROLS.needs) else []
+        controls = self._controls_of_sample(file, run_state) if card_of(family).has(CONTROLS.needs) else []
         told = {"family": family, "values": form_values(family, values), "adapters": adapters}
         return {**told, "controls": controls} if controls else told
 
-
-def _controls_of_sample(file: Mapping[str, Any], run_state: RunState) -> list[str]:
-    """Return the control images of a run's last sample, as far as its prompts are still there."""
-    try:
-        prompts = read_prompts(Path(str(file.get("sample_prompts") or "")).expanduser(), SamplePrompt())
-    except ValueError:
-        return []
-    number = run_state.samples[-1].number if run_state.samples else 0
-    return [*prompts[number].control_images] if number < len(prompts) else []
+    def _controls_of_sample(self, file: Mapping[str, Any], run_state: RunState) -> list[str]:
+        """Return the control images of a run's last sample, as far as its prompts are still there."""
+        name = str(file.get("sample_prompts") or "")
+        try:
+            self._allowed_paths.check("sample_prompts", name)
+            prompts = read_prompts(Path(name).expanduser(), SamplePrompt())
+        except ValueError:
+            return []
+        number = (run_state.samples[-1].number if run_state.samples else 0) or 0
+        return [*prompts[number].control_images] if number < len(prompts) else []
 
 
 def keep_control(folder: Path, name: str, content: bytes) -> Path:

@@ -210,22 +210,32 @@ def test_an_image_that_no_form_could_have_made_still_fills_what_fits() -> None:
 
 
 def test_try_it_fills_in_what_a_run_trained(tab: Tab, flux_miniature: Any, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("a dog\na cat --ci /before/cat.png --ci /before/style.png\n")
     run = new_run_folder(tmp_path / "runs", "cat")
     files = {name: str(path) for name, path in flux_miniature.files.items()}
-    write_toml(run.config, {"family": "flux", "method": "lora", "learning_rate": 1e-4, "seed": 3, **files})
+    write_toml(
+        run.config,
+        {
+            **{"family": "flux_kontext", "method": "lora", "learning_rate": 1e-4, "seed": 3},
+            **{"control_directory": "/before", "sample_prompts": str(prompts), **files},
+        },
+    )
     saved = tmp_path / "cat.safetensors"
     saved.write_bytes(b"")
-    id = tab.queue.add(PlannedRun(folder=run, argv=["true"], name="cat", tab="lora", family="flux", gpus="cpu"))
+    id = tab.queue.add(PlannedRun(folder=run, argv=["true"], name="cat", tab="lora", family="flux_kontext", gpus="cpu"))
     log = run.log()
     log("started", max_steps=1)
     log("saved", path=str(saved), step=1)
+    log("sample", path=str(tmp_path / "1.png"), step=1, number=1, prompt="a cat")
     log("finished", step=1, path=str(saved))
     log.close()
     tab.queue.store.update(id, state="finished")
     told = tab.get(f"/run/{id}").json()
-    assert told["family"] == "flux"
+    assert told["family"] == "flux_kontext"
     assert told["adapters"] == [{"path": str(saved), "strength": 1.0}]
-    assert told["values"] == files
+    assert told["values"] == {**files, "prompt": "a cat"}
+    assert told["controls"] == ["/before/cat.png", "/before/style.png"]
     saved.unlink()
     assert "none of its files is there any more" in tab.get(f"/run/{id}").json()["error"]
 

@@ -33,7 +33,7 @@ from sd_scripts.options.prompt_lines import (
     read_prompts,
 )
 from sd_scripts.options.reading import from_values
-from sd_scripts.options.settings import Problem, Script, Settings
+from sd_scripts.options.settings import Groups, Problem, Script, Settings
 from sd_scripts.options.spec import each_option, truth
 
 COMPILE_MODE = "max-autotune-no-cudagraphs"
@@ -73,7 +73,7 @@ def read_command_line(family: str, argv: Sequence[str] | None = None) -> tuple[S
         setup_parser(family).print_help()
         sys.exit(0)
     script, card = script_for(family, GENERATE), card_of(family)
-    groups = (ConfigFileOptions, *script.groups, OtherFlags)
+    groups: Groups = (ConfigFileOptions, *script.groups, OtherFlags)
     given = read_flags(groups, [_without_alias(word, card) for word in words], card.aliases)
     translated = translate(given.values, card)
     flags = translated.values
@@ -182,9 +182,10 @@ def prompts_of(settings: Settings) -> list[SamplePrompt]:
         found += [(f"prompt_file: '{file}', prompt {number}: ", prompt) for number, prompt in in_file]
     if problems := [why for place, prompt in found for why in _size_problems(place, prompt, card.side_multiple)]:
         raise ValueError("\n".join(problems))
-    own = {} if card.has(CONTROLS.needs) else {"control_images": ()}
+    if not card.has(CONTROLS.needs):
+        found = [(place, replace(prompt, control_images=())) for place, prompt in found]
     return [
-        replace(prompt, seed=None if prompt.seed is None else prompt.seed + number, **own)
+        replace(prompt, seed=None if prompt.seed is None else prompt.seed + number)
         for _, prompt in found
         for number in range(options.images_per_prompt)
     ]
