@@ -44,6 +44,7 @@ DEEP = {
     "test_compile_run",
     "test_ddp",
     "test_full_resume",
+    "test_generate_cuda",
     "test_kill",
     "test_sigterm",
     "test_memory_cuda",
