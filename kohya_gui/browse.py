@@ -25,7 +25,7 @@ ENDINGS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("file", "new-name", "dataset_config", "log_tracker_config"), SETTINGS),
     "in_json": (".json", ".jsonl"),
     **dict.fromkeys(("sample_prompts", "prompt_file"), (".txt", ".toml", ".json")),
-    "metadata_thumbnail": tuple(IMAGE_SUFFIXES),
+    **dict.fromkeys(("metadata_thumbnail", "control_image_path"), tuple(IMAGE_SUFFIXES)),
     "console_log_file": (".log", ".txt"),
     "compile_cache": (".zip",),
 }

@@ -72,12 +72,79 @@
       .map((row) => ({ path: row.querySelector(".adapter-file").value.trim(), strength: Number(row.querySelector(".adapter-strength").value) }))
       .filter((each) => each.path);
 
+  // Control images, such as the image to edit
+
+  const controlRow = (path = "") => {
+    const preview = el("img", { class: "control-preview", alt: "", loading: "lazy" });
+    const show = () => {
+      const name = file.value.trim();
+      preview.hidden = !name;
+      file.title = name;
+      if (name) preview.src = `${url("generate/control")}?path=${encodeURIComponent(name)}`;
+    };
+    const typed = () => (show(), changed());
+    const file = el("input", { type: "text", class: "control-file", value: path, placeholder: "/images/before.png", "aria-label": "Control image", onchange: typed });
+    preview.addEventListener("error", () => (preview.hidden = true));
+    const browse = el("button", { type: "button", onclick: () => Studio.browse(file, "control_image_path") }, "Browse…");
+    const drop = el("button", { type: "button", "aria-label": "Remove control image", onclick: () => (row.remove(), changed()) }, "✕");
+    const row = el("div", { class: "control" }, preview, file, browse, drop);
+    show();
+    return row;
+  };
+  const controls = () => [...home.controls.querySelectorAll(".control-file")].map((file) => file.value.trim()).filter(Boolean);
+
+  const addControls = async (files) => {
+    home.said.replaceChildren();
+    for (const file of files) {
+      try {
+        const where = `generate/control?name=${encodeURIComponent(file.name)}&image_dir=${encodeURIComponent(read("image_dir"))}`;
+        const kept = await ask(where, { method: "POST", headers: { "X-Studio": "1" }, body: file });
+        for (const row of [...home.controls.children]) if (!row.querySelector(".control-file").value.trim()) row.remove();
+        home.controls.append(controlRow(kept.path));
+      } catch (error) {
+        home.said.append(complaint(error));
+      }
+    }
+    changed();
+  };
+
+  /** The control images of a family that takes them: rows, and a place to drop files. */
+  const controlBox = (paths) => {
+    home.controls = el("div", { class: "controls" }, ...paths.map(controlRow));
+    if (!family().controls) return null;
+    const upload = el("input", { type: "file", accept: "image/png,image/jpeg,image/webp", multiple: true, hidden: true, "aria-label": "Upload control images" });
+    upload.addEventListener("change", async () => {
+      await addControls(upload.files);
+      upload.value = "";
+    });
+    const buttons = el(
+      "div",
+      { class: "control-ways" },
+      el("button", { type: "button", onclick: () => upload.click() }, "Upload…"),
+      el("button", { type: "button", "data-action": "add-control", onclick: () => home.controls.append(controlRow()) }, "Add a path"),
+      el("span", { class: "quiet" }, "or drop images here"),
+    );
+    const box = el("div", { class: "generate-controls" }, el("span", { class: "generate-label" }, "Control images, such as the image to edit"), home.controls, buttons, upload);
+    const over = (event, on) => {
+      event.preventDefault();
+      event.stopPropagation();
+      box.classList.toggle("drop-here", on);
+    };
+    for (const kind of ["dragenter", "dragover"]) box.addEventListener(kind, (event) => over(event, true));
+    box.addEventListener("dragleave", (event) => over(event, false));
+    box.addEventListener("drop", (event) => {
+      over(event, false);
+      addControls(event.dataTransfer.files);
+    });
+    return box;
+  };
+
   const filled = () => Object.fromEntries(fields().map((field) => [field.name, read(field.name)]));
 
   function changed() {
     const all = kept();
     all.family = home.family.value;
-    all[all.family] = { values: filled(), adapters: adapters() };
+    all[all.family] = { values: filled(), adapters: adapters(), controls: controls() };
     localStorage.setItem(KEPT, JSON.stringify(all));
     show();
   }
@@ -89,7 +156,7 @@
   };
 
   /** Draw the form of the chosen family with these values over the defaults. */
-  const draw = ({ values = {}, adapters: files = [] } = {}) => {
+  const draw = ({ values = {}, adapters: files = [], controls: paths = [] } = {}) => {
     const panels = family().panels.map(({ title, open, fields: some }) => {
       const grid = el("div", { class: "generate-fields" }, ...some.map(fieldOf));
       if (!title) return grid;
@@ -98,7 +165,8 @@
     const [first, ...rest] = panels;
     home.adapters = el("div", { class: "adapters" }, ...files.map(adapterRow));
     const add = el("button", { type: "button", "data-action": "add-adapter", onclick: () => home.adapters.append(adapterRow()) }, "Add adapter");
-    home.form.replaceChildren(first, el("div", { class: "generate-adapters" }, el("span", { class: "generate-label" }, "Adapters (LoRA and its kin)"), home.adapters, add), ...rest);
+    const kin = el("div", { class: "generate-adapters" }, el("span", { class: "generate-label" }, "Adapters (LoRA and its kin)"), home.adapters, add);
+    home.form.replaceChildren(...[controlBox(paths), first, kin, ...rest].filter(Boolean));
     for (const field of fields()) put(field.name, values[field.name] ?? field.value);
     show();
   };
@@ -107,7 +175,7 @@
   const fill = (told) => {
     if (told.family) home.family.value = told.family;
     const before = kept()[home.family.value] ?? {};
-    draw({ values: { ...before.values, ...told.values }, adapters: told.adapters ?? before.adapters });
+    draw({ values: { ...before.values, ...told.values }, adapters: told.adapters ?? before.adapters, controls: told.controls ?? before.controls });
     changed();
   };
 
@@ -115,6 +183,7 @@
     home.said.replaceChildren();
     const files = adapters();
     const values = { ...filled(), lora_weights: files.map((each) => each.path).join("\n"), lora_multiplier: files.map((each) => each.strength).join(" ") };
+    if (family().controls) values.control_image_path = controls().join("\n");
     try {
       await send("generate", { family: home.family.value, values });
     } catch (error) {
@@ -130,14 +199,16 @@
     if (request.state === "done") return `Done in ${duration(request.seconds)}`;
     if (request.state === "failed") return request.error;
     if (request.state === "waiting") return state.waits_for ? `Starts when ${state.waits_for} ends` : "Waiting";
-    const count = request.images > 1 ? `, image ${request.image} of ${request.images}` : "";
+    const which = request.last > request.image ? `images ${request.image} to ${request.last}` : `image ${request.image}`;
+    const count = request.images > 1 ? `, ${which} of ${request.images}` : "";
     return request.total ? `Step ${request.done} of ${request.total}${count}` : `${request.phase[0].toUpperCase()}${request.phase.slice(1)}…`;
   };
 
   const requestRow = (request) => {
     const open = ["waiting", "generating"].includes(request.state);
     const images = Math.max(request.images, 1);
-    const done = request.total ? (Math.max(request.image - 1, 0) + request.done / request.total) / images : 0;
+    const now = Math.max(request.last - request.image + 1, 1);
+    const done = request.total ? (Math.max(request.image - 1, 0) + (now * request.done) / request.total) / images : 0;
     const bar = el("div", { class: `bar${open && !request.total ? " bar-unknown" : ""}`, role: "progressbar", "aria-label": "Progress" }, el("i"));
     bar.firstChild.style.width = `${100 * done}%`;
     const cancel = async () => {
@@ -186,6 +257,7 @@
     shown = image;
     const { parameters: p = {} } = image;
     const used = (p.adapters ?? []).map((each) => `${each.name} × ${each.strength}`).join(", ");
+    const from = (p.control_images ?? []).map((each) => each.name).join(", ");
     const close = el("button", { type: "button", class: "close", "aria-label": "Close", onclick: () => home.dialog.close() }, "✕");
     const use = el("button", { type: "button", "data-action": "use-parameters", onclick: () => (home.dialog.close(), fill(image.form)) }, "Use these settings");
     home.dialog.replaceChildren(
@@ -197,6 +269,7 @@
         el("p", { class: "sample-prompt" }, p.prompt ?? "No parameters in this image"),
         p.negative_prompt ? el("p", { class: "quiet" }, `Not: ${p.negative_prompt}`) : null,
         el("p", { class: "quiet" }, line(image)),
+        from ? el("p", { class: "quiet" }, `From ${from}`) : null,
         p.model ? el("p", { class: "quiet" }, `${p.model}${used ? ` with ${used}` : ""}`) : null,
         el("p", { class: "run-actions" }, image.form ? use : null, el("a", { href: source(image), download: image.name, class: "sample-download" }, "Download")),
       ),

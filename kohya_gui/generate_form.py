@@ -7,18 +7,20 @@ from kohya_gui.controls import given, kind, shown
 from sd_scripts.families.registry import card_of
 from sd_scripts.options.catalog import FAMILY_TITLES, GENERATE_SCRIPTS, script_for
 from sd_scripts.options.compile import CompileOptions
+from sd_scripts.options.dataset import ControlOptions
 from sd_scripts.options.generate import GENERATE, GenerateOptions
 from sd_scripts.options.generate_settings import COMPILE_MODE
 from sd_scripts.options.model import ModelOptions
+from sd_scripts.options.prompt_lines import CONTROLS
 from sd_scripts.options.spec import Option, each_option
 
-HIDDEN = ("resident", "idle_seconds", "run_dir", "compile_auto")
+HIDDEN = ("resident", "idle_seconds", "run_dir", "compile_auto", "control_directory")
 """Options that the page sets itself, or that say nothing here."""
-ADAPTERS = ("lora_weights", "lora_multiplier")
-"""Options with a list of rows instead of two controls."""
+ROWS = ("lora_weights", "lora_multiplier", "control_image_path")
+"""Options with a list of rows instead of their controls: adapters and control images."""
 IMAGES = (
     *("prompt", "negative_prompt", "width", "height", "steps", "scale", "guidance", "sampler"),
-    *("image_seed", "images_per_prompt"),
+    *("image_seed", "images_per_prompt", "batch_size"),
 )
 MODEL = ("pretrained_model_name_or_path",)
 SHORT = ("prompt", "negative_prompt")
@@ -41,6 +43,7 @@ def form() -> list[dict[str, Any]]:
             "name": script.family,
             "title": FAMILY_TITLES[script.family],
             "multiple": card_of(script.family).side_multiple,
+            "controls": card_of(script.family).has(CONTROLS.needs),
             "panels": [
                 {"title": title, "open": title == "Model", "fields": [_field(o) for o in fields]}
                 for title, fields in _panels(script.family)
@@ -53,14 +56,19 @@ def form() -> list[dict[str, Any]]:
 
 def _panels(family: str) -> list[tuple[str, list[Option]]]:
     options, card = options_of(family), card_of(family)
-    own = [group for group in card.groups if group in script_for(family, GENERATE).groups]
+    own = {*card.groups}.intersection(script_for(family, GENERATE).groups) - {ControlOptions}
     groups = {o.name: group for group in script_for(family, GENERATE).groups for o in each_option(group)}
     names = {
         "": IMAGES,
-        "Model": (*MODEL, *card.model_panel, *(name for name in options if groups[name] is ModelOptions)),
+        "Model": (
+            *MODEL,
+            *card.model_panel,
+            *(c.option for c in card.separate_components),
+            *(name for name in options if groups[name] is ModelOptions),
+        ),
         "Memory and precision": ("dtype", *(name for name in options if groups[name] in own)),
         CompileOptions.title: tuple(name for name in options if groups[name] is CompileOptions),
-        "More": tuple(name for name in options if groups[name] is GenerateOptions and name not in ADAPTERS),
+        "More": tuple(n for n in options if groups[n] in (GenerateOptions, ControlOptions) and n not in ROWS),
     }
     taken: set[str] = set()
     panels = []

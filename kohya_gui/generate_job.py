@@ -36,8 +36,9 @@ class Request:
     total: int = 0
     """Sampling steps of the current image."""
     image: int = 0
+    last: int = 0
     images: int = 0
-    """The current image, and how many it will be."""
+    """The current image or images, first and last, and how many it will be."""
     error: str = ""
     seconds: float = 0.0
     files: list[str] = field(default_factory=list)
@@ -154,6 +155,7 @@ class GenerateJob(ToolJob):
                 request.state, request.phase = "generating", str(event.get("name"))
                 request.done, request.total = int(event.get("done") or 0), int(event.get("total") or 0)
                 request.image = int(event.get("image") or request.image)
+                request.last = int(event.get("last") or request.image)
                 request.images = int(event.get("images") or request.images)
             case "preview":
                 request.preview = int(event.get("number") or 0)

@@ -1,6 +1,8 @@
 """HTTP routes under /studio of the tab Generate: its form, requests to the resident process, and the gallery."""
 
 import contextlib
+import hashlib
+import io
 import os
 import secrets
 from collections.abc import Mapping
@@ -16,22 +18,31 @@ from starlette.routing import Route
 from kohya_gui.allowed_paths import AllowedPaths
 from kohya_gui.generate_form import form, form_values, options_of, values_of
 from kohya_gui.generate_job import GenerateJob
-from kohya_gui.json_routes import NotFound, get, post
+from kohya_gui.json_routes import NotFound, get, post, upload
 from kohya_gui.live_routes import MEDIA, send_file
 from kohya_gui.past_runs import tab_of
 from sd_scripts.families.registry import card_of
+from sd_scripts.formats.atomic_files import atomic_file
+from sd_scripts.formats.disk import saving
 from sd_scripts.formats.image_parameters import read_chunks
 from sd_scripts.formats.toml_files import read_toml
 from sd_scripts.options.catalog import FAMILY_TITLES, GENERATE_SCRIPTS, script_for
 from sd_scripts.options.generate import GENERATE, GenerateOptions
-from sd_scripts.options.generate_settings import of_generating, problems, settings_of
+from sd_scripts.options.generate_settings import of_generating, problems, prompts_of, settings_of
+from sd_scripts.options.prompt_lines import CONTROLS, SamplePrompt, line_keys, read_prompts
+from sd_scripts.options.settings import Settings
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.runs.outputs import STATE_ENDING
 from sd_scripts.runs.queue import RunQueue
+from sd_scripts.runs.run_state import RunState
 from sd_scripts.runs.store import RunRow
 
 MOST_IMAGES = 120
 """Images in the gallery, the newest ones."""
+MOST_BYTES = 100 << 20
+"""Size of a control image that is uploaded."""
+CONTROL_FOLDER = "control_images"
+"""Folder for uploaded control images, in that of the images."""
 FAMILIES = {script.family for script in GENERATE_SCRIPTS}
 CARRIED = (*("prompt", "negative_prompt", "width", "height", "steps", "scale", "guidance", "sampler"), "seed")
 """Parameters of an image that the form has."""
@@ -51,6 +62,8 @@ def routes(queue: RunQueue, allowed_paths: AllowedPaths) -> list[Route]:
         post("generate/cancel", tab.cancel),
         post("generate/free", tab.free),
         post("generate/read", tab.read),
+        get("generate/control", tab.control),
+        upload("generate/control", tab.add_control, most=MOST_BYTES),
     ]
 
 
@@ -77,10 +90,38 @@ class GenerateRoutes:
         values["image_dir"] = str(Path(values.get("image_dir") or GenerateOptions.image_dir).expanduser().absolute())
         settings = settings_of(family, {}, values)
         wrong = self._allowed_paths.problems(settings.values(), settings.options.values())
-        if wrong := wrong or list(map(str, problems(settings))):
+        if wrong := wrong or self._controls_outside(settings) or list(map(str, problems(settings))):
             raise ValueError("\n".join(wrong))
         self._folder = Path(values["image_dir"])
         return {"id": self._job.generate(family, values)}
+
+    def _controls_outside(self, settings: Settings) -> list[str]:
+        """Return a sentence for each control image in prompts that the page may not read."""
+        if self._allowed_paths.allowed is None:
+            return []
+        try:
+            named = {name for prompt in prompts_of(settings) for name in prompt.control_images}
+        except ValueError:  # told with the other problems
+            named = {str(name) for line in settings.value("prompt") for name in line_keys(line).get(CONTROLS.key, ())}
+        return [why for name in sorted(named) if (why := self._allowed_paths.problem(CONTROLS.key, name))]
+
+    def add_control(self, request: Request, body: bytes) -> dict[str, str]:
+        """Keep a control image that the browser sends, beside the images; return its path."""
+        name = Path(request.query_params.get("name", "")).name
+        folder = Path(request.query_params.get("image_dir") or GenerateOptions.image_dir).expanduser().absolute()
+        self._allowed_paths.check("image_dir", folder)
+        return {"path": str(keep_control(folder / CONTROL_FOLDER, name, body))}
+
+    def control(self, request: Request) -> Response:
+        """Return a control image for the form."""
+        name = request.query_params.get("path", "")
+        try:
+            path = self._allowed_paths.check(CONTROLS.key, name)
+        except ValueError as error:
+            raise NotFound(str(error)) from error
+        if path.suffix.lower() not in MEDIA:
+            raise NotFound("This is not an image that browsers show")
+        return send_file(request, path, MEDIA[path.suffix.lower()])
 
     def cancel(self, request: Request, body: Mapping[str, Any]) -> dict[str, bool]:
         self._job.cancel(str(body.get("id")))
@@ -152,7 +193,40 @@ class GenerateRoutes:
             values["pretrained_model_name_or_path"] = str(newest)
         if run_state.samples and run_state.samples[-1].note:
             values["prompt"] = [run_state.samples[-1].note]
-        return {"family": family, "values": form_values(family, values), "adapters": adapters}
+        controls = self._controls_of_sample(file, run_state) if card_of(family).has(CONTROLS.needs) else []
+        told = {"family": family, "values": form_values(family, values), "adapters": adapters}
+        return {**told, "controls": controls} if controls else told
+
+    def _controls_of_sample(self, file: Mapping[str, Any], run_state: RunState) -> list[str]:
+        """Return the control images of a run's last sample, as far as its prompts are still there."""
+        name = str(file.get("sample_prompts") or "")
+        try:
+            self._allowed_paths.check("sample_prompts", name)
+            prompts = read_prompts(Path(name).expanduser(), SamplePrompt())
+        except ValueError:
+            return []
+        number = (run_state.samples[-1].number if run_state.samples else 0) or 0
+        return [*prompts[number].control_images] if number < len(prompts) else []
+
+
+def keep_control(folder: Path, name: str, content: bytes) -> Path:
+    """Write an image into the folder, under its name and hash. Raises ValueError for what is no image, and OSError in
+    one sentence."""
+    try:
+        with Image.open(io.BytesIO(content)) as image:
+            image.load()
+    except Exception as error:  # broken files raise different errors by format
+        raise ValueError(f"{name or 'The file'} cannot be read as an image; choose a PNG, JPEG or WebP file") from error
+    if (suffix := Path(name).suffix.lower()) not in MEDIA:
+        raise ValueError(f"{name} is not a PNG, JPEG or WebP file; convert it")
+    stem = "".join(letter for letter in Path(name).stem if letter.isalnum() or letter in "-_ ")[:60].strip()
+    path = folder / f"{stem or 'image'}-{hashlib.sha256(content).hexdigest()[:8]}{suffix}"
+    try:
+        with saving(path), atomic_file(path) as part:
+            part.write_bytes(content)
+    except OSError as error:
+        raise ValueError(f"image_dir: {error}") from error
+    return path
 
 
 def as_form(parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -170,6 +244,7 @@ def as_form(parameters: Mapping[str, Any]) -> dict[str, Any]:
     name = str(family or next(iter(sorted(FAMILIES, key=lambda each: card_of(each).order))))
     adapters = [each for each in parameters.get("adapters") or () if isinstance(each, dict)]
     told = {key: parameters.get(key) for key in ("model",)}
+    controls = [each for each in parameters.get("control_images") or () if isinstance(each, dict)]
     return {
         "family": family,
         "title": FAMILY_TITLES.get(str(family), ""),
@@ -178,6 +253,7 @@ def as_form(parameters: Mapping[str, Any]) -> dict[str, Any]:
             {"path": str(each.get("path") or each.get("name") or ""), "strength": each.get("strength", 1.0)}
             for each in adapters
         ],
+        "controls": [str(each.get("path") or each.get("name") or "") for each in controls],
         **told,
     }
 

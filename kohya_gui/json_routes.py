@@ -38,6 +38,20 @@ def post(path: str, answer: Callable[[Request, Mapping[str, Any]], Any]) -> Rout
     return Route(f"/studio/{path}", route, methods=["POST"])
 
 
+def upload(path: str, answer: Callable[[Request, bytes], Any], *, most: int) -> Route:
+    """Return a POST route, whose `answer` also gets the request's bytes, at most so many."""
+
+    async def route(request: Request) -> Response:
+        body = bytearray()
+        async for part in request.stream():
+            body += part
+            if len(body) > most:
+                return JSONResponse({"error": f"The file is larger than {most >> 20} MB"}, 413)
+        return await run_in_threadpool(_respond, lambda: answer(request, bytes(body)))
+
+    return Route(f"/studio/{path}", route, methods=["POST"])
+
+
 def _respond(work: Callable[[], Any]) -> Response:
     try:
         answer = work()

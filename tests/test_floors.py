@@ -31,7 +31,8 @@ family names option groups, and options say which families they work for."""
 SCRIPT_FILES = {script.file for script in (*SCRIPTS, *GENERATE_SCRIPTS)}
 REEXPORTS = {
     *("flux_train_utils.py", "lora_flux.py", "sdxl_model_util.py"),
-    *("sdxl_gen_img.py", "flux_minimal_inference.py"),
+    *("sdxl_gen_img.py", "sdxl_minimal_inference.py", "flux_minimal_inference.py"),
+    *("flux_kontext_generate_image.py", "qwen_image_generate_image.py"),
 }
 """Modules that keep the names by which users import or run them."""
 LIGHT = ("options", "formats", "runs", "cards")

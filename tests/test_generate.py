@@ -1,5 +1,6 @@
 """Images of the scripts that generate: what a family's sampler makes, adapters applied exactly, bad input told."""
 
+import hashlib
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from data_help import make_image
+from diffusers import FluxKontextPipeline
+from flux_pipeline import pipeline_of
 from PIL import Image
 
 from sd_scripts.families.components import DENOISER
@@ -14,20 +18,28 @@ from sd_scripts.families.registry import family_of
 from sd_scripts.formats.image_parameters import read_chunks
 from sd_scripts.generating.adapters import layers_of
 from sd_scripts.generating.generator import Generator
-from sd_scripts.generating.work import graph_count
+from sd_scripts.generating.work import Worker, graph_count
 from sd_scripts.library.safetensors_io import save_model
 from sd_scripts.options.catalog import script_for
-from sd_scripts.options.generate_settings import AdapterFile, prompts_of, settings_of, training_settings
+from sd_scripts.options.generate_settings import (
+    AdapterFile,
+    batches_of,
+    prompt_warnings,
+    prompts_of,
+    settings_of,
+    training_settings,
+)
+from sd_scripts.runs.folder import RunFolder
 from sd_scripts.runs.reporter import Reporter
 
 SMALL = {"width": 64, "height": 64, "steps": 2, "dtype": "fp32", "image_seed": 7}
-TEXT = {"flux": {"t5xxl_max_token_length": 16}}
+TEXT = {name: {"t5xxl_max_token_length": 16} for name in ("flux", "flux_kontext")}
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # diffusers asks NumPy in an old way
 
 
 def values_of(miniature: Any, **more: Any) -> dict[str, Any]:
-    files = {name: str(path) for name, path in miniature.files.items()}
+    files = {name: str(path) for name, path in miniature.files.items() if name != "control_directory"}
     return {**files, **TEXT.get(miniature.family, {}), **SMALL, "prompt": ["a red circle"], **more}
 
 
@@ -168,6 +180,144 @@ def test_a_compiled_model_makes_the_same_image_and_swaps_adapters_without_a_new_
     with_one = image_of(compiled, each_miniature, AdapterFile(adapters[0]))
     assert graph_count() == first
     assert np.abs(with_one.astype(int) - image_of(eager, each_miniature, AdapterFile(adapters[0]))).max() <= 2
+
+
+def several(generator: Generator, **values: Any) -> list[np.ndarray]:
+    """The images of a request, made in its batches."""
+    settings = settings_of(generator.family.card.name, {}, values)
+    made = [media for batch in batches_of(settings) for _, media in generator.images(batch, lambda done, total: None)]
+    return [media.frames[0].numpy() for media in made]
+
+
+def test_images_made_together_are_those_made_one_by_one(each_miniature: Any) -> None:
+    """Up to rounding: matrix products of other sizes add up in another order. Samplers of SDXL draw in each step."""
+    generator = generator_of(each_miniature)
+    assert (generator.family.sample_batch is not None) == generator.family.card.has("batches")
+    asked = values_of(each_miniature, prompt=["a red circle --l 2 --n a blue square"], images_per_prompt=3)
+    alone, together = several(generator, **asked), several(generator, **asked, batch_size=3)
+    assert len({image.tobytes() for image in alone}) == len(alone) == 3
+    assert max(np.abs(a.astype(int) - b).max() for a, b in zip(alone, together, strict=True)) <= 1
+
+
+@pytest.mark.parametrize(
+    ("images", "batch_size", "sizes"), [(1, 4, [1]), (4, 4, [4]), (5, 4, [3, 2]), (9, 8, [5, 4]), (3, 1, [1, 1, 1])]
+)
+def test_batches_are_of_one_prompt_and_about_equally_large(images: int, batch_size: int, sizes: list[int]) -> None:
+    values = {"prompt": ["a cat --d 3", "a dog"], "images_per_prompt": images, "batch_size": batch_size}
+    made = batches_of(settings_of("flux", {}, values))
+    assert [len(batch) for batch in made] == sizes * 2
+    assert all(len({prompt.prompt for prompt in batch}) == 1 for batch in made)
+    assert [prompt.seed for batch in made[: len(sizes)] for prompt in batch] == list(range(3, 3 + images))
+
+
+def test_compiled_batches_of_one_request_share_their_graphs(
+    flux_miniature: Any, tmp_path: Path, no_graphs: None
+) -> None:
+    asked = {"prompt": ["a cat", "a dog"], "images_per_prompt": 3, "batch_size": 2, "steps": 1, "compile": True}
+    family, reporter = family_of("flux"), Reporter(RunFolder(tmp_path / "run"))
+    settings = settings_of(
+        "flux", {}, values_of(flux_miniature, **asked, compile_backend="eager", image_dir=str(tmp_path))
+    )
+    assert len(Worker(family, reporter).run(settings)) == 6
+    events = [event for event in reporter.folder.events() if event["kind"] == "image"]  # type: ignore[union-attr]
+    assert ["graphs" in event for event in events] == [True, *[False] * 5]
+    assert sorted(event["number"] for event in events) == list(range(6))
+
+
+@pytest.fixture
+def controls(tmp_path: Path) -> list[str]:
+    """Two control images of other sizes than the image."""
+    return [str(make_image(tmp_path / name, size, seed=4)) for name, size in (("a.png", (96, 80)), ("b.png", (64, 64)))]
+
+
+def test_kontext_makes_of_control_images_what_diffusers_makes_of_them(
+    kontext_miniature: Any, controls: list[str], tmp_path: Path
+) -> None:
+    """The same noise for each of two images of a batch; the control image at the size of the image."""
+    flags = {"prompt": [f"a red circle --d 1 --ci {controls[1]}"], "images_per_prompt": 2, "batch_size": 2}
+    assert run(kontext_miniature, tmp_path / "out", **flags) == 0
+    settings = settings_of("flux_kontext", {}, values_of(kontext_miniature))
+    components = family_of("flux_kontext").open(training_settings(settings), torch.float32).load()
+    theirs = pipeline_of(components, FluxKontextPipeline)(
+        Image.open(controls[1]),
+        "a red circle",
+        guidance_scale=2.5,
+        width=64,
+        height=64,
+        max_area=64 * 64,
+        _auto_resize=False,
+        num_inference_steps=2,
+        num_images_per_prompt=2,
+        max_sequence_length=16,
+        generator=[torch.Generator().manual_seed(seed) for seed in (1, 2)],
+        output_type="np",
+    ).images
+    for path, expected in zip(
+        sorted((tmp_path / "out").iterdir(), key=lambda file: file.stem[-1]), theirs, strict=True
+    ):
+        with Image.open(path) as image:
+            assert np.abs(np.asarray(image) / 255 - expected).max() < 2 / 255
+            (control,) = read_chunks(image.text)["control_images"]  # type: ignore[attr-defined]
+    content = Path(controls[1]).read_bytes()
+    assert control == {"name": "b.png", "path": controls[1], "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def test_a_prompt_names_its_control_images_or_sees_those_of_the_option(
+    kontext_miniature: Any, controls: list[str]
+) -> None:
+    first, second = controls
+    prompts = [f"a --ci {second} --ci {first}", "b"]
+    asked = values_of(kontext_miniature, prompt=prompts, control_image_path=[first])
+    settings = settings_of("flux_kontext", {}, asked)
+    assert [prompt.control_images for prompt in prompts_of(settings)] == [(second, first), (first,)]
+    generator = generator_of(kontext_miniature)
+    both, one = several(generator, **asked)
+    assert np.array_equal(several(generator, **asked)[1], one)
+    assert not np.array_equal(both, one)
+    generator.use(settings_of("flux_kontext", {}, {**asked, "no_resize_control": True}))
+    assert not np.array_equal(several(generator, **asked)[1], one), "its size is followed without loading again"
+
+
+def test_a_control_image_that_cannot_be_read_is_told(
+    kontext_miniature: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "text.png").write_text("no image")
+    for asked, told in (
+        ({"prompt": ["a --ci /nowhere.png"]}, "prompt: control_image_path: there is no file '/nowhere.png'"),
+        ({"prompt": [f"a --ci {tmp_path / 'text.png'}"]}, "text.png' cannot be read as an image; choose a PNG"),
+        ({"control_image_path": ["/nowhere.png"]}, "control_image_path: there is no file '/nowhere.png'"),
+        ({"batch_size": 0}, "batch_size: 0 is outside 1..64"),
+    ):
+        assert run(kontext_miniature, tmp_path / "out", **asked) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert told in line
+
+
+def test_what_has_no_effect_on_images_is_told() -> None:
+    asked: dict[str, Any] = {"prompt": ["a --ci b.png --g 2"], "control_image_path": ["b.png"], "batch_size": 2}
+    kontext = settings_of("flux_kontext", {}, {"prompt": ["a"], "batch_size": 2, "control_directory": "c"})
+    assert [str(remark) for remark in settings_of("flux", {}, asked).remarks] == [
+        "control_image_path: has no effect for FLUX.1"
+    ]
+    assert [str(remark) for remark in kontext.remarks] == [
+        "control_directory: has no effect in generating; name control images with --ci in the prompt"
+    ]
+    assert prompt_warnings(kontext) == [
+        "batch_size: 2 is more than images_per_prompt = 1, and only images of one prompt are generated together",
+        "control_image_path: a prompt names no control image (--ci), so its image is made from the text alone",
+    ]
+    qwen = settings_of("qwen_image", {}, {**asked, "batch_size": 1})
+    assert prompt_warnings(qwen) == [
+        "prompt: --g has no effect for Qwen-Image",
+        "prompt: --ci has no effect for Qwen-Image",
+    ]
+    assert prompts_of(qwen)[0].control_images == ()
+
+
+def test_an_image_without_metadata_holds_no_parameters(flux_miniature: Any, tmp_path: Path) -> None:
+    assert run(flux_miniature, tmp_path, steps=1, no_metadata=True) == 0
+    with Image.open(next(tmp_path.glob("*.png"))) as image:
+        assert image.text == {}  # type: ignore[attr-defined]
 
 
 BAD: dict[str, dict[str, Any]] = {

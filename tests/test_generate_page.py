@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from data_help import make_image
 from PIL import Image
 from runs_help import wait_for
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
-from kohya_gui.generate_form import form, options_of
+from kohya_gui.generate_form import ROWS, form, options_of
 from kohya_gui.generate_routes import as_form, routes
 from kohya_gui.launch_command import sees_no_gpu
 from sd_scripts.formats.image_parameters import read_chunks, text_chunks
@@ -142,6 +143,45 @@ def test_paths_outside_the_allowed_folders_are_refused(tmp_path: Path, flux_mini
     assert "is outside the allowed folders" in answer.json()["error"]
 
 
+def test_a_control_image_is_kept_beside_the_images_and_comes_back_with_the_parameters(tab: Tab, tmp_path: Path) -> None:
+    image = make_image(tmp_path / "my cat.png", (48, 32))
+
+    def sent(name: str, content: bytes) -> Any:
+        where = f"/studio/generate/control?name={name}&image_dir={tmp_path / 'images'}"
+        return tab.browser.post(where, content=content)
+
+    kept = Path(sent("my cat.png", image.read_bytes()).json()["path"])
+    assert kept.parent == tmp_path / "images" / "control_images"
+    assert kept.name.startswith("my cat-")
+    assert kept.read_bytes() == image.read_bytes()
+    assert sent("../../my cat.png", image.read_bytes()).json()["path"] == str(kept)
+    assert tab.get(f"/control?path={kept}").headers["content-type"] == "image/png"
+    assert tab.get(f"/control?path={tmp_path / 'runs.sqlite'}").status_code == 404
+    assert "text.png cannot be read as an image" in sent("text.png", b"no image").json()["error"]
+    assert "cat.txt is not a PNG, JPEG or WebP file" in sent("cat.txt", image.read_bytes()).json()["error"]
+    told = as_form({"family": "flux_kontext", "prompt": "a", "control_images": [{"name": "a.png", "path": str(kept)}]})
+    assert told["controls"] == [str(kept)]
+
+
+def test_control_images_outside_the_allowed_folders_are_refused(tmp_path: Path) -> None:
+    make_image(tmp_path / "cat.png", (48, 32))
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    tab = Tab(tmp_path, AllowedPaths.within([inside]))
+    for prompt, more in (
+        (f"a --ci {tmp_path / 'cat.png'}", {}),
+        ("a", {"control_image_path": f"{tmp_path / 'cat.png'}"}),
+    ):
+        values = {"prompt": prompt, "image_dir": str(inside), **more}
+        answer = tab.post(family="flux_kontext", values=values)
+        assert answer.status_code == 400
+        assert answer.json()["error"].startswith("control_image_path: ")
+        assert "is outside the allowed folders" in answer.json()["error"]
+    assert tab.get(f"/control?path={tmp_path / 'cat.png'}").status_code == 404
+    refused = tab.browser.post(f"/studio/generate/control?name=a.png&image_dir={tmp_path}", content=b"")
+    assert "is outside the allowed folders" in refused.json()["error"]
+
+
 def test_parameters_survive_a_png_and_those_of_the_webui_are_read(tmp_path: Path, tab: Tab) -> None:
     assert read_chunks(text_chunks(PARAMETERS)) == PARAMETERS
     of_webui = read_chunks({"parameters": text_chunks(PARAMETERS)["parameters"]})
@@ -170,22 +210,32 @@ def test_an_image_that_no_form_could_have_made_still_fills_what_fits() -> None:
 
 
 def test_try_it_fills_in_what_a_run_trained(tab: Tab, flux_miniature: Any, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("a dog\na cat --ci /before/cat.png --ci /before/style.png\n")
     run = new_run_folder(tmp_path / "runs", "cat")
     files = {name: str(path) for name, path in flux_miniature.files.items()}
-    write_toml(run.config, {"family": "flux", "method": "lora", "learning_rate": 1e-4, "seed": 3, **files})
+    write_toml(
+        run.config,
+        {
+            **{"family": "flux_kontext", "method": "lora", "learning_rate": 1e-4, "seed": 3},
+            **{"control_directory": "/before", "sample_prompts": str(prompts), **files},
+        },
+    )
     saved = tmp_path / "cat.safetensors"
     saved.write_bytes(b"")
-    id = tab.queue.add(PlannedRun(folder=run, argv=["true"], name="cat", tab="lora", family="flux", gpus="cpu"))
+    id = tab.queue.add(PlannedRun(folder=run, argv=["true"], name="cat", tab="lora", family="flux_kontext", gpus="cpu"))
     log = run.log()
     log("started", max_steps=1)
     log("saved", path=str(saved), step=1)
+    log("sample", path=str(tmp_path / "1.png"), step=1, number=1, prompt="a cat")
     log("finished", step=1, path=str(saved))
     log.close()
     tab.queue.store.update(id, state="finished")
     told = tab.get(f"/run/{id}").json()
-    assert told["family"] == "flux"
+    assert told["family"] == "flux_kontext"
     assert told["adapters"] == [{"path": str(saved), "strength": 1.0}]
-    assert told["values"] == files
+    assert told["values"] == {**files, "prompt": "a cat"}
+    assert told["controls"] == ["/before/cat.png", "/before/style.png"]
     saved.unlink()
     assert "none of its files is there any more" in tab.get(f"/run/{id}").json()["error"]
 
@@ -195,7 +245,8 @@ def test_the_form_has_each_option_of_the_script_once(script: Any) -> None:
     (panels,) = [each["panels"] for each in form() if each["name"] == script.family]
     names = [field["name"] for panel in panels for field in panel["fields"]]
     assert len(names) == len(set(names))
-    assert {*names, "lora_weights", "lora_multiplier"} == options_of(script.family).keys()
+    assert {*names, *ROWS} == {*options_of(script.family), *ROWS}
+    assert not {*names}.intersection(ROWS)
 
 
 def test_a_png_keeps_its_texts(tmp_path: Path) -> None:

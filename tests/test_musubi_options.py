@@ -11,10 +11,13 @@ from scripts_help import FLUX_LORA, QWEN_IMAGE_FULL, QWEN_IMAGE_LORA
 from sd_scripts.data.blueprint import read_blueprint
 from sd_scripts.options.command_line import given_flags
 from sd_scripts.options.dataset_schema import problems
+from sd_scripts.options.generate_flags import NO_EFFECT, REFUSED, SILENT, VALUES, OtherFlags
+from sd_scripts.options.generate_settings import read_command_line as read_generate_flags
 from sd_scripts.options.musubi import MUSUBI, MusubiOptions
 from sd_scripts.options.reading import from_values
 from sd_scripts.options.spec import each_option
 
+GENERATE = json.loads((Path(__file__).parent / "reference/musubi_generate.json").read_text())
 NAMES = json.loads((Path(__file__).parent / "reference/qwen_image.json").read_text())["musubi_options"]
 
 
@@ -95,4 +98,56 @@ def test_its_datasets_for_other_models_are_told() -> None:
     assert problems(config, masked_loss=False) == [
         "datasets[0].video_directory is not supported: no model here is trained on videos",
         "datasets[1].multiple_target is not supported: no model here is trained with several targets",
+    ]
+
+
+def read_generate(family: str, *flags: str) -> tuple[dict[str, Any], list[str], list[str]]:
+    """Values, remarks and problems of a command line that generates."""
+    settings, problems = read_generate_flags(family, ["--prompt", "a", *flags])
+    changed = {name: value for name, value in settings.changed().items() if name != "prompt"}
+    return changed, [str(remark) for remark in settings.remarks], [str(problem) for problem in problems]
+
+
+@pytest.mark.parametrize("family", GENERATE)
+def test_every_flag_of_its_generating_scripts_is_known(family: str) -> None:
+    for name, kind in GENERATE[family].items():
+        words = {"bool": [], "str": ["1"], "int": ["1"], "float": ["1"]}[kind]
+        _, problems = read_generate_flags(family, [f"--{name}", *words])
+        assert not [problem for problem in problems if "unknown" in problem.text], name
+    names = {o.name for o in each_option(OtherFlags)}
+    assert names == {"image_size", *VALUES, *SILENT, *NO_EFFECT, *REFUSED}
+
+
+def test_its_commands_generate_here() -> None:
+    flags = "--dit d --vae v --text_encoder1 t --text_encoder2 c --image_size 512 768 --infer_steps 25 --save_path out"
+    flags += " --seed 3 --embedded_cfg_scale 2 --fp8_scaled --fp8_t5 --lora_weight l --attn_mode flash"
+    flags += " --control_image_path a.png --no_resize_control --output_type images --from_file p.txt"
+    assert read_generate("flux_kontext", *flags.split()) == (
+        {
+            **{"pretrained_model_name_or_path": "d", "ae": "v", "t5xxl": "t", "clip_l": "c"},
+            **{"height": 512, "width": 768, "steps": 25, "image_dir": "out", "image_seed": 3, "guidance": 2.0},
+            **{"quantize_base": "fp8", "quantize_text_encoders": "fp8", "lora_weights": ["l"]},
+            **{"control_image_path": ["a.png"], "no_resize_control": True, "prompt_file": "p.txt"},
+        },
+        ["attn_mode: has no effect: attention is always PyTorch's scaled dot-product attention"],
+        [],
+    )
+    assert read_generate("qwen_image", "--guidance_scale", "4.5")[0] == {"scale": 4.5}
+    assert read_generate("flux", "--guidance_scale", "4.5")[0] == {"guidance": 4.5}
+    assert read_generate("flux_kontext", "--resize_control_to_official_size")[0] == {"control_resolution": "1024"}
+
+
+def test_precisions_and_strengths_are_read_as_sd_scripts_writes_them() -> None:
+    flags = ("--dtype", "bfloat16", "--lora_weights", "a.safetensors;0.5", "b;c", "--merge_lora_weights")
+    assert read_generate("flux", *flags, "--cfg_scale", "2")[0] == {
+        **{"lora_weights": ["a.safetensors", "b;c"], "lora_multiplier": [0.5, 1.0], "scale": 2.0},
+    }
+    assert read_generate("sdxl", "--dtype", "float16")[0] == {"dtype": "fp16"}
+
+
+def test_what_would_change_its_images_is_refused() -> None:
+    assert read_generate("flux_kontext", "--flow_shift", "3", "--output_type", "latent", "--image_size", "64")[2] == [
+        "flow_shift: is not supported, since the shift follows from the size of the image; leave it out",
+        "output_type: only images are written; leave it out",
+        "image_size: needs two numbers, height and width",
     ]

@@ -46,6 +46,7 @@ DEEP = {
     "test_compile_run",
     "test_ddp",
     "test_full_resume",
+    "test_generate_cuda",
     "test_head_start_cuda",
     "test_kill",
     "test_sigterm",

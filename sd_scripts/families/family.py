@@ -200,6 +200,9 @@ class Family:
     sample: Callable[[Components, SamplePrompt, dict[str, Tensor], Settings], Media]
     """Components, prompt, text outputs of its captions, settings -> an image or a clip. Compiled blocks run compiled
     unless the caller says otherwise. It calls `offer_preview` after each step."""
+    sample_batch: Callable[[Components, Sequence[SamplePrompt], dict[str, Tensor], Settings], list[Media]] | None = None
+    """As `sample`, for several prompts that differ in their seeds alone: with the capability `batches`. The text
+    outputs are those of one of them, and previews show the first."""
     saving: Saving
 
     def check(self, settings: Settings) -> list[str]:

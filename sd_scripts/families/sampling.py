@@ -24,9 +24,15 @@ def make_generator(seed: int | None) -> torch.Generator:
     return torch.Generator().manual_seed(secrets.randbits(32) if seed is None else seed)
 
 
-def apply_guidance(prediction: Tensor, scale: float) -> Tensor:
-    """Combine the predictions (2, ...) for the negative prompt and the prompt; a single one stays as it is."""
-    if len(prediction) == 1:
+def batch_noise(generators: Sequence[torch.Generator], *shape: int) -> Tensor:
+    """Return noise (B, *shape) float32 on the CPU: that of each image from its own generator."""
+    return torch.stack([torch.randn(shape, generator=generator) for generator in generators])
+
+
+def apply_guidance(prediction: Tensor, scale: float, images: int = 1) -> Tensor:
+    """Combine the predictions (2B, ...) for the negative prompt and the prompt, each of B `images`; those of the prompt
+    alone (B, ...) stay as they are."""
+    if len(prediction) == images:
         return prediction
     without, with_prompt = prediction.chunk(2)
     return without + scale * (with_prompt - without)

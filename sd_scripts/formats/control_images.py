@@ -1,5 +1,8 @@
-"""Finds the control images of training images by name: those of `cat.png` are `cat.png`, `cat_0.png`, `cat_1.png`."""
+"""Finds the control images of training images by name: those of `cat.png` are `cat.png`, `cat_0.png`, `cat_1.png`.
+Checks those that a prompt names."""
 
+import functools
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -48,3 +51,28 @@ def find_controls(folder: str, subset: str, images: Iterable[Path]) -> dict[Path
             "like the image"
         )
     return found
+
+
+def why_unreadable(name: str) -> str | None:
+    """Return why a prompt cannot have this control image, one sentence; None if it can be read."""
+    try:
+        path = Path(os.path.expanduser(name))
+        if not path.is_file():
+            return f"there is no file {name!r}"
+        told = path.stat()
+    except (OSError, ValueError):  # a name too long, NUL in it
+        return f"there is no file {name!r}"
+    return _why_not_decoded(path, told.st_mtime_ns, told.st_size)
+
+
+@functools.lru_cache(maxsize=256)
+def _why_not_decoded(path: Path, written: int, size: int) -> str | None:
+    """Return why a file, as it was when last written, is no image."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as image:
+            image.load()
+    except Exception:  # broken files raise different errors by format
+        return f"'{path}' cannot be read as an image; choose a PNG, JPEG or WebP file"
+    return None

@@ -62,6 +62,10 @@ class Generator:
         for remark in family.remarks(self._components, self._settings):
             reporter.warn(remark)
 
+    def use(self, settings: Settings) -> None:
+        """Follow the options of the next images that are not about the model, such as the size of control images."""
+        self._settings = training_settings(settings)
+
     def apply(self, files: Sequence[AdapterFile]) -> None:
         """Apply these adapters instead of those before. Raises ValueError, one sentence, and keeps those before."""
         known = {each.file.path: each for each in self._adapters if each.written == written_at(each.file.path)}
@@ -86,7 +90,7 @@ class Generator:
 
     def encode(self, prompts: Sequence[SamplePrompt]) -> None:
         """Encode what is not encoded yet of the prompts, with the text encoders loaded for it."""
-        captions = {tuple(self.family.text.prompt_captions(prompt)) for prompt in prompts}
+        captions = {self._text_key(prompt) for prompt in prompts}
         if not (new := sorted(captions - self._texts.keys())):
             return
         components = self._components
@@ -115,16 +119,34 @@ class Generator:
     ) -> tuple[SamplePrompt, Media]:
         """Return an image, and its prompt with the seed that was drawn if it had none. `preview` is called after each
         sampling step, where the family offers previews."""
-        if prompt.seed is None:
-            prompt = with_changes(prompt, seed=secrets.randbits(32))
-        self.encode([prompt])
+        return self.images([prompt], step, preview)[0]
+
+    def images(
+        self,
+        prompts: Sequence[SamplePrompt],
+        step: Step,
+        preview: Callable[[Decode], None] = lambda decode: None,
+    ) -> list[tuple[SamplePrompt, Media]]:
+        """Return several images of one prompt, which differ in their seeds alone, as `image` does; they are generated
+        together. Only families with the capability `batches` take more than one."""
+        prompts = [each if each.seed is not None else with_changes(each, seed=secrets.randbits(32)) for each in prompts]
+        first = prompts[0]
+        self.encode(prompts)
         self.place()
-        text = self._texts[tuple(self.family.text.prompt_captions(prompt))]
+        text = self._texts[self._text_key(first)]
         self._reporter.phase("generating")
-        with previewing(_after_each_step(prompt.steps, step, preview)):
-            return prompt, self._with_fallback(
-                lambda: self.family.sample(self._components, prompt, text, self._settings)
-            )
+
+        def sample() -> list[Media]:
+            if len(prompts) == 1 or not self.family.sample_batch:
+                return [self.family.sample(self._components, first, text, self._settings)]
+            return self.family.sample_batch(self._components, prompts, text, self._settings)
+
+        with previewing(_after_each_step(first.steps, step, preview)):
+            return list(zip(prompts, self._with_fallback(sample), strict=True))
+
+    def _text_key(self, prompt: SamplePrompt) -> tuple[str, ...]:
+        """Return what the text outputs of a prompt are made from."""
+        return tuple(self.family.text.prompt_captions(prompt))
 
     def close(self) -> None:
         """Give the memory back."""
@@ -179,7 +201,7 @@ class Generator:
         source = self._components.sources[DENOISER]
         replace(layers.items(), source.read(source.dtype, source.keep), self._adapters)
 
-    def _with_fallback(self, work: Callable[[], Media]) -> Media:
+    def _with_fallback(self, work: Callable[[], list[Media]]) -> list[Media]:
         """Return the result of `work`, made without compiling if the compiler fails."""
         if not self._compile.compile:
             return work()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,7 @@ from sd_scripts.generating.generator import Generator
 from sd_scripts.library.media import Media
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.generate import PREVIEW, GenerateOptions
-from sd_scripts.options.generate_settings import adapters_of, model_values, prompt_warnings, prompts_of
+from sd_scripts.options.generate_settings import adapters_of, batches_of, model_values, prompt_warnings
 from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.prompt_lines import SamplePrompt
@@ -55,12 +58,18 @@ class Worker:
         """Generate all images of a request and return their files. `check` is called after each sampling step and ends
         the work by an exception. Raises ValueError, one sentence, for what cannot be done, and OSError if an image
         cannot be written."""
-        prompts = prompts_of(settings)
-        for text in prompt_warnings(settings[GenerateOptions]):
+        batches = batches_of(settings)
+        for text in prompt_warnings(settings):
             self._reporter.warn(text)
         with self.generator(settings) as generator:
-            generator.encode(prompts)
-            return [self._image(generator, settings, prompts, number, id, check) for number in range(len(prompts))]
+            generator.encode([batch[0] for batch in batches])
+            files: list[Path] = []
+            # a smaller batch would need graphs of its own
+            at_least = max(map(len, batches)) if settings[CompileOptions].compile else 1
+            for batch in batches:
+                progress = Progress(made=len(files), total=sum(map(len, batches)), id=id, check=check)
+                files += self._batch(generator, settings, batch, progress, at_least)
+            return files
 
     @contextmanager
     def generator(self, settings: Settings) -> Iterator[Generator]:
@@ -85,37 +94,44 @@ class Worker:
         if self._generator is None or wanted != self._made_for:
             self.close()
             self._generator, self._made_for = Generator(self._family, settings, self._reporter), wanted
+        self._generator.use(settings)
         return self._generator
 
-    def _image(
+    def _batch(
         self,
         generator: Generator,
         settings: Settings,
-        prompts: list[SamplePrompt],
-        number: int,
-        id: str,
-        check: Callable[[], None],
-    ) -> Path:
-        """Generate and write one of the images."""
-        began, total = time.perf_counter(), len(prompts)
+        batch: Sequence[SamplePrompt],
+        progress: Progress,
+        at_least: int,
+    ) -> list[Path]:
+        """Generate images together, and write them; with fewer than `at_least`, some more that are not kept."""
+        began, graphs = time.perf_counter(), graph_count()
 
         def step(done: int, steps: int) -> None:
-            self._reporter.emit(
-                "phase", name="generating", done=done, total=steps, id=id, image=number + 1, images=total
-            )
-            check()
+            at = {"image": progress.made + 1, "last": progress.made + len(batch), "images": progress.total}
+            self._reporter.emit("phase", name="generating", done=done, total=steps, id=progress.id, **at)
+            progress.check()
 
-        graphs = graph_count()
-        prompt, media = generator.image(prompts[number], step, self._previews)
-        values = parameters(settings, prompt, media.size)
-        path = free_path(Path(settings[GenerateOptions].image_dir), prompt.seed or 0, media.suffix)
-        write_media(path, media, values)
-        seconds, width, height = round(time.perf_counter() - began, 2), values["width"], values["height"]
-        told = {"path": str(path), "id": id, "number": number, "media": media.kind, "parameters": values}
-        if new := graph_count() - graphs:
-            told["graphs"] = new
-        self._reporter.emit("image", **told, seconds=seconds, width=width, height=height)
-        print(f"{path} ({seconds:.1f} s)", flush=True)
+        filled = [*batch, *[batch[-1]] * (at_least - len(batch))]
+        made = generator.images(filled, step, self._previews)[: len(batch)]
+        compiled = graph_count() - graphs
+        seconds = round((time.perf_counter() - began) / len(batch), 2)
+        files = []
+        for number, (prompt, media) in enumerate(made, progress.made):
+            values = parameters(settings, prompt, media.size)
+            files.append(self._write(settings[GenerateOptions], media, values))
+            told = {"path": str(files[-1]), "id": progress.id, "number": number, "media": media.kind}
+            told |= {"parameters": values, "seconds": seconds, "width": values["width"], "height": values["height"]}
+            if compiled and number == progress.made:
+                told["graphs"] = compiled
+            self._reporter.emit("image", **told)
+            print(f"{files[-1]} ({seconds:.1f} s)", flush=True)
+        return files
+
+    def _write(self, options: GenerateOptions, media: Media, values: Payload) -> Path:
+        path = free_path(Path(options.image_dir), values["seed"], media.suffix)
+        write_media(path, media, None if options.no_metadata else values)
         return path
 
     def _out_of_memory(self, settings: Settings) -> str:
@@ -123,8 +139,22 @@ class Worker:
         memory = settings.get(MemoryOptions)
         ways = ["quantize_base"] if memory and card.has("fp8") and not memory.chosen(memory.quantize_base) else []
         ways += ["blocks_to_swap"] if memory and not memory.blocks_to_swap else []
+        if settings[GenerateOptions].batch_size > 1 and card.has("batches"):
+            return "batch_size: out of GPU memory; set fewer images at a time"
         remedy = f"set {' or '.join(ways)}, or choose" if ways else "choose"
         return f"width, height: out of GPU memory; {remedy} a smaller size"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a request is."""
+
+    made: int
+    total: int
+    """Images that are written, and that there will be."""
+    id: str
+    check: Callable[[], None]
+    """Called after each sampling step; ends the work by an exception."""
 
 
 class Previews:
@@ -162,6 +192,10 @@ def parameters(settings: Settings, prompt: SamplePrompt, size: tuple[int, int]) 
         {"name": title_of(each.path), "strength": each.strength, "path": str(each.path)}
         for each in adapters_of(options)
     ]
+    controls = [
+        {"name": path.name, "path": str(path), "sha256": sha256(path.read_bytes()).hexdigest()}
+        for path in (Path(os.path.expanduser(name)) for name in prompt.control_images)
+    ]
     return {
         "prompt": prompt.prompt,
         "negative_prompt": prompt.negative_prompt,
@@ -173,6 +207,7 @@ def parameters(settings: Settings, prompt: SamplePrompt, size: tuple[int, int]) 
         "sampler": prompt.sampler,
         "seed": prompt.seed,
         "adapters": adapters,
+        **({"control_images": controls} if controls else {}),
         "family": card.name,
         "model": Path(model).stem or model,
         "model_path": model,
@@ -182,10 +217,10 @@ def parameters(settings: Settings, prompt: SamplePrompt, size: tuple[int, int]) 
     }
 
 
-def write_media(path: Path, media: Media, values: Payload) -> None:
-    """Write an image or a clip with its parameters, whole or not at all. Raises OSError, one sentence."""
+def write_media(path: Path, media: Media, values: Payload | None) -> None:
+    """Write an image or a clip with its parameters, if any, whole or not at all. Raises OSError, one sentence."""
     with saving(path), atomic_file(path) as part:
-        media.write(part, text_chunks(values))
+        media.write(part, text_chunks(values) if values else {})
 
 
 def free_path(folder: Path, seed: int, suffix: str) -> Path:

@@ -7,6 +7,7 @@ from sd_scripts.families.registry import cards
 from sd_scripts.options.catalog import FAMILY_TITLES, FILE_ONLY, SCRIPT_TITLES, SCRIPTS
 from sd_scripts.options.command_line import ConfigFileOptions, PlanOptions
 from sd_scripts.options.generate import GenerateOptions
+from sd_scripts.options.generate_flags import OtherFlags
 from sd_scripts.options.legacy import LegacyOptions
 from sd_scripts.options.musubi import MusubiOptions
 from sd_scripts.options.settings import Groups
@@ -51,7 +52,7 @@ In full training:
 
 def page() -> str:
     groups: Groups = tuple(dict.fromkeys(group for script in SCRIPTS for group in script.groups))
-    shown: Groups = (ConfigFileOptions, PlanOptions, *groups, GenerateOptions, LegacyOptions, MusubiOptions)
+    shown: Groups = (ConfigFileOptions, PlanOptions, *groups, GenerateOptions, LegacyOptions, MusubiOptions, OtherFlags)
     sections = [_section(group) for group in shown]
     return "\n".join([OPENING, *sections, _without_effect(groups), DIFFERENCES])
 

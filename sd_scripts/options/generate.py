@@ -14,7 +14,7 @@ PREVIEW = "preview.webp"
 
 class GenerateOptions(OptionGroup, title="Generate", methods=(GENERATE,)):
     """Which images to generate, and where they go. A prompt may override size, seed, steps, scale, guidance, negative
-    prompt and sampler, as in `a cat --w 1024 --h 1024 --d 1 --s 30 --l 5 --g 3.5 --n blurry`."""
+    prompt, sampler and control images, as in `a cat --w 1024 --h 1024 --d 1 --s 30 --l 5 --g 3.5 --n blurry`."""
 
     prompt: list[str] = option([], "Prompts, one image each, with options such as --w 1024 --d 1 at their end.")
     prompt_file: str | None = path_option(
@@ -31,9 +31,8 @@ class GenerateOptions(OptionGroup, title="Generate", methods=(GENERATE,)):
         label="CFG scale",
         within=(0.0, 100.0),
     )
-    guidance: float = option(
-        3.5,
-        "Guidance of a distilled model, where the prompt does not say (--g).",
+    guidance: float | None = optional(
+        "Guidance of a distilled model, where the prompt does not say (--g). Unset is what suits the family.",
         needs="guidance",
         within=(0.0, 100.0),
     )
@@ -50,6 +49,20 @@ class GenerateOptions(OptionGroup, title="Generate", methods=(GENERATE,)):
         within=(0, 2**63 - 1),
     )
     images_per_prompt: int = option(1, "Images of each prompt, with different seeds.", within=(1, 1000))
+    batch_size: int = option(
+        1,
+        "Images of a prompt that are generated together, which is faster on a GPU with memory left. Each has the seed "
+        "that it would have alone.",
+        within=(1, 64),
+        needs="batches",
+    )
+    control_image_path: list[str] = option(
+        [],
+        "Control images, such as the image to edit, where the prompt names none (--ci). The model sees all of them.",
+        label="Control images",
+        path=True,
+        needs="control_images",
+    )
     lora_weights: list[str] = option(
         [], "Adapter files (LoRA and its kin) to apply, several at once.", label="LoRA files", path=True
     )
@@ -57,6 +70,7 @@ class GenerateOptions(OptionGroup, title="Generate", methods=(GENERATE,)):
         [], "Strength of each adapter file; 1 where there is none.", label="LoRA strengths", within=(-100.0, 100.0)
     )
     image_dir: str = option("outputs/images", "Folder for the images.", label="Image folder", path=True)
+    no_metadata: bool = switch("Write no parameters into the images.", label="No parameters in images")
     dtype: Literal["bf16", "fp16", "fp32"] = option("bf16", "Precision of the model.", label="Precision")
     zero_terminal_snr: bool = switch(
         "The model was trained with zero_terminal_snr.", label="Zero terminal SNR", needs="noise_schedule"

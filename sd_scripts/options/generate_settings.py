@@ -1,5 +1,6 @@
 """The settings of a script that generates images: read from a command line or a request, and checked without torch."""
 
+import math
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,36 +8,34 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sd_scripts.families.card import FamilyCard
 from sd_scripts.families.registry import card_of
+from sd_scripts.formats.control_images import why_unreadable
 from sd_scripts.formats.toml_files import read_toml
 from sd_scripts.options import model_checks
 from sd_scripts.options.catalog import SCRIPTS, script_for
 from sd_scripts.options.command_line import ConfigFileOptions, Parser, add_arguments, read_flags
+from sd_scripts.options.dataset import ControlOptions
 from sd_scripts.options.generate import GENERATE, GenerateOptions
+from sd_scripts.options.generate_flags import OtherFlags, alias_of, translate
 from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.preflight import Check, found_by, why_no_folder
 from sd_scripts.options.prompt_lines import (
+    CONTROLS,
+    LINE_OPTIONS,
     SamplePrompt,
     dropped_words,
+    line_keys,
     prompt_of_line,
     prompt_problems,
     prompt_remarks,
     read_prompts,
 )
 from sd_scripts.options.reading import from_values
-from sd_scripts.options.settings import Problem, Script, Settings
+from sd_scripts.options.settings import Groups, Problem, Script, Settings
 from sd_scripts.options.spec import each_option, truth
 
-ALIASES = {
-    **dict.fromkeys(("ckpt", "ckpt_path"), "pretrained_model_name_or_path"),
-    **dict.fromkeys(("outdir", "output_dir"), "image_dir"),
-    **dict.fromkeys(("network_weights", "lora_weight"), "lora_weights"),
-    **dict.fromkeys(("network_mul", "lora_multipliers"), "lora_multiplier"),
-    **{"from_file": "prompt_file", "W": "width", "H": "height", "cfg_scale": "scale", "seed": "image_seed"},
-    **{"guidance_scale": "guidance"},
-}
-"""Flags of other programs' scripts -> our options."""
 COMPILE_MODE = "max-autotune-no-cudagraphs"
 """The default of compile_mode here: a model makes many steps of few shapes, and images of another size would need CUDA
 graphs of their own."""
@@ -60,7 +59,7 @@ def setup_parser(family: str) -> Parser:
     """Return the parser of a family's script: its flags in sections, with their help."""
     script = script_for(family, GENERATE)
     made = Parser(prog=script.file, usage="%(prog)s --prompt TEXT [flags]", allow_abbrev=False)
-    add_arguments(made, ConfigFileOptions, *script.groups, method=GENERATE)
+    add_arguments(made, ConfigFileOptions, *script.groups, OtherFlags, method=GENERATE)
     return made
 
 
@@ -73,9 +72,11 @@ def read_command_line(family: str, argv: Sequence[str] | None = None) -> tuple[S
     if {"-h", "--help"} & {*words}:
         setup_parser(family).print_help()
         sys.exit(0)
-    script = script_for(family, GENERATE)
-    given = read_flags((ConfigFileOptions, *script.groups), map(_without_alias, words))
-    flags = dict(given.values)
+    script, card = script_for(family, GENERATE), card_of(family)
+    groups: Groups = (ConfigFileOptions, *script.groups, OtherFlags)
+    given = read_flags(groups, [_without_alias(word, card) for word in words], card.aliases)
+    translated = translate(given.values, card)
+    flags = translated.values
     file = os.path.expanduser(flags.pop("config_file", None) or "")
     flags.pop("output_config", None)
     try:
@@ -83,13 +84,15 @@ def read_command_line(family: str, argv: Sequence[str] | None = None) -> tuple[S
     except ValueError as error:
         print(f"config_file: {error}", file=sys.stderr)
         sys.exit(2)
-    return settings_of(family, values, flags), given.problems
+    settings = settings_of(family, values, flags)
+    settings.remarks = [*translated.remarks, *settings.remarks]
+    return settings, [*given.problems, *translated.problems]
 
 
-def _without_alias(word: str) -> str:
+def _without_alias(word: str, card: FamilyCard) -> str:
     """Return a flag under our name."""
     name, equals, value = word.partition("=")
-    known = ALIASES.get(name.removeprefix("--")) if name.startswith("--") else None
+    known = alias_of(name.removeprefix("--"), card) if name.startswith("--") else None
     return f"--{known}{equals}{value}" if known else word
 
 
@@ -102,6 +105,8 @@ def settings_of(family: str, file: Mapping[str, Any], values: Mapping[str, Any])
     settings = from_values(script, mode, both)
     if truth(both.get("compile_auto", False)):
         settings.remark("compile_auto: has no effect in generating; set compile, or leave it off")
+    if both.get("control_directory"):
+        settings.remark("control_directory: has no effect in generating; name control images with --ci in the prompt")
     return settings
 
 
@@ -110,7 +115,7 @@ def of_generating(file: Mapping[str, Any], script: Script) -> dict[str, Any]:
     if file.get("method", GENERATE) == GENERATE and "learning_rate" not in file and "train_data_dir" not in file:
         return dict(file)
     own = [group for group in script.groups if group in (*FROM_TRAINING, *card_of(script.family).groups)]
-    names = {o.name for group in own for o in each_option(group)} | {"family"}
+    names = {o.name for group in own for o in each_option(group)} - {"control_directory"} | {"family"}
     in_fp8 = "quantize_base" in names and any(truth(file.get(name, False)) for name in ("fp8_base", "fp8_base_unet"))
     own_names = {"quantize_base": "fp8"} if in_fp8 else {}
     return {**{name: value for name, value in file.items() if name in names}, **own_names}
@@ -135,7 +140,8 @@ def training_settings(settings: Settings) -> Settings:
 
 def model_values(settings: Settings) -> dict[str, Any]:
     """Return the values that decide which model is loaded, and how: while they stay, it can be kept."""
-    of_images = {o.name for o in each_option(GenerateOptions)} - {*OF_MODEL} | {"run_dir"}
+    of_images = {o.name for group in (GenerateOptions, ControlOptions) for o in each_option(group)}
+    of_images = of_images - {*OF_MODEL} | {"run_dir"}
     return {name: value for name, value in settings.values().items() if name not in of_images}
 
 
@@ -156,9 +162,10 @@ def prompts_of(settings: Settings) -> list[SamplePrompt]:
         height=options.height,
         steps=card.sample_defaults.steps if options.steps is None else options.steps,
         scale=card.sample_defaults.scale if options.scale is None else options.scale,
-        guidance=options.guidance,
+        guidance=card.sample_defaults.guidance if options.guidance is None else options.guidance,
         sampler=options.sampler if card.has("noise_schedule") else None,
         seed=options.image_seed,
+        control_images=tuple(options.control_image_path),
     )
     found: list[tuple[str, SamplePrompt]] = []
     for number, line in enumerate(options.prompt, 1):
@@ -175,11 +182,24 @@ def prompts_of(settings: Settings) -> list[SamplePrompt]:
         found += [(f"prompt_file: '{file}', prompt {number}: ", prompt) for number, prompt in in_file]
     if problems := [why for place, prompt in found for why in _size_problems(place, prompt, card.side_multiple)]:
         raise ValueError("\n".join(problems))
+    if not card.has(CONTROLS.needs):
+        found = [(place, replace(prompt, control_images=())) for place, prompt in found]
     return [
         replace(prompt, seed=None if prompt.seed is None else prompt.seed + number)
         for _, prompt in found
         for number in range(options.images_per_prompt)
     ]
+
+
+def batches_of(settings: Settings) -> list[list[SamplePrompt]]:
+    """Return the images of prompts_of as batches, each of one prompt: at most batch_size, as equal in number as
+    possible, so that they take the least memory."""
+    options, images = settings[GenerateOptions], prompts_of(settings)
+    count = options.images_per_prompt
+    together = options.batch_size if card_of(settings.script.family).has("batches") else 1
+    size = math.ceil(count / math.ceil(count / together))
+    of_prompts = (images[first : first + count] for first in range(0, len(images), count))
+    return [each[first : first + size] for each in of_prompts for first in range(0, count, size)]
 
 
 def _size_problems(place: str, prompt: SamplePrompt, multiple: int) -> Iterator[str]:
@@ -189,13 +209,31 @@ def _size_problems(place: str, prompt: SamplePrompt, multiple: int) -> Iterator[
             yield f"{place}{name} {side} is not a multiple of {multiple}; choose {below} or {below + multiple}"
 
 
-def prompt_warnings(options: GenerateOptions) -> list[str]:
-    """Return a message for everything in readable prompts that has no effect."""
-    of_lines = [f"prompt: {what}" for line in options.prompt for what in dropped_words(line)]
-    if not options.prompt_file:
-        return of_lines
-    of_file = prompt_remarks(Path(options.prompt_file))
-    return [*of_lines, *(text.replace("sample_prompts:", "prompt_file:", 1) for text in of_file)]
+def prompt_warnings(settings: Settings) -> list[str]:
+    """Return a message for everything in readable prompts that has no effect, or an unexpected one."""
+    options, card = settings[GenerateOptions], card_of(settings.script.family)
+    found = [f"prompt: {what}" for line in options.prompt for what in (*dropped_words(line), *_idle(line, card))]
+    if options.prompt_file:
+        of_file = prompt_remarks(Path(options.prompt_file))
+        found += [text.replace("sample_prompts:", "prompt_file:", 1) for text in of_file]
+    if card.has("batches") and options.batch_size > options.images_per_prompt:
+        found.append(
+            f"batch_size: {options.batch_size} is more than images_per_prompt = {options.images_per_prompt}, and only "
+            "images of one prompt are generated together"
+        )
+    if card.has(CONTROLS.needs) and not all(prompt.control_images for prompt in prompts_of(settings)):
+        found.append(
+            "control_image_path: a prompt names no control image (--ci), so its image is made from the text alone"
+        )
+    return found
+
+
+def _idle(line: str, card: FamilyCard) -> Iterator[str]:
+    """Yield a message for each option of a line that has no effect in a family."""
+    keys = line_keys(line)
+    for option in LINE_OPTIONS:
+        if option.key in keys and not option.works_for(card.name):
+            yield f"--{option.letters} has no effect for {card.title}"
 
 
 def problems(settings: Settings, *more: Check) -> list[Problem]:
@@ -210,6 +248,16 @@ def problems(settings: Settings, *more: Check) -> list[Problem]:
 def prompts(valid: Settings) -> Iterator[str]:
     prompts_of(valid)
     yield from ()
+
+
+def control_images(valid: Settings) -> Iterator[str]:
+    """Check that the control images can be read that prompts see if they name none."""
+    if card_of(valid.script.family).has(CONTROLS.needs):
+        yield from (
+            f"control_image_path: {why}"
+            for name in valid[GenerateOptions].control_image_path
+            if (why := why_unreadable(name))
+        )
 
 
 def adapters(valid: Settings) -> Iterator[str]:
@@ -231,6 +279,7 @@ CHECKS: tuple[Check, ...] = (
     model_checks.components,
     model_checks.components_in_the_model,
     prompts,
+    control_images,
     adapters,
     image_dir,
 )

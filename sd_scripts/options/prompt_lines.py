@@ -1,6 +1,5 @@
 """Reads the prompts of sample images from a .txt, .toml or .json file."""
 
-import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sd_scripts.formats import documents
+from sd_scripts.formats.control_images import why_unreadable
 from sd_scripts.options import spec
 from sd_scripts.options.sampling import SAMPLERS
 
@@ -278,21 +278,14 @@ def _problems(keys: Mapping[str, Any], family: str | None = None) -> Iterator[st
             yield f"{key}: {value} is not {between}"
         elif key == "sample_sampler" and family and SAMPLER.works_for(family) and value not in SAMPLERS:
             yield f"sample_sampler: {value!r} is not one of {', '.join(SAMPLERS)}"
-        elif key == CONTROLS.key and family and CONTROLS.works_for(family) and not _is_file(str(value)):
-            yield f"{key}: there is no file {value!r}"
+        elif key == CONTROLS.key and family and CONTROLS.works_for(family) and (why := why_unreadable(str(value))):
+            yield f"{key}: {why}"
 
 
 def _each(keys: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield each key with each of its values."""
     for key, value in keys.items():
         yield from ((key, each) for each in (value if key in SEVERAL and isinstance(value, list) else [value]))
-
-
-def _is_file(name: str) -> bool:
-    try:
-        return os.path.isfile(os.path.expanduser(name))
-    except ValueError:  # NUL in the name
-        return False
 
 
 def _filled(keys: Mapping[str, Any], defaults: SamplePrompt) -> SamplePrompt:

@@ -16,6 +16,7 @@ from sd_scripts.formats.documents import name_problem
 
 Families = tuple[str, ...]
 CAPABILITIES = {
+    "batches": "several images of a prompt are generated in one forward pass",
     "block_rates": "full training takes a learning rate for each block",
     "blockwise_updates": "weights can be updated during the backward pass, one block at a time",
     "clip_captions": "captions are read by CLIP, in chunks of 75 tokens",

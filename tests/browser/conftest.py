@@ -126,3 +126,8 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def flux_demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return _demo(tmp_path_factory.mktemp("flux demo"), "flux")
+
+
+@pytest.fixture(scope="session")
+def kontext_demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _demo(tmp_path_factory.mktemp("kontext demo"), "flux_kontext")

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from data_help import make_image
 
 from browser.page_help import CHROMIUM, TRAINING, expect
 from browser.test_page_width import too_wide
@@ -23,11 +24,11 @@ DROP = """(where, bytes) => {
 }"""
 
 
-def test_a_form_becomes_images_and_a_dropped_image_the_form(page: Any, flux_demo: Path, tmp_path: Path) -> None:
+def test_a_form_becomes_images_and_a_dropped_image_the_form(page: Any, kontext_demo: Path, tmp_path: Path) -> None:
     page.locator("#generate-button").click()
     tab = page.locator("#generate")
     expect(tab.locator("#generate-go")).to_be_visible()
-    tab.locator("select[aria-label='Model family']").select_option("flux")
+    tab.locator("select[aria-label='Model family']").select_option("flux_kontext")
 
     def field(name: str) -> Any:
         return tab.locator(f"#generate-{name} :is(input, textarea)")
@@ -37,13 +38,26 @@ def test_a_form_becomes_images_and_a_dropped_image_the_form(page: Any, flux_demo
     tab.locator("#generate-go").click()
     expect(tab.locator(".message-error").first).to_contain_text("pretrained_model_name_or_path: not set")
 
-    settings = read_toml(flux_demo)
+    settings = read_toml(kontext_demo)
     for name in FILES:
         field(name).fill(str(settings[name]))
-    for name, value in {"width": 64, "height": 64, "steps": 2, "images_per_prompt": 2, "image_seed": 5}.items():
+    numbers = {"width": 64, "height": 64, "steps": 2, "images_per_prompt": 2, "batch_size": 2, "image_seed": 5}
+    for name, value in numbers.items():
         field(name).fill(str(value))
     tab.locator("details", has_text="More").last.locator("summary").click()
     field("image_dir").fill(str(tmp_path / "images"))
+
+    # control images: one chosen as a file, one dropped on their box
+    control = make_image(tmp_path / "before.png", (80, 64))
+    tab.locator("[aria-label='Upload control images']").set_input_files(control)
+    rows = tab.locator(".control-file")
+    expect(rows).to_have_count(1)
+    tab.locator(".generate-controls").evaluate(DROP, list(control.read_bytes()))
+    expect(rows).to_have_count(2)
+    expect(field("prompt")).to_have_value("a red circle")
+    expect(tab.locator(".control-preview").first).to_be_visible()
+    uploaded = rows.first.input_value()
+    tab.locator("[aria-label='Remove control image']").last.click()
     tab.locator("#generate-go").click()
     expect(tab.locator(".request-doing")).to_contain_text("Done", timeout=TRAINING)
     expect(tab.locator(".generate-images .sample")).to_have_count(2)
@@ -52,15 +66,19 @@ def test_a_form_becomes_images_and_a_dropped_image_the_form(page: Any, flux_demo
 
     field("prompt").fill("something else")
     field("steps").fill("9")
+    tab.locator("[aria-label='Remove control image']").click()
+    expect(rows).to_have_count(0)
     image = min((tmp_path / "images").glob("*.png"))
     tab.locator("[data-generate]").evaluate(DROP, list(image.read_bytes()))
     expect(field("prompt")).to_have_value("a red circle")
     expect(field("steps")).to_have_value("2")
     expect(field("image_seed")).to_have_value("5")
+    expect(rows).to_have_value(uploaded)
 
     tab.locator(".generate-images .sample").first.click()
     large = page.locator("dialog[open]")
     expect(large).to_contain_text("64 × 64 · 2 steps")
+    expect(large).to_contain_text(f"From {Path(uploaded).name}")
     large.locator("[data-action=use-parameters]").click()
     expect(field("image_seed")).to_have_value("6")
 

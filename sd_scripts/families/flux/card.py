@@ -59,7 +59,10 @@ CARD = FamilyCard(
     scripts={"lora": "flux_train_network.py", "full": "flux_train.py", "generate": "flux_generate.py"},
     groups=(FluxModelOptions, FlowOptions, MemoryOptions, FluxNetworkOptions),
     capabilities=frozenset(
-        {"blockwise_updates", "fp8", "guidance", "offload_activations", "partial_text_cache", "prediction_types"}
+        {
+            *("batches", "blockwise_updates", "fp8", "guidance", "offload_activations", "partial_text_cache"),
+            "prediction_types",
+        }
     ),
     choices={"timestep_sampling": ("flux_shift",)},
     notes={

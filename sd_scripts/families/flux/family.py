@@ -6,7 +6,7 @@ from sd_scripts.families.flux.load import LAYOUTS, prepare, problems, remarks
 from sd_scripts.families.flux.lora import BLOCKS, TEXT_ENCODERS, TRANSFORMER
 from sd_scripts.families.flux.memory import checkpoint_gradients, place
 from sd_scripts.families.flux.objective import architecture, loss, metadata, step_inputs, validation_timesteps
-from sd_scripts.families.flux.sampling import prompt_captions, sample
+from sd_scripts.families.flux.sampling import prompt_captions, sample, sample_batch
 from sd_scripts.families.flux.text import adapted_encoders, encode_text, text_cache_fits, text_cache_key, tokenize
 from sd_scripts.families.flux.vae import LATENTS, encode_images
 from sd_scripts.library.lean_diffusers import ResnetBlock2D
@@ -51,4 +51,5 @@ FAMILY = FLUX = Family(
     lora_text_encoders=TEXT_ENCODERS,
     lora_blocks=BLOCKS,
     sample=sample,
+    sample_batch=sample_batch,
 )

@@ -1,5 +1,6 @@
 """Sample FLUX.1 images with Euler steps, without changing the training's RNG state."""
 
+from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -15,6 +16,7 @@ from sd_scripts.families.flux.packing import predict
 from sd_scripts.families.flux.vae import decode_latents, encode_images
 from sd_scripts.families.sampling import (
     apply_guidance,
+    batch_noise,
     control_pixels,
     eval_mode,
     make_generator,
@@ -31,22 +33,30 @@ LATENT = 8
 """Pixels along a side of one latent."""
 
 
-@torch.no_grad()
 def sample(components: Components, prompt: SamplePrompt, text: dict[str, Tensor], settings: Settings) -> Media:
-    """Generate one image with the current model and its LoRA, on the denoiser's device.
+    """Generate one image, as sample_batch does."""
+    return sample_batch(components, [prompt], text, settings)[0]
 
-    The denoiser is not moved, since its blocks may be swapped; the autoencoder is moved to its device. A seed gives the
-    same noise on every device.
+
+@torch.no_grad()
+def sample_batch(
+    components: Components, prompts: Sequence[SamplePrompt], text: dict[str, Tensor], settings: Settings
+) -> list[Media]:
+    """Generate images that differ in their seeds alone, with the current model and its LoRA, on the denoiser's device.
+
+    The denoiser is not moved, since its blocks may be swapped; the autoencoder is moved to its device, and decodes one
+    image after the other. A seed gives the same noise on every device.
     """
     flux: Any = components.denoiser
     device = flux.img_in.weight.device
     text = {name: tensor.to(device) for name, tensor in text.items()}
     with eval_mode([components.denoiser, components.vae]):
         with on_device(components.vae, device):
-            controls = _control_latents(components, prompt, settings)
+            controls = _control_latents(components, prompts[0], settings)
         masked = settings[FluxModelOptions].apply_t5_attn_mask
-        latents = _denoise(components, prompt, text, controls, device, masked=masked)
-        return Media.of(_decoded(components, latents))
+        latents = _denoise(components, prompts, text, controls, device, masked=masked)
+        with on_device(components.vae, device):
+            return [Media.of(_decoded(components, each)) for each in latents.split(1)]
 
 
 def prompt_captions(prompt: SamplePrompt) -> list[str]:
@@ -65,30 +75,32 @@ def _control_latents(components: Components, prompt: SamplePrompt, settings: Set
 
 def _denoise(
     components: Components,
-    prompt: SamplePrompt,
+    prompts: Sequence[SamplePrompt],
     text: dict[str, Tensor],
     controls: list[Tensor],
     device: torch.device,
     *,
     masked: bool,
 ) -> Tensor:
-    """Return latents (1, 16, h, w) float32, shifted and scaled."""
+    """Return latents (B, 16, h, w) float32, shifted and scaled."""
+    prompt, images = prompts[0], len(prompts)
     height, width = size_of(prompt, CARD.side_multiple)
-    size = (1, 16, height // LATENT, width // LATENT)
-    latents = torch.randn(size, generator=make_generator(prompt.seed)).to(device)
+    generators = [make_generator(each.seed) for each in prompts]
+    latents = batch_noise(generators, 16, height // LATENT, width // LATENT).to(device)
     rows, columns = grid_of(latents)
     flux: Any = components.denoiser
     shift = shift_of(rows * columns) if flux.shape.guidance else 1.0  # schnell was distilled with uniform steps
     sigmas = sampling_sigmas(prompt.steps, shift).to(device)
 
     captions = len(text["l_pooled"])
-    controls = [each.expand(captions, -1, -1, -1) for each in controls]
+    text = {name: each.repeat_interleave(images, 0) for name, each in text.items()}
+    controls = [each.expand(captions * images, -1, -1, -1) for each in controls]
     for t, after in pairwise(sigmas):
-        noisy, at = latents.expand(captions, -1, -1, -1), t.expand(captions)
+        noisy, at = latents.repeat(captions, 1, 1, 1), t.expand(captions * images)
         guidance = guidance_vector(components, at, prompt.guidance)
         velocity = predict(components.denoiser, noisy, at, text, guidance, masked=masked, controls=controls)
-        velocity = apply_guidance(velocity, prompt.scale)
-        offer_preview(partial(_decoded, components, latents - t * velocity))
+        velocity = apply_guidance(velocity, prompt.scale, images)
+        offer_preview(partial(_decoded, components, (latents - t * velocity)[:1]))
         latents = latents + (after - t) * velocity
     return latents
 

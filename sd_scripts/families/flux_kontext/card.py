@@ -26,7 +26,11 @@ CARD = replace(
     title="FLUX.1 Kontext",
     derived_from=FLUX.name,
     order=2,
-    scripts={"lora": "flux_kontext_train_network.py", "full": "flux_kontext_train.py"},
+    scripts={
+        "lora": "flux_kontext_train_network.py",
+        "full": "flux_kontext_train.py",
+        "generate": "flux_kontext_generate.py",
+    },
     groups=(*FLUX.groups, ControlOptions),
     capabilities=FLUX.capabilities | {"control_images"},
     notes={},

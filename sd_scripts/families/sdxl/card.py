@@ -20,7 +20,7 @@ CARD = FamilyCard(
     groups=(MemoryOptions,),
     capabilities=frozenset(
         {
-            *("block_rates", "clip_captions", "convolutions", "fp8", "grouped_updates", "learns_embeddings"),
+            *("batches", "block_rates", "clip_captions", "convolutions", "fp8", "grouped_updates", "learns_embeddings"),
             *("noise_schedule", "own_vae", "trains_text"),
         }
     ),

@@ -6,7 +6,7 @@ from sd_scripts.families.sdxl.load import LAYOUTS, prepare
 from sd_scripts.families.sdxl.lora import BLOCKS, TEXT_ENCODERS, UNET
 from sd_scripts.families.sdxl.memory import place, problems
 from sd_scripts.families.sdxl.objective import conditioning, loss, step_inputs, validation_timesteps
-from sd_scripts.families.sdxl.sampling import prompt_captions, sample
+from sd_scripts.families.sdxl.sampling import prompt_captions, sample, sample_batch
 from sd_scripts.families.sdxl.saving import checkpoint, saved_form, write_folder
 from sd_scripts.families.sdxl.text import encode_text, text_cache_key, tokenize
 from sd_scripts.families.sdxl.unet import block_of, checkpoint_gradients, compile_targets, graph_kinds
@@ -55,4 +55,5 @@ FAMILY = SDXL = Family(
     lora_text_encoders=TEXT_ENCODERS,
     lora_blocks=BLOCKS,
     sample=sample,
+    sample_batch=sample_batch,
 )

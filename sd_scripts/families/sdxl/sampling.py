@@ -1,6 +1,7 @@
 """Sample SDXL images, without changing the training's RNG state."""
 
 import inspect
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -8,7 +9,14 @@ import torch
 from torch import Tensor
 
 from sd_scripts.families.family import Components
-from sd_scripts.families.sampling import apply_guidance, eval_mode, make_generator, offer_preview, on_device
+from sd_scripts.families.sampling import (
+    apply_guidance,
+    batch_noise,
+    eval_mode,
+    make_generator,
+    offer_preview,
+    on_device,
+)
 from sd_scripts.families.sdxl.card import CARD
 from sd_scripts.families.sdxl.unet import predict
 from sd_scripts.families.sdxl.vae import decode_latents
@@ -23,17 +31,25 @@ MULTIPLE = CARD.side_multiple
 """Multiple of an image's sides: one latent is 8x8 pixels."""
 
 
-@torch.no_grad()
 def sample(components: Components, prompt: SamplePrompt, text: dict[str, Tensor], settings: Settings) -> Media:
-    """Generate one image with the current model and its LoRA, on the denoiser's device.
+    """Generate one image, as sample_batch does."""
+    return sample_batch(components, [prompt], text, settings)[0]
 
-    Modes and devices are restored afterwards. A seed gives the same noise on every device.
+
+@torch.no_grad()
+def sample_batch(
+    components: Components, prompts: Sequence[SamplePrompt], text: dict[str, Tensor], settings: Settings
+) -> list[Media]:
+    """Generate images that differ in their seeds alone, with the current model and its LoRA, on the denoiser's device.
+
+    Modes and devices are restored afterwards. A seed gives the same noise on every device. Images are decoded one after
+    the other.
     """
     weight = next(components.denoiser.parameters())
     modules = [components.denoiser, components.vae]
     with eval_mode(modules), on_device(components.vae, weight.device):
-        latents = _denoise(components, prompt, text, settings, weight)
-        return Media.of(decode_latents(components, latents)[0])
+        latents = _denoise(components, prompts, text, settings, weight)
+        return [Media.of(decode_latents(components, each)[0]) for each in latents.split(1)]
 
 
 def prompt_captions(prompt: SamplePrompt) -> list[str]:
@@ -42,11 +58,16 @@ def prompt_captions(prompt: SamplePrompt) -> list[str]:
 
 
 def _denoise(
-    components: Components, prompt: SamplePrompt, text: dict[str, Tensor], settings: Settings, weight: Tensor
+    components: Components,
+    prompts: Sequence[SamplePrompt],
+    text: dict[str, Tensor],
+    settings: Settings,
+    weight: Tensor,
 ) -> Tensor:
-    """Return latents (1, 4, h, w) float32, scaled as the U-Net sees them."""
+    """Return latents (B, 4, h, w) float32, scaled as the U-Net sees them."""
     from sd_scripts.families.sdxl.samplers import make_sampler  # most runs draw no sample, and SciPy is slow to import
 
+    prompt, images = prompts[0], len(prompts)
     height, width = size_of(prompt, MULTIPLE)
     sampler = make_sampler(
         prompt.sampler or settings[SampleOptions].sample_sampler,
@@ -54,21 +75,22 @@ def _denoise(
         zero_terminal_snr=settings[NoiseOptions].zero_terminal_snr,
     )
     sampler.set_timesteps(prompt.steps, device=weight.device)
-    generator = make_generator(prompt.seed)
-    own = {"generator": generator} if "generator" in inspect.signature(sampler.step).parameters else {}
+    generators = [make_generator(each.seed) for each in prompts]  # steps draw from them, too
+    own = {"generator": generators} if "generator" in inspect.signature(sampler.step).parameters else {}
 
     captions = len(text["pool2"])
-    context = torch.cat([text["hidden_state1"], text["hidden_state2"]], dim=-1).to(weight)
-    pooled = text["pool2"].to(weight)
-    sizes = torch.tensor([[height, width, 0, 0, height, width]] * captions, device=weight.device)
+    context = torch.cat([text["hidden_state1"], text["hidden_state2"]], dim=-1).to(weight).repeat_interleave(images, 0)
+    pooled = text["pool2"].to(weight).repeat_interleave(images, 0)
+    sizes = torch.tensor([[height, width, 0, 0, height, width]] * captions * images, device=weight.device)
 
-    latents = torch.randn((1, 4, height // MULTIPLE, width // MULTIPLE), generator=generator).to(weight.device)
+    latents = batch_noise(generators, 4, height // MULTIPLE, width // MULTIPLE).to(weight.device)
     latents = latents * sampler.init_noise_sigma
     for t in sampler.timesteps:
-        noisy = sampler.scale_model_input(latents, t).expand(captions, -1, -1, -1)
-        out = predict(components.denoiser, noisy.to(weight.dtype), t.expand(captions), context, pooled, sizes)
-        out = apply_guidance(out, prompt.scale)
-        offer_preview(partial(_preview, components, sampler, noisy[:1], out, t))
+        noisy = sampler.scale_model_input(latents, t).repeat(captions, 1, 1, 1)
+        at = t.expand(captions * images)
+        out = predict(components.denoiser, noisy.to(weight.dtype), at, context, pooled, sizes)
+        out = apply_guidance(out, prompt.scale, images)
+        offer_preview(partial(_preview, components, sampler, noisy[:1], out[:1], t))
         latents = sampler.step(out, t, latents, **own, return_dict=False)[0]
     return latents.float()
 

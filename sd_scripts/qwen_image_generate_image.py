@@ -1,0 +1,9 @@
+"""Another name of qwen_image_generate.py, which musubi-tuner uses."""
+
+import sys
+
+from sd_scripts.qwen_image_generate import main as main
+from sd_scripts.qwen_image_generate import setup_parser as setup_parser
+
+if __name__ == "__main__":
+    sys.exit(main())
