@@ -7,6 +7,7 @@ from torch import Tensor
 
 from sd_scripts.families.family import Components
 from sd_scripts.families.qwen_image.model import QwenImageParams
+from sd_scripts.library.dit_layers import rope_widths
 
 
 def transformer_of(state: dict[str, Tensor], params: QwenImageParams) -> Any:
@@ -16,7 +17,7 @@ def transformer_of(state: dict[str, Tensor], params: QwenImageParams) -> Any:
         attention_head_dim=params.head_width,
         num_attention_heads=params.heads,
         joint_attention_dim=params.text_width,
-        axes_dims_rope=params.rope_widths,
+        axes_dims_rope=rope_widths(params.head_width),
     )
     transformer.load_state_dict(state)
     return transformer.eval()
