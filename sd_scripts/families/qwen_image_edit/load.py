@@ -75,8 +75,15 @@ LAYOUTS = {
 
 
 def problems(sources: Mapping[str, WeightSource], settings: Settings) -> list[str]:
-    """Return the problems of Qwen-Image, and one if a folder says that it is a release that cannot be trained."""
+    """Return the problems of Qwen-Image, and one if a folder says that it is a release that cannot be trained, or if
+    the text encoder's parts are of different models."""
     found = base.problems(sources, settings)
+    if encoder := sources.get(TEXT_ENCODER):
+        language: Any = encoder.empty
+        seen, read = language.visual.config.out_hidden_size, language.config.hidden_size
+        if seen != read:
+            why = f"has a vision tower for {seen} values, but its language model reads {read}; choose another file"
+            found.append(f"text_encoder: '{encoder.path}' {why}")
     transformer = Path(sources[DENOISER].path)
     for place in (transformer, transformer / "transformer"):
         with contextlib.suppress(OSError, ValueError):
