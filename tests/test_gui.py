@@ -46,7 +46,8 @@ from sd_scripts.runs.run_state import OutputFile, RunState, SentCommand, State
 from sd_scripts.runs.store import RunRow, RunStore
 
 FLUX_FAMILIES = tuple(card.name for card in cards() if card.trains("flux"))
-FLOW_FAMILIES = (*FLUX_FAMILIES, "qwen_image")
+QWEN_FAMILIES = tuple(card.name for card in cards() if card.trains("qwen_image"))
+FLOW_FAMILIES = (*FLUX_FAMILIES, *QWEN_FAMILIES)
 COMPILE = [o.name for o in each_option(CompileOptions)]
 MORE = [o.name for o in each_option(CompileMoreOptions)]
 
@@ -118,9 +119,9 @@ def test_the_browser_is_told_what_each_family_shows(form):
     assert form.rules["family"] == "sdxl"
     assert options["clip_skip"]["families"] == ("sdxl",)
     assert options["clip_l"]["families"] == FLUX_FAMILIES
-    assert options["control_directory"]["families"] == ("flux_kontext",)
+    assert options["control_directory"]["families"] == ("flux_kontext", "qwen_image_edit")
     assert options["compile"]["families"] == tuple(card.name for card in cards())
-    assert options["vae"]["families"] == ("sdxl", "qwen_image")
+    assert options["vae"]["families"] == ("sdxl", *QWEN_FAMILIES)
     assert {options[name]["families"] for name in panels["lora-panel-flux1-layers"]} == {FLUX_FAMILIES}
     timesteps = {options[name]["families"] for name in panels["lora-panel-timesteps"]}
     assert timesteps == {FLUX_FAMILIES, FLOW_FAMILIES}
