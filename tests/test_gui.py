@@ -317,7 +317,7 @@ def test_prompts_that_were_in_a_kohya_file_go_into_the_folder_of_the_run(tmp_pat
 
 def test_every_preset_says_what_it_is_for():
     for path in PRESETS.glob("*/*.toml"):
-        assert preset_title(path).startswith(("SDXL ", "FLUX.1 ", "Qwen-Image "))
+        assert preset_title(path).startswith(("SDXL ", "FLUX.1 ", "Qwen-Image ", "Qwen-Image-Edit "))
         comments = [line[1:].strip() for line in path.read_text(encoding="utf-8").splitlines() if line[:1] == "#"]
         assert preset_words(path) == " ".join(comments)
         assert re.match(r"(SDXL|Qwen-Image|FLUX\.1|For|Train|A |Fine)", preset_words(path)), path
