@@ -35,6 +35,7 @@ MINIATURES = {
     "flux": "flux_miniature",
     "flux_kontext": "kontext_miniature",
     "qwen_image": "qwen_image_miniature",
+    "qwen_image_edit": "edit_miniature",
 }
 """Family -> the fixture that makes its miniature."""
 
@@ -109,6 +110,14 @@ def qwen_image_miniature(tmp_path_factory: pytest.TempPathFactory) -> Any:
     from sd_scripts.families.qwen_image.tiny import write_miniature
 
     return write_miniature(tmp_path_factory.mktemp("qwen_image_miniature"))
+
+
+@pytest.fixture(scope="session")
+def edit_miniature(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The files of a Qwen-Image-Edit, captioned images and their control images. Do not write to it."""
+    from sd_scripts.families.qwen_image_edit.tiny import write_miniature
+
+    return write_miniature(tmp_path_factory.mktemp("edit_miniature"))
 
 
 @pytest.fixture(scope="session")

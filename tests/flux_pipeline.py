@@ -6,6 +6,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransfo
 from flux_help import to_diffusers
 
 from sd_scripts.families.family import Components
+from sd_scripts.library.dit_layers import rope_widths
 
 
 def transformer_of(components: Components) -> Any:
@@ -22,7 +23,7 @@ def transformer_of(components: Components) -> Any:
         joint_attention_dim=shape.text_width,
         pooled_projection_dim=shape.pooled_width,
         guidance_embeds=shape.guidance,
-        axes_dims_rope=shape.rope_widths,
+        axes_dims_rope=rope_widths(shape.head_width),
     )
     transformer.load_state_dict(to_diffusers(flux.state_dict()))
     return transformer.eval()

@@ -13,12 +13,14 @@ from torch import Tensor
 from sd_scripts.data.batch import Batch
 from sd_scripts.data.buckets import Extent
 from sd_scripts.data.caches import CacheJob
+from sd_scripts.data.captions import images_of
 from sd_scripts.data.controls import ControlRules
 from sd_scripts.data.dataset import DataPlan, plan_data
 from sd_scripts.data.epochs import BatchShape, batch_shapes
 from sd_scripts.data.latent_caching import cache_latents
 from sd_scripts.data.loader import BatchLoader
 from sd_scripts.data.reader import BatchReader
+from sd_scripts.data.text_caching import cache_text
 from sd_scripts.families.flux.vae import LATENTS
 from sd_scripts.families.flux_kontext.card import CARD
 from sd_scripts.formats.control_images import find_controls
@@ -41,7 +43,7 @@ def settings_of(**values: Any) -> Settings:
     return Settings(script_for("flux_kontext", "lora"), SMALL | texts)
 
 
-def plan_of(*, takes_controls: bool = True, **values: Any) -> DataPlan:
+def plan_of(*, takes_controls: bool = True, text_sees_controls: bool = False, **values: Any) -> DataPlan:
     return plan_data(
         settings_of(**values),
         seed=7,
@@ -49,6 +51,7 @@ def plan_of(*, takes_controls: bool = True, **values: Any) -> DataPlan:
         bucket_multiple=32,
         token_multiple=16,
         takes_controls=takes_controls,
+        text_sees_controls=text_sees_controls,
         title="FLUX.1 Kontext",
     )
 
@@ -166,6 +169,33 @@ def test_a_changed_control_image_is_encoded_again_and_nothing_else(root: Path) -
     assert (encoded(), encoded()) == (3 + 4, 0)
     make_image(root / "before/02.png", (64, 64), seed=99)
     assert encoded() == 1
+
+
+@pytest.mark.parametrize("to_disk", [True, False])
+def test_one_caption_is_encoded_for_each_image_that_is_seen_beside_it(root: Path, to_disk: bool) -> None:
+    """And again once such an image has changed."""
+    for caption in (root / "train/1_cat").glob("*.txt"):
+        caption.write_text("make it red")
+    files = {"train_data_dir": root / "train", "control_directory": root / "before"}
+    job = CacheJob(warn=pytest.fail, to_disk=to_disk)
+    seen: list[str] = []
+
+    def encode(captions: list[str]) -> dict[str, Tensor]:
+        seen.extend(captions)
+        return {"count": torch.tensor([[len(images_of(each))] for each in captions])}
+
+    def encoded(*, sees: bool) -> int:
+        seen.clear()
+        plan = plan_of(text_sees_controls=sees, **files)
+        store = cache_text(plan, encode, cache_key="te", suffix=f"te_{sees}", job=job)
+        batches = BatchLoader(BatchReader(plan, text=store), warn=pytest.fail).epoch(1)
+        assert all(len(batch.controls) == len(images_of(batch.captions[0])) for batch in batches) or not sees
+        return len(seen)
+
+    again = 0 if to_disk else 3
+    assert (encoded(sees=False), encoded(sees=True), encoded(sees=True)) == (1, 3, again)
+    make_image(root / "before/02.png", (64, 64), seed=99)
+    assert encoded(sees=True) == (1 if to_disk else 3)
 
 
 def test_a_dataset_file_and_a_metadata_file_name_them(root: Path) -> None:

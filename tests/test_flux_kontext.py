@@ -24,6 +24,7 @@ from sd_scripts.families.flux_kontext.family import KONTEXT
 from sd_scripts.families.miniature import clip_tokenizer
 from sd_scripts.families.model_file import Header, describe, recognise
 from sd_scripts.families.registry import card_by_network, card_of, common_family
+from sd_scripts.library.dit_layers import rope_widths
 from sd_scripts.options.catalog import script_for
 from sd_scripts.options.command_line import given_flags
 from sd_scripts.options.prompt_lines import SamplePrompt
@@ -58,7 +59,9 @@ def components() -> Components:
 
 def test_tokens_of_control_images_stand_where_the_reference_puts_them() -> None:
     shape, ids = FluxParams(), torch.tensor(POSITIONS["ids"], dtype=torch.float64)
-    rates = [10_000 ** -(torch.arange(0, width, 2, dtype=torch.float64) / width) for width in shape.rope_widths]
+    rates = [
+        10_000 ** -(torch.arange(0, width, 2, dtype=torch.float64) / width) for width in rope_widths(shape.head_width)
+    ]
     angles = torch.cat([ids[:, [axis]] * rate for axis, rate in enumerate(rates)], dim=1)
     grids = tuple(POSITIONS["target_latent_tokens"]), tuple(POSITIONS["control_latent_tokens"])
     cos, sin = rope_table(shape, 2, grids, torch.device("cpu"))  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from sd_scripts.families.flux.objective import (
 )
 from sd_scripts.families.flux.packing import predict
 from sd_scripts.families.flux.vae import decode_latents, encode_images
-from sd_scripts.library.dit_layers import grid_of, pack, unpack
+from sd_scripts.library.dit_layers import grid_of, pack, rope_widths, unpack
 
 NUMBERS = json.loads((Path(__file__).parent / "reference" / "fixtures_numeric.json").read_text())
 LATENTS = torch.randn(3, 16, 6, 4, generator=torch.Generator().manual_seed(3))
@@ -285,7 +285,9 @@ def test_latents_are_packed_as_the_reference_packs_them() -> None:
 def test_tokens_stand_where_the_reference_puts_them() -> None:
     shape = FluxParams()
     ids = torch.tensor(NUMBERS["flux_img_ids_2x3"][0], dtype=torch.float64)  # (6, 3)
-    rates = [10_000 ** -(torch.arange(0, width, 2, dtype=torch.float64) / width) for width in shape.rope_widths]
+    rates = [
+        10_000 ** -(torch.arange(0, width, 2, dtype=torch.float64) / width) for width in rope_widths(shape.head_width)
+    ]
     angles = torch.cat([ids[:, [axis]] * rate for axis, rate in enumerate(rates)], dim=1)
     cos, sin = rope_table(shape, 2, ((2, 3),), torch.device("cpu"))
     torch.testing.assert_close(cos[0, 2:, 0], angles.cos().float())

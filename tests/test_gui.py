@@ -46,7 +46,8 @@ from sd_scripts.runs.run_state import OutputFile, RunState, SentCommand, State
 from sd_scripts.runs.store import RunRow, RunStore
 
 FLUX_FAMILIES = tuple(card.name for card in cards() if card.trains("flux"))
-FLOW_FAMILIES = (*FLUX_FAMILIES, "qwen_image")
+QWEN_FAMILIES = tuple(card.name for card in cards() if card.trains("qwen_image"))
+FLOW_FAMILIES = (*FLUX_FAMILIES, *QWEN_FAMILIES)
 COMPILE = [o.name for o in each_option(CompileOptions)]
 MORE = [o.name for o in each_option(CompileMoreOptions)]
 
@@ -118,9 +119,9 @@ def test_the_browser_is_told_what_each_family_shows(form):
     assert form.rules["family"] == "sdxl"
     assert options["clip_skip"]["families"] == ("sdxl",)
     assert options["clip_l"]["families"] == FLUX_FAMILIES
-    assert options["control_directory"]["families"] == ("flux_kontext",)
+    assert options["control_directory"]["families"] == ("flux_kontext", "qwen_image_edit")
     assert options["compile"]["families"] == tuple(card.name for card in cards())
-    assert options["vae"]["families"] == ("sdxl", "qwen_image")
+    assert options["vae"]["families"] == ("sdxl", *QWEN_FAMILIES)
     assert {options[name]["families"] for name in panels["lora-panel-flux1-layers"]} == {FLUX_FAMILIES}
     timesteps = {options[name]["families"] for name in panels["lora-panel-timesteps"]}
     assert timesteps == {FLUX_FAMILIES, FLOW_FAMILIES}
@@ -316,7 +317,7 @@ def test_prompts_that_were_in_a_kohya_file_go_into_the_folder_of_the_run(tmp_pat
 
 def test_every_preset_says_what_it_is_for():
     for path in PRESETS.glob("*/*.toml"):
-        assert preset_title(path).startswith(("SDXL ", "FLUX.1 ", "Qwen-Image "))
+        assert preset_title(path).startswith(("SDXL ", "FLUX.1 ", "Qwen-Image ", "Qwen-Image-Edit "))
         comments = [line[1:].strip() for line in path.read_text(encoding="utf-8").splitlines() if line[:1] == "#"]
         assert preset_words(path) == " ".join(comments)
         assert re.match(r"(SDXL|Qwen-Image|FLUX\.1|For|Train|A |Fine)", preset_words(path)), path

@@ -22,6 +22,7 @@ from sd_scripts.families.flux.memory import place
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
 from sd_scripts.families.flux.options import FluxNetworkOptions
 from sd_scripts.families.model_file import describe
+from sd_scripts.library.dit_layers import rope_widths
 from sd_scripts.library.int8 import Int8
 from sd_scripts.library.nf4 import Nf4
 from sd_scripts.library.quantized import fits, quantize_
@@ -382,7 +383,7 @@ def test_diffusers_computes_with_our_file_what_training_did(args: list[str]) -> 
         joint_attention_dim=12,
         pooled_projection_dim=10,
         guidance_embeds=True,
-        axes_dims_rope=SHAPE.rope_widths,
+        axes_dims_rope=rope_widths(SHAPE.head_width),
     )
     theirs.load_state_dict(to_diffusers(model.state_dict()))
     network = make(model, *args, "network_reg_dims=linear1=0")

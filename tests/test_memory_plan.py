@@ -121,7 +121,7 @@ def test_the_memory_of_training_is_what_was_measured() -> None:
     assert wrong == {}
 
 
-@pytest.mark.parametrize("family", ["flux", "qwen_image", "sdxl"])
+@pytest.mark.parametrize("family", ["flux", "qwen_image", "qwen_image_edit", "sdxl"])
 def test_facts_are_counted_in_the_full_size_model(family: str) -> None:
     modules, own, facts = module_of(family, "full_size").modules(), family_of(family), card_of(family).memory
     assert facts

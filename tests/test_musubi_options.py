@@ -66,7 +66,10 @@ def test_what_is_always_so_here_is_told_or_needs_no_words() -> None:
 )
 def test_other_models_are_refused(given: dict[str, Any], version: str) -> None:
     told = [str(problem) for problem in from_values(QWEN_IMAGE_LORA, given).problems()]
-    assert f"model_version: {version} is not supported; choose a Qwen-Image file and set original" in told
+    why = "is not supported; choose a Qwen-Image file and set original"
+    if version.startswith("edit"):
+        why = "is trained by the scripts of Qwen-Image-Edit; set original, or use those"
+    assert f"model_version: {version} {why}" in told
 
 
 def test_choices_of_another_family_are_refused() -> None:

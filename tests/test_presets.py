@@ -47,7 +47,12 @@ def test_every_tab_has_presets_of_its_own():
     wanted = {
         f"{tab}/{family}_{way}" for tab in ("dreambooth", "finetune") for family in ("sdxl", "flux") for way in WAYS
     }
-    wanted |= {f"{tab}/qwen_image_{way}" for tab in ("dreambooth", "finetune") for way in WAYS_OF_QWEN_IMAGE}
+    wanted |= {
+        f"{tab}/{family}_{way}"
+        for tab in ("dreambooth", "finetune")
+        for family in ("qwen_image", "qwen_image_edit")
+        for way in WAYS_OF_QWEN_IMAGE
+    }
     distilled = {f"{tab}/flux_kontext_{way}" for tab in ("dreambooth", "finetune") for way in WAYS[:-1]}
     assert {name(preset) for preset in FULL} == wanted | distilled | SMALLER
 

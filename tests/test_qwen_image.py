@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -311,9 +312,8 @@ def test_samples_are_denoised_as_by_diffusers(
     prompt = SamplePrompt(prompt="a red circle", negative_prompt=negative, scale=scale)
     noise = torch.randn(1, 16, 8, 10, generator=torch.Generator().manual_seed(1))
     text = encode_text(components, tokenize(components, prompt_captions(prompt), settings_of()))
-    ours = denoise(
-        components.denoiser, noise, captions_of(text, torch.device("cpu"), settings_of()), 4, scale, torch.clone
-    )
+    predicted = partial(predict, components.denoiser)
+    ours = denoise(predicted, noise, captions_of(text, torch.device("cpu"), settings_of()), 4, scale, torch.clone)
     theirs = pipeline_of(components, modules[TEXT_ENCODER])(
         "a red circle",
         negative_prompt=(negative or " ") if scale != 1 else None,

@@ -281,7 +281,7 @@ def test_folders_are_called_by_their_pipelines(tmp_path: Path) -> None:
     index = tmp_path / "model_index.json"
     for pipeline, family, variant in (
         ("QwenImagePipeline", "qwen_image", "Qwen-Image diffusers folder"),
-        ("QwenImageEditPlusPipeline", None, "Qwen-Image-Edit diffusers folder"),
+        ("QwenImageEditPlusPipeline", "qwen_image_edit", "Qwen-Image-Edit-2509 diffusers folder"),
         ("QwenImageLayeredPipeline", None, "Qwen-Image-Layered diffusers folder"),
     ):
         index.write_text(json.dumps({"_class_name": pipeline}))

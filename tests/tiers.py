@@ -13,6 +13,7 @@ RUN = {
     "test_family_contract",
     "test_finetune_tools",
     "test_flux_run",
+    "test_qwen_image_edit_run",
     "test_qwen_image_run",
     "test_full_run",
     "test_generate",

@@ -43,7 +43,7 @@ SHORT: dict[str, Any] = {
 OF_FAMILY: dict[str, dict[str, Any]] = {
     "sdxl": {},
     **{family: {"t5xxl_max_token_length": 16, **RECOMMENDED} for family in ("flux", "flux_kontext")},
-    "qwen_image": {"timestep_sampling": "qwen_shift"},
+    **{family: {"timestep_sampling": "qwen_shift"} for family in ("qwen_image", "qwen_image_edit")},
 }
 """What a run of each family has beside SHORT."""
 
@@ -63,7 +63,7 @@ ALONE: dict[str, Any] = {
 PIVOTAL: dict[str, Any] = {**ALONE, "network_dim": 2, "network_train_unet_only": True, "embedding_lr": 2e-2}
 """A LoRA and embeddings."""
 
-GRAPHS = {"sdxl": 9, "flux": 2, "flux_kontext": 2, "qwen_image": 1}
+GRAPHS = {"sdxl": 9, "flux": 2, "flux_kontext": 2, "qwen_image": 1, "qwen_image_edit": 1}
 """Of a compiled LoRA run on images of one size."""
 
 CAPTIONS_IN_THE_STEP: dict[str, Any] = {"cache_text_encoder_outputs": None}

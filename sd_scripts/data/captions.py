@@ -3,6 +3,7 @@
 import math
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 
 from sd_scripts.options.dataset import VARY_CAPTIONS
@@ -35,6 +36,37 @@ class CaptionRules:
     def random_fields(self) -> list[str]:
         """Return the active options that vary a caption between steps, so that it cannot be encoded ahead."""
         return [name for name in VARY_CAPTIONS if getattr(self, name)]
+
+
+class CaptionWithImages(str):
+    """A caption that the text encoders read beside images, its control images. It equals another only if that has the
+    same images; where these do not matter it is a plain string."""
+
+    def __new__(cls, text: str, images: tuple[Path, ...] = (), version: object = None) -> "CaptionWithImages":
+        """`version` tells what the files held at different times apart."""
+        caption = super().__new__(cls, text)
+        caption.images, caption.version = images, version
+        return caption
+
+    images: tuple[Path, ...]
+    version: object
+
+    def _key(self) -> tuple[object, ...]:
+        return str(self), self.images, self.version
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CaptionWithImages) and self._key() == other._key()
+
+    def __ne__(self, other: object) -> bool:  # that of str would compare the text alone
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+
+def images_of(caption: str) -> tuple[Path, ...]:
+    """Return the images that are read beside a caption."""
+    return caption.images if isinstance(caption, CaptionWithImages) else ()
 
 
 def process_caption(

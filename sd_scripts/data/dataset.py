@@ -5,12 +5,13 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 
 from sd_scripts.data.blueprint import Blueprint, Dataset, Subset, Warn, read_blueprint
 from sd_scripts.data.buckets import BucketFit, BucketRules, Buckets, Extent, equal_tokens_need, fit_into
-from sd_scripts.data.captions import CaptionRules
+from sd_scripts.data.captions import CaptionRules, CaptionWithImages
 from sd_scripts.data.controls import ControlRules
 from sd_scripts.data.folders import ImageRecord, read_sizes, read_subset
 from sd_scripts.data.images import Augmentation, is_too_elongated
@@ -49,6 +50,8 @@ class DataPlan:
     seed: int
     validation: "DataPlan | None" = None
     """The validation images, each once, without augmentation or random captions; None without validation_split."""
+    text_sees_controls: bool = False
+    """Whether the text encoders see the control images beside a caption."""
 
     def every_item(self) -> Iterator[Item]:
         """Yield the training images, then the validation images: everything that caches must hold."""
@@ -61,6 +64,12 @@ class DataPlan:
         for item in self.every_item():
             yield item
             yield from item.controls
+
+    def caption(self, item: Item, text: str) -> str:
+        """Return what the text encoders read of an item whose processed caption is `text`."""
+        if not self.text_sees_controls or not item.controls:
+            return text
+        return CaptionWithImages(text, tuple(control.path for control in item.controls))
 
     def groups(self) -> dict[tuple[int, Extent], list[Item]]:
         """Return the images that may share a batch, keyed and sorted by dataset and bucket."""
@@ -91,9 +100,11 @@ def plan_data(
     title: str,
     token_multiple: int | None = None,
     takes_controls: bool = False,
+    text_sees_controls: bool = False,
     progress: Progress | None = None,
 ) -> DataPlan:
-    """Read the datasets that the settings describe, with control images for a family that `takes_controls`.
+    """Read the datasets that the settings describe, with control images for a family that `takes_controls`, whose
+    `text_sees_controls` if its text encoders read them, too.
 
     `seed` shuffles epochs and, without validation_seed, splits off validation images; sizes are multiples of
     `bucket_multiple`, with equal_token_buckets of `token_multiple`, as the family called `title` needs. ValueError
@@ -114,8 +125,8 @@ def plan_data(
     if not training:
         raise ValueError(f"{blueprint.source}: no images to train on; {_remedy(blueprint)}")
     _check_controls(training, title, takes_controls=takes_controls, source=blueprint.source)
-    split_off = DataPlan(blueprint=blueprint, items=_numbered(validation), seed=seed) if validation else None
-    plan = DataPlan(blueprint=blueprint, items=_numbered(training), seed=seed, validation=split_off)
+    made = partial(DataPlan, blueprint=blueprint, seed=seed, text_sees_controls=text_sees_controls)
+    plan = made(items=_numbered(training), validation=made(items=_numbered(validation)) if validation else None)
     if settings[AugmentOptions].masked_loss and not plan.wants_masks:
         warn("masked_loss: has no effect because no image has a mask; set conditioning_data_dir or alpha_mask")
     return plan

@@ -104,6 +104,7 @@ class BatchReader(TorchDataset[Read]):
             step=batch.step,
             max_train_steps=self.max_train_steps,
         )
+        caption = self.plan.caption(item, caption)
         augmentation = item.subset.augmentation
         flipped = draw_flip(augmentation, random)
         pixels, latents = None, None

@@ -11,16 +11,17 @@ from sd_scripts.data.cache_files import (
     CACHE_KEY,
     CacheFile,
     DamagedCache,
+    content_digest,
     digest,
     find_missing,
     open_cache,
     write_cache,
 )
 from sd_scripts.data.caches import SUFFIX, CacheJob, claim_files
-from sd_scripts.data.captions import process_caption
+from sd_scripts.data.captions import images_of, process_caption
 from sd_scripts.data.dataset import DataPlan, Item
 from sd_scripts.data.images import UnreadableImage
-from sd_scripts.data.seen_files import Stamp, remember_current, stamps_of
+from sd_scripts.data.seen_files import Stamp, is_settled, remember_current, stamps_of
 
 EncodeText = Callable[[list[str]], dict[str, Tensor]]
 """Captions -> outputs by their names in cache files, batch first, on any device."""
@@ -43,7 +44,7 @@ def cache_text(
     nevertheless. Captions must not vary between steps.
     """
     assert not any(item.subset.captions.random_fields() for item in plan.items), "preflight checks it"
-    pairs = [(item, static_caption(item)) for item in plan.every_item()]
+    pairs = [(item, plan.caption(item, static_caption(item))) for item in plan.every_item()]
     memory = TextInMemory()
     disk = TextOnDisk(pairs, suffix) if job.to_disk else None
     if disk is not None:
@@ -52,7 +53,7 @@ def cache_text(
             return disk.fits(*pair, fits) if job.skip_check else disk.is_current(*pair, cache_key)
 
         pairs = list({disk.file(*pair): pair for pair in pairs}.values())[job.rank :: job.world]
-        stamps = stamps_of(disk.file(*pair) for pair in pairs)
+        stamps = stamps_of(path for pair in pairs for path in (disk.file(*pair), *images_of(pair[1])))
         pairs = find_missing(
             pairs,
             is_current,
@@ -79,7 +80,7 @@ def cache_text(
                 disk.write(item, caption, entry, cache_key)
         job.progress(min(start + job.batch_size, len(captions)), len(captions))
     if disk is not None and not job.skip_check:
-        stamps = stamps_of(disk.file(*pair) for pair in pairs)
+        stamps |= stamps_of(disk.file(*pair) for pair in pairs)  # those of images are from before they were read
         remember_current(each for pair in pairs if (each := disk.evidence(*pair, cache_key, stamps)))
     return disk or memory
 
@@ -112,7 +113,7 @@ class TextOnDisk:
         self._files = {
             (path, caption): first[path]
             if place == 0
-            else first[path].with_name(f"{first[path].stem}_{digest(caption)[:8]}{SUFFIX}")
+            else first[path].with_name(f"{first[path].stem}_{_name_digest(caption)[:8]}{SUFFIX}")
             for path, texts in by_path.items()
             for place, caption in enumerate(texts)
         }
@@ -154,8 +155,11 @@ class TextOnDisk:
     def evidence(self, item: Item, caption: str, encoder: str, stamps: Mapping[Path, Stamp]) -> str | None:
         """Return what tells, without reading the file, that is_current would find the same as before; None if there is
         none."""
-        path = self.file(item, caption)
-        return digest([str(path.absolute()), stamps[path], caption, encoder]) if path in stamps else None
+        path, images = self.file(item, caption), images_of(caption)
+        if path not in stamps or not all(image in stamps and is_settled(stamps[image]) for image in images):
+            return None
+        seen = [[str(image.absolute()), stamps[image]] for image in images]
+        return digest([str(path.absolute()), stamps[path], caption, encoder, *seen])
 
     def fits(self, item: Item, caption: str, fits: Callable[[CacheFile], bool] | None) -> bool:
         """Return whether the file exists and, if `fits` is given, passes it; any program may have written it."""
@@ -173,5 +177,11 @@ TextStore = TextInMemory | TextOnDisk
 
 
 def _cache_key(caption: str, encoder: str) -> str:
-    """Return the cache key of a caption, as processed, and the encoders."""
-    return digest([caption, encoder])
+    """Return the cache key of a caption, as processed, with the content of its images, and the encoders."""
+    return digest([caption, encoder, *map(content_digest, images_of(caption))])
+
+
+def _name_digest(caption: str) -> str:
+    """Return a digest that tells the captions of an image apart."""
+    images = images_of(caption)
+    return digest([caption, *map(str, images)] if images else caption)

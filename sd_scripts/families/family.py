@@ -85,6 +85,8 @@ class TextEncoding:
     """Everything besides the encoders that changes their outputs: a cache with another key is rebuilt."""
     embeddings: tuple[str, ...] = ()
     """For each text encoder the key of its embeddings in embedding files; empty: no new token can be trained."""
+    sees_controls: bool = False
+    """Whether captions come with the control images of their sample: as CaptionWithImages."""
     cache_fits: Callable[[Components, Mapping[str, Tensor]], bool] | None = None
     """Whether a cache file of unknown origin can be used; None: any."""
     trim: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] = dict

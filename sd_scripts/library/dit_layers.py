@@ -44,6 +44,12 @@ def timestep_embedding(t: Tensor) -> Tensor:
     return torch.cat((angles.cos(), angles.sin()), dim=-1)
 
 
+def rope_widths(head_width: int) -> tuple[int, int, int]:
+    """Return the rotary dimensions of a head for image index, row and column: 16, 56, 56 of 128."""
+    first = head_width // 8
+    return first, (head_width - first) // 2, (head_width - first) // 2
+
+
 def rope_of(positions: Tensor, widths: Sequence[int], device: torch.device) -> Rope:
     """Return the rotary table of tokens at positions (S, axes), with so many dimensions of a head for each axis."""
     angles = torch.cat(

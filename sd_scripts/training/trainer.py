@@ -93,6 +93,7 @@ class Trainer:
             bucket_multiple=family.card.bucket_multiple,
             token_multiple=family.card.token_multiple,
             takes_controls=family.card.has("control_images"),
+            text_sees_controls=family.text.sees_controls,
             title=family.card.title,
             progress=context.cancellable_phase("reading the dataset"),
         )

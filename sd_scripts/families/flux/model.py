@@ -28,6 +28,7 @@ from sd_scripts.library.dit_layers import (
     apply_rope,
     modulate,
     rope_of,
+    rope_widths,
     timestep_embedding,
 )
 
@@ -54,12 +55,6 @@ class FluxParams:
     @property
     def head_width(self) -> int:
         return self.width // self.heads
-
-    @property
-    def rope_widths(self) -> tuple[int, int, int]:
-        """Rotary dimensions of a head for image index, row and column: 16, 56, 56 of 128."""
-        first = self.head_width // 8
-        return first, (self.head_width - first) // 2, (self.head_width - first) // 2
 
     @classmethod
     def of(cls, shapes: Mapping[str, tuple[int, ...]]) -> FluxParams:
@@ -309,4 +304,4 @@ def rope_table(shape: FluxParams, txt_tokens: int, grids: tuple[Grid, ...], devi
     for number, (rows, columns) in enumerate(grids):
         row, column = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
         parts.append(torch.stack((torch.full_like(row, number), row, column), dim=-1).flatten(0, 1))
-    return rope_of(torch.cat(parts).double(), shape.rope_widths, device)
+    return rope_of(torch.cat(parts).double(), rope_widths(shape.head_width), device)

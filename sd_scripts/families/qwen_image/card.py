@@ -1,7 +1,7 @@
 """Qwen-Image, as the page, the options and the file recognition see it."""
 
 from sd_scripts.families.card import DENOISER, VAE, ComponentCard, FamilyCard
-from sd_scripts.families.qwen_image.checks import REMARKS
+from sd_scripts.families.qwen_image.checks import PROBLEMS, REMARKS
 from sd_scripts.families.qwen_image.memory_facts import MEMORY
 from sd_scripts.families.qwen_image.options import RECOMMENDED, QwenImageModelOptions
 from sd_scripts.families.qwen_image.speeds import GRAPHS
@@ -101,12 +101,12 @@ CARD = FamilyCard(
     sample_defaults=SamplePrompt(width=1024, height=1024, steps=30, scale=4.0),
     hub_words=("qwen",),
     model_panel=("text_encoder",),
+    problems=PROBLEMS,
     remarks=REMARKS,
     marks=(*((key, None, AUTOENCODER) for key in VAES), *((key, None, ENCODER) for key in ENCODERS)),
     recognise=recognise,
     lora_marks=("img_mlp_net_", "img_mlp.net.", "attn_add_q_proj", "attn.add_q_proj", "img_mod_1", "img_mod.1"),
     pipelines=(
-        ("QwenImageEdit", None, "Qwen-Image-Edit diffusers folder"),
         ("QwenImageLayered", None, "Qwen-Image-Layered diffusers folder"),
         ("QwenImage", "qwen_image", "Qwen-Image diffusers folder"),
     ),

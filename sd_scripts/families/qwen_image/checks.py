@@ -1,6 +1,6 @@
 """Rules between options that concern Qwen-Image only; see `options/checks.py`."""
 
-from sd_scripts.families.qwen_image.options import RECOMMENDED
+from sd_scripts.families.qwen_image.options import RECOMMENDED, QwenImageModelOptions
 from sd_scripts.options.checks import Findings
 from sd_scripts.options.flow import FlowOptions
 
@@ -11,4 +11,13 @@ def timesteps_not_recommended(objective: FlowOptions) -> Findings:
         yield "timestep_sampling", f"sigma with its default shift suits Qwen-Image badly; recommended: {recommended}"
 
 
+def version_of_another_model(model: QwenImageModelOptions) -> Findings:
+    match model.model_version:
+        case "edit" | "edit-2509" as version:
+            yield "model_version", f"{version} is trained by the scripts of Qwen-Image-Edit; set original, or use those"
+        case "edit-2511" | "layered" as version:
+            yield "model_version", f"{version} is not supported; choose a Qwen-Image file and set original"
+
+
+PROBLEMS = (version_of_another_model,)
 REMARKS = (timesteps_not_recommended,)

@@ -1,12 +1,14 @@
 """Qwen-Image's transformer in the layout of its checkpoints: module names are the file's keys, as in diffusers.
 
 Qwen team, 2025. Images are packed latents: each token is a 2x2 patch of 16 channels. All blocks keep separate weights
-for text and image and let them attend to each other; the text that leaves the last one is not read.
+for text and image and let them attend to each other; the text that leaves the last one is not read. The tokens of
+control images, such as the image to edit, follow those of the noisy image.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,11 +29,14 @@ from sd_scripts.library.dit_layers import (
     apply_rope,
     modulate,
     rope_of,
+    rope_widths,
     timestep_embedding,
 )
 from sd_scripts.networks.layers import project_together
 
 _NOTHING = contextlib.nullcontext()
+Grid = tuple[int, int]
+"""Rows and columns of the tokens of an image."""
 DIAGONAL = 4096
 """Positions of text tokens that have a row in the rotary table."""
 
@@ -50,12 +55,6 @@ class QwenImageParams:
     @property
     def head_width(self) -> int:
         return self.width // self.heads
-
-    @property
-    def rope_widths(self) -> tuple[int, int, int]:
-        """Rotary dimensions of a head for image index, row and column: 16, 56, 56 of 128."""
-        first = self.head_width // 8
-        return first, (self.head_width - first) // 2, (self.head_width - first) // 2
 
     @classmethod
     def of(cls, shapes: Mapping[str, tuple[int, ...]]) -> QwenImageParams:
@@ -238,25 +237,33 @@ class QwenImageTransformer(nn.Module):
         self.checkpoint, self.offload = checkpoint, CheckpointOffload() if offload else None
 
     def forward(
-        self, img: Tensor, txt: Tensor, timesteps: Tensor, grid: tuple[int, int], txt_mask: Tensor | None = None
+        self,
+        img: Tensor,
+        txt: Tensor,
+        timesteps: Tensor,
+        grid: Grid,
+        txt_mask: Tensor | None = None,
+        control_grids: tuple[Grid, ...] = (),
     ) -> Tensor:
-        """Predict the velocity, noise - image, of each token.
+        """Predict the velocity, noise - image, of each token of the noisy image.
 
-        img (B, N, 64) packed latents, txt (B, T, 3584), timesteps (B,) float32 in 0..1, grid: rows and columns of
-        tokens, N = rows * columns, txt_mask (B, T) bool, True where there is text, which padding follows -> (B, N, 64).
+        img (B, N, 64) packed latents of the noisy image and then of its control images, txt (B, T, 3584), timesteps
+        (B,) float32 in 0..1, grid of the noisy image and control_grids of the others, N = sum of rows * columns,
+        txt_mask (B, T) bool, True where there is text, which padding follows -> (B, M, 64), M tokens of the noisy
+        image.
         """
         dtype = self.dtype
         vec = self.time_text_embed(timesteps, dtype)
         img, txt = self.img_in(img.to(dtype)), self.txt_in(self.txt_norm(txt).to(dtype))
         if torch.is_grad_enabled():  # so that the first block is like the others, and shares their graph
             img, txt = (x if x.requires_grad else x.requires_grad_() for x in (img, txt))
-        rope = rope_table(self.params, grid, txt.shape[1], img.device)
+        rope = rope_table(self.params, (grid, *control_grids), txt.shape[1], img.device)
         mask = None if txt_mask is None else padding_mask(joint_mask(img.shape[1], txt_mask), dtype)
 
         for block in self.transformer_blocks:
             img, txt = self._through(block, (img, txt), vec, rope, mask)
         img = _Used.apply(img, txt)
-        return self.proj_out(self.norm_out(img, vec))
+        return self.proj_out(self.norm_out(img[:, : math.prod(grid)], vec))
 
     def _through(
         self, block: nn.Module, hidden: tuple[Tensor, ...], vec: Tensor, rope: Rope, mask: Tensor | None
@@ -294,29 +301,32 @@ def joint_mask(tokens: int, txt_mask: Tensor) -> Tensor:
     return torch.cat((image, txt_mask.bool()), dim=1)
 
 
-def rope_table(params: QwenImageParams, grid: tuple[int, int], txt_tokens: int, device: torch.device) -> Rope:
-    """Return the rotary table of the image row by row, then of the text.
+def rope_table(params: QwenImageParams, grids: tuple[Grid, ...], txt_tokens: int, device: torch.device) -> Rope:
+    """Return the rotary table of each image row by row, then of the text.
 
-    The image's rows and columns are counted from its middle. The text lies on the diagonal beyond it: its first token
-    at half of the longer side, on all three axes.
+    The first coordinate is the number of the image: 0 for the noisy one, 1, 2, ... for its control images. Rows and
+    columns are counted from the middle of each. The text lies on the diagonal beyond all of them: its first token at
+    half of the longest side, on all three axes.
     """
-    begin = max(side // 2 for side in grid)
+    begin = max(side // 2 for grid in grids for side in grid)
     assert begin + txt_tokens <= DIAGONAL, "larger images and longer captions than anything can take"
-    pairs = zip(_image_rope(params, grid, device), _diagonal_rope(params, device), strict=True)
-    cos, sin = (torch.cat((image, line[:, begin : begin + txt_tokens]), dim=1) for image, line in pairs)
+    images = [_image_rope(params, grid, number, device) for number, grid in enumerate(grids)]
+    text = (line[:, begin : begin + txt_tokens] for line in _diagonal_rope(params, device))
+    cos, sin = (torch.cat(parts, dim=1) for parts in zip(*images, text, strict=True))
     return cos, sin
 
 
 @cache  # recorded graphs read them, so none may be freed
-def _image_rope(params: QwenImageParams, grid: tuple[int, int], device: torch.device) -> Rope:
+def _image_rope(params: QwenImageParams, grid: Grid, number: int, device: torch.device) -> Rope:
     rows, columns = grid
-    positions = torch.zeros(rows * columns, 3, dtype=torch.float64)
+    positions = torch.full((rows * columns, 3), number, dtype=torch.float64)
     positions[:, 1] = (torch.arange(rows) - (rows - rows // 2)).repeat_interleave(columns)
     positions[:, 2] = (torch.arange(columns) - (columns - columns // 2)).repeat(rows)
-    return rope_of(positions, params.rope_widths, device)
+    return rope_of(positions, rope_widths(params.head_width), device)
 
 
 @cache
 def _diagonal_rope(params: QwenImageParams, device: torch.device) -> Rope:
     """Return the table of positions that are equal on all axes."""
-    return rope_of(torch.arange(DIAGONAL, dtype=torch.float64)[:, None].expand(-1, 3), params.rope_widths, device)
+    positions = torch.arange(DIAGONAL, dtype=torch.float64)[:, None].expand(-1, 3)
+    return rope_of(positions, rope_widths(params.head_width), device)

@@ -1,11 +1,13 @@
 """Qwen-Image's training objective: flow matching, in which the model predicts the velocity from image to noise."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
 from sd_scripts.data.batch import Batch
 from sd_scripts.families.family import Components
-from sd_scripts.families.objective import flow_inputs
+from sd_scripts.families.objective import controls_of, flow_inputs
 from sd_scripts.families.qwen_image.text import MASK, STATES
 from sd_scripts.library.dit_layers import grid_of, pack, unpack
 from sd_scripts.library.flow_timesteps import draw_sigmas, loss_weights, shift_of, shifted
@@ -65,21 +67,26 @@ def _by_signal_to_noise(count: int, mean: float, std: float, generator: torch.Ge
 def loss(components: Components, inputs: dict[str, Tensor], text: dict[str, Tensor], settings: Settings) -> Tensor:
     """Return the loss of each image (B,) float32; `text` as returned by encode_text."""
     noisy, t = inputs["noisy"], inputs["timesteps"]
-    velocity = predict(components.denoiser, noisy, t, text)
+    velocity = predict(components.denoiser, noisy, t, text, controls_of(inputs))
     loss_weight = inputs["loss_weight"] * loss_weights(t, settings[FlowOptions].weighting_scheme)
     return diffusion_loss(
         velocity, inputs["target"], t, settings[LossOptions], loss_weight=loss_weight, mask=inputs.get("mask")
     )
 
 
-def predict(transformer: nn.Module, noisy: Tensor, timesteps: Tensor, text: dict[str, Tensor]) -> Tensor:
+def predict(
+    transformer: nn.Module, noisy: Tensor, timesteps: Tensor, text: dict[str, Tensor], controls: Sequence[Tensor] = ()
+) -> Tensor:
     """Predict the velocity, noise - image, (B, 16, h, w) float32.
 
     noisy (B, 16, h, w), timesteps (B,) float32 in 0..1, text as returned by encode_text, without mask if there is no
-    padding.
+    padding, `controls`: latents of the control images, each (B, 16, h', w').
     """
-    grid = grid_of(noisy)
-    return unpack(transformer(pack(noisy), text[STATES], timesteps, grid, text.get(MASK)), grid).float()
+    images = (noisy, *controls)
+    tokens = torch.cat([pack(image) for image in images], dim=1)
+    grid, *others = (grid_of(image) for image in images)
+    velocity = transformer(tokens, text[STATES], timesteps, grid, text.get(MASK), tuple(others))
+    return unpack(velocity, grid).float()
 
 
 def validation_timesteps(settings: Settings) -> list[float]:

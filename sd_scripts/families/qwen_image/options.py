@@ -1,9 +1,8 @@
 """Options that only Qwen-Image has: the file of its text encoder, and which of its models is trained."""
 
-from collections.abc import Iterable
 from typing import Literal
 
-from sd_scripts.options.spec import OptionGroup, option, path_option
+from sd_scripts.options.spec import OptionGroup, optional, path_option
 
 RECOMMENDED = {"timestep_sampling": "qwen_shift"}
 """Values that train Qwen-Image well; the default is that of sd-scripts."""
@@ -18,10 +17,6 @@ class QwenImageModelOptions(OptionGroup, title="Qwen-Image model"):
         label="Text encoder (Qwen2.5-VL)",
         placeholder="/models/qwen_2.5_vl_7b.safetensors",
     )
-    model_version: Literal["original", "edit", "edit-2509", "edit-2511", "layered"] = option(
-        "original", "Which model is trained. Qwen-Image-2512 is an original, too."
+    model_version: Literal["original", "edit", "edit-2509", "edit-2511", "layered"] | None = optional(
+        "Which model is trained, where its file does not say. Qwen-Image-2512 is an original, too."
     )
-
-    def check(self) -> Iterable[tuple[str, str]]:
-        if self.model_version != "original":
-            yield "model_version", f"{self.model_version} is not supported; choose a Qwen-Image file and set original"

@@ -13,8 +13,8 @@ from sd_scripts.families.family import Components
 from sd_scripts.families.qwen_image.card import CARD
 from sd_scripts.families.qwen_image.objective import predict, qwen_shift
 from sd_scripts.families.qwen_image.text import MASK, pad_text
-from sd_scripts.families.qwen_image.vae import decode_latents
-from sd_scripts.families.sampling import eval_mode, make_generator, offer_preview, on_device
+from sd_scripts.families.qwen_image.vae import decode_latents, encode_images
+from sd_scripts.families.sampling import control_pixels, eval_mode, make_generator, offer_preview, on_device
 from sd_scripts.library.dit_layers import PATCH
 from sd_scripts.library.flow_timesteps import shifted
 from sd_scripts.library.media import Media
@@ -40,10 +40,14 @@ def sample(components: Components, prompt: SamplePrompt, text: dict[str, Tensor]
     device = transformer.img_in.weight.device
     with eval_mode([components.denoiser, components.vae]):
         height, width = size_of(prompt, CARD.side_multiple)
+        with on_device(components.vae, device):
+            pixels = control_pixels(prompt, (width, height), settings)
+            controls = [encode_images(components, each) for each in pixels]
         size = (1, 16, height // LATENT, width // LATENT)
         noise = torch.randn(size, generator=make_generator(prompt.seed)).to(device)
         captions = captions_of(text, device, settings)
-        latents = denoise(transformer, noise, captions, prompt.steps, prompt.scale, partial(_decoded, components))
+        predicted = partial(predict, transformer, controls=controls)
+        latents = denoise(predicted, noise, captions, prompt.steps, prompt.scale, partial(_decoded, components))
         return Media.of(_decoded(components, latents))
 
 
@@ -70,19 +74,20 @@ def sampling_sigmas(steps: int, tokens: int) -> Tensor:
 
 
 def denoise(
-    transformer: Any,
+    predicted: Callable[[Tensor, Tensor, dict[str, Tensor]], Tensor],
     noise: Tensor,
     captions: list[dict[str, Tensor]],
     steps: int,
     scale: float,
     decode: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """Return latents (1, 16, h, w) float32, normalised. `captions`: the prompt, preceded by the negative one if there
-    is guidance. They are read one after the other, since their lengths differ. `decode` makes previews of latents."""
+    """Return latents (1, 16, h, w) float32, normalised. `predicted`: noisy latents, timesteps, text -> the velocity;
+    `captions`: the prompt, preceded by the negative one if there is guidance. They are read one after the other, since
+    their lengths differ. `decode` makes previews of latents."""
     latents = noise
     sigmas = sampling_sigmas(steps, math.prod(side // PATCH for side in noise.shape[-2:])).to(noise.device)
     for t, after in pairwise(sigmas):
-        velocities = [predict(transformer, latents, t.expand(1), text) for text in captions]
+        velocities = [predicted(latents, t.expand(1), text) for text in captions]
         velocity = guided(velocities, scale)
         offer_preview(partial(decode, latents - t * velocity))
         latents = latents + (after - t) * velocity

@@ -1,0 +1,41 @@
+"""Qwen-Image-Edit as a record for the trainer: Qwen-Image's parts, which see control images.
+
+Qwen team, 2025. The transformer has the keys and shapes of Qwen-Image. The tokens of control images follow those of the
+noisy image (qwen_image/model.py), and the text encoder sees the images beside the caption.
+"""
+
+from dataclasses import replace
+
+from sd_scripts.families.qwen_image.family import QWEN_IMAGE
+from sd_scripts.families.qwen_image_edit.card import ARCHITECTURES, CARD
+from sd_scripts.families.qwen_image_edit.load import LAYOUTS, prepare, problems
+from sd_scripts.families.qwen_image_edit.text import (
+    VERSION,
+    encode_text,
+    prompt_captions,
+    text_cache_key,
+    tokenize,
+)
+
+FAMILY = QWEN_IMAGE_EDIT = replace(
+    QWEN_IMAGE,
+    card=CARD,
+    identity=replace(
+        QWEN_IMAGE.identity,
+        base_model_version=CARD.name,
+        architecture=lambda components: ARCHITECTURES[components.extras[VERSION]],
+    ),
+    text=replace(
+        QWEN_IMAGE.text,
+        tokenize=tokenize,
+        encode=encode_text,
+        prompt_captions=prompt_captions,
+        cache_suffix="qwen_image_edit_te",
+        cache_key=text_cache_key,
+        sees_controls=True,
+    ),
+    blocks=replace(QWEN_IMAGE.blocks, title=CARD.title),
+    layouts=LAYOUTS,
+    prepare=prepare,
+    problems=problems,
+)

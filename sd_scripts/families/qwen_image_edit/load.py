@@ -1,0 +1,108 @@
+"""Qwen-Image-Edit's components: those of Qwen-Image, with the vision tower in the text encoder."""
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from transformers import Qwen2_5_VLTextModel
+from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLTextConfig, Qwen2_5_VLVisionConfig
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTransformerPretrainedModel
+
+from sd_scripts.families.components import DENOISER, Components, WeightSource
+from sd_scripts.families.qwen_image import load as base
+from sd_scripts.families.qwen_image.keys import language_config, language_model
+from sd_scripts.families.qwen_image.load import TEXT_ENCODER
+from sd_scripts.families.qwen_image.options import QwenImageModelOptions
+from sd_scripts.families.qwen_image_edit.card import EDIT_PLUS, PIPELINES, told_version
+from sd_scripts.families.qwen_image_edit.text import VERSION
+from sd_scripts.families.qwen_image_edit.vision import MERGED
+from sd_scripts.formats.documents import read_json
+from sd_scripts.formats.safetensors_header import read_header
+from sd_scripts.library.state_dicts import Shapes, State, count
+from sd_scripts.options.settings import Settings
+
+VISUAL = "visual."
+HEAD_WIDTH = 80
+"""Of the vision tower of every Qwen2.5-VL; shapes do not tell it."""
+WHOLE_IMAGE = 8
+"""Every so many blocks of the vision tower one sees the whole image, the others windows of it."""
+
+
+class VisionLanguageModel(Qwen2_5_VLTextModel):
+    """The language model of Qwen2.5-VL under its own names, with the vision tower beside its layers."""
+
+    def __init__(self, language: Qwen2_5_VLTextConfig, vision: Qwen2_5_VLVisionConfig):
+        super().__init__(language)
+        self.visual = Qwen2_5_VisionTransformerPretrainedModel(vision)
+
+
+def vision_language_model(file: State) -> State:
+    """Return the language model and the vision tower, which transformers 5 writes as `model.visual.`."""
+    seeing = {f"{VISUAL}{key.partition(VISUAL)[2]}": tensor for key, tensor in file.items() if VISUAL in key}
+    spoken = {key: tensor for key, tensor in language_model(file).items() if not key.startswith(VISUAL)}
+    return spoken | seeing
+
+
+def vision_config(shapes: Shapes) -> dict[str, Any]:
+    """Return the arguments of transformers' Qwen2_5_VLVisionConfig. Raises KeyError if a needed key is missing."""
+    width, channels, frames, patch, _ = shapes[f"{VISUAL}patch_embed.proj.weight"]
+    depth = count(shapes, rf"{VISUAL}blocks\.\d+\.mlp\.gate_proj\.weight")
+    return {
+        "depth": depth,
+        "hidden_size": width,
+        "num_heads": width // HEAD_WIDTH,
+        "intermediate_size": shapes[f"{VISUAL}blocks.0.mlp.gate_proj.weight"][0],
+        "in_channels": channels,
+        "temporal_patch_size": frames,
+        "patch_size": patch,
+        "spatial_merge_size": MERGED,
+        "out_hidden_size": shapes[f"{VISUAL}merger.mlp.2.weight"][0],
+        "fullatt_block_indexes": list(range(WHOLE_IMAGE - 1, depth, WHOLE_IMAGE)),
+    }
+
+
+def make_encoder(shapes: Shapes) -> VisionLanguageModel:
+    vision = Qwen2_5_VLVisionConfig(**vision_config(shapes))
+    return VisionLanguageModel(Qwen2_5_VLTextConfig(**language_config(shapes)), vision)
+
+
+LAYOUTS = {
+    **base.LAYOUTS,
+    TEXT_ENCODER: replace(base.LAYOUTS[TEXT_ENCODER], make=make_encoder, unify=vision_language_model),
+}
+
+
+def problems(sources: Mapping[str, WeightSource], settings: Settings) -> list[str]:
+    """Return the problems of Qwen-Image, and one if a folder says that it is a release that cannot be trained, or if
+    the text encoder's parts are of different models."""
+    found = base.problems(sources, settings)
+    if encoder := sources.get(TEXT_ENCODER):
+        language: Any = encoder.empty
+        seen, read = language.visual.config.out_hidden_size, language.config.hidden_size
+        if seen != read:
+            why = f"has a vision tower for {seen} values, but its language model reads {read}; choose another file"
+            found.append(f"text_encoder: '{encoder.path}' {why}")
+    transformer = Path(sources[DENOISER].path)
+    for place in (transformer, transformer / "transformer"):
+        with contextlib.suppress(OSError, ValueError):
+            if read_json(place / "config.json").get("zero_cond_t"):
+                why = "is Qwen-Image-Edit-2511, which cannot be trained here; choose a Qwen-Image-Edit file"
+                return [f"pretrained_model_name_or_path: '{transformer}' {why}", *found]
+    return found
+
+
+def prepare(components: Components, settings: Settings) -> None:
+    """Note which version is trained: model_version, else what the model's folder or file says, else edit-2509."""
+    told = settings[QwenImageModelOptions].model_version
+    components.extras[VERSION] = told or _version_of(Path(components.source)) or EDIT_PLUS
+
+
+def _version_of(model: Path) -> str | None:
+    with contextlib.suppress(OSError, ValueError):
+        if model.is_file():
+            return told_version(read_header(model))
+        pipeline = read_json(model / "model_index.json").get("_class_name")
+        return next((version for version, name in PIPELINES.items() if name == pipeline), None)
+    return None

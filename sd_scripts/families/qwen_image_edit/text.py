@@ -1,0 +1,140 @@
+"""Tokenize captions with the control images that they are about, and encode both with Qwen2.5-VL."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from sd_scripts.data.captions import CaptionWithImages, images_of
+from sd_scripts.data.seen_files import stamps_of
+from sd_scripts.families.family import Components, Tokens
+from sd_scripts.families.qwen_image import sampling as base_sampling
+from sd_scripts.families.qwen_image import text as base
+from sd_scripts.families.qwen_image.text import LONGEST, MASK, STATES, SUFFIX, padded_length
+from sd_scripts.families.qwen_image_edit.card import EDIT, EDIT_PLUS
+from sd_scripts.families.qwen_image_edit.vision import Grid, count_tokens, patches_of, positions_of
+from sd_scripts.options.prompt_lines import SamplePrompt
+from sd_scripts.options.settings import Settings
+
+PREFIX = (
+    "<|im_start|>system\nDescribe the key features of the input image (color, shape, size, texture, objects, "
+    "background), then explain how the user's text instruction should alter or modify the image. Generate a new image "
+    "that meets the user's requirements while maintaining consistency with the original input where appropriate."
+    "<|im_end|>\n<|im_start|>user\n"
+)
+"""What both versions were trained with before images and caption. Without an image it is that of Qwen-Image."""
+IMAGE = "<|image_pad|>"
+SEEN = f"<|vision_start|>{IMAGE}<|vision_end|>"
+"""An image in a text; the token in the middle is repeated for each that the vision tower makes."""
+AREA = {EDIT: 1024 * 1024, EDIT_PLUS: 384 * 384}
+"""Pixels of an image that the text encoder sees, by version."""
+VERSION = "version"
+"""Key of the model_version among the extras of the components."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A caption in tokens, with those of its images."""
+
+    ids: list[int]
+    start: int
+    """Tokens of the prefix, whose states are dropped."""
+    places: list[int | Grid]
+    """What the sequence consists of: numbers of text tokens, and grids of images."""
+
+
+def tokenize(components: Components, captions: Sequence[str], settings: Settings) -> Tokens:
+    """Return ids (B, L), positions (B, 3, L), start (B,), where a caption with its images begins, and mask (B, T), its
+    length; T is the longest one, rounded up in compiled runs. With images also `image` (B, L) bool, True at their
+    tokens, pixels, their patches in a row, and grids (images, 3).
+
+    The first version sees one image, and a caption is truncated as that of Qwen-Image.
+    """
+    version = components.extras[VERSION]
+    shown = [images_of(caption)[: 1 if version == EDIT else None] for caption in captions]
+    seen = {path: patches_of(path, AREA[version]) for path in dict.fromkeys(path for each in shown for path in each)}
+    grids = [[seen[path][1] for path in each] for each in shown]
+    rows = [_row(components, caption, each) for caption, each in zip(captions, grids, strict=True)]
+
+    longest = padded_length(max(len(row.ids) - row.start for row in rows), settings)
+    length = max(row.start for row in rows) + longest
+    tokens = {
+        "ids": torch.stack([_padded(torch.tensor(row.ids), length) for row in rows]),
+        "positions": torch.stack([_padded(positions_of(row.places), length) for row in rows]),
+        "start": torch.tensor([row.start for row in rows]),
+        "mask": torch.stack([_padded(torch.ones(len(row.ids) - row.start).long(), longest) for row in rows]),
+    }
+    if seen:
+        tokens |= {
+            "image": torch.stack([_padded(_at_images(row.places), length) for row in rows]),
+            "pixels": torch.cat([seen[path][0] for each in shown for path in each]),
+            "grids": torch.tensor([(1, *grid) for each in grids for grid in each]),
+        }
+    return {0: tokens}
+
+
+def _row(components: Components, caption: str, grids: Sequence[Grid]) -> Row:
+    tokenizer, version = components.tokenizers[0], components.extras[VERSION]
+    prefix = PREFIX if grids else base.PREFIX
+    images = [SEEN if version == EDIT else f"Picture {number}: {SEEN}" for number in range(1, len(grids) + 1)]
+    before = len(tokenizer("".join((prefix, *images))).input_ids)
+    start = len(tokenizer(prefix).input_ids)
+    left: list[int] = tokenizer("".join((prefix, *images, caption, SUFFIX))).input_ids[: before + LONGEST]
+    ids: list[int] = []
+    places: list[int | Grid] = []
+    mark = tokenizer.convert_tokens_to_ids(IMAGE)
+    for grid in grids:
+        place = left.index(mark)
+        ids += left[:place] + [mark] * count_tokens(grid)
+        places += [place, grid]
+        left = left[place + 1 :]
+    return Row(ids=ids + left, start=start, places=[*places, len(left)])
+
+
+def _at_images(places: Sequence[int | Grid]) -> Tensor:
+    parts = [torch.zeros(p) if isinstance(p, int) else torch.ones(count_tokens(p)) for p in places]
+    return torch.cat(parts).bool()
+
+
+def _padded(tensor: Tensor, length: int) -> Tensor:
+    """Return (..., n) with zeros up to `length`: what padding holds changes nothing, since attention is causal."""
+    return functional.pad(tensor, (0, length - tensor.shape[-1]))
+
+
+def encode_text(components: Components, tokens: Tokens) -> dict[str, Tensor]:
+    """As encode_text of Qwen-Image: the states of image tokens are among those of the text. Only the language model is
+    trained with the text encoder."""
+    if 0 not in tokens:
+        return {}
+    encoder: Any = components.text_encoders[0]
+    given = {name: tensor.to(encoder.embed_tokens.weight.device) for name, tensor in tokens[0].items()}
+    embedded = encoder.embed_tokens(given["ids"])
+    if "pixels" in given:
+        seen = encoder.visual(given["pixels"].to(encoder.visual.dtype), grid_thw=given["grids"]).pooler_output
+        embedded = embedded.masked_scatter(given["image"][..., None], seen.to(embedded.dtype))
+    positions = given["positions"].transpose(0, 1)  # (3, B, L)
+    hidden = encoder(inputs_embeds=embedded, position_ids=positions, use_cache=False).last_hidden_state
+    mask = given["mask"].bool()
+    kept = given["start"][:, None] + torch.arange(mask.shape[1], device=mask.device)
+    hidden = hidden.gather(1, kept[..., None].expand(-1, -1, hidden.shape[-1]))
+    return {STATES: hidden * mask[..., None], MASK: mask}
+
+
+def text_cache_key(components: Components, settings: Settings) -> tuple[object, ...]:
+    """Return what changes the outputs beside encoder, caption and images: tokens around these, and their size."""
+    tokenizer, version = components.tokenizers[0], components.extras[VERSION]
+    return (*tokenizer(f"{PREFIX}{SEEN}{SUFFIX}").input_ids, version, AREA[version])
+
+
+def prompt_captions(prompt: SamplePrompt) -> list[str]:
+    """Return the captions of Qwen-Image with the prompt's control images, as they are now."""
+    captions = base_sampling.prompt_captions(prompt)
+    if not prompt.control_images:
+        return captions
+    images = tuple(Path(name).expanduser() for name in prompt.control_images)
+    now = tuple(sorted(stamps_of(images).items()))
+    return [CaptionWithImages(caption, images, now) for caption in captions]

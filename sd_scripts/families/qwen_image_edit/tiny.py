@@ -1,0 +1,55 @@
+"""Qwen-Image-Edit in miniature: Qwen-Image's, whose text encoder has a vision tower of the real layout, and a grey
+control image for each of its images."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from PIL import Image
+from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+from sd_scripts.families.miniature import Miniature, randomize
+from sd_scripts.families.qwen_image import tiny
+from sd_scripts.families.qwen_image.load import TEXT_ENCODER
+from sd_scripts.families.qwen_image_edit.card import CARD
+from sd_scripts.families.qwen_image_edit.load import HEAD_WIDTH, WHOLE_IMAGE
+from sd_scripts.formats.image_folders import find_images
+from sd_scripts.library.safetensors_io import save_model
+
+VISION = {
+    **tiny.VISION,
+    "depth": WHOLE_IMAGE,  # so that one block sees the whole image
+    "hidden_size": HEAD_WIDTH,
+    "num_heads": 1,
+    "fullatt_block_indexes": [WHOLE_IMAGE - 1],
+}
+
+
+@torch.no_grad()
+def tiny_encoder(encoder: Qwen2_5_VLForConditionalGeneration) -> Qwen2_5_VLForConditionalGeneration:
+    """Return an encoder with another vision tower, random and the same at every call, and the same language model."""
+    image_token = tiny.qwen_tokenizer().convert_tokens_to_ids("<|image_pad|>")
+    config = Qwen2_5_VLConfig(
+        text_config=encoder.config.text_config.to_dict(), vision_config=VISION, image_token_id=image_token
+    )
+    made = Qwen2_5_VLForConditionalGeneration(config)
+    randomize(made, torch.Generator().manual_seed(0))
+    made.load_state_dict({k: t for k, t in encoder.state_dict().items() if "visual." not in k}, strict=False)
+    return made
+
+
+def write_miniature(folder: Path) -> Miniature:
+    """Make the model's files, the tokenizer beside them, captioned images, and what they looked like before."""
+    made = tiny.write_miniature(folder)
+    encoder = tiny_encoder(tiny.tiny_modules(len(tiny.qwen_tokenizer()))[TEXT_ENCODER])  # type: ignore[arg-type]
+    save_model(made.files["text_encoder"], encoder.state_dict(), {})
+    controls = folder / "controls"
+    for path in find_images(made.data_dir, recursive=True):
+        before = controls / path.relative_to(made.data_dir)
+        before.parent.mkdir(parents=True, exist_ok=True)
+        with Image.open(path) as image:
+            image.convert("L").save(before)
+    return replace(made, family=CARD.name, files={**made.files, "control_directory": controls})
+
+
+write_narrow = write_miniature

@@ -1,0 +1,15 @@
+"""Fine-tune Qwen-Image-Edit's transformer.
+
+accelerate launch sd_scripts/qwen_image_edit_train.py --config_file x.toml
+"""
+
+import sys
+from functools import partial
+
+from sd_scripts.training import launch
+
+setup_parser = partial(launch.parser, "qwen_image_edit", "full")
+main = partial(launch.main, "qwen_image_edit", "full")
+
+if __name__ == "__main__":
+    sys.exit(main())
