@@ -47,7 +47,7 @@ CARD = FamilyCard(
         "generate": "qwen_image_generate.py",
     },
     groups=(QwenImageModelOptions, FlowOptions, MemoryOptions),
-    capabilities=frozenset({"blockwise_updates", "fp8", "offload_activations", "own_vae"}),
+    capabilities=frozenset({"batches", "blockwise_updates", "fp8", "offload_activations", "own_vae"}),
     choices={"timestep_sampling": ("qwen_shift", "logsnr", "qinglong_qwen")},
     notes={
         "vae": "For Qwen-Image its VAE, such as qwen_image_vae.safetensors; not needed for a diffusers folder.",

@@ -9,7 +9,7 @@ from sd_scripts.families.qwen_image.load import LAYOUTS, problems
 from sd_scripts.families.qwen_image.lora import TEXT_ENCODERS, TRANSFORMER
 from sd_scripts.families.qwen_image.memory import checkpoint_gradients, place
 from sd_scripts.families.qwen_image.objective import loss, metadata, step_inputs, validation_timesteps
-from sd_scripts.families.qwen_image.sampling import prompt_captions, sample
+from sd_scripts.families.qwen_image.sampling import prompt_captions, sample, sample_batch
 from sd_scripts.families.qwen_image.text import (
     encode_text,
     pad_text,
@@ -59,4 +59,5 @@ FAMILY = QWEN_IMAGE = Family(
     lora=TRANSFORMER,
     lora_text_encoders=TEXT_ENCODERS,
     sample=sample,
+    sample_batch=sample_batch,
 )

@@ -1,7 +1,7 @@
 """Sample Qwen-Image with Euler steps, without changing the training's RNG state."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -14,7 +14,14 @@ from sd_scripts.families.qwen_image.card import CARD
 from sd_scripts.families.qwen_image.objective import predict, qwen_shift
 from sd_scripts.families.qwen_image.text import MASK, pad_text
 from sd_scripts.families.qwen_image.vae import decode_latents, encode_images
-from sd_scripts.families.sampling import control_pixels, eval_mode, make_generator, offer_preview, on_device
+from sd_scripts.families.sampling import (
+    batch_noise,
+    control_pixels,
+    eval_mode,
+    make_generator,
+    offer_preview,
+    on_device,
+)
 from sd_scripts.library.dit_layers import PATCH
 from sd_scripts.library.flow_timesteps import shifted
 from sd_scripts.library.media import Media
@@ -29,26 +36,38 @@ NOTHING = " "
 """The negative prompt that stands for none: the model was never shown an empty one."""
 
 
-@torch.no_grad()
 def sample(components: Components, prompt: SamplePrompt, text: dict[str, Tensor], settings: Settings) -> Media:
-    """Generate one image with the current model and its LoRA, on the denoiser's device.
+    """Generate one image, as sample_batch does."""
+    return sample_batch(components, [prompt], text, settings)[0]
 
-    The denoiser is not moved, since its blocks may be swapped; the VAE is moved to its device. A seed gives the same
-    noise on every device.
+
+@torch.no_grad()
+def sample_batch(
+    components: Components, prompts: Sequence[SamplePrompt], text: dict[str, Tensor], settings: Settings
+) -> list[Media]:
+    """Generate images that differ in their seeds alone, with the current model and its LoRA, on the denoiser's device.
+
+    The denoiser is not moved, since its blocks may be swapped; the VAE is moved to its device, and decodes one image
+    after the other. A seed gives the same noise on every device.
     """
+    prompt, images = prompts[0], len(prompts)
     transformer: Any = components.denoiser
     device = transformer.img_in.weight.device
     with eval_mode([components.denoiser, components.vae]):
         height, width = size_of(prompt, CARD.side_multiple)
         with on_device(components.vae, device):
             pixels = control_pixels(prompt, (width, height), settings)
-            controls = [encode_images(components, each) for each in pixels]
-        size = (1, 16, height // LATENT, width // LATENT)
-        noise = torch.randn(size, generator=make_generator(prompt.seed)).to(device)
-        captions = captions_of(text, device, settings)
+            controls = [encode_images(components, each).expand(images, -1, -1, -1) for each in pixels]
+        generators = [make_generator(each.seed) for each in prompts]
+        noise = batch_noise(generators, 16, height // LATENT, width // LATENT).to(device)
+        captions = [
+            {name: each.expand(images, *each.shape[1:]) for name, each in caption.items()}
+            for caption in captions_of(text, device, settings)
+        ]
         predicted = partial(predict, transformer, controls=controls)
         latents = denoise(predicted, noise, captions, prompt.steps, prompt.scale, partial(_decoded, components))
-        return Media.of(_decoded(components, latents))
+        with on_device(components.vae, device):
+            return [Media.of(_decoded(components, each)) for each in latents.split(1)]
 
 
 def prompt_captions(prompt: SamplePrompt) -> list[str]:
@@ -81,15 +100,15 @@ def denoise(
     scale: float,
     decode: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """Return latents (1, 16, h, w) float32, normalised. `predicted`: noisy latents, timesteps, text -> the velocity;
+    """Return latents (B, 16, h, w) float32, normalised. `predicted`: noisy latents, timesteps, text -> the velocity;
     `captions`: the prompt, preceded by the negative one if there is guidance. They are read one after the other, since
     their lengths differ. `decode` makes previews of latents."""
     latents = noise
     sigmas = sampling_sigmas(steps, math.prod(side // PATCH for side in noise.shape[-2:])).to(noise.device)
     for t, after in pairwise(sigmas):
-        velocities = [predicted(latents, t.expand(1), text) for text in captions]
+        velocities = [predicted(latents, t.expand(len(latents)), text) for text in captions]
         velocity = guided(velocities, scale)
-        offer_preview(partial(decode, latents - t * velocity))
+        offer_preview(partial(decode, (latents - t * velocity)[:1]))
         latents = latents + (after - t) * velocity
     return latents
 
@@ -101,7 +120,7 @@ def _decoded(components: Components, latents: Tensor) -> Tensor:
 
 
 def guided(velocities: list[Tensor], scale: float) -> Tensor:
-    """Combine the velocities (1, 16, h, w) for the negative prompt and the prompt; a single one stays as it is. Each
+    """Combine the velocities (B, 16, h, w) for the negative prompt and the prompt; a single one stays as it is. Each
     token keeps the norm that it has for the prompt alone."""
     *negative, positive = velocities
     if not negative:
@@ -111,7 +130,7 @@ def guided(velocities: list[Tensor], scale: float) -> Tensor:
 
 
 def _token_norm(latents: Tensor) -> Tensor:
-    """Return the norm of the 64 values of each token, for each of its latents: (1, 1, h, w)."""
+    """Return the norm of the 64 values of each token, for each of its latents: (B, 1, h, w)."""
     squares = latents.square().sum(1, keepdim=True)
     norms = torch.nn.functional.avg_pool2d(squares, PATCH).mul(PATCH**2).sqrt()
     return norms.repeat_interleave(PATCH, -1).repeat_interleave(PATCH, -2)

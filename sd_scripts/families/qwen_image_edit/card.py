@@ -36,7 +36,11 @@ CARD = replace(
     title="Qwen-Image-Edit",
     derived_from=QWEN_IMAGE.name,
     order=4,
-    scripts={"lora": "qwen_image_edit_train_network.py", "full": "qwen_image_edit_train.py"},
+    scripts={
+        "lora": "qwen_image_edit_train_network.py",
+        "full": "qwen_image_edit_train.py",
+        "generate": "qwen_image_edit_generate.py",
+    },
     groups=(*QWEN_IMAGE.groups, ControlOptions),
     capabilities=QWEN_IMAGE.capabilities | {"control_images"},
     notes={
