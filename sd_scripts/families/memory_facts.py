@@ -58,6 +58,8 @@ class MemoryFacts:
     """Component -> values of a LoRA of rank 1 on all of its Linear layers that are adapted by default."""
     lora_conv: int = 0
     """The same of the denoiser's convolutions, with conv_dim."""
+    factored_state: float = 0.02
+    """Bytes that a factored optimizer keeps for each value of the denoiser."""
     quantized: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Component -> values, and rows, of the weights that are quantized where that is chosen."""
     swapped: Callable[[int], int] = lambda blocks_to_swap: 0

@@ -24,6 +24,8 @@ class KnownOptimizer:
     """Full training with it takes rates of 1e-6 to 1e-5."""
     state_bytes: float | None = None
     """Bytes of GPU memory that it keeps for each trained float32 value: 0 if they move to RAM; None: unknown."""
+    factored: bool = False
+    """Keeps state for the rows and columns of a weight only; that of a 3x3 convolution has rows of 3."""
     installed: bool = True
     """Its package is in requirements.txt, and it is tested."""
 
@@ -79,7 +81,11 @@ OPTIMIZERS: dict[str, KnownOptimizer] = {
     "DAdaptSGD": replace(_dadaptation, path="dadaptation.DAdaptSGD"),
     "Prodigy": KnownOptimizer(path="prodigyopt.Prodigy", package="prodigyopt", finds_its_rate=True, state_bytes=16),
     "Adafactor": KnownOptimizer(
-        path="transformers.optimization.Adafactor", package="transformers", small_rates=True, state_bytes=0.02
+        path="transformers.optimization.Adafactor",
+        package="transformers",
+        small_rates=True,
+        state_bytes=0.02,
+        factored=True,
     ),
     **{
         name: replace(_schedulefree, path=f"schedulefree.{name}") for name in ("AdamWScheduleFree", "RAdamScheduleFree")

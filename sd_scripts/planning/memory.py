@@ -267,11 +267,12 @@ class _Run:
 
     def _bytes_of_state(self) -> float:
         """Return the optimizer's bytes for each trained value."""
-        name = optimizer_name(self.settings[OptimizerOptions].optimizer_type)
-        state = known_optimizer(name).state_bytes
+        known = known_optimizer(optimizer_name(self.settings[OptimizerOptions].optimizer_type))
         if self._rounds_itself:
             return 2 * HALF
-        return UNKNOWN_OPTIMIZER if state is None else state
+        if known.factored and not self.frozen:
+            return self.facts.factored_state
+        return UNKNOWN_OPTIMIZER if known.state_bytes is None else known.state_bytes
 
     @property
     def _rounds_itself(self) -> bool:

@@ -29,6 +29,7 @@ MEMORY = MemoryFacts(
     largest_weight=1_280 * 2_560 * 9,
     lora={"denoiser": 2_659_840, "text_encoder1": 165_888, "text_encoder2": 737_280},
     lora_conv=355_840,
+    factored_state=0.38,
     quantized={
         "denoiser": (2_201_600_000, 1_428_160),
         "text_encoder1": (84_934_656, 82_944),
