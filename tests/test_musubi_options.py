@@ -68,7 +68,7 @@ def test_other_models_are_refused(given: dict[str, Any], version: str) -> None:
     told = [str(problem) for problem in from_values(QWEN_IMAGE_LORA, given).problems()]
     why = "is not supported; choose a Qwen-Image file and set original"
     if version.startswith("edit"):
-        why = "is trained by the scripts of Qwen-Image-Edit; set original, or use those"
+        why = "needs the scripts of Qwen-Image-Edit; set original, or use those"
     assert f"model_version: {version} {why}" in told
 
 

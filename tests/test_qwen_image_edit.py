@@ -294,7 +294,7 @@ def test_flags_of_musubi_tuner_are_understood() -> None:
         given = given_flags(LORA, ["--dit=d", "--text_encoder=t", "--vae=v", *flags])
         assert given.problems == []
         assert from_values(LORA, given.values).value("model_version") == version
-    for version, told in (("original", "is trained by the scripts of Qwen-Image"), ("edit-2511", "is not supported")):
+    for version, told in (("original", "needs the scripts of Qwen-Image"), ("edit-2511", "is not supported")):
         assert any(told in str(problem) for problem in settings_of(model_version=version).problems())
 
 

@@ -14,7 +14,7 @@ def timesteps_not_recommended(objective: FlowOptions) -> Findings:
 def version_of_another_model(model: QwenImageModelOptions) -> Findings:
     match model.model_version:
         case "edit" | "edit-2509" as version:
-            yield "model_version", f"{version} is trained by the scripts of Qwen-Image-Edit; set original, or use those"
+            yield "model_version", f"{version} needs the scripts of Qwen-Image-Edit; set original, or use those"
         case "edit-2511" | "layered" as version:
             yield "model_version", f"{version} is not supported; choose a Qwen-Image file and set original"
 

@@ -7,7 +7,7 @@ from sd_scripts.options.checks import Findings
 def version_without_training(model: QwenImageModelOptions) -> Findings:
     match model.model_version:
         case "original":
-            why = "original is trained by the scripts of Qwen-Image; set edit or edit-2509, or leave it unset"
+            why = "original needs the scripts of Qwen-Image; set edit or edit-2509, or leave it unset"
             yield "model_version", why
         case "edit-2511" | "layered" as version:
             yield (
