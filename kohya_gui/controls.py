@@ -311,9 +311,20 @@ class Form:
             good = advice.good(self._seen(self.read(data, about)))
             return {about[name]: shown(self.options[name], value) for name, value in good.items()}
 
-        changes = [c.change for c in about.values()]  # type: ignore[attr-defined]
-        gr.on(changes, show, set(about.values()), row, trigger_mode="always_last", **QUIET)
+        after_changes(about.values(), show, set(about.values()), row)
         self.write_events.append(button.click(take, set(about.values()), list(about.values()), **QUIET))
+
+
+def after_changes(
+    controls: Iterable[Any], look: Callable[..., Any], inputs: Collection[Any], output: FormComponent | gr.Row
+) -> None:
+    """Call `look` when one of the controls has changed; several changes at once make one call, after the last.
+
+    Gradio repeats an event that came too early for all that listen to it, and two that listen then keep each other busy
+    for ever. Therefore the call listens to an event of its own, which follows the change.
+    """
+    changes = [control.change for control in controls]
+    gr.on(changes, None, js="() => {}", **QUIET).then(look, inputs, output, trigger_mode="always_last", **QUIET)
 
 
 def slug(title: str) -> str:

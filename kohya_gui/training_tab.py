@@ -19,7 +19,7 @@ from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.class_advanced_training import COMPILE_ADVICE, AdvancedTraining
 from kohya_gui.compile_bundle import CompileBundleControl
 from kohya_gui.configuration import Prepared, config_path, families_of, path_to_save, save_prompts
-from kohya_gui.controls import BROWSER_SECRET, QUIET, Form, given, unquoted
+from kohya_gui.controls import BROWSER_SECRET, QUIET, Form, after_changes, given, unquoted
 from kohya_gui.draft import Draft
 from kohya_gui.field_links import panels_around
 from kohya_gui.measure_routes import SET_BY_SOME, SET_BY_VARIANTS
@@ -199,8 +199,7 @@ class TrainingTab:
 
     def _connect_hint(self, name: str, tell: Callable[..., str], *others: Any) -> None:
         about = [self.form.controls[name], *others]
-        # several changes at once give one hint, after the last
-        gr.on([c.change for c in about], tell, about, self.form.hints[name], trigger_mode="always_last", **QUIET)
+        after_changes(about, tell, about, self.form.hints[name])
 
     def _image_hint(self, path: str, extension: str, metadata: str, repeats: str, many: bool) -> str:
         options, controls = self.form.options, self.form.controls

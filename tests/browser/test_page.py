@@ -56,6 +56,26 @@ def family(page: Page, title: str, tab: str = "lora") -> None:
     page.locator(f"#{tab}-family").get_by_text(title, exact=True).click()
 
 
+def test_a_field_that_changes_fast_leaves_the_page_quiet(page: Page, tmp_path: Path) -> None:
+    begin_anew(page, tmp_path)
+    asked: list[str] = []
+
+    def note(request: Any) -> None:
+        if request.url.endswith("/predict"):
+            asked.append(request.url)
+
+    page.on("request", note)
+    for number in range(20):
+        field(page, "pretrained_model_name_or_path").fill(f"/models/{number}.safetensors")
+    expect(page.locator("#lora-pretrained_model_name_or_path-hint")).to_contain_text("not found")
+    page.wait_for_timeout(1500)
+    assert asked
+    asked.clear()
+    page.wait_for_timeout(500)
+    page.remove_listener("request", note)
+    assert asked == []
+
+
 def set_the_six(page: Page) -> None:
     unfold(page, "advanced-training", "torch-compile-settings")
     field(page, "compile").check()
