@@ -316,7 +316,7 @@ class Form:
 
 
 def after_changes(
-    controls: Iterable[Any], look: Callable[..., Any], inputs: Collection[Any], output: FormComponent | gr.Row
+    controls: Iterable[Any], look: Callable[..., Any], inputs: Collection[Any], output: gr.HTML | gr.Row
 ) -> None:
     """Call `look` when one of the controls has changed; several changes at once make one call, after the last.
 
