@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from diffusers import UNet2DConditionModel
 from PIL import Image
 from training_help import GRAPHS, equal, images, train
 
 from sd_scripts.families import registry
+from sd_scripts.families.sdxl.unet import PlainUnet
 from sd_scripts.library.media import Media
 
 
@@ -98,14 +98,14 @@ def test_samples_and_validation_that_fail_are_told_once_and_leave_no_trace_in_tr
     data = {"train_data_dir": images(tmp_path / "images", count=4), "validation_split": 0.25}
     options = {**data, "network_args": ["rank_dropout=0.3"], "optimizer_type": "AdamWScheduleFree"}
     plain = train(miniature, tmp_path / "plain", validate_every_n_steps=100, **options)
-    forward = UNet2DConditionModel.forward
+    forward = PlainUnet.forward
 
     def fails_unless_training(unet: Any, *arguments: Any, **more: Any) -> Any:
         if not unet.training:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return forward(unet, *arguments, **more)
 
-    monkeypatch.setattr(UNet2DConditionModel, "forward", fails_unless_training)
+    monkeypatch.setattr(PlainUnet, "forward", fails_unless_training)
     options |= {"sample_prompts": prompts, "sample_every_n_steps": 1, "validate_every_n_steps": 1}
     made = train(miniature, tmp_path / "out", **options)
     assert made.status == 0
