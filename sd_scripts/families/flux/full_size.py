@@ -77,6 +77,7 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
         **QUANTIZED,
     },
     "full": {
+        "compiled_checkpointing": SMALL,
         "fused": FUSED,
         "fused_swap10": FUSED | {"blocks_to_swap": 10},
         "fused_swap18": FUSED | {"blocks_to_swap": 18},
