@@ -16,6 +16,7 @@ from sd_scripts.networks.adapters.oft import Oft
 from sd_scripts.networks.joined import ChangedLinear
 from sd_scripts.networks.layers import Dropouts, project_split, project_together
 from sd_scripts.networks.network import AdapterNetwork, attach
+from sd_scripts.training.lora import layers_to_fold
 
 UNET, OUTPUTS = Group("unet", 1e-3), {"axis": "out"}
 
@@ -131,6 +132,16 @@ def test_lokr_is_folded_too_and_computes_what_its_layers_do_by_themselves(backen
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
     assert results[0][2].count_nonzero() == results[0][2].numel()
+
+
+def test_where_memory_is_saved_lokr_is_not_folded() -> None:
+    torch.manual_seed(0)
+    block = Block(16)
+    network = attached(block, Lokr, {"factor": 2}, rank=4)
+    network.fold(layers_to_fold(block, saves_memory=True), [[block.q, block.k, block.v]])
+    assert network.folded is None
+    network.fold(layers_to_fold(block, saves_memory=False), [[block.q, block.k, block.v]])
+    assert network.folded is not None
 
 
 @pytest.mark.parametrize(("kind", "options"), [(Lokr, {"factor": 4}), (Oft, {})])

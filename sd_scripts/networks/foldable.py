@@ -31,6 +31,8 @@ class FoldableLinear(AdaptedLinear):
     joint_layers = 1
     input_is_kept = False
     """Whether its input is in memory until the backward pass anyway."""
+    fold_takes_memory = False
+    """Whether the matrices that it computes with in one product are larger than its own."""
 
     def __init__(self, base: nn.Linear, dropouts: Dropouts):
         super().__init__(base, dropouts)

@@ -5,12 +5,12 @@ With token_string the embeddings of a new token learn too (pivotal tuning).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import compress
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sd_scripts.data.dataset import DataPlan
 from sd_scripts.families.family import Components, Family
@@ -18,6 +18,7 @@ from sd_scripts.library.safetensors_io import save_model, with_hashes
 from sd_scripts.networks.adapter import Adapter, Tensors, layer_names, read_layer
 from sd_scripts.networks.adapters.lora import Lora as PlainLora
 from sd_scripts.networks.adapters.lora import StartedLora
+from sd_scripts.networks.foldable import FoldableLinear
 from sd_scripts.networks.lora_export import with_names_of
 from sd_scripts.networks.lora_files import merge, read_plain_lora
 from sd_scripts.networks.network import AdapterNetwork, attach
@@ -144,7 +145,8 @@ class Lora:
         if weights:
             _load_initial_weights(weights, network, context)
         if context.settings[CompileOptions].compile:
-            _fold(network, [each for each in modules if each.target.folds])
+            saves_memory = context.settings[TrainingOptions].gradient_checkpointing
+            _fold(network, [each for each in modules if each.target.folds], saves_memory=saves_memory)
         network.share_gains()
         trainable = LoraTrainable(
             network,
@@ -288,9 +290,17 @@ def _restore_starts(layers: list[StartedLora], state: Tensor) -> None:
         layer.start_from(*(own.to(part).view(part.shape) for own, part in zip((down, up), layer.first, strict=True)))
 
 
-def _fold(network: AdapterNetwork, modules: list[AdaptedModule]) -> None:
+def layers_to_fold(model: nn.Module, *, saves_memory: bool) -> Iterator[nn.Module]:
+    """Yield the layers of a model that are to compute in one product with their base weights if they can; where memory
+    is to be saved, those that take more of it then are left out."""
+    for layer in model.modules():
+        if not (saves_memory and isinstance(layer, FoldableLinear) and layer.fold_takes_memory):
+            yield layer
+
+
+def _fold(network: AdapterNetwork, modules: list[AdaptedModule], *, saves_memory: bool) -> None:
     network.fold(
-        (module for each in modules for module in each.module.modules()),
+        (layer for each in modules for layer in layers_to_fold(each.module, saves_memory=saves_memory)),
         [group for each in modules for group in projected_together(each.module, each.target)],
         [layer for each in modules for layer in layers_after_attention(each.module, each.target)],
     )

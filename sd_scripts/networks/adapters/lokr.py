@@ -72,6 +72,7 @@ class LokrLinear(UpdatedLinear, FoldableLinear):
     """A LoKr whose w2 is a product up · down: compiled, it can compute as a LoRA (folded_kronecker.py)."""
 
     update: KroneckerUpdate
+    fold_takes_memory = True
 
     @property
     def foldable(self) -> bool:
