@@ -7,7 +7,9 @@ from torch import Tensor, nn
 
 from sd_scripts.library.block_inverse import inverse_of_blocks
 from sd_scripts.library.folded_kronecker import plain_gradients
+from sd_scripts.library.geglu import geglu
 from sd_scripts.networks import gains
+from sd_scripts.networks.layers import project_geglu
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: kernels in Triton")
 
@@ -56,9 +58,28 @@ def test_the_gradients_of_a_folded_lokr_are_those_of_plain_products(sizes: tuple
         assert (own - plain).norm() < 1e-2 * plain.norm()
 
 
+@pytest.mark.parametrize("gained", [False, True])
+@pytest.mark.parametrize(("rows", "half"), [(1024, 5120), (77, 40), (3, 516)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_gradients_of_geglu_are_those_of_autograd(dtype: torch.dtype, rows: int, half: int, gained: bool) -> None:
+    torch.manual_seed(0)
+    grad, projected = (torch.randn(rows, width, device=CUDA).to(dtype) for width in (half, 2 * half))
+    gain = torch.rand(2 * half, device=CUDA) if gained else None
+    padded = torch.full((rows, 2 * half + 8), torch.nan, device=CUDA, dtype=dtype)
+    torch.ops.sd_scripts.fill_geglu_gradients(padded, grad, projected, gain)
+    exact = projected.double().requires_grad_()
+    geglu(exact).backward(grad.double())
+    wanted = exact.grad if gain is None else exact.grad * gain
+    assert (padded[:, :-8] - wanted).norm() < (4e-3 if dtype == torch.bfloat16 else 1e-6) * wanted.norm()
+    assert padded[:, -8:].isnan().all()  # the low-rank product's place
+
+
+@pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-@pytest.mark.parametrize(("kind", "options"), [("lokr", {"factor": 8}), ("dora", {"axis": "out"})])
-def test_a_folded_layer_learns_what_it_does_by_itself(kind: str, options: dict[str, object], backend: str) -> None:
+@pytest.mark.parametrize(("kind", "options"), [("lora", {}), ("lokr", {"factor": 8}), ("dora", {"axis": "out"})])
+def test_a_folded_layer_learns_what_it_does_by_itself(
+    kind: str, options: dict[str, object], backend: str, gated: bool
+) -> None:
     results = []
     for folded in (False, True):
         torch.manual_seed(0)
@@ -69,7 +90,8 @@ def test_a_folded_layer_learns_what_it_does_by_itself(kind: str, options: dict[s
             assert network.folded
             network.share_gains()
         x = torch.randn(1024, 640, device=CUDA, dtype=torch.bfloat16, requires_grad=True)
-        y = (torch.compile(model, backend=backend) if folded else model)(x)
+        run = (lambda x, own=model: project_geglu(own[0], x)) if gated else model
+        y = (torch.compile(run, backend=backend) if folded else run)(x)
         (y.float().square().sum() / 1024).backward()
         network.collect_gradients()
         results.append((y.detach().float(), x.grad.float(), network.gradients.clone()))  # type: ignore[union-attr]

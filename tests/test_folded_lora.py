@@ -14,7 +14,7 @@ from sd_scripts.networks.adapters.dora import Dora, DoraLinear
 from sd_scripts.networks.adapters.lokr import Lokr, LokrLinear
 from sd_scripts.networks.adapters.oft import Oft
 from sd_scripts.networks.joined import ChangedLinear
-from sd_scripts.networks.layers import Dropouts, project_split, project_together
+from sd_scripts.networks.layers import Dropouts, project_geglu, project_together
 from sd_scripts.networks.network import AdapterNetwork, attach
 from sd_scripts.training.lora import layers_to_fold
 
@@ -34,8 +34,7 @@ class Block(nn.Module):
         """(B, S, 16) -> (B, S, odd)"""
         q, k, v = project_together((self.q, self.k, self.v), x)
         mixed = self.norm(v + (q * k).sum(-1, keepdim=True).tanh())
-        hidden, gate = project_split(self.up, mixed, (64, 64))
-        return self.odd(x + self.down(hidden * gate.sigmoid()))
+        return self.odd(x + self.down(project_geglu(self.up, mixed)))
 
 
 def folded_block(odd: int = 12) -> tuple[Block, AdapterNetwork]:

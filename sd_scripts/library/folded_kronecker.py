@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sd_scripts.library.folded_product import joint_backward, joint_forward
+from sd_scripts.library.folded_product import copying, joint_backward, joint_forward
 
 if importlib.util.find_spec("triton"):
     from sd_scripts.library import kronecker_gradients as kernels
@@ -97,7 +97,7 @@ class _FoldedKronecker(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         count, saved = ctx.count, ctx.saved_tensors
         w1s, ups, rest = saved[:count], saved[count : 2 * count], saved[2 * count :]
-        x_grad, factors = joint_backward(grads, *rest, sizes=ctx.sizes, learns=ctx.needs_input_grad[0])
+        x_grad, factors = joint_backward(copying(grads), *rest, sizes=ctx.sizes, learns=ctx.needs_input_grad[0])
         x, h, grad, low = factors
         ranks = [w1.shape[1] * up.shape[1] for w1, up in zip(w1s, ups, strict=True)]
         outs = [len(w1) * len(up) for w1, up in zip(w1s, ups, strict=True)]

@@ -10,12 +10,14 @@ It is for compiled code: the compiler lets the kernel that makes x write it stra
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from sd_scripts.library.geglu import geglu
 
 if importlib.util.find_spec("triton"):
     from sd_scripts.library.low_rank_gradients import LARGEST_RANK, low_rank_gradients
@@ -23,6 +25,8 @@ else:
     low_rank_gradients, LARGEST_RANK = None, 0  # type: ignore[assignment]
 
 Factors = tuple[Tensor, Tensor, Tensor, Tensor]
+Fill = Callable[[Tensor], object]
+"""Writes a matrix into the first columns of a wider one."""
 
 torch.library.define("sd_scripts::fill_low_rank", "(Tensor(a!) padded, Tensor low) -> ()")
 
@@ -47,9 +51,11 @@ def folded_product(
     ups: Sequence[Tensor],
     *,
     pieces: Sequence[int] = (),
+    gated: bool = False,
     input_is_kept: bool = False,
 ) -> list[Tensor]:
-    """Apply layers with the same input, (..., in) -> (..., out), and split their outputs, side by side, into `pieces`.
+    """Apply layers with the same input, (..., in) -> (..., out), and split their outputs, side by side, into `pieces`,
+    or with `gated` return their geglu.
 
     joint (out + r, in + r) = [[W, B], [A, 0]] has the values that are computed with: A (r, in) are the `downs`
     (r_i, in) below each other, B (out, r) the `ups` (out_i, r_i) as blocks of a diagonal. Both are given only to get
@@ -57,7 +63,7 @@ def folded_product(
     is not copied.
     """
     pieces = pieces or [sum(len(up) for up in ups)]
-    outputs = _FoldedProduct.apply(x.flatten(0, -2), joint, bias, pieces, input_is_kept, *downs, *ups)
+    outputs = _FoldedProduct.apply(x.flatten(0, -2), joint, bias, pieces, gated, input_is_kept, *downs, *ups)
     return [y.unflatten(0, x.shape[:-1]) for y in outputs]
 
 
@@ -69,21 +75,24 @@ class _FoldedProduct(torch.autograd.Function):
         joint: Tensor,
         bias: Tensor | None,
         pieces: Sequence[int],
+        gated: bool,
         input_is_kept: bool,
         *parts: Tensor,
     ) -> tuple[Tensor, ...]:
         downs, ups = parts[: len(parts) // 2], parts[len(parts) // 2 :]
         ctx.ranks, ctx.outs = [len(down) for down in downs], [len(up) for up in ups]
-        ctx.input_is_kept, ctx.sizes = input_is_kept, (sum(ctx.outs), x.shape[1])
-        y, *saved = joint_forward(x, joint, bias, sum(ctx.outs), input_is_kept)
-        ctx.save_for_backward(joint, *saved)
-        return y.split(pieces, dim=1)
+        ctx.sizes = (sum(ctx.outs), x.shape[1])
+        y, *saved = joint_forward(x, joint, bias, ctx.sizes[0], input_is_kept)
+        ctx.save_for_backward(y if gated else None, joint, *saved)
+        return (geglu(y),) if gated else y.split(pieces, dim=1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        x_grad, factors = joint_backward(grads, *ctx.saved_tensors, sizes=ctx.sizes, learns=ctx.needs_input_grad[0])
+        y, joint, *saved = ctx.saved_tensors
+        fill = copying(grads) if y is None else geglu_gradients(grads[0], y)
+        x_grad, factors = joint_backward(fill, joint, *saved, sizes=ctx.sizes, learns=ctx.needs_input_grad[0])
         downs, ups = low_rank_gradients_of(*factors, ctx.ranks, ctx.outs)
-        return x_grad, None, None, None, None, *downs, *ups
+        return x_grad, None, None, None, None, None, *downs, *ups
 
 
 def joint_forward(x: Tensor, joint: Tensor, bias: Tensor | None, out: int, input_is_kept: bool) -> tuple[Tensor, ...]:
@@ -92,37 +101,52 @@ def joint_forward(x: Tensor, joint: Tensor, bias: Tensor | None, out: int, input
     if input_is_kept:
         h = F.linear(x, joint[out:, :width])
         return F.linear(x, joint[:out, :width], bias) + F.linear(h, joint[:out, width:]), x, h
-    padded = _with_low_rank([x], joint[out:, :width])
+    padded = _with_low_rank(x, copying([x]), joint[out:, :width])
     return F.linear(padded, joint[:out], bias), padded
 
 
 def joint_backward(
-    grads: Sequence[Tensor], joint: Tensor, *saved: Tensor, sizes: tuple[int, int], learns: bool
+    fill: Fill, joint: Tensor, *saved: Tensor, sizes: tuple[int, int], learns: bool
 ) -> tuple[Tensor | None, Factors]:
-    """Return the gradient of x, and x, h = x A', the gradient of y, from its pieces `grads`, and its product with B.
+    """Return the gradient of x, and x, h = x A', the gradient of y, which `fill` writes, and its product with B.
 
     `sizes`: of y and x; `learns`: whether the gradient of x is needed.
     """
     out, width = sizes
     x, h = saved if len(saved) == 2 else (saved[0][:, :width], saved[0][:, width:])
     if learns:
-        padded = _with_low_rank(grads, joint[:out, width:].t())
+        padded = _with_low_rank(x, fill, joint[:out, width:].t())
         return padded @ joint[:, :width], (x, h, padded[:, :out], padded[:, out:])
-    grad = torch.cat([*grads], dim=1)
+    grad = x.new_empty(len(x), out)
+    fill(grad)
     return None, (x, h, grad, grad @ joint[:out, width:])
 
 
-def _with_low_rank(parts: Sequence[Tensor], low: Tensor) -> Tensor:
-    """Return [x, x low'], (M, K + r), for x (M, K), given in parts of its columns, and low (r, K).
+def _with_low_rank(like: Tensor, fill: Fill, low: Tensor) -> Tensor:
+    """Return [x, x low'], (M, K + r), for the x (M, K) that `fill` writes and low (r, K); `like` has M rows."""
+    padded = like.new_empty(len(like), low.shape[1] + len(low))
+    fill(padded)
+    torch.ops.sd_scripts.fill_low_rank(padded, low)
+    return padded
+
+
+def copying(parts: Sequence[Tensor]) -> Fill:
+    """Return what writes a matrix that is given in parts of its columns.
 
     Each part is written by the kernel that makes it; torch.cat would let one kernel compute all parts for every value.
     """
-    width = low.shape[1]
-    padded = parts[0].new_empty(len(parts[0]), width + len(low))
-    for target, part in zip(padded[:, :width].split([part.shape[1] for part in parts], dim=1), parts, strict=True):
-        target.copy_(part)
-    torch.ops.sd_scripts.fill_low_rank(padded, low)
-    return padded
+    widths = [part.shape[1] for part in parts]
+
+    def fill(padded: Tensor) -> None:
+        for target, part in zip(padded[:, : sum(widths)].split(widths, dim=1), parts, strict=True):
+            target.copy_(part)
+
+    return fill
+
+
+def geglu_gradients(grad: Tensor, projected: Tensor, gain: Tensor | None = None) -> Fill:
+    """Return what writes the gradient of `projected` (M, 2F), times `gain`, if that of its geglu is `grad` (M, F)."""
+    return lambda padded: torch.ops.sd_scripts.fill_geglu_gradients(padded, grad, projected, gain)
 
 
 def shares_kernel(grad: Tensor, ranks: Sequence[int], outs: Sequence[int]) -> bool:

@@ -12,7 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sd_scripts.library.folded_product import joint_backward, joint_forward, low_rank_gradients_of, shares_kernel
+from sd_scripts.library.folded_product import (
+    copying,
+    geglu_gradients,
+    joint_backward,
+    joint_forward,
+    low_rank_gradients_of,
+    shares_kernel,
+)
+from sd_scripts.library.geglu import geglu
 
 if importlib.util.find_spec("triton"):
     from sd_scripts.library.low_rank_gradients import gained_gradients
@@ -27,12 +35,13 @@ def gained_product(
     ups: Sequence[Tensor],
     *,
     pieces: Sequence[int] = (),
+    gated: bool = False,
     input_is_kept: bool = False,
 ) -> list[Tensor]:
     """Apply layers with the same input like folded_product, with the factors `gains`, (out_i,) each, of their outputs:
     gain * (x W + (x A) B) + bias, of which only the bias is frozen."""
     pieces = pieces or [sum(len(up) for up in ups)]
-    outputs = _GainedProduct.apply(x.flatten(0, -2), joint, bias, pieces, input_is_kept, *gains, *downs, *ups)
+    outputs = _GainedProduct.apply(x.flatten(0, -2), joint, bias, pieces, gated, input_is_kept, *gains, *downs, *ups)
     return [y.unflatten(0, x.shape[:-1]) for y in outputs]
 
 
@@ -44,6 +53,7 @@ class _GainedProduct(torch.autograd.Function):
         joint: Tensor,
         bias: Tensor | None,
         pieces: Sequence[int],
+        gated: bool,
         input_is_kept: bool,
         *parts: Tensor,
     ) -> tuple[Tensor, ...]:
@@ -54,15 +64,19 @@ class _GainedProduct(torch.autograd.Function):
         gain = torch.cat(gains) if count > 1 else gains[0]
         z, *saved = joint_forward(x, joint, None, ctx.sizes[0], input_is_kept)
         y = (z * gain if bias is None else z * gain + bias).to(z.dtype)
+        ctx.gated = gated
         ctx.save_for_backward(y, gain, bias, joint, *saved)
-        return y.split(pieces, dim=1)
+        return (geglu(y),) if gated else y.split(pieces, dim=1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         y, gain, bias, *rest = ctx.saved_tensors
-        own = gain.split([grad.shape[1] for grad in grads])
-        scaled = [(grad * each).to(grad.dtype) for grad, each in zip(grads, own, strict=True)]
-        x_grad, factors = joint_backward(scaled, *rest, sizes=ctx.sizes, learns=ctx.needs_input_grad[0])
+        if ctx.gated:
+            fill = geglu_gradients(grads[0], y, gain)
+        else:
+            own = gain.split([grad.shape[1] for grad in grads])
+            fill = copying([(grad * each).to(grad.dtype) for grad, each in zip(grads, own, strict=True)])
+        x_grad, factors = joint_backward(fill, *rest, sizes=ctx.sizes, learns=ctx.needs_input_grad[0])
         grad = factors[2]
         if shares_kernel(grad, ctx.ranks, ctx.outs):
             more = (y, gain, gain if bias is None else bias, bias is not None, len(ctx.ranks))
@@ -72,4 +86,4 @@ class _GainedProduct(torch.autograd.Function):
             downs, ups = low_rank_gradients_of(*factors, ctx.ranks, ctx.outs)
             product = (y if bias is None else y - bias) * grad  # gain² times its part of the gradient
             gain_grad = torch.where(gain == 0, 0.0, product.to(gain.dtype).sum(0) / gain.square())
-        return x_grad, None, None, None, None, *gain_grad.split(ctx.outs), *downs, *ups
+        return x_grad, None, None, None, None, None, *gain_grad.split(ctx.outs), *downs, *ups

@@ -45,7 +45,9 @@ def _product(  # type: ignore[no-untyped-def]
     column, r, row = begin + tl.arange(0, COLUMNS), tl.arange(0, R), tl.arange(0, ROWS)
     sums = tl.zeros((R, COLUMNS), dtype=tl.float32)
     if GAINED:
-        gain_sums = tl.zeros((COLUMNS,), dtype=tl.float32)
+        products = tl.zeros(
+            (ROWS, COLUMNS), dtype=tl.float32
+        )  # summing over rows each time would synchronize
         offset = tl.zeros((COLUMNS,), dtype=tl.float32)
         if BIASED:
             offset += tl.load(bias + column, mask=column < width, other=0.0).to(tl.float32)
@@ -64,12 +66,13 @@ def _product(  # type: ignore[no-untyped-def]
         if GAINED:
             known = inside[:, None] & (column < width)[None, :]
             value = tl.load(y + at[:, None] * y_stride + column[None, :], mask=known, other=0.0).to(tl.float32)
-            gain_sums += tl.sum(wide.to(tl.float32) * (value - offset[None, :]), axis=0)  # other rows of wide are 0
+            products += wide.to(tl.float32) * (value - offset[None, :])  # other rows of wide are 0
     place = result + r.to(tl.int64)[:, None] * row_stride + column.to(tl.int64)[None, :] * column_stride
     tl.store(place, sums.to(result.dtype.element_ty), mask=(r < rank)[:, None] & (column < width)[None, :])
     if GAINED:
         own = tl.load(gain + column, mask=column < width, other=1.0)
-        tl.store(gain_result + column, tl.where(own == 0, 0.0, gain_sums / (own * own)), mask=column < width)
+        sums_of_gain = tl.sum(products, axis=0)
+        tl.store(gain_result + column, tl.where(own == 0, 0.0, sums_of_gain / (own * own)), mask=column < width)
 
 
 @triton.jit

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sd_scripts.networks.layers import AdaptedLinear, Dropouts
@@ -60,5 +61,11 @@ class FoldableLinear(AdaptedLinear):
         """Return the outputs of `layers` for one input (..., in), side by side and split into `pieces`."""
         raise NotImplementedError
 
-    def project_split(self, x: Tensor, pieces: Sequence[int]) -> list[Tensor]:
-        return self.folded([self], x, pieces) if self.is_folded(1) else super().project_split(x, pieces)
+    def project_geglu(self, x: Tensor) -> Tensor:
+        return self.folded_geglu(x) if self.is_folded(1) else super().project_geglu(x)
+
+    def folded_geglu(self, x: Tensor) -> Tensor:
+        """Return the geglu of the output for x (..., in)."""
+        half = self.out_features // 2
+        hidden, gate = self.folded([self], x, (half, half))
+        return hidden * F.gelu(gate)

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sd_scripts.library.geglu import geglu
 from sd_scripts.library.quantized import compute_dtype, frozen_linear, share_frozen
 
 
@@ -61,9 +62,9 @@ class AdaptedLinear(nn.Linear):
             y = y + F.linear(x.detach(), noise * self.row_noise[:, None].to(x.dtype))
         return y
 
-    def project_split(self, x: Tensor, pieces: Sequence[int]) -> list[Tensor]:
-        """Apply the layer, and split its output into `pieces`."""
-        return list(self(x).split(pieces, dim=-1))
+    def project_geglu(self, x: Tensor) -> Tensor:
+        """Apply the layer, and return the geglu of its output."""
+        return geglu(self(x))
 
     @staticmethod
     def project_together(layers: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
@@ -93,8 +94,6 @@ def project_together(layers: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
     return [layer(x) for layer in layers]
 
 
-def project_split(layer: nn.Module, x: Tensor, pieces: Sequence[int]) -> list[Tensor]:
-    """Apply a Linear, (..., in), and split its output into `pieces`, (..., piece) each."""
-    if isinstance(layer, AdaptedLinear):
-        return layer.project_split(x, pieces)
-    return list(layer(x).split(pieces, dim=-1))
+def project_geglu(layer: nn.Module, x: Tensor) -> Tensor:
+    """Apply a Linear (..., in) -> (..., 2F), and return the geglu of its output, (..., F)."""
+    return layer.project_geglu(x) if isinstance(layer, AdaptedLinear) else geglu(layer(x))

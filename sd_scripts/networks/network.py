@@ -158,8 +158,9 @@ class AdapterNetwork:
             views = self._views_of(target)
         pairs = [(view, copy.grad) for view, copy in zip(views, self.copies, strict=True)]
         reached = [(view, grad) for view, grad in pairs if grad is not None]
-        if reached:
-            torch._foreach_copy_([view for view, _ in reached], [grad for _, grad in reached])
+        for dtype in {grad.dtype for _, grad in reached}:  # PyTorch copies mixed ones one by one
+            same = [(view, grad) for view, grad in reached if grad.dtype == dtype]
+            torch._foreach_copy_([view for view, _ in same], [grad for _, grad in same])
         if len(reached) < len(pairs):
             # parameters that do not affect the loss, such as the last layer of a text encoder
             torch._foreach_zero_([view for view, grad in pairs if grad is None])

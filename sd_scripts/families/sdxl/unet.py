@@ -3,7 +3,6 @@
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from sd_scripts.families.sdxl.by_block import block_of as block_of_layer
 from sd_scripts.families.sdxl.keys import lora_unet_name
@@ -16,7 +15,7 @@ from sd_scripts.library.lean_diffusers import (
     ResnetBlock2D,
     UNet2DConditionModel,
 )
-from sd_scripts.networks.layers import project_split, project_together
+from sd_scripts.networks.layers import project_geglu, project_together
 from sd_scripts.options.settings import Settings
 
 
@@ -41,14 +40,12 @@ class SharedProjections:
         return attn.to_out[0](attention(q, k, v, attention_mask))
 
 
-class SplitGeglu(GEGLU):
-    """GEGLU whose two halves get their gradients each from its own product."""
+class AdaptedGeglu(GEGLU):
+    """GEGLU whose adapter may compute with it."""
 
     def forward(self, hidden_states: Tensor) -> Tensor:  # type: ignore[override]
         """(B, S, C) -> (B, S, F)"""
-        half = self.proj.out_features // 2
-        hidden, gate = project_split(self.proj, hidden_states, (half, half))
-        return hidden * F.gelu(gate)
+        return project_geglu(self.proj, hidden_states)
 
 
 class PlainUnet(UNet2DConditionModel):
@@ -67,7 +64,7 @@ def prepare_unet(unet: Any) -> Any:
         unet.__class__ = PlainUnet
     for module in unet.modules():
         if type(module) is GEGLU:
-            module.__class__ = SplitGeglu
+            module.__class__ = AdaptedGeglu
         if isinstance(module, ResnetBlock2D):
             module.output_scale_factor = float(module.output_scale_factor)  # the middle block's is the integer 1
     return unet
