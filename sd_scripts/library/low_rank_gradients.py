@@ -45,9 +45,7 @@ def _product(  # type: ignore[no-untyped-def]
     column, r, row = begin + tl.arange(0, COLUMNS), tl.arange(0, R), tl.arange(0, ROWS)
     sums = tl.zeros((R, COLUMNS), dtype=tl.float32)
     if GAINED:
-        products = tl.zeros(
-            (ROWS, COLUMNS), dtype=tl.float32
-        )  # summing over rows each time would synchronize
+        products = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)  # summing over rows each time would synchronize
         offset = tl.zeros((COLUMNS,), dtype=tl.float32)
         if BIASED:
             offset += tl.load(bias + column, mask=column < width, other=0.0).to(tl.float32)
@@ -174,7 +172,7 @@ def low_rank_gradients(x: Tensor, h: Tensor, grad: Tensor, low: Tensor, count: i
         GAINED=False,
         BIASED=False,
         num_warps=4,
-        num_stages=3,
+        num_stages=4,
     )
     return downs, ups
 
@@ -199,6 +197,6 @@ def gained_gradients(
         GAINED=True,
         BIASED=biased,
         num_warps=4,
-        num_stages=3,
+        num_stages=4,
     )
     return downs, ups, gains

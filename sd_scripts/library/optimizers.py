@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from sd_scripts.library.key_values import class_by_path, key_values
+from sd_scripts.library.merged_adamw import MergedAdamW
 from sd_scripts.library.partitioned_optimizer import Group, PartitionedOptimizer
 from sd_scripts.library.rounding_adamw import RoundingAdamW
 from sd_scripts.options.optimizer import OptimizerOptions
@@ -68,6 +69,8 @@ def make_optimizer(
         arguments = {"capturable": on_cuda, **arguments}
         if arguments.get("foreach") or arguments.get("differentiable"):
             arguments["fused"] = False
+        if arguments["fused"] and not arguments.get("amsgrad"):
+            kind = MergedAdamW
     try:
         optimizer = kind(groups, lr=rate, **more, **arguments)
     except (TypeError, ValueError) as error:
@@ -89,7 +92,8 @@ def description(optimizer: Optimizer, options: OptimizerOptions) -> str:
     arguments = {key: value for key, value in optimizer_arguments(options).items() if key != "fused"}
     listed = ",".join(f"{key}={value}" for key, value in arguments.items())
     kind = type(updater(optimizer))
-    kind = torch.optim.AdamW if kind is RoundingAdamW else kind  # the same update, by the name that other programs know
+    if kind in (RoundingAdamW, MergedAdamW):
+        kind = torch.optim.AdamW  # the same update, by the name that other programs know
     return f"{kind.__module__}.{kind.__name__}" + (f"({listed})" if listed else "")
 
 
