@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sd_scripts.networks.layers import AdaptedLinear, Dropouts
@@ -59,13 +58,13 @@ class FoldableLinear(AdaptedLinear):
 
     def folded(self, layers: Sequence[FoldableLinear], x: Tensor, pieces: Sequence[int] = ()) -> list[Tensor]:
         """Return the outputs of `layers` for one input (..., in), side by side and split into `pieces`."""
+        return self.fold_of(layers, x, pieces=pieces, input_is_kept=self.input_is_kept)
+
+    def fold_of(self, layers: Sequence[FoldableLinear], x: Tensor, **how: Any) -> list[Tensor]:
+        """Return the product of `layers` for one input; `how` is for the function that computes it."""
         raise NotImplementedError
 
     def project_geglu(self, x: Tensor) -> Tensor:
-        return self.folded_geglu(x) if self.is_folded(1) else super().project_geglu(x)
-
-    def folded_geglu(self, x: Tensor) -> Tensor:
-        """Return the geglu of the output for x (..., in)."""
-        half = self.out_features // 2
-        hidden, gate = self.folded([self], x, (half, half))
-        return hidden * F.gelu(gate)
+        if self.is_folded(1):
+            return self.fold_of([self], x, gated=True, input_is_kept=self.input_is_kept)[0]
+        return super().project_geglu(x)

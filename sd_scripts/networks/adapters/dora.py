@@ -61,12 +61,12 @@ class DoraLinear(LoraLinear):
         gain = self.magnitudes.gain(self.update_parts, self)
         return decomposed_output(self, self.base(x), self.update_parts.output(x), gain)
 
-    def _folded(self, layers: Sequence[FoldableLinear], x: Tensor, **how: Any) -> list[Tensor]:
+    def fold_of(self, layers: Sequence[FoldableLinear], x: Tensor, **how: Any) -> list[Tensor]:
         """Compute with the layers' gains, which are computed outside (gains.py)."""
         own: Sequence[DoraLinear] = layers  # type: ignore[assignment]
         assert self.joint is not None
         gains, downs, ups = zip(*((x.magnitudes.gains, x.lora_down, x.lora_up) for x in own), strict=True)
-        return gained_product(x, self.joint, self.bias, gains, downs, ups, input_is_kept=self.input_is_kept, **how)
+        return gained_product(x, self.joint, self.bias, gains, downs, ups, **how)
 
     @staticmethod
     def project_together(layers: Sequence[nn.Module], x: Tensor) -> list[Tensor]:

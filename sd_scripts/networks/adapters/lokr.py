@@ -96,13 +96,11 @@ class LokrLinear(UpdatedLinear, FoldableLinear):
     def forward(self, x: Tensor) -> Tensor:
         return self.folded([self], x)[0] if self.is_folded(1) else super().forward(x)
 
-    def folded(self, layers: Sequence[FoldableLinear], x: Tensor, pieces: Sequence[int] = ()) -> list[Tensor]:
+    def fold_of(self, layers: Sequence[FoldableLinear], x: Tensor, **how: Any) -> list[Tensor]:
         own: Sequence[LokrLinear] = layers  # type: ignore[assignment]
         assert self.joint is not None
         parts = [[layer.update.parts(ending)[0] for layer in own] for ending in (W1, W2_A, W2_B)]
-        return folded_kronecker_product(
-            x, self.joint, self.bias, *parts, pieces=pieces, input_is_kept=self.input_is_kept
-        )
+        return folded_kronecker_product(x, self.joint, self.bias, *parts, **how)
 
     @staticmethod
     def project_together(layers: Sequence[nn.Module], x: Tensor) -> list[Tensor]:

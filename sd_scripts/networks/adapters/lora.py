@@ -50,17 +50,11 @@ class LoraLinear(FoldableLinear):
         yield Tail(self.lora_down, down, moves=True)
         yield Tail(self.lora_up, up, moves=True)
 
-    def folded(self, layers: Sequence[FoldableLinear], x: Tensor, pieces: Sequence[int] = ()) -> list[Tensor]:
-        return self._folded(layers, x, pieces=pieces)
-
-    def folded_geglu(self, x: Tensor) -> Tensor:
-        return self._folded([self], x, gated=True)[0]
-
-    def _folded(self, layers: Sequence[FoldableLinear], x: Tensor, **how: Any) -> list[Tensor]:
+    def fold_of(self, layers: Sequence[FoldableLinear], x: Tensor, **how: Any) -> list[Tensor]:
         own: Sequence[LoraLinear] = layers  # type: ignore[assignment]
         assert self.joint is not None
         downs, ups = [layer.lora_down for layer in own], [layer.lora_up for layer in own]
-        return folded_product(x, self.joint, self.bias, downs, ups, input_is_kept=self.input_is_kept, **how)
+        return folded_product(x, self.joint, self.bias, downs, ups, **how)
 
     def update(self, y: Tensor, h: Tensor) -> Tensor:
         """Add the LoRA output of `h` (..., r) to the base's output `y` (..., out)."""
