@@ -19,11 +19,11 @@ REDUCED = {"compile": True, "compile_mode": "reduce-overhead"}
 UNRECORDED = {"record_steps": False}
 SPEEDS = (
     Speed(method="lora", options={}, seconds=0.0813),
-    Speed(method="lora", options=COMPILED, seconds=0.0634),
-    Speed(method="lora", options=REDUCED, seconds=0.0634),
+    Speed(method="lora", options=COMPILED, seconds=0.0607),
+    Speed(method="lora", options=REDUCED, seconds=0.0607),
     Speed(method="lora", options=BATCH4, seconds=0.2054),
-    Speed(method="lora", options={**BATCH4, **COMPILED}, seconds=0.1722),
-    Speed(method="lora", options={**BATCH4, **REDUCED}, seconds=0.1722),
+    Speed(method="lora", options={**BATCH4, **COMPILED}, seconds=0.1661),
+    Speed(method="lora", options={**BATCH4, **REDUCED}, seconds=0.1661),
     Speed(method="lora", options=CHECKPOINTED, seconds=0.109),
     Speed(method="lora", options={**CHECKPOINTED, **COMPILED}, seconds=0.0836),
     Speed(method="lora", options={**CHECKPOINTED, **REDUCED}, seconds=0.0836),
