@@ -170,7 +170,8 @@ class TextOnDisk:
             return fits(tensors)
 
     def write(self, item: Item, caption: str, outputs: Mapping[str, Tensor], encoder: str) -> None:
-        write_cache(self.file(item, caption), outputs, {CACHE_KEY: _cache_key(caption, encoder)})
+        keys = {CACHE_KEY: _cache_key(caption, encoder)}
+        write_cache(self.file(item, caption), outputs, keys, option="cache_text_encoder_outputs_to_disk")
 
 
 TextStore = TextInMemory | TextOnDisk
