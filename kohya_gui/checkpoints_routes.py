@@ -45,14 +45,14 @@ class CompareJob(ToolJob):
 
     def __init__(self, queue: RunQueue) -> None:
         super().__init__(queue, "compare-checkpoints")
-        self.run = 0
+        self.run = int(self.find_again().get("run") or 0)
         """The run whose checkpoints the current or last job compares."""
 
     def start(self, run: int, flags: list[str]) -> None:
         """Start now, or when the run on the GPU ends. Raises ValueError, one sentence."""
         if self.busy:
             raise ValueError("Checkpoints are already being compared: stop that, or wait for it to finish")
-        self.begin([sys.executable, "-m", TOOL, *flags])
+        self.begin([sys.executable, "-m", TOOL, *flags], record={"run": run})
         self.run = run
 
 
@@ -131,7 +131,7 @@ class CheckpointsRoutes:
         run_state, waits = watched.refresh(), watched.waiting
         return {
             "over": not waits and (run_state.over or (watched.run is None and watched.end is not None)),
-            "doing": f"starts when {self._job.waits_for} ends" if waits else _doing(run_state),
+            "doing": f"starts when {self._job.waits_for} ends" if waits and self._job.waits_for else _doing(run_state),
             "error": run_state.failure.get("error", "") if run_state.state in ("failed", "lost") else "",
             "warnings": "\n".join(run_state.warnings),
         }

@@ -1,8 +1,6 @@
 """HTTP routes under /studio of the tab Generate: its form, requests to the resident process, and the gallery."""
 
 import contextlib
-import hashlib
-import io
 import os
 import secrets
 from collections.abc import Mapping
@@ -16,14 +14,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from kohya_gui.allowed_paths import AllowedPaths
+from kohya_gui.control_uploads import CONTROL_FOLDER, keep_control, remove_unused
 from kohya_gui.generate_form import form, form_values, options_of, values_of
 from kohya_gui.generate_job import GenerateJob
 from kohya_gui.json_routes import NotFound, get, post, upload
 from kohya_gui.live_routes import MEDIA, send_file
 from kohya_gui.past_runs import tab_of
 from sd_scripts.families.registry import card_of
-from sd_scripts.formats.atomic_files import atomic_file
-from sd_scripts.formats.disk import saving
 from sd_scripts.formats.image_parameters import read_chunks
 from sd_scripts.formats.toml_files import read_toml
 from sd_scripts.options.catalog import FAMILY_TITLES, GENERATE_SCRIPTS, script_for
@@ -41,8 +38,6 @@ MOST_IMAGES = 120
 """Images in the gallery, the newest ones."""
 MOST_BYTES = 100 << 20
 """Size of a control image that is uploaded."""
-CONTROL_FOLDER = "control_images"
-"""Folder for uploaded control images, in that of the images."""
 FAMILIES = {script.family for script in GENERATE_SCRIPTS}
 CARRIED = (*("prompt", "negative_prompt", "width", "height", "steps", "scale", "guidance", "sampler"), "seed")
 """Parameters of an image that the form has."""
@@ -110,7 +105,9 @@ class GenerateRoutes:
         name = Path(request.query_params.get("name", "")).name
         folder = Path(request.query_params.get("image_dir") or GenerateOptions.image_dir).expanduser().absolute()
         self._allowed_paths.check("image_dir", folder)
-        return {"path": str(keep_control(folder / CONTROL_FOLDER, name, body))}
+        path = keep_control(folder / CONTROL_FOLDER, name, body)
+        remove_unused(folder)
+        return {"path": str(path)}
 
     def control(self, request: Request) -> Response:
         """Return a control image for the form."""
@@ -207,26 +204,6 @@ class GenerateRoutes:
             return []
         number = (run_state.samples[-1].number if run_state.samples else 0) or 0
         return [*prompts[number].control_images] if number < len(prompts) else []
-
-
-def keep_control(folder: Path, name: str, content: bytes) -> Path:
-    """Write an image into the folder, under its name and hash. Raises ValueError for what is no image, and OSError in
-    one sentence."""
-    try:
-        with Image.open(io.BytesIO(content)) as image:
-            image.load()
-    except Exception as error:  # broken files raise different errors by format
-        raise ValueError(f"{name or 'The file'} cannot be read as an image; choose a PNG, JPEG or WebP file") from error
-    if (suffix := Path(name).suffix.lower()) not in MEDIA:
-        raise ValueError(f"{name} is not a PNG, JPEG or WebP file; convert it")
-    stem = "".join(letter for letter in Path(name).stem if letter.isalnum() or letter in "-_ ")[:60].strip()
-    path = folder / f"{stem or 'image'}-{hashlib.sha256(content).hexdigest()[:8]}{suffix}"
-    try:
-        with saving(path), atomic_file(path) as part:
-            part.write_bytes(content)
-    except OSError as error:
-        raise ValueError(f"image_dir: {error}") from error
-    return path
 
 
 def as_form(parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,23 +1,26 @@
 """Comparing checkpoints from the page: what its form offers and refuses, and what it shows of a result."""
 
+import copy
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from PIL import Image
+from runs_help import wait_for
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from kohya_gui import live_routes
 from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
-from kohya_gui.checkpoints_routes import FORM, routes
+from kohya_gui.checkpoints_routes import FORM, CompareJob, routes
 from sd_scripts.formats.image_parameters import text_chunks
 from sd_scripts.formats.toml_files import write_toml
 from sd_scripts.library.media import Media
 from sd_scripts.runs.comparison import FOLDER, RESULT
-from sd_scripts.runs.folder import new_run_folder
+from sd_scripts.runs.folder import RunFolder, new_run_folder
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.store import RunStore
 
@@ -41,8 +44,18 @@ class Studio:
         log("saved", path=str(folder / "cat-step00000006-state"), step=6)
         log.close()
         self.run = self.queue.store.add(run, name="cat", tab="lora", family="flux", state=state).id
+        self._serve(allowed)
+
+    def _serve(self, allowed: AllowedPaths) -> None:
         served = [*routes(self.queue, allowed), *live_routes.routes(self.queue, allowed)]
         self.browser = TestClient(Starlette(routes=served))
+
+    def restarted(self) -> "Studio":
+        """Return what the next GUI shows of the same list of runs."""
+        studio = copy.copy(self)
+        studio.queue = RunQueue(RunStore(self.queue.store.path))
+        studio._serve(EVERYWHERE)
+        return studio
 
     def get(self, path: str) -> Any:
         return self.browser.get(f"/studio/run/{self.run}/{path}")
@@ -110,6 +123,47 @@ def test_during_a_run_the_comparison_waits_for_its_end(tmp_path: Path, monkeypat
     assert "already being compared" in studio.start(**body).json()["error"]
     studio.browser.post(f"/studio/run/{studio.run}/comparison/stop", json={})
     assert studio.get("comparison").json()["job"]["over"]
+
+
+def test_a_comparison_that_waits_outlives_the_gui(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    studio = Studio(tmp_path, state="running")
+    monkeypatch.setattr("kohya_gui.tool_job.sees_no_gpu", lambda: False)
+    monkeypatch.setattr("kohya_gui.checkpoints_routes.TOOL", "this")  # prints text and ends
+    studio.start(checkpoints=[str(studio.files[0])], prompt=["a cat"])
+    assert CompareJob(studio.queue).watched is None  # the GUI that has it is alive
+    monkeypatch.setattr("sd_scripts.runs.process.is_alive", lambda key: False)
+    restarted = studio.restarted()
+    assert restarted.get("comparison").json()["job"]["doing"] == "starts when cat ends"
+    assert "already being compared" in restarted.start(checkpoints=[str(studio.files[0])], prompt=["b"]).json()["error"]
+    restarted.queue.store.end(studio.run, "finished")
+    restarted.queue._start_tools()
+    (folder,) = (tmp_path / "state").rglob("*-compare-checkpoints")
+    wait_for(lambda: "Zen of Python" in RunFolder(folder).console_tail())
+    wait_for(lambda: restarted.get("comparison").json()["job"]["over"])
+    assert CompareJob(studio.queue).watched is None  # it is over
+
+
+def test_a_comparison_that_runs_is_found_by_the_next_gui(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    studio = Studio(tmp_path)
+    job = CompareJob(studio.queue)
+    job.begin([sys.executable, "-c", "import time; time.sleep(60)"], record={"run": studio.run})
+    assert job.watched
+    monkeypatch.setattr("sd_scripts.runs.process.is_alive", lambda key: False)
+    restarted = studio.restarted()
+    assert not restarted.get("comparison").json()["job"]["over"]
+    job.watched.end_now()
+    wait_for(lambda: restarted.get("comparison").json()["job"]["over"])
+
+
+def test_a_comparison_that_was_stopped_while_it_waited_is_not_started_by_the_next_gui(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    studio = Studio(tmp_path, state="running")
+    monkeypatch.setattr("kohya_gui.tool_job.sees_no_gpu", lambda: False)
+    studio.start(checkpoints=[str(studio.files[0])], prompt=["a cat"])
+    studio.browser.post(f"/studio/run/{studio.run}/comparison/stop", json={})
+    monkeypatch.setattr("sd_scripts.runs.process.is_alive", lambda key: False)
+    assert studio.restarted().get("comparison").json()["job"] is None
 
 
 def test_another_rule_marks_another_checkpoint_at_once(tmp_path: Path) -> None:

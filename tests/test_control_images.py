@@ -13,7 +13,7 @@ from torch import Tensor
 from sd_scripts.data.batch import Batch
 from sd_scripts.data.buckets import Extent
 from sd_scripts.data.caches import CacheJob
-from sd_scripts.data.captions import images_of
+from sd_scripts.data.captions import images_flipped, images_of
 from sd_scripts.data.controls import ControlRules
 from sd_scripts.data.dataset import DataPlan, plan_data
 from sd_scripts.data.epochs import BatchShape, batch_shapes
@@ -65,8 +65,8 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def batches_of(plan: DataPlan, latents: Any = None) -> list[Batch]:
-    return list(BatchLoader(BatchReader(plan, latents=latents), warn=pytest.fail).epoch(1))
+def batches_of(plan: DataPlan, latents: Any = None, text: Any = None, epoch: int = 1) -> list[Batch]:
+    return list(BatchLoader(BatchReader(plan, latents=latents, text=text), warn=pytest.fail).epoch(epoch))
 
 
 def test_they_are_found_by_name_as_the_reference_finds_them(tmp_path: Path) -> None:
@@ -196,6 +196,30 @@ def test_one_caption_is_encoded_for_each_image_that_is_seen_beside_it(root: Path
     assert (encoded(sees=False), encoded(sees=True), encoded(sees=True)) == (1, 3, again)
     make_image(root / "before/02.png", (64, 64), seed=99)
     assert encoded(sees=True) == (1 if to_disk else 3)
+
+
+@pytest.mark.parametrize("to_disk", [True, False])
+def test_a_flipped_image_has_the_caption_that_is_encoded_with_flipped_control_images(root: Path, to_disk: bool) -> None:
+    files = {"train_data_dir": root / "train", "control_directory": root / "before"}
+    plan = plan_of(text_sees_controls=True, flip_aug=True, **files)
+    seen: list[str] = []
+
+    def encode(captions: list[str]) -> dict[str, Tensor]:
+        seen.extend(captions)
+        return {"flipped": torch.tensor([[images_flipped(each)] for each in captions])}
+
+    for again in (6, 0 if to_disk else 6):
+        seen.clear()
+        job = CacheJob(warn=pytest.fail, to_disk=to_disk)
+        store = cache_text(plan, encode, cache_key="te", suffix="te", job=job)
+        assert len(seen) == again
+    found = []
+    for batch in [each for epoch in (1, 2, 3) for each in batches_of(plan, text=store, epoch=epoch)]:
+        assert batch.pixels is not None
+        flipped = [bool(each[0, 0, 0] > each[0, 0, -1]) for each in batch.pixels]  # brighter on the right
+        assert flipped == batch.text["flipped"].flatten().tolist() == list(map(images_flipped, batch.captions))
+        found += flipped
+    assert len(set(found)) == 2
 
 
 def test_a_dataset_file_and_a_metadata_file_name_them(root: Path) -> None:

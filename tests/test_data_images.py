@@ -228,10 +228,17 @@ def test_a_face_crop_range_must_be_positive() -> None:
 
 def test_an_unreadable_image_is_named(tmp_path: Path) -> None:
     whole = make_image(tmp_path / "whole.png").read_bytes()
-    for name, content in (("a.png", b""), ("b.jpg", b"no"), ("c.png", whole[:500])):
+    wrong = (
+        ("a.png", b"", "the file is empty"),
+        ("b.jpg", b"no", "it is no image of a known format"),
+        ("c.png", whole[:500], "image file is truncated"),
+    )
+    for name, content, why in wrong:
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(UnreadableImage, match=rf"{name} cannot be read"):
+        with pytest.raises(UnreadableImage, match=rf"{name} cannot be read: {why}"):
             read_image(tmp_path / name)
+    with pytest.raises(UnreadableImage, match=r"none.png cannot be read: No such file or directory$"):
+        read_image(tmp_path / "none.png")
 
 
 def test_pixels_span_minus_one_to_one() -> None:

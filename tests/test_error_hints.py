@@ -47,7 +47,7 @@ def spoil(cache: Path) -> None:
         (size,) = (name.removeprefix("latents") for name in tensors)
         key = held.cache_key(size)
     tensors["latents" + size].fill_(1e30)
-    write_cache(cache, tensors, {CACHE_KEY + size: key})
+    write_cache(cache, tensors, {CACHE_KEY + size: key}, option="cache_latents_to_disk")
 
 
 def sound(made: Run) -> bool:

@@ -1,10 +1,13 @@
 """The tab Generate without a browser: its routes, and the resident process that they start."""
 
+import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from data_help import make_image
 from PIL import Image
 from runs_help import wait_for
@@ -12,11 +15,13 @@ from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
+from kohya_gui.control_uploads import CONTROL_FOLDER, KEPT_SECONDS, keep_control, remove_unused
 from kohya_gui.generate_form import ROWS, form, options_of
 from kohya_gui.generate_routes import as_form, routes
 from kohya_gui.launch_command import sees_no_gpu
 from sd_scripts.formats.image_parameters import read_chunks, text_chunks
 from sd_scripts.formats.toml_files import write_toml
+from sd_scripts.library.media import Media
 from sd_scripts.options.catalog import GENERATE_SCRIPTS
 from sd_scripts.runs.folder import new_run_folder
 from sd_scripts.runs.queue import PlannedRun, RunQueue, gpu_set
@@ -161,6 +166,29 @@ def test_a_control_image_is_kept_beside_the_images_and_comes_back_with_the_param
     assert "cat.txt is not a PNG, JPEG or WebP file" in sent("cat.txt", image.read_bytes()).json()["error"]
     told = as_form({"family": "flux_kontext", "prompt": "a", "control_images": [{"name": "a.png", "path": str(kept)}]})
     assert told["controls"] == [str(kept)]
+
+
+def test_an_old_upload_is_removed_unless_an_image_was_made_with_it(tmp_path: Path) -> None:
+    content = make_image(tmp_path / "cat.png", (48, 32)).read_bytes()
+    other = make_image(tmp_path / "dog.png", (48, 32), seed=1).read_bytes()
+    images = tmp_path / "images"
+    folder = images / CONTROL_FOLDER
+    used, unused = keep_control(folder, "a.png", content), keep_control(folder, "b.png", other)
+    own = folder / "photo-20260101.png"  # looks like an upload
+    own.write_bytes(content)
+    long_ago = time.time() - KEPT_SECONDS - 60
+    for path in (used, unused, own):
+        os.utime(path, (long_ago, long_ago))
+    recent = keep_control(folder, "c.png", content)
+    (images / "sorted").mkdir()
+    made = {**PARAMETERS, "control_images": [{"name": used.name, "path": f"/moved/{used.name}"}]}
+    frames = torch.zeros(1, 16, 16, 3, dtype=torch.uint8)
+    Media(frames=frames).write(images / "sorted" / "1.png", text_chunks(made))
+    (images / "broken.png").write_bytes(b"no image")
+    remove_unused(images)
+    assert sorted(folder.iterdir()) == sorted((used, own, recent))
+    assert used.stat().st_mtime > long_ago
+    remove_unused(tmp_path / "nowhere")
 
 
 def test_control_images_outside_the_allowed_folders_are_refused(tmp_path: Path) -> None:

@@ -109,6 +109,23 @@ def test_patches_are_those_of_transformers(images: list[Path]) -> None:
     torch.testing.assert_close(ours, theirs["pixel_values"], rtol=0, atol=1e-6)
 
 
+def test_patches_of_a_flipped_image_are_those_of_its_flipped_file(images: list[Path], tmp_path: Path) -> None:
+    mirrored = tmp_path / "mirrored.png"
+    Image.open(images[0]).transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(mirrored)
+    assert torch.equal(patches_of(images[0], 384**2, flipped=True)[0], patches_of(mirrored, 384**2)[0])
+    assert not torch.equal(patches_of(images[0], 384**2)[0], patches_of(mirrored, 384**2)[0])
+
+
+def test_a_caption_shows_its_images_flipped(components: Components, images: list[Path], tmp_path: Path) -> None:
+    mirrored = tmp_path / "mirrored.png"
+    Image.open(images[0]).transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(mirrored)
+    plain, flipped = CaptionWithImages("a", (images[0],)), CaptionWithImages("a", (images[0],), flipped=True)
+    assert plain != flipped
+    both = tokenize(components, [plain, flipped], settings_of())[0]
+    files = tokenize(components, [plain, CaptionWithImages("a", (mirrored,))], settings_of())[0]
+    assert torch.equal(both["pixels"], files["pixels"])
+
+
 def test_positions_are_those_of_transformers(modules: dict[str, Any]) -> None:
     ids = torch.tensor([[5] * 3 + [7] * 12 + [5] * 2 + [7] * 4 + [5] * 2])
     grids = torch.tensor([[1, 8, 6], [1, 4, 4]])

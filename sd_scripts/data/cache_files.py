@@ -26,6 +26,7 @@ from sd_scripts.data.read_ahead import read_ahead
 from sd_scripts.data.reading_progress import Progress, now_and_then
 from sd_scripts.data.seen_files import known_current, remember_current
 from sd_scripts.formats.atomic_files import atomic_file
+from sd_scripts.formats.disk import FULL
 from sd_scripts.library.model_reader import DTYPES
 from sd_scripts.library.safetensors_io import on_cpu, write_tensors
 
@@ -38,17 +39,19 @@ NPY_ORDER = re.compile(r"'fortran_order':\s*(True|False)")
 NPY_SHAPE = re.compile(r"'shape':\s*\(([\d, ]*)\)")
 
 
-def write_cache(path: Path, tensors: Mapping[str, Tensor], cache_keys: Mapping[str, str]) -> None:
+def write_cache(path: Path, tensors: Mapping[str, Tensor], cache_keys: Mapping[str, str], *, option: str) -> None:
     """Write a safetensors file atomically, in the dtypes of the tensors. Its metadata hold the cache keys and the
-    checksums of the tensors. Raise OSError with one sentence if it cannot be written."""
+    checksums of the tensors. Raise OSError with one sentence, which names the `option` that asks for the file, if it
+    cannot be written."""
     checksums = {f"{CHECKSUM}{name}": _checksum(_bytes_of(tensor)) for name, tensor in tensors.items()}
     try:
         with atomic_file(path) as part:
             write_tensors(part, tensors, {**cache_keys, **checksums})
     except OSError as error:
-        why = error.strerror or error
-        remedy = "free some space, or turn off cache_latents_to_disk and cache_text_encoder_outputs_to_disk"
-        raise OSError(f"{path} cannot be written: {why}; {remedy}") from error
+        full = error.errno in FULL
+        why = "the disk is full" if full else error.strerror or error
+        remedy = "free some space" if full else "check its folder"
+        raise OSError(f"{option}: '{path}' cannot be written ({why}); {remedy}, or turn the option off") from error
 
 
 def _checksum(content: bytearray | memoryview) -> str:

@@ -42,17 +42,20 @@ class CaptionWithImages(str):
     """A caption that the text encoders read beside images, its control images. It equals another only if that has the
     same images; where these do not matter it is a plain string."""
 
-    def __new__(cls, text: str, images: tuple[Path, ...] = (), version: object = None) -> "CaptionWithImages":
-        """`version` tells what the files held at different times apart."""
+    def __new__(
+        cls, text: str, images: tuple[Path, ...] = (), version: object = None, *, flipped: bool = False
+    ) -> "CaptionWithImages":
+        """`version` tells what the files held at different times apart; the images are `flipped` left to right."""
         caption = super().__new__(cls, text)
-        caption.images, caption.version = images, version
+        caption.images, caption.version, caption.flipped = images, version, flipped
         return caption
 
     images: tuple[Path, ...]
     version: object
+    flipped: bool
 
     def _key(self) -> tuple[object, ...]:
-        return str(self), self.images, self.version
+        return str(self), self.images, self.version, self.flipped
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, CaptionWithImages) and self._key() == other._key()
@@ -67,6 +70,11 @@ class CaptionWithImages(str):
 def images_of(caption: str) -> tuple[Path, ...]:
     """Return the images that are read beside a caption."""
     return caption.images if isinstance(caption, CaptionWithImages) else ()
+
+
+def images_flipped(caption: str) -> bool:
+    """Return whether the images that are read beside a caption are flipped."""
+    return isinstance(caption, CaptionWithImages) and caption.flipped
 
 
 def process_caption(

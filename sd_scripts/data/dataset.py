@@ -65,11 +65,18 @@ class DataPlan:
             yield item
             yield from item.controls
 
-    def caption(self, item: Item, text: str) -> str:
-        """Return what the text encoders read of an item whose processed caption is `text`."""
+    def caption(self, item: Item, text: str, *, flipped: bool = False) -> str:
+        """Return what the text encoders read of an item, flipped or not, whose processed caption is `text`."""
         if not self.text_sees_controls or not item.controls:
             return text
-        return CaptionWithImages(text, tuple(control.path for control in item.controls))
+        return CaptionWithImages(text, tuple(control.path for control in item.controls), flipped=flipped)
+
+    def captions(self, item: Item, text: str) -> list[str]:
+        """Return all that the text encoders may read of an item: with flip_aug its control images both ways."""
+        both = [self.caption(item, text)]
+        if item.subset.augmentation.flip_aug:
+            both.append(self.caption(item, text, flipped=True))
+        return list(dict.fromkeys(both))
 
     def groups(self) -> dict[tuple[int, Extent], list[Item]]:
         """Return the images that may share a batch, keyed and sorted by dataset and bucket."""

@@ -9,7 +9,7 @@ from typing import Any
 import cv2
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from sd_scripts.data.buckets import BucketFit, Size
 
@@ -52,8 +52,17 @@ class UnreadableImage(ValueError):
     """Raised for an image that cannot be decoded; the message names it."""
 
     def __init__(self, path: Path, why: object):
-        super().__init__(f"{path} cannot be read: {why}")
+        super().__init__(f"{path} cannot be read: {_reason(path, why)}")
         self.path = path
+
+
+def _reason(path: Path, why: object) -> object:
+    """Return why a file cannot be read, without Pillow's repetition of its name."""
+    if isinstance(why, OSError) and why.strerror:
+        return why.strerror
+    if not isinstance(why, UnidentifiedImageError):
+        return why
+    return "it is no image of a known format" if path.stat().st_size else "the file is empty"
 
 
 @dataclass(frozen=True, kw_only=True)

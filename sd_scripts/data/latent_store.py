@@ -136,7 +136,7 @@ class LatentsOnDisk:
         size = self._size(item)
         tensors, keys = _other_sizes(self.file(item), size)
         tensors |= {name + size: tensor for name, tensor in entry.items()}
-        write_cache(self.file(item), tensors, {**keys, CACHE_KEY + size: cache_key})
+        write_cache(self.file(item), tensors, {**keys, CACHE_KEY + size: cache_key}, option="cache_latents_to_disk")
 
     def _shape(self, item: Item) -> tuple[int, ...]:
         return self._layout.shape(item.fit.bucket)

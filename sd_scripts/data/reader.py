@@ -104,9 +104,9 @@ class BatchReader(TorchDataset[Read]):
             step=batch.step,
             max_train_steps=self.max_train_steps,
         )
-        caption = self.plan.caption(item, caption)
         augmentation = item.subset.augmentation
         flipped = draw_flip(augmentation, random)
+        caption = self.plan.caption(item, caption, flipped=flipped)
         pixels, latents = None, None
         if self.latents is not None:
             latents, mask = self.latents.read(item, flipped=flipped)

@@ -18,7 +18,7 @@ from sd_scripts.data.cache_files import (
     write_cache,
 )
 from sd_scripts.data.caches import SUFFIX, CacheJob, claim_files
-from sd_scripts.data.captions import images_of, process_caption
+from sd_scripts.data.captions import images_flipped, images_of, process_caption
 from sd_scripts.data.dataset import DataPlan, Item
 from sd_scripts.data.images import UnreadableImage
 from sd_scripts.data.seen_files import Stamp, is_settled, remember_current, stamps_of
@@ -44,7 +44,7 @@ def cache_text(
     nevertheless. Captions must not vary between steps.
     """
     assert not any(item.subset.captions.random_fields() for item in plan.items), "preflight checks it"
-    pairs = [(item, plan.caption(item, static_caption(item))) for item in plan.every_item()]
+    pairs = [(item, each) for item in plan.every_item() for each in plan.captions(item, static_caption(item))]
     memory = TextInMemory()
     disk = TextOnDisk(pairs, suffix) if job.to_disk else None
     if disk is not None:
@@ -159,7 +159,7 @@ class TextOnDisk:
         if path not in stamps or not all(image in stamps and is_settled(stamps[image]) for image in images):
             return None
         seen = [[str(image.absolute()), stamps[image]] for image in images]
-        return digest([str(path.absolute()), stamps[path], caption, encoder, *seen])
+        return digest([str(path.absolute()), stamps[path], caption, encoder, *seen, *_flip_key(caption)])
 
     def fits(self, item: Item, caption: str, fits: Callable[[CacheFile], bool] | None) -> bool:
         """Return whether the file exists and, if `fits` is given, passes it; any program may have written it."""
@@ -170,7 +170,8 @@ class TextOnDisk:
             return fits(tensors)
 
     def write(self, item: Item, caption: str, outputs: Mapping[str, Tensor], encoder: str) -> None:
-        write_cache(self.file(item, caption), outputs, {CACHE_KEY: _cache_key(caption, encoder)})
+        keys = {CACHE_KEY: _cache_key(caption, encoder)}
+        write_cache(self.file(item, caption), outputs, keys, option="cache_text_encoder_outputs_to_disk")
 
 
 TextStore = TextInMemory | TextOnDisk
@@ -178,10 +179,14 @@ TextStore = TextInMemory | TextOnDisk
 
 def _cache_key(caption: str, encoder: str) -> str:
     """Return the cache key of a caption, as processed, with the content of its images, and the encoders."""
-    return digest([caption, encoder, *map(content_digest, images_of(caption))])
+    return digest([caption, encoder, *map(content_digest, images_of(caption)), *_flip_key(caption)])
+
+
+def _flip_key(caption: str) -> list[str]:
+    return ["flipped"] if images_flipped(caption) else []
 
 
 def _name_digest(caption: str) -> str:
     """Return a digest that tells the captions of an image apart."""
     images = images_of(caption)
-    return digest([caption, *map(str, images)] if images else caption)
+    return digest([caption, *map(str, images), *_flip_key(caption)] if images else caption)

@@ -28,7 +28,9 @@ def test_a_form_becomes_images_and_a_dropped_image_the_form(page: Any, kontext_d
     page.locator("#generate-button").click()
     tab = page.locator("#generate")
     expect(tab.locator("#generate-go")).to_be_visible()
-    tab.locator("select[aria-label='Model family']").select_option("flux_kontext")
+    family = tab.locator("select[aria-label='Model family']")
+    expect(family).to_have_css("appearance", "auto")  # its arrow is what tells it from a text field
+    family.select_option("flux_kontext")
 
     def field(name: str) -> Any:
         return tab.locator(f"#generate-{name} :is(input, textarea)")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from sd_scripts.data.captions import CaptionWithImages, images_of
+from sd_scripts.data.captions import CaptionWithImages, images_flipped, images_of
 from sd_scripts.data.seen_files import stamps_of
 from sd_scripts.families.family import Components, Tokens
 from sd_scripts.families.qwen_image import sampling as base_sampling
@@ -55,9 +55,11 @@ def tokenize(components: Components, captions: Sequence[str], settings: Settings
     The first version sees one image, and a caption is truncated as that of Qwen-Image.
     """
     version = components.extras[VERSION]
-    shown = [images_of(caption)[: 1 if version == EDIT else None] for caption in captions]
-    seen = {path: patches_of(path, AREA[version]) for path in dict.fromkeys(path for each in shown for path in each)}
-    grids = [[seen[path][1] for path in each] for each in shown]
+    most = 1 if version == EDIT else None
+    shown = [[(path, images_flipped(caption)) for path in images_of(caption)[:most]] for caption in captions]
+    distinct = dict.fromkeys(image for each in shown for image in each)
+    seen = {(path, flipped): patches_of(path, AREA[version], flipped=flipped) for path, flipped in distinct}
+    grids = [[seen[image][1] for image in each] for each in shown]
     rows = [_row(components, caption, each) for caption, each in zip(captions, grids, strict=True)]
 
     longest = padded_length(max(len(row.ids) - row.start for row in rows), settings)
@@ -71,7 +73,7 @@ def tokenize(components: Components, captions: Sequence[str], settings: Settings
     if seen:
         tokens |= {
             "image": torch.stack([_padded(_at_images(row.places), length) for row in rows]),
-            "pixels": torch.cat([seen[path][0] for each in shown for path in each]),
+            "pixels": torch.cat([seen[image][0] for each in shown for image in each]),
             "grids": torch.tensor([(1, *grid) for each in grids for grid in each]),
         }
     return {0: tokens}

@@ -49,12 +49,15 @@ def token_size(size: Size) -> Size:
     return cells[0] * CELL, cells[1] * CELL
 
 
-def patches_of(path: Path, area: int) -> tuple[Tensor, Grid]:
-    """Read an image at about `area` pixels: return its patches (rows * columns, 1176) float32, by token, and its grid.
+def patches_of(path: Path, area: int, *, flipped: bool = False) -> tuple[Tensor, Grid]:
+    """Read an image at about `area` pixels, `flipped` left to right: return its patches (rows * columns, 1176) float32,
+    by token, and its grid.
 
     Raises UnreadableImage, a ValueError.
     """
     image = Image.fromarray(read_image(path)[0])
+    if flipped:
+        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     image = image.resize(area_size(image.size, area), Image.Resampling.LANCZOS)
     image = image.resize(token_size(image.size), Image.Resampling.BICUBIC)
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).float() / 255  # (3, H, W)
