@@ -41,7 +41,7 @@ def why_not_written(error: BaseException) -> str:
     if code in FULL:
         return "the disk is full; free some space"
     if code in FORBIDDEN:
-        return "no write permission for the folder; choose another output_dir"
+        return "no write permission for the folder; choose another one"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     lines = str(error).strip().splitlines()
