@@ -26,10 +26,10 @@ from sd_scripts.options.settings import Settings
 VAES = ("ae", "vae")
 OUTPUTS, INPUTS, TUCKER = {"dora_wd": "True"}, {"dora_wd": "True", "wd_on_output": "False"}, {"use_tucker": "True"}
 FORMS: dict[str, tuple[str, int, dict[str, str]]] = {
-    "lora": ("lora", 3, {}),
+    "lora": ("lora", 8, {}),
     "lora that starts from the weight": ("lora", 3, {"start": "olora"}),
     "lora in tucker form": ("dora", 3, TUCKER),
-    "dora": ("dora", 3, OUTPUTS),
+    "dora": ("dora", 8, OUTPUTS),
     "dora of inputs": ("dora", 3, INPUTS),
     "dora of inputs in tucker form": ("dora", 3, {**INPUTS, **TUCKER}),
     "loha": ("loha", 3, {}),
@@ -50,7 +50,10 @@ FORMS: dict[str, tuple[str, int, dict[str, str]]] = {
     "boft with constraint": ("boft", 16, {"constraint": "0.001"}),
     "rescaled boft": ("boft", 16, {"rescaled": "True"}),
 }
-"""Kind, rank and network_args of every form that a file can have."""
+"""Kind, rank and network_args of every form that a file can have. With a rank of 8, and LoKr with one of 2 and a factor
+of 4, layers can compute in one product with their base weights (networks/folding.py)."""
+TUCKER_FORMS = {form for form, (_, _, arguments) in FORMS.items() if "use_tucker" in arguments}
+"""Those of a Linear, which has no kernel, are its plain forms."""
 
 
 def layers_of(modules: tuple[AdaptedModule, ...]) -> Iterator[tuple[AdaptedModule, str, nn.Linear | nn.Conv2d]]:
@@ -131,6 +134,24 @@ class Model:
         }
         save_file(chosen, path, known)
         return path
+
+    def few_in_blocks(self) -> list[AdaptedLayer]:
+        """Return a Linear of each form, and a convolution where there are any, in few of the denoiser's blocks."""
+        denoiser = next(each.module for each in self.modules if each.target.group == "unet")
+        parts = family_of(self.family).blocks.denoiser(denoiser)
+        blocks = [{*block.modules()} for part in parts for block in part][:-1]  # of the last not all reach the loss
+        by_block = [
+            {
+                (layer.form, is_conv(layer.adapter.layer)): layer
+                for layer in self.layers
+                if layer.adapter.layer in block and (is_conv(layer.adapter.layer) or layer.form not in TUCKER_FORMS)
+            }
+            for block in blocks
+        ]
+        found: dict[tuple[str, bool], AdaptedLayer] = {}
+        while more := max((layers.keys() - found.keys() for layers in by_block), key=len):
+            found |= next({place: layers[place] for place in more} for layers in by_block if more <= layers.keys())
+        return [*found.values()]
 
     def weights(self, files: Mapping[str, Path]) -> dict[str, Tensor]:
         """The weights of the model's files under the names of layers in LoRA files."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sd_scripts.library.lr_schedulers import make_scheduler
+from sd_scripts.library.merged_adamw import MergedAdamW
 from sd_scripts.library.optimizers import description, make_optimizer, rounds_itself
 from sd_scripts.library.partitioned_optimizer import PartitionedOptimizer
 from sd_scripts.library.rounding_adamw import RoundingAdamW
@@ -191,7 +192,7 @@ def test_adamw_rounds_where_weights_need_it_unless_an_argument_wants_torchs() ->
     assert (group["seed"], group["weight_decay"], group["betas"]) == (7, 0.1, (0.9, 0.99))
     assert (group["initial_lr"], group["lr"]) == (0.5, torch.tensor(0.5))
     assert description(optimizer, options) == "torch.optim.adamw.AdamW(weight_decay=0.1,betas=(0.9, 0.99))"
-    assert type(make_optimizer(options, [{"params": [weight]}])) is torch.optim.AdamW
+    assert type(make_optimizer(options, [{"params": [weight]}])) is MergedAdamW
     torchs = OptimizerOptions(optimizer_args=["amsgrad=True"])
     assert not rounds_itself(torchs)
     assert type(make_optimizer(torchs, [{"params": [weight]}], rounding=True)) is torch.optim.AdamW

@@ -4,7 +4,7 @@ python -m sd_scripts.tools.benchmark [--family NAME] [--method lora | full] [--r
 python -m sd_scripts.tools.benchmark --rows eager compiled --steps 200 --curve --learning_rate 4e-4
 python -m sd_scripts.tools.benchmark --rows eager compiled graphs --turns 6
 python -m sd_scripts.tools.benchmark --rows graphs --processes 1 2 --rounds 2
-python -m sd_scripts.tools.benchmark --family qwen_image --resolution 1328,1328
+python -m sd_scripts.tools.benchmark --resolution 1328,1328
 
 Each row is a run of its own, one after another: model files are read, drawn images and their captions are cached, and
 the trainer trains until enough steps are timed; then it is ended, so that it saves nothing. All numbers come from the
