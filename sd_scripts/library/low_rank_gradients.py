@@ -161,18 +161,19 @@ def low_rank_gradients(x: Tensor, h: Tensor, grad: Tensor, low: Tensor, count: i
     h (M, n r) = x A', grad (M, n out), low (M, n r) = grad B; rows may have any stride.
     """
     rank, out, width = h.shape[1] // count, grad.shape[1] // count, x.shape[1]
+    padded_rank = max(16, triton.next_power_of_2(rank))
     downs, ups = x.new_empty(count * rank, width), x.new_empty(count * out, rank)
     grid = (triton.cdiv(width, COLUMNS) + triton.cdiv(out, COLUMNS), count)
     wrap_triton(_gradients)[grid](
         *(x, h, grad, low, x, x, x, downs, ups, ups, len(x), width, out, rank),
         *(x.stride(0), h.stride(0), grad.stride(0), low.stride(0), 0),
-        R=max(16, triton.next_power_of_2(rank)),
+        R=padded_rank,
         ROWS=ROWS,
         COLUMNS=COLUMNS,
         GAINED=False,
         BIASED=False,
         num_warps=4,
-        num_stages=4,
+        num_stages=4 if padded_rank <= 32 else 3,  # wider tiles would not fit the shared memory of smaller GPUs
     )
     return downs, ups
 
@@ -197,6 +198,6 @@ def gained_gradients(
         GAINED=True,
         BIASED=biased,
         num_warps=4,
-        num_stages=4,
+        num_stages=3,
     )
     return downs, ups, gains
