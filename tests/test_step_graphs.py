@@ -21,6 +21,7 @@ from sd_scripts.training.lora import LoraTrainable
 from sd_scripts.training.step import Execution, TrainStep
 from sd_scripts.training.step_graphs import WARM_UP, RecordingFailed, StepGraphs
 from sd_scripts.training.trainable import Trainable
+from sd_scripts.training.update_graph import UpdateGraph
 
 WIDTH, STEPS = 4, 16
 SHAPES: dict[str, tuple[list[tuple[int, ...]], int]] = {
@@ -79,7 +80,8 @@ class Rerun:
             raise self.fails
         self.recorded += 1
         trainable = self.learner.trainable
-        gradients = {each: each.grad for each in self.learner.model.parameters()}
+        trained = (each for group in self.learner.optimizer.param_groups for each in group["params"])
+        gradients = {each: each.grad for each in (*self.learner.model.parameters(), *trained)}
         again = Again(run, torch.zeros(()), gradients, trainable)
         return again, again.result
 
@@ -94,10 +96,16 @@ class Learner:
     def loss(self, inputs: Mapping[str, Tensor]) -> Tensor:
         return (self.model(inputs["x"]).float() - inputs["target"]).square().mean(dim=1)
 
-    def step(self, recorder: Rerun | None = None, accumulation: int = 1) -> TrainStep:
-        step = TrainStep(self.loss, self.trainable, self.optimizer, accumulation=accumulation)
+    def step(
+        self,
+        recorder: Rerun | None = None,
+        accumulation: int = 1,
+        update: UpdateGraph | None = None,
+        **more: Any,
+    ) -> TrainStep:
+        step = TrainStep(self.loss, self.trainable, self.optimizer, accumulation=accumulation, **more)
         if recorder:
-            step.execution = Execution(graphs=StepGraphs(self.trainable, recorder, self.told.append))
+            step.execution = Execution(graphs=StepGraphs(self.trainable, recorder, self.told.append, update))
         return step
 
 
