@@ -88,7 +88,7 @@ def kernels_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def average(interval: int = 1) -> EmaOptions:
-    return EmaOptions(use_ema=True, ema_update_interval=interval, ema_device="")
+    return EmaOptions(use_ema=True, ema_update_interval=interval, ema_device="gpu")
 
 
 @pytest.mark.parametrize(

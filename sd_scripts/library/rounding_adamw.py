@@ -121,7 +121,10 @@ class RoundingAdamW(Optimizer):
     def begin_recording(self) -> bool:
         """Let recorded steps update the weights as they lie in memory now, with their gradients; return whether that is
         possible, because kernels update all of them."""
-        self._recorded = self._plans()
+        self._count_replays()
+        plans = self._plans()
+        if [plan.addresses for plan in plans] != [plan.addresses for plan in self._recorded]:
+            self._recorded = plans  # else an earlier graph reads the tables of the same plans
         return self.updates_by_kernels_alone(self._recorded)
 
     @staticmethod

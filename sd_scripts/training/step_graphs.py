@@ -107,6 +107,8 @@ class CudaRecorder:
                     error = first
                     raise
         except Exception as last:
+            # PyTorch may take the recording that failed for one that goes on, and record no other to its pool
+            self._pool = torch.cuda.graph_pool_handle()
             raise (error or last) from None  # ending a failed recording raises an error of its own
         self._largest = max(self._largest, available - _available())
         return graph, result
