@@ -54,7 +54,7 @@ class Twin:
         for number in steps:
             self._step(self.usual, self.plain, self.averages[0], shapes[number % len(shapes)], number, scale)
             self._step(self.step, self.recorded, self.averages[1], shapes[number % len(shapes)], number, scale)
-            self.compare()
+        self.compare()
 
     @staticmethod
     def _step(
@@ -145,13 +145,8 @@ def test_it_reads_the_rates_of_the_schedule(tmp_path: Path) -> None:
 
 
 def test_gradients_that_overflow_are_skipped_and_lower_the_loss_scale(tmp_path: Path) -> None:
-    scalers: list[HalfScaler] = []
-
-    def scaled() -> dict[str, Any]:
-        scalers.append(HalfScaler("cpu", init_scale=2.0**10, growth_interval=3))
-        return {"scaler": scalers[-1]}
-
     twin = Twin(fused, tmp_path, more=scaled)
+    scalers = [each.scaler for each in (twin.usual, twin.step) if each.scaler]
     twin.train(steps=range(FIRST + 1))
     before = scalers[1].get_scale()
     twin.train(steps=range(FIRST + 1, FIRST + 2), scale=1e36)
@@ -168,6 +163,10 @@ def test_a_step_that_is_not_finite_is_skipped(make: Callable[[Path], Learner], t
     twin.train(steps=range(FIRST + 1, FIRST + 2), scale=float("inf"))
     twin.train(steps=range(FIRST + 2, STEPS))
     assert all(bool(tensor.isfinite().all()) for tensor in twin.recorded.trainable.state_dict().values())
+
+
+def scaled() -> dict[str, Any]:
+    return {"scaler": HalfScaler("cpu", init_scale=2.0**10, growth_interval=3)}
 
 
 @pytest.mark.parametrize("make", [lora, full, halves])
@@ -191,6 +190,27 @@ def test_what_cannot_be_recorded_is_told_once_and_runs_as_usual(
     twin.recorder.record = record  # type: ignore[method-assign]
     twin.train()
     assert twin.warnings == ["RuntimeError: it waits"]
+
+
+def test_gradients_are_unscaled_again_if_recording_fails_after_that(tmp_path: Path) -> None:
+    twin = Twin(fused, tmp_path, more=scaled)
+
+    def record(run: Callable[[], Any]) -> Any:
+        (gradients,) = twin.recorded.trainable.gradients().values()
+        before = gradients.clone()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(twin.recorded.trainable, "clip", waits)
+            try:
+                run()
+            finally:
+                gradients.copy_(before)
+
+    def waits(_: float) -> Tensor:
+        raise RuntimeError("it waits for the GPU")
+
+    twin.recorder.record = record  # type: ignore[method-assign]
+    twin.train()
+    assert twin.warnings == ["RuntimeError: it waits for the GPU"]
 
 
 def test_an_optimizer_that_computes_without_kernels_is_not_recorded(
@@ -241,6 +261,8 @@ def test_micro_steps_that_are_not_recorded_mix_with_recorded_ones(
         rare = number >= FIRST and number % 3 == 0
         twin.train([(number,) if rare else (2, 1)], steps=range(number, number + 1))
     assert twin.recorder.recorded == 1
+    twin.step.micro(inputs(STEPS, 0, next(twin.recorded.model.parameters()).dtype))
+    assert twin.recorded.trainable.settle_gradients()
 
 
 def test_optimizers_tell_what_keeps_them_from_being_recorded() -> None:
