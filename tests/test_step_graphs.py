@@ -21,6 +21,7 @@ from sd_scripts.training.lora import LoraTrainable
 from sd_scripts.training.step import Execution, TrainStep
 from sd_scripts.training.step_graphs import WARM_UP, RecordingFailed, StepGraphs
 from sd_scripts.training.trainable import Trainable
+from sd_scripts.training.update_graph import UpdateGraph
 
 WIDTH, STEPS = 4, 16
 SHAPES: dict[str, tuple[list[tuple[int, ...]], int]] = {
@@ -34,26 +35,39 @@ SHAPES: dict[str, tuple[list[tuple[int, ...]], int]] = {
 
 @dataclass
 class Again:
-    """Executes a run again, beginning with the gradients that were there when it was recorded."""
+    """Executes a run again, beginning with the gradients that were there when it was recorded. Only the first time,
+    which stands for the recording too, does it change Python attributes."""
 
-    run: Callable[[], Tensor]
+    run: Callable[[], Tensor | None]
     result: Tensor
     gradients: dict[nn.Parameter, Tensor | None]
+    trainable: Trainable
+    new: bool = True
 
     def replay(self) -> None:
-        now = {parameter: parameter.grad for parameter in self.gradients}
+        if self.new:
+            self.new = False
+            self._run()
+            return
+        now, attributes = {parameter: parameter.grad for parameter in self.gradients}, dict(vars(self.trainable))
         for parameter, gradient in self.gradients.items():
             parameter.grad = gradient
-        self.result.copy_(self.run())
+        self._run()
         for parameter, gradient in now.items():
             parameter.grad = gradient
+        vars(self.trainable).update(attributes)
+
+    def _run(self) -> None:
+        result = self.run()
+        if result is not None:
+            self.result.copy_(result)
 
 
 @dataclass
 class Rerun:
     """Records what is to be executed again."""
 
-    model: nn.Module
+    learner: "Learner"
     fails: Exception | None = None
     recorded: int = 0
     room: bool = True
@@ -61,11 +75,14 @@ class Rerun:
     def has_room(self) -> bool:
         return self.room
 
-    def record(self, run: Callable[[], Tensor]) -> tuple[Again, Tensor]:
+    def record(self, run: Callable[[], Any]) -> tuple[Again, Any]:
         if self.fails:
             raise self.fails
         self.recorded += 1
-        again = Again(run, torch.zeros(()), {each: each.grad for each in self.model.parameters()})
+        trainable = self.learner.trainable
+        trained = (each for group in self.learner.optimizer.param_groups for each in group["params"])
+        gradients = {each: each.grad for each in (*self.learner.model.parameters(), *trained)}
+        again = Again(run, torch.zeros(()), gradients, trainable)
         return again, again.result
 
 
@@ -79,10 +96,16 @@ class Learner:
     def loss(self, inputs: Mapping[str, Tensor]) -> Tensor:
         return (self.model(inputs["x"]).float() - inputs["target"]).square().mean(dim=1)
 
-    def step(self, recorder: Rerun | None = None, accumulation: int = 1) -> TrainStep:
-        step = TrainStep(self.loss, self.trainable, self.optimizer, accumulation=accumulation)
+    def step(
+        self,
+        recorder: Rerun | None = None,
+        accumulation: int = 1,
+        update: UpdateGraph | None = None,
+        **more: Any,
+    ) -> TrainStep:
+        step = TrainStep(self.loss, self.trainable, self.optimizer, accumulation=accumulation, **more)
         if recorder:
-            step.execution = Execution(graphs=StepGraphs(self.trainable, recorder, self.told.append))
+            step.execution = Execution(graphs=StepGraphs(self.trainable, recorder, self.told.append, update))
         return step
 
 
@@ -134,7 +157,7 @@ def test_a_recorded_step_learns_the_same(
     make: Callable[[Path], Learner], shapes: list[tuple[int, ...]], graphs: int, tmp_path: Path
 ) -> None:
     plain, replayed = make(tmp_path / "1"), make(tmp_path / "2")
-    recorder = Rerun(replayed.model)
+    recorder = Rerun(replayed)
     count = max(map(len, shapes))
     expected = train(plain, plain.step(accumulation=count), shapes)
     assert train(replayed, replayed.step(recorder, count), shapes) == expected
@@ -147,7 +170,7 @@ def test_a_recorded_step_learns_the_same(
 
 def test_the_first_times_run_as_usual(tmp_path: Path) -> None:
     learner = lora(tmp_path)
-    recorder = Rerun(learner.model)
+    recorder = Rerun(learner)
     step = learner.step(recorder)
     for number in range(WARM_UP + 1):
         assert recorder.recorded == 0
@@ -158,7 +181,7 @@ def test_the_first_times_run_as_usual(tmp_path: Path) -> None:
 
 def test_what_cannot_be_recorded_runs_as_usual_from_then_on(tmp_path: Path) -> None:
     learner, plain = lora(tmp_path), lora(tmp_path)
-    recorder = Rerun(learner.model, fails=RuntimeError("it waits\nfor the GPU"))
+    recorder = Rerun(learner, fails=RuntimeError("it waits\nfor the GPU"))
     step, expected = learner.step(recorder), plain.step()
     for number in range(WARM_UP + 2):
         given = inputs(2, number, torch.float32)
@@ -177,7 +200,7 @@ def test_what_cannot_be_recorded_runs_as_usual_from_then_on(tmp_path: Path) -> N
 @pytest.mark.parametrize("room", [True, False])
 def test_recorded_shapes_are_replayed_on_when_another_one_cannot_be_recorded(room: bool, tmp_path: Path) -> None:
     learner = lora(tmp_path)
-    recorder = Rerun(learner.model)
+    recorder = Rerun(learner)
     step = learner.step(recorder)
     for number in range(WARM_UP + 1):
         step.micro(inputs(2, number, torch.float32))
@@ -200,7 +223,7 @@ def test_recorded_shapes_are_replayed_on_when_another_one_cannot_be_recorded(roo
 
 def test_what_is_forgotten_is_recorded_again(tmp_path: Path) -> None:
     learner, plain = lora(tmp_path), lora(tmp_path)
-    recorder = Rerun(learner.model)
+    recorder = Rerun(learner)
     step, expected = learner.step(recorder), plain.step()
     for number in range(2 * WARM_UP + 3):
         for each in (step, expected):
@@ -215,7 +238,7 @@ def test_what_is_forgotten_is_recorded_again(tmp_path: Path) -> None:
 
 def test_graphs_make_room_for_what_does_not_fit_beside_them(tmp_path: Path) -> None:
     learner = lora(tmp_path)
-    recorder = Rerun(learner.model)
+    recorder = Rerun(learner)
     compute, step = learner.loss, learner.step(recorder)
     free = [False]
 

@@ -1,5 +1,7 @@
-"""On a GPU: steps that are recorded as CUDA graphs learn what others do, whatever else is asked of the run."""
+"""On a GPU: steps that are recorded as CUDA graphs learn what others do, whatever else is asked of the run; and so do
+those whose update is recorded too."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,10 @@ import torch
 from data_help import make_folder
 from training_help import ALONE, PIVOTAL, Run, equal, train, train_whole
 
+from sd_scripts.training import trainer
 from sd_scripts.training.compile_progress import RECORDING
+from sd_scripts.training.lora import LoraTrainable
+from sd_scripts.training.update_graph import UpdateGraph
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: CUDA graphs"),
@@ -20,6 +25,8 @@ PLAIN = {**STEPS, "record_steps": False}
 COMPILED = {**PLAIN, "compile": True}
 RECORDED = {**COMPILED, "compile_mode": "reduce-overhead"}
 HALF = {"full_bf16": True}
+STATES = {**STEPS, "save_state": True}
+SHAPES: list[tuple[int, int]] = [(96, 96), (96, 96), (64, 128), (64, 128), (128, 64)]
 
 
 def recorded(run: Run) -> int:
@@ -127,7 +134,7 @@ def test_a_whole_model_learns_the_same(more: dict[str, Any], each_miniature: Any
 
 @pytest.mark.parametrize("method", [train, train_whole])
 def test_micro_steps_of_several_shapes_accumulate(method: Any, miniature: Any, tmp_path: Path) -> None:
-    make_folder(tmp_path / "shapes" / "2_noise", [(96, 96), (96, 96), (64, 128), (64, 128), (128, 64)])
+    make_folder(tmp_path / "shapes" / "2_noise", SHAPES)
     more = {"gradient_accumulation_steps": 2, "train_data_dir": tmp_path / "shapes", "resolution": "96,96"}
     more |= HALF if method is train_whole else {}
     run = method(miniature, tmp_path / "run", **RECORDED, **more)
@@ -208,3 +215,164 @@ def test_what_cannot_run_while_recording_is_told_and_the_run_goes_on(
     (told,) = warned(run)
     assert "the step cannot be recorded as a CUDA graph" in told
     assert run.losses == train(miniature, tmp_path / "plain", **COMPILED).losses
+
+
+@pytest.fixture
+def updates(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each update that was to be recorded could be."""
+    found: list[bool] = []
+    record = UpdateGraph._recorded
+
+    def noted(self: UpdateGraph, update: Any) -> Any:
+        graph = record(self, update)
+        found.append(graph is not None)
+        return graph
+
+    monkeypatch.setattr(UpdateGraph, "_recorded", noted)
+    return found
+
+
+def tensors_of(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """What a state holds, as names and tensors or plain values."""
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield from tensors_of(each, f"{name}/{key}")
+    elif isinstance(value, list | tuple):
+        for key, each in enumerate(value):
+            yield from tensors_of(each, f"{name}/{key}")
+    else:
+        yield name, value
+
+
+def last_state(run: Run) -> dict[str, Any]:
+    """The state at the end of a run, as names and values."""
+    folder = max(run.output.glob("*-state"), key=lambda path: path.stat().st_mtime)
+    return dict(tensors_of(torch.load(folder / "state.pt", map_location="cpu", weights_only=True)))
+
+
+def same_state(run: Run, plain: Run) -> None:
+    assert run.status == plain.status == 0
+    assert warned(run) == []
+    assert run.losses == plain.losses
+    ours, wanted = last_state(run), last_state(plain)
+    assert ours.keys() == wanted.keys()
+    different = [
+        name
+        for name, value in ours.items()
+        if not (torch.equal(value, wanted[name]) if isinstance(value, torch.Tensor) else value == wanted[name])
+    ]
+    assert different == []
+
+
+@pytest.mark.parametrize(
+    ("more", "graphs"),
+    [
+        ({"lr_scheduler": "cosine", "lr_warmup_steps": 6}, 1),
+        ({"max_grad_norm": 0.0}, 1),
+        ({"max_grad_norm": 1e-3}, 1),
+        ({"use_ema": True}, 1),
+        ({"use_ema": True, "ema_update_interval": 2}, 2),
+        ({"use_ema": True, "ema_device": "cpu"}, 1),
+        ({"scale_weight_norms": 0.01}, 1),
+        ({"mixed_precision": "fp16"}, 1),
+        ({"network_dim": 8, "compile": True}, 1),
+        ({"network_type": "dora", "network_dim": 8}, 1),
+        ({"network_args": ["ggpo_beta=0.01", "ggpo_sigma=0.03"]}, 1),
+        ({"optimizer_type": "Prodigy", "learning_rate": 1.0}, 0),
+        ({"optimizer_type": "AdamW8bit"}, 0),
+        ({"optimizer_args": ["fused=False"]}, 0),
+    ],
+    ids=str,
+)
+def test_the_update_of_a_lora_is_recorded(
+    more: dict[str, Any], graphs: int, miniature: Any, updates: list[bool], tmp_path: Path
+) -> None:
+    run = train(miniature, tmp_path / "run", **{**STATES, **more})
+    assert updates == [True] * graphs
+    same_state(run, train(miniature, tmp_path / "plain", **{**STATES, **more, "record_steps": False}))
+
+
+@pytest.mark.parametrize(
+    ("more", "graphs"),
+    [
+        (HALF, 1),
+        ({}, 1),
+        ({"optimizer_args": ["fused=True"]}, 1),
+        ({"mixed_precision": "fp16"}, 1),
+        ({**HALF, "use_ema": True, "max_grad_norm": 0.0}, 1),
+        ({"use_ema": True, "lr_scheduler": "linear", "lr_warmup_steps": 5}, 1),
+        ({**HALF, "optimizer_type": "Adafactor"}, 0),
+    ],
+    ids=str,
+)
+def test_the_update_of_a_whole_model_is_recorded(
+    more: dict[str, Any], graphs: int, miniature: Any, updates: list[bool], tmp_path: Path
+) -> None:
+    run = train_whole(miniature, tmp_path / "run", **{**STATES, **more})
+    assert updates == [True] * graphs
+    same_state(run, train_whole(miniature, tmp_path / "plain", **{**STATES, **more, "record_steps": False}))
+
+
+@pytest.mark.parametrize("more", [{}, HALF], ids=str)
+@pytest.mark.parametrize("method", [train, train_whole])
+def test_one_recorded_update_serves_all_shapes(
+    method: Any, more: dict[str, Any], miniature: Any, updates: list[bool], tmp_path: Path
+) -> None:
+    make_folder(tmp_path / "shapes" / "2_noise", SHAPES)
+    more = {**more, "gradient_accumulation_steps": 2, "resolution": "96,96", "train_data_dir": tmp_path / "shapes"}
+    run = method(miniature, tmp_path / "run", **{**STATES, **more})
+    assert updates == [True]
+    same_state(run, method(miniature, tmp_path / "plain", **{**STATES, **more, "record_steps": False}))
+
+
+@pytest.mark.parametrize(("method", "more"), [(train, {"use_ema": True}), (train_whole, HALF)])
+def test_a_run_resumed_between_recorded_updates_ends_the_same(
+    method: Any, more: dict[str, Any], miniature: Any, updates: list[bool], tmp_path: Path
+) -> None:
+    values = {**STATES, **more, "save_every_n_steps": 10, "lr_scheduler": "cosine"}
+    whole = method(miniature, tmp_path / "whole", **values)
+    again = method(miniature, tmp_path / "again", **values, resume=next(tmp_path.glob("whole/*step00000010-state")))
+    assert updates == [True, True]
+    assert again.losses == whole.losses[10:]
+    ours, wanted = last_state(again), last_state(whole)
+    assert all(torch.equal(each, wanted[name]) for name, each in ours.items() if isinstance(each, torch.Tensor))
+
+
+@pytest.mark.parametrize(("method", "more"), [(train, {}), (train_whole, HALF)])
+def test_a_step_that_is_not_finite_is_skipped_by_a_recorded_update(
+    method: Any, more: dict[str, Any], miniature: Any, updates: list[bool], tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Step 12's latents are infinite, whose update is a replayed one."""
+    compute = trainer.step_inputs
+
+    def infinite(data: Any, batch: Any, *key: object, **options: Any) -> Any:
+        found = compute(data, batch, *key, **options)
+        return {**found, "target": found["target"] * float("inf")} if key == (11, 0) else found
+
+    monkeypatch.setattr(trainer, "step_inputs", infinite)
+    values = {**STATES, **more, "max_nonfinite_steps": 3}
+    run = method(miniature, tmp_path / "run", **values)
+    plain = method(miniature, tmp_path / "plain", **values, record_steps=False)
+    assert updates == [True]
+    assert run.losses[11] is None
+    same_state(run, plain)
+
+
+def test_an_update_that_cannot_be_recorded_is_told_and_the_rest_is_replayed(
+    miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clip = LoraTrainable.clip
+
+    def waits(self: LoraTrainable, max_norm: float) -> Any:
+        norm = clip(self, max_norm)
+        norm.item()
+        return norm
+
+    monkeypatch.setattr(LoraTrainable, "clip", waits)
+    run = train(miniature, tmp_path / "run", **STATES)
+    (told,) = warned(run)
+    assert told.startswith("record_steps: the update cannot be recorded as a CUDA graph: ")
+    assert recorded(run) == 1
+    plain = train(miniature, tmp_path / "plain", **STATES, record_steps=False)
+    assert run.losses == plain.losses
+    assert equal(run.tensors(), plain.tensors())

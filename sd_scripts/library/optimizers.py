@@ -120,6 +120,21 @@ def updater(optimizer: Optimizer) -> Optimizer:
     return optimizer.representative if isinstance(optimizer, PartitionedOptimizer) else optimizer
 
 
+def keeps_from_recording(optimizer: Optimizer, options: OptimizerOptions, *, scaled: bool) -> str:
+    """Return why steps of an optimizer cannot be recorded in a CUDA graph; empty if they can. `scaled`: a GradScaler
+    steps it."""
+    name = optimizer_name(options.optimizer_type)
+    if isinstance(optimizer, PartitionedOptimizer):
+        return "weights are updated in parts"
+    if not known_optimizer(name).capturable:
+        return f"{name} needs the CPU in each step"
+    if isinstance(optimizer, RoundingAdamW):
+        return "the CPU reads whether a gradient has overflowed" if scaled else ""
+    groups = optimizer.param_groups
+    fixed = not all(isinstance(group["lr"], Tensor) and group["capturable"] for group in groups)
+    return f"{name} is not fused or not capturable with these optimizer_args" if fixed else ""
+
+
 def is_schedule_free(optimizer: Optimizer) -> bool:
     """Return whether the optimizer replaces the learning rate schedule and has train and eval weights."""
     return is_schedule_free_class(type(updater(optimizer)).__name__)

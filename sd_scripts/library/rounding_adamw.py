@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -86,6 +86,10 @@ class RoundingAdamW(Optimizer):
         self.copies = copies or {}
         self._plan_cache: dict[int, _Plan] = {}
         """Plans by group index."""
+        self._recorded: list[_Plan] = []
+        """The plans of the groups in a recorded step."""
+        self._replays = 0
+        """Steps that were replayed and are not counted in the state yet."""
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "seed": seed}
         super().__init__(params, defaults)
 
@@ -107,7 +111,50 @@ class RoundingAdamW(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for group, plan in zip(self.param_groups, self._plans(), strict=True):
+        self._count_replays()
+        plans = self._plans()
+        self._set_steps(plans)
+        self._launch(plans)
+        self._count(plans, 1)
+        return loss
+
+    def begin_recording(self) -> bool:
+        """Let recorded steps update the weights as they lie in memory now, with their gradients; return whether that is
+        possible, because kernels update all of them."""
+        self._count_replays()
+        plans = self._plans()
+        if [plan.addresses for plan in plans] != [plan.addresses for plan in self._recorded]:
+            self._recorded = plans  # else an earlier graph reads the tables of the same plans
+        return self.updates_by_kernels_alone(self._recorded)
+
+    @staticmethod
+    def updates_by_kernels_alone(plans: Sequence[_Plan]) -> bool:
+        """Return whether all that differs between two steps is in memory that kernels read."""
+        return not any(plan.others for plan in plans)
+
+    def launch(self) -> None:
+        """Launch what a step computes, to be recorded. The values that differ between steps come from before_replay."""
+        self._launch(self._recorded)
+
+    def before_replay(self) -> None:
+        """Set the values of the next step."""
+        self._set_steps(self._recorded)
+
+    def replayed(self) -> None:
+        """Note that a recorded step was replayed."""
+        self._replays += 1
+
+    def _set_steps(self, plans: Sequence[_Plan]) -> None:
+        for group, plan in zip(self.param_groups, plans, strict=True):
+            if plan.tables:
+                plan.tables.set_steps(self._next_step, group["betas"])
+
+    def _next_step(self, weight: Tensor) -> int:
+        return int(self.state[weight]["step"]) + self._replays + 1
+
+    @torch.no_grad()
+    def _launch(self, plans: Sequence[_Plan]) -> None:
+        for group, plan in zip(self.param_groups, plans, strict=True):
             shared = {name: group[name] for name in ("lr", "betas", "eps", "weight_decay", "seed")}
             hyper = Hyperparams(**shared, factor=self.clip_factor)
             if plan.tables:
@@ -116,9 +163,17 @@ class RoundingAdamW(Optimizer):
                 grad = self.gradient(weight)
                 assert grad is not None
                 _update(self._param_update(weight, grad, number), hyper)
+
+    def _count(self, plans: Sequence[_Plan], steps: int) -> None:
+        for plan in plans:
             for weight in plan.trainable:
-                self.state[weight]["step"] += 1
-        return loss
+                self.state[weight]["step"] += steps
+
+    def _count_replays(self) -> None:
+        """Count the replayed steps in the state: only once it is needed, as that takes a millisecond for a model."""
+        if self._replays:
+            self._count(self._recorded, self._replays)
+            self._replays = 0
 
     @torch.no_grad()
     def gradient_norm(self) -> Tensor:
@@ -172,11 +227,16 @@ class RoundingAdamW(Optimizer):
             for name in ("exp_avg", "exp_avg_sq"):
                 state[name] = torch.zeros_like(weight, dtype=MOMENTS[weight.dtype])
         copy = self.copies.get(weight) if self.copies else None
-        return ParamUpdate(weight, grad, state["exp_avg"], state["exp_avg_sq"], copy, state["step"] + 1, number)
+        return ParamUpdate(weight, grad, state["exp_avg"], state["exp_avg_sq"], copy, self._next_step(weight), number)
+
+    def state_dict(self) -> dict[str, Any]:
+        self._count_replays()
+        return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         self._plan_cache.clear()
+        self._recorded, self._replays = [], 0
         weights = [weight for group in self.param_groups for weight in group["params"]]
         for number, saved in state_dict["state"].items():
             weight = weights[number]

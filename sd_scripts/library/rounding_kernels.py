@@ -2,7 +2,7 @@
 
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
@@ -82,13 +82,12 @@ def _square(table, chunks, sums, grad_type: tl.constexpr, aligned: tl.constexpr,
     tl.store(sums + tl.program_id(0), tl.sum(grad * grad))
 
 
-@triton.jit(do_not_specialize=["seed", "step"])
+@triton.jit(do_not_specialize=["seed"])
 def _update(  # type: ignore[no-untyped-def]
     table,
     chunks,
-    step,
-    first_factor,
-    second_factor,
+    step_at,
+    factors_at,
     rate,
     rate_at,
     factor_at,
@@ -106,8 +105,9 @@ def _update(  # type: ignore[no-untyped-def]
     aligned: tl.constexpr,
     columns: tl.constexpr,
 ):
-    """Update a chunk of one weight. The factors correct the moments' bias; `rest` is 1 - beta; rate_at and factor_at
-    point to the learning rate and the gradients' clip factor, or are None; copy_type: dtype of the copies, or None."""
+    """Update a chunk of one weight. step_at points to the number of the step, factors_at to what corrects the moments'
+    bias; `rest` is 1 - beta; rate_at and factor_at point to the learning rate and the gradients' clip factor, or are
+    None; copy_type: dtype of the copies, or None."""
     chunk = tl.load(chunks + tl.program_id(0))
     row = table + (chunk >> 32) * columns
     chunk = chunk & 0xFFFFFFFF
@@ -121,7 +121,9 @@ def _update(  # type: ignore[no-untyped-def]
     seconds = _pointer(row, 3, moment_type, aligned) + begin
     if rate_at is not None:
         rate = tl.load(rate_at)
-    step_size = rate * first_factor
+    step = tl.load(step_at)
+    second_factor = tl.load(factors_at + 1)
+    step_size = rate * tl.load(factors_at)
     keep = 1.0 - rate * decay
 
     lane = tl.arange(0, LANES)
@@ -167,12 +169,17 @@ class Tables:
                 alike[job.weight.device, job.weight.dtype, job.grad.dtype, copy, job.step].append(job)
         self._parts = [part for group in alike.values() for part in _parts(group)]
 
+    def set_steps(self, step_of: Callable[[Tensor], int], betas: tuple[float, float]) -> None:
+        """Set which step the next update is, of each weight; `step_of` tells it. Graphs that are replayed read it."""
+        for part in self._parts:
+            part.set_step(step_of(part.first), betas)
+
     def squares(self) -> list[Tensor]:
         """Return sums of squared gradients, float32."""
         return [part.squares() for part in self._parts]
 
     def update(self, rates: Hyperparams) -> None:
-        """Run the next step; the first call runs the step of the given updates."""
+        """Run the step that set_steps has set."""
         for part in self._parts:
             part.update(rates)
 
@@ -184,11 +191,24 @@ class _Part:
     table: Tensor
     chunks: Tensor
     aligned: bool
-    step: int
+    first: Tensor
+    """One of the weights, which are all at the same step."""
     weight_type: tl.dtype
     grad_type: tl.dtype
     moment_type: tl.dtype
     copy_type: tl.dtype | None
+
+    def __post_init__(self) -> None:
+        device = self.table.device
+        self._step, self._factors = torch.zeros((), dtype=torch.int32, device=device), torch.zeros(2, device=device)
+        self._first_factor, self._second_factor = self._factors.unbind()
+
+    def set_step(self, step: int, betas: tuple[float, float]) -> None:
+        """Fill in the step's values, in double precision until they are stored."""
+        beta1, beta2 = (float(beta) for beta in betas)
+        self._step.fill_(step)
+        self._first_factor.fill_(1 / (1 - beta1**step))
+        self._second_factor.fill_((1 - beta2**step) ** -0.5)
 
     def squares(self) -> Tensor:
         sums = torch.empty(len(self.chunks), device=self.table.device)
@@ -205,9 +225,8 @@ class _Part:
             _update[(len(self.chunks),)](
                 self.table,
                 self.chunks,
-                self.step,
-                1 / (1 - beta1**self.step),
-                (1 - beta2**self.step) ** -0.5,
+                self._step,
+                self._factors,
                 0.0 if held else float(rates.lr),
                 rates.lr if held else None,
                 rates.factor,
@@ -225,7 +244,6 @@ class _Part:
                 aligned=self.aligned,
                 columns=COLUMNS,
             )
-        self.step += 1
 
 
 def _parts(jobs: list[ParamUpdate]) -> Iterator[_Part]:
@@ -238,7 +256,7 @@ def _parts(jobs: list[ParamUpdate]) -> Iterator[_Part]:
                 table=_to_device(chosen, one.weight.device),
                 chunks=_chunks(tuple(chosen[:, SIZE].tolist()), one.weight.device),
                 aligned=is_aligned,
-                step=one.step,
+                first=one.weight,
                 weight_type=_TYPES[one.weight.dtype],
                 grad_type=_TYPES[one.grad.dtype],
                 moment_type=_TYPES[one.exp_avg.dtype],

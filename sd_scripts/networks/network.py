@@ -86,6 +86,16 @@ class AdapterNetwork:
         """Note that a recorded graph has collected gradients."""
         self._collected = True
 
+    @property
+    def holds_gradients(self) -> bool:
+        """Whether the gradients of the step are where they stay."""
+        return self._held and self._collected
+
+    def updated_by_replay(self) -> None:
+        """Note that a recorded update has used the gradients and refreshed the compute copies."""
+        self._collected = False
+        self.gains.outdated = True
+
     def _allocate_gradients(self) -> None:
         if not self.gradients.untyped_storage().nbytes():
             self.gradients.untyped_storage().resize_(self._gradient_bytes)

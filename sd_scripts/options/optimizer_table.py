@@ -26,6 +26,9 @@ class KnownOptimizer:
     """Bytes of GPU memory that it keeps for each trained float32 value: 0 if they move to RAM; None: unknown."""
     factored: bool = False
     """Keeps state for the rows and columns of a weight only; that of a 3x3 convolution has rows of 3."""
+    capturable: bool = False
+    """Its step can be recorded in a CUDA graph if it is fused: it reads nothing from the device, and what differs
+    between two steps is on the device."""
     installed: bool = True
     """Its package is in requirements.txt, and it is tested."""
 
@@ -59,7 +62,7 @@ _prodigyplus = replace(
 _nesterov = {"nesterov": True, "momentum": 0.9}
 
 OPTIMIZERS: dict[str, KnownOptimizer] = {
-    "AdamW": replace(_torch, arguments={"fused": True}),
+    "AdamW": replace(_torch, arguments={"fused": True}, capturable=True),
     "AdamW8bit": replace(_bitsandbytes, path="bitsandbytes.optim.AdamW8bit", state_bytes=2.04),
     **{
         name: replace(_bitsandbytes, path=f"bitsandbytes.optim.{name}", state_bytes=0)

@@ -138,6 +138,9 @@ class FullTrainable(Trainable):
         self.accumulates = False
         self._recorded: dict[nn.Parameter, Tensor] = {}
         """Where recorded graphs write the gradients."""
+        self._in_place = False
+        """Whether these are the gradients of all parameters, also after an update was replayed: clearing and setting
+        them takes milliseconds."""
 
     @property
     def skips_nonfinite(self) -> bool:  # type: ignore[override]
@@ -214,7 +217,12 @@ class FullTrainable(Trainable):
         collect_shard_gradients(self.weights)
         if self._accumulates or not self._refreshes:
             collect_gradients(self.weights)
-        self.accumulates = True
+        self.accumulates, self._in_place = True, False
+
+    def before_micro(self) -> None:
+        """Clear the gradients that a replayed update has left."""
+        if self._in_place and not self.accumulates:
+            self._clear()
 
     def before_recording(self) -> None:
         self.before_replay()
@@ -227,7 +235,7 @@ class FullTrainable(Trainable):
         self._move_gradients()
 
     def before_replay(self) -> None:
-        if self.accumulates and self._recorded:
+        if self.accumulates and self._recorded and not self._in_place:
             self._move_gradients()
 
     @torch.no_grad()
@@ -243,12 +251,21 @@ class FullTrainable(Trainable):
         return {p: p.grad for w in self.weights for p in (w.copy, w.trained) if p.grad is not None}
 
     def replayed(self) -> None:
-        for parameter, gradient in self._recorded.items():
+        for parameter, gradient in self._recorded.items() if not self._in_place else ():
             parameter.grad = gradient
-        self.accumulates = True
+        self.accumulates = self._in_place = True
 
     def forget_recorded(self) -> None:
-        self._recorded = {}
+        self.before_micro()
+        self._recorded, self._in_place = {}, False
+
+    def settle_gradients(self) -> bool:
+        if self._recorded and not self._in_place and self._all_gradients().keys() == self._recorded.keys():
+            self._move_gradients()
+        return self._in_place
+
+    def update_replayed(self) -> None:
+        self.accumulates = False
 
     def gradients(self) -> dict[str, Tensor]:
         found = {weight.name: gradients_of([weight]) for weight in self.weights}
@@ -266,7 +283,7 @@ class FullTrainable(Trainable):
 
     def _clear(self) -> None:
         clear_gradients(self.weights)
-        self.accumulates = False
+        self.accumulates = self._in_place = False
         for partition in self.partitions:
             partition.ready_count = 0
 

@@ -200,6 +200,12 @@ class LoraTrainable(NetworkTrainable):
     def forget_recorded(self) -> None:
         self.network.release_gradients()
 
+    def settle_gradients(self) -> bool:
+        return self.network.holds_gradients
+
+    def update_replayed(self) -> None:
+        self.network.updated_by_replay()
+
     def gradients(self) -> dict[str, Tensor]:
         return {"masters": self.network.gradients}
 

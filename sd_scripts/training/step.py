@@ -1,32 +1,25 @@
 """One training step: a pure function of tensors that are made outside it.
 
 Nothing here synchronizes with the device: loss and norm stay tensors, which the trainer reads later. That keeps the GPU
-busy at small batches, and lets forward and backward be recorded as one CUDA graph (step_graphs).
+busy at small batches, and lets forward and backward be recorded as one CUDA graph (step_graphs), and the update as
+another one (update_graph).
 """
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from sd_scripts.library.compile_utils import KnownInputs
-from sd_scripts.library.optimizers import updater
-from sd_scripts.library.streams import on_default_stream, updates_on_default_stream
+from sd_scripts.training.ema import Ema
 from sd_scripts.training.step_graphs import StepGraphs
 from sd_scripts.training.trainable import Trainable
+from sd_scripts.training.weight_update import WeightUpdate
 
 Loss = Callable[[Mapping[str, Tensor]], Tensor]
 """Maps the inputs of one micro-step to the loss of each image (B,)."""
-
-
-class HalfScaler(torch.amp.GradScaler):
-    """A GradScaler that accepts the fp16 gradients of full_fp16; PyTorch's refuses them, as small ones underflow."""
-
-    def _unscale_grads_(self, optimizer: Any, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool) -> Any:
-        return super()._unscale_grads_(optimizer, inv_scale, found_inf, True)
 
 
 @dataclass(frozen=True)
@@ -56,8 +49,10 @@ class TrainStep:
         processes: int = 1,
     ):
         self.loss, self.trainable, self.optimizer = loss, trainable, optimizer
-        self.max_grad_norm, self.accumulation, self.scaler = max_grad_norm, accumulation, scaler
-        self.processes = processes
+        self.accumulation, self.scaler = accumulation, scaler
+        self._update = WeightUpdate(
+            trainable, optimizer, max_grad_norm=max_grad_norm, scaler=scaler, processes=processes
+        )
         self.execution = Execution()
 
     def micro(self, inputs: dict[str, Tensor], *, eager: bool = False) -> Tensor:
@@ -70,6 +65,7 @@ class TrainStep:
         return self._run(inputs, eager=eager)
 
     def _run(self, inputs: Mapping[str, Tensor], *, eager: bool = False) -> Tensor:
+        self.trainable.before_micro()
         if self.execution.cuda_graphs and not eager:
             torch.compiler.cudagraph_mark_step_begin()  # outputs of the last step may be overwritten now
         with self._stance(inputs, eager=eager):
@@ -85,25 +81,7 @@ class TrainStep:
             return torch.compiler.set_stance("force_eager")
         return self.execution.known(inputs) if self.execution.known else nullcontext()
 
-    def update(self) -> Tensor | None:
-        """Update the weights with the accumulated gradients; return the gradient norm before clipping."""
-        if self.processes > 1:
-            self.trainable.average_gradients(self.processes)
-        if self.scaler:
-            self.scaler.unscale_(self.optimizer)
-        clips = self.max_grad_norm > 0 or self.trainable.skips_nonfinite
-        norm = self.trainable.clip(self.max_grad_norm) if clips else None
-        with self._stream_of_update():
-            if self.scaler:
-                self.scaler.step(self.optimizer)
-                self.scaler.update()
-            else:
-                self.optimizer.step()
-        self.trainable.updated()
-        return norm
-
-    def _stream_of_update(self) -> AbstractContextManager[object]:
-        if not updates_on_default_stream(updater(self.optimizer)):
-            return nullcontext()
-        device = next(p.device for group in self.optimizer.param_groups for p in group["params"])
-        return on_default_stream(device)
+    def update(self, ema: Ema | None = None) -> Tensor | None:
+        """Update the weights with the accumulated gradients, and `ema` if given; return the gradient norm before
+        clipping, if it is computed."""
+        return self._update.run(ema, self.execution.graphs.update if self.execution.graphs else None)

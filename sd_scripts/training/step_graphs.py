@@ -1,8 +1,8 @@
 """Forward and backward of a micro-step as one CUDA graph for each shape of its inputs.
 
 A step launches thousands of small kernels, for which many CPUs need longer than the GPU. Replaying a recorded graph is
-one launch. The update follows outside of the graph, so that any optimizer, loss scaling, several processes and
-averages of the weights work with it.
+one launch. The update that follows is a graph of its own (update_graph), or launched as usual, so that any optimizer
+works.
 """
 
 import traceback
@@ -10,10 +10,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from sd_scripts.training.update_graph import UpdateGraph
+
+T = TypeVar("T")
 
 WARM_UP = 2
 """Times that inputs of a shape run as usual before they are recorded: they compile, tune kernels and fill caches."""
@@ -54,7 +59,7 @@ class Recorded(Protocol):
 class Recorder(Protocol):
     """Records what runs on the GPU."""
 
-    def record(self, run: Callable[[], Tensor]) -> tuple[Recorded, Tensor]:
+    def record(self, run: Callable[[], T]) -> tuple[Recorded, T]:
         """Record `run` without executing it; return what replays it, and where its result will be."""
 
     def has_room(self) -> bool:
@@ -88,7 +93,7 @@ class CudaRecorder:
     def has_room(self) -> bool:
         return torch.cuda.mem_get_info()[0] >= 2 * self._largest + SPARE_BYTES
 
-    def record(self, run: Callable[[], Tensor]) -> tuple[Recorded, Tensor]:
+    def record(self, run: Callable[[], T]) -> tuple[Recorded, T]:
         graph, available = torch.cuda.CUDAGraph(), _available()
         error: Exception | None = None
         try:
@@ -102,6 +107,8 @@ class CudaRecorder:
                     error = first
                     raise
         except Exception as last:
+            # PyTorch may take the recording that failed for one that goes on, and record no other to its pool
+            self._pool = torch.cuda.graph_pool_handle()
             raise (error or last) from None  # ending a failed recording raises an error of its own
         self._largest = max(self._largest, available - _available())
         return graph, result
@@ -115,9 +122,16 @@ def _available() -> int:
 class StepGraphs:
     """Records micro-steps and replays them."""
 
-    def __init__(self, trained: KeepsGradients, recorder: Recorder, tell: Callable[[int], object]):
-        """`tell` is called with the number of a graph, from 1, before it is recorded."""
-        self._trained, self._recorder, self._tell = trained, recorder, tell
+    def __init__(
+        self,
+        trained: KeepsGradients,
+        recorder: Recorder,
+        tell: Callable[[int], object],
+        update: "UpdateGraph | None" = None,
+    ):
+        """`tell` is called with the number of a graph, from 1, before it is recorded; `update`: that of the update,
+        which reads the gradients where these graphs write them."""
+        self._trained, self._recorder, self._tell, self.update = trained, recorder, tell, update
         self._graphs: dict[Key, _Graph] = {}
         self._seen: Counter[Key] = Counter()
         self._records = True
@@ -142,6 +156,8 @@ class StepGraphs:
         """Free the graphs, and record again what is run from now on."""
         self._seen.clear()
         self._graphs.clear()
+        if self.update:
+            self.update.forget()
         self._trained.forget_recorded()
 
     def drop(self) -> None:
@@ -178,7 +194,7 @@ class StepGraphs:
             graph, loss = self._recorder.record(whole)
         except Exception as error:
             self._records = False
-            why, out_of_memory = _summary(error), isinstance(error, torch.OutOfMemoryError)
+            why, out_of_memory = summary(error), isinstance(error, torch.OutOfMemoryError)
             traceback.clear_frames(error.__traceback__)  # they hold what was allocated
         else:
             return _Graph(inputs=static, graph=graph, loss=loss)
@@ -187,7 +203,7 @@ class StepGraphs:
         raise RecordingFailed(why, none_left=not self._graphs, out_of_memory=out_of_memory)
 
 
-def _summary(error: Exception) -> str:
+def summary(error: Exception) -> str:
     """Return the class of an error and its first line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__

@@ -74,6 +74,9 @@ class Trainable(ABC):
     def updated(self) -> None:
         """Clear gradients and refresh the model's copies of the weights; called after the optimizer step."""
 
+    def before_micro(self) -> None:  # noqa: B027
+        """Called before each micro-step that is not replayed."""
+
     def before_recording(self) -> None:
         """Let gradients stay in one place from now on, where recorded graphs write them (see step_graphs)."""
         raise NotImplementedError
@@ -90,6 +93,15 @@ class Trainable(ABC):
 
     def forget_recorded(self) -> None:  # noqa: B027
         """Called when recorded graphs are freed."""
+
+    def settle_gradients(self) -> bool:
+        """Move the gradients of a step to where recorded graphs write them; return whether all are there, so that a
+        recorded update may read them."""
+        return False
+
+    def update_replayed(self) -> None:
+        """Note that a recorded update has read the gradients and changed the weights."""
+        raise NotImplementedError
 
     def limit_norms(self) -> None:  # noqa: B027
         """Apply the norm limits of the options (scale_weight_norms); called after each update."""

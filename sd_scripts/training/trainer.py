@@ -54,12 +54,14 @@ from sd_scripts.training.samples import Sampler, prompts_of
 from sd_scripts.training.self_check import SelfCheck
 from sd_scripts.training.sigterm import SigtermWatcher
 from sd_scripts.training.speed_log import SpeedLog, shape_of
-from sd_scripts.training.step import Execution, HalfScaler, TrainStep
+from sd_scripts.training.step import Execution, TrainStep
 from sd_scripts.training.step_graphs import CudaRecorder, StepGraphs, stream_for
 from sd_scripts.training.step_inputs import step_inputs, text_of
 from sd_scripts.training.train_state import SavedState, TrainState, load_state, read_whole, resume_point
 from sd_scripts.training.training_data import TrainingData, batches_per_epoch, encode_ahead, place_on_device
+from sd_scripts.training.update_graph import UpdateGraph
 from sd_scripts.training.validation import Validator
+from sd_scripts.training.weight_update import HalfScaler
 from sd_scripts.training.writer import Writer
 
 logger = logging.getLogger(__name__)
@@ -287,9 +289,26 @@ class Trainer:
             scaler=self.train_state.scaler,
             processes=self.context.world,
         )
-        self.step_graphs = StepGraphs(self.trainable, CudaRecorder(), self._tell_recording) if self._records else None
+        self.step_graphs = self._step_graphs() if self._records else None
         self._compiled_steps = self.compilation.compiles_steps
         self._choose_execution()
+
+    def _step_graphs(self) -> StepGraphs:
+        """Return what records the steps, and their update too where that can be recorded."""
+        options, recorder = self.context.settings[OptimizerOptions], CudaRecorder()
+        why = optimizers.keeps_from_recording(self.train_state.optimizer, options, scaled=bool(self.step.scaler))
+        if self.context.world > 1:
+            why = "the processes average their gradients"
+        if why and self.context.is_main:
+            logger.info("record_steps: forward and backward are recorded, the update is not: %s", why)
+        update = None if why else UpdateGraph(recorder, self._warn_unrecorded_update)
+        return StepGraphs(self.trainable, recorder, self._tell_recording, update)
+
+    def _warn_unrecorded_update(self, why: str) -> None:
+        self.context.warn(
+            f"record_steps: the update cannot be recorded as a CUDA graph: {why}. It runs as usual; forward and "
+            "backward are recorded"
+        )
 
     def _tell_recording(self, number: int) -> None:
         shapes = max(number, len(self.training_data.shapes()))
@@ -396,11 +415,9 @@ class Trainer:
         progress = self.train_state.progress
         with self.sigterm.consistent() if self.trainable.consistent_in_backward else nullcontext():
             loss = self.context.mean(self._checked_gradients(batches))
-        norm = self.step.update()
+        ema = self.train_state.ema
+        norm = self.step.update(ema if ema and ema.due(progress.step + 1) else None)
         progress.step += 1
-        self.trainable.limit_norms()
-        if self.train_state.ema:
-            self.train_state.ema.update(progress.step)
         rates = dict(zip(self.names, learning_rates(self.train_state.scheduler), strict=True))
         advance(self.train_state.scheduler, loss)
         self.complete = replace(progress)
