@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from sd_scripts.library.attention import attention, padding_mask
+from sd_scripts.library.attention import _bounds, attention, padding_mask
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: the plans of cuDNN are in question")
 
@@ -72,10 +72,18 @@ def test_padding_that_is_skipped_changes_neither_outputs_nor_gradients(valid: tu
     keys = torch.arange(tokens, device="cuda") < torch.tensor(valid, device="cuda")[:, None]
     q, k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16, generator=g).requires_grad_() for _ in range(3))
     grad = torch.randn(*shape[:2], 512, device="cuda", dtype=torch.bfloat16, generator=g) * keys[..., None]
-    found = []
-    for mask in (padding_mask(keys, torch.bfloat16), padding_mask(keys, torch.float32)):
+
+    def found(mask: Tensor) -> list[Tensor]:
         out = attention(q, k, v, mask)
-        found.append([out * keys[..., None], *torch.autograd.grad(out, (q, k, v), grad)])
+        return [out * keys[..., None], *torch.autograd.grad(out, (q, k, v), grad)]
+
+    wanted = found(keys[:, None, None])
+    for mask in (padding_mask(keys, torch.bfloat16), _bounds(keys)):
+        for skipped, masked in zip(found(mask), wanted, strict=True):
+            assert ((skipped - masked).norm() / masked.norm()).item() < 0.01
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_deterministic_runs_skip_padding_by_kernels_that_repeat() -> None:
+    keys = torch.ones(1, 64, dtype=torch.bool, device="cuda")
     assert padding_mask(keys, torch.bfloat16).dtype == torch.int32
-    for skipped, masked in zip(*found, strict=True):
-        assert ((skipped - masked).norm() / masked.norm()).item() < 0.01

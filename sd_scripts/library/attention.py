@@ -1,7 +1,7 @@
 """The one attention of all families: PyTorch's scaled_dot_product_attention, with a guard for its backward.
 
-Padding at the ends of sequences is better skipped than masked: FlashAttention, several times as fast as what takes a
-mask, reads the lengths of sequences as data.
+Padding at the ends of sequences is not masked, as what takes a mask is several times as slow: FlashAttention reads the
+lengths of sequences as data, and what padding adds to cuDNN's attention is taken out afterwards (padded_attention).
 """
 
 import importlib.util
@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from sd_scripts.library import padded_attention
 
 MASKED = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """With a mask cuDNN's backward can give NaN at some lengths (pytorch #196678), and FlashAttention takes none."""
@@ -25,6 +27,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Te
     """
     if mask is not None and mask.dtype == torch.int32:
         return _within_bounds(q, k, v, mask)
+    if mask is not None and mask.dim() == 2:
+        if padded_attention.fits(q):
+            return padded_attention.attention_without_padding(q, k, v, mask).flatten(2)
+        mask = mask[:, None, None]
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     with sdpa_kernel(MASKED) if mask is not None and q.is_cuda else nullcontext():
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
@@ -35,11 +41,18 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Te
 def padding_mask(valid: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the mask for keys (B, S) bool that are valid but for padding at their ends, and inputs of `dtype`.
 
-    Where FlashAttention can run these are the bounds of 2B sequences, int32 (2B + 1,): of what is valid and of what is
-    padding, which then only attends to itself. Elsewhere it is a mask (B, 1, 1, S).
+    Where cuDNN is the fastest it is `valid` itself. Where FlashAttention can run these are the bounds of 2B sequences,
+    int32 (2B + 1,): of what is valid and of what is padding, which then only attends to itself. Elsewhere it is a mask
+    (B, 1, 1, S).
     """
+    if dtype in (torch.bfloat16, torch.float16) and padded_attention.suits(valid.device):
+        return valid
     if not _has_flash_attention(valid.device, dtype):
         return valid[:, None, None]
+    return _bounds(valid)
+
+
+def _bounds(valid: Tensor) -> Tensor:
     starts = valid.shape[1] * torch.arange(len(valid) + 1, device=valid.device)
     ends = starts[:-1] + valid.sum(1)
     return torch.cat((torch.stack((starts[:-1], ends), dim=1).flatten(), starts[-1:])).int()
