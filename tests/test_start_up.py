@@ -27,6 +27,7 @@ from sd_scripts.training.training_data import weights_digest
 HEAVY = {
     *("transformers", "peft", "bitsandbytes", "torch._inductor.compile_fx", "torch.utils.tensorboard", "tensorboard"),
     *("scipy", "sklearn", "pandas", "matplotlib", "wandb", "gradio"),
+    *("diffusers.pipelines", "tensorflow", "jax", "torchvision", "networkx", "torch.distributed.checkpoint"),
 }
 """Modules that take a tenth of a second or more to import, and that a LoRA run with full caches does not use."""
 
