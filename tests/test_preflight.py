@@ -4,12 +4,15 @@ import json
 import math
 import os
 import struct
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fresh import found_by_processes
 from scripts_help import FLUX_LORA, SDXL_LORA
 
 from sd_scripts import flux_train_network, sdxl_train_network
@@ -62,7 +65,6 @@ def test_mistakes_of_every_kind_are_told_together(tmp_path: Path, capsys: pytest
         "--netwrok_dim=8", "--train_batch_size=0", f"--pretrained_model_name_or_path={tmp_path / 'lora.safetensors'}",
         f"--train_data_dir={tmp_path / 'data'}", f"--sample_prompts={tmp_path / 'prompts.txt'}",
         f"--output_dir={tmp_path / 'in the way' / 'out'}", f"--network_weights={tmp_path / 'none.safetensors'}",
-        "--network_args", "rank_dropuot=0.1",
     ]  # fmt: skip
     assert sdxl_train_network.main(flags) == 2
     assert [line.partition(":")[0] for line in capsys.readouterr().err.splitlines()] == [
@@ -74,18 +76,45 @@ def test_mistakes_of_every_kind_are_told_together(tmp_path: Path, capsys: pytest
         "train_data_dir",
         "sample_prompts",
         "output_dir",
-        "network_args",
     ]
 
 
-def test_an_option_that_inductor_does_not_have_is_told_with_them(
+def test_bad_input_is_refused_before_torch_is_imported(good: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "not.toml").write_text("resolution = ")
+    flags = [f"--{name}={value}" for name, value in good.items()]
+    cases: dict[str, tuple[str, list[str]]] = {
+        "--netwrok_dim": ("sdxl_train_network", [*flags, "--netwrok_dim=8"]),
+        "train_batch_size": ("sdxl_train", [*flags, "--train_batch_size=0"]),
+        "pretrained_model_name_or_path": ("flux_train", [*flags, "--pretrained_model_name_or_path=none.safetensors"]),
+        "config_file": ("flux_train_network", [f"--config_file={tmp_path / 'not.toml'}"]),
+        "prompt": ("sdxl_generate", flags[:1]),
+    }
+    code = (
+        "import contextlib, importlib, io, json, sys\n"
+        "for name, (script, argv) in json.loads(sys.argv[1]).items():\n"
+        "    with contextlib.redirect_stderr(io.StringIO()) as console:\n"
+        "        try:\n"
+        "            status = importlib.import_module(f'sd_scripts.{script}').main(argv)\n"
+        "        except SystemExit as ended:\n"
+        "            status = ended.code\n"
+        "    assert status == 2 and console.getvalue().startswith(f'{name}: '), console.getvalue()\n"
+        "print(*{'torch', 'numpy', 'cv2', 'transformers', 'diffusers'} & {*sys.modules})\n"
+    )
+    command = [sys.executable, "-c", code, json.dumps(cases)]
+    done = subprocess.run(command, capture_output=True, text=True, env=found_by_processes(), check=False)
+    assert (done.returncode, done.stdout) == (0, "\n"), done.stderr
+
+
+def test_mistakes_that_only_torch_and_the_model_tell_are_told_together(
     good: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = [f"--{name}={value}" for name, value in {**good, "train_data_dir": "none"}.items()]
-    assert sdxl_train_network.main([*flags, "--compile", "--compile_options", "max_autotun=True"]) == 2
-    assert capsys.readouterr().err.splitlines()[-1] == (
-        "compile_options: inductor has no option max_autotun. Did you mean max_autotune?"
-    )
+    flags = [f"--{name}={value}" for name, value in good.items()]
+    wrong = ["--network_args", "rank_dropuot=0.1", "--compile", "--compile_options", "max_autotun=True"]
+    assert sdxl_train_network.main([*flags, *wrong]) == 2
+    assert capsys.readouterr().err.splitlines()[-2:] == [
+        "network_args: rank_dropuot is unknown. Did you mean rank_dropout?",
+        "compile_options: inductor has no option max_autotun. Did you mean max_autotune?",
+    ]
 
 
 def test_a_file_of_settings_with_a_missing_model_and_a_component_of_another_kind(
@@ -97,7 +126,7 @@ def test_a_file_of_settings_with_a_missing_model_and_a_component_of_another_kind
         f"pretrained_model_name_or_path = 'none.safetensors'\ntrain_data_dir = '{tmp_path / 'data'}'\n"
         f"output_dir = '{tmp_path}'\nt5xxl = '{clip}'\nclip_l = '{clip}'\nae = '{clip}'\n"
     )
-    flags = [f"--config_file={tmp_path / 'run.toml'}", "--netwrok_dim=8", "--train_double_block_indices=x"]
+    flags = [f"--config_file={tmp_path / 'run.toml'}", "--netwrok_dim=8"]
     assert flux_train_network.main(flags) == 2
     assert [line.partition(":")[0] for line in capsys.readouterr().err.splitlines()] == [
         "--netwrok_dim",
@@ -106,7 +135,6 @@ def test_a_file_of_settings_with_a_missing_model_and_a_component_of_another_kind
         "t5xxl",
         "ae",
         "train_data_dir",
-        "train_double_block_indices",
     ]
 
 

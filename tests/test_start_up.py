@@ -27,6 +27,7 @@ from sd_scripts.training.training_data import weights_digest
 HEAVY = {
     *("transformers", "peft", "bitsandbytes", "torch._inductor.compile_fx", "torch.utils.tensorboard", "tensorboard"),
     *("scipy", "sklearn", "pandas", "matplotlib", "wandb", "gradio"),
+    *("diffusers.pipelines", "tensorflow", "jax", "torchvision", "networkx", "torch.distributed.checkpoint"),
 }
 """Modules that take a tenth of a second or more to import, and that a LoRA run with full caches does not use."""
 
@@ -74,6 +75,19 @@ def test_a_lora_run_with_full_caches_imports_no_text_encoders_and_no_integration
     status, modules = json.loads(again.stdout.splitlines()[-1])
     assert (status, HEAVY.intersection(modules)) == (0, set()), again.stderr
     assert equal(first.tensors(), learned)
+
+
+def test_diffusers_does_not_look_up_the_distribution_of_each_package():
+    code = (
+        "import importlib.metadata as metadata\n"
+        "calls, theirs = [], metadata.packages_distributions\n"
+        "metadata.packages_distributions = ours = lambda: calls.append(1) or theirs()\n"
+        "from sd_scripts.library import lean_diffusers\n"
+        "assert metadata.packages_distributions is ours and not calls"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, env=found_by_processes(), check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(

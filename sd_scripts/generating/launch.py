@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
 from sd_scripts.options.generate import GenerateOptions
 from sd_scripts.options.generate_settings import Check, problems, read_command_line, training_settings
 from sd_scripts.options.memory import MemoryOptions
+from sd_scripts.options.preflight import found_by
 from sd_scripts.options.run import RunOptions
 from sd_scripts.options.settings import Settings
 from sd_scripts.runs import compile_cache, garbage_collection
@@ -33,6 +34,12 @@ logger = logging.getLogger("sd_scripts")
 def main(family_name: str, argv: list[str] | None = None) -> int:
     """Generate, and return the exit status."""
     settings, wrong_flags = read_command_line(family_name, argv)
+    resident = settings[GenerateOptions].resident  # each request has settings of its own
+    found: list[object] = [*wrong_flags, *(settings.wrong_values() if resident else problems(settings))]
+    if resident and not settings[RunOptions].run_dir:
+        found.append("run_dir: not set; a resident process reads its requests there")
+    if found:  # before torch is imported, which takes seconds
+        return _refuse(found)
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # less memory lost between sizes
     compile_cache.use_own_folder()
     with garbage_collection.importing():
@@ -42,18 +49,16 @@ def main(family_name: str, argv: list[str] | None = None) -> int:
         return family.check(training_settings(valid))
 
     checks: tuple[Check, ...] = (of_model, machine, output)
-    if settings[GenerateOptions].resident:  # each request has settings of its own
-        found: list[object] = [*wrong_flags, *settings.wrong_values()]
-        if not settings[RunOptions].run_dir:
-            found.append("run_dir: not set; a resident process reads its requests there")
-    else:
-        found = [*wrong_flags, *problems(settings, *checks)]
-    if told := list(map(str, found)):
-        print(*told, sep="\n", file=sys.stderr, flush=True)
-        return MISTAKE
+    if not resident and (found := [*found_by(checks, settings)]):
+        return _refuse(found)
     for remark in settings.remarks:
         print(remark, file=sys.stderr, flush=True)
     return _run(settings, family, checks)
+
+
+def _refuse(problems: Iterable[object]) -> int:
+    print(*dict.fromkeys(map(str, problems)), sep="\n", file=sys.stderr, flush=True)
+    return MISTAKE
 
 
 def machine(valid: Settings) -> Iterator[str]:

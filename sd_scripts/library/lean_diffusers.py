@@ -5,12 +5,27 @@ before a model can be made: several times what PyTorch takes at each start. Noth
 Modules of training import diffusers from here, or after this module.
 """
 
+import importlib.metadata
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import diffusers.loaders  # noqa: F401  # what this package offers depends on what is available
-from diffusers.utils import import_utils
+
+@contextmanager
+def _without_map_of_distributions() -> Iterator[None]:
+    """Keep diffusers from looking up which distribution each installed package is of, which checks every file of many
+    of them. It finds three integrations by that: optimum-quanto, flashinfer and modelopt."""
+    found = importlib.metadata.packages_distributions
+    importlib.metadata.packages_distributions = dict  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        importlib.metadata.packages_distributions = found
+
+
+with _without_map_of_distributions():
+    import diffusers.loaders  # noqa: F401  # what this package offers depends on what is available
+    from diffusers.utils import import_utils
 
 UNUSED = ("_transformers_available", "_peft_available", "_bitsandbytes_available")
 INCOMPLETE = (

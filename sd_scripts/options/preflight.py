@@ -25,14 +25,11 @@ Check = Callable[[Settings], Iterable[str]]
 """Yields sentences, or raises ValueError with one per line. Each begins with option names and a colon."""
 
 
-def problems(settings: Settings, *more: Check) -> list[Problem]:
-    """Return every reason not to start, each once: first of the values, then of the files and folders they name, then
-    what the checks `more` find in the rest."""
+def problems(settings: Settings) -> list[Problem]:
+    """Return every reason not to start, each once: first of the values, then of the files and folders they name."""
     found = settings.problems()
-    for checks in (CHECKS, more):
-        valid = settings.without({name for problem in found for name in problem.names})
-        found += found_by(checks, valid)
-    return list(dict.fromkeys(found))
+    valid = settings.without({name for problem in found for name in problem.names})
+    return list(dict.fromkeys((*found, *found_by(CHECKS, valid))))
 
 
 def found_by(checks: Iterable[Check], valid: Settings) -> Iterator[Problem]:

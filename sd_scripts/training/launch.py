@@ -9,7 +9,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +26,6 @@ from sd_scripts.options.run import CudaOptions, RunOptions
 from sd_scripts.options.saving import HuggingFaceOptions, SavingOptions
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import TrainingOptions
-from sd_scripts.planning.show import show_plan
 from sd_scripts.runs import compile_cache, garbage_collection
 from sd_scripts.runs.exit_codes import FAULT, INTERRUPTED, MISTAKE
 from sd_scripts.runs.folder import RunFolder
@@ -54,15 +53,17 @@ def main(family_name: str, method_name: str, argv: list[str] | None = None) -> i
     script = script_for(family_name, method_name)
     settings, wrong_flags = command_line.read_command_line(script, argv)
     if plan_format := command_line.plan_format(script, argv):
+        from sd_scripts.planning.show import show_plan  # imports OpenCV
+
         return show_plan(settings, wrong_flags, as_json=plan_format == "json")
+    if wrong := [*wrong_flags, *preflight.problems(settings)]:  # before torch is imported, which takes seconds
+        return _refuse(settings, wrong)
     _set_environment(settings)
-    if not (wrong_flags or settings.wrong_values()):
-        head_start.begin(settings, card_of(family_name))
+    head_start.begin(settings, card_of(family_name))
     with garbage_collection.importing():
         family, method = _load(family_name, method_name)
-    checks = (family.check, partial(method.check, family), _dry_run)
-    if problems := [str(problem) for problem in (*wrong_flags, *preflight.problems(settings, *checks))]:
-        return _refuse(settings, problems)
+    if wrong := [*preflight.found_by((family.check, partial(method.check, family), _dry_run), settings)]:
+        return _refuse(settings, wrong)
     try:
         _set_up_console(settings[LoggingOptions])
     except OSError as error:
@@ -192,8 +193,9 @@ def _explain(error: Exception, settings: Settings, training: bool) -> tuple[str,
     return None
 
 
-def _refuse(settings: Settings, problems: list[str]) -> int:
+def _refuse(settings: Settings, found: Iterable[object]) -> int:
     """Report problems in the console, once per machine, and in the folder that the GUI made for the run."""
+    problems = list(dict.fromkeys(map(str, found)))
     if os.environ.get("LOCAL_RANK", "0") == "0":
         print(*problems, sep="\n", file=sys.stderr, flush=True)
     else:
