@@ -3,7 +3,7 @@
   const { el, ask, send, url, complaint, write } = Studio;
   const EVERY = 1000; // milliseconds
   const SVG = "http://www.w3.org/2000/svg";
-  const [WIDE, HIGH, EDGE] = [720, 132, 12]; // of the chart, in its own units
+  const [NARROWEST, HIGH, EDGE] = [280, 132, 12]; // pixels of the chart
   const dialog = el("dialog", { class: "browse checkpoints", "aria-label": "Compare checkpoints" });
   const large = el("dialog", { class: "sample-large checkpoint-large", "aria-label": "Image", tabindex: -1 });
   let run, offers, parts, told, known, shown, pinned;
@@ -159,13 +159,13 @@
   // Losses
 
   /** A curve of the losses, with the best marked; EMA files are a curve of their own. */
-  const chart = (result) => {
+  const chart = (result, wide) => {
     const points = result.checkpoints.map((each, number) => ({ ...each, number })).filter((each) => each.loss != null);
     if (!points.length) return null;
     const losses = points.map((each) => each.loss);
     const [low, high] = [Math.min(...losses), Math.max(...losses)];
     const last = Math.max(result.checkpoints.length - 1, 1);
-    const x = (number) => EDGE + 60 + ((WIDE - 2 * EDGE - 60) * number) / last;
+    const x = (number) => EDGE + 60 + ((wide - 2 * EDGE - 60) * number) / last;
     const y = (loss) => HIGH - 26 - ((HIGH - 26 - EDGE - 8) * (loss - low)) / (high - low || 1);
     const lines = [false, true].map((ema) => {
       const own = points.filter((each) => each.ema === ema);
@@ -186,10 +186,10 @@
     const marks = high > low ? [low, high] : [low];
     const scale = marks.map((loss) => text(loss.toFixed(4), { x: EDGE + 46, y: y(loss) + 4, "text-anchor": "end" }));
     const best = points.find((each) => each.number === result.best) ?? points[0];
-    const near = x(best.number) < 120 ? "start" : x(best.number) > WIDE - 120 ? "end" : "middle";
+    const near = x(best.number) < 120 ? "start" : x(best.number) > wide - 120 ? "end" : "middle";
     const label = text(best.label, { x: x(best.number), y: HIGH - 4, "text-anchor": near, class: "best" });
     const about = `Validation loss of ${points.length} checkpoints; the best is ${best.label}`;
-    return svg("svg", { viewBox: `0 0 ${WIDE} ${HIGH}`, class: "losses", role: "img", "aria-label": about }, ...lines, ...dots, ...scale, label);
+    return svg("svg", { viewBox: `0 0 ${wide} ${HIGH}`, class: "losses", role: "img", "aria-label": about }, ...lines, ...dots, ...scale, label);
   };
 
   const conclusion = (result) => {
@@ -250,11 +250,12 @@
     if (!result) return;
     if (!parts.rule.value) [parts.rule.value, parts.within.value] = [result.rule, result.within];
     parts.within.parentElement.hidden = parts.rule.value !== "earliest";
-    const key = JSON.stringify([result.checkpoints, result.cells, result.best]);
+    const wide = Math.max(parts.result.clientWidth, NARROWEST);
+    const key = JSON.stringify([result.checkpoints, result.cells, result.best, wide]);
     if (parts.drawn !== key) {
       const [left, top] = [parts.grid.scrollLeft, dialog.scrollTop];
       parts.drawn = key;
-      parts.losses.replaceChildren(...[chart(result)].filter(Boolean));
+      parts.losses.replaceChildren(...[chart(result, wide)].filter(Boolean));
       parts.grid.replaceChildren(drawGrid(result));
       [parts.grid.scrollLeft, dialog.scrollTop] = [left, top];
     }
@@ -354,6 +355,8 @@
     dialog.replaceChildren(el("h3", {}, `Checkpoints of ${run.name}`), close, settings, said, job, failed, result);
     parts = { form, settings, bar, doing, said, failed, job, rule, within, best, losses, grid, result, download, unfinished };
   };
+
+  new ResizeObserver(() => dialog.open && told && draw()).observe(dialog); // the chart is as wide as there is room
 
   /** Open the dialog for a run; `refuse` shows why it cannot be opened. */
   Studio.compareCheckpoints = async (of, refuse) => {

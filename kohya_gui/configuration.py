@@ -214,7 +214,7 @@ def save_file(
     """Write what differs from the defaults, plus unknown keys. Raises ValueError for a bad value or path."""
     allowed_paths.check("configuration file", path)
     settings = from_values(script, unknown, of_family(values, script))
-    if wrong := [*settings.wrong_values(), *_leaked_secrets(settings)]:
+    if wrong := [*settings.wrong_values(), *leaked_secrets(settings)]:
         raise ValueError("\n".join(wrong))
     try:
         write_toml(path, settings.saved())
@@ -223,7 +223,7 @@ def save_file(
     return path
 
 
-def _leaked_secrets(settings: Settings) -> list[str]:
+def leaked_secrets(settings: Settings) -> list[str]:
     """Return a problem for every non-secret option that contains a secret, since it would be written and printed."""
     values = settings.values()
     secrets = {name: values[name] for name, o in settings.options.items() if o.secret and values[name]}
@@ -288,6 +288,6 @@ def checked(
     problems = allowed_paths.problems(settings.values(), settings.options.values())
     if not problems:
         problems = list(map(str, preflight.problems(settings) if files else settings.problems()))
-    if told := [*problems, *_leaked_secrets(settings)]:
+    if told := [*problems, *leaked_secrets(settings)]:
         raise ValueError("\n".join(told))
     return settings

@@ -233,8 +233,7 @@ class MetadataSteps:
 def latents_view(run_state: RunState, file: Path, waits_for: str = "") -> str:
     """Show the progress of a job, the run it waits for, or its outcome."""
     if waits_for:
-        said = f"Waiting for the run {waits_for}; starts automatically when it ends, before queued runs"
-        return message("note", f"{said}. Keep the GUI running")
+        return message("note", f"Starts when {waits_for} ends, before queued runs, if the GUI runs then")
     if run_state.state == "finished":
         said = f"Cached the latents of {run_state.total} images next to them and saved their sizes to {file}"
         return message("warning" if run_state.warnings else "ok", said, run_state.warnings)

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -97,16 +97,16 @@ class LatentsJob(ToolJob):
 
     def __init__(self, queue: RunQueue) -> None:
         super().__init__(queue, "latents")
-        self.asked: Gathering | None = None
-        """The current or last job."""
+        record = self.find_again()
+        self.asked = Gathering(**record) if record.keys() == {each.name for each in fields(Gathering)} else None
+        """What the current or last job was asked for."""
 
     def start(self, asked: Gathering, values: Mapping[str, Any], family: str) -> None:
         """Start now, or when the run on the GPU ends. Raises ValueError, one sentence, if something is missing."""
         if self.busy:
             raise ValueError("latents are already being cached: stop that job or wait for it to finish")
-        argv = latents_command(asked, values, family)
+        self.begin(latents_command(asked, values, family), record=asdict(asked))
         self.asked = asked
-        self.begin(argv)
 
 
 def latents_command(asked: Gathering, values: Mapping[str, Any], family: str) -> list[str]:

@@ -201,18 +201,20 @@
 
   const shownSlot = () => [...document.querySelectorAll("[data-live]")].find((each) => each.offsetParent !== null);
 
-  /** The run that a training tab shows: the active one, else the one that ended last, else the next. */
+  /** The run that a training tab shows: the active one of any tab, else of its own the one that ended last, else the
+   * next. The Runs tab shows those of all tabs. */
   const followed = () => {
     const latest = (runs, when) => runs.reduce((a, b) => (!a || when(b) > when(a) ? b : a), null);
     const living = latest(
       board.runs.filter((run) => LIVING.includes(run.state)),
       (run) => run.started,
     );
+    const own = board.runs.filter((run) => slot === "runs" || !run.tab || run.tab === slot);
     const over = latest(
-      board.runs.filter((run) => run.state !== "queued" && !LIVING.includes(run.state)),
+      own.filter((run) => run.state !== "queued" && !LIVING.includes(run.state)),
       (run) => run.ended ?? Infinity, // it is just ending, and the list does not know the time yet
     );
-    return (living ?? over ?? latest(board.runs, (run) => -run.place))?.id ?? null;
+    return (living ?? over ?? latest(own, (run) => -run.place))?.id ?? null;
   };
 
   const shown = () => (slot === "runs" && chosen != null ? chosen : followed());

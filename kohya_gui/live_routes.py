@@ -235,9 +235,10 @@ class LiveRoutes:
         return {"ok": True}
 
     def _shown_rows(self, limit: int) -> list[RunRow]:
-        """Return the newest runs, plus all that are queued or active."""
+        """Return the newest runs, plus all that are queued or active, and the newest of each tab, which it shows."""
         store = self._queue.store
-        every = {row.id: row for row in (*store.queued(), *store.living(), *store.rows(limit))}
+        found = (*store.queued(), *store.living(), *store.newest_of_tabs(), *store.rows(limit))
+        every = {row.id: row for row in found}
         return [every[id] for id in sorted(every, reverse=True)]
 
     def _predecessors(self, row: RunRow, run_state: RunState) -> list[int]:

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from kohya_gui.allowed_paths import AllowedPaths
+from kohya_gui.configuration import leaked_secrets
 from kohya_gui.json_routes import get, post
 from kohya_gui.messages import message
 from kohya_gui.plan_card import settings_of
@@ -44,15 +45,15 @@ class MeasureJob(ToolJob):
 
     def __init__(self, queue: RunQueue) -> None:
         super().__init__(queue, "measure")
-        self.tab = ""
-        """The tab in which it was started."""
+        self.tab = str(self.find_again().get("tab") or "")
+        """The tab in which the current or last job was started."""
 
     def start(self, settings: Settings, tab: str) -> None:
         """Start now, or when the run on the GPU ends. Raises ValueError, one sentence per line."""
         if self.busy:
             raise ValueError("A measurement is already running: stop it or wait for it to finish")
-        if problems := preflight.problems(settings):
-            raise ValueError("\n".join(map(str, problems)))
+        if problems := [*map(str, preflight.problems(settings)), *leaked_secrets(settings)]:
+            raise ValueError("\n".join(problems))
 
         def prepare(job: WatchedRun) -> Sequence[str]:
             config = job.folder.path / "settings.toml"
@@ -62,7 +63,7 @@ class MeasureJob(ToolJob):
                 raise ValueError(f"{config} cannot be written ({error.strerror})") from error
             return ["--config_file", str(config)]
 
-        self.begin([sys.executable, "-m", TOOL], prepare)
+        self.begin([sys.executable, "-m", TOOL], prepare, record={"tab": tab})
         self.tab = tab
 
     @property
@@ -111,7 +112,7 @@ def view(run_state: RunState, result: Mapping[str, Any] | None, waits_for: str) 
     stop = '<button type="button" class="quiet-button" data-measure="stop">Stop measuring</button>'
     if waits_for:
         return (
-            message("note", f"Measuring starts when {waits_for} ends, before queued runs. Keep the GUI running") + stop
+            message("note", f"Measuring starts when {waits_for} ends, before queued runs, if the GUI runs then") + stop
         )
     if run_state.state == "finished" and result:
         return table(result)

@@ -41,7 +41,8 @@ class ToolJob:
         """Start a command now, or when the run on the GPU ends. Raises ValueError, one sentence, if that fails.
 
         `prepare` may write files into the folder of the job and returns more arguments. With a `record` of what the
-        job is, a GUI that is started later can `find_again` the job, still waiting or running.
+        job is, a GUI that is started later can `find_again` the job, still waiting or running. Command and record are
+        saved in the folder, so they must not contain secrets.
         """
         gpus = gpu_set("", sees_no_gpu())
         try:

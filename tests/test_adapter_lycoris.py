@@ -15,7 +15,7 @@ from lycoris.modules.lokr import LokrModule
 from torch import Tensor, nn
 
 from sd_scripts.networks.adapter import read_layer
-from sd_scripts.networks.adapters.lokr import factors
+from sd_scripts.networks.lokr_sizes import factors
 
 Case = tuple[str, type[nn.Module], int, dict[str, Any], dict[str, Any]]
 """Kind, class in lycoris, rank, our options, theirs."""

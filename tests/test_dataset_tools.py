@@ -241,11 +241,33 @@ def test_latents_wait_for_the_run_that_is_on(source: Path, queue: RunQueue, tmp_
     values = settings_of(pretrained_model_name_or_path="m.safetensors").values()
     job.start(asked, values, "sdxl")
     assert job.watched
-    assert "Waiting for the run cat" in latents_view(job.watched.refresh(), asked.latents_file, job.waits_for)
+    assert "Starts when cat ends" in latents_view(job.watched.refresh(), asked.latents_file, job.waits_for)
     with pytest.raises(ValueError, match="already"):
         job.start(asked, values, "sdxl")
     job.stop()
     assert job.watched.refresh().state == "stopped"
+
+
+def test_latents_that_wait_outlive_the_gui(
+    source: Path, queue: RunQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = queue.store.add(RunFolder(tmp_path / "run"), name="cat", gpus=gpu_set("", sees_no_gpu()))
+    queue.store.update(row.id, state="running")
+    asked = Gathering(image_folder=str(source), tags=".tags")
+    gather(asked)
+    given = settings_of(pretrained_model_name_or_path="m.safetensors", min_bucket_reso=64)
+    LatentsJob(queue).start(asked, given.values(), "sdxl")
+    assert LatentsJob(queue).watched is None  # the GUI that has it is alive
+    monkeypatch.setattr("sd_scripts.runs.process.is_alive", lambda key: False)
+    restarted = RunQueue(RunStore(queue.store.path))
+    job = LatentsJob(restarted)
+    assert (job.asked, job.waits_for, job.busy) == (asked, "cat", True)
+    restarted.store.end(row.id, "finished")
+    restarted._start_tools()
+    assert job.watched
+    assert job.watched.run
+    assert job.watched.run.wait(120)
+    assert "m.safetensors" in job.watched.folder.console_tail()
 
 
 def test_the_page_prepares_latents_in_a_process_of_its_own(miniature: Any, source: Path, queue: RunQueue) -> None:

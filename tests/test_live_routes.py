@@ -113,6 +113,15 @@ def test_a_short_board_still_has_every_run_that_is_not_over(studio):
     assert [run["name"] for run in runs] == ["c", "first"]
 
 
+def test_a_short_board_has_the_newest_run_of_each_tab_that_is_over(studio):
+    embeddings = [studio.over(name, steps(1)) for name in ("a", "b")]
+    for id in embeddings:
+        studio.queue.store.update(id, tab="textual_inversion")
+    for name in ("c", "d", "e"):
+        studio.over(name, steps(1))
+    assert [run["name"] for run in studio.get("board?limit=1").json()["runs"]] == ["e", "b"]
+
+
 def test_a_run_is_sent_as_sections_and_again_only_when_it_told_something(studio):
     run = studio.over("cat", steps(5))
     told = studio.get(f"run/{run}").json()

@@ -1,13 +1,21 @@
-"""What the page shows of a measurement; test_plan_card of the browser runs a real one."""
+"""What the page shows of a measurement, which outlives the GUI; test_plan_card of the browser runs a real one."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from runs_help import wait_for
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
 
-from kohya_gui.measure_routes import SET_BY_SOME, SET_BY_VARIANTS, table, view
+from kohya_gui.allowed_paths import EVERYWHERE
+from kohya_gui.measure_routes import SET_BY_SOME, SET_BY_VARIANTS, MeasureJob, routes, table, view
 from sd_scripts.options.catalog import SCRIPTS
 from sd_scripts.options.spec import each_option
+from sd_scripts.runs.folder import RunFolder
+from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.run_state import RunState
+from sd_scripts.runs.store import RunStore
 from sd_scripts.tools.measure_compile import VARIANTS
 
 
@@ -61,3 +69,72 @@ def test_the_state_of_a_job_is_told(events: list[dict[str, Any]], waits_for: str
     for event in events:
         run_state.apply({"time": 1.0, **event})
     assert shown in view(run_state, None, waits_for)
+
+
+TOKEN = "hf_TheTokenOfHuggingFace"
+
+
+class Page:
+    """The routes of one GUI, while a run is on."""
+
+    def __init__(self, folder: Path) -> None:
+        self.queue = RunQueue(RunStore(folder / "runs.sqlite"))
+        self.browser = TestClient(Starlette(routes=routes(self.queue, EVERYWHERE)))
+
+    def start(self, values: dict[str, Any]) -> Any:
+        return self.browser.post("/studio/measure", json={"tab": "lora", "family": "sdxl", "values": values}).json()
+
+    def state(self) -> Any:
+        return self.browser.get("/studio/measure").json()
+
+
+@pytest.fixture
+def values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    for name in ("XDG_STATE_HOME", "LOCALAPPDATA"):
+        monkeypatch.setenv(name, str(tmp_path / "state"))
+    monkeypatch.setattr("kohya_gui.tool_job.sees_no_gpu", lambda: False)  # on the CPU nothing waits
+    monkeypatch.setattr("sd_scripts.options.preflight.problems", lambda settings: [])
+    return {"pretrained_model_name_or_path": str(tmp_path / "model.safetensors")}
+
+
+def test_a_measurement_that_waits_outlives_the_gui_and_no_file_tells_the_token(
+    tmp_path: Path, values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = Page(tmp_path)
+    run = page.queue.store.add(RunFolder(tmp_path / "run"), name="cat")
+    page.queue.store.update(run.id, state="running")
+    monkeypatch.setattr("kohya_gui.measure_routes.TOOL", "this")  # prints text and ends
+    assert page.start({**values, "huggingface_token": TOKEN}) == {"ok": True}
+    files = [file for file in (tmp_path / "state").rglob("*") if file.is_file()]
+    assert {"launch.json", "settings.toml"} <= {file.name for file in files}
+    assert not [file for file in files if TOKEN.encode() in file.read_bytes()]
+    assert MeasureJob(page.queue).watched is None  # the GUI that has it is alive
+
+    monkeypatch.setattr("sd_scripts.runs.process.is_alive", lambda key: False)
+    restarted = Page(tmp_path)
+    shown = restarted.state()
+    assert (shown["tab"], shown["over"]) == ("lora", False)
+    assert "Measuring starts when cat ends" in shown["html"]
+    assert "already running" in restarted.start(values)["error"]
+    restarted.queue.store.end(run.id, "finished")
+    restarted.queue._start_tools()
+    (folder,) = (tmp_path / "state").rglob("*-measure")
+    wait_for(lambda: "Zen of Python" in RunFolder(folder).console_tail())
+    wait_for(lambda: restarted.state()["over"])
+
+
+def test_a_measurement_that_was_stopped_while_it_waited_is_not_started_by_the_next_gui(
+    tmp_path: Path, values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = Page(tmp_path)
+    page.queue.store.update(page.queue.store.add(RunFolder(tmp_path / "run"), name="cat").id, state="running")
+    page.start(values)
+    page.browser.post("/studio/measure/stop", json={})
+    monkeypatch.setattr("sd_scripts.runs.process.is_alive", lambda key: False)
+    assert Page(tmp_path).state()["tab"] == ""
+
+
+def test_options_that_contain_the_token_are_not_measured(tmp_path: Path, values: dict[str, Any]) -> None:
+    refused = Page(tmp_path).start({**values, "huggingface_token": TOKEN, "training_comment": f"with {TOKEN}"})
+    assert refused["error"].startswith("training_comment: contains the huggingface_token")
+    assert not list((tmp_path / "state").rglob("settings.toml"))

@@ -45,6 +45,23 @@ class Activations:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Projection:
+    """Linear layers that read one input, and compute in one product where they are folded (networks/folding.py)."""
+
+    inputs: int
+    outputs: tuple[int, ...]
+    """Of each of the layers."""
+    count: int
+    """How many there are of them in the denoiser."""
+    rows: float = 0.0
+    """Rows of their input for each unit of a sample; 0 for those of the text, which are few."""
+    kept: bool = True
+    """Whether what follows keeps their outputs until the backward pass."""
+    swappable: bool = False
+    """Whether they are in blocks that blocks_to_swap can take off the device."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class MemoryFacts:
     """Sizes of a family's full-size model."""
 
@@ -58,6 +75,10 @@ class MemoryFacts:
     """Component -> values of a LoRA of rank 1 on all of its Linear layers that are adapted by default."""
     lora_conv: int = 0
     """The same of the denoiser's convolutions, with conv_dim."""
+    projections: tuple[Projection, ...] = ()
+    """All Linear layers of the denoiser that are adapted by default, if their adapters are folded."""
+    measured_rank: int = 0
+    """Rank of the LoRA with which the activations were measured."""
     factored_state: float = 0.02
     """Bytes that a factored optimizer keeps for each value of the denoiser."""
     quantized: Mapping[str, tuple[int, int]] = field(default_factory=dict)

@@ -11,9 +11,7 @@ from sd_scripts.options.dataset import CAPTIONS_AT_ONCE, CacheOptions
 from sd_scripts.options.full import FullOptions, FusedOptions
 from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.model import ModelOptions
-from sd_scripts.options.network import DEFAULT_DIM, NetworkOptions
-from sd_scripts.options.network_args import NetworkArguments
-from sd_scripts.options.network_types import read_items
+from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.optimizer import OptimizerOptions
 from sd_scripts.options.optimizer_table import known_optimizer, optimizer_name
 from sd_scripts.options.quantization import bytes_of, denoiser_format, encoder_format
@@ -22,6 +20,7 @@ from sd_scripts.options.sampling import SampleOptions
 from sd_scripts.options.saving import EmaOptions
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import TrainingOptions
+from sd_scripts.planning.adapter_memory import AdapterMemory
 
 GIB = 2**30
 FULL, HALF = 4, 2
@@ -39,11 +38,6 @@ PROCESS, PINNED = int(2.1 * GIB), 1.4
 """Main memory of a training process without a model, and of swapped blocks for each of their bytes; measured too."""
 TOLERANCE = 0.05
 """By how much the size of a model may differ from that of the full-size model."""
-VALUES_OF_KINDS = {"loha": 2.0, "oft": 0.5, "boft": 4.0}
-"""Adapter kind -> trained values at a rank, or block size, relative to LoRA's; OFT's hold for blocks below half a
-layer's root."""
-NEAR_ROOT = 35
-"""LoKr with factor -1: about the larger size of its matrices, which are square roots of a layer's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +175,8 @@ class _Run:
         trained, state = self._trained(), self._bytes_of_state()
         own = 0.0
         if self.frozen:
-            own = trained * (FULL + self.compute)  # masters and compute copies
+            own = trained * FULL  # masters
+            own += self._adapter.held * self.compute if self.network else 0.0
         elif self.held != self.compute:
             own = trained * self.held
         ema = self.settings[EmaOptions]
@@ -220,35 +215,24 @@ class _Run:
 
     def _trained(self) -> int:
         """Return how many values learn."""
-        facts, encoders = self.facts, self._trained_encoders()
         if not self.frozen:
-            return facts.values[DENOISER] + sum(facts.values[name] for name in encoders)
+            return sum(self.facts.values[name] for name in (DENOISER, *self._trained_encoders()))
         if not self.network:  # a few embeddings
             return 0
-        dim = self.network.network_dim or DEFAULT_DIM
-        text = sum(self._of_adapter(facts.lora.get(name, 0), facts.values[name], dim) for name in encoders)
-        if self.network.network_train_text_encoder_only:
-            return text
-        own = self._of_adapter(facts.lora[DENOISER], facts.values[DENOISER], dim)
-        return own + self._of_adapter(facts.lora_conv, facts.values[DENOISER], self._conv_dim(dim)) + text
+        return self._adapter.trained
 
-    def _conv_dim(self, dim: int) -> int:
+    @property
+    def _adapter(self) -> AdapterMemory:
         assert self.network is not None
-        chosen = self.network.built_in if self.network.is_ours else None
-        given = NetworkArguments({**self.network.shared_arguments, **read_items(self.network.network_args)})
-        return int(given.number("conv_dim") or (dim if chosen and chosen.conv else 0))
-
-    def _of_adapter(self, lora: int, values: int, dim: int) -> int:
-        """Return about how many values an adapter of this rank trains in layers with so many `values`, of which LoRA
-        would train `lora` for each rank."""
-        assert self.network is not None
-        kind = self.network.built_in.adapter if self.network.is_ours else "lora"
-        if kind == "lokr":
-            factor = self.network.lokr_factor
-            if factor < 0:  # both matrices are about as large as a LoRA of rank 1
-                return int(min(lora, lora * dim / NEAR_ROOT))
-            return int(min(values / factor**2, lora * dim / factor))
-        return int(lora * dim * VALUES_OF_KINDS.get(kind, 1.0))
+        return AdapterMemory(
+            network=self.network,
+            facts=self.facts,
+            encoders=self._trained_encoders(),
+            plain=not denoiser_format(self.settings),
+            compiled=self.settings[CompileOptions].compile,
+            checkpointed=self.training.gradient_checkpointing,
+            swapped=self._swap / max(1, self.facts.most_swapped),
+        )
 
     def _trained_encoders(self) -> list[str]:
         names = [name for name in self.facts.values if name not in (DENOISER, VAE)]
@@ -344,7 +328,8 @@ class _Run:
 
     def _activations(self) -> float:
         units = max((self._units(shape) for shape in self.shapes), default=0.0)
-        return self._growing()(units * self.compute / HALF)
+        of_adapter = self._adapter.kept if self.network else 0.0
+        return self._growing()(units * self.compute / HALF) + units * of_adapter * self.compute
 
     def _growing(self) -> Growing:
         facts, compiled = self.facts.activations, self.settings[CompileOptions]

@@ -134,6 +134,12 @@ class RunStore(StoreFile):
         """Return the rows, newest first."""
         return self.read(lambda db: _rows(db, "ORDER BY id DESC LIMIT ?", limit))
 
+    def newest_of_tabs(self) -> list[RunRow]:
+        """Return the newest ended row of each tab."""
+        ended = f"state NOT IN ({', '.join('?' * len(LIVING))}, 'queued')"
+        which = f"WHERE id IN (SELECT MAX(id) FROM runs WHERE {ended} GROUP BY tab)"
+        return self.read(lambda db: _rows(db, which, *LIVING))
+
     def queued(self) -> list[RunRow]:
         """Return the queued runs in starting order."""
         return self.read(_queued)

@@ -48,6 +48,12 @@ def test_checkpoints_are_compared_from_the_form_to_the_grid(
     expect(dialog.locator(".checkpoint-grid .sample")).to_have_count(8, timeout=TRAINING)
     expect(dialog.locator(".checkpoints-job")).to_be_hidden(timeout=TRAINING)
     expect(dialog.locator(".losses circle")).to_have_count(2)
+    for width in (1400, 800):
+        page.set_viewport_size({"width": width, "height": 1000})
+        room = dialog.locator("section").evaluate("section => section.clientWidth")
+        expect(dialog.locator("svg.losses")).to_have_attribute("viewBox", f"0 0 {room} 132")
+        assert dialog.locator("svg.losses").evaluate("chart => chart.getBoundingClientRect().width") == room
+    page.set_viewport_size({"width": 1400, "height": 1000})
     expect(dialog.locator(".message-error")).to_have_count(0)
     assert not [each for each in too_wide(page) if ".scroll:" not in each]  # the grid scrolls within the dialog
 

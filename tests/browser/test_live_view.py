@@ -265,6 +265,14 @@ def ended(queue: RunQueue, place: Path, name: str, began: float, last: int = 10,
     return id
 
 
+def test_a_training_tab_shows_its_own_last_run(page, queue, tmp_path):
+    last = ended(queue, tmp_path, "adapter", 9e9)
+    page.locator("#lora-button").click()
+    expect(page.locator("#lora-run .run")).to_have_attribute("data-run", str(last))
+    page.locator("#textual_inversion-button").click()
+    expect(page.locator("#textual_inversion-run .run-none")).to_be_visible()
+
+
 def test_all_samples_are_a_matrix_and_one_can_be_downloaded(page, over):
     view = look_at(page, "past")
     view.locator(".samples .section-head button").click()

@@ -2,20 +2,41 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from sd_scripts.families.memory_facts import Activations, Growing, MemoryFacts
+from sd_scripts.families.memory_facts import Activations, Growing, MemoryFacts, Projection
 
 if TYPE_CHECKING:
     from sd_scripts.options.settings import Settings
 
 SWAPPABLE_BLOCK = 34_755_840
 """Values of each of the 60 largest transformer blocks."""
+CONTEXT = 2_048
+"""Width of the text encoders' outputs."""
 
 
 def latent_positions(width: int, height: int, frames: int, settings: Settings) -> float:
     """Return the positions of the latents."""
     return width / 8 * (height / 8) * frames
+
+
+def projections(width: int, depth: int, rows: float, *, swappable: bool) -> tuple[Projection, ...]:
+    """Return those of all transformer blocks of this width, `depth` of them."""
+    inner = 4 * width
+    each: dict[str, Any] = {"rows": rows, "swappable": swappable}
+    return (
+        Projection(inputs=width, outputs=(width,) * 3, count=depth, **each),  # q, k and v of self-attention
+        Projection(inputs=width, outputs=(width,), count=depth, **each),  # q of cross-attention
+        Projection(inputs=CONTEXT, outputs=(width,) * 2, count=depth, swappable=swappable),  # and its k and v
+        Projection(inputs=width, outputs=(width,), count=2 * depth, kept=False, **each),  # outputs of attention
+        Projection(inputs=width, outputs=(2 * inner,), count=depth, **each),  # GEGLU
+        Projection(inputs=inner, outputs=(width,), count=depth, kept=False, **each),
+    )
+
+
+def around(width: int, count: int, rows: float) -> Projection:
+    """Return the projections before and after the blocks of `count` transformers of this width."""
+    return Projection(inputs=width, outputs=(width,), count=2 * count, rows=rows, kept=False)
 
 
 MEMORY = MemoryFacts(
@@ -29,6 +50,13 @@ MEMORY = MemoryFacts(
     largest_weight=1_280 * 2_560 * 9,
     lora={"denoiser": 2_659_840, "text_encoder1": 165_888, "text_encoder2": 737_280},
     lora_conv=355_840,
+    projections=(
+        *projections(640, 10, rows=1 / 4, swappable=False),
+        *projections(1_280, 60, rows=1 / 16, swappable=True),
+        around(640, 5, rows=1 / 4),
+        around(1_280, 6, rows=1 / 16),
+    ),
+    measured_rank=32,
     factored_state=0.38,
     quantized={
         "denoiser": (2_201_600_000, 1_428_160),

@@ -18,14 +18,13 @@ from sd_scripts.library.kronecker import factored_kronecker_product, kronecker_p
 from sd_scripts.networks.adapter import register
 from sd_scripts.networks.foldable import FoldableLinear, Tail
 from sd_scripts.networks.layers import Dropouts
+from sd_scripts.networks.lokr_sizes import LokrSizes, can_fold, read_sizes
 from sd_scripts.networks.update_adapter import NORMS, Shapes, UpdateAdapter, kaiming_uniform
 from sd_scripts.networks.updates import Axis, Update, UpdatedLinear, dense_weight, exact
 from sd_scripts.options.network_args import NetworkArguments
 
 W1, W1_A, W1_B = "lokr_w1", "lokr_w1_a", "lokr_w1_b"
 W2, W2_A, W2_B, T2 = "lokr_w2", "lokr_w2_a", "lokr_w2_b", "lokr_t2"
-LARGEST_FOLD = 256
-"""Rank of the LoRA as which a LoKr computes in its base product, at most; a larger one takes longer than it saves."""
 
 
 class KroneckerUpdate(Update):
@@ -77,7 +76,7 @@ class LokrLinear(UpdatedLinear, FoldableLinear):
     @property
     def foldable(self) -> bool:
         plain = self.update.part(W1) is not None and self.update.part(W2_A) is not None
-        return plain and self.magnitudes is None and self.folded_rank <= min(LARGEST_FOLD, self.in_features // 2)
+        return plain and self.magnitudes is None and can_fold(self.folded_rank, self.in_features)
 
     @property
     def folded_rank(self) -> int:
@@ -120,14 +119,7 @@ class Lokr(UpdateAdapter):
 
     @classmethod
     def read_options(cls, arguments: NetworkArguments) -> Mapping[str, Any]:
-        """Read also `factor`, `decompose_both`, `full_matrix` and `unbalanced_factorization`."""
-        return {
-            **super().read_options(arguments),
-            "factor": arguments.factor("factor"),
-            "both": arguments.flag("decompose_both"),
-            "full": arguments.flag("full_matrix"),
-            "unbalanced": arguments.flag("unbalanced_factorization"),
-        }
+        return {**super().read_options(arguments), **read_sizes(arguments)}
 
     @classmethod
     def needs_dense_base(cls, options: Mapping[str, Any]) -> str:
@@ -136,14 +128,10 @@ class Lokr(UpdateAdapter):
     @classmethod
     def shapes(cls, weight: Tensor, rank: int, options: Mapping[str, Any]) -> Shapes:
         out, into, *kernel = weight.shape
-        factor, full = options.get("factor", -1), options.get("full", False)
-        (p, c), (q, d) = factors(out, factor), factors(into, factor)
-        if options.get("unbalanced"):
-            p, c = c, p
-        shapes: Shapes = {W1: (p, q)}
-        if options.get("both") and rank < max(p, q) / 2 and not full:
-            shapes = {W1_A: (p, rank), W1_B: (rank, q)}
-        if full or rank >= max(c, d) / 2:
+        sizes = LokrSizes.of(out, into, rank, options)
+        p, q, c, d = sizes.p, sizes.q, sizes.c, sizes.d
+        shapes: Shapes = {W1: (p, q)} if sizes.whole_w1 else {W1_A: (p, rank), W1_B: (rank, q)}
+        if sizes.whole_w2:
             return {**shapes, W2: (c, d, *kernel)}
         if options.get("tucker") and any(size > 1 for size in kernel):
             return {**shapes, T2: (rank, rank, *kernel), W2_A: (rank, c), W2_B: (rank, d)}
@@ -161,13 +149,3 @@ class Lokr(UpdateAdapter):
 
     def start(self, ending: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor | None:
         return None if ending in (W2, W2_B) else kaiming_uniform(shape, generator)
-
-
-def factors(size: int, factor: int) -> tuple[int, int]:
-    """Return two factors of a size, the smaller first: `factor` and the rest where that divides it, else the pair with
-    the least sum whose smaller one is at most `factor` (-1: any)."""
-    if factor > 0 and size % factor == 0:
-        return min(factor, size // factor), max(factor, size // factor)
-    most = math.isqrt(size) if factor < 0 else min(factor, math.isqrt(size))
-    small = max(n for n in range(1, most + 1) if size % n == 0)
-    return small, size // small

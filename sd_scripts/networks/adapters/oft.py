@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from sd_scripts.library.block_inverse import inverse_of_blocks
 from sd_scripts.library.quantized import compute_dtype
 from sd_scripts.networks.adapter import Adapter, LayerPlan, Tensors, TrainedTensor, register
-from sd_scripts.networks.adapters.lokr import factors
 from sd_scripts.networks.joined import ChangedLinear
 from sd_scripts.networks.layers import AdaptedConv2d, Dropouts
+from sd_scripts.networks.lokr_sizes import factors
 from sd_scripts.networks.rules import Rank
 from sd_scripts.networks.updates import dropped_channels, exact
 from sd_scripts.options.network_args import NetworkArguments

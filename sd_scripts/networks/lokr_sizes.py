@@ -1,0 +1,71 @@
+"""The sizes of LoKr's matrices, without torch: the plan of a run counts them too."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sd_scripts.options.network_args import NetworkArguments
+
+LARGEST_FOLD = 256
+"""Rank of the LoRA as which a LoKr computes in its base product, at most; a larger one takes longer than it saves."""
+
+
+def read_sizes(arguments: NetworkArguments) -> dict[str, Any]:
+    """Read `factor`, `decompose_both`, `full_matrix` and `unbalanced_factorization`."""
+    return {
+        "factor": arguments.factor("factor"),
+        "both": arguments.flag("decompose_both"),
+        "full": arguments.flag("full_matrix"),
+        "unbalanced": arguments.flag("unbalanced_factorization"),
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class LokrSizes:
+    """w1 (p, q) x w2 (c, d) for a weight (p·c, q·d); each may be the product of two matrices of this rank."""
+
+    p: int
+    q: int
+    c: int
+    d: int
+    rank: int
+    whole_w1: bool
+    whole_w2: bool
+
+    @classmethod
+    def of(cls, out: int, into: int, rank: int, options: Mapping[str, Any]) -> LokrSizes:
+        """Return the sizes for a weight (out, into); `options` are those of `read_sizes`."""
+        factor, full = options.get("factor", -1), options.get("full", False)
+        (p, c), (q, d) = factors(out, factor), factors(into, factor)
+        if options.get("unbalanced"):
+            p, c = c, p
+        return cls(
+            **{"p": p, "q": q, "c": c, "d": d, "rank": rank},
+            whole_w1=not options.get("both") or rank >= max(p, q) / 2 or full,
+            whole_w2=full or rank >= max(c, d) / 2,
+        )
+
+    @property
+    def folded_rank(self) -> int:
+        """Rank of the LoRA as which a Linear computes in its base product; 0 if it does not."""
+        rank = self.q * self.rank
+        folds = self.whole_w1 and not self.whole_w2 and can_fold(rank, self.q * self.d)
+        return rank if folds else 0
+
+
+def can_fold(rank: int, into: int) -> bool:
+    """Return whether a layer with `into` inputs computes as a LoRA of this rank in its base product."""
+    return rank <= min(LARGEST_FOLD, into // 2)
+
+
+def factors(size: int, factor: int) -> tuple[int, int]:
+    """Return two factors of a size, the smaller first: `factor` and the rest where that divides it, else the pair with
+    the least sum whose smaller one is at most `factor` (-1: any)."""
+    if factor > 0 and size % factor == 0:
+        return min(factor, size // factor), max(factor, size // factor)
+    most = math.isqrt(size) if factor < 0 else min(factor, math.isqrt(size))
+    small = max(n for n in range(1, most + 1) if size % n == 0)
+    return small, size // small
