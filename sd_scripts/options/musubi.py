@@ -1,8 +1,9 @@
 """Translates option names of musubi-tuner that differ from sd-scripts' on reading, so that its commands run here."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from sd_scripts.formats.words import listed
 from sd_scripts.options.spec import OptionGroup, optional, switch, truth
 
 Translator = Callable[[Any, dict[str, Any]], tuple[dict[str, Any], str]]
@@ -67,6 +68,22 @@ def _part_of_fp8(value: Any, others: dict[str, Any]) -> tuple[dict[str, Any], st
     if not truth(value) or truth(others.get("fp8_base")):
         return {}, ""
     return {}, "has no effect without fp8_base"
+
+
+ALWAYS = {
+    "cache_latents_to_disk": ("cache_latents",),
+    "cache_text_encoder_outputs_to_disk": ("cache_text_encoder_outputs",),
+    "network_train_unet_only": ("network_train_text_encoder_only", "train_text_encoder", "text_encoder_lr"),
+}
+"""What every training there does without an option -> other options that decide about it here."""
+
+
+def always_there(values: Mapping[str, Any], known: Collection[str]) -> tuple[dict[str, Any], str]:
+    """Return what a command with musubi-tuner's `dit` leaves unsaid: (values to set, remark)."""
+    missing = {
+        name: True for name, others in ALWAYS.items() if name in known and values.keys().isdisjoint((name, *others))
+    }
+    return missing, f"as in musubi-tuner, {listed(missing)} {'is' if len(missing) == 1 else 'are'} on"
 
 
 ATTENTION = "attention is always PyTorch's scaled dot-product attention"
