@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 
 from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.control_uploads import CONTROL_FOLDER, KEPT_SECONDS, keep_control, remove_unused
-from kohya_gui.generate_form import ROWS, form, options_of
+from kohya_gui.generate_form import ROWS, form, options_of, values_of
 from kohya_gui.generate_routes import as_form, routes
 from kohya_gui.launch_command import sees_no_gpu
 from sd_scripts.formats.image_parameters import read_chunks, text_chunks
@@ -139,6 +139,12 @@ def test_a_wrong_form_is_told_before_anything_starts(
     assert answer.status_code == 400
     assert why in answer.json()["error"]
     assert tab.get().json()["requests"] == []
+
+
+def test_comments_and_empty_lines_among_the_prompts_make_no_images() -> None:
+    lines = "# summer\n\na red circle --d 1\n  # autumn\na leaf #2\n"
+    assert values_of("flux", {"prompt": lines})["prompt"] == ["a red circle --d 1", "a leaf #2"]
+    assert not values_of("flux", {"prompt": "# nothing yet"}).get("prompt")
 
 
 def test_paths_outside_the_allowed_folders_are_refused(tmp_path: Path, flux_miniature: Any) -> None:
