@@ -107,10 +107,19 @@ def test_the_process_answers_requests_and_makes_way_for_a_run(tab: Tab, flux_min
     assert tab.post(family="flux", values={**values, "lora_weights": str(adapter)}).status_code == 400
     tab.post(family="flux", values={**values, "prompt": f"{PROMPT} --s 900"})
     wait_for(lambda: tab.request()["state"] == "generating" and tab.request()["total"] == 900)
-    wait_for(lambda: tab.request()["preview"] > 0)
-    assert tab.get("/preview").headers["content-type"] == "image/webp"
+    tab.post(family="flux", values=values)
     tab.post("/cancel", id=tab.request()["id"])
     assert tab.over()["error"] == "Cancelled"
+
+    def working() -> Any:
+        return tab.get().json()["requests"][1]
+
+    assert working()["state"] == "generating"  # which a request that is cancelled in the queue does not wait for
+    wait_for(lambda: working()["preview"] > 0)
+    assert tab.get("/preview").headers["content-type"] == "image/webp"
+    tab.post("/cancel", id=working()["id"])
+    wait_for(lambda: working()["state"] == "failed")
+    assert working()["error"] == "Cancelled"
     assert tab.get().json()["alive"]
 
     run = new_run_folder(tmp_path / "runs", "next")

@@ -64,9 +64,18 @@ class Server:
                     self._waiting.append(command)
                     self._reporter.emit("accepted", id=str(command.get("id")))
                 case "cancel":
-                    self._cancelled.add(str(command.get("id")))
+                    self._cancel(str(command.get("id")))
                 case "stop" | "end":
                     self._stopping = True
+
+    def _cancel(self, id: str) -> None:
+        """Answer a request that waits at once, since the one before it may take minutes; note another's id for it."""
+        waits = next((command for command in self._waiting if str(command.get("id")) == id), None)
+        if waits is None:
+            self._cancelled.add(id)
+            return
+        self._waiting.remove(waits)
+        self._reporter.emit("answered", id=id, seconds=0.0, error="Cancelled")
 
     def _check(self, id: str) -> None:
         self._read_commands()
