@@ -12,11 +12,12 @@ from scripts_help import FLUX_LORA, QWEN_IMAGE_FULL, QWEN_IMAGE_LORA
 
 from sd_scripts import options
 from sd_scripts.data.blueprint import read_blueprint
+from sd_scripts.options.catalog import script_for
 from sd_scripts.options.command_line import given_flags
 from sd_scripts.options.dataset_schema import problems
 from sd_scripts.options.generate_flags import NO_EFFECT, REFUSED, SILENT, VALUES, OtherFlags
 from sd_scripts.options.generate_settings import read_command_line as read_generate_flags
-from sd_scripts.options.musubi import ALWAYS, MUSUBI, MusubiOptions
+from sd_scripts.options.musubi import MUSUBI, MusubiOptions
 from sd_scripts.options.reading import from_values
 from sd_scripts.options.spec import each_option
 
@@ -48,13 +49,15 @@ def test_its_names_stand_for_ours() -> None:
         "pretrained_model_name_or_path": "m.safetensors",
         "disable_mmap_load_safetensors": True,
         "gradient_checkpointing": True,
-        **dict.fromkeys(ALWAYS, True),
+        "cache_latents_to_disk": True,
+        "cache_text_encoder_outputs_to_disk": True,
+        "network_train_unet_only": True,
     }
     assert remarks == [
         "dit: is called pretrained_model_name_or_path here",
         "disable_numpy_memmap: is called disable_mmap_load_safetensors here",
-        "dit: as in musubi-tuner, cache_latents_to_disk, cache_text_encoder_outputs_to_disk and "
-        "network_train_unet_only are on",
+        "dit: turns on what is always so in musubi-tuner: cache_latents_to_disk, cache_text_encoder_outputs_to_disk "
+        "and network_train_unet_only",
     ]
 
 
@@ -65,6 +68,8 @@ def test_its_commands_train_the_transformer_alone_from_caches_unless_told_otherw
         assert values["cache_text_encoder_outputs_to_disk"]
     values = from_values(QWEN_IMAGE_LORA, {"network_train_unet_only": False}, {"dit": "m"}).changed()
     assert "network_train_unet_only" not in values
+    kontext = script_for("flux_kontext", "lora")
+    assert from_values(kontext, {"dit": "m"}).changed()["model_prediction_type"] == "raw"
     assert "network_train_unet_only" not in from_values(QWEN_IMAGE_FULL, {"dit": "m"}).changed()
     assert from_values(QWEN_IMAGE_FULL, {"dit": "m"}).unknown == {}
     assert read(pretrained_model_name_or_path="m") == ({"pretrained_model_name_or_path": "m"}, [])

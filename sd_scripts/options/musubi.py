@@ -70,20 +70,25 @@ def _part_of_fp8(value: Any, others: dict[str, Any]) -> tuple[dict[str, Any], st
     return {}, "has no effect without fp8_base"
 
 
-ALWAYS = {
-    "cache_latents_to_disk": ("cache_latents",),
-    "cache_text_encoder_outputs_to_disk": ("cache_text_encoder_outputs",),
-    "network_train_unet_only": ("network_train_text_encoder_only", "train_text_encoder", "text_encoder_lr"),
+ALWAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "cache_latents_to_disk": (True, ("cache_latents",)),
+    "cache_text_encoder_outputs_to_disk": (True, ("cache_text_encoder_outputs",)),
+    "network_train_unet_only": (True, ("network_train_text_encoder_only", "train_text_encoder", "text_encoder_lr")),
+    "model_prediction_type": ("raw", ()),
 }
-"""What every training there does without an option -> other options that decide about it here."""
+"""What is so in every training there without an option -> its value, and other options that decide about it here."""
 
 
-def always_there(values: Mapping[str, Any], known: Collection[str]) -> tuple[dict[str, Any], str]:
-    """Return what a command with musubi-tuner's `dit` leaves unsaid: (values to set, remark)."""
+def always_there(values: Mapping[str, Any], here: Collection[str]) -> tuple[dict[str, Any], str]:
+    """Return what a command with musubi-tuner's `dit` leaves unsaid: (values to set, remark). `here`:
+    names of the options that have an effect for the family."""
     missing = {
-        name: True for name, others in ALWAYS.items() if name in known and values.keys().isdisjoint((name, *others))
+        name: value
+        for name, (value, others) in ALWAYS.items()
+        if name in here and values.keys().isdisjoint((name, *others))
     }
-    return missing, f"as in musubi-tuner, {listed(missing)} {'is' if len(missing) == 1 else 'are'} on"
+    told = [name if value is True else f"{name} = {value}" for name, value in missing.items()]
+    return missing, f"turns on what is always so in musubi-tuner: {listed(told)}"
 
 
 ATTENTION = "attention is always PyTorch's scaled dot-product attention"

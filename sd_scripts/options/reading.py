@@ -26,7 +26,8 @@ def from_values(script: Script, *layers: Mapping[str, Any]) -> Settings:
         remarks += said
     known = {o.name for group in script.groups for o in each_option(group)}
     if any("dit" in layer for layer in layers):
-        unsaid, said_of_them = always_there(values, known)
+        here = {o.name for group in script.groups for o in each_option(group) if script.family in o.families}
+        unsaid, said_of_them = always_there(values, here)
         values |= unsaid
         remarks += [Remark("dit", said_of_them)] if unsaid else []
     named = {name: str(values.pop(name, own)) for name, own in script.identity.items()}
