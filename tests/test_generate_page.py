@@ -1,6 +1,7 @@
 """The tab Generate without a browser: its routes, and the resident process that they start."""
 
 import os
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,12 +20,16 @@ from kohya_gui.control_uploads import CONTROL_FOLDER, KEPT_SECONDS, keep_control
 from kohya_gui.generate_form import ROWS, form, options_of, values_of
 from kohya_gui.generate_routes import as_form, routes
 from kohya_gui.launch_command import sees_no_gpu
+from sd_scripts.families.flux.family import FLUX
 from sd_scripts.formats.image_parameters import read_chunks, text_chunks
 from sd_scripts.formats.toml_files import write_toml
+from sd_scripts.generating.serve import Server
 from sd_scripts.library.media import Media
 from sd_scripts.options.catalog import GENERATE_SCRIPTS
 from sd_scripts.runs.folder import new_run_folder
+from sd_scripts.runs.process import STARTED_BY
 from sd_scripts.runs.queue import PlannedRun, RunQueue, gpu_set
+from sd_scripts.runs.reporter import Reporter
 from sd_scripts.runs.store import RunStore
 
 PROMPT = "a red circle"
@@ -301,3 +306,15 @@ def test_a_png_keeps_its_texts(tmp_path: Path) -> None:
     Media(frames=torch.zeros(1, 8, 8, 3, dtype=torch.uint8)).write(file, text_chunks({**PARAMETERS, "prompt": "猫"}))
     with Image.open(file) as image:
         assert read_chunks(image.text)["prompt"] == "猫"  # type: ignore[attr-defined]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="process ids of parents")
+def test_a_process_whose_gui_ended_while_it_was_starting_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reporter = Reporter(new_run_folder(tmp_path, "resident"))
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    monkeypatch.setenv(STARTED_BY, str(gone.pid))
+    server = Server(FLUX, reporter, (), idle=5)
+    began = time.monotonic()
+    server.run()
+    assert time.monotonic() - began < 4

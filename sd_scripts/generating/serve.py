@@ -20,6 +20,7 @@ from sd_scripts.formats.disk import sentence_of
 from sd_scripts.generating.work import Cancelled, Worker
 from sd_scripts.options.generate import GENERATE
 from sd_scripts.options.generate_settings import Check, problems, settings_of
+from sd_scripts.runs import process
 from sd_scripts.runs.reporter import Reporter
 
 PAUSE = 0.1
@@ -37,7 +38,7 @@ class Server:
         self._cancelled: set[str] = set()
         self._stopping = False
         self._worker = Worker(family, reporter)
-        self._parent = os.getppid()
+        self._parent = process.parent()
 
     def run(self) -> None:
         """Answer requests until told to stop, until idle for long enough, or until its parent is gone."""
