@@ -1,13 +1,7 @@
 @echo off
 rem Serve the GUI: gui.bat [--inbrowser] [--listen ADDRESS] [--server_port PORT] ...
-rem Train on a miniature, with nothing to download: gui.bat --demo [sdxl, flux or qwen] [flags of the training script]
+rem Train on a miniature, with nothing to download: gui.bat --demo [sdxl, flux, kontext or qwen] [flags of the training script]
 setlocal
 call "%~dp0setup.bat" || exit /b 1
 
-if not "%~1"=="--demo" goto page
-set arguments=%*
-"%python%" -m sd_scripts.demo %arguments:*--demo=%
-exit /b
-
-:page
 "%python%" "%root%gui.py" %*

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from kohya_gui import doctor
+from kohya_gui import demo, doctor
 
 if __name__ == "__main__" and sys.argv[1:2] == ["--doctor"]:  # before what a broken environment cannot import
     sys.exit(doctor.run(sys.argv[2:]))
@@ -103,6 +103,12 @@ def parser() -> argparse.ArgumentParser:
         metavar="...",
         help="check this machine, print what is wrong and what to do, and exit; --doctor --help lists its flags",
     )
+    add(
+        "--demo",
+        nargs=argparse.REMAINDER,
+        metavar="...",
+        help="train on a miniature, with nothing to download, and exit: --demo kontext; --demo --help lists its flags",
+    )
     add("--tab", choices=list(TABS), help="tab that --config is for; default: detected from the file")
     return made
 
@@ -141,6 +147,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     flags = parser().parse_args(argv)
     if flags.doctor is not None:
         return doctor.run(flags.doctor)
+    if flags.demo is not None:
+        return demo.run(flags.demo)
     if why := refusal(flags):
         print(why, file=sys.stderr)
         return 2

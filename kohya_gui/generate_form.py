@@ -11,7 +11,7 @@ from sd_scripts.options.dataset import ControlOptions
 from sd_scripts.options.generate import GENERATE, GenerateOptions
 from sd_scripts.options.generate_settings import COMPILE_MODE
 from sd_scripts.options.model import ModelOptions
-from sd_scripts.options.prompt_lines import CONTROLS
+from sd_scripts.options.prompt_lines import CONTROLS, is_comment
 from sd_scripts.options.spec import Option, each_option
 
 HIDDEN = ("resident", "idle_seconds", "run_dir", "compile_auto", "control_directory")
@@ -99,6 +99,8 @@ def values_of(family: str, typed: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that a form holds, without those that have their defaults."""
     options = options_of(family)
     read = {name: given(options[name], value) for name, value in typed.items() if name in options}
+    if lines := read.get("prompt"):  # as in a prompt file
+        read["prompt"] = [line for line in lines if not is_comment(line)]
     return {name: value for name, value in read.items() if value != options[name].default or name in START}
 
 

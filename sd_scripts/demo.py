@@ -44,6 +44,15 @@ def demo_folder(family: str) -> Path:
     return Path("demo") if family == FAMILIES[0] else Path("demo") / family
 
 
+def family_named(name: str) -> str | None:
+    """Return the family of this name, or else the first whose name begins or ends with it: `qwen`, `kontext`."""
+    exact = [each for each in FAMILIES if each == name]
+    part = [each for each in FAMILIES if each.startswith(f"{name}_")] + [
+        each for each in FAMILIES if each.endswith(f"_{name}")
+    ]
+    return next(iter(exact + part), None)
+
+
 def make(folder: Path, family: str = FAMILIES[0], method: str = "lora") -> Path:
     """Write a model with its tokenizers, captioned images and `demo.toml` below `folder`, at most 22 MB.
 
@@ -75,7 +84,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--make", action="store_true", help="only write the files, do not train")
     arguments, flags = parser.parse_known_args(argv)
     name = flags.pop(0) if flags and not flags[0].startswith("-") else FAMILIES[0]
-    family = next((each for each in FAMILIES if each == name or each.startswith(f"{name}_")), None)
+    family = family_named(name)
     if family is None:
         parser.error(f"'{name}' has no demo; choose {' or '.join(FAMILIES)}")
     if arguments.make and flags:

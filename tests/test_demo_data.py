@@ -11,6 +11,7 @@ from conftest import sdxl_settings
 from PIL import Image
 from safetensors.torch import load_file
 
+import gui
 from sd_scripts import demo
 from sd_scripts.data import demo_images
 from sd_scripts.families.family import Family
@@ -107,3 +108,23 @@ def test_what_the_demo_cannot_do_is_reported(words: list[str], told: str, capsys
         demo.main(words)
     assert leaving.value.code == 2
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [("flux", "flux"), ("qwen", "qwen_image"), ("kontext", "flux_kontext"), ("edit", "qwen_image_edit"), ("wan", None)],
+)
+def test_a_part_of_its_name_chooses_a_family(name: str, family: str | None) -> None:
+    assert demo.family_named(name) == family
+
+
+def test_the_gui_passes_the_flags_of_the_demo_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+
+    def note(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 3)
+
+    monkeypatch.setattr(subprocess, "run", note)
+    assert gui.main(["--demo", "kontext", "--make", "--folder", "x"]) == 3
+    assert commands[0][1:] == ["-m", "sd_scripts.demo", "kontext", "--make", "--folder", "x"]

@@ -33,6 +33,8 @@ REEXPORTS = {
     *("flux_train_utils.py", "lora_flux.py", "sdxl_model_util.py"),
     *("sdxl_gen_img.py", "sdxl_minimal_inference.py", "flux_minimal_inference.py"),
     *("flux_kontext_generate_image.py", "qwen_image_generate_image.py"),
+    *("flux_kontext_cache_latents.py", "flux_kontext_cache_text_encoder_outputs.py"),
+    *("qwen_image_cache_latents.py", "qwen_image_cache_text_encoder_outputs.py"),
 }
 """Modules that keep the names by which users import or run them."""
 LIGHT = ("options", "formats", "runs", "cards")

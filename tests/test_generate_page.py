@@ -1,6 +1,7 @@
 """The tab Generate without a browser: its routes, and the resident process that they start."""
 
 import os
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,15 +17,19 @@ from starlette.testclient import TestClient
 
 from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.control_uploads import CONTROL_FOLDER, KEPT_SECONDS, keep_control, remove_unused
-from kohya_gui.generate_form import ROWS, form, options_of
+from kohya_gui.generate_form import ROWS, form, options_of, values_of
 from kohya_gui.generate_routes import as_form, routes
 from kohya_gui.launch_command import sees_no_gpu
+from sd_scripts.families.flux.family import FLUX
 from sd_scripts.formats.image_parameters import read_chunks, text_chunks
 from sd_scripts.formats.toml_files import write_toml
+from sd_scripts.generating.serve import Server
 from sd_scripts.library.media import Media
 from sd_scripts.options.catalog import GENERATE_SCRIPTS
 from sd_scripts.runs.folder import new_run_folder
+from sd_scripts.runs.process import STARTED_BY
 from sd_scripts.runs.queue import PlannedRun, RunQueue, gpu_set
+from sd_scripts.runs.reporter import Reporter
 from sd_scripts.runs.store import RunStore
 
 PROMPT = "a red circle"
@@ -107,10 +112,19 @@ def test_the_process_answers_requests_and_makes_way_for_a_run(tab: Tab, flux_min
     assert tab.post(family="flux", values={**values, "lora_weights": str(adapter)}).status_code == 400
     tab.post(family="flux", values={**values, "prompt": f"{PROMPT} --s 900"})
     wait_for(lambda: tab.request()["state"] == "generating" and tab.request()["total"] == 900)
-    wait_for(lambda: tab.request()["preview"] > 0)
-    assert tab.get("/preview").headers["content-type"] == "image/webp"
+    tab.post(family="flux", values=values)
     tab.post("/cancel", id=tab.request()["id"])
     assert tab.over()["error"] == "Cancelled"
+
+    def working() -> Any:
+        return tab.get().json()["requests"][1]
+
+    assert working()["state"] == "generating"  # which a request that is cancelled in the queue does not wait for
+    wait_for(lambda: working()["preview"] > 0)
+    assert tab.get("/preview").headers["content-type"] == "image/webp"
+    tab.post("/cancel", id=working()["id"])
+    wait_for(lambda: working()["state"] == "failed")
+    assert working()["error"] == "Cancelled"
     assert tab.get().json()["alive"]
 
     run = new_run_folder(tmp_path / "runs", "next")
@@ -139,6 +153,12 @@ def test_a_wrong_form_is_told_before_anything_starts(
     assert answer.status_code == 400
     assert why in answer.json()["error"]
     assert tab.get().json()["requests"] == []
+
+
+def test_comments_and_empty_lines_among_the_prompts_make_no_images() -> None:
+    lines = "# summer\n\na red circle --d 1\n  # autumn\na leaf #2\n"
+    assert values_of("flux", {"prompt": lines})["prompt"] == ["a red circle --d 1", "a leaf #2"]
+    assert not values_of("flux", {"prompt": "# nothing yet"}).get("prompt")
 
 
 def test_paths_outside_the_allowed_folders_are_refused(tmp_path: Path, flux_miniature: Any) -> None:
@@ -286,3 +306,15 @@ def test_a_png_keeps_its_texts(tmp_path: Path) -> None:
     Media(frames=torch.zeros(1, 8, 8, 3, dtype=torch.uint8)).write(file, text_chunks({**PARAMETERS, "prompt": "猫"}))
     with Image.open(file) as image:
         assert read_chunks(image.text)["prompt"] == "猫"  # type: ignore[attr-defined]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="process ids of parents")
+def test_a_process_whose_gui_ended_while_it_was_starting_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reporter = Reporter(new_run_folder(tmp_path, "resident"))
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    monkeypatch.setenv(STARTED_BY, str(gone.pid))
+    server = Server(FLUX, reporter, (), idle=5)
+    began = time.monotonic()
+    server.run()
+    assert time.monotonic() - began < 4

@@ -1,6 +1,8 @@
 """Commands of musubi-tuner run here: each of its options is known, and does what it did or is told to do nothing."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,9 @@ import pytest
 from data_help import make_folder
 from scripts_help import FLUX_LORA, QWEN_IMAGE_FULL, QWEN_IMAGE_LORA
 
+from sd_scripts import options
 from sd_scripts.data.blueprint import read_blueprint
+from sd_scripts.options.catalog import script_for
 from sd_scripts.options.command_line import given_flags
 from sd_scripts.options.dataset_schema import problems
 from sd_scripts.options.generate_flags import NO_EFFECT, REFUSED, SILENT, VALUES, OtherFlags
@@ -45,11 +49,39 @@ def test_its_names_stand_for_ours() -> None:
         "pretrained_model_name_or_path": "m.safetensors",
         "disable_mmap_load_safetensors": True,
         "gradient_checkpointing": True,
+        "cache_latents_to_disk": True,
+        "cache_text_encoder_outputs_to_disk": True,
+        "network_train_unet_only": True,
     }
     assert remarks == [
         "dit: is called pretrained_model_name_or_path here",
         "disable_numpy_memmap: is called disable_mmap_load_safetensors here",
+        "dit: turns on what is always so in musubi-tuner: cache_latents_to_disk, cache_text_encoder_outputs_to_disk "
+        "and network_train_unet_only",
     ]
+
+
+def test_its_commands_train_the_transformer_alone_from_caches_unless_told_otherwise() -> None:
+    for name in ("cache_latents", "cache_latents_to_disk"):
+        values, _ = read(dit="m.safetensors", **{name: False})
+        assert "cache_latents_to_disk" not in values
+        assert values["cache_text_encoder_outputs_to_disk"]
+    values = from_values(QWEN_IMAGE_LORA, {"network_train_unet_only": False}, {"dit": "m"}).changed()
+    assert "network_train_unet_only" not in values
+    kontext = script_for("flux_kontext", "lora")
+    assert from_values(kontext, {"dit": "m"}).changed()["model_prediction_type"] == "raw"
+    assert "network_train_unet_only" not in from_values(QWEN_IMAGE_FULL, {"dit": "m"}).changed()
+    assert from_values(QWEN_IMAGE_FULL, {"dit": "m"}).unknown == {}
+    assert read(pretrained_model_name_or_path="m") == ({"pretrained_model_name_or_path": "m"}, [])
+
+
+@pytest.mark.parametrize("family", ["qwen_image", "flux_kontext"])
+@pytest.mark.parametrize("what", ["latents", "text_encoder_outputs"])
+def test_its_caching_scripts_say_that_nothing_is_to_do(family: str, what: str) -> None:
+    script = Path(options.__file__).parents[1] / f"{family}_cache_{what}.py"
+    command = [sys.executable, str(script), "--vae", "v.safetensors", "--dataset_config", "d.toml"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"{script.name}: nothing to do here. {family}_train_network.py caches latents and")
 
 
 def test_what_is_always_so_here_is_told_or_needs_no_words() -> None:

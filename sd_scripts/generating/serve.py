@@ -20,6 +20,7 @@ from sd_scripts.formats.disk import sentence_of
 from sd_scripts.generating.work import Cancelled, Worker
 from sd_scripts.options.generate import GENERATE
 from sd_scripts.options.generate_settings import Check, problems, settings_of
+from sd_scripts.runs import process
 from sd_scripts.runs.reporter import Reporter
 
 PAUSE = 0.1
@@ -37,7 +38,7 @@ class Server:
         self._cancelled: set[str] = set()
         self._stopping = False
         self._worker = Worker(family, reporter)
-        self._parent = os.getppid()
+        self._parent = process.parent()
 
     def run(self) -> None:
         """Answer requests until told to stop, until idle for long enough, or until its parent is gone."""
@@ -64,9 +65,18 @@ class Server:
                     self._waiting.append(command)
                     self._reporter.emit("accepted", id=str(command.get("id")))
                 case "cancel":
-                    self._cancelled.add(str(command.get("id")))
+                    self._cancel(str(command.get("id")))
                 case "stop" | "end":
                     self._stopping = True
+
+    def _cancel(self, id: str) -> None:
+        """Answer a request that waits at once, since the one before it may take minutes; note another's id for it."""
+        waits = next((command for command in self._waiting if str(command.get("id")) == id), None)
+        if waits is None:
+            self._cancelled.add(id)
+            return
+        self._waiting.remove(waits)
+        self._reporter.emit("answered", id=id, seconds=0.0, error="Cancelled")
 
     def _check(self, id: str) -> None:
         self._read_commands()

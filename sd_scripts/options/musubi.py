@@ -1,8 +1,9 @@
 """Translates option names of musubi-tuner that differ from sd-scripts' on reading, so that its commands run here."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from sd_scripts.formats.words import listed
 from sd_scripts.options.spec import OptionGroup, optional, switch, truth
 
 Translator = Callable[[Any, dict[str, Any]], tuple[dict[str, Any], str]]
@@ -67,6 +68,27 @@ def _part_of_fp8(value: Any, others: dict[str, Any]) -> tuple[dict[str, Any], st
     if not truth(value) or truth(others.get("fp8_base")):
         return {}, ""
     return {}, "has no effect without fp8_base"
+
+
+ALWAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "cache_latents_to_disk": (True, ("cache_latents",)),
+    "cache_text_encoder_outputs_to_disk": (True, ("cache_text_encoder_outputs",)),
+    "network_train_unet_only": (True, ("network_train_text_encoder_only", "train_text_encoder", "text_encoder_lr")),
+    "model_prediction_type": ("raw", ()),
+}
+"""What is so in every training there without an option -> its value, and other options that decide about it here."""
+
+
+def always_there(values: Mapping[str, Any], here: Collection[str]) -> tuple[dict[str, Any], str]:
+    """Return what a command with musubi-tuner's `dit` leaves unsaid: (values to set, remark). `here`:
+    names of the options that have an effect for the family."""
+    missing = {
+        name: value
+        for name, (value, others) in ALWAYS.items()
+        if name in here and values.keys().isdisjoint((name, *others))
+    }
+    told = [name if value is True else f"{name} = {value}" for name, value in missing.items()]
+    return missing, f"turns on what is always so in musubi-tuner: {listed(told)}"
 
 
 ATTENTION = "attention is always PyTorch's scaled dot-product attention"

@@ -228,9 +228,13 @@ def dropped_words(line: str) -> Iterator[str]:
             yield f"'{rest}' after --{word} {found[1]} is ignored: the prompt comes before the first option"
 
 
+def is_comment(line: str) -> bool:
+    return line.lstrip().startswith("#")
+
+
 def _read_lines(text: str) -> list[Entry]:
     lines = ((number, line.strip()) for number, line in enumerate(text.splitlines(), 1))
-    kept = ((number, line) for number, line in lines if line and not line.startswith("#"))
+    kept = ((number, line) for number, line in lines if line and not is_comment(line))
     return [replace(_line(line), place=f"line {number}") for number, line in kept]
 
 

@@ -8,6 +8,7 @@ from sd_scripts.families.registry import card_of
 from sd_scripts.options.catalog import FAMILY_TITLES, METHOD_TITLES, SCRIPT_TITLES, script_for
 from sd_scripts.options.checks import remarks_between
 from sd_scripts.options.legacy import translate
+from sd_scripts.options.musubi import always_there
 from sd_scripts.options.settings import Problem, Remark, Script, Settings
 from sd_scripts.options.spec import Option, each_option
 
@@ -23,10 +24,15 @@ def from_values(script: Script, *layers: Mapping[str, Any]) -> Settings:
         translated, said = translate(_without_aliases(layer, card_of(script.family).aliases))
         values |= translated
         remarks += said
+    known = {o.name for group in script.groups for o in each_option(group)}
+    if any("dit" in layer for layer in layers):
+        here = {o.name for group in script.groups for o in each_option(group) if script.family in o.families}
+        unsaid, said_of_them = always_there(values, here)
+        values |= unsaid
+        remarks += [Remark("dit", said_of_them)] if unsaid else []
     named = {name: str(values.pop(name, own)) for name, own in script.identity.items()}
     other = [(name, value) for name, value in named.items() if value != script.identity[name]]
     problems = [Problem((name,), _other_script(name, value, script)) for name, value in other]
-    known = {o.name for group in script.groups for o in each_option(group)}
     unknown = {name: value for name, value in values.items() if name not in known}
     settings = Settings(
         script, {name: value for name, value in values.items() if name in known}, unknown=unknown, problems=problems

@@ -117,12 +117,27 @@ class RunningRun:
             os.killpg(self.pid, signal.SIGKILL if kill else signal.SIGTERM)
 
 
+STARTED_BY = "SD_SCRIPTS_STARTED_BY"
+"""Holds the process id of the GUI that started a process."""
+
+
+def parent() -> int:
+    """Return the id of the process that started this one, also if it is gone since. Not so on Windows, where the
+    interpreter of an environment starts another one."""
+    return int(os.environ.get(STARTED_BY, "0") if os.name == "posix" else 0) or os.getppid()
+
+
 def start(argv: Sequence[str], env: Mapping[str, str], folder: RunFolder) -> RunningRun:
     """Run `argv` in its own process group, with `env` added to our environment and its output in console.log.
 
     Raises ValueError if the program cannot be started or the folder cannot be written.
     """
-    more = {"PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8", MARK: str(folder.path.absolute())}
+    more = {
+        STARTED_BY: str(os.getpid()),
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONIOENCODING": "utf-8",
+        MARK: str(folder.path.absolute()),
+    }
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
         console = folder.console.open("ab")

@@ -1,0 +1,15 @@
+"""What the names of musubi-tuner's caching scripts do here: nothing, since the training script fills the caches."""
+
+import sys
+from pathlib import Path
+
+
+def main() -> int:
+    """Say who caches, and succeed: the training that follows in a script of commands finds nothing missing."""
+    name = Path(sys.argv[0]).name
+    trainer = f"{name.partition('_cache_')[0]}_train_network.py"
+    print(
+        f"{name}: nothing to do here. {trainer} caches latents and captions itself before its first step; with "
+        "cache_latents_to_disk and cache_text_encoder_outputs_to_disk, which --dit turns on, later runs use them too."
+    )
+    return 0
