@@ -48,7 +48,7 @@ def uses_cuda_graphs(options: CompileOptions) -> bool:
 def records_steps(context: Context) -> bool:
     """Return whether a run is to record its steps as CUDA graphs."""
     settings, options = context.settings, context.settings[CompileOptions]
-    unasked = options.leaves_recording_open and settings[CudaOptions].record_steps and context.world == 1
+    unasked = options.leaves_recording_open and settings[CudaOptions].record_steps
     wanted = uses_cuda_graphs(options) or unasked
     averages_in_backward = context.world > 1 and settings.script.method == "full"
     possible = not (keeps_from_recording(settings.filled) or averages_in_backward or context.sharded)
