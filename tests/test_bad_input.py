@@ -189,7 +189,7 @@ def test_flags_that_cannot_be(flags: list[str], sentence: str, told: Any, miniat
         ({"clip_l": "empty.safetensors"}, "clip_l: "),
         (
             {"network_weights": "sdxl.safetensors"},
-            "network_weights: 'sdxl.safetensors' is SDXL LoRA, not",
+            "network_weights: 'sdxl.safetensors' is an SDXL LoRA, not",
         ),
         (
             {"base_weights": ["model.safetensors"]},

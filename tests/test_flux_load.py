@@ -456,10 +456,13 @@ def test_files_in_each_others_fields_are_told(files: dict[str, str]) -> None:
     [
         (
             ["lora_unet_double_blocks_0_x.lora_down.weight"],
-            "but FLUX.1 LoRA; to continue training a LoRA, set network_weights",
+            "but a FLUX.1 LoRA; to continue training a LoRA, set network_weights",
         ),
-        (["conditioner.embedders.1.model.ln_final.weight"], "but SDXL checkpoint; train SDXL with sdxl_train_network"),
-        (["cond_stage_model.model.ln_final.weight"], "is not a FLUX.1 transformer but Stable Diffusion 2.x checkpoint"),
+        (
+            ["conditioner.embedders.1.model.ln_final.weight"],
+            "but an SDXL checkpoint; train SDXL with sdxl_train_network",
+        ),
+        (["cond_stage_model.model.ln_final.weight"], "is not a FLUX.1 transformer but a Stable Diffusion 2.x checkpoint"),
         (
             ["double_blocks.0.img_attn.qkv.weight", "distilled_guidance_layer.x"],
             "is Chroma, which cannot be trained here",
@@ -485,7 +488,7 @@ def test_another_kind_of_model_is_called_by_its_name(
 
 def test_sdxl_in_the_field_of_flux_is_one_sentence(miniature: Any) -> None:
     (problem,) = FLUX.check(flux_settings(**{MODEL: str(miniature.checkpoint)}))
-    assert "is not a FLUX.1 transformer but SDXL checkpoint" in problem
+    assert "is not a FLUX.1 transformer but an SDXL checkpoint" in problem
 
 
 def test_half_a_file_no_file_and_no_model_are_told(files: dict[str, str], tmp_path: Path) -> None:

@@ -293,7 +293,7 @@ def test_files_that_are_not_there_are_told_before_loading(model: Path, tmp_path:
     [
         (write_text, "is not a safetensors file"),
         (lambda path: path.touch(), "is empty"),
-        (write_flux, "is FLUX.1 LoRA, not a LoRA for SDXL"),
+        (write_flux, "is a FLUX.1 LoRA, not a LoRA for SDXL"),
     ],
 )
 def test_a_file_of_another_kind_is_told_before_loading(

@@ -401,7 +401,7 @@ def test_what_is_more_than_two_factors_is_not_resized(lora: Path, capsys: pytest
             "lbws: 2 weights given; lists for",
         ),
         (merge_lora, ("--models", "{lora}", "{other}", "--save_to", "{out}"), "turn on concat, or merge by SVD"),
-        (merge_lora, ("--models", "{model}", "--save_to", "{out}"), "models: '{model}' is no LoRA but: FLUX.1 dev"),
+        (merge_lora, ("--models", "{model}", "--save_to", "{out}"), "models: '{model}' is no LoRA but FLUX.1 dev"),
         (
             merge_lora,
             ("--base_model", "{lora}", "--models", "{other}", "--save_to", "{out}"),
@@ -417,7 +417,7 @@ def test_what_is_more_than_two_factors_is_not_resized(lora: Path, capsys: pytest
         (
             extract_lora_from_models,
             ("--model_org", "{model}", "--model_tuned", "{lora}", "--save_to", "{out}"),
-            "model_tuned: '{lora}' is FLUX.1 LoRA; choose",
+            "model_tuned: '{lora}' is a FLUX.1 LoRA; choose",
         ),
         (
             resize_lora,

@@ -146,7 +146,10 @@ def test_a_file_of_settings_with_a_missing_model_and_a_component_of_another_kind
         ({"pretrained_model_name_or_path": "flux.safetensors"}, "pretrained_model_name_or_path: 'flux.safetensors' is"),
         ({"vae": "none"}, "vae: there is no file or folder 'none'"),
         ({"vae": "flux.safetensors"}, "vae: 'flux.safetensors' is FLUX.1 schnell, not a VAE for SDXL"),
-        ({"network_weights": "sdxl.safetensors"}, "network_weights: 'sdxl.safetensors' is SDXL checkpoint, not a LoRA"),
+        (
+            {"network_weights": "sdxl.safetensors"},
+            "network_weights: 'sdxl.safetensors' is an SDXL checkpoint, not a LoRA",
+        ),
         ({"base_weights": ["lora.safetensors", "no"]}, "base_weights: there is no file 'no'"),
         ({"train_data_dir": "none"}, "train_data_dir: there is no folder 'none'"),
         ({"train_data_dir": "images/10_cat"}, ""),

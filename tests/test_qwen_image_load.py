@@ -309,10 +309,12 @@ def test_wrong_files_are_told_in_one_sentence(
     both_say(
         files | {MODEL: flux[MODEL]}, "is not a Qwen-Image transformer but FLUX.1 dev; train FLUX.1 with flux_train"
     )
-    both_say(files | {MODEL: str(miniature.checkpoint)}, "but SDXL checkpoint; train SDXL with sdxl_train_network.py")
-    both_say(files | {MODEL: files["vae"]}, "but Qwen-Image VAE; set vae to it instead")
-    both_say(files | {"text_encoder": flux["t5xxl"]}, "is not the Qwen2.5-VL-7B text encoder but T5 text encoder")
-    both_say(files | {"vae": flux["ae"]}, "is not Qwen-Image's VAE but FLUX.1 autoencoder")
+    both_say(
+        files | {MODEL: str(miniature.checkpoint)}, "but an SDXL checkpoint; train SDXL with sdxl_train_network.py"
+    )
+    both_say(files | {MODEL: files["vae"]}, "but a Qwen-Image VAE; set vae to it instead")
+    both_say(files | {"text_encoder": flux["t5xxl"]}, "is not the Qwen2.5-VL-7B text encoder but a T5 text encoder")
+    both_say(files | {"vae": flux["ae"]}, "is not Qwen-Image's VAE but a FLUX.1 autoencoder")
     edit = {**states[MODEL], "__index_timestep_zero__": torch.zeros(1)}
     both_say(given(MODEL, edit), "is Qwen-Image-Edit-2511, which cannot be trained here; choose a Qwen-Image file")
     narrow = {key: tensor[..., :64] if key.startswith("txt_in.w") else tensor for key, tensor in states[MODEL].items()}

@@ -167,10 +167,10 @@ def test_a_whole_model_has_no_problems(miniature: Any, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "told"),
     [
-        (["lora_te2_x.lora_down.weight"], "is not an SDXL checkpoint but SDXL LoRA; to continue training a LoRA"),
-        (["cond_stage_model.transformer.text_model.final_layer_norm.weight"], "but Stable Diffusion 1.5 checkpoint"),
+        (["lora_te2_x.lora_down.weight"], "is not an SDXL checkpoint but an SDXL LoRA; to continue training a LoRA"),
+        (["cond_stage_model.transformer.text_model.final_layer_norm.weight"], "but a Stable Diffusion 1.5 checkpoint"),
         (["double_blocks.0.img_attn.qkv.weight"], "is not an SDXL checkpoint but FLUX.1"),
-        (["decoder.conv_in.weight"], "is not an SDXL checkpoint but VAE; set vae to it instead"),
+        (["decoder.conv_in.weight"], "is not an SDXL checkpoint but a VAE; set vae to it instead"),
         (["a", "b", "c", "d"], "but something with keys such as 'a', 'b', 'c' and 1 more"),
     ],
 )

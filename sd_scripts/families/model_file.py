@@ -35,6 +35,22 @@ class ModelFile:
     problem: str | None = None
     """Why it cannot be used, to follow an option's name."""
 
+    @property
+    def is_a(self) -> str:
+        """Its variant as part of a sentence."""
+        return with_article(self.variant)
+
+
+NOUNS = ("LoRA", "checkpoint", "encoder", "VAE", "autoencoder", "refiner", "folder", "alone", "file")
+"""Last words of variants that are no names, such as FLUX.1 dev is."""
+
+
+def with_article(variant: str) -> str:
+    """Return a variant as part of a sentence: an SDXL checkpoint, FLUX.1 dev."""
+    if not variant.partition(",")[0].partition(" (")[0].endswith(NOUNS):
+        return variant
+    return f"{'an' if variant.startswith('SDXL') else 'a'} {variant}"
+
 
 def is_hub_id(name: str) -> bool:
     """Whether a name that is not a file could be a model on the Hugging Face Hub, such as "owner/model-1.0"."""

@@ -20,7 +20,7 @@ from sd_scripts.families.loading import (
     shards_of,
     some,
 )
-from sd_scripts.families.model_file import MODEL, Header, describe, is_hub_id, recognise
+from sd_scripts.families.model_file import MODEL, Header, describe, is_hub_id, recognise, with_article
 from sd_scripts.families.registry import card_of, names
 from sd_scripts.library.model_reader import read_empty, read_weights
 from sd_scripts.library.state_dicts import State
@@ -141,7 +141,7 @@ class _Opener:
         folder, whole = model / component.folder, (model / "model_index.json").is_file()
         several = sum(each.option == MODEL for each in card.components) > 1
         if (whole or (several and not alone)) and not card.trains((found := describe(model)).family):
-            problem = found.problem or f"'{model}' is not {card.title} but a {found.variant}"
+            problem = found.problem or f"'{model}' is not {card.title} but {found.is_a}"
             raise ValueError(f"{MODEL}: {problem}")
         if whole or folder.is_dir():
             return self._open_folder(folder, MODEL)
@@ -166,7 +166,7 @@ class _Opener:
             family, variant = _recognised(empty)
             if variant and not self.card.trains(family):
                 advice = f"which cannot be trained here; choose {self.card.base_file}"
-                raise ValueError(f"{option}: '{path}' is {variant}, {advice}")
+                raise ValueError(f"{option}: '{path}' is {with_article(variant)}, {advice}")
 
         contents = tuple((key, tensor.shape, tensor.dtype) for key, tensor in _below(prefix, empty).items())
 
@@ -200,14 +200,14 @@ class _Opener:
         """Describe a file that does not contain the component, and what to do with it."""
         family, variant = _recognised(file)
         if variant.endswith("LoRA"):
-            return f"{variant}; to continue training a LoRA, set network_weights"
+            return f"{with_article(variant)}; to continue training a LoRA, set network_weights"
         for other in self.card.components:
             if other is not self.component and other.prefix_in(file) in other.prefixes[:-1]:
-                return f"{variant or other.kind}; set {other.option} to it instead"
+                return f"{with_article(variant) or other.kind}; set {other.option} to it instead"
         if self.component.option == MODEL and family in names() - {self.card.name}:
             other_card = card_of(str(family))
-            return f"{variant}; train {other_card.title} with {other_card.scripts['lora']}"
-        return variant or (f"something with keys such as {some(file)}" if file else "empty")
+            return f"{with_article(variant)}; train {other_card.title} with {other_card.scripts['lora']}"
+        return with_article(variant) or (f"something with keys such as {some(file)}" if file else "empty")
 
 
 def _recognised(file: State) -> tuple[str | None, str]:

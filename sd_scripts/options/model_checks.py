@@ -22,7 +22,7 @@ def base_model(valid: Settings) -> Iterator[str]:
         card_of(script.family).trains(found.family) and not found.variant.endswith(("LoRA", "alone"))
     ):
         title = FAMILY_TITLES[script.family]
-        yield f"{MODEL}: '{where}' is {found.variant}, not a base model for {title}; {_advice(found, script)}"
+        yield f"{MODEL}: '{where}' is {found.is_a}, not a base model for {title}; {_advice(found, script)}"
 
 
 def _is_known(found: ModelFile) -> bool:
@@ -64,7 +64,7 @@ def vae(valid: Settings) -> Iterator[str]:
     if found.problem:
         yield f"vae: {found.problem}"
     elif _is_known(found) and found.variant != "VAE" and found.family != card.name:
-        yield f"vae: '{name}' is {found.variant}, not a VAE for {card.title}; choose another file"
+        yield f"vae: '{name}' is {found.is_a}, not a VAE for {card.title}; choose another file"
 
 
 def components(valid: Settings) -> Iterator[str]:
@@ -81,7 +81,7 @@ def components(valid: Settings) -> Iterator[str]:
         elif found.problem:
             yield f"{name}: {found.problem}"
         elif _is_known(found) and found.variant not in wanted.fitting and name not in found.parts:
-            yield f"{name}: '{file}' is {found.variant}, not {wanted.title}; choose another file"
+            yield f"{name}: '{file}' is {found.is_a}, not {wanted.title}; choose another file"
 
 
 def components_in_the_model(valid: Settings) -> Iterator[str]:
@@ -117,7 +117,7 @@ def why_no_lora(file: Path, family: str) -> str:
     fits = found.family is None or card_of(family).trains(found.family)
     if not _is_known(found) or (fits and found.variant.endswith("LoRA")):
         return ""
-    return f"'{file}' is {found.variant}, not a LoRA for {FAMILY_TITLES[family]}; choose another file"
+    return f"'{file}' is {found.is_a}, not a LoRA for {FAMILY_TITLES[family]}; choose another file"
 
 
 CHECKS = (base_model, vae, components, components_in_the_model, network_files)

@@ -177,5 +177,5 @@ def _why_not(path: Path, source: Source) -> str:
         return found.problem
     if found.family and not card_of(source.family).trains(found.family):
         title = FAMILY_TITLES[source.family]
-        return f"'{path}' is {found.variant}, not a model of {title} like the others; leave it out"
+        return f"'{path}' is {found.is_a}, not a model of {title} like the others; leave it out"
     return ""
