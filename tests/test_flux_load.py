@@ -462,7 +462,10 @@ def test_files_in_each_others_fields_are_told(files: dict[str, str]) -> None:
             ["conditioner.embedders.1.model.ln_final.weight"],
             "but an SDXL checkpoint; train SDXL with sdxl_train_network",
         ),
-        (["cond_stage_model.model.ln_final.weight"], "is not a FLUX.1 transformer but a Stable Diffusion 2.x checkpoint"),
+        (
+            ["cond_stage_model.model.ln_final.weight"],
+            "is not a FLUX.1 transformer but a Stable Diffusion 2.x checkpoint",
+        ),
         (
             ["double_blocks.0.img_attn.qkv.weight", "distilled_guidance_layer.x"],
             "is Chroma, which cannot be trained here",

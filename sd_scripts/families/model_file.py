@@ -42,14 +42,15 @@ class ModelFile:
 
 
 NOUNS = ("LoRA", "checkpoint", "encoder", "VAE", "autoencoder", "refiner", "folder", "alone", "file")
-"""Last words of variants that are no names, such as FLUX.1 dev is."""
+"""Last words of variants that are no names."""
 
 
 def with_article(variant: str) -> str:
-    """Return a variant as part of a sentence: an SDXL checkpoint, FLUX.1 dev."""
+    """Return a variant as part of a sentence: "Stable Diffusion 1.5 LoRA" with an article, a name without one."""
     if not variant.partition(",")[0].partition(" (")[0].endswith(NOUNS):
         return variant
-    return f"{'an' if variant.startswith('SDXL') else 'a'} {variant}"
+    spelt = variant.startswith("SD")  # as people say it: an SD checkpoint
+    return f"{'an' if spelt else 'a'} {variant}"
 
 
 def is_hub_id(name: str) -> bool:
