@@ -1,11 +1,11 @@
 """The demo runs as a process: it imports torch, which the GUI never does."""
 
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 
 from kohya_gui.doctor import environment
+from sd_scripts.runs import process
 
 PROGRAM = "sd_scripts.demo"
 
@@ -16,9 +16,4 @@ def run(flags: Sequence[str]) -> int:
     command = [sys.executable, "-m", PROGRAM, *flags]
     if os.name == "posix":
         os.execve(command[0], command, environment())
-    with subprocess.Popen(command, env=environment()) as training:
-        while True:
-            try:
-                return training.wait()
-            except KeyboardInterrupt:  # the training was told, too
-                continue
+    return process.run_in_terminal(command, environment())

@@ -5,7 +5,6 @@ python -m sd_scripts.demo [FAMILY] [--full] [--folder FOLDER] [--make] [flags of
 
 import argparse
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 from sd_scripts.families.registry import card_of, cards, module_of
 from sd_scripts.formats.toml_files import write_toml
 from sd_scripts.options.catalog import FAMILY_TITLES, script_for, script_path
+from sd_scripts.runs import process
 
 COMMON: dict[str, Any] = {
     "caption_extension": ".txt",
@@ -98,7 +98,7 @@ def main(argv: list[str] | None = None) -> int:
     trainer = script_path(script_for(family, method))
     command = [sys.executable, str(trainer), "--config_file", str(config), *flags]
     one_thread = {"OMP_NUM_THREADS": "1", **os.environ}  # as fast at this size, much faster on a busy machine
-    status = subprocess.run(command, env=one_thread, check=False).returncode
+    status = process.run_in_terminal(command, one_thread)
     if status == 0:
         print(f"Next: `bash gui.sh`, open demo.toml there, then put your own {title} model and images in its place.")
     return status

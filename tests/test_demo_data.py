@@ -1,6 +1,7 @@
 """The demo: a model and images made on the spot, small, the same every time, and worth training on."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -131,3 +132,26 @@ def test_the_gui_becomes_the_demo_with_its_flags(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(SystemExit):
         gui.main(["--demo", "kontext", "--make", "--folder", "x"])
     assert commands[0] == [sys.executable, "-m", "sd_scripts.demo", "kontext", "--make", "--folder", "x"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="elsewhere a test cannot send Ctrl+C to a terminal's processes alone")
+def test_ctrl_c_lets_what_runs_in_the_terminal_end_by_itself() -> None:
+    saves = """
+import sys, time
+try:
+    print("ready", flush=True)
+    time.sleep(60)
+except KeyboardInterrupt:
+    time.sleep(1)
+    sys.exit(5)
+"""
+    waits = "import os, sys; from sd_scripts.runs.process import run_in_terminal as run; "
+    waits += "sys.exit(run([sys.executable, '-c', sys.argv[1]], os.environ))"
+    with subprocess.Popen(
+        [sys.executable, "-c", waits, saves], stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    ) as started:
+        assert started.stdout
+        assert started.stdout.readline() == b"ready\n"
+        os.killpg(started.pid, signal.SIGINT)
+        _, said = started.communicate(timeout=60)
+    assert (started.returncode, said) == (5, b"")

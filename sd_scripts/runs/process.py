@@ -127,6 +127,16 @@ def parent() -> int:
     return int(os.environ.get(STARTED_BY, "0") if os.name == "posix" else 0) or os.getppid()
 
 
+def run_in_terminal(argv: Sequence[str], env: Mapping[str, str]) -> int:
+    """Run `argv` in this terminal to its end and return its exit code. Ctrl+C reaches it too, and it may save first."""
+    with subprocess.Popen(argv, env=env) as running:
+        while True:
+            try:
+                return running.wait()
+            except KeyboardInterrupt:
+                continue
+
+
 def start(argv: Sequence[str], env: Mapping[str, str], folder: RunFolder) -> RunningRun:
     """Run `argv` in its own process group, with `env` added to our environment and its output in console.log.
 
