@@ -1,4 +1,4 @@
-"""On a GPU: padding of captions that FlashAttention skips, compiled blocks, fp8 and swapped blocks of Qwen-Image."""
+"""On a GPU: padding of captions that attention leaves out, compiled blocks, fp8 and swapped blocks of Qwen-Image."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from data_help import make_folder
 from training_help import Run, train
 
 pytestmark = [
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: FlashAttention and Triton run nowhere else"),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: its attention and Triton run nowhere else"),
     pytest.mark.usefixtures("no_graphs"),
 ]
 HALF = {"mixed_precision": "bf16", "train_batch_size": 2, "max_train_steps": 6}

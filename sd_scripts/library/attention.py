@@ -22,8 +22,8 @@ MASKED = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
     """Softmax(q k' / sqrt(d)) v.
 
-    q (B, S, H, D), k and v (B, T, H, D), mask bool and broadcastable to (B, H, S, T), or as padding_mask returns it
-    where S = T -> (B, S, H * D).
+    q (B, S, H, D), k and v (B, T, H, D), mask bool with four dimensions that broadcast to (B, H, S, T), or as
+    padding_mask returns it where S = T -> (B, S, H * D).
     """
     if mask is not None and mask.dtype == torch.int32:
         return _within_bounds(q, k, v, mask)
