@@ -11,11 +11,10 @@ from torch import Tensor, nn
 
 from sd_scripts.library.quantized import compute_dtype
 from sd_scripts.networks.foldable import FoldableLinear, Tail
+from sd_scripts.networks.lokr_sizes import MULTIPLE
 
 Run = tuple[int, Tensor, int | None]
 """Where a part begins in the flat buffer, its place in a joint matrix, and where the factor of it is, if it has one."""
-MULTIPLE = 8
-"""Widths and ranks of a joint matrix are multiples of it, so that its rows begin at multiples of 16 bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)

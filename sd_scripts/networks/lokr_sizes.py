@@ -1,4 +1,4 @@
-"""The sizes of LoKr's matrices, without torch: the plan of a run counts them too."""
+"""The sizes of LoKr's matrices and of joint matrices, without torch: the plan of a run counts them too."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from sd_scripts.options.network_args import NetworkArguments
+
+MULTIPLE = 8
+"""Widths and ranks of a joint matrix are multiples of it, so that its rows begin at multiples of 16 bytes."""
 
 LARGEST_FOLD = 256
 """Rank of the LoRA as which a LoKr computes in its base product, at most; a larger one takes longer than it saves."""

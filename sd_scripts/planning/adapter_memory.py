@@ -8,7 +8,7 @@ from functools import cached_property
 
 from sd_scripts.families.card import DENOISER
 from sd_scripts.families.memory_facts import MemoryFacts, Projection
-from sd_scripts.networks.lokr_sizes import LokrSizes, read_sizes
+from sd_scripts.networks.lokr_sizes import MULTIPLE, LokrSizes, read_sizes
 from sd_scripts.options.network import DEFAULT_DIM, NetworkOptions
 from sd_scripts.options.network_args import NetworkArguments
 from sd_scripts.options.network_types import read_items
@@ -18,8 +18,6 @@ VALUES_OF_KINDS = {"loha": 2.0, "oft": 0.5, "boft": 4.0}
 layer's root."""
 NEAR_ROOT = 35
 """LoKr with factor -1: about the larger size of its matrices, which are square roots of a layer's."""
-MULTIPLE = 8
-"""Ranks of a joint matrix are multiples of it, as in networks/folding.py."""
 
 
 @dataclass(frozen=True, kw_only=True)
