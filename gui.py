@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from kohya_gui import demo, doctor
+from kohya_gui import doctor
 
 if __name__ == "__main__" and sys.argv[1:2] == ["--doctor"]:  # before what a broken environment cannot import
     sys.exit(doctor.run(sys.argv[2:]))
 
-from kohya_gui import credentials
+from kohya_gui import credentials, demo
 from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.login_throttle import LoginLog
 from kohya_gui.sessions import Credential, Sessions
