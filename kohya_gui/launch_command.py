@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kohya_gui.direct_start import direct_environment
 from sd_scripts.formats.words import shell_words
 from sd_scripts.options.catalog import SCRIPTS, flag_groups, script_path
 from sd_scripts.options.command_line import given_flags
@@ -32,10 +33,13 @@ class LaunchCommand:
     """The command to start, the TOML to write first, and the environment to pass."""
 
     argv: list[str]
+    """What is printed, and may be run in a terminal."""
     toml: dict[str, Any]
     """The settings for the file that `argv` passes as --config_file, if it does."""
     environment: dict[str, str] = field(default_factory=dict)
     """Added to the process's own: secrets, and settings for which accelerate has no flag."""
+    started: tuple[list[str], dict[str, str]] = ([], {})
+    """What the page starts, and what it adds to the environment: one process starts without `accelerate launch`."""
     remarks: tuple[Remark, ...] = ()
 
 
@@ -59,14 +63,14 @@ def build(
     compiled, changed = compile_settings(settings), settings.changed()
     names = (o.name for group in flag_groups(script) for o in each_option(group))
     as_flags = {name: changed[name] for name in names if name in changed and name not in compiled}
-    argv = [
-        *accelerate_launch(),
-        *_accelerate_flags(launch, settings[TrainingOptions].mixed_precision),
+    precision = settings[TrainingOptions].mixed_precision
+    trained = [
         str(where),
         *(("--config_file", str(toml_path)) if toml_path else setting_flags(as_flags)),
         *setting_flags(compiled),
         *(("--run_dir", str(run_dir)) if run_dir else ()),
     ]
+    argv = [*accelerate_launch(), *_accelerate_flags(launch, precision), *trained]
     environment = _secrets(settings)
     remarks = list(settings.remarks)
     if on_cpu and several:  # accelerate's own --cpu would silently run one process
@@ -75,7 +79,9 @@ def build(
             Remark("num_processes", "no GPU was found; run the command with ACCELERATE_USE_CPU=true in the environment")
         )
     in_file = {name: value for name, value in settings.saved().items() if name not in compiled}
-    return LaunchCommand(argv=argv, toml=in_file, environment=environment, remarks=tuple(remarks))
+    direct = direct_environment(launch, precision, on_cpu)
+    started = (argv, environment) if direct is None else ([sys.executable, *trained], environment | direct)
+    return LaunchCommand(argv=argv, toml=in_file, environment=environment, started=started, remarks=tuple(remarks))
 
 
 def setting_flags(values: Mapping[str, Any]) -> list[str]:

@@ -24,10 +24,10 @@ NOT_COMPARED = ("output_dir", "logging_dir", "resume")
 def plan(prepared: Prepared, tab: Tab, family: str) -> PlannedRun:
     """Return a prepared run in the form that the queue takes."""
     assert prepared.folder is not None
-    environment, settings = prepared.command.environment, prepared.command.toml
+    (argv, environment), settings = prepared.command.started, prepared.command.toml
     return PlannedRun(
         folder=prepared.folder,
-        argv=prepared.command.argv,
+        argv=argv,
         environment={name: value for name, value in environment.items() if name not in SECRETS},
         secrets={name: value for name, value in environment.items() if name in SECRETS},
         name=settings.get("output_name") or prepared.folder.path.name,

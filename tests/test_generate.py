@@ -210,6 +210,11 @@ def test_batches_are_of_one_prompt_and_about_equally_large(images: int, batch_si
     assert [prompt.seed for batch in made[: len(sizes)] for prompt in batch] == list(range(3, 3 + images))
 
 
+def test_a_seed_of_minus_one_is_a_new_one_for_each_image() -> None:
+    values = {"prompt": ["a cat", "a dog --d 3", "a cat --d -1"], "images_per_prompt": 2, "image_seed": -1}
+    assert [each.seed for each in prompts_of(settings_of("flux", {}, values))] == [None, None, 3, 4, None, None]
+
+
 def test_compiled_batches_of_one_request_share_their_graphs(
     flux_miniature: Any, tmp_path: Path, no_graphs: None
 ) -> None:

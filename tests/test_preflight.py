@@ -285,7 +285,7 @@ def test_parts_of_flux_that_neither_an_option_nor_the_model_names(good: dict[str
     parts = told({**good, "pretrained_model_name_or_path": flux, "clip_l": clip, "t5xxl": clip}, FLUX_LORA)
     assert [problem.partition(":")[0] for problem in parts] == ["t5xxl", "ae"]
     assert told({**good, "clip_l": clip, "t5xxl": flux, "ae": flux}, FLUX_LORA)[0].endswith(
-        "is trained by sdxl_train_network.py"
+        "choose the model family SDXL, or run sdxl_train_network.py instead"
     )
 
 

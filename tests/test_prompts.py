@@ -63,6 +63,12 @@ def test_a_json_file_is_a_list_of_objects_or_lines(tmp_path: Path) -> None:
     assert read_prompts(file, SamplePrompt()) == [SamplePrompt(prompt="x", steps=4), SamplePrompt(prompt="y", seed=3)]
 
 
+def test_a_seed_of_minus_one_is_a_new_one(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.json"
+    file.write_text('["x --d -1", {"prompt": "x", "seed": -1}, "x", "x --d 0"]')
+    assert [prompt.seed for prompt in read_prompts(file, SamplePrompt(seed=5))] == [None, None, 5, 0]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
@@ -95,6 +101,8 @@ def test_a_missing_file_is_told(tmp_path: Path) -> None:
         ("a cat --q 3 --W 64", ["--q: unknown option"]),
         ("a cat --w wide", ["--w needs a whole number"]),
         ("a cat --n", ["--n needs a text"]),
+        ("a cat --d -1", []),
+        ("a cat --d -2", ["--d needs a whole number or -1"]),
         ("a cat --s 7 in a box", ["'in a box' after --s 7 is ignored: the prompt comes before the first option"]),
         ("a cat --l 7,5", ["',5' after --l 7 is ignored: the prompt comes before the first option"]),
         ("a cat --s 0", ["--s 0 becomes 1: steps are 1 to 999"]),

@@ -344,7 +344,7 @@ def test_a_qwen_image_file_in_the_field_of_flux_is_told(files: dict[str, str], f
     found = [text for check in CHECKS for text in check(settings)]
     assert found == [
         f"{MODEL}: '{files[MODEL]}' is Qwen-Image, not a base model for FLUX.1; "
-        "Qwen-Image is trained by qwen_image_train_network.py"
+        "choose the model family Qwen-Image, or run qwen_image_train_network.py instead"
     ]
 
 

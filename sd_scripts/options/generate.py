@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Literal
 
+from sd_scripts.options.prompt_lines import LARGEST_SEED, NEW_SEED
 from sd_scripts.options.sampling import SAMPLERS
 from sd_scripts.options.spec import OptionGroup, count, option, optional, path_option, switch
 
@@ -43,10 +44,10 @@ class GenerateOptions(OptionGroup, title="Generate", methods=(GENERATE,)):
         needs="noise_schedule",
     )
     image_seed: int | None = optional(
-        "Seed of the first image, where the prompt does not say (--d); further images of a prompt count up. Unset is a "
-        "new one for each image.",
+        "Seed of the first image, where the prompt does not say (--d); further images of a prompt count up. Unset or "
+        "-1 is a new one for each image.",
         label="Seed",
-        within=(0, 2**63 - 1),
+        within=(NEW_SEED, LARGEST_SEED),
     )
     images_per_prompt: int = option(1, "Images of each prompt, with different seeds.", within=(1, 1000))
     batch_size: int = option(

@@ -24,6 +24,7 @@ from sd_scripts.options.preflight import Check, found_by, why_no_folder
 from sd_scripts.options.prompt_lines import (
     CONTROLS,
     LINE_OPTIONS,
+    NEW_SEED,
     SamplePrompt,
     dropped_words,
     line_keys,
@@ -164,7 +165,7 @@ def prompts_of(settings: Settings) -> list[SamplePrompt]:
         scale=card.sample_defaults.scale if options.scale is None else options.scale,
         guidance=card.sample_defaults.guidance if options.guidance is None else options.guidance,
         sampler=options.sampler if card.has("noise_schedule") else None,
-        seed=options.image_seed,
+        seed=None if options.image_seed == NEW_SEED else options.image_seed,
         control_images=tuple(options.control_image_path),
     )
     found: list[tuple[str, SamplePrompt]] = []

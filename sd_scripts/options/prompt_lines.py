@@ -36,6 +36,8 @@ MIN_SIDE, MAX_SIDE = 64, 8192
 MAX_STEPS = 999
 """The noise schedule has 1,000 timesteps, and some samplers begin one above the number of their steps."""
 LARGEST_SEED = 2**63 - 1
+NEW_SEED = -1
+"""Asks for a new seed, as none does."""
 KINDS = (".txt", ".toml", ".json")
 
 FIELDS: dict[str, tuple[str, type]] = {
@@ -56,8 +58,8 @@ SEVERAL = ("control_image_path",)
 RANGES = {"width": (0, MAX_SIDE), "height": (0, MAX_SIDE), "sample_steps": (1, MAX_STEPS)}
 """Key -> smallest and largest value. Sides below MIN_SIDE are raised to it."""
 
-WORD, WHOLE, NUMBER = r" (.+)", r" (\d+)", r" (\d+\.?\d*|\.\d+)"
-VALUES = {WORD: "a text", WHOLE: "a whole number", NUMBER: "a number"}
+WORD, WHOLE, SEED, NUMBER = r" (.+)", r" (\d+)", r" (-1|\d+)", r" (\d+\.?\d*|\.\d+)"
+VALUES = {WORD: "a text", WHOLE: "a whole number", SEED: "a whole number or -1", NUMBER: "a number"}
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ class LineOption:
 LINE_OPTIONS = (
     LineOption("w", WHOLE, "width", "width", "1024", "Width in pixels"),
     LineOption("h", WHOLE, "height", "height", "1024", "Height in pixels"),
-    LineOption("d", WHOLE, "seed", "seed", "1", "Same noise every time, for comparison"),
+    LineOption("d", SEED, "seed", "seed", "1", "Same noise every time, for comparison; -1 is new noise"),
     LineOption("s", WHOLE, "sample_steps", "steps", "30", "Sampling steps"),
     LineOption("l", NUMBER, "scale", "CFG scale", "5", "Strength of the prompt over the negative prompt; 1 is off"),
     LineOption("g", NUMBER, "guidance_scale", "guidance", "3.5", "Guidance of a distilled model", "guidance"),
@@ -299,4 +301,6 @@ def _filled(keys: Mapping[str, Any], defaults: SamplePrompt) -> SamplePrompt:
         FIELDS[key][0]: FIELDS[key][1](value) for key, value in known.items() if key not in SEVERAL
     }
     fields |= {FIELDS[key][0]: tuple(value for _, value in _each({key: known[key]})) for key in SEVERAL if key in known}
+    if fields.get("seed") == NEW_SEED:
+        fields["seed"] = None
     return replace(defaults, **fields)

@@ -9,6 +9,8 @@ import sys
 import threading
 import time
 
+from sd_scripts.runs.process import STARTED_BY
+
 PR_SET_PDEATHSIG = 1
 EVERY = 1.0
 """Seconds between two checks for the parent, where the system does not signal its death."""
@@ -21,10 +23,11 @@ TIMED = "SD_SCRIPTS_TIMED"
 def end_with_launcher() -> None:
     """Turn the death of the launcher into SIGTERM, that of a timing tool into SIGKILL, from now on. Call it before
     anything slow."""
-    timed = TIMED in os.environ
-    if os.name != "posix" or not (timed or any(name in os.environ for name in LAUNCHED)):
+    timed, parent = TIMED in os.environ, os.getppid()
+    by_gui = os.environ.get(STARTED_BY) == str(parent)  # which the training outlives
+    if os.name != "posix" or not (timed or (any(name in os.environ for name in LAUNCHED) and not by_gui)):
         return
-    parent, sent = os.getppid(), signal.SIGKILL if timed else signal.SIGTERM
+    sent = signal.SIGKILL if timed else signal.SIGTERM
     if not _kernel_signals_death(sent):
         threading.Thread(target=_watch, args=(parent, sent), daemon=True).start()
     if os.getppid() != parent:  # it died in between
