@@ -9,6 +9,7 @@
   let state = null;
   let asking = false;
   let images = [];
+  let folder = ""; // in the form, whose images are shown
   let shown = null; // the image that is enlarged
 
   // The form
@@ -250,7 +251,8 @@
     if (p.seed != null) facts.push(`seed ${p.seed}`);
     return facts.join(" · ");
   };
-  const source = (image) => url(`generate/image/${encodeURIComponent(image.name)}`);
+  const ofFolder = (where) => `${where}?image_dir=${encodeURIComponent(folder)}`;
+  const source = (image) => url(ofFolder(`generate/image/${encodeURIComponent(image.name)}`));
 
   const open = (image) => {
     if (!image) return;
@@ -279,9 +281,11 @@
   const walk = (by) => open(images[images.findIndex((image) => image.name === shown.name) + by]);
 
   const drawGallery = async () => {
-    const told = await ask("generate/gallery");
+    const same = folder === read("image_dir");
+    folder = read("image_dir");
+    const told = await ask(ofFolder("generate/gallery"));
     images = told.images;
-    const old = new Map([...home.images.children].map((each) => [each.dataset.name, each]));
+    const old = new Map(same ? [...home.images.children].map((each) => [each.dataset.name, each]) : []);
     const small = (image) => {
       const picture = el("img", { src: source(image), alt: image.parameters?.prompt ?? image.name, loading: "lazy", decoding: "async" });
       return el("button", { type: "button", class: "sample", "data-name": image.name, title: `${image.parameters?.prompt ?? ""}\n${line(image)}`, onclick: () => open(image) }, picture);
@@ -422,8 +426,8 @@
         known = news.known;
         state = news;
         drawState();
-        await drawGallery();
       }
+      if (news || folder !== read("image_dir")) await drawGallery();
     } catch {
       // the live view says that the GUI does not respond
     }

@@ -14,6 +14,7 @@ from sd_scripts.options.catalog import script_for, script_path
 from sd_scripts.options.generate import GENERATE, PREVIEW
 from sd_scripts.runs.events import EventLog, EventTail
 from sd_scripts.runs.events import Request as Command
+from sd_scripts.runs.folder import RunFolder
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.watched import WatchedRun
 
@@ -59,9 +60,11 @@ class GenerateJob(ToolJob):
         self.warnings: list[str] = []
         self.changes = 0
         """Number of changes so far: a page that has seen as many is up to date."""
-        self._family = ""
         self._tail: EventTail | None = None
         self._lock = threading.RLock()
+        self._family = str(self.find_again().get("family") or "")
+        if self.watched:
+            self._requests_of(self.watched.folder)
 
     def generate(self, family: str, values: Mapping[str, Any]) -> str:
         """Send a request with these options to the process of the family, which is started if it is not there; return
@@ -77,13 +80,24 @@ class GenerateJob(ToolJob):
             if not self.busy or family != self._family:
                 self._start(family)
             assert self.watched
-            request = Request(secrets.token_hex(4), " · ".join(values.get("prompt") or ["prompt file"]))
-            self._send("generate", id=request.id, values=dict(values))
-            self.requests[request.id] = request
-            while len(self.requests) > KEPT:
-                self.requests.popitem(last=False)
-            self.changes += 1
-            return request.id
+            id = secrets.token_hex(4)
+            self._send("generate", id=id, values=dict(values))
+            self._remember(id, values)
+            return id
+
+    def _remember(self, id: str, values: Mapping[str, Any]) -> None:
+        self.requests[id] = Request(id, " · ".join(values.get("prompt") or ["prompt file"]))
+        while len(self.requests) > KEPT:
+            self.requests.popitem(last=False)
+        self.changes += 1
+
+    def _requests_of(self, folder: RunFolder) -> None:
+        """Take over what an earlier GUI asked a process for; the process answers all of it before it ends."""
+        self._tail = folder.events()
+        for command in folder.commands():
+            values = command.get("values")
+            if command.get("kind") == "generate" and isinstance(values, dict):
+                self._remember(str(command.get("id")), values)
 
     def cancel(self, id: str) -> None:
         with self._lock:
@@ -126,7 +140,8 @@ class GenerateJob(ToolJob):
     def _start(self, family: str) -> None:
         script = script_path(script_for(family, GENERATE))
         self._family, self.warnings = family, []
-        self.begin([sys.executable, str(script), "--resident", "--idle_seconds", str(IDLE_SECONDS)])
+        command = [sys.executable, str(script), "--resident", "--idle_seconds", str(IDLE_SECONDS)]
+        self.begin(command, record={"family": family})
         assert self.watched
         self._tail = self.watched.folder.events()
 

@@ -66,8 +66,6 @@ class GenerateRoutes:
     def __init__(self, queue: RunQueue, allowed_paths: AllowedPaths) -> None:
         self._queue, self._allowed_paths = queue, allowed_paths
         self._job, self._launch = GenerateJob(queue), secrets.token_hex(4)
-        self._folder = Path(GenerateOptions.image_dir)
-        """Where the last request put its images."""
 
     def state(self, request: Request) -> dict[str, Any] | None:
         """Return the process and its requests if they changed."""
@@ -82,12 +80,11 @@ class GenerateRoutes:
         if family not in FAMILIES or not isinstance(typed, dict):
             raise ValueError("The request does not name a model family and the values of a form")
         values = values_of(family, typed)
-        values["image_dir"] = str(Path(values.get("image_dir") or GenerateOptions.image_dir).expanduser().absolute())
+        values["image_dir"] = str(absolute(values.get("image_dir")))
         settings = settings_of(family, {}, values)
         wrong = self._allowed_paths.problems(settings.values(), settings.options.values())
         if wrong := wrong or self._controls_outside(settings) or list(map(str, problems(settings))):
             raise ValueError("\n".join(wrong))
-        self._folder = Path(values["image_dir"])
         return {"id": self._job.generate(family, values)}
 
     def _controls_outside(self, settings: Settings) -> list[str]:
@@ -103,8 +100,7 @@ class GenerateRoutes:
     def add_control(self, request: Request, body: bytes) -> dict[str, str]:
         """Keep a control image that the browser sends, beside the images; return its path."""
         name = Path(request.query_params.get("name", "")).name
-        folder = Path(request.query_params.get("image_dir") or GenerateOptions.image_dir).expanduser().absolute()
-        self._allowed_paths.check("image_dir", folder)
+        folder = self._allowed_paths.check("image_dir", absolute(request.query_params.get("image_dir")))
         path = keep_control(folder / CONTROL_FOLDER, name, body)
         remove_unused(folder)
         return {"path": str(path)}
@@ -129,26 +125,27 @@ class GenerateRoutes:
         return {"ok": True}
 
     def gallery(self, request: Request) -> dict[str, Any]:
-        """Return the newest images of the folder, each with its parameters."""
+        """Return the newest images of the folder in the form, each with its parameters."""
+        folder = absolute(request.query_params.get("image_dir"))
         found: list[tuple[int, Path]] = []
-        with contextlib.suppress(OSError):
-            for entry in os.scandir(self._folder):
+        with contextlib.suppress(OSError, ValueError):  # a folder that is not there, or not allowed
+            for entry in os.scandir(self._allowed_paths.check("image_dir", folder)):
                 if Path(entry.name).suffix.lower() in MEDIA and not entry.name.startswith("."):
                     found.append((entry.stat().st_mtime_ns, Path(entry.path)))
         newest = sorted(found, reverse=True)[:MOST_IMAGES]
         images = [{"name": path.name, "time": time, **_described(path, time)} for time, path in newest]
-        return {"folder": str(self._folder), "images": images, "total": len(found)}
+        return {"folder": str(folder), "images": images, "total": len(found)}
 
     def image(self, request: Request) -> Response:
-        """Return an image of the folder."""
-        path = self._folder / request.path_params["name"]
+        """Return an image of a folder."""
+        path = absolute(request.query_params.get("image_dir")) / request.path_params["name"]
         if path.name != request.path_params["name"] or path.suffix.lower() not in MEDIA:
             raise NotFound("This is not an image of the gallery")
         try:
             self._allowed_paths.check("image_dir", path)
         except ValueError as error:
             raise NotFound(str(error)) from error
-        return send_file(request, path.absolute(), MEDIA[path.suffix.lower()])
+        return send_file(request, path, MEDIA[path.suffix.lower()])
 
     def preview(self, request: Request) -> Response:
         """Return the image so far of the current request."""
@@ -204,6 +201,11 @@ class GenerateRoutes:
             return []
         number = (run_state.samples[-1].number if run_state.samples else 0) or 0
         return [*prompts[number].control_images] if number < len(prompts) else []
+
+
+def absolute(image_dir: object) -> Path:
+    """Return the folder for images that a form names, or the default one."""
+    return Path(os.path.expanduser(str(image_dir or GenerateOptions.image_dir))).absolute()
 
 
 def as_form(parameters: Mapping[str, Any]) -> dict[str, Any]:

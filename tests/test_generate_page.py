@@ -1,7 +1,9 @@
 """The tab Generate without a browser: its routes, and the resident process that they start."""
 
+import json
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,12 +101,13 @@ def test_the_process_answers_requests_and_makes_way_for_a_run(tab: Tab, flux_min
     assert tab.post(family="flux", values={**values, "images_per_prompt": "2"}).status_code == 200
     first = tab.over()
     assert (first["error"], len(first["files"])) == ("", 2)
-    gallery = tab.get("/gallery").json()
+    where = f"?image_dir={tmp_path / 'images'}"
+    gallery = tab.get(f"/gallery{where}").json()
     assert gallery["total"] == 2
     told = gallery["images"][0]
     assert (told["parameters"]["prompt"], told["width"], told["form"]["family"]) == (PROMPT, 64, "flux")
-    assert tab.get(f"/image/{told['name']}").headers["content-type"] == "image/png"
-    assert tab.get("/image/..%2fruns.sqlite").status_code == 404
+    assert tab.get(f"/image/{told['name']}{where}").headers["content-type"] == "image/png"
+    assert tab.get(f"/image/..%2fruns.sqlite{where}").status_code == 404
 
     # a request that cannot be done ends nothing
     adapter = tmp_path / "adapter.safetensors"
@@ -153,6 +156,55 @@ def test_a_wrong_form_is_told_before_anything_starts(
     assert answer.status_code == 400
     assert why in answer.json()["error"]
     assert tab.get().json()["requests"] == []
+
+
+GUI = """
+import json, sys, time
+from pathlib import Path
+from kohya_gui.generate_job import GenerateJob
+from sd_scripts.runs.queue import RunQueue
+from sd_scripts.runs.store import RunStore
+job = GenerateJob(RunQueue(RunStore(Path(sys.argv[1]))))
+for values in json.loads(sys.argv[2]):
+    job.generate("flux", values)
+time.sleep(600)
+"""
+
+
+def test_the_page_of_a_restarted_gui_shows_what_is_still_being_generated(
+    flux_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    form = typed(flux_miniature, tmp_path)
+    asked = json.dumps([values_of("flux", {**form, "prompt": f"{PROMPT} --s {steps}"}) for steps in (900, 2)])
+    command = [sys.executable, "-c", GUI, str(tmp_path / "runs.sqlite"), asked]
+    first = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])})
+    wait_for(lambda: any((tmp_path / "state").rglob("console.log")))
+    other = Tab(tmp_path)
+    assert other.get().json()["requests"] == []  # the GUI that has them is alive
+    first.kill()
+    first.wait()
+
+    tab = Tab(tmp_path)
+    wait_for(lambda: tab.get().json()["requests"][1]["total"] == 900)
+    last, began = tab.get().json()["requests"]
+    assert (tab.get().json()["family"], began["state"], last["state"]) == ("flux", "generating", "waiting")
+    tab.post("/cancel", id=began["id"])
+    assert (tab.over()["state"], len(tab.request()["files"])) == ("done", 1)
+    wait_for(lambda: not tab.get().json()["alive"])
+    tab.post(family="flux", values=form)  # which starts another process
+    assert tab.over()["state"] == "done"
+    tab.post("/free")
+    wait_for(lambda: not tab.get().json()["alive"])
+
+
+def test_the_gallery_shows_the_folder_of_the_form_if_the_page_may_see_it(tmp_path: Path) -> None:
+    for name in ("mine", "theirs"):
+        make_image(tmp_path / name / "a.png", (48, 32))
+    tab = Tab(tmp_path, AllowedPaths.within([tmp_path / "mine"]))
+    seen = {name: f"?image_dir={tmp_path / name}" for name in ("mine", "theirs", "nothing", "%00")}
+    assert [tab.get(f"/gallery{where}").json()["total"] for where in seen.values()] == [1, 0, 0, 0]
+    assert [tab.get(f"/image/a.png{where}").status_code for where in seen.values()] == [200, 404, 404, 404]
 
 
 def test_comments_and_empty_lines_among_the_prompts_make_no_images() -> None:
