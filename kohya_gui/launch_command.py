@@ -36,10 +36,10 @@ class LaunchCommand:
     """What is printed, and may be run in a terminal."""
     toml: dict[str, Any]
     """The settings for the file that `argv` passes as --config_file, if it does."""
+    started: tuple[list[str], dict[str, str]]
+    """What the page starts, and what it adds to the environment: one process starts without `accelerate launch`."""
     environment: dict[str, str] = field(default_factory=dict)
     """Added to the process's own: secrets, and settings for which accelerate has no flag."""
-    started: tuple[list[str], dict[str, str]] = ([], {})
-    """What the page starts, and what it adds to the environment: one process starts without `accelerate launch`."""
     remarks: tuple[Remark, ...] = ()
 
 

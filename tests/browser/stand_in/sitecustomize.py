@@ -1,0 +1,45 @@
+"""Python imports this first in all that a GUI under test starts: a training script then trains, or only tells, as
+`training_comment` in its settings says."""
+
+import os
+import sys
+from pathlib import Path
+
+TESTS, ROOT = Path(__file__).parents[2], Path(__file__).parents[3]
+
+
+def main(config: Path) -> None:
+    sys.path[:0] = [str(ROOT), str(TESTS)]
+    from sd_scripts.formats.toml_files import read_toml
+
+    settings = read_toml(config)
+    match settings.get("training_comment"):
+        case "tells":
+            import telling_trainer
+
+            model = Path(settings["output_dir"]) / f"{settings['output_name']}.safetensors"
+            steps, method = str(settings["max_train_steps"]), settings["method"]
+            telling_trainer.main(str(config.parent), steps, seconds="0.05", model=str(model), method=method)
+            leave(0)
+        case "fails":
+            from sd_scripts.runs.folder import RunFolder
+
+            error = "optimizer_type: cannot find 'nowhere.Optimizer'"
+            RunFolder(config.parent).log()("failed", error=error, remedy="install it")
+            leave(1)
+        case comment:
+            del sys.path[:2]
+            if comment == "breaks":  # its network is a module of the tests
+                os.environ["PYTHONPATH"] = os.pathsep.join([os.environ["PYTHONPATH"], str(TESTS)])
+                sys.path.append(str(TESTS))
+
+
+def leave(code: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+_program, _flags = Path(sys.orig_argv[1] if len(sys.orig_argv) > 1 else ""), sys.orig_argv[2:]
+if _program.parent.name == "sd_scripts" and "_train" in _program.name and "--config_file" in _flags:
+    main(Path(_flags[_flags.index("--config_file") + 1]))
