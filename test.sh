@@ -8,6 +8,5 @@ cd "$root"
 "$python" -m ruff format --check .
 "$python" -m mypy
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" # compiled code is very slow with more threads than free cores
-# three processes, also on two cores: many tests wait for a browser or for processes of their own; one that has no tests
-# left takes half of what is left to another
-exec "$python" -m pytest -n 3 --dist worksteal "$@"
+# two processes; one that has no tests left takes half of what is left to the other
+exec "$python" -m pytest -n 2 --dist worksteal "$@"

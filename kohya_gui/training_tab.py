@@ -248,8 +248,9 @@ class TrainingTab:
         }  # fmt: skip
         slow = {**QUIET, "queue": True}
         opened = self.open.click(self._answering(self._open), page, self._everything, **QUIET)
-        family = self.family.input(self._chosen, [self.family, self.preset], [self.preset, self.run.message], **QUIET)
-        preset = self.preset.select(self._answering(self._open_preset), page, self._everything, **QUIET)
+        last = {**QUIET, "trigger_mode": "always_last"}  # a choice made while an earlier one is answered counts, too
+        family = self.family.input(self._chosen, [self.family, self.preset], [self.preset, self.run.message], **last)
+        preset = self.preset.select(self._answering(self._open_preset), page, self._everything, **last)
         self._page = page
         started = self.run.start.click(self._answering(self._start), page, self._everything, **slow)
         saved = self.save.click(self._answering(self._save), page, self._everything, **QUIET)

@@ -24,6 +24,8 @@ for name in ("no_proxy", "NO_PROXY"):
 # inductor tries in each process, with a compiler and a fresh Python for each, which vector instructions it may use:
 # longer than compiling what a test is about
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+# and compiles in a pool of processes, each of which imports PyTorch first
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 # what runs remember of their speed is not for the user who tests
 state = tempfile.mkdtemp(prefix="tests-state-")
 atexit.register(shutil.rmtree, state, ignore_errors=True)

@@ -210,7 +210,7 @@ def adapter_network(plan: LayerPlan) -> Any:
 # whole runs
 
 STATES = {"save_state": True, "save_every_n_steps": 1, "use_ema": True}
-COMPILED = {"compile": True, "compile_backend": "aot_eager", "compile_fullgraph": True}
+COMPILED = {"compile": True, "compile_backend": "eager", "compile_fullgraph": True}  # graphs are Dynamo's
 NAMES: dict[str, dict[str, Any]] = {
     "dora": {"network_type": "dora", "fp8_base": True},
     "loha": {"network_module": "networks.loha", "network_args": ["rank_dropout=0.3"], "quantize_base": "nf4"},

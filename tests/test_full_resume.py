@@ -23,7 +23,7 @@ OF_FAMILY: dict[str, dict[str, Any]] = {
     "sdxl": {"mixed_precision": "bf16", "use_ema": True},
     "flux": {"mixed_precision": "bf16", "full_bf16": True, "fused_backward_pass": True, "blocks_to_swap": 2},
 }
-COMPILED = {"compile": True, "compile_backend": "aot_eager"}
+COMPILED = {"compile": True, "compile_backend": "eager"}
 
 
 @pytest.mark.parametrize(

@@ -192,10 +192,6 @@ def test_the_page_of_a_restarted_gui_shows_what_is_still_being_generated(
     tab.post("/cancel", id=began["id"])
     assert (tab.over()["state"], len(tab.request()["files"])) == ("done", 1)
     wait_for(lambda: not tab.get().json()["alive"])
-    tab.post(family="flux", values=form)  # which starts another process
-    assert tab.over()["state"] == "done"
-    tab.post("/free")
-    wait_for(lambda: not tab.get().json()["alive"])
 
 
 def test_the_gallery_shows_the_folder_of_the_form_if_the_page_may_see_it(tmp_path: Path) -> None:

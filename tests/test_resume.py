@@ -495,7 +495,7 @@ FROM_IMAGES: dict[str, Any] = {
 
 @pytest.mark.parametrize(
     ("family", "compiled"),
-    [("sdxl", {}), ("flux", {"compile": True, "compile_backend": "aot_eager"})],
+    [("sdxl", {}), ("flux", {"compile": True, "compile_backend": "eager"})],
     ids=["sdxl", "flux compiled"],
 )
 def test_a_state_goes_on_with_another_number_of_workers(

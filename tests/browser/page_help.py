@@ -40,7 +40,7 @@ SMALL = {
     "enable_bucket": False,
     "train_batch_size": 1,
     "save_every_n_steps": 5,
-    "compile_backend": "aot_eager",
+    "compile_backend": "eager",
     "num_cpu_threads_per_process": 1,
 }
 """What makes a demo quick, beside other tests too."""

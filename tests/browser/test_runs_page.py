@@ -52,7 +52,9 @@ def start(page: Page, settings: Path) -> int:
     expect(page.locator("#lora-message")).to_contain_text(f"Opened {settings.name}")
     page.locator("#lora-start").click()
     wait_for(lambda: board(page)[:1] != [] and board(page)[0]["id"] not in before)
-    return board(page)[0]["id"]
+    run = board(page)[0]["id"]
+    expect(page.locator("#lora-message")).not_to_contain_text("Opened")  # until Start has its answer, it takes no click
+    return run
 
 
 def go_to_runs(page: Page) -> None:
