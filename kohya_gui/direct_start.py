@@ -36,4 +36,4 @@ def default_config() -> Path:
     """Return where `accelerate config` writes its settings, which `accelerate launch` reads."""
     cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
     home = os.environ.get("HF_HOME", os.path.join(cache, "huggingface"))
-    return Path(home).expanduser() / "accelerate" / "default_config.yaml"
+    return Path(os.path.expanduser(home)) / "accelerate" / "default_config.yaml"

@@ -179,7 +179,9 @@ def test_the_page_of_a_restarted_gui_shows_what_is_still_being_generated(
     asked = json.dumps([values_of("flux", {**form, "prompt": f"{PROMPT} --s {steps}"}) for steps in (900, 2)])
     command = [sys.executable, "-c", GUI, str(tmp_path / "runs.sqlite"), asked]
     first = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])})
-    wait_for(lambda: any((tmp_path / "state").rglob("console.log")))
+    wait_for(
+        lambda: [file for file in (tmp_path / "state").rglob("commands.jsonl") if file.read_text().count("\n") == 2]
+    )
     other = Tab(tmp_path)
     assert other.get().json()["requests"] == []  # the GUI that has them is alive
     first.kill()
