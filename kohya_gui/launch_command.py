@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kohya_gui.direct_start import direct_environment
 from sd_scripts.formats.words import shell_words
@@ -28,6 +28,14 @@ SECRETS = {
 """Environment variables that hold secrets, which no file may contain, and the options they come from."""
 
 
+class Start(NamedTuple):
+    """What the page starts: one process without `accelerate launch`."""
+
+    argv: list[str]
+    environment: dict[str, str]
+    """Added to the process's own."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LaunchCommand:
     """The command to start, the TOML to write first, and the environment to pass."""
@@ -36,8 +44,7 @@ class LaunchCommand:
     """What is printed, and may be run in a terminal."""
     toml: dict[str, Any]
     """The settings for the file that `argv` passes as --config_file, if it does."""
-    started: tuple[list[str], dict[str, str]]
-    """What the page starts, and what it adds to the environment: one process starts without `accelerate launch`."""
+    started: Start
     environment: dict[str, str] = field(default_factory=dict)
     """Added to the process's own: secrets, and settings for which accelerate has no flag."""
     remarks: tuple[Remark, ...] = ()
@@ -80,7 +87,8 @@ def build(
         )
     in_file = {name: value for name, value in settings.saved().items() if name not in compiled}
     direct = direct_environment(launch, precision, on_cpu)
-    started = (argv, environment) if direct is None else ([sys.executable, *trained], environment | direct)
+    through_accelerate = Start(argv, environment)
+    started = through_accelerate if direct is None else Start([sys.executable, *trained], environment | direct)
     return LaunchCommand(argv=argv, toml=in_file, environment=environment, started=started, remarks=tuple(remarks))
 
 

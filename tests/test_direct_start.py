@@ -43,12 +43,12 @@ def test_command_and_environment_are_those_of_accelerate_launch(values: dict[str
     flags, _, _ = _validate_launch_command(launch_command_parser().parse_args(built.argv[2:]))
     argv, environment = prepare_simple_launcher_cmd_env(flags)
     added = {name: value for name, value in environment.items() if os.environ.get(name) != value}
-    ours = {name: value for name, value in built.started[1].items() if os.environ.get(name) != value}
-    assert (built.started[0], ours) == (argv, added)
+    ours = {name: value for name, value in built.started.environment.items() if os.environ.get(name) != value}
+    assert (built.started.argv, ours) == (argv, added)
 
 
 def test_secrets_reach_it_too() -> None:
-    assert command(wandb_api_key="key").started[1]["WANDB_API_KEY"] == "key"
+    assert command(wandb_api_key="key").started.environment["WANDB_API_KEY"] == "key"
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_what_only_accelerate_knows_is_left_to_it(values: dict[str, object], cpu
 
 
 def test_a_file_of_accelerate_config_is_left_to_it(tmp_path: Path) -> None:
-    assert command().started[0][0] == sys.executable
+    assert command().started.argv[0] == sys.executable
     (tmp_path / "accelerate").mkdir()
     (tmp_path / "accelerate" / "default_config.yaml").write_text("debug: true\n")
     assert command().started == (command().argv, {})
