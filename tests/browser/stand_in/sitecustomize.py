@@ -41,5 +41,6 @@ def leave(code: int) -> None:
 
 
 _program, _flags = Path(sys.orig_argv[1] if len(sys.orig_argv) > 1 else ""), sys.orig_argv[2:]
-if _program.parent.name == "sd_scripts" and "_train" in _program.name and "--config_file" in _flags:
+_trains = "--config_file" in _flags and "--plan" not in _flags  # the page's plan asks the same script
+if _program.parent.name == "sd_scripts" and "_train" in _program.name and _trains:
     main(Path(_flags[_flags.index("--config_file") + 1]))
