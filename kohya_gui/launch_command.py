@@ -29,7 +29,7 @@ SECRETS = {
 
 
 class Start(NamedTuple):
-    """What the page starts: one process without `accelerate launch`."""
+    """What the page starts: the script itself or, where only accelerate knows how, `accelerate launch`."""
 
     argv: list[str]
     environment: dict[str, str]
