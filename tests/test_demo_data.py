@@ -148,7 +148,11 @@ except KeyboardInterrupt:
     waits = "import os, sys; from sd_scripts.runs.process import run_in_terminal as run; "
     waits += "sys.exit(run([sys.executable, '-c', sys.argv[1]], os.environ))"
     with subprocess.Popen(
-        [sys.executable, "-c", waits, saves], stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        [sys.executable, "-c", waits, saves],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored if the tests run in the background
     ) as started:
         assert started.stdout
         assert started.stdout.readline() == b"ready\n"

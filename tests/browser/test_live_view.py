@@ -220,6 +220,13 @@ def test_a_long_run_is_watched_with_little_sent(page, long):
     assert sum(sizes) < ANSWERS * 15_000, "a hundred thousand steps are drawn, and only the new ones are sent"
 
 
+def test_a_running_run_shows_in_every_training_tab(page, long):
+    for tab in ("dreambooth", "finetune", "textual_inversion", "lora"):
+        page.locator(f"#{tab}-button").click()
+        expect(page.locator(f"#{tab}-run .run-name")).to_have_text("long")
+        expect(page.locator(f"#{tab}-run .badge")).to_have_text("Running")
+
+
 def test_a_run_is_asked_acknowledges_and_stops_in_front_of_everybody(page, queue, long):
     page.locator("#lora-button").click()
     view = page.locator("#lora-run .run")

@@ -1,0 +1,88 @@
+"""Make images of the page for docs/: PYTHONPATH=tests python -m browser.docs_images FOLDER [NAME ...]
+
+Everything that the page shows lies in FOLDER, whose path is seen, such as /home/mia/studio. Each image is of a training
+of a miniature that has ended.
+"""
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import sync_playwright
+
+from browser.page_help import CHROMIUM, QUIET, TRAINING, Gui, ask_for, expect, settled
+from sd_scripts.demo import make
+from sd_scripts.formats.toml_files import read_toml, write_toml
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """The page after a training."""
+
+    family: str
+    width: int = 1400
+    above: str = ""
+    """The element that is scrolled to the top."""
+    changed: dict[str, Any] = field(default_factory=dict)
+    """Settings beside those of the demo."""
+
+
+SCENES = {
+    "page-flux": Scene(family="flux"),
+    "kontext": Scene(family="flux_kontext", above="#lora-panel-folders-and-dataset"),
+    "qwen_image": Scene(family="qwen_image"),
+}
+"""File name in docs/, without .png -> what it shows."""
+
+
+def settings(scene: Scene, folder: Path) -> Path:
+    """Write the settings of a demo whose model and images lie in `folder`; return their file."""
+    made = read_toml(make(folder / scene.family, scene.family))
+    name = f"shapes_{scene.family}"
+    path = folder / f"{name}.toml"
+    small = {"compile": False, "num_cpu_threads_per_process": 1, "output_dir": str(folder / "output")}
+    write_toml(path, {**made, **small, "output_name": name, "overwrite": True, **scene.changed})
+    return path
+
+
+def shoot(browser: Any, gui: Gui, scene: Scene, folder: Path, image: Path) -> None:
+    page = browser.new_page(viewport={"width": scene.width, "height": 1000}, reduced_motion="reduce")
+    page.goto(gui.address)
+    expect(page.locator("#lora-start")).to_be_visible()
+    settled(page, "#lora")
+    path = settings(scene, folder)
+    ask_for(page, path)
+    expect(page.locator("#lora-message")).to_contain_text(f"Opened {path.name}")
+    page.locator("#lora-start").click()
+    run = page.locator("#lora-run")
+    expect(run.locator(".run-name")).to_have_text(path.stem)
+    expect(run.locator(".badge")).to_have_text("Finished", timeout=TRAINING)
+    page.mouse.move(0, 0)
+    if scene.above:
+        page.locator(scene.above).scroll_into_view_if_needed()
+        page.locator(scene.above).evaluate("(part) => scrollTo(0, part.getBoundingClientRect().top + scrollY - 12)")
+    page.wait_for_timeout(1500)  # curves and thumbnails arrive
+    page.screenshot(path=image)
+    page.close()
+
+
+def main(folder: Path, names: list[str]) -> None:
+    """Write the images named, or all of them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    gui = Gui(folder)
+    gui.start()
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, headless=True, args=QUIET)
+        try:
+            for name in names or SCENES:
+                shoot(browser, gui, SCENES[name], folder, DOCS / f"{name}.png")
+        finally:
+            browser.close()
+            gui.stop()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]).absolute(), sys.argv[2:])
