@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from browser.page_help import CHROMIUM, SMALL, TRAINING, choose, expect, field, unfold, variant
+from browser.page_help import CHROMIUM, SMALL, TRACES, TRAINING, choose, expect, field, unfold, variant
 from browser.test_page import begin_anew, open_file
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -49,7 +49,7 @@ def test_short_batches_are_advised_against(page: Any, demo: Path) -> None:
 
 def test_measured_variants_are_compared_used_and_remembered(page: Any, flux_demo: Path) -> None:
     plan, measured = page.locator("#lora-plan"), page.locator("#lora-plan [data-measured]")
-    open_file(page, variant(flux_demo, "measured", compile=False, max_train_steps=50_000, network_dim=3))
+    open_file(page, variant(flux_demo, "measured", compile=False, max_train_steps=50_000, network_dim=3, **TRACES))
     expect(plan).to_contain_text("Plan 50,000 steps")
     plan.locator("summary").click()
     expect(plan).to_contain_text("not known until a run here has trained with these settings")

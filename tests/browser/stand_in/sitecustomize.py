@@ -29,6 +29,8 @@ def main(config: Path) -> None:
             leave(1)
         case comment:
             del sys.path[:2]
+            if comment == "traces":
+                sys.argv += ["--compile_backend", "eager"]
             if comment == "breaks":  # its network is a module of the tests
                 os.environ["PYTHONPATH"] = os.pathsep.join([os.environ["PYTHONPATH"], str(TESTS)])
                 sys.path.append(str(TESTS))
