@@ -28,9 +28,16 @@ UNSET = ("not set", "")
 def control(option: Option, tab: str, width: str, others: Mapping[str, Option], method: str) -> FormComponent:
     """Return the control of an option, with the element id `tab-name`.
 
-    Its help text is the one for this training method and names the `others` by their labels.
+    Its help text is the one for this training method and names the `others` by their labels. What holds for some model
+    families only is shown for these (visibility.js).
     """
-    hint = labelled(option.help_for(method).replace("<", "&lt;"), others)  # Gradio renders it as Markdown
+
+    def text(words: str) -> str:
+        return labelled(words.replace("<", "&lt;"), others)  # Gradio renders it as Markdown
+
+    # Gradio lets no attributes through: the n-th <strong> is the n-th note
+    noted = (f"**{text(note)}**" for _, note in option.family_notes)
+    hint = " ".join([text(option.help), *noted, *filter(None, [text(option.notes.get(method, ""))])])
     face: dict[str, Any] = {
         "label": option.label,
         "info": f"{hint} {BROWSE}" if option.path else hint,

@@ -1,5 +1,5 @@
-// Shows and hides controls and panels by the rules that the server put into the page (visibility.py). CSS rules do it,
-// because the contents of a folded panel have no elements before it is opened.
+// Shows and hides controls, panels and parts of help texts by the rules that the server put into the page
+// (visibility.py). CSS rules do it, because the contents of a folded panel have no elements before it is opened.
 window.Forms = (() => {
   const sheet = new CSSStyleSheet();
   document.adoptedStyleSheets = [...document.adoptedStyleSheets, sheet];
@@ -23,6 +23,7 @@ window.Forms = (() => {
   const draw = () => {
     const hidden = [];
     const idle = [];
+    const unsaid = []; // parts of help texts that are about other families
     for (const [tab, form] of Object.entries(forms)) {
       const names = Object.keys(form.options);
       const unseen = new Set(names.filter((name) => !shows(form, name)));
@@ -31,9 +32,17 @@ window.Forms = (() => {
         if (inside.every((name) => unseen.has(name))) hidden.push(panel);
       for (const [row, family] of Object.entries(form.advice)) if (family !== form.family) hidden.push(row);
       for (const name of names) if (isIdle(form, name)) idle.push(`${tab}-${name}`);
+      for (const name of names)
+        form.options[name].noted.forEach((families, i) => {
+          if (families.includes(form.family)) return;
+          unsaid.push(`#${CSS.escape(`${tab}-${name}`)} .info-text strong:nth-of-type(${i + 1})`);
+        });
     }
     const rule = (ids, style) => (ids.length ? `${ids.map((id) => `#${CSS.escape(id)}`).join(", ")} { ${style} }\n` : "");
-    const rules = rule(hidden, "display: none !important") + rule(idle, "opacity: .5; pointer-events: none");
+    const rules =
+      rule(hidden, "display: none !important") +
+      rule(idle, "opacity: .5; pointer-events: none") +
+      (unsaid.length ? `${unsaid.join(", ")} { display: none }` : "");
     if (rules !== drawn) sheet.replaceSync((drawn = rules)); // each change costs a new layout
   };
 

@@ -38,6 +38,7 @@ def rules(
         "options": {
             name: {
                 "families": option.families,
+                "noted": [families for families, _ in option.family_notes],
                 "masters": [name for name in option.switches if name in options],
                 "offeredWith": option.offered_with if option.offered_with in options else None,
                 "shownFor": option.shown_for,

@@ -67,11 +67,21 @@ def test_every_option_can_speak_for_itself():
     assert wrong == []
 
 
+def test_a_note_of_a_family_is_for_those_derived_from_it_too_unless_they_have_their_own() -> None:
+    whom = {name: [families for families, _ in OPTIONS[name].family_notes] for name in ("blocks_to_swap", "vae")}
+    assert whom["blocks_to_swap"] == [("sdxl",), ("flux", "flux_kontext"), ("qwen_image", "qwen_image_edit")]
+    assert whom["vae"] == [("sdxl",), ("qwen_image", "qwen_image_edit")]
+    whose = dict(OPTIONS["pretrained_model_name_or_path"].family_notes)
+    assert {("flux",), ("flux_kontext",)} < whose.keys()
+
+
 def faults(o: Option) -> list[str]:
     """Return what an option lacks."""
     must = {
         "a type with a control": o.type in KINDS,
-        "sentences as help": all(text.endswith(".") for text in (o.help, *o.notes.values())),
+        "sentences as help": all(
+            text.endswith(".") for text in (o.help, *o.notes.values(), *dict(o.family_notes).values())
+        ),
         "a label": bool(o.label),
         "a default that is allowed": o.problem(o.default) is None,
         "a default of the right type": o.read(o.default) == o.default,

@@ -3,6 +3,7 @@
 import json
 import shutil
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,10 @@ from hub_help import TOKEN, Hub, hub
 from huggingface_hub import ModelCard
 from training_help import PIVOTAL, Run, train
 
+from sd_scripts.families.registry import cards
 from sd_scripts.families.sdxl.card import CARD as SDXL
+from sd_scripts.options.catalog import script_for
+from sd_scripts.options.reading import from_values
 from sd_scripts.tools.publish.__main__ import main
 from sd_scripts.tools.publish.card import make_card
 from sd_scripts.tools.publish.trained import read_run
@@ -41,6 +45,21 @@ def copy(trained: Run, tmp_path: Path) -> Run:
     events = tmp_path / "out" / "run" / "events.jsonl"
     events.write_text(events.read_text().replace(str(trained.output), str(tmp_path / "out")))
     return Run(0, tmp_path / "out", type(trained.folder)(tmp_path / "out" / "run"))
+
+
+def test_what_was_trained_on_a_file_names_the_model_of_its_family_and_what_it_does(trained: Run) -> None:
+    told = {}
+    for card in cards():
+        settings = from_values(script_for(card.name, "lora"), {}, {"pretrained_model_name_or_path": "base.safetensors"})
+        data = ModelCard(make_card(replace(read_run(trained.folder.path), settings=settings))).data.to_dict()
+        told[card.name] = (data["base_model"], data["pipeline_tag"])
+    assert told == {
+        "sdxl": ("stabilityai/stable-diffusion-xl-base-1.0", "text-to-image"),
+        "flux": ("black-forest-labs/FLUX.1-dev", "text-to-image"),
+        "flux_kontext": ("black-forest-labs/FLUX.1-Kontext-dev", "image-to-image"),
+        "qwen_image": ("Qwen/Qwen-Image", "text-to-image"),
+        "qwen_image_edit": ("Qwen/Qwen-Image-Edit-2509", "image-to-image"),
+    }
 
 
 def test_the_hub_understands_the_card_and_it_tells_no_path_and_no_token(trained: Run) -> None:

@@ -9,14 +9,12 @@ class ModelOptions(OptionGroup, title="Model"):
     """The base model and how it is loaded."""
 
     pretrained_model_name_or_path: str | None = path_option(
-        "Model to start from: a .safetensors or .ckpt file, a diffusers folder, or a Hugging Face ID "
-        "such as stabilityai/stable-diffusion-xl-base-1.0.",
+        "Model to start from: a .safetensors or .ckpt file, a diffusers folder, or a Hugging Face ID.",
         label="Base model",
         placeholder="/models/model.safetensors",
     )
     vae: str | None = path_option(
-        "Use another VAE (file or folder) instead of the model's own. The fp16-fix VAE avoids black images "
-        "in half precision.",
+        "Use another VAE (file or folder) instead of the model's own.",
         label="VAE",
         needs="own_vae",
     )

@@ -150,6 +150,8 @@ class Option:
     label: str
     notes: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Method -> text added to the help for that method."""
+    family_notes: tuple[tuple[Families, str], ...] = ()
+    """(Families, text added to the help for them)."""
     choices: tuple[Any, ...] = ()
     family_choices: Mapping[str, Families] = dataclasses.field(default_factory=dict)
     """Choices that not all families take -> the families that do."""
@@ -196,9 +198,14 @@ class Option:
         kept = tuple(choice for choice in self.choices if choice not in others)
         return dataclasses.replace(self, choices=kept) if others else self
 
+    @property
+    def whole_help(self) -> str:
+        """Return the help text with the notes of all families."""
+        return " ".join([self.help, *(note for _, note in self.family_notes)])
+
     def help_for(self, method: str) -> str:
-        """Return the help text for a method."""
-        return f"{self.help} {self.notes[method]}" if method in self.notes else self.help
+        """Return the help text for a method, with the notes of all families."""
+        return " ".join([self.whole_help, *filter(None, [self.notes.get(method)])])
 
     @property
     def switches(self) -> tuple[str, ...]:
@@ -332,7 +339,8 @@ def _options(group: type[OptionGroup]) -> tuple[Option, ...]:
         own = [card for card in cards() if group in card.groups]
         capable = [card for card in own or cards() if fields.get("needs", "") in ("", *card.capabilities)]
         fields["families"] = tuple(card.name for card in capable)
-        fields["help"] = " ".join([fields["help"], *(c.notes[field.name] for c in cards() if field.name in c.notes)])
+        noted = [card for card in cards() if field.name in card.notes]
+        fields["family_notes"] = tuple((_noted_with(card.name, field.name), card.notes[field.name]) for card in noted)
         own_choices = {card.name: card.choices[field.name] for card in cards() if field.name in card.choices}
         fields["family_choices"] = {
             word: tuple(family for family, words in own_choices.items() if word in words)
@@ -342,6 +350,13 @@ def _options(group: type[OptionGroup]) -> tuple[Option, ...]:
             fields["choices"] = (*fields["choices"], *fields["family_choices"])
         found.append(Option(**{"name": field.name, "default": default, **fields}))
     return tuple(found)
+
+
+def _noted_with(family: str, option: str) -> Families:
+    """Return whom a family's note on an option is for: it, and those derived from it that have none of their own."""
+    from sd_scripts.families.registry import cards
+
+    return (family, *(card.name for card in cards() if card.derived_from == family and option not in card.notes))
 
 
 def _label(name: str) -> str:

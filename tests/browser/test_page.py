@@ -433,7 +433,10 @@ def test_a_file_that_is_not_there_is_told_in_the_page(page, tmp_path):
 def test_another_family_shows_its_own_settings_keeps_what_both_have_and_offers_its_preset(page):
     field(page, "output_name").fill("kätzchen")
     expect(page.locator("#lora-clip_l")).to_be_hidden()
+    noted = page.locator("#lora-pretrained_model_name_or_path strong:visible")
+    expect(noted).to_contain_text("SDXL's ID is")
     family(page, "FLUX.1")
+    expect(noted).to_contain_text("FLUX.1's IDs are")
     expect(page.locator("#lora-message")).to_contain_text("the preset FLUX.1 safe start sets recommended values")
     for name in ("clip_l", "t5xxl", "ae", "guidance_scale", "blocks_to_swap", "fp8_base"):
         expect(page.locator(f"#lora-{name}")).to_be_visible()

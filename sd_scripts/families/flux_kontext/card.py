@@ -8,6 +8,8 @@ from sd_scripts.families.flux.options import RECOMMENDED
 from sd_scripts.formats.safetensors_header import Header
 from sd_scripts.options.dataset import ControlOptions
 
+HUB_MODEL = "black-forest-labs/FLUX.1-Kontext-dev"
+
 ARCHITECTURE = "flux-1-kontext-dev"
 """modelspec.architecture of files saved here."""
 
@@ -33,7 +35,7 @@ CARD = replace(
     },
     groups=(*FLUX.groups, ControlOptions),
     capabilities=FLUX.capabilities | {"control_images"},
-    notes={},
+    notes={"pretrained_model_name_or_path": f"FLUX.1 Kontext's ID is {HUB_MODEL}."},
     recommended=RECOMMENDED,
     recommended_note="The sd-scripts defaults do not match what FLUX.1 predicts.",
     recommend=None,
@@ -42,6 +44,7 @@ CARD = replace(
     speeds=(),
     sample_defaults=replace(FLUX.sample_defaults, guidance=2.5),
     hub_words=("kontext",),
+    hub_model=HUB_MODEL,
     model_panel=(),
     panels=(),
     recognise=recognise,

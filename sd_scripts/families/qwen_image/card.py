@@ -10,6 +10,8 @@ from sd_scripts.options.flow import FlowOptions
 from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.prompt_lines import SamplePrompt
 
+HUB_MODEL = "Qwen/Qwen-Image"
+
 PREFIXES = ("", "model.diffusion_model.")
 TRANSFORMER = "transformer_blocks.0.txt_mlp.net.0.proj.weight"
 """A key of a transformer of this kind."""
@@ -50,7 +52,9 @@ CARD = FamilyCard(
     capabilities=frozenset({"batches", "blockwise_updates", "fp8", "offload_activations", "own_vae"}),
     choices={"timestep_sampling": ("qwen_shift", "logsnr", "qinglong_qwen")},
     notes={
-        "vae": "For Qwen-Image its VAE, such as qwen_image_vae.safetensors; not needed for a diffusers folder.",
+        "pretrained_model_name_or_path": f"Qwen-Image's ID is {HUB_MODEL}.",
+        "vae": "Qwen-Image's files have none: choose its VAE, such as qwen_image_vae.safetensors. Not needed for a "
+        "diffusers folder.",
         "timestep_sampling": "qwen_shift shifts as Qwen-Image was trained, more for larger images; logsnr samples "
         "the signal-to-noise ratio with logit_mean and logit_std; qinglong_qwen takes qwen_shift for 95% of images "
         "and hardly any noise for the others.",
@@ -100,6 +104,7 @@ CARD = FamilyCard(
     memory=MEMORY,
     sample_defaults=SamplePrompt(width=1024, height=1024, steps=30, scale=4.0),
     hub_words=("qwen",),
+    hub_model=HUB_MODEL,
     model_panel=("text_encoder",),
     problems=PROBLEMS,
     remarks=REMARKS,

@@ -7,6 +7,8 @@ from sd_scripts.families.sdxl.memory_facts import MEMORY
 from sd_scripts.families.sdxl.speeds import GRAPHS, SPEEDS
 from sd_scripts.options.memory import MemoryOptions
 
+HUB_MODEL = "stabilityai/stable-diffusion-xl-base-1.0"
+
 CARD = FamilyCard(
     name="sdxl",
     title="SDXL",
@@ -25,6 +27,8 @@ CARD = FamilyCard(
         }
     ),
     notes={
+        "pretrained_model_name_or_path": f"SDXL's ID is {HUB_MODEL}.",
+        "vae": "SDXL's fp16-fix VAE avoids black images in half precision.",
         "equal_token_buckets": "SDXL's attention blocks then share their graphs, its convolutions do not.",
         "blocks_to_swap": "SDXL takes up to 58, and each saves 0.07 GB.",
         "no_half_vae": "SDXL's original VAE does.",
@@ -75,7 +79,7 @@ CARD = FamilyCard(
     speeds=SPEEDS,
     memory=MEMORY,
     hub_words=("xl",),
-    hub_model="stabilityai/stable-diffusion-xl-base-1.0",
+    hub_model=HUB_MODEL,
     hub_tags=("stable-diffusion-xl",),
     marks=(
         ("conditioner.embedders.1.model.ln_final.weight", "sdxl", "SDXL checkpoint"),

@@ -52,7 +52,8 @@ def _title(trained: Trained) -> str:
 def _metadata(trained: Trained) -> dict[str, Any]:
     """Return the metadata that the Hub reads, without what is unknown."""
     method, own = trained.settings.script.method, trained.settings[MetadataOptions]
-    tags = ["text-to-image", "diffusers", *TAGS[method], *trained.family.hub_tags]
+    task = "image-to-image" if "control_images" in trained.family.capabilities else "text-to-image"
+    tags = [task, "diffusers", *TAGS[method], *trained.family.hub_tags]
     tags += [tag.strip() for tag in (own.metadata_tags or "").split(",") if tag.strip()]
     base, words = base_model(trained), trained.trigger_words
     widget = [
@@ -64,7 +65,7 @@ def _metadata(trained: Trained) -> dict[str, Any]:
         "base_model_relation": ("finetune" if method == "full" else "adapter") if base else "",
         "instance_prompt": ", ".join(words),
         "license": own.metadata_license,
-        "pipeline_tag": "text-to-image",
+        "pipeline_tag": task,
         "tags": list(dict.fromkeys(tags)),
         "widget": widget,
     }
