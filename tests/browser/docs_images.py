@@ -5,7 +5,7 @@ of a miniature that has ended.
 """
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +23,13 @@ class Scene:
     """The page after a training."""
 
     family: str
-    width: int = 1400
-    above: str = ""
+    top: str = ""
     """The element that is scrolled to the top."""
-    changed: dict[str, Any] = field(default_factory=dict)
-    """Settings beside those of the demo."""
 
 
 SCENES = {
     "page-flux": Scene(family="flux"),
-    "kontext": Scene(family="flux_kontext", above="#lora-panel-folders-and-dataset"),
+    "kontext": Scene(family="flux_kontext", top="#lora-panel-folders-and-dataset"),
     "qwen_image": Scene(family="qwen_image"),
 }
 """File name in docs/, without .png -> what it shows."""
@@ -44,12 +41,12 @@ def settings(scene: Scene, folder: Path) -> Path:
     name = f"shapes_{scene.family}"
     path = folder / f"{name}.toml"
     small = {"compile": False, "num_cpu_threads_per_process": 1, "output_dir": str(folder / "output")}
-    write_toml(path, {**made, **small, "output_name": name, "overwrite": True, **scene.changed})
+    write_toml(path, {**made, **small, "output_name": name, "overwrite": True})
     return path
 
 
 def shoot(browser: Any, gui: Gui, scene: Scene, folder: Path, image: Path) -> None:
-    page = browser.new_page(viewport={"width": scene.width, "height": 1000}, reduced_motion="reduce")
+    page = browser.new_page(viewport={"width": 1400, "height": 1000}, reduced_motion="reduce")
     page.goto(gui.address)
     expect(page.locator("#lora-start")).to_be_visible()
     settled(page, "#lora")
@@ -61,9 +58,8 @@ def shoot(browser: Any, gui: Gui, scene: Scene, folder: Path, image: Path) -> No
     expect(run.locator(".run-name")).to_have_text(path.stem)
     expect(run.locator(".badge")).to_have_text("Finished", timeout=TRAINING)
     page.mouse.move(0, 0)
-    if scene.above:
-        page.locator(scene.above).scroll_into_view_if_needed()
-        page.locator(scene.above).evaluate("(part) => scrollTo(0, part.getBoundingClientRect().top + scrollY - 12)")
+    if scene.top:
+        page.locator(scene.top).evaluate("(part) => scrollTo(0, part.getBoundingClientRect().top + scrollY - 12)")
     page.wait_for_timeout(1500)  # curves and thumbnails arrive
     page.screenshot(path=image)
     page.close()
