@@ -128,7 +128,7 @@ class FamilyCard:
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Option -> values that it takes for this family only."""
     notes: Mapping[str, str] = field(default_factory=dict)
-    """Option -> sentences added to its help."""
+    """Option -> sentences added to its help; on the page for this family and those derived from it only."""
     recommended: Mapping[str, Any] = field(default_factory=dict)
     """Option -> value that trains the model well, where the default does not."""
     recommended_note: str = ""

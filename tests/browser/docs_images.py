@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
 from playwright.sync_api import sync_playwright
 
 from browser.page_help import CHROMIUM, QUIET, TRAINING, Gui, ask_for, expect, settled
@@ -63,6 +64,7 @@ def shoot(browser: Any, gui: Gui, scene: Scene, folder: Path, image: Path) -> No
     page.wait_for_timeout(1500)  # curves and thumbnails arrive
     page.screenshot(path=image)
     page.close()
+    Image.open(image).quantize().save(image, optimize=True)  # a third of the bytes
 
 
 def main(folder: Path, names: list[str]) -> None:
