@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from lora_help import adapt
 from torch import Tensor, nn
 from training_help import train
 
+from sd_scripts.library.folded_product import Ways
 from sd_scripts.networks.adapter import Adapter, Group, LayerPlan
 from sd_scripts.networks.adapters.dora import Dora, DoraLinear
 from sd_scripts.networks.adapters.lokr import Lokr, LokrLinear
@@ -62,6 +64,41 @@ def test_the_copies_are_kept_once(odd: int) -> None:
     network.refresh()
     assert block.odd.lora_down.data_ptr() == where
     assert network.compute.untyped_storage().nbytes() == (0 if odd == 16 else network.compute.nbytes)
+
+
+@pytest.mark.parametrize("output", [False, True])
+@pytest.mark.parametrize("gradient", [False, True])
+def test_each_product_may_be_a_joint_one(output: bool, gradient: bool) -> None:
+    block, network = folded_block()
+    for layer in (block.q, block.up, block.down):
+        layer.ways = Ways(output, gradient)  # type: ignore[assignment]
+    x = torch.randn(3, 10, 16, requires_grad=True)
+    results = []
+    for run in (block, torch.compile(block, backend="aot_eager", fullgraph=True)):
+        run(x).square().sum().backward()
+        network.collect_gradients()
+        results.append((network.gradients.clone(), x.grad))
+        x.grad = None
+        network.zero_grad()
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_a_large_layer_joins_what_it_adds_to_its_wider_side() -> None:
+    model = nn.ModuleDict({"wide": nn.Linear(16, 48), "deep": nn.Linear(48, 16), "small": nn.Linear(48, 8)})
+    layers = adapt(model, 8), dict(model.named_modules())
+    with mock.patch("sd_scripts.networks.folding.LARGE", 16):
+        layers[0].fold(model.modules())
+    ways = {name: layer.ways for name, layer in layers[1].items() if name}  # type: ignore[union-attr]
+    assert ways == {"wide": Ways(), "deep": Ways(output=False), "small": Ways()}
+
+
+def test_layers_as_large_as_swapped_ones_are_not_folded() -> None:
+    model = nn.ModuleList([nn.Linear(16, 32), nn.Linear(16, 32), nn.Linear(32, 16)])
+    network = adapt(model, 8)
+    model[0].weight.host_copy = True
+    network.fold(model.modules())
+    assert [layer.joint is None for layer in model] == [True, True, False]
 
 
 @pytest.mark.parametrize(

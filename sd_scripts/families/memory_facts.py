@@ -77,6 +77,8 @@ class MemoryFacts:
     """The same of the denoiser's convolutions, with conv_dim."""
     projections: tuple[Projection, ...] = ()
     """All Linear layers of the denoiser that are adapted by default, if their adapters are folded."""
+    folded_kinds: tuple[str, ...] = ("lora",)
+    """Kinds of adapters that are folded (networks/targets.py)."""
     measured_rank: int = 0
     """Rank of the LoRA with which the activations were measured."""
     factored_state: float = 0.02

@@ -62,6 +62,11 @@ def rope_of(positions: Tensor, widths: Sequence[int], device: torch.device) -> R
     return angles.cos().float().to(device), angles.sin().float().to(device)
 
 
+def heads_of(parts: Sequence[Tensor], heads: int) -> list[Tensor]:
+    """Split queries, keys and values (B, S, W) into heads (B, S, H, D)."""
+    return [part.unflatten(-1, (heads, -1)) for part in parts]
+
+
 def apply_rope(x: Tensor, rope: Rope) -> Tensor:
     """Rotate neighbouring pairs of (B, S, H, D) float32 values by their token's position."""
     cos, sin = rope

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sd_scripts.library.folded_product import copying, geglu_gradients, joint_backward, joint_forward
+from sd_scripts.library.folded_product import BOTH, Ways, apply, copying, geglu_gradients, joint_backward, joint_forward
 from sd_scripts.library.geglu import geglu
 
 if importlib.util.find_spec("triton"):
@@ -65,7 +65,7 @@ def folded_kronecker_product(
     *,
     pieces: Sequence[int] = (),
     gated: bool = False,
-    input_is_kept: bool = False,
+    ways: Ways = BOTH,
 ) -> list[Tensor]:
     """Apply layers with the same input, (..., in) -> (..., out), and split their outputs, side by side, into `pieces`,
     or with `gated` return their geglu.
@@ -74,7 +74,7 @@ def folded_kronecker_product(
     w1 x up as blocks of a diagonal. w1 (p, q), up (c, r), down (r, d) are given only to get their gradients.
     """
     pieces = pieces or [sum(len(w1) * len(up) for w1, up in zip(w1s, ups, strict=True))]
-    outputs = _FoldedKronecker.apply(x.flatten(0, -2), joint, bias, pieces, gated, input_is_kept, *w1s, *ups, *downs)
+    outputs = apply(_FoldedKronecker, x.flatten(0, -2), joint, bias, pieces, gated, *ways, *w1s, *ups, *downs)
     return [y.unflatten(0, x.shape[:-1]) for y in outputs]
 
 
@@ -87,13 +87,15 @@ class _FoldedKronecker(torch.autograd.Function):
         bias: Tensor | None,
         pieces: Sequence[int],
         gated: bool,
-        input_is_kept: bool,
+        joins_output: bool,
+        joins_gradient: bool,
         *parts: Tensor,
     ) -> tuple[Tensor, ...]:
         count = len(parts) // 3
         w1s, ups = parts[:count], parts[count : 2 * count]
         ctx.count, ctx.sizes = count, (sum(len(w1) * len(up) for w1, up in zip(w1s, ups, strict=True)), x.shape[1])
-        y, *saved = joint_forward(x, joint, bias, ctx.sizes[0], input_is_kept)
+        ctx.joins_gradient = joins_gradient
+        y, *saved = joint_forward(x, joint, bias, ctx.sizes[0], joins_output)
         ctx.save_for_backward(*w1s, *ups, y if gated else None, joint, *saved)
         return (geglu(y),) if gated else y.split(pieces, dim=1)
 
@@ -102,10 +104,12 @@ class _FoldedKronecker(torch.autograd.Function):
         count, saved = ctx.count, ctx.saved_tensors
         w1s, ups, (y, *rest) = saved[:count], saved[count : 2 * count], saved[2 * count :]
         fill = copying(grads) if y is None else geglu_gradients(grads[0], y)
-        x_grad, factors = joint_backward(fill, *rest, sizes=ctx.sizes, learns=ctx.needs_input_grad[0])
+        x_grad, factors = joint_backward(
+            fill, *rest, sizes=ctx.sizes, learns=ctx.needs_input_grad[0], joins=ctx.joins_gradient
+        )
         x, h, grad, low = factors
         ranks = [w1.shape[1] * up.shape[1] for w1, up in zip(w1s, ups, strict=True)]
         outs = [len(w1) * len(up) for w1, up in zip(w1s, ups, strict=True)]
         own = zip(h.split(ranks, 1), grad.split(outs, 1), low.split(ranks, 1), w1s, ups, strict=True)
         found = [torch.ops.sd_scripts.kronecker_gradients(x, *each) for each in own]
-        return x_grad, None, None, None, None, None, *(each[place] for place in range(3) for each in found)
+        return x_grad, None, None, None, None, None, None, *(each[place] for place in range(3) for each in found)

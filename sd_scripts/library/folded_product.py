@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +27,17 @@ else:
 Factors = tuple[Tensor, Tensor, Tensor, Tensor]
 Fill = Callable[[Tensor], object]
 """Writes a matrix into the first columns of a wider one."""
+
+
+class Ways(NamedTuple):
+    """Into which of a layer's two products the adapter goes. Where it does not, what it adds is computed apart."""
+
+    output: bool = True
+    gradient: bool = True
+    """The gradient of the input."""
+
+
+BOTH = Ways()
 
 torch.library.define("sd_scripts::fill_low_rank", "(Tensor(a!) padded, Tensor low) -> ()")
 
@@ -52,19 +63,33 @@ def folded_product(
     *,
     pieces: Sequence[int] = (),
     gated: bool = False,
-    input_is_kept: bool = False,
+    ways: Ways = BOTH,
 ) -> list[Tensor]:
     """Apply layers with the same input, (..., in) -> (..., out), and split their outputs, side by side, into `pieces`,
     or with `gated` return their geglu.
 
     joint (out + r, in + r) = [[W, B], [A, 0]] has the values that are computed with: A (r, in) are the `downs`
     (r_i, in) below each other, B (out, r) the `ups` (out_i, r_i) as blocks of a diagonal. Both are given only to get
-    their gradients. With `input_is_kept` x is in memory until the backward pass anyway, as attention's output is, and
-    is not copied.
+    their gradients. An output that is computed apart keeps x as it is, and does not copy it.
     """
     pieces = pieces or [sum(len(up) for up in ups)]
-    outputs = _FoldedProduct.apply(x.flatten(0, -2), joint, bias, pieces, gated, input_is_kept, *downs, *ups)
+    outputs = apply(_FoldedProduct, x.flatten(0, -2), joint, bias, pieces, gated, *ways, *downs, *ups)
     return [y.unflatten(0, x.shape[:-1]) for y in outputs]
+
+
+def apply(function: type[torch.autograd.Function], *arguments: Any) -> Sequence[Tensor]:
+    """Apply an autograd function. Without gradients the compiler may call its forward without a context, by the number
+    of arguments, so it gets another one."""
+    if torch.is_grad_enabled():
+        return function.apply(*arguments)  # type: ignore[no-any-return]
+    return function.forward(_Forgetful(), *arguments)  # type: ignore[no-any-return]
+
+
+class _Forgetful:
+    """The context of a forward pass that no backward pass follows."""
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None:
+        pass
 
 
 class _FoldedProduct(torch.autograd.Function):
@@ -76,13 +101,15 @@ class _FoldedProduct(torch.autograd.Function):
         bias: Tensor | None,
         pieces: Sequence[int],
         gated: bool,
-        input_is_kept: bool,
+        joins_output: bool,
+        joins_gradient: bool,
         *parts: Tensor,
     ) -> tuple[Tensor, ...]:
         downs, ups = parts[: len(parts) // 2], parts[len(parts) // 2 :]
         ctx.ranks, ctx.outs = [len(down) for down in downs], [len(up) for up in ups]
         ctx.sizes = (sum(ctx.outs), x.shape[1])
-        y, *saved = joint_forward(x, joint, bias, ctx.sizes[0], input_is_kept)
+        ctx.joins_gradient = joins_gradient
+        y, *saved = joint_forward(x, joint, bias, ctx.sizes[0], joins_output)
         ctx.save_for_backward(y if gated else None, joint, *saved)
         return (geglu(y),) if gated else y.split(pieces, dim=1)
 
@@ -90,15 +117,17 @@ class _FoldedProduct(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         y, joint, *saved = ctx.saved_tensors
         fill = copying(grads) if y is None else geglu_gradients(grads[0], y)
-        x_grad, factors = joint_backward(fill, joint, *saved, sizes=ctx.sizes, learns=ctx.needs_input_grad[0])
+        x_grad, factors = joint_backward(
+            fill, joint, *saved, sizes=ctx.sizes, learns=ctx.needs_input_grad[0], joins=ctx.joins_gradient
+        )
         downs, ups = low_rank_gradients_of(*factors, ctx.ranks, ctx.outs)
-        return x_grad, None, None, None, None, None, *downs, *ups
+        return x_grad, None, None, None, None, None, None, *downs, *ups
 
 
-def joint_forward(x: Tensor, joint: Tensor, bias: Tensor | None, out: int, input_is_kept: bool) -> tuple[Tensor, ...]:
+def joint_forward(x: Tensor, joint: Tensor, bias: Tensor | None, out: int, joins: bool) -> tuple[Tensor, ...]:
     """Return y (M, out) and what `joint_backward` needs beside the joint matrix."""
     width = x.shape[1]
-    if input_is_kept:
+    if not joins:
         h = F.linear(x, joint[out:, :width])
         return F.linear(x, joint[:out, :width], bias) + F.linear(h, joint[:out, width:]), x, h
     padded = _with_low_rank(x, copying([x]), joint[out:, :width])
@@ -106,20 +135,22 @@ def joint_forward(x: Tensor, joint: Tensor, bias: Tensor | None, out: int, input
 
 
 def joint_backward(
-    fill: Fill, joint: Tensor, *saved: Tensor, sizes: tuple[int, int], learns: bool
+    fill: Fill, joint: Tensor, *saved: Tensor, sizes: tuple[int, int], learns: bool, joins: bool
 ) -> tuple[Tensor | None, Factors]:
     """Return the gradient of x, and x, h = x A', the gradient of y, which `fill` writes, and its product with B.
 
-    `sizes`: of y and x; `learns`: whether the gradient of x is needed.
+    `sizes`: of y and x; `learns`: whether the gradient of x is needed; `joins`: whether by one product.
     """
     out, width = sizes
     x, h = saved if len(saved) == 2 else (saved[0][:, :width], saved[0][:, width:])
-    if learns:
+    if learns and joins:
         padded = _with_low_rank(x, fill, joint[:out, width:].t())
         return padded @ joint[:, :width], (x, h, padded[:, :out], padded[:, out:])
     grad = x.new_empty(len(x), out)
     fill(grad)
-    return None, (x, h, grad, grad @ joint[:out, width:])
+    low = grad @ joint[:out, width:]
+    x_grad = grad @ joint[:out, :width] + low @ joint[out:, :width] if learns else None
+    return x_grad, (x, h, grad, low)
 
 
 def _with_low_rank(like: Tensor, fill: Fill, low: Tensor) -> Tensor:

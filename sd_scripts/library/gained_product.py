@@ -13,6 +13,9 @@ import torch
 from torch import Tensor
 
 from sd_scripts.library.folded_product import (
+    BOTH,
+    Ways,
+    apply,
     copying,
     geglu_gradients,
     joint_backward,
@@ -36,12 +39,12 @@ def gained_product(
     *,
     pieces: Sequence[int] = (),
     gated: bool = False,
-    input_is_kept: bool = False,
+    ways: Ways = BOTH,
 ) -> list[Tensor]:
     """Apply layers with the same input like folded_product, with the factors `gains`, (out_i,) each, of their outputs:
     gain * (x W + (x A) B) + bias, of which only the bias is frozen."""
     pieces = pieces or [sum(len(up) for up in ups)]
-    outputs = _GainedProduct.apply(x.flatten(0, -2), joint, bias, pieces, gated, input_is_kept, *gains, *downs, *ups)
+    outputs = apply(_GainedProduct, x.flatten(0, -2), joint, bias, pieces, gated, *ways, *gains, *downs, *ups)
     return [y.unflatten(0, x.shape[:-1]) for y in outputs]
 
 
@@ -54,7 +57,8 @@ class _GainedProduct(torch.autograd.Function):
         bias: Tensor | None,
         pieces: Sequence[int],
         gated: bool,
-        input_is_kept: bool,
+        joins_output: bool,
+        joins_gradient: bool,
         *parts: Tensor,
     ) -> tuple[Tensor, ...]:
         count = len(parts) // 3
@@ -62,9 +66,9 @@ class _GainedProduct(torch.autograd.Function):
         ctx.ranks, ctx.outs = [len(down) for down in downs], [len(up) for up in ups]
         ctx.sizes = (sum(ctx.outs), x.shape[1])
         gain = torch.cat(gains) if count > 1 else gains[0]
-        z, *saved = joint_forward(x, joint, None, ctx.sizes[0], input_is_kept)
+        z, *saved = joint_forward(x, joint, None, ctx.sizes[0], joins_output)
         y = (z * gain if bias is None else z * gain + bias).to(z.dtype)
-        ctx.gated = gated
+        ctx.gated, ctx.joins_gradient = gated, joins_gradient
         ctx.save_for_backward(y, gain, bias, joint, *saved)
         return (geglu(y),) if gated else y.split(pieces, dim=1)
 
@@ -76,7 +80,9 @@ class _GainedProduct(torch.autograd.Function):
         else:
             own = gain.split([grad.shape[1] for grad in grads])
             fill = copying([(grad * each).to(grad.dtype) for grad, each in zip(grads, own, strict=True)])
-        x_grad, factors = joint_backward(fill, *rest, sizes=ctx.sizes, learns=ctx.needs_input_grad[0])
+        x_grad, factors = joint_backward(
+            fill, *rest, sizes=ctx.sizes, learns=ctx.needs_input_grad[0], joins=ctx.joins_gradient
+        )
         grad = factors[2]
         if shares_kernel(grad, ctx.ranks, ctx.outs):
             more = (y, gain, gain if bias is None else bias, bias is not None, len(ctx.ranks))
@@ -86,4 +92,4 @@ class _GainedProduct(torch.autograd.Function):
             downs, ups = low_rank_gradients_of(*factors, ctx.ranks, ctx.outs)
             product = (y if bias is None else y - bias) * grad  # gain² times its part of the gradient
             gain_grad = torch.where(gain == 0, 0.0, product.to(gain.dtype).sum(0) / gain.square())
-        return x_grad, None, None, None, None, None, *gain_grad.split(ctx.outs), *downs, *ups
+        return x_grad, None, None, None, None, None, None, *gain_grad.split(ctx.outs), *downs, *ups

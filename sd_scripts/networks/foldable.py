@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from sd_scripts.library.folded_product import BOTH
 from sd_scripts.networks.layers import AdaptedLinear, Dropouts
 
 
@@ -29,8 +30,8 @@ class FoldableLinear(AdaptedLinear):
     """Base weight and adapter of this layer, or of it and those it projects together with, in one matrix (folding.py).
     """
     joint_layers = 1
-    input_is_kept = False
-    """Whether its input is in memory until the backward pass anyway."""
+    ways = BOTH
+    """Which of its products are joint ones."""
     fold_takes_memory = False
     """Whether the matrices that it computes with in one product are larger than its own."""
 
@@ -58,13 +59,16 @@ class FoldableLinear(AdaptedLinear):
 
     def folded(self, layers: Sequence[FoldableLinear], x: Tensor, pieces: Sequence[int] = ()) -> list[Tensor]:
         """Return the outputs of `layers` for one input (..., in), side by side and split into `pieces`."""
-        return self.fold_of(layers, x, pieces=pieces, input_is_kept=self.input_is_kept)
+        return self.fold_of(layers, x, pieces=pieces, ways=self.ways)
 
     def fold_of(self, layers: Sequence[FoldableLinear], x: Tensor, **how: Any) -> list[Tensor]:
         """Return the product of `layers` for one input; `how` is for the function that computes it."""
         raise NotImplementedError
 
+    def project_split(self, x: Tensor, widths: Sequence[int]) -> Sequence[Tensor]:
+        return self.folded([self], x, widths) if self.is_folded(1) else super().project_split(x, widths)
+
     def project_geglu(self, x: Tensor) -> Tensor:
         if self.is_folded(1):
-            return self.fold_of([self], x, gated=True, input_is_kept=self.input_is_kept)[0]
+            return self.fold_of([self], x, gated=True, ways=self.ways)[0]
         return super().project_geglu(x)

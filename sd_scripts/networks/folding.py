@@ -9,9 +9,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from sd_scripts.library.folded_product import Ways
 from sd_scripts.library.quantized import compute_dtype
 from sd_scripts.networks.foldable import FoldableLinear, Tail
 from sd_scripts.networks.lokr_sizes import MULTIPLE
+
+LARGE = 2048
+"""The smaller side of a weight from which on its products are so large that a LoRA apart from them costs less where it
+adds to the narrower side (docs/performance.md)."""
 
 Run = tuple[int, Tensor, int | None]
 """Where a part begins in the flat buffer, its place in a joint matrix, and where the factor of it is, if it has one."""
@@ -77,8 +82,10 @@ def fold(
     """
     for layer in kept_inputs:
         if isinstance(layer, FoldableLinear):
-            layer.input_is_kept = True
-    chosen = [layer for layer in layers if isinstance(layer, FoldableLinear) and _can_fold(layer)]
+            layer.ways = layer.ways._replace(output=False)
+    foldable = [layer for layer in layers if isinstance(layer, FoldableLinear)]
+    swapped = {_sizes(layer) for layer in foldable if _is_swapped(layer)}  # blocks of one kind share graphs
+    chosen = [layer for layer in foldable if _can_fold(layer) and _sizes(layer) not in swapped]
     known, folds = set(chosen), []
     for group in groups:
         together = [layer for layer in group if isinstance(layer, FoldableLinear)]
@@ -88,12 +95,20 @@ def fold(
     return folds + [_joined([layer]) for layer in chosen if layer in known and _aligned([layer])]
 
 
+def _sizes(layer: FoldableLinear) -> tuple[int, int]:
+    return layer.in_features, layer.out_features
+
+
+def _is_swapped(layer: FoldableLinear) -> bool:
+    return hasattr(layer.weight, "host_copy")
+
+
 def _can_fold(layer: FoldableLinear) -> bool:
     """Return whether a layer's adapter can be folded, and its weight is a plain one that stays where it is."""
     return (
         layer.foldable
         and layer.weight.dtype == compute_dtype(layer)
-        and not hasattr(layer.weight, "host_copy")
+        and not _is_swapped(layer)
         and not layer.dropouts.any()
         and layer.row_noise is None
     )
@@ -120,5 +135,8 @@ def _joined(layers: Sequence[FoldableLinear]) -> Fold:
         place = joint[row : row + layer.out_features, :width]
         layer.weight.data = place.copy_(layer.weight)
         row += layer.out_features
-    layers[0].joint, layers[0].joint_layers = joint, len(layers)
+    first = layers[0]
+    first.joint, first.joint_layers = joint, len(layers)
+    if min(width, out) >= LARGE:
+        first.ways = Ways(output=first.ways.output and out > width)
     return Fold(layers=layers, joint=joint)

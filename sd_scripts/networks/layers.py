@@ -66,6 +66,10 @@ class AdaptedLinear(nn.Linear):
         """Apply the layer, and return the geglu of its output."""
         return geglu(self(x))
 
+    def project_split(self, x: Tensor, widths: Sequence[int]) -> Sequence[Tensor]:
+        """Apply the layer, and split its output into `widths`."""
+        return self(x).split(widths, dim=-1)
+
     @staticmethod
     def project_together(layers: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
         """Apply layers of this class to one input; a kind that can share work between them overrides it."""
@@ -92,6 +96,11 @@ def project_together(layers: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
     if isinstance(first, AdaptedLinear) and all(type(layer) is type(first) for layer in layers):
         return first.project_together(layers, x)
     return [layer(x) for layer in layers]
+
+
+def project_split(layer: nn.Module, x: Tensor, widths: Sequence[int]) -> Sequence[Tensor]:
+    """Apply a Linear whose outputs lie side by side, such as q, k and v: (..., in) -> (..., width) each."""
+    return layer.project_split(x, widths) if isinstance(layer, AdaptedLinear) else layer(x).split(widths, dim=-1)
 
 
 def project_geglu(layer: nn.Module, x: Tensor) -> Tensor:

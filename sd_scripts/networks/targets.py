@@ -55,8 +55,8 @@ class LoraTarget:
     """Module path -> its diffusers modules, in the order of its rows."""
     comfyui: Callable[[str], str] = lambda path: f"diffusion_model.{path}"
     """Module path -> ComfyUI's own name of the layer."""
-    folds: bool = False
-    """Whether its layers compute in one product with their base weights (see folding.py), where that is faster."""
+    folds: tuple[str, ...] = ()
+    """Kinds of adapters that compute in one product with the base weights (see folding.py), where that is faster."""
     together: tuple[tuple[str, ...], ...] = ()
     """Ends of the paths of layers that project_together applies to one input: `attn1.to_q`, `attn1.to_k`."""
     after_attention: tuple[str, ...] = ()

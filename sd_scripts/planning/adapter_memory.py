@@ -32,8 +32,8 @@ class AdapterMemory:
     """Whether the denoiser's weights are not quantized."""
     compiled: bool = False
     checkpointed: bool = False
-    swapped: float = 0.0
-    """Share of the swappable blocks that are swapped."""
+    swaps: bool = False
+    """Whether blocks are swapped. Layers as large as swapped ones are not folded, so that blocks share graphs."""
 
     @property
     def trained(self) -> int:
@@ -64,8 +64,8 @@ class AdapterMemory:
     def joint_matrices(self) -> Iterator[tuple[Projection, float]]:
         """Yield what all joint matrices of each projection hold beside base weights."""
         for projection, ranks in self._folded():
-            rank, stays = sum(ranks), 1 - self.swapped * projection.swappable
-            yield projection, projection.count * stays * rank * (projection.inputs + sum(projection.outputs) + rank)
+            rank = sum(ranks)
+            yield projection, projection.count * rank * (projection.inputs + sum(projection.outputs) + rank)
 
     @cached_property
     def _arguments(self) -> NetworkArguments:
@@ -120,7 +120,8 @@ class AdapterMemory:
     @property
     def folds(self) -> bool:
         """Whether Linear layers of the denoiser compute in one product with their base weights."""
-        own = self.network.is_ours and not self.network.draws
+        kind = "dora" if self.is_dora else self._kind
+        own = self.network.is_ours and not self.network.draws and kind in self.facts.folded_kinds
         if not (own and self.compiled and self.plain and self._adapts_denoiser):
             return False
         decomposes = self._arguments.flag("dora_wd")
@@ -131,6 +132,8 @@ class AdapterMemory:
     def _folded(self) -> Iterator[tuple[Projection, list[int]]]:
         """Yield the projections that are folded, with the rank of each of their layers."""
         for projection in self.facts.projections if self.folds else ():
+            if self.swaps and projection.swappable:
+                continue
             ranks = [self._rank(out, projection.inputs) for out in projection.outputs]
             if all(ranks) and not sum(ranks) % MULTIPLE:
                 yield projection, ranks
@@ -143,6 +146,6 @@ class AdapterMemory:
     @property
     def _moves_all_copies(self) -> bool:
         """Whether all copies of the masters lie in joint matrices, and nowhere else."""
-        alone = self._kind == "lora" and not self.encoders and not self._conv_dim and not self.swapped
+        alone = self._kind == "lora" and not self.encoders and not self._conv_dim and not self.swaps
         folded = sum(1 for _ in self._folded())
         return alone and bool(folded) and folded == len(self.facts.projections)

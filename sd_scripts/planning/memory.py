@@ -231,7 +231,7 @@ class _Run:
             plain=not denoiser_format(self.settings),
             compiled=self.settings[CompileOptions].compile,
             checkpointed=self.training.gradient_checkpointing,
-            swapped=self._swap / max(1, self.facts.most_swapped),
+            swaps=self._swap > 0,
         )
 
     def _trained_encoders(self) -> list[str]:

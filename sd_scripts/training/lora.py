@@ -305,8 +305,14 @@ def layers_to_fold(model: nn.Module, *, saves_memory: bool) -> Iterator[nn.Modul
 
 
 def _fold(network: AdapterNetwork, modules: list[AdaptedModule], *, saves_memory: bool) -> None:
+    kinds = {adapter.layer: adapter.kind for adapter in network.layers}
     network.fold(
-        (layer for each in modules for layer in layers_to_fold(each.module, saves_memory=saves_memory)),
+        (
+            layer
+            for each in modules
+            for layer in layers_to_fold(each.module, saves_memory=saves_memory)
+            if kinds.get(layer) in each.target.folds
+        ),
         [group for each in modules for group in projected_together(each.module, each.target)],
         [layer for each in modules for layer in layers_after_attention(each.module, each.target)],
     )

@@ -25,6 +25,7 @@ TRANSFORMER = LoraTarget(
     classes=("DoubleBlock", "SingleBlock"),
     attention_classes=("SelfAttention",),
     extra_modules=IN_LAYERS,
+    folds=("lora",),
     name=_name("lora_unet"),
     diffusers_paths=diffusers_modules,
     class_aliases={"DoubleBlock": "DoubleStreamBlock", "SingleBlock": "SingleStreamBlock"},

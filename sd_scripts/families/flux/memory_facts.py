@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sd_scripts.families.memory_facts import Activations, Growing, MemoryFacts
+from sd_scripts.families.memory_facts import Activations, Growing, MemoryFacts, Projection
 
 if TYPE_CHECKING:
     from sd_scripts.options.settings import Settings
 
+WIDTH, MLP_WIDTH = 3_072, 12_288
 DOUBLE_BLOCK, SINGLE_BLOCK = 339_831_296, 141_591_808
 
 
@@ -23,6 +24,11 @@ def swapped(blocks_to_swap: int) -> int:
     return double * DOUBLE_BLOCK + (blocks_to_swap - double) * 2 * SINGLE_BLOCK
 
 
+def projections(inputs: int, *outputs: int, count: int, rows: float) -> Projection:
+    """Return those of `count` layers; `rows` of their input for each token."""
+    return Projection(inputs=inputs, outputs=outputs, count=count, rows=rows, swappable=True)
+
+
 MEMORY = MemoryFacts(
     values={
         "denoiser": 11_901_408_320,
@@ -33,6 +39,15 @@ MEMORY = MemoryFacts(
     largest_block=DOUBLE_BLOCK,
     largest_weight=3_072 * 18_432,
     lora={"denoiser": 4_786_176, "text_encoder1": 165_888},
+    projections=(
+        *(projections(WIDTH, 6 * WIDTH, count=2 * 19, rows=0), projections(WIDTH, 3 * WIDTH, count=38, rows=0)),
+        projections(WIDTH, 3 * WIDTH, count=2 * 19, rows=1 / 2),  # of text and image, together one row for each token
+        projections(WIDTH, WIDTH, count=2 * 19, rows=1 / 2),
+        *(projections(WIDTH, MLP_WIDTH, count=38, rows=1 / 2), projections(MLP_WIDTH, WIDTH, count=38, rows=1 / 2)),
+        projections(WIDTH, 3 * WIDTH + MLP_WIDTH, count=38, rows=1),
+        projections(WIDTH + MLP_WIDTH, WIDTH, count=38, rows=1),
+    ),
+    measured_rank=16,
     quantized={
         "denoiser": (11_834_228_736, 3_035_136),
         "text_encoder2": (4_630_511_616, 983_040),

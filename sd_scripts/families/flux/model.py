@@ -22,15 +22,16 @@ from sd_scripts.library.attention import attention
 from sd_scripts.library.checkpoint_offload import CheckpointOffload
 from sd_scripts.library.checkpointing import Checkpoint
 from sd_scripts.library.dit_layers import (
-    EPS,
     TIME_CHANNELS,
     Rope,
-    apply_rope,
+    heads_of,
     modulate,
     rope_of,
     rope_widths,
     timestep_embedding,
 )
+from sd_scripts.library.norm_rope import normed_and_rotated
+from sd_scripts.networks.layers import project_split
 
 _NOTHING = contextlib.nullcontext()
 
@@ -97,12 +98,11 @@ class Embedder(nn.Module):
 
 
 class RMSNorm(nn.Module):
+    """The scale of normalised heads, which `normed_and_rotated` applies."""
+
     def __init__(self, width: int):
         super().__init__()
         self.scale = nn.Parameter(torch.ones(width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x.float(), x.shape[-1:], eps=EPS) * self.scale.float()
 
 
 class QKNorm(nn.Module):
@@ -122,10 +122,9 @@ class SelfAttention(nn.Module):
         self.norm = QKNorm(shape.head_width)
         self.proj = nn.Linear(shape.width, shape.width)
 
-    def qkv_heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(B, S, W) -> q and k normalised in float32, v as x, each (B, S, H, D)."""
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(2)
-        return self.norm.query_norm(q), self.norm.key_norm(k), v
+    def qkv_heads(self, x: Tensor) -> list[Tensor]:
+        """(B, S, W) -> q, k, v, each (B, S, H, D)."""
+        return heads_of(project_split(self.qkv, x, (x.shape[-1],) * 3), self.heads)
 
 
 class Modulation(nn.Module):
@@ -166,8 +165,11 @@ class DoubleBlock(nn.Module):
 
         img_qkv = self.img_attn.qkv_heads(modulate(img, img_shift1, img_scale1))
         txt_qkv = self.txt_attn.qkv_heads(modulate(txt, txt_shift1, txt_scale1))
-        q, k, v = (torch.cat(pair, dim=1) for pair in zip(txt_qkv, img_qkv, strict=True))  # (B, T + N, H, D)
-        out = attention(apply_rope(q, rope).to(v.dtype), apply_rope(k, rope).to(v.dtype), v, mask)
+        queries, keys, values = zip(txt_qkv, img_qkv, strict=True)
+        norms = self.txt_attn.norm, self.img_attn.norm
+        q = normed_and_rotated(queries, [norm.query_norm.scale for norm in norms], rope)  # (B, T + N, H, D)
+        k = normed_and_rotated(keys, [norm.key_norm.scale for norm in norms], rope)
+        out = attention(q, k, torch.cat(values, dim=1), mask)
         txt_out, img_out = out.split((txt.shape[1], img.shape[1]), dim=1)
 
         img = img + img_gate1 * self.img_attn.proj(img_out)
@@ -183,7 +185,7 @@ class SingleBlock(nn.Module):
     def __init__(self, shape: FluxParams):
         super().__init__()
         self.heads = shape.heads
-        self.widths = (3 * shape.width, shape.mlp_width)
+        self.widths = (*(shape.width,) * 3, shape.mlp_width)
         self.modulation = Modulation(shape.width, 1)
         self.linear1 = nn.Linear(shape.width, sum(self.widths))
         self.norm = QKNorm(shape.head_width)
@@ -192,10 +194,11 @@ class SingleBlock(nn.Module):
     def forward(self, x: Tensor, vec: Tensor, rope: Rope, mask: Tensor | None = None) -> Tensor:
         """x (B, S, W) of text and image, vec (B, W) -> x."""
         shift, scale, gate = self.modulation(vec)
-        qkv, hidden = self.linear1(modulate(x, shift, scale)).split(self.widths, dim=-1)
-        q, k, v = qkv.unflatten(-1, (3, self.heads, -1)).unbind(2)
-        q, k = self.norm.query_norm(q), self.norm.key_norm(k)
-        out = attention(apply_rope(q, rope).to(v.dtype), apply_rope(k, rope).to(v.dtype), v, mask)
+        *qkv, hidden = project_split(self.linear1, modulate(x, shift, scale), self.widths)
+        q, k, v = heads_of(qkv, self.heads)
+        q = normed_and_rotated([q], [self.norm.query_norm.scale], rope)
+        k = normed_and_rotated([k], [self.norm.key_norm.scale], rope)
+        out = attention(q, k, v, mask)
         return x + gate * self.linear2(torch.cat((out, F.gelu(hidden, approximate="tanh")), dim=-1))
 
 

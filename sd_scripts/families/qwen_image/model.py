@@ -26,12 +26,13 @@ from sd_scripts.library.dit_layers import (
     EPS,
     TIME_CHANNELS,
     Rope,
-    apply_rope,
+    heads_of,
     modulate,
     rope_of,
     rope_widths,
     timestep_embedding,
 )
+from sd_scripts.library.norm_rope import normed_and_rotated
 from sd_scripts.networks.layers import project_together
 
 _NOTHING = contextlib.nullcontext()
@@ -158,17 +159,14 @@ class JointAttention(nn.Module):
 
     def forward(self, img: Tensor, txt: Tensor, rope: Rope, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """img (B, N, W), txt (B, T, W), rope and mask of the image's tokens and then the text's -> img, txt."""
-        img_q, img_k, img_v = self._heads(project_together((self.to_q, self.to_k, self.to_v), img))
-        txt_q, txt_k, txt_v = self._heads(project_together((self.add_q_proj, self.add_k_proj, self.add_v_proj), txt))
-        q = torch.cat((self.norm_q(img_q), self.norm_added_q(txt_q)), dim=1)  # (B, N + T, H, D) float32
-        k = torch.cat((self.norm_k(img_k), self.norm_added_k(txt_k)), dim=1)
-        v = torch.cat((img_v, txt_v), dim=1)
-        out = attention(apply_rope(q, rope).to(v.dtype), apply_rope(k, rope).to(v.dtype), v, mask)
+        img_qkv = heads_of(project_together((self.to_q, self.to_k, self.to_v), img), self.heads)
+        txt_qkv = heads_of(project_together((self.add_q_proj, self.add_k_proj, self.add_v_proj), txt), self.heads)
+        queries, keys, values = zip(img_qkv, txt_qkv, strict=True)
+        q = normed_and_rotated(queries, [self.norm_q.weight, self.norm_added_q.weight], rope)  # (B, N + T, H, D)
+        k = normed_and_rotated(keys, [self.norm_k.weight, self.norm_added_k.weight], rope)
+        out = attention(q, k, torch.cat(values, dim=1), mask)
         img_out, txt_out = out.split((img.shape[1], txt.shape[1]), dim=1)
         return self.to_out[0](img_out), self.to_add_out(txt_out)
-
-    def _heads(self, parts: list[Tensor]) -> list[Tensor]:
-        return [part.unflatten(-1, (self.heads, -1)) for part in parts]
 
 
 class QwenImageTransformerBlock(nn.Module):

@@ -56,6 +56,7 @@ MEMORY = MemoryFacts(
         around(640, 5, rows=1 / 4),
         around(1_280, 6, rows=1 / 16),
     ),
+    folded_kinds=("lora", "dora", "lokr"),
     measured_rank=32,
     factored_state=0.38,
     quantized={
