@@ -10,8 +10,8 @@ import pytest
 import torch
 from training_help import Run, train
 
+from sd_scripts.families.qwen_image.model import QwenImageParams, QwenImageTransformerBlock, rope_table
 from sd_scripts.library.compile_utils import inductor_options
-from sd_scripts.library.dit_layers import modulate
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: CUDA graphs"),
@@ -36,28 +36,28 @@ def losses_agree(run: Run, plain: Run) -> None:
     assert run.losses == pytest.approx(plain.losses, rel=0.01)
 
 
-@pytest.mark.parametrize("rows", [6889, 8192, 9215])
-def test_sums_over_many_rows_are_those_of_eager_code(rows: int) -> None:
-    """The gradients of shift, scale and gate of a modulated layer with many tokens. Inductor's kernel that sums over
-    rows and columns at once (mix_order_reduction) gets those of 6,889 tokens wrong, a Qwen-Image of 1328x1328."""
+@pytest.mark.parametrize("tokens", [6889, 6912])
+def test_modulations_of_many_tokens_learn_what_they_learn_in_eager_code(tokens: int) -> None:
+    """Their gradients are sums over all tokens. Inductor's kernel for sums over rows and columns at once
+    (mix_order_reduction) gets those of a Qwen-Image of 1328x1328, 6,889 tokens, wrong by more than half."""
     torch.manual_seed(0)
-    x = torch.randn(1, rows, 3072, device="cuda", dtype=torch.bfloat16)
-    vectors = torch.randn(3, 3072, device="cuda", dtype=torch.bfloat16) * 0.1
-    grad = torch.randn_like(x)
-
-    def layer(x: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
-        shift, scale, gate = vectors
-        return x + gate * torch.nn.functional.gelu(modulate(x, shift, scale))
-
+    params = QwenImageParams()
+    block = QwenImageTransformerBlock(params).to("cuda", torch.bfloat16).requires_grad_(False)
+    weights = [block.img_mod[1].weight.requires_grad_(), block.txt_mod[1].weight.requires_grad_()]
+    rope = rope_table(params, ((1, tokens),), 128, torch.device("cuda"))
+    shapes = ((1, tokens, params.width), (1, 128, params.width), (1, params.width))
+    img, txt, vec = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for shape in shapes)
     found = []
-    for run, dtype in ((torch.compile(layer, options=inductor_options("default")), x.dtype), (layer, torch.float64)):
-        inputs = [tensor.to(dtype).requires_grad_() for tensor in (x, vectors)]
-        run(*inputs).backward(grad.to(dtype))
-        found.append([tensor.grad for tensor in inputs])
-    for ours, exact in zip(*found, strict=True):
+    for run in (torch.compile(block, options=inductor_options("default")), block):
+        img_out, txt_out = run(img.requires_grad_(), txt.requires_grad_(), vec, rope)
+        torch.autograd.backward((img_out, txt_out), (img.detach(), txt.detach()))
+        found.append([weight.grad for weight in weights])
+        for weight in weights:
+            weight.grad = None
+    for ours, eager in zip(*found, strict=True):
         assert ours is not None
-        assert exact is not None
-        assert ((ours - exact).norm() / exact.norm()).item() < 1e-2
+        assert eager is not None
+        assert ((ours - eager).norm() / eager.norm()).item() < 3e-2
 
 
 def test_cuda_graphs_replay_the_blocks(miniature: Any, tmp_path: Path) -> None:

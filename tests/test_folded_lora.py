@@ -68,7 +68,7 @@ def test_the_copies_are_kept_once(odd: int) -> None:
 
 @pytest.mark.parametrize("output", [False, True])
 @pytest.mark.parametrize("gradient", [False, True])
-def test_each_product_may_be_a_joint_one(output: bool, gradient: bool) -> None:
+def test_each_product_may_be_a_joint_one(output: bool, gradient: bool, no_graphs: None) -> None:
     block, network = folded_block()
     for layer in (block.q, block.up, block.down):
         layer.ways = Ways(output, gradient)  # type: ignore[assignment]
@@ -84,13 +84,13 @@ def test_each_product_may_be_a_joint_one(output: bool, gradient: bool) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
-def test_a_large_layer_joins_what_it_adds_to_its_wider_side() -> None:
+def test_a_large_layer_joins_the_product_with_the_wider_result() -> None:
     model = nn.ModuleDict({"wide": nn.Linear(16, 48), "deep": nn.Linear(48, 16), "small": nn.Linear(48, 8)})
     layers = adapt(model, 8), dict(model.named_modules())
     with mock.patch("sd_scripts.networks.folding.LARGE", 16):
         layers[0].fold(model.modules())
     ways = {name: layer.ways for name, layer in layers[1].items() if name}  # type: ignore[union-attr]
-    assert ways == {"wide": Ways(), "deep": Ways(output=False), "small": Ways()}
+    assert ways == {"wide": Ways(gradient=False), "deep": Ways(output=False), "small": Ways()}
 
 
 def test_layers_as_large_as_swapped_ones_are_not_folded() -> None:

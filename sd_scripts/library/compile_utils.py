@@ -81,7 +81,8 @@ def inductor_options(mode: str, more: Iterable[str] = ()) -> dict[str, Any]:
     Inductor fuses the gradient of GEGLU into one kernel that computes both halves everywhere and then selects; one
     kernel per half moves fewer bytes and takes a third of the time on a large GPU. Autotuning elementwise kernels costs
     a seventh of the compile time and gained nothing measurable. Reductions over rows and over columns in one kernel
-    (mix_order_reduction) gave wrong sums over columns: see tests/test_compile_cuda.py.
+    (mix_order_reduction) got the gradients of Qwen-Image's modulations wrong (tests/test_compile_cuda.py), and were
+    slower than two.
     """
     ours: dict[str, Any] = {"triton.mix_order_reduction": False}
     ours |= {"max_pointwise_cat_inputs": 1, "max_complex_pointwise_cat_inputs": 1}

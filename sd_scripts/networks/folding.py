@@ -15,8 +15,8 @@ from sd_scripts.networks.foldable import FoldableLinear, Tail
 from sd_scripts.networks.lokr_sizes import MULTIPLE
 
 LARGE = 2048
-"""The smaller side of a weight from which on its products are so large that a LoRA apart from them costs less where it
-adds to the narrower side (docs/performance.md)."""
+"""The smaller side of a weight from which on only one of its products is a joint one: that which has the wider result.
+What the other adds is small beside a product of this size (docs/performance.md)."""
 
 Run = tuple[int, Tensor, int | None]
 """Where a part begins in the flat buffer, its place in a joint matrix, and where the factor of it is, if it has one."""
@@ -138,5 +138,5 @@ def _joined(layers: Sequence[FoldableLinear]) -> Fold:
     first = layers[0]
     first.joint, first.joint_layers = joint, len(layers)
     if min(width, out) >= LARGE:
-        first.ways = Ways(output=first.ways.output and out > width)
+        first.ways = Ways(output=first.ways.output and out > width, gradient=width >= out)
     return Fold(layers=layers, joint=joint)

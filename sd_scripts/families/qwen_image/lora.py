@@ -6,7 +6,6 @@ from sd_scripts.networks.targets import LoraTarget
 TRANSFORMER = LoraTarget(
     classes=("QwenImageTransformerBlock",),
     name=lora_name,
-    folds=("lora",),
     together=(
         ("attn.to_q", "attn.to_k", "attn.to_v"),
         ("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj"),

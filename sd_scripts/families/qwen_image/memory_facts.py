@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sd_scripts.families.memory_facts import Activations, Growing, MemoryFacts, Projection
+from sd_scripts.families.memory_facts import Activations, Growing, MemoryFacts
 
 if TYPE_CHECKING:
     from sd_scripts.options.settings import Settings
 
-WIDTH, MLP_WIDTH = 3_072, 12_288
 BLOCKS, BLOCK = 60, 339_831_296
 CAPTION = 128
 """Tokens of a usual caption."""
@@ -23,24 +22,11 @@ def tokens(width: int, height: int, frames: int, settings: Settings) -> float:
     return float(width // 16 * (height // 16) * frames + CAPTION)
 
 
-def projections(inputs: int, *outputs: int, rows: float = 1 / 2) -> Projection:
-    """Return those of text and image in all blocks, which have one row together for each token."""
-    return Projection(inputs=inputs, outputs=outputs, count=2 * BLOCKS, rows=rows, swappable=True)
-
-
 MEMORY = MemoryFacts(
     values={"denoiser": 20_430_401_088, "text_encoder1": 7_070_619_136, "vae": 126_892_531},
     largest_block=BLOCK,
     largest_weight=3_072 * 18_432,
     lora={"denoiser": 9_216_000, "text_encoder1": 2_523_136},
-    projections=(
-        projections(WIDTH, 6 * WIDTH, rows=0),  # modulations
-        projections(WIDTH, WIDTH, WIDTH, WIDTH),
-        projections(WIDTH, WIDTH),
-        projections(WIDTH, MLP_WIDTH),
-        projections(MLP_WIDTH, WIDTH),
-    ),
-    measured_rank=16,
     quantized={"denoiser": (BLOCKS * 339_738_624, 5_529_600), "text_encoder1": (6_525_288_448, 1_390_592)},
     swapped=lambda blocks_to_swap: blocks_to_swap * BLOCK,
     most_swapped=58,
