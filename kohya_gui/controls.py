@@ -36,8 +36,8 @@ def control(option: Option, tab: str, width: str, others: Mapping[str, Option], 
         return labelled(words.replace("<", "&lt;"), others)  # Gradio renders it as Markdown
 
     # Gradio lets no attributes through: the n-th <strong> is the n-th note
-    noted = (f"**{text(note)}**" for _, note in option.family_notes)
-    hint = " ".join([text(option.help), *noted, *filter(None, [text(option.notes.get(method, ""))])])
+    parts = option.help_parts(method)
+    hint = " ".join(f"**{text(words)}**" if families else text(words) for families, words in parts)
     face: dict[str, Any] = {
         "label": option.label,
         "info": f"{hint} {BROWSE}" if option.path else hint,

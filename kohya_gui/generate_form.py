@@ -33,7 +33,8 @@ def options_of(family: str) -> dict[str, Option]:
     """Return the options of a family's script that the page has, by name."""
     script = script_for(family, GENERATE)
     every = (o for group in script.groups for o in each_option(group))
-    return {o.name: o for o in every if not o.not_yet and family in o.families and o.name not in HIDDEN}
+    mine = (o for o in every if not o.not_yet and family in o.families and o.name not in HIDDEN)
+    return {o.name: o.for_family(family) for o in mine}
 
 
 def form() -> list[dict[str, Any]]:

@@ -30,7 +30,13 @@ OPTIONS_OF = {
 ON_PURPOSE = {("textual_inversion", "save_model_as")}
 """Method and option whose default is another here; docs/options.md says so."""
 OPTIONS = OPTIONS_OF[SDXL_LORA]
-EVERY_OPTION = {(o.name, id(o.default)): o for options in OPTIONS_OF.values() for o in options.values()}
+EVERY_OPTION = {
+    (o.name, id(o.default)): o
+    for script in SCRIPTS
+    for g in (*script.groups, ConfigFileOptions, LegacyOptions)
+    for o in each_option(g)
+}
+"""As they are declared, with what holds for other families."""
 
 
 def an_option(**face: object) -> Option:
@@ -68,11 +74,12 @@ def test_every_option_can_speak_for_itself():
 
 
 def test_a_note_of_a_family_is_for_those_derived_from_it_too_unless_they_have_their_own() -> None:
-    whom = {name: [families for families, _ in OPTIONS[name].family_notes] for name in ("blocks_to_swap", "vae")}
+    noted = {o.name: o.family_notes for o in EVERY_OPTION.values() if o.family_notes}
+    whom = {name: [families for families, _ in noted[name]] for name in ("blocks_to_swap", "vae")}
     assert whom["blocks_to_swap"] == [("sdxl",), ("flux", "flux_kontext"), ("qwen_image", "qwen_image_edit")]
     assert whom["vae"] == [("sdxl",), ("qwen_image", "qwen_image_edit")]
-    whose = dict(OPTIONS["pretrained_model_name_or_path"].family_notes)
-    assert {("flux",), ("flux_kontext",)} < whose.keys()
+    assert {("flux",), ("flux_kontext",)} < dict(noted["pretrained_model_name_or_path"]).keys()
+    assert [families for families, _ in OPTIONS["blocks_to_swap"].family_notes] == [("sdxl",)]  # as SDXL has it
 
 
 def faults(o: Option) -> list[str]:

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hub_help import TOKEN, Hub, hub
 from huggingface_hub import ModelCard
+from safetensors.torch import save_file
 from training_help import PIVOTAL, Run, train
 
 from sd_scripts.families.registry import cards
@@ -60,6 +62,25 @@ def test_what_was_trained_on_a_file_names_the_model_of_its_family_and_what_it_do
         "qwen_image": ("Qwen/Qwen-Image", "text-to-image"),
         "qwen_image_edit": ("Qwen/Qwen-Image-Edit-2509", "image-to-image"),
     }
+
+
+@pytest.mark.parametrize(
+    ("family", "architecture", "model"),
+    [
+        ("flux", "flux-1-schnell/lora", "black-forest-labs/FLUX.1-schnell"),
+        ("flux", "flux-1-dev/lora", "black-forest-labs/FLUX.1-dev"),
+        ("qwen_image_edit", "Qwen-Image-Edit/lora", "Qwen/Qwen-Image-Edit"),
+        ("qwen_image_edit", "Qwen-Image-Edit-Plus/lora", "Qwen/Qwen-Image-Edit-2509"),
+    ],
+)
+def test_the_variant_that_a_trained_file_tells_names_the_base_model(
+    trained: Run, tmp_path: Path, family: str, architecture: str, model: str
+) -> None:
+    file = tmp_path / "lora.safetensors"
+    save_file({"a": torch.zeros(1)}, file, {"modelspec.architecture": architecture})
+    settings = from_values(script_for(family, "lora"), {}, {"pretrained_model_name_or_path": "base.safetensors"})
+    made = make_card(replace(read_run(trained.folder.path), settings=settings, files=(file,)))
+    assert ModelCard(made).data.to_dict()["base_model"] == model
 
 
 def test_the_hub_understands_the_card_and_it_tells_no_path_and_no_token(trained: Run) -> None:

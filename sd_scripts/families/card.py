@@ -163,6 +163,8 @@ class FamilyCard:
     """Words that reveal the family in the name of a Hugging Face model."""
     hub_model: str = ""
     """The model on the Hub that base models in files are mostly made from."""
+    hub_variants: Mapping[str, str] = field(default_factory=dict)
+    """modelspec.architecture of a saved file -> the same, for variants that have another."""
     hub_tags: tuple[str, ...] = ()
     """Tags of its models on the Hub."""
     model_panel: tuple[str, ...] = ()

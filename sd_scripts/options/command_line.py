@@ -47,19 +47,21 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, message.removeprefix("argument --") + "\n")
 
 
-def add_arguments(parser: argparse.ArgumentParser, *groups: type[OptionGroup], method: str = "") -> None:
+def add_arguments(
+    parser: argparse.ArgumentParser, *groups: type[OptionGroup], method: str = "", family: str = ""
+) -> None:
     """Add a flag for each option to `parser`, in a section for each group; `--no-x` turns a bool off. The help texts
-    are those for `method`."""
+    are those for `method` and `family`; empty: for all."""
     for group in groups:
         section = parser.add_argument_group(group.title, group.__doc__)
         for o in each_option(group):
-            section.add_argument(f"--{o.name}", **flag_of(o, method))
+            section.add_argument(f"--{o.name}", **flag_of(o.for_family(family) if family else o, method))
 
 
 def parser(script: Script) -> argparse.ArgumentParser:
     """Return the parser of a script: all flags in sections, with their help."""
     made = Parser(prog=script.file, usage="%(prog)s [--config_file SETTINGS.toml] [flags]", allow_abbrev=False)
-    add_arguments(made, *_flag_groups(script), method=script.method)
+    add_arguments(made, *_flag_groups(script), method=script.method, family=script.family)
     return made
 
 

@@ -68,7 +68,7 @@ def _section(group: type[OptionGroup]) -> str:
 def _without_effect(groups: Groups) -> str:
     """Return the section of accepted options that do nothing."""
     without_effect = [o for group in groups for o in each_option(group) if o.not_yet]
-    rows = [f"| `{o.name}` | {_cell(o.whole_help)} | {_cell(o.not_yet)} |" for o in without_effect]
+    rows = [f"| `{o.name}` | {_cell(o.help_for())} | {_cell(o.not_yet)} |" for o in without_effect]
     intro = "Accepted so that existing files and commands work. Setting one prints a warning."
     head = ["| option | in sd-scripts | here |", "|---|---|---|"]
     return "\n".join(["## Without effect\n", f"{intro}\n", *head, *rows, ""])
@@ -91,7 +91,7 @@ def _default(o: Option) -> str:
 
 
 def _help(o: Option) -> str:
-    return " ".join([o.whole_help, *(f"*{SCRIPT_TITLES[method]}*: {note}" for method, note in o.notes.items())])
+    return " ".join([o.help_for(), *(f"*{SCRIPT_TITLES[method]}*: {note}" for method, note in o.notes.items())])
 
 
 def _effect(o: Option) -> str:

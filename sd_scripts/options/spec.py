@@ -193,19 +193,22 @@ class Option:
     placeholder: str = ""
 
     def for_family(self, family: str) -> "Option":
-        """Return this option as a family has it."""
+        """Return this option as a family has it: its choices and its notes."""
         others = {choice for choice, takers in self.family_choices.items() if family not in takers}
-        kept = tuple(choice for choice in self.choices if choice not in others)
-        return dataclasses.replace(self, choices=kept) if others else self
+        choices = tuple(choice for choice in self.choices if choice not in others)
+        notes = tuple(each for each in self.family_notes if family in each[0])
+        if others or len(notes) < len(self.family_notes):
+            return dataclasses.replace(self, choices=choices, family_notes=notes)
+        return self
 
-    @property
-    def whole_help(self) -> str:
-        """Return the help text with the notes of all families."""
-        return " ".join([self.help, *(note for _, note in self.family_notes)])
+    def help_parts(self, method: str) -> list[tuple[Families | None, str]]:
+        """Return the parts of the help text for a method, in order, and the families that each is for; None: all."""
+        own = self.notes.get(method)
+        return [(None, self.help), *self.family_notes, *([(None, own)] if own else [])]
 
-    def help_for(self, method: str) -> str:
-        """Return the help text for a method, with the notes of all families."""
-        return " ".join([self.whole_help, *filter(None, [self.notes.get(method)])])
+    def help_for(self, method: str = "") -> str:
+        """Return the help text for a method, or for none, with the notes of all families that the option knows."""
+        return " ".join(text for _, text in self.help_parts(method))
 
     @property
     def switches(self) -> tuple[str, ...]:

@@ -14,7 +14,9 @@ from sd_scripts.options.flow import FlowOptions
 from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.prompt_lines import SamplePrompt
 
-HUB_MODEL = "black-forest-labs/FLUX.1-dev"
+HUB_MODEL, SCHNELL_MODEL = "black-forest-labs/FLUX.1-dev", "black-forest-labs/FLUX.1-schnell"
+SCHNELL = "flux-1-schnell"
+"""modelspec.architecture of files that are trained on schnell."""
 
 AUTOENCODER = "FLUX.1 autoencoder"
 TRANSFORMERS = ("double_blocks.0.img_attn.qkv.weight", "single_transformer_blocks.0.proj_mlp.bias")
@@ -68,7 +70,7 @@ CARD = FamilyCard(
     ),
     choices={"timestep_sampling": ("flux_shift",)},
     notes={
-        "pretrained_model_name_or_path": f"FLUX.1's IDs are {HUB_MODEL} and black-forest-labs/FLUX.1-schnell.",
+        "pretrained_model_name_or_path": f"FLUX.1's IDs are {HUB_MODEL} and {SCHNELL_MODEL}.",
         "equal_token_buckets": "All buckets of FLUX.1 then share one set of graphs.",
         "timestep_sampling": "flux_shift shifts as FLUX.1 was trained: more noise for larger images.",
         "cache_text_encoder_outputs": "FLUX.1's CLIP-L can still be trained.",
@@ -139,6 +141,7 @@ CARD = FamilyCard(
     sample_defaults=SamplePrompt(steps=20, scale=1.0),
     hub_words=("flux",),
     hub_model=HUB_MODEL,
+    hub_variants={SCHNELL: SCHNELL_MODEL},
     hub_tags=("flux",),
     model_panel=("clip_l", "t5xxl", "ae", "t5xxl_max_token_length", "apply_t5_attn_mask"),
     panels=(

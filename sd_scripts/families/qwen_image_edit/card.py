@@ -9,7 +9,7 @@ from sd_scripts.families.qwen_image_edit.memory_facts import MEMORY
 from sd_scripts.formats.safetensors_header import Header
 from sd_scripts.options.dataset import ControlOptions
 
-HUB_MODEL = "Qwen/Qwen-Image-Edit-2509"
+HUB_MODEL, FIRST_MODEL = "Qwen/Qwen-Image-Edit-2509", "Qwen/Qwen-Image-Edit"
 
 EDIT, EDIT_PLUS = "edit", "edit-2509"
 """Values of model_version: the first release, and the one for several control images."""
@@ -46,7 +46,7 @@ CARD = replace(
     groups=(*QWEN_IMAGE.groups, ControlOptions),
     capabilities=QWEN_IMAGE.capabilities | {"control_images"},
     notes={
-        "pretrained_model_name_or_path": f"Qwen-Image-Edit's IDs are Qwen/Qwen-Image-Edit and {HUB_MODEL}.",
+        "pretrained_model_name_or_path": f"Qwen-Image-Edit's IDs are {FIRST_MODEL} and {HUB_MODEL}.",
         "model_version": "For Qwen-Image-Edit edit or edit-2509; unset is what the model says, else edit-2509.",
         "text_encoder": "For Qwen-Image-Edit the file must contain its vision tower, as the usual ones do.",
         "control_resolution": "Qwen-Image-Edit was trained with an area of 1024.",
@@ -60,6 +60,7 @@ CARD = replace(
     memory=MEMORY,
     hub_words=("qwen-image-edit",),
     hub_model=HUB_MODEL,
+    hub_variants={ARCHITECTURES[EDIT]: FIRST_MODEL},
     model_panel=(),
     problems=(version_without_training,),
     marks=(),

@@ -34,9 +34,13 @@ def make_card(trained: Trained) -> str:
 
 
 def base_model(trained: Trained) -> str:
-    """Return the base model's name on the Hub; for a file, the model that its family is mostly made from."""
+    """Return the base model's name on the Hub; for a file, the model that its family, or the variant of it that the
+    trained file tells, is mostly made from."""
     name = trained.settings[ModelOptions].pretrained_model_name_or_path or ""
-    return name if is_hub_id(name) and not Path(name).exists() else trained.family.hub_model
+    if is_hub_id(name) and not Path(name).exists():
+        return name
+    architecture = trained.metadata.get("modelspec.architecture", "").partition("/")[0]
+    return trained.family.hub_variants.get(architecture, trained.family.hub_model)
 
 
 def image_name(number: int, file: Path) -> str:
