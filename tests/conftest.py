@@ -21,6 +21,8 @@ gc.disable()  # until everything is imported
 # every server that the tests talk to is on this machine, where a proxy of the environment does not lead
 for name in ("no_proxy", "NO_PROXY"):
     os.environ[name] = ",".join([*filter(None, [os.environ.get(name)]), "localhost", "127.0.0.1", "::1"])
+# compiled code is very slow with more threads than free cores
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # inductor tries in each process, with a compiler and a fresh Python for each, which vector instructions it may use:
 # longer than compiling what a test is about
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
