@@ -46,7 +46,7 @@ MEASURED: Mapping[tuple[str, str], Mapping[str, float]] = {
         "fused_adafactor": 6.91,
     },
     ("flux", "lora"): {
-        **{"eager": 58.67, "compiled": 51.74, "eager_checkpointing": 25.59, "compiled_checkpointing": 25.54},
+        **{"compiled": 51.74, "eager_checkpointing": 25.59, "compiled_checkpointing": 25.54},
         **{"fp8_compute": 51.81, "fp8_base": 14.69, "fp8_all": 14.59, "swap18": 15.09, "swap34": 5.81},
         **{"swap34_fp8": 4.81, "budget50": 39.88, "budget0": 25.85},
     },

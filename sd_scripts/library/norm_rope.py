@@ -8,7 +8,10 @@ attention reads, and its backward pass needs nothing but the projection's output
 from __future__ import annotations
 
 import importlib.util
+import logging
 from collections.abc import Sequence
+from functools import cache
+from subprocess import SubprocessError
 from typing import Any
 
 import torch
@@ -21,6 +24,8 @@ if importlib.util.find_spec("triton"):
     from sd_scripts.library import norm_rope_kernel as kernel
 else:
     kernel = None  # type: ignore[assignment]
+
+logger = logging.getLogger(__name__)
 
 LARGEST_HEAD = 256
 
@@ -39,6 +44,23 @@ def normed_and_rotated(parts: Sequence[Tensor], scales: Sequence[Tensor], rope: 
 def _has_kernel(x: Tensor) -> bool:
     width = x.shape[-1]
     return kernel is not None and x.is_cuda and width <= LARGEST_HEAD and not width & (width - 1)
+
+
+@cache
+def _works_on(device: torch.device) -> bool:
+    """Return whether Triton can build the kernels for this device, which takes a C compiler."""
+    if device.type != "cuda" or kernel is None:
+        return False
+    ones = torch.ones(1, 1, 1, 16, device=device)
+    try:
+        with torch.cuda.device(device):
+            kernel.forward([ones], [ones.flatten()], ones[..., :8], ones[..., :8], EPS)
+    except (ImportError, OSError, RuntimeError, SubprocessError) as error:
+        logger.warning(
+            "torch: Triton cannot build the kernels that normalise and rotate heads, so attention is slower: %s", error
+        )
+        return False
+    return True
 
 
 def _plain(parts: Sequence[Tensor], scales: Sequence[Tensor], rope: Rope) -> Tensor:
@@ -60,7 +82,7 @@ def _plain_back(grad: Tensor, parts: Sequence[Tensor], scales: Sequence[Tensor],
 
 @torch.library.custom_op("sd_scripts::norm_rope", mutates_args=())
 def _norm_rope(parts: list[Tensor], scales: list[Tensor], cos: Tensor, sin: Tensor) -> Tensor:
-    if not parts[0].is_cuda:
+    if not _works_on(parts[0].device):
         return _plain(parts, scales, (cos, sin))
     with torch.cuda.device(parts[0].device):
         return kernel.forward(parts, scales, cos, sin, EPS)
@@ -68,7 +90,7 @@ def _norm_rope(parts: list[Tensor], scales: list[Tensor], cos: Tensor, sin: Tens
 
 @torch.library.custom_op("sd_scripts::norm_rope_back", mutates_args=())
 def _norm_rope_back(grad: Tensor, parts: list[Tensor], scales: list[Tensor], cos: Tensor, sin: Tensor) -> list[Tensor]:
-    if not grad.is_cuda:
+    if not _works_on(grad.device):
         return _plain_back(grad, parts, scales, (cos, sin))
     with torch.cuda.device(grad.device):
         return kernel.backward(grad, parts, scales, cos, sin, EPS)
