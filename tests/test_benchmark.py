@@ -6,10 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers import UNet2DConditionModel
 from torch import nn
 
-from sd_scripts.families.full_size import random_weights
+from sd_scripts.families.flux.model import FluxParams, FluxTransformer
+from sd_scripts.families.full_size import operations_per_image, random_weights, unknown
+from sd_scripts.families.qwen_image.model import QwenImageParams, QwenImageTransformer
 from sd_scripts.families.registry import module_of
+from sd_scripts.families.sdxl.full_size import SDXL_CONFIG
 from sd_scripts.options.catalog import SCRIPTS
 from sd_scripts.options.reading import from_values
 from sd_scripts.options.settings import Script
@@ -75,9 +79,48 @@ def test_every_row_differs_from_the_others_by_options_of_its_script(script: Scri
     assert all(settings not in read[:n] for n, settings in enumerate(read))
 
 
+def test_operations_are_those_of_the_products_and_of_attention() -> None:
+    """A block of 16 tokens: twice 16 x 32 x 64 for the product, as much for its input's gradient, and for the weight's
+    if that learns."""
+    for learns, products in ((False, 2), (True, 3)):
+        layer = nn.Linear(32, 64, bias=False, device="meta")
+        found = operations_per_image(layer, lambda m, width, height: m(unknown(16, 32)), 64, 64, learns=learns)
+        assert found == products * 2 * 16 * 32 * 64
+
+
+def test_operations_of_a_transformer_are_those_of_its_layers_and_of_attention() -> None:
+    """Of FLUX.1 with one block of each kind: each layer for its tokens, once more for its input's gradient, and q k' and
+    p v for all pairs of tokens, twice more for the gradients of both sides."""
+    with torch.device("meta"):
+        model = FluxTransformer(FluxParams(double_blocks=1, single_blocks=1))
+    width, image, text = 3072, 16, 512
+    double = (3 + 1 + 4 + 4) * width**2 * (image + text) + 12 * width**2  # modulations see one token
+    single = (7 + 5) * width**2 * (image + text) + 3 * width**2
+    ends = 64 * width * image * 2 + 4096 * width * text + 2 * width**2 + (2 * 256 + 768 + 3 * width) * width
+    pairs = 2 * 2 * width * (image + text) ** 2
+    found = operations_per_image(model, module_of("flux", "full_size").predict, 64, 64, learns=False)
+    assert found == 2 * (2 * (double + single + ends) + 3 * pairs)
+
+
+@pytest.mark.parametrize(
+    ("family", "model"),
+    [
+        ("sdxl", lambda: UNet2DConditionModel(**SDXL_CONFIG | {"transformer_layers_per_block": 1})),
+        ("flux_kontext", lambda: FluxTransformer(FluxParams(double_blocks=1, single_blocks=1))),
+        ("qwen_image", lambda: QwenImageTransformer(QwenImageParams(blocks=1))),
+    ],
+)
+def test_twice_as_many_pixels_take_at_least_twice_the_operations_of_the_image(family: str, model: Any) -> None:
+    with torch.device("meta"):
+        denoiser = model()
+    predict = module_of(family, "full_size").predict
+    square, wide, larger = (operations_per_image(denoiser, predict, 512 * n, 512, learns=False) for n in (1, 2, 3))
+    assert larger - wide >= wide - square > 0
+
+
 def test_the_table_leaves_out_the_warm_up_and_joins_the_rounds() -> None:
     runs = [seen_run(seconds=0.1, vram=3 * GIB, busy=80.0), seen_run(seconds=0.3, vram=2 * GIB, busy=60.0)]
-    cells = row_cells(table({"graphs": {"compile": True, "compile_mode": "reduce-overhead"}}, {"graphs": runs}))
+    cells = row_cells(table({"graphs": {"compile": True, "compile_mode": "reduce-overhead"}}, {"graphs": runs}, 2e12))
     assert cells == {
         "row": "graphs",
         "options": "compile, compile_mode = reduce-overhead",
@@ -85,6 +128,7 @@ def test_the_table_leaves_out_the_warm_up_and_joins_the_rounds() -> None:
         "of rounds": "100.0, 300.0",
         "min to p90": "100.0 to 300.0",
         "images/s": "20.00",
+        "TFLOP/s": "40",
         "GiB allocated": "3.00",
         "GiB in use": "5.00",
         "GPU busy": "70 %",
@@ -92,6 +136,7 @@ def test_the_table_leaves_out_the_warm_up_and_joins_the_rounds() -> None:
         "GiB RAM": "1.0",
         "first s": "9.0",
         "start s": "14.0",
+        "recording s": "80.1",
         "graphs": "14",
         "recompiles": "2",
         "breaks": "0",

@@ -1,9 +1,11 @@
 """Full-size models for the benchmark: random weights, since their sizes count and not what they know; shared parts."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 AUTOENCODER: dict[str, Any] = {
     "block_out_channels": (128, 256, 512, 512),
@@ -76,3 +78,21 @@ def random_weights(module: nn.Module, dtype: torch.dtype = torch.bfloat16) -> di
             scaled = (noise * empty[0].numel() ** -0.5).to(dtype)
             weights[name] = scaled.repeat(-(-empty.numel() // DRAWN))[: empty.numel()].view(empty.shape)
     return weights
+
+
+Predict = Callable[[nn.Module, int, int], Tensor]
+"""Calls a denoiser on the meta device for one image of this width and height in pixels."""
+
+
+def operations_per_image(denoiser: nn.Module, predict: Predict, width: int, height: int, *, learns: bool) -> int:
+    """Return the floating-point operations of a training step for each image: forward, and backward to the inputs, or
+    with `learns` to the weights too. Adapters, and what checkpointing repeats, do not count."""
+    denoiser.requires_grad_(learns)
+    with FlopCounterMode(display=False) as counter:
+        predict(denoiser, width, height).sum().backward()
+    return counter.get_total_flops()
+
+
+def unknown(*shape: int) -> Tensor:
+    """Return an input on the meta device that has a gradient, as what adapted layers return."""
+    return torch.empty(shape, device="meta", requires_grad=True)

@@ -29,9 +29,12 @@ from pathlib import Path
 from typing import Any
 
 from sd_scripts.data import demo_images
+from sd_scripts.families.card import DENOISER
+from sd_scripts.families.full_size import operations_per_image
 from sd_scripts.families.registry import module_of
 from sd_scripts.formats.toml_files import read_toml, write_toml
 from sd_scripts.options.catalog import FAMILY_TITLES, METHOD_TITLES, script_for
+from sd_scripts.options.command_line import given_flags
 from sd_scripts.runs.nvidia import first_gpu
 from sd_scripts.tools.side_by_side import supported, time_in_turns
 from sd_scripts.tools.timed_run import GIB, WARM_UP, Run, Running, Stopped, launch_processes, timed_run
@@ -95,8 +98,11 @@ def spelled(options: dict[str, Any]) -> str:
     return ", ".join(name if value is True else f"{name} = {value}" for name, value in options.items())
 
 
-def line(name: str, options: dict[str, Any], runs: list[Run]) -> str:
-    """Return a row of the table, over all rounds; the medians of the single rounds are beside the common one."""
+def line(name: str, options: dict[str, Any], runs: list[Run], operations: float = 0.0) -> str:
+    """Return a row of the table, over all rounds; the medians of the single rounds are beside the common one.
+
+    `operations`: floating-point operations for each image of a step; 0: not known.
+    """
     times = sorted(1000 * seconds for run in runs for seconds in run.timed)
     median, last = statistics.median(times), runs[-1]
     rounds = ", ".join(f"{1000 * statistics.median(part):.1f}" for run in runs for part in run.parts)
@@ -109,6 +115,7 @@ def line(name: str, options: dict[str, Any], runs: list[Run]) -> str:
         rounds,
         f"{times[0]:.1f} to {times[int(len(times) * 0.9)]:.1f}",
         f"{1000 * last.images_per_step / median:.2f}",
+        f"{last.images_per_step * operations / median / 1e9:.0f}" if operations else "",
         f"{max(run.allocated for run in runs) / GIB:.2f}",
         f"{max(used for _, used in gpu) / GIB:.2f}" if gpu else "",
         f"{statistics.fmean(busy for busy, _ in gpu):.0f} %" if gpu else "",
@@ -116,6 +123,7 @@ def line(name: str, options: dict[str, Any], runs: list[Run]) -> str:
         f"{max(run.resident for run in runs) / GIB:.1f}",
         f"{runs[0].steps[0]:.1f}",
         f"{runs[0].start:.1f}",
+        f"{runs[0].recording:.1f}",
         *map(str, last.compiled.values()),
         f"{statistics.fmean(last.losses[-8:]):.4f}",
     ]
@@ -130,18 +138,19 @@ HEADINGS = (
         "of rounds",
         "min to p90",
         "images/s",
+        "TFLOP/s",
         "GiB allocated",
         "GiB in use",
         "GPU busy",
         "CPU ms",
     ),
-    *("GiB RAM", "first s", "start s", "graphs", "recompiles", "breaks", "loss"),
+    *("GiB RAM", "first s", "start s", "recording s", "graphs", "recompiles", "breaks", "loss"),
 )
 
 
-def table(rows: dict[str, dict[str, Any]], results: dict[str, list[Run]]) -> str:
+def table(rows: dict[str, dict[str, Any]], results: dict[str, list[Run]], operations: float = 0.0) -> str:
     lines = [f"| {' | '.join(HEADINGS)} |", "|---" * len(HEADINGS) + "|"]
-    return "\n".join([*lines, *(line(name, rows[name], runs) for name, runs in results.items())])
+    return "\n".join([*lines, *(line(name, rows[name], runs, operations) for name, runs in results.items())])
 
 
 def curve_table(losses: dict[str, list[float]], part: int = 20) -> str:
@@ -179,7 +188,7 @@ class Benchmark:
         files = {option: str(path) for option, path in model.files.items()}
         self._own = COMMON | module_of(family, "full_size").OPTIONS[method]
         self._common = self._own | files | {"train_data_dir": str(model.images)} | (TINY if arguments.miniature else {})
-        self._flags, self._script = flags, script_for(family, method).file
+        self._flags, self._script = flags, script_for(family, method)
         self._launchers: dict[str, list[str]] = {}
         """Row -> what starts its processes."""
         self._rows: dict[str, dict[str, Any]] = {}
@@ -188,8 +197,18 @@ class Benchmark:
             self._rows[row], self._launchers[row] = rows[name], launch_processes(count, fsdp=arguments.fsdp)
         self._steps, self._curve, self._markdown = arguments.steps, arguments.curve, arguments.markdown
         self._about = machine()
+        self._operations = 0 if arguments.miniature else self._counted(module_of(family, "full_size"), method)
         self.results: dict[str, list[Run]] = {}
         self.failed: list[str] = []
+
+    def _counted(self, module: Any, method: str) -> int:
+        """Return the operations of a training step for each image; 0 where the family does not say how it is called."""
+        if not hasattr(module, "predict"):
+            return 0
+        given = given_flags(self._script, self._flags).values.get("resolution", self._common["resolution"])
+        width, height = (2 * [int(side) for side in str(given).split(",")])[:2]
+        learns = method == "full"
+        return operations_per_image(module.modules()[DENOISER], module.predict, width, height, learns=learns)
 
     def in_rounds(self, rounds: int) -> None:
         """Time rows one after the other."""
@@ -200,7 +219,7 @@ class Benchmark:
                 last = WARM_UP + self._steps
                 try:
                     run = timed_run(
-                        *(self._script, self._options(name), Path(folder) / name, last),
+                        *(self._script.file, self._options(name), Path(folder) / name, last),
                         flags=self._flags,
                         launcher=self._launchers[name],
                     )
@@ -208,14 +227,14 @@ class Benchmark:
                     self._tell_failed(name, error)
                     continue
             self.results.setdefault(name, []).append(run)
-            print(line(name, self._rows[name], self.results[name]), flush=True)
+            print(line(name, self._rows[name], self.results[name], self._operations), flush=True)
             self._write_markdown()
 
     def in_turns(self, turns: int) -> None:
         """Time rows side by side."""
         with tempfile.TemporaryDirectory(dir=self.folder) as folder:
             runs = {
-                name: Running(self._script, self._options(name, turns), Path(folder) / name, flags=self._flags)
+                name: Running(self._script.file, self._options(name, turns), Path(folder) / name, flags=self._flags)
                 for name in self._rows
             }
             timed = time_in_turns(runs, self._steps, turns, failed=self._tell_failed)
@@ -224,7 +243,7 @@ class Benchmark:
             self._write_markdown()
 
     def report(self) -> str:
-        text = f"{self._about}\n\n{spelled(self._own)}\n\n{table(self._rows, self.results)}\n"
+        text = f"{self._about}\n\n{spelled(self._own)}\n\n{table(self._rows, self.results, self._operations)}\n"
         if self._curve:
             text += "\n" + curve_table({name: runs[-1].losses for name, runs in self.results.items()}) + "\n"
         return text

@@ -4,6 +4,7 @@ import contextlib
 import os
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -73,6 +74,12 @@ class Run:
         """Seconds from the start of the program to the end of its first step."""
         first = next(event for event in self.of("phase") if event["name"] in ("compiling", "training"))
         return float(first["time"]) - self.began + self.steps[0]
+
+    @property
+    def recording(self) -> float:
+        """Seconds that the steps after the first one, in which steps are recorded, took longer than the timed ones."""
+        usual = statistics.median(self.timed)
+        return sum(max(0.0, seconds - usual) for seconds in self.steps[1:WARM_UP])
 
     @property
     def losses(self) -> list[float]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from diffusers import AutoencoderKL
-from torch import nn
+from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
 
 from sd_scripts.families.components import DENOISER, VAE
@@ -24,6 +24,7 @@ from sd_scripts.families.full_size import (
     QUANTIZED,
     UNRECORDED,
     random_weights,
+    unknown,
 )
 from sd_scripts.library.safetensors_io import save_model
 
@@ -97,6 +98,14 @@ def modules() -> dict[str, nn.Module]:
             "text_encoder2": T5EncoderModel(T5Config(**T5)),
             VAE: AutoencoderKL(latent_channels=16, use_quant_conv=False, use_post_quant_conv=False, **AUTOENCODER),
         }
+
+
+def predict(denoiser: nn.Module, width: int, height: int, controls: int = 0) -> Tensor:
+    """Call the transformer on the meta device for one image of this size in pixels, and control images of the same."""
+    grid = height // 16, width // 16
+    img, txt = unknown(1, (1 + controls) * grid[0] * grid[1], 64), unknown(1, 512, 4096)
+    predicted: Tensor = denoiser(img, txt, unknown(1, 768), unknown(1), unknown(1), grid, None, (grid,) * controls)
+    return predicted
 
 
 def write_files(folder: Path) -> dict[str, Path]:

@@ -2,10 +2,18 @@
 
 from pathlib import Path
 
+from torch import Tensor, nn
+
 from sd_scripts.families.flux.full_size import OPTIONS as OPTIONS
 from sd_scripts.families.flux.full_size import ROWS as ROWS
 from sd_scripts.families.flux.full_size import modules as modules
+from sd_scripts.families.flux.full_size import predict as predict_controlled
 from sd_scripts.families.flux.full_size import write_files as write_model
+
+
+def predict(denoiser: nn.Module, width: int, height: int) -> Tensor:
+    """Call the transformer on the meta device for one image of this size in pixels and its control image."""
+    return predict_controlled(denoiser, width, height, controls=1)
 
 
 def write_files(folder: Path) -> dict[str, Path]:

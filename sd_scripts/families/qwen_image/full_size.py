@@ -4,14 +4,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import Qwen2_5_VLTextModel
 from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLTextConfig
 
 from sd_scripts.families.components import DENOISER, VAE
-from sd_scripts.families.full_size import ADAFACTOR, CHECKPOINTING, COMPILED, FUSED, GRAPHS, random_weights
+from sd_scripts.families.full_size import (
+    ADAFACTOR,
+    CHECKPOINTING,
+    COMPILED,
+    FUSED,
+    GRAPHS,
+    random_weights,
+    unknown,
+)
 from sd_scripts.families.qwen_image import keys
 from sd_scripts.families.qwen_image.card import ENCODERS
+from sd_scripts.families.qwen_image.memory_facts import CAPTION
 from sd_scripts.families.qwen_image.model import QwenImageParams, QwenImageTransformer
 from sd_scripts.library.lean_diffusers import AutoencoderKLQwenImage
 from sd_scripts.library.safetensors_io import save_model
@@ -66,6 +75,13 @@ def modules() -> dict[str, nn.Module]:
             "text_encoder1": Qwen2_5_VLTextModel(Qwen2_5_VLTextConfig(**keys.language_config(shapes))),
             VAE: AutoencoderKLQwenImage(),
         }
+
+
+def predict(denoiser: nn.Module, width: int, height: int) -> Tensor:
+    """Call the transformer on the meta device for one image of this size in pixels, with a usual caption."""
+    grid = height // 16, width // 16
+    predicted: Tensor = denoiser(unknown(1, grid[0] * grid[1], 64), unknown(1, CAPTION, 3584), unknown(1), grid)
+    return predicted
 
 
 def write_files(folder: Path) -> dict[str, Path]:

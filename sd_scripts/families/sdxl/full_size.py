@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from diffusers import AutoencoderKL, UNet2DConditionModel
-from torch import nn
+from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
 from sd_scripts.families.components import DENOISER, VAE
@@ -22,6 +22,7 @@ from sd_scripts.families.full_size import (
     QUANTIZED,
     UNRECORDED,
     random_weights,
+    unknown,
 )
 from sd_scripts.families.model_file import MODEL
 from sd_scripts.families.sdxl.load import single_file
@@ -126,6 +127,14 @@ def modules() -> dict[str, nn.Module]:
             "text_encoder1": CLIPTextModel(CLIPTextConfig(**CLIP_L)),
             "text_encoder2": CLIPTextModelWithProjection(CLIPTextConfig(**TEXT_ENCODER2)),
         }
+
+
+def predict(denoiser: nn.Module, width: int, height: int) -> Tensor:
+    """Call the U-Net on the meta device for one image of this size in pixels."""
+    conditions = {"text_embeds": unknown(1, 1280), "time_ids": unknown(1, 6)}
+    latents, text = unknown(1, 4, height // 8, width // 8), unknown(1, 77, 2048)
+    predicted: Tensor = denoiser(latents, unknown(1), text, added_cond_kwargs=conditions).sample
+    return predicted
 
 
 def write_files(folder: Path) -> dict[str, Path]:
