@@ -89,8 +89,8 @@ def test_operations_are_those_of_the_products_and_of_attention() -> None:
 
 
 def test_operations_of_a_transformer_are_those_of_its_layers_and_of_attention() -> None:
-    """Of FLUX.1 with one block of each kind: each layer for its tokens, once more for its input's gradient, and q k' and
-    p v for all pairs of tokens, twice more for the gradients of both sides."""
+    """Of FLUX.1 with one block of each kind: each layer for its tokens, and once more for its input's gradient; q k'
+    and p v for all pairs of tokens, and twice more for the gradients of both sides."""
     with torch.device("meta"):
         model = FluxTransformer(FluxParams(double_blocks=1, single_blocks=1))
     width, image, text = 3072, 16, 512

@@ -146,8 +146,7 @@ def test_dora_is_folded_too_and_computes_what_its_layers_do_by_themselves(backen
     assert results[0][2].count_nonzero() == results[0][2].numel()
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_lokr_is_folded_too_and_computes_what_its_layers_do_by_themselves(backend: str) -> None:
+def test_lokr_is_folded_too_and_computes_what_its_layers_do_by_themselves(no_graphs: None) -> None:
     results = []
     for folded in (False, True):
         torch.manual_seed(0)
@@ -158,7 +157,7 @@ def test_lokr_is_folded_too_and_computes_what_its_layers_do_by_themselves(backen
             assert isinstance(block.q, LokrLinear)
             assert (block.q.joint_layers, block.q.joined, block.down.joint is None) == (3, None, False)
             block.q.weight.data = block.q.weight[:0]  # the joint matrix has it
-        run = torch.compile(block, backend=backend, fullgraph=True) if folded else block
+        run = torch.compile(block, backend="aot_eager", fullgraph=True) if folded else block
         x = torch.randn(3, 10, 16, requires_grad=True)
         for _ in range(2):  # gradients of micro-steps add up
             y = run(x)
