@@ -14,7 +14,7 @@ from sd_scripts.library.quantized import compute_dtype
 from sd_scripts.networks.foldable import FoldableLinear, Tail
 from sd_scripts.networks.lokr_sizes import MULTIPLE
 
-LARGE = 2048
+LARGE = 3072
 """The smaller side of a weight from which on only one of its products is a joint one: that which has the wider result.
 What the other adds is small beside a product of this size (docs/performance.md)."""
 
