@@ -56,7 +56,9 @@ def _works_on(device: torch.device) -> bool:
             kernel.forward([heads], [row], row, row, EPS)
     except Exception as error:  # of the C compiler, of Triton's own kinds, or of the driver
         logger.warning(
-            "torch: Triton cannot build the kernels that normalise and rotate heads, so attention is slower: %s", error
+            "Triton cannot build the kernels that normalise and rotate heads, so steps are slower; they need a C "
+            "compiler, such as gcc: %s",
+            error,
         )
         return False
     return True

@@ -202,11 +202,15 @@ class Benchmark:
         self.failed: list[str] = []
 
     def _counted(self, module: Any, method: str) -> int:
-        """Return the operations of a training step for each image; 0 where the family does not say how it is called."""
+        """Return the operations of a training step for each image; 0 where the family does not say how it is called, or
+        the resolution is none, which the runs tell."""
         if not hasattr(module, "predict"):
             return 0
         given = given_flags(self._script, self._flags).values.get("resolution", self._common["resolution"])
-        width, height = (2 * [int(side) for side in str(given).split(",")])[:2]
+        sides = str(given).split(",")
+        if not all(side.strip().isdecimal() for side in sides):
+            return 0
+        width, height = (2 * [int(side) for side in sides])[:2]
         learns = method == "full"
         return operations_per_image(module.modules()[DENOISER], module.predict, width, height, learns=learns)
 
