@@ -3,27 +3,21 @@
 import re
 from typing import Any
 
-from diffusers import FlowMatchEulerDiscreteScheduler, QwenImagePipeline, QwenImageTransformer2DModel
+from diffusers import QwenImagePipeline
 from torch import Tensor
 from transformers import BatchFeature
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from sd_scripts.families.family import Components
+from sd_scripts.families.qwen_image.diffusers_pipeline import make_scheduler, make_transformer
 from sd_scripts.families.qwen_image.model import QwenImageParams
-from sd_scripts.library.dit_layers import rope_widths
 
 IMAGE = "<|image_pad|>"
 
 
 def transformer_of(state: dict[str, Tensor], params: QwenImageParams) -> Any:
     """A transformer with a copy of these weights."""
-    transformer = QwenImageTransformer2DModel(
-        num_layers=params.blocks,
-        attention_head_dim=params.head_width,
-        num_attention_heads=params.heads,
-        joint_attention_dim=params.text_width,
-        axes_dims_rope=rope_widths(params.head_width),
-    )
+    transformer = make_transformer(params)
     transformer.load_state_dict(state)
     return transformer.eval()
 
@@ -31,17 +25,9 @@ def transformer_of(state: dict[str, Tensor], params: QwenImageParams) -> Any:
 def pipeline_of(components: Components, encoder: Any, pipeline: Any = QwenImagePipeline, **more: Any) -> Any:
     """A pipeline that shares VAE and tokenizer with `components` and copies the transformer's weights; `encoder`: the
     whole Qwen2.5-VL."""
-    scheduler = FlowMatchEulerDiscreteScheduler(
-        use_dynamic_shifting=True,
-        base_shift=0.5,
-        max_shift=0.9,
-        base_image_seq_len=256,
-        max_image_seq_len=8192,
-        shift_terminal=0.02,
-    )
     denoiser: Any = components.denoiser
     made: Any = pipeline(
-        scheduler=scheduler,
+        scheduler=make_scheduler(),
         vae=components.vae,  # type: ignore[arg-type]
         text_encoder=encoder,
         tokenizer=components.tokenizers[0],

@@ -163,16 +163,17 @@ def curve_table(losses: dict[str, list[float]], part: int = 20) -> str:
     return "\n".join(lines)
 
 
-def write_model(family: str, folder: Path, *, miniature: bool, narrow: bool = False) -> Model:
+def write_model(family: str, folder: Path, *, miniature: bool, narrow: bool = False, **parts: int) -> Model:
     """Write a model and images below `folder`, if they are not there from an earlier call. A miniature that is only
-    `narrow` needs as many graphs as the full-size model."""
+    `narrow` needs as many graphs as the full-size model. `parts` goes to the family's write_files."""
     if miniature:
         tiny = module_of(family, "tiny")
         made = (tiny.write_narrow if narrow else tiny.write_miniature)(folder)
         return Model(files=made.files, images=made.data_dir)
     done, images = folder / "files.toml", folder / "images"
     if not done.exists():
-        files = {option: str(path) for option, path in module_of(family, "full_size").write_files(folder).items()}
+        written = module_of(family, "full_size").write_files(folder, **parts)
+        files = {option: str(path) for option, path in written.items()}
         demo_images.write_images(images, SIZES)
         write_toml(done, files)
     return Model(files={option: Path(path) for option, path in read_toml(done).items()}, images=images)

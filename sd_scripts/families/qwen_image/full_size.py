@@ -27,6 +27,8 @@ from sd_scripts.library.safetensors_io import save_model
 
 WORDS, WIDTH, MLP_WIDTH, LAYERS, KEY_WIDTH = 152_064, 3_584, 18_944, 28, 512
 """Sizes of Qwen2.5-VL-7B's language model: rows of its embedding, width, MLP, layers, width of keys and values."""
+SHORT_ENCODER = {"layers": 1}
+"""Arguments of write_files for what never measures the text encoder: files of 42 GB instead of 55."""
 QUIET = 0.3
 """Scale of the modulations' weights, without which the activations of random blocks grow from block to block."""
 
@@ -65,10 +67,10 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
 """Rows of the benchmark by training method and name: the options that tell each from the others."""
 
 
-def modules() -> dict[str, nn.Module]:
-    """Return the components on the meta device, of the text encoder the language model."""
+def modules(layers: int = LAYERS) -> dict[str, nn.Module]:
+    """Return the components on the meta device, of the text encoder the language model with so many layers."""
     shapes = {"embed_tokens.weight": (WORDS, WIDTH), "layers.0.self_attn.k_proj.weight": (KEY_WIDTH, WIDTH)}
-    shapes |= {f"layers.{number}.mlp.gate_proj.weight": (MLP_WIDTH, WIDTH) for number in range(LAYERS)}
+    shapes |= {f"layers.{number}.mlp.gate_proj.weight": (MLP_WIDTH, WIDTH) for number in range(layers)}
     with torch.device("meta"):
         return {
             DENOISER: QwenImageTransformer(QwenImageParams()),
@@ -84,14 +86,15 @@ def predict(denoiser: nn.Module, width: int, height: int) -> Tensor:
     return predicted
 
 
-def write_files(folder: Path) -> dict[str, Path]:
-    """Write the model's files, 55 GB in bf16; return them by the options that name them."""
+def write_files(folder: Path, layers: int = LAYERS) -> dict[str, Path]:
+    """Write the model's files, 55 GB in bf16 with all `layers` of the text encoder; return them by the options that
+    name them."""
     files = {
         "pretrained_model_name_or_path": folder / "qwen_image.safetensors",
         "text_encoder": folder / "text_encoder.safetensors",
         "vae": folder / "vae.safetensors",
     }
-    for (name, module), file in zip(modules().items(), files.values(), strict=True):
+    for (name, module), file in zip(modules(layers).items(), files.values(), strict=True):
         weights = random_weights(module)
         if name == DENOISER:
             for key in weights:
