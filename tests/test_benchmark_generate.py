@@ -54,7 +54,8 @@ def test_steps_are_timed_apart_from_the_rest_of_an_image(family: str, row: str, 
 def test_both_sides_are_compiled_where_their_row_says_so(flux_miniature: Any, no_graphs: None) -> None:
     (ours,) = timed_images.generate("compiled", settings_of(flux_miniature, "--compile"), 1)
     (both,) = timed_images.generate("diffusers_compiled", settings_of(flux_miniature), 1)
-    assert (ours.graphs, both.graphs) == (2, 4)  # of double and single blocks; one process counts on
+    assert ours.graphs == 2  # of double and single blocks
+    assert both.graphs >= ours.graphs + 2  # one process counts on
 
 
 @pytest.mark.parametrize("family", FAMILIES)
