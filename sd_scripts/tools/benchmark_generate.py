@@ -132,7 +132,7 @@ def run_row(name: str, family: str, flags: Sequence[str], images: int, folder: P
     environment.setdefault(
         "PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"
     )  # as the script that generates sets it
-    command = [sys.executable, "-m", "sd_scripts.tools.timed_images", *own, *flags]
+    command = [sys.executable, "-m", "sd_scripts.tools.timed_images", *own, *flags, *OURS.get(name, ())]
     row = Row(began=time.time())
     with console.open("wb") as output, result.open(encoding="utf-8") as lines:
         process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
