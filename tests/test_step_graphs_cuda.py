@@ -1,6 +1,8 @@
 """On a GPU: steps that are recorded as CUDA graphs learn what others do, whatever else is asked of the run; and so do
 those whose update is recorded too."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,8 +10,11 @@ from typing import Any
 import pytest
 import torch
 from data_help import make_folder
-from training_help import ALONE, PIVOTAL, Run, equal, train, train_whole
+from test_ddp import configure
+from training_help import ALONE, FULL, PIVOTAL, Run, equal, train, train_whole
 
+from sd_scripts.runs.folder import RunFolder
+from sd_scripts.tools.timed_run import ROOT, launch_processes
 from sd_scripts.training import trainer
 from sd_scripts.training.compile_progress import RECORDING
 from sd_scripts.training.lora import LoraTrainable
@@ -130,6 +135,23 @@ def test_swapped_blocks_are_silently_not_recorded(flux_miniature: Any, tmp_path:
 def test_a_whole_model_learns_the_same(more: dict[str, Any], each_miniature: Any, tmp_path: Path) -> None:
     run = train_whole(each_miniature, tmp_path / "run", **RECORDED, **more)
     same(run, train_whole(each_miniature, tmp_path / "plain", **COMPILED, **more))
+
+
+def on_two_gpus(script: str, folder: Path, miniature: Any, **values: Any) -> Run:
+    folder.mkdir()
+    config = configure(folder, miniature, **values)
+    command = [sys.executable, *launch_processes(2, fsdp=False), str(ROOT / "sd_scripts" / script)]
+    status = subprocess.run([*command, "--config_file", str(config)], timeout=300).returncode
+    return Run(status, folder / "out", RunFolder(folder / "out" / "run"))
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize(
+    ("script", "more"), [("sdxl_train_network.py", {}), ("sdxl_train.py", FULL), ("sdxl_train.py", {**FULL, **HALF})]
+)
+def test_two_gpus_learn_the_same(script: str, more: dict[str, Any], miniature: Any, tmp_path: Path) -> None:
+    run = on_two_gpus(script, tmp_path / "recorded", miniature, **{**STEPS, **more})
+    same(run, on_two_gpus(script, tmp_path / "plain", miniature, **{**PLAIN, **more}))
 
 
 @pytest.mark.parametrize("method", [train, train_whole])

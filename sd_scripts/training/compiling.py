@@ -50,8 +50,7 @@ def records_steps(context: Context) -> bool:
     settings, options = context.settings, context.settings[CompileOptions]
     unasked = options.leaves_recording_open and settings[CudaOptions].record_steps
     wanted = uses_cuda_graphs(options) or unasked
-    averages_in_backward = context.world > 1 and settings.script.method == "full"
-    possible = not (keeps_from_recording(settings.filled) or averages_in_backward or context.sharded)
+    possible = not (keeps_from_recording(settings.filled) or context.sharded)
     return context.device.type == "cuda" and wanted and possible
 
 

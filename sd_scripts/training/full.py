@@ -29,6 +29,7 @@ from sd_scripts.options.optimizer import OptimizerOptions
 from sd_scripts.options.optimizer_table import known_optimizer
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import TrainingOptions
+from sd_scripts.training.compiling import records_steps
 from sd_scripts.training.context import Context
 from sd_scripts.training.fused_backward import FusedBackward
 from sd_scripts.training.gradient_averaging import AveragingInBackward, average_gradients
@@ -176,7 +177,8 @@ class FullTrainable(Trainable):
                 make, rounds=rounds, together=known_optimizer(options.optimizer_type).one_rate
             )
         optimizer_reads_them = self._refreshes or not copies
-        if self._context.world > 1 and optimizer_reads_them and not (self._fused or self._accumulates or self.shards):
+        afterwards = self._fused or self._accumulates or self.shards or records_steps(self._context)
+        if self._context.world > 1 and optimizer_reads_them and not afterwards:
             self.averaging = AveragingInBackward(self.partitions, self._context.world)
         return self._optimizer
 

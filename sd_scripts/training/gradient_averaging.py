@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 import torch
@@ -33,16 +33,27 @@ class GradientAverage:
 
 def average_gradients(gradients: Iterable[Tensor], processes: int) -> None:
     """Average the gradients in few all-reduces; all processes have gradients for the same weights."""
+    in_flight: GradientAverage | None = None
+    for bucket in _buckets(gradients):
+        average = GradientAverage(bucket, processes)  # travels while the one before it is copied back
+        if in_flight:
+            in_flight.finish()
+        in_flight = average
+    if in_flight:
+        in_flight.finish()
+
+
+def _buckets(gradients: Iterable[Tensor]) -> Iterator[list[Tensor]]:
     bucket: list[Tensor] = []
     size = 0
     for gradient in gradients:
         bucket.append(gradient)
         size += gradient.numel() * gradient.element_size()
         if size >= BUCKET:
-            GradientAverage(bucket, processes).finish()
+            yield bucket
             bucket, size = [], 0
     if bucket:
-        GradientAverage(bucket, processes).finish()
+        yield bucket
 
 
 class AveragingInBackward:
