@@ -98,7 +98,7 @@ class GraphCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """A step measured on one NVIDIA H200 with 16 CPU cores, at 1024x1024 (docs/performance.md)."""
+    """A step measured on one NVIDIA H200, or H100, with 16 CPU cores, at 1024x1024 (docs/performance.md)."""
 
     method: str
     options: Mapping[str, Any]

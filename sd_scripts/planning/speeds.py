@@ -45,7 +45,9 @@ NEARLY_EQUAL = (
 """Options that a measured table need not agree in: as usually set, they change a step little."""
 AGREEING = ("gradient_checkpointing", RECORDING)
 """Options that change what compiling gains."""
-MEASURED_ON = "H200"
+GPUS = ("H100", "H200")
+"""The GPUs that steps were measured on; their times differ by up to 8 %."""
+MEASURED_ON = " or ".join(GPUS)
 MEASURED_PIXELS = 1024 * 1024
 NEAR = 0.1
 """By how much an image may differ from MEASURED_PIXELS for a measured step to apply."""
@@ -160,7 +162,7 @@ class Speeds:
             given[RECORDING] = False
         if self.anywhere:
             return self._similar(given)
-        if MEASURED_ON not in self.gpu.name or not all(_near(shape) for shape in shapes):
+        if not any(name in self.gpu.name for name in GPUS) or not all(_near(shape) for shape in shapes):
             return None
         wanted = {name: value for name, value in given.items() if name not in NEARLY_EQUAL}
         for speed in self.card.speeds:
