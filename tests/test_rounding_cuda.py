@@ -12,6 +12,7 @@ from sd_scripts.library import stochastic_rounding
 from sd_scripts.library.partitioned_optimizer import PartitionedOptimizer
 from sd_scripts.library.rounding_adamw import RoundingAdamW
 from sd_scripts.library.stochastic_rounding import Key, round_stochastically
+from sd_scripts.library.triton_kernels import built_for
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: kernels in Triton")
 
@@ -263,3 +264,13 @@ def test_gradients_may_lie_elsewhere_in_each_step() -> None:
         ours.step()
         theirs.step()
     torch.testing.assert_close(moved, kept, rtol=0, atol=0)
+
+
+def test_kernels_that_cannot_be_built_are_told_and_done_without(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(kernels: Any) -> None:
+        raise RuntimeError("no compiler found")
+
+    assert built_for(CUDA, "rounding_kernels", fail, "updates take longer") is None
+    assert caplog.messages == [
+        "Triton cannot build kernels, so updates take longer; install a C compiler, such as gcc: no compiler found"
+    ]

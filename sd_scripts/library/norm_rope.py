@@ -8,7 +8,6 @@ attention reads, and its backward pass needs nothing but the projection's output
 from __future__ import annotations
 
 import importlib.util
-import logging
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -18,14 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sd_scripts.library.dit_layers import EPS, Rope, apply_rope
+from sd_scripts.library.triton_kernels import built_for
 
-if importlib.util.find_spec("triton"):
-    from sd_scripts.library import norm_rope_kernel as kernel
-else:
-    kernel = None  # type: ignore[assignment]
-
-logger = logging.getLogger(__name__)
-
+HAS_TRITON = importlib.util.find_spec("triton") is not None
 LARGEST_HEAD = 256
 
 
@@ -42,26 +36,19 @@ def normed_and_rotated(parts: Sequence[Tensor], scales: Sequence[Tensor], rope: 
 
 def _has_kernel(x: Tensor) -> bool:
     width = x.shape[-1]
-    return kernel is not None and x.is_cuda and width <= LARGEST_HEAD and not width & (width - 1)
+    return HAS_TRITON and x.is_cuda and width <= LARGEST_HEAD and not width & (width - 1)
 
 
 @cache
-def _works_on(device: torch.device) -> bool:
-    """Return whether Triton can build the kernels for this device, which takes a C compiler."""
-    if device.type != "cuda" or kernel is None:
-        return False
+def _kernel_on(device: torch.device) -> Any:
+    """Return the kernel module for this device, or None to use plain PyTorch."""
     heads, row = torch.ones(1, 1, 2, 32, device=device), torch.ones(32, device=device)
-    try:
-        with torch.cuda.device(device):
-            kernel.forward([heads], [row], row, row, EPS)
-    except Exception as error:  # of the C compiler, of Triton's own kinds, or of the driver
-        logger.warning(
-            "Triton cannot build the kernels that normalise and rotate heads, so steps are slower; they need a C "
-            "compiler, such as gcc: %s",
-            error,
-        )
-        return False
-    return True
+    return built_for(
+        device,
+        "norm_rope_kernel",
+        lambda kernels: kernels.forward([heads], [row], row, row, EPS),
+        "normalising and rotating heads takes longer",
+    )
 
 
 def _plain(parts: Sequence[Tensor], scales: Sequence[Tensor], rope: Rope) -> Tensor:
@@ -83,18 +70,20 @@ def _plain_back(grad: Tensor, parts: Sequence[Tensor], scales: Sequence[Tensor],
 
 @torch.library.custom_op("sd_scripts::norm_rope", mutates_args=())
 def _norm_rope(parts: list[Tensor], scales: list[Tensor], cos: Tensor, sin: Tensor) -> Tensor:
-    if not _works_on(parts[0].device):
+    kernel = _kernel_on(parts[0].device)
+    if kernel is None:
         return _plain(parts, scales, (cos, sin))
     with torch.cuda.device(parts[0].device):
-        return kernel.forward(parts, scales, cos, sin, EPS)
+        return kernel.forward(parts, scales, cos, sin, EPS)  # type: ignore[no-any-return]
 
 
 @torch.library.custom_op("sd_scripts::norm_rope_back", mutates_args=())
 def _norm_rope_back(grad: Tensor, parts: list[Tensor], scales: list[Tensor], cos: Tensor, sin: Tensor) -> list[Tensor]:
-    if not _works_on(grad.device):
+    kernel = _kernel_on(grad.device)
+    if kernel is None:
         return _plain_back(grad, parts, scales, (cos, sin))
     with torch.cuda.device(grad.device):
-        return kernel.backward(grad, parts, scales, cos, sin, EPS)
+        return kernel.backward(grad, parts, scales, cos, sin, EPS)  # type: ignore[no-any-return]
 
 
 @_norm_rope.register_fake

@@ -7,19 +7,14 @@ decrease. Rounded up or down at random, with the nearer value more likely, both 
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import logging
 from functools import cache
-from subprocess import SubprocessError
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from sd_scripts.library.seeds import seed_from
-
-logger = logging.getLogger(__name__)
+from sd_scripts.library.triton_kernels import built_for
 
 
 class Key(NamedTuple):
@@ -87,15 +82,10 @@ def same_layout(first: Tensor, *others: Tensor | None) -> bool:
 @cache
 def kernels_on(device: torch.device) -> Any:
     """Return the kernel module for this device, or None to use plain PyTorch."""
-    if device.type != "cuda" or not importlib.util.find_spec("triton"):
-        return None
-    try:
-        kernels = importlib.import_module("sd_scripts.library.rounding_kernels")
-        half = torch.zeros(1, device=device, dtype=torch.bfloat16)
-        kernels.round_stochastically(torch.zeros_like(half, dtype=torch.float32), half, Key(0, 0, 0))
-    except (ImportError, OSError, RuntimeError, SubprocessError) as error:
-        logger.warning(
-            "optimizer_type: Triton cannot build the AdamW kernels, so optimizer steps will be slow: %s", error
-        )
-        return None
-    return kernels
+    values = torch.zeros(1, device=device)
+    return built_for(
+        device,
+        "rounding_kernels",
+        lambda kernels: kernels.round_stochastically(values, values.bfloat16(), Key(0, 0, 0)),
+        "the updates of AdamW take longer",
+    )

@@ -1,0 +1,31 @@
+"""Kernels in Triton are used where Triton can build them, which takes a C compiler beside it."""
+
+import importlib
+import importlib.util
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+REMEDY = "install a C compiler, such as gcc"
+
+
+def built_for(device: torch.device, module: str, attempt: Callable[[Any], object], without: str) -> Any:
+    """Return a module of kernels that have been tried on a device, or None to use plain PyTorch.
+
+    `attempt` is called with the module and runs one of its kernels. If that fails, the log says why, and what follows
+    `without` them. Asking again tries again: keep the answer.
+    """
+    if device.type != "cuda" or not importlib.util.find_spec("triton"):
+        return None
+    try:
+        kernels = importlib.import_module(f"sd_scripts.library.{module}")
+        with torch.cuda.device(device):
+            attempt(kernels)
+    except Exception as error:  # of the C compiler, of Triton's own kinds, or of the driver
+        logger.warning("Triton cannot build kernels, so %s; %s: %s", without, REMEDY, error)
+        return None
+    return kernels
