@@ -95,8 +95,10 @@ def test_both_end_while_one_compiles_and_the_other_is_told_to_end(flux_miniature
 DRIVER = """
 import sys
 from pathlib import Path
-from test_sigterm import train_in_group
+from sd_scripts.runs import garbage_collection
 
+with garbage_collection.importing():
+    from test_sigterm import train_in_group
 sys.exit(train_in_group(*map(Path, sys.argv[1:])))
 """
 
