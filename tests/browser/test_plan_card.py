@@ -49,7 +49,8 @@ def test_short_batches_are_advised_against(page: Any, demo: Path) -> None:
 
 def test_measured_variants_are_compared_used_and_remembered(page: Any, flux_demo: Path) -> None:
     plan, measured = page.locator("#lora-plan"), page.locator("#lora-plan [data-measured]")
-    open_file(page, variant(flux_demo, "measured", compile=False, max_train_steps=50_000, network_dim=3, **TRACES))
+    small = {"max_train_steps": 50_000, "network_dim": 3, "resolution": "64,64"}
+    open_file(page, variant(flux_demo, "measured", compile=False, **small, **TRACES))
     expect(plan).to_contain_text("Plan 50,000 steps")
     plan.locator("summary").click()
     expect(plan).to_contain_text("not known until a run here has trained with these settings")
