@@ -41,7 +41,9 @@ def test_a_row_is_a_process_that_generates_several_images(tmp_path: Path) -> Non
 @pytest.mark.run
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("row", COMPARED)
-def test_steps_are_timed_apart_from_the_rest_of_an_image(family: str, row: str, request: pytest.FixtureRequest) -> None:
+def test_steps_are_timed_apart_from_the_rest_of_an_image(
+    family: str, row: str, request: pytest.FixtureRequest, no_graphs: None
+) -> None:
     settings = settings_of(request.getfixturevalue(FIXTURES[family]))
     first, second = timed_images.generate(row, settings, 2)
     assert first.time < second.time
