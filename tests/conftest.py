@@ -77,6 +77,7 @@ def no_graphs() -> Iterator[None]:
     import torch
     from torch._dynamo.utils import counters
 
+    torch.compiler.set_stance("default")  # an earlier test's run may have ended eagerly
     torch._dynamo.reset()
     counters.clear()
     yield
