@@ -27,8 +27,8 @@ class CudaOptions(OptionGroup, title="CUDA"):
         True,
         "Record forward and backward of a step as a CUDA graph, with AdamW its update too, and replay them: steps take "
         "as long as the GPU needs, however slow the CPU is, and learn the same. Nothing is compiled. Batches that do "
-        "not fit beside the graphs, and settings that cannot be recorded, such as swapped blocks or full training on "
-        "several GPUs, work as usual.",
+        "not fit beside the graphs, and settings that cannot be recorded, such as swapped blocks or a model that FSDP "
+        "shards, work as usual.",
         label="Record steps",
     )
     deterministic: bool = switch(
