@@ -27,6 +27,7 @@ from sd_scripts.training.training_data import weights_digest
 HEAVY = {
     *("transformers", "peft", "bitsandbytes", "torch._inductor.compile_fx", "torch.utils.tensorboard", "tensorboard"),
     *("scipy", "sklearn", "pandas", "matplotlib", "wandb", "gradio"),
+    *("diffusers.models.transformers.transformer_flux", "diffusers.hooks.first_block_cache"),
     *("diffusers.pipelines", "tensorflow", "jax", "torchvision", "networkx", "torch.distributed.checkpoint"),
 }
 """Modules that take a tenth of a second or more to import, and that a LoRA run with full caches does not use."""
@@ -84,6 +85,27 @@ def test_diffusers_does_not_look_up_the_distribution_of_each_package():
         "metadata.packages_distributions = ours = lambda: calls.append(1) or theirs()\n"
         "from sd_scripts.library import lean_diffusers\n"
         "assert metadata.packages_distributions is ours and not calls"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, env=found_by_processes(), check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_neither_the_compiler_nor_other_models_are_imported_to_check_settings():
+    code = (
+        "import sys\n"
+        "from sd_scripts.families.registry import family_of\n"
+        "from sd_scripts.library.lr_schedulers import dry_run\n"
+        "from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions\n"
+        "from sd_scripts.training import launch, lora\n"
+        "family_of('sdxl'), family_of('flux'), dry_run(OptimizerOptions(), LrSchedulerOptions())\n"
+        "assert not {'torch._dynamo', 'torch._inductor', 'sympy'}.intersection(sys.modules)\n"
+        "from sd_scripts.library import lean_diffusers as lean\n"
+        "import diffusers, torch\n"
+        "from diffusers.models.transformers import FluxTransformer2DModel, Transformer2DModel\n"
+        "assert FluxTransformer2DModel is diffusers.FluxTransformer2DModel\n"
+        "assert Transformer2DModel is lean.Transformer2DModel is diffusers.Transformer2DModel\n"
+        "assert diffusers.hooks.FirstBlockCacheConfig and torch.compiler.disable(print) is not print"
     )
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, env=found_by_processes(), check=False)

@@ -11,7 +11,6 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 import torch
-import torch._inductor
 from torch import Tensor, nn
 
 from sd_scripts.families.model_file import COMPILED
@@ -88,16 +87,17 @@ def inductor_options(mode: str, more: Iterable[str] = ()) -> dict[str, Any]:
     ours |= {"max_pointwise_cat_inputs": 1, "max_complex_pointwise_cat_inputs": 1}
     if not mode.startswith("max-autotune"):
         ours["triton.autotune_pointwise"] = False
-    known = torch._inductor.list_options()
-    by_mode = torch._inductor.list_mode_options(mode) | {key: value for key, value in ours.items() if key in known}
+    inductor = _inductor()
+    known = inductor.list_options()
+    by_mode = inductor.list_mode_options(mode) | {key: value for key, value in ours.items() if key in known}
     return by_mode | {key: _converted(key, value) for key, value in key_values("compile_options", more).items()}
 
 
 def inductor_option_problems(items: Iterable[str]) -> list[str]:
     """Return what inductor would refuse of options given as key=value."""
-    known, found = torch._inductor.list_options(), []
+    found = []
     for key, value in key_values("compile_options", items).items():
-        if key not in known:
+        if key not in (known := _inductor().list_options()):
             near = difflib.get_close_matches(key, known, 1)
             remedy = f"Did you mean {near[0]}?" if near else "torch._inductor.list_options() names all"
             found.append(f"compile_options: inductor has no option {key}. {remedy}")
@@ -106,15 +106,22 @@ def inductor_option_problems(items: Iterable[str]) -> list[str]:
     return found
 
 
+def _inductor() -> Any:
+    """Return the compiler, whose import takes as long as that of PyTorch."""
+    import torch._inductor
+
+    return torch._inductor
+
+
 def _hint(key: str) -> Any:
     """Return the type of an option of inductor; where this PyTorch does not tell, any value fits."""
-    config: Any = torch._inductor.config
+    config: Any = _inductor().config
     return config.get_type(key) if hasattr(config, "get_type") else object
 
 
 def _converted(key: str, value: Any) -> Any:
     """Return a whole number as a float where inductor insists on one."""
-    is_float = key in torch._inductor.list_options() and float in (_hint(key), *get_args(_hint(key)))
+    is_float = key in _inductor().list_options() and float in (_hint(key), *get_args(_hint(key)))
     return float(value) if is_float and type(value) is int else value
 
 

@@ -1,7 +1,7 @@
-"""The classes of diffusers that training uses, imported without the packages that diffusers only has integrations for.
+"""The classes of diffusers that training uses, imported without what they do not need.
 
-Wherever transformers, peft and bitsandbytes are installed, diffusers imports them, and with them half of the compiler,
-before a model can be made: several times what PyTorch takes at each start. Nothing here uses these integrations.
+Before a model can be made, diffusers imports the packages that it has integrations for, half of the compiler, and all
+its other models: several times what PyTorch takes at each start. Nothing here uses these.
 Modules of training import diffusers from here, or after this module.
 """
 
@@ -9,6 +9,11 @@ import importlib.metadata
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
 
 
 @contextmanager
@@ -23,8 +28,30 @@ def _without_map_of_distributions() -> Iterator[None]:
         importlib.metadata.packages_distributions = found
 
 
-with _without_map_of_distributions():
-    import diffusers.loaders  # noqa: F401  # what this package offers depends on what is available
+def _unmarked(function: Any = None, *_: Any, **__: Any) -> Any:
+    """Stand in for torch.compiler.disable and allow_in_graph: return the function, or what returns it."""
+    return function or _unmarked
+
+
+@contextmanager
+def _without_compiler() -> Iterator[None]:
+    """Keep diffusers from importing torch.compile, which takes as long as PyTorch itself, for marks on its own
+    functions and classes: on those that offload to main memory or make a model within compiled code."""
+    found = torch.compiler.disable
+    blocked = "torch._dynamo" not in sys.modules
+    if blocked:
+        sys.modules["torch._dynamo"] = None  # type: ignore[assignment]
+    torch.compiler.disable = _unmarked  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.compiler.disable = found
+        if blocked:
+            del sys.modules["torch._dynamo"]
+
+
+with _without_map_of_distributions(), _without_compiler():
+    import diffusers.loaders  # what this package offers depends on what is available
     from diffusers.utils import import_utils
 
 UNUSED = ("_transformers_available", "_peft_available", "_bitsandbytes_available")
@@ -53,7 +80,33 @@ def _without_integrations() -> Iterator[None]:
             sys.modules.pop(name, None)
 
 
-with _without_integrations():
+PACKAGES = (
+    "diffusers.hooks",
+    "diffusers.models.autoencoders",
+    "diffusers.models.transformers",
+    "diffusers.models.unets",
+)
+"""Packages that import all their modules when one of these is imported."""
+
+
+@contextmanager
+def _without_siblings() -> Iterator[None]:
+    """Keep a module of these packages from importing the others."""
+    unknown = [name for name in PACKAGES if name not in sys.modules]
+    for name in unknown:
+        package = ModuleType(name)
+        package.__path__ = [str(Path(diffusers.__path__[0], *name.split(".")[1:]))]
+        sys.modules[name] = package
+    try:
+        yield
+    finally:  # whoever imports them after this gets the whole packages
+        for name in unknown:
+            del sys.modules[name]
+            above, _, own = name.rpartition(".")
+            vars(sys.modules[above]).pop(own, None)
+
+
+with _without_integrations(), _without_compiler(), _without_siblings():
     from diffusers import AutoencoderKL, AutoencoderKLQwenImage, ModelMixin, UNet2DConditionModel
     from diffusers.models import Transformer2DModel
     from diffusers.models.activations import GEGLU

@@ -25,6 +25,10 @@ from sd_scripts.options.optimizer_table import (
     optimizer_name,
 )
 
+if plain := getattr(Optimizer.add_param_group, "__wrapped__", None):
+    # PyTorch would import the compiler to keep it off this function, which is never within compiled code
+    plain.__dynamo_disable = plain
+
 TORCH_ONLY = ("foreach", "amsgrad", "fused", "maximize", "differentiable", "capturable")
 """AdamW arguments that RoundingAdamW does not support; giving one selects torch's AdamW."""
 

@@ -60,6 +60,8 @@ _warming: list[threading.Thread] = []
 def warm_up(options: CompileOptions, more: CompileMoreOptions, device: torch.device) -> None:
     """Start the compiler in the background while the model loads, since that takes seconds."""
     if chosen_of(options, more) and options.compile_backend == "inductor":
+        import torch._dynamo  # noqa: F401  # two threads that import the compiler at once may wait for each other
+
         _warming.append(threading.Thread(target=_start_inductor, args=(device,), daemon=True))
         _warming[-1].start()
 

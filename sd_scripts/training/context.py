@@ -190,8 +190,9 @@ def make_context(settings: Settings) -> Context:
     limit_gpu_memory(accelerator.device, cuda.gpu_memory_limit)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = cuda.cuda_allow_tf32
     torch.backends.cudnn.benchmark = cuda.cuda_cudnn_benchmark and not cuda.deterministic
-    # not warn_only, with which attention keeps kernels whose backward adds in any order
-    torch.use_deterministic_algorithms(cuda.deterministic)
+    if cuda.deterministic != torch.are_deterministic_algorithms_enabled():  # setting it imports the compiler
+        # not warn_only, with which attention keeps kernels whose backward adds in any order
+        torch.use_deterministic_algorithms(cuda.deterministic)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     seed = training.seed if training.seed is not None else broadcast_object_list([secrets.randbelow(2**32)])[0]
     set_seed(seed)

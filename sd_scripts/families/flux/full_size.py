@@ -71,6 +71,8 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
         "fp8_compute": COMPILED | {"fp8_compute": True},
         "fp8_base": SMALL | {"fp8_base": True},
         "fp8_all": SMALL | {"fp8_base": True, "fp8_compute": True},
+        "compiled4_checkpointing": SMALL | {"train_batch_size": 4},
+        "fp8_all4": SMALL | {"fp8_base": True, "fp8_compute": True, "train_batch_size": 4},
         "swap18": SMALL | {"blocks_to_swap": 18},
         "swap34": SMALL | {"blocks_to_swap": 34},
         "swap34_fp8": SMALL | {"blocks_to_swap": 34, "fp8_base": True},
