@@ -40,6 +40,7 @@ class Ways(NamedTuple):
 BOTH = Ways()
 
 torch.library.define("sd_scripts::fill_low_rank", "(Tensor(a!) padded, Tensor low) -> ()")
+torch.library.define("sd_scripts::add_low_rank", "(Tensor(a!) y, Tensor h, Tensor matrix) -> ()")
 
 
 @torch.library.impl("sd_scripts::fill_low_rank", ["CPU", "CUDA"])
@@ -51,6 +52,17 @@ def _fill_low_rank(padded: Tensor, low: Tensor) -> None:
 
 @torch.library.register_fake("sd_scripts::fill_low_rank")
 def _(padded: Tensor, low: Tensor) -> None:
+    return None
+
+
+@torch.library.impl("sd_scripts::add_low_rank", ["CPU", "CUDA"])
+def _add_low_rank(y: Tensor, h: Tensor, matrix: Tensor) -> None:
+    """y (M, N), h (M, r), matrix (r, N): add the product in place, where the compiler would copy y first."""
+    y.addmm_(h, matrix)
+
+
+@torch.library.register_fake("sd_scripts::add_low_rank")
+def _(y: Tensor, h: Tensor, matrix: Tensor) -> None:
     return None
 
 
@@ -129,7 +141,9 @@ def joint_forward(x: Tensor, joint: Tensor, bias: Tensor | None, out: int, joins
     width = x.shape[1]
     if not joins:
         h = F.linear(x, joint[out:, :width])
-        return F.linear(x, joint[:out, :width], bias) + F.linear(h, joint[:out, width:]), x, h
+        y = F.linear(x, joint[:out, :width], bias)
+        torch.ops.sd_scripts.add_low_rank(y, h, joint[:out, width:].t())
+        return y, x, h
     padded = _with_low_rank(x, copying([x]), joint[out:, :width])
     return F.linear(padded, joint[:out], bias), padded
 
@@ -149,7 +163,10 @@ def joint_backward(
     grad = x.new_empty(len(x), out)
     fill(grad)
     low = grad @ joint[:out, width:]
-    x_grad = grad @ joint[:out, :width] + low @ joint[out:, :width] if learns else None
+    if not learns:
+        return None, (x, h, grad, low)
+    x_grad = grad @ joint[:out, :width]
+    torch.ops.sd_scripts.add_low_rank(x_grad, low, joint[out:, :width])
     return x_grad, (x, h, grad, low)
 
 

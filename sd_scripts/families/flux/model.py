@@ -24,6 +24,7 @@ from sd_scripts.library.checkpointing import Checkpoint
 from sd_scripts.library.dit_layers import (
     TIME_CHANNELS,
     Rope,
+    gelu,
     heads_of,
     modulate,
     rope_of,
@@ -140,10 +141,13 @@ class Modulation(nn.Module):
         return self.lin(F.silu(vec))[:, None].chunk(3 * self.count, dim=-1)
 
 
+class GELU(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return gelu(x)
+
+
 def mlp(shape: FluxParams) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Linear(shape.width, shape.mlp_width), nn.GELU("tanh"), nn.Linear(shape.mlp_width, shape.width)
-    )
+    return nn.Sequential(nn.Linear(shape.width, shape.mlp_width), GELU(), nn.Linear(shape.mlp_width, shape.width))
 
 
 class DoubleBlock(nn.Module):
@@ -199,7 +203,7 @@ class SingleBlock(nn.Module):
         q = normed_and_rotated([q], [self.norm.query_norm.scale], rope)
         k = normed_and_rotated([k], [self.norm.key_norm.scale], rope)
         out = attention(q, k, v, mask)
-        return x + gate * self.linear2(torch.cat((out, F.gelu(hidden, approximate="tanh")), dim=-1))
+        return x + gate * self.linear2(torch.cat((out, gelu(hidden)), dim=-1))
 
 
 class FinalLayer(nn.Module):

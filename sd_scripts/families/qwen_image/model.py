@@ -26,6 +26,7 @@ from sd_scripts.library.dit_layers import (
     EPS,
     TIME_CHANNELS,
     Rope,
+    gelu,
     heads_of,
     modulate,
     rope_of,
@@ -118,7 +119,7 @@ class GELU(nn.Module):
         self.proj = nn.Linear(width, mlp_width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.gelu(self.proj(x), approximate="tanh")
+        return gelu(self.proj(x))
 
 
 class FeedForward(nn.Module):
