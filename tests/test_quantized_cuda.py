@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from training_help import GRAPHS, equal, train
 
+from sd_scripts.library.dequantizing import _kernel_on, dequantized_rows
 from sd_scripts.library.int8 import Int8, multiplies, quantized_rows
 from sd_scripts.library.nf4 import Nf4
 from sd_scripts.library.quantized import WeightFormat, dequantized, frozen_linear, quantize_, transposed
@@ -108,6 +109,18 @@ def test_a_lora_on_top_computes_compiled_what_it_does_eager(weight_format: Weigh
         assert error(y, wanted) < 0.01
         for ours, each in zip(found, expected, strict=True):
             assert error(ours, each) < 0.02
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("stored", [torch.int8, torch.float8_e4m3fn])
+def test_the_kernel_dequantizes_every_byte_as_pytorch_does(stored: torch.dtype, dtype: torch.dtype) -> None:
+    assert _kernel_on(CUDA) is not None
+    for width in (256, 640, 15360):
+        weight = torch.arange(256, dtype=torch.uint8).repeat(3, width)[:, :width].contiguous().view(stored)
+        for scale in (None, torch.tensor([[1.0], [0.37], [2.0**-9]])):
+            wanted = dequantized_rows(weight, scale, dtype)
+            ours = dequantized_rows(weight.to(CUDA), scale if scale is None else scale.to(CUDA), dtype)
+            assert torch.equal(ours.cpu().nan_to_num(7.0), wanted.nan_to_num(7.0))
 
 
 def test_transposing_moves_every_byte_of_int8() -> None:

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sd_scripts.library.dequantizing import dequantized_rows
 from sd_scripts.library.quantized import MULTIPLE, SCALE, WeightFormat, dequantized, format_of, hold_, transposed
 
 STORAGE = torch.float8_e4m3fn
@@ -44,7 +45,7 @@ class Fp8(WeightFormat):
         return (weight.float() / scale).to(STORAGE), {SCALE: scale}
 
     def dequantize(self, weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-        return (weight.float() * scale).to(dtype)
+        return dequantized_rows(weight, scale, dtype)
 
     def product(self, x: Tensor, layer: nn.Linear) -> Tensor:
         weight, scale = layer.weight, layer.weight_scale
@@ -94,17 +95,12 @@ def scale_(layer: nn.Linear, scale: Tensor, dtype: torch.dtype) -> None:
 # Stored in fp8, multiplied in the dtype of x
 
 
-def _cast(weight: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
-    cast = weight.to(dtype)
-    return cast if scale is None else cast.mul_(scale.to(dtype))
-
-
 @torch.library.custom_op(
     "sd_scripts::fp8_product", mutates_args=(), schema="(Tensor x, Tensor weight, Tensor? scale) -> Tensor"
 )
 def _product(x: Tensor, weight: Tensor, scale: Tensor | None) -> Tensor:
     """(..., in), (out, in) -> (..., out)."""
-    return F.linear(x, _cast(weight, scale, x.dtype))
+    return F.linear(x, dequantized_rows(weight, scale, x.dtype))
 
 
 @torch.library.custom_op(
@@ -112,7 +108,7 @@ def _product(x: Tensor, weight: Tensor, scale: Tensor | None) -> Tensor:
 )
 def _product_back(grad: Tensor, weight: Tensor, scale: Tensor | None) -> Tensor:
     """(..., out), (out, in) -> (..., in)."""
-    return grad @ _cast(weight, scale, grad.dtype)
+    return grad @ dequantized_rows(weight, scale, grad.dtype)
 
 
 @_product.register_fake

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sd_scripts.library.dequantizing import dequantized_rows
 from sd_scripts.library.quantized import MULTIPLE, SCALE, WeightFormat, define_product, transposed
 
 LARGEST = 127
@@ -49,11 +50,6 @@ def quantized_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     x = x.float()
     largest = x.abs().amax(-1, keepdim=True).clamp_min(TINY)
     return (x * (LARGEST / largest)).round_().to(torch.int8), largest / LARGEST
-
-
-def dequantized_rows(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """(M, K) int8, (M, 1) float32 -> (M, K), rounded to `dtype` once."""
-    return torch.mul(weight, scale, out=torch.empty_like(weight, dtype=dtype))
 
 
 int8_product = define_product("int8", dequantized_rows)

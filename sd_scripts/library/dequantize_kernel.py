@@ -1,0 +1,45 @@
+"""The kernel that dequantizes weights of 8 bits (see dequantizing.py)."""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+COLUMNS = 2048
+"""Values that a program writes at most, all of one row."""
+
+
+@triton.jit
+def _rows(  # type: ignore[no-untyped-def]
+    stored, scale, result, width, tiles, E4M3: tl.constexpr, SCALED: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """Program i writes COLUMNS values of a row."""
+    row = (tl.program_id(0) // tiles).to(tl.int64)
+    column = (tl.program_id(0) % tiles) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < width
+    value = tl.load(stored + row * width + column, mask=inside, other=0)
+    if E4M3:  # its bits, one place to the right, are float16 over 256; GPUs before RTX 40 know no e4m3
+        bits = value.to(tl.uint16)
+        half = (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.float16, bitcast=True)
+        number = tl.where((bits & 0x7F) == 0x7F, float("nan"), half.to(tl.float32) * 256.0)
+    else:
+        number = value.to(tl.float32)
+    if SCALED:
+        number *= tl.load(scale + row)
+    tl.store(result + row * width + column, number.to(result.dtype.element_ty), mask=inside)
+
+
+def fill_rows(stored: Tensor, scale: Tensor | None, result: Tensor, *, e4m3: bool) -> None:
+    """Fill result (M, K) with `stored` (M, K), int8 or, if `e4m3`, its bytes, times scale (M, 1) float32.
+
+    All are contiguous.
+    """
+    rows, width = stored.shape
+    columns = min(COLUMNS, triton.next_power_of_2(width))
+    tiles = triton.cdiv(width, columns)
+    _rows[(rows * tiles,)](
+        *(stored, stored if scale is None else scale, result, width, tiles),
+        E4M3=e4m3,
+        SCALED=scale is not None,
+        COLUMNS=columns,
+        num_warps=4,
+    )
