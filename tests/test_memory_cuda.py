@@ -121,6 +121,7 @@ def streams(model: FluxTransformer) -> set[torch.cuda.Stream]:
     return {stream for swap in swapper._swaps for stream in (swap.streams.to_device, swap.streams.to_host)}
 
 
+@pytest.mark.usefixtures("_same_kernels")
 @pytest.mark.parametrize("late", [late_copies, late_computation])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_weights_are_there_however_copies_and_computation_lag(
@@ -199,6 +200,7 @@ def test_swapped_blocks_take_no_memory_not_even_while_they_are_placed(trainable:
     assert peaks[1] < used[1] + 0.02 * off
 
 
+@pytest.mark.usefixtures("_same_kernels")
 @pytest.mark.parametrize("swap", [0, SWAP])
 def test_checkpoints_in_main_memory_come_back_whole(swap: int) -> None:
     wanted = step(transformer())
