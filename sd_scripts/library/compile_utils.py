@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from sd_scripts.families.model_file import COMPILED
+from sd_scripts.library.dit_layers import TanhGELU
 from sd_scripts.library.key_values import key_values
 from sd_scripts.options.command_line import add_arguments
 from sd_scripts.options.compile import CompileOptions
@@ -66,6 +67,9 @@ def compile_model(
         for block in blocks:
             if disable_linear:
                 disable_linear_from_compile(block)
+            for module in block.modules():
+                if isinstance(module, TanhGELU):
+                    module.for_inductor = inductor
             if hooked:
                 block.forward = torch.compile(block.forward, **how)  # type: ignore[method-assign]
             else:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 PATCH = 2
 """Latents along a side of a token."""
@@ -76,15 +76,18 @@ def apply_rope(x: Tensor, rope: Rope) -> Tensor:
     return torch.stack((cos * a - sin * b, sin * a + cos * b), dim=-1).flatten(-2)
 
 
-def gelu(x: Tensor) -> Tensor:
-    """GELU in its approximation by tanh, x (1 + tanh u) / 2, of values of any shape.
+class TanhGELU(nn.Module):
+    """GELU in its approximation by tanh, x (1 + tanh u) / 2, of values of any shape."""
 
-    Compiled, it is computed as x sigmoid(2 u), which is equal: inductor's tanh takes longer than reading and writing.
-    """
-    if not torch.compiler.is_compiling():
-        return F.gelu(x, approximate="tanh")
-    values = x.float()
-    return (values * torch.sigmoid(values * (GELU_LINEAR + GELU_CUBIC * values * values))).to(x.dtype)
+    for_inductor = False
+    """Whether to compile it as x sigmoid(2 u), which is equal: inductor's tanh takes longer than reading and writing.
+    Other backends run single operations, of which that form has more."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not (self.for_inductor and torch.compiler.is_compiling()):
+            return F.gelu(x, approximate="tanh")
+        values = x.float()
+        return (values * torch.sigmoid(values * (GELU_LINEAR + GELU_CUBIC * values * values))).to(x.dtype)
 
 
 def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:

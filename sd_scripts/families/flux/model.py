@@ -24,7 +24,7 @@ from sd_scripts.library.checkpointing import Checkpoint
 from sd_scripts.library.dit_layers import (
     TIME_CHANNELS,
     Rope,
-    gelu,
+    TanhGELU,
     heads_of,
     modulate,
     rope_of,
@@ -141,13 +141,8 @@ class Modulation(nn.Module):
         return self.lin(F.silu(vec))[:, None].chunk(3 * self.count, dim=-1)
 
 
-class GELU(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return gelu(x)
-
-
 def mlp(shape: FluxParams) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(shape.width, shape.mlp_width), GELU(), nn.Linear(shape.mlp_width, shape.width))
+    return nn.Sequential(nn.Linear(shape.width, shape.mlp_width), TanhGELU(), nn.Linear(shape.mlp_width, shape.width))
 
 
 class DoubleBlock(nn.Module):
@@ -193,6 +188,7 @@ class SingleBlock(nn.Module):
         self.modulation = Modulation(shape.width, 1)
         self.linear1 = nn.Linear(shape.width, sum(self.widths))
         self.norm = QKNorm(shape.head_width)
+        self.gelu = TanhGELU()
         self.linear2 = nn.Linear(shape.width + shape.mlp_width, shape.width)
 
     def forward(self, x: Tensor, vec: Tensor, rope: Rope, mask: Tensor | None = None) -> Tensor:
@@ -203,7 +199,7 @@ class SingleBlock(nn.Module):
         q = normed_and_rotated([q], [self.norm.query_norm.scale], rope)
         k = normed_and_rotated([k], [self.norm.key_norm.scale], rope)
         out = attention(q, k, v, mask)
-        return x + gate * self.linear2(torch.cat((out, gelu(hidden)), dim=-1))
+        return x + gate * self.linear2(torch.cat((out, self.gelu(hidden)), dim=-1))
 
 
 class FinalLayer(nn.Module):

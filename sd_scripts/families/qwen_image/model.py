@@ -26,7 +26,7 @@ from sd_scripts.library.dit_layers import (
     EPS,
     TIME_CHANNELS,
     Rope,
-    gelu,
+    TanhGELU,
     heads_of,
     modulate,
     rope_of,
@@ -117,9 +117,10 @@ class GELU(nn.Module):
     def __init__(self, width: int, mlp_width: int):
         super().__init__()
         self.proj = nn.Linear(width, mlp_width)
+        self.gelu = TanhGELU()
 
     def forward(self, x: Tensor) -> Tensor:
-        return gelu(self.proj(x))
+        return self.gelu(self.proj(x))
 
 
 class FeedForward(nn.Module):
