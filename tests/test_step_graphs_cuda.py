@@ -78,8 +78,10 @@ def test_a_lora_learns_the_same(more: dict[str, Any], each_miniature: Any, tmp_p
 
 
 def test_without_a_compiler_it_learns_the_same(each_miniature: Any, tmp_path: Path) -> None:
+    """Qwen-Image pads captions in each run that compiles, for which attention has another kernel."""
+    plain = {**COMPILED, "compile_backend": "eager"} if each_miniature.family == "qwen_image" else PLAIN
     run = train(each_miniature, tmp_path / "run", **COMPILED, compile_backend="cudagraphs")
-    same(run, train(each_miniature, tmp_path / "plain", **PLAIN))
+    same(run, train(each_miniature, tmp_path / "plain", **plain))
     assert run.told("compile")[-1:] == [] or not run.told("compile")[-1].get("graphs")
 
 
