@@ -7,6 +7,5 @@ cd "$root"
 "$python" -m ruff check .
 "$python" -m ruff format --check .
 "$python" -m mypy
-# three processes for two cores, since many tests wait for programs and pages that they start; one that has no tests
-# left takes half of what is left to another
-exec "$python" -m pytest -n 3 --dist worksteal "$@"
+# two processes; one that has no tests left takes half of what is left to the other
+exec "$python" -m pytest -n 2 --dist worksteal "$@"
