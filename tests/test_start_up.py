@@ -78,6 +78,13 @@ def test_a_lora_run_with_full_caches_imports_no_text_encoders_and_no_integration
     assert equal(first.tensors(), learned)
 
 
+def assert_runs(code: str) -> None:
+    """Run code in a Python of its own."""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, env=found_by_processes(), check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_diffusers_does_not_look_up_the_distribution_of_each_package():
     code = (
         "import importlib.metadata as metadata\n"
@@ -86,9 +93,7 @@ def test_diffusers_does_not_look_up_the_distribution_of_each_package():
         "from sd_scripts.library import lean_diffusers\n"
         "assert metadata.packages_distributions is ours and not calls"
     )
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, env=found_by_processes(), check=False)
-    assert done.returncode == 0, done.stderr
+    assert_runs(code)
 
 
 def test_neither_the_compiler_nor_other_models_are_imported_to_check_settings():
@@ -107,9 +112,7 @@ def test_neither_the_compiler_nor_other_models_are_imported_to_check_settings():
         "assert Transformer2DModel is lean.Transformer2DModel is diffusers.Transformer2DModel\n"
         "assert diffusers.hooks.FirstBlockCacheConfig and torch.compiler.disable(print) is not print"
     )
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, env=found_by_processes(), check=False)
-    assert done.returncode == 0, done.stderr
+    assert_runs(code)
 
 
 @pytest.mark.parametrize(

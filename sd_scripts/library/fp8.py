@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sd_scripts.library.dequantizing import dequantized_rows
+from sd_scripts.library.dequantizing import E4M3, dequantized_rows
 from sd_scripts.library.quantized import MULTIPLE, SCALE, WeightFormat, dequantized, format_of, hold_, transposed
 
-STORAGE = torch.float8_e4m3fn
+STORAGE = E4M3
 E4M3_MAX = 448.0
 """Largest value of e4m3."""
 FAST_ACCUM = True
