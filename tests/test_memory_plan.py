@@ -43,7 +43,7 @@ MEASURED: Mapping[tuple[str, str], Mapping[str, float]] = {
         "graphs": 20.19,
         "compiled4": 36.49,
         "graphs_masters": 39.3,
-        "fused_adafactor": 6.91,
+        "fused_adafactor": 6.49,
     },
     ("flux", "lora"): {
         **{"compiled": 51.74, "eager_checkpointing": 25.59, "compiled_checkpointing": 25.54},
@@ -252,7 +252,7 @@ def test_a_limit_is_what_the_run_may_use() -> None:
     needed = memory_of(settings, gpu_bytes=24 * GIB)
     (told,) = memory_advice(settings, needed, lambda changed: memory_of(changed, gpu_bytes=24 * GIB))
     assert "GiB and gpu_memory_limit is 6.0. It would fit" in told
-    assert told.endswith("with gradient_checkpointing, fused_backward_pass, blocks_to_swap = 39")
+    assert told.endswith("with gradient_checkpointing, fused_backward_pass, blocks_to_swap = 29")
     assert memory_of(settings_of("sdxl", "full", gpu_memory_limit=60.0), gpu_bytes=24 * GIB).card == 24 * GIB
 
 
@@ -271,7 +271,11 @@ def test_what_presets_take_is_what_other_programs_saw() -> None:
     """GiB in use of presets that ran within the memory of the GPU that they name, on one H200."""
     seen = {
         **{"lora/sdxl_low_memory_8gb": 6.44, "lora/sdxl_low_memory_12gb": 6.76},
-        **{"finetune/sdxl_low_memory_8gb": 6.81, "finetune/sdxl_low_memory_12gb": 7.85},
+        **{"finetune/sdxl_low_memory_8gb": 6.37, "finetune/sdxl_low_memory_12gb": 7.40},
+        "finetune/flux_low_memory_24gb": 16.45,
     }
-    planned = {preset.name: preset.plan() for preset in presets_of("sdxl") if preset.name in seen}
-    assert {name: plan.in_use / GIB for name, plan in planned.items() if plan} == pytest.approx(seen, rel=0.03)
+    recorded = {"finetune/sdxl_low_memory_16gb": 12.88, "finetune/sdxl_low_memory_24gb": 13.65}
+    plans = {preset.name: preset.plan() for family in ("sdxl", "flux") for preset in presets_of(family)}
+    planned = {name: plan.in_use / GIB for name, plan in plans.items() if plan}
+    assert {name: planned[name] for name in seen} == pytest.approx(seen, rel=0.03)
+    assert {name: planned[name] for name in recorded} == pytest.approx(recorded, rel=0.05)  # PyTorch reserves more

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from sd_scripts.library.lr_schedulers import make_scheduler
 from sd_scripts.library.merged_adamw import MergedAdamW
-from sd_scripts.library.optimizers import description, make_optimizer, rounds_itself
+from sd_scripts.library.optimizers import description, is_rounding_adamw, make_optimizer
 from sd_scripts.library.partitioned_optimizer import PartitionedOptimizer
 from sd_scripts.library.rounding_adamw import RoundingAdamW
 from sd_scripts.library.stochastic_rounding import Key, round_stochastically
@@ -194,7 +194,7 @@ def test_adamw_rounds_where_weights_need_it_unless_an_argument_wants_torchs() ->
     assert description(optimizer, options) == "torch.optim.adamw.AdamW(weight_decay=0.1,betas=(0.9, 0.99))"
     assert type(make_optimizer(options, [{"params": [weight]}])) is MergedAdamW
     torchs = OptimizerOptions(optimizer_args=["amsgrad=True"])
-    assert not rounds_itself(torchs)
+    assert not is_rounding_adamw(torchs)
     assert type(make_optimizer(torchs, [{"params": [weight]}], rounding=True)) is torch.optim.AdamW
     with pytest.raises(ValueError, match=r"optimizer_args, learning_rate: AdamW does not accept these values .*'beta'"):
         make_optimizer(OptimizerOptions(optimizer_args=["beta=1"]), [{"params": [weight]}], rounding=True)

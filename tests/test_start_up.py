@@ -26,7 +26,7 @@ from sd_scripts.training.training_data import weights_digest
 
 HEAVY = {
     *("transformers", "peft", "bitsandbytes", "torch._inductor.compile_fx", "torch.utils.tensorboard", "tensorboard"),
-    *("scipy", "sklearn", "pandas", "matplotlib", "wandb", "gradio"),
+    *("torch._dynamo", "sympy", "scipy", "sklearn", "pandas", "matplotlib", "wandb", "gradio"),
     *("diffusers.models.transformers.transformer_flux", "diffusers.hooks.first_block_cache"),
     *("diffusers.pipelines", "tensorflow", "jax", "torchvision", "networkx", "torch.distributed.checkpoint"),
 }

@@ -48,6 +48,8 @@ class _Runs:
 class MergedAdamW(torch.optim.AdamW):
     """AdamW with `fused`, without `amsgrad`."""
 
+    known_as = "torch.optim.adamw.AdamW"
+
     def __init__(self, *args: Any, **more: Any):
         super().__init__(*args, **more)
         self._runs: dict[int, _Runs] = {}

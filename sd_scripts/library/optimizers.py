@@ -33,11 +33,16 @@ TORCH_ONLY = ("foreach", "amsgrad", "fused", "maximize", "differentiable", "capt
 """AdamW arguments that RoundingAdamW does not support; giving one selects torch's AdamW."""
 
 
-def rounds_itself(options: OptimizerOptions) -> bool:
-    """Return whether make_optimizer's `rounding` takes effect; any other optimizer needs
-    PartitionedOptimizer(rounds=True) for half-precision weights."""
+def is_rounding_adamw(options: OptimizerOptions) -> bool:
+    """Return whether make_optimizer's `rounding` or `copies` chooses RoundingAdamW."""
     own = key_values("optimizer_args", options.optimizer_args)
     return optimizer_name(options.optimizer_type) == "AdamW" and own.keys().isdisjoint(TORCH_ONLY)
+
+
+def rounds_weights(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer rounds half-precision weights stochastically; any other needs
+    PartitionedOptimizer(rounds=True) for them."""
+    return getattr(optimizer, "rounds_weights", False)
 
 
 def make_optimizer(
@@ -50,25 +55,27 @@ def make_optimizer(
 ) -> Optimizer:
     """Return the optimizer over `groups`; a group without `lr` gets learning_rate.
 
-    With `rounding` or `copies`, AdamW is RoundingAdamW if rounds_itself; other optimizers ignore these. The parameters
-    must already be on the training device. Raises ValueError for an unknown name, a missing package and arguments that
-    the optimizer does not accept.
+    With `rounding` or `copies`, AdamW is RoundingAdamW unless an argument wants torch's; other optimizers ignore these.
+    The parameters must already be on the training device. Raises ValueError for an unknown name, a missing package and
+    arguments that the optimizer does not accept.
     """
     name = optimizer_name(options.optimizer_type)
     groups = [{"lr": options.learning_rate, **group} for group in groups]
     kind = _class(known_optimizer(name))
     arguments = optimizer_arguments(options)
-    rounding = bool(rounding or copies) and rounds_itself(options)
+    ours = bool(rounding or copies) and is_rounding_adamw(options)
     more: dict[str, Any] = {}
-    if rounding:
+    if ours:
         kind, more = RoundingAdamW, {"seed": seed, "copies": copies}
         del arguments["fused"]
+    elif name == "Adafactor":
+        more = {"seed": seed}
     if known_optimizer(name).one_rate:
         _check_one_rate(name, groups)
     rate: float | None = options.learning_rate
     if arguments.get("relative_step"):  # Adafactor then accepts no rate, neither in general nor for a group
         rate, groups = None, [{**group, "lr": None} for group in groups]
-    if name == "AdamW" and not rounding:
+    if name == "AdamW" and not ours:
         on_cuda = all(parameter.is_cuda for group in groups for parameter in group["params"])
         arguments = {"capturable": on_cuda, **arguments}
         if arguments.get("foreach") or arguments.get("differentiable"):
@@ -79,7 +86,7 @@ def make_optimizer(
         optimizer = kind(groups, lr=rate, **more, **arguments)
     except (TypeError, ValueError) as error:
         raise ValueError(f"optimizer_args, learning_rate: {name} does not accept these values ({error})") from error
-    if rounding or (name == "AdamW" and arguments["fused"]):
+    if ours or (name == "AdamW" and arguments["fused"]):
         _make_rates_tensors(optimizer)
     return optimizer
 
@@ -92,13 +99,14 @@ def optimizer_arguments(options: OptimizerOptions) -> dict[str, Any]:
 
 
 def description(optimizer: Optimizer, options: OptimizerOptions) -> str:
-    """Return ss_optimizer of saved files: `torch.optim.adamw.AdamW(weight_decay=0.1,betas=(0.9, 0.99))`."""
+    """Return ss_optimizer of saved files: `torch.optim.adamw.AdamW(weight_decay=0.1,betas=(0.9, 0.99))`.
+
+    Our own classes go by the names that other programs know."""
     arguments = {key: value for key, value in optimizer_arguments(options).items() if key != "fused"}
     listed = ",".join(f"{key}={value}" for key, value in arguments.items())
     kind = type(updater(optimizer))
-    if kind in (RoundingAdamW, MergedAdamW):
-        kind = torch.optim.AdamW  # the same update, by the name that other programs know
-    return f"{kind.__module__}.{kind.__name__}" + (f"({listed})" if listed else "")
+    name = getattr(kind, "known_as", f"{kind.__module__}.{kind.__name__}")
+    return name + (f"({listed})" if listed else "")
 
 
 def remarks(options: OptimizerOptions) -> list[str]:

@@ -58,6 +58,8 @@ class RoundingAdamW(Optimizer):
     Half-precision weights and moments are rounded stochastically. Nothing waits for the device.
     """
 
+    known_as = "torch.optim.adamw.AdamW"
+    rounds_weights = True
     clip_factor: Tensor | None = None
     """0-dim float32 on the device: multiplies gradients, such as for clipping, without another pass. At 0 they count as
     0 even where they are non-finite."""

@@ -28,7 +28,7 @@ _TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16:
 
 
 @triton.jit
-def _stochastic(value, bits, kind: tl.constexpr):  # type: ignore[no-untyped-def]
+def stochastic(value, bits, kind: tl.constexpr):  # type: ignore[no-untyped-def]
     """Round float32 stochastically to `kind`, using the lower 16 of `bits` (uint32)."""
     if kind == tl.bfloat16:
         moved = (value.to(tl.uint32, bitcast=True) + (bits & 0xFFFF)) & 0xFFFF0000
@@ -50,7 +50,7 @@ def _round(source, target, size, seed, step, number, part):  # type: ignore[no-u
         at = begin + half * LANES + lane
         value = tl.load(source + at, mask=at < size)
         bits = low if half == 0 else high
-        tl.store(target + at, _stochastic(value, bits, target.dtype.element_ty), mask=at < size)
+        tl.store(target + at, stochastic(value, bits, target.dtype.element_ty), mask=at < size)
 
 
 def round_stochastically(source: Tensor, target: Tensor, key: Key) -> None:
@@ -149,9 +149,9 @@ def _update(  # type: ignore[no-untyped-def]
         if weight_type != tl.float32:
             bits = bits0 if half == 0 else bits2
             more = bits1 if half == 0 else bits3
-            weight = _stochastic(weight, bits, weight_type)
-            first = _stochastic(first, bits >> 16, moment_type)
-            second = _stochastic(second, more, moment_type)
+            weight = stochastic(weight, bits, weight_type)
+            first = stochastic(first, bits >> 16, moment_type)
+            second = stochastic(second, more, moment_type)
         tl.store(weights + at, weight, mask=inside)
         tl.store(firsts + at, first, mask=inside)
         tl.store(seconds + at, second, mask=inside)

@@ -84,8 +84,7 @@ OPTIMIZERS: dict[str, KnownOptimizer] = {
     "DAdaptSGD": replace(_dadaptation, path="dadaptation.DAdaptSGD"),
     "Prodigy": KnownOptimizer(path="prodigyopt.Prodigy", package="prodigyopt", finds_its_rate=True, state_bytes=16),
     "Adafactor": KnownOptimizer(
-        path="transformers.optimization.Adafactor",
-        package="transformers",
+        path="sd_scripts.library.adafactor.Adafactor",
         small_rates=True,
         state_bytes=0.02,
         factored=True,

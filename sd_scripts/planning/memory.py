@@ -306,11 +306,12 @@ class _Run:
         """Return the bytes of gradients, and of float32 copies of half-precision weights, before the update."""
         if self.frozen:
             return self._trained() * float(FULL)
+        known = known_optimizer(self.settings[OptimizerOptions].optimizer_type)
         fused, surrogate, temporary = self.settings[FusedOptions].chosen, 0, 0
-        if self.held == HALF and not self._is_adamw:
+        if self.held == HALF and not (self._is_adamw or known.factored):
             surrogate = 2 * FULL  # weight and gradient, of one block at a time
             temporary = TEMPORARY * FULL * self.facts.largest_weight
-        if known_optimizer(self.settings[OptimizerOptions].optimizer_type).one_rate:
+        if known.one_rate:
             return self._trained() * float(self.compute + surrogate) + temporary
         largest = self.facts.largest_block
         if fused:
@@ -322,7 +323,8 @@ class _Run:
     def _left_at_end(self, activations: float) -> float:
         """Return the activations that are left when the gradients are largest."""
         fixed = self._growing().fixed
-        if self.frozen or not self.settings[FusedOptions].chosen:
+        in_blocks = self.settings[FusedOptions].chosen or self.training.gradient_checkpointing
+        if self.frozen or not in_blocks:
             return fixed
         return (activations - fixed) * self.facts.activations.left + fixed
 

@@ -1,6 +1,7 @@
 """torch.compile in a run: set up for the data's shapes, watched, dropped if it fails."""
 
 import logging
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,7 +32,7 @@ from sd_scripts.training.compile_progress import COMPILING, CompileProgress
 from sd_scripts.training.context import Context, Failed
 from sd_scripts.training.cuda_graph_skips import CudaGraphSkips
 from sd_scripts.training.self_check import SelfCheck, slower
-from sd_scripts.training.step_graphs import RecordingFailed
+from sd_scripts.training.step_graphs import RecordingFailed, end_failed_recording
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -429,6 +430,7 @@ class Compilation:
                 f"{chosen}: CUDA graphs failed: {_summary(error)}. The run continues {how}, which compiles again"
             )
             self._options = less
+            end_failed_recording()
             torch._dynamo.reset()
             compile_denoiser(less)
             return True
@@ -502,7 +504,9 @@ class Counts:
 
     @classmethod
     def so_far(cls) -> "Counts":
-        """Return the counts of this process."""
+        """Return the counts of this process; a process that compiles nothing does not import the compiler for them."""
+        if "torch._dynamo" not in sys.modules:
+            return cls(**dict.fromkeys((each.name for each in fields(cls)), 0))
         from torch._dynamo.utils import counters, get_compilation_metrics
 
         metrics = get_compilation_metrics()

@@ -21,7 +21,7 @@ from sd_scripts.data.dataset import DataPlan
 from sd_scripts.families.components import DENOISER, Components
 from sd_scripts.families.family import Family, ModelWeights
 from sd_scripts.library.block_swap import SwapGroup, host_value
-from sd_scripts.library.optimizers import make_optimizer
+from sd_scripts.library.optimizers import make_optimizer, rounds_weights
 from sd_scripts.library.partitioned_optimizer import PartitionedOptimizer
 from sd_scripts.library.rounding_adamw import RoundingAdamW
 from sd_scripts.options.full import FullOptions, FusedOptions, ModelFileOptions
@@ -166,13 +166,13 @@ class FullTrainable(Trainable):
         scaled = self.weights[0].copy.dtype == torch.float16
         pairs = ((weight.master, weight.copy) for weight in self.weights if weight.master is not None)
         copies: dict[Tensor, Tensor] = {} if scaled else dict(pairs)
-        rounding, seed = half_precision or bool(copies), self._context.number("rounding")
-        make = partial(make_optimizer, options, rounding=rounding, seed=seed, copies=copies)
+        seed = self._context.number("rounding")
+        make = partial(make_optimizer, options, rounding=half_precision, seed=seed, copies=copies)
         self._optimizer = make(self.parameter_groups())
-        ours = isinstance(self._optimizer, RoundingAdamW)
-        self._refreshes = ours and bool(copies)
-        rounds = half_precision and not ours
-        if rounds or self._fused or len(self._swapper):
+        whole = isinstance(self._optimizer, RoundingAdamW)
+        self._refreshes = whole and bool(copies)
+        rounds = half_precision and not rounds_weights(self._optimizer)
+        if (half_precision and not whole) or self._fused or len(self._swapper):
             self._optimizer = self._partitioned(
                 make, rounds=rounds, together=known_optimizer(options.optimizer_type).one_rate
             )

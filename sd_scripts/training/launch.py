@@ -134,7 +134,7 @@ def _run(settings: Settings, family: Family, method: Method) -> int:
         context.trackers.start(settings, context.run_dir)
         for remark in settings.remarks:
             context.warn(str(remark))
-        with without_pauses():
+        with without_pauses(compiles=settings[CompileOptions].compile):
             trainer = Trainer(context, family, method)
             training = True
             path = trainer.train()

@@ -16,11 +16,11 @@ PAUSE = 0.03
 
 
 @contextmanager
-def without_pauses() -> Iterator[None]:
-    """Exempt what survives a full collection of more than `PAUSE` seconds from later ones."""
+def without_pauses(*, compiles: bool) -> Iterator[None]:
+    """Exempt what survives a full collection of more than `PAUSE` seconds from later ones. `compiles`: something is
+    compiled meanwhile."""
     began = 0.0
 
-    @torch.compiler.disable  # collections also begin in calls of compiled code, which would compile this
     def watch(phase: str, info: dict[str, Any]) -> None:
         nonlocal began
         if phase == "start":
@@ -28,6 +28,8 @@ def without_pauses() -> Iterator[None]:
         elif info["generation"] == 2 and time.perf_counter() - began > PAUSE:
             gc.freeze()
 
+    if compiles:  # collections also begin in calls of compiled code, which would compile this
+        watch = torch.compiler.disable(watch)
     gc.callbacks.append(watch)
     try:
         yield

@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from sd_scripts.library.optimizers import rounds_itself
+from sd_scripts.library.optimizers import is_rounding_adamw
 from sd_scripts.options.compile import CUDA_GRAPHS_KEY, CompileOptions
 from sd_scripts.options.full import FusedOptions
 from sd_scripts.options.memory import MemoryOptions
@@ -58,7 +58,7 @@ def require_fsdp_support(settings: Settings) -> None:
             f"optimizer_type: {optimizer.optimizer_type} needs whole weights, of which each process has only some rows "
             f"with FSDP; choose one of {', '.join(name for name, known in OPTIMIZERS.items() if known.elementwise)}"
         )
-    elif training.full_bf16 and not rounds_itself(optimizer):
+    elif training.full_bf16 and not is_rounding_adamw(optimizer):
         found.append(
             "full_bf16: with FSDP only AdamW can train half-precision weights; choose AdamW, or turn full_bf16 off"
         )

@@ -8,7 +8,7 @@ works.
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -109,9 +109,19 @@ class CudaRecorder:
         except Exception as last:
             # PyTorch may take the recording that failed for one that goes on, and record no other to its pool
             self._pool = torch.cuda.graph_pool_handle()
+            end_failed_recording()
             raise (error or last) from None  # ending a failed recording raises an error of its own
         self._largest = max(self._largest, available - _available())
         return graph, result
+
+
+def end_failed_recording() -> None:
+    """Record a graph of nothing. Before 2.13, PyTorch's generator takes a recording that failed for one that goes on,
+    until another ends, and draws no random numbers."""
+    stream = torch.cuda.Stream()
+    graph = torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream, capture_error_mode="thread_local")
+    with suppress(RuntimeError), torch.cuda.stream(stream), graph:
+        torch.zeros((), device=stream.device)
 
 
 def _available() -> int:

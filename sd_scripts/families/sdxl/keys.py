@@ -6,10 +6,10 @@ keys; every function works at any width and depth.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-import torch
+from torch import Tensor
 
 from sd_scripts.library.ldm_layout import HEAD_WIDTH, clip_sizes, replace_start
 from sd_scripts.library.state_dicts import Shapes, State, count, take
@@ -131,12 +131,21 @@ def write_text_encoder2(state: State) -> State:
     for name, tensor in state.items():
         part = _QKV.search(name)
         if part and part[1] == "q":
-            tensor = torch.cat([state[_QKV.sub(rf"self_attn.{letter}_proj.\2", name)] for letter in "qkv"])
+            tensor = _stacked([state[_QKV.sub(rf"self_attn.{letter}_proj.\2", name)] for letter in "qkv"])
         elif name == "text_projection.weight":
             tensor = tensor.T.contiguous()
         if not part or part[1] == "q":
             file[text_encoder2_key(name)] = tensor
     return file
+
+
+def _stacked(parts: Sequence[Tensor]) -> Tensor:
+    """Return parts of one shape as one tensor, as torch.cat does; that would import PyTorch's compiler where they are
+    on the meta device."""
+    stacked = parts[0].new_empty(len(parts), *parts[0].shape)
+    for place, part in zip(stacked, parts, strict=True):
+        place.copy_(part)
+    return stacked.flatten(0, 1)
 
 
 def unet_config(shapes: Shapes) -> dict[str, Any]:
