@@ -43,14 +43,13 @@ MEASURED: Mapping[tuple[str, str], Mapping[str, float]] = {
         "graphs": 20.19,
         "compiled4": 36.49,
         "graphs_masters": 39.3,
-        "fused_adafactor": 6.49,
     },
     ("flux", "lora"): {
         **{"compiled": 51.74, "eager_checkpointing": 25.59, "compiled_checkpointing": 25.54},
         **{"fp8_compute": 51.81, "fp8_base": 14.69, "fp8_all": 14.59, "swap18": 15.09, "swap34": 5.81},
         **{"swap34_fp8": 4.81, "budget50": 39.88, "budget0": 25.85},
     },
-    ("flux", "full"): {"fused": 68.84, "fused_swap18": 58.39, "adafactor_swap18": 15.92},
+    ("flux", "full"): {"fused": 68.84, "fused_swap18": 58.39},
 }
 """GiB of all tensors while training, of the benchmark's rows on one H200 (docs/performance.md)."""
 OTHERS: tuple[tuple[str, str, int, Mapping[str, Any], float], ...] = (
