@@ -118,10 +118,11 @@ def test_a_state_of_transformers_goes_on() -> None:
     [
         ({"lr": 1.0}, "with relative_step it sets its own rate, so there can be no lr"),
         ({"lr": 1.0, "relative_step": False, "warmup_init": True}, "warmup_init needs relative_step"),
+        ({"eps": 1e-8}, r"eps = 1e-08 is not two numbers, such as \(1e-30, 1e-3\)"),
     ],
     ids=str,
 )
-def test_arguments_that_exclude_each_other_are_refused(arguments: dict[str, Any], told: str) -> None:
+def test_arguments_that_it_cannot_take_are_refused(arguments: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         Adafactor(weights(torch.float32), **arguments)
 

@@ -68,6 +68,8 @@ class Adafactor(Optimizer):
             raise ValueError("with relative_step it sets its own rate, so there can be no lr")
         if warmup_init and not relative_step:
             raise ValueError("warmup_init needs relative_step")
+        if not isinstance(eps, tuple | list) or len(eps) != 2:
+            raise ValueError(f"eps = {eps} is not two numbers, such as (1e-30, 1e-3)")
         arguments = {"lr": lr, "eps": eps, "clip_threshold": clip_threshold, "decay_rate": decay_rate, "beta1": beta1}
         arguments |= {"weight_decay": weight_decay, "scale_parameter": scale_parameter}
         super().__init__(
@@ -115,7 +117,7 @@ class Adafactor(Optimizer):
         else:
             _update(weight, state, hyper, key)
 
-    def _get_lr(self, group: dict[str, Any], state: dict[str, Any]) -> float | Tensor:
+    def _get_lr(self, group: dict[str, Any], state: dict[str, Any]) -> float:
         """Return the rate of the last update of a weight. Schedules call it by the name that it has in transformers."""
         lr: float = _own_rate(state["step"], starts_low=group["warmup_init"]) if group["relative_step"] else group["lr"]
         return lr * max(group["eps"][1], float(state["RMS"])) if group["scale_parameter"] else lr
