@@ -118,10 +118,11 @@ class CudaRecorder:
 def end_failed_recording() -> None:
     """Record a graph of nothing. Before 2.13, PyTorch's generator takes a recording that failed for one that goes on,
     until another ends, and draws no random numbers."""
-    stream = torch.cuda.Stream()
-    graph = torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream, capture_error_mode="thread_local")
-    with suppress(RuntimeError), torch.cuda.stream(stream), graph:
-        torch.zeros((), device=stream.device)
+    with suppress(RuntimeError):
+        stream = torch.cuda.Stream()
+        graph = torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream, capture_error_mode="thread_local")
+        with torch.cuda.stream(stream), graph:
+            torch.zeros((), device=stream.device)
 
 
 def _available() -> int:
