@@ -135,7 +135,7 @@ def filled(plan: Mapping[str, Any]) -> str:
     notes = [*((plan["compile"] or {}).get("advice") or ()), *plan["warnings"]]
     told = "".join(f"<li>{escape(note)}</li>" for note in notes)
     below = f"<ul>{told}</ul>" if notes else ""
-    summary = f"<summary><b>Plan</b> <span>{escape(plan['headline'])}</span></summary>"
+    summary = f'<summary data-name="plan"><b>Plan</b> <span>{escape(plan["headline"])}</span></summary>'
     measure = (
         f'<p class="ways"><button type="button" data-measure="start" title="{MEASURE_HINT}">{MEASURE}</button></p>'
     )

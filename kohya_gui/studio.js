@@ -44,8 +44,10 @@ window.Studio = (() => {
     if (element.sent === html) return;
     const chosen = getSelection();
     if (element.sent && !chosen.isCollapsed && element.contains(chosen.anchorNode)) return; // the user is selecting text in it
-    const name = (inner) =>
-      inner.dataset.action || inner.dataset.copy || inner.tagName + inner.textContent.slice(0, 24);
+    const name = (inner) => {
+      const { name, action, copy } = inner.dataset;
+      return name || action || copy || inner.tagName + inner.textContent.slice(0, 24);
+    };
     const focused = element.contains(document.activeElement) ? name(document.activeElement) : null;
     const unfolded = [...element.querySelectorAll("details[open] > summary")].map(name);
     const scrolled = [...element.querySelectorAll("pre, ul")].map((inner) => inner.scrollTop);
