@@ -1,11 +1,10 @@
 """On a GPU: the kernels of Adafactor do what plain PyTorch does, without waiting."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
+from test_rounding_cuda import never_waiting
 from torch import Tensor, nn
 from transformers import optimization
 
@@ -44,16 +43,6 @@ def learn(
             drawn = numbers(tuple(parameter.shape), 1000 * step + number, of, last=last)
             parameter.grad = drawn.to(parameter.dtype)
         optimizer.step()
-
-
-@contextmanager
-def never_waiting() -> Iterator[None]:
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @DTYPES
