@@ -7,5 +7,5 @@ cd "$root"
 "$python" -m ruff check .
 "$python" -m ruff format --check .
 "$python" -m mypy
-# two processes; one that has no tests left takes half of what is left to the other
-exec "$python" -m pytest -n 2 --dist worksteal "$@"
+# two processes, each of which takes the longest test file that is left (tests/balance.py)
+exec "$python" -m pytest -n 2 --dist loadfile "$@"

@@ -17,6 +17,8 @@ import tiers
 from sd_scripts.options.catalog import script_for
 from sd_scripts.options.settings import Settings
 
+pytest_plugins = ["balance", "spending", "pytester"]
+
 gc.disable()  # until everything is imported
 # every server that the tests talk to is on this machine, where a proxy of the environment does not lead
 for name in ("no_proxy", "NO_PROXY"):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from spending import PROCESSES, spend
 
 if TYPE_CHECKING:  # Windows has none
     from multiprocessing.context import ForkServerContext, ForkServerProcess
@@ -24,6 +25,7 @@ def processes() -> ForkServerContext:
     """Makes them. They are forked from a process with one thread and nothing but imports in it."""
     from multiprocessing import forkserver
 
+    spend(PROCESSES)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["preloaded"])
     with pytest.MonkeyPatch.context() as patch:  # it has no sys.path of ours, and does not tell what it cannot import

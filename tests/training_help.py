@@ -10,6 +10,7 @@ import safetensors.torch
 import tiers
 import torch
 from data_help import make_folder
+from spending import RUNS, spend
 from torch import Tensor
 
 from sd_scripts.families.flux.options import RECOMMENDED
@@ -127,6 +128,7 @@ def settings_for(miniature: Any) -> dict[str, Any]:
 def run(flags: list[str], output: Path, family: str = "sdxl", method: str = "lora") -> Run:
     """What these flags of the family's script do; the run's folder is `output`/run."""
     tiers.require_whole_runs()
+    spend(RUNS, family)
     script = import_module(f"sd_scripts.{Path(script_for(family, method).file).stem}")
     ours = logging.getLogger("sd_scripts")
     before = ours.handlers, ours.propagate, ours.level
