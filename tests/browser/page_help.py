@@ -47,11 +47,9 @@ SMALL = {
 
 
 TELLS, FAILS = {"training_comment": "tells"}, {"training_comment": "fails"}
-"""With these settings a GUI under test starts no trainer but stand_in, which tells what one would tell."""
+"""With these settings a GUI under test starts no trainer but a stand-in, which reports what one would report."""
 BREAKS = {"training_comment": "breaks", "network_module": "breaking_network"}
 """With these settings it trains a network that torch.compile cannot capture."""
-TRACES = {"training_comment": "traces"}
-"""With these settings nothing is compiled with inductor, whatever is measured."""
 
 
 class Expectations:
