@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from browser.page_help import CHROMIUM, SMALL, TRACES, TRAINING, choose, expect, field, unfold, variant
+from browser.page_help import CHROMIUM, SMALL, TELLS, TRAINING, choose, expect, field, unfold, variant
 from browser.test_page import begin_anew, open_file
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -16,12 +16,17 @@ pytestmark = [
 ]
 
 
+UNFOLD = """(plan) => {
+  const details = plan.querySelector("details.plan");
+  if (details && !details.open) details.querySelector("summary").click();
+  return details?.open;
+}"""
+
+
 def unfold_plan(plan: Any) -> None:
-    """Click until it is open: a plan that arrives between pressing and releasing the button takes the click away."""
-    for _ in range(5):
-        if plan.locator("details.plan[open]").count() == 0:
-            plan.locator("summary").click()
-            plan.page.wait_for_timeout(1500)
+    """Click at once, and wait until it is open: a plan that arrives between pressing and releasing the button takes the
+    click away."""
+    plan.evaluate(UNFOLD)
     expect(plan.locator("details.plan")).to_have_attribute("open", "")
 
 
@@ -60,7 +65,7 @@ def test_short_batches_are_advised_against(page: Any, demo: Path) -> None:
 def test_measured_variants_are_compared_used_and_remembered(page: Any, flux_demo: Path) -> None:
     plan, measured = page.locator("#lora-plan"), page.locator("#lora-plan [data-measured]")
     small = {"max_train_steps": 50_000, "network_dim": 3, "resolution": "64,64"}
-    open_file(page, variant(flux_demo, "measured", compile=False, **small, **TRACES))
+    open_file(page, variant(flux_demo, "measured", compile=False, **small, **TELLS))
     expect(plan).to_contain_text("Plan 50,000 steps")
     unfold_plan(plan)
     expect(plan).to_contain_text("not known until a run here has trained with these settings")
