@@ -60,13 +60,20 @@ class Visit:
         self._context.on("console", lambda line: self._note_refusal(line.text))
         self.page = self._context.new_page()
         self.page.set_default_timeout(SLOW)
+        self.page.on("response", self._note_answer)
         self.page.goto(gui.address)
         expect(self.page.locator("#lora-start")).to_be_visible()
         settled(self.page, "#lora")
+        self.page.remove_listener("response", self._note_answer)
 
     def _note(self, url: str, ours: str) -> None:
         if not url.startswith((ours, "data:", "blob:")):
             self.faults.append(f"asked for {url}")
+
+    def _note_answer(self, answer: Any) -> None:
+        """The page asks for nothing that whoever may open it does not get."""
+        if answer.status >= 400:
+            self.faults.append(f"got {answer.status} from {answer.url}")
 
     def _note_refusal(self, line: str) -> None:
         if "Content Security Policy" in line:

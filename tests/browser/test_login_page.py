@@ -1,13 +1,21 @@
 """The login page, and what stands behind it: prompts that are edited in the page, and TensorBoard."""
 
 import re
+import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.responses import HTMLResponse
+from starlette.routing import Route
 
-from browser.page_help import CHROMIUM, Gui, expect, field, settled, unfold
+import gui as studio
+from browser.page_help import CHROMIUM, Gui, expect, field, unfold
+from browser.test_page import begin_anew
 
 playwright = pytest.importorskip("playwright.sync_api")
 
@@ -17,38 +25,49 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gui]:
-    gui = Gui(tmp_path_factory.mktemp("locked"), "--username", "me", "--password", "open sesame")
-    gui.start()
-    yield gui
-    gui.kill()
+@pytest.fixture
+def locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of a small page behind the GUI's password, which costs less than the whole page."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path))
+    flags = studio.parser().parse_args(["--username", "me", "--password", "open sesame"])
+    policy = studio.access(flags, studio.credential(flags))
+    behind = [Route("/", lambda request: HTMLResponse("<h1>Behind the door</h1>"))]
+    server = uvicorn.Server(
+        uvicorn.Config(Starlette(routes=behind, middleware=[policy.middleware()]), log_level="error")
+    )
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=server.run, args=([listener],))
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        server.should_exit = True
+        thread.join()
 
 
-def test_the_right_password_opens_the_page_and_the_log_out_closes_it(chromium: Any, locked: Gui) -> None:
-    context = chromium.new_context(base_url=locked.url)
-    page = context.new_page()
-    page.goto("/")
-    page.get_by_label("Username").fill("me")
-    page.get_by_label("Password").fill("open barley")
-    page.get_by_role("button", name="Log in").click()
-    expect(page.get_by_role("alert")).to_have_text("Wrong username or password")
-    page.get_by_label("Password").fill("open sesame")
-    refused: list[str] = []
-    page.on("response", lambda answer: refused.append(answer.url) if answer.status >= 400 else None)
-    page.keyboard.press("Enter")
-    expect(page.locator("#lora-start")).to_be_visible()
-    settled(page, "#lora")
-    page.locator("#lora-print").click()
-    expect(page.locator("#lora-message")).to_contain_text("problems to fix")
-    assert refused == []
-    page.goto("/logout")
-    expect(page.get_by_label("Password")).to_be_visible()
+@pytest.fixture
+def visitor(chromium: Any) -> Iterator[Any]:
+    """A page of a browser that was never here, in which Gradio does not start."""
+    context = chromium.new_context()
+    context.route("**/*.js", lambda route: route.abort())
+    yield context.new_page()
     context.close()
 
 
-@pytest.mark.usefixtures("stranger")
+def test_the_right_password_opens_the_page_and_the_log_out_closes_it(visitor: Any, locked: str) -> None:
+    visitor.goto(locked)
+    visitor.get_by_label("Username").fill("me")
+    visitor.get_by_label("Password").fill("open barley")
+    visitor.get_by_role("button", name="Log in").click()
+    expect(visitor.get_by_role("alert")).to_have_text("Wrong username or password")
+    visitor.get_by_label("Password").fill("open sesame")
+    visitor.keyboard.press("Enter")
+    expect(visitor.get_by_role("heading")).to_have_text("Behind the door")
+    visitor.goto(f"{locked}/logout")
+    expect(visitor.get_by_label("Password")).to_be_visible()
+
+
 def test_prompts_are_written_checked_and_filled_in(page: Any, tmp_path: Path) -> None:
+    begin_anew(page, tmp_path)
     field(page, "output_dir").fill(str(tmp_path))
     unfold(page, "samples")
     page.locator("#lora-edit-prompts").click()
@@ -79,21 +98,17 @@ def test_tensorboard_opens_on_the_log_folder(page: Any, tmp_path: Path) -> None:
 
 
 def test_the_printed_address_opens_a_page_that_runs_no_script_of_a_text_and_others_are_strangers(
-    chromium: Any, gui: Gui
+    visitor: Any, gui: Gui
 ) -> None:
-    context = chromium.new_context(base_url=gui.url)
-    page = context.new_page()
-    page.goto("/")
-    expect(page.get_by_role("heading")).to_have_text("Token required")
-    page.get_by_label("Token").fill("an older one")
-    page.keyboard.press("Enter")
-    expect(page.get_by_role("alert")).to_contain_text("Wrong token")
-    page.goto(gui.address)
-    expect(page.locator("#lora-start")).to_be_visible()
-    assert page.url == f"{gui.url}/"
-    assert "Token required" not in page.request.get("/").text()  # the cookie is enough
-    expect_no_script_runs(page)
-    context.close()
+    visitor.goto(gui.url)
+    expect(visitor.get_by_role("heading")).to_have_text("Token required")
+    visitor.get_by_label("Token").fill("an older one")
+    visitor.keyboard.press("Enter")
+    expect(visitor.get_by_role("alert")).to_contain_text("Wrong token")
+    visitor.goto(gui.address)
+    assert visitor.url == f"{gui.url}/"
+    assert "gradio_config" in visitor.request.get(gui.url).text()  # the cookie is enough
+    expect_no_script_runs(visitor)
 
 
 def expect_no_script_runs(page: Any) -> None:
@@ -110,6 +125,7 @@ def expect_no_script_runs(page: Any) -> None:
       document.body.append(script);
     }""")
     page.wait_for_function("() => document.querySelector('iframe').contentDocument.readyState === 'complete'")
-    page.wait_for_timeout(200)
+    while len(refused) < 3:
+        page.wait_for_event("console")
     assert page.evaluate("() => window.hit") is None
     assert len(refused) == 3
