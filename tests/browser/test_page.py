@@ -7,10 +7,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from data_help import make_folder
 from gui_help import SIX, settings_in
 from scripts_help import FLUX_FULL, FLUX_LORA, SDXL_FULL, SDXL_LORA
 
-from browser.page_help import CHROMIUM, ROOT, TELLS, TRAINING, ask_for, choose, expect, field, settled, unfold, variant
+from browser.page_help import (
+    BREAKS,
+    CHROMIUM,
+    ROOT,
+    TELLS,
+    TRAINING,
+    ask_for,
+    choose,
+    expect,
+    field,
+    settled,
+    unfold,
+    variant,
+)
 from kohya_gui.configuration import open_file as open_settings
 from kohya_gui.controls import shown
 from kohya_gui.tabs import TABS
@@ -122,6 +136,7 @@ def save_as(page: Page, path: Path) -> None:
 def test_a_new_page_begins_with_the_safe_start_and_a_reload_brings_back_what_stood_in_each_tab(page, tmp_path):
     expect_safe_start(page)
     expect_another_family_to_have_its_own_settings(page)
+    expect_the_safe_start_to_be_chosen_again(page)
     expect_a_preset_to_be_marked_while_it_is_applied(page)
     expect_secrets_in_no_file(page, tmp_path)
     take_over_from_another_tab(page)
@@ -137,10 +152,11 @@ def test_a_new_page_begins_with_the_safe_start_and_a_reload_brings_back_what_sto
 
     reload_and_act_before_the_form_is_restored(page)
     expect_lora_restored(page, tmp_path)
-    for tab in FULL:
-        go_to(page, tab)
-        expect(field(page, "output_name", tab)).to_have_value(f"of_{tab}")
+    go_to(page, "finetune")
+    expect(field(page, "output_name", "finetune")).to_have_value("of_finetune")
     expect(page.locator("#finetune-clip_l")).to_be_visible()
+    go_to(page, "dreambooth")
+    expect(field(page, "output_name", "dreambooth")).to_have_value("of_dreambooth")
     expect(page.locator("#dreambooth-clip_l")).to_be_hidden()
     expect(page.locator("#dreambooth-train_text_encoder")).to_be_visible()
     go_to(page, "lora")
@@ -169,16 +185,20 @@ def test_a_new_page_begins_with_the_safe_start_and_a_reload_brings_back_what_sto
 
 
 def expect_safe_start(page: Page) -> None:
-    """And that it can be chosen again."""
     expect(field(page, "preset")).to_have_value("SDXL safe start")
     expect(field(page, "learning_rate")).to_have_value("0.0001")
     expect(field(page, "caption_extension")).to_have_value(".txt")
     expect(field(page, "mixed_precision")).to_have_value("bf16")
     expect(field(page, "output_dir")).to_have_value("outputs")
+
+
+def expect_the_safe_start_to_be_chosen_again(page: Page) -> None:
+    """And its family with it."""
     field(page, "network_dim").fill("77")
     choose(page, "preset", "SDXL safe start")
     expect(page.locator("#lora-message")).to_contain_text("SDXL safe start applied")
     expect(field(page, "network_dim")).to_have_value("16")
+    expect(page.locator("#lora-clip_skip")).to_be_visible()
 
 
 def expect_another_family_to_have_its_own_settings(page: Page) -> None:
@@ -207,14 +227,16 @@ def expect_a_preset_to_be_marked_while_it_is_applied(page: Page) -> None:
     held: list[Any] = []
     held_back = True
     page.route("**/gradio_api/**", lambda route: held.append(route) if held_back else route.continue_())
-    choose(page, "preset", "FLUX.1 safe start")
+    choose(page, "preset", "FLUX.1 low memory 16 GB")
     expect(page.locator("#lora-preset[data-busy]")).to_be_visible()
     held_back = False
     for route in held:
         route.continue_()
-    expect(page.locator("#lora-message")).to_contain_text("FLUX.1 safe start applied")
+    expect(page.locator("#lora-message")).to_contain_text("FLUX.1 low memory 16 GB applied")
     expect(page.locator("[data-busy]")).to_have_count(0)
     page.unroute_all()
+    expect(field(page, "blocks_to_swap")).to_have_value("10")
+    expect(field(page, "fp8_base")).to_be_checked()
 
 
 def expect_secrets_in_no_file(page: Page, folder: Path) -> None:
@@ -282,7 +304,7 @@ def reload_and_act_before_the_form_is_restored(page: Page) -> None:
 def expect_lora_restored(page: Page, folder: Path) -> None:
     """All but the secret."""
     switch = page.locator("#lora-compile-switch input")
-    expect(field(page, "preset")).to_have_value("FLUX.1 safe start")
+    expect(field(page, "preset")).to_have_value("FLUX.1 low memory 16 GB")
     expect(page.locator("#lora-clip_l")).to_be_visible()
     expect(field(page, "train_data_dir")).to_have_value("/images/cats")
     expect(field(page, "discrete_flow_shift")).to_have_value("3.1582")
@@ -534,15 +556,6 @@ def test_recommended_values_are_taken_with_one_click(page, tmp_path):
     expect(advice).to_be_visible()
 
 
-def test_a_preset_chooses_its_family(page):
-    choose(page, "preset", "FLUX.1 low memory 16 GB")
-    expect(page.locator("#lora-message")).to_contain_text("FLUX.1 low memory 16 GB applied")
-    expect(field(page, "blocks_to_swap")).to_have_value("10")
-    expect(field(page, "fp8_base")).to_be_checked()
-    choose(page, "preset", "SDXL safe start")
-    expect(page.locator("#lora-clip_skip")).to_be_visible()
-
-
 def test_the_command_is_shown_to_copy_with_all_settings_and_nothing_is_written(page, demo):
     output = demo.parent / "printed only"
     settings = variant(demo, "printed", output_dir=str(output))
@@ -592,12 +605,15 @@ def test_a_model_of_the_other_family_is_named_and_offers_to_switch(page, demo, f
     expect(page.locator("#lora-t5xxl-hint")).to_contain_text("not the T5-XXL text encoder")
 
 
-def test_flux_is_printed_and_trained_compiled_and_swapped_and_then_with_both_turned_off(page, flux_demo):
+def test_flux_is_printed_and_trained_compiled_and_swapped_and_then_with_both_turned_off(page, flux_demo, tmp_path):
     """Two runs from one form, in which only what is told here changes in between; the second needs no trainer.
 
-    The first has secrets, which are in no file and no command.
+    The first has secrets, which are in no file and no command, and a network that cannot be compiled as a whole.
     """
-    settings = variant(flux_demo, "flux", max_train_steps=3, resolution="64,64", blocks_to_swap=2)
+    make_folder(tmp_path / "data" / "1_cat", [(128, 128), (128, 64)])
+    sizes = {"train_data_dir": str(tmp_path / "data"), "resolution": "128,128", "enable_bucket": True}
+    buckets = {"min_bucket_reso": 64, "max_bucket_reso": 128, "bucket_reso_steps": 32}
+    settings = variant(flux_demo, "flux", max_train_steps=4, blocks_to_swap=2, **sizes, **buckets, **BREAKS)
     asked = from_values(FLUX_LORA, read_toml(settings)).changed()
     open_file(page, settings)
     for name, found in (("clip_l", "CLIP text encoder"), ("t5xxl", "T5 text encoder"), ("ae", "FLUX.1 autoencoder")):
@@ -616,9 +632,8 @@ def test_flux_is_printed_and_trained_compiled_and_swapped_and_then_with_both_tur
     run = page.locator("#lora-run")
     expect(run.locator(".run-name")).to_contain_text("flux")
     expect(run.locator(".badge")).to_have_text("Finished", timeout=TRAINING)
-    expect(run).to_contain_text("step 3 of 3")
-    expect(run).to_contain_text("torch.compile")
-    expect(run.locator(".studio-chart canvas").first).to_be_visible()
+    expect(run).to_contain_text("step 4 of 4")
+    expect_recompiles_and_graph_breaks_with_their_reasons(page, run)
     output = flux_demo.parent / "output"
     expect(run.locator(".result code")).to_have_text(str(output / "flux.safetensors"))
     run.locator(".result button").click()
@@ -640,6 +655,24 @@ def test_flux_is_printed_and_trained_compiled_and_swapped_and_then_with_both_tur
     differ = {name for name in both.keys() | eager.keys() if both.get(name) != eager.get(name)}
     assert differ == {"compile", "blocks_to_swap", "output_name", *TELLS}
     assert not eager.keys() & {"compile", "blocks_to_swap"}
+
+
+def expect_recompiles_and_graph_breaks_with_their_reasons(page: Page, run: Any) -> None:
+    section = run.locator("[data-section=compile]")
+    expect(section).to_contain_text("torch.compile")
+    expect(section).to_contain_text(re.compile(r"[1-9]\d* graphs · [1-9]\d* recompiles · [1-9]\d* graph breaks"))
+    expect(section).to_contain_text(re.compile(r"Graph breaks at breaking_network\.py:\d+"))
+    expect(run.locator("[data-section=warnings]")).to_contain_text("the code there runs uncompiled")
+    section.get_by_text("Every graph").click()
+    reasons = section.locator("tbody tr", has_text=re.compile(r"size of .+ is \d+ instead of \d+"))
+    assert reasons.count() > 0
+    expect(run.locator(".studio-chart canvas").first).to_be_visible()
+    plot, marked = run.locator(".curves-plot"), run.locator(".curves-readout p span")
+    plot.focus()
+    page.keyboard.press("Home")
+    expect(marked.filter(has_text="graph break at")).not_to_have_count(0)
+    page.keyboard.press("ArrowRight")
+    expect(marked.filter(has_text=re.compile("size of .+ instead of"))).not_to_have_count(0)
 
 
 def expect_no_secret(folder: Path) -> None:
