@@ -1,22 +1,27 @@
 """The door before every route: who did not log in, or comes from elsewhere, gets nothing from any of them."""
 
+import copy
 import http.client
 import json
 import math
 import os
 import re
+import socket
 import stat
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
 import pytest
+import uvicorn
 
 import gui
-from kohya_gui.auth import LARGEST_BODY, LARGEST_STUDIO_BODY, NOT_OURS, OWN_NAMES
+from kohya_gui.auth import LARGEST_BODY, LARGEST_STUDIO_BODY, NOT_OURS, OWN_NAMES, AuthMiddleware
 from kohya_gui.content_policy import page_policy
 from kohya_gui.login_pages import LOGIN_PAGE, token_page
 from kohya_gui.login_throttle import (
@@ -32,12 +37,14 @@ from kohya_gui.login_throttle import (
     network_of,
 )
 from kohya_gui.sessions import CHECKED_AGAIN, LIFETIME, Credential, Sessions
+from kohya_gui.theme import scripts
 from sd_scripts.runs.store import state_folder
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 NOTHING = {401, 403, 404, 405, 413}
 GIVEN = {"event_id": "1", "run": "1", "component_id": "1", "ext": "ts", "id": "1", "number": "0", "size": "64"}
 """What stands in the place of a route's parameters; other texts are `x`."""
+NOT_PROXIED = ("no_proxy", "NO_PROXY")
 PARAMETER = r"\{(\w+)(?::\w+)?\}"
 SECRET = "the words of a file that nobody is given"
 WORDS_OF_A_PAGE = (b"components", b"dependencies", b"pretrained", b"gradio_config", b"session", b"/home", b"/root")
@@ -108,6 +115,31 @@ class Server:
         return [re.sub(PARAMETER, lambda found: text, route.path) for route in self.routes() if "{" in route.path]
 
 
+class Door(Server):
+    """The pages of another server, which take seconds to build, behind the door that these flags make."""
+
+    def __init__(self, pages: Server, *words: str, port: int = 0) -> None:
+        flags = gui.parser().parse_args(words)
+        policy = replace(gui.access(flags, gui.credential(flags)), scripts=tuple(scripts()))
+        self.app = copy.copy(pages.app)
+        self.app.user_middleware = [
+            policy.middleware() if each.cls is AuthMiddleware else each for each in pages.app.user_middleware
+        ]
+        self.app.middleware_stack = None  # made at the first request
+        self._listener = socket.create_server(("127.0.0.1", port))
+        self.port = self._listener.getsockname()[1]
+        self.cookie = ""
+        config = uvicorn.Config(self.app, lifespan="off", log_level="error", timeout_graceful_shutdown=1)
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, args=([self._listener],))
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.should_exit = True
+        self._thread.join()
+        self._listener.close()
+
+
 def filled(path: str) -> str:
     return re.sub(PARAMETER, lambda found: GIVEN.get(found[1], "x"), path)
 
@@ -131,16 +163,21 @@ def locked(state: Path) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def open_(state: Path) -> Iterator[Server]:
-    """Served to whoever is at this machine."""
-    server = Server("--no-token")
+    """Served to whoever is at this machine, although a proxy of the environment leads nowhere."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+            patch.setenv(name, "http://127.0.0.1:9")
+        for name in NOT_PROXIED:
+            patch.delenv(name, raising=False)
+        server = Server("--no-token")
     yield server
     server.close()
 
 
 @pytest.fixture(scope="module")
-def tokened(state: Path) -> Iterator[Server]:
+def tokened(open_: Server) -> Iterator[Server]:
     """Served as by `python gui.py`."""
-    server = Server()
+    server = Door(open_)
     yield server
     server.close()
 
@@ -250,21 +287,20 @@ def test_a_request_of_the_page_itself_is_answered(open_):
     )
 
 
+def test_the_proxy_of_the_environment_is_not_in_the_way(open_):
+    assert open_.ask("GET", "/config")[0] == 200
+
+
 @pytest.mark.parametrize("spared", [{}, {"no_proxy": "intern.example"}])
-def test_the_proxy_of_the_environment_is_not_in_the_way(state, monkeypatch, spared):
-    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")
-    names = ("no_proxy", "NO_PROXY")
-    for name in names:
+def test_what_is_not_asked_through_a_proxy_is_known_only_while_the_page_starts(monkeypatch, spared):
+    for name in NOT_PROXIED:
         monkeypatch.delenv(name, raising=False)
     for name, value in spared.items():
         monkeypatch.setenv(name, value)
-    server = Server("--no-token")
-    try:
-        assert server.ask("GET", "/config")[0] == 200
-        assert {name: os.environ[name] for name in names if name in os.environ} == spared
-    finally:
-        server.close()
+    with gui.bypass_proxies("192.168.0.7"):
+        wanted = {*spared.values(), "localhost", "127.0.0.1", "::1", "192.168.0.7"}
+        assert [set(os.environ[name].split(",")) for name in NOT_PROXIED] == [wanted] * 2
+    assert {name: os.environ[name] for name in NOT_PROXIED if name in os.environ} == spared
 
 
 def test_behind_a_proxy_its_name_counts_and_nowhere_else(open_, state):
@@ -429,8 +465,8 @@ def test_the_address_with_the_token_opens_the_page_and_leaves_a_clean_address(to
     tokened.cookie = ""
 
 
-def test_a_wrong_token_is_told_counted_and_logged(state):
-    server = Server("--token", "right-token")
+def test_a_wrong_token_is_told_counted_and_logged(open_):
+    server = Door(open_, "--token", "right-token")
     try:
         for _ in range(FREE_GUESSES):
             status, content = server.ask("GET", "/?token=wrong")
@@ -452,12 +488,12 @@ def test_a_script_sends_the_token_with_its_request(tokened):
         assert tokened.ask("GET", "/studio/board", Authorization=wrong) == (401, b"")
 
 
-def test_a_restart_keeps_the_token_and_who_is_logged_in(state):
-    first = Server()
+def test_a_restart_keeps_the_token_and_who_is_logged_in(open_):
+    first = Door(open_)
     _, headers, _ = first.ask_fully("GET", f"/?token={first.token}")
     token, port = first.token, first.port
     first.close()
-    second = Server("--server_port", str(port))
+    second = Door(open_, port=port)
     try:
         second.take_cookie(headers)
         assert second.ask("GET", "/config")[0] == 200
