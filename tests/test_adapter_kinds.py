@@ -1,6 +1,6 @@
 """What every adapter kind does: files, merging, limits, compiled code, whole runs; and that a kind is one class."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,8 @@ import safetensors.torch
 import torch
 import torch.nn.functional as F
 from adapter_help import adapted, conv, gradients, inputs, linear
-from lora_sdxl import base, context, losses, prepare
+from every_form import adapted_model
+from lora_sdxl import Prepared, base, context, losses, prepare
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from training_help import GRAPHS, equal, train
@@ -58,9 +59,15 @@ def model(miniature: Any) -> Path:
     return miniature.checkpoint
 
 
-def written(model: Path, folder: Path, kind: str) -> tuple[Path, Tensor]:
+@pytest.fixture(scope="module")
+def plain(miniature: Any) -> Tensor:
+    """The losses of the base model. Do not write to it."""
+    with torch.no_grad():
+        return losses(base(miniature.checkpoint))
+
+
+def written(prepared: Prepared, folder: Path, kind: str) -> tuple[Path, Tensor]:
     """A file with random numbers, as if training had been; and the losses with it."""
-    prepared = prepare(model, folder, **KINDS[kind])
     with torch.no_grad():
         prepared.network.masters.add_(torch.randn(prepared.network.masters.shape) * 0.1)
         prepared.network.refresh()
@@ -72,22 +79,22 @@ def written(model: Path, folder: Path, kind: str) -> tuple[Path, Tensor]:
 
 
 @every_kind
-def test_nothing_changes_before_training_and_files_are_read_and_merged(model: Path, tmp_path: Path, kind: str) -> None:
+def test_nothing_changes_before_training_and_files_are_read(
+    plain: Tensor, model: Path, tmp_path: Path, kind: str
+) -> None:
+    """After which norms are limited, and gradients collected and clipped."""
+    prepared = prepare(model, tmp_path, **KINDS[kind])
     with torch.no_grad():
-        plain = losses(base(model))
-        fresh = losses(prepare(model, tmp_path, **KINDS[kind]).components)
-        torch.testing.assert_close(fresh, plain, rtol=1e-4, atol=1e-5)
-        file, expected = written(model, tmp_path, kind)
+        torch.testing.assert_close(losses(prepared.components), plain, rtol=1e-4, atol=1e-5)
+        file, expected = written(prepared, tmp_path, kind)
         assert not torch.allclose(expected, plain, rtol=1e-3)
-        by_file = {"network_weights": str(file), "dim_from_weights": True, "network_dim": None}
-        for how in ({**KINDS[kind], "network_weights": str(file)}, by_file, {"base_weights": [str(file)]}):
-            found = losses(prepare(model, tmp_path, **how).components)
-            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    again = prepare(model, tmp_path, **KINDS[kind], network_weights=str(file), scale_weight_norms=0.01)
+    with torch.no_grad():
+        torch.testing.assert_close(losses(again.components), expected, rtol=1e-4, atol=1e-4)
+    assert_limits_and_clips(again)
 
 
-@every_kind
-def test_norms_are_limited_and_gradients_collected_and_clipped(model: Path, tmp_path: Path, kind: str) -> None:
-    prepared = prepare(model, tmp_path, **KINDS[kind], scale_weight_norms=0.01, network_train_unet_only=True)
+def assert_limits_and_clips(prepared: Prepared) -> None:
     network = prepared.network
     with torch.no_grad():
         for layer in network.layers:
@@ -103,6 +110,19 @@ def test_norms_are_limited_and_gradients_collected_and_clipped(model: Path, tmp_
     norm = prepared.trainable.clip(1e-3)
     assert norm > 1e-3
     assert float(network.gradients.norm()) == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_files_of_every_form_are_read_and_merged(plain: Tensor, miniature: Any, tmp_path: Path) -> None:
+    """Merged they are by the formulas of weights, trained on by those of layers."""
+    file = str(adapted_model(miniature, "sdxl").save(tmp_path / "x.safetensors"))
+    read = {"network_weights": file, "dim_from_weights": True, "network_dim": None}
+    with torch.no_grad():
+        ours, merged = (
+            losses(prepare(miniature.checkpoint, tmp_path, **how).components)
+            for how in (read, {"base_weights": [file]})
+        )
+    assert not torch.allclose(ours, plain, rtol=1e-3)
+    torch.testing.assert_close(merged, ours, rtol=1e-4, atol=1e-4)
 
 
 def test_lora_plus_raises_the_rate_of_what_starts_at_zero(model: Path, tmp_path: Path) -> None:
@@ -126,27 +146,41 @@ LAYERS: list[tuple[str, int, dict[str, Any]]] = [
 ]
 
 
+class Together(nn.ModuleList):
+    """The outputs of layers for one input, which are compiled in one go: a graph for each would take twice as long."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([layer(x) for layer in self])
+
+
 @pytest.mark.deep
-def test_compiled_layers_are_one_graph_and_compute_what_eager_ones_do() -> None:
-    for make, dropouts in ((linear, None), (conv, Dropouts(neuron=0.2, rank=0.3, module=0.3))):
-        for kind, rank, options in LAYERS:
-            torch._dynamo.reset()
-            torch.manual_seed(0)
-            layer = make(torch.float32)
-            x = inputs(layer)
-            found = []
-            for backend in (None, CompileCounterWithBackend("aot_eager")):
-                torch.manual_seed(1)
-                model, network = adapted(layer, kind, rank, options, dropouts=dropouts)
-                torch.manual_seed(2)
-                if backend:
-                    model.compile(backend=backend, fullgraph=True)
-                y, x_grad = gradients(model, x)
-                network.collect_gradients()
-                found.append((y, x_grad, network.gradients.clone()))
-                assert backend is None or backend.frame_count == 1
-            for ours, expected in zip(*found, strict=True):
-                torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
+@pytest.mark.usefixtures("no_graphs")
+@pytest.mark.parametrize(
+    ("make", "dropouts"), [(linear, None), (conv, Dropouts(neuron=0.2, rank=0.3, module=0.3))], ids=["linear", "conv"]
+)
+def test_compiled_layers_are_one_graph_and_compute_what_eager_ones_do(
+    make: Callable[[torch.dtype], nn.Module], dropouts: Dropouts | None
+) -> None:
+    torch.manual_seed(0)
+    layer = make(torch.float32)
+    x = inputs(layer)
+    found = []
+    for backend in (None, CompileCounterWithBackend("aot_eager")):
+        torch.manual_seed(1)
+        models, networks = zip(
+            *(adapted(layer, kind, rank, options, dropouts=dropouts) for kind, rank, options in LAYERS), strict=True
+        )
+        torch.manual_seed(2)
+        together = Together(models)
+        if backend:
+            together.compile(backend=backend, fullgraph=True)
+        y, x_grad = gradients(together, x)
+        for network in networks:
+            network.collect_gradients()
+        found.append((x_grad, *y, *(network.gradients.clone() for network in networks)))
+        assert backend is None or backend.frame_count == 1
+    for ours, expected in zip(*found, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("kind", "rank", "options"), LAYERS)
@@ -211,26 +245,30 @@ def adapter_network(plan: LayerPlan) -> Any:
 
 STATES = {"save_state": True, "save_every_n_steps": 1, "use_ema": True}
 COMPILED = {"compile": True, "compile_backend": "eager", "compile_fullgraph": True}  # graphs are Dynamo's
+TRACED = ("loha", "oft")
+"""Kinds whose runs are compiled here. All are in test_every_form_run.py and, layer by layer, above."""
 NAMES: dict[str, dict[str, Any]] = {
     "dora": {"network_type": "dora", "fp8_base": True},
     "loha": {"network_module": "networks.loha", "network_args": ["rank_dropout=0.3"], "quantize_base": "nf4"},
     "lokr": {"network_module": "lycoris.kohya", "network_args": ["algo=lokr", "factor=4", "dora_wd=True"]},
     "oft": {"network_module": "networks.oft_flux", "blocks_to_swap": 1},
-    "boft": {"network_type": "boft", "network_dim": 14, "quantize_base": "int8"},
+    "boft": {"network_type": "boft", "network_dim": 14, "quantize_base": "int8_weight_only"},
 }
 """Every kind under one of its names, and with one of the things that may be had with each."""
 
 
 @pytest.mark.run
+@pytest.mark.usefixtures("no_graphs")
 @pytest.mark.parametrize("kind", NAMES)
-def test_a_compiled_run_trains_it_in_as_many_graphs_as_lora(flux_miniature: Any, tmp_path: Path, kind: str) -> None:
-    own = {**NAMES[kind]}
+def test_a_run_trains_it_and_compiled_in_as_many_graphs_as_lora(flux_miniature: Any, tmp_path: Path, kind: str) -> None:
+    own = {**NAMES[kind], **(COMPILED if kind in TRACED else {})}
     module = own.pop("network_module", None)
-    run = train(flux_miniature, tmp_path / "out", network_module=module, **own, **COMPILED, **STATES)
+    run = train(flux_miniature, tmp_path / "out", network_module=module, **own, **STATES)
     assert run.status == 0
     assert run.told("warning") == []
-    told = run.told("compile")[-1]
-    assert (told["graphs"], told["breaks"]) == (GRAPHS["flux"], 0)
+    assert [(told["graphs"], told["breaks"]) for told in run.told("compile")] == [(GRAPHS["flux"], 0)] * (
+        kind in TRACED
+    )
     moved = [tensor.any() for key, tensor in run.tensors().items() if key.endswith(STARTS_AT_ZERO)]
     assert moved
     assert all(moved)
@@ -265,7 +303,7 @@ def test_what_a_kind_does_not_have_is_told_before_anything_is_trained(model: Pat
 
 
 def test_a_file_of_another_form_is_told_with_the_remedy(model: Path, tmp_path: Path) -> None:
-    file, _ = written(model, tmp_path, "lokr with dora")
+    file, _ = written(prepare(model, tmp_path, **KINDS["lokr with dora"]), tmp_path, "lokr with dora")
     for values, problem in (
         ({"network_type": "loha"}, "has lokr, but loha is to be trained; choose another network_type, or turn on dim"),
         ({"network_type": "lokr", "network_dim": 1}, "has lokr_w1, lokr_w2 in the file and lokr_w1, lokr_w2_a, "),
