@@ -35,7 +35,7 @@ class Training:
     run: Run
 
 
-@pytest.fixture(scope="module", params=MINIATURES)
+@pytest.fixture(scope="module", params=["sdxl", "flux", "qwen_image"])
 def training(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Training:
     miniature, folder = request.getfixturevalue(MINIATURES[request.param]), tmp_path_factory.mktemp("every_form")
     model = adapted_model(miniature, request.param)
@@ -71,9 +71,11 @@ def test_a_run_of_every_form_learns_and_resumes_bit_for_bit(training: Training, 
 
 @pytest.mark.deep
 @pytest.mark.usefixtures("no_graphs")
+@pytest.mark.parametrize("training", ["sdxl"], indirect=True)
 def test_a_compiled_run_of_every_form_learns_what_it_does_uncompiled(
     training: Training, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """On SDXL: it alone has convolutions, and layers that compute in one product with their base weights."""
     folds: list[Fold] = []
 
     def noted(*layers: Any) -> list[Fold]:
@@ -85,8 +87,7 @@ def test_a_compiled_run_of_every_form_learns_what_it_does_uncompiled(
     values = {"compile": True, "compile_backend": BACKEND, "compile_fullgraph": True}
     run = train(training.miniature, tmp_path / "run", **training.options, **values)
     assert run.told("warning") == training.run.told("warning")
-    if training.miniature.family == "sdxl":  # the only one whose layers compute in one product with their base weights
-        assert {type(layer) for each in folds for layer in each.layers} == {LoraLinear, DoraLinear, LokrLinear}
+    assert {type(layer) for each in folds for layer in each.layers} == {LoraLinear, DoraLinear, LokrLinear}
     assert run.losses == pytest.approx(training.run.losses, rel=1e-5)
     compiled, plain = run.tensors(), training.run.tensors()
     for layer in training.layers:
