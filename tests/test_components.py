@@ -51,7 +51,7 @@ def prompts(tmp_path: Path) -> Path:
 def test_each_component_is_freed_before_the_denoiser_is_loaded(
     each_miniature: Any, tmp_path: Path, loads: list[tuple[str, set[str]]]
 ) -> None:
-    assert train(each_miniature, tmp_path / "out").status == 0
+    assert train(each_miniature, tmp_path / "out", max_train_steps=1).status == 0
     first, *second = ENCODERS[each_miniature.family]
     (denoiser, alive) = loads.pop()
     assert loads == [(VAES[each_miniature.family], set()), (first, set()), *((each, {first}) for each in second)]
@@ -62,7 +62,7 @@ def test_samples_need_no_text_encoder_and_show_the_same_image(
     each_miniature: Any, tmp_path: Path, prompts: Path, loads: list[tuple[str, set[str]]]
 ) -> None:
     data = images(tmp_path / "images")
-    options = {"sample_prompts": prompts, "sample_at_first": True, "train_data_dir": data}
+    options = {"sample_prompts": prompts, "sample_at_first": True, "train_data_dir": data, "max_train_steps": 1}
     ahead, vae = train(each_miniature, tmp_path / "ahead", **options), VAES[each_miniature.family]
     assert loads[-1][1] == {vae}
     in_the_step = train(each_miniature, tmp_path / "in_the_step", **options, **CAPTIONS_IN_THE_STEP)
@@ -84,7 +84,7 @@ def test_what_a_whole_model_is_saved_with_stays(
     each_miniature: Any, tmp_path: Path, loads: list[tuple[str, set[str]]]
 ) -> None:
     """SDXL is saved with VAE and text encoders."""
-    assert train_whole(each_miniature, tmp_path / "out").status == 0
+    assert train_whole(each_miniature, tmp_path / "out", max_train_steps=1).status == 0
     kept = {VAE, *ENCODERS["sdxl"]} if each_miniature.family == "sdxl" else set()
     assert loads[-1][1] == kept
 

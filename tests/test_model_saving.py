@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from scripts_help import FLUX_FULL
 from sdxl_help import checkpoint_tensors
 from torch import Tensor
-from training_help import train_whole
+from training_help import Run, train_whole
 
 from sd_scripts.families.family import Components, ModelWeights
 from sd_scripts.families.flux.family import FLUX
@@ -315,7 +315,7 @@ def test_diffusers_cuts_a_saved_transformer_as_we_do() -> None:
     assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
 
 
-FORMS = {"safetensors": ".safetensors", "ckpt": ".ckpt", "diffusers": "", "diffusers_safetensors": ""}
+FORMS = {"ckpt": ".ckpt", "diffusers": ""}
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -327,7 +327,7 @@ def test_a_run_saves_in_each_form_names_with_dots_and_windows_included(
     names = ("v1.5", "v1.5-step00000002", "v1.5-step00000003")
     assert run.files == sorted([name + ending for name in names for ending in (FORMS[form], "-state")])
     assert {describe(run.output / f"{name}{FORMS[form]}").problem for name in names} == {None}
-    if form != "diffusers":  # what is resumed is the state, of one form, and what is saved then is as above
+    if form == "ckpt":  # what is resumed is the state, of one form, and what is saved then is as above
         return
     rest = train_whole(
         miniature, tmp_path / "rest", save_model_as=form, resume=run.output / "v1.5-step00000002-state", **values
@@ -338,12 +338,18 @@ def test_a_run_saves_in_each_form_names_with_dots_and_windows_included(
     same(*(loaded(each.output / f"v1.5{FORMS[form]}") for each in (run, rest)))
 
 
-def test_a_run_goes_on_from_a_saved_folder_and_saves_one(miniature: Any, tmp_path: Path) -> None:
-    first = train_whole(miniature, tmp_path / "first", save_model_as="diffusers")
-    folder = first.output / "short"
+@pytest.fixture(scope="module")
+def folder_run(miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A step whose model is saved as a folder. Do not write to it."""
+    output = tmp_path_factory.mktemp("folder") / "first"
+    return train_whole(miniature, output, save_model_as="diffusers", max_train_steps=1)
+
+
+def test_a_run_goes_on_from_a_saved_folder_and_saves_one(folder_run: Run, miniature: Any, tmp_path: Path) -> None:
+    first, folder = folder_run, folder_run.output / "short"
     trainable = {"train_text_encoder": True, "cache_text_encoder_outputs": None}
     base = {"pretrained_model_name_or_path": folder}
-    second = train_whole(miniature, tmp_path / "second", **base, **trainable)
+    second = train_whole(miniature, tmp_path / "second", **base, **trainable, max_train_steps=1)
     assert (first.files, second.files) == (["short"], ["short"])
     before, after = loaded(folder), loaded(second.output / "short")
     changed = {key for key in before if not torch.equal(before[key], after[key])}
@@ -356,9 +362,8 @@ def test_a_run_goes_on_from_a_saved_folder_and_saves_one(miniature: Any, tmp_pat
         assert any(key.startswith(prefix) for key in changed) == learns, prefix
 
 
-def test_use_safetensors_means_a_file_where_no_form_is_chosen(miniature: Any, tmp_path: Path) -> None:
-    folder = train_whole(miniature, tmp_path / "first", save_model_as="diffusers", max_train_steps=1).output / "short"
-    base = {"pretrained_model_name_or_path": folder, "use_safetensors": True, "max_train_steps": 1}
+def test_use_safetensors_means_a_file_where_no_form_is_chosen(folder_run: Run, miniature: Any, tmp_path: Path) -> None:
+    base = {"pretrained_model_name_or_path": folder_run.output / "short", "use_safetensors": True, "max_train_steps": 1}
     assert train_whole(miniature, tmp_path / "unset", **base).files == ["short.safetensors"]
     assert train_whole(miniature, tmp_path / "set", **base, save_model_as="ckpt").files == ["short.ckpt"]
 

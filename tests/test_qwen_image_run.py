@@ -94,11 +94,10 @@ def test_a_lora_under_the_names_of_other_programs_is_trained_on(
 @pytest.mark.parametrize(
     "memory",
     [
-        {"blocks_to_swap": 3},
-        {"blocks_to_swap": 2, "gradient_checkpointing": True, "cpu_offload_checkpointing": True},
+        {"blocks_to_swap": 3, "gradient_checkpointing": True, "cpu_offload_checkpointing": True},
         {"blocks_to_swap": 1, "compile": True, "compile_backend": "eager"},
     ],
-    ids=["swapped", "offloaded", "compiled"],
+    ids=["offloaded", "compiled"],
 )
 def test_swapped_blocks_change_no_loss(
     memory: dict[str, Any], plain: Run, qwen_image_miniature: Any, tmp_path: Path
@@ -122,7 +121,7 @@ def test_captions_of_all_lengths_share_one_graph(qwen_image_miniature: Any, tmp_
     root = tmp_path / "images"
     for number, image in enumerate(make_folder(root / "1_noise", [(64, 64)] * 3)):
         image.with_suffix(".txt").write_text("a red circle " * (1 + 5 * number))
-    compiled = {"compile": True, "compile_backend": "eager", "train_data_dir": root, "max_train_steps": 6}
+    compiled = {"compile": True, "compile_backend": "eager", "train_data_dir": root}
     run = train(qwen_image_miniature, tmp_path / "out", cache_text_encoder_outputs_to_disk=True, **compiled)
     assert [event["graphs"] for event in run.told("compile")] == [1]
     kept = [
@@ -131,7 +130,7 @@ def test_captions_of_all_lengths_share_one_graph(qwen_image_miniature: Any, tmp_
     lengths = [len(each["vl_embed"]) for each in kept]
     assert len(set(lengths)) == 3
     assert all(each["vl_mask"].all() for each in kept), "caches hold no padding"
-    eager = train(qwen_image_miniature, tmp_path / "eager", train_data_dir=root, max_train_steps=6)
+    eager = train(qwen_image_miniature, tmp_path / "eager", train_data_dir=root)
     assert run.losses == pytest.approx(eager.losses, rel=1e-5)
 
 

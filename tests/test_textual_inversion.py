@@ -278,12 +278,13 @@ def test_pivotal_tuning_saves_a_lora_and_its_embeddings_and_resumes_bit_for_bit(
 
 @pytest.mark.deep
 def test_compiled_text_encoders_learn_what_uncompiled_ones_do(miniature: Any, tmp_path: Path) -> None:
-    compiled = {"compile": True, "compile_backend": "aot_eager", "compile_text_encoder": True}
+    compiled = {"compile_text_encoder": True, "compile_backend": "aot_eager"}
     runs = [
         train(miniature, tmp_path / name, "textual_inversion", **ALONE, **options)
         for name, options in (("eager", {}), ("compiled", compiled))
     ]
     assert all(run.status == 0 for run in runs)
+    assert runs[1].told("compile")
     eager, other = (run.tensors() for run in runs)
     for key in eager:
         torch.testing.assert_close(other[key], eager[key], rtol=1e-3, atol=1e-5)

@@ -32,9 +32,9 @@ def plain(data: Path, any_miniature: Any, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="module")
 def standing(data: Path, any_miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Twenty steps at a rate that moves nothing."""
+    """Twelve steps at a rate that moves nothing."""
     output = tmp_path_factory.mktemp("standing") / "out"
-    return train(any_miniature, output, train_data_dir=data, learning_rate=1e-12, max_train_steps=20)
+    return train(any_miniature, output, train_data_dir=data, learning_rate=1e-12, max_train_steps=12)
 
 
 def learns(run: Run) -> bool:
@@ -59,7 +59,7 @@ def test_optimizers_with_arguments_and_by_their_path_lower_the_loss(
     options: dict[str, Any], standing: Run, data: Path, any_miniature: Any, tmp_path: Path
 ) -> None:
     run = train(
-        any_miniature, tmp_path / "out", train_data_dir=data, max_train_steps=20, **{"learning_rate": 3e-3, **options}
+        any_miniature, tmp_path / "out", train_data_dir=data, max_train_steps=12, **{"learning_rate": 3e-3, **options}
     )
     assert run.status == 0
     assert sum(run.losses[5:]) < 0.99 * sum(standing.losses[5:])
@@ -84,7 +84,8 @@ def test_the_schedule_is_seen_in_the_events(data: Path, any_miniature: Any, tmp_
 def test_unet_and_text_encoders_learn_at_their_own_rates_and_are_in_the_file(
     data: Path, miniature: Any, tmp_path: Path
 ) -> None:
-    own = {"unet_lr": 1e-3, "text_encoder_lr": [2e-4, 3e-4]}
+    """Of a model that predicts velocity, as the file says."""
+    own = {"unet_lr": 1e-3, "text_encoder_lr": [2e-4, 3e-4], "v_parameterization": True}
     run = train(miniature, tmp_path / "out", train_data_dir=data, **TEXT_ENCODERS_TOO, **own)
     assert run.told("step")[0]["lr"] == {
         "unet": pytest.approx(1e-3),
@@ -95,6 +96,8 @@ def test_unet_and_text_encoders_learn_at_their_own_rates_and_are_in_the_file(
         name.split("_text_model")[0] for name, tensor in run.tensors().items() if "lora_up" in name and tensor.any()
     }
     assert {"lora_te1", "lora_te2"} <= moved
+    with safe_open(run.output / "short.safetensors", "pt") as file:
+        assert file.metadata()["modelspec.prediction_type"] == "v"
 
 
 def test_text_encoders_alone_lower_the_loss(data: Path, any_miniature: Any, tmp_path: Path) -> None:
@@ -102,7 +105,7 @@ def test_text_encoders_alone_lower_the_loss(data: Path, any_miniature: Any, tmp_
         "cache_text_encoder_outputs": None,
         "network_train_unet_only": None,
         "network_train_text_encoder_only": True,
-        "max_train_steps": 20,
+        "max_train_steps": 12,
         "network_dim": 8,
         "network_alpha": 8.0,
         "train_data_dir": data,
@@ -310,19 +313,6 @@ def test_lowram_changes_no_bit(plain: Run, data: Path, any_miniature: Any, tmp_p
     assert equal(train(any_miniature, tmp_path / "out", train_data_dir=data, lowram=True).tensors(), plain.tensors())
 
 
-def test_the_file_of_a_velocity_model_says_so(data: Path, miniature: Any, tmp_path: Path) -> None:
-    run = train(miniature, tmp_path / "out", train_data_dir=data, max_train_steps=1, v_parameterization=True)
-    with safe_open(run.output / "short.safetensors", "pt") as file:
-        assert file.metadata()["modelspec.prediction_type"] == "v"
-
-
-def test_norms_are_kept_below_scale_weight_norms(data: Path, any_miniature: Any, tmp_path: Path) -> None:
-    tensors = train(any_miniature, tmp_path / "out", train_data_dir=data, scale_weight_norms=0.01).tensors()
-    for name in (name for name in tensors if name.endswith("lora_up.weight")):
-        up, down = tensors[name], tensors[name.replace("lora_up", "lora_down")]
-        assert torch.linalg.norm(up.flatten(1) @ down.flatten(1)) * 0.5 <= 0.01 * 1.001  # alpha 1 of rank 2
-
-
 def test_what_a_mask_hides_does_not_count(any_miniature: Any, tmp_path: Path) -> None:
     root = images(tmp_path / "images", count=1)
     (image,) = root.rglob("*.png")
@@ -380,7 +370,8 @@ def test_every_path_may_begin_with_the_home(
     home |= {name: f"~/{name}" for name in ("output_dir", "run_dir", "logging_dir")}
     if each_miniature.family == "sdxl":
         home["vae"] = home["pretrained_model_name_or_path"]
-    first = train(each_miniature, tmp_path / "output_dir", dataset_config="~/data.toml", save_state=True, **home)
+    once = {"dataset_config": "~/data.toml", "save_state": True, "max_train_steps": 1}
+    first = train(each_miniature, tmp_path / "output_dir", **once, **home)
     assert first.status == 0
     home["run_dir"] = "~/again"
     again = train(
@@ -388,12 +379,12 @@ def test_every_path_may_begin_with_the_home(
         tmp_path / "output_dir",
         train_data_dir="~/data",
         sample_prompts="~/prompts.txt",
-        sample_every_n_steps=4,
+        sample_every_n_steps=2,
         network_weights="~/output_dir/short.safetensors",
         base_weights=["~/output_dir/short.safetensors"],
         resume="~/output_dir/short-state",
         resume_changed_model=True,  # base_weights change it
-        max_train_steps=4,
+        max_train_steps=2,
         **home,
     )
     assert again.status == 0
