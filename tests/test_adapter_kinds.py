@@ -281,10 +281,11 @@ STARTS_AT_ZERO = ("lora_up.weight", "hada_w2_a", "lokr_w2_b", "lokr_w2", "oft_bl
 @pytest.mark.run
 def test_convolutions_are_trained_and_a_run_resumes_bit_for_bit(miniature: Any, tmp_path: Path) -> None:
     own = {"network_module": None, "network_type": "lokr", "conv_dim": 2, "dora_wd": True, "use_ema": True}
+    own |= {"max_train_steps": 2}
     whole = train(miniature, tmp_path / "out", **own, save_state=True, save_every_n_steps=1)
-    state = whole.output / "short-step00000002-state"
+    state = whole.output / "short-step00000001-state"
     again = train(miniature, tmp_path / "again", **own, resume=state)
-    assert again.steps == [3]
+    assert again.steps == [2]
     assert equal(again.tensors(), whole.tensors())
     assert equal(again.tensors("short-ema.safetensors"), whole.tensors("short-ema.safetensors"))
     assert any("emb_layers" in key or "in_layers" in key for key in whole.tensors())

@@ -177,6 +177,7 @@ def test_images_of_two_sizes_share_a_run_and_each_size_gets_its_graphs_once(
     assert [(event["graphs"], event["breaks"]) for event in traced.told("compile")] == [(graphs, 0), (2 * graphs, 0)]
 
 
+@with_own_code
 def test_samples_validation_and_states_change_no_loss(undisturbed: Run, watched: Run) -> None:
     assert undisturbed.told("sample") == undisturbed.told("validation") == []
     assert [event["step"] for event in watched.told("validation")] == [2, 4]
@@ -184,6 +185,7 @@ def test_samples_validation_and_states_change_no_loss(undisturbed: Run, watched:
     assert equal(watched.tensors(), undisturbed.tensors())
 
 
+@with_own_code
 def test_samples_show_what_was_learned(watched: Run) -> None:
     shown = watched.told("sample")
     assert len(shown) == 6
@@ -198,6 +200,7 @@ def test_a_text_encoder_learns(undisturbed: Run) -> None:
     assert any(up.any() for up in ups)
 
 
+@with_own_code
 def test_a_resumed_run_is_the_undisturbed_one(
     undisturbed: Run, watched: Run, each_miniature: Any, tmp_path: Path
 ) -> None:

@@ -71,14 +71,9 @@ def test_what_is_told_of_an_option_is_told_once(data: Path, any_miniature: Any, 
 
 
 def test_the_schedule_is_seen_in_the_events(data: Path, any_miniature: Any, tmp_path: Path) -> None:
-    def train_plan(name: str, **options: Any) -> list[float]:
-        steps = {"max_train_steps": 4, "lr_scheduler": name, "learning_rate": 1e-2, "train_data_dir": data}
-        run = train(any_miniature, tmp_path / name, **steps, **options)
-        return [event["lr"]["unet"] for event in run.told("step")]
-
-    assert train_plan("linear") == pytest.approx([1e-2, 7.5e-3, 5e-3, 2.5e-3])
-    assert train_plan("constant_with_warmup", lr_warmup_steps=2) == pytest.approx([0, 5e-3, 1e-2, 1e-2])
-    assert train_plan("cosine") == pytest.approx([1e-2 * (1 + math.cos(math.pi * step / 4)) / 2 for step in range(4)])
+    schedule = {"lr_scheduler": "linear", "lr_warmup_steps": 2, "learning_rate": 1e-2, "max_train_steps": 4}
+    run = train(any_miniature, tmp_path / "out", train_data_dir=data, **schedule)
+    assert [event["lr"]["unet"] for event in run.told("step")] == pytest.approx([0, 5e-3, 1e-2, 5e-3])
 
 
 def test_unet_and_text_encoders_learn_at_their_own_rates_and_are_in_the_file(
