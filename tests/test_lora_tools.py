@@ -11,11 +11,9 @@ import pytest
 import torch
 from flux_help import flux_settings
 from flux_pipeline import pipeline_of
-from lora_sdxl import WITH_CONV, base, losses, prepare, save, say_something
 from lora_tools_help import deltas, layers_of, random_pairs, write_lora
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from sdxl_pipeline import pipeline_of as sdxl_pipeline_of
 from torch import Tensor
 
 from sd_scripts.families.registry import family_of
@@ -240,19 +238,8 @@ def test_converting_there_and_back_is_the_identity(each_miniature: Any, tmp_path
     assert not load_file(there).keys() & {key for key in ours if "lora_unet" in key and key.endswith("lora_up.weight")}
     again = deltas(back)
     assert all(torch.equal(delta, again[name]) for name, delta in deltas(ours).items())
-
-
-def test_diffusers_computes_with_the_converted_file_what_training_did(miniature: Any, tmp_path: Path) -> None:
-    prepared = prepare(miniature.checkpoint, tmp_path, network_args=WITH_CONV)
-    say_something(prepared)
-    save(prepared, tmp_path / "a.safetensors")
-    out = tmp_path / "peft.safetensors"
-    assert run(convert_lora, "--src_path", tmp_path / "a.safetensors", "--dst", "diffusers", "--dst_path", out) == 0
-    assert all(".lora_A." in key or ".lora_B." in key for key in load_file(out))
-    theirs = base(miniature.checkpoint)
-    sdxl_pipeline_of(theirs).load_lora_weights(out)
-    with torch.no_grad():
-        torch.testing.assert_close(losses(theirs), losses(prepared.components), rtol=1e-4, atol=1e-5)
+    if program == "diffusers":
+        assert all(".lora_A." in key or ".lora_B." in key for key in load_file(there))
 
 
 def test_diffusers_adds_to_each_module_of_a_transformer_its_rows(flux_miniature: Any, tmp_path: Path) -> None:

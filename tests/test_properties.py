@@ -158,8 +158,8 @@ def test_buckets_of_a_family_are_multiples_of_its_own(
     assert all(side % multiple == 0 for side in fit.bucket.size)
 
 
-def values_of(option: Option) -> st.SearchStrategy[Any]:
-    """Values that the option takes, those that mean unset included."""
+def values_of(option: Option, *, unset: bool = True) -> st.SearchStrategy[Any]:
+    """Values that the option takes, with `unset` also None."""
     low, high = option.within or (-1_000_000, 1_000_000)
     one: st.SearchStrategy[Any]
     if option.choices:
@@ -175,13 +175,13 @@ def values_of(option: Option) -> st.SearchStrategy[Any]:
         one = st.text(st.characters(exclude_categories=["C"]), min_size=1).map(str.strip).filter(bool)
     if option.many:
         return st.lists(one, max_size=4)
-    return one | st.none() if option.nullable else one
+    return one | st.none() if option.nullable and unset else one
 
 
 def settings_for(script: Script) -> st.SearchStrategy[Settings]:
-    """Settings as reading gives them, of a few options at a time."""
+    """Settings as reading gives them, of many options at a time: reading and writing take longest."""
     options = Settings(script, {}).options
-    some = st.lists(st.sampled_from(sorted(options)), max_size=12, unique=True)
+    some = st.lists(st.sampled_from(sorted(options)), min_size=8, max_size=28, unique=True)
     chosen = some.flatmap(lambda names: st.fixed_dictionaries({name: values_of(options[name]) for name in names}))
     return chosen.map(lambda values: from_values(script, values))
 
@@ -200,7 +200,7 @@ def not_secret(chosen: Settings) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.file)
-@settings(max_examples=40)
+@settings(max_examples=12)
 @given(data=st.data())
 def test_saved_settings_are_read_as_they_were_and_leave_out_defaults(script: Script, data: st.DataObject) -> None:
     chosen = data.draw(settings_for(script))
@@ -212,7 +212,7 @@ def test_saved_settings_are_read_as_they_were_and_leave_out_defaults(script: Scr
 
 
 @pytest.mark.parametrize(("script", "flag"), [(SDXL_LORA, "sdxl"), (FLUX_LORA, "flux1_checkbox")], ids=["sdxl", "flux"])
-@settings(max_examples=40)
+@settings(max_examples=12)
 @given(data=st.data())
 def test_a_file_of_kohya_means_what_its_values_mean_here_and_is_saved_so(
     script: Script, flag: str, data: st.DataObject
@@ -227,8 +227,8 @@ def test_a_file_of_kohya_means_what_its_values_mean_here_and_is_saved_so(
         for key, name in keys.items()
         if key not in WITH_OTHER_KEYS and not options[name].secret and not options[name].many
     }
-    some = data.draw(st.lists(st.sampled_from(sorted(named)), max_size=12, unique=True))
-    typed = {key: data.draw(values_of(named[key]).filter(lambda value: value is not None)) for key in some}
+    some = data.draw(st.lists(st.sampled_from(sorted(named)), min_size=8, max_size=28, unique=True))
+    typed = {key: data.draw(values_of(named[key], unset=False)) for key in some}
     legacy = json.loads(json.dumps({**KOHYA_DEFAULTS, flag: True, **typed}))
     found = from_values(script, from_kohya(legacy).values)
     for key, value in typed.items():
