@@ -25,7 +25,7 @@ BROKEN = {"cpp.cxx": (None, "/no/such/compiler"), "force_disable_caches": True}
 @pytest.fixture(scope="module")
 def plain(flux_miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Three steps, not compiled. Do not write to it."""
-    return train(flux_miniature, tmp_path_factory.mktemp("plain") / "out")
+    return train(flux_miniature, tmp_path_factory.mktemp("plain") / "out", network_args=["train_blocks=single"])
 
 
 def test_a_compiler_that_fails_is_told_and_the_run_goes_on(miniature: Any, tmp_path: Path) -> None:
@@ -63,7 +63,9 @@ def stances(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return noted
 
 
-TRACED: dict[str, Any] = {"compile": True, "compile_backend": "eager"}
+QUICK: dict[str, Any] = {"compile": True, "network_args": ["train_blocks=single"]}
+"""Double blocks without LoRA are traced in half the time."""
+TRACED: dict[str, Any] = {**QUICK, "compile_backend": "eager"}
 
 
 def test_guards_are_not_skipped_with_the_option_off(
@@ -214,8 +216,8 @@ def test_a_full_memory_is_no_error_of_the_compiler(
     assert "the GPU is out of memory" in run.told("failed")[0]["error"]
 
 
-REDUCED = {"compile": True, "compile_mode": "reduce-overhead"}
-BY_OPTION = {"compile": True, "compile_options": ["triton.cudagraphs=True"]}
+REDUCED = {**QUICK, "compile_mode": "reduce-overhead"}
+BY_OPTION = {**QUICK, "compile_options": ["triton.cudagraphs=True"]}
 
 
 @pytest.fixture
@@ -251,11 +253,11 @@ def test_a_run_tells_that_it_starts_warm_and_keeps_its_cache_meanwhile(
     monkeypatch.setenv(compile_cache.VARIABLE, str(folder))
     compiled_with(Watching(0, plain_error, in_backward=False))
     with torch._inductor.config.patch({"compile_threads": 1}):
-        cold = train(flux_miniature, tmp_path / "cold", compile=True, max_train_steps=1)
+        cold = train(flux_miniature, tmp_path / "cold", compile_vae=True, max_train_steps=1)
         for key in ("akey", "bkey"):
             (folder / "aotautograd" / key).mkdir(parents=True)
         torch._dynamo.reset()
-        warm = train(flux_miniature, tmp_path / "warm", compile=True, max_train_steps=1)
+        warm = train(flux_miniature, tmp_path / "warm", compile_vae=True, max_train_steps=1)
     assert "cached_before" not in cold.told("compile")[0]
     assert warm.told("compile")[0]["text"] == "Warm start: the compiler cache holds 2 graphs of earlier runs"
     assert used

@@ -175,12 +175,13 @@ def test_lokr_is_folded_too_and_computes_what_its_layers_do_by_themselves(no_gra
 @pytest.mark.inductor
 def test_inductor_computes_a_folded_block_of_sdxl_as_its_layers_do_by_themselves(no_graphs: None) -> None:
     """LoRA of q, k and v, DoRA of the GEGLU: both kinds of joint products in one graph, with our attention, compiled as
-    in a run. Each kernel takes a second."""
+    in a run. Each kernel takes a second, so the cross-attention, which computes alike, is left out."""
     results = []
     for folded in (False, True):
         torch.manual_seed(0)
         unet = prepare_unet(UNet2DConditionModel(**TINY_UNET))
         block = next(part for part in unet.modules() if isinstance(part, BasicTransformerBlock)).requires_grad_(False)
+        block.attn2 = None
         network = attached(block, Lora, {}, dora=("ff.net.0.proj",))
         if folded:
             q, k, v = block.attn1.to_q, block.attn1.to_k, block.attn1.to_v
@@ -188,8 +189,8 @@ def test_inductor_computes_a_folded_block_of_sdxl_as_its_layers_do_by_themselves
             network.share_gains()
             assert (q.joint_layers, block.ff.net[0].proj.joint_layers) == (3, 1)
             compile_model(CompileOptions(compile=True, compile_fullgraph=True), block, [[block]], static=True)
-        x, context = torch.randn(2, 16, 32, requires_grad=True), torch.randn(2, 8, 192)
-        y = block(x, encoder_hidden_states=context)
+        x = torch.randn(2, 16, 32, requires_grad=True)
+        y = block(x)
         y.square().sum().backward()
         network.collect_gradients()
         results.append((y.detach(), x.grad, network.gradients.clone()))
