@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from spending import PAGES, spend
 
 from browser.page_help import CHROMIUM, QUIET, SLOW, SMALL, Gui, expect, settled
 from sd_scripts.formats.toml_files import read_toml, write_toml
@@ -59,6 +60,7 @@ class Visit:
         self._context.on("request", lambda request: self._note(request.url, gui.url))
         self._context.on("console", lambda line: self._note_refusal(line.text))
         self.page = self._context.new_page()
+        self.page.on("load", lambda _: spend(PAGES))
         self.page.set_default_timeout(SLOW)
         self.page.on("response", self._note_answer)
         self.page.goto(gui.address)
