@@ -7,12 +7,10 @@ from pathlib import Path
 from sd_scripts.runs.folder import RunFolder
 
 
-def main(
-    place: str, steps: str = "100000", at_once: str = "0", seconds: str = "0.01", model: str = "", method: str = "lora"
-) -> None:
+def main(place: str, steps: str = "100000", at_once: str = "0", seconds: str = "0.01") -> None:
     folder, last = RunFolder(Path(place)), int(steps)
     log, commands = folder.log(), folder.commands()
-    log("started", max_steps=last, epochs=1, images_per_step=2, family="sdxl", method=method)
+    log("started", max_steps=last, epochs=1, images_per_step=2, family="sdxl", method="lora")
     log("warning", text="nothing is learned here")
     for step in range(1, last + 1):
         log("step", step=step, epoch=1, loss=1 / step, seconds=0.1, lr={"unet": 1e-4})
@@ -25,12 +23,9 @@ def main(
                 log("stopped", step=step)
                 return
         time.sleep(float(seconds))
-    saved = Path(model) if model else folder.path / "model.safetensors"
-    saved.parent.mkdir(exist_ok=True)
-    saved.write_bytes(b"weights")
-    log("saved", path=str(saved), step=last, bytes=7)
-    if not model:
-        log("saved", path=str(folder.path / "gone.safetensors"), step=last, bytes=7)
+    (folder.path / "model.safetensors").write_bytes(b"weights")
+    for name in ("model", "gone"):
+        log("saved", path=str(folder.path / f"{name}.safetensors"), step=last, bytes=7)
     log("finished", step=last)
 
 

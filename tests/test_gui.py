@@ -53,9 +53,19 @@ MORE = [o.name for o in each_option(CompileMoreOptions)]
 
 
 @pytest.fixture(scope="module")
-def tab(tmp_path_factory) -> TrainingTab:
+def tabs(tmp_path_factory) -> dict[str, TrainingTab]:
+    """Name -> a tab of the page."""
+    queue = RunQueue(RunStore(tmp_path_factory.mktemp("state") / "runs.sqlite"))
     with gr.Blocks():
-        return TrainingTab(LORA, RunQueue(RunStore(tmp_path_factory.mktemp("state") / "runs.sqlite")), "launch")
+        made = [TrainingTab(training, queue, "launch") for training in (LORA, DREAMBOOTH, FINETUNE)]
+        for each in made:
+            each.connect_others(made)
+    return {each.name: each for each in made}
+
+
+@pytest.fixture(scope="module")
+def tab(tabs) -> TrainingTab:
+    return tabs["lora"]
 
 
 @pytest.fixture(scope="module")
@@ -63,12 +73,9 @@ def form(tab) -> Form:
     return tab.form
 
 
-@pytest.fixture(scope="module", params=[LORA, DREAMBOOTH, FINETUNE], ids=lambda training: training.tab.name)
-def each_tab(request, tmp_path_factory) -> TrainingTab:
-    with gr.Blocks():
-        return TrainingTab(
-            request.param, RunQueue(RunStore(tmp_path_factory.mktemp("state") / "runs.sqlite")), "launch"
-        )
+@pytest.fixture(scope="module", params=["lora", "dreambooth", "finetune"])
+def each_tab(request, tabs) -> TrainingTab:
+    return tabs[request.param]
 
 
 def page_after(form: Form, values: dict) -> dict:
@@ -961,9 +968,8 @@ def test_a_past_run_without_its_folder_or_off_the_list_is_reported(tab, tmp_path
     assert "no longer in the list" in tab._load_past("")[tab.run.message]
 
 
-def test_a_run_that_has_to_wait_says_why(tmp_path):
-    with gr.Blocks():
-        tab = TrainingTab(LORA, RunQueue(RunStore(tmp_path / "runs.sqlite")), "launch")
+def test_a_run_that_has_to_wait_says_why(tab, monkeypatch, tmp_path):
+    monkeypatch.setattr(tab, "_queue", RunQueue(RunStore(tmp_path / "runs.sqlite")))
     first, second = (int(past_run(tab, tmp_path / name, "", state="queued")) for name in ("first", "second"))
     assert tab._why_waiting(first) == ""
     assert tab._why_waiting(second) == "second is queued and starts automatically"
@@ -1062,12 +1068,8 @@ def test_changes_are_counted_from_what_was_opened_saved_or_set_by_a_preset(tab, 
     )  # another form again
 
 
-def test_model_and_images_are_taken_over_from_another_tab_and_all_else_stays(tmp_path):
-    queue = RunQueue(RunStore(tmp_path / "runs.sqlite"))
-    with gr.Blocks():
-        lora, full = tabs = [TrainingTab(each, queue, "launch") for each in (LORA, DREAMBOOTH)]
-        for each in tabs:
-            each.connect_others(tabs)
+def test_model_and_images_are_taken_over_from_another_tab_and_all_else_stays(tabs):
+    lora, full = tabs["lora"], tabs["dreambooth"]
     theirs, _ = lora.form.complete({"train_data_dir": "/data/cats", "num_repeats": 3, "ae": "/ae", "seed": 5})
     data = {**page_after(full.form, {"seed": 7, "vae": "/vae"}), full.family: "sdxl", full.file: "", full.preset: None}
     data |= {full.unknown: {}, full.opened: "", full.form.prompts: "", full.run.past: "tab:lora", lora.draft.state: {}}

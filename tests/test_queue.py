@@ -396,9 +396,10 @@ def test_two_guis_on_one_store_start_every_run_once(place: Place):
 
 def test_a_run_is_started_by_the_gui_that_it_was_queued_in_while_that_is_there(place: Place):
     queue = place.queue(opened=False)
-    id = queue.add(place.plan())
+    id, of_nobody = queue.add(place.plan(gpus="0")), queue.add(place.plan(gpus="1"))
+    queue.store.update(of_nobody, owner="a GUI that is gone")
     other = gui(STARTS_THEM, queue.store.path)
-    time.sleep(1.5)
+    wait_for(lambda: queue.store.row(of_nobody).state == "finished")
     assert queue.store.row(id).state == "queued"
     other.kill()
     other.wait()
@@ -592,7 +593,7 @@ from sd_scripts.runs.store import RunStore
 store, folder, trainer = sys.argv[1:]
 queue = RunQueue(RunStore(Path(store)), every=0.05)
 queue.open()
-id = queue.add(PlannedRun(folder=RunFolder(Path(folder)), argv=[sys.executable, "-c", trainer, folder, "250"]))
+id = queue.add(PlannedRun(folder=RunFolder(Path(folder)), argv=[sys.executable, "-c", trainer, folder]))
 while queue.store.row(id).step < 2:
     time.sleep(0.02)
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -607,7 +608,8 @@ step = queue.watch(id).refresh().step
 time.sleep(0.5)
 print(queue.store.rows()[0].state, queue.watch(id).alive, queue.watch(id).refresh().step > step)
 resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-while queue.store.row(id).state != "finished":
+queue.ask(id, "stop")
+while queue.store.row(id).state != "stopped":
     time.sleep(0.02)
 print("on it went")
 """

@@ -28,12 +28,6 @@ def gui(_gui: Gui) -> Iterator[Gui]:
     _gui.clear()
 
 
-@pytest.fixture(scope="module")
-def server(gui: Gui) -> str:
-    """Where a browser begins."""
-    return gui.address
-
-
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
     with playwright.sync_playwright() as driver:

@@ -225,6 +225,7 @@ def test_a_running_run_shows_in_every_training_tab(page, long):
         page.locator(f"#{tab}-button").click()
         expect(page.locator(f"#{tab}-run .run-name")).to_have_text("long")
         expect(page.locator(f"#{tab}-run .badge")).to_have_text("Running")
+        expect(page.locator(f"#{tab}-start")).to_have_text("Add to queue")
 
 
 def test_a_run_is_asked_acknowledges_and_stops_in_front_of_everybody(page, queue, long):

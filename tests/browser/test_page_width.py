@@ -29,9 +29,12 @@ SCROLLS_SIDEWAYS = """() => [...document.querySelectorAll("*")]
     const name = (each) => `${each.tagName}#${each.id}.${each.className}`;
     return `${name(element)}: ${element.scrollWidth} in ${element.clientWidth}: ${inside.map(name).slice(0, 8)}`;
   })"""
-TURN = """([tab, open]) => {
+OPEN_PANELS = """(tab) => [...document.querySelectorAll(`#${tab} .gr-accordion`)]
+  .filter((panel) => panel.querySelector(":scope > .label-wrap.open")).map((panel) => panel.id)"""
+TURN = """([tab, open, only]) => {
   const heads = [...document.querySelectorAll(`#${tab} .gr-accordion > .label-wrap`)]
-    .filter((head) => head.classList.contains("open") !== open && head.getClientRects().length);
+    .filter((head) => head.classList.contains("open") !== open && head.getClientRects().length)
+    .filter((head) => !only || only.includes(head.parentElement.id));
   heads.forEach((head) => head.click());
   return heads.length;
 }"""
@@ -84,9 +87,9 @@ def too_wide(page: Any) -> set[str]:
     return found
 
 
-def turn(page: Any, tab: str, *, is_open: bool) -> None:
-    """Unfold or fold all panels of a tab, level by level."""
-    while page.evaluate(TURN, [tab, is_open]):
+def turn(page: Any, tab: str, *, is_open: bool, only: list[str] | None = None) -> None:
+    """Unfold or fold the panels of a tab, level by level: all of them, or those of these ids."""
+    while page.evaluate(TURN, [tab, is_open, only]):
         settled(page, f"#{tab}")
 
 
@@ -106,6 +109,7 @@ def test_nothing_scrolls_sideways_at_any_width_with_panels_folded_and_unfolded(p
         page.evaluate("(tab) => document.getElementById(`${tab}-button`).click()", tab)
         expect(page.locator(f"#{tab}-start")).to_be_visible()
         settled(page, f"#{tab}")
+        were_open = page.evaluate(OPEN_PANELS, tab)
         turn(page, tab, is_open=False)
         found[f"{tab} folded"] = too_wide(page)
         for family in families:
@@ -114,6 +118,7 @@ def test_nothing_scrolls_sideways_at_any_width_with_panels_folded_and_unfolded(p
             turn(page, tab, is_open=True)
             found[f"{tab} {family}"] = too_wide(page)
         turn(page, tab, is_open=False)
+        turn(page, tab, is_open=True, only=were_open)
     page.evaluate("document.getElementById('runs-button').click()")
     page.locator(".history [data-run] .run-link").last.click()
     expect(page.locator("#runs-run .studio-chart canvas").first).to_be_visible()
