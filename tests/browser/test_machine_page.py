@@ -8,6 +8,7 @@ import pytest
 
 from browser.page_help import CHROMIUM, expect
 from browser.test_page_width import too_wide
+from sd_scripts.tools.doctor.torch_checks import CHECKS
 
 pytest.importorskip("playwright.sync_api")
 
@@ -73,3 +74,8 @@ def test_diagnostics_are_downloaded_with_the_checks(page: Any, machine: Any, tmp
     assert any(line.startswith("ok       Eager block") for line in lines)
     expect(machine.locator(".finding-ok", has_text="Eager block")).to_be_visible()
     assert too_wide(page) == set()
+
+
+def test_a_slow_check_that_the_page_leaves_out_here_finds_nothing_wrong() -> None:
+    found = next(check for check in CHECKS if check.name == "bitsandbytes").run()
+    assert found.status == "ok", found
