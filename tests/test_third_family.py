@@ -26,10 +26,15 @@ def python(*arguments: str, timeout: int = 600) -> str:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What came of a dozen runs."""
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What came of a dozen runs, and what the model's file is said to be."""
     told = python(str(THIRD / "driver.py"), str(tmp_path_factory.mktemp("third")))
     return json.loads(told.partition("RESULT")[2])
+
+
+@pytest.fixture
+def runs(found: dict[str, Any]) -> dict[str, Any]:
+    return found["runs"]
 
 
 def test_lora_and_full_training_finish_and_are_saved(runs: dict[str, Any]) -> None:
@@ -51,7 +56,7 @@ def test_compiled_runs_learn_the_same(runs: dict[str, Any]) -> None:
 def test_the_family_says_what_is_compiled_of_its_text_encoder_and_vae(runs: dict[str, Any]) -> None:
     assert runs["text"]["graphs"] > runs["compiled"]["graphs"]
     assert any(layer.startswith("lora_te_") for layer in runs["text"]["layers"])
-    assert "compile_vae: this VAE has no repeated blocks, so it is not compiled" in runs["vae"]["warnings"]
+    assert "compile_vae: this VAE has no repeated blocks, so it is not compiled" in runs["text"]["warnings"]
 
 
 def test_a_resumed_run_ends_as_one_that_never_stopped(runs: dict[str, Any]) -> None:
@@ -66,38 +71,47 @@ def test_a_saved_model_is_trained_on(runs: dict[str, Any]) -> None:
     assert len(runs["goes_on"]["losses"]) == 1
 
 
-def test_the_page_has_its_panel_and_its_command(tmp_path: Path) -> None:
-    model = tmp_path / "m.safetensors"
-    code = f"""
+def test_its_file_is_recognised(found: dict[str, Any]) -> None:
+    assert found["variant"] == "Reel checkpoint"
+
+
+PAGE = """
 import json
+import sys
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
+
+import gui
 from kohya_gui.app import build
-from kohya_gui.training_tab import TrainingTab
 from kohya_gui.lora_gui import LORA
 from kohya_gui.finetune_gui import FINETUNE
 from kohya_gui.configuration import families_of
-from sd_scripts.families.model_file import describe
-from sd_scripts.families.registry import module_of
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.store import RunStore
-import sys
-panels = [panel.title for panel in LORA.panels], [panel.title for panel in FINETUNE.panels]
-config = build(RunQueue(RunStore(Path({str(tmp_path / "runs.sqlite")!r})))).config
+
+panels = [[panel.title for panel in tab.panels] for tab in (LORA, FINETUNE)]
+config = build(RunQueue(RunStore(Path(sys.argv[1])))).config
 ids = [part["props"].get("elem_id") for part in config["components"]]
+printed = StringIO()
+with redirect_stdout(printed):
+    status = gui.main(["--config", sys.argv[2], "--print-command"])
 assert "torch" not in sys.modules
-file = module_of("reel", "tiny").write_miniature(Path({str(tmp_path / "model")!r})).checkpoint
-print(json.dumps([panels, [i for i in ids if i and "reel" in i], families_of("lora"), describe(file).variant]))
+print(json.dumps([panels, [i for i in ids if i and "reel" in i], families_of("lora"), status, printed.getvalue()]))
 """
-    panels, ids, families, variant = json.loads(python("-c", code))
-    assert all("Reel" in titles for titles in panels)
-    assert {"lora-reel_text_scale", "lora-panel-reel", "finetune-panel-reel"} <= set(ids)
-    assert families[-1] == "reel"
-    assert variant == "Reel checkpoint"
-    settings = tmp_path / "reel.toml"
+
+
+def test_the_page_has_its_panel_and_its_command(tmp_path: Path) -> None:
+    settings, model = tmp_path / "reel.toml", tmp_path / "m.safetensors"
     settings.write_text(
         'family = "reel"\nmethod = "lora"\nresolution = "64"\nlearning_rate = 1e-3\nreel_text_scale = 0.5\n'
         f'pretrained_model_name_or_path = "{model}"\ntrain_data_dir = "{tmp_path}"\noutput_dir = "{tmp_path}"\n'
     )
-    command = python("gui.py", "--config", str(settings), "--print-command")
+    told = python("-c", PAGE, str(tmp_path / "runs.sqlite"), str(settings))
+    panels, ids, families, status, command = json.loads(told)
+    assert all("Reel" in titles for titles in panels)
+    assert {"lora-reel_text_scale", "lora-panel-reel", "finetune-panel-reel"} <= set(ids)
+    assert families[-1] == "reel"
+    assert not status
     assert str(THIRD / "sd_scripts" / "reel_train_network.py") in command
     assert "--reel_text_scale 0.5" in command

@@ -7,12 +7,13 @@ from typing import Any
 
 from training_help import Run, train, train_whole
 
+from sd_scripts.families.model_file import describe
 from sd_scripts.families.registry import module_of
 
 SAMPLES = {"sample_every_n_steps": 3, "sample_prompts": "prompts.txt"}
 CACHES = {"cache_latents_to_disk": True, "cache_text_encoder_outputs_to_disk": True}
 TEXT_TOO = {"cache_text_encoder_outputs": None, "network_train_unet_only": None}
-COMPILED = {"compile": True, "compile_backend": "aot_eager"}
+COMPILED = {"compile": True, "compile_backend": "eager"}
 
 
 def told(run: Run) -> dict[str, Any]:
@@ -36,8 +37,7 @@ def main(folder: Path) -> None:
         "lora": train(model, folder / "lora", **samples, **CACHES),
         "again": train(model, folder / "again", **CACHES),
         "compiled": train(model, folder / "compiled", **COMPILED),
-        "text": train(model, folder / "text", **TEXT_TOO, **COMPILED, compile_text_encoder=True),
-        "vae": train(model, folder / "vae", **COMPILED, compile_vae=True),
+        "text": train(model, folder / "text", **TEXT_TOO, **COMPILED, compile_text_encoder=True, compile_vae=True),
         "whole": train(model, folder / "whole", max_train_steps=4, save_state=True, save_every_n_steps=2),
         "full": train_whole(model, folder / "full"),
         "full_text": train_whole(model, folder / "full_text", cache_text_encoder_outputs=None, train_text_encoder=True),
@@ -47,7 +47,8 @@ def main(folder: Path) -> None:
     runs["goes_on"] = train_whole(model.__class__(family="reel", files={
         "pretrained_model_name_or_path": folder / "full" / "short.safetensors"
     }, data_dir=model.data_dir), folder / "goes_on", max_train_steps=1)  # fmt: skip
-    print("RESULT" + json.dumps({name: told(run) for name, run in runs.items()}))
+    found = {"runs": {name: told(run) for name, run in runs.items()}, "variant": describe(model.checkpoint).variant}
+    print("RESULT" + json.dumps(found))
 
 
 if __name__ == "__main__":
