@@ -53,7 +53,7 @@ def with_known_vocabulary(miniature: Any, folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.run
-def test_a_lora_run_with_full_caches_imports_no_text_encoders_and_no_integrations(miniature: Any, tmp_path: Path):
+def test_checks_and_a_lora_run_with_full_caches_import_no_more_than_they_need(miniature: Any, tmp_path: Path):
     settings = {
         **settings_for(miniature),
         **with_known_vocabulary(miniature, tmp_path),
@@ -64,55 +64,53 @@ def test_a_lora_run_with_full_caches_imports_no_text_encoders_and_no_integration
     assert first.status == 0
     learned = first.tensors()
     write_toml(tmp_path / "again.toml", {**settings, "output_dir": str(tmp_path / "out")})
-    code = (
-        "import json, sys; from sd_scripts import sdxl_train_network as script\n"
-        f"status = script.main(['--config_file', {str(tmp_path / 'again.toml')!r}])\n"
-        "from sd_scripts.families.registry import family_of; family_of('flux')\n"
-        "print(json.dumps([status, sorted(sys.modules)]))"
-    )
     again = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=found_by_processes(), check=False
-    )
-    status, modules = json.loads(again.stdout.splitlines()[-1])
+        [sys.executable, "-c", TRAINS, str(tmp_path / "again.toml")],
+        capture_output=True, text=True, env=found_by_processes(), check=False,
+    )  # fmt: skip
+    assert again.returncode == 0, again.stderr
+    looked_up, checked, status, modules = json.loads(again.stdout.splitlines()[-1])
+    assert not looked_up, "diffusers looks up the distribution of each package"
+    assert {"torch._dynamo", "torch._inductor", "sympy"}.isdisjoint(checked)
     assert (status, HEAVY.intersection(modules)) == (0, set()), again.stderr
     assert equal(first.tensors(), learned)
 
 
-def assert_runs(code: str) -> None:
-    """Run code in a Python of its own."""
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, env=found_by_processes(), check=False)
-    assert done.returncode == 0, done.stderr
+TRAINS = """
+import importlib.metadata as metadata
+import json
+import sys
+
+calls, theirs = [], metadata.packages_distributions
+metadata.packages_distributions = ours = lambda: calls.append(1) or theirs()
+from sd_scripts.library import lean_diffusers
+
+looked_up = bool(calls) or metadata.packages_distributions is not ours
+from sd_scripts.families.registry import family_of
+from sd_scripts.library.lr_schedulers import dry_run
+from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions
+from sd_scripts.training import launch, lora
+
+family_of("sdxl"), family_of("flux"), dry_run(OptimizerOptions(), LrSchedulerOptions())
+checked = sorted(sys.modules)
+from sd_scripts import sdxl_train_network
+
+status = sdxl_train_network.main(["--config_file", sys.argv[1]])
+print(json.dumps([looked_up, checked, status, sorted(sys.modules)]))
+"""
+"""Each of its parts imports no more than it needs, in this order."""
 
 
-def test_diffusers_does_not_look_up_the_distribution_of_each_package():
-    code = (
-        "import importlib.metadata as metadata\n"
-        "calls, theirs = [], metadata.packages_distributions\n"
-        "metadata.packages_distributions = ours = lambda: calls.append(1) or theirs()\n"
-        "from sd_scripts.library import lean_diffusers\n"
-        "assert metadata.packages_distributions is ours and not calls"
-    )
-    assert_runs(code)
+def test_models_that_are_imported_later_are_those_of_diffusers():
+    from sd_scripts.library import lean_diffusers as lean
 
+    import diffusers  # isort: skip  (lean_diffusers is imported before it)
+    from diffusers.models.transformers import FluxTransformer2DModel, Transformer2DModel
 
-def test_neither_the_compiler_nor_other_models_are_imported_to_check_settings():
-    code = (
-        "import sys\n"
-        "from sd_scripts.families.registry import family_of\n"
-        "from sd_scripts.library.lr_schedulers import dry_run\n"
-        "from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions\n"
-        "from sd_scripts.training import launch, lora\n"
-        "family_of('sdxl'), family_of('flux'), dry_run(OptimizerOptions(), LrSchedulerOptions())\n"
-        "assert not {'torch._dynamo', 'torch._inductor', 'sympy'}.intersection(sys.modules)\n"
-        "from sd_scripts.library import lean_diffusers as lean\n"
-        "import diffusers, torch\n"
-        "from diffusers.models.transformers import FluxTransformer2DModel, Transformer2DModel\n"
-        "assert FluxTransformer2DModel is diffusers.FluxTransformer2DModel\n"
-        "assert Transformer2DModel is lean.Transformer2DModel is diffusers.Transformer2DModel\n"
-        "assert diffusers.hooks.FirstBlockCacheConfig and torch.compiler.disable(print) is not print"
-    )
-    assert_runs(code)
+    assert FluxTransformer2DModel is diffusers.FluxTransformer2DModel
+    assert Transformer2DModel is lean.Transformer2DModel is diffusers.Transformer2DModel
+    assert diffusers.hooks.FirstBlockCacheConfig
+    assert torch.compiler.disable(print) is not print
 
 
 @pytest.mark.parametrize(
