@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 from fresh import console_to, outcome, processes
-from training_help import SHORT, equal, images, train
+from training_help import equal, images, settings_for, train
 
-from sd_scripts import sdxl_train_network
+from sd_scripts import flux_train_network
 from sd_scripts.formats.toml_files import write_toml
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.training import compile_progress
@@ -109,17 +109,17 @@ def test_a_wish_said_while_the_process_begins_is_heard(any_miniature: Any, tmp_p
 
 
 @pytest.mark.usefixtures("no_graphs")
-def test_a_run_tells_what_its_page_shows(each_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_tells_what_its_page_shows(any_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_progress, "EVERY", 0.0)  # a quick machine compiles both graphs between two events
-    made = train(each_miniature, tmp_path / "out", train_batch_size=2, gradient_accumulation_steps=2)
+    made = train(any_miniature, tmp_path / "out", train_batch_size=2, gradient_accumulation_steps=2)
     (started,) = made.told("started")
-    assert started["family"] == each_miniature.family
+    assert started["family"] == any_miniature.family
     assert started["images_per_step"] == 2  # an epoch has one batch
     assert [event["name"] for event in made.told("phase") if "done" not in event] == [
         "reading the dataset", "loading", "caching latents", "caching text", "loading", "training", "saving",
     ]  # fmt: skip
     assert made.told("step")[0]["ram"] > 2**20
-    compiled = train(each_miniature, tmp_path / "compiled", compile=True, compile_backend="eager")
+    compiled = train(any_miniature, tmp_path / "compiled", compile=True, compile_backend="eager")
     assert "training" not in [event["name"] for event in compiled.told("phase")]  # which the first step says itself
     compiling = [event for event in compiled.told("phase") if event["name"] == "compiling"]
     assert "compiling" not in {event["name"] for event in made.told("phase")}
@@ -153,7 +153,7 @@ def test_ctrl_c_before_the_first_step_says_that_nothing_was_trained(
 
 @pytest.mark.parametrize("cached", ["caching latents", "caching text"])
 def test_a_wish_to_stop_is_heard_while_caches_are_filled(
-    cached: str, each_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cached: str, any_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     phase = Context.phase
 
@@ -163,7 +163,7 @@ def test_a_wish_to_stop_is_heard_while_caches_are_filled(
         return phase(context, name)
 
     monkeypatch.setattr(Context, "phase", asked)
-    made = train(each_miniature, tmp_path / "out")
+    made = train(any_miniature, tmp_path / "out")
     assert made.status == 130
     assert made.events[-1]["kind"] == "stopped"
     assert made.told("phase")[-1]["name"] == cached
@@ -182,22 +182,21 @@ def _train_in_a_terminal(config: Path, console: Path) -> int:
     console_to(console)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    sys.exit(sdxl_train_network.main(["--config_file", str(config)]))
+    sys.exit(flux_train_network.main(["--config_file", str(config)]))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT for other processes")
 @pytest.mark.parametrize("ending", ["SIGINT", "SIGHUP"])
 def test_ctrl_c_and_a_closed_terminal_end_the_step_save_and_leave_with_0(
-    ending: str, miniature: Any, tmp_path: Path
+    ending: str, any_miniature: Any, tmp_path: Path
 ) -> None:
     output, config, console = tmp_path / "out", tmp_path / "run.toml", tmp_path / "console.txt"
-    paths = {
-        "pretrained_model_name_or_path": str(miniature.checkpoint),
-        "train_data_dir": str(images(tmp_path / "images")),
-        "output_dir": str(output),
-        "run_dir": str(output / "run"),
+    values = {
+        **settings_for(any_miniature),
+        **{"train_data_dir": images(tmp_path / "images"), "output_dir": output, "run_dir": output / "run"},
     }
-    write_toml(config, {**SHORT, **paths, "max_train_steps": 100_000})
+    plain = {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
+    write_toml(config, {**plain, "max_train_steps": 100_000})
     process = processes().Process(target=_train_in_a_terminal, args=(config, console))
     process.start()
     tail = RunFolder(output / "run").events()

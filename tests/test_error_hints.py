@@ -15,9 +15,9 @@ import torch
 from conftest import sdxl_settings
 from faults_help import meanwhile
 from runs_help import wait_for
-from training_help import SHORT, Run, images, train, train_whole
+from training_help import Run, images, settings_for, train, train_whole
 
-from sd_scripts import sdxl_train_network
+from sd_scripts import flux_train_network
 from sd_scripts.data.cache_files import CACHE_KEY, open_cache, write_cache
 from sd_scripts.formats.toml_files import write_toml
 from sd_scripts.options.catalog import script_for
@@ -32,11 +32,11 @@ FROM_DISK = {"cache_latents": None, "cache_latents_to_disk": True}
 
 
 @pytest.fixture(scope="module")
-def data(miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(any_miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three images with their latents on disk, one of which hold no numbers."""
     root = tmp_path_factory.mktemp("data")
-    train(miniature, root / "out", train_data_dir=images(root / "in", count=3), max_train_steps=1, **FROM_DISK)
-    spoil(root / "in" / "1_noise" / "01_0064x0064_sdxl.safetensors")
+    train(any_miniature, root / "out", train_data_dir=images(root / "in", count=3), max_train_steps=1, **FROM_DISK)
+    spoil(root / "in" / "1_noise" / "01_0064x0064_flux.safetensors")
     return root / "in"
 
 
@@ -59,10 +59,10 @@ OPTIMIZERS = ["AdamW", "AdamW8bit", "Prodigy", "Lion", "Adafactor", "SGDNesterov
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_lone_loss_that_is_no_number_ends_no_run_and_spoils_nothing(
-    optimizer: str, data: Path, miniature: Any, tmp_path: Path
+    optimizer: str, data: Path, any_miniature: Any, tmp_path: Path
 ) -> None:
     made = train(
-        miniature, tmp_path / "out", train_data_dir=data, optimizer_type=optimizer, learning_rate=1e-3,
+        any_miniature, tmp_path / "out", train_data_dir=data, optimizer_type=optimizer, learning_rate=1e-3,
         max_train_steps=6, max_grad_norm=0.0 if optimizer == "Adafactor" else 1.0, **FROM_DISK,
     )  # fmt: skip
     assert made.status == 0
@@ -74,10 +74,12 @@ def test_a_lone_loss_that_is_no_number_ends_no_run_and_spoils_nothing(
     assert sound(made)
 
 
-def test_three_in_a_row_end_it_with_the_step_and_the_likely_causes(data: Path, miniature: Any, tmp_path: Path) -> None:
+def test_three_in_a_row_end_it_with_the_step_and_the_likely_causes(
+    data: Path, any_miniature: Any, tmp_path: Path
+) -> None:
     alone = tmp_path / "in"
     shutil.copytree(data / "1_noise", alone / "1_noise", ignore=shutil.ignore_patterns("00*", "02*"))
-    made = train(miniature, tmp_path / "out", train_data_dir=alone, max_train_steps=9, **FROM_DISK)
+    made = train(any_miniature, tmp_path / "out", train_data_dir=alone, max_train_steps=9, **FROM_DISK)
     assert made.status == 1
     (failed,) = made.told("failed")
     assert failed["error"] == "the loss is not finite at step 3 (3 steps in a row)"
@@ -85,38 +87,40 @@ def test_three_in_a_row_end_it_with_the_step_and_the_likely_causes(data: Path, m
     assert "broken image" in failed["remedy"]
     assert made.files == []
     patient = train(
-        miniature, tmp_path / "out", train_data_dir=alone, max_nonfinite_steps=5, max_train_steps=9, **FROM_DISK
+        any_miniature, tmp_path / "out", train_data_dir=alone, max_nonfinite_steps=5, max_train_steps=9, **FROM_DISK
     )
     assert "at step 5 (5 steps in a row)" in patient.told("failed")[-1]["error"]
 
 
-def test_while_the_loss_is_no_number_nothing_is_saved(data: Path, miniature: Any, tmp_path: Path) -> None:
-    made = train(miniature, tmp_path / "out", train_data_dir=data, max_train_steps=3, save_every_n_steps=1, **FROM_DISK)
+def test_while_the_loss_is_no_number_nothing_is_saved(data: Path, any_miniature: Any, tmp_path: Path) -> None:
+    made = train(
+        any_miniature, tmp_path / "out", train_data_dir=data, max_train_steps=3, save_every_n_steps=1, **FROM_DISK
+    )
     (broken,) = (event["step"] for event in made.told("step") if event.get("loss") is None)
     saved = {event["step"] for event in made.told("saved") if event["path"].endswith(".safetensors")}
     assert saved == {1, 2, 3} - ({broken} - {3})
     assert sound(made)
 
 
-def test_whole_models_in_bf16_survive_it_too(data: Path, miniature: Any, tmp_path: Path) -> None:
+def test_whole_models_in_bf16_survive_it_too(data: Path, any_miniature: Any, tmp_path: Path) -> None:
     data = shutil.copytree(data, tmp_path / "in")
     values = {"train_data_dir": data, "mixed_precision": "bf16", "max_train_steps": 6, **FROM_DISK}
     # latents in bf16 are others than those on disk, so they are made anew, spoilt, and found again
-    first = train_whole(miniature, tmp_path / "out", **values)
+    first = train_whole(any_miniature, tmp_path / "out", **values)
     assert first.status == 0
-    for cache in data.rglob("01_*_sdxl.safetensors"):
+    for cache in data.rglob("01_*_flux.safetensors"):
         spoil(cache)
-    made = train_whole(miniature, tmp_path / "out", **values, full_bf16=True)
+    made = train_whole(any_miniature, tmp_path / "out", **values, full_bf16=True)
     assert made.status == 0
     assert sum(event.get("loss") is None for event in made.told("step")) == 2
     assert sound(made)
 
 
 def test_where_a_step_would_spoil_the_weights_the_first_one_ends_the_run(
-    data: Path, miniature: Any, tmp_path: Path
+    data: Path, any_miniature: Any, tmp_path: Path
 ) -> None:
     root = shutil.copytree(data, tmp_path / "in")
-    made = train_whole(miniature, tmp_path / "out", train_data_dir=root, **FROM_DISK)
+    made = train_whole(any_miniature, tmp_path / "out", train_data_dir=root, **FROM_DISK)
     assert made.status == 1
     assert "the loss is not finite at step" in made.told("failed")[-1]["error"]
     assert made.files == []
@@ -124,15 +128,16 @@ def test_where_a_step_would_spoil_the_weights_the_first_one_ends_the_run(
 
 @LINUX
 def test_a_save_that_finds_no_room_is_tried_again_and_the_run_goes_on(
-    meanwhile: Any, miniature: Any, tmp_path: Path
+    meanwhile: Any, any_miniature: Any, tmp_path: Path
 ) -> None:
-    """The file of 260 kB does not fit at steps 1 and 2; then there is room."""
+    """The file does not fit at steps 1 and 2; then there is room."""
     output = tmp_path / "out"
     output.mkdir()
     (output / "short-step00000002.safetensors").write_bytes(b"of an earlier run")
     meanwhile(1, lambda: limit(100_000))
     meanwhile(3, lambda: limit(None))
-    made = train(miniature, output, max_train_steps=4, save_every_n_steps=1)
+    made = train(any_miniature, output, max_train_steps=4, save_every_n_steps=1, network_dim=32)
+    assert (output / "short.safetensors").stat().st_size > 100_000
     assert made.status == 0
     texts = [warning["text"] for warning in made.told("warning")]
     assert len([text for text in texts if "could not be written" in text and "tries again" in text]) == 2
@@ -150,21 +155,21 @@ def limit(size: int | None) -> None:
 
 
 @LINUX
-def test_a_sample_that_finds_no_room_ends_no_run(meanwhile: Any, miniature: Any, tmp_path: Path) -> None:
+def test_a_sample_that_finds_no_room_ends_no_run(meanwhile: Any, any_miniature: Any, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("a red circle --w 64 --h 64 --s 1")
     output = tmp_path / "out"
     output.mkdir()
     meanwhile(1, lambda: (output / "sample").write_text("a file in the way"))
     meanwhile(2, (output / "sample").unlink)
-    made = train(miniature, output, sample_prompts=prompts, sample_every_n_steps=1)
+    made = train(any_miniature, output, sample_prompts=prompts, sample_every_n_steps=1)
     assert made.status == 0
     assert [event["step"] for event in made.told("sample")] == [2, 3]
     assert any(w["text"].startswith("output_dir: the sample '") for w in made.told("warning"))
 
 
 @LINUX
-def test_a_stop_whose_state_cannot_be_written_is_a_failure(meanwhile: Any, miniature: Any, tmp_path: Path) -> None:
+def test_a_stop_whose_state_cannot_be_written_is_a_failure(meanwhile: Any, any_miniature: Any, tmp_path: Path) -> None:
     output = tmp_path / "out"
 
     def stop() -> None:
@@ -173,7 +178,7 @@ def test_a_stop_whose_state_cannot_be_written_is_a_failure(meanwhile: Any, minia
 
     meanwhile(2, stop)
     try:
-        made = train(miniature, output)
+        made = train(any_miniature, output, network_dim=32)
     finally:
         limit(None)
     assert made.status == 1
@@ -181,10 +186,10 @@ def test_a_stop_whose_state_cannot_be_written_is_a_failure(meanwhile: Any, minia
     assert "could not be written" in made.events[-1]["error"]
 
 
-def test_a_deleted_output_folder_is_made_again(meanwhile: Any, miniature: Any, tmp_path: Path) -> None:
+def test_a_deleted_output_folder_is_made_again(meanwhile: Any, any_miniature: Any, tmp_path: Path) -> None:
     output = tmp_path / "out"
     meanwhile(2, lambda: shutil.rmtree(output))
-    made = train(miniature, output, save_every_n_steps=2, save_state=True)
+    made = train(any_miniature, output, save_every_n_steps=2, save_state=True)
     assert made.status == 0
     assert made.files == [
         "short-state",
@@ -274,7 +279,7 @@ FROM_IMAGES = {
 
 @LINUX
 def test_a_lost_process_that_reads_images_is_told_in_one_sentence(
-    meanwhile: Any, miniature: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    meanwhile: Any, any_miniature: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     me = psutil.Process()
     others = me.children()  # of earlier tests: compilers, servers of forks
@@ -287,7 +292,7 @@ def test_a_lost_process_that_reads_images_is_told_in_one_sentence(
 
     meanwhile(2, kill)
     root = images(tmp_path / "in", count=4)
-    made = train(miniature, tmp_path / "out", train_data_dir=root, max_train_steps=12, **FROM_IMAGES)
+    made = train(any_miniature, tmp_path / "out", train_data_dir=root, max_train_steps=12, **FROM_IMAGES)
     assert made.status == 1
     assert made.events[-1]["error"].startswith("a data loader process was killed")
     assert "Traceback" not in capsys.readouterr().err
@@ -298,18 +303,13 @@ LAUNCHER = "import subprocess, sys; subprocess.run(sys.argv[1:])"
 
 @LINUX
 def test_a_training_whose_launcher_is_killed_saves_its_state_and_ends_with_its_workers(
-    miniature: Any, tmp_path: Path
+    flux_miniature: Any, tmp_path: Path
 ) -> None:
     output, config = tmp_path / "out", tmp_path / "run.toml"
-    values = {**SHORT, **FROM_IMAGES, "max_train_steps": 100_000}
-    paths = {
-        "pretrained_model_name_or_path": str(miniature.checkpoint),
-        "train_data_dir": str(images(tmp_path / "in", count=4)),
-        "output_dir": str(output),
-        "run_dir": str(output / "run"),
-    }
-    write_toml(config, {**{name: value for name, value in values.items() if value is not None}, **paths})
-    command = [sys.executable, str(Path(sdxl_train_network.__file__)), "--config_file", str(config)]
+    paths = {"train_data_dir": images(tmp_path / "in", count=4), "output_dir": output, "run_dir": output / "run"}
+    values = {**settings_for(flux_miniature), **paths, **FROM_IMAGES, "max_train_steps": 100_000}
+    write_toml(config, {name: str(value) if isinstance(value, Path) else value for name, value in values.items()})
+    command = [sys.executable, str(Path(flux_train_network.__file__)), "--config_file", str(config)]
     launcher = subprocess.Popen(
         [sys.executable, "-c", LAUNCHER, *command],
         env={**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_MIXED_PRECISION": "no"},
