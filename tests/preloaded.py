@@ -9,6 +9,6 @@ with garbage_collection.importing():
         "training_help",
         *(f"sd_scripts.{name}" for name in ("sdxl_train_network", "sdxl_train", "training.trainer", "training.full")),
         *(f"sd_scripts.families.{name}" for name in ("sdxl.samplers", "flux.sampling")),
-        *("transformers.optimization", "diffusers.optimization", "torch.profiler"),
+        *("transformers.optimization", "diffusers.optimization", "torch.profiler", "torch._dynamo"),
     ):
         import_module(module)

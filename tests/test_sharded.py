@@ -1,10 +1,10 @@
 """Two processes over gloo whose weights are in shards (FSDP2): they train what one process trains."""
 
 import copy
+import json
 import os
 import re
 import shlex
-import subprocess
 import sys
 from itertools import count
 from pathlib import Path
@@ -15,7 +15,8 @@ import pytest
 import torch
 from accelerate.commands.launch import launch_command_parser
 from backend_help import backends
-from fresh import PATIENCE, found_by_processes, together
+from conftest import MINIATURES
+from fresh import PATIENCE, group, launch, outcome, together, told_in
 from scripts_help import FLUX_FULL
 from test_ddp import TOLERANCE, apart, configure, copies, train_as_two, train_group, train_in_group
 from test_full_run import base_of, of_denoiser
@@ -36,15 +37,12 @@ HALF = {"mixed_precision": "bf16", "full_bf16": True}
 COMPILED = {"compile": True, "compile_backend": "aot_eager"}
 ON_CPU = {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
 DRIVER = """
-import sys
+import json, os, sys
 from pathlib import Path
-from test_ddp import keep_copies
-from sd_scripts import sdxl_train
 
-keep_copies(Path(sys.argv[1]))
-sys.exit(sdxl_train.main(sys.argv[2:]))
+(Path(sys.argv[1]) / f"{os.environ['RANK']}.json").write_text(json.dumps(dict(os.environ)))
 """
-"""The training script, with copies of what the processes hold."""
+"""What is launched notes what the launcher tells it."""
 
 
 @pytest.fixture(autouse=True)
@@ -69,22 +67,23 @@ def train_shards(folder: Path, miniature: Any, **values: Any) -> Run:
 @pytest.mark.parametrize(
     ("family", "more"),
     [
-        ("sdxl", {"gradient_checkpointing": True}),
-        ("flux", {}),
-        ("flux", {**COMPILED, "gradient_accumulation_steps": 1}),
+        ("sdxl", {"compile": True, "compile_backend": "eager", "gradient_checkpointing": True}),
+        ("flux", {"gradient_checkpointing": True}),
+        ("flux", COMPILED),
+        ("qwen_image", {}),
     ],
-    ids=["sdxl checkpointed", "flux", "flux compiled"],  # test_accelerate_launches_it compiles SDXL
+    ids=["sdxl traced and checkpointed", "flux checkpointed", "flux compiled", "qwen_image"],
 )
-def test_shards_learn_what_whole_weights_do(
-    family: str, more: dict[str, Any], miniature: Any, flux_miniature: Any, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    model = {"sdxl": miniature, "flux": flux_miniature}[family]
-    two = train_shards(tmp_path / "two", model, **more)
+def test_shards_learn_what_whole_weights_do_and_make_images(
+    family: str, more: dict[str, Any], request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = request.getfixturevalue(MINIATURES[family])
+    two = train_shards(tmp_path / "two", model, **more, **with_prompts(tmp_path), sample_every_n_steps=3)
     one = train_as_two(two, model, monkeypatch)
     assert two.losses == pytest.approx(one.losses, rel=1e-5)
     assert apart(two, one, model) < TOLERANCE
-    assert two.files == ["short.safetensors"]
+    assert two.files == ["sample", "short.safetensors"]
+    assert len(two.told("sample")) == 3
     assert [event["breaks"] for event in two.told("compile")[-1:]] == [0] * ("compile" in more)
 
 
@@ -107,17 +106,17 @@ def with_prompts(folder: Path) -> dict[str, str]:
 
 
 def test_masters_averages_validation_and_images_are_those_of_whole_weights(
-    each_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    any_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = {**EVERYTHING, **with_prompts(tmp_path)}
-    two = train_shards(tmp_path / "two", each_miniature, **values)
+    two = train_shards(tmp_path / "two", any_miniature, **values)
     prompts = [event["prompt"].split()[1] for event in two.told("sample")]
     assert prompts == ["red", "blue", "green"] * 2
     assert len({event["path"] for event in two.told("sample")}) == len(list((two.output / "sample").iterdir()))
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "false")
     plain = tmp_path / "plain"
     plain.mkdir()
-    statuses, told = train_group(configure(plain, each_miniature, **{**FULL, **values}), each_miniature.family, "full")
+    statuses, told = train_group(configure(plain, any_miniature, **{**FULL, **values}), any_miniature.family, "full")
     assert statuses == [0, 0], told
     whole = Run(0, plain / "out", RunFolder(plain / "out" / "run"))
     assert two.files == whole.files
@@ -127,7 +126,7 @@ def test_masters_averages_validation_and_images_are_those_of_whole_weights(
     assert len(validated[0]) == len(validated[1]) == 2
     assert validated[0][0] == pytest.approx(validated[1][0], rel=1e-2)
     for file in ("short-step00000001.safetensors", "short-step00000001-ema.safetensors"):
-        assert apart(two, whole, each_miniature, file) < 0.05  # bfloat16 itself is 0.1 from float32
+        assert apart(two, whole, any_miniature, file) < 0.05  # bfloat16 itself is 0.1 from float32
 
 
 def test_a_resumed_run_in_shards_is_the_undisturbed_one(flux_miniature: Any, tmp_path: Path) -> None:
@@ -164,7 +163,7 @@ CALLS = 22
 
 
 def fail_to_compile(config: Path, ranks: str) -> int:
-    """In a process of its own. In these of them a compiled block fails in the fourth step."""
+    """In another process. In these of them a compiled block fails in the fourth step."""
     calls = count(1)
 
     def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
@@ -175,9 +174,10 @@ def fail_to_compile(config: Path, ranks: str) -> int:
 
         return call
 
-    backends()["eager"] = backend
-    context.BARRIER_SECONDS = PATIENCE if len(ranks) == 2 else 2.0
-    return train_in_group(config, "flux", "full")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(backends(), "eager", backend)
+        patch.setattr(context, "BARRIER_SECONDS", PATIENCE if len(ranks) == 2 else 2.0)
+        return train_in_group(config, "flux", "full")
 
 
 @pytest.mark.parametrize("ranks", ["1", "01"], ids=["one", "both"])
@@ -186,11 +186,14 @@ def test_compiled_code_that_fails_in_one_process_ends_both_and_in_both_it_ends_n
 ) -> None:
     values = {**FULL, "compile": True, "compile_backend": "eager", "save_state": True, "save_every_n_steps": 2}
     config = configure(tmp_path, flux_miniature, **{**values, "max_train_steps": 4})
-    statuses, told = together(2, tmp_path, fail_to_compile, config, ranks)
     if ranks == "01":
+        statuses, told = together(2, tmp_path, fail_to_compile, config, ranks)
         assert statuses == [0, 0], told
         assert told.count("The run continues without compiling") == 1
         return
+    # by the end of the process that failed, the other learns that it is gone
+    statuses = [outcome(each) for each in group(2, tmp_path, fail_to_compile, config, ranks)]
+    told = told_in(tmp_path)
     assert statuses == [1, 1], told
     why = "torch.compile failed: RuntimeError: no such kernel, but not in all processes, and with FSDP all"
     (failed,) = Run(1, tmp_path / "out", RunFolder(tmp_path / "out" / "run")).told("failed")
@@ -261,38 +264,32 @@ def test_all_that_needs_whole_weights_is_told_once_and_both_processes_end(
     assert "Traceback" not in told
 
 
-def test_a_lora_needs_no_shards(miniature: Any, tmp_path: Path) -> None:
-    statuses, told = train_group(configure(tmp_path, miniature))
+def test_a_lora_needs_no_shards(any_miniature: Any, tmp_path: Path) -> None:
+    statuses, told = train_group(configure(tmp_path, any_miniature))
     assert statuses == [2, 2]
     assert told.count("use_fsdp: not supported for LoRA") == 1
 
 
-def test_accelerate_launches_it(miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_accelerate_tells_the_processes_that_it_launches_makes_shards(
+    any_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("ACCELERATE_USE_FSDP", "FSDP_VERSION"):
         monkeypatch.delenv(name)
-    traced = {"compile": True, "compile_backend": "eager"}
-    config = configure(tmp_path, miniature, **{**FULL, **traced, "max_train_steps": 1})
-    command = [
-        sys.executable,
-        "-m",
-        "accelerate.commands.launch",
-        "--use_fsdp",
-        "--fsdp_version=2",
-        "--num_processes=2",
-    ]
-    command += ["--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=0"]
+    for name, value in ON_CPU.items():
+        monkeypatch.setenv(name, value)
     (tmp_path / "driver.py").write_text(DRIVER)
-    done = subprocess.run(
-        [*command, str(tmp_path / "driver.py"), str(tmp_path), "--config_file", str(config)],
-        env={**os.environ, **ON_CPU, **found_by_processes()},
-        capture_output=True, text=True, timeout=PATIENCE,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    made = Run(0, tmp_path / "out", RunFolder(tmp_path / "out" / "run"))
-    assert [event["breaks"] for event in made.told("compile")[-1:]] == [0]
-    one, other = copies(tmp_path)
-    weight = base_of(miniature)["model.diffusion_model.input_blocks.0.0.weight"]
-    assert {len(held["denoiser.conv_in.weight"]) for held in (one, other)} == {len(weight) // 2}
+    console = tmp_path / "console.txt"
+    launcher = launch(["--use_fsdp", "--fsdp_version=2"], [str(tmp_path / "driver.py"), str(tmp_path)], console)
+    assert outcome(launcher) == 0, console.read_text()
+    told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
+    assert [(each["RANK"], each["WORLD_SIZE"]) for each in told] == [("0", "2"), ("1", "2")]
+    for name, value in told[0].items():
+        if name.startswith(("ACCELERATE_", "FSDP_")):
+            assert told[1][name] == value
+            monkeypatch.setenv(name, value)
+    train_shards(tmp_path / "two", any_miniature, max_train_steps=1)
+    base, name = base_of(any_miniature), "double_blocks.0.img_attn.qkv.weight"
+    assert {len(held[f"denoiser.{name}"]) for held in copies(tmp_path / "two")} == {len(base[name]) // 2}
 
 
 def test_the_guide_for_slurm_has_flags_that_accelerate_takes() -> None:
@@ -339,5 +336,5 @@ def uneven() -> int:
 
 
 def test_rows_that_do_not_divide_evenly_are_updated_and_joined(tmp_path: Path) -> None:
-    statuses, told = together(3, tmp_path, uneven)
-    assert statuses == [0, 0, 0], told
+    statuses = [outcome(each) for each in group(3, tmp_path, uneven)]
+    assert statuses == [0, 0, 0], told_in(tmp_path)

@@ -3,52 +3,22 @@ them compiles and the other waits for it."""
 
 import os
 import signal
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from backend_help import backends
 from data_help import make_folder
-from fresh import PATIENCE, found_by_processes, group, outcome, told_in
+from fresh import group, launch, outcome, told_in
+from runs_help import wait_for
+from stuck_training import train_in_group
 from test_ddp import configure
-from training_help import run
 
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.training import sigterm
 from sd_scripts.training.train_state import damage, read_saved
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="gloo without CUDA is tried on Linux")
-
-FOR_EVER = 100 * PATIENCE
-
-
-def wait_for(there: Callable[[], object]) -> None:
-    end = time.monotonic() + PATIENCE
-    while not there() and time.monotonic() < end:
-        time.sleep(0.05)
-    assert there()
-
-
-def train_in_group(config: Path, marker: Path) -> int:
-    """In a process of its own. The compiler of the first one never ends with the second shape of batch."""
-    os.environ["ACCELERATE_USE_CPU"] = "true"
-    sigterm.SAVE_TIME = PATIENCE / 2  # the machine may be busy
-    shapes: set[Any] = set()
-
-    def backend(graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Any:
-        shapes.update(x.shape[1] for x in inputs if x.ndim == 3 and x.shape[1] in (32, 40))  # 16 of them are text
-        if len(shapes) > 1 and os.environ["RANK"] == "0":
-            marker.touch()
-            time.sleep(FOR_EVER)
-        return graph.forward
-
-    backends()["eager"] = backend
-    return run(["--config_file", str(config)], config.parent / "out", "flux").status
 
 
 def events(config: Path, kind: str) -> list[dict[str, Any]]:
@@ -84,7 +54,7 @@ def two_shapes(folder: Path, model: Any) -> Path:
 
 def test_both_end_while_one_compiles_and_the_other_is_told_to_end(flux_miniature: Any, tmp_path: Path) -> None:
     config, marker = two_shapes(tmp_path, flux_miniature), tmp_path / "marker"
-    ranks = group(2, tmp_path, train_in_group, config, marker)
+    ranks = group(2, tmp_path, train_in_group, config, marker, "compiling")
     wait_for(lambda: marker.exists() or not all(each.is_alive() for each in ranks))
     assert ranks[1].pid
     os.kill(ranks[1].pid, signal.SIGTERM)
@@ -98,28 +68,24 @@ from pathlib import Path
 from sd_scripts.runs import garbage_collection
 
 with garbage_collection.importing():
-    from test_sigterm import train_in_group
-sys.exit(train_in_group(*map(Path, sys.argv[1:])))
+    from stuck_training import train_in_group
+sys.exit(train_in_group(Path(sys.argv[1]), Path(sys.argv[2]), "in a step"))
 """
 
 
-def test_both_end_while_one_compiles_and_the_launcher_is_told_to_end(flux_miniature: Any, tmp_path: Path) -> None:
-    config, marker = two_shapes(tmp_path, flux_miniature), tmp_path / "marker"
+def test_both_end_while_one_is_stuck_and_the_launcher_is_told_to_end(
+    flux_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, marker = configure(tmp_path, flux_miniature, max_train_steps=100), tmp_path / "marker"
     (tmp_path / "driver.py").write_text(DRIVER)
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2"]
-    command += ["--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=0"]
-    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", **found_by_processes()}
-    with (tmp_path / "console.txt").open("wb") as console:
-        launcher = subprocess.Popen(
-            [*command, str(tmp_path / "driver.py"), str(config), str(marker)],
-            env=environment, stdout=console, stderr=console,
-        )  # fmt: skip
-        try:
-            wait_for(lambda: marker.exists() or launcher.poll() is not None)
-            launcher.terminate()
-            launcher.wait(PATIENCE)
-        finally:
-            launcher.kill()
-    told = (tmp_path / "console.txt").read_text()
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    console = tmp_path / "console.txt"
+    launcher = launch(["--multi_gpu"], [str(tmp_path / "driver.py"), str(config), str(marker)], console)
+    try:
+        wait_for(lambda: marker.exists() or not launcher.is_alive())
+        launcher.terminate()
+    finally:
+        outcome(launcher)
+    told = console.read_text()
     assert told.count("Terminated by SIGTERM during a step") == 2, told
     assert_saved(config)
