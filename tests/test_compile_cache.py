@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fresh import outcome, processes
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
@@ -95,12 +96,30 @@ def test_the_version_of_pytorch_is_read_without_importing_it() -> None:
     assert compile_fingerprint.torch_version() == torch.__version__
 
 
+def answer_of(work: Callable[[], str], file: Path) -> str:
+    """What `work` returns in a fresh process with today's environment."""
+    process = processes().Process(target=_answer, args=({**os.environ}, work, file))
+    process.start()
+    assert outcome(process) == 0
+    return file.read_text()
+
+
+def _answer(environment: dict[str, str], work: Callable[[], str], file: Path) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    file.write_text(work())
+
+
+def the_compilers_folder() -> str:
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    use_own_folder()
+    return cache_dir()
+
+
 @POSIX
 def test_a_process_that_compiles_and_its_children_use_a_private_folder(home: Path) -> None:
-    code = "from sd_scripts.runs.compile_cache import use_own_folder as use; use(); "
-    code += "from torch._inductor.runtime.cache_dir_utils import cache_dir; print(cache_dir())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
-    assert Path(done.stdout.strip()) == own_folder()
+    assert Path(answer_of(the_compilers_folder, home / "answer")) == own_folder()
     assert own_folder().stat().st_mode & 0o777 == 0o700
     assert own_folder().is_relative_to(home)
 
@@ -332,31 +351,24 @@ def test_the_page_shows_clears_exports_and_imports(home: Path) -> None:
         assert page.post("/studio/compile-cache/clear", json={}).status_code == 400
 
 
-COMPILES = """
-from sd_scripts.runs.compile_cache import use_own_folder
-use_own_folder()
-import torch
-from torch._dynamo.utils import counters
-print(torch.compile(lambda x: x.sin() + 1)(torch.zeros(8)).sum())
-print(counters["aot_autograd"]["autograd_cache_hit"], counters["inductor"]["fxgraph_cache_hit"])
-"""
+def compile_something() -> str:
+    import torch
+    from torch._dynamo.utils import counters
+
+    use_own_folder()
+    found = torch.compile(lambda x: x.sin() + 1)(torch.zeros(8)).sum()
+    return f"{found} {counters['aot_autograd']['autograd_cache_hit']} {counters['inductor']['fxgraph_cache_hit']}"
 
 
+@POSIX
 @pytest.mark.inductor
 def test_with_an_imported_cache_nothing_is_compiled(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def run() -> str:
-        command = [sys.executable, "-c", COMPILES]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ)
-        return " ".join(done.stdout.splitlines())
-
-    for name, value in (("COMPILE_THREADS", "1"), ("VEC_ISA_OK", "1")):  # compile only what the test is about
-        monkeypatch.setenv(f"TORCHINDUCTOR_{name}", value)
-    assert run() == "tensor(8.) 0 0"
+    assert answer_of(compile_something, home / "answer") == "8.0 0 0"
     export_cache(home / "a.zip")
     own_folder().rename(home / "gone")
     monkeypatch.setenv("XDG_CACHE_HOME", str(home / "another"))
     import_cache(home / "a.zip")
     before = sorted(own_folder().rglob("*.so"))
     assert before
-    assert run() == "tensor(8.) 1 1"
+    assert answer_of(compile_something, home / "answer") == "8.0 1 1"
     assert sorted(own_folder().rglob("*.so")) == before
