@@ -102,10 +102,13 @@ def test_operations_of_a_transformer_are_those_of_its_layers_and_of_attention() 
     assert found == 2 * (2 * (double + single + ends) + 3 * pairs)
 
 
+ONE_OF_EACH = {"transformer_layers_per_block": 1, "layers_per_block": 1}
+
+
 @pytest.mark.parametrize(
     ("family", "model"),
     [
-        ("sdxl", lambda: UNet2DConditionModel(**SDXL_CONFIG | {"transformer_layers_per_block": 1})),
+        ("sdxl", lambda: UNet2DConditionModel(**SDXL_CONFIG | ONE_OF_EACH)),
         ("flux_kontext", lambda: FluxTransformer(FluxParams(double_blocks=1, single_blocks=1))),
         ("qwen_image", lambda: QwenImageTransformer(QwenImageParams(blocks=1))),
     ],

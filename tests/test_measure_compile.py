@@ -50,7 +50,7 @@ def test_variants_are_timed_remembered_and_compared(
     any_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("LOCALAPPDATA" if sys.platform == "win32" else "XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setitem(VARIANTS, "default", {"compile": True, "compile_backend": "aot_eager"})
+    monkeypatch.setitem(VARIANTS, "default", {"compile": True, "compile_backend": "eager"})
     file = file_for(any_miniature, tmp_path, save_every_n_steps=1, sample_every_n_steps=1, max_train_steps=40)
     result = tmp_path / "measured.json"
     told = ["--config_file", str(file), "--variants", "eager", "default", "--steps", "3"]
