@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import sdxl_settings
-from training_help import GRAPHS, TEXT_ENCODERS_TOO, Run, equal, train
+from conftest import MINIATURES, sdxl_settings
+from training_help import GRAPHS, TEXT_ENCODERS_TOO, equal, train
 
 from sd_scripts.families.components import Components
 from sd_scripts.families.sdxl.family import SDXL
@@ -19,17 +19,17 @@ NF4 = {"quantize_base": "nf4", "quantize_text_encoders": "nf4"}
 pytestmark = pytest.mark.usefixtures("no_graphs")
 
 
-@pytest.fixture(scope="module")
-def plain(each_miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Three steps on weights of full precision. Do not write to it."""
-    return train(each_miniature, tmp_path_factory.mktemp("plain") / "out")
-
-
-@pytest.mark.parametrize(("precision", "near"), [(INT8, 2e-2), (NF4, 1e-1)], ids=["int8", "nf4"])
+@pytest.mark.parametrize(
+    ("family", "precision", "near"),
+    [("sdxl", INT8, 2e-2), ("qwen_image", INT8, 2e-2), ("flux", INT8, 2e-2), ("flux", NF4, 1e-1)],
+    ids=["sdxl int8", "qwen_image int8", "flux int8", "flux nf4"],
+)
 def test_on_quantized_weights_it_learns_nearly_the_same(
-    precision: dict[str, str], near: float, plain: Run, each_miniature: Any, tmp_path: Path
+    family: str, precision: dict[str, str], near: float, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    run = train(each_miniature, tmp_path / "out", **precision, gradient_checkpointing=precision is NF4)
+    miniature = request.getfixturevalue(MINIATURES[family])
+    plain = train(miniature, tmp_path / "plain")
+    run = train(miniature, tmp_path / "out", **precision, gradient_checkpointing=precision is NF4)
     assert run.losses != plain.losses
     assert run.losses == pytest.approx(plain.losses, rel=near)
     assert {key: tensor.shape for key, tensor in run.tensors().items()} == {
@@ -49,7 +49,7 @@ def test_compiled_it_learns_the_same_on_quantized_weights_in_as_many_graphs(
 
 
 def test_text_encoders_in_fp8_and_a_u_net_in_fp8_learn_too(miniature: Any, tmp_path: Path) -> None:
-    given = {**TEXT_ENCODERS_TOO, "mixed_precision": "bf16"}
+    given = {**TEXT_ENCODERS_TOO, "mixed_precision": "bf16", "max_train_steps": 2}
     plain, held = (train(miniature, tmp_path / str(on), fp8_base=on, **given) for on in (False, True))
     assert held.losses != plain.losses
     assert held.losses == pytest.approx(plain.losses, rel=5e-2)
