@@ -58,7 +58,7 @@ TWO, EQUAL = SIZES[:2], SIZES[1:3]
 @pytest.mark.parametrize(
     ("family", "method", "sizes", "more"),
     [
-        # two graphs of transformer blocks, and 12 resnets for each shape: the next row has one number of tokens more
+        # graphs of resnets for each shape, of transformer blocks once for both, whose numbers of tokens are equal
         ("sdxl", "lora", EQUAL, {}),
         ("sdxl", "lora", SIZES, {}),
         ("sdxl", "full", TWO, {"compile_dynamic": "true"}),
