@@ -53,7 +53,7 @@ def two_batches(tmp_path: Path) -> dict[str, Any]:
     return {"train_data_dir": tmp_path / "data", "train_batch_size": 2, "max_train_steps": 6}
 
 
-def test_text_encoders_of_a_lora_learn_the_same_beside_a_compiled_denoiser(any_miniature: Any, tmp_path: Path) -> None:
+def test_text_encoders_of_a_lora_learn_the_same_with_a_compiled_denoiser(any_miniature: Any, tmp_path: Path) -> None:
     """Two graphs for each encoder: only the first layer reads what takes no gradient; T5, which does not learn, has
     one that makes the position bias and one that reads it."""
     plain = train(any_miniature, tmp_path / "plain", **TEXT_ENCODERS_TOO)
@@ -85,7 +85,7 @@ def test_text_encoders_of_a_whole_model_learn_the_same(
     assert graphs(ours) <= 2 * GRAPHS_OF_LAYER * 2
 
 
-def test_images_are_encoded_the_same_in_steps_beside_a_compiled_denoiser(miniature: Any, tmp_path: Path) -> None:
+def test_images_are_encoded_the_same_in_steps_with_a_compiled_denoiser(miniature: Any, tmp_path: Path) -> None:
     """SDXL's U-Net and VAE share a class of block, here even at equal widths. A LoRA of rank 8 is folded. With SGD
     its weights are as close as its gradients."""
     values = {**UNCACHED, "network_dim": 8, "train_batch_size": 2, "optimizer_type": "SGD", "learning_rate": 10.0}
@@ -121,7 +121,7 @@ def test_qwen_images_own_vae_is_compiled_too(qwen_image_miniature: Any, tmp_path
 def test_images_are_encoded_the_same_in_steps_and_samples_add_no_graphs(
     two_sizes: dict[str, Any], any_miniature: Any, tmp_path: Path
 ) -> None:
-    """What is compiled later than in the first step is told again: here, the graphs of the second size."""
+    """What is compiled later than in the first step is reported again: here, the graphs of the second size."""
     values = {**TEXT_ENCODERS_TOO, **UNCACHED, **two_sizes}
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("a fox --w 64 --h 64 --s 1 --d 1")
