@@ -108,10 +108,8 @@ def images_are_encoded_by_the_same_graphs(miniature: Any, folder: Path, **values
     assert (told["step"], told["breaks"]) == (0, 0)
 
 
-def test_images_that_are_cached_are_encoded_by_the_same_graphs(
-    two_sizes: dict[str, Any], flux_miniature: Any, tmp_path: Path
-) -> None:
-    images_are_encoded_by_the_same_graphs(flux_miniature, tmp_path, **two_sizes)
+def test_images_that_are_cached_are_encoded_by_the_same_graphs(flux_miniature: Any, tmp_path: Path) -> None:
+    images_are_encoded_by_the_same_graphs(flux_miniature, tmp_path)
 
 
 def test_qwen_images_own_vae_is_compiled_too(qwen_image_miniature: Any, tmp_path: Path) -> None:
