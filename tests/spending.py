@@ -21,8 +21,8 @@ SHARE = {
     PAGES: "Test routes and functions of the page without a browser, and its controls in test_options.py.",
 }
 """What to do instead."""
-VEHICLES = ("sdxl", "flux")
-"""Families without a budget: on them is tested what all families have in common."""
+VEHICLES = ("sdxl", "flux", "qwen_image")
+"""Families without a budget: on these three is tested what all families have in common."""
 FOLDER = Path(__file__).parents[1] / "sd_scripts" / "families"
 FAMILIES = sorted((path.parent.name for path in FOLDER.glob("*/card.py")), key=len, reverse=True)
 NAMED = "spent"

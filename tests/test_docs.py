@@ -230,7 +230,8 @@ def test_files_give_the_recommended_timesteps_all_or_none() -> None:
 
 
 def test_names_in_contributing_are_in_the_code() -> None:
-    code = "\n".join(path.read_text() for top in ("sd_scripts", "kohya_gui") for path in (ROOT / top).rglob("*.py"))
+    folders = (ROOT / name for name in ("sd_scripts", "kohya_gui", "tests"))
+    code = "\n".join(path.read_text() for folder in folders for path in folder.rglob("*.py"))
     words = {*re.findall(r"\w+", code), *(path.name for path in ROOT.rglob("sd_scripts/*")), "kohya_gui"}
     named = re.findall(r"`(\w+)`", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
     assert [name for name in named if name not in words and name not in TIERS] == []

@@ -183,7 +183,7 @@ def test_swapped_blocks_of_a_u_net_learn_what_resident_ones_do_with_its_text_enc
 def test_stopped_and_resumed_is_never_stopped(
     family: str, more: dict[str, Any], stops: tuple[int, ...], models: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Within an epoch and at its end. test_full_resume has SDXL with masters and average, and FLUX.1 fused."""
+    """Within an epoch and at its end. test_kill has masters and average, test_full_resume FLUX.1 fused."""
     model = models[family]
     values = {**more, "save_precision": "float", "max_train_steps": 3}
     whole = train_whole(model, tmp_path / "whole", **values)

@@ -305,6 +305,7 @@ ODD: tuple[Any, ...] = (
 """What a file, a flag or somebody's program may give."""
 
 
+@pytest.mark.run
 def test_no_odd_value_of_any_option_fails_otherwise_than_in_short_sentences(good: dict[str, Any]) -> None:
     """Values that an option refuses are given to all of them at once; one that it takes is given to it alone."""
     found: list[str] = []
