@@ -24,8 +24,6 @@ from sd_scripts.options.network import NetworkOptions
 from sd_scripts.planning.adapter_memory import AdapterMemory
 from sd_scripts.planning.memory import GIB, TRAINING
 
-pytestmark = pytest.mark.fast
-
 MEASURED: dict[str, tuple[dict[str, Any], float]] = {
     "LoRA": ({}, 11.78),
     "LoKr": ({"network_type": "lokr", "factor": 8}, 12.91),

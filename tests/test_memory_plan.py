@@ -31,8 +31,6 @@ from sd_scripts.tools.benchmark import COMMON
 from sd_scripts.tools.measure_presets import presets_of
 from sd_scripts.training.device_memory import RECENT, SpillWatch
 
-pytestmark = pytest.mark.fast
-
 MEASURED: Mapping[tuple[str, str], Mapping[str, float]] = {
     ("sdxl", "lora"): {
         **{"eager": 12.35, "compiled": 11.67, "graphs": 11.68, "eager4": 31.47, "compiled4": 27.84},
