@@ -1,4 +1,6 @@
-"""One Chromium, one GUI and one miniature demo of each family for all tests of the page in this process."""
+"""One Chromium, one GUI and one miniature demo of each family for all tests of the page.
+
+They end with these tests: an open page and its GUI take more than half a core from the tests that follow."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +15,7 @@ from sd_scripts.formats.toml_files import read_toml, write_toml
 playwright = pytest.importorskip("playwright.sync_api")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def _gui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gui]:
     gui = Gui(tmp_path_factory.mktemp("state"))
     gui.start()
@@ -28,7 +30,7 @@ def gui(_gui: Gui) -> Iterator[Gui]:
     _gui.clear()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def chromium() -> Iterator[Any]:
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(
@@ -79,7 +81,7 @@ class Visit:
         self._context.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def _visits(chromium: Any, _gui: Gui) -> Iterator[list[Visit]]:
     """The one that goes on, if any."""
     visits: list[Visit] = []
@@ -120,17 +122,17 @@ def _demo(folder: Path, family: str) -> Path:
     return made
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Settings that train the miniature; a path with a space in it."""
     return _demo(tmp_path_factory.mktemp("the demo"), "sdxl")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def flux_demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return _demo(tmp_path_factory.mktemp("flux demo"), "flux")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def kontext_demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return _demo(tmp_path_factory.mktemp("kontext demo"), "flux_kontext")
