@@ -349,6 +349,13 @@ def test_a_compiled_block_that_computes_something_else_is_found(damage, tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.inductor
+def test_a_block_that_inductor_compiles_here_is_in_order() -> None:
+    found = check("compiled").run()
+    assert (found.status, found.remedy) == ("ok", ""), found
+    assert DAMAGE[""] in found.text
+
+
 def test_a_compiler_that_fails_is_told_with_its_remedy(tmp_path, monkeypatch) -> None:
     class InvalidCxxCompiler(RuntimeError):
         pass
