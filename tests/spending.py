@@ -108,7 +108,7 @@ class Account:
 
 
 def over_budget(by_family: Mapping[str, Counter[str]], by_test: Mapping[tuple[str, str], Counter[str]]) -> list[str]:
-    """Return a sentence for each kind of which a family spends more than its budget."""
+    """Return a sentence for each kind of cost that exceeds a family's budget."""
     return [
         f"{family}: {by_family[family][kind]} {kind}, of {allowed} that a family may add. "
         f"Most are in {_most(by_test[family, kind])}. {SHARE[kind]}"

@@ -113,7 +113,7 @@ def assert_limits_and_clips(prepared: Prepared) -> None:
 
 
 def test_files_of_every_form_are_read_and_merged(plain: Tensor, miniature: Any, tmp_path: Path) -> None:
-    """Merged they are by the formulas of weights, trained on by those of layers."""
+    """Merging uses the formulas of the weights, training those of the layers."""
     file = str(adapted_model(miniature, "sdxl").save(tmp_path / "x.safetensors"))
     read = {"network_weights": file, "dim_from_weights": True, "network_dim": None}
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""The tab Machine in real Chromium, with those of the real checks that are quick: shown, cancelled and downloaded."""
+"""The tab Machine in real Chromium, with the quick ones of the real checks: shown, cancelled and downloaded."""
 
 import zipfile
 from pathlib import Path

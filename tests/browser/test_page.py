@@ -240,7 +240,7 @@ def expect_a_preset_to_be_marked_while_it_is_applied(page: Page) -> None:
 
 
 def expect_secrets_in_no_file(page: Page, folder: Path) -> None:
-    """And compile, which is off, turned on in one by the switch beside the presets."""
+    """Neither saved file contains the key; one has compile, turned on by the switch next to the presets."""
     switch = page.locator("#lora-compile-switch input")
     switch.check()  # the panel of the six is folded, and has never been opened
     save_as(page, folder / "on.toml")
@@ -370,7 +370,7 @@ def expect_bundle(page: Page, title: str) -> None:
 
 
 def test_the_browser_alone_shows_what_a_click_leads_to(page, tmp_path):
-    """The server answers nothing meanwhile."""
+    """The server does not answer in the meantime."""
     begin_anew(page, tmp_path)
     unfold(page, "advanced-training", "torch-compile-settings")
     held: list[Any] = []

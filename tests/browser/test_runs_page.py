@@ -140,7 +140,7 @@ def expect_sample_and_model_on_request(page: Page) -> None:
 
 
 def expect_to_be_continued(page: Page, run: int) -> None:
-    """The run, which was stopped, goes on from its state as another one."""
+    """The stopped run is resumed from its state as a new run."""
     before = brief(page, "first")
     heard = [event for event in RunFolder(Path(before["folder"])).events() if event["kind"] == "heard"]
     assert [event["command"] for event in heard] == ["sample", "save", "stop"]
