@@ -97,12 +97,13 @@ class Account:
         return over_budget(self.by_family, self.by_test)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        if not self.by_family.keys() & set(FAMILIES):
+        if not self.by_family:
             return
         terminalreporter.section("spent on each family")
-        for family in sorted(FAMILIES):
+        for family in ["", *sorted(FAMILIES)]:
             spent = ", ".join(f"{self.by_family[family][kind]} {kind}" for kind in BUDGET)
-            terminalreporter.write_line(f"{family:16} {spent}; {self.seconds[family]:.0f} s in tests that name it")
+            named = "in tests that name it" if family else "in tests that name none"
+            terminalreporter.write_line(f"{family or 'no family':16} {spent}; {self.seconds[family]:.0f} s {named}")
         for sentence in self.exceeded():
             terminalreporter.write_line(sentence, red=True)
 
