@@ -1,27 +1,40 @@
-"""Import Gradio without its interface files: for each component it parses the source again and compares, or writes, a
-.pyi file, which only editors read. That is a third of the time in which the GUI starts.
+"""Import Gradio without two habits that cost a form of this size its speed.
+
+For each class of components Gradio parses the source again and compares, or writes, a .pyi file, which only editors
+read: a third of the time in which the GUI starts. And for each component that it makes, changes or describes, it asks
+`inspect` anew for the parameters of the class, which takes longer than the rest.
 
 Imported by the package, so before any module of it imports Gradio.
 """
 
+import functools
+import inspect
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
-WRITES_THEM = "gradio.component_meta"
+ASKING = ("gradio.component_meta", "gradio.blocks")
+"""Modules that ask for parameters; the first writes the .pyi files too."""
+REMEMBERING = SimpleNamespace(
+    **vars(inspect)
+    | {"signature": functools.cache(inspect.signature), "getfullargspec": functools.cache(inspect.getfullargspec)}
+)
+"""`inspect`, which looks at each function once."""
 
 
 class _Loader(SourceFileLoader):
     def exec_module(self, module: ModuleType) -> None:
         super().exec_module(module)
-        module.create_or_modify_pyi = lambda *_: None  # type: ignore[attr-defined]
+        module.inspect = REMEMBERING  # type: ignore[attr-defined]
+        if module.__name__ == ASKING[0]:
+            module.create_or_modify_pyi = lambda *_: None  # type: ignore[attr-defined]
 
 
 class _Finder:
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != WRITES_THEM:
+        if name not in ASKING:
             return None
         spec = PathFinder.find_spec(name, path, target)
         if spec and spec.origin and isinstance(spec.loader, SourceFileLoader):

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import tiers
 
+import kohya_gui.lean_gradio  # noqa: F401  # before a test imports Gradio
 from sd_scripts.options.catalog import script_for
 from sd_scripts.options.settings import Settings
 
