@@ -191,8 +191,9 @@ def test_each_state_holds_what_learns_and_its_optimizer(recording: Recording) ->
         assert {"learning", "optimizer"} < torch.load(recording.store / content, weights_only=True).keys()
 
 
+@pytest.mark.parametrize("recording", ["full"], indirect=True, scope="module")
 def test_a_killed_run_that_is_begun_again_ends_as_if_nothing_had_been(recording: Recording, recovered: Any) -> None:
-    """From all that recovery can lead to."""
+    """From all that recovery can lead to, which is the same for a LoRA but for what its state holds."""
     assert len(recording.recovered) > 15
     wrong = {}
     for moment in recording.recovered.values():

@@ -67,12 +67,12 @@ def train_shards(folder: Path, miniature: Any, **values: Any) -> Run:
 @pytest.mark.parametrize(
     ("family", "more"),
     [
-        ("sdxl", {"compile": True, "compile_backend": "eager", "gradient_checkpointing": True}),
+        ("sdxl", {"gradient_checkpointing": True}),
         ("flux", {"gradient_checkpointing": True}),
         ("flux", COMPILED),
         ("qwen_image", {}),
     ],
-    ids=["sdxl traced and checkpointed", "flux checkpointed", "flux compiled", "qwen_image"],
+    ids=["sdxl checkpointed", "flux checkpointed", "flux compiled", "qwen_image"],
 )
 def test_shards_learn_what_whole_weights_do_and_make_images(
     family: str, more: dict[str, Any], request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

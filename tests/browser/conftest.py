@@ -52,6 +52,7 @@ class Visit:
             base_url=gui.address,
             reduced_motion="reduce",  # where no GPU draws it, a moving progress bar takes a tenth of a core
         )
+        self._context.grant_permissions(["clipboard-write"])  # which a person gives by the click
         self.faults: list[str] = []
         self._context.on("request", lambda request: self._note(request.url, gui.url))
         self._context.on("console", lambda line: self._note_refusal(line.text))
