@@ -143,6 +143,12 @@ def test_progress_counts_graphs_against_the_plan(graphs: int, cached: int, expec
     assert progress_note(graphs, cached, expected) == words
 
 
+def test_progress_goes_on_while_backward_passes_are_compiled() -> None:
+    assert progress_note(14, 0, 14, 3) == "14 of about 14 graphs, backward pass 3 of 14"
+    assert progress_note(14, 5, 14, 9) == "14 of about 14 graphs (5 from the cache), backward pass 9 of 9"
+    assert progress_note(2, 2, None, 1) == "2 graphs so far (2 from the cache), backward pass 1 of 1"
+
+
 TRACED: dict[str, Any] = {"compile": True, "compile_backend": "eager", "network_args": ["train_blocks=single"]}
 """Double blocks without LoRA are traced in half the time."""
 

@@ -274,14 +274,15 @@ def test_the_recording_of_cuda_graphs_is_a_phase_of_its_own_and_only_of_steps(mo
     from torch._dynamo.callback import CallbackTrigger
 
     given = context(model, tmp_path)
-    progress = CompileProgress(given, lambda: "14 graphs so far")
+    progress = CompileProgress(given, "14 graphs so far, backward pass {}".format)
     progress.install()
     recording = torch._dynamo.callback_handler.install_callbacks(CallbackTrigger.CUDAGRAPH_RECORDING, "0/0")
     given.phase("sampling")
     with recording:
         pass
     given.phase("training")
-    for trigger in (CallbackTrigger.DYNAMO, CallbackTrigger.CUDAGRAPH_RECORDING):
+    for trigger in (CallbackTrigger.DYNAMO, CallbackTrigger.LAZY_BACKWARD, CallbackTrigger.CUDAGRAPH_RECORDING):
+        progress.step_done()  # else two events within half a second are one
         with torch._dynamo.callback_handler.install_callbacks(trigger, "0/0"):
             pass
     progress.remove()
@@ -291,6 +292,7 @@ def test_the_recording_of_cuda_graphs_is_a_phase_of_its_own_and_only_of_steps(mo
     assert told == [
         ("sampling", None),
         ("training", None),
-        ("compiling", "14 graphs so far"),
+        ("compiling", "14 graphs so far, backward pass 0"),
+        ("compiling", "14 graphs so far, backward pass 1"),
         ("recording CUDA graphs", "2 graphs"),
     ]

@@ -1,5 +1,6 @@
 """Full-size models for the benchmark: random weights, since their sizes count and not what they know; shared parts."""
 
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -64,19 +65,37 @@ QUANTIZED: dict[str, dict[str, Any]] = {
 DRAWN = 2**22 + 1
 """Numbers that are drawn and then repeated, since drawing billions takes minutes; odd, so that the rows of a matrix
 differ."""
+BRANCH_GAINS = {
+    **dict.fromkeys((".to_out.0", ".to_add_out", "_attn.proj", ".out_proj", ".o_proj", ".SelfAttention.o"), 0.5),
+    **dict.fromkeys((".ff.net.2", "_mlp.2", "_mlp.net.2", ".fc2", ".down_proj", ".wo", ".linear2", ".conv2"), 0.3),
+}
+"""Ends of names of the layers in which a residual branch ends -> how large its result is beside what it is added to.
+With 1, activations would grow from block to block, and gradients be mostly rounding."""
+UNEVEN, BIASED = 0.1, 0.02
+"""Standard deviations of the weights of norms, around 1, and of biases."""
 
 
 def random_weights(module: nn.Module, dtype: torch.dtype = torch.bfloat16) -> dict[str, Tensor]:
-    """Return a state dict for a module on the meta device: matrices that preserve the variance of activations, norms
-    of 1 and biases of 0."""
-    noise = torch.randn(DRAWN, generator=torch.Generator().manual_seed(0))
+    """Return a state dict for a module on the meta device. Matrices preserve the variance of activations, but for those
+    in which a residual branch ends; norms are about 1 and biases about 0. Each tensor has numbers of its own."""
+    noise = torch.randn(DRAWN, generator=torch.Generator().manual_seed(0)).repeat(2)
+
+    def drawn(name: str, empty: Tensor, deviation: float) -> Tensor:
+        """Take the numbers from a place on that the name decides, so that no two tensors are alike."""
+        begin, count = zlib.crc32(name.encode()) % DRAWN, empty.numel()
+        numbers = (noise[begin : begin + min(count, DRAWN)] * deviation).to(dtype)
+        return numbers.repeat(-(-count // DRAWN))[:count].view(empty.shape)
+
     weights = {}
     for name, empty in module.state_dict().items():
-        if empty.ndim < 2:
-            weights[name] = torch.full(empty.shape, float(name.endswith(("weight", "scale"))), dtype=dtype)
+        layer, _, kind = name.rpartition(".")
+        if empty.ndim >= 2:
+            gain = next((gain for end, gain in BRANCH_GAINS.items() if layer.endswith(end)), 1.0)
+            weights[name] = drawn(name, empty, gain * empty[0].numel() ** -0.5)
+        elif kind in ("weight", "scale"):
+            weights[name] = 1 + drawn(name, empty, UNEVEN)
         else:
-            scaled = (noise * empty[0].numel() ** -0.5).to(dtype)
-            weights[name] = scaled.repeat(-(-empty.numel() // DRAWN))[: empty.numel()].view(empty.shape)
+            weights[name] = drawn(name, empty, BIASED)
     return weights
 
 

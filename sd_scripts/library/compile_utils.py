@@ -4,6 +4,7 @@ import argparse
 import difflib
 import inspect
 import logging
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -39,6 +40,7 @@ def compile_model(
     graphs_expected: int = 0,
     static: bool = False,
     hooked: bool = False,
+    chosen_mode: str = "",
 ) -> nn.Module:
     """Compile each block of `target_blocks` in place and return the model.
 
@@ -46,10 +48,14 @@ def compile_model(
     Blocks whose weights move between devices keep their Linear layers out of the graph (`disable_linear`).
     `graphs_expected` is how many graphs one kind of block will need; it is the recompile limit if the option is 0.
     `static`: the shapes are few, so compile_dynamic = auto stands for false. Of `hooked` blocks only forward is
-    compiled, so that adding and removing hooks does not recompile.
+    compiled, so that adding and removing hooks does not recompile. `chosen_mode` is what the user chose, if the blocks
+    of a step that is recorded as a whole get another.
     """
     dynamic = DYNAMIC[options.compile_dynamic]
-    settings = f"backend={options.compile_backend}, mode={options.compile_mode}, "
+    mode: str = options.compile_mode
+    if chosen_mode not in ("", mode):
+        mode = f"{chosen_mode} (the step is recorded as one CUDA graph, its blocks compiled with mode={mode})"
+    settings = f"backend={options.compile_backend}, mode={mode}, "
     settings += f"dynamic={dynamic}, fullgraph={options.compile_fullgraph}"
     inductor = options.compile_backend == "inductor"
     if inductor and options.compile_options:
@@ -62,6 +68,8 @@ def compile_model(
         "fullgraph": options.compile_fullgraph,
         **_graph_limit(options.compile_cache_size_limit or max(graphs_expected, MIN_GRAPH_LIMIT)),
     }
+    # inductor's advice on float32 products, which are few here, is not of ours
+    warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
     torch._functorch.config.autograd_cache_allow_custom_autograd_functions = True  # attention's guard is one
     for blocks in target_blocks:
         for block in blocks:

@@ -24,6 +24,8 @@ from sd_scripts.training.parent_watchdog import TIMED
 ROOT = Path(__file__).parents[2]
 WARM_UP = 10
 """Steps before the timed ones; with several buckets they meet most of them."""
+OF_STEPS = ("compiling", "training")
+"""Phases with which the first step begins."""
 POLL = 0.2
 """Seconds between two looks at the run and the GPU."""
 GIB = 2**30
@@ -72,7 +74,9 @@ class Run:
     @property
     def start(self) -> float:
         """Seconds from the start of the program to the end of its first step."""
-        first = next(event for event in self.of("phase") if event["name"] in ("compiling", "training"))
+        begun = next(n for n, event in enumerate(self.events) if event["kind"] == "started")
+        # modules are made ready to compile before it, and the compiler reports again during the first step
+        first = next(each for each in self.events[begun:] if each["kind"] == "phase" and each["name"] in OF_STEPS)
         return float(first["time"]) - self.began + self.steps[0]
 
     @property

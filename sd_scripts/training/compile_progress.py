@@ -22,10 +22,11 @@ class CompileProgress:
 
     _installed: "CompileProgress | None" = None
 
-    def __init__(self, context: Context, note: Callable[[], str]):
-        """`note` says how many graphs this run has compiled so far; empty for none."""
+    def __init__(self, context: Context, note: Callable[[int], str]):
+        """`note` says how far compiling is, or nothing yet, given the number of backward passes that were begun."""
         self._context, self._note = context, note
-        self._recorded, self._last_phase, self._last_time = 0, "", 0.0
+        self._backward = self._recorded = 0
+        self._last_phase, self._last_time = "", 0.0
 
     def install(self) -> None:
         """Listen from now on, in place of an earlier run in this process."""
@@ -46,18 +47,19 @@ class CompileProgress:
         self._last_phase = ""
 
     def _started(self, callback: Any) -> None:
-        if _is_recording(callback):
+        if _trigger(callback) == "CUDAGRAPH_RECORDING":
             self._recorded += 1
             self._emit(RECORDING, counted(self._recorded, "graph"))
         else:
+            self._backward += _trigger(callback) == "LAZY_BACKWARD"  # when a backward pass first needs its code
             self._emit_compiled()
 
     def _ended(self, callback: Any) -> None:
-        if not _is_recording(callback):
+        if _trigger(callback) != "CUDAGRAPH_RECORDING":
             self._emit_compiled()
 
     def _emit_compiled(self) -> None:
-        self._emit(COMPILING, self._note())
+        self._emit(COMPILING, self._note(self._backward))
 
     def _emit(self, phase: str, note: str) -> None:
         now = time.monotonic()
@@ -68,5 +70,5 @@ class CompileProgress:
             self._context.emit("phase", name=phase, note=note)
 
 
-def _is_recording(callback: Any) -> bool:
-    return bool(callback.callback_trigger.name == "CUDAGRAPH_RECORDING")
+def _trigger(callback: Any) -> str:
+    return str(callback.callback_trigger.name)

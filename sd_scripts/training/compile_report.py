@@ -120,15 +120,18 @@ def from_cache(count: int) -> str:
     return f" ({count} from the cache)" if count else ""
 
 
-def progress_note(graphs: int, cached: int, expected: int | None) -> str:
+def progress_note(graphs: int, cached: int, expected: int | None, backward: int = 0) -> str:
     """Return how far compiling is: "6 of about 14 graphs (5 from the cache)"; empty before the first graph.
 
-    `expected` is the plan's estimate for the whole run, if there is one.
+    `expected` is the plan's estimate for the whole run, if there is one. `backward` is how many graphs have begun to
+    compile their backward pass, which takes longer than forward and happens after all of them are captured; those from
+    the cache have one.
     """
     if not graphs:
         return ""
     counts = f"{graphs} of about {counted(expected, 'graph')}" if expected and graphs <= expected else ""
-    return (counts or f"{counted(graphs, 'graph')} so far") + from_cache(cached)
+    note = (counts or f"{counted(graphs, 'graph')} so far") + from_cache(cached)
+    return f"{note}, backward pass {backward} of {max(graphs - cached, backward)}" if backward else note
 
 
 def explanations(counted: Mapping[str, int], known: Iterable[str]) -> Iterator[str]:

@@ -85,6 +85,11 @@ def _start_inductor(device: torch.device) -> None:
         pick_vec_isa()  # tries what the CPU can do, in processes of their own
 
 
+def _of_warm_up(device: torch.device) -> int:
+    """Return how many of the graphs in the cache are the warm-up's own."""
+    return int(device.type == "cuda")
+
+
 def wait_until_warm() -> None:
     """Wait for warm_up before any module is called: tracing intercepts calls in all threads."""
     while _warming:
@@ -158,7 +163,7 @@ class Compilation:
         """Keep the compiler cache from being cleared during the run, and tell what it holds already."""
         if self._options.compile_backend == "inductor":
             self._context.at_end.enter_context(in_use())
-            if held := graphs_in(cache_folder()):
+            if held := graphs_in(cache_folder()) - _of_warm_up(self._context.device):
                 text = f"Warm start: the compiler cache holds {counted(held, 'graph')} of earlier runs"
                 self._context.emit("compile", cached_before=held, text=text)
                 if self._context.is_main:
@@ -270,9 +275,9 @@ class Compilation:
         card = self._family.card
         return expected_graphs(card, self._shapes, self._options.compile_dynamic) if card.graphs else None
 
-    def _progress_note(self) -> str:
+    def _progress_note(self, backward: int) -> str:
         now = Counts.so_far() - self._before
-        return compile_report.progress_note(now.graphs, now.cache_hits, self._expected)
+        return compile_report.progress_note(now.graphs, now.cache_hits, self._expected, backward)
 
     def _graphs_of_vae(self) -> int:
         """Return the graphs to expect: image batches may be encoded in slices, the last one smaller."""
@@ -307,6 +312,7 @@ class Compilation:
             graphs_expected=expected,
             static=shapes <= STATIC_SHAPES,
             hooked=hooked,
+            chosen_mode=self._chosen.compile_mode if self._records else "",
         )
 
     def with_fallback(self, do: Callable[[], T]) -> T:
