@@ -14,10 +14,10 @@ from sd_scripts.library.safetensors_stream import TensorFile
 
 
 def layers_of(miniature: Any) -> list[LayerRows]:
-    """All layers that adapters know in the base model's file."""
+    """All layers in the base model's file that adapters are trained for."""
     path = miniature.checkpoint
     found = find_modules(family_of(miniature.family), TensorFile(path, "model").header, "model", path)
-    return [layer for module in found.values() for layer in module.layers]
+    return [layer for module in found.values() for layer in module.trained_layers]
 
 
 def random_pairs(layers: Iterable[LayerRows], rank: int, alpha: float, seed: int = 1) -> dict[str, Tensor]:

@@ -231,7 +231,8 @@ def write_text(path: Path) -> None:
 
 
 def write_another(path: Path) -> None:
-    safetensors.torch.save_file({"lora_unet_strange.lora_down.weight": torch.zeros(4, 4)}, path)
+    pair = {f"lora_unet_strange.lora_{part}.weight": torch.zeros(4, 4) for part in ("down", "up")}
+    safetensors.torch.save_file(pair, path)
 
 
 def write_wide(path: Path) -> None:
@@ -245,7 +246,8 @@ def write_kind(part: str) -> Callable[[Path], None]:
 
 
 def write_peft(path: Path) -> None:
-    safetensors.torch.save_file({"unet.down_blocks.0.to_q.lora_A.weight": torch.zeros(4, 4)}, path)
+    pair = {f"unet.down_blocks.0.to_q.lora_{part}.weight": torch.zeros(4, 4) for part in "AB"}
+    safetensors.torch.save_file(pair, path)
 
 
 def write_flux(path: Path) -> None:
@@ -263,14 +265,18 @@ WIDE = "lora_unet_middle_block_1_proj_in has a different shape in the file than 
         (
             "network_weights",
             write_kind("diff"),
-            "is not a LoRA but full fine-tuning .lora_unet_x.diff., which only LyCORIS can read",
+            "contains full fine-tuning .lora_unet_x.diff., which is not read here",
         ),
-        ("base_weights", write_kind("a1.weight"), "is not a LoRA but GLoRA"),
-        ("network_weights", write_kind("hada_w1_a"), "has no layer of this network; choose a "),
+        ("base_weights", write_kind("a1.weight"), "contains GLoRA"),
+        (
+            "network_weights",
+            write_kind("hada_w1_a"),
+            "is incomplete: of the layer lora_unet_x it has",
+        ),
         (
             "base_weights",
             write_peft,
-            "has unknown PEFT key names, such as unet.down_blocks.0.to_q.lora_A.weight",
+            "has no layer of this model; choose a ",
         ),
         ("network_weights", write_wide, WIDE),
         ("base_weights", write_wide, WIDE),

@@ -29,7 +29,7 @@ from sd_scripts.library.quantized import fits, quantize_
 from sd_scripts.networks.adapter import read_layer
 from sd_scripts.networks.adapters.lora import Lora, LoraLinear, SplitLoraLinear
 from sd_scripts.networks.layers import Dropouts
-from sd_scripts.networks.lora_files import merge, read_plain_lora
+from sd_scripts.networks.lora_files import merge, read_lora
 from sd_scripts.networks.network import AdapterNetwork, attach
 from sd_scripts.networks.plan import (
     AdaptedModule,
@@ -293,7 +293,7 @@ def test_a_file_read_again_computes_what_training_did(args: list[str]) -> None:
     close(predict(again), trained)
 
 
-def test_a_lora_with_split_qkv_is_saved_as_one_that_any_program_reads() -> None:
+def test_a_lora_with_split_qkv_is_saved_as_one_that_any_program_reads(tmp_path: Path) -> None:
     model, plain, merged = tiny(), tiny(), tiny()
     network = make(model, "split_qkv=True", network_alpha=2.0)
     split = [layer for layer in network.layers if layer.split_dims]
@@ -310,7 +310,9 @@ def test_a_lora_with_split_qkv_is_saved_as_one_that_any_program_reads() -> None:
     other.load_tensors(tensors)
     other.refresh()
     close(predict(plain), predict(model))
-    assert merge(adapted(merged), tensors, 1.0) == len(network.layers)
+    safetensors.torch.save_file(tensors, tmp_path / "split.safetensors")
+    file = read_lora("base_weights", tmp_path / "split.safetensors", adapted(merged))
+    assert merge(adapted(merged), file, 1.0) == len(network.layers)
     close(predict(merged), predict(model))
 
 
@@ -426,15 +428,15 @@ def test_a_file_with_the_names_of_diffusers_is_read_as_ours(prefix: str, tmp_pat
         (model.single_blocks[2].linear2.weight + tiny().single_blocks[2].linear2.weight) / 2
     )
     safetensors.torch.save_file({prefix + key: tensor for key, tensor in made.items()}, tmp_path / "peft.safetensors")
-    tensors = read_plain_lora("base_weights", tmp_path / "peft.safetensors", adapted(merged))
+    file = read_lora("base_weights", tmp_path / "peft.safetensors", adapted(merged))
     held = tiny()
     for layer in held.modules():
         if isinstance(layer, nn.Linear) and fits(layer):
             quantize_(layer, Nf4(), torch.float32)
-    of_quantized = read_plain_lora("network_weights", tmp_path / "peft.safetensors", adapted(held))
-    assert of_quantized.keys() == tensors.keys()
-    assert all(torch.equal(tensor, of_quantized[key]) for key, tensor in tensors.items())
-    assert merge(adapted(merged), tensors, 1.0) == 6
+    of_quantized = read_lora("network_weights", tmp_path / "peft.safetensors", adapted(held))
+    assert of_quantized.tensors.keys() == file.tensors.keys()
+    assert all(torch.equal(tensor, of_quantized.tensors[key]) for key, tensor in file.tensors.items())
+    assert merge(adapted(merged), file, 1.0) == 6
     close(predict(merged), predict(model))
     assert (predict(merged) - predict(tiny())).abs().max() > 1e-3
 
@@ -458,8 +460,8 @@ def test_a_file_of_onetrainer_is_read_as_ours(tmp_path: Path) -> None:
             theirs[f"{its}.{called}.weight"] = made[f"transformer_blocks.1.{name}.{part}.weight"]
         theirs[f"{its}.alpha"] = torch.tensor(2.0)
     safetensors.torch.save_file(theirs, tmp_path / "onetrainer.safetensors")
-    tensors = read_plain_lora("base_weights", tmp_path / "onetrainer.safetensors", adapted(merged))
-    assert merge(adapted(merged), tensors, 1.0) == 3
+    file = read_lora("base_weights", tmp_path / "onetrainer.safetensors", adapted(merged))
+    assert merge(adapted(merged), file, 1.0) == 3
     close(predict(merged), predict(model))
     assert (predict(merged) - predict(tiny())).abs().max() > 1e-3
 
@@ -483,13 +485,13 @@ def test_a_file_of_xlabs_is_read_as_ours_and_one_with_single_blocks_refused(tmp_
             weight += up @ down
     safetensors.torch.save_file(theirs, file)
     assert describe(file).variant == "FLUX.1 LoRA"
-    assert merge(adapted(merged), read_plain_lora("base_weights", file, adapted(merged)), 1.0) == 4
+    assert merge(adapted(merged), read_lora("base_weights", file, adapted(merged)), 1.0) == 4
     close(predict(merged), predict(model))
     assert (predict(merged) - predict(tiny())).abs().max() > 1e-3
 
     safetensors.torch.save_file({**theirs, "single_blocks.0.processor.qkv_lora.down.weight": torch.zeros(2, 4)}, file)
-    with pytest.raises(ValueError, match=r"^base_weights: .* is a LoRA of XLabs with single blocks"):
-        read_plain_lora("base_weights", file, adapted(merged))
+    with pytest.raises(ValueError, match=r"^base_weights: .* contains a LoRA of XLabs with single blocks"):
+        read_lora("base_weights", file, adapted(merged))
 
 
 def _add_peft(made: dict[str, Tensor], model: FluxTransformer, name: str, rank: int) -> None:

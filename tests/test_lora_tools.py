@@ -366,7 +366,7 @@ def test_what_is_more_than_two_factors_is_not_resized(lora: Path, capsys: pytest
     tensors = load_file(lora) | {"lora_unet_single_blocks_0_linear2.dora_scale": torch.ones(64, 1)}
     save_file(tensors, lora)
     assert run(resize_lora, "--model", lora, "--save_to", lora.with_name("out.safetensors")) == 2
-    assert "is no plain LoRA (lora_unet_single_blocks_0_linear2.dora_scale)" in capsys.readouterr().err
+    assert "is dora, not a plain LoRA" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -395,7 +395,7 @@ def test_what_is_more_than_two_factors_is_not_resized(lora: Path, capsys: pytest
             "base_model: '{lora}' is itself a LoRA",
         ),
         (flux_merge_lora, ("--flux_model", "{model}", "--save_to", "{out}"), "models: not set"),
-        (resize_lora, ("--model", "{model}", "--save_to", "{out}"), "model: '{model}' has no factors of a LoRA"),
+        (resize_lora, ("--model", "{model}", "--save_to", "{out}"), "model: '{model}' contains no layers of a LoRA"),
         (
             resize_lora,
             ("--model", "{lora}", "--dynamic_method", "sv_fro", "--save_to", "{out}"),

@@ -12,7 +12,7 @@ from sdxl_pipeline import pipeline_of
 from training_help import train
 
 from sd_scripts.families.registry import family_of
-from sd_scripts.networks.lora_files import read_plain_lora
+from sd_scripts.networks.lora_files import read_lora
 from sd_scripts.runs.outputs import existing_outputs
 from sd_scripts.tools.lora.files import full_size_modules
 from sd_scripts.training.lora import Lora
@@ -59,7 +59,7 @@ def test_both_files_are_written_and_removed_together(flux_miniature: Any, tmp_pa
     modules = full_size_modules(family_of("flux"))
     for suffix in ("", "-ema"):
         ours = deltas(run.output / f"short{suffix}.safetensors")
-        read = read_plain_lora("x", run.output / f"short{suffix}-diffusers.safetensors", modules)
+        read = read_lora("x", run.output / f"short{suffix}-diffusers.safetensors", modules).tensors
         save_file({key: tensor.contiguous() for key, tensor in read.items()}, tmp_path / "read.safetensors")
         theirs = deltas(tmp_path / "read.safetensors")
         assert theirs.keys() == ours.keys()

@@ -179,7 +179,9 @@ class FamilyCard:
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Name of a flag or key in another trainer, with a meaning that it has for this family alone -> option."""
     lora_marks: tuple[str, ...] = ()
-    """Substrings of a key that only a LoRA for this family has."""
+    """Substrings of a key that only a LoRA for this family's denoiser has."""
+    lora_encoder_marks: tuple[str, ...] = ()
+    """The same for its text encoders, which other families have too; they count where no denoiser is recognised."""
     pipelines: tuple[Mark, ...] = ()
     """Prefixes of the pipeline's class name in a diffusers folder."""
     folder_variant: Callable[[Path, str], str] = lambda folder, variant: variant

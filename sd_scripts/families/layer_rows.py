@@ -20,7 +20,7 @@ from sd_scripts.families.loading import make_empty, shapes_of
 from sd_scripts.formats.safetensors_header import Header
 from sd_scripts.library.state_dicts import State
 from sd_scripts.networks.plan import AdaptedModule
-from sd_scripts.networks.targets import LoraTarget, adaptable
+from sd_scripts.networks.targets import LoraTarget, adaptable, readable
 
 ROWS = 1 << 32
 """Upper bound of the rows of a tensor: a row's number is its tensor's number times this, plus its own place."""
@@ -62,6 +62,12 @@ class FoundModule:
     module: nn.Module
     target: LoraTarget
     layers: tuple[LayerRows, ...]
+
+    @property
+    def trained_layers(self) -> list[LayerRows]:
+        """The layers that adapters are trained for by default."""
+        names = {self.target.name(path) for path, _ in adaptable(self.module, self.target, conv=True)}
+        return [layer for layer in self.layers if layer.name in names]
 
 
 def adapted_components(family: Family) -> dict[str, LoraTarget]:
@@ -123,7 +129,7 @@ def _labels(number: int, shape: tuple[int, ...]) -> Tensor:
 
 
 def _layers(module: nn.Module, target: LoraTarget, labels: State, keys: list[str]) -> Iterator[LayerRows]:
-    for path, layer in adaptable(module, target, conv=True):
+    for path, layer in readable(module):
         own = labels.get(f"{path}.weight")
         if own is not None and len(own) == len(layer.weight):
             yield LayerRows(target.name(path), tuple(layer.weight.shape), tuple(_runs(own.flatten(), keys)))

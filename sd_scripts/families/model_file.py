@@ -199,7 +199,8 @@ def _recognise_lora(header: Header) -> tuple[str | None, str]:
     if version.startswith("sd_v1"):
         return "sd15", SD15_LORA
     own = ((mark, card.name, f"{card.title} LoRA") for card in cards() for mark in card.lora_marks)
-    for mark, family, variant in (*own, *LORA_MARKS):
+    of_encoders = ((mark, card.name, f"{card.title} LoRA") for card in cards() for mark in card.lora_encoder_marks)
+    for mark, family, variant in (*own, *LORA_MARKS, *of_encoders):
         if any(mark in key for key in header.shapes):
             return family, variant
     return None, "LoRA"

@@ -11,9 +11,18 @@ def shell_words(text: str) -> list[str]:
     return list(lexer)
 
 
+LONGEST_NAME = 200
+
+
+def printable(name: str) -> str:
+    """Return a name from a file as a message can quote it: in one line, without control characters, not too long."""
+    text = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in name[:LONGEST_NAME])
+    return text if len(name) <= LONGEST_NAME else f"{text}..."
+
+
 def some(names: Sequence[str], most: int = 3) -> str:
     """List the first names: a, b, c and 7 more"""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+    return ", ".join(map(printable, names[:most])) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def listed(names: Iterable[str], word: str = "and") -> str:

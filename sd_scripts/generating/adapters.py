@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,10 +13,9 @@ from sd_scripts.families.components import DENOISER, Components
 from sd_scripts.families.family import Family
 from sd_scripts.library import fp8
 from sd_scripts.library.quantized import add_, format_of
-from sd_scripts.networks.adapter import Tensors, layer_names, read_layer
-from sd_scripts.networks.lora_files import read_plain_lora
+from sd_scripts.networks.lora_files import LoraFile, added, read_lora
 from sd_scripts.networks.plan import AdaptedModule
-from sd_scripts.networks.targets import adaptable
+from sd_scripts.networks.targets import readable
 from sd_scripts.networks.updates import dense_weight
 from sd_scripts.options.generate_settings import AdapterFile
 
@@ -28,21 +27,26 @@ class Adapter:
     """An adapter file in memory."""
 
     file: AdapterFile
-    tensors: Tensors
+    lora: LoraFile
     layers: frozenset[str]
+    """The names of those that the model has."""
     written: int
     """When the file was last written."""
 
     @classmethod
-    def read(cls, file: AdapterFile, family: Family, components: Components) -> Adapter:
-        """Read the file under our names of the layers. Raises ValueError if none of them is in this model."""
-        written = written_at(file.path)
-        tensors = read_plain_lora(OPTION, file.path, modules_of(family, components))
-        ours = {name for name in component_names(components) for name in layers_of(family, components, name)}
-        found = layer_names(tensors) & ours
-        if not found:
+    def read(cls, file: AdapterFile, family: Family, components: Components, warn: Callable[[str], None]) -> Adapter:
+        """Read the file under our names of the layers; warn of what is not used.
+
+        Raises ValueError if none of its layers is in this model, or a shape differs.
+        """
+        written, modules = written_at(file.path), modules_of(family, components)
+        lora = read_lora(OPTION, file.path, modules)
+        if not lora.known:
             raise ValueError(f"{OPTION}: '{file.path}' has no layer of this model; choose an adapter made for it")
-        return cls(file=file, tensors=tensors, layers=frozenset(found), written=written)
+        lora.require_fit(modules)
+        for sentence in lora.not_used():
+            warn(sentence)
+        return cls(file=file, lora=lora, layers=frozenset(lora.known), written=written)
 
 
 def written_at(path: Path) -> int:
@@ -68,7 +72,7 @@ def modules_of(family: Family, components: Components) -> list[AdaptedModule]:
 def layers_of(family: Family, components: Components, name: str) -> dict[str, tuple[str, nn.Module]]:
     """Return each layer of a component that can be adapted: name in files -> its path and the layer."""
     each = modules_of(family, components)[component_names(components).index(name)]
-    return {each.target.name(path): (path, layer) for path, layer in adaptable(each.module, each.target, conv=True)}
+    return {each.target.name(path): (path, layer) for path, layer in readable(each.module)}
 
 
 @torch.no_grad()
@@ -88,7 +92,7 @@ def merge(
         if isinstance(layer, nn.Linear) and format_of(layer):
             add_(layer, change.to(weight.device))
         else:
-            weight.copy_(weight.to(device).float() + change)
+            weight.copy_(added(weight.to(device), change, weight.dtype, f"{OPTION}: {name} with adapters"))
 
 
 @torch.no_grad()
@@ -101,7 +105,8 @@ def replace(
         weight: Tensor = layer.weight  # type: ignore[assignment]
         original = originals[f"{path}.weight"].to(weight.device, weight.dtype).reshape(weight.shape)
         change = _change(name, original, adapters)
-        weight.copy_(original if change is None else original.float() + change)
+        what = f"{OPTION}: {name} with adapters"
+        weight.copy_(original if change is None else added(original, change, weight.dtype, what))
 
 
 def _change(name: str, weight: Tensor, adapters: Sequence[Adapter]) -> Tensor | None:
@@ -112,17 +117,9 @@ def _change(name: str, weight: Tensor, adapters: Sequence[Adapter]) -> Tensor | 
 
 def _changes(name: str, weight: Tensor, adapters: Sequence[Adapter]) -> Iterator[Tensor]:
     for adapter in adapters:
-        if name not in adapter.layers or (found := read_layer(adapter.tensors, name)) is None:
-            continue
-        kind, tensors = found
-        on_device = {ending: tensor.to(weight.device) for ending, tensor in tensors.items()}
-        change = kind.delta(on_device, weight, adapter.file.strength)
-        if change.shape != weight.flatten(1).shape:
-            raise ValueError(
-                f"{OPTION}: {name} has a different shape in '{adapter.file.path}' than in this model; choose an "
-                "adapter for the same kind of model"
-            )
-        yield change.view(weight.shape)
+        change = adapter.lora.change(name, weight, adapter.file.strength)
+        if change is not None:
+            yield change
 
 
 def title_of(path: Path) -> str:

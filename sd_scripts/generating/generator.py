@@ -74,7 +74,7 @@ class Generator:
         read = [
             with_changes(known[file.path], file=file)
             if file.path in known
-            else Adapter.read(file, self.family, self._components)
+            else Adapter.read(file, self.family, self._components, self._reporter.warn)
             for file in files
         ]
         changed = frozenset().union(*(adapter.layers for adapter in (*self._adapters, *read)))

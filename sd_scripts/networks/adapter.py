@@ -18,6 +18,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
+from sd_scripts.formats.lora_keys import ALPHA
 from sd_scripts.networks import adapters
 from sd_scripts.networks.layers import Dropouts
 from sd_scripts.networks.rules import Rank
@@ -152,6 +153,14 @@ class Adapter(ABC):
         return any(all(ending in tensors for ending in form) for form in cls.forms or (cls.endings,))
 
     @classmethod
+    def sizes_in_file(cls, tensors: Mapping[str, Tensor]) -> tuple[int, int | None] | None:
+        """Return (out, in · kh · kw) of the weight that a file's layer is for, as far as its tensors tell.
+
+        Raises ValueError, to follow "has", if the shapes of the tensors do not fit together.
+        """
+        return None
+
+    @classmethod
     @abstractmethod
     def delta(cls, tensors: Mapping[str, Tensor], weight: Tensor, strength: float = 1.0) -> Tensor:
         """Return what a file's layer adds to the base `weight` (out, ...), times `strength`: float32 (out, in)."""
@@ -200,13 +209,21 @@ def read_layer(tensors: Mapping[str, Tensor], name: str) -> tuple[type[Adapter],
 
     If several kinds fit, such as one that adds a tensor to another's, the one that knows more of them is meant.
     """
-    endings = {ending for kind in adapter_kinds().values() for ending in kind.endings}
-    of_layer = {e: tensors[f"{name}.{e}"] for e in (*endings, "alpha") if f"{name}.{e}" in tensors}
-    fitting = [kind for kind in adapter_kinds().values() if kind.reads(of_layer)]
-    if not fitting:
+    of_layer = {e: tensors[f"{name}.{e}"] for e in known_endings() if f"{name}.{e}" in tensors}
+    if (kind := kind_of(of_layer)) is None:
         return None
-    kind = max(fitting, key=lambda kind: len(of_layer.keys() & {*kind.endings}))
-    return kind, {ending: tensor for ending, tensor in of_layer.items() if ending in (*kind.endings, "alpha")}
+    return kind, {ending: tensor for ending, tensor in of_layer.items() if ending in (*kind.endings, ALPHA)}
+
+
+def known_endings() -> list[str]:
+    """Return the endings of the tensors of all kinds."""
+    return list(dict.fromkeys([ALPHA, *(ending for kind in adapter_kinds().values() for ending in kind.endings)]))
+
+
+def kind_of(of_layer: Mapping[str, Tensor]) -> type[Adapter] | None:
+    """Return the kind of a file's layer from its tensors by ending, None if they are none's."""
+    fitting = [kind for kind in adapter_kinds().values() if kind.reads(of_layer)]
+    return max(fitting, key=lambda kind: len(of_layer.keys() & {*kind.endings}), default=None)
 
 
 def layer_names(tensors: Mapping[str, Tensor]) -> set[str]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from sd_scripts.networks.adapter import Adapter, Tensors, read_layer
 from sd_scripts.networks.adapters.lora import Lora, Pair
 from sd_scripts.networks.lora_names import ENCODER_PREFIXES
 from sd_scripts.networks.plan import AdaptedModule
-from sd_scripts.networks.targets import adaptable
+from sd_scripts.networks.targets import readable
 
 
 def with_names_of(program: str, tensors: Mapping[str, Tensor], modules: Sequence[AdaptedModule]) -> Tensors:
@@ -22,7 +23,7 @@ def with_names_of(program: str, tensors: Mapping[str, Tensor], modules: Sequence
     """
     found: Tensors = {}
     for number, each in enumerate(modules):
-        for path, _ in adaptable(each.module, each.target, conv=True):
+        for path, _ in readable(each.module):
             name = each.target.name(path)
             if layer := read_layer(tensors, name):
                 found |= dict(_named(program, each, number, path, name, *layer))
@@ -61,8 +62,10 @@ def _peft(each: AdaptedModule, number: int, path: str, name: str, pair: Pair) ->
         inner = target.diffusers_paths(path) if target.diffusers_paths else (path,)
         names = tuple(f"{'unet' if target.alias else 'transformer'}.{part}" for part in inner)
     scale = pair.alpha / pair.rank
-    of_up = 2.0 ** math.floor(math.log2(scale) / 2)  # powers of two leave the numbers exact
+    of_up = 2.0 ** math.floor(math.log2(abs(scale)) / 2)  # powers of two leave the numbers exact
     down, up = _scaled(pair.down, scale / of_up), _scaled(pair.up, of_up)
+    if not number and target.swaps_halves(path):
+        up = torch.cat(up.chunk(2)[::-1])
     for part, (own_down, own_up) in zip(names, _parts(down, up, pair, len(names)), strict=True):
         yield f"{part}.lora_A.weight", own_down
         yield f"{part}.lora_B.weight", own_up

@@ -1,92 +1,278 @@
-"""Read LoRA files, convert their keys to sd-scripts' names, and merge them into base weights."""
+"""Read LoRA files: the one reader for training, generating and the tools.
 
-from collections.abc import Iterable, Mapping
+What a file says is used or named: a tensor that is damaged, or that belongs to a layer but is not understood, is an
+error; layers that the model does not have, and tensors of no layer, are listed for a warning.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from sd_scripts.families.model_file import SAFETENSORS
+from sd_scripts.formats.lora_keys import (
+    ALPHA,
+    DOWN,
+    NORMS,
+    PEFT_NORMS,
+    LoraKeys,
+    embedding_tokens,
+    group_keys,
+    other_method,
+)
+from sd_scripts.formats.peft_header import PeftHeader
+from sd_scripts.formats.safetensors_header import read_header
+from sd_scripts.formats.words import printable, some
 from sd_scripts.library import fp8
 from sd_scripts.library.compile_utils import maybe_uncompile_state_dict
 from sd_scripts.library.model_reader import read_weights
-from sd_scripts.library.quantized import add_, format_of
-from sd_scripts.networks.adapter import Tensors, adapter_kinds, read_layer
-from sd_scripts.networks.lora_names import XLABS_SINGLE, with_our_names
+from sd_scripts.library.quantized import add_, empty_weight, format_of
+from sd_scripts.networks.adapter import Adapter, Tensors, adapter_kinds, kind_of, known_endings
+from sd_scripts.networks.adapters.lora import Lora, Pair
+from sd_scripts.networks.lora_names import Layers, with_our_names
 from sd_scripts.networks.plan import AdaptedModule
-from sd_scripts.networks.targets import adaptable
+from sd_scripts.networks.targets import readable
 from sd_scripts.networks.updates import dense_weight
 
-OTHER_METHODS = {
-    "a1.": "GLoRA",
-    "diff": "full fine-tuning",
-    "hada_w": "incomplete LoHa",
-    "lokr_w": "incomplete LoKr",
-    "oft_": "incomplete OFT",
-    "on_input": "IA3",
-    "w_norm": "training of norms",
-}
-"""Start of a tensor's name after its layer -> method of the file. Such layers are read if an adapter kind has these
-endings."""
+LARGEST = torch.finfo(torch.float32).max
+ANOTHER = "choose another file, such as an earlier checkpoint"
 
 
-def read_lora(option: str, path: Path) -> Tensors:
-    """Read the tensors of the LoRA file that `option` names. Raises ValueError naming the option."""
-    return maybe_uncompile_state_dict(read_weights(path, option))
+@dataclass(frozen=True, kw_only=True)
+class LoraFile:
+    """A LoRA file in memory, whose tensors have been checked."""
+
+    option: str
+    """The option that names it."""
+    path: Path
+    layers: Mapping[str, tuple[type[Adapter], Tensors]]
+    """Kind and tensors of each layer by name: sd-scripts' if the model has the layer, else the file's. The tensors are
+    on the CPU, in the dtype of the file."""
+    unknown: tuple[str, ...]
+    """Names in `layers` that are not in the model."""
+    ignored: tuple[str, ...]
+    """Keys of tensors that belong to no layer."""
+    metadata: Mapping[str, str]
+
+    @cached_property
+    def tensors(self) -> Tensors:
+        """All tensors of the layers by key."""
+        return {f"{name}.{ending}": each for name, (_, own) in self.layers.items() for ending, each in own.items()}
+
+    @property
+    def known(self) -> set[str]:
+        """The names of the layers that the model has."""
+        return self.layers.keys() - set(self.unknown)
+
+    def pairs(self) -> dict[str, Pair]:
+        """Return the factors of each layer. Raises ValueError if the file is not a plain LoRA."""
+        if others := {kind.kind for kind, _ in self.layers.values() if kind is not Lora}:
+            raise ValueError(
+                f"{self.option}: '{self.path}' is {' and '.join(sorted(others))}, not a plain LoRA; merge it into a "
+                "model instead"
+            )
+        return {name: Pair.read(tensors) for name, (_, tensors) in self.layers.items()}
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of most of its factors."""
+        counts = Counter(tensor.dtype for tensor in self.tensors.values() if tensor.ndim > 1)
+        return counts.most_common(1)[0][0] if counts else torch.float32
+
+    def left_out(self) -> Iterator[str]:
+        """Yield a sentence for tensors that belong to no layer."""
+        tokens = embedding_tokens(self.ignored)
+        others = [key for key in self.ignored if not embedding_tokens([key])]
+        if tokens:
+            yield (
+                f"{self.option}: the embeddings in '{self.path}' are left out, so prompts with these words lack them: "
+                f"{some(tokens)}"
+            )
+        if others:
+            yield f"{self.option}: {len(others)} tensors of '{self.path}' are unknown and left out: {some(others)}"
+
+    def not_used(self) -> Iterator[str]:
+        """Yield a sentence for everything in the file that the model does not use."""
+        yield from self.left_out()
+        if self.unknown:
+            yield (
+                f"{self.option}: {len(self.unknown)} layers of '{self.path}' are not in the model: {some(self.unknown)}"
+            )
+
+    def require_fit(self, modules: Iterable[AdaptedModule]) -> None:
+        """Raise ValueError, one sentence, unless the shapes are those of the layers in `modules`."""
+        for each in modules:
+            for path, layer in readable(each.module):
+                if found := self.layers.get(name := each.target.name(path)):
+                    weight = empty_weight(layer)
+                    sizes, own = found[0].sizes_in_file(found[1]), (len(weight), weight[0].numel())
+                    if sizes and any(size not in (None, ours) for size, ours in zip(sizes, own, strict=True)):
+                        raise ValueError(
+                            f"{self.option}: '{self.path}': {name} has a different shape in the file than in this "
+                            "model; choose a LoRA of the same kind of model"
+                        )
+
+    def change(self, name: str, weight: Tensor, strength: float) -> Tensor | None:
+        """Return what the file adds to a layer's `weight` (out, in, ...) at a strength, float32 and of its shape; None
+        if it does not have the layer."""
+        if (found := self.layers.get(name)) is None:
+            return None
+        kind, tensors = found
+        on_device = {ending: tensor.to(weight.device) for ending, tensor in tensors.items()}
+        return kind.delta(on_device, weight, strength).view(weight.shape)
 
 
-def read_plain_lora(option: str, path: Path, modules: Iterable[AdaptedModule]) -> Tensors:
-    """Read a LoRA of the built-in adapter kinds, under sd-scripts' names for the layers of `modules`.
+def read_lora(option: str, path: Path, modules: Iterable[AdaptedModule] = ()) -> LoraFile:
+    """Read a LoRA file, with sd-scripts' names for the layers of `modules`, which are the denoiser, then the text
+    encoders; without weights they may have other sizes than the file.
 
-    Raises ValueError for other kinds.
+    Raises ValueError, one sentence that names the option, the file and the layer, if the file is damaged, of another
+    method, or only understood in part.
     """
     modules = list(modules)
-    tensors = with_our_names(read_lora(option, path), modules)
-    known = tuple(f".{ending}" for kind in adapter_kinds().values() for ending in kind.endings)
-    for key in tensors:
-        if key.endswith(known):
-            continue
-        if XLABS_SINGLE.search(key):
-            raise ValueError(
-                f"{option}: '{path}' is a LoRA of XLabs with single blocks ({key}), which do not map to "
-                "any layer of the model; only XLabs' double blocks can be read"
-            )
-        if ".lora_A." in key or ".lora_B." in key:
-            raise ValueError(
-                f"{option}: '{path}' has unknown PEFT key names, such as {key}; convert them to those of kohya's LoRAs"
-            )
-        kind = next((kind for start, kind in OTHER_METHODS.items() if key.partition(".")[2].startswith(start)), None)
-        if kind:
-            raise ValueError(f"{option}: '{path}' is not a LoRA but {kind} ({key}), which only LyCORIS can read")
+    raw = maybe_uncompile_state_dict(read_weights(path, option))
+    try:
+        keys = group_keys(raw, known_endings())
+        _require_understood(keys)
+        if not keys.layers:
+            raise ValueError(f"contains no layers of a LoRA, but keys such as {some(list(raw))}")
+        metadata = dict(read_header(path).metadata) if path.suffix in SAFETENSORS else {}
+        layers = _read_layers(raw, keys, PeftHeader(metadata, keys.layers, path))
+        known, unknown = with_our_names(layers, modules)
+    except ValueError as problem:
+        raise ValueError(f"{option}: '{path}' {problem}") from None
+    kinds = {name: (kind_of(own), own) for name, own in sorted((known | unknown).items())}
+    return LoraFile(
+        option=option,
+        path=path,
+        layers={name: (kind, own) for name, (kind, own) in kinds.items() if kind},
+        unknown=tuple(sorted(unknown)) if modules else (),
+        ignored=tuple(keys.others),
+        metadata=metadata,
+    )
+
+
+def read_finite_tensors(option: str, path: Path) -> Tensors:
+    """Read the tensors of a file for an external network, by the keys of the file. Raises ValueError, one sentence that
+    names the option, the file and the key, if they are not usable numbers."""
+    tensors = maybe_uncompile_state_dict(read_weights(path, option))
+    for key, tensor in tensors.items():
+        if tensor.is_floating_point() and not norm_of(tensor) <= LARGEST:
+            raise ValueError(f"{option}: '{path}' has NaN or infinity in {printable(key)}; {ANOTHER}")
     return tensors
 
 
+def _require_understood(keys: LoraKeys) -> None:
+    """Raise ValueError for keys of another method, and for those of a layer that are not its adapter kind's."""
+    for key in keys.others:
+        if method := other_method(key):
+            raise ValueError(
+                f"contains {method} ({printable(key)}), which is not read here; merge the file into a model in the "
+                "program that made it"
+            )
+        if layer := keys.layer_of(key):
+            raise ValueError(
+                f"has a tensor that is not read here, so that the layer {printable(layer)} would be used in part: "
+                f"{printable(key)}; convert the file in the program that made it"
+            )
+
+
+def _read_layers(raw: Tensors, keys: LoraKeys, header: PeftHeader) -> Layers:
+    """Return the tensors of each layer by ending; the factors of a LoRA always with an alpha, which only the header may
+    state."""
+    layers = Layers()
+    for layer, own in keys.layers.items():
+        tensors = {ending: raw[key] for ending, key in own.items()}
+        for ending, tensor in tensors.items():
+            if why := _problem(ending, tensor):
+                raise ValueError(f"has {why} in {printable(own[ending])}; {ANOTHER}")
+        if NORMS in own and PEFT_NORMS.fullmatch(own[NORMS]):  # (out,), or (1, out, 1, 1) of a convolution
+            tensors[NORMS] = tensors[NORMS].reshape(-1, 1)
+        _require_complete(layer, own, tensors)
+        if ALPHA not in tensors and DOWN in tensors:
+            rank = len(tensors[DOWN])
+            alpha = header.alpha(layer, rank)
+            tensors[ALPHA] = torch.tensor(float(rank) if alpha is None else alpha)
+        layers[layer] = tensors
+    return layers
+
+
+def _problem(ending: str, tensor: Tensor) -> str:
+    """Return what is wrong with a tensor by itself; "" if nothing is."""
+    if ending == ALPHA:
+        single = tensor.numel() == 1
+        return "" if single and tensor.float().isfinite() else "no single number" if not single else "NaN or infinity"
+    if not tensor.is_floating_point():
+        return "whole numbers without the scales that make weights of them"
+    if not tensor.numel() or not tensor.ndim:
+        return f"no matrix, but the shape {tuple(tensor.shape)},"
+    return "" if norm_of(tensor) <= LARGEST else "NaN or infinity"
+
+
+def norm_of(tensor: Tensor) -> float:
+    """Return the norm of a tensor; NaN or infinity if one of its values is."""
+    floats = tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
+    return float(torch.linalg.vector_norm(floats, dtype=torch.float64))
+
+
+def _require_complete(layer: str, keys: Mapping[str, str], tensors: Tensors) -> None:
+    """Raise ValueError unless the tensors are those of one adapter kind, and fit together."""
+    name, first = printable(layer), printable(next(iter(keys.values())))
+    kind = kind_of(tensors)
+    if kind is None:
+        forms = [form for kind in adapter_kinds().values() for form in kind.forms or (kind.endings,)]
+        nearest = max(forms, key=lambda form: (len(tensors.keys() & {*form}), -len(form)))
+        missing = [ending for ending in nearest if ending not in tensors]
+        lacking = f"but not its {' and '.join(missing)}" if missing else "of a shape that is not known"
+        raise ValueError(f"is incomplete: of the layer {name} it has {first}, {lacking}; choose a complete file")
+    if extra := tensors.keys() - {*kind.endings, ALPHA}:
+        raise ValueError(f"has the layer {name} both as {kind.kind} and with {', '.join(sorted(extra))}; {ANOTHER}")
+    try:
+        kind.sizes_in_file(tensors)
+    except ValueError as problem:
+        raise ValueError(f"has in the layer {name} {problem}; {ANOTHER}") from None
+    product = 1.0
+    for ending, tensor in tensors.items():
+        product *= 1.0 if ending == NORMS else norm_of(tensor) or (ending == ALPHA)  # an alpha of 0 means the rank
+    if not product <= LARGEST:
+        raise ValueError(f"has values in the layer {name} whose product is infinite; {ANOTHER}")
+
+
+def added(weight: Tensor, change: Tensor, dtype: torch.dtype, what: str) -> Tensor:
+    """Return weight + change, rounded once. Raises ValueError, which begins with `what`, if that is not finite."""
+    total = (weight.float() + change).to(dtype)
+    if not total.float().isfinite().all():
+        raise ValueError(f"{what} does not fit into {str(dtype).removeprefix('torch.')}; use bf16, or a lower strength")
+    return total
+
+
 @torch.no_grad()
-def merge(modules: Iterable[AdaptedModule], tensors: Mapping[str, Tensor], strength: float) -> int:
+def merge(modules: Iterable[AdaptedModule], file: LoraFile, strength: float) -> int:
     """Add `strength` times the update of the file to every layer that it has; return how many these are.
 
-    Raises ValueError naming base_weights if the shapes differ.
+    Raises ValueError naming the option if the shapes differ.
     """
-    merged = 0
+    modules, merged = list(modules), 0
+    file.require_fit(modules)
     for each in modules:
-        for path, layer in adaptable(each.module, each.target, conv=True):
+        for path, layer in readable(each.module):
             name = each.target.name(path)
-            found = read_layer(tensors, name)
-            if found is None:
+            if name not in file.layers:
                 continue
-            kind, of_layer = found
             if isinstance(layer, nn.Linear) and layer.weight.dtype == fp8.STORAGE and not format_of(layer):
                 fp8.quantize_(layer, each.module.dtype)  # type: ignore[arg-type]  # as its file has it
             weight = layer.weight
-            change = kind.delta(of_layer, dense_weight(layer), strength)
-            if change.shape != weight.flatten(1).shape:
-                raise ValueError(
-                    f"base_weights: {name} has a different shape in the file than in this model; "
-                    "choose a LoRA of the same kind of model"
-                )
-            change = change.view(weight.shape)
+            change = file.change(name, dense_weight(layer), strength)
+            assert change is not None
             if isinstance(layer, nn.Linear) and format_of(layer):
                 add_(layer, change)
             else:
-                weight.copy_(weight.float() + change)  # rounded once, to the model's dtype
+                weight.copy_(added(weight, change, weight.dtype, f"{file.option}: {name} with '{file.path}'"))
             merged += 1
     return merged

@@ -53,6 +53,8 @@ class LoraTarget:
     """Module path -> its name in other programs: `lora_unet_down_blocks_1_attentions_0_proj_in`."""
     diffusers_paths: Callable[[str], tuple[str, ...]] | None = None
     """Module path -> its diffusers modules, in the order of its rows."""
+    swaps_halves: Callable[[str], bool] = lambda path: False
+    """Module path -> whether diffusers has the two halves of its rows in the opposite order."""
     comfyui: Callable[[str], str] = lambda path: f"diffusion_model.{path}"
     """Module path -> ComfyUI's own name of the layer."""
     folds: tuple[str, ...] = ()
@@ -97,6 +99,13 @@ def adaptable(model: nn.Module, target: LoraTarget, *, conv: bool) -> Iterator[t
         for path, layer in model.named_modules():
             if f"{path}.".startswith(f"{outside}.") and isinstance(layer, nn.Linear):
                 yield path, layer
+
+
+def readable(model: nn.Module) -> Iterator[tuple[str, nn.Linear | nn.Conv2d]]:
+    """Yield path and layer of everything in `model` that a file may change, also what is not trained by default."""
+    for path, layer in model.named_modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            yield path, layer
 
 
 def projected_together(model: nn.Module, target: LoraTarget) -> list[list[nn.Module]]:

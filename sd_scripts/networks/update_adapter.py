@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from sd_scripts.formats.lora_keys import ALPHA, NORMS
 from sd_scripts.library.quantized import compute_dtype, empty_weight
 from sd_scripts.networks.adapter import Adapter, LayerPlan, Tensors, TrainedTensor, file_alpha
 from sd_scripts.networks.layers import Dropouts
@@ -25,7 +26,6 @@ from sd_scripts.networks.updates import (
 )
 from sd_scripts.options.network_args import NetworkArguments
 
-NORMS = "dora_scale"
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -164,6 +164,22 @@ class UpdateAdapter(Adapter):
             axis = "in" if norms.shape[0] == 1 and norms.numel() > 1 else "out"
         own = {ending: tuple(tensor.shape) for ending, tensor in tensors.items() if ending not in ("alpha", NORMS)}
         return {"axis": axis, "shapes": own}
+
+    @classmethod
+    def sizes_in_file(cls, tensors: Mapping[str, Tensor]) -> tuple[int, int | None]:
+        parts = {ending: tensor for ending, tensor in tensors.items() if ending not in (ALPHA, NORMS)}
+        try:
+            if any(part.ndim < 2 for part in parts.values()):
+                raise ValueError
+            weight = cls.update_class({ending: part.to("meta") for ending, part in parts.items()}).weight()
+            out, into = len(weight), weight[0].numel()
+        except (RuntimeError, IndexError, ValueError):  # what it is depends on the kind
+            listed = " and ".join(f"{ending} of {tuple(part.shape)}" for ending, part in parts.items())
+            raise ValueError(f"{listed}, which do not fit together") from None
+        norms = tensors.get(NORMS)
+        if norms is not None and norms.numel() != out and (len(norms) != 1 or into % norms.numel()):
+            raise ValueError(f"{NORMS} of {tuple(norms.shape)} for a weight of {out} outputs and {into} inputs")
+        return out, into
 
     @classmethod
     def delta(cls, tensors: Mapping[str, Tensor], weight: Tensor, strength: float = 1.0) -> Tensor:

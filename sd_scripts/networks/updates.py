@@ -194,7 +194,9 @@ def norms_of(weight: Tensor, axis: Axis) -> Tensor:
 def decomposed(norms: Tensor, weight: Tensor) -> Tensor:
     """Return a changed weight (out, in, ...) scaled to the `norms` of its rows or columns, as files have them."""
     axis: Axis = "out" if norms.shape[0] == weight.shape[0] and norms.shape[1:].numel() == 1 else "in"
-    return weight * (norms / _norm(_matrix(weight, axis).square().sum(1)).view(norms.shape))
+    shape = [1] * weight.ndim
+    shape[1 - across(axis)] = norms.numel()
+    return weight * (norms.flatten() / _norm(_matrix(weight, axis).square().sum(1))).view(shape)
 
 
 class UpdatedLinear(ChangedLinear):

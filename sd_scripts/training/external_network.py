@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from sd_scripts.families.family import Components, Family
 from sd_scripts.library.safetensors_io import save_model, with_hashes
-from sd_scripts.networks.lora_files import read_lora
+from sd_scripts.networks.lora_files import read_finite_tensors
 from sd_scripts.networks.targets import LoraTarget
 from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.network import NetworkOptions
@@ -171,7 +171,7 @@ def _aliased_classes(module: nn.Module, aliases: Mapping[str, str]) -> Iterator[
 @contextmanager
 def _with_network_names(file: str, names: Names) -> Iterator[str]:
     """Yield a copy of a LoRA file in which layers have the names that the network uses."""
-    tensors = read_lora("network_weights", Path(file))
+    tensors = read_finite_tensors("network_weights", Path(file))
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "network.safetensors"
         safetensors.torch.save_file(_renamed(tensors, {ours: its for its, ours in names.items()}), copy)

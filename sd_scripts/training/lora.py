@@ -15,15 +15,15 @@ from torch import Tensor, nn
 from sd_scripts.data.dataset import DataPlan
 from sd_scripts.families.family import Components, Family
 from sd_scripts.library.safetensors_io import save_model, with_hashes
-from sd_scripts.networks.adapter import Adapter, Tensors, layer_names, read_layer
+from sd_scripts.networks.adapter import Adapter
 from sd_scripts.networks.adapters.lora import Lora as PlainLora
 from sd_scripts.networks.adapters.lora import StartedLora
 from sd_scripts.networks.foldable import FoldableLinear
 from sd_scripts.networks.lora_export import with_names_of
-from sd_scripts.networks.lora_files import merge, read_plain_lora
+from sd_scripts.networks.lora_files import LoraFile, merge, read_finite_tensors, read_lora
 from sd_scripts.networks.network import AdapterNetwork, attach
 from sd_scripts.networks.plan import AdaptedModule, NetworkArgs, parameter_groups, plan_layers, read_args
-from sd_scripts.networks.targets import adaptable, layers_after_attention, projected_together
+from sd_scripts.networks.targets import layers_after_attention, projected_together
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.optimizer import OptimizerOptions
@@ -80,6 +80,7 @@ class Lora:
             )
         components = family.open(context.settings, context.dtype, device)
         add_token(family, components, context)
+        _check_files(family, components, context)
         return components
 
     def trains_text_encoders(self, family: Family, context: Context) -> tuple[bool, ...]:
@@ -110,13 +111,7 @@ class Lora:
             return
         strengths = options.base_weights_multiplier or [1.0] * len(options.base_weights)
         for file, strength in zip(options.base_weights, strengths, strict=True):
-            tensors = read_plain_lora("base_weights", Path(file), modules)
-            layers = (
-                each.target.name(path) for each in modules for path, _ in adaptable(each.module, each.target, conv=True)
-            )
-            if layer_names(tensors).isdisjoint(layers):
-                raise ValueError(f"base_weights: '{file}' has no layer of this model; choose a LoRA made for it")
-            merge(changed, tensors, strength)
+            merge(changed, _read_base_weights(file, modules), strength)
 
     def prepare(self, family: Family, components: Components, context: Context) -> Trainable:
         options = context.settings[NetworkOptions]
@@ -131,8 +126,8 @@ class Lora:
 
         args = read_args(context.settings, family.lora, warn=lambda _: None)  # check has warned already
         file = options.network_weights
-        weights = read_plain_lora("network_weights", Path(file), all_targets) if file else {}
-        plans = plan_layers(modules, args, weights if options.dim_from_weights else None)
+        weights = _read_network_weights(file, all_targets) if file else None
+        plans = plan_layers(modules, args, weights.tensors if weights and options.dim_from_weights else None)
         network = attach(
             [*plans, *plan_embeddings(family, components, context)],
             args.dropouts,
@@ -318,12 +313,40 @@ def _fold(network: AdapterNetwork, modules: list[AdaptedModule], *, saves_memory
     )
 
 
-def _load_initial_weights(weights: Tensors, network: AdapterNetwork, context: Context) -> None:
-    absent = network.load_tensors(weights)
+def _check_files(family: Family, components: Components, context: Context) -> None:
+    """Read the LoRA files of the run, and warn of what is not used, before anything is loaded.
+
+    Raises ValueError, one sentence that names the option, for a file that cannot be used.
+    """
+    options, modules = context.settings[NetworkOptions], _all_targets(family, components, context)
+    for file in options.base_weights:
+        for sentence in _read_base_weights(file, modules).not_used():
+            context.warn(sentence)
+    if options.network_weights and options.is_ours:
+        for sentence in _read_network_weights(options.network_weights, modules).left_out():
+            context.warn(sentence)
+    elif options.network_weights:
+        read_finite_tensors("network_weights", Path(options.network_weights))
+
+
+def _read_base_weights(file: str, modules: list[AdaptedModule]) -> LoraFile:
+    lora = read_lora("base_weights", Path(file), modules)
+    if not lora.known:
+        raise ValueError(f"base_weights: '{file}' has no layer of this model; choose a LoRA made for it")
+    lora.require_fit(modules)
+    return lora
+
+
+def _read_network_weights(file: str, modules: list[AdaptedModule]) -> LoraFile:
+    lora = read_lora("network_weights", Path(file), modules)
+    lora.require_fit(modules)
+    return lora
+
+
+def _load_initial_weights(weights: LoraFile, network: AdapterNetwork, context: Context) -> None:
+    absent, file = network.load_tensors(weights.tensors), weights.path
     if len(absent) == len(network.layers_in_file):
-        file = context.settings[NetworkOptions].network_weights
-        found = {layer.name: read_layer(weights, layer.name) for layer in network.layers}
-        if theirs := {each[0].kind for each in found.values() if each}:
+        if theirs := {weights.layers[layer.name][0].kind for layer in network.layers if layer.name in weights.layers}:
             ours = {layer.kind for layer in network.layers}
             raise ValueError(
                 f"network_weights: '{file}' has {', '.join(sorted(theirs))}, but {', '.join(sorted(ours))} is to be "
@@ -332,7 +355,7 @@ def _load_initial_weights(weights: Tensors, network: AdapterNetwork, context: Co
         raise ValueError(f"network_weights: '{file}' has no layer of this network; choose a file made for this model")
     if absent:
         context.warn(f"network_weights: {len(absent)} layers are not in the file and start fresh: {absent[0]}, ...")
-    if left := sorted(layer_names(weights) - {layer.name for layer in network.layers}):
+    if left := sorted(weights.layers.keys() - {layer.name for layer in network.layers}):
         context.warn(
             f"network_weights: {len(left)} layers of the file are not trained in this run and will be missing "
             f"from its files: {left[0]}, ..."

@@ -158,7 +158,11 @@ CARD = FamilyCard(
     problems=PROBLEMS,
     remarks=REMARKS,
     recognise=recognise,
-    lora_marks=("double_blocks", "single_transformer_blocks"),
+    lora_marks=(
+        *("double_blocks", "single_transformer_blocks", "ff_context", "norm1_context"),
+        *("lora_te2_encoder_block_", "text_encoder_2.encoder.block."),  # T5 as the second encoder
+    ),
+    lora_encoder_marks=("lora_te3_encoder_block_",),
     pipelines=(
         ("FluxFill", None, "FLUX.1 Fill diffusers folder"),
         ("FluxControl", None, "FLUX.1 Canny or Depth diffusers folder"),

@@ -65,6 +65,11 @@ def diffusers_modules(module: str) -> tuple[str, ...]:
     return _ENDS[module]
 
 
+def swaps_halves(module: str) -> bool:
+    """Return whether diffusers has the two halves of a module's rows in the opposite order."""
+    return f"{module}." == _SWAPPED
+
+
 def bfl_key(name: str) -> tuple[int, str]:
     """Return the number of the part and BFL's key for a key of diffusers.
 

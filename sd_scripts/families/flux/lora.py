@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from sd_scripts.families.flux.keys import diffusers_modules
+from sd_scripts.families.flux.keys import diffusers_modules, swaps_halves
 from sd_scripts.families.flux.layer_rules import IN_LAYERS, read_flux_rules
 from sd_scripts.families.flux.options import FluxNetworkOptions
 from sd_scripts.networks.targets import LoraBlocks, LoraTarget, block_label
@@ -28,6 +28,7 @@ TRANSFORMER = LoraTarget(
     folds=("lora",),
     name=_name("lora_unet"),
     diffusers_paths=diffusers_modules,
+    swaps_halves=swaps_halves,
     class_aliases={"DoubleBlock": "DoubleStreamBlock", "SingleBlock": "SingleStreamBlock"},
     options=(FluxNetworkOptions,),
     rules=read_flux_rules,

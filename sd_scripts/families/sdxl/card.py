@@ -87,8 +87,9 @@ CARD = FamilyCard(
         ("model.diffusion_model.label_emb.0.0.weight", "sdxl", "SDXL U-Net alone"),
         ("add_embedding.linear_1.weight", "sdxl", "SDXL U-Net alone"),
     ),
+    lora_encoder_marks=("lora_te2_", "text_encoder_2."),
     lora_marks=(
-        *("lora_te2_", "text_encoder_2.", "input_blocks_4_1_transformer_blocks_1_"),
+        "input_blocks_4_1_transformer_blocks_1_",
         *("down_blocks_2_attentions_0_transformer_blocks_1_", "down_blocks.2.attentions.0.transformer_blocks.1."),
     ),
     pipelines=(("StableDiffusionXL", "sdxl", "SDXL diffusers folder"),),

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sd_scripts.formats.lora_keys import NORMS
 from sd_scripts.library.hadamard_product import hadamard_product
 from sd_scripts.networks.adapter import register
-from sd_scripts.networks.update_adapter import NORMS, Shapes, UpdateAdapter, normal
+from sd_scripts.networks.update_adapter import Shapes, UpdateAdapter, normal
 from sd_scripts.networks.updates import FactoredUpdate, UpdatedLinear
 
 A1, B1, A2, B2 = "hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b"

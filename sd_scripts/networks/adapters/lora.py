@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sd_scripts.formats.lora_keys import DOWN, UP
 from sd_scripts.library.folded_product import folded_product
 from sd_scripts.networks.adapter import Adapter, LayerPlan, Tensors, TrainedTensor, file_alpha, register
 from sd_scripts.networks.foldable import FoldableLinear, Tail
@@ -22,8 +23,6 @@ from sd_scripts.networks.rules import Rank
 from sd_scripts.networks.starts import STARTS
 from sd_scripts.networks.updates import exact, stored_weight
 from sd_scripts.options.network_args import NetworkArguments
-
-DOWN, UP = "lora_down.weight", "lora_up.weight"
 
 
 class LoraLinear(FoldableLinear):
@@ -238,6 +237,13 @@ class Lora(Adapter):
         split_dims = split_dims if split_dims and pair.is_split(split_dims) else ()
         count = len(split_dims) or 1
         return Rank(pair.rank // count, pair.alpha / count), split_dims
+
+    @classmethod
+    def sizes_in_file(cls, tensors: Mapping[str, Tensor]) -> tuple[int, int | None]:
+        down, up = tensors[DOWN], tensors[UP]
+        if down.ndim not in (2, 4) or up.ndim not in (2, 4) or up[0, 0].numel() != 1 or up.shape[1] != len(down):
+            raise ValueError(f"{DOWN} of {tuple(down.shape)} and {UP} of {tuple(up.shape)}, which do not fit together")
+        return len(up), down[0].numel()
 
     @classmethod
     def delta(cls, tensors: Mapping[str, Tensor], weight: Tensor, strength: float = 1.0) -> Tensor:

@@ -199,6 +199,16 @@ class Oft(Adapter):
         }
 
     @classmethod
+    def sizes_in_file(cls, tensors: Mapping[str, Tensor]) -> tuple[int, int | None]:
+        *_, count, rows, columns = tensors[BLOCKS].shape
+        out, rescale = count * rows, tensors.get(RESCALE)
+        if rows != columns:
+            raise ValueError(f"{BLOCKS} of {tuple(tensors[BLOCKS].shape)}, which are not square")
+        if rescale is not None and rescale.numel() != out:
+            raise ValueError(f"{RESCALE} of {tuple(rescale.shape)} for {out} outputs")
+        return out, None
+
+    @classmethod
     def delta(cls, tensors: Mapping[str, Tensor], weight: Tensor, strength: float = 1.0) -> Tensor:
         found = {ending: tensor.to(weight.device).float() for ending, tensor in tensors.items()}
         rotation = Rotation(found[BLOCKS], found.get(RESCALE), _constraint(tensors, len(weight)))

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sd_scripts.formats.peft_header import without_alpha
 from sd_scripts.formats.words import some
 from sd_scripts.library.safetensors_io import PRECISIONS, save_model, with_hashes
-from sd_scripts.networks.adapter import layer_names
 from sd_scripts.networks.lora_export import with_names_of
 from sd_scripts.options.lora_tools import ConvertOptions, PrecisionOptions
 from sd_scripts.runs.reporter import Reporter
 from sd_scripts.tools.lora.command import Given
 from sd_scripts.tools.lora.factors import ranks_of
-from sd_scripts.tools.lora.files import common_family, full_size_modules, lora_metadata, open_lora
+from sd_scripts.tools.lora.files import common_family, full_size_modules, in_precision, lora_metadata, open_lora
 
 
 def convert(given: Given, reporter: Reporter) -> Path:
@@ -27,17 +27,15 @@ def convert(given: Given, reporter: Reporter) -> Path:
         tensors = with_names_of(options.dst, file.tensors, modules)
     except ValueError as problem:
         raise ValueError(f"dst: {problem}") from None
-    known = layer_names(with_names_of("sd-scripts", file.tensors, modules))
-    if not known:
+    if not file.known:
         raise ValueError(f"src_path: '{options.src_path}' has no layer of {family.card.title}")
-    if absent := sorted(layer_names(file.tensors) - known):
-        reporter.warn(f"src_path: {len(absent)} layers are unknown and left out: {some(absent)}")
-    metadata = {"format": "pt", **lora_metadata(family, (), ranks_of(file.tensors)), **file.metadata}
+    if file.unknown:
+        reporter.warn(f"src_path: {len(file.unknown)} layers are unknown and left out: {some(file.unknown)}")
+    metadata = {"format": "pt", **lora_metadata(family, (), ranks_of(file.tensors)), **without_alpha(file.metadata)}
     if not any(key.endswith(".alpha") for key in tensors):  # the factors contain it
         metadata["ss_network_alpha"] = metadata["ss_network_dim"]
     reporter.phase("saving")
-    wanted = PRECISIONS[precision] if precision else None
-    ready = {key: each.to(wanted) if wanted and each.is_floating_point() else each for key, each in tensors.items()}
+    ready = in_precision(tensors, PRECISIONS[precision] if precision else None)
     path = Path(options.dst_path)
     save_model(path, ready, with_hashes(ready, metadata))
     return path

@@ -21,7 +21,14 @@ from sd_scripts.runs.reporter import Reporter
 from sd_scripts.runs.tool import start_phase
 from sd_scripts.tools.lora.command import Given
 from sd_scripts.tools.lora.factors import Shape, file_tensors, ranks_of
-from sd_scripts.tools.lora.files import lora_metadata, metadata_of, modelspec_of_result, save_lora
+from sd_scripts.tools.lora.files import (
+    lora_metadata,
+    metadata_of,
+    modelspec_of_result,
+    open_model,
+    require_floats,
+    save_lora,
+)
 
 
 @dataclass(frozen=True)
@@ -33,12 +40,20 @@ class Model:
 
     @classmethod
     def open(cls, family: Family, option: str, path: Path) -> Model:
-        file = TensorFile(path, option)
+        file = open_model(option, path)
         found = find_modules(family, file.header, option, path)
-        return cls(file, {layer.name: layer for module in found.values() for layer in module.layers})
+        layers = {layer.name: layer for module in found.values() for layer in module.trained_layers}
+        require_floats(file, layers.values())
+        return cls(file, layers)
 
     def weight(self, name: str) -> Tensor:
-        return self.layers[name].weight(self.file.read)
+        """Return a layer's weight in float32. Raises ValueError, one sentence, if it is not finite."""
+        weight = self.layers[name].weight(self.file.read)
+        if not weight.isfinite().all():
+            raise ValueError(
+                f"{self.file.option}: '{self.file.path}' has NaN or infinity in the layer {name}; choose another file"
+            )
+        return weight
 
 
 @torch.no_grad()

@@ -5,9 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
@@ -16,50 +14,22 @@ from torch import Tensor
 
 from sd_scripts.families import registry
 from sd_scripts.families.family import Family
-from sd_scripts.families.layer_rows import adapted_components
+from sd_scripts.families.layer_rows import LayerRows, adapted_components
 from sd_scripts.families.model_file import SAFETENSORS, describe
 from sd_scripts.families.registry import card_of, family_of, module_of, names
 from sd_scripts.formats.safetensors_header import read_header
-from sd_scripts.formats.words import some
+from sd_scripts.formats.words import printable
+from sd_scripts.library.model_reader import DTYPES
 from sd_scripts.library.safetensors_io import PRECISIONS, save_model, with_hashes
-from sd_scripts.networks.adapter import Adapter, Tensors, layer_names, read_layer
-from sd_scripts.networks.adapters.lora import Lora, Pair
-from sd_scripts.networks.lora_files import read_plain_lora
+from sd_scripts.library.safetensors_stream import TensorFile
+from sd_scripts.networks.adapter import Tensors
+from sd_scripts.networks.lora_files import LoraFile, read_lora
 from sd_scripts.networks.plan import AdaptedModule
 
 Texts = dict[str, str]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoraFile:
-    """An opened LoRA file."""
-
-    path: Path
-    option: str
-    tensors: Tensors
-    """Under sd-scripts' names, on the CPU, in the dtype of the file."""
-    metadata: Mapping[str, str]
-
-    def layers(self) -> dict[str, tuple[type[Adapter], Tensors]]:
-        """Return kind and tensors of each layer, by name, in the order of the names."""
-        found = {name: read_layer(self.tensors, name) for name in sorted(layer_names(self.tensors))}
-        return {name: layer for name, layer in found.items() if layer}
-
-    def pairs(self) -> dict[str, Pair]:
-        """Return the factors of each layer. Raises ValueError if the file is no plain LoRA."""
-        layers = self.layers()
-        if others := {kind.kind for kind, _ in layers.values() if kind is not Lora}:
-            raise ValueError(
-                f"{self.option}: '{self.path}' is {' and '.join(sorted(others))}, not a plain LoRA; merge it into a "
-                "model instead"
-            )
-        return {name: Pair.read(tensors) for name, (_, tensors) in layers.items()}
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of most of its factors."""
-        counts = Counter(tensor.dtype for tensor in self.tensors.values() if tensor.ndim > 1)
-        return counts.most_common(1)[0][0] if counts else torch.float32
+SCALES = ("scale_weight", "weight_scale", "scaled_fp8", "comfy_quant")
+"""Ends of keys that only quantized files have."""
+FLOATS = {name for name, dtype in DTYPES.items() if dtype.is_floating_point}
 
 
 def metadata_of(path: Path) -> Texts:
@@ -104,14 +74,31 @@ def open_lora(option: str, path: str, modules: Iterable[AdaptedModule], warn: Ca
 
     Raises ValueError, one sentence that names the option.
     """
-    place = Path(path)
-    tensors = read_plain_lora(option, place, modules)
-    layers = layer_names(tensors)
-    if not layers:
-        raise ValueError(f"{option}: '{path}' contains no layers of a LoRA, but keys such as {some(list(tensors))}")
-    if unknown := [key for key in tensors if key.partition(".")[0] not in layers]:
-        warn(f"{option}: {len(unknown)} tensors of '{path}' are unknown and left out: {some(unknown)}")
-    return LoraFile(path=place, option=option, tensors=tensors, metadata=metadata_of(place))
+    file = read_lora(option, Path(path), modules)
+    for sentence in file.left_out():
+        warn(sentence)
+    return file
+
+
+def open_model(option: str, path: Path) -> TensorFile:
+    """Open a model's file. Raises ValueError, one sentence that names the option, if its weights have scales."""
+    file = TensorFile(path, option)
+    if scales := [key for key in file.header.shapes if key.endswith(SCALES)]:
+        raise ValueError(
+            f"{option}: '{path}' is quantized with scales, such as {printable(scales[0])}; choose the bf16, fp16 or "
+            "plain fp8 file"
+        )
+    return file
+
+
+def require_floats(file: TensorFile, layers: Iterable[LayerRows]) -> None:
+    """Raise ValueError, one sentence that names the option, if weights of these layers are whole numbers."""
+    for rows in (rows for layer in layers for rows in layer.rows):
+        if file.header.dtypes[rows.key] not in FLOATS:
+            raise ValueError(
+                f"{file.option}: '{file.path}' has whole numbers without scales in {printable(rows.key)}; choose the "
+                "bf16, fp16 or plain fp8 file"
+            )
 
 
 def lora_metadata(family: Family, sources: Sequence[LoraFile], ranks: Mapping[str, tuple[int, float]]) -> Texts:
@@ -145,8 +132,17 @@ def modelspec_of_result(save_to: Path, sources: Sequence[tuple[Path, Mapping[str
 def save_lora(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], precision: str | None, dtype: torch.dtype
 ) -> Path:
-    """Write a LoRA with its hashes, in `precision`, or else in `dtype`."""
-    wanted = PRECISIONS[precision] if precision else dtype
-    ready = {key: tensor.to(wanted) if tensor.is_floating_point() else tensor for key, tensor in tensors.items()}
+    """Write a LoRA with its hashes, in `precision`, or else in `dtype`. Raises ValueError if that does not suffice."""
+    ready = in_precision(tensors, PRECISIONS[precision] if precision else dtype)
     save_model(path, ready, with_hashes(ready, metadata))
     return path
+
+
+def in_precision(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> Tensors:
+    """Return tensors with floats in `dtype` (None: unchanged). Raises ValueError if one is not finite then."""
+    ready = {key: each.to(dtype) if dtype and each.is_floating_point() else each for key, each in tensors.items()}
+    if wrong := next((key for key, each in ready.items() if not each.float().isfinite().all()), None):
+        raise ValueError(
+            f"save_precision: {printable(wrong)} has values too large for this precision; set bf16 or float"
+        )
+    return ready

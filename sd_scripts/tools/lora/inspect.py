@@ -20,18 +20,19 @@ from sd_scripts.formats.atomic_files import write_whole
 from sd_scripts.formats.disk import format_bytes
 from sd_scripts.formats.lora_header import LoraSummary, summarize
 from sd_scripts.formats.safetensors_header import read_header
+from sd_scripts.formats.words import printable, some
 from sd_scripts.library.model_reader import read_weights
 from sd_scripts.networks import svd
-from sd_scripts.networks.adapter import layer_names, read_layer
 from sd_scripts.networks.adapters.lora import DOWN, UP, Pair
+from sd_scripts.networks.lora_files import LoraFile
 from sd_scripts.networks.plan import AdaptedModule
-from sd_scripts.networks.targets import LoraBlocks, adaptable
+from sd_scripts.networks.targets import LoraBlocks, readable
 from sd_scripts.options.lora_tools import REPORT, InspectOptions, LoraInputOptions
 from sd_scripts.runs.reporter import Progress, Reporter
 from sd_scripts.runs.tool import start_phase
 from sd_scripts.tools.lora.command import Given
 from sd_scripts.tools.lora.factors import flat
-from sd_scripts.tools.lora.files import LoraFile, full_size_modules, metadata_of, open_lora
+from sd_scripts.tools.lora.files import full_size_modules, metadata_of, open_lora
 
 MOST_LAYERS, MOST_TAGS, MOST_POINTS = 30, 30, 256
 FACTORS = {DOWN, UP, "alpha", "dora_scale"}
@@ -67,6 +68,9 @@ def inspect(given: Given, reporter: Reporter) -> None:
     known = family_of(str(file.family)) if file.family in names() else None
     modules = full_size_modules(known) if known else ()
     opened = open_lora("model", str(path), modules, reporter.warn)
+    if opened.unknown and known:
+        title = known.card.title
+        reporter.warn(f"model: {len(opened.unknown)} layers are not layers of {title}: {some(opened.unknown)}")
     begin = reporter.cancellable_phase if options.json else partial(start_phase, reporter)
     blocks = known.lora_blocks if known else LoraBlocks()
     layers = _layers(opened, blocks, _shapes(modules), begin("measuring layers"))
@@ -82,11 +86,7 @@ def inspect(given: Given, reporter: Reporter) -> None:
 
 def _shapes(modules: Sequence[AdaptedModule]) -> dict[str, torch.Size]:
     """Return the shape of each layer's weight, by its name in files."""
-    return {
-        each.target.name(path): layer.weight.shape
-        for each in modules
-        for path, layer in adaptable(each.module, each.target, conv=True)
-    }
+    return {each.target.name(path): layer.weight.shape for each in modules for path, layer in readable(each.module)}
 
 
 @torch.no_grad()
@@ -94,11 +94,8 @@ def _shapes(modules: Sequence[AdaptedModule]) -> dict[str, torch.Size]:
 def _layers(
     file: LoraFile, blocks: LoraBlocks, shapes: Mapping[str, torch.Size], progress: Progress
 ) -> list[LayerReport]:
-    found, all_names = [], sorted(layer_names(file.tensors))
-    for done, name in enumerate(all_names, 1):
-        kind, own = read_layer(file.tensors, name) or (None, {})
-        if kind is None:
-            continue
+    found = []
+    for done, (name, (kind, own)) in enumerate(file.layers.items(), 1):
         if {DOWN, UP} <= own.keys() <= FACTORS:
             pair = Pair.read(own)
             values = svd.of_product(*flat(pair)).values * (pair.alpha / pair.rank)
@@ -108,7 +105,7 @@ def _layers(
             rank, _ = kind.rank_in_file(own, ())
             update = kind.delta(own, torch.zeros(()).expand(*shapes[name]))
             found.append(LayerReport(name, blocks.label(name), float(update.norm()), rank.dim))
-        progress(done, len(all_names))
+        progress(done, len(file.layers))
     return found
 
 
@@ -194,11 +191,11 @@ def _tags(metadata: Mapping[str, str]) -> list[tuple[str, int]]:
 
 def _print(tensors: Mapping[str, Tensor], report: Mapping[str, Any], everything: bool) -> None:
     for name, text in [*report["facts"], *report["trained"]]:
-        print(f"{name}: {text}")
+        print(f"{name}: {printable(text)}")
     for block in report["blocks"]:
-        print(f"block {block['block']}: norm {block['norm']:.4g} in {block['layers']} layers")
+        print(f"block {printable(block['block'])}: norm {block['norm']:.4g} in {block['layers']} layers")
     factors = [key for key in tensors if everything or tensors[key].ndim > 1]
     print(f"number of tensors: {len(factors)}")
     for key in factors:  # as sd-scripts prints them
         size = tensors[key].float().abs()
-        print(f"{key},{str(tuple(size.shape)).replace(', ', '-')},{size.mean():.8g},{size.min():.8g}")
+        print(f"{printable(key)},{str(tuple(size.shape)).replace(', ', '-')},{size.mean():.8g},{size.min():.8g}")

@@ -77,7 +77,8 @@ def weighted(name: str, sources: Sequence[Source], *, concat: bool, shuffle: boo
                 f"'{owners[0][0].file.path}'; factors of different rank cannot be averaged: turn on concat, or merge "
                 "by SVD"
             )
-        scale = math.sqrt(pair.alpha / first.alpha) * source.ratio
+        relative = pair.alpha / first.alpha
+        scale = math.copysign(math.sqrt(abs(relative)), relative) * source.ratio
         block = source.weigh(name)
         up, down = flat(pair)
         ups.append(up * abs(scale) * block)

@@ -14,11 +14,11 @@ from sd_scripts.families.layer_rows import FoundModule, LayerRows, adapted_modul
 from sd_scripts.families.model_file import describe
 from sd_scripts.families.registry import card_of, family_of, names
 from sd_scripts.formats.disk import format_bytes, free_bytes
-from sd_scripts.formats.words import some
+from sd_scripts.formats.words import printable, some
 from sd_scripts.library.model_reader import DTYPES
 from sd_scripts.library.safetensors_io import PRECISIONS
 from sd_scripts.library.safetensors_stream import NAMES, TensorFile, TensorSpec, TensorWriter, tensor_writer
-from sd_scripts.networks.adapter import layer_names, read_layer
+from sd_scripts.networks.lora_files import LoraFile
 from sd_scripts.networks.plan import AdaptedModule
 from sd_scripts.options.lora_tools import (
     BaseModelOptions,
@@ -32,12 +32,9 @@ from sd_scripts.runs.reporter import Reporter
 from sd_scripts.runs.tool import start_phase
 from sd_scripts.tools.lora.block_weights import Weigh, weigher
 from sd_scripts.tools.lora.command import Given
-from sd_scripts.tools.lora.files import LoraFile, modelspec_of_result, open_lora
+from sd_scripts.tools.lora.files import FLOATS, modelspec_of_result, open_lora, open_model, require_floats
 
 OPTION = "base_model"
-SCALES = ("scale_weight", "weight_scale", "scaled_fp8", "comfy_quant")
-"""Ends of keys that only quantized files have."""
-FLOATS = {name for name, dtype in DTYPES.items() if dtype.is_floating_point}
 NARROW = {"F8_E4M3", "F8_E5M2"}
 
 
@@ -64,18 +61,15 @@ class Target:
     @classmethod
     def open(cls, family: Family, option: str, path: Path, save_to: Path) -> Target:
         """Raises ValueError, one sentence that names the option, if the file is no plain one of its kind."""
-        source = TensorFile(path, option)
-        if scales := [key for key in source.header.shapes if key.endswith(SCALES)]:
-            raise ValueError(
-                f"{option}: '{path}' is quantized with scales, such as {scales[0]}; choose the bf16, fp16 or plain fp8 "
-                "file"
-            )
+        source = open_model(option, path)
         found = find_modules(family, source.header, option, path)
         if option != OPTION:
             found = {name: module for name, module in found.items() if module.component.option == option}
         if not found:
             raise ValueError(f"{option}: '{path}' has no layers that LoRAs change; choose another file")
-        return cls(source, save_to, found)
+        target = cls(source, save_to, found)
+        require_floats(source, target.layers.values())
+        return target
 
     @property
     def layers(self) -> dict[str, LayerRows]:
@@ -121,12 +115,15 @@ def _open_loras(
     options: MergedOptions, family: Family, modules: Sequence[AdaptedModule], reporter: Reporter
 ) -> list[Merged]:
     ratios, lbws = options.ratios or [1.0] * len(options.models), options.lbws or [""] * len(options.models)
-    return [
+    merged = [
         Merged(
             file=open_lora("models", name, modules, reporter.warn), ratio=ratio, weigh=weigher(family.lora_blocks, lbw)
         )
         for name, ratio, lbw in zip(options.models, ratios, lbws, strict=True)
     ]
+    for each in merged:
+        each.file.require_fit(modules)
+    return merged
 
 
 def _write_target(target: Target, merged: Sequence[Merged], given: Given, reporter: Reporter) -> None:
@@ -135,7 +132,7 @@ def _write_target(target: Target, merged: Sequence[Merged], given: Given, report
     _require_space(save_to, specs)
     if narrow := {spec.dtype for spec in specs.values()} & NARROW:
         reporter.warn(f"save_precision: {narrow.pop()} rounds away most of what a LoRA changes; set bf16 or fp16")
-    changed = [layer for layer in target.layers.values() if any(read_layer(m.file.tensors, layer.name) for m in merged)]
+    changed = [layer for layer in target.layers.values() if any(layer.name in m.file.layers for m in merged)]
     metadata = dict(source.header.metadata)
     if not given[ModelspecOptions].no_metadata:
         sources = [(source.path, metadata), *((each.file.path, each.file.metadata) for each in merged)]
@@ -160,7 +157,7 @@ def _family_name(path: Path) -> str:
 def _require_layers(merged: Sequence[Merged], layers: Mapping[str, LayerRows], path: Path, reporter: Reporter) -> None:
     """Raise ValueError if a LoRA fits nothing in the model; warn of layers that the model does not have."""
     for each in merged:
-        own = layer_names(each.file.tensors)
+        own = each.file.layers.keys()
         if not own & layers.keys():
             raise ValueError(
                 f"models: no layer of '{each.file.path}' is in '{path}', which is another kind of model; "
@@ -218,16 +215,27 @@ def _write(
         for layer in group.layers:
             _merge_layer(layer, tensors, merged)
         for key, tensor in tensors.items():
-            writer.write(key, tensor)
+            _write_finite(writer, source, key, tensor)
         done += len(group.keys)
         progress(done, len(writer.specs))
     for key in plain:
         if writer.specs[key] == source.spec(key):
             writer.copy(key, source)
         else:
-            writer.write(key, source.read(key))
+            _write_finite(writer, source, key, source.read(key))
         done += 1
         progress(done, len(writer.specs))
+
+
+def _write_finite(writer: TensorWriter, source: TensorFile, key: str, tensor: Tensor) -> None:
+    """Write a tensor. Raises ValueError, one sentence, if its values are not finite, or not in its precision."""
+    dtype = writer.specs[key].dtype
+    if not tensor.to(DTYPES[dtype]).float().isfinite().all():
+        name = printable(key)
+        if not source.read(key).float().isfinite().all():
+            raise ValueError(f"{source.option}: '{source.path}' has NaN or infinity in {name}; choose another file")
+        raise ValueError(f"save_precision: {name} has values too large for {dtype}; set bf16 or float, or lower ratios")
+    writer.write(key, tensor)
 
 
 def _merge_layer(layer: LayerRows, tensors: dict[str, Tensor], merged: Sequence[Merged]) -> None:
@@ -237,17 +245,9 @@ def _merge_layer(layer: LayerRows, tensors: dict[str, Tensor], merged: Sequence[
     weight = layer.weight(tensors.__getitem__)
     for each in merged:
         strength = each.strength(layer.name)
-        found = read_layer(each.file.tensors, layer.name)
-        if found is None or not strength:
-            continue
-        kind, own = found
-        change = kind.delta(own, weight, strength)
-        if change.numel() != weight.numel():
-            raise ValueError(
-                f"models: {layer.name} has another shape in '{each.file.path}' than in the model; choose a LoRA for "
-                "this kind of model"
-            )
-        weight += change.view(weight.shape)
+        change = each.file.change(layer.name, weight, strength) if strength else None
+        if change is not None:
+            weight += change
     for rows in layer.rows:
         target = tensors[rows.key][rows.first : rows.first + rows.count]
         target.copy_(weight[rows.at : rows.at + rows.count].reshape(target.shape))

@@ -11,22 +11,19 @@ import torch
 from torch import Tensor
 
 from sd_scripts.formats.atomic_files import write_whole
-from sd_scripts.formats.words import some
+from sd_scripts.formats.lora_keys import ALPHA, DOWN, UP, group_keys
+from sd_scripts.formats.peft_header import without_alpha
+from sd_scripts.formats.words import printable
 from sd_scripts.library.model_reader import read_weights
 from sd_scripts.networks import svd
 from sd_scripts.networks.adapters.lora import Pair
+from sd_scripts.networks.lora_files import read_lora
 from sd_scripts.options.lora_tools import REPORT, LoraInputOptions, OutputOptions, PrecisionOptions, ResizeOptions
 from sd_scripts.runs.reporter import Reporter
 from sd_scripts.runs.tool import start_phase
 from sd_scripts.tools.lora.command import Given
 from sd_scripts.tools.lora.factors import Shape, flat
-from sd_scripts.tools.lora.files import metadata_of, save_lora
-
-ENDINGS = ((".lora_down.weight", ".lora_up.weight"), (".lora_A.weight", ".lora_B.weight"))
-"""Names of down and up: those of sd-scripts, and of peft."""
-
-NOT_PLAIN = ("dora_scale", "lora_magnitude_vector", "lora_magnitude_vector.weight", "lora_mid.weight")
-"""Ends of keys of DoRA and of Tucker form: what their layers do is more than a product of two factors."""
+from sd_scripts.tools.lora.files import save_lora
 
 
 @dataclass(frozen=True)
@@ -50,36 +47,32 @@ def resize(given: Given, reporter: Reporter) -> Path:
     """Write the resized LoRA. Raises ValueError, one sentence that names the option."""
     options, path = given[ResizeOptions], Path(given[LoraInputOptions].model)
     svd.computing_device(options.device)
-    tensors = read_weights(path, "model")
-    layers = layer_keys(tensors)
-    if other := next((key for key in tensors if key.endswith(NOT_PLAIN)), None):
-        raise ValueError(f"model: '{path}' is no plain LoRA ({other}), and only these can be resized")
-    if not layers:
-        raise ValueError(f"model: '{path}' has no factors of a LoRA, but keys such as {some(list(tensors))}")
-    progress, result, kept = start_phase(reporter, "resizing layers"), dict(tensors), list[Resized]()
-    for done, (name, (down_key, up_key)) in enumerate(layers.items(), 1):
-        own = {"lora_down.weight": tensors[down_key], "lora_up.weight": tensors[up_key]}
-        alpha_key = f"{name}.alpha"
-        pair = Pair.read(own | ({"alpha": tensors[alpha_key]} if alpha_key in tensors else {}))
-        new = resize_layer(pair, options)
-        shape = Shape.of(pair)
-        result[down_key] = new.down.reshape(-1, *shape.into)
-        result[up_key] = new.up.reshape(shape.out, -1, *pair.up.shape[2:])
-        if alpha_key in tensors:
-            result[alpha_key] = torch.tensor(new.alpha)
+    file = read_lora("model", path)
+    pairs, result = file.pairs(), read_weights(path, "model")
+    keys = group_keys(result).layers
+    progress, kept = start_phase(reporter, "resizing layers"), list[Resized]()
+    for done, (name, pair) in enumerate(pairs.items(), 1):
+        new, shape, own = resize_layer(pair, options), Shape.of(pair), keys[name]
+        up = new.up
+        if ALPHA in own:
+            result[own[ALPHA]] = torch.tensor(new.alpha)
+        else:  # only the header states it, which does not know the new rank
+            up = up * (new.alpha / new.rank)
+        result[own[DOWN]] = new.down.reshape(-1, *shape.into)
+        result[own[UP]] = up.reshape(shape.out, -1, *pair.up.shape[2:])
         kept.append(new)
         if options.verbose:
-            print(f"{name}: rank {pair.rank} to {new.rank}, alpha {new.alpha:g}, {new.kept:.1%} of the norm kept")
-        progress(done, len(layers))
-    before = max(len(tensors[down]) for down, _ in layers.values())
+            ranks = f"rank {pair.rank} to {new.rank}"
+            print(f"{printable(name)}: {ranks}, alpha {new.alpha:g}, {new.kept:.1%} of the norm kept")
+        progress(done, len(pairs))
+    before = max(pair.rank for pair in pairs.values())
     told = _summary(kept, before)
     print(told)
     if reporter.folder:
         write_whole(reporter.folder.path / REPORT, json.dumps({"note": told}))
-    metadata = metadata_of(path) | _changed(metadata_of(path), options, before, kept)
-    dtype = tensors[next(iter(layers.values()))[0]].dtype
+    metadata = without_alpha(file.metadata) | _changed(file.metadata, options, before, kept)
     precision = given[PrecisionOptions].save_precision
-    return save_lora(Path(given[OutputOptions].save_to), result, metadata, precision, dtype)
+    return save_lora(Path(given[OutputOptions].save_to), result, metadata, precision, file.dtype)
 
 
 def _summary(kept: Sequence[Resized], before: int) -> str:
@@ -87,15 +80,6 @@ def _summary(kept: Sequence[Resized], before: int) -> str:
     ranks = f"Rank {low}" if low == high else f"Ranks {low} to {high}"
     share = sum(each.kept for each in kept) / len(kept)
     return f"{ranks}, before {before}; {share:.1%} of the norm of a layer is kept on average"
-
-
-def layer_keys(tensors: Mapping[str, Tensor]) -> dict[str, tuple[str, str]]:
-    """Return the keys of down and up by the name of the layer."""
-    found: dict[str, tuple[str, str]] = {}
-    for down, up in ENDINGS:
-        names = [key.removesuffix(down) for key in tensors if key.endswith(down)]
-        found |= {name: (name + down, name + up) for name in names if name + up in tensors}
-    return found
 
 
 def resize_layer(pair: Pair, options: ResizeOptions) -> Resized:

@@ -1,0 +1,117 @@
+"""Which layer a tensor of a LoRA file belongs to, and which of its tensors it is, whatever program wrote the file.
+
+No torch: training, generating and the tools read files by these names, and the page describes them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+DOWN, UP, MID, ALPHA, NORMS = "lora_down.weight", "lora_up.weight", "lora_mid.weight", "alpha", "dora_scale"
+ENDINGS = (
+    *(DOWN, UP, MID, ALPHA, NORMS),
+    *("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b", "hada_t1", "hada_t2"),
+    *("lokr_w1", "lokr_w1_a", "lokr_w1_b", "lokr_w2", "lokr_w2_a", "lokr_w2_b", "lokr_t2"),
+    *("oft_blocks", "rescale"),
+)
+"""A layer's tensors as sd-scripts and LyCORIS name them, after the name of the layer and a dot."""
+
+WRAPPER = "base_model.model."
+"""Prefix of PEFT's own files."""
+PEFT = re.compile(r"(?P<layer>.+)\.lora_(?P<part>[AB])(?:\.[^.]+)?\.weight")
+"""`transformer.x.lora_A.weight`, or with the name of an adapter: `x.lora_A.default.weight`."""
+PEFT_NORMS = re.compile(r"(?P<layer>.+)\.lora_magnitude_vector(?:\.[^.]+)?(?:\.weight)?")
+BEFORE_PEFT = re.compile(
+    r"(?P<layer>.+?)(?:\.processor\.(?P<projection>to_q|to_k|to_v|to_out)_lora|\.lora_linear_layer|\.lora)"
+    r"\.(?P<part>down|up)\.weight"
+)
+"""diffusers before version 0.22: `unet.mid_block.attentions.0.….attn1.processor.to_q_lora.down.weight`."""
+XLABS = re.compile(
+    r"(?:diffusion_model\.)?(?P<block>double_blocks\.\d+)\.processor\.(?P<layer>qkv|proj)_lora(?P<stream>[12])"
+    r"\.(?P<part>down|up)\.weight"
+)
+"""XLabs' files; stream 1 is the image, 2 the text."""
+XLABS_SINGLE = re.compile(r"single_blocks\.\d+\.processor\.")
+"""XLabs adds these to the output of a block, not to one of its layers."""
+FACTORS = {"A": DOWN, "B": UP, "down": DOWN, "up": UP}
+
+EMBEDDING = re.compile(r"bundle_emb\.(?P<token>.+?)\.[^.]+(?:\.\*)?")
+"""An embedding that OneTrainer and WebUI bundle with a LoRA: `bundle_emb.token.string_to_param.*`."""
+OTHER_METHODS = (
+    (re.compile(r"\.(?:diff|diff_b|set_weight)$"), "full fine-tuning"),
+    (re.compile(r"\.[wb]_norm$"), "training of norms"),
+    (re.compile(r"\.(?:lora_B(?:\.[^.]+)?|lora_up|lora_down)\.bias$"), "training of biases"),
+    (re.compile(r"\.lora_embedding_[AB]"), "training of token embeddings"),
+    (re.compile(r"\.modules_to_save\."), "full fine-tuning"),
+    (re.compile(r"\.reshape_weight$"), "training of a layer with another shape"),
+    (re.compile(r"\.a1\."), "GLoRA"),
+    (re.compile(r"\.on_input$"), "IA3"),
+    (re.compile(r"\.oft_"), "another OFT"),
+)
+"""Keys of tensors that no adapter kind here has, and the method that trains them."""
+
+
+@dataclass(frozen=True)
+class LoraKeys:
+    """The keys of a LoRA file by layer."""
+
+    layers: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Layer, under the file's name of it -> tensor as ENDINGS have it -> key."""
+    others: list[str] = field(default_factory=list)
+    """Keys of which no layer is known."""
+
+    def layer_of(self, key: str) -> str:
+        """Return the layer among `layers` to which one of `others` belongs; "" if there is none."""
+        name = key.removeprefix(WRAPPER)
+        while name and name not in self.layers:
+            name = name.rpartition(".")[0]
+        return name
+
+
+def group_keys(keys: Iterable[str], endings: Collection[str] = ENDINGS) -> LoraKeys:
+    """Group the keys of a LoRA file by layer. A layer that has nothing but an alpha is none."""
+    found = LoraKeys()
+    for key in keys:
+        layer, ending = split_key(key, endings)
+        own = found.layers.setdefault(layer, {}) if ending else {}
+        if not ending or ending in own:
+            found.others.append(key)
+        else:
+            own[ending] = key
+    for layer in [layer for layer, own in found.layers.items() if own.keys() == {ALPHA}]:
+        found.others.extend(found.layers.pop(layer).values())
+    return found
+
+
+def split_key(key: str, endings: Collection[str] = ENDINGS) -> tuple[str, str]:
+    """Return the layer of a tensor and the tensor as ENDINGS name it; ("", "") if it is none of these.
+
+    `x.lora_A.weight` -> (`x`, `lora_down.weight`), `y.lora_magnitude_vector` -> (`y`, `dora_scale`).
+    """
+    key = key.removeprefix(WRAPPER)
+    if found := XLABS.fullmatch(key):
+        attention = "img_attn" if found["stream"] == "1" else "txt_attn"
+        return f"{found['block']}.{attention}.{found['layer']}", FACTORS[found["part"]]
+    if found := BEFORE_PEFT.fullmatch(key):
+        projection = {"to_out": ".to_out.0", None: ""}.get(found["projection"], f".{found['projection']}")
+        return f"{found['layer']}{projection}", FACTORS[found["part"]]
+    if found := PEFT.fullmatch(key):
+        return found["layer"], FACTORS[found["part"]]
+    if found := PEFT_NORMS.fullmatch(key):
+        return found["layer"], NORMS
+    ending = next((ending for ending in endings if key.endswith(f".{ending}")), "")
+    return (key.removesuffix(f".{ending}"), ending) if ending else ("", "")
+
+
+def other_method(key: str) -> str:
+    """Return the method that trains a tensor of this key, if it is one that is not read here; else ""."""
+    if XLABS_SINGLE.search(key):
+        return "a LoRA of XLabs with single blocks"
+    return next((method for pattern, method in OTHER_METHODS if pattern.search(key)), "")
+
+
+def embedding_tokens(keys: Iterable[str]) -> list[str]:
+    """Return the tokens whose embeddings a LoRA file contains."""
+    return sorted({found["token"] for key in keys if (found := EMBEDDING.fullmatch(key))})
