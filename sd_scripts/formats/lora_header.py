@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from sd_scripts.formats.lora_keys import ALPHA, DOWN, NORMS, UP, LoraKeys, group_keys
+from sd_scripts.formats.peft_header import PeftHeader
 from sd_scripts.formats.safetensors_header import Header
+from sd_scripts.formats.words import counted
 
-DOWN = r"(?:\.lora_down|\.lora_A|_lora\d?\.down|\.lora\.down|\.lora_linear_layer\.down)\.weight$"
-KINDS: tuple[tuple[str, re.Pattern[str]], ...] = (
-    ("DoRA", re.compile(r"\.(?:dora_scale|lora_magnitude_vector(?:\.weight)?)$")),
-    ("LoHa", re.compile(r"\.hada_w1_b$")),
-    ("LoKr", re.compile(r"\.lokr_w2(?:_b)?$")),
-    ("OFT", re.compile(r"\.oft_(?:blocks|diag)$")),
-    ("LoRA", re.compile(DOWN)),
+KINDS = (
+    ("DoRA", (NORMS,)),
+    ("LoHa", ("hada_w1_b",)),
+    ("LoKr", ("lokr_w2", "lokr_w2_b")),
+    ("OFT", ("oft_blocks",)),
+    ("LoRA", (DOWN,)),
 )
-"""Kind -> the key that each of its layers has."""
-FACTOR = re.compile(rf"{DOWN}|\.hada_w1_b$")
+"""Kind -> tensors of which each of its layers has one."""
+FACTORS = (DOWN, "hada_w1_b")
 """Tensors whose first size is the rank."""
 PRECISIONS = {"F32": "fp32", "F16": "fp16", "BF16": "bf16", "F8_E4M3": "fp8", "F8_E5M2": "fp8", "F64": "fp64"}
 TRAINED = (
@@ -43,7 +44,9 @@ class LoraSummary:
     ranks: Mapping[int, int]
     """Rank -> number of layers, most frequent first."""
     alpha: str
-    """As in the metadata; empty if it is not there."""
+    """As the header states it; empty if it does not."""
+    unread: int
+    """Number of tensors that are not read, such as biases and embeddings."""
     precision: str
     trained: Mapping[str, str]
     """What it was trained with: optimizer, steps, images, ..."""
@@ -62,25 +65,29 @@ class LoraSummary:
         steps, optimizer = self.trained.get("steps"), self.trained.get("optimizer")
         by = f" with {optimizer}" if optimizer else ""
         parts.append(f"trained {steps} steps{by}" if steps else f"trained{by}" if by else "")
+        parts.append(f"{counted(self.unread, 'tensor')} not read here" if self.unread else "")
         return ", ".join(part for part in parts if part)
 
 
 def summarize(header: Header) -> LoraSummary | None:
     """Return what a header says of a LoRA; None if it has no layer of one."""
-    counts = {kind: sum(bool(pattern.search(key)) for key in header.shapes) for kind, pattern in KINDS}
+    keys = group_keys(header.shapes)
+    counts = {kind: sum(not own.keys().isdisjoint(marks) for own in keys.layers.values()) for kind, marks in KINDS}
     kind = next((kind for kind, count in counts.items() if count), None)
     if kind is None:
         return None
-    factors = {key: shape for key, shape in header.shapes.items() if FACTOR.search(key) and shape}
+    named = [own[ending] for own in keys.layers.values() for ending in FACTORS if ending in own]
+    factors = {key: shape for key in named if (shape := header.shapes[key])}
     has_kernel = any(len(shape) == 4 and shape[2:] != (1, 1) for shape in factors.values())
     ranks = Counter(shape[0] for shape in factors.values())
     dtypes = Counter(header.dtypes[key] for key in factors or header.dtypes)
-    alpha = header.metadata.get("ss_network_alpha", "")
+    halves = [own for own in keys.layers.values() if (DOWN in own) != (UP in own)]
     return LoraSummary(
         kind="LoCon" if kind == "LoRA" and has_kernel else kind,
         layers=max(counts.values()),
         ranks=dict(ranks.most_common()),
-        alpha="" if alpha in ("None", "Dynamic") else alpha.removesuffix(".0"),
+        alpha=_alpha(header, keys),
+        unread=len(keys.others) + sum(map(len, halves)),
         precision=PRECISIONS.get(dtypes.most_common(1)[0][0], ""),
         trained={
             name: shown
@@ -88,3 +95,20 @@ def summarize(header: Header) -> LoraSummary | None:
             if (text := header.metadata.get(key)) and text != "None" and (shown := show(text))
         },
     )
+
+
+def _alpha(header: Header, keys: LoraKeys) -> str:
+    """Return alpha as PEFT's part of the header states it for the layers, or as sd-scripts' does."""
+    try:
+        peft = PeftHeader(header.metadata, keys.layers)
+        stated = {
+            peft.alpha(layer, (header.shapes[own[DOWN]] or (0,))[0])
+            for layer, own in keys.layers.items()
+            if DOWN in own and ALPHA not in own
+        }
+    except ValueError:  # the reader refuses the file
+        return ""
+    if alphas := {alpha for alpha in stated if alpha is not None}:
+        return " to ".join(f"{alpha:g}" for alpha in sorted({min(alphas), max(alphas)}))
+    alpha = header.metadata.get("ss_network_alpha", "")
+    return "" if alpha in ("None", "Dynamic") else alpha.removesuffix(".0")
