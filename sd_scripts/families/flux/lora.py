@@ -53,11 +53,13 @@ TEXT_ENCODERS = (
 
 
 def _block(name: str) -> str:
-    """`lora_unet_double_blocks_3_img_attn_qkv` -> `D03`; the input layers are `IN`."""
+    """`lora_unet_double_blocks_3_img_attn_qkv` -> `D03`; the layers before the blocks are `IN`, those behind `OUT`."""
     kind, _, number = block_label(name).rpartition(" ")
     if kind in KINDS:
         return f"{KINDS[kind]}{int(number):02}"
-    return number if LoraBlocks.is_text(name) else "IN"
+    if LoraBlocks.is_text(name):
+        return number
+    return "OUT" if name.startswith("lora_unet_final_layer") else "IN"
 
 
 KINDS = {"double_blocks": "D", "single_blocks": "S"}
