@@ -444,6 +444,43 @@ def test_unknown_tensors_are_left_out_with_a_warning(lora: Path, tmp_path: Path)
     assert warning == f"src_path: 1 tensors of '{lora}' are unknown and left out: lora_unet_norm.extra"
 
 
+@pytest.mark.parametrize(
+    ("target", "why"),
+    [
+        ("/proc/self/x.safetensors", ""),
+        ("/proc/none/deeper/x.safetensors", ""),
+        ("{file}/x.safetensors", "'{file}' is not a folder"),
+        ("{file}/deeper/x.safetensors", "'{file}' is not a folder"),
+        ("{folder}/" + "x" * 236 + ".safetensors", "a name of 248 bytes is too long; make it "),
+        ("{folder}/new/" + "é" * 118 + ".safetensors", "a name of 248 bytes is too long; make it "),
+    ],
+)
+def test_an_output_that_cannot_be_written_is_told_before_the_work(target: str, why: str, tmp_path: Path) -> None:
+    (file := tmp_path / "file.safetensors").touch()
+    (folder := tmp_path / "folder").mkdir()
+    target, why = (text.format(file=file, folder=folder) for text in (target, why))
+    outputs = ((convert_lora.COMMAND, "dst_path"), (merge_lora.COMMAND, "save_to"))
+    for command, option in outputs:
+        values = {o.name: o.default for group in command.groups for o in each_option(group)}
+        values |= {"models": [str(file)], "src_path": str(file)}
+        (sentence,) = command.problems({**values, option: target})
+        assert sentence.startswith(f"{option}: '{target}' cannot be written (")
+        assert why in sentence
+        assert command.problems({**values, option: f"{folder}/new/{'x' * 200}.safetensors"}) == []
+        assert list(folder.iterdir()) == []
+
+
+def test_a_tool_that_is_interrupted_before_its_work_ends_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Command, "_parser", interrupt)
+    assert run(merge_lora, "--models", "x") == 130
+    assert capsys.readouterr().out == "Stopped\n"
+
+
 def test_mistakes_in_names_are_told_before_torch_is_imported(tmp_path: Path) -> None:
     code = (
         "import sys; from sd_scripts.tools import merge_lora;"

@@ -6,6 +6,9 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from sd_scripts.formats.disk import why_not_written
+from sd_scripts.formats.documents import LONGEST_PART, name_problem
+
 PART, OLD, GONE, RUNNING = "part", "old", "gone", "run"
 """Endings of hidden names: what is being written, what something new is about to replace, what is being removed, and
 the mark of a run that writes files of this name."""
@@ -15,6 +18,26 @@ def beside(path: Path, kind: str) -> Path:
     """Return this process's hidden name for the PART, OLD, GONE or RUNNING of `path`; training/recovery.py removes
     those of killed processes."""
     return path.with_name(f".{path.name}.{os.getpid()}.{kind}")
+
+
+def why_unwritable(path: Path) -> str:
+    """Return why no file can be written to `path`, whose folder need not exist yet; "" if one can. It is tried with an
+    empty file, which is removed: permissions do not tell of read-only and virtual file systems."""
+    if problem := name_problem(str(path)):
+        return problem
+    part = beside(path.absolute(), PART)
+    if (more := len(part.name.encode()) - LONGEST_PART) > 0:
+        return f"a name of {len(path.name.encode()):,} bytes is too long; make it {more:,} bytes shorter"
+    folder = next(each for each in part.parents if os.path.lexists(each))
+    if not folder.is_dir():
+        return f"'{folder}' is not a folder"
+    trial = part if folder == part.parent else beside(folder / "x", PART)
+    try:
+        trial.touch(exist_ok=False)
+        trial.unlink()
+    except OSError as error:
+        return why_not_written(error)
+    return ""
 
 
 @contextlib.contextmanager

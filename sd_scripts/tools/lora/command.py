@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sd_scripts.formats.atomic_files import why_unwritable
 from sd_scripts.options.command_line import Parser, flag_of
 from sd_scripts.options.lora_tools import filled, input_problem, option_problems
 from sd_scripts.options.settings import Groups
 from sd_scripts.options.spec import OptionGroup, each_option
+from sd_scripts.runs.exit_codes import INTERRUPTED
 from sd_scripts.runs.reporter import Reporter
 from sd_scripts.runs.tool import run
 
@@ -44,6 +46,14 @@ class Command:
 
     def main(self, script: str, argv: Sequence[str] | None = None) -> int:
         """Run the tool and return its exit status: 2 for mistakes, of which all are told."""
+        try:
+            with _terminated_as_interrupted():
+                return self._main(script, argv)
+        except KeyboardInterrupt:  # before there was any work
+            print("Stopped", flush=True)
+            return INTERRUPTED
+
+    def _main(self, script: str, argv: Sequence[str] | None) -> int:
         flags = self._parser(script)
         values = vars(flags.parse_args(argv))
         run_dir, word = values.pop("run_dir"), values.pop("word", None)
@@ -60,8 +70,7 @@ class Command:
                 reporter.emit("saved", path=str(path.absolute()), bytes=path.stat().st_size)
             return path
 
-        with _terminated_as_interrupted():
-            return run(work, run_dir)
+        return run(work, run_dir)
 
     def problems(self, values: Values) -> list[str]:
         """Return a sentence for each mistake that options and names of files show."""
@@ -73,8 +82,8 @@ class Command:
         for output, target in outputs.items():
             if not self.may_replace and any(_same(target, path) for _, path in named):
                 problems.append(f"{output}: '{target}' is one of the files to read; choose another name")
-            elif not os.access(_existing_folder(Path(target)), os.W_OK):
-                problems.append(f"{output}: '{Path(target).parent}' cannot be written; choose another folder")
+            elif why := why_unwritable(Path(target)):
+                problems.append(f"{output}: '{target}' cannot be written ({why}); choose another name")
         return problems
 
     def _parser(self, script: str) -> Parser:
@@ -102,11 +111,6 @@ class Given:
 
 def _listed(value: Any) -> list[str]:
     return value if isinstance(value, list) else [value] if value else []
-
-
-def _existing_folder(file: Path) -> Path:
-    """Return the folder of a file, or the first existing one above it."""
-    return next((folder for folder in file.absolute().parents if folder.exists()), file.absolute().parent)
 
 
 def _same(one: str, other: str) -> bool:
