@@ -109,14 +109,18 @@ class LoraFile:
         """Raise ValueError, one sentence, unless the shapes are those of the layers in `modules`."""
         for each in modules:
             for path, layer in readable(each.module):
-                if found := self.layers.get(name := each.target.name(path)):
-                    weight = empty_weight(layer)
-                    sizes, own = found[0].sizes_in_file(found[1]), (len(weight), weight[0].numel())
-                    if sizes and any(size not in (None, ours) for size, ours in zip(sizes, own, strict=True)):
-                        raise ValueError(
-                            f"{self.option}: '{self.path}': {name} has a different shape in the file than in this "
-                            "model; choose a LoRA of the same kind of model"
-                        )
+                name = each.target.name(path)
+                if name in self.layers and not self.fits(name, empty_weight(layer).shape):
+                    raise ValueError(
+                        f"{self.option}: '{self.path}': {name} has a different shape in the file than in this model; "
+                        "choose a LoRA of the same kind of model"
+                    )
+
+    def fits(self, name: str, shape: torch.Size) -> bool:
+        """Return whether a layer of the file is for a weight of this shape, as far as its tensors tell."""
+        kind, tensors = self.layers[name]
+        sizes, own = kind.sizes_in_file(tensors), (shape[0], shape[1:].numel())
+        return sizes is None or all(size in (None, ours) for size, ours in zip(sizes, own, strict=True))
 
     def change(self, name: str, weight: Tensor, strength: float) -> Tensor | None:
         """Return what the file adds to a layer's `weight` (out, in, ...) at a strength, float32 and of its shape; None
@@ -188,13 +192,17 @@ def _read_layers(raw: Tensors, keys: LoraKeys, header: PeftHeader) -> Layers:
     state."""
     layers = Layers()
     for layer, own in keys.layers.items():
-        tensors = {ending: raw[key] for ending, key in own.items()}
+        tensors, scale = {ending: raw[key] for ending, key in own.items()}, 1.0
         for ending, tensor in tensors.items():
-            if why := _problem(ending, tensor):
+            norm = norm_of(tensor)
+            if why := _problem(ending, tensor, norm):
                 raise ValueError(f"has {why} in {printable(own[ending])}; {ANOTHER}")
+            scale *= 1.0 if ending == NORMS else norm or (ending == ALPHA)  # an alpha of 0 means the rank
         if NORMS in own and PEFT_NORMS.fullmatch(own[NORMS]):  # (out,), or (1, out, 1, 1) of a convolution
             tensors[NORMS] = tensors[NORMS].reshape(-1, 1)
         _require_complete(layer, own, tensors)
+        if not scale <= LARGEST:
+            raise ValueError(f"has values in the layer {printable(layer)} whose product is infinite; {ANOTHER}")
         if ALPHA not in tensors and DOWN in tensors:
             rank = len(tensors[DOWN])
             alpha = header.alpha(layer, rank)
@@ -203,16 +211,16 @@ def _read_layers(raw: Tensors, keys: LoraKeys, header: PeftHeader) -> Layers:
     return layers
 
 
-def _problem(ending: str, tensor: Tensor) -> str:
+def _problem(ending: str, tensor: Tensor, norm: float) -> str:
     """Return what is wrong with a tensor by itself; "" if nothing is."""
     if ending == ALPHA:
-        single = tensor.numel() == 1
-        return "" if single and tensor.float().isfinite() else "no single number" if not single else "NaN or infinity"
-    if not tensor.is_floating_point():
+        if tensor.numel() != 1:
+            return "no single number"
+    elif not tensor.is_floating_point():
         return "whole numbers without the scales that make weights of them"
-    if not tensor.numel() or not tensor.ndim:
+    elif not tensor.numel() or not tensor.ndim:
         return f"no matrix, but the shape {tuple(tensor.shape)},"
-    return "" if norm_of(tensor) <= LARGEST else "NaN or infinity"
+    return "" if norm <= LARGEST else "NaN or infinity"
 
 
 def norm_of(tensor: Tensor) -> float:
@@ -237,11 +245,6 @@ def _require_complete(layer: str, keys: Mapping[str, str], tensors: Tensors) -> 
         kind.sizes_in_file(tensors)
     except ValueError as problem:
         raise ValueError(f"has in the layer {name} {problem}; {ANOTHER}") from None
-    product = 1.0
-    for ending, tensor in tensors.items():
-        product *= 1.0 if ending == NORMS else norm_of(tensor) or (ending == ALPHA)  # an alpha of 0 means the rank
-    if not product <= LARGEST:
-        raise ValueError(f"has values in the layer {name} whose product is infinite; {ANOTHER}")
 
 
 def added(weight: Tensor, change: Tensor, dtype: torch.dtype, what: str) -> Tensor:

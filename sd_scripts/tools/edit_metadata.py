@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 from sd_scripts.families.model_file import SAFETENSORS
+from sd_scripts.formats.peft_header import without_alpha
 from sd_scripts.formats.safetensors_header import read_header
 from sd_scripts.formats.safetensors_metadata import edited, write_with_metadata
+from sd_scripts.formats.words import some
 from sd_scripts.options.lora_tools import EditMetadataOptions, LoraInputOptions, OutputOptions
 from sd_scripts.runs.reporter import Reporter
 from sd_scripts.runs.tool import start_phase
@@ -32,8 +34,14 @@ def work(given: Given, reporter: Reporter) -> Path:
     missing = [name for name in options.remove if not name.endswith("*") and name not in metadata]
     if missing:
         reporter.warn(f"remove: there is no entry {missing[0]}")
+    result = edited(metadata, changes, options.remove)
+    if gone := sorted(metadata.keys() - result.keys() - without_alpha(metadata).keys()):
+        reporter.warn(
+            f"remove: {some(gone)} states the alpha of layers; keep it unless the file has alpha tensors, or the LoRA "
+            "will be stronger or weaker"
+        )
     progress = start_phase(reporter, "copying megabytes")
-    write_with_metadata(path, save_to, edited(metadata, changes, options.remove), progress)
+    write_with_metadata(path, save_to, result, progress)
     return save_to
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from sd_scripts.data.dataset import DataPlan
 from sd_scripts.families.family import Components, Family
+from sd_scripts.formats.words import some
 from sd_scripts.library.safetensors_io import save_model, with_hashes
 from sd_scripts.networks.adapter import Adapter
 from sd_scripts.networks.adapters.lora import Lora as PlainLora
@@ -358,7 +359,7 @@ def _load_initial_weights(weights: LoraFile, network: AdapterNetwork, context: C
     if left := sorted(weights.layers.keys() - {layer.name for layer in network.layers}):
         context.warn(
             f"network_weights: {len(left)} layers of the file are not trained in this run and will be missing "
-            f"from its files: {left[0]}, ..."
+            f"from its files: {some(left)}"
         )
     network.refresh()
 

@@ -101,7 +101,7 @@ def _layers(
             values = svd.of_product(*flat(pair)).values * (pair.alpha / pair.rank)
             values = values[: pair.rank].abs()
             found.append(LayerReport(name, blocks.label(name), float(values.norm()), pair.rank, tuple(values.tolist())))
-        elif name in shapes and not any(ending.startswith("dora") for ending in own):
+        elif name in shapes and file.fits(name, shapes[name]) and not any(ending.startswith("dora") for ending in own):
             rank, _ = kind.rank_in_file(own, ())
             update = kind.delta(own, torch.zeros(()).expand(*shapes[name]))
             found.append(LayerReport(name, blocks.label(name), float(update.norm()), rank.dim))

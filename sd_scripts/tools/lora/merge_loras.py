@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sd_scripts.families.family import Family
+from sd_scripts.formats.words import printable
 from sd_scripts.networks import svd
 from sd_scripts.networks.adapter import Tensors
 from sd_scripts.networks.adapters.lora import Pair
@@ -73,7 +74,7 @@ def weighted(name: str, sources: Sequence[Source], *, concat: bool, shuffle: boo
         _require(Shape.of(pair) == shape, name, source)
         if pair.rank != first.rank and not concat:
             raise ValueError(
-                f"models: {name} has rank {pair.rank} in '{source.file.path}' and {first.rank} in "
+                f"models: {printable(name)} has rank {pair.rank} in '{source.file.path}' and {first.rank} in "
                 f"'{owners[0][0].file.path}'; factors of different rank cannot be averaged: turn on concat, or merge "
                 "by SVD"
             )
@@ -128,8 +129,8 @@ def summed(name: str, sources: Sequence[Source]) -> tuple[Tensor, Tensor, Shape]
 def _require(fits: bool, name: str, source: Source) -> None:
     if not fits:
         raise ValueError(
-            f"models: {name} has another shape in '{source.file.path}' than in the first LoRA; choose LoRAs for one "
-            "kind of model"
+            f"models: {printable(name)} has another shape in '{source.file.path}' than in the first LoRA; choose LoRAs "
+            "for one kind of model"
         )
 
 
