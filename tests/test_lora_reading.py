@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from flux_help import SHAPE
+from flux_help import SHAPE, flux_settings
 from lora_tools_help import write_lora
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from sd_scripts.networks.adapter import known_endings
 from sd_scripts.networks.lora_files import LoraFile, read_lora
 from sd_scripts.networks.plan import AdaptedModule
 from sd_scripts.networks.targets import LoraTarget
+from sd_scripts.options import model_checks
 from sd_scripts.options.generate_settings import AdapterFile, settings_of
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.runs.reporter import Reporter
@@ -128,6 +129,22 @@ def test_what_is_damaged_or_only_understood_in_part_is_refused(damage: str, tmp_
     assert problem in sentence
     assert any((split_key(key)[0] or key) in sentence for key in tensors)
     assert "\n" not in sentence
+
+
+def test_what_the_header_shows_is_told_before_the_file_is_read(tmp_path: Path) -> None:
+    """By --plan, the page and every start, where there is no torch."""
+    path, shown = tmp_path / "x.safetensors", []
+    for damage, (make, _) in DAMAGED.items():
+        save_file(make(), path)
+        options = {"base_weights": [str(path)], "network_weights": str(path)}
+        sentences = list(model_checks.network_files(flux_settings(**options)))
+        names = ["network_weights", "base_weights"] if sentences else []
+        assert [sentence.partition(f": '{path}' ")[0] for sentence in sentences] == names
+        shown += [damage] * bool(sentences)
+        external = {"network_module": "foreign_network", "network_weights": str(path)}
+        assert list(model_checks.network_files(flux_settings(**external))) == []
+    assert {"uint8", "truth values", "fp8 with scales", "a multiplier that is not known"} < {*shown}
+    assert {"a bias", "a bias under ComfyUI's names", "a norm", "a bias of PEFT", "rotations of PEFT"} < {*shown}
 
 
 def test_odd_files_that_are_whole_are_read(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from sd_scripts.formats.disk import why_not_written
 from sd_scripts.formats.documents import LONGEST_PART, name_problem
 
 PART, OLD, GONE, RUNNING = "part", "old", "gone", "run"
@@ -36,7 +35,7 @@ def why_unwritable(path: Path) -> str:
         trial.touch(exist_ok=False)
         trial.unlink()
     except OSError as error:
-        return why_not_written(error)
+        return error.strerror or str(error)
     return ""
 
 

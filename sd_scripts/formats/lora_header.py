@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sd_scripts.formats.lora_keys import ALPHA, DOWN, NORMS, UP, LoraKeys, group_keys
+from sd_scripts.formats.lora_keys import ALPHA, DOWN, NORMS, UP, LoraKeys, group_keys, misunderstood
 from sd_scripts.formats.peft_header import PeftHeader
 from sd_scripts.formats.safetensors_header import Header
-from sd_scripts.formats.words import counted
+from sd_scripts.formats.words import counted, printable
 
 KINDS = (
     ("DoRA", (NORMS,)),
@@ -95,6 +95,22 @@ def summarize(header: Header) -> LoraSummary | None:
             if (text := header.metadata.get(key)) and text != "None" and (shown := show(text))
         },
     )
+
+
+def why_unreadable(header: Header) -> str:
+    """Return why a LoRA cannot be read here, as far as its header tells, to follow the file's name; "" if it can."""
+    keys = group_keys(header.shapes)
+    if why := misunderstood(keys):
+        return why
+    for own in keys.layers.values():
+        whole = next((key for end, key in own.items() if end != ALPHA and header.dtypes[key] not in PRECISIONS), None)
+        if whole:
+            return f"has whole numbers without the scales that make weights of them in {printable(whole)}"
+    try:
+        PeftHeader(header.metadata, keys.layers)
+    except ValueError as problem:
+        return str(problem)
+    return ""
 
 
 def _alpha(header: Header, keys: LoraKeys) -> str:

@@ -9,6 +9,8 @@ import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
+from sd_scripts.formats.words import printable
+
 DOWN, UP, MID, ALPHA, NORMS = "lora_down.weight", "lora_up.weight", "lora_mid.weight", "alpha", "dora_scale"
 ENDINGS = (
     *(DOWN, UP, MID, ALPHA, NORMS),
@@ -110,6 +112,22 @@ def other_method(key: str) -> str:
     if XLABS_SINGLE.search(key):
         return "a LoRA of XLabs with single blocks"
     return next((method for pattern, method in OTHER_METHODS if pattern.search(key)), "")
+
+
+def misunderstood(keys: LoraKeys) -> str:
+    """Return why a file with these keys would be used in part, to follow its name; "" if it would not."""
+    for key in keys.others:
+        if method := other_method(key):
+            return (
+                f"contains {method} ({printable(key)}), which is not read here; merge the file into a model in the "
+                "program that made it"
+            )
+        if layer := keys.layer_of(key):
+            return (
+                f"has a tensor that is not read here, so that the layer {printable(layer)} would be used in part: "
+                f"{printable(key)}; convert the file in the program that made it"
+            )
+    return ""
 
 
 def embedding_tokens(keys: Iterable[str]) -> list[str]:

@@ -24,7 +24,7 @@ from sd_scripts.formats.lora_keys import (
     LoraKeys,
     embedding_tokens,
     group_keys,
-    other_method,
+    misunderstood,
 )
 from sd_scripts.formats.peft_header import PeftHeader
 from sd_scripts.formats.safetensors_header import read_header
@@ -143,7 +143,8 @@ def read_lora(option: str, path: Path, modules: Iterable[AdaptedModule] = ()) ->
     raw = maybe_uncompile_state_dict(read_weights(path, option))
     try:
         keys = group_keys(raw, known_endings())
-        _require_understood(keys)
+        if why := misunderstood(keys):
+            raise ValueError(why)
         if not keys.layers:
             raise ValueError(f"contains no layers of a LoRA, but keys such as {some(list(raw))}")
         metadata = dict(read_header(path).metadata) if path.suffix in SAFETENSORS else {}
@@ -170,21 +171,6 @@ def read_finite_tensors(option: str, path: Path) -> Tensors:
         if tensor.is_floating_point() and not norm_of(tensor) <= LARGEST:
             raise ValueError(f"{option}: '{path}' has NaN or infinity in {printable(key)}; {ANOTHER}")
     return tensors
-
-
-def _require_understood(keys: LoraKeys) -> None:
-    """Raise ValueError for keys of another method, and for those of a layer that are not its adapter kind's."""
-    for key in keys.others:
-        if method := other_method(key):
-            raise ValueError(
-                f"contains {method} ({printable(key)}), which is not read here; merge the file into a model in the "
-                "program that made it"
-            )
-        if layer := keys.layer_of(key):
-            raise ValueError(
-                f"has a tensor that is not read here, so that the layer {printable(layer)} would be used in part: "
-                f"{printable(key)}; convert the file in the program that made it"
-            )
 
 
 def _read_layers(raw: Tensors, keys: LoraKeys, header: PeftHeader) -> Layers:

@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from sd_scripts.families.model_file import MODEL, ModelFile, describe, is_hub_id, locate
+from sd_scripts.families.model_file import MODEL, SAFETENSORS, ModelFile, describe, is_hub_id, locate, read_header
 from sd_scripts.families.registry import card_of, component_card
+from sd_scripts.formats.lora_header import why_unreadable
 from sd_scripts.options.catalog import FAMILY_TITLES, GENERATE_SCRIPTS, METHOD_TITLES, SCRIPTS
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.network import NetworkOptions
@@ -104,18 +105,21 @@ def network_files(valid: Settings) -> Iterator[str]:
         return
     files = [("network_weights", options.network_weights), *(("base_weights", file) for file in options.base_weights)]
     for option, file in files:
-        if file and (why := why_no_lora(Path(file), valid.script.family)):
+        ours = options.is_ours or option != "network_weights"
+        if file and (why := why_no_lora(Path(file), valid.script.family, ours=ours)):
             yield f"{option}: {why}"
 
 
-def why_no_lora(file: Path, family: str) -> str:
-    """Return why a file is not a LoRA of the family, going by its header; an unrecognised file may still be one."""
+def why_no_lora(file: Path, family: str, *, ours: bool = True) -> str:
+    """Return why a file is not a LoRA of the family, going by its header; an unrecognised file may still be one. With
+    `ours` it must also be one that is read here, not by an external network."""
     found = describe(file)
     if found.problem:
         return found.problem
     fits = found.family is None or card_of(family).trains(found.family)
     if not _is_known(found) or (fits and found.variant.endswith("LoRA")):
-        return ""
+        why = why_unreadable(read_header(file)) if ours and file.suffix in SAFETENSORS else ""
+        return f"'{file}' {why}" if why else ""
     return f"'{file}' is {found.is_a}, not a LoRA for {FAMILY_TITLES[family]}; choose another file"
 
 
