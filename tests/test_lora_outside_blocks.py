@@ -28,6 +28,8 @@ OUTSIDE = (
     *("img_in", "txt_in", "time_in.in_layer", "time_in.out_layer", "vector_in.in_layer", "guidance_in.out_layer"),
     *("final_layer.adaLN_modulation.1", "final_layer.linear"),
 )
+IN_PARTS = ("double_blocks.0.txt_attn.qkv", "single_blocks.0.linear1")
+"""Layers whose rows are modules of their own in diffusers."""
 
 
 def transformer() -> tuple[FluxTransformer, list[AdaptedModule]]:
@@ -45,7 +47,7 @@ def test_layers_outside_of_the_blocks_are_merged_where_diffusers_has_them(dora: 
     """norm_out.linear has its halves in another order there, and so have the norms of its DoRA."""
     model, modules = transformer()
     before, tensors = weights_of_diffusers(model), {}
-    names = [name for path in OUTSIDE for name in diffusers_modules(path)]
+    names = [name for path in (*OUTSIDE, *IN_PARTS) for name in diffusers_modules(path)]
     for name in names:
         weight = before[f"{name}.weight"]
         tensors[f"transformer.{name}.lora_A.weight"] = torch.randn(2, weight.shape[1]) * 0.1
@@ -54,7 +56,7 @@ def test_layers_outside_of_the_blocks_are_merged_where_diffusers_has_them(dora: 
             tensors[f"transformer.{name}.lora_magnitude_vector"] = torch.rand(len(weight)) + 0.5
     save_file(tensors, tmp_path / "x.safetensors")
     file = read_lora("base_weights", tmp_path / "x.safetensors", modules)
-    assert merge(modules, file, 1.0) == len(OUTSIDE)
+    assert merge(modules, file, 1.0) == len(OUTSIDE) + len(IN_PARTS)
     after = weights_of_diffusers(model)
     for name in names:
         a, b = (tensors[f"transformer.{name}.lora_{part}.weight"] for part in "AB")

@@ -325,6 +325,12 @@ def test_metadata_is_shown_and_edited_while_the_weights_stay(lora: Path, capsys:
     capsys.readouterr()
     assert run(show_metadata, lora) == 0
     assert json.loads(capsys.readouterr().out) == metadata_of(lora)
+    assert run(edit_metadata, "--model", lora, "--set", "new=a\x9b31m\u202eb", "--save_to", lora) == 0
+    capsys.readouterr()
+    assert run(show_metadata, lora) == 0
+    text = capsys.readouterr().out
+    assert json.loads(text) == metadata_of(lora)
+    assert all(line.isprintable() for line in text.splitlines())
 
 
 def test_inspecting_tells_norms_by_block_and_the_ranks_in_use(

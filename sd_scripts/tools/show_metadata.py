@@ -18,7 +18,9 @@ def work(given: Given, reporter: Reporter) -> None:
         metadata = read_header(Path(given[LoraInputOptions].model)).metadata
     except ValueError as problem:
         raise ValueError(f"model: {problem}") from None
-    print(json.dumps(dict(sorted(metadata.items())), indent=4, ensure_ascii=False))
+    text = json.dumps(dict(sorted(metadata.items())), indent=4, ensure_ascii=False)
+    shown = (each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in text)
+    print("".join(shown))  # a terminal obeys control characters
 
 
 COMMAND = Command(
