@@ -131,7 +131,7 @@ def test_what_is_damaged_or_only_understood_in_part_is_refused(damage: str, tmp_
     assert "\n" not in sentence
 
 
-def test_what_the_header_shows_is_told_before_the_file_is_read(tmp_path: Path) -> None:
+def test_what_the_header_shows_is_reported_before_the_file_is_read(tmp_path: Path) -> None:
     """By --plan, the page and every start, where there is no torch."""
     path, shown = tmp_path / "x.safetensors", []
     for damage, (make, _) in DAMAGED.items():

@@ -105,7 +105,7 @@ def test_a_negative_alpha_is_computed_with(any_miniature: Any, tmp_path: Path) -
     assert all(torch.allclose(delta, other[name], rtol=1e-4) for name, delta in deltas(back).items())
 
 
-def test_removing_what_states_alpha_is_told(tmp_path: Path) -> None:
+def test_removing_what_states_alpha_is_reported(tmp_path: Path) -> None:
     pair = {f"transformer.x.lora_{part}.weight": torch.ones(2, 2) for part in "AB"}
     save_file(pair, tmp_path / "x.safetensors", {ENTRY: "{}", "title": "x"})
     flags = ("--model", tmp_path / "x.safetensors", "--save_to", tmp_path / "y.safetensors")

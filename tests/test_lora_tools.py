@@ -461,7 +461,7 @@ def test_unknown_tensors_are_left_out_with_a_warning(lora: Path, tmp_path: Path)
         ("{folder}/new/" + "é" * 118 + ".safetensors", "a name of 248 bytes is too long; make it "),
     ],
 )
-def test_an_output_that_cannot_be_written_is_told_before_the_work(target: str, why: str, tmp_path: Path) -> None:
+def test_an_output_that_cannot_be_written_is_reported_before_the_work(target: str, why: str, tmp_path: Path) -> None:
     (file := tmp_path / "file.safetensors").touch()
     (folder := tmp_path / "folder").mkdir()
     target, why = (text.format(file=file, folder=folder) for text in (target, why))

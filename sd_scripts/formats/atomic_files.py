@@ -21,7 +21,7 @@ def beside(path: Path, kind: str) -> Path:
 
 def why_unwritable(path: Path) -> str:
     """Return why no file can be written to `path`, whose folder need not exist yet; "" if one can. It is tried with an
-    empty file, which is removed: permissions do not tell of read-only and virtual file systems."""
+    empty file, which is removed: permissions do not show read-only and virtual file systems."""
     if problem := name_problem(str(path)):
         return problem
     part = beside(path.absolute(), PART)

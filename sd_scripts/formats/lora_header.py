@@ -98,7 +98,7 @@ def summarize(header: Header) -> LoraSummary | None:
 
 
 def why_unreadable(header: Header) -> str:
-    """Return why a LoRA cannot be read here, as far as its header tells, to follow the file's name; "" if it can."""
+    """Return why a LoRA cannot be read here, as far as its header shows, to follow the file's name; "" if it can."""
     keys = group_keys(header.shapes)
     if why := misunderstood(keys):
         return why

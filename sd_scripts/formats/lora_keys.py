@@ -55,6 +55,10 @@ OTHER_METHODS = (
 """Keys of tensors that no adapter kind here has, and the method that trains them."""
 
 
+MOST_PARTS = 5
+"""Parts of a key, between dots, that may follow the name of its layer."""
+
+
 @dataclass(frozen=True)
 class LoraKeys:
     """The keys of a LoRA file by layer."""
@@ -67,9 +71,11 @@ class LoraKeys:
     def layer_of(self, key: str) -> str:
         """Return the layer among `layers` to which one of `others` belongs; "" if there is none."""
         name = key.removeprefix(WRAPPER)
-        while name and name not in self.layers:
+        for _ in range(MOST_PARTS):
             name = name.rpartition(".")[0]
-        return name
+            if name in self.layers:
+                return name
+        return ""
 
 
 def group_keys(keys: Iterable[str], endings: Collection[str] = ENDINGS) -> LoraKeys:

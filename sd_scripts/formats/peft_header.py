@@ -2,7 +2,7 @@
 
 diffusers stores PEFT's configuration as JSON in one entry, with the component's name before each option:
 `{"transformer.r": 4, "transformer.lora_alpha": 16}`. Others store such options as entries of their own, and PEFT itself
-as a file beside the weights.
+as a file next to the weights.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ OPTIONS = (*ALPHAS, "alpha_pattern", "use_rslora")
 """Options that files have as entries of their own."""
 CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Values of init_lora_weights after which the base weights are no longer those of the base model."""
-UNSAFE = re.compile(r"\)[*+?{]|(?:[*+{].*){4}")
-"""A repeated group, or several repetitions: patterns that can take very long to match."""
+LONGEST = 300
+"""Letters of a pattern, and of a name that is compared with one."""
+MOST_REPETITIONS = 3
 
 Config = Mapping[str, Any]
 
 
 class PeftHeader:
-    """What the header of a LoRA file, or PEFT's file beside it, states about alpha."""
+    """What the header of a LoRA file, or PEFT's file next to it, states about alpha."""
 
     def __init__(self, metadata: Mapping[str, str], layers: Collection[str], path: Path | None = None):
-        """layers: the names of all layers in the file; path: the file itself, beside which PEFT's own may lie.
+        """layers: the names of all layers in the file; path: the file itself, next to which PEFT's own may be.
 
         Raises ValueError, phrased to follow the file's name, for a configuration that cannot be read.
         """
@@ -93,8 +94,11 @@ def _entries(metadata: Mapping[str, str], path: Path | None) -> dict[str, Any]:
             found = None  # type: ignore[assignment]
         if not isinstance(found, dict):
             raise ValueError(f"has an entry {ENTRY} in its header that is not a JSON object; remove it or mend it")
-    elif path and path.name == PEFT_FILE and (beside := path.with_name(PEFT_CONFIG)).is_file():
-        config = read_json(beside)
+    elif path and path.name == PEFT_FILE and (own_file := path.with_name(PEFT_CONFIG)).is_file():
+        try:
+            config = read_json(own_file)
+        except ValueError as problem:
+            raise ValueError(f"has a configuration next to it that cannot be read: {problem}") from None
         found = dict(config) if isinstance(config, dict) else {}
     own = {name: text for name, text in metadata.items() if _is_option(name)}
     return own | found
@@ -131,13 +135,21 @@ def _by_pattern(patterns: Any, name: str) -> Any:
         if re.escape(pattern) == pattern.replace(".", r"\."):
             continue
         try:
-            if UNSAFE.search(pattern):
+            if not _is_quick(pattern, name):
                 raise re.error("it can take very long")
             if re.fullmatch(rf"(.*\.)?({pattern})", name):
                 return value
         except re.error as error:
             raise ValueError(f"has {pattern!r} in alpha_pattern, which is not a usable pattern: {error}") from None
     return None
+
+
+def _is_quick(pattern: str, name: str) -> bool:
+    """Return whether a pattern of an unknown file is matched in a short time: without repeated groups, and short."""
+    repeated = sum(map(pattern.count, "*+{"))
+    return (
+        max(len(pattern), len(name)) <= LONGEST and repeated <= MOST_REPETITIONS and not re.search(r"\)[*+{]", pattern)
+    )
 
 
 def _number(value: Any) -> float:

@@ -154,7 +154,7 @@ class Adapter(ABC):
 
     @classmethod
     def sizes_in_file(cls, tensors: Mapping[str, Tensor]) -> tuple[int, int | None] | None:
-        """Return (out, in · kh · kw) of the weight that a file's layer is for, as far as its tensors tell.
+        """Return (out, in · kh · kw) of the weight that a file's layer is for, as far as its tensors show.
 
         Raises ValueError, to follow "has", if the shapes of the tensors do not fit together.
         """

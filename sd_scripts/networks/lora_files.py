@@ -117,7 +117,7 @@ class LoraFile:
                     )
 
     def fits(self, name: str, shape: torch.Size) -> bool:
-        """Return whether a layer of the file is for a weight of this shape, as far as its tensors tell."""
+        """Return whether a layer of the file is for a weight of this shape, as far as its tensors show."""
         kind, tensors = self.layers[name]
         sizes, own = kind.sizes_in_file(tensors), (shape[0], shape[1:].numel())
         return sizes is None or all(size in (None, ours) for size, ours in zip(sizes, own, strict=True))
