@@ -76,13 +76,41 @@ def test_blocks_of_layers_outside_are_in_and_out() -> None:
     assert labels == ["IN"] * (len(OUTSIDE) - 2) + ["OUT"] * 2
 
 
-def test_dora_of_some_rows_of_a_layer_is_refused(tmp_path: Path) -> None:
-    name = "transformer.transformer_blocks.0.attn.to_"
-    tensors = {f"{name}{letter}.lora_{part}.weight": torch.ones(64, 64) for letter in "qkv" for part in "AB"}
-    tensors |= {f"{name}{letter}.lora_magnitude_vector": torch.ones(64) for letter in "qk"}
-    save_file(tensors, tmp_path / "x.safetensors")
-    with pytest.raises(ValueError, match="has DoRA for some rows of lora_unet_double_blocks_0_img_attn_qkv only"):
+TO = "transformer.transformer_blocks.0.attn.to_"
+
+
+@pytest.mark.parametrize(
+    ("more", "problem"),
+    [
+        ({f"{TO}{letter}.lora_magnitude_vector": torch.ones(64) for letter in "qk"}, "has DoRA for some rows of"),
+        ({f"{TO}v.lora_A.weight": torch.ones(64, 9)}, "different inputs"),
+        ({f"{TO}v.lora_B.weight": torch.ones(64, 64, 1, 1)}, "different inputs"),
+        ({f"{TO}k.oft_blocks": torch.ones(16, 4, 4)}, "both as"),
+    ],
+)
+def test_modules_that_make_no_layer_together_are_refused(more: dict[str, Tensor], problem: str, tmp_path: Path) -> None:
+    tensors = {f"{TO}{letter}.lora_{part}.weight": torch.ones(64, 64) for letter in "qkv" for part in "AB"}
+    save_file({**tensors, **more}, tmp_path / "x.safetensors")
+    with pytest.raises(ValueError, match=rf"^models: '.*x.safetensors' .*{problem}"):
         read_lora("models", tmp_path / "x.safetensors", transformer()[1])
+
+
+def test_modules_in_fp8_are_joined(tmp_path: Path) -> None:
+    tensors = {f"{TO}{letter}.lora_{part}.weight": torch.randn(64, 64) for letter in "qkv" for part in "AB"}
+    tensors = {key: tensor.to(torch.float8_e4m3fn) for key, tensor in tensors.items()}
+    save_file(tensors, tmp_path / "x.safetensors")
+    file = read_lora("models", tmp_path / "x.safetensors", transformer()[1])
+    change = file.change("lora_unet_double_blocks_0_img_attn_qkv", torch.zeros(192, 64), 1.0)
+    expected = [tensors[f"{TO}{x}.lora_B.weight"].float() @ tensors[f"{TO}{x}.lora_A.weight"].float() for x in "qkv"]
+    torch.testing.assert_close(change, torch.cat(expected))
+    assert len(with_names_of("diffusers", file.tensors, transformer()[1])) == len(tensors)
+
+
+def test_a_layer_with_too_few_rows_for_the_modules_of_diffusers_is_refused(tmp_path: Path) -> None:
+    name = "lora_unet_double_blocks_0_img_attn_qkv"
+    tensors = {f"{name}.lora_down.weight": torch.ones(2, 64), f"{name}.lora_up.weight": torch.ones(100, 2)}
+    with pytest.raises(ValueError, match=f"{name} has 100 outputs for 3 layers of diffusers"):
+        with_names_of("diffusers", tensors, transformer()[1])
 
 
 @pytest.mark.run

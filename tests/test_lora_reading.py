@@ -90,6 +90,11 @@ DAMAGED: dict[str, tuple[Callable[[], Tensors], str]] = {
     "ranks that differ": (lambda: with_tensor(pair(), UP, torch.ones(OUT, RANK + 1)), "do not fit together"),
     "LoHa that does not fit": (lambda: with_tensor(of_loha(), "hada_w2_b", torch.ones(3, IN)), "do not fit together"),
     "LoKr of one dimension": (lambda: with_tensor(of_lokr(), "lokr_w1", torch.ones(4)), "do not fit together"),
+    "a LoKr that is whole and in parts": (
+        lambda: with_tensor(of_lokr(), "lokr_w2_a", torch.ones(6, 2)),
+        "lokr_w2_a besides lokr_w1 and lokr_w2",
+    ),
+    "half a Tucker form": (lambda: with_tensor(of_loha(), "hada_t1", torch.ones(2, 2, 1, 1)), "do not fit together"),
     "rotations that are not square": (lambda: {f"{LAYER}.oft_blocks": torch.ones(3, 4, 5)}, "not square"),
     "norms of another layer": (lambda: with_tensor(pair(), "dora_scale", torch.ones(OUT + 1, 1)), "dora_scale of (13"),
     "a single number": (lambda: with_tensor(pair(), UP, torch.tensor(1.0)), "no matrix"),

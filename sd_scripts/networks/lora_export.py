@@ -66,6 +66,8 @@ def _peft(each: AdaptedModule, number: int, path: str, name: str, pair: Pair) ->
     down, up = _scaled(pair.down, scale / of_up), _scaled(pair.up, of_up)
     if not number and target.swaps_halves(path):
         up = torch.cat(up.chunk(2)[::-1])
+    if len(up) < (len(names) - 1) * down.shape[1] + 1:
+        raise ValueError(f"{name} has {len(up)} outputs for {len(names)} layers of diffusers, which are too few")
     for part, (own_down, own_up) in zip(names, _parts(down, up, pair, len(names)), strict=True):
         yield f"{part}.lora_A.weight", own_down
         yield f"{part}.lora_B.weight", own_up

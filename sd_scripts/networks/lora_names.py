@@ -74,15 +74,22 @@ def _joined(ours: str, parts: Sequence[Tensors | None], weight: Tensor, swapped:
     there = [part for part in parts if part]
     if any(part.keys() - {DOWN, UP, ALPHA, NORMS} for part in there):
         raise ValueError(f"has rows of {ours} that are not plain LoRA or DoRA, which cannot be joined")
+    if len({part[DOWN].shape[1:] for part in there}) > 1 or any(part[UP].ndim != 2 for part in there):
+        raise ValueError(f"has rows of {ours} for different inputs, which cannot be joined")
     if any(NORMS in part for part in there) and not all(part and NORMS in part for part in parts):
         raise ValueError(f"has DoRA for some rows of {ours} only, which cannot be joined")
-    joined = _joined_pairs([Pair.read(part) if part else None for part in parts], weight)
+    joined = _joined_pairs([Pair.read(_computable(part)) if part else None for part in parts], weight)
     if all(NORMS in part for part in there):
         joined[NORMS] = torch.cat([part[NORMS].reshape(-1, 1) for part in there])
     if swapped:
         for ending in joined.keys() & {UP, NORMS}:
             joined[ending] = torch.cat(joined[ending].chunk(2)[::-1])
     return joined
+
+
+def _computable(tensors: Tensors) -> Tensors:
+    """Return tensors that PyTorch can compute with, which fp8 is not; bf16 holds its values exactly."""
+    return {ending: tensor.bfloat16() if tensor.itemsize == 1 else tensor for ending, tensor in tensors.items()}
 
 
 def _joined_pairs(pairs: Sequence[Pair | None], weight: Tensor) -> Tensors:

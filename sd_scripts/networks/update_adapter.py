@@ -173,7 +173,7 @@ class UpdateAdapter(Adapter):
                 raise ValueError
             weight = cls.update_class({ending: part.to("meta") for ending, part in parts.items()}).weight()
             out, into = len(weight), weight[0].numel()
-        except (RuntimeError, IndexError, ValueError):  # what it is depends on the kind
+        except (RuntimeError, IndexError, ValueError, AttributeError):  # what it is depends on the kind
             listed = " and ".join(f"{ending} of {tuple(part.shape)}" for ending, part in parts.items())
             raise ValueError(f"{listed}, which do not fit together") from None
         norms = tensors.get(NORMS)

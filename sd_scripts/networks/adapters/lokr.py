@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sd_scripts.formats.lora_keys import NORMS
+from sd_scripts.formats.lora_keys import ALPHA, NORMS
 from sd_scripts.library.folded_kronecker import folded_kronecker_product
 from sd_scripts.library.kronecker import factored_kronecker_product, kronecker_product
 from sd_scripts.networks.adapter import register
@@ -147,6 +147,14 @@ class Lokr(UpdateAdapter):
     def rank_of(cls, parts: Mapping[str, Tensor]) -> int | None:
         found = parts.get(W2_B, parts.get(W1_B))
         return None if found is None else len(found)
+
+    @classmethod
+    def sizes_in_file(cls, tensors: Mapping[str, Tensor]) -> tuple[int, int | None]:
+        first = (W1,) if W1 in tensors else (W1_A, W1_B)
+        second = (W2,) if W2 in tensors else (W2_A, W2_B, T2)
+        if unused := sorted(tensors.keys() - {*first, *second, ALPHA, NORMS}):
+            raise ValueError(f"{' and '.join(unused)} besides {' and '.join((first[0], second[0]))}, which are whole")
+        return super().sizes_in_file(tensors)
 
     def start(self, ending: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor | None:
         return None if ending in (W2, W2_B) else kaiming_uniform(shape, generator)

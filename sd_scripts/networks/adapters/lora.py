@@ -135,7 +135,7 @@ class Pair:
         if self.rank % len(split_dims) or sum(split_dims) != self.up.shape[0]:
             return False
         own = torch.block_diag(*(torch.ones(piece, self.rank // len(split_dims)) for piece in split_dims))
-        return not self.up[own.to(self.up.device) == 0].any()
+        return not self.up.float()[own.to(self.up.device) == 0].any()
 
 
 @register
