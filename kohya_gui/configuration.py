@@ -16,6 +16,7 @@ from sd_scripts.families.card import FamilyCard
 from sd_scripts.families.model_file import describe, is_hub_id
 from sd_scripts.families.registry import card_by_network, card_of, cards
 from sd_scripts.formats.atomic_files import write_whole
+from sd_scripts.formats.secrets import HANDED, SHORTEST, secret_names, without_secrets
 from sd_scripts.formats.toml_files import read_toml, write_toml
 from sd_scripts.options import preflight
 from sd_scripts.options.catalog import SCRIPTS, options_of_one_method, script_for
@@ -28,8 +29,6 @@ from sd_scripts.runs.folder import RunFolder, new_run_folder
 
 PROMPTS = "sample_prompts"
 WINDOWS_PATH = re.compile(r"[A-Za-z]:\\")
-SECRET_LENGTH = 8
-"""Shorter secrets may occur in another text by coincidence."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +194,10 @@ def save_prompts(beside: Path, prompts: str, allowed_paths: AllowedPaths = EVERY
 
 
 def _opened(settings: Settings, family: str, remarks: tuple[Remark, ...] = (), prompts: str = "") -> Opened:
-    return Opened(settings.changed(), family, settings.unknown, (*remarks, *settings.remarks), prompts=prompts)
+    why = "is named like a secret, so it is neither kept nor saved"
+    left_out = [Remark(name, why) for name in secret_names(settings.unknown)]
+    unknown = without_secrets(settings.unknown)
+    return Opened(settings.changed(), family, unknown, (*remarks, *settings.remarks, *left_out), prompts=prompts)
 
 
 def of_family(values: Mapping[str, Any], script: Script) -> dict[str, Any]:
@@ -227,11 +229,13 @@ def leaked_secrets(settings: Settings) -> list[str]:
     """Return a problem for every non-secret option that contains a secret, since it would be written and printed."""
     values = settings.values()
     secrets = {name: values[name] for name, o in settings.options.items() if o.secret and values[name]}
+    in_environment = {name: os.environ[name] for name in HANDED if name in os.environ}
+    secrets |= {name: word for name, word in in_environment.items() if word not in secrets.values()}
     return [
         f"{name}: contains the {secret}, which would be written to files; remove it there"
         for name, value in settings.saved().items()
         for secret, word in secrets.items()
-        if len(word) >= SECRET_LENGTH and word in str(value)
+        if len(word) >= SHORTEST and word in str(value)
     ]
 
 

@@ -1,5 +1,6 @@
 """Keys and tokens are handed to a run out of sight: they stand in no file, event, console line, command or answer."""
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,10 @@ from kohya_gui.live_routes import routes
 from kohya_gui.lora_gui import LORA
 from kohya_gui.shell_line import shell_line
 from kohya_gui.tabs import TABS
+from sd_scripts.formats.secrets import HidingFormatter
 from sd_scripts.options.catalog import SCRIPTS
 from sd_scripts.options.spec import each_option
+from sd_scripts.runs.events import EventLog, EventTail
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.run_state import ENDED
 from sd_scripts.runs.store import RunStore
@@ -116,6 +119,42 @@ def test_a_key_in_another_option_is_refused_before_anything_is_written(tmp_path,
             assert word not in str(refused.value)
     assert not (tmp_path / "out").exists()
     assert not (tmp_path / "a.toml").exists()
+
+
+@pytest.mark.parametrize("variable", ["HF_TOKEN", "WANDB_API_KEY"])
+def test_a_key_of_the_environment_in_an_option_is_refused(tmp_path, monkeypatch, variable):
+    monkeypatch.setenv(variable, "the-key-of-this-machine")
+    values = {"training_comment": "with the-key-of-this-machine", "network_dim": 4}
+    with pytest.raises(ValueError, match=f"^training_comment: contains the {variable}, ") as refused:
+        save_file(tmp_path / "a.toml", values, SDXL_LORA, {})
+    assert "the-key" not in str(refused.value)
+
+
+def test_unknown_keys_that_are_named_like_secrets_are_neither_kept_nor_saved(tmp_path):
+    word = SECRETS["huggingface_token"]
+    given = f"""civitaiApiKey = "{word}"\nmy_own = 3\n[smtp]\npassword = "{word}"\nport = 25\n"""
+    (tmp_path / "given.toml").write_text(given)
+    opened = open_file(tmp_path / "given.toml", TABS["lora"])
+    assert opened.unknown == {"my_own": 3, "port": 25}  # tables are flattened
+    assert [remark for remark in map(str, opened.remarks) if "named like a secret" in remark] == [
+        f"{name}: is named like a secret, so it is neither kept nor saved"
+        for name in ("civitaiApiKey", "password")
+    ]
+    save_file(tmp_path / "a.toml", {}, SDXL_LORA, {"my_own": 3, "hub_tokens_secret": word, "s": {"auth_token": word}})
+    text = (tmp_path / "a.toml").read_text()
+    assert "my_own = 3" in text
+    assert word not in text
+
+
+def test_what_libraries_say_of_a_key_reaches_neither_events_nor_console(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", SECRETS["wandb_api_key"])
+    log = EventLog(tmp_path / "events.jsonl")
+    log("failed", error=f"401 for {SECRETS['wandb_api_key']}", step=3)
+    log.close()
+    (event,) = EventTail(tmp_path / "events.jsonl")
+    assert (event["error"], event["step"]) == ("401 for <removed>", 3)
+    record = logging.LogRecord("a", logging.INFO, "", 0, "401 for %s", (SECRETS["wandb_api_key"],), None)
+    assert HidingFormatter("%(message)s").format(record) == "401 for <removed>"
 
 
 def test_a_key_in_another_option_is_told_with_all_other_problems(tmp_path):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from sd_scripts.families.registry import family_of
 from sd_scripts.formats.disk import sentence_of
+from sd_scripts.formats.secrets import HidingFormatter
 from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
 from sd_scripts.options.generate import GenerateOptions
 from sd_scripts.options.generate_settings import Check, problems, read_command_line, training_settings
@@ -126,7 +127,7 @@ def _run(settings: Settings, family: Family, checks: tuple[Check, ...]) -> int:
 
 def _set_up_console() -> None:
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(message)s"))
+    handler.setFormatter(HidingFormatter("%(message)s"))
     ours = logging.getLogger("sd_scripts")
     ours.handlers, ours.propagate = [handler], False
     ours.setLevel("INFO")

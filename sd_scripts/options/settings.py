@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from sd_scripts.formats.secrets import without_secrets
 from sd_scripts.formats.words import shortened
 from sd_scripts.options.checks import problems_between
 from sd_scripts.options.spec import Option, OptionGroup, Remark, each_option, until_wrong, without
@@ -113,8 +114,9 @@ class Settings:
         }
 
     def saved(self) -> dict[str, Any]:
-        """Return what to write to a file: family and method, the changed values, the unknown keys that were read."""
-        return {**self.script.identity, **self.unknown, **self.changed()}
+        """Return what to write to a file: family and method, the changed values, and the unknown keys that were
+        read and are not named like secrets."""
+        return {**self.script.identity, **without_secrets(self.unknown), **self.changed()}
 
     def remark(self, sentence: str) -> None:
         """Add a remark found later in the run. The sentence begins with an option's name and a colon."""

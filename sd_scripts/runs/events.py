@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+from sd_scripts.formats.secrets import Hider, handed_values
+
 Ending = Literal["stopped", "failed", "finished"]
 Kind = (
     Literal["started", "phase", "step", "epoch", "validation", "sample", "saved", "uploaded", "warning", "heard"]
@@ -40,16 +42,19 @@ END: Literal["end"] = "end"
 
 
 class EventLog:
-    """Appends events of one run. Line-buffered, so that readers see complete lines only."""
+    """Appends events of one run, without the secrets that it was handed, which errors of libraries may quote.
+    Line-buffered, so that readers see complete lines only."""
 
     def __init__(self, path: Path):
         path.parent.mkdir(parents=True, exist_ok=True)
+        self._secrets = Hider(handed_values(os.environ))
         self._file = path.open("a", buffering=1, encoding="utf-8", newline="\n")
         if _is_cut(path):
             self._file.write("\n")
 
     def __call__(self, kind: Kind | Command | Request | Literal["end"], **payload: Any) -> None:
-        self._file.write(json.dumps({"time": time.time(), "kind": kind, **payload}) + "\n")
+        line = json.dumps({"time": time.time(), "kind": kind, **payload})
+        self._file.write(self._secrets.known(line) + "\n")
 
     def close(self) -> None:
         self._file.close()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from sd_scripts.families.registry import card_of, family_of
 from sd_scripts.formats.disk import sentence_of
+from sd_scripts.formats.secrets import HidingFormatter
 from sd_scripts.formats.toml_files import write_toml
 from sd_scripts.options import command_line, preflight
 from sd_scripts.options.catalog import script_for
@@ -239,7 +240,7 @@ def _set_up_console(options: LoggingOptions) -> None:
         from rich.logging import RichHandler
 
         handler = RichHandler(show_path=False)
-    handler.setFormatter(logging.Formatter("%(message)s"))
+    handler.setFormatter(HidingFormatter("%(message)s"))
     ours = logging.getLogger("sd_scripts")
     ours.handlers, ours.propagate = [handler], False
     ours.setLevel(options.console_log_level or "INFO")

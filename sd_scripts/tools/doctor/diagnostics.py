@@ -5,6 +5,7 @@ Secrets, home folders and the names of user and machine are removed from every t
 
 import contextlib
 import getpass
+import json
 import os
 import platform
 import re
@@ -15,33 +16,24 @@ from importlib import metadata
 from pathlib import Path
 
 from sd_scripts.formats.atomic_files import atomic_file
+from sd_scripts.formats.secrets import SHORTEST, Hider, secret_values, ways_to_write
 
 RUN_FILES = ("config.toml", "launch.json", "events.jsonl", "console.log")
 RUNS = 3
 """Last runs whose files are taken if none is named."""
 FIRST, LAST = 64 * 1024, 1024 * 1024
 """Bytes of a larger file that are kept from its start and its end."""
-REMOVED = "<removed>"
-NAMES_OF_SECRETS = (
-    r"[\w-]*(?:(?<!per_)token|api_?key|access_?key|secret(?:_?key)?|private_?key|passw(?:or)?d|credentials?)"
-)
-"""Names of options, flags and environment variables that hold secrets; keep_tokens and num_vectors_per_token are none
-of them."""
-SECRETS = (
-    re.compile(rf"""((?<![\w-]){NAMES_OF_SECRETS}["']?\s*[=:]\s*)("[^"\n]*"|'[^'\n]*'|[^\s"',;&]+)""", re.I),
-    re.compile(rf"""(--{NAMES_OF_SECRETS}["']?,?\s+)("[^"\n]*"|'[^'\n]*'|[^\s"',;&]+)""", re.I),
-    re.compile(r"(\b(?:Bearer|Basic)\s+)([\w.~+/=-]{8,})", re.I),
-    re.compile(r"(\b[a-z][a-z0-9+.-]*://)([^\s/@]+)(?=@)", re.I),
-    re.compile(r"()\b((?:hf|ghp|gho|github_pat|glpat|sk|wandb_v1)[_-][A-Za-z0-9_-]{16,})\b"),
-    re.compile(r"()(?<![0-9A-Za-z])([0-9a-f]{40})(?![0-9A-Za-z])"),
-)
-"""What comes before a secret, and the secret: after its name, in headers and addresses, and by its form. Keys of
-Weights & Biases have 40 hexadecimal digits."""
+NAMES_OF_PEOPLE = ("metadata_author",)
+"""Options whose values are removed like secrets."""
 SECRET_FILES = ("~/.cache/huggingface/token", "~/.huggingface/token")
-SECRET_LENGTH = 8
-"""Shorter values may occur in a text by coincidence."""
-HOMES = re.compile(r"""(?:[A-Za-z]:)?[\\/]+(?:home|Users)[\\/]+[^\\/\s"'<>:|;,]+""", re.I)
-"""The home folder of any account, with the separators of both systems, once or as JSON escapes them."""
+SEPARATOR = r"(?:[\\/]|%2F|%5C){1,4}"
+"""Of both systems, also as JSON and addresses escape it."""
+HOMES = re.compile(
+    rf"""(?:(?<![A-Za-z])[A-Za-z](?::|%3A))?{SEPARATOR}(?:home|Users|(?:run{SEPARATOR})?media|Volumes){SEPARATOR}"""
+    r"""(?:[^\\/\s"'<>:|;,%]|%(?!2F|5C)|[ ](?=[^\\/\n"'<>:|;,]{0,60}[^\\/\s"'<>:|;,][\\/])){1,255}""",
+    re.I,
+)
+"""The home folder of any account, and the folder in which its disks are mounted."""
 COMMON_NAMES = ("root", "user", "localhost")
 """Names of accounts and machines that say nothing about a person."""
 
@@ -50,15 +42,28 @@ class Scrubber:
     """Removes from texts what does not belong into a bug report."""
 
     def __init__(self) -> None:
-        self._values = sorted(_secret_values(), key=len, reverse=True)
+        self._secrets = Hider(_secret_values(), NAMES_OF_PEOPLE)
         self._homes = _home_folders()
         self._names = [(_whole_word(name), shown) for name, shown in _names()]
 
     def __call__(self, text: str) -> str:
-        for value in self._values:
-            text = text.replace(value, REMOVED)
-        for pattern in SECRETS:
-            text = pattern.sub(_without_secret, text)
+        return self._without_names(self._secrets.text(text))
+
+    def file(self, name: str, text: str) -> str:
+        """Return the text of a file; of JSON, each object by itself, so that no secret hides in its structure."""
+        if not name.endswith((".json", ".jsonl")):
+            return self(text)
+        parts = [text] if name.endswith(".json") else text.splitlines()
+        return "".join(f"{self._json(part)}\n" for part in parts)
+
+    def _json(self, text: str) -> str:
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError):  # cut, or no JSON
+            return self(text)
+        return json.dumps(self._secrets.json(found, self._without_names), ensure_ascii=False)
+
+    def _without_names(self, text: str) -> str:
         for home in self._homes:
             text = home.sub("~", text)
         text = HOMES.sub("~", text)
@@ -67,15 +72,9 @@ class Scrubber:
         return text
 
 
-def _without_secret(found: "re.Match[str]") -> str:
-    """Return what comes before a secret, and its quotes, so that a settings file stays readable."""
-    quote = found[2][0] if found[2][0] in "\"'" else ""
-    return f"{found[1]}{quote}{REMOVED}{quote}"
-
-
 def _secret_values() -> set[str]:
     """Return the secrets that this process can see: in its environment and in files that programs keep them in."""
-    values = {value for name, value in os.environ.items() if re.fullmatch(NAMES_OF_SECRETS, name, re.I)}
+    values = secret_values(os.environ)
     files = [Path(os.path.expanduser(name)) for name in SECRET_FILES]
     with contextlib.suppress(ImportError):  # of a broken environment, which is what the report is about
         from sd_scripts.runs.store import state_folder
@@ -86,17 +85,21 @@ def _secret_values() -> set[str]:
             values.add(file.read_text(encoding="utf-8", errors="replace").strip())
         except OSError:  # it has none
             continue
-    return {value for value in values if len(value) >= SECRET_LENGTH}
+    return {value for value in values if len(value) >= SHORTEST}
 
 
 def _home_folders() -> "list[re.Pattern[str]]":
     """Return what matches this user's home folder, with any separators."""
     found = []
     for home in {str(Path.home()), os.path.realpath(Path.home())}:
-        if parts := [re.escape(part) for part in re.split(r"[\\/]+", home) if part]:
-            start = r"(?<![\w.~-])" + (r"[\\/]+" if home[0] in "\\/" else "")
-            found.append(re.compile(start + r"[\\/]+".join(parts) + r"(?![\w.-])", re.I))
+        if parts := [_any_form(part) for part in re.split(r"[\\/]+", home) if part]:
+            start = r"(?<![\w.~-])" + (SEPARATOR if home[0] in "\\/" else "")
+            found.append(re.compile(start + SEPARATOR.join(parts) + r"(?![\w.-])", re.I))
     return found
+
+
+def _any_form(text: str) -> str:
+    return f"(?:{'|'.join(map(re.escape, ways_to_write(text)))})"
 
 
 def _names() -> Iterator[tuple[str, str]]:
@@ -111,7 +114,7 @@ def _names() -> Iterator[tuple[str, str]]:
 def _whole_word(name: str) -> "re.Pattern[str]":
     if len(name) < 2 or name.lower() in COMMON_NAMES:
         return re.compile(r"(?!)")  # matches nothing
-    return re.compile(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", re.I)
+    return re.compile(rf"(?<![A-Za-z0-9]){_any_form(name)}(?![A-Za-z0-9])", re.I)
 
 
 def last_runs() -> list[Path]:
@@ -135,7 +138,7 @@ def write(path: Path, table: str, runs: Sequence[Path]) -> None:
     scrub = Scrubber()
     with atomic_file(path) as part, zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, text in _texts(table, runs):
-            archive.writestr(scrub(name), scrub(text))
+            archive.writestr(scrub(name), scrub.file(name, text))
 
 
 def _texts(table: str, runs: Iterable[Path]) -> Iterator[tuple[str, str]]:
