@@ -225,19 +225,7 @@ def open_page(flags: argparse.Namespace, wait: bool = True) -> "App":
     opens = credential(flags)
     prepare_state_folder()
     with garbage_collection.importing():
-        from kohya_gui import (
-            browse,
-            checkpoints_routes,
-            compile_cache_routes,
-            doctor_routes,
-            generate_routes,
-            live_routes,
-            lora_tools_routes,
-            measure_routes,
-            plan_card,
-            prompt_editor,
-            publish_routes,
-        )
+        from kohya_gui import studio_routes
         from kohya_gui.app import build
         from kohya_gui.past_runs import why_not
         from kohya_gui.theme import look, scripts
@@ -248,16 +236,7 @@ def open_page(flags: argparse.Namespace, wait: bool = True) -> "App":
     for folder in flags.find_runs:
         print(f"--find_runs {folder}: {store.find(folder.expanduser())} runs added to the list")
     queue, allowed = RunQueue(store, why_not=why_not), allowed_paths(flags)
-    routes = [
-        *publish_routes.routes(queue, allowed),
-        *checkpoints_routes.routes(queue, allowed),
-        *live_routes.routes(queue, allowed),
-        *plan_card.routes(allowed),
-        *doctor_routes.routes(queue),
-    ]
-    routes += [*measure_routes.routes(queue, allowed), *prompt_editor.routes(), *browse.routes(allowed)]
-    routes += [*compile_cache_routes.routes(allowed), *lora_tools_routes.routes(queue, allowed)]
-    routes += generate_routes.routes(queue, allowed)
+    routes = studio_routes.routes(queue, allowed)
     page = build(queue, flags.config, flags.tab, allowed)
     policy = replace(access(flags, opens), scripts=tuple(scripts()))
     with bypass_proxies(flags.listen):

@@ -80,7 +80,9 @@ def starts(allowed_paths: AllowedPaths) -> list[Path]:
 
 
 def first_folder(allowed_paths: AllowedPaths) -> str:
-    return str(starts(allowed_paths)[0])
+    if not (found := starts(allowed_paths)):
+        raise ValueError("path: none of the allowed folders exists; create one, or start the GUI with --allowed_path")
+    return str(found[0])
 
 
 def _nearest(place: Path, allowed_paths: AllowedPaths) -> Path:

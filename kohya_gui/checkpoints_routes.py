@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-from PIL import Image
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -20,6 +19,7 @@ from kohya_gui.live_routes import MEDIA, send_file
 from kohya_gui.lora_tools import flags_of
 from kohya_gui.past_runs import tab_of
 from kohya_gui.tool_job import ToolJob
+from sd_scripts.formats.image_files import open_image, texts_of
 from sd_scripts.formats.image_parameters import read_chunks
 from sd_scripts.formats.toml_files import read_toml
 from sd_scripts.options.compare_checkpoints import COMPARE_GROUPS
@@ -157,10 +157,12 @@ class CheckpointsRoutes:
     def image_form(self, request: Request) -> dict[str, Any]:
         """Return the form of the tab Generate that makes an image of the comparison."""
         try:
-            with Image.open(self._file(request)) as image:
-                texts = {str(key): text for key, text in image.info.items() if isinstance(text, str)}
-        except OSError as error:
-            raise NotFound("This image no longer exists") from error
+            with open_image(self._file(request)) as image:
+                texts = texts_of(image)
+        except NotFound:
+            raise
+        except Exception as error:  # broken files raise different errors by format
+            raise NotFound("This image no longer exists, or cannot be read") from error
         return as_form(read_chunks(texts))
 
     def _file(self, request: Request) -> Path:

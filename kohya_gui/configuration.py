@@ -228,7 +228,7 @@ def save_file(
 def leaked_secrets(settings: Settings) -> list[str]:
     """Return a problem for every non-secret option that contains a secret, since it would be written and printed."""
     values = settings.values()
-    secrets = {name: values[name] for name, o in settings.options.items() if o.secret and values[name]}
+    secrets = {name: str(values[name]) for name, o in settings.options.items() if o.secret and values[name]}
     in_environment = {name: os.environ[name] for name in HANDED if name in os.environ}
     secrets |= {name: word for name, word in in_environment.items() if word not in secrets.values()}
     return [

@@ -2,17 +2,15 @@
 
 import contextlib
 import hashlib
-import io
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from PIL import Image
-
 from kohya_gui.live_routes import MEDIA
 from sd_scripts.formats.atomic_files import atomic_file
 from sd_scripts.formats.disk import saving
+from sd_scripts.formats.image_files import open_image, texts_of
 from sd_scripts.formats.image_parameters import read_chunks
 
 CONTROL_FOLDER = "control_images"
@@ -24,13 +22,13 @@ KEPT_SECONDS = 30 * 24 * 3600
 def keep_control(folder: Path, name: str, content: bytes) -> Path:
     """Write an image into the folder, under its name and hash. Raises ValueError for what is no image, and OSError in
     one sentence."""
+    if (suffix := Path(name).suffix.lower()) not in MEDIA:
+        raise ValueError(f"{name or 'The file'} is not a PNG, JPEG or WebP file; convert it")
     try:
-        with Image.open(io.BytesIO(content)) as image:
+        with open_image(content) as image:
             image.load()
     except Exception as error:  # broken files raise different errors by format
-        raise ValueError(f"{name or 'The file'} cannot be read as an image; choose a PNG, JPEG or WebP file") from error
-    if (suffix := Path(name).suffix.lower()) not in MEDIA:
-        raise ValueError(f"{name} is not a PNG, JPEG or WebP file; convert it")
+        raise ValueError(f"{name} cannot be read as an image; choose a PNG, JPEG or WebP file") from error
     stem = "".join(letter for letter in Path(name).stem if letter.isalnum() or letter in "-_ ")[:60].strip()
     path = folder / f"{stem or 'image'}-{_digest(content)}{suffix}"
     try:
@@ -70,10 +68,9 @@ def _named_controls(image_dir: Path) -> Iterator[str]:
     """Yield the names of the control images that images were made with."""
     for path in (*image_dir.glob("*.png"), *image_dir.glob("*/*.png")):
         try:
-            with Image.open(path) as image:
-                parameters = read_chunks({str(key): text for key, text in image.info.items() if isinstance(text, str)})
+            with open_image(path) as image:
+                parameters = read_chunks(texts_of(image))
         except Exception:  # no image, or one without parameters
             continue
         for control in parameters.get("control_images") or ():
-            if isinstance(control, dict):
-                yield Path(str(control.get("path") or control.get("name") or "")).name
+            yield Path(control.get("path") or control.get("name") or "").name

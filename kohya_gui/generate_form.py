@@ -101,7 +101,7 @@ def values_of(family: str, typed: Mapping[str, Any]) -> dict[str, Any]:
     options = options_of(family)
     read = {name: given(options[name], value) for name, value in typed.items() if name in options}
     if lines := read.get("prompt"):  # as in a prompt file
-        read["prompt"] = [line for line in lines if not is_comment(line)]
+        read["prompt"] = [line for line in lines if not (isinstance(line, str) and is_comment(line))]
     return {name: value for name, value in read.items() if value != options[name].default or name in START}
 
 

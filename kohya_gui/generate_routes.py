@@ -8,7 +8,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -21,13 +20,15 @@ from kohya_gui.json_routes import NotFound, get, post, upload
 from kohya_gui.live_routes import MEDIA, send_file
 from kohya_gui.past_runs import tab_of
 from sd_scripts.families.registry import card_of
-from sd_scripts.formats.image_parameters import read_chunks
+from sd_scripts.formats.image_files import open_image, texts_of
+from sd_scripts.formats.image_parameters import read_chunks, typed
 from sd_scripts.formats.toml_files import read_toml
 from sd_scripts.options.catalog import FAMILY_TITLES, GENERATE_SCRIPTS, script_for
 from sd_scripts.options.generate import GENERATE, GenerateOptions
 from sd_scripts.options.generate_settings import of_generating, problems, prompts_of, settings_of
 from sd_scripts.options.prompt_lines import CONTROLS, SamplePrompt, line_keys, read_prompts
 from sd_scripts.options.settings import Settings
+from sd_scripts.options.spec import WrongValue
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.runs.outputs import STATE_ENDING
 from sd_scripts.runs.queue import RunQueue
@@ -91,10 +92,12 @@ class GenerateRoutes:
         """Return a sentence for each control image in prompts that the page may not read."""
         if self._allowed_paths.allowed is None:
             return []
+        valid = settings.without({name for problem in settings.problems() for name in problem.names})
         try:
-            named = {name for prompt in prompts_of(settings) for name in prompt.control_images}
-        except ValueError:  # told with the other problems
-            named = {str(name) for line in settings.value("prompt") for name in line_keys(line).get(CONTROLS.key, ())}
+            named = {name for prompt in prompts_of(valid) for name in prompt.control_images}
+        except (ValueError, WrongValue):  # told with the other problems
+            lines = (line for line in settings.value("prompt") if isinstance(line, str))
+            named = {str(name) for line in lines for name in line_keys(line).get(CONTROLS.key, ())}
         return [why for name in sorted(named) if (why := self._allowed_paths.problem(CONTROLS.key, name))]
 
     def add_control(self, request: Request, body: bytes) -> dict[str, str]:
@@ -130,8 +133,11 @@ class GenerateRoutes:
         found: list[tuple[int, Path]] = []
         with contextlib.suppress(OSError, ValueError):  # a folder that is not there, or not allowed
             for entry in os.scandir(self._allowed_paths.check("image_dir", folder)):
-                if Path(entry.name).suffix.lower() in MEDIA and not entry.name.startswith("."):
-                    found.append((entry.stat().st_mtime_ns, Path(entry.path)))
+                if Path(entry.name).suffix.lower() not in MEDIA or entry.name.startswith("."):
+                    continue
+                with contextlib.suppress(OSError):  # it is gone by now
+                    if entry.is_file(follow_symlinks=False):  # send_file sends no other
+                        found.append((entry.stat().st_mtime_ns, Path(entry.path)))
         newest = sorted(found, reverse=True)[:MOST_IMAGES]
         images = [{"name": path.name, "time": time, **_described(path, time)} for time, path in newest]
         return {"folder": str(folder), "images": images, "total": len(found)}
@@ -211,6 +217,7 @@ def absolute(image_dir: object) -> Path:
 def as_form(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return the form that makes an image with these parameters: those that fit, and the adapters whose files are
     known."""
+    parameters = typed(parameters)
     family = parameters.get("family") if parameters.get("family") in FAMILIES else None
     options = options_of(str(family)) if family else {o: None for o in CARRIED}
     values = {name: parameters[name] for name in CARRIED if parameters.get(name) is not None}
@@ -221,32 +228,27 @@ def as_form(parameters: Mapping[str, Any]) -> dict[str, Any]:
     if model := parameters.get("model_path"):
         values["pretrained_model_name_or_path"] = model
     name = str(family or next(iter(sorted(FAMILIES, key=lambda each: card_of(each).order))))
-    adapters = [each for each in parameters.get("adapters") or () if isinstance(each, dict)]
-    told = {key: parameters.get(key) for key in ("model",)}
-    controls = [each for each in parameters.get("control_images") or () if isinstance(each, dict)]
     return {
         "family": family,
         "title": FAMILY_TITLES.get(str(family), ""),
         "values": form_values(name, values),
         "adapters": [
-            {"path": str(each.get("path") or each.get("name") or ""), "strength": each.get("strength", 1.0)}
-            for each in adapters
+            {"path": each.get("path") or each.get("name") or "", "strength": each.get("strength", 1.0)}
+            for each in parameters.get("adapters") or ()
         ],
-        "controls": [str(each.get("path") or each.get("name") or "") for each in controls],
-        **told,
+        "controls": [each.get("path") or each.get("name") or "" for each in parameters.get("control_images") or ()],
+        "model": parameters.get("model"),
     }
 
 
 @lru_cache(maxsize=1000)
 def _described(path: Path, time: int) -> dict[str, Any]:
     """Return the size and the parameters of an image that was written at this time."""
+    size: dict[str, Any] = {}
     try:
-        with Image.open(path) as image:
+        with open_image(path) as image:
             size = {"width": image.width, "height": image.height}
-            texts = {str(key): text for key, text in image.info.items() if isinstance(text, str)}
-    except OSError:
-        return {}
-    try:
-        return {**size, "parameters": read_chunks(texts), "form": as_form(read_chunks(texts))}
-    except ValueError:
+            parameters = read_chunks(texts_of(image))
+        return {**size, "parameters": parameters, "form": as_form(parameters)}
+    except Exception:  # a broken or odd image costs its own form, never the gallery
         return size

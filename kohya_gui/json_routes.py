@@ -1,6 +1,7 @@
 """Routes under /studio that answer in JSON; an error is one sentence."""
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -8,6 +9,13 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+
+from sd_scripts.formats.documents import is_utf8
+
+LARGEST = 2**64
+"""Bound of numbers in requests; seeds are the largest."""
+DEEPEST = 40
+"""Levels of lists and objects in a request."""
 
 
 class NotFound(ValueError):
@@ -32,10 +40,49 @@ def post(path: str, answer: Callable[[Request, Mapping[str, Any]], Any]) -> Rout
         except (ValueError, RecursionError):
             body = None
         if not isinstance(body, dict):
-            return JSONResponse({"error": "The request is not a JSON object"}, 400)
+            return Answer({"error": "The request is not a JSON object"}, 400)
+        if why := value_problem(body):
+            return Answer({"error": why}, 400)
         return await run_in_threadpool(_respond, lambda: answer(request, body))
 
     return Route(f"/studio/{path}", route, methods=["POST"])
+
+
+def value_problem(value: Any, name: str = "The request", depth: int = DEEPEST) -> str:
+    """Return why parsed JSON cannot be used, after the name that it is under; "" if it can be."""
+    if isinstance(value, str):
+        return "" if is_utf8(value) else f"{name}: contains characters that are not valid Unicode; type it again"
+    if isinstance(value, int | float):
+        return "" if -LARGEST < value < LARGEST else f"{name}: not a number that can be used; type it again"
+    if not isinstance(value, dict | list):
+        return ""
+    if not depth:
+        return f"{name}: nested too deeply"
+    named = value.items() if isinstance(value, dict) else ((name, each) for each in value)
+    for key, each in named:
+        if why := value_problem(key, f"{name}: a name in it", depth) or value_problem(each, key, depth - 1):
+            return why
+    return ""
+
+
+class Answer(JSONResponse):
+    """JSON whatever it holds: a file name that is not UTF-8, or a number that is not finite, costs only itself."""
+
+    def render(self, content: Any) -> bytes:
+        try:
+            return super().render(content)
+        except ValueError:
+            return super().render(_renderable(content))
+
+
+def _renderable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", errors="replace").decode()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {_renderable(str(name)): _renderable(each) for name, each in value.items()}
+    return [_renderable(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def upload(path: str, answer: Callable[[Request, bytes], Any], *, most: int) -> Route:
@@ -46,7 +93,7 @@ def upload(path: str, answer: Callable[[Request, bytes], Any], *, most: int) -> 
         async for part in request.stream():
             body += part
             if len(body) > most:
-                return JSONResponse({"error": f"The file is larger than {most >> 20} MB"}, 413)
+                return Answer({"error": f"The file is larger than {most >> 20} MB"}, 413)
         return await run_in_threadpool(_respond, lambda: answer(request, bytes(body)))
 
     return Route(f"/studio/{path}", route, methods=["POST"])
@@ -56,8 +103,8 @@ def _respond(work: Callable[[], Any]) -> Response:
     try:
         answer = work()
     except ValueError as error:
-        return JSONResponse({"error": str(error)}, 404 if isinstance(error, NotFound) else 400)
+        return Answer({"error": str(error)}, 404 if isinstance(error, NotFound) else 400)
     if isinstance(answer, Response):
         return answer
     headers = {"Cache-Control": "no-store"}
-    return Response(status_code=204, headers=headers) if answer is None else JSONResponse(answer, headers=headers)
+    return Response(status_code=204, headers=headers) if answer is None else Answer(answer, headers=headers)

@@ -51,6 +51,11 @@ ID = re.compile("[0-9]{1,18}")
 """A valid row or file number: it must fit in 64 bits."""
 
 
+def is_row_number(value: object) -> bool:
+    """Return whether a value of a request can be the number of a row."""
+    return type(value) is int and ID.fullmatch(str(value)) is not None
+
+
 class RowNumber(IntegerConvertor):
     """Path convertor for row numbers; anything else is a 404."""
 
@@ -220,7 +225,7 @@ class LiveRoutes:
     def forget(self, request: Request, body: Mapping[str, Any]) -> Any:
         """Remove several finished runs from the list; their folders stay."""
         ids = body.get("ids")
-        if not isinstance(ids, list) or not all(isinstance(id, int) for id in ids):
+        if not isinstance(ids, list) or not all(map(is_row_number, ids)):
             raise ValueError("ids: must be a list of run numbers")
         rows = [row for id in dict.fromkeys(ids) if (row := self._queue.store.row(id)) and row.state in ENDED]
         for row in rows:

@@ -70,6 +70,8 @@ class PlanCards:
             return {"html": empty(NO_DATA)}
         if problems := self._allowed_paths.problems(settings.values(), settings.options.values()):
             return {"html": empty(problems[0])}
+        if wrong := settings.wrong_values():
+            return {"html": empty(f"No plan yet: {wrong[0]}")}
         key = self._key(settings)
         with self._one_at_a_time:
             if self._newest.get(page) is not this:

@@ -22,6 +22,8 @@ from kohya_gui.doctor import environment
 from kohya_gui.json_routes import NotFound, get, post
 from sd_scripts.formats.atomic_files import write_whole
 from sd_scripts.formats.disk import saving
+from sd_scripts.formats.words import shortened
+from sd_scripts.options.saving import REPOSITORY
 from sd_scripts.runs.private import private_folder
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.store import RunRow, state_folder
@@ -61,6 +63,8 @@ class PublishRoutes:
             raise ValueError(f"text: the card must have 1 to {MOST_TEXT:,} characters")
         if not isinstance(repo, str) or not isinstance(token, str) or (not repo and not body.get("zip")):
             raise ValueError("repo_id: enter the repository to upload to, such as me/my-lora")
+        if repo and not REPOSITORY.fullmatch(repo):
+            raise ValueError(f"repo_id: {shortened(repr(repo))} is not the name of a repository; write me/my-lora")
         card = self._allowed_paths.check("card", self._content(row)["card"])
         flags = ["--card", str(card)]
         if repo:

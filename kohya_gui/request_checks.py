@@ -1,5 +1,6 @@
 """Reject malformed requests to Gradio's routes, which would answer 500 as if the server were at fault."""
 
+import json
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -10,9 +11,12 @@ from gradio.components import Component, Radio
 from gradio.state_holder import SessionState
 from starlette.responses import JSONResponse, Response
 
+from kohya_gui.json_routes import value_problem
+
 JOIN, RUN = "/gradio_api/queue/join", "/gradio_api/run/"
 """Routes that call a function of the page."""
 _MAKING = threading.Lock()
+NO_OBJECT = "The request is not a JSON object"
 
 
 def refusal(blocks: Blocks, path: str, body: bytes) -> Response | None:
@@ -20,11 +24,20 @@ def refusal(blocks: Blocks, path: str, body: bytes) -> Response | None:
     try:
         asked = orjson.loads(body)
     except orjson.JSONDecodeError:
-        asked = None
+        return _answer(422, _why_not_read(body) or NO_OBJECT)
     if not isinstance(asked, dict):
-        return _answer(422, "The request is not a JSON object")
+        return _answer(422, NO_OBJECT)
     why = _wrong_call(blocks, asked) if path.startswith((JOIN, RUN)) else ""
     return _answer(400, why) if why else None
+
+
+def _why_not_read(body: bytes) -> str:
+    """Return what is wrong with values that Python's reader accepts and Gradio's does not."""
+    try:
+        asked = json.loads(body)
+    except (ValueError, RecursionError):
+        return ""
+    return value_problem(asked) if isinstance(asked, dict) else ""
 
 
 def _answer(status: int, why: str) -> Response:

@@ -68,10 +68,10 @@ def why_unreadable(name: str) -> str | None:
 @functools.lru_cache(maxsize=256)
 def _why_not_decoded(path: Path, written: int, size: int) -> str | None:
     """Return why a file, as it was when last written, is no image."""
-    from PIL import Image
+    from sd_scripts.formats.image_files import TRAINED, open_image
 
     try:
-        with Image.open(path) as image:
+        with open_image(path, TRAINED) as image:
             image.load()
     except Exception:  # broken files raise different errors by format
         return f"'{path}' cannot be read as an image; choose a PNG, JPEG or WebP file"

@@ -15,22 +15,37 @@ else:
 LARGEST = 512 * 2**20
 """Bytes: no legitimate file is larger, and a larger one would fill the memory."""
 TOO_DEEP = "it is nested too deeply"
+TOO_LONG = "it has a number of more digits than can be read"
 
 
 def parse_json(text: str | bytes) -> Any:
     """Parse JSON. Raises ValueError for anything else, including endlessly nested brackets."""
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise ValueError(TOO_DEEP) from None
+    return _read(json.loads, text, json.JSONDecodeError)
 
 
 def parse_toml(text: str) -> dict[str, Any]:
     """Parse TOML. Raises ValueError for anything else, including endlessly nested brackets."""
+    return dict(_read(tomllib.loads, text, tomllib.TOMLDecodeError))
+
+
+def _read(parse: Callable[[Any], Any], text: str | bytes, wrong: type[ValueError]) -> Any:
     try:
-        return tomllib.loads(text)
+        return parse(text)
     except RecursionError:
         raise ValueError(TOO_DEEP) from None
+    except (wrong, UnicodeDecodeError):
+        raise
+    except ValueError:  # of int
+        raise ValueError(TOO_LONG) from None
+
+
+def is_utf8(text: str) -> bool:
+    """Return whether a text can be saved and sent as UTF-8: half a surrogate pair, as JSON can name it, cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def read_text(path: Path) -> str:

@@ -2,9 +2,12 @@
 read, and `sd_scripts`, which holds the same as JSON and loses nothing."""
 
 import json
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
+
+from sd_scripts.formats.documents import is_utf8, parse_json
 
 WEBUI, OURS = "parameters", "sd_scripts"
 """Keywords of the text chunks."""
@@ -21,11 +24,13 @@ SAMPLER_TITLES = {
 """Our sampler -> its name in the WebUI."""
 FLOW_SAMPLER = "Euler"
 """Sampler of models that are trained by flow matching."""
-PAIR = re.compile(r'\s*(\w[\w \-/]+):\s*("(?:\\.|[^\\"])+"|[^,]*)(?:,|$)')
+PAIR = re.compile(r'(?:(?<=,)|^)\s{0,20}(\w[\w \-/]{1,60}):\s{0,20}("(?:\\.|[^\\"]){1,2000}"|[^,]*)(?:,|$)')
 """`Key: value,` of the last line; a value with a comma or colon is JSON text."""
-LORA = re.compile(r"<lora:([^:>]+)(?::([^:>]*))?[^>]*>")
+LORA = re.compile(r"<lora:([^:<>]{1,300})(?::([^:<>]{0,40})(?::[^<>]{0,300})?)?>")
 MOST = 100_000
 """Longest text that is read."""
+LARGEST = 2**64
+"""Bound of numbers that are read; seeds are the largest."""
 
 
 def text_chunks(parameters: Mapping[str, Any]) -> dict[str, str]:
@@ -65,18 +70,71 @@ def _quoted(text: str) -> str:
 def read_chunks(chunks: Mapping[str, str]) -> dict[str, Any]:
     """Return the parameters in the text chunks of an image: those of `text_chunks`, as far as they are there.
 
-    Raises ValueError, one sentence, if there are none.
+    Anyone can write an image, so values that are not of the type of `text_chunks` are left out. Raises ValueError, one
+    sentence, if there are no parameters.
     """
     if ours := chunks.get(OURS):
         try:
-            found = json.loads(ours[:MOST])
+            found = parse_json(ours[:MOST])
         except ValueError:
             found = None
         if isinstance(found, dict):
-            return found
+            return typed(found)
     if webui := chunks.get(WEBUI):
-        return _read_webui(webui[:MOST])
+        return typed(_read_webui(webui[:MOST]))
     raise ValueError("The image holds no parameters; it was saved without them, or by another program")
+
+
+def typed(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters whose values have the type of `text_chunks`; further ones if they are texts or numbers."""
+    read = {name: READERS.get(name, _plain)(value) for name, value in found.items()}
+    return {name: value for name, value in read.items() if value is not None or found[name] is None}
+
+
+def _text(value: object) -> str | None:
+    """Return text that can be sent and saved as UTF-8."""
+    if _number(value) is not None:
+        return str(value)
+    return value if isinstance(value, str) and is_utf8(value) else None
+
+
+def _number(value: object) -> int | float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number and -LARGEST < value < LARGEST else None  # type: ignore[operator, return-value]
+
+
+def _whole(value: object) -> int | None:
+    number = _number(value)
+    return int(number) if number is not None and number == int(number) else None
+
+
+def _plain(value: object) -> Any:
+    return value if isinstance(value, bool) or _number(value) is not None else _text(value)
+
+
+def _files(value: object) -> list[dict[str, Any]] | None:
+    """Return the adapters or control images that an image was made with."""
+    if not isinstance(value, list):
+        return None
+    read = [
+        {name: FILE_READERS.get(name, _plain)(each) for name, each in entry.items()}
+        for entry in value
+        if isinstance(entry, dict)
+    ]
+    return [{name: each for name, each in entry.items() if each is not None} for entry in read]
+
+
+FILE_READERS: Mapping[str, Callable[[object], Any]] = {
+    **dict.fromkeys(("name", "path", "sha256"), _text),
+    "strength": _number,
+}
+READERS: Mapping[str, Callable[[object], Any]] = {
+    **dict.fromkeys(("prompt", "negative_prompt", "sampler", "family"), _text),
+    **dict.fromkeys(("model", "model_path", "dtype", "quantize_base"), _text),
+    **dict.fromkeys(("width", "height", "steps", "seed"), _whole),
+    **dict.fromkeys(("scale", "guidance"), _number),
+    **dict.fromkeys(("adapters", "control_images"), _files),
+}
 
 
 def _read_webui(text: str) -> dict[str, Any]:
@@ -89,22 +147,22 @@ def _read_webui(text: str) -> dict[str, Any]:
     found: dict[str, Any] = {
         "prompt": LORA.sub("", prompt).strip(),
         "negative_prompt": negative.strip(),
-        "adapters": [{"name": name, "strength": _number(by, 1.0)} for name, by in LORA.findall(prompt)],
+        "adapters": [{"name": name, "strength": _parsed(by, 1.0)} for name, by in LORA.findall(prompt)],
         "model": values.get("Model"),
         "sampler": _sampler(values.get("Sampler", "")),
     }
     numbers = {"steps": "Steps", "scale": "CFG scale", "guidance": "Distilled CFG Scale", "seed": "Seed"}
     for name, key in numbers.items():
-        number = _number(values.get(key, ""), None)
+        number = _parsed(values.get(key, ""), None)
         found[name] = int(number) if number is not None and name in ("steps", "seed") else number
-    if size := re.fullmatch(r"(\d+)x(\d+)", values.get("Size", "")):
+    if size := re.fullmatch(r"(\d{1,6})x(\d{1,6})", values.get("Size", "")):
         found["width"], found["height"] = int(size[1]), int(size[2])
     return {name: value for name, value in found.items() if value not in (None, "", [])}
 
 
 def _unquoted(value: str) -> str:
     try:
-        return str(json.loads(value)) if value.startswith('"') else value.strip()
+        return str(parse_json(value)) if value.startswith('"') else value.strip()
     except ValueError:
         return value.strip()
 
@@ -114,8 +172,9 @@ def _sampler(title: str) -> str | None:
     return next((ours for ours, theirs in reversed(SAMPLER_TITLES.items()) if theirs == plain), None)
 
 
-def _number(text: str, otherwise: float | None) -> float | None:
+def _parsed(text: str, otherwise: float | None) -> float | None:
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
         return otherwise
+    return number if math.isfinite(number) else otherwise

@@ -149,7 +149,8 @@ def _resolution_problem(resolution: str) -> str | None:
     sides = resolution.split(",")
     if len(sides) > 2 or not all(side.strip().isdecimal() for side in sides):
         return f"{resolution!r} is neither one number nor width,height; write 1024 or 1024,768"
-    if any(not SIDES[0] <= int(side) <= SIDES[1] for side in sides):
+    # int reads no more than 4,300 digits
+    if any(not SIDES[0] <= int(side.strip()[:9]) <= SIDES[1] for side in sides):
         return f"{resolution} is outside {SIDES[0]}..{SIDES[1]}"
     return None
 

@@ -36,6 +36,8 @@ MIN_SIDE, MAX_SIDE = 64, 8192
 MAX_STEPS = 999
 """The noise schedule has 1,000 timesteps, and some samplers begin one above the number of their steps."""
 LARGEST_SEED = 2**63 - 1
+MOST_DIGITS = 40
+"""More do not make a number more wrong, and int reads no more than 4,300."""
 NEW_SEED = -1
 """Asks for a new seed, as none does."""
 KINDS = (".txt", ".toml", ".json")
@@ -200,12 +202,16 @@ def line_keys(line: str) -> dict[str, Any]:
     for part in parts:
         for option in LINE_OPTIONS:
             if found := option.match(part):
-                value = FIELDS[option.key][1](found[1].strip())
+                value = _read_value(FIELDS[option.key][1], found[1].strip())
                 keys[option.key] = [*keys.get(option.key, []), value] if option.key in SEVERAL else value
                 break
     if "sample_steps" in keys:
         keys["sample_steps"] = min(max(keys["sample_steps"], 1), MAX_STEPS)
     return keys
+
+
+def _read_value(kind: type, text: str) -> Any:
+    return int(text[:MOST_DIGITS]) if kind is int else kind(text)
 
 
 def dropped_words(line: str) -> Iterator[str]:
@@ -224,7 +230,7 @@ def dropped_words(line: str) -> Iterator[str]:
             yield f"--{word}: unknown option"
         elif found is None:
             yield f"--{word} needs {VALUES[known.value]}"
-        elif known.key == "sample_steps" and not 1 <= int(found[1]) <= MAX_STEPS:
+        elif known.key == "sample_steps" and not 1 <= _read_value(int, found[1]) <= MAX_STEPS:
             yield f"--{word} {found[1]} becomes {line_keys(line)[known.key]}: steps are 1 to {MAX_STEPS}"
         elif rest := part[found.end() :].strip():
             yield f"'{rest}' after --{word} {found[1]} is ignored: the prompt comes before the first option"

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from typing_extensions import dataclass_transform
 
-from sd_scripts.formats.documents import name_problem
+from sd_scripts.formats.documents import is_utf8, name_problem
 
 Families = tuple[str, ...]
 CAPABILITIES = {
@@ -260,7 +260,7 @@ class Option:
             return name_problem(text)
         if "\0" in text:
             return "contains the control character NUL; type it again"
-        return "" if _is_utf8(text) else f"{text!r} is not UTF-8 text; type it again"
+        return "" if is_utf8(text) else f"{text!r} is not UTF-8 text; type it again"
 
     def _has_type(self, item: Any) -> bool:
         if self.type is float:
@@ -300,14 +300,6 @@ class Option:
 def truth(value: Any) -> bool | None:
     """Read a switch of a file or flag: true and 1 are on, false and 0 are off; None for anything else."""
     return {"true": True, "1": True, "false": False, "0": False}.get(str(value).strip().lower())
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 _READERS: dict[type, Any] = {

@@ -1,0 +1,36 @@
+"""All routes under /studio."""
+
+from starlette.routing import Route
+
+from kohya_gui import (
+    browse,
+    checkpoints_routes,
+    compile_cache_routes,
+    doctor_routes,
+    generate_routes,
+    live_routes,
+    lora_tools_routes,
+    measure_routes,
+    plan_card,
+    prompt_editor,
+    publish_routes,
+)
+from kohya_gui.allowed_paths import AllowedPaths
+from sd_scripts.runs.queue import RunQueue
+
+
+def routes(queue: RunQueue, allowed_paths: AllowedPaths) -> list[Route]:
+    """Return the routes, for `launch(app_kwargs={"routes": ...})`."""
+    return [
+        *publish_routes.routes(queue, allowed_paths),
+        *checkpoints_routes.routes(queue, allowed_paths),
+        *live_routes.routes(queue, allowed_paths),
+        *plan_card.routes(allowed_paths),
+        *doctor_routes.routes(queue),
+        *measure_routes.routes(queue, allowed_paths),
+        *prompt_editor.routes(),
+        *browse.routes(allowed_paths),
+        *compile_cache_routes.routes(allowed_paths),
+        *lora_tools_routes.routes(queue, allowed_paths),
+        *generate_routes.routes(queue, allowed_paths),
+    ]
