@@ -61,7 +61,8 @@
     dialog.replaceChildren(
       el("p", {}, "The model card, which the Hub shows. Edit it first; it is saved beside the file."),
       text,
-      el("p", { class: "quiet" }, `Published: ${told.names.join(", ")}`),
+      el("p", {}, "Published:"),
+      el("ul", { class: "quiet" }, ...Object.entries(told.sources).map(([name, path]) => el("li", {}, `${name}: ${path}`)), ...told.left_out.map((why) => el("li", {}, why))),
       repo,
       token,
       el("label", {}, everyone, " Everyone can see a repository that is created"),

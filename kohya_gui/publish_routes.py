@@ -4,15 +4,18 @@ The work is done by `sd_scripts.tools.publish` in a process of its own. A token 
 kept nowhere.
 """
 
+import contextlib
 import json
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import FileResponse
 from starlette.routing import Route
@@ -32,6 +35,10 @@ PROGRAM = "sd_scripts.tools.publish"
 SECONDS_FOR_CARD = 60.0
 MOST_TEXT = 200_000
 """Characters of a card."""
+PACKED = "published-{}.zip"
+"""The zip of a run in the state folder, until it is downloaded."""
+KEPT_SECONDS = 24 * 3600
+"""A zip that was never downloaded is removed by a later GUI."""
 
 
 @dataclass
@@ -51,9 +58,16 @@ class PublishRoutes:
         self._lock = threading.Lock()
 
     def card(self, request: Request) -> Any:
-        """Return the card of a run as it was last edited, else a new one, with what would be published."""
+        """Return the card of a run as it was last edited, else a new one, and what is published from which file."""
         found = self._content(self._row(request))
-        return {"text": found["text"], "file": found["file"], "names": list(found["contents"])}
+        sources, left_out = found["contents"], found["left_out"]
+        return {
+            "text": found["text"],
+            "file": found["file"],
+            "names": [*sources],
+            "sources": sources,
+            "left_out": left_out,
+        }
 
     def start(self, request: Request, body: Mapping[str, Any]) -> Any:
         """Save the edited card; then upload the run to `repo_id`, or pack it if `zip` is on."""
@@ -70,7 +84,7 @@ class PublishRoutes:
         if repo:
             flags += [f"--repo_id={repo}", *(["--public"] if body.get("public") else [])]
         else:
-            flags += ["--zip", str(private_folder(state_folder()) / f"published-{row.id}.zip")]
+            flags += ["--zip", str(private_folder(state_folder()) / PACKED.format(row.id))]
         with self._lock:
             if (before := self._jobs.get(row.id)) and before.running:
                 raise ValueError("This run is being published already")
@@ -90,7 +104,12 @@ class PublishRoutes:
         job = self._jobs.get(self._row(request).id)
         if job is None:
             raise NotFound("This run has not been published")
-        return {"running": job.running, "url": job.url, "zip": job.zip is not None, "error": job.error}
+        return {
+            "running": job.running,
+            "url": job.url,
+            "zip": job.zip is not None and job.zip.is_file(),
+            "error": job.error,
+        }
 
     def download(self, request: Request) -> Any:
         row = self._row(request)
@@ -98,7 +117,11 @@ class PublishRoutes:
         if job is None or job.zip is None or not job.zip.is_file():
             raise NotFound("There is no zip of this run")
         return FileResponse(
-            job.zip, media_type="application/zip", filename=f"{row.name}.zip", headers={"Cache-Control": "no-store"}
+            job.zip,
+            media_type="application/zip",
+            filename=f"{row.name}.zip",
+            headers={"Cache-Control": "no-store"},
+            background=BackgroundTask(job.zip.unlink, missing_ok=True),  # as large as the file
         )
 
     def _content(self, row: RunRow) -> dict[str, Any]:
@@ -117,6 +140,7 @@ class PublishRoutes:
 
 def routes(queue: RunQueue, allowed_paths: AllowedPaths = EVERYWHERE) -> list[Route]:
     """Return the routes; they precede those of live_routes, which take any other action of a run."""
+    _remove_old_zips()
     publish = PublishRoutes(queue, allowed_paths)
     return [
         get("run/{id:row}/card", publish.card),
@@ -124,6 +148,13 @@ def routes(queue: RunQueue, allowed_paths: AllowedPaths = EVERYWHERE) -> list[Ro
         get("run/{id:row}/published/zip", publish.download),
         post("run/{id:row}/publish", publish.start),
     ]
+
+
+def _remove_old_zips() -> None:
+    for file in state_folder().glob(PACKED.format("*")):
+        with contextlib.suppress(OSError):  # another GUI removed it
+            if file.stat().st_mtime < time.time() - KEPT_SECONDS:
+                file.unlink()
 
 
 def _work(job: Job, folder: Path, flags: list[str], hub: Mapping[str, str]) -> None:

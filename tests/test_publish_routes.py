@@ -1,6 +1,8 @@
 """Publishing from the page: the card of a real run folder, saved beside the file, and a zip to download."""
 
 import io
+import os
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -14,11 +16,12 @@ from starlette.testclient import TestClient
 
 from kohya_gui import live_routes
 from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
-from kohya_gui.publish_routes import routes
+from kohya_gui.publish_routes import KEPT_SECONDS, PACKED, routes
 from sd_scripts.formats.toml_files import write_toml
 from sd_scripts.runs.folder import new_run_folder
+from sd_scripts.runs.private import private_folder
 from sd_scripts.runs.queue import RunQueue
-from sd_scripts.runs.store import RunStore
+from sd_scripts.runs.store import RunStore, state_folder
 
 pytestmark = pytest.mark.run
 
@@ -64,14 +67,27 @@ def test_the_edited_card_is_kept_beside_the_file_and_packed(tmp_path: Path, stat
     told = studio.get("card").json()
     assert told["text"].startswith("---\n")
     assert told["names"] == ["README.md", "cat.safetensors"]
+    assert told["sources"] == {"README.md": str(tmp_path / "cat-README.md"), "cat.safetensors": str(studio.file)}
     assert studio.get("published").status_code == 404
     assert studio.publish(text="my card", zip=True).status_code == 200
     assert studio.outcome() == {"running": False, "url": "", "zip": True, "error": ""}
     with zipfile.ZipFile(io.BytesIO(studio.get("published/zip").content)) as packed:
         assert packed.read("README.md") == b"my card\n"
         assert packed.read("cat.safetensors") == studio.file.read_bytes()
+    assert studio.get("published/zip").status_code == 404
+    assert list((tmp_path / "state").rglob("*.zip")) == []
     assert (tmp_path / "cat-README.md").read_text() == "my card\n"
     assert studio.get("card").json()["text"] == "my card\n"
+
+
+def test_a_zip_that_nobody_downloaded_is_removed_a_day_later(tmp_path: Path, state: None) -> None:
+    folder = private_folder(state_folder())
+    for number, age in ((1, 2 * KEPT_SECONDS), (2, 0)):
+        zip_file = folder / PACKED.format(number)
+        zip_file.touch()
+        os.utime(zip_file, (time.time() - age,) * 2)
+    Studio(tmp_path)
+    assert [file.name for file in folder.glob("*.zip")] == ["published-2.zip"]
 
 
 def test_a_token_reaches_the_upload_and_no_file(tmp_path: Path, state: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ The token is that of HF_TOKEN or of `hf auth login`.
 
 import argparse
 import json
+import os
 import sys
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,7 @@ from sd_scripts.formats.disk import saving, sentence_of
 from sd_scripts.library.hub import Refused, hub_api, hub_reason, open_repository
 from sd_scripts.options.saving import REPOSITORY
 from sd_scripts.tools.publish.card import image_name, make_card
-from sd_scripts.tools.publish.trained import Trained, read_run
+from sd_scripts.tools.publish.trained import Trained, output_folder, read_run, why_elsewhere
 
 CARD = "README.md"
 """The card's name in a repository and a zip."""
@@ -57,16 +58,25 @@ def publish(arguments: argparse.Namespace) -> dict[str, Any]:
         raise ValueError(f"--zip: '{arguments.zip}' does not end with .zip")
     trained = read_run(arguments.run_folder)
     card, done = arguments.card or trained.file.with_name(f"{trained.file.stem}-{CARD}"), dict[str, Any]()
+    if (
+        not arguments.card
+        and os.path.lexists(card)
+        and (why := why_elsewhere(card, output_folder(arguments.run_folder)))
+    ):
+        raise ValueError(f"{why}, so it is not published as the model card; remove it, or name another with --card")
     if arguments.json and not (arguments.repo_id or arguments.zip or arguments.card):
         text = card.read_text(encoding="utf-8") if card.is_file() else make_card(trained)
-        found = {name: str(path) for name, path in contents(trained, card)}
-        return {"text": text, "card": str(card), "file": str(trained.file), "contents": found}
+        sources = {name: str(path) for name, path in contents(trained, card)}
+        told = {"card": str(card), "file": str(trained.file), "contents": sources, "left_out": trained.left_out}
+        return {"text": text, **told}
     if arguments.card and not card.is_file():
         raise ValueError(f"--card: there is no file '{card}'")
     if not card.is_file():
         with saving(card):
             write_whole(card, make_card(trained))
     done["card"] = str(card)
+    if not arguments.json:
+        print("\n".join(_sources(trained, card)), flush=True)
     if arguments.zip:
         _pack(trained, card, arguments.zip)
         done["zip"] = str(arguments.zip)
@@ -80,6 +90,12 @@ def contents(trained: Trained, card: Path) -> Iterator[tuple[str, Path]]:
     yield CARD, card
     yield from ((file.name, file) for file in trained.files)
     yield from ((image_name(number, sample.path), sample.path) for number, sample in enumerate(trained.samples))
+
+
+def _sources(trained: Trained, card: Path) -> Iterator[str]:
+    """Yield what is published, and from where."""
+    yield from (f"{name}: '{path}'" for name, path in contents(trained, card))
+    yield from trained.left_out
 
 
 def _pack(trained: Trained, card: Path, file: Path) -> None:

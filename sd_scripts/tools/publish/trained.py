@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sd_scripts.families.card import FamilyCard
+from sd_scripts.families.model_file import SAFETENSORS
 from sd_scripts.families.registry import card_of, names
 from sd_scripts.formats.folder_names import numbered
+from sd_scripts.formats.image_files import open_image
 from sd_scripts.formats.safetensors_header import read_header
 from sd_scripts.formats.toml_files import read_toml
 from sd_scripts.options.catalog import METHOD_TITLES, script_for
@@ -23,6 +26,9 @@ from sd_scripts.runs.outputs import EMA_ENDING, EMBEDDING_ENDING, STATE_ENDING
 from sd_scripts.runs.run_state import OutputFile, RunState
 
 MOST_SAMPLES = 12
+RUNS = "runs"
+"""Folder of the run folders in an output folder."""
+SAMPLE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +41,8 @@ class Trained:
     """The last file that was saved, and the embeddings that were trained with it."""
     samples: tuple[OutputFile, ...]
     """The last of each prompt."""
+    left_out: tuple[str, ...] = ()
+    """Why files that the run names are not published, one sentence each."""
 
     @property
     def file(self) -> Path:
@@ -46,11 +54,8 @@ class Trained:
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """What the file says of itself; nothing if it is no .safetensors file."""
-        try:
-            return read_header(self.file).metadata
-        except (OSError, ValueError):
-            return {}
+        """What the file says of itself."""
+        return read_header(self.file).metadata
 
     @property
     def trigger_words(self) -> list[str]:
@@ -69,20 +74,67 @@ class Trained:
 
 
 def read_run(folder: Path) -> Trained:
-    """Return what a run trained. Raises ValueError, one sentence, if there is nothing to publish."""
+    """Return what a run trained. Raises ValueError, one sentence, if there is nothing to publish.
+
+    A run folder may come from elsewhere, and its events may name any file of this machine: only .safetensors files and
+    images in the folder that the run wrote to are taken.
+    """
     settings, state = read_folder(folder)
+    output = output_folder(folder)
     saved = [made for made in state.saved if not made.path.name.endswith(STATE_ENDING)]
     main = [made for made in saved if not made.path.stem.endswith((EMBEDDING_ENDING, EMA_ENDING))]
     file = next((found for made in reversed(main) if (found := made.find()) and found.is_file()), None)
     if file is None:
         raise ValueError(f"'{folder}' has no saved file; a whole model in a diffusers folder cannot be published here")
+    if why := _why_no_weights(file, output):
+        raise ValueError(f"{why}, so it is not published")
     beside = file.with_name(f"{file.stem}{EMBEDDING_ENDING}{file.suffix}")
+    embeddings = [beside] if os.path.lexists(beside) and not _why_no_weights(beside, output) else []
+    samples = _last_samples(state)
+    reasons = {made.path: why for made in samples if (why := _why_no_sample(made.path, output))}
     return Trained(
         settings=settings,
         state=state,
-        files=(file, beside) if beside.is_file() else (file,),
-        samples=_last_samples(state),
+        files=(file, *embeddings),
+        samples=tuple(made for made in samples if made.path not in reasons)[:MOST_SAMPLES],
+        left_out=tuple(f"{why}, so it is left out" for why in reasons.values()),
     )
+
+
+def output_folder(run: Path) -> Path:
+    """Return the folder that a run wrote to, by where its run folder is: `output/runs/20261124-cat` or `output/run`."""
+    real = Path(os.path.realpath(run))
+    return real.parents[1] if real.parent.name == RUNS and len(real.parents) > 1 else real.parent
+
+
+def why_elsewhere(file: Path, output: Path) -> str:
+    """Return why a file is not one of a run's output folder; "" if it is."""
+    if not Path(os.path.realpath(file)).is_relative_to(output):
+        return f"'{file}' is not in '{output}', the output folder of the run"
+    return "" if file.is_file() else f"'{file}' is not a regular file"
+
+
+def _why_no_weights(file: Path, output: Path) -> str:
+    if why := why_elsewhere(file, output):
+        return why
+    if file.suffix not in SAFETENSORS:
+        return f"'{file}' is not a .safetensors file"
+    try:
+        read_header(file)
+    except (OSError, ValueError) as error:
+        return str(error)
+    return ""
+
+
+def _why_no_sample(file: Path, output: Path) -> str:
+    if why := why_elsewhere(file, output):
+        return why
+    try:
+        with open_image(file) as image:
+            image.load()
+    except Exception:  # broken files raise different errors by format
+        return f"'{file}' cannot be read as an image"
+    return "" if file.suffix.lower() in SAMPLE_SUFFIXES else f"'{file}' is not named like an image"
 
 
 def read_folder(folder: Path) -> tuple[Settings, RunState]:
@@ -109,4 +161,4 @@ def training_settings(identity: Mapping[str, Any], values: Mapping[str, Any], wh
 
 def _last_samples(state: RunState) -> tuple[OutputFile, ...]:
     last = {made.number: made for made in state.samples if made.path.is_file()}
-    return tuple(made for _, made in sorted(last.items(), key=lambda pair: pair[0] or 0))[:MOST_SAMPLES]
+    return tuple(made for _, made in sorted(last.items(), key=lambda pair: pair[0] or 0))
