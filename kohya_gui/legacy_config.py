@@ -268,5 +268,5 @@ def _number(value: Any) -> float:
 
 def _arguments(text: str) -> list[str]:
     """Split `a=1 "b=2" betas=(0.9, 0.99)` into three arguments; kohya_ss itself splits the last one at its space."""
-    words = re.findall(r"""(?:[^\s(\["]|\([^)]*\)|\[[^\]]*\]|"[^"]*")+""", text)
+    words = re.findall(r"""(?:[^\s(\["]|\([^)]*(?:\)|$)|\[[^\]]*(?:\]|$)|"[^"]*(?:"|$))+""", text)
     return [word.replace('"', "").replace(" ", "") for word in words]

@@ -51,7 +51,7 @@ def _single_quoted(word: str) -> str:
 
 def _escaped(word: str) -> str:
     """Escape for the C runtime, where backslashes only matter before a quote."""
-    return re.sub(r'(\\*)("|$)', lambda found: found[1] * 2 + ('\\"' if found[2] else ""), word)
+    return re.sub(r'(?<!\\)(\\*)("|$)', lambda found: found[1] * 2 + ('\\"' if found[2] else ""), word)
 
 
 def _ansi_quoted(word: str) -> str:

@@ -107,7 +107,8 @@ def _choose(caption: str, random: Random) -> str:
     lines = caption.split("\n")
     line = random.choice(lines) if len(lines) > 1 else lines[0]
     line = line.replace("{{", _OPEN).replace("}}", _CLOSE)
-    line = re.sub(r"\{([^}]+)\}", lambda found: random.choice(found[1].split("|")), line)
+    # the closing brace is optional so that a text of many opening ones is read once
+    line = re.sub(r"\{([^}]+)(\}?)", lambda f: random.choice(f[1].split("|")) if f[2] else f[0], line)
     return line.replace(_OPEN, "{").replace(_CLOSE, "}")
 
 

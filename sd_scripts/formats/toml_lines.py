@@ -2,7 +2,7 @@
 
 import re
 
-HEADING = re.compile(r"\s*(\[\[?)\s*([^\[\]]+?)\s*\]\]?\s*(#.*)?$")
+HEADING = re.compile(r"\s*(\[\[?)([^\[\]]+)\]\]?\s*(#.*)?$")
 KEY = re.compile(r"""\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*=""")
 TEXTS = ('"""', "'''")
 
@@ -31,7 +31,7 @@ def key_lines(text: str) -> dict[str, int]:
 def line_of(path: str, lines: dict[str, int]) -> int | None:
     """Return the line of a key, or of the nearest table around it."""
     while path and path not in lines:
-        path = re.sub(r"(\.?[^.\[\]]+|\[\d+\])$", "", path)
+        path = path[: max(path.rfind("."), path.rfind("["), 0)]
     return lines.get(path)
 
 

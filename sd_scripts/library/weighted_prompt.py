@@ -4,7 +4,9 @@ import re
 
 ROUND = 1.1
 """Factor of a pair of round brackets; square brackets divide by it."""
-TOKENS = re.compile(r"\\[()\[\]\\]|[(\[\])]|:\s*([+-]?(?:\d+\.?\d*|\.\d+))\s*\)|[^\\()\[\]:]+|[:\\]")
+TOKENS = re.compile(
+    r"\\[()\[\]\\]|[(\[\])]|:\s{0,9}([+-]?(?:\d{1,20}(?:\.\d{0,20})?|\.\d{1,20}))\s{0,9}\)|[^\\()\[\]:]+|[:\\]"
+)
 
 
 def parse_weights(prompt: str) -> list[tuple[str, float]]:

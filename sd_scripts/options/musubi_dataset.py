@@ -24,6 +24,7 @@ def _is_musubi(dataset: Any) -> bool:
 
 
 def _with_subset(dataset: dict[str, Any]) -> dict[str, Any]:
-    values = {OLD_NAME.sub(r"\1", key): value for key, value in dataset.items()}
+    old_names = {key: found[1] for key in dataset if (found := OLD_NAME.fullmatch(key))}
+    values = {old_names.get(key, key): value for key, value in dataset.items()}
     subset = {SOURCES.get(key, key): values.pop(key) for key in (*SOURCES, *OF_SUBSET) if key in values}
     return {**values, "subsets": [subset]}

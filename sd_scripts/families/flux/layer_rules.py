@@ -122,10 +122,10 @@ def _patterns(key: str, arguments: NetworkArguments, read: Callable[[str, str], 
     text = arguments.text(key)
     found: list[tuple[str, Value]] = []
     while text:
-        match = re.match(r"\s*([^=]+?)\s*=\s*([^=,]*)(?:,|$)", text)
+        match = re.match(r"([^=]+)=([^=,]*)(?:,|$)", text)
         if match is None:
             raise ValueError(f"network_args: {key}={text} is not of the form regex=value,regex=value")
-        pattern, value = match.groups()
+        pattern, value = match[1].strip(), match[2].lstrip()
         try:
             re.compile(pattern)
         except re.error as error:

@@ -26,10 +26,10 @@ FIRST, LAST = 64 * 1024, 1024 * 1024
 NAMES_OF_PEOPLE = ("metadata_author",)
 """Options whose values are removed like secrets."""
 SECRET_FILES = ("~/.cache/huggingface/token", "~/.huggingface/token")
-SEPARATOR = r"(?:[\\/]|%2F|%5C){1,4}"
+SEPARATOR = r"(?:[\\/]|%2F|%5C){1,8}"
 """Of both systems, also as JSON and addresses escape it."""
 HOMES = re.compile(
-    rf"""(?:(?<![A-Za-z])[A-Za-z](?::|%3A))?{SEPARATOR}(?:home|Users|(?:run{SEPARATOR})?media|Volumes){SEPARATOR}"""
+    rf"""(?:(?<![A-Za-z])[A-Za-z](?::|%3A))?(?<![\\/]){SEPARATOR}(?:home|Users|(?:run{SEPARATOR})?media|Volumes){SEPARATOR}"""
     r"""(?:[^\\/\s"'<>:|;,%]|%(?!2F|5C)|[ ](?=[^\\/\n"'<>:|;,]{0,60}[^\\/\s"'<>:|;,][\\/])){1,255}""",
     re.I,
 )
