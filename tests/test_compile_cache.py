@@ -292,6 +292,67 @@ def test_a_file_that_would_land_elsewhere_is_refused(name: str, home: Path) -> N
     assert sorted(home.rglob("*")) == before
 
 
+@pytest.mark.parametrize("part", ["\x1b[31mred", "a\nb", "a\tb", "\u202egnp", "\x7f", "a\u2028b"])
+def test_a_name_that_a_terminal_would_obey_is_refused_and_shown_escaped(part: str, home: Path) -> None:
+    fill(own_folder())
+    export_cache(home / "a.zip")
+    with zipfile.ZipFile(home / "a.zip", "a") as archive:
+        archive.writestr(f"ab/{part}", b"x")
+    clear()
+    with pytest.raises(ValueError, match="is no part of a compiler cache") as refused:
+        import_cache(home / "a.zip")
+    assert str(refused.value).isprintable()
+    assert [path for path in home.rglob("*") if not path.name.isprintable()] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("graphs", value) for value in ("1e400", "NaN", "-1", "true", '"3"', "[]", "null", "2.5", "1" + "0" * 30)),
+        *(("fingerprint", value) for value in ("5", "[]", "null", '"x"', '{"cpu": [[]], "gpus": 3}')),
+        *(("format", value) for value in ("[1]", "{}", "1e999")),
+    ],
+)
+def test_a_head_with_values_of_other_types_is_refused(
+    name: str, value: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(own_folder())
+    export_cache(home / "a.zip")
+    with zipfile.ZipFile(home / "a.zip") as archive:
+        texts = {each: archive.read(each) for each in archive.namelist()}
+    head = {**json.loads(texts[HEAD]), name: "HERE"}
+    with zipfile.ZipFile(home / "b.zip", "w") as archive:
+        for each, text in {**texts, HEAD: json.dumps(head).replace('"HERE"', value)}.items():
+            archive.writestr(each, text)
+    clear()
+    assert program.main(["import", str(home / "b.zip")]) == 2
+    said = capsys.readouterr().err
+    assert "is no compiler cache that this version of the program has exported" in said
+    assert len(said.splitlines()) == 1
+    assert held(own_folder()) == {}
+
+
+def test_a_different_machine_is_named_without_what_a_terminal_would_obey(home: Path) -> None:
+    fill(own_folder())
+    export_cache(home / "a.zip")
+    with zipfile.ZipFile(home / "a.zip") as archive:
+        head = json.loads(archive.read(HEAD))
+    head["fingerprint"]["torch"] = "2.0\x1b[2J\nfine"
+    with zipfile.ZipFile(home / "b.zip", "w") as archive:
+        archive.writestr(HEAD, json.dumps(head))
+        archive.writestr("ab/x", "y")
+    with pytest.raises(ValueError, match="different machine") as refused:
+        import_cache(home / "b.zip")
+    assert str(refused.value).isprintable()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes of POSIX")
+def test_a_pipe_is_refused_without_waiting(home: Path) -> None:
+    os.mkfifo(home / "pipe.zip")
+    with pytest.raises(ValueError, match=r"pipe.zip' cannot be read: not a regular file"):
+        import_cache(home / "pipe.zip")
+
+
 def test_a_link_and_a_zip_of_something_else_are_refused(home: Path) -> None:
     fill(own_folder())
     export_cache(home / "a.zip")

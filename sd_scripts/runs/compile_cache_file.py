@@ -6,8 +6,10 @@ pickled Python objects, which compiling executes: import only files that you tru
 
 import contextlib
 import json
+import lzma
 import os
 import shutil
+import struct
 import sysconfig
 import tempfile
 import zipfile
@@ -20,6 +22,8 @@ from typing import Any
 
 from sd_scripts.formats.atomic_files import atomic_file
 from sd_scripts.formats.disk import NotWritten, format_bytes, free_bytes, why_not_written
+from sd_scripts.formats.regular_files import open_regular
+from sd_scripts.formats.words import shortened
 from sd_scripts.runs.compile_cache import (
     COMPILERS,
     SHARD,
@@ -37,6 +41,11 @@ LOCAL = {"locks", "precompiled_headers"}
 """Folders of files that are of use only where they were made."""
 SUFFIX = ".compiled.zip"
 OTHER_PATHS = "Kernels for the CPU are compiled again, since Python or PyTorch was installed in another folder there"
+DAMAGED = (
+    *(zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, OverflowError, UnicodeError),
+    *(struct.error, zlib.error, lzma.LZMAError),
+)
+"""What reading a damaged zip raises."""
 TRUST = "It contains code that compiling executes: import only files that you trust."
 
 
@@ -84,7 +93,7 @@ def import_cache(file: Path) -> Moved:
     folder = cache_folder()
     refuse_in_use(folder, "imported into")
     try:
-        with zipfile.ZipFile(file) as archive:
+        with open_regular(file) as opened, zipfile.ZipFile(opened) as archive:
             head = _checked_head(file, archive)
             members = _checked(file, archive.infolist())
             _check_room(folder, members)
@@ -93,14 +102,14 @@ def import_cache(file: Path) -> Moved:
                 for member in members:
                     _extract(archive, member, Path(temporary))
                 _merge(Path(temporary), folder)
-    except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, zlib.error) as error:
+    except DAMAGED as error:
         raise ValueError(f"'{file}' is no compiler cache, or is damaged ({error}); copy or export it again") from error
     except OSError as error:
         doing = "read" if error.filename in (None, str(file)) else "imported"
         raise ValueError(f"'{file}' cannot be {doing}: {why_not_written(error)}") from error
     cpu_code = any(member.filename.endswith(".so") for member in members)
     note = OTHER_PATHS if cpu_code and head.get("installed_in") != installed_in() else ""
-    return Moved(graphs=int(head["graphs"]), size=file.stat().st_size, note=note)
+    return Moved(graphs=head["graphs"], size=file.stat().st_size, note=note)
 
 
 def installed_in() -> list[str]:
@@ -115,20 +124,24 @@ def _checked_head(file: Path, archive: zipfile.ZipFile) -> dict[str, Any]:
         if archive.getinfo(HEAD).file_size > LARGEST_HEAD:
             raise ValueError("too large")
         head = json.loads(archive.read(HEAD))
-        if head["format"] != FORMAT:
+        if head["format"] != FORMAT or not _is_count(head["graphs"]):
             raise ValueError("another format")
         there = read_fingerprint(head["fingerprint"])
-        int(head["graphs"])
     except (KeyError, TypeError, ValueError, RecursionError):
         raise ValueError(f"'{file}' is no compiler cache that this version of the program has exported") from None
     _refuse_another_machine(file, there)
     return dict(head)
 
 
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**31
+
+
 def _refuse_another_machine(file: Path, there: Fingerprint) -> None:
     here = fingerprint(with_gpus=bool(there.gpus) or shutil.which("nvidia-smi") is not None)
     if differences := here.differences(there):
-        raise ValueError(f"'{file}' was compiled for a different machine: {'; '.join(differences)}")
+        told = "".join(filter(str.isprintable, "; ".join(differences)))
+        raise ValueError(shortened(f"'{file}' was compiled for a different machine: {told}"))
 
 
 def _checked(file: Path, members: Iterable[zipfile.ZipInfo]) -> list[zipfile.ZipInfo]:
@@ -137,15 +150,28 @@ def _checked(file: Path, members: Iterable[zipfile.ZipInfo]) -> list[zipfile.Zip
     for member in chosen:
         path = PurePosixPath(member.filename)
         inside = len(path.parts) > 1 and (path.parts[0] in COMPILERS - LOCAL or SHARD.fullmatch(path.parts[0]))
-        # on Windows, a backslash or a colon leads elsewhere, too; a name such as a/../b has parts that are not plain
-        plain = all(part not in ("", ".", "..") and not set(part) & set("\\:\0") for part in member.filename.split("/"))
-        if not (inside and plain) or member.is_dir() or (member.external_attr >> 16) & 0o170000 not in (0, 0o100000):
+        if (
+            not (inside and _is_plain(member.filename))
+            or member.is_dir()
+            or (member.external_attr >> 16) & 0o170000 not in (0, 0o100000)
+        ):
             raise ValueError(
-                f"'{file}' holds '{member.filename}', which is no part of a compiler cache; nothing was imported"
+                f"'{file}' holds {_shown(member.filename)}, which is no part of a compiler cache; nothing was imported"
             )
     if len({member.filename for member in chosen}) != len(chosen):
         raise ValueError(f"'{file}' holds a file twice; nothing was imported")
     return chosen
+
+
+def _is_plain(name: str) -> bool:
+    """Return whether a name leads nowhere else and can be shown in a terminal."""
+    # on Windows, a backslash or a colon leads elsewhere, too; a name such as a/../b has parts that are not plain
+    parts = name.split("/")
+    return name.isprintable() and all(part not in ("", ".", "..") and not set(part) & set("\\:") for part in parts)
+
+
+def _shown(name: str) -> str:
+    return shortened(repr(name))
 
 
 def _check_room(folder: Path, members: Iterable[zipfile.ZipInfo]) -> None:

@@ -57,8 +57,10 @@ class Fingerprint:
         return found
 
 
-def read_fingerprint(entry: Mapping[str, Any]) -> Fingerprint:
+def read_fingerprint(entry: object) -> Fingerprint:
     """Return the fingerprint of a JSON object. Raises ValueError if it is none."""
+    if not isinstance(entry, Mapping):
+        raise ValueError("no fingerprint")
     texts = {name: entry.get(name) for name in ("torch", "triton", "python", "system")}
     lists = {name: entry.get(name) for name in ("cpu", "gpus")}
     words = [*texts.values(), *(word for each in lists.values() if isinstance(each, list) for word in each)]
