@@ -84,7 +84,7 @@ def _judged(found: ModelFile, place: Path, family: str) -> Recognised:
     if found.problem:
         return _broken(found.problem, place)
     text = _words(found, "Unknown model type")
-    base = None if found.variant.endswith(("LoRA", "alone")) else found.family
+    base = found.family if found.is_base_model else None
     if not card_of(family).trains(base):
         return Recognised(f"{text}: not a base model for {FAMILY_TITLES[family]}", good=False, family=base)
     return Recognised(text, good=True, family=base)

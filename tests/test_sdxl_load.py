@@ -191,6 +191,34 @@ def test_missing_unknown_and_misshapen_keys_are_named(file: dict[str, Tensor], t
     _both_say(_write(tmp_path / "odd.safetensors", odd), f"has tensors of the wrong shape: '{unet}out.0.weight'")
 
 
+def test_layers_that_read_other_inputs_are_named_before_loading(
+    miniature: Any, file: dict[str, Tensor], tmp_path: Path
+) -> None:
+    """A .ckpt file's header has no shapes, so only opening finds them."""
+    unet = "model.diffusion_model."
+    first = {**file, f"{unet}input_blocks.0.0.weight": torch.zeros(32, 7, 3, 3)}
+    torch.save({"state_dict": first}, tmp_path / "masked.ckpt")
+    _both_say(tmp_path / "masked.ckpt", "is an SDXL model, with 7 instead of 4 input channels, which cannot be used")
+    size = {**file, f"{unet}label_emb.0.0.weight": torch.zeros(128, 1280)}
+    told = "reads size and pooled caption as 1280 values, but SDXL's encoders produce 1664"
+    _both_say(_write(tmp_path / "size.safetensors", size), told)
+    vae = {k.removeprefix("first_stage_model."): t for k, t in file.items() if k.startswith("first_stage_model.")}
+    vae["encoder.conv_in.weight"] = torch.zeros(len(vae["encoder.conv_in.weight"]), 4, 3, 3)
+    path = _write(tmp_path / "vae.safetensors", vae)
+    (problem,) = SDXL.check(sdxl_settings(miniature.checkpoint, vae=str(path)))
+    assert problem.startswith(f"vae: '{path}' is a VAE, with 4 instead of 3 input channels, which cannot be used here")
+
+
+def test_a_folder_with_an_inpainting_unet_is_refused(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "other")
+    path = tmp_path / "other" / f"{UNET}.safetensors"
+    config = path.with_name("config.json")
+    config.write_text(config.read_text().replace('"in_channels": 4', '"in_channels": 9'))
+    state = safetensors.torch.load_file(path)
+    _write(path, {**state, "conv_in.weight": torch.zeros(32, 9, 3, 3)})
+    _both_say(tmp_path / "other", "is an SDXL inpainting model, which cannot be used here; choose an SDXL file")
+
+
 def test_half_a_file_no_file_and_no_model_are_told(miniature: Any, tmp_path: Path) -> None:
     half = tmp_path / "half.safetensors"
     half.write_bytes(miniature.checkpoint.read_bytes()[:1_000_000])

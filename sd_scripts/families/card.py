@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,30 @@ Check = Callable[..., Any]
 
 
 DENOISER, VAE = "denoiser", "vae"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstLayer:
+    """The layer through which a component reads its input. A model with other input channels, such as an inpainting
+    model, reads more than training and sampling give it."""
+
+    keys: tuple[str, ...]
+    """Names of its weight in every layout, without prefix."""
+    channels: int
+    """Input channels of the family's own models: the second axis of the weight."""
+    kind: str
+    """What a model with other input channels is called: "SDXL model"."""
+    variants: Mapping[int, str] = field(default_factory=dict)
+    """Other input channels -> the known model that has them."""
+
+    def other_variant(self, shapes: Mapping[str, Sequence[int]], prefix: str = "") -> str:
+        """Return what a model with these shapes by key is if its input channels differ; else, or if the layer is not
+        among them, an empty text."""
+        shape = next((shapes[prefix + key] for key in self.keys if prefix + key in shapes), ())
+        if len(shape) < 2 or shape[1] == self.channels:  # a .ckpt file's header has no shapes
+            return ""
+        other = f"{self.kind}, with {shape[1]} instead of {self.channels} input channels"
+        return self.variants.get(shape[1], other)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +71,8 @@ class ComponentCard:
     fitting: tuple[str, ...] = ()
     """Accepted variants of a file of its own, including smaller ones for smaller models. None: the file of the base
     model contains this component."""
+    first_layer: FirstLayer | None = None
+    """None: it may have any input channels."""
 
     @property
     def tokenizer_folder(self) -> str:
@@ -56,6 +82,12 @@ class ComponentCard:
     def prefix_in(self, keys: Container[str]) -> str | None:
         """Return the prefix of its keys in a file, or None if the file does not contain it."""
         return next((p for p in self.prefixes if any(p + key in keys for key in self.signature_keys)), None)
+
+    def other_variant(self, shapes: Mapping[str, Sequence[int]]) -> str:
+        """Return what a file with these shapes by key is if the component has other input channels; else an empty
+        text."""
+        prefix = self.prefix_in(shapes)
+        return self.first_layer.other_variant(shapes, prefix) if self.first_layer and prefix is not None else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,6 +235,11 @@ class FamilyCard:
     def separate_components(self) -> tuple[ComponentCard, ...]:
         """Components that usually have files of their own."""
         return tuple(component for component in self.components if component.fitting)
+
+    @property
+    def denoiser(self) -> ComponentCard | None:
+        """The component that is trained; None if the family lists no components."""
+        return next((component for component in self.components if component.name == DENOISER), None)
 
     @property
     def vae_option(self) -> str:

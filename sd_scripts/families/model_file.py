@@ -1,5 +1,6 @@
 """Identifies a model file from its first kilobytes, without torch or weights, so that the page can use it too."""
 
+import contextlib
 import math
 import re
 from collections import Counter
@@ -32,8 +33,16 @@ class ModelFile:
     bytes: int = 0
     parts: tuple[str, ...] = ()
     """Options whose components it contains too, such as t5xxl."""
+    other_inputs: bool = False
+    """Whether its denoiser reads more than noisy latents, such as a mask: LoRAs can be merged into it, but it can
+    neither be trained nor generate here."""
     problem: str | None = None
     """Why it cannot be used, to follow an option's name."""
+
+    @property
+    def is_base_model(self) -> bool:
+        """Whether it is a whole model that can be trained, or its denoiser in a file of its own."""
+        return bool(self.family) and not self.other_inputs and not self.variant.endswith(("LoRA", "alone"))
 
     @property
     def is_a(self) -> str:
@@ -41,7 +50,7 @@ class ModelFile:
         return with_article(self.variant)
 
 
-NOUNS = ("LoRA", "checkpoint", "encoder", "VAE", "autoencoder", "refiner", "folder", "alone", "file")
+NOUNS = ("LoRA", "checkpoint", "model", "encoder", "VAE", "autoencoder", "refiner", "folder", "alone", "file")
 """Last words of variants that are no names."""
 
 
@@ -119,7 +128,21 @@ def _described(header: Header, size: int) -> ModelFile:
     family, variant = recognise(header)
     components = card_of(family).separate_components if family in names() else ()
     parts = tuple(component.option for component in components if component.prefix_in(header.shapes) is not None)
-    return ModelFile(family=family, variant=variant, precision=_precision(header), bytes=size, parts=parts)
+    other = _other_inputs(family, header)
+    return ModelFile(
+        family=family,
+        variant=other or variant,
+        precision=_precision(header),
+        bytes=size,
+        parts=parts,
+        other_inputs=bool(other),
+    )
+
+
+def _other_inputs(family: str | None, header: Header) -> str:
+    """Return what a file is whose denoiser has other input channels than the family's models; else an empty text."""
+    denoiser = card_of(family).denoiser if family in names() else None
+    return denoiser.other_variant(header.shapes) if denoiser else ""
 
 
 CLIP_L, T5_XXL = "CLIP-L text encoder", "T5-XXL text encoder"
@@ -228,8 +251,27 @@ def _describe_folder(folder: Path) -> ModelFile:
     for beginning, family, variant in (*own, *PIPELINES):
         if pipeline.startswith(beginning):
             exact = card_of(family).folder_variant(folder, variant) if family in names() else variant
-            return ModelFile(family=family, variant=exact, precision=_folder_precision(folder), bytes=size)
+            other = _folder_inputs(family, folder)
+            return ModelFile(
+                family=family,
+                variant=other or exact,
+                precision=_folder_precision(folder),
+                bytes=size,
+                other_inputs=bool(other),
+            )
     return ModelFile(variant=f"diffusers folder ({pipeline})", bytes=size)
+
+
+def _folder_inputs(family: str | None, folder: Path) -> str:
+    """Return what a diffusers folder is whose denoiser has other input channels; else an empty text."""
+    denoiser = card_of(family).denoiser if family in names() else None
+    if not denoiser or not denoiser.first_layer:
+        return ""
+    for file in sorted((folder / denoiser.folder).glob("*.safetensors")):
+        with contextlib.suppress(ValueError):  # damaged: reported when it is opened
+            if other := denoiser.first_layer.other_variant(read_header(file).shapes):
+                return other
+    return ""
 
 
 def _describe_part(folder: Path) -> ModelFile:

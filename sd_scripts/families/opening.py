@@ -61,6 +61,7 @@ def open_sources(
                 model = find_model()
                 source = opener.open_within(model, alone=len(only) == 1) if isinstance(model, Path) else None
             if source:
+                opener.require_own_inputs(source)
                 sources[component.name] = source
         except WrongValue:
             continue  # what its option names was found to be wrong
@@ -148,6 +149,16 @@ class _Opener:
         if alone or component.option == MODEL:
             return self._open_folder(model, MODEL)
         raise ValueError(absent)
+
+    def require_own_inputs(self, source: WeightSource) -> None:
+        """Raise ValueError for a model that reads more than the family's own, such as an inpainting model: training and
+        sampling would fail at its first layer."""
+        first = self.component.first_layer
+        if first and (variant := first.other_variant(shapes_of(source.empty.state_dict()))):
+            option = self.component.option
+            suitable = self.card.base_file if option == MODEL else self.component.title
+            advice = f"which cannot be used here; choose {suitable}"
+            raise ValueError(f"{option}: '{source.path}' is {with_article(variant)}, {advice}")
 
     def _open_folder(self, folder: Path, option: str) -> WeightSource:
         if self.layout.library:

@@ -19,9 +19,7 @@ def base_model(valid: Settings) -> Iterator[str]:
     found, script = describe(where), valid.script
     if found.problem:
         yield f"{MODEL}: {found.problem}"
-    elif _is_known(found) and not (
-        card_of(script.family).trains(found.family) and not found.variant.endswith(("LoRA", "alone"))
-    ):
+    elif _is_known(found) and not (card_of(script.family).trains(found.family) and found.is_base_model):
         title = FAMILY_TITLES[script.family]
         yield f"{MODEL}: '{where}' is {found.is_a}, not a base model for {title}; {_advice(found, script)}"
 

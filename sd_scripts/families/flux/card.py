@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from sd_scripts.families.card import DENOISER, VAE, ComponentCard, FamilyCard, PanelCard
+from sd_scripts.families.card import DENOISER, VAE, ComponentCard, FamilyCard, FirstLayer, PanelCard
 from sd_scripts.families.flux.checks import PROBLEMS, REMARKS
 from sd_scripts.families.flux.kohya import KOHYA
 from sd_scripts.families.flux.memory_facts import MEMORY
@@ -27,8 +27,12 @@ VARIANTS = (
     ("quant_state.bitsandbytes", "FLUX.1 in 4 bits"),
 )
 """(substring of a key, variant) of models with such a transformer that cannot be trained as FLUX.1."""
-INPUTS = {384: "FLUX.1 Fill", 128: "FLUX.1 Canny or Depth"}
-"""Columns of img_in -> variant: models with more inputs than noise cannot be trained as FLUX.1 either."""
+FIRST_LAYER = FirstLayer(
+    keys=("img_in.weight", "x_embedder.weight"),
+    channels=64,
+    kind="FLUX.1 model",
+    variants={384: "FLUX.1 Fill", 128: "FLUX.1 Canny or Depth"},
+)
 PIPELINE = "FLUX.1 diffusers folder"
 
 
@@ -40,9 +44,8 @@ def recognise(header: Header) -> tuple[str | None, str] | None:
     for mark, variant in VARIANTS:
         if any(mark in key for key in header.shapes):
             return None, variant
-    columns = (header.shapes.get(f"{prefixes[0]}img_in.weight") or (0,))[-1]
-    if columns in INPUTS:
-        return None, INPUTS[columns]
+    if other := FIRST_LAYER.other_variant(header.shapes, prefixes[0]):
+        return None, other
     guided = any("guidance_in." in key or "guidance_embedder." in key for key in header.shapes)
     return "flux", "FLUX.1 dev" if guided else "FLUX.1 schnell"
 
@@ -98,6 +101,7 @@ CARD = FamilyCard(
             folder="transformer",
             prefixes=("", "model.diffusion_model."),
             signature_keys=TRANSFORMERS,
+            first_layer=FIRST_LAYER,
         ),
         ComponentCard(
             name="text_encoder1",
@@ -128,6 +132,7 @@ CARD = FamilyCard(
             fitting=(AUTOENCODER,),
             prefixes=("", "vae."),
             signature_keys=("decoder.conv_in.weight",),
+            first_layer=FirstLayer(keys=("encoder.conv_in.weight",), channels=3, kind="autoencoder"),
         ),
     ),
     base_file="a FLUX.1 file",

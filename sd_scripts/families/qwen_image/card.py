@@ -1,6 +1,6 @@
 """Qwen-Image, as the page, the options and the file recognition see it."""
 
-from sd_scripts.families.card import DENOISER, VAE, ComponentCard, FamilyCard
+from sd_scripts.families.card import DENOISER, VAE, ComponentCard, FamilyCard, FirstLayer
 from sd_scripts.families.qwen_image.checks import PROBLEMS, REMARKS
 from sd_scripts.families.qwen_image.memory_facts import MEMORY
 from sd_scripts.families.qwen_image.options import RECOMMENDED, QwenImageModelOptions
@@ -73,6 +73,7 @@ CARD = FamilyCard(
             folder="transformer",
             prefixes=PREFIXES,
             signature_keys=(TRANSFORMER,),
+            first_layer=FirstLayer(keys=("img_in.weight",), channels=64, kind="Qwen-Image model"),
         ),
         ComponentCard(
             name="text_encoder1",

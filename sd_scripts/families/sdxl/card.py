@@ -1,6 +1,6 @@
 """SDXL, as the page, the options and the file recognition see it."""
 
-from sd_scripts.families.card import DENOISER, VAE, ComponentCard, FamilyCard
+from sd_scripts.families.card import DENOISER, VAE, ComponentCard, FamilyCard, FirstLayer
 from sd_scripts.families.sdxl.checks import PROBLEMS, U_NET_BLOCKS
 from sd_scripts.families.sdxl.kohya import KOHYA
 from sd_scripts.families.sdxl.memory_facts import MEMORY
@@ -46,6 +46,12 @@ CARD = FamilyCard(
             folder="unet",
             prefixes=("model.diffusion_model.",),
             signature_keys=("label_emb.0.0.weight",),
+            first_layer=FirstLayer(
+                keys=("input_blocks.0.0.weight", "conv_in.weight"),
+                channels=4,
+                kind="SDXL model",
+                variants={8: "SDXL InstructPix2Pix model", 9: "SDXL inpainting model"},
+            ),
         ),
         ComponentCard(
             name="text_encoder1",
@@ -70,6 +76,7 @@ CARD = FamilyCard(
             folder="vae",
             prefixes=("", "first_stage_model."),
             signature_keys=("decoder.conv_in.weight",),
+            first_layer=FirstLayer(keys=("encoder.conv_in.weight",), channels=3, kind="VAE"),
         ),
     ),
     base_file="an SDXL file",

@@ -2,7 +2,7 @@
 
 from sd_scripts.families.family import Blocks, Family, FileIdentity, Saving, TextEncoding, blocks_named, blocks_of
 from sd_scripts.families.sdxl.card import CARD
-from sd_scripts.families.sdxl.load import LAYOUTS, prepare
+from sd_scripts.families.sdxl.load import LAYOUTS, prepare, width_problems
 from sd_scripts.families.sdxl.lora import BLOCKS, TEXT_ENCODERS, UNET
 from sd_scripts.families.sdxl.memory import place, problems
 from sd_scripts.families.sdxl.objective import conditioning, loss, step_inputs, validation_timesteps
@@ -43,7 +43,7 @@ FAMILY = SDXL = Family(
     latents=LATENTS,
     layouts=LAYOUTS,
     prepare=prepare,
-    problems=problems,
+    problems=lambda sources, settings: [*width_problems(sources), *problems(sources, settings)],
     encode_images=encode_images,
     place=place,
     checkpoint_gradients=checkpoint_gradients,

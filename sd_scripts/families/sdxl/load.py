@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sd_scripts.families.components import DENOISER, VAE, Components
+from sd_scripts.families.components import DENOISER, VAE, Components, WeightSource
 from sd_scripts.families.layouts import CLIP_LINEAR, Layout, autoencoder, clip_l, make_text_encoder, whole_file
 from sd_scripts.families.model_file import MODEL
 from sd_scripts.families.outlines import CLIPTextProjectionOutline
@@ -26,6 +26,8 @@ from sd_scripts.options.settings import Settings
 LOGIT_SCALE = 4.6055
 """OpenCLIP bigG's value, for files saved without it."""
 MARKER_KEYS = ("v_pred", "ztsnr")
+SIZE_WIDTH = 6 * 256
+"""Values in which the U-Net reads original size, crop and target size."""
 
 LINEAR = re.compile(r".*\.(transformer_blocks\.\d+\..*|time_emb_proj)\.weight")
 """Names of the U-Net's weights that can be quantized: those of Linears in the blocks that `place` moves one by one."""
@@ -72,6 +74,23 @@ def prepare(components: Components, settings: Settings) -> None:
         },
         "clip_skip": options.clip_skip,
     }
+
+
+def width_problems(sources: Mapping[str, WeightSource]) -> list[str]:
+    """Return a problem for each layer of the U-Net that reads text or sizes of another width than it is given."""
+    if not {DENOISER, "text_encoder1", "text_encoder2"} <= sources.keys():
+        return []
+    unet, first, second = (sources[name].empty.config for name in (DENOISER, "text_encoder1", "text_encoder2"))
+    pairs = (
+        ("captions", unet.cross_attention_dim, first.hidden_size + second.hidden_size),
+        ("size and pooled caption", unet.projection_class_embeddings_input_dim, SIZE_WIDTH + second.projection_dim),
+    )
+    return [
+        f"{MODEL}: the U-Net of '{sources[DENOISER].path}' reads {what} as {expected} values, but SDXL's encoders "
+        f"produce {width}; choose {CARD.base_file}"
+        for what, expected, width in pairs
+        if expected != width
+    ]
 
 
 def _read_extras(source: Path) -> dict[str, Any]:
