@@ -1,6 +1,7 @@
 """Images of the scripts that generate: what a family's sampler makes, adapters applied exactly, bad input told."""
 
 import hashlib
+import shutil
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from data_help import make_image
 from diffusers import FluxKontextPipeline
 from flux_pipeline import pipeline_of
 from PIL import Image
+from safetensors.torch import load_file
 
 from sd_scripts.families.components import DENOISER
 from sd_scripts.families.flux.model import SingleBlock
@@ -371,3 +373,21 @@ def test_inductor_computes_a_block_without_gradients_as_it_is(no_graphs: None) -
         compile_model(options, block, [[block]], static=True)
         torch.testing.assert_close(block(x, vec, rope), expected, rtol=1e-4, atol=1e-5)
     assert graph_count() == 1
+
+
+def test_a_model_generates_as_its_marks_state_it_was_trained(
+    miniature: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizers = f"{miniature.checkpoint.stem}_tokenizers"
+    marked = tmp_path / miniature.checkpoint.name
+    shutil.copytree(miniature.checkpoint.with_name(tokenizers), tmp_path / tokenizers)
+    save_model(marked, load_file(miniature.checkpoint) | {"v_pred": torch.zeros(1), "ztsnr": torch.zeros(1)}, {})
+    chosen = {"v_parameterization": True, "zero_terminal_snr": True}
+    expected = image_of(generator_of(miniature, **chosen), miniature, **chosen)
+    assert not np.array_equal(image_of(generator_of(miniature), miniature), expected)
+    capsys.readouterr()
+    generator = generator_of(miniature, pretrained_model_name_or_path=str(marked))
+    warnings = capsys.readouterr().err.splitlines()
+    assert [line.partition(", since")[0] for line in warnings] == [f"{name}: turned on" for name in chosen]
+    generator.use(settings_of(miniature.family, {}, values_of(miniature)))
+    assert np.array_equal(image_of(generator, miniature), expected)

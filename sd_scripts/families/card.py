@@ -34,7 +34,7 @@ class FirstLayer:
     channels: int
     """Input channels of the family's own models: the second axis of the weight."""
     kind: str
-    """What a model with other input channels is called: "SDXL model"."""
+    """What a model with unknown input channels is called, with the family's title."""
     variants: Mapping[int, str] = field(default_factory=dict)
     """Other input channels -> the known model that has them."""
 

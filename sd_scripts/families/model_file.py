@@ -4,11 +4,12 @@ import contextlib
 import math
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sd_scripts.families.registry import card_of, cards, names
 from sd_scripts.formats.documents import check_name, read_json
+from sd_scripts.formats.model_objective import ModelObjective, objective_of_file, objective_of_folder
 from sd_scripts.formats.pickle_file import read_pickle_file
 from sd_scripts.formats.safetensors_header import COMPILED as COMPILED
 from sd_scripts.formats.safetensors_header import Header as Header
@@ -36,6 +37,8 @@ class ModelFile:
     other_inputs: bool = False
     """Whether its denoiser reads more than noisy latents, such as a mask: LoRAs can be merged into it, but it can
     neither be trained nor generate here."""
+    objective: ModelObjective = field(default_factory=ModelObjective)
+    """What it states about how it was trained."""
     problem: str | None = None
     """Why it cannot be used, to follow an option's name."""
 
@@ -121,7 +124,8 @@ def _describe_pickle(path: Path, size: int) -> ModelFile:
         )
     keys = [text.replace(COMPILED, "") for text in found.texts]
     family, variant = recognise(Header(metadata={}, shapes=dict.fromkeys(keys, (0,)), dtypes={}))
-    return ModelFile(family=family, variant=variant or f"{path.suffix.lstrip('.') or 'unknown'} file", bytes=size)
+    variant = variant or f"{path.suffix.lstrip('.') or 'unknown'} file"
+    return ModelFile(family=family, variant=variant, bytes=size, objective=objective_of_file(keys, {}))
 
 
 def _described(header: Header, size: int) -> ModelFile:
@@ -136,6 +140,7 @@ def _described(header: Header, size: int) -> ModelFile:
         bytes=size,
         parts=parts,
         other_inputs=bool(other),
+        objective=objective_of_file(header.shapes, header.metadata),
     )
 
 
@@ -180,6 +185,9 @@ LORA_MARKS: tuple[tuple[str, str, str], ...] = (
 """Substring of a key that only a LoRA for this model has, after the marks of the families."""
 
 
+V_PREDICTION = ", v-prediction"
+
+
 def recognise(header: Header) -> tuple[str | None, str]:
     """Return (family, variant) from keys and metadata; (None, "") if nothing matches."""
     keys = header.shapes
@@ -190,7 +198,8 @@ def recognise(header: Header) -> tuple[str | None, str]:
             return found
     for mark, family, variant in (*(mark for card in cards() for mark in card.marks), *MARKS):
         if mark in keys:
-            return family, _by_width(variant, header) + (", v-prediction" if "v_pred" in keys else "")
+            objective = objective_of_file(keys, header.metadata)
+            return family, _by_width(variant, header) + (V_PREDICTION if objective.velocity else "")
     return None, ""
 
 
@@ -251,13 +260,14 @@ def _describe_folder(folder: Path) -> ModelFile:
     for beginning, family, variant in (*own, *PIPELINES):
         if pipeline.startswith(beginning):
             exact = card_of(family).folder_variant(folder, variant) if family in names() else variant
-            other = _folder_inputs(family, folder)
+            other, objective = _folder_inputs(family, folder), objective_of_folder(folder)
             return ModelFile(
                 family=family,
-                variant=other or exact,
+                variant=other or exact + (V_PREDICTION if objective.velocity else ""),
                 precision=_folder_precision(folder),
                 bytes=size,
                 other_inputs=bool(other),
+                objective=objective,
             )
     return ModelFile(variant=f"diffusers folder ({pipeline})", bytes=size)
 

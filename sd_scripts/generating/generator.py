@@ -8,12 +8,14 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace as with_changes
 from itertools import count
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from sd_scripts.families.components import DENOISER, VAE, Components
 from sd_scripts.families.family import Family
+from sd_scripts.families.model_file import describe
 from sd_scripts.families.sampling import Decode, on_device, previewing
 from sd_scripts.generating.adapters import Adapter, component_names, layers_of, merge, replace, written_at
 from sd_scripts.library.compile_utils import compile_model
@@ -49,11 +51,12 @@ class Generator:
         """Raises ValueError, one sentence that names the option, for files that do not fit."""
         self.family, self._reporter = family, reporter
         self._compile, self._keeps = settings[CompileOptions], settings[GenerateOptions].resident
-        self._settings = training_settings(settings)
+        self._settings, self._switches = training_settings(settings), dict[str, bool]()
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._dtype = PRECISIONS[DTYPES[settings[GenerateOptions].dtype]]
         self._components = family.open(self._settings, self._dtype)
         self._components.on_load = self._merge
+        self._follow_objective(Path(self._components.source))
         self._adapters: tuple[Adapter, ...] = ()
         self._texts: dict[tuple[str, ...], dict[str, Tensor]] = {}
         self._placed = False
@@ -64,7 +67,17 @@ class Generator:
 
     def use(self, settings: Settings) -> None:
         """Follow the options of the next images that are not about the model, such as the size of control images."""
-        self._settings = training_settings(settings)
+        self._settings = training_settings(settings).replaced(self._switches)
+
+    def _follow_objective(self, model: Path) -> None:
+        """Generate as the model states that it was trained, like other programs; report which options that turns on."""
+        if not self.family.card.has("noise_schedule"):
+            return
+        self._switches = describe(model).objective.switches()
+        for name in self._switches:
+            if not self._settings.value(name):
+                self._reporter.warn(f"{name}: turned on, since '{model}' is marked as trained with it")
+        self._settings = self._settings.replaced(self._switches)
 
     def apply(self, files: Sequence[AdapterFile]) -> None:
         """Apply these adapters instead of those before. Raises ValueError, one sentence, and keeps those before."""

@@ -17,6 +17,7 @@ from sd_scripts.library.merged_adamw import MergedAdamW
 from sd_scripts.library.partitioned_optimizer import Group, PartitionedOptimizer
 from sd_scripts.library.rounding_adamw import RoundingAdamW
 from sd_scripts.options.optimizer import OptimizerOptions
+from sd_scripts.options.optimizer import remarks as remarks
 from sd_scripts.options.optimizer_table import (
     OPTIMIZERS,
     KnownOptimizer,
@@ -107,24 +108,6 @@ def description(optimizer: Optimizer, options: OptimizerOptions) -> str:
     kind = type(updater(optimizer))
     name = getattr(kind, "known_as", f"{kind.__module__}.{kind.__name__}")
     return name + (f"({listed})" if listed else "")
-
-
-def remarks(options: OptimizerOptions) -> list[str]:
-    """Return warnings about settings that are allowed but seldom intended, one sentence each."""
-    name, found = optimizer_name(options.optimizer_type), []
-    if known_optimizer(name).one_rate and options.learning_rate <= 0.1:
-        found.append(
-            f"learning_rate: {name} multiplies the rate it finds by {options.learning_rate}, which is far "
-            "too low; 1 is usual"
-        )
-    if options.sets_its_own_rate:
-        found.append(
-            "learning_rate, unet_lr, text_encoder_lr, lr_scheduler: Adafactor sets its own rate and ignores them; "
-            "add relative_step=False to optimizer_args to use them"
-        )
-    elif name == "Adafactor" and options.max_grad_norm:
-        found.append("max_grad_norm: Adafactor limits its updates itself; 0 is recommended with it")
-    return found
 
 
 def updater(optimizer: Optimizer) -> Optimizer:

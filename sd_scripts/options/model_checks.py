@@ -121,4 +121,22 @@ def why_no_lora(file: Path, family: str, *, ours: bool = True) -> str:
     return f"'{file}' is {found.is_a}, not a LoRA for {FAMILY_TITLES[family]}; choose another file"
 
 
+def objective_remarks(settings: Settings, downloaded: Path | None = None) -> Iterator[str]:
+    """Compare what the base model states about how it was trained with the options, in a sentence for each difference.
+
+    Nothing is known of a model of the Hugging Face Hub before it is in a `downloaded` folder; with it, models that are
+    files or folders are skipped.
+    """
+    name = settings[ModelOptions].pretrained_model_name_or_path or ""
+    local = Path(name) if Path(name).exists() else None
+    where = None if local and downloaded else local or downloaded
+    if where is None or not card_of(settings.script.family).has("noise_schedule"):
+        return
+    yield from describe(where).objective.disagreements(
+        name,
+        velocity=settings[ModelOptions].v_parameterization,
+        zero_terminal_snr=settings.value("zero_terminal_snr"),
+    )
+
+
 CHECKS = (base_model, vae, components, components_in_the_model, network_files)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from sd_scripts.options.optimizer_args import literals, problems
-from sd_scripts.options.optimizer_table import OPTIMIZERS, known_optimizer
+from sd_scripts.options.optimizer_table import OPTIMIZERS, known_optimizer, optimizer_name
 from sd_scripts.options.schedule_table import SCHEDULES
 from sd_scripts.options.spec import OptionGroup, count, option, optional
 
@@ -112,6 +112,24 @@ class LrSchedulerOptions(OptionGroup, title="Learning rate schedule"):
                 f"{self.lr_scheduler!r} is not one of {', '.join(SCHEDULES)}; for a class of your own set "
                 "lr_scheduler_type",
             )
+
+
+def remarks(options: OptimizerOptions) -> list[str]:
+    """Return warnings about settings that are allowed but seldom intended, one sentence each."""
+    name, found = optimizer_name(options.optimizer_type), []
+    if known_optimizer(name).one_rate and options.learning_rate <= 0.1:
+        found.append(
+            f"learning_rate: {name} multiplies the rate it finds by {options.learning_rate}, which is far "
+            "too low; 1 is usual"
+        )
+    if options.sets_its_own_rate:
+        found.append(
+            "learning_rate, unet_lr, text_encoder_lr, lr_scheduler: Adafactor sets its own rate and ignores them; "
+            "add relative_step=False to optimizer_args to use them"
+        )
+    elif name == "Adafactor" and options.max_grad_norm:
+        found.append("max_grad_norm: Adafactor limits its updates itself; 0 is recommended with it")
+    return found
 
 
 def pairs(name: str, items: list[str]) -> Iterable[tuple[str, str]]:

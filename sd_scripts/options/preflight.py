@@ -13,7 +13,9 @@ from sd_scripts.formats.words import shortened
 from sd_scripts.options import data_checks, model_checks
 from sd_scripts.options.logging import LoggingOptions
 from sd_scripts.options.metadata import MetadataOptions, thumbnail_url
-from sd_scripts.options.prompt_lines import prompt_problems
+from sd_scripts.options.optimizer import OptimizerOptions
+from sd_scripts.options.optimizer import remarks as optimizer_remarks
+from sd_scripts.options.prompt_lines import prompt_problems, prompt_remarks
 from sd_scripts.options.sampling import SampleOptions
 from sd_scripts.options.saving import SavingOptions
 from sd_scripts.options.settings import Problem, Settings
@@ -30,6 +32,33 @@ def problems(settings: Settings) -> list[Problem]:
     found = settings.problems()
     valid = settings.without({name for problem in found for name in problem.names})
     return list(dict.fromkeys((*found, *found_by(CHECKS, valid))))
+
+
+def remarks(settings: Settings) -> list[str]:
+    """Return everything to know before the start that does not prevent it, each sentence once: of the values, then of
+    the files that they name."""
+    found = [str(remark) for remark in settings.remarks]
+    valid = settings.without({name for problem in settings.problems() for name in problem.names})
+    found += (str(remark) for remark in found_by(REMARKS, valid))
+    return list(dict.fromkeys(found))
+
+
+def optimizer(valid: Settings) -> Iterator[str]:
+    """Yield the optimizer's remarks about options that no other remark names."""
+    known = {remark.name for remark in valid.remarks}
+    yield from (each for each in optimizer_remarks(valid[OptimizerOptions]) if known.isdisjoint(_names(each)))
+
+
+def _names(sentence: str) -> list[str]:
+    return sentence.partition(":")[0].split(", ")
+
+
+def prompts(valid: Settings) -> Iterator[str]:
+    if file := valid[SampleOptions].sample_prompts:
+        yield from prompt_remarks(Path(file))
+
+
+REMARKS: tuple[Check, ...] = (optimizer, model_checks.objective_remarks, prompts)
 
 
 def found_by(checks: Iterable[Check], valid: Settings) -> Iterator[Problem]:

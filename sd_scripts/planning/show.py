@@ -1,5 +1,6 @@
 """Print the plan of a run: what a training script does with --plan."""
 
+import dataclasses
 import json
 import os
 import sys
@@ -36,6 +37,7 @@ def show_plan(settings: Settings, wrong_flags: Sequence[Problem], *, as_json: bo
         plan = plan_run(settings)
     except (ValueError, OSError) as error:
         return _refuse([str(error)])
+    plan = dataclasses.replace(plan, warnings=(*preflight.remarks(settings), *plan.warnings))
     missing = [str(problem) for problem in preflight.problems(settings)]
     if as_json:
         print(json.dumps({**plan.as_json(), **as_texts(plan), "problems": missing}))

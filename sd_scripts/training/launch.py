@@ -133,8 +133,8 @@ def _run(settings: Settings, family: Family, method: Method) -> int:
     try:
         compiling.warm_up(settings[CompileOptions], settings[CompileMoreOptions], context.device)
         context.trackers.start(settings, context.run_dir)
-        for remark in settings.remarks:
-            context.warn(str(remark))
+        for remark in preflight.remarks(settings):
+            context.warn(remark)
         with without_pauses(compiles=settings[CompileOptions].compile):
             trainer = Trainer(context, family, method)
             training = True

@@ -21,6 +21,7 @@ from sd_scripts.families.family import Family
 from sd_scripts.library import optimizers
 from sd_scripts.library.compile_utils import KnownInputs
 from sd_scripts.library.lr_schedulers import advance, learning_rates, make_scheduler
+from sd_scripts.options import model_checks
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.dataset import DatasetOptions
 from sd_scripts.options.model import ModelOptions
@@ -87,7 +88,7 @@ class Trainer:
         self.uploads = HubUploads(context)
         if saved:
             self._take_seed(saved)
-        prompts = prompts_of(settings, family, context.warn)
+        prompts = prompts_of(settings, family)
         plan = plan_data(
             settings,
             seed=context.seed,
@@ -224,7 +225,8 @@ class Trainer:
         context.phase("loading")
         lowram = context.settings[ModelOptions].lowram
         components = self.method.open(family, context, context.device if lowram else torch.device("cpu"))
-        for remark in family.remarks(components, context.settings):
+        downloaded = model_checks.objective_remarks(context.settings, Path(components.source))
+        for remark in (*family.remarks(components, context.settings), *downloaded):
             context.warn(remark)
         components.on_load = partial(self.method.change_base, family, components, context)
         components.load(VAE)
@@ -262,10 +264,6 @@ class Trainer:
         )
         optimizer = self.trainable.make_optimizer(settings[OptimizerOptions])
         self.names = [group.get("name", f"group{i}") for i, group in enumerate(optimizer.param_groups)]
-        known = {remark.name for remark in settings.remarks}
-        for remark in optimizers.remarks(settings[OptimizerOptions]):
-            if known.isdisjoint(remark.partition(":")[0].split(", ")):
-                self.context.warn(remark)
         new_scheduler = partial(make_scheduler, settings[LrSchedulerOptions], total_steps=self.train_plan.max_steps)
         self.train_state = TrainState(
             trainable=self.trainable,

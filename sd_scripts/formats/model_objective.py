@@ -1,0 +1,75 @@
+"""What a model file or folder states about how the model was trained: what it predicts, and from which noise."""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sd_scripts.formats.documents import read_json
+
+EDM_KEYS = ("edm_mean", "edm_std", "edm_vpred.sigma_max")
+"""Marker keys of Playground 2.5 and CosXL."""
+OTHER_SCHEDULERS = (("EDM", "with EDM's noise levels"), ("FlowMatch", "by flow matching"))
+"""(prefix of a scheduler's class, how such a model was trained)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelObjective:
+    """None: the model does not state it."""
+
+    velocity: bool | None = None
+    """Whether it predicts velocity (v-prediction); False: noise."""
+    zero_terminal_snr: bool | None = None
+    other: str = ""
+    """How it was trained otherwise than models here are, such as "by flow matching"; empty if it was not."""
+
+    def disagreements(self, model: str, *, velocity: bool, zero_terminal_snr: bool) -> Iterator[str]:
+        """Yield a sentence for each option, `velocity` being v_parameterization, that differs from what `model`
+        states."""
+        if self.other:
+            yield f"pretrained_model_name_or_path: '{model}' was trained {self.other}, which is not supported here"
+        if self.velocity and not velocity:
+            yield f"v_parameterization: is off, but '{model}' is marked as a v-prediction model; turn it on"
+        if self.velocity is False and velocity:
+            yield (
+                f"v_parameterization: is on, but '{model}' states that it predicts noise; turn it off, unless it is to "
+                "become a v-prediction model"
+            )
+        if self.zero_terminal_snr and not zero_terminal_snr:
+            yield f"zero_terminal_snr: is off, but '{model}' is marked as trained with it; turn it on"
+        if self.zero_terminal_snr is False and zero_terminal_snr and self.velocity is not False:
+            yield f"zero_terminal_snr: is on, but '{model}' states that it was trained without it; turn it off"
+
+    def switches(self) -> dict[str, bool]:
+        """Return the options that are on for images of this model, whatever the settings say."""
+        stated = {"v_parameterization": self.velocity, "zero_terminal_snr": self.zero_terminal_snr}
+        return {name: True for name, value in stated.items() if value}
+
+
+def objective_of_file(keys: Collection[str], metadata: Mapping[str, str]) -> ModelObjective:
+    """Read the marker keys that programs look for, and the metadata of modelspec."""
+    told = metadata.get("modelspec.prediction_type", "").lower()
+    velocity = "v_pred" in keys or told in ("v", "v_prediction", "v-prediction")
+    return ModelObjective(
+        velocity=velocity or (False if told == "epsilon" else None),
+        zero_terminal_snr="ztsnr" in keys or None,
+        other="with EDM's noise levels" if any(key in keys for key in EDM_KEYS) else "",
+    )
+
+
+def objective_of_folder(folder: Path) -> ModelObjective:
+    """Read scheduler/scheduler_config.json of a diffusers folder."""
+    try:
+        config: Any = read_json(folder / "scheduler" / "scheduler_config.json")
+        predicted, rescaled = config.get("prediction_type"), config.get("rescale_betas_zero_snr")
+        scheduler = str(config.get("_class_name", ""))
+    except (ValueError, AttributeError):  # reported when the folder is opened
+        return ModelObjective()
+    other = next((how for prefix, how in OTHER_SCHEDULERS if scheduler.startswith(prefix)), "")
+    if predicted == "flow_prediction" or config.get("use_flow_sigmas") is True:
+        other = "by flow matching"
+    return ModelObjective(
+        velocity={"v_prediction": True, "epsilon": False}.get(str(predicted)),
+        zero_terminal_snr=rescaled if isinstance(rescaled, bool) else None,
+        other=other,
+    )
