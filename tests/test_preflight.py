@@ -135,6 +135,8 @@ def test_a_file_of_settings_with_a_missing_model_and_a_component_of_another_kind
         "t5xxl",
         "ae",
         "train_data_dir",
+        "Note",
+        "Note",
     ]
 
 

@@ -9,11 +9,15 @@ import tomlkit
 from sd_scripts.formats import documents
 from sd_scripts.formats.atomic_files import write_whole
 
+KEPT_TABLES = "tables"
+"""The heading of the unknown tables of a file that is written again, since reading removes one level of headings."""
+
 
 def read_toml(path: Path) -> dict[str, Any]:
     """Return every key of a settings file. Raises ValueError, one sentence, if it is missing or not TOML.
 
-    Tables are only headings: their keys move up one level, and the later of two equal keys wins.
+    Tables are only headings: their keys move up one level, and the later of two equal keys wins. A table within a table
+    keeps its full name, such as `optimizer_args.args`.
     """
     return flat(documents.read_toml(path))
 
@@ -21,7 +25,10 @@ def read_toml(path: Path) -> dict[str, Any]:
 def flat(document: Mapping[str, Any]) -> dict[str, Any]:
     keys: dict[str, Any] = {}
     for key, value in document.items():
-        keys |= value if isinstance(value, dict) else {key: value}
+        if isinstance(value, dict):
+            keys |= {f"{key}.{k}" if isinstance(v, dict) and key != KEPT_TABLES else k: v for k, v in value.items()}
+        else:
+            keys[key] = value
     return keys
 
 
@@ -29,8 +36,7 @@ def toml_text(values: Mapping[str, Any]) -> str:
     """Return the values as TOML, sorted by name; None, which TOML does not have, is left out."""
     plain = {key: values[key] for key in sorted(values) if values[key] is not None}
     tables = {key: plain.pop(key) for key in list(plain) if isinstance(plain[key], dict)}
-    # under a heading of their own, since reading removes one level of headings
-    return tomlkit.dumps(plain | ({"tables": tables} if tables else {}))
+    return tomlkit.dumps(plain | ({KEPT_TABLES: tables} if tables else {}))
 
 
 def write_toml(path: Path, values: Mapping[str, Any]) -> None:

@@ -40,7 +40,7 @@ def main(family_name: str, argv: list[str] | None = None) -> int:
     if resident and not settings[RunOptions].run_dir:
         found.append("run_dir: not set; a resident process reads its requests there")
     if found:  # before torch is imported, which takes seconds
-        return _refuse(found)
+        return _refuse(found, settings)
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # less memory lost between sizes
     compile_cache.use_own_folder()
     with garbage_collection.importing():
@@ -51,14 +51,15 @@ def main(family_name: str, argv: list[str] | None = None) -> int:
 
     checks: tuple[Check, ...] = (of_model, machine, output)
     if not resident and (found := [*found_by(checks, settings)]):
-        return _refuse(found)
+        return _refuse(found, settings)
     for remark in settings.remarks:
         print(remark, file=sys.stderr, flush=True)
     return _run(settings, family, checks)
 
 
-def _refuse(problems: Iterable[object]) -> int:
-    print(*dict.fromkeys(map(str, problems)), sep="\n", file=sys.stderr, flush=True)
+def _refuse(problems: Iterable[object], settings: Settings) -> int:
+    notes = (f"Note: {remark}" for remark in settings.remarks)
+    print(*dict.fromkeys(map(str, problems)), *notes, sep="\n", file=sys.stderr, flush=True)
     return MISTAKE
 
 

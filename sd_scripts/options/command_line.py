@@ -16,7 +16,7 @@ from sd_scripts.formats.words import shortened
 from sd_scripts.options.catalog import flag_groups
 from sd_scripts.options.legacy import LegacyOptions
 from sd_scripts.options.musubi import MusubiOptions
-from sd_scripts.options.reading import from_values, unknown_text
+from sd_scripts.options.reading import MOST_UNKNOWN, from_values, unknown_text
 from sd_scripts.options.settings import Groups, Problem, Script, Settings
 from sd_scripts.options.spec import Option, OptionGroup, each_option, optional, switch, truth
 
@@ -89,6 +89,7 @@ def read_flags(groups: Groups, argv: Iterable[str], aliases: Mapping[str, str] =
     options |= {alias: options[name] for alias, name in aliases.items() if name in options}
     values: dict[str, Any] = {}
     problems: list[Problem] = []
+    unknown = 0
     for flag, words in _flags_with_words(argv):
         name, equals, text = flag.lstrip("-").partition("=")
         off = flag.startswith("--no-") and name.removeprefix("no-") in options and name not in options
@@ -97,8 +98,8 @@ def read_flags(groups: Groups, argv: Iterable[str], aliases: Mapping[str, str] =
         if not flag:
             problems.append(_stray(words[0]))
         elif o is None:
-            shown = shortened(flag.partition("=")[0])
-            problems.append(Problem((shown,), unknown_text(shown, known)))
+            shown, unknown = shortened(flag.partition("=")[0]), unknown + 1
+            problems.append(Problem((shown,), unknown_text(shown, known if unknown <= MOST_UNKNOWN else ())))
         elif o.type is bool:
             values[o.name] = text if equals else not off
             problems += map(_stray, words[:1])

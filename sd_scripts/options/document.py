@@ -19,8 +19,9 @@ All options of the scripts that train and generate, generated from the code by `
 
 An option has one name: the flag is `--name`, the key in a TOML file is `name`, and the page shows its label.
 `--no-name` turns a bool off. Flags override the file of `--config_file`, which overrides the defaults.
-A file contains only what differs from the defaults; its tables are headings without meaning.
-An unknown flag is an error; an unknown key in a file is a warning that suggests the nearest option.
+A file contains only what differs from the defaults; its tables are headings without meaning, and a table within a table
+is not read. An unknown flag is an error; an unknown key in a file is a warning that suggests the nearest option. A plan
+and a refused run report warnings too.
 A value of the wrong type or out of range ends the run with one sentence and exit code 2 before a model loads.
 """
 

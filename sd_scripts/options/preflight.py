@@ -43,6 +43,11 @@ def remarks(settings: Settings) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def notes(settings: Settings) -> list[str]:
+    """Return the remarks as lines to follow the problems of a run that is refused: a remark may name the cause."""
+    return [f"Note: {remark}" for remark in remarks(settings)]
+
+
 def optimizer(valid: Settings) -> Iterator[str]:
     """Yield the optimizer's remarks about options that no other remark names."""
     known = {remark.name for remark in valid.remarks}
@@ -53,12 +58,13 @@ def _names(sentence: str) -> list[str]:
     return sentence.partition(":")[0].split(", ")
 
 
-def prompts(valid: Settings) -> Iterator[str]:
-    if file := valid[SampleOptions].sample_prompts:
+def readable_prompts(valid: Settings) -> Iterator[str]:
+    """Yield the remarks about prompts that have no problem."""
+    if (file := valid[SampleOptions].sample_prompts) and not prompt_problems(Path(file), valid.script.family):
         yield from prompt_remarks(Path(file))
 
 
-REMARKS: tuple[Check, ...] = (optimizer, model_checks.objective_remarks, prompts)
+REMARKS: tuple[Check, ...] = (optimizer, model_checks.objective_remarks, readable_prompts)
 
 
 def found_by(checks: Iterable[Check], valid: Settings) -> Iterator[Problem]:

@@ -1,7 +1,8 @@
 """Reads settings from values: translates old names, reports unknown ones and options without effect."""
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from sd_scripts.families.registry import card_of
@@ -39,14 +40,31 @@ def from_values(script: Script, *layers: Mapping[str, Any]) -> Settings:
     )
     if not settings.wrong_values():
         remarks += without_effect(script, settings)
-    settings.remarks = [*remarks, *(Remark(name, unknown_text(name, known)) for name in unknown)]
+    settings.remarks = [*remarks, *unknown_keys(unknown, known)]
     return settings
+
+
+def unknown_keys(unknown: Mapping[str, Any], known: Collection[str]) -> Iterator[Remark]:
+    """Yield a remark for each unknown key of a file, or table within a table; the last one counts those that follow."""
+    more = len(unknown) - MOST_UNKNOWN
+    for number, (name, value) in enumerate(itertools.islice(unknown.items(), MOST_UNKNOWN), 1):
+        counted = f" (and {more:,} more unknown options)" if more > 0 and number == MOST_UNKNOWN else ""
+        if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
+            yield Remark(f"[[{name}]]", f"is not read here; a list of tables belongs into dataset_config{counted}")
+        elif isinstance(value, dict) and "." in name:
+            yield Remark(f"[{name}]", f"is not read here; move its keys out of the inner table{counted}")
+        else:
+            yield Remark(name, unknown_text(name, known) + counted)
 
 
 def _without_aliases(values: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
     """Return the values under the names that the options have here; a value under its own name goes first."""
     renamed = {aliases[name]: value for name, value in values.items() if name in aliases and value is not None}
     return renamed | {name: value for name, value in values.items() if name not in aliases}
+
+
+MOST_UNKNOWN = 20
+"""Unknown keys that are named: finding the nearest known name of each takes a millisecond."""
 
 
 def _other_script(name: str, value: str, script: Script) -> str:

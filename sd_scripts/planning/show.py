@@ -32,11 +32,11 @@ def show_plan(settings: Settings, wrong_flags: Sequence[Problem], *, as_json: bo
     valid = settings.without({name for problem in wrong for name in problem.names})
     fatal = [problem for problem in wrong if _concerns_plan(problem, settings)]
     if problems := list(dict.fromkeys(map(str, (*fatal, *preflight.found_by(data_checks.CHECKS, valid))))):
-        return _refuse(problems)
+        return _refuse(problems, settings)
     try:
         plan = plan_run(settings)
     except (ValueError, OSError) as error:
-        return _refuse([str(error)])
+        return _refuse([str(error)], settings)
     plan = dataclasses.replace(plan, warnings=(*preflight.remarks(settings), *plan.warnings))
     missing = [str(problem) for problem in preflight.problems(settings)]
     if as_json:
@@ -52,6 +52,6 @@ def _concerns_plan(problem: Problem, settings: Settings) -> bool:
     return not names.isdisjoint(problem.names) or not settings.options.keys() >= {*problem.names} or not problem.names
 
 
-def _refuse(problems: Sequence[str]) -> int:
-    print(*problems, sep="\n", file=sys.stderr)
+def _refuse(problems: Sequence[str], settings: Settings) -> int:
+    print(*problems, *preflight.notes(settings), sep="\n", file=sys.stderr)
     return MISTAKE

@@ -196,16 +196,16 @@ def _explain(error: Exception, settings: Settings, training: bool) -> tuple[str,
 
 def _refuse(settings: Settings, found: Iterable[object]) -> int:
     """Report problems in the console, once per machine, and in the folder that the GUI made for the run."""
-    problems = list(dict.fromkeys(map(str, found)))
+    problems, notes = list(dict.fromkeys(map(str, found))), preflight.notes(settings)
     if os.environ.get("LOCAL_RANK", "0") == "0":
-        print(*problems, sep="\n", file=sys.stderr, flush=True)
+        print(*problems, *notes, sep="\n", file=sys.stderr, flush=True)
     else:
         time.sleep(SECONDS_TO_REPORT)
     folder = settings[RunOptions].run_dir
     if isinstance(folder, str) and Path(folder).is_dir() and os.environ.get("RANK", "0") == "0":
         with contextlib.suppress(OSError):
             log = RunFolder(Path(folder)).log()
-            log("failed", error=problems[0], remedy="", details="\n".join(problems[1:]))
+            log("failed", error=problems[0], remedy="", details="\n".join([*problems[1:], *notes]))
             log.close()
     return MISTAKE
 
