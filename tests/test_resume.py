@@ -456,6 +456,55 @@ def test_only_whole_states_of_this_name_are_found(undisturbed: Run, tmp_path: Pa
     assert newest_state(tmp_path / "nowhere", None) is None
 
 
+def put_states(run: Run, output: Path, *steps: int) -> list[Path]:
+    """States of `undisturbed` and its images, for a run that resumes from the latest."""
+    shutil.copytree(run.output.parent / "images", output.parent / "images")
+    return [shutil.copytree(state_of(run, step), output / state_of(run, step).name) for step in steps]
+
+
+FOREIGN = [
+    {"step": 7, "epoch": 3, "batch": 1, "seed": 1, "batches_per_epoch": 3, "makers": {"optimizer_type": "other.Sgd"}},
+    {"step": 7, "epoch": 3, "batch": 44, "seed": 1, "batches_per_epoch": 3, "makers": {"optimizer_type": ""}},
+    {"step": 7, "epoch": 0, "batch": 0, "seed": 1, "batches_per_epoch": 3, "makers": {"lr_scheduler": "x"}},
+]
+
+
+@pytest.mark.parametrize("summary", FOREIGN, ids=["other optimizer", "batch beyond the epoch", "no optimizer"])
+def test_a_summary_of_another_program_does_not_keep_the_older_state_from_being_found(
+    summary: dict[str, Any], undisturbed: Run, tmp_path: Path
+) -> None:
+    _, newest = put_states(undisturbed, tmp_path / "out", 4, 7)
+    (newest / "progress.json").write_text(json.dumps(summary))
+    told: list[str] = []
+    found = newest_state(tmp_path / "out", "short", told.append)
+    assert found
+    assert found.progress.step == 4
+    assert len(told) == 1
+    assert str(newest) in told[0]
+    assert told[0].endswith("is skipped")
+
+
+def test_latest_takes_the_newest_state_that_fits_and_refuses_before_loading_if_none_does(
+    undisturbed: Run, flux_miniature: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    older, newest = put_states(undisturbed, tmp_path / "out", 3, 7)
+    adamw = json.loads((newest / "progress.json").read_text())
+    lion = adamw["makers"] | {"optimizer_type": "lion_pytorch.lion_pytorch.Lion"}
+    rewrite_progress(older)  # without checksums, so that both are
+    rewrite_progress(newest, makers=lion)
+    rest = train(flux_miniature, tmp_path / "out", **STATES | {"resume": "latest", "save_every_n_steps": None})
+    assert rest.losses == undisturbed.losses[3:]
+    (skipped,) = [text for text in warnings_of(rest) if "skipped" in text]
+    assert str(newest) in skipped
+    assert "different optimizer_type (lion" in skipped
+    for number, changed in enumerate(({"optimizer_type": "Adafactor"}, {"network_dim": 3}, {"network_alpha": 7.0})):
+        folder = tmp_path / str(number) / "out"
+        put_states(undisturbed, folder, 3, 4)
+        run = train(flux_miniature, folder, **STATES | {"resume": "latest", **changed})
+        assert next(iter(changed)) in refused(flux_miniature, run, capsys)
+        assert {event["name"] for event in run.told("phase")} <= {"reading the dataset"}, "nothing is loaded"
+
+
 def test_of_two_states_of_a_step_the_later_is_found(undisturbed: Run, tmp_path: Path) -> None:
     for name, time in (("short-step00000003-state", 5.0), ("short-000001-state", 7.0), ("short-state", 6.0)):
         rewrite_progress(shutil.copytree(state_of(undisturbed, 3), tmp_path / name), time=time)

@@ -92,6 +92,13 @@ def make_optimizer(
     return optimizer
 
 
+def class_names(options: OptimizerOptions) -> set[str]:
+    """Return the full names of the classes, one of which make_optimizer makes with these options."""
+    known = known_optimizer(options.optimizer_type)
+    kinds = {_class(known), *((MergedAdamW, RoundingAdamW) if known is OPTIMIZERS["AdamW"] else ())}
+    return {f"{kind.__module__}.{kind.__qualname__}" for kind in kinds}
+
+
 def optimizer_arguments(options: OptimizerOptions) -> dict[str, Any]:
     """Return the optimizer's arguments without groups and rate: those of its name, then optimizer_args."""
     known = known_optimizer(options.optimizer_type)

@@ -72,12 +72,18 @@ SAMPLES, SAMPLE_BYTES = 64, 2**16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Origin:
-    """What a state was trained with."""
+class ModelOrigin:
+    """The settings and models that a state was trained with."""
 
     settings: dict[str, Any]
     models: dict[str, str]
     """Option -> fingerprint of the files that it names."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin(ModelOrigin):
+    """The same, with the dataset and the length of the run."""
+
     images: str
     captions: str
     """Digests of the dataset."""
@@ -95,14 +101,21 @@ class Origin:
         return origin
 
 
-def origin_of(settings: Settings, plan: DataPlan, max_steps: int) -> Origin:
-    """Return the origin of a run. Model files are hashed in part; nothing is loaded."""
+def model_origin_of(settings: Settings) -> ModelOrigin:
+    """Return what of a run's origin does not depend on its data. Model files are hashed in part; nothing is loaded."""
     options = settings.options
     models = [name for name in (*BASE_MODEL, *OTHER_MODELS) if name in options]
     named = {name: options[name].located(settings.values()[name]) for name in models}
-    return Origin(
+    return ModelOrigin(
         settings=plain({name: value for name, value in settings.values().items() if not options[name].secret}),
         models={name: fingerprint(value) for name, value in named.items() if value},
+    )
+
+
+def origin_of(settings: Settings, plan: DataPlan, max_steps: int) -> Origin:
+    """Return the origin of a run."""
+    return Origin(
+        **vars(model_origin_of(settings)),
         images=_digest([_name(i), *i.size, i.repeats, *map(_name, i.controls)] for i in plan.items),
         captions=_digest([i.caption] for i in plan.items),
         image_count=len(plan.items),
@@ -158,7 +171,7 @@ def changes(then: Origin, now: Origin, source: str) -> Iterator[str]:
         yield f"{source}: the captions are not those of the state; those found now apply"
 
 
-def changed_models(then: Origin, now: Origin) -> Iterator[str]:
+def changed_models(then: ModelOrigin, now: ModelOrigin) -> Iterator[str]:
     """Yield a sentence for each change that makes the trained weights mean something else."""
     for name in BASE_MODEL:
         before, after = ((it.models.get(name), it.settings.get(f"{name}_multiplier")) for it in (then, now))

@@ -21,15 +21,21 @@ SECONDS_TO_WRITE = 3600.0
 
 
 def newest_state(
-    folder: Path, output_name: str | None, warn: Callable[[str], None] = lambda _: None
+    folder: Path,
+    output_name: str | None,
+    warn: Callable[[str], None] = lambda _: None,
+    why_not: Callable[[SavedState], str] = lambda _: "",
 ) -> SavedState | None:
     """Return the intact state with the most steps, the later of two, or None. A damaged one is reported through `warn`,
-    and the one before is taken. Raises ValueError if all are damaged.
+    and so is one for which `why_not` returns a sentence why the run cannot resume from it; the one before is taken.
+    Raises ValueError if that leaves none. States whose summary has no checksum come last.
 
     A process that was killed while it wrote or removed a state leaves nothing under its name.
     """
     wanted = re.compile(rf"({_begin(output_name)})(-step\d+|-\d+)?{STATE_ENDING}")
-    readable, damaged = [], []
+    readable: list[SavedState] = []
+    damaged: list[str] = []
+    unsuitable: dict[Path, str] = {}
     for path in _entries(folder):
         if not wanted.fullmatch(path.name):
             continue
@@ -37,12 +43,22 @@ def newest_state(
             readable.append(read_saved(str(path)))
         except ValueError:
             damaged.append(f"'{path}' is damaged ({PROGRESS} cannot be read)")
-    for saved in sorted(readable, key=lambda saved: (saved.progress.step, saved.time), reverse=True):
-        if not (why := damage(saved)):
+    order = sorted(readable, key=lambda saved: (saved.has_checksum, saved.progress.step, saved.time), reverse=True)
+    for number, saved in enumerate(order, 1):
+        if why := damage(saved):
+            damaged.append(f"'{saved.folder}' is damaged ({why})")
+        elif why := why_not(saved):
+            unsuitable[saved.folder] = why
+        else:
+            unchecked = (each for each in order[number:] if each.progress.step > saved.progress.step)
+            damaged += (f"'{each.folder}' has no checksum of {PROGRESS}" for each in unchecked)
             for each in damaged:
                 warn(f"resume: {each} and is skipped")
+            for path, why in unsuitable.items():
+                warn(f"resume: '{path}' is skipped, since it does not fit: {why.removeprefix('resume: ')}")
             return saved
-        damaged.append(f"'{saved.folder}' is damaged ({why})")
+    if unsuitable:
+        raise ValueError(next(iter(unsuitable.values())))
     if damaged:
         raise ValueError(f"resume: no state is intact: {'; '.join(damaged)}. Remove them to start over")
     return None

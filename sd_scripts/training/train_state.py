@@ -15,8 +15,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from sd_scripts.formats.atomic_files import atomic_folder
+from sd_scripts.formats.documents import read_json
 from sd_scripts.library import optimizers
 from sd_scripts.library.lr_schedulers import advance_to, resume_plateau
+from sd_scripts.options.network import NetworkOptions
+from sd_scripts.options.optimizer import OptimizerOptions
+from sd_scripts.options.settings import Settings
 from sd_scripts.planning.steps import TrainPlan
 from sd_scripts.training.ema import Ema
 from sd_scripts.training.origin import SCHEDULE, Origin, plain
@@ -25,7 +29,8 @@ from sd_scripts.training.trainable import Trainable
 
 STATE, PROGRESS = "state.pt", "progress.json"
 CHECKSUM = "sha256"
-"""Key of the checksum over the rest of PROGRESS; states without it are accepted unchecked."""
+"""Key of the checksum over the rest of PROGRESS; a state without it is taken only if it is named, or if there is no
+other."""
 
 
 @dataclass(kw_only=True)
@@ -151,8 +156,22 @@ class SavedState:
     """Hyperparameters of each optimizer group before its first step; empty if not recorded."""
     files: dict[str, str]
     """Name -> SHA-256; empty if not recorded."""
+    has_checksum: bool = True
+    """Whether the summary has a checksum of its own, as every state that is written here."""
     as_written: bool = True
     """Whether the summary matches its own checksum, if it has one."""
+
+    def why_not_loaded(self, settings: Settings) -> str:
+        """Return a sentence if a run with these settings cannot load the state, as far as its summary shows; else an
+        empty text."""
+        if (maker := self.makers["optimizer_type"]) not in optimizers.class_names(settings[OptimizerOptions]):
+            return _other(self.folder, "optimizer_type", maker)
+        then, network = (self.origin.settings if self.origin else {}), settings.get(NetworkOptions)
+        rank = then.get("network_dim")
+        sized_by_rank = network and network.is_ours and not any("dim" in arg for arg in network.network_args)
+        if sized_by_rank and network.network_dim and rank and rank != network.network_dim:
+            return _other(self.folder, "network_dim", str(rank))
+        return ""
 
 
 def write_state(folder: Path, state: dict[str, Any], train_state: TrainState, seed: int) -> None:
@@ -201,8 +220,8 @@ def read_saved(resume: str) -> SavedState:
     if not folder.is_dir():
         raise ValueError(f"resume: there is no folder '{resume}'")
     try:
-        return _saved(folder, json.loads((folder / PROGRESS).read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        return _saved(folder, read_json(folder / PROGRESS))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
         raise ValueError(
             f"resume: '{resume}' is not a state of this program. States of sd-scripts cannot be resumed; to continue "
             "from one of its LoRA files, set network_weights"
@@ -212,16 +231,22 @@ def read_saved(resume: str) -> SavedState:
 def _saved(folder: Path, summary: dict[str, Any]) -> SavedState:
     hyperparameters, files = summary.get("hyperparameters", []), summary.get("files", {})
     checksum = summary.pop(CHECKSUM, None)
+    progress = Progress(step=int(summary["step"]), epoch=int(summary["epoch"]), batch=int(summary["batch"]))
+    batches = int(summary["batches_per_epoch"])
+    makers = {str(option): str(maker) for option, maker in summary["makers"].items()}
+    if "optimizer_type" not in makers or progress.step < 0 or progress.epoch < 1 or not 0 <= progress.batch <= batches:
+        raise ValueError("no run counts like that")
     return SavedState(
         folder=folder,
-        progress=Progress(step=int(summary["step"]), epoch=int(summary["epoch"]), batch=int(summary["batch"])),
+        progress=progress,
         seed=int(summary["seed"]),
-        batches_per_epoch=int(summary["batches_per_epoch"]),
-        makers={str(option): str(maker) for option, maker in summary["makers"].items()},
+        batches_per_epoch=batches,
+        makers=makers,
         time=float(summary.get("time", 0.0)),
         origin=Origin.read(summary.get("origin")),
         hyperparameters=[dict(group) for group in hyperparameters],
         files={str(name): str(digest) for name, digest in files.items()},
+        has_checksum=checksum is not None,
         as_written=checksum is None or checksum == _digest(summary),
     )
 
@@ -292,11 +317,8 @@ def resume_point(
 def load_state(saved: SavedState, train_state: TrainState) -> None:
     """Load a state. Raises ValueError naming resume if it does not fit these settings."""
     option, maker = "optimizer_type", train_state.makers()["optimizer_type"]
-    if saved.makers.get(option) != maker:
-        raise ValueError(
-            f"resume: the state in '{saved.folder}' was made with a different {option} "
-            f"({saved.makers.get(option)}); set that one"
-        )
+    if saved.makers[option] != maker:
+        raise ValueError(_other(saved.folder, option, saved.makers[option]))
     try:
         state = torch.load(saved.folder / STATE, map_location="cpu", weights_only=True)
     except Exception as error:
@@ -309,6 +331,10 @@ def load_state(saved: SavedState, train_state: TrainState) -> None:
         raise ValueError(
             f"resume: the state in '{saved.folder}' does not fit these settings: {_first_line(error)}"
         ) from None
+
+
+def _other(folder: Path, option: str, value: str) -> str:
+    return f"resume: the state in '{folder}' was made with a different {option} ({value}); set that one"
 
 
 def _class_name(made: object) -> str:

@@ -46,7 +46,7 @@ from sd_scripts.training.ema import Ema
 from sd_scripts.training.error_hints import SAVED_BEFORE, brief, nonfinite_hint
 from sd_scripts.training.hub_upload import HubUploads
 from sd_scripts.training.methods import Method
-from sd_scripts.training.origin import FLAG, changed_models, changes, origin_of
+from sd_scripts.training.origin import FLAG, changed_models, changes, model_origin_of, origin_of
 from sd_scripts.training.outputs import OwnOutputs, marked_as_running, other_runs
 from sd_scripts.training.progress import AlreadyFinished, Progress, starting_point
 from sd_scripts.training.recovery import clean_up, clean_up_caches, finished_file, newest_state
@@ -68,6 +68,10 @@ from sd_scripts.training.writer import Writer
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+def _refused(change: str) -> str:
+    return f"{change}; restore it, or set {FLAG}"
 
 
 class Trainer:
@@ -139,7 +143,9 @@ class Trainer:
             try:
                 if resume != LATEST:
                     found = read_whole(resume)
-                elif found := newest_state(folder, self.output_name, context.warn):
+                    if why := found.why_not_loaded(context.settings):
+                        raise ValueError(why)
+                elif found := newest_state(folder, self.output_name, context.warn, self._why_not_resumed):
                     logger.info("resume: resuming from '%s'", found.folder)
                 else:
                     logger.info("resume: starting from the beginning, '%s' has no state of this run yet", folder)
@@ -149,6 +155,15 @@ class Trainer:
         if problem:
             raise ValueError(problem)
         return found
+
+    def _why_not_resumed(self, saved: SavedState) -> str:
+        """Return a sentence if the run cannot continue from a state, by its summary; else an empty text."""
+        settings = self.context.settings
+        if why := saved.why_not_loaded(settings):
+            return why
+        if saved.origin is None or settings[ResumeOptions].resume_changed_model:
+            return ""
+        return next((_refused(each) for each in changed_models(saved.origin, model_origin_of(settings))), "")
 
     def _find_outputs(self) -> OwnOutputs:
         """Return what this run may replace; warn about what happens to an earlier run's files."""
@@ -187,7 +202,7 @@ class Trainer:
             return
         if models := list(changed_models(saved.origin, self.origin)):
             if not self.context.settings[ResumeOptions].resume_changed_model:
-                raise ValueError("\n".join(f"{each}; restore it, or set {FLAG}" for each in models))
+                raise ValueError("\n".join(map(_refused, models)))
             for each in models:
                 self.context.warn(f"{each}; {FLAG} allows it")
         for change in changes(saved.origin, self.origin, plan.blueprint.source):
