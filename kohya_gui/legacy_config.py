@@ -27,6 +27,7 @@ from sd_scripts.formats.documents import read_json
 from sd_scripts.formats.words import shell_words
 from sd_scripts.options.catalog import SCRIPTS
 from sd_scripts.options.command_line import given_flags
+from sd_scripts.options.legacy import READ_AS_UNSET
 from sd_scripts.options.schedule_table import SCHEDULES
 from sd_scripts.options.settings import Remark
 from sd_scripts.options.spec import truth
@@ -70,6 +71,8 @@ def from_kohya(legacy: Mapping[str, Any], tab: str = "lora") -> LegacyConfig:
     said = [Remark(key, why) for key, why in keys.cannot.items() if _asks(legacy.get(key))]
     if title := not_trained(family):
         said.insert(0, Remark(next(iter(FAMILIES)), f"off: these settings are for {title}, which is not supported"))
+    zeros = [key for key in ZERO_IS_UNSET if legacy.get(key) not in (None, "") and _number(legacy[key]) == 0]
+    said += [Remark(key, READ_AS_UNSET) for key in zeros if _number(keys.defaults.get(key)) != 0]
     values = _same_meaning(legacy, family, tab, keys)
     for function in (_warmup, _length, _tracker):
         values |= function(legacy, keys)

@@ -15,8 +15,8 @@ from kohya_gui.json_routes import value_problem
 
 JOIN, RUN = "/gradio_api/queue/join", "/gradio_api/run/"
 """Routes that call a function of the page."""
-_MAKING = threading.Lock()
 NO_OBJECT = "The request is not a JSON object"
+_MAKING = threading.Lock()
 
 
 def refusal(blocks: Blocks, path: str, body: bytes) -> Response | None:

@@ -12,6 +12,7 @@ from sd_scripts.data.captions import CaptionRules
 from sd_scripts.data.controls import ControlRules
 from sd_scripts.data.images import Augmentation
 from sd_scripts.formats.image_folders import FoundFolders, image_folders, regularisation_folders
+from sd_scripts.formats.words import is_whole_number
 from sd_scripts.options import dataset_schema as schema
 from sd_scripts.options.dataset import DatasetOptions
 from sd_scripts.options.embedding import EmbeddingOptions
@@ -99,11 +100,8 @@ def resolve(config: schema.Config, settings: Settings, lines: schema.Lines | Non
 def parse_resolution(text: str, option: str = "resolution") -> Size:
     """Parse width and height from "1024" or "1024,768"."""
     sides = text.replace("x", ",").split(",")
-    try:
-        numbers = [int(side) for side in sides]
-    except ValueError:
-        numbers = []
-    if len(numbers) not in (1, 2) or min(numbers) < 1:
+    numbers = [int(side) for side in sides if is_whole_number(side.strip())]
+    if len(numbers) not in (1, 2) or len(numbers) != len(sides) or min(numbers) < 1:
         raise ValueError(f"{option}: {text!r} is not a size; write 1024 or 1024,768")
     return numbers[0], numbers[-1]
 

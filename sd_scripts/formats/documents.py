@@ -1,6 +1,7 @@
 """Read JSON and TOML from any source: every problem with a file or text is a ValueError with one sentence."""
 
 import json
+import re
 import stat
 import sys
 from collections.abc import Callable
@@ -14,29 +15,47 @@ else:
 
 LARGEST = 512 * 2**20
 """Bytes: no legitimate file is larger, and a larger one would fill the memory."""
+DEEPEST = 64
+"""Levels of tables and lists: no legitimate file has more, and code that descends into them would run out of stack."""
 TOO_DEEP = "it is nested too deeply"
 TOO_LONG = "it has a number of more digits than can be read"
+DEEP_KEY = re.compile(rf"""(?<![\w-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){{{DEEPEST}}}""")
+"""A dotted key of too many parts: tomllib's time and memory for it grow with their square."""
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse JSON. Raises ValueError for anything else, including endlessly nested brackets."""
+    """Parse JSON. Raises ValueError for anything else, including deeply nested brackets."""
     return _read(json.loads, text, json.JSONDecodeError)
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Parse TOML. Raises ValueError for anything else, including endlessly nested brackets."""
+    """Parse TOML. Raises ValueError for anything else, including deeply nested brackets and dotted keys."""
+    if DEEP_KEY.search(text):
+        raise ValueError(TOO_DEEP)
     return dict(_read(tomllib.loads, text, tomllib.TOMLDecodeError))
 
 
 def _read(parse: Callable[[Any], Any], text: str | bytes, wrong: type[ValueError]) -> Any:
     try:
-        return parse(text)
+        parsed = parse(text)
     except RecursionError:
         raise ValueError(TOO_DEEP) from None
     except (wrong, UnicodeDecodeError):
         raise
     except ValueError:  # of int
         raise ValueError(TOO_LONG) from None
+    _require_shallow(parsed)
+    return parsed
+
+
+def _require_shallow(parsed: Any) -> None:
+    level = [parsed]
+    for _ in range(DEEPEST + 1):
+        within = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list))
+        level = [inner for values in within for inner in values if isinstance(inner, dict | list)]
+        if not level:
+            return
+    raise ValueError(TOO_DEEP)
 
 
 def is_utf8(text: str) -> bool:

@@ -16,6 +16,8 @@ IMAGE_SUFFIXES = IMAGES | IMAGES_BY_PLUGIN
 MANY_REPEATS = 1_000
 """More is rarely meant: a number like 20241122 in a folder name is a date."""
 MOST_REPEATS = 100_000
+LONGEST_SIDE = 8192
+"""Pixels of a training image that no GPU exceeds."""
 
 
 @dataclass(frozen=True, kw_only=True)

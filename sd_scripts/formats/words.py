@@ -11,6 +11,11 @@ def shell_words(text: str) -> list[str]:
     return list(lexer)
 
 
+def is_whole_number(text: str) -> bool:
+    """Whether a text is a whole number of ASCII digits; Python's own tests accept the digits of all scripts."""
+    return text.isascii() and text.isdecimal()
+
+
 LONGEST_NAME = 200
 
 

@@ -12,6 +12,7 @@ from typing import Any, get_args
 
 from sd_scripts.families.card import FamilyCard
 from sd_scripts.families.registry import card_by_network, card_of
+from sd_scripts.formats.words import is_whole_number
 from sd_scripts.options.compile import (
     MORE,
     PARTITIONED,
@@ -81,7 +82,7 @@ def training_size(data: DatasetOptions, buckets: BucketOptions) -> Findings:
     if not data.resolution:
         yield "resolution", "not set; 1024 suits current models"
         return
-    sides = [int(side) for side in data.resolution.split(",") if side.strip().isdecimal()]
+    sides = [int(side) for side in data.resolution.split(",") if is_whole_number(side.strip())]
     steps = rounded_steps(buckets.bucket_reso_steps)
     if not buckets.enable_bucket or buckets.bucket_no_upscale or not sides:  # sizes then come from the images
         return

@@ -97,6 +97,8 @@ def read_flags(groups: Groups, argv: Iterable[str], aliases: Mapping[str, str] =
         given = [text, *words] if equals else words
         if not flag:
             problems.append(_stray(words[0]))
+        elif flag == "--":
+            problems.append(Problem(("--",), "is not an option; leave it out"))
         elif o is None:
             shown, unknown = shortened(flag.partition("=")[0]), unknown + 1
             problems.append(Problem((shown,), unknown_text(shown, known if unknown <= MOST_UNKNOWN else ())))
@@ -125,7 +127,7 @@ def _flags_with_words(argv: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
             if flag or words:
                 yield flag, words
             flag, words = word, []
-        elif word != "--":
+        else:
             words.append(word)
     if flag or words:
         yield flag, words
@@ -133,7 +135,7 @@ def _flags_with_words(argv: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
 
 def _is_flag(word: str) -> bool:
     """Whether a word is a flag; a negative number is a value, and so is a text such as "-a cat"."""
-    if not word.startswith("-") or word in ("-", "--") or " " in word.partition("=")[0]:
+    if not word.startswith("-") or word == "-" or " " in word.partition("=")[0]:
         return False
     try:
         float(word)

@@ -4,10 +4,11 @@ from collections.abc import Iterable
 from typing import Literal
 
 from sd_scripts.formats.folder_names import is_ending
-from sd_scripts.formats.image_folders import MANY_REPEATS, MOST_REPEATS
+from sd_scripts.formats.image_folders import LONGEST_SIDE, MANY_REPEATS, MOST_REPEATS
+from sd_scripts.formats.words import is_whole_number
 from sd_scripts.options.spec import OptionGroup, count, option, optional, path_option, switch
 
-SIDES = (64, 8192)
+SIDES = (64, LONGEST_SIDE)
 """Shortest and longest side of a training image."""
 SIDE_MULTIPLE = 32
 """Sides are rounded to multiples of this; it suits every family so far."""
@@ -147,7 +148,7 @@ class DatasetOptions(OptionGroup, title="Folders and dataset"):
 
 def _resolution_problem(resolution: str) -> str | None:
     sides = resolution.split(",")
-    if len(sides) > 2 or not all(side.strip().isdecimal() for side in sides):
+    if len(sides) > 2 or not all(is_whole_number(side.strip()) for side in sides):
         return f"{resolution!r} is neither one number nor width,height; write 1024 or 1024,768"
     # int reads no more than 4,300 digits
     if any(not SIDES[0] <= int(side.strip()[:9]) <= SIDES[1] for side in sides):

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from sd_scripts.formats.words import shell_words
+from sd_scripts.formats.words import is_whole_number, shell_words
 from sd_scripts.options.spec import OptionGroup, option, switch
 
 
@@ -29,7 +29,7 @@ class LaunchOptions(OptionGroup, title="Accelerate launch"):
 
     def check(self) -> Iterable[tuple[str, str]]:
         ids = [part.strip() for part in self.gpu_ids.split(",")] if self.gpu_ids else []
-        if ids and ids != ["all"] and not all(part.isdecimal() for part in ids):
+        if ids and ids != ["all"] and not all(map(is_whole_number, ids)):
             yield "gpu_ids", f"{self.gpu_ids!r} is not a list of numbers; write 0 or 0,1"
         elif ids and ids != ["all"] and len(ids) * self.num_machines < self.num_processes:
             yield "gpu_ids", f"lists {len(ids)} for num_processes = {self.num_processes}; list one for each process"

@@ -24,6 +24,8 @@ class LegacyOptions(OptionGroup, title="Old names"):
     single_blocks_to_swap: int | None = optional("Old form of blocks_to_swap: counts half.", within=(0, 1000))
 
 
+READ_AS_UNSET = "0 makes no sense here and is read as unset, so the default applies"
+
 Values = dict[str, Any]
 Translated = tuple[Values, list[Remark]]
 
@@ -125,7 +127,9 @@ def _zero_is_unset(name: str) -> Translator:
     """0 makes no sense as a value; existing files use it for unset."""
 
     def read(value: Any, others: Values) -> tuple[Values, str]:
-        return ({} if _is_zero(value) else {name: value}), ""
+        if _is_zero(value):
+            return {}, READ_AS_UNSET
+        return {name: value}, ""
 
     return read
 

@@ -102,6 +102,8 @@ def whole_numbers(key: str, text: str, count: int) -> list[int]:
 def numbers(key: str, text: str, count: int | None = None) -> list[float]:
     words = [word for word in text.strip().strip("'\"[]()").split(",") if word.strip()]
     try:
+        if not text.isascii():  # Python reads the digits of all scripts
+            raise ValueError
         found = [float(word) for word in words]
     except ValueError:
         raise ValueError(f"network_args: {key}={text} is not a number or a list of numbers") from None

@@ -268,6 +268,8 @@ class Option:
         return isinstance(item, self.type) and (self.type is bool or not isinstance(item, bool))
 
     def _read_one(self, value: Any) -> Any:
+        if self.type in (int, float) and isinstance(value, str) and not value.isascii():
+            return value  # Python reads the digits of all scripts
         try:
             return _READERS[self.type](self, value)
         except (ValueError, OverflowError):

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Literal
 
+from sd_scripts.formats.words import is_whole_number
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.spec import OptionGroup, option, optional, path_option, switch
 
@@ -94,7 +95,7 @@ class FluxNetworkOptions(OptionGroup, title="FLUX.1 layers", methods=("lora",)):
 
     def check(self) -> Iterable[tuple[str, str]]:
         ranks = [word.strip() for word in (self.in_dims or "").strip(" '\"[]()").split(",")]
-        if self.in_dims and not (len(ranks) == 5 and all(rank.isdecimal() for rank in ranks)):
+        if self.in_dims and not (len(ranks) == 5 and all(map(is_whole_number, ranks))):
             yield "in_dims", f"{self.in_dims!r} is not five whole numbers, such as 4,0,0,0,4"
 
 

@@ -1,0 +1,115 @@
+"""Values that are hard to read: too deep, too many, digits of other scripts, 0 in the place of unset."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripts_help import FLUX_LORA, SDXL_LORA
+from test_command_line import mistakes
+
+from kohya_gui.legacy_config import from_kohya
+from sd_scripts import sdxl_train_network
+from sd_scripts.formats.documents import DEEPEST, parse_json, parse_toml
+from sd_scripts.formats.metadata_file import read_metadata
+from sd_scripts.options.dataset_schema import read_config
+from sd_scripts.options.generate_settings import settings_of
+from sd_scripts.options.reading import from_values
+
+DEEP = {
+    "dotted key": ".".join(["low"] * 20_000) + " = 1",
+    "spaced and quoted": " . ".join(['"a b"', "c"] * 9_000) + " = 1",
+    "heading": f"[{'.'.join(['x'] * 9_000)}]\na = 1",
+    "inline table": f"a = {{{'.'.join(['x'] * 9_000)} = 1}}",
+    "lists": f"a = {'[' * (DEEPEST + 1)}{']' * (DEEPEST + 1)}",
+    "tables": f"a = {'{b = ' * 90}1{'}' * 90}",
+}
+
+
+@pytest.mark.parametrize("how", DEEP)
+def test_a_settings_file_that_is_nested_too_deeply_is_one_sentence(
+    how: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(DEEP[how])
+    for more in ([], ["--plan"]):
+        with pytest.raises(SystemExit) as ended:
+            sdxl_train_network.main(["--config_file", str(file), *more])
+        assert ended.value.code == 2
+        assert capsys.readouterr().err == f"config_file: '{file}' is not TOML: it is nested too deeply\n"
+    assert [*tmp_path.iterdir()] == [file]
+
+
+def test_other_files_are_as_deep_at_most(tmp_path: Path) -> None:
+    deep = {"a": {"tags": json.loads("[" * 300 + "]" * 300)}}
+    (tmp_path / "meta.json").write_text(json.dumps(deep))
+    with pytest.raises(ValueError, match=r"^in_json: .* is nested too deeply$"):
+        read_metadata(tmp_path / "meta.json", "in_json")
+    with pytest.raises(ValueError, match=r"^dataset_config: .* is nested too deeply$"):
+        read_config(tmp_path / "meta.json")
+
+
+def test_ordinary_files_are_not_deep() -> None:
+    dotted = ".".join(["part"] * (DEEPEST - 1))
+    assert next(iter(parse_toml(f"{dotted} = 1"))) == "part"
+    assert parse_toml(f"a = '''\n{'one. two. ' * 20}'''")["a"].count("one") == 20
+    assert parse_json("[" * DEEPEST + "]" * DEEPEST)
+
+
+@pytest.mark.parametrize("piece", ["a.", "a . ", '"', "'a' . ", "- ", "[", "{a=", ".", "a\n", "é. "])
+def test_a_text_of_any_repetition_is_read_in_time(piece: str) -> None:
+    start = time.process_time()
+    for text in (piece * (100_000 // len(piece)), f"a = '{piece.replace(chr(39), '') * (100_000 // len(piece))}'"):
+        try:
+            parse_toml(text)
+        except ValueError:
+            continue
+    assert time.process_time() - start < 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("huber_c", 0), ("huber_scale", "0.0"), ("discrete_flow_shift", 0.0), ("t5xxl_max_token_length", "0")],
+)
+def test_a_0_that_becomes_the_default_is_reported(name: str, value: Any) -> None:
+    settings = from_values(FLUX_LORA, {"loss_type": "huber", "huber_schedule": "constant", name: value})
+    told = {remark.name: remark.text for remark in settings.remarks}
+    assert told[name] == "0 makes no sense here and is read as unset, so the default applies"
+    assert settings.value(name) == settings.options[name].default
+
+
+def test_a_0_of_kohya_that_becomes_the_default_is_reported() -> None:
+    config = from_kohya({"sdxl": True, "max_timestep": 0, "seed": 0, "network_dropout": 0, "vae_batch_size": ""})
+    assert [remark.name for remark in config.remarks if "read as unset" in remark.text] == ["max_timestep"]
+    settings = from_values(SDXL_LORA, from_kohya({"sdxl": True, "huber_c": 0}).values)
+    assert "huber_c" in {remark.name for remark in settings.remarks}
+
+
+NOT_ASCII = ["१६", "１６", "٣", "1٠"]
+
+
+@pytest.mark.parametrize("digits", NOT_ASCII)
+def test_digits_of_other_scripts_are_no_numbers(digits: str) -> None:
+    values = {"network_dim": digits, "learning_rate": digits, "resolution": digits, "gpu_ids": digits}
+    named = {name for problem in from_values(SDXL_LORA, values).problems() for name in problem.names}
+    assert values.keys() <= named
+    (problem,) = [
+        str(each)
+        for each in from_values(SDXL_LORA, {"network_args": [f"conv_dim={digits}"]}).problems()
+        if each.names == ("network_args",)
+    ]
+    assert "not a number" in problem
+    assert settings_of("flux", {}, {"width": digits}).wrong_values()
+
+
+@pytest.mark.parametrize("words", ["--", "--network_dim 8 --", "-- --network_dim 8"])
+def test_two_hyphens_alone_are_no_option(words: str) -> None:
+    assert mistakes(words) == ["--: is not an option; leave it out"]
+
+
+@pytest.mark.parametrize("size", [[16_384, 64], [64, 8_193], [64_000_000, 64_000_000]])
+def test_a_train_resolution_that_no_memory_holds_is_refused(size: list[int], tmp_path: Path) -> None:
+    (tmp_path / "meta.jsonl").write_text(json.dumps({"image_path": "a.png", "train_resolution": size}) + "\n")
+    with pytest.raises(ValueError, match=f"^in_json: .*'a.png', {size[0]}x{size[1]}, has a side above 8192"):
+        read_metadata(tmp_path / "meta.jsonl", "in_json")
