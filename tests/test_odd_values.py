@@ -1,5 +1,6 @@
 """Values that are hard to read: too deep, too many, digits of other scripts, 0 in the place of unset."""
 
+import contextlib
 import json
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ from kohya_gui.legacy_config import from_kohya
 from sd_scripts import sdxl_train_network
 from sd_scripts.formats.documents import DEEPEST, parse_json, parse_toml
 from sd_scripts.formats.metadata_file import read_metadata
+from sd_scripts.options import preflight
 from sd_scripts.options.dataset_schema import read_config
 from sd_scripts.options.generate_settings import settings_of
 from sd_scripts.options.reading import from_values
@@ -113,3 +115,22 @@ def test_a_train_resolution_that_no_memory_holds_is_refused(size: list[int], tmp
     (tmp_path / "meta.jsonl").write_text(json.dumps({"image_path": "a.png", "train_resolution": size}) + "\n")
     with pytest.raises(ValueError, match=f"^in_json: .*'a.png', {size[0]}x{size[1]}, has a side above 8192"):
         read_metadata(tmp_path / "meta.jsonl", "in_json")
+
+
+WINDOWS = [r"C:\Users\mia\cats", r"E:\cats\set", r"E:\new\toys", r"C:\x\unicode", r"\\nas\photos", "E:\\cats\\"]
+
+
+@pytest.mark.parametrize("path", WINDOWS)
+def test_a_windows_path_in_double_quotes_is_told_how_to_be_written(
+    path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    remedy = f"write '{path}' in single quotes, or / for \\"
+    data = tmp_path / "data.toml"
+    data.write_text(f'[[datasets]]\nresolution = 64\n[[datasets.subsets]]\nimage_dir = "{path}"\n')
+    told = [str(each) for each in preflight.problems(from_values(SDXL_LORA, {"dataset_config": str(data)}))]
+    assert any(line.startswith("dataset_config: ") and remedy in line for line in told), told
+    file = tmp_path / "run.toml"
+    file.write_text(f'train_data_dir = "{path}"\n')
+    with contextlib.suppress(SystemExit):  # where the file cannot be read
+        assert sdxl_train_network.main(["--config_file", str(file)]) == 2
+    assert remedy in capsys.readouterr().err

@@ -374,3 +374,36 @@ def test_a_file_of_another_script_is_refused(key, value, told):
     opened = from_values(SDXL_LORA, {**START, key: value})
     assert told in map(str, opened.problems())
     assert key not in opened.unknown
+
+
+@pytest.mark.parametrize("optimizer", ["Prodigy", "dadaptlion"])
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        (["loraplus_unet_lr_ratio=4"], ["loraplus_unet_lr_ratio"]),
+        (["mid_lr_weight=1,0.25,1", "up_lr_weight=cosine"], ["mid_lr_weight", "up_lr_weight"]),
+        (["loraplus_lr_ratio=1", "down_lr_weight=0,0,1,1,1,1,1,1,1"], []),
+        (["loraplus_text_encoder_lr_ratio=8"], []),
+    ],
+)
+def test_an_optimizer_of_one_rate_names_the_network_args_that_make_several(optimizer, args, named):
+    values = {"optimizer_type": optimizer, "learning_rate": 1, "network_args": args, "network_train_unet_only": True}
+    told = [str(problem) for problem in settings(**values).problems()]
+    assert [line.split(" gives ")[0] for line in told] == [f"network_args: {key}" for key in named]
+    assert settings(**{**values, "optimizer_type": "Lion"}).problems() == []
+
+
+def test_it_names_block_lr_and_reg_lrs_too():
+    full = {**START, "optimizer_type": "Prodigy", "block_lr": ",".join(["1"] * 22 + ["0.5"])}
+    (problem,) = from_values(script_for("sdxl", "full"), full).problems()
+    assert str(problem).startswith("block_lr: gives blocks different learning rates, but Prodigy finds one")
+    flux = {**START, "optimizer_type": "Prodigy", "network_args": ["network_reg_lrs=double_blocks=0.5"]}
+    (problem,) = (each for each in from_values(FLUX_LORA, flux).problems() if each.names == ("network_args",))
+    assert problem.text.startswith("network_reg_lrs gives")
+
+
+def test_steps_beside_epochs_are_told_to_have_no_effect():
+    assert remarks(max_train_steps=40, max_train_epochs=3) == [
+        "max_train_steps: has no effect with max_train_epochs = 3; remove one of them"
+    ]
+    assert remarks(max_train_steps=40) == remarks(max_train_epochs=3) == []

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from sd_scripts.formats.words import shortened
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -102,7 +104,16 @@ def _parsed(path: Path, parse: Callable[[str], Any], format: str) -> Any:
     try:
         return parse(text)
     except ValueError as error:
-        raise ValueError(f"'{path}' is not {format}: {error}") from None
+        hint = _backslash_hint(text, str(error)) if format == "TOML" else ""
+        raise ValueError(f"'{path}' is not {format}: {error}{hint}") from None
+
+
+def _backslash_hint(text: str, error: str) -> str:
+    """Return how to write a Windows path if the line of an error has one in double quotes; else an empty text."""
+    place = re.search(r"at line (\d+)", error)
+    line = text.split("\n")[int(place[1]) - 1] if place else ""
+    found = re.search(r'"([^"]*\\[^"]*)"', line)
+    return f"; {IN_SINGLE_QUOTES.format(shortened(found[1]))}" if found else ""
 
 
 def read_document(path: Path) -> Any:
@@ -112,6 +123,11 @@ def read_document(path: Path) -> Any:
 
 LONGEST_PART, LONGEST_PATH = 255, 4095
 """Bytes that Linux allows for a file name and for a path; Windows and macOS allow no more."""
+
+
+IN_SINGLE_QUOTES = "write '{}' in single quotes, or / for \\"
+"""What to do with a path in double quotes, in which TOML reads a backslash as the start of an escape."""
+ESCAPES = {"\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r", "\x1b": "\\e"}
 
 
 def check_name(path: Path | str) -> None:
@@ -128,7 +144,9 @@ def name_problem(path: str) -> str:
         return f"{path!r} is not UTF-8 text; rename the file"
     if any(ord(letter) < 32 or ord(letter) == 127 for letter in path):
         shown = path if len(path) <= 80 else path[:80] + "..."
-        return f"{shown!r} contains a control character, which a path cannot have; retype the path"
+        meant = "".join(ESCAPES.get(letter, letter) for letter in shown)
+        remedy = IN_SINGLE_QUOTES.format(meant) if "\\" in meant else "retype the path"
+        return f"{shown!r} contains a control character, which a path cannot have; {remedy}"
     if len(encoded) > LONGEST_PATH:
         return f"a path of {len(encoded):,} bytes is too long; the maximum is {LONGEST_PATH:,}"
     longest = max(len(part.encode()) for part in path.replace("\\", "/").split("/"))

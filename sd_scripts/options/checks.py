@@ -302,6 +302,23 @@ def one_learning_rate_for_partitioned_weights(
         )
 
 
+def several_rates_for_an_optimizer_of_one(
+    optimizer: OptimizerOptions, network: NetworkOptions | None, full: FullOptions | None, card: FamilyCard
+) -> Findings:
+    """Refuse what surely gives weights different learning rates; unet_lr and text_encoder_lr count only for what is
+    trained, so they are compared when the optimizer is made."""
+    name = optimizer.optimizer_type
+    if not known_optimizer(name).one_rate:
+        return
+    remedy = f"but {name} finds one for all weights; remove it, or choose another optimizer"
+    if network:
+        trains_text = card.has("trains_text") and not network.network_train_unet_only
+        for key in network.arguments_that_vary_the_rate(with_text=trains_text):
+            yield "network_args", f"{key} gives weights different learning rates, {remedy}"
+    if full and len({*full.block_rates} - {0.0}) > 1:
+        yield "block_lr", f"gives blocks different learning rates, {remedy}"
+
+
 def text_encoders_trained_and_cached(cache: CacheOptions, full: FullOptions) -> Findings:
     if full.train_text_encoder and cache.caches_text:
         yield (
@@ -377,6 +394,7 @@ PROBLEMS = (
     compile_check_with_random_layers,
     swapped_model_conflicts,
     one_learning_rate_for_partitioned_weights,
+    several_rates_for_an_optimizer_of_one,
     text_encoders_trained_and_cached,
     model_learning_rates_missing,
     token_missing,
@@ -639,6 +657,14 @@ def activation_memory_budget_without_effect(
         )
 
 
+def steps_replaced_by_epochs(training: TrainingOptions) -> Findings:
+    if training.max_train_epochs and training.max_train_steps != TrainingOptions.max_train_steps:
+        yield (
+            "max_train_steps",
+            f"has no effect with max_train_epochs = {training.max_train_epochs}; remove one of them",
+        )
+
+
 def compile_mode_with_auto(compiled: CompileOptions) -> Findings:
     if compiled.compile and compiled.compile_auto and compiled.compile_mode != "default":
         yield "compile_mode", "has no effect with compile_auto, which chooses it; turn compile_auto off to keep it"
@@ -690,6 +716,7 @@ REMARKS = (
     steps_that_are_not_recorded,
     uploads_without_repository,
     activation_memory_budget_without_effect,
+    steps_replaced_by_epochs,
     compile_mode_with_auto,
     compile_without_effect,
     cpu_offload_checkpointing_conflicts,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from sd_scripts.families.registry import card_of
 from sd_scripts.formats.control_images import find_controls
+from sd_scripts.formats.documents import name_problem
 from sd_scripts.formats.image_folders import (
     FoundFolders,
     each_image,
@@ -142,6 +143,10 @@ def _subset(subset: schema.Config) -> Iterator[tuple[str, str]]:
         os.path.expanduser(value) if isinstance(value := subset.get(key), str) and "\0" not in value else ""
         for key in ("metadata_file", "image_dir", "conditioning_data_dir", "control_directory")
     )
+    named = {"metadata_file": metadata_file, "image_dir": folder, "conditioning_data_dir": masks}
+    if wrong := {key: why for key, place in named.items() if (why := name_problem(place))}:
+        yield from wrong.items()
+        return
     try:
         if folder and not os.path.isdir(folder):
             yield "image_dir", f"there is no folder {folder!r}"

@@ -246,6 +246,17 @@ class NetworkOptions(OptionGroup, title="Network", methods=("lora",)):
         given = () if self.is_ours else (item.replace(" ", "").lower() for item in self.network_args)
         return [arg for arg in given if arg in ("algo=full", "dora_wd=true", "weight_decompose=true")]
 
+    def arguments_that_vary_the_rate(self, *, with_text: bool) -> list[str]:
+        """Return the keys of network_args that give trained weights different learning rates; `with_text` if text
+        encoders are trained."""
+        found = []
+        for key, text in read_items(self.network_args).items():
+            of_text = key == "loraplus_text_encoder_lr_ratio"
+            named = key.startswith("loraplus_") or key.endswith("_lr_weight") or key == "network_reg_lrs"
+            if named and (with_text or not of_text) and text.strip() != "zeros" and not _is_even(text):
+                found.append(key)
+        return found
+
     def rate_of_encoder(self, number: int, learning_rate: float) -> float:
         """Return the learning rate of the text encoder `number`, from 0; a single rate is for all."""
         rates = self.text_encoder_lr or [learning_rate]
@@ -304,3 +315,11 @@ class NetworkOptions(OptionGroup, title="Network", methods=("lora",)):
                 "lora_init",
                 f"{self.lora_init} does not start from 0, so scale_weight_norms cannot bound it; turn it off",
             )
+
+
+def _is_even(factors: str) -> bool:
+    """Whether all factors of a list are 1, or 0 for what is not trained."""
+    try:
+        return {float(word) for word in factors.strip(" '\"[]()").split(",") if word.strip()} <= {0.0, 1.0}
+    except ValueError:
+        return False
