@@ -3,20 +3,28 @@
 import contextlib
 import json
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from data_help import make_folder
 from scripts_help import FLUX_LORA, SDXL_LORA
 from test_command_line import mistakes
 
 from kohya_gui.legacy_config import from_kohya
 from sd_scripts import sdxl_train_network
+from sd_scripts.data.counted_warnings import MOST_ALIKE, counted_warnings
+from sd_scripts.data.dataset import plan_data
 from sd_scripts.formats.documents import DEEPEST, parse_json, parse_toml
 from sd_scripts.formats.metadata_file import read_metadata
-from sd_scripts.options import preflight
+from sd_scripts.formats.toml_files import toml_text
+from sd_scripts.formats.words import MOST_LISTED
+from sd_scripts.options import dataset_schema, preflight
 from sd_scripts.options.dataset_schema import read_config
 from sd_scripts.options.generate_settings import settings_of
+from sd_scripts.options.network_args import NetworkArguments
+from sd_scripts.options.optimizer import OptimizerOptions
 from sd_scripts.options.reading import from_values
 
 DEEP = {
@@ -134,3 +142,83 @@ def test_a_windows_path_in_double_quotes_is_told_how_to_be_written(
     with contextlib.suppress(SystemExit):  # where the file cannot be read
         assert sdxl_train_network.main(["--config_file", str(file)]) == 2
     assert remedy in capsys.readouterr().err
+
+
+def growth(work: Callable[[int], object], small: int) -> float:
+    """How much longer ten times as much takes: 10 where time is linear, 100 where it grows with the square."""
+    work(10)  # imports and caches
+    times = []
+    for size in (small, 10 * small):
+        start = time.process_time()
+        work(size)
+        times.append(time.process_time() - start)
+    return times[1] / max(times[0], 1e-3)
+
+
+LONG: dict[str, Callable[[int], object]] = {
+    "unknown keys": lambda n: from_values(SDXL_LORA, {f"netwrok_dim{i}": i for i in range(n)}),
+    "unknown keys are written": lambda n: toml_text({f"key{i}": i for i in range(n)}),
+    "long lists are written": lambda n: toml_text({"network_args": [f"a{i}=1" for i in range(n)]}),
+    "tables": lambda n: toml_text({f"t{i}": {"a": i} for i in range(n)}),
+    "optimizer_args": lambda n: [*OptimizerOptions(optimizer_args=[f"a{i}=1" for i in range(n)]).check()],
+    "network_args": lambda n: NetworkArguments({f"a{i}": "1" for i in range(n)}).unknown(),
+    "unknown keys of datasets": lambda n: dataset_schema.problems(
+        {"datasets": [{"subsets": [{"image_dir": "a", "wrong": i}]} for i in range(n)]}, masked_loss=False
+    ),
+    "warnings": lambda n: warned(f"folder {i} has no images" for i in range(n)),
+}
+
+
+@pytest.mark.parametrize("what", LONG)
+def test_time_is_linear_in(what: str) -> None:
+    assert growth(LONG[what], 300) < 40
+
+
+def warned(texts: Iterable[str]) -> list[str]:
+    told: list[str] = []
+    with counted_warnings(told.append) as warn:
+        for text in texts:
+            warn(text)
+    return told
+
+
+def test_warnings_that_repeat_are_counted() -> None:
+    texts = [*["resolution: 30 is rounded to 32"] * 3, "cat: empty", *(f"'/data/{n}' has 0 images" for n in range(500))]
+    assert warned(texts)[:3] == ["resolution: 30 is rounded to 32 (3 times)", "cat: empty", "'/data/0' has 0 images"]
+    assert len(warned(texts)) == 3 + MOST_ALIKE
+    assert warned(texts)[-1] == f"{500 - MOST_ALIKE} more warnings like this one: '/data/0' has 0 images"
+
+
+def test_warnings_before_a_mistake_are_not_lost() -> None:
+    told: list[str] = []
+    with pytest.raises(ValueError, match="no images"), counted_warnings(told.append) as warn:
+        warn("one.png is skipped")
+        raise ValueError("no images")
+    assert told == ["one.png is skipped"]
+
+
+def test_a_folder_that_is_listed_thousands_of_times_is_one_warning(tmp_path: Path) -> None:
+    make_folder(tmp_path / "cats", [(64, 64)])
+    (tmp_path / "data.toml").write_text(
+        "[[datasets]]\nresolution = 64\nmin_bucket_reso = 64\n"
+        + f"[[datasets.subsets]]\nimage_dir = '{tmp_path / 'cats'}'\n" * 500
+    )
+    told: list[str] = []
+    settings = from_values(SDXL_LORA, {"dataset_config": str(tmp_path / "data.toml")})
+    plan_data(settings, seed=1, warn=told.append, bucket_multiple=32, title="SDXL")
+    assert [text for text in told if "listed" in text] == [
+        f"{tmp_path / 'cats'} is listed twice in one dataset; the first entry is used (499 times)"
+    ]
+
+
+def test_of_thousands_of_missing_folders_the_first_are_listed(tmp_path: Path) -> None:
+    (tmp_path / "data.toml").write_text(
+        "[[datasets]]\nresolution = 64\n"
+        + "".join(f"[[datasets.subsets]]\nimage_dir = '{tmp_path}/{n}'\n" for n in range(800))
+    )
+    told = [
+        str(each) for each in preflight.problems(from_values(SDXL_LORA, {"dataset_config": tmp_path / "data.toml"}))
+    ]
+    missing = [line for line in told if "there is no folder" in line]
+    assert len(missing) == MOST_LISTED
+    assert any("more files and folders have problems" in line for line in told)

@@ -13,6 +13,7 @@ from sd_scripts.data.blueprint import Blueprint, Dataset, Subset, Warn, read_blu
 from sd_scripts.data.buckets import BucketFit, BucketRules, Buckets, Extent, equal_tokens_need, fit_into
 from sd_scripts.data.captions import CaptionRules, CaptionWithImages
 from sd_scripts.data.controls import ControlRules
+from sd_scripts.data.counted_warnings import counted_warnings
 from sd_scripts.data.folders import ImageRecord, read_sizes, read_subset
 from sd_scripts.data.images import Augmentation, is_too_elongated
 from sd_scripts.data.reading_progress import Progress, ReadingProgress
@@ -117,26 +118,29 @@ def plan_data(
     `bucket_multiple`, with equal_token_buckets of `token_multiple`, as the family called `title` needs. ValueError
     names the option at fault; skipped images go to `warn`, and how far it is to `progress`.
     """
-    blueprint = read_blueprint(settings, warn)
-    datasets = [_rounded(dataset, bucket_multiple, token_multiple, title, warn) for dataset in blueprint.datasets]
-    blueprint = dataclasses.replace(blueprint, datasets=tuple(datasets))
-    reading = ReadingProgress(progress)
-    training: list[Item] = []
-    validation: list[Item] = []
-    for number, dataset in enumerate(datasets):
-        learned, kept_out = _plan_dataset(number, dataset, seed, bucket_multiple, title, warn, reading)
-        training += learned
-        validation += kept_out
-    if not training and all(dataset.validation_split == 1 for dataset in datasets):
-        raise ValueError("validation_split: 1 leaves no images for training; set less than 1 in one of the datasets")
-    if not training:
-        raise ValueError(f"{blueprint.source}: no images to train on; {_remedy(blueprint)}")
-    _check_controls(training, title, takes_controls=takes_controls, source=blueprint.source)
-    made = partial(DataPlan, blueprint=blueprint, seed=seed, text_sees_controls=text_sees_controls)
-    plan = made(items=_numbered(training), validation=made(items=_numbered(validation)) if validation else None)
-    if settings[AugmentOptions].masked_loss and not plan.wants_masks:
-        warn("masked_loss: has no effect because no image has a mask; set conditioning_data_dir or alpha_mask")
-    return plan
+    with counted_warnings(warn) as warn:
+        blueprint = read_blueprint(settings, warn)
+        datasets = [_rounded(dataset, bucket_multiple, token_multiple, title, warn) for dataset in blueprint.datasets]
+        blueprint = dataclasses.replace(blueprint, datasets=tuple(datasets))
+        reading = ReadingProgress(progress)
+        training: list[Item] = []
+        validation: list[Item] = []
+        for number, dataset in enumerate(datasets):
+            learned, kept_out = _plan_dataset(number, dataset, seed, bucket_multiple, title, warn, reading)
+            training += learned
+            validation += kept_out
+        if not training and all(dataset.validation_split == 1 for dataset in datasets):
+            raise ValueError(
+                "validation_split: 1 leaves no images for training; set less than 1 in one of the datasets"
+            )
+        if not training:
+            raise ValueError(f"{blueprint.source}: no images to train on; {_remedy(blueprint)}")
+        _check_controls(training, title, takes_controls=takes_controls, source=blueprint.source)
+        made = partial(DataPlan, blueprint=blueprint, seed=seed, text_sees_controls=text_sees_controls)
+        plan = made(items=_numbered(training), validation=made(items=_numbered(validation)) if validation else None)
+        if settings[AugmentOptions].masked_loss and not plan.wants_masks:
+            warn("masked_loss: has no effect because no image has a mask; set conditioning_data_dir or alpha_mask")
+        return plan
 
 
 def plan_images(

@@ -42,6 +42,8 @@ def seen_files_path() -> Path:
 def stamps_of(paths: Iterable[Path]) -> dict[Path, Stamp]:
     """Return the stamps of those files that exist."""
     paths = list(paths)
+    if len(paths) <= AT_ONCE:  # threads take longer to start
+        return dict(_stamps(paths))
     chunks = [paths[start : start + AT_ONCE] for start in range(0, len(paths), AT_ONCE)]
     with ThreadPoolExecutor(THREADS) as pool:  # a network drive takes a millisecond for each
         return {path: stamp for found in pool.map(_stamps, chunks) for path, stamp in found}

@@ -1,6 +1,6 @@
 """Reads and writes settings as TOML files: flat, sorted, written atomically."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +34,44 @@ def flat(document: Mapping[str, Any]) -> dict[str, Any]:
 
 def toml_text(values: Mapping[str, Any]) -> str:
     """Return the values as TOML, sorted by name; None, which TOML does not have, is left out."""
-    plain = {key: values[key] for key in sorted(values) if values[key] is not None}
+    plain = {key: values[key] for key in sorted(values)}
     tables = {key: plain.pop(key) for key in list(plain) if isinstance(plain[key], dict)}
-    return tomlkit.dumps(plain | ({KEPT_TABLES: tables} if tables else {}))
+    return "".join(_lines(plain | ({KEPT_TABLES: tables} if tables else {})))
+
+
+def _lines(table: Mapping[str, Any], heading: str = "") -> Iterator[str]:
+    """Yield the lines of a table. tomlkit writes keys and plain values; its time for whole tables and lists grows with
+    the square of their lengths."""
+    tables = {key: value for key, value in table.items() if isinstance(value, dict)}
+    lists = {key: value for key, value in table.items() if _lists_tables(value)}
+    for key, value in table.items():
+        if value is not None and key not in tables and key not in lists:
+            yield f"{_key(key)} = {_value(value)}\n"
+    for key, value in tables.items():
+        name = heading + _key(key)
+        yield f"\n[{name}]\n"
+        yield from _lines(value, f"{name}.")
+    for key, rows in lists.items():
+        name = heading + _key(key)
+        for row in rows:
+            yield f"\n[[{name}]]\n"
+            yield from _lines(row, f"{name}.")
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_value, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_key(key)} = {_value(inner)}' for key, inner in value.items())}}}"
+    return tomlkit.item(value).as_string()
+
+
+def _lists_tables(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(each, dict) for each in value)
+
+
+def _key(name: str) -> str:
+    return tomlkit.key([name]).as_string()
 
 
 def write_toml(path: Path, values: Mapping[str, Any]) -> None:

@@ -1,7 +1,11 @@
 """Split and join lists of words: quoted as in a shell, or listed in a message."""
 
+import itertools
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
+
+Text = TypeVar("Text")
 
 
 def shell_words(text: str) -> list[str]:
@@ -34,6 +38,18 @@ def listed(names: Iterable[str], word: str = "and") -> str:
     """List all names: a, b and c"""
     *others, last = names
     return f"{', '.join(others)} {word} {last}" if others else last
+
+
+MOST_LISTED = 20
+"""Problems of one kind that are listed; finding more takes time, and nobody reads them."""
+
+
+def first(problems: Iterable[Text], more: Text) -> Iterator[Text]:
+    """Yield the first problems, and `more` in the place of all others, which are not looked for."""
+    found = iter(problems)
+    yield from itertools.islice(found, MOST_LISTED)
+    if next(found, None) is not None:
+        yield more
 
 
 LONGEST_SENTENCE = 600

@@ -17,7 +17,7 @@ from sd_scripts.formats.image_folders import (
     regularisation_folders,
 )
 from sd_scripts.formats.metadata_file import read_metadata
-from sd_scripts.formats.words import some
+from sd_scripts.formats.words import first, some
 from sd_scripts.options import dataset_schema as schema
 from sd_scripts.options.dataset import (
     VARY_CAPTIONS,
@@ -30,6 +30,8 @@ from sd_scripts.options.dataset import (
 from sd_scripts.options.settings import Settings
 
 IMAGES = "images (png, jpg, webp, bmp)"
+PLACES = ("metadata_file", "image_dir", "conditioning_data_dir", "control_directory")
+"""Keys of a subset that name a file or folder."""
 
 
 def _images(option: str, find: Callable[..., FoundFolders], valid: Settings) -> Iterator[str]:
@@ -114,8 +116,12 @@ def dataset_config(valid: Settings) -> Iterator[str]:
     for path, value in schema.effective(config, "resize_interpolation").items():
         if value not in filters:
             yield f"dataset_config: {schema.located(path, lines)} must be one of {', '.join(filters)}, not {value!r}"
-    for path, subset in schema.each_subset(config):
-        yield from (f"dataset_config: {schema.located(f'{path}.{key}', lines)}: {why}" for key, why in _subset(subset))
+    wrong = (
+        f"dataset_config: {schema.located(f'{path}.{key}', lines)}: {why}"
+        for path, subset in _different(config)
+        for key, why in _subset(subset)
+    )
+    yield from first(wrong, "dataset_config: more files and folders have problems, which are not listed")
 
 
 def varying_data_with_cache(valid: Settings) -> Iterator[str]:
@@ -137,11 +143,21 @@ def _varying(cache: CacheOptions) -> Iterator[tuple[str, str]]:
         yield from ((key, "captions at every step, so they cannot be cached") for key in VARY_CAPTIONS)
 
 
+def _different(config: schema.Config) -> Iterator[tuple[str, schema.Config]]:
+    """Yield the subsets of a description with their paths, each combination of files and folders once."""
+    seen = set()
+    for path, subset in schema.each_subset(config):
+        named = tuple(str(subset.get(key)) for key in PLACES)
+        if named not in seen:
+            seen.add(named)
+            yield path, subset
+
+
 def _subset(subset: schema.Config) -> Iterator[tuple[str, str]]:
     """Yield the key and the problem of each file and folder that a subset names."""
     metadata_file, folder, masks, directory = (
         os.path.expanduser(value) if isinstance(value := subset.get(key), str) and "\0" not in value else ""
-        for key in ("metadata_file", "image_dir", "conditioning_data_dir", "control_directory")
+        for key in PLACES
     )
     named = {"metadata_file": metadata_file, "image_dir": folder, "conditioning_data_dir": masks}
     if wrong := {key: why for key, place in named.items() if (why := name_problem(place))}:

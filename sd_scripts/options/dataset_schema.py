@@ -11,6 +11,7 @@ from sd_scripts.formats.documents import read_document, read_text
 from sd_scripts.formats.folder_names import is_ending
 from sd_scripts.formats.image_folders import MOST_REPEATS
 from sd_scripts.formats.toml_lines import key_lines, line_of
+from sd_scripts.formats.words import first
 from sd_scripts.options.dataset import (
     SIDES,
     AugmentOptions,
@@ -154,8 +155,9 @@ def read_lines(path: Path) -> Lines:
 
 
 def problems(config: Config, *, masked_loss: bool, lines: Lines | None = None) -> list[str]:
-    """Return every mistake in a dataset description as a sentence that begins with the key's path and line."""
-    return [f"{located(path, lines)} {why}" for path, why in _config_problems(config, masked_loss)]
+    """Return the first mistakes in a dataset description as sentences that begin with the key's path and line."""
+    found = (f"{located(path, lines)} {why}" for path, why in _config_problems(config, masked_loss))
+    return [*first(found, "has more problems, which are not listed; correct these first")]
 
 
 def remarks(config: Config, lines: Lines | None = None) -> list[str]:

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from sd_scripts.formats.words import MOST_LISTED
 from sd_scripts.options.spec import truth
 
 TYPO_SIMILARITY = 0.8
@@ -82,12 +83,14 @@ class NetworkArguments:
         Raises ValueError, one sentence per line, for keys that look like typos, since their values would be lost.
         """
         known, others = sorted(self._asked), sorted(self._values.keys() - self._asked)
-        near = {key: difflib.get_close_matches(key, known, 1, TYPO_SIMILARITY) for key in others}
+        near = {key: difflib.get_close_matches(key, known, 1, TYPO_SIMILARITY) for key in others[:MOST_LISTED]}
         if typos := [
             f"network_args: {key} is unknown. Did you mean {found[0]}?" for key, found in near.items() if found
         ]:
             raise ValueError("\n".join(typos))
-        return [f"network_args: {key} is unknown and has no effect" for key in others]
+        listed = [f"network_args: {key} is unknown and has no effect" for key in near]
+        more = len(others) - len(near)
+        return [*listed, *[f"network_args: {more:,} more keys are unknown and have no effect"] * bool(more)]
 
 
 def whole_numbers(key: str, text: str, count: int) -> list[int]:

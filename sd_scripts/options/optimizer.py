@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from sd_scripts.formats.words import first
 from sd_scripts.options.optimizer_args import literals, problems
 from sd_scripts.options.optimizer_table import OPTIMIZERS, known_optimizer, optimizer_name
 from sd_scripts.options.schedule_table import SCHEDULES
@@ -51,7 +52,7 @@ class OptimizerOptions(OptionGroup, title="Optimizer"):
 
     def check(self) -> Iterable[tuple[str, str]]:
         yield from pairs("optimizer_args", self.optimizer_args)
-        for problem in problems(self.optimizer_type, self.optimizer_args):
+        for problem in first(problems(self.optimizer_type, self.optimizer_args), NOT_LISTED):
             yield "optimizer_args", problem
 
 
@@ -104,7 +105,8 @@ class LrSchedulerOptions(OptionGroup, title="Learning rate schedule"):
 
     def check(self) -> Iterable[tuple[str, str]]:
         yield from pairs("lr_scheduler_args", self.lr_scheduler_args)
-        yield from (("lr_scheduler_args", why) for _, _, why in literals(self.lr_scheduler_args) if why)
+        wrong = (why for _, _, why in literals(self.lr_scheduler_args) if why)
+        yield from (("lr_scheduler_args", why) for why in first(wrong, NOT_LISTED))
         name, _, start = self.lr_scheduler.partition(":")
         if not self.lr_scheduler_type and (name not in SCHEDULES or (start and name != "adafactor")):
             yield (
@@ -132,9 +134,10 @@ def remarks(options: OptimizerOptions) -> list[str]:
     return found
 
 
+NOT_LISTED = "has more problems, which are not listed; correct these first"
+
+
 def pairs(name: str, items: list[str]) -> Iterable[tuple[str, str]]:
     """Yield a problem for each item of the list option `name` that is not key=value."""
-    for item in items:
-        key, equals, _ = item.partition("=")
-        if not equals or not key.strip():
-            yield name, f"{item!r} is not key=value"
+    wrong = (item for item in items if not item.partition("=")[0].strip() or "=" not in item)
+    yield from ((name, why) for why in first((f"{item!r} is not key=value" for item in wrong), NOT_LISTED))

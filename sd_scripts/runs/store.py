@@ -1,5 +1,6 @@
 """The list of past and queued runs: an SQLite table shared by all GUIs of this user."""
 
+import functools
 import json
 import os
 import platform
@@ -70,6 +71,7 @@ def store_path() -> Path:
     return folder / (f"runs-{platform.node()}.sqlite" if shared else "runs.sqlite")
 
 
+@functools.lru_cache(maxsize=16)  # asked for each folder of a dataset
 def file_system(path: Path, mounts: str) -> str:
     """Return the file system type of a path, from the contents of /proc/mounts; empty if unknown."""
     fields = [line.split() for line in mounts.splitlines()]
