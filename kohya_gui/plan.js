@@ -1,12 +1,13 @@
-// Keeps the plan beside Start in step with the form: a while after its last change, the server is asked for it.
+// Keeps the plan beside Start in step with the form: a while after its last change, the server is asked for it. One
+// request at a time: who keeps typing sees the plan of a moment ago instead of none.
 window.Plans = (() => {
-  const PAUSE = 500; // ms
+  const PAUSE = 300; // ms
   const LONGEST = 130_000; // ms, a little more than the server gives itself
-  const page = crypto.getRandomValues(new Uint32Array(2)).join("-");
   const drafts = new Map(); // tab -> its last draft
-  const shown = new Map(); // tab -> the draft whose plan is shown
+  const shown = new Map(); // tab -> the state whose plan is shown
+  let version = 0; // of all that plans depend on beside the form
   let timer = null;
-  let asking = null;
+  let asking = false;
 
   const slotOf = (tab) => document.querySelector(`[data-plan="${tab}"]`);
   const visible = () => [...drafts.keys()].find((tab) => slotOf(tab)?.closest("[role=tabpanel]")?.offsetParent);
@@ -17,29 +18,29 @@ window.Plans = (() => {
     return { tab, family, values };
   };
 
+  const stateOf = (tab) => `${version} ${drafts.get(tab)}`;
+
   const ask = async () => {
     const tab = visible();
-    const draft = drafts.get(tab);
-    if (!tab || shown.get(tab) === draft) return;
-    asking?.abort();
-    const own = (asking = new AbortController());
-    const slot = slotOf(tab);
+    if (!tab || asking || shown.get(tab) === stateOf(tab)) return;
+    const [slot, state] = [slotOf(tab), stateOf(tab)];
+    asking = true;
     slot.dataset.busy = "";
     try {
       const answer = await Studio.ask("plan", {
         method: "POST",
         headers: { "X-Studio": "1", "Content-Type": "application/json" },
-        body: JSON.stringify({ page, ...form(tab) }),
-        signal: AbortSignal.any([own.signal, AbortSignal.timeout(LONGEST)]),
+        body: JSON.stringify(form(tab)),
+        signal: AbortSignal.timeout(LONGEST),
       });
-      if (!answer) return;
-      shown.set(tab, draft);
+      shown.set(tab, state);
       Studio.put(slot, answer.html);
-    } catch (error) {
-      if (!own.signal.aborted) Studio.write(slot, ""); // no plan is better than that of other settings
-    } finally {
-      if (asking === own) slotOf(tab)?.removeAttribute("data-busy");
+    } catch {
+      Studio.put(slot, ""); // no plan is better than that of other settings
     }
+    asking = false;
+    slot.removeAttribute("data-busy");
+    if (visible() !== tab || stateOf(tab) !== state) ask();
   };
   const soon = () => {
     clearTimeout(timer);
@@ -58,7 +59,7 @@ window.Plans = (() => {
 
   /** The plans may be others now, though the forms are the same. */
   const refresh = () => {
-    shown.clear();
+    version += 1;
     soon();
   };
 

@@ -1,10 +1,8 @@
 """The plan of a run beside Start: the training script says what it will do with the settings of the form."""
 
 import json
+import logging
 import os
-import subprocess
-import sys
-import tempfile
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -15,23 +13,20 @@ from typing import Any
 from starlette.requests import Request
 from starlette.routing import Route
 
-import sd_scripts
 from kohya_gui.allowed_paths import AllowedPaths
 from kohya_gui.configuration import families_of, of_family
 from kohya_gui.controls import given
 from kohya_gui.json_routes import post
+from kohya_gui.plan_process import PlanProcess
 from kohya_gui.tabs import TABS
-from sd_scripts.formats.toml_files import write_toml
 from sd_scripts.options.catalog import script_for
 from sd_scripts.options.reading import from_values
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.spec import each_option
 from sd_scripts.runs.measurements import measurements_file
-from sd_scripts.runs.store import state_folder
 
-SCRIPTS = Path(sd_scripts.__file__).resolve().parent
-LONGEST = 120.0
-"""Seconds to read the sizes of a large dataset, the first time."""
+logger = logging.getLogger("sd_scripts")
+
 REMEMBERED = 64
 """Plans that are kept, so that going back and forth in the form costs nothing."""
 DATA = ("train_data_dir", "reg_data_dir", "conditioning_data_dir", "control_directory", "in_json", "dataset_config")
@@ -42,29 +37,27 @@ NOTICEABLE = 0.01
 """Share of its area that an image must lose to be listed."""
 MEASURE = "Measure on this machine"
 MEASURE_HINT = "Train a few steps with these settings, eager and compiled, and compare the speeds"
+FAULT = "No plan: it could not be made. See the console of the GUI."
+TOO_LONG = "No plan: reading the sizes of the images takes too long. Training can start all the same."
 NO_DATA = "Choose the training images to see steps, buckets and, with torch.compile, graphs."
 
 
 def routes(allowed_paths: AllowedPaths) -> list[Route]:
     """Return the routes, for `launch(app_kwargs={"routes": ...})`."""
-    return [post("plan", PlanCards(allowed_paths).card)]
+    return [post("plan", PlanCards(allowed_paths, PlanProcess()).card)]
 
 
 class PlanCards:
-    """Makes plans one at a time; of several requests of a page, the last one is answered."""
+    """Makes the cards, and remembers them."""
 
-    def __init__(self, allowed_paths: AllowedPaths) -> None:
-        self._allowed_paths = allowed_paths
-        self._one_at_a_time = threading.Lock()
-        self._newest: dict[str, object] = {}
+    def __init__(self, allowed_paths: AllowedPaths, process: PlanProcess) -> None:
+        self._allowed_paths, self._process = allowed_paths, process
         self._made: OrderedDict[str, str] = OrderedDict()
+        self._one_at_a_time = threading.Lock()
 
-    def card(self, request: Request, body: Mapping[str, Any]) -> dict[str, str] | None:
-        """Return the HTML of the card for a form's draft; None if the page has asked for another one meanwhile."""
-        page, this = str(body.get("page"))[:40], object()
-        if len(self._newest) > REMEMBERED:
-            self._newest.clear()
-        self._newest[page] = this
+    def card(self, request: Request, body: Mapping[str, Any]) -> dict[str, str]:
+        """Return the HTML of the card for a form's draft."""
+        self._process.start()
         settings = settings_of(body)
         if not any(settings.values().get(name) for name in DATA):
             return {"html": empty(NO_DATA)}
@@ -72,15 +65,24 @@ class PlanCards:
             return {"html": empty(problems[0])}
         if wrong := settings.wrong_values():
             return {"html": empty(f"No plan yet: {wrong[0]}")}
-        key = self._key(settings)
         with self._one_at_a_time:
-            if self._newest.get(page) is not this:
-                return None
-            if key not in self._made:
-                self._made[key] = html_of(settings)
-                while len(self._made) > REMEMBERED:
-                    self._made.popitem(last=False)
-            return {"html": self._made[key]}
+            key = self._key(settings)
+            if key in self._made:
+                return {"html": self._made[key]}
+            try:
+                plan = self._process.ask(settings)
+            except TimeoutError:
+                return {"html": empty(TOO_LONG)}
+            except (EOFError, OSError):
+                return {"html": empty(FAULT)}
+            if details := plan.get("fault"):
+                logger.error("The plan could not be made:\n%s", details)
+                return {"html": empty(FAULT)}
+            html = empty(f"No plan yet: {plan['refused'][0]}") if "refused" in plan else filled(plan)
+            self._made[key] = html
+            while len(self._made) > REMEMBERED:
+                self._made.popitem(last=False)
+            return {"html": html}
 
     def _key(self, settings: Settings) -> str:
         """Return what decides the plan: the settings, and when the data and the measurements last changed."""
@@ -99,31 +101,6 @@ def settings_of(body: Mapping[str, Any]) -> Settings:
     options = {o.name: o for group in script.groups for o in each_option(group)}
     known = {name: given(options[name], value) for name, value in values.items() if name in options}
     return from_values(script, of_family(known, script))
-
-
-def html_of(settings: Settings) -> str:
-    """Run the training script with --plan and return its answer as HTML."""
-    with tempfile.TemporaryDirectory(dir=state_folder()) as folder:
-        config = Path(folder) / "plan.toml"
-        write_toml(config, settings.saved())
-        script = str(SCRIPTS / settings.script.file)
-        command = [sys.executable, script, "--config_file", str(config), "--plan", "--json"]
-        try:
-            done = subprocess.run(
-                command,
-                env={**os.environ, "PYTHONIOENCODING": "utf-8"},
-                capture_output=True,
-                encoding="utf-8",
-                errors="replace",
-                timeout=LONGEST,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return empty("No plan: reading the sizes of the images takes too long. Training can start all the same.")
-    if done.returncode:
-        told = [line for line in done.stderr.splitlines() if line.strip()]
-        return empty(f"No plan yet: {told[0] if done.returncode == 2 and told else 'it could not be made'}")
-    return filled(json.loads(done.stdout))
 
 
 def empty(why: str) -> str:

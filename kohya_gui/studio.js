@@ -11,7 +11,10 @@ window.Studio = (() => {
   const ask = async (path, options = {}) => {
     const answer = await fetch(url(path), { signal: AbortSignal.timeout(15000), ...options });
     if (answer.status === 204) return null;
-    const told = await answer.json().catch(() => ({}));
+    const told = await answer.json().catch((error) => {
+      if (answer.ok) throw error; // cut off: half an answer is none
+      return {};
+    });
     if (answer.ok) return told;
     const why = answer.status === 401 ? REFUSED : `The request failed (${answer.status})`;
     throw Object.assign(new Error(told.error || why), { status: answer.status });

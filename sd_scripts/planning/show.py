@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from sd_scripts.options import data_checks, preflight
 from sd_scripts.options.compile import CompileOptions
@@ -13,7 +14,7 @@ from sd_scripts.options.launch import LaunchOptions
 from sd_scripts.options.settings import Groups, Problem, Settings
 from sd_scripts.options.spec import each_option
 from sd_scripts.options.training import TrainingOptions
-from sd_scripts.planning.run_plan import plan_run
+from sd_scripts.planning.run_plan import RunPlan, plan_run
 from sd_scripts.planning.text import as_texts, lines
 from sd_scripts.runs.exit_codes import MISTAKE
 
@@ -28,30 +29,39 @@ def show_plan(settings: Settings, wrong_flags: Sequence[Problem], *, as_json: bo
     """Print the plan and return the exit status. Problems of the data are errors; others are listed below the plan."""
     if int(os.environ.get("LOCAL_RANK", "0")):
         return 0  # the first process shows it
+    try:
+        plan = checked_plan(settings, wrong_flags)
+    except (ValueError, OSError) as error:
+        print(error, *preflight.notes(settings), sep="\n", file=sys.stderr)
+        return MISTAKE
+    if as_json:
+        print(json.dumps(as_answer(plan, settings)))
+    else:
+        print(*lines(plan), *(f"Before it can start: {problem}" for problem in _missing(settings)), sep="\n")
+    return 0
+
+
+def checked_plan(settings: Settings, wrong_flags: Sequence[Problem] = ()) -> RunPlan:
+    """Return the plan of a run. Raises ValueError, one sentence a line, for all that there is no plan with."""
     wrong = [*wrong_flags, *settings.problems()]
     valid = settings.without({name for problem in wrong for name in problem.names})
     fatal = [problem for problem in wrong if _concerns_plan(problem, settings)]
     if problems := list(dict.fromkeys(map(str, (*fatal, *preflight.found_by(data_checks.CHECKS, valid))))):
-        return _refuse(problems, settings)
-    try:
-        plan = plan_run(settings)
-    except (ValueError, OSError) as error:
-        return _refuse([str(error)], settings)
-    plan = dataclasses.replace(plan, warnings=(*preflight.remarks(settings), *plan.warnings))
-    missing = [str(problem) for problem in preflight.problems(settings)]
-    if as_json:
-        print(json.dumps({**plan.as_json(), **as_texts(plan), "problems": missing}))
-    else:
-        print(*lines(plan), *(f"Before it can start: {problem}" for problem in missing), sep="\n")
-    return 0
+        raise ValueError("\n".join(problems))
+    plan = plan_run(settings)
+    return dataclasses.replace(plan, warnings=(*preflight.remarks(settings), *plan.warnings))
+
+
+def as_answer(plan: RunPlan, settings: Settings) -> dict[str, Any]:
+    """Return the plan, its texts and what keeps the run from starting, for JSON."""
+    return {**plan.as_json(), **as_texts(plan), "problems": _missing(settings)}
+
+
+def _missing(settings: Settings) -> list[str]:
+    return list(map(str, preflight.problems(settings)))
 
 
 def _concerns_plan(problem: Problem, settings: Settings) -> bool:
     """Return whether there is no plan with this problem; a missing model, for one, does not matter."""
     names = {o.name for group in OF_PLANS if group in settings.filled for o in each_option(group)}
     return not names.isdisjoint(problem.names) or not settings.options.keys() >= {*problem.names} or not problem.names
-
-
-def _refuse(problems: Sequence[str], settings: Settings) -> int:
-    print(*problems, *preflight.notes(settings), sep="\n", file=sys.stderr)
-    return MISTAKE
