@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from kohya_gui import legacy_config
 from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.launch_command import LaunchCommand, build, compile_settings_of_run
+from kohya_gui.recognise import is_foreign
 from kohya_gui.tabs import TABS, Tab
 from sd_scripts.families.card import FamilyCard
 from sd_scripts.families.model_file import describe, is_hub_id
@@ -28,7 +28,6 @@ from sd_scripts.options.spec import each_option
 from sd_scripts.runs.folder import RunFolder, new_run_folder
 
 PROMPTS = "sample_prompts"
-WINDOWS_PATH = re.compile(r"[A-Za-z]:\\")
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ def config_path(text: str) -> Path:
     text = text.strip().strip('"')
     if not text:
         raise ValueError("Enter a file name for the configuration, for example ~/cat.toml")
-    if os.name != "nt" and WINDOWS_PATH.match(text):
+    if is_foreign(text):
         raise ValueError(f"{text} is a Windows path, but the GUI does not run on Windows; enter a path on this machine")
     path = Path(os.path.expanduser(text))
     if path.name in ("", "..") or text.endswith(("/", os.sep)):

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.request import url2pathname
 
 import gradio as gr
 from gradio.components import FormComponent
@@ -115,9 +116,13 @@ def given(option: Option, value: Any) -> Any:
 
 
 def unquoted(text: str) -> str:
-    """Strip the quotes that Windows Explorer puts around a copied path; other texts keep theirs."""
-    inner = text.strip()[1:-1]
-    whole = text.strip() == f'"{inner}"' and '"' not in inner
+    """Return a path without what file managers and terminals put around a copied one: quotes, or a file:// URL. Other
+    texts keep their quotes."""
+    bare = text.strip()
+    if bare.startswith("file:///") and "\n" not in bare:
+        return url2pathname(bare.removeprefix("file://"))
+    inner = bare[1:-1]
+    whole = any(bare == f"{quote}{inner}{quote}" and quote not in inner for quote in "\"'")
     return inner if whole and ("/" in inner or "\\" in inner) else text
 
 

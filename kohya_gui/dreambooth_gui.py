@@ -7,7 +7,7 @@ from sd_scripts.options.dataset import DatasetOptions
 
 DATA = Panel(
     DatasetOptions.title,
-    ("train_data_dir", "num_repeats", "reg_data_dir", "prior_loss_weight"),
+    ("train_data_dir", "num_repeats", "caption_prefix", "reg_data_dir", "prior_loss_weight"),
     more=("dataset_config", "in_json", "dataset_repeats", "conditioning_data_dir"),
     tool=FolderHelper,
     open=True,

@@ -7,7 +7,15 @@ from sd_scripts.options.dataset import DatasetOptions
 
 DATA = Panel(
     DatasetOptions.title,
-    ("train_data_dir", "num_repeats", "reg_data_dir", "dataset_config", "in_json", "conditioning_data_dir"),
+    (
+        "train_data_dir",
+        "num_repeats",
+        "caption_prefix",
+        "reg_data_dir",
+        "dataset_config",
+        "in_json",
+        "conditioning_data_dir",
+    ),
     tool=FolderHelper,
     open=True,
 )

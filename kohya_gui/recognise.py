@@ -1,6 +1,7 @@
 """Hints for path fields: what a path contains, read from headers and file names without torch."""
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from sd_scripts.families.registry import card_of, component_card
 from sd_scripts.formats.documents import parse_json, read_text
 from sd_scripts.options.catalog import FAMILY_TITLES
 
+WINDOWS_PATH = re.compile(r"[A-Za-z]:\\|\\\\\w")
 PICKLED = {".ckpt", ".pt", ".pth", ".bin"}
 LONGEST_METADATA = 20_000_000
 """Largest metadata file, in bytes, that a hint still reads."""
@@ -31,6 +33,10 @@ class Recognised:
     """The folder holds images directly and could be used as is."""
     ending: str = ""
     """Extension of the caption files found, if it is not the one set."""
+    images: int = 0
+    """Images that lie directly in a flat folder."""
+    instead: Path | None = None
+    """A folder nearby that was probably meant."""
 
 
 NOTHING = Recognised("")
@@ -62,10 +68,19 @@ def glance(path: str, look: Callable[[Path], Recognised]) -> Recognised:
     """Look at a path without ever failing, whatever was typed and whatever the disk says."""
     if not path.strip():
         return NOTHING
+    if is_foreign(path.strip()):
+        return Recognised(
+            "A Windows path, but the GUI does not run on Windows; enter a path on this machine", good=False
+        )
     try:
         return look(Path(os.path.expanduser(path.strip())))
     except OSError as error:
         return Recognised(f"Cannot be read: {error.strerror}", good=False)
+
+
+def is_foreign(path: str) -> bool:
+    """Return whether this is a path on Windows while the GUI runs elsewhere."""
+    return os.name != "nt" and bool(WINDOWS_PATH.match(path))
 
 
 def _model(place: Path, name: str, family: str) -> Recognised:

@@ -35,9 +35,11 @@ def _train_data(root: Path, extension: str, num_repeats: int | None, many: bool)
     found = image_folders(root, num_repeats, allow_many_repeats=many)
     if found.problem and not found.folders and num_repeats is None and _is_flat(root) and (count := len(_images(root))):
         no_name = "no subfolders named like 10_cat that give the number of repeats"
-        return Recognised(f"{_counted(count)} in the folder itself, but {no_name}", good=False, flat=True)
+        text = f"{_counted(count)} in the folder itself, but {no_name}"
+        return Recognised(text, good=False, flat=True, images=count)
     if found.problem:
-        return Recognised(_without_path(found.problem, root), good=False)
+        instead = _near(root) if not found.folders else None
+        return Recognised(_without_path(found.problem, root), good=False, instead=instead)
     images = {folder.path: _images(folder.path) for folder in found.folders}
     total = sum(map(len, images.values()))
     if not total:
@@ -97,6 +99,18 @@ def _is_flat(root: Path) -> bool:
     """Return whether neither the folder nor a subfolder is named like 10_cat."""
     names = [root.absolute().name, *(path.name for path in root.iterdir() if path.is_dir())]
     return not any(map(numbered, names))
+
+
+def _near(root: Path) -> Path | None:
+    """Return the only folder up to two levels below that contains folders named like 10_cat."""
+    near = {
+        path.parent for pattern in ("*/*", "*/*/*") for path in islice(root.glob(pattern), MOST_FILES) if _named(path)
+    }
+    return near.pop() if len(near) == 1 else None
+
+
+def _named(path: Path) -> bool:
+    return numbered(path.name) is not None and path.is_dir()
 
 
 def _without_path(text: str, root: Path, upper: bool = True) -> str:

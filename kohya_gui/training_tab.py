@@ -45,6 +45,7 @@ from sd_scripts.families.registry import card_of, component_options, preset_fami
 from sd_scripts.options.catalog import FAMILY_TITLES, script_for
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.logging import LoggingOptions
+from sd_scripts.options.run_length import usual_factor
 from sd_scripts.options.settings import Remark
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.store import gpus_overlap, state_folder
@@ -57,8 +58,8 @@ COMPILE = "compile"
 """The option that also has a switch beside the presets."""
 FIRST_OUTPUT = "outputs"
 """Output folder of a fresh page."""
-ABOUT_IMAGES = ("caption_extension", "in_json", "num_repeats", "allow_many_repeats")
-"""Options that decide how the images in train_data_dir are read."""
+ABOUT_IMAGES = ("caption_extension", "in_json", "num_repeats", "allow_many_repeats", "max_train_epochs")
+"""Options that decide how the images in train_data_dir are read, and how often."""
 HINTED = (BASE_MODEL, "train_data_dir", "in_json", *component_options())
 WITHOUT = ("run_dir",)
 """Options that the GUI sets itself."""
@@ -201,20 +202,30 @@ class TrainingTab:
         about = [self.form.controls[name], *others]
         after_changes(about, tell, about, self.form.hints[name])
 
-    def _image_hint(self, path: str, extension: str, metadata: str, repeats: str, many: bool) -> str:
+    def _image_hint(self, path: str, extension: str, metadata: str, repeats: str, many: bool, epochs: str) -> str:
         options, controls = self.form.options, self.form.controls
+
+        def number(name: str, typed: str) -> int | None:
+            value = given(options[name], typed)
+            return value if isinstance(value, int) else None
 
         def look(place: str) -> Recognised:
             if metadata:
                 return recognise_images.beside_metadata(place)
-            often = given(options["num_repeats"], repeats)
-            often = often if isinstance(often, int) else None
-            return recognise_images.train_data(place, extension or ".caption", often, many)
+            return recognise_images.train_data(place, extension or ".caption", number("num_repeats", repeats), many)
 
         found = self._seen("train_data_dir", path, look)
         if found.ending:
             return hint(found, setting(controls["caption_extension"], found.ending, f"Use the {found.ending} files"))
-        return hint(found, setting(controls["num_repeats"], "1", "Use this folder as it is") if found.flat else "")
+        if found.instead:
+            near = os.path.relpath(found.instead, os.path.expanduser(unquoted(path).strip()))
+            return hint(found, setting(controls["train_data_dir"], str(found.instead), f"Use {near}"))
+        if not found.flat:
+            return hint(found)
+        passes = number("max_train_epochs", epochs)  # without them the number of steps is set
+        fitting = usual_factor(found.images * passes) if passes and passes > 0 else 1
+        often = f", {fitting} repeats" if fitting > 1 else " as it is"
+        return hint(found, setting(controls["num_repeats"], str(fitting), f"Use this folder{often}"))
 
     def _component_hint(self, name: str) -> Callable[[str, str], str]:
         return lambda path, family: hint(self._seen(name, path, lambda place: recognise.part(place, name, family)))

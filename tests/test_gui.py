@@ -699,23 +699,66 @@ def test_folders_that_are_never_seen_are_reported(tmp_path):
     assert "1 per epoch: 1_cat (1); folder '0_dog' is skipped" in text
 
 
+@pytest.mark.parametrize(
+    ("count", "epochs", "repeats", "words"),
+    [
+        (3, "", 1, "Use this folder as it is"),
+        (3, "nonsense", 1, "Use this folder as it is"),
+        (3, "20", 25, "Use this folder, 25 repeats"),
+        (7, "10", 21, "Use this folder, 21 repeats"),
+        (4, "400", 1, "Use this folder as it is"),
+    ],
+)
+def test_a_flat_folder_is_offered_with_repeats_for_a_usual_first_run(tab, tmp_path, count, epochs, repeats, words):
+    images(tmp_path / "flat", *(f"{number}.png" for number in range(count)))
+    hint = tab._image_hint(str(tmp_path / "flat"), ".txt", "", "", False, epochs)
+    assert f'data-set="lora-num_repeats" data-value="{repeats}"' in hint
+    assert words in hint
+
+
+@pytest.mark.parametrize("below", ["img/8_dog", "train/images/8_dog"])
+def test_a_folder_below_is_offered_if_it_is_the_only_one_with_repeats(tab, tmp_path, below):
+    images(tmp_path / "kohya", f"{below}/a.png", "log/x.txt")
+    parent = (tmp_path / "kohya" / below).parent
+    hint = tab._image_hint(str(tmp_path / "kohya"), ".txt", "", "", False, "")
+    assert f'data-set="lora-train_data_dir" data-value="{parent}"' in hint
+    assert f"Use {parent.relative_to(tmp_path / 'kohya')}<" in hint
+    images(tmp_path / "kohya", "other/3_cat/b.png")
+    assert "button" not in tab._image_hint(str(tmp_path / "kohya"), ".txt", "", "", False, "")
+
+
+@pytest.mark.parametrize("typed", ["'{}'", '"{}"', " '{}' ", "file://{}"])
+def test_a_path_is_understood_as_file_managers_and_terminals_copy_it(tab, tmp_path, typed):
+    images(tmp_path / "my cats", "2_cat/a.png", "2_cat/a.txt")
+    copied = typed.format(str(tmp_path / "my cats").replace(" ", "%20" if "://" in typed else " "))
+    assert "1 image, all captioned" in tab._image_hint(copied, ".txt", "", "", False, "")
+    assert given(tab.form.options["train_data_dir"], copied) == str(tmp_path / "my cats")
+    assert given(tab.form.options["caption_prefix"], "'ohwx'") == "'ohwx'"
+
+
+def test_a_windows_path_is_called_one(tab):
+    for path in ("D:\\cats", "z:\\loras\\x.safetensors", "\\\\nas\\cats"):
+        assert "A Windows path" in tab._image_hint(path, ".txt", "", "", False, "")
+        assert "A Windows path" in recognise.model(path, "flux").text
+
+
 def test_a_flat_folder_can_be_used_as_it_is(tab, tmp_path):
     images(tmp_path / "flat", "a.png", "a.txt")
-    refused = tab._image_hint(str(tmp_path / "flat"), ".txt", "", "", False)
+    refused = tab._image_hint(str(tmp_path / "flat"), ".txt", "", "", False, "")
     assert "hint-bad" in refused
     assert 'data-set="lora-num_repeats" data-value="1"' in refused
-    taken = tab._image_hint(str(tmp_path / "flat"), ".txt", "", "3", False)
+    taken = tab._image_hint(str(tmp_path / "flat"), ".txt", "", "3", False, "")
     assert "hint-good" in taken
     assert "1 image, all captioned, 3 per epoch" in taken
     images(tmp_path / "20241122_cats", "a.png")
-    assert "hint-bad" in tab._image_hint(str(tmp_path / "20241122_cats"), ".txt", "", "", False)
+    assert "hint-bad" in tab._image_hint(str(tmp_path / "20241122_cats"), ".txt", "", "", False, "")
 
 
 def test_the_ending_of_the_captions_that_lie_there_is_taken_with_one_click(tab, tmp_path):
     images(tmp_path / "10_cat", "a.png", "a.caption", "b.png", "b.caption", "c.png", "c.txt")
-    told = tab._image_hint(str(tmp_path), ".txt", "", "", False)
+    told = tab._image_hint(str(tmp_path), ".txt", "", "", False, "")
     assert 'data-set="lora-caption_extension" data-value=".caption"' in told
-    assert "button" not in tab._image_hint(str(tmp_path), ".caption", "", "", False)  # fewer have a .txt file
+    assert "button" not in tab._image_hint(str(tmp_path), ".caption", "", "", False, "")  # fewer have a .txt file
 
 
 def test_beside_a_metadata_file_a_folder_says_no_number_of_its_own(tmp_path):

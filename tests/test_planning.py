@@ -49,6 +49,37 @@ def measured(settings: Settings, seconds: dict[str, float], **more: Any) -> Meas
     )
 
 
+@pytest.mark.parametrize(
+    ("values", "advice"),
+    [
+        (
+            {"max_train_epochs": 4},
+            "max_train_epochs: 8 steps are few for a LoRA; about 1,500 are usual: set max_train_epochs =",
+        ),
+        (
+            {"max_train_steps": 30},
+            "max_train_steps: 30 steps are few for a LoRA; about 1,500 are usual: set max_train_steps =",
+        ),
+        ({"max_train_steps": 90, "train_batch_size": 2}, "max_train_steps: 90 steps are few"),
+        ({"max_train_steps": 300, "train_batch_size": 2}, ""),
+        ({"max_train_epochs": 300}, ""),
+    ],
+)
+def test_a_lora_that_sees_few_images_is_told_how_long_is_usual(
+    tmp_path: Path, values: dict[str, Any], advice: str
+) -> None:
+    settings = settings_for(tmp_path, [(100, 100)] * 2, **values)
+    found = [warning for warning in plan(settings).warnings if "for a LoRA" in warning]
+    assert len(found) == bool(advice)
+    assert not found or found[0].startswith(advice)
+
+
+def test_a_flat_folder_of_few_images_is_repeated_more_often(tmp_path: Path) -> None:
+    settings = settings_for(tmp_path / "flat", [(100, 100)] * 3, num_repeats=2, max_train_epochs=5)
+    settings = from_values(settings.script, {**settings.changed(), "train_data_dir": str(tmp_path / "flat" / "1_cat")})
+    assert any("set num_repeats = 100" in warning for warning in plan(settings).warnings)
+
+
 def test_images_buckets_and_steps_are_counted(tmp_path: Path) -> None:
     settings = settings_for(tmp_path, [(100, 100)] * 3 + [(200, 100)] * 2, train_batch_size=2, max_train_epochs=4)
     found = plan(settings)

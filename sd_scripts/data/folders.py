@@ -92,7 +92,8 @@ def _read_captions(
     Only the first non-empty line is used, unless enable_wildcard is set.
     """
     files = find_captions(folder, images, subset.caption_extension)
-    if problem := files.problem(subset.class_tokens, is_reg=subset.is_reg):
+    instead = " ".join(filter(None, (subset.captions.caption_prefix, subset.class_tokens)))
+    if problem := files.problem(instead, is_reg=subset.is_reg):
         warn(problem)
     captions: dict[Path, str] = {}
     empty, longer = [], []

@@ -247,7 +247,12 @@ class CaptionOptions(OptionGroup, title="Captions"):
     enable_wildcard: bool = switch(
         "Pick one alternative of {red|blue} at random, and one line of a caption file with several.", label="Wildcards"
     )
-    caption_prefix: str | None = optional("Text put before every caption.")
+    caption_prefix: str | None = optional(
+        "The word for your subject, by which prompts call it: put before every caption, and the whole caption of "
+        "images that have none.",
+        label="Trigger word",
+        placeholder="such as ohwx cat",
+    )
     caption_suffix: str | None = optional("Text put after every caption.")
     token_warmup_min: int = option(1, "Number of caption parts at the start of the token warm-up.", within=(1, 1000))
     token_warmup_step: float = option(

@@ -18,6 +18,7 @@ from sd_scripts.options.training import TrainingOptions
 from sd_scripts.planning.compile_choice import choose_compile
 from sd_scripts.planning.compile_plan import CompilePlan, plan_compile, tokens_of
 from sd_scripts.planning.crops import Crop, Crops, crop_of, crops_of
+from sd_scripts.planning.length_advice import length_advice
 from sd_scripts.planning.memory import MemoryPlan, plan_memory
 from sd_scripts.planning.memory_advice import memory_advice
 from sd_scripts.planning.speeds import Estimate, Speeds, measured_pair, model_size
@@ -162,13 +163,17 @@ def plan_run(settings: Settings, gpu: Gpu | None = None, known: Iterable[Measure
 
     memory = needs(settings)
     measured = speeds.gpu_bytes(shapes, compiled=compile_plan is not None)
+    images_per_epoch = sum(item.repeats for item in data.items)
+    short = length_advice(
+        settings, train_plan.max_steps, images_per_epoch * train_plan.max_steps / train_plan.steps_per_epoch
+    )
     times = _times(speeds, shapes, compile_plan, train_plan.max_steps)
     return RunPlan(
         family=card.title,
         method=settings.script.method,
         device=gpu.name,
         images=len({item.path for item in data.items}),
-        images_per_epoch=sum(item.repeats for item in data.items),
+        images_per_epoch=images_per_epoch,
         validation_images=len(data.validation.items) if data.validation else 0,
         buckets=_buckets(data),
         crops=crops_of(data),
@@ -184,7 +189,7 @@ def plan_run(settings: Settings, gpu: Gpu | None = None, known: Iterable[Measure
         choice=str(choice) if choice else "",
         memory=memory,
         measured_gpu_bytes=measured,
-        warnings=(*warnings, *(memory_advice(settings, memory, needs) if memory else ())),
+        warnings=(*warnings, *short, *(memory_advice(settings, memory, needs) if memory else ())),
         **{each.name: getattr(times, each.name) for each in dataclasses.fields(times)},
     )
 

@@ -1,0 +1,22 @@
+"""A word about runs that are so short that they hardly teach the model anything."""
+
+from sd_scripts.formats.image_folders import MOST_REPEATS
+from sd_scripts.formats.words import counted
+from sd_scripts.options.dataset import DatasetOptions
+from sd_scripts.options.run_length import FEW, USUAL, usual_factor
+from sd_scripts.options.settings import Settings
+from sd_scripts.options.training import TrainingOptions
+
+
+def length_advice(settings: Settings, steps: int, seen: float) -> tuple[str, ...]:
+    """Return a sentence if a LoRA is trained on few images; `seen`: images, with repeats, of all its steps."""
+    if settings.script.method != "lora" or seen >= FEW:
+        return ()
+    factor, epochs = usual_factor(seen), settings[TrainingOptions].max_train_epochs
+    repeats = settings[DatasetOptions].num_repeats
+    name, value = "max_train_steps", factor * steps
+    if epochs and repeats and repeats * factor <= MOST_REPEATS:
+        name, value = "num_repeats", factor * repeats
+    elif epochs:
+        name, value = "max_train_epochs", factor * epochs
+    return (f"{name}: {counted(steps, 'step')} are few for a LoRA; about {USUAL:,} are usual: set {name} = {value}",)
