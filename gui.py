@@ -227,6 +227,7 @@ def open_page(flags: argparse.Namespace, wait: bool = True) -> "App":
     with garbage_collection.importing():
         from kohya_gui import studio_routes
         from kohya_gui.app import build
+        from kohya_gui.field_links import FieldLinks
         from kohya_gui.past_runs import why_not
         from kohya_gui.theme import look, scripts
         from sd_scripts.runs.queue import RunQueue
@@ -236,8 +237,9 @@ def open_page(flags: argparse.Namespace, wait: bool = True) -> "App":
     for folder in flags.find_runs:
         print(f"--find_runs {folder}: {store.find(folder.expanduser())} runs added to the list")
     queue, allowed = RunQueue(store, why_not=why_not), allowed_paths(flags)
-    routes = studio_routes.routes(queue, allowed)
-    page = build(queue, flags.config, flags.tab, allowed)
+    links: dict[str, FieldLinks] = {}
+    routes = studio_routes.routes(queue, allowed, links)
+    page = build(queue, flags.config, flags.tab, allowed, links)
     policy = replace(access(flags, opens), scripts=tuple(scripts()))
     with bypass_proxies(flags.listen):
         app, _, _ = page.launch(

@@ -8,6 +8,7 @@ import gradio as gr
 from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.configuration import tab_for
 from kohya_gui.dreambooth_gui import DREAMBOOTH
+from kohya_gui.field_links import FieldLinks
 from kohya_gui.finetune_gui import FINETUNE
 from kohya_gui.lora_gui import LORA
 from kohya_gui.runs_gui import generate_tab, lora_tools_tab, machine_tab, runs_tab
@@ -29,9 +30,14 @@ TRAININGS = (LORA, DREAMBOOTH, FINETUNE, TEXTUAL_INVERSION)
 
 
 def build(
-    queue: RunQueue, config: Path | None = None, name: str | None = None, allowed_paths: AllowedPaths = EVERYWHERE
+    queue: RunQueue,
+    config: Path | None = None,
+    name: str | None = None,
+    allowed_paths: AllowedPaths = EVERYWHERE,
+    links: dict[str, FieldLinks] | None = None,
 ) -> gr.Blocks:
-    """Build the page; `config` is opened once, in the named tab or the one the file is for."""
+    """Build the page; `config` is opened once, in the named tab or the one the file is for. `links` is filled with
+    those to the fields of the training tabs, by tab."""
     launch = secrets.token_hex(4)
     shown = name or (_tab_for(config) if config else LORA.tab.name)
     with gr.Blocks(title=TITLE, analytics_enabled=False, fill_width=True) as page:
@@ -41,6 +47,8 @@ def build(
             for training in TRAININGS:
                 with gr.Tab(training.tab.title, id=training.tab.name, elem_id=training.tab.name):
                     tabs.append(TrainingTab(training, queue, launch, allowed_paths))
+                    if links is not None:
+                        links[training.tab.name] = tabs[-1].form.links
             with gr.Tab("Generate", id="generate", elem_id="generate"):
                 generate_tab()
             with gr.Tab("LoRA tools", id="loratools", elem_id="loratools"):

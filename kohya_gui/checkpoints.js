@@ -24,13 +24,13 @@
     if (!offers.fields[name]) return null; // of other families
     const { label, help } = offers.fields[name];
     control.name = name;
-    return el("label", { class: width, title: help }, el("span", {}, label), control);
+    return el("label", { id: `compare-${name}`, class: width, title: help }, el("span", {}, label), control);
   };
   const input = (placeholder = "") => el("input", { type: "text", placeholder });
   const number = (placeholder = "") => el("input", { type: "number", placeholder, step: "any" });
   const tick = (name) => {
     const box = el("input", { type: "checkbox", name });
-    return el("label", { class: "tick", title: offers.fields[name].help }, box, offers.fields[name].label);
+    return el("label", { id: `compare-${name}`, class: "tick", title: offers.fields[name].help }, box, offers.fields[name].label);
   };
 
   const boxes = () => {
@@ -44,7 +44,7 @@
       el("button", { type: "button", class: "link", onclick: set(true) }, "All"),
       el("button", { type: "button", class: "link", onclick: set(false) }, "None"),
     ];
-    return el("fieldset", { class: "wide" }, el("legend", {}, "Checkpoints ", ...links), el("div", {}, ...all));
+    return el("fieldset", { id: "compare-checkpoints", class: "wide" }, el("legend", {}, "Checkpoints ", ...links), el("div", {}, ...all));
   };
 
   const rules = (value, empty) =>
@@ -114,7 +114,7 @@
       await send(`run/${run.id}/comparison`, filled());
       parts.settings.open = false;
     } catch (error) {
-      parts.said.replaceChildren(...error.message.split("\n").map((line) => complaint(new Error(line))));
+      parts.said.replaceChildren(complaint(error));
     }
     known = "";
     look(run.id);
@@ -150,8 +150,7 @@
     parts.bar.firstChild.style.width = `${cells.length ? (100 * made) / cells.length : 0}%`;
     if (living) write(parts.doing, `${job.doing[0].toUpperCase()}${job.doing.slice(1)}${count}`);
     parts.form.querySelector("[type=submit]").disabled = living;
-    const lines = job?.over && job.error ? job.error.split("\n") : [];
-    const failed = lines.map((line) => complaint(new Error(line)));
+    const failed = job?.over && job.error ? [complaint({ html: job.html })] : [];
     const warned = (job?.warnings || "").split("\n").filter(Boolean).map((line) => el("p", { class: "warn" }, line));
     parts.failed.replaceChildren(...failed, ...warned);
   };

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from kohya_gui.allowed_paths import AllowedPaths
+from kohya_gui.field_links import FieldLinks
 from kohya_gui.generate_routes import as_form
 from kohya_gui.json_routes import NotFound, get, post
 from kohya_gui.live_routes import MEDIA, send_file
@@ -38,6 +39,7 @@ FORM = (
     *("negative_prompt", "no_images", "validation_dir", "no_validation", "rule", "within", "dtype", "compile"),
 )
 """Options that the page sets from its form."""
+LINKS = FieldLinks("compare", OPTIONS, FORM)
 
 
 class CompareJob(ToolJob):
@@ -88,7 +90,7 @@ class CheckpointsRoutes:
         values = defaults(COMPARE_GROUPS)
         values |= {name: OPTIONS[name].read(value) for name, value in body.items() if name in FORM}
         if wrong := option_problems(COMPARE_GROUPS, values) or list(self._problems(row, values)):
-            raise ValueError("\n".join(wrong))
+            raise LINKS.refusal(wrong)
         folder = self._allowed_paths.check("run", row.folder)
         self._job.start(row.id, [str(folder), *flags_of(list(OPTIONS.values()), values)])
         return {"ok": True}
@@ -129,10 +131,12 @@ class CheckpointsRoutes:
         if watched is None or self._job.run != run:
             return None
         run_state, waits = watched.refresh(), watched.waiting
+        error = run_state.failure.get("error", "") if run_state.state in ("failed", "lost") else ""
         return {
             "over": not waits and (run_state.over or (watched.run is None and watched.end is not None)),
             "doing": f"starts when {self._job.waits_for} ends" if waits and self._job.waits_for else _doing(run_state),
-            "error": run_state.failure.get("error", "") if run_state.state in ("failed", "lost") else "",
+            "error": error,
+            "html": error and LINKS.refused(ValueError(error)),
             "warnings": "\n".join(run_state.warnings),
         }
 

@@ -9,7 +9,7 @@ import gradio as gr
 from gradio.components import FormComponent
 
 from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
-from kohya_gui.field_links import FieldLinks, labelled
+from kohya_gui.field_links import FieldLinks, labelled, panels_around
 from kohya_gui.visibility import rules, watched
 from sd_scripts.options.settings import Groups, Remark
 from sd_scripts.options.spec import Option, each_option
@@ -163,7 +163,7 @@ class Form:
         }
         self.group_of = {o.name: group for group in groups for o in each_option(group)}
         self.controls: dict[str, FormComponent] = {}
-        self.links = FieldLinks(self.options, self.controls)
+        self.links = FieldLinks(tab, self.options, self.controls, lambda name: panels_around(self.controls[name]))
         self.prompts = gr.BrowserState("", storage_key=f"{tab}-prompts-text", secret=BROWSER_SECRET, render=False)
         """Sample prompts from a kohya_ss file that have no file of their own yet."""
         self.hints: dict[str, gr.HTML] = {}

@@ -1,12 +1,17 @@
-"""Links to fields in the page's messages and help texts: an option's key becomes its label, linked to the field."""
+"""Links to fields in the page's messages and help texts: an option's key becomes its label, linked to the field.
+
+Every form of the page has its `FieldLinks`: the training tabs, Generate, the LoRA tools and the dialogs. A message that
+begins with a key is rendered here, whether it comes from a form, a plan, a run or a tool.
+"""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from html import escape
 
 import gradio as gr
 from gradio.components import FormComponent
 
+from kohya_gui.json_routes import Refused
 from kohya_gui.messages import Html, Kind, message
 from sd_scripts.options.spec import Option
 
@@ -24,22 +29,43 @@ def _label(option: Option) -> str:
 
 
 class FieldLinks:
-    """Renders sentences that begin with an option's name for the page."""
+    """Renders sentences that begin with an option's name for the page.
 
-    def __init__(self, options: Mapping[str, Option], controls: Mapping[str, FormComponent]) -> None:
-        self._options, self._controls = options, controls
+    `shown` are the options that have a field, whose element has the id `form-name`; `panels` returns the ids of the
+    folded panels around it, outermost first.
+    """
+
+    def __init__(
+        self,
+        form: str,
+        options: Mapping[str, Option],
+        shown: Container[str] | None = None,
+        panels: Callable[[str], Sequence[str]] = lambda name: (),
+    ) -> None:
+        self._form, self._options, self._panels = form, options, panels
+        self._shown = options if shown is None else shown
+
+    def _begins(self, said: str) -> tuple[list[str], str]:
+        """Split a sentence into the options that it begins with, none if it does not, and the rest."""
+        name, colon, why = said.partition(": ")
+        names = name.split(", ")
+        return (names, why) if colon and all(each in self._shown for each in names) else ([], said)
 
     def sentence(self, said: object) -> Html:
         """Render a sentence that begins with a key as "Base model (pretrained_model_name_or_path): ..."."""
-        name, colon, why = str(said).partition(": ")
-        names = name.split(", ")
-        if not colon or not all(each in self._controls for each in names):
-            return self._linked(str(said))
+        names, why = self._begins(str(said))
+        if not names:
+            return self._linked(why)
         return Html(f"{', '.join(map(self.named, names))}: {self._linked(why)}")
+
+    def words(self, said: object) -> str:
+        """Return a sentence that begins with a key as plain text: "Base model: ..."."""
+        names, why = self._begins(str(said))
+        return f"{', '.join(_label(self._options[name]) for name in names)}: {why}" if names else why
 
     def named(self, name: str) -> Html:
         """Return an option's label as a link, followed by its key."""
-        if name not in self._controls:
+        if name not in self._shown:
             return Html(escape(name))
         return Html(f"{self._link(name, _label(self._options[name]))} <code>({name})</code>")
 
@@ -47,10 +73,19 @@ class FieldLinks:
         """Return a message with a sentence for each remark."""
         return message(kind, text, map(self.sentence, remarks))
 
+    def refusal(self, sentences: Sequence[object]) -> Refused:
+        """Return the error that answers a request which these sentences refuse."""
+        lines = "\n".join(map(str, sentences))
+        return Refused(lines, self.refused(ValueError(lines)))
+
+    def target(self, said: object) -> str:
+        """Return the attributes of an element that leads to the first field of a sentence; empty without one."""
+        return next((self._face(name) for name in self._begins(str(said))[0]), "")
+
     def refused(self, error: ValueError, *, start: bool = False) -> str:
         """List every problem with a link to its field; the page marks the fields and, at `start`, goes to the first."""
         sentences = str(error).splitlines() or [type(error).__name__]
-        names = [name for said in sentences for name in said.partition(": ")[0].split(", ") if name in self._controls]
+        names = [name for said in sentences for name in said.partition(": ")[0].split(", ") if name in self._shown]
         wrong = " ".join(dict.fromkeys(self._id(name) for name in names))
         face = f' data-wrong="{wrong}"{" data-go" if start and wrong else ""}'
         if len(sentences) == 1:
@@ -61,20 +96,25 @@ class FieldLinks:
         """Link option names within a sentence to their fields, keeping the names."""
         parts, end = [], 0
         for found in NAME.finditer(text):
-            if found[1] in self._controls:
+            if found[1] in self._shown:
                 parts += [escape(text[end : found.start()]), self._link(found[1], found[1])]
                 end = found.end()
         return Html("".join([*parts, escape(text[end:])]))
 
     def _link(self, name: str, words: str) -> str:
-        about, panels = f"{_label(self._options[name])} ({name})", " ".join(panels_around(self._controls[name]))
-        return (
-            f'<button type="button" class="field-link" data-field="{self._id(name)}" data-panels="{panels}" '
-            f'title="{escape(about)}">{escape(words)}</button>'
-        )
+        about = escape(f"{_label(self._options[name])} ({name})")
+        face = f'type="button" class="field-link" {self._face(name)} title="{about}"'
+        return f"<button {face}>{escape(words)}</button>"
+
+    def _face(self, name: str) -> str:
+        return f'data-field="{self._id(name)}" data-panels="{" ".join(self._panels(name))}"'
 
     def _id(self, name: str) -> str:
-        return self._controls[name].elem_id or ""
+        return f"{self._form}-{name}"
+
+
+NO_LINKS = FieldLinks("", {})
+"""For sentences about no form."""
 
 
 def panels_around(component: FormComponent) -> list[str]:

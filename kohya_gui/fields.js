@@ -35,13 +35,18 @@
       if (head && !head.classList.contains("open")) head.click();
     }
   };
-  /** Open the panels around a field and focus it. */
+  /** Show the tab of a field, open the panels around it and focus it. */
   const jump = async (id, panels) => {
+    const form = id.split("-")[0];
+    const [pane, tab] = [`#${form}[role=tabpanel]`, document.getElementById(`${form}-button`)];
+    if (tab && !document.querySelector(pane)?.offsetParent) tab.click();
     await unfold(panels);
     const field = await found(() => document.getElementById(id));
     if (!field) return;
+    for (let around = field; (around = around.parentElement?.closest("details")); ) around.open = true;
     field.scrollIntoView({ block: "center" });
-    field.querySelector("input, textarea, button")?.focus({ preventScroll: true });
+    const inputs = "input, textarea, select, button";
+    (field.matches(inputs) ? field : field.querySelector(inputs))?.focus({ preventScroll: true });
   };
 
   const asked = new Map(); // tab -> whether the answer to Start may jump to a field
@@ -145,7 +150,7 @@
   });
   document.addEventListener("click", (event) => {
     const link = event.target.closest?.("[data-field]");
-    if (link) jump(link.dataset.field, panelsOf(link));
+    if (link && link.dataset.action !== "load") jump(link.dataset.field, panelsOf(link));
   });
   document.addEventListener("input", (event) => {
     const field = event.target.closest?.(".option[id]");
@@ -156,6 +161,8 @@
     for (const sentence of told ? sentences(told) : []) if (leadsTo(sentence, field.id)) sentence.classList.add("stale");
     if (told && sentences(told).every((each) => each.classList.contains("stale"))) told.classList.add("stale");
   });
+  window.Fields = { jump, panelsOf };
+
   // show a field's key as the tooltip of its label
   document.addEventListener("mouseover", (event) => {
     const name = event.target.closest?.('.option[id] :is([data-testid="block-info"], label > span, .label-text)');

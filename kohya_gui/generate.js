@@ -188,7 +188,7 @@
     try {
       await send("generate", { family: home.family.value, values });
     } catch (error) {
-      for (const line of error.message.split("\n")) home.said.append(complaint(new Error(line)));
+      home.said.append(complaint(error));
     }
     known = "";
     beat();

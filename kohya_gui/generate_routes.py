@@ -14,6 +14,7 @@ from starlette.routing import Route
 
 from kohya_gui.allowed_paths import AllowedPaths
 from kohya_gui.control_uploads import CONTROL_FOLDER, keep_control, remove_unused
+from kohya_gui.field_links import FieldLinks
 from kohya_gui.generate_form import form, form_values, options_of, values_of
 from kohya_gui.generate_job import GenerateJob
 from kohya_gui.json_routes import NotFound, get, post, upload
@@ -85,7 +86,7 @@ class GenerateRoutes:
         settings = settings_of(family, {}, values)
         wrong = self._allowed_paths.problems(settings.values(), settings.options.values())
         if wrong := wrong or self._controls_outside(settings) or list(map(str, problems(settings))):
-            raise ValueError("\n".join(wrong))
+            raise FieldLinks("generate", options_of(family)).refusal(wrong)
         return {"id": self._job.generate(family, values)}
 
     def _controls_outside(self, settings: Settings) -> list[str]:

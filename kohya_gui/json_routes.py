@@ -22,6 +22,14 @@ class NotFound(ValueError):
     """The requested thing does not exist, or no longer does."""
 
 
+class Refused(ValueError):
+    """What a form asks for is refused; `html` says so with links to the fields."""
+
+    def __init__(self, text: str, html: str) -> None:
+        super().__init__(text)
+        self.html = html
+
+
 def get(path: str, answer: Callable[[Request], Any]) -> Route:
     """Return a GET route; an answer of None becomes 204, a Response is sent as it is."""
 
@@ -103,7 +111,8 @@ def _respond(work: Callable[[], Any]) -> Response:
     try:
         answer = work()
     except ValueError as error:
-        return Answer({"error": str(error)}, 404 if isinstance(error, NotFound) else 400)
+        rendered = {"html": error.html} if isinstance(error, Refused) else {}
+        return Answer({"error": str(error), **rendered}, 404 if isinstance(error, NotFound) else 400)
     if isinstance(answer, Response):
         return answer
     headers = {"Cache-Control": "no-store"}

@@ -156,7 +156,10 @@
       const button = event.target.closest("[data-action]");
       if (!button || this.id == null) return;
       const action = button.dataset.action;
-      if (action === "load") return Studio.load(this.told);
+      if (action === "load") {
+        const { field } = button.dataset;
+        return Studio.load(this.told).then(() => field && Fields.jump(field, Fields.panelsOf(button)));
+      }
       if (action === "try") return Studio.tryRun(this.told);
       if (action === "checkpoints") return Studio.compareCheckpoints(this.told, (error) => this.said.replaceChildren(complaint(error)));
       button.disabled = true;

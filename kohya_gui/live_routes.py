@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, get_args
 
 from starlette.convertors import IntegerConvertor, register_url_convertor
@@ -20,6 +21,7 @@ from starlette.routing import Route
 from starlette.staticfiles import NotModifiedResponse
 
 from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
+from kohya_gui.field_links import NO_LINKS, FieldLinks
 from kohya_gui.json_routes import NotFound, get, post
 from kohya_gui.past_runs import continued, differences, tab_of
 from kohya_gui.run_view import STATE_LABELS, newest_state, sections, shown_state
@@ -45,7 +47,7 @@ TAIL_BYTES = 65_536
 """Bytes read from the end of a finished run's event log when only its final values are needed."""
 MEDIA = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".webp": "image/webp"}
 MOVES = ("up", "down", "first", "last")
-ROW_FIELDS = ("id", "name", "note", "tab", "family", "gpus", "place", "created", "started", "error")
+ROW_FIELDS = ("id", "name", "note", "tab", "family", "gpus", "place", "created", "started")
 """What the board shows of a run's row as it is."""
 ID = re.compile("[0-9]{1,18}")
 """A valid row or file number: it must fit in 64 bits."""
@@ -65,9 +67,11 @@ class RowNumber(IntegerConvertor):
 register_url_convertor("row", RowNumber())
 
 
-def routes(queue: RunQueue, allowed_paths: AllowedPaths = EVERYWHERE) -> list[Route]:
-    """Return all routes of a queue, for `launch(app_kwargs={"routes": ...})`."""
-    live = LiveRoutes(queue, allowed_paths)
+def routes(
+    queue: RunQueue, allowed_paths: AllowedPaths = EVERYWHERE, links: Mapping[str, FieldLinks] = MappingProxyType({})
+) -> list[Route]:
+    """Return all routes of a queue, for `launch(app_kwargs={"routes": ...})`; `links` to the fields, by tab."""
+    live = LiveRoutes(queue, allowed_paths, links)
     return [
         get("board", live.board),
         get("compare", live.compare),
@@ -85,8 +89,8 @@ def routes(queue: RunQueue, allowed_paths: AllowedPaths = EVERYWHERE) -> list[Ro
 class LiveRoutes:
     """The handlers, which answer from the current state of the queue."""
 
-    def __init__(self, queue: RunQueue, allowed_paths: AllowedPaths) -> None:
-        self._queue, self._allowed_paths = queue, allowed_paths
+    def __init__(self, queue: RunQueue, allowed_paths: AllowedPaths, links: Mapping[str, FieldLinks]) -> None:
+        self._queue, self._allowed_paths, self._links = queue, allowed_paths, links
         self._launch = secrets.token_hex(4)
         """Lets the page notice a restart of the GUI."""
         self._before: dict[tuple[int, str], list[int]] = {}
@@ -128,7 +132,7 @@ class LiveRoutes:
             "state": state,
             "word": STATE_LABELS[state],
             "over": state in ENDED,
-            "sections": sections(run_state, row),
+            "sections": sections(run_state, row, links=self._links_of(row)),
             "curves": len(run_state.losses) + len(run_state.validation),
             "before": len(self._predecessors(row, run_state)),
             **({"samples": samples} if _int(request, "samples", -1) != len(samples) else {}),
@@ -267,6 +271,9 @@ class LiveRoutes:
         kept[1].extend(run_state)
         return kept[1]
 
+    def _links_of(self, row: RunRow) -> FieldLinks:
+        return self._links.get(tab_of(row).name, NO_LINKS)
+
     def _row(self, request: Request) -> RunRow:
         row = self._queue.store.row(request.path_params["id"])
         if row is None:
@@ -279,6 +286,7 @@ class LiveRoutes:
         loss, can_continue = _final_loss(row.folder, row.state, row.ended) if row.state in ENDED else (None, False)
         return {
             **{name: getattr(row, name) for name in ROW_FIELDS},
+            "error": self._links_of(row).words(row.error),
             "tab_title": TABS[row.tab].title if row.tab in TABS else row.tab,
             "family_title": FAMILY_TITLES.get(row.family, row.family),
             "state": now.state,

@@ -33,7 +33,7 @@
   const labelled = (field, control, { wide = false, hint = null } = {}) =>
     el(
       "div",
-      { class: wide ? "wide" : "", "data-field": field.name },
+      { class: wide ? "wide" : "" },
       el("label", { class: "tool-label", for: control.id || null }, field.label),
       control.closest?.(".picker") ?? control,
       hint,
@@ -92,7 +92,7 @@
     input.addEventListener("change", () => set(field.name, input.checked));
     return el(
       "div",
-      { "data-field": field.name },
+      {},
       el("label", { class: "tool-switch" }, input, field.label),
       el("div", { class: "tool-help" }, field.help),
     );
@@ -137,12 +137,12 @@
     const foot = el("div", { class: "rows-foot" }, add, el("label", {}, shown, "Block weights"));
     const draw = () => box.replaceChildren(...rows.map(line));
     draw();
-    return el("div", { class: "wide", "data-field": "models" }, el("div", { class: "tool-label" }, "LoRAs"), box, foot);
+    return el("div", { class: "wide", id: "tool-models" }, el("div", { class: "tool-label" }, "LoRAs"), box, foot);
   };
 
   // Metadata: what people change first, then every entry, each of which can be removed
   const metadata = (values) => {
-    const box = el("div", { class: "wide", "data-field": "metadata" });
+    const box = el("div", { class: "wide" });
     const draw = (entries) => {
       const changes = (values.changes = {});
       const row = (key, words, now) => {
@@ -292,7 +292,7 @@
     try {
       await work();
     } catch (error) {
-      home.said.replaceChildren(...error.message.split("\n").map((line) => complaint(new Error(line))));
+      home.said.replaceChildren(complaint(error));
     }
   };
 
@@ -319,7 +319,7 @@
       const words = doing ? doing[0].toUpperCase() + doing.slice(1) : "Working";
       parts.push(el("div", { class: "run" }, bar, el("div", { class: "run-phase" }, total ? `${words}: ${done} of ${total}` : words)));
     } else if (state === "finished") parts.push(...saved.map(resultFile));
-    else if (error) for (const line of error.split("\n")) parts.push(complaint(new Error(line)));
+    else if (error) parts.push(complaint(job));
     else parts.push(note("warning", UNDONE[state] ?? state));
     for (const text of job.tool ? warnings : []) parts.push(note("warning", text));
     if (report?.note) parts.push(el("p", {}, report.note));

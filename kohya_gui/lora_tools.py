@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kohya_gui.allowed_paths import AllowedPaths
+from kohya_gui.field_links import FieldLinks
 from kohya_gui.lora_tool_list import LORA_TOOLS, LoraTool
 from kohya_gui.recognise import Recognised, allowed, glance, size
 from kohya_gui.tool_job import ToolJob
@@ -95,11 +96,9 @@ def _flags_in(tool: LoraTool, values: Mapping[str, Any]) -> list[str]:
     return [f"{name}: '{text}' begins with a -, like a flag; change it" for name, text in lists if text.startswith("-")]
 
 
-def with_labels(tool: LoraTool, sentence: str) -> str:
-    """Return a message with the label of the option that it begins with instead of its name."""
-    name, colon, rest = sentence.partition(": ")
-    label = next((o.label for o in options_of(tool) if o.name == name), name)
-    return f"{label}{colon}{rest}"
+def links_of(tool: LoraTool) -> FieldLinks:
+    """Return the links to the fields of a tool's form."""
+    return FieldLinks("tool", {o.name: o for o in options_of(tool)})
 
 
 def hints(

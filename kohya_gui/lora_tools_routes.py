@@ -17,12 +17,12 @@ from kohya_gui.lora_tools import (
     LoraToolJob,
     described_tools,
     hints,
+    links_of,
     merged_rows,
     metadata_entries,
     problems,
     read_values,
     takes_rows,
-    with_labels,
 )
 from kohya_gui.recognise import size
 from sd_scripts.runs.queue import RunQueue
@@ -44,7 +44,7 @@ def routes(queue: RunQueue, allowed_paths: AllowedPaths) -> list[Route]:
     def start(request: Request, body: Mapping[str, Any]) -> dict[str, bool]:
         tool, values = _asked(body)
         if found := problems(tool, values, allowed_paths):
-            raise ValueError("\n".join(with_labels(tool, why) for why in found))
+            raise links_of(tool).refusal(found)
         job.start(tool, values)
         return {"ok": True}
 
@@ -107,6 +107,7 @@ def _asked(body: Mapping[str, Any]) -> tuple[LoraTool, dict[str, Any]]:
 def _told(tool: LoraTool, run_state: RunState) -> dict[str, Any]:
     """Return the state of the job for the page."""
     doing = "starting Python and PyTorch" if run_state.state == "starting" else run_state.phase
+    error = "\n".join(_error(run_state))
     started, ended = run_state.started, run_state.ended
     saved = [
         {"path": str(output.path), "name": output.path.name, "size": size(output.bytes), "there": output.path.is_file()}
@@ -120,8 +121,9 @@ def _told(tool: LoraTool, run_state: RunState) -> dict[str, Any]:
         "doing": "stopping" if run_state.state == "stopping" else doing,
         "done": run_state.done,
         "total": run_state.total,
-        "error": "\n".join(with_labels(tool, line) for line in _error(run_state)),
-        "warnings": [with_labels(tool, text) for text in run_state.warnings],
+        "error": error,
+        "html": error and links_of(tool).refused(ValueError(error)),
+        "warnings": [links_of(tool).words(text) for text in run_state.warnings],
         "saved": saved,
         "seconds": (ended or time.time()) - started if started else None,
     }

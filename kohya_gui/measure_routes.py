@@ -5,6 +5,7 @@ import secrets
 import sys
 from collections.abc import Mapping, Sequence
 from html import escape
+from types import MappingProxyType
 from typing import Any
 
 from starlette.requests import Request
@@ -12,6 +13,7 @@ from starlette.routing import Route
 
 from kohya_gui.allowed_paths import AllowedPaths
 from kohya_gui.configuration import leaked_secrets
+from kohya_gui.field_links import NO_LINKS, FieldLinks
 from kohya_gui.json_routes import get, post
 from kohya_gui.messages import message
 from kohya_gui.plan_card import settings_of
@@ -48,12 +50,12 @@ class MeasureJob(ToolJob):
         self.tab = str(self.find_again().get("tab") or "")
         """The tab in which the current or last job was started."""
 
-    def start(self, settings: Settings, tab: str) -> None:
+    def start(self, settings: Settings, tab: str, links: FieldLinks = NO_LINKS) -> None:
         """Start now, or when the run on the GPU ends. Raises ValueError, one sentence per line."""
         if self.busy:
             raise ValueError("A measurement is already running: stop it or wait for it to finish")
         if problems := [*map(str, preflight.problems(settings)), *leaked_secrets(settings)]:
-            raise ValueError("\n".join(problems))
+            raise links.refusal(problems)
 
         def prepare(job: WatchedRun) -> Sequence[str]:
             config = job.folder.path / "settings.toml"
@@ -77,8 +79,10 @@ class MeasureJob(ToolJob):
         return found if isinstance(found, dict) else None
 
 
-def routes(queue: RunQueue, allowed_paths: AllowedPaths) -> list[Route]:
-    """Return the routes, for `launch(app_kwargs={"routes": ...})`."""
+def routes(
+    queue: RunQueue, allowed_paths: AllowedPaths, links: Mapping[str, FieldLinks] = MappingProxyType({})
+) -> list[Route]:
+    """Return the routes, for `launch(app_kwargs={"routes": ...})`; `links` to the fields, by tab."""
     job, launch = MeasureJob(queue), secrets.token_hex(4)
 
     def state(request: Request) -> dict[str, Any] | None:
@@ -94,10 +98,11 @@ def routes(queue: RunQueue, allowed_paths: AllowedPaths) -> list[Route]:
         return {"known": known, "tab": job.tab, "html": shown, "over": run_state.over}
 
     def start(request: Request, body: Mapping[str, Any]) -> dict[str, bool]:
-        settings = settings_of(body)
+        settings, tab = settings_of(body), str(body["tab"])
+        of_tab = links.get(tab, NO_LINKS)
         if problems := allowed_paths.problems(settings.values(), settings.options.values()):
-            raise ValueError(problems[0])
-        job.start(settings, str(body.get("tab")))
+            raise of_tab.refusal(problems[:1])
+        job.start(settings, tab, of_tab)
         return {"ok": True}
 
     def stop(request: Request, body: Mapping[str, Any]) -> dict[str, bool]:

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from starlette.requests import Request
@@ -16,7 +17,10 @@ from starlette.routing import Route
 from kohya_gui.allowed_paths import AllowedPaths
 from kohya_gui.configuration import families_of, of_family
 from kohya_gui.controls import given
+from kohya_gui.field_links import NO_LINKS, FieldLinks
 from kohya_gui.json_routes import post
+from kohya_gui.messages import Html
+from kohya_gui.messages import html as as_html
 from kohya_gui.plan_process import PlanProcess
 from kohya_gui.tabs import TABS
 from sd_scripts.options.catalog import script_for
@@ -42,31 +46,33 @@ TOO_LONG = "No plan: reading the sizes of the images takes too long. Training ca
 NO_DATA = "Choose the training images to see steps, buckets and, with torch.compile, graphs."
 
 
-def routes(allowed_paths: AllowedPaths) -> list[Route]:
-    """Return the routes, for `launch(app_kwargs={"routes": ...})`."""
-    return [post("plan", PlanCards(allowed_paths, PlanProcess()).card)]
+def routes(allowed_paths: AllowedPaths, links: Mapping[str, FieldLinks]) -> list[Route]:
+    """Return the routes, for `launch(app_kwargs={"routes": ...})`; `links` to the fields, by tab."""
+    return [post("plan", PlanCards(allowed_paths, PlanProcess(), links).card)]
 
 
 class PlanCards:
     """Makes the cards, and remembers them."""
 
-    def __init__(self, allowed_paths: AllowedPaths, process: PlanProcess) -> None:
-        self._allowed_paths, self._process = allowed_paths, process
+    def __init__(
+        self, allowed_paths: AllowedPaths, process: PlanProcess, links: Mapping[str, FieldLinks] = MappingProxyType({})
+    ) -> None:
+        self._allowed_paths, self._process, self._links = allowed_paths, process, links
         self._made: OrderedDict[str, str] = OrderedDict()
         self._one_at_a_time = threading.Lock()
 
     def card(self, request: Request, body: Mapping[str, Any]) -> dict[str, str]:
         """Return the HTML of the card for a form's draft."""
         self._process.start()
-        settings = settings_of(body)
+        settings, links = settings_of(body), self._links.get(str(body["tab"]), NO_LINKS)
         if not any(settings.values().get(name) for name in DATA):
             return {"html": empty(NO_DATA)}
         if problems := self._allowed_paths.problems(settings.values(), settings.options.values()):
-            return {"html": empty(problems[0])}
+            return {"html": empty(links.sentence(problems[0]))}
         if wrong := settings.wrong_values():
-            return {"html": empty(f"No plan yet: {wrong[0]}")}
+            return {"html": empty(Html(f"No plan yet: {links.sentence(wrong[0])}"))}
         with self._one_at_a_time:
-            key = self._key(settings)
+            key = f"{body['tab']} {self._key(settings)}"  # the fields that the card leads to are the tab's
             if key in self._made:
                 return {"html": self._made[key]}
             try:
@@ -78,7 +84,8 @@ class PlanCards:
             if details := plan.get("fault"):
                 logger.error("The plan could not be made:\n%s", details)
                 return {"html": empty(FAULT)}
-            html = empty(f"No plan yet: {plan['refused'][0]}") if "refused" in plan else filled(plan)
+            refused = [Html(f"No plan yet: {links.sentence(why)}") for why in plan.get("refused", ())[:1]]
+            html = empty(*refused) if refused else filled(plan, links)
             self._made[key] = html
             while len(self._made) > REMEMBERED:
                 self._made.popitem(last=False)
@@ -104,15 +111,15 @@ def settings_of(body: Mapping[str, Any]) -> Settings:
 
 
 def empty(why: str) -> str:
-    return f'<p class="plan plan-empty">{escape(why)}</p>'
+    return f'<p class="plan plan-empty">{as_html(why)}</p>'
 
 
-def filled(plan: Mapping[str, Any]) -> str:
+def filled(plan: Mapping[str, Any], links: FieldLinks = NO_LINKS) -> str:
     """Return the card of a plan that was made."""
     rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in plan["rows"])
     bar = memory_bar(plan["memory_parts"], plan["memory"]) if plan["memory"] else ""
     notes = [*((plan["compile"] or {}).get("advice") or ()), *plan["warnings"]]
-    told = "".join(f"<li>{escape(note)}</li>" for note in notes)
+    told = "".join(f"<li>{links.sentence(note)}</li>" for note in notes)
     below = f"<ul>{told}</ul>" if notes else ""
     summary = f'<summary data-name="plan"><b>Plan</b> <span>{escape(plan["headline"])}</span></summary>'
     measure = (

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 
+from kohya_gui.field_links import NO_LINKS, FieldLinks
 from kohya_gui.messages import Html, message
 from kohya_gui.recognise import size
 from sd_scripts.families.registry import card_of, names
@@ -39,6 +40,7 @@ COMMANDS = (
     ("stop", "Stop after this step", "Save the state and exit; the run can be continued later"),
 )
 """Commands to a run: name, label, tooltip."""
+FIX = "Load its settings and go to the field"
 COMPARE_HINT = "Images of the saved files side by side, and the validation loss of each"
 LOSS_HINT = "mean of the last 100 steps; the chart shows every step"
 PHASE_OF = {"save": "saving", "sample": "sampling"}
@@ -58,7 +60,9 @@ DONE = {"save": "Saved", "sample": "Sampled", "stop": "Stopping"}
 UNTRAINED = "waiting for the first step to finish; nothing is trained yet, so Stop now loses nothing"
 
 
-def sections(run_state: RunState, row: RunRow, now: float | None = None) -> dict[str, str]:
+def sections(
+    run_state: RunState, row: RunRow, now: float | None = None, links: FieldLinks = NO_LINKS
+) -> dict[str, str]:
     """Return the sections of the view by name; the page replaces only those whose HTML changed."""
     folder = row.folder
     waiting = row.state == "queued"
@@ -66,11 +70,11 @@ def sections(run_state: RunState, row: RunRow, now: float | None = None) -> dict
         "head": head(run_state, row),
         "progress": "" if waiting else progress(run_state, row),
         "controls": controls(run_state, row),
-        "failure": failure(run_state, row),
+        "failure": failure(run_state, row, links),
         "result": result(run_state, row.family),
         "tiles": "" if waiting or (run_state.over and not len(run_state.losses)) else tiles(run_state, row, now),
         "files": files(run_state, row.id),
-        "warnings": warnings(run_state),
+        "warnings": warnings(run_state, links),
         "compile": compile_section(run_state),
         "where": f'<p class="where">Run folder: {with_copy_button(str(folder))}</p>',
     }
@@ -217,18 +221,20 @@ def with_copy_button(path: str) -> str:
     return f'<code>{path}</code> <button type="button" class="link" data-copy="{path}">Copy</button>'
 
 
-def failure(run_state: RunState, row: RunRow) -> str:
-    """Return why a run failed, or why a queued one cannot start."""
+def failure(run_state: RunState, row: RunRow, links: FieldLinks = NO_LINKS) -> str:
+    """Return why a run failed, or why a queued one cannot start, with a button that leads to the field to change."""
     if row.state == "queued":
-        return message("warning", row.error) if row.error else ""
+        return message("warning", links.sentence(row.error)) if row.error else ""
     if not run_state.failure:
         return ""
     if run_state.state == "stopped":
         return message("note", run_state.failure.get("error", ""))
-    remedy, details = (run_state.failure.get(name) for name in ("remedy", "details"))
-    more = f"<p>{escape(remedy)}</p>" if remedy else ""
+    error, remedy, details = (run_state.failure.get(name, "") for name in ("error", "remedy", "details"))
+    more = f"<p>{links.sentence(remedy)}</p>" if remedy else ""
+    if field := links.target(error):
+        more += f'<div class="ways"><button type="button" data-action="load" {field}>{FIX}</button></div>'
     more += f"<details><summary>Details</summary><pre>{escape(details)}</pre></details>" if details else ""
-    return message("error", run_state.failure.get("error", ""), more=Html(more))
+    return message("error", links.sentence(error), more=Html(more))
 
 
 def result(run_state: RunState, family: str) -> str:
@@ -404,8 +410,8 @@ def file_row(run: int, number: int, made: OutputFile, uploaded: str | None) -> s
     )
 
 
-def warnings(run_state: RunState) -> str:
+def warnings(run_state: RunState, links: FieldLinks = NO_LINKS) -> str:
     if not run_state.warnings:
         return ""
-    rows = "".join(f"<li>{escape(text)}</li>" for text in list(dict.fromkeys(run_state.warnings))[-8:])
+    rows = "".join(f"<li>{links.sentence(text)}</li>" for text in list(dict.fromkeys(run_state.warnings))[-8:])
     return f'<div class="section section-warning"><h4>Warnings</h4><ul>{rows}</ul></div>'

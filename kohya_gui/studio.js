@@ -17,7 +17,7 @@ window.Studio = (() => {
     });
     if (answer.ok) return told;
     const why = answer.status === 401 ? REFUSED : `The request failed (${answer.status})`;
-    throw Object.assign(new Error(told.error || why), { status: answer.status });
+    throw Object.assign(new Error(told.error || why), { status: answer.status, html: told.html });
   };
   const send = (path, body) =>
     ask(path, {
@@ -113,13 +113,14 @@ window.Studio = (() => {
     setTimeout(close, TOLD_FOR);
   };
 
-  const complaint = (error) =>
-    el(
-      "div",
-      { class: "message message-error", role: "alert" },
-      el("span", { class: "sign" }, "✕"),
-      el("div", {}, el("p", {}, error.message)),
-    );
+  /** The box of an error: as the server rendered it, with links to the fields, or its plain text. */
+  const complaint = (error) => {
+    const box = el("div");
+    box.innerHTML = error.html || "";
+    if (error.html) return box;
+    const lines = error.message.split("\n").map((line) => el("p", {}, line));
+    return el("div", { class: "message message-error", role: "alert" }, el("span", { class: "sign" }, "✕"), el("div", {}, ...lines));
+  };
 
   return { ask, send, url, el, write, put, duration, when, labels, toast, complaint };
 })();

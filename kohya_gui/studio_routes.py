@@ -1,5 +1,8 @@
 """All routes under /studio."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from starlette.routing import Route
 
 from kohya_gui import (
@@ -16,18 +19,22 @@ from kohya_gui import (
     publish_routes,
 )
 from kohya_gui.allowed_paths import AllowedPaths
+from kohya_gui.field_links import FieldLinks
 from sd_scripts.runs.queue import RunQueue
 
 
-def routes(queue: RunQueue, allowed_paths: AllowedPaths) -> list[Route]:
-    """Return the routes, for `launch(app_kwargs={"routes": ...})`."""
+def routes(
+    queue: RunQueue, allowed_paths: AllowedPaths, links: Mapping[str, FieldLinks] = MappingProxyType({})
+) -> list[Route]:
+    """Return the routes, for `launch(app_kwargs={"routes": ...})`; `links`: those of each tab, which are filled when the
+    page is built."""
     return [
         *publish_routes.routes(queue, allowed_paths),
         *checkpoints_routes.routes(queue, allowed_paths),
-        *live_routes.routes(queue, allowed_paths),
-        *plan_card.routes(allowed_paths),
+        *live_routes.routes(queue, allowed_paths, links),
+        *plan_card.routes(allowed_paths, links),
         *doctor_routes.routes(queue),
-        *measure_routes.routes(queue, allowed_paths),
+        *measure_routes.routes(queue, allowed_paths, links),
         *prompt_editor.routes(),
         *browse.routes(allowed_paths),
         *compile_cache_routes.routes(allowed_paths),

@@ -109,6 +109,7 @@ def test_what_cannot_be_compared_is_told_in_a_sentence(tmp_path: Path) -> None:
         answer = studio.start(**body)
         assert answer.status_code == 400
         assert answer.json()["error"].startswith(sentence), (body, answer.json())
+        assert f'data-field="compare-{sentence.partition(":")[0]}"' in answer.json()["html"]
     assert studio.get("comparison").json()["job"] is None
 
 

@@ -155,6 +155,7 @@ def test_a_wrong_form_is_told_before_anything_starts(
     answer = tab.post(family="flux", values={**typed(flux_miniature, tmp_path), **changes})
     assert answer.status_code == 400
     assert why in answer.json()["error"]
+    assert f'data-field="generate-{why.partition(":")[0]}"' in answer.json()["html"]
     assert tab.get().json()["requests"] == []
 
 

@@ -1031,6 +1031,22 @@ def test_a_sentence_names_the_field_by_its_label_and_leads_to_it(form):
     assert form.links.sentence("nobody: knows <this>") == "nobody: knows &lt;this&gt;"
 
 
+def test_a_run_that_failed_leads_to_the_field_that_is_to_be_changed(form):
+    state = RunState()
+    state.apply(
+        {"kind": "failed", "error": "vae: no such file", "remedy": "set output_dir", "details": "", "time": 1.0}
+    )
+    state.apply({"kind": "warning", "text": "keep_tokens: has no effect", "time": 1.0})
+    told = sections(state, row("failed"), links=form.links)
+    assert re.findall('data-field="(.*?)"', told["failure"]) == ["lora-vae", "lora-output_dir", "lora-vae"]
+    assert 'data-action="load" data-field="lora-vae" data-panels="lora-panel-model"' in told["failure"]
+    assert 'data-field="lora-keep_tokens"' in told["warnings"]
+    queued = sections(RunState(), row("queued", error="gpu_ids: 7 is not here"), links=form.links)
+    assert 'data-field="lora-gpu_ids"' in queued["failure"]
+    assert form.links.words("gpu_ids: 7 is not here") == "GPU IDs: 7 is not here"
+    assert "data-field" not in sections(state, row("failed"))["failure"]
+
+
 def test_a_refusal_counts_the_problems_and_names_the_fields_to_mark(form):
     several = form.links.refused(ValueError("seed: a\ncache_latents, color_aug: b\nseed: c\nno: option"), start=True)
     assert "4 problems to fix" in several

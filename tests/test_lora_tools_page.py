@@ -1,5 +1,6 @@
 """The tab LoRA tools without a browser: its fields, hints, names for results, and what it refuses."""
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,12 @@ def look(client: TestClient, tool: str, **values: Any) -> Any:
 def refusal(client: TestClient, tool: str, **values: Any) -> str:
     answer = client.post("/studio/lora-tools/start", json={"tool": tool, "values": values})
     assert answer.status_code == 400
-    return str(answer.json()["error"])
+    return text_of(answer.json().get("html") or answer.json()["error"])
+
+
+def text_of(html: str) -> str:
+    """Return what a message says, without its sign."""
+    return re.sub("<.*?>", "", html).removeprefix("✕")
 
 
 def test_every_option_of_a_tool_has_a_field_unless_it_is_named_as_hidden() -> None:
@@ -91,10 +97,12 @@ def test_what_a_file_says_of_itself_is_read_without_a_job(lora: Path, tmp_path: 
 
 def test_mistakes_are_told_with_labels_before_anything_starts(lora: Path, tmp_path: Path) -> None:
     client = page(tmp_path)
-    assert refusal(client, "resize", model=str(lora)) == "Save to: not set; name the file to write"
-    assert refusal(client, "merge-model", rows=[{"path": str(lora)}], save_to="x.safetensors").startswith("Model: ")
+    assert refusal(client, "resize", model=str(lora)) == "Save to (save_to): not set; name the file to write"
+    assert refusal(client, "merge-model", rows=[{"path": str(lora)}], save_to="x.safetensors").startswith(
+        "Model (base_model): "
+    )
     wrong = refusal(client, "resize", model=str(lora), new_rank="many", save_to=str(tmp_path / "x.safetensors"))
-    assert wrong == "Rank: 'many' is not a whole number"
+    assert wrong == "Rank (new_rank): &#x27;many&#x27; is not a whole number"
     assert client.get("/studio/lora-tools/job").json()["tool"] == ""
 
 
@@ -120,7 +128,7 @@ def test_a_tool_that_ends_without_a_word_is_told_by_what_it_printed_last(lora: P
     assert job.watched
     wait_for(lambda: job.watched.refresh().over)
     told = _told(TOOLS["resize"], job.watched.run_state)
-    assert (told["state"], told["error"]) == ("lost", "LoRA: it is gone")
+    assert (told["state"], text_of(told["html"])) == ("lost", "LoRA (model): it is gone")
 
 
 def test_rows_without_block_weights_may_stand_beside_rows_with_them() -> None:

@@ -1,5 +1,6 @@
 """The route of the plan beside Start, and the process that makes the plans."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,11 +11,14 @@ from typing import Any
 import psutil
 import pytest
 from data_help import make_folder
+from scripts_help import SDXL_LORA
 
 from kohya_gui import plan_card
 from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
+from kohya_gui.field_links import FieldLinks
 from kohya_gui.plan_card import PlanCards
 from kohya_gui.plan_process import PROGRAM, PlanProcess
+from sd_scripts.options.spec import each_option
 from sd_scripts.planning import serve
 from sd_scripts.runs.store import state_folder
 
@@ -127,6 +131,14 @@ def test_what_is_missing_is_told_and_quoted_safely(cards: PlanCards, folder: Pat
     told = html(cards, body(folder / "<script>"))
     assert "No plan yet: train_data_dir: there is no folder" in told
     assert "<script>" not in told
+
+
+def test_a_plan_leads_to_the_fields_that_it_names(process: PlanProcess, folder: Path) -> None:
+    options = {o.name: o for group in SDXL_LORA.groups for o in each_option(group)}
+    cards = PlanCards(EVERYWHERE, process, {"lora": FieldLinks("lora", options)})
+    refused = html(cards, body(folder, resolution="8"))
+    assert re.search(r'No plan yet: <button [^>]* data-field="lora-resolution" [^>]*>Resolution</button>', refused)
+    assert 'data-field="lora-max_train_steps"' in html(cards, body(folder, max_train_steps="9"))
 
 
 def test_folders_outside_the_allowed_ones_are_not_looked_at(
