@@ -1,20 +1,26 @@
 """Convert kohya_ss configurations: the JSON of its training tabs to our options, and LoRA back."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kohya_gui.legacy_keys import (
+    COMBINED,
+    COMBINED_METADATA,
     DREAMBOOTH,
     FAMILIES,
     FINETUNE,
     KOHYA_TABS,
     LORA,
+    NO_EFFECT,
+    OF_PAGE,
     PREFIXES,
+    PREPARATION,
     RECORDS,
     TITLES,
+    USUAL,
     ZERO_IS_UNSET,
     own_keys,
     record_of,
@@ -25,7 +31,7 @@ from sd_scripts.families.kohya import Converted, KohyaTab
 from sd_scripts.families.registry import cards
 from sd_scripts.formats.documents import read_json
 from sd_scripts.formats.words import shell_words
-from sd_scripts.options.catalog import SCRIPTS
+from sd_scripts.options.catalog import FAMILY_TITLES, SCRIPTS
 from sd_scripts.options.command_line import given_flags
 from sd_scripts.options.legacy import READ_AS_UNSET
 from sd_scripts.options.schedule_table import SCHEDULES
@@ -69,6 +75,7 @@ def from_kohya(legacy: Mapping[str, Any], tab: str = "lora") -> LegacyConfig:
     family = next((name for key, name in FAMILIES.items() if truth(legacy.get(key))), "sd15")
     keys = KOHYA_TABS[tab] | own_keys(tab, family)
     said = [Remark(key, why) for key, why in keys.cannot.items() if _asks(legacy.get(key))]
+    said += _without_effect(legacy, family, tab)
     if title := not_trained(family):
         said.insert(0, Remark(next(iter(FAMILIES)), f"off: these settings are for {title}, which is not supported"))
     zeros = [key for key in ZERO_IS_UNSET if legacy.get(key) not in (None, "") and _number(legacy[key]) == 0]
@@ -129,6 +136,24 @@ def is_dropped(key: str, family: str, tab: str = "lora") -> bool:
         own = own_keys(tab, other)
         names += [own.same, own.renamed, own.dropped]
     return key.startswith(PREFIXES) or any(key in some for some in names)
+
+
+def _without_effect(legacy: Mapping[str, Any], family: str, tab: str) -> Iterator[Remark]:
+    """Yield a remark for each key that was changed and has no effect here."""
+    record, title = record_of(family), FAMILY_TITLES.get(family) or TITLES.get(family, family)
+    silent = {*COMBINED, *OF_PAGE, *COMBINED_METADATA, *PREPARATION, *FAMILIES, *FIELDS}
+    silent |= {*KOHYA_TABS[tab].cannot, *own_keys(tab, family).cannot}  # told already
+    if tab == "lora" and record.network:
+        silent |= {*record.text_rates, *record.lora_fields, "split_mode"}
+    for key, value in legacy.items():
+        if key in silent or not is_dropped(key, family, tab) or not _asks(value) or _is_usual(key, value):
+            continue
+        yield Remark(key, NO_EFFECT.get(key) or f"has no effect for {title}")
+
+
+def _is_usual(key: str, value: Any) -> bool:
+    usual = USUAL.get(key)
+    return str(value) == str(usual) or (isinstance(usual, float) and _number(value) == usual)
 
 
 Meaning = Callable[[Mapping[str, Any], str], Converted]

@@ -6,6 +6,7 @@ from typing import Any
 from sd_scripts.families.kohya import KohyaFamily, KohyaTab
 from sd_scripts.families.kohya import key_names as _names
 from sd_scripts.families.registry import cards
+from sd_scripts.options.training import ALWAYS_SDPA
 
 RECORDS: dict[str, KohyaFamily] = {card.name: card.kohya for card in cards() if card.kohya}
 """What the families say of themselves in these files, in the order of the page."""
@@ -52,17 +53,50 @@ DEFAULTS: dict[str, Any] = {
     "sample_sampler": "euler_a",
     "noise_offset_type": "Original",
 }
-DROPPED = _names(
-    """
-    epoch lr_warmup noise_offset_type xformers additional_parameters use_8bit_adam sample_prompts
-    model_list lowvram save_as_bool save_as file_path headless print_only use_wandb no_token_padding
-    stop_text_encoder_training_pct dynamo_mode dynamo_use_fullgraph dynamo_use_dynamic clip_g
-    clip_g_dropout_rate split_mode enable_all_linear logit_mean logit_std mode_scale pos_emb_random_crop_rate
-    save_clip save_t5xxl t5xxl_device t5xxl_dtype weighting_scheme show_timesteps_resolution
-    """
+COMBINED = _names("epoch lr_warmup noise_offset_type additional_parameters use_8bit_adam sample_prompts use_wandb")
+"""Keys that are read together with others."""
+OF_PAGE = _names("model_list lowvram save_as_bool save_as file_path headless print_only show_timesteps_resolution")
+"""Keys about kohya_ss's page."""
+COMBINED_METADATA = _names("train_dir caption_metadata_filename latent_metadata_filename use_latent_files")
+PREPARATION = _names(
+    "create_caption create_buckets generate_caption_database generate_image_buckets batch_size full_path"
 )
-"""Keys that are no option: read together with others; about the page; gone from kohya_ss too; accelerate's dynamo
-settings, replaced by compile; and those of other models."""
+"""Keys of the metadata file, and of preparing it."""
+DROPPED = (
+    COMBINED
+    | OF_PAGE
+    | _names(
+        """
+        xformers no_token_padding stop_text_encoder_training_pct dynamo_mode dynamo_use_fullgraph dynamo_use_dynamic
+        clip_g clip_g_dropout_rate split_mode enable_all_linear logit_mean logit_std mode_scale
+        pos_emb_random_crop_rate save_clip save_t5xxl t5xxl_device t5xxl_dtype weighting_scheme
+        """
+    )
+)
+"""Keys that are no option; besides these, those that have no effect here, and those of other models."""
+NO_EFFECT = {
+    "xformers": ALWAYS_SDPA,
+    "no_token_padding": "not supported; captions are padded as the text encoders were trained",
+    "stop_text_encoder_training_pct": "text encoders train to the end",
+    "dynamo_mode": "has no effect; set compile_mode",
+    "dynamo_use_fullgraph": "has no effect; set compile_fullgraph",
+    "dynamo_use_dynamic": "has no effect; set compile_dynamic",
+}
+"""Keys without effect for any model, and why."""
+USUAL = {
+    **{"xformers": "sdpa", "dynamo_mode": "default", "learning_rate_te": 1e-5, "train_text_encoder": True},
+    **{"learning_rate_te1": 1e-5, "learning_rate_te2": 1e-5},
+    **{"logit_std": 1.0, "mode_scale": 1.29, "t5xxl_dtype": "bf16", "sd3_text_encoder_batch_size": 1},
+    **{"weighting_scheme": "logit_normal", "hunyuan_discrete_flow_shift": 5.0, "hunyuan_model_prediction_type": "raw"},
+    **{"hunyuan_timestep_sampling": "sigma", "hunyuan_sigmoid_scale": 1.0, "hunyuan_attn_mode": "torch"},
+    **{"anima_discrete_flow_shift": 1.0, "anima_timestep_sampling": "sigmoid", "anima_sigmoid_scale": 1.0},
+    **{"anima_qwen3_max_token_length": 512, "anima_t5_max_token_length": 512, "anima_attn_mode": "torch"},
+    **{"anima_compile_backend": "inductor", "anima_compile_mode": "default", "anima_compile_dynamic": "auto"},
+    **{"lumina_discrete_flow_shift": 6.0, "lumina_model_prediction_type": "raw", "lumina_timestep_sampling": "shift"},
+    **{"lumina_sigmoid_scale": 1.0, "lumina_gemma2_max_token_length": 256},
+    **{name: value for record in RECORDS.values() for name, value in {**record.lora_fields, **record.usual}.items()},
+}
+"""Values of such keys, and of those of other models, in every file that kohya_ss writes; the others are off there."""
 CANNOT = {
     "train_inpainting": "inpainting models are not supported",
     "show_timesteps": "not supported; sd-scripts only plots the timesteps with it, here the training runs",
@@ -106,9 +140,7 @@ FINETUNE = replace(
         "create_caption": True,
         "create_buckets": True,
     },
-    dropped=DREAMBOOTH.dropped
-    | _names("train_dir caption_metadata_filename latent_metadata_filename use_latent_files")
-    | _names("create_caption create_buckets generate_caption_database generate_image_buckets batch_size full_path"),
+    dropped=DREAMBOOTH.dropped | COMBINED_METADATA | PREPARATION,
     cannot=CANNOT,
 )
 KOHYA_TABS = {"lora": LORA, "finetune": FINETUNE, "dreambooth": DREAMBOOTH}

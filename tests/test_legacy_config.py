@@ -7,13 +7,23 @@ import pytest
 from scripts_help import FLUX_FULL, FLUX_LORA, SDXL_FULL, SDXL_LORA
 
 from kohya_gui.legacy_config import from_kohya, is_dropped, read, tab_of
-from kohya_gui.legacy_keys import KOHYA_TABS, LORA, own_keys
+from kohya_gui.legacy_keys import (
+    COMBINED,
+    COMBINED_METADATA,
+    FAMILIES,
+    KOHYA_TABS,
+    LORA,
+    OF_PAGE,
+    PREPARATION,
+    own_keys,
+)
 from kohya_gui.legacy_networks import FIELDS
 from sd_scripts.families.flux.kohya import KOHYA as FLUX_KEYS
 from sd_scripts.options.catalog import SCRIPTS
 from sd_scripts.options.legacy import LegacyOptions
 from sd_scripts.options.reading import from_values
 from sd_scripts.options.spec import each_option
+from sd_scripts.options.training import ALWAYS_SDPA
 
 REFERENCE = Path(__file__).parent / "reference"
 KOHYA_DEFAULTS = json.loads((REFERENCE / "kohya_lora_defaults.json").read_text(encoding="utf-8"))
@@ -35,6 +45,8 @@ FULL_PATHS = {
     "dreambooth": {"train_data_dir": "<train_data_dir>"},
     "finetune": {"image_folder": "<train_data_dir>/10_subject", "train_dir": "<train_dir>"},
 }
+ATTENTION = f"xformers: {ALWAYS_SDPA}"
+"""Told of every file, since kohya_ss's default asks for xformers."""
 NOT_COMPARED = ("xformers", "sample_prompts", "wandb_run_name")
 """Attention is always torch's own, the prompts were a file of kohya_ss's making, and no run was sent to wandb."""
 
@@ -111,7 +123,7 @@ def test_an_ordinary_configuration_for_a_whole_model_loses_nothing(tab, family):
     assert settings.unknown == {}
     assert {name for problem in settings.problems() for name in problem.names} <= {"clip_l", "t5xxl", "ae"}
     made = ["in_json: not created at the start of a run; create it once under Dataset preparation"]
-    assert [str(remark) for remark in config.remarks] == (made if tab == "finetune" else [])
+    assert [str(remark) for remark in config.remarks] == [ATTENTION, *(made if tab == "finetune" else [])]
 
 
 @pytest.mark.parametrize(
@@ -320,13 +332,14 @@ def test_the_fields_of_flux_become_its_options(legacy, ours):
     assert {name: said.get(name) for name in ours} == ours
 
 
-def test_what_flux_left_over_in_a_file_for_sdxl_means_nothing():
+def test_what_flux_left_over_in_a_file_for_sdxl_means_nothing_and_is_told():
     left = {"clip_l": "c.safetensors", "blocks_to_swap": 18, "img_attn_dim": "8", "fp8_base_unet": True}
     config = from_kohya({**FILLED, **left})
     assert (
         from_values(SDXL_LORA, config.values).changed() == from_values(SDXL_LORA, from_kohya(FILLED).values).changed()
     )
-    assert config.remarks == ()
+    told = [str(remark) for remark in config.remarks]
+    assert sorted(told) == sorted([ATTENTION, *(f"{name}: has no effect for SDXL" for name in left)])
 
 
 @pytest.mark.parametrize(
@@ -347,7 +360,7 @@ def test_an_ordinary_configuration_for_flux_loses_nothing():
     config = from_kohya(FLUX)
     settings = from_values(FLUX_LORA, config.values)
     assert config.family == "flux"
-    assert config.remarks == ()
+    assert list(map(str, config.remarks)) == [ATTENTION]
     assert settings.unknown == {}
     assert {name for problem in settings.problems() for name in problem.names} <= {"clip_l", "t5xxl", "ae"}
 
@@ -385,12 +398,27 @@ def test_an_unknown_flag_among_more_parameters_leaves_the_others():
     assert [str(said).split(": ")[0] for said in config.remarks] == ["additional_parameters"]
 
 
+@pytest.mark.parametrize(
+    ("tab", "model"), [("lora", {"sdxl": True}), ("dreambooth", {"flux1_checkbox": True}), ("finetune", {})]
+)
+def test_every_key_that_is_changed_and_has_no_effect_is_told(tab, model):
+    """A key either reaches an option, is combined with others, or is told."""
+    family = from_kohya(model, tab).family
+    silent = {*COMBINED, *OF_PAGE, *COMBINED_METADATA, *PREPARATION, *FAMILIES, *FIELDS}
+    keys = [key for key in OF_TAB[tab] if is_dropped(key, family, tab) and key not in silent]
+    assert len(keys) > 20
+    changed = {key: 0.25 if isinstance(OF_TAB[tab][key], (int, float)) else "/changed" for key in keys}
+    told = {remark.name for remark in from_kohya({**OF_TAB[tab], **model, **changed}, tab).remarks}
+    assert [key for key in keys if key not in told] == []
+
+
 def test_fields_that_ask_for_nothing_get_no_remark():
     assert remarks(show_timesteps="", train_inpainting=False, stop_text_encoder_training="0") == []
 
 
 def test_an_ordinary_configuration_loses_nothing():
-    assert from_kohya(FILLED).remarks == ()
+    assert list(map(str, from_kohya(FILLED).remarks)) == [ATTENTION]
+    assert from_kohya({**FILLED, "xformers": "sdpa"}).remarks == ()
     assert from_values(SDXL_LORA, from_kohya(FILLED).values).problems() == []
 
 

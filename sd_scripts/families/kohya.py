@@ -46,6 +46,8 @@ class KohyaFamily:
     """Prefixes of its keys."""
     tabs: Mapping[str, KohyaTab] = field(default_factory=dict)
     """By the name of our tab."""
+    usual: Mapping[str, Any] = field(default_factory=dict)
+    """Values of its keys in every file, also in those for other models; the others are off or empty there."""
     unset: Mapping[str, float] = field(default_factory=dict)
     """Key -> number that means unset."""
     text_rates: tuple[str, ...] = ()

@@ -30,6 +30,10 @@ FULL = KohyaTab(
     },
     defaults=DEFAULTS,
 )
+USUAL = {
+    **{"model_type": "flux", "discrete_flow_shift": 3.0, "model_prediction_type": "sigma_scaled"},
+    **{"timestep_sampling": "sigma", "guidance_scale": 3.5, **DEFAULTS},
+}
 LAYERS = {option.name: "" if option.default is None else option.default for option in fields(FluxNetworkOptions)}
 LAYERS |= dict.fromkeys(("train_double_block_indices", "train_single_block_indices"), "all")
 """Fields of the type Flux1 that are options of the same name, with their defaults in kohya_ss."""
@@ -77,6 +81,7 @@ KOHYA = KohyaFamily(
         "dreambooth": FULL | KohyaTab(marks=key_names("flux1_clip_l")),
         "finetune": FULL,
     },
+    usual=USUAL,
     unset={"max_timestep": 1000},  # all timesteps, as models with 1000 of them count
     text_rates=("t5xxl_lr",),
     lora_fields={**LAYERS, **GGPO, "enable_all_linear": False},
