@@ -1,6 +1,7 @@
 // The dialog for files and folders on the machine that runs the GUI, and settings files dropped on the page.
 (() => {
   const { el, ask } = Studio;
+  const LAST = "browse-folder"; // where something was chosen last: files of one model lie together
   const LINK = 'a[href$="#browse"]';
   const fieldOf = (id) => document.getElementById(id)?.querySelector("input, textarea");
 
@@ -9,6 +10,7 @@
 
   const choose = (path) => {
     dialog.close();
+    localStorage.setItem(LAST, here.folder);
     const several = field.element.tagName === "TEXTAREA" && field.element.rows > 1;
     const before = several ? field.element.value.trimEnd() : "";
     field.element.focus();
@@ -55,7 +57,7 @@
     if (!dialog.isConnected) document.body.append(dialog);
     dialog.replaceChildren();
     dialog.showModal();
-    list(element.value.split("\n").pop());
+    list(element.value.split("\n").pop() || localStorage.getItem(LAST) || "");
   };
 
   Studio.browse = open;
@@ -85,6 +87,7 @@
 
   // A settings file dropped anywhere on a training tab is opened there
 
+  const LARGEST = 4e6; // bytes
   const isFile = (event) => [...(event.dataTransfer?.types ?? [])].includes("Files");
   const tabShown = () => [...document.querySelectorAll("[id$=-start]")].find((each) => each.offsetParent)?.id.split("-")[0];
   document.addEventListener("dragover", (event) => isFile(event) && event.preventDefault());
@@ -93,7 +96,8 @@
     event.preventDefault(); // else the browser leaves the page to show the file
     const [tab, file] = [tabShown(), event.dataTransfer.files[0]];
     const into = tab && document.querySelector(`#${tab}-dropped :is(input, textarea)`);
-    if (!into || !file || file.size > 4e6) return;
+    if (!into || !file) return;
+    if (file.size > LARGEST) return Studio.toast(`${file.name} is not opened: it has more than 4 MB, and settings files have less`, "OK", () => {});
     into.value = JSON.stringify({ name: file.name, text: await file.text() });
     into.dispatchEvent(new Event("input", { bubbles: true }));
     setTimeout(() => document.getElementById(`${tab}-open`).click(), 150); // once Gradio has read it

@@ -63,7 +63,7 @@
   const drawForm = () => {
     const prompts = el("textarea", { rows: 3, placeholder: offers.sampled ? "The prompts of the run's samples. Or your own, one in each line" : "One in each line, such as: a photo of sks cat --w 1024 --h 1024" });
     const images = [
-      offers.adapters ? field("strengths", input("1")) : null,
+      offers.adapters ? field("strengths", input("1, or several: 0.6, 0.8, 1")) : null,
       field("seeds", input("of the prompts, else 1")),
       ...["width", "height", "steps", "scale", "guidance"].map((name) => field(name, number())),
       choice("sampler"),
@@ -91,6 +91,9 @@
       ...losses,
       el("div", { class: "wide ways" }, el("button", { type: "submit", class: "take", "data-action": "start-comparison" }, "Compare")),
     );
+    const [noImages, noLosses] = ["no_images", "no_validation"].map((name) => form.elements[name]);
+    for (const [one, other] of [[noImages, noLosses], [noLosses, noImages]])
+      one.addEventListener("change", () => one.checked && (other.checked = false)); // one of them must remain
     return form;
   };
 
@@ -191,9 +194,13 @@
     return svg("svg", { viewBox: `0 0 ${wide} ${HIGH}`, class: "losses", role: "img", "aria-label": about }, ...lines, ...dots, ...scale, label);
   };
 
+  /** Whether there are losses by which a checkpoint can be the best. */
+  const measured = (result) => result.checkpoints.some((each) => each.loss != null);
+
   const conclusion = (result) => {
     const best = result.checkpoints[result.best];
     if (!best) return "No checkpoint has a loss yet";
+    if (!measured(result)) return `Last: ${best.label} (${best.name}); no losses were measured`;
     const word = result.complete ? "Best" : "Best so far";
     return `${word}: ${best.label} (${best.name})${best.loss == null ? "" : `, validation loss ${best.loss.toFixed(4)}`}`;
   };
@@ -211,7 +218,7 @@
 
   const head = (column, result) => {
     const { checkpoint, number, strength } = column;
-    const isBest = number === result.best;
+    const isBest = number === result.best && measured(result);
     return el(
       "div",
       { class: isBest ? "checkpoint-head best" : "checkpoint-head", title: checkpoint.name },

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import gradio as gr
 
 from kohya_gui.controls import Form, slug
-from sd_scripts.options.compile import MORE, CompileMoreOptions, CompileOptions
+from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
 from sd_scripts.options.dataset import AugmentOptions, BucketOptions, CaptionOptions, DatasetOptions, ValidationOptions
 from sd_scripts.options.launch import LaunchOptions
 from sd_scripts.options.logging import LoggingOptions
@@ -36,12 +36,10 @@ class Section:
     title: str
     groups: tuple[type[OptionGroup], ...]
     note: str = ""
-    first: tuple[str, ...] = ()
-    """Options that come before the others."""
 
 
 SECTIONS = (
-    Section(CompileOptions.title, (CompileOptions, CompileMoreOptions), COMPILE_NOTE, MORE),
+    Section(CompileOptions.title, (CompileOptions, CompileMoreOptions), COMPILE_NOTE),
     Section("Memory and precision", (TrainingOptions, CudaOptions, ModelOptions)),
     Section("Captions", (CaptionOptions,)),
     Section("Buckets and loading", (BucketOptions, DatasetOptions)),
@@ -75,6 +73,6 @@ class AdvancedTraining:
         with gr.Accordion("Advanced Training", open=False, elem_id=f"{form.tab}-panel-{slug('Advanced Training')}"):
             for section in SECTIONS:
                 left = form.left_of(*(group for group in section.groups if group not in groups))
-                mine = sorted((name for name in left if name not in names), key=lambda name: name not in section.first)
+                mine = [name for name in left if name not in names]
                 lead, tool = leads.get(section.title), tools.get(section.title)
                 form.panel(section.title, mine, note=section.note, lead=lead, tool=tool)

@@ -57,6 +57,20 @@ window.Drafts = (() => {
     sheet.replaceSync([...unsaved].map((each) => `#${each}-file [data-testid="block-info"]::after { ${mark} }`).join("\n"));
     return saved.stamp;
   };
+  // A printed command is that of the settings at that time
+  const latest = new Map(); // tab -> its settings
+  const commands = new Map(); // tab -> the settings of its printed command
+  const note = (tab, draft) => {
+    latest.set(tab, settings(draft));
+    const outdated = commands.has(tab) && commands.get(tab) !== latest.get(tab);
+    document.getElementById(`${tab}-command`)?.toggleAttribute("data-stale", outdated);
+  };
+  const printed = (tab) => {
+    commands.set(tab, latest.get(tab));
+    document.getElementById(`${tab}-command`)?.removeAttribute("data-stale");
+  };
+  const untouched = (tab) => !unsaved.has(tab) && !document.querySelector(`#${tab}-file input`)?.value;
+
   const named = (names, now) => Object.fromEntries(names.map((name, i) => [name, now[i]]));
 
   /** The new draft of a form; `now` holds its values and, last, the previous draft. */
@@ -64,6 +78,7 @@ window.Drafts = (() => {
     const draft = named(names, now);
     Forms.held(tab, draft);
     Plans.changed(tab, draft);
+    note(tab, draft);
     return { ...draft, launch, saved: compare(tab, draft, now.at(-1)?.saved) };
   };
 
@@ -73,6 +88,7 @@ window.Drafts = (() => {
     Forms.held(tab, draft);
     Plans.changed(tab, draft);
     compare(tab, draft, now.at(-1)?.saved, true);
+    note(tab, draft);
     restored.add(tab);
     paneOf(tab)?.removeAttribute("inert");
     if (Forms.tabs().every((each) => restored.has(each))) watch.disconnect();
@@ -102,5 +118,24 @@ window.Drafts = (() => {
   for (const kind of ["input", "change", "click", "keyup"]) document.addEventListener(kind, changed, true);
   addEventListener("pagehide", keep);
 
-  return { release, written, restored: (tab) => restored.has(tab) };
+  // Several tabs of one browser keep the same drafts
+
+  const twins = new Set();
+  const me = crypto.getRandomValues(new Uint32Array(2)).join("-");
+  const channel = new BroadcastChannel(`studio-drafts ${location.host}`);
+  const warning = document.createElement("p");
+  warning.id = "studio-twin";
+  warning.setAttribute("role", "status");
+  warning.textContent = "This page is also open in another tab of this browser. Both keep the same settings: the last change wins.";
+  channel.addEventListener("message", ({ data: { from, kind } }) => {
+    if (kind === "gone") twins.delete(from);
+    else twins.add(from);
+    if (kind === "opened") channel.postMessage({ from: me, kind: "here" });
+    if (!twins.size) warning.remove();
+    else document.querySelector(".page-head")?.after(warning);
+  });
+  channel.postMessage({ from: me, kind: "opened" });
+  addEventListener("pagehide", () => channel.postMessage({ from: me, kind: "gone" }));
+
+  return { release, written, printed, untouched, restored: (tab) => restored.has(tab) };
 })();

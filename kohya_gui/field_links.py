@@ -82,6 +82,13 @@ class FieldLinks:
         """Return the attributes of an element that leads to the first field of a sentence; empty without one."""
         return next((self._face(name) for name in self._begins(str(said))[0]), "")
 
+    def set_button(self, name: str, value: str, words: str) -> Html:
+        """Return a button that writes a value into a field (fields.js); empty if there is no such field."""
+        if name not in self._shown:
+            return Html()
+        face = f'data-set="{self._id(name)}" data-value="{escape(value)}" data-panels="{" ".join(self._panels(name))}"'
+        return Html(f' <button type="button" {face}>{escape(words)}</button>')
+
     def refused(self, error: ValueError, *, start: bool = False) -> str:
         """List every problem with a link to its field; the page marks the fields and, at `start`, goes to the first."""
         sentences = str(error).splitlines() or [type(error).__name__]

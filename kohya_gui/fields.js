@@ -49,6 +49,17 @@
     (field.matches(inputs) ? field : field.querySelector(inputs))?.focus({ preventScroll: true });
   };
 
+  // Gradio opens a list again at Tab, and then leaves it open for good: it sees Escape instead, which closes it
+  document.addEventListener(
+    "keydown",
+    (event) => {
+      if (event.key !== "Tab" || !event.target.matches?.("input[role=combobox]")) return;
+      event.stopImmediatePropagation();
+      event.target.dispatchEvent(new KeyboardEvent("keydown", { key: "Escape", bubbles: true }));
+    },
+    true,
+  );
+
   const asked = new Map(); // tab -> whether the answer to Start may jump to a field
   const boxOf = (tab) => document.getElementById(`${tab}-message`);
   const look = (tab) => {
@@ -69,8 +80,11 @@
     if (!box || watched.has(box)) return;
     watched.add(box);
     const answered = () => {
+      if (waits.get(tab)?.asker.id === `${tab}-print`) Drafts.printed(tab);
       busy(tab, null);
       look(tab);
+      useOffer(tab);
+      Studio.beat(); // a run may have started
     };
     new MutationObserver(answered).observe(box, { childList: true, subtree: true, characterData: true });
   };
@@ -97,6 +111,7 @@
       const [tab, ...rest] = button?.id.split("-") ?? [];
       if (!tab || !ASKING.includes(rest.join("-"))) return;
       asked.set(tab, rest.join("-") === "start");
+      boxOf(tab)?.querySelector(".message-error")?.classList.add("stale"); // about what was asked before
       busy(tab, button);
     },
     true,
@@ -156,12 +171,45 @@
     const field = event.target.closest?.(".option[id]");
     if (!field) return;
     for (const fields of wrong.values()) if (fields.delete(field.id)) mark();
-    // a message about a field is outdated once its value changes
+    // a message about a field is outdated once its value changes, an error about none once anything does
     const told = boxOf(field.id.split("-")[0])?.querySelector(".message-error, .message-warning");
+    if (told?.matches(".message-error") && !told.querySelector("[data-field]")) told.classList.add("stale");
     for (const sentence of told ? sentences(told) : []) if (leadsTo(sentence, field.id)) sentence.classList.add("stale");
-    if (told && sentences(told).every((each) => each.classList.contains("stale"))) told.classList.add("stale");
+    if (told?.querySelector("[data-field]") && sentences(told).every((each) => each.classList.contains("stale"))) told.classList.add("stale");
   });
   window.Fields = { jump, panelsOf };
+
+  // What is typed is checked when the field is left, by the rules of Start
+  document.addEventListener("focusout", async ({ target }) => {
+    const field = target.matches?.("input:not([type=checkbox], [type=radio]), textarea") && target.closest(".option[id]");
+    const [, tab, name] = (field && field.id.match(/^([a-z_]+)-(\w+)$/)) || [];
+    if (!tab || !Forms.tabs().includes(tab)) return;
+    const { value } = target;
+    const family = document.querySelector(`#${tab}-family input:checked`)?.value;
+    const told = await Studio.send("field", { tab, family, name, value }).catch(() => null);
+    if (!told || target.value !== value) return;
+    const typed = wrong.get(`${tab} typed`) ?? new Map();
+    wrong.set(`${tab} typed`, typed);
+    if (!told.problem && !typed.delete(field.id)) return;
+    if (told.problem) typed.set(field.id, told.problem);
+    mark();
+  });
+
+  // On an untouched form a family comes with its recommended settings
+  const pristine = new Map(); // tab -> whether the form was untouched when its family was chosen
+  document.addEventListener(
+    "change",
+    ({ target }) => {
+      const tab = target.type === "radio" && target.closest("[id$=-family]")?.id.replace(/-family$/, "");
+      if (tab) pristine.set(tab, Drafts.untouched(tab));
+    },
+    true,
+  );
+  const useOffer = (tab) => {
+    const offer = boxOf(tab)?.querySelector('[data-load^="preset:"]');
+    if (offer && pristine.get(tab)) setTimeout(() => offer.click());
+    pristine.delete(tab);
+  };
 
   // show a field's key as the tooltip of its label
   document.addEventListener("mouseover", (event) => {

@@ -166,7 +166,7 @@
     const [first, ...rest] = panels;
     home.adapters = el("div", { class: "adapters" }, ...files.map(adapterRow));
     const add = el("button", { type: "button", "data-action": "add-adapter", onclick: () => home.adapters.append(adapterRow()) }, "Add adapter");
-    const kin = el("div", { class: "generate-adapters" }, el("span", { class: "generate-label" }, "Adapters (LoRA and its kin)"), home.adapters, add);
+    const kin = el("div", { class: "generate-adapters" }, el("span", { class: "generate-label" }, "LoRAs and other adapters"), home.adapters, add);
     home.form.replaceChildren(...[controlBox(paths), first, kin, ...rest].filter(Boolean));
     for (const field of fields()) put(field.name, values[field.name] ?? field.value);
     show();
@@ -235,7 +235,7 @@
     const over = requests.filter((request) => !open.includes(request)).slice(0, 1);
     home.requests.replaceChildren(...[...open].reverse().map(requestRow), ...over.map(requestRow));
     home.free.hidden = !alive;
-    write(home.process, alive ? (open.length ? "The model is at work" : "The model is loaded and waits") : "");
+    write(home.process, alive ? (open.length ? "The model is generating" : "The model stays loaded") : "");
     home.warnings.replaceChildren(...warnings.map((text) => el("li", {}, text)));
   };
 

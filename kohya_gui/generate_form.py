@@ -25,6 +25,9 @@ IMAGES = (
 MODEL = ("pretrained_model_name_or_path",)
 SHORT = ("prompt", "negative_prompt")
 """Options whose controls take the whole row."""
+USUAL = ("width", "height", "steps", "scale", "guidance")
+"""Options whose field shows the family's own value while it is empty."""
+RANDOM = "random each time"
 START = {"compile_mode": COMPILE_MODE}
 """Option -> value with which the page begins, where it is not the option's default."""
 
@@ -46,7 +49,7 @@ def form() -> list[dict[str, Any]]:
             "multiple": card_of(script.family).side_multiple,
             "controls": card_of(script.family).has(CONTROLS.needs),
             "panels": [
-                {"title": title, "open": title == "Model", "fields": [_field(o) for o in fields]}
+                {"title": title, "open": title == "Model", "fields": [_field(o, script.family) for o in fields]}
                 for title, fields in _panels(script.family)
                 if fields
             ],
@@ -80,7 +83,8 @@ def _panels(family: str) -> list[tuple[str, list[Option]]]:
     return panels
 
 
-def _field(option: Option) -> dict[str, Any]:
+def _field(option: Option, family: str) -> dict[str, Any]:
+    usual = getattr(card_of(family).sample_defaults, option.name, None) if option.name in USUAL else None
     return {
         "name": option.name,
         "label": option.label,
@@ -89,7 +93,7 @@ def _field(option: Option) -> dict[str, Any]:
         "choices": [str(choice) for choice in option.choices],
         "value": shown(option, START.get(option.name, option.default)),
         "path": option.path,
-        "placeholder": option.placeholder,
+        "placeholder": RANDOM if option.name == "image_seed" else option.placeholder or str(usual or ""),
         "wide": option.name in SHORT or option.path,
         "nullable": option.nullable,
         "shown_when": option.shown_when if option.shown_when != option.name else None,

@@ -193,7 +193,10 @@ class GenerateRoutes:
         else:
             values["pretrained_model_name_or_path"] = str(newest)
         if run_state.samples and run_state.samples[-1].note:
-            values["prompt"] = [run_state.samples[-1].note]
+            sample = run_state.samples[-1]
+            values["prompt"] = [sample.note]
+            made = {"width": sample.width, "height": sample.height, "image_seed": sample.seed}
+            values |= {name: value for name, value in made.items() if value}
         controls = self._controls_of_sample(file, run_state) if card_of(family).has(CONTROLS.needs) else []
         told = {"family": family, "values": form_values(family, values), "adapters": adapters}
         return {**told, "controls": controls} if controls else told

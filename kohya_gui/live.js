@@ -8,6 +8,7 @@
   ];
   const LIVING = ["starting", "running", "stopping"];
   const SEEN_EVERY = 1000; // milliseconds between two polls
+  const IDLE_EVERY = 3000; // while nothing runs or waits
   const HIDDEN_EVERY = 5000;
   const SOON = 100; // while Gradio builds the page
   const TAKEN = 300; // until the GUI has processed a command to a run
@@ -53,13 +54,14 @@
       );
       this.run.append(this.sections.where);
       this.sections.head.after(this.about);
-      this.element = el("div", { class: "live" }, this.waiting, this.none, this.run, this.status);
+      this.title = el("h4", { class: "live-title", hidden: true });
+      this.element = el("div", { class: "live" }, this.waiting, this.title, this.none, this.run, this.status);
       this.element.addEventListener("click", (event) => this.clicked(event));
       this.nothing(...NO_RUN);
     }
 
     nothing(title, text) {
-      this.run.hidden = true;
+      this.run.hidden = this.title.hidden = true;
       this.none.hidden = false;
       this.none.replaceChildren(el("p", { class: "run-title" }, title), el("p", {}, text));
     }
@@ -106,6 +108,8 @@
       this.behind = told.now - Date.now() / 1000; // the server's clock may differ
       this.none.hidden = true;
       this.run.hidden = false;
+      this.title.hidden = slot === "runs" || told.state === "queued"; // where the plan of the next run stands above it
+      write(this.title, told.over ? "Last run" : "Current run");
       this.run.className = `run run-${told.state}`;
       this.run.dataset.run = told.id;
       for (const [name, section] of Object.entries(this.sections)) put(section, told.sections[name] || "");
@@ -147,7 +151,7 @@
     /** Update the elapsed times: a phase that takes minutes reports nothing meanwhile. */
     tick() {
       const now = Date.now() / 1000 + (this.behind ?? 0);
-      for (const element of this.run.querySelectorAll("[data-since]"))
+      for (const element of document.querySelectorAll(".running [data-since]"))
         write(element, Studio.duration(now - Number(element.dataset.since)));
     }
 
@@ -392,7 +396,8 @@
       answered(error);
     }
     beating = false;
-    timer = setTimeout(beat, again ? 0 : !view ? SOON : document.hidden ? HIDDEN_EVERY : SEEN_EVERY);
+    const idle = !failures && board.known && !board.runs.some(isOn);
+    timer = setTimeout(beat, again ? 0 : !view ? SOON : document.hidden ? HIDDEN_EVERY : idle ? IDLE_EVERY : SEEN_EVERY);
   };
 
   /** Show a banner when the GUI is not responding; training continues without it. */

@@ -34,7 +34,7 @@
     el(
       "div",
       { class: wide ? "wide" : "" },
-      el("label", { class: "tool-label", for: control.id || null }, field.label),
+      el("label", { class: "tool-label", for: `tool-${field.name}` }, field.label),
       control.closest?.(".picker") ?? control,
       hint,
       field.help ? el("div", { class: "tool-help" }, field.help) : null,

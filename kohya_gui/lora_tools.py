@@ -76,6 +76,8 @@ def read_values(tool: LoraTool, given: Mapping[str, Any]) -> dict[str, Any]:
         if o.name in given:
             value = o.read(given[o.name])
             values[o.name] = o.default if value in ("", None) and not o.nullable and not o.many else value
+    if (out := values.get(tool.output)) and isinstance(out, str) and not Path(out).suffix:
+        values[tool.output] = f"{out}.safetensors"
     return values
 
 

@@ -17,11 +17,12 @@ from kohya_gui.field_links import NO_LINKS, FieldLinks
 from kohya_gui.json_routes import get, post
 from kohya_gui.messages import message
 from kohya_gui.plan_card import settings_of
-from kohya_gui.run_view import progress_bar
+from kohya_gui.run_view import progress_bar, ticking
 from kohya_gui.tool_job import ToolJob
-from sd_scripts.formats.toml_files import write_toml
+from sd_scripts.formats.toml_files import read_toml, write_toml
 from sd_scripts.formats.words import duration
 from sd_scripts.options import preflight
+from sd_scripts.options.catalog import FAMILY_TITLES
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.spec import each_option
@@ -33,6 +34,9 @@ from sd_scripts.runs.watched import WatchedRun
 TOOL = "sd_scripts.tools.measure_compile"
 GIB = 2**30
 MOST_BYTES = 1_000_000
+SETTINGS = "settings.toml"
+SHOWN_SETTINGS = {"resolution": "resolution", "train_batch_size": "batch size", "network_dim": "rank"}
+"""Settings that stand above a result, by their words there."""
 SET_BY_VARIANTS = (
     *(o.name for o in each_option(CompileOptions)),
     *("gradient_checkpointing", "activation_memory_budget"),
@@ -58,7 +62,7 @@ class MeasureJob(ToolJob):
             raise links.refusal(problems)
 
         def prepare(job: WatchedRun) -> Sequence[str]:
-            config = job.folder.path / "settings.toml"
+            config = job.folder.path / SETTINGS
             try:
                 write_toml(config, settings.saved())
             except OSError as error:
@@ -67,6 +71,17 @@ class MeasureJob(ToolJob):
 
         self.begin([sys.executable, "-m", TOOL], prepare, record={"tab": tab})
         self.tab = tab
+
+    @property
+    def about(self) -> str:
+        """The settings that the current or last job measures, in a few words; the form may have others by now."""
+        try:
+            values = read_toml(self.watched.folder.path / SETTINGS) if self.watched else {}
+        except (OSError, ValueError):
+            return ""
+        named = [str(values.get("output_name") or ""), FAMILY_TITLES.get(str(values.get("family")), "")]
+        named += [f"{label} {values[name]}" for name, label in SHOWN_SETTINGS.items() if name in values]
+        return ", ".join(filter(None, named))
 
     @property
     def result(self) -> Mapping[str, Any] | None:
@@ -94,7 +109,7 @@ def routes(
         known = f"{launch}.{name}.{waiting}.{run_state.event_count}.{run_state.state}"
         if request.query_params.get("known") == known:
             return None
-        shown = view(run_state, job.result, job.waits_for if waiting else "")
+        shown = view(run_state, job.result, job.waits_for if waiting else "", job.about)
         return {"known": known, "tab": job.tab, "html": shown, "over": run_state.over}
 
     def start(request: Request, body: Mapping[str, Any]) -> dict[str, bool]:
@@ -112,15 +127,15 @@ def routes(
     return [get("measure", state), post("measure", start), post("measure/stop", stop)]
 
 
-def view(run_state: RunState, result: Mapping[str, Any] | None, waits_for: str) -> str:
-    """Return the job as HTML: the run it waits for, its progress, or its outcome."""
+def view(run_state: RunState, result: Mapping[str, Any] | None, waits_for: str, about: str = "") -> str:
+    """Return the job as HTML: the run it waits for, its progress, or its outcome; `about`: what it measures."""
     stop = '<button type="button" class="quiet-button" data-measure="stop">Stop measuring</button>'
     if waits_for:
         return (
             message("note", f"Measuring starts when {waits_for} ends, before queued runs, if the GUI runs then") + stop
         )
     if run_state.state == "finished" and result:
-        return table(result)
+        return table(result, about)
     if run_state.state == "stopped":
         return message("warning", "Measuring was stopped. Variants that were finished are remembered")
     if run_state.over:
@@ -129,16 +144,19 @@ def view(run_state: RunState, result: Mapping[str, Any] | None, waits_for: str) 
     doing = "stopping" if run_state.state == "stopping" else doing
     fraction = run_state.done / run_state.total if run_state.total else None
     steps = f", step {run_state.done} of {run_state.total}" if run_state.total else ""
-    return f'<div class="run measuring">{progress_bar(fraction, doing + steps)}{stop}</div>'
+    since = run_state.phase_since or run_state.started  # a variant that compiles reports nothing for minutes
+    ticks = f' · <span class="ticks" {ticking(since)}></span>' if since else ""
+    return f'<div class="run measuring">{progress_bar(fraction, doing + steps, ticks)}{stop}</div>'
 
 
-def table(result: Mapping[str, Any]) -> str:
+def table(result: Mapping[str, Any], about: str = "") -> str:
     """Return the measured variants with a bar for each, the best first to be chosen."""
     rows = result["rows"]
     slowest = max((_median(row) for row in rows), default=0.0) or 1.0
     shown = "".join(_row(row, slowest, row["variant"] == result["best"]) for row in rows)
     head = "<th>Variant</th><th>Step</th><th>First step</th><th>Memory</th><th>This run</th><th></th>"
-    return f'<div class="measured"><table><thead><tr>{head}</tr></thead><tbody>{shown}</tbody></table></div>'
+    caption = f"<caption>Measured with {escape(about)}</caption>" if about else ""
+    return f'<div class="measured"><table>{caption}<thead><tr>{head}</tr></thead><tbody>{shown}</tbody></table></div>'
 
 
 def _row(row: Mapping[str, Any], slowest: float, best: bool) -> str:

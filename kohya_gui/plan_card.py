@@ -41,6 +41,7 @@ NOTICEABLE = 0.01
 """Share of its area that an image must lose to be listed."""
 MEASURE = "Measure on this machine"
 MEASURE_HINT = "Train a few steps with these settings, eager and compiled, and compare the speeds"
+NO_INTERVAL, EVERY_EPOCH = "sample_prompts: generates no samples on its own", "Sample every epoch"
 FAULT = "No plan: it could not be made. See the console of the GUI."
 TOO_LONG = "No plan: reading the sizes of the images takes too long. Training can start all the same."
 NO_DATA = "Choose the training images to see steps, buckets and, with torch.compile, graphs."
@@ -85,7 +86,7 @@ class PlanCards:
                 logger.error("The plan could not be made:\n%s", details)
                 return {"html": empty(FAULT)}
             refused = [Html(f"No plan yet: {links.sentence(why)}") for why in plan.get("refused", ())[:1]]
-            html = empty(*refused) if refused else filled(plan, links)
+            html = empty(*refused) if refused else filled(plan, links, [str(each) for each in settings.remarks])
             self._made[key] = html
             while len(self._made) > REMEMBERED:
                 self._made.popitem(last=False)
@@ -114,18 +115,23 @@ def empty(why: str) -> str:
     return f'<p class="plan plan-empty">{as_html(why)}</p>'
 
 
-def filled(plan: Mapping[str, Any], links: FieldLinks = NO_LINKS) -> str:
-    """Return the card of a plan that was made."""
+def filled(plan: Mapping[str, Any], links: FieldLinks = NO_LINKS, remarks: Sequence[str] = ()) -> str:
+    """Return the card of a plan that was made; `remarks` on the settings stand below it."""
     rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in plan["rows"])
     bar = memory_bar(plan["memory_parts"], plan["memory"]) if plan["memory"] else ""
-    notes = [*((plan["compile"] or {}).get("advice") or ()), *plan["warnings"]]
-    told = "".join(f"<li>{links.sentence(note)}</li>" for note in notes)
+    notes = dict.fromkeys([*((plan["compile"] or {}).get("advice") or ()), *plan["warnings"], *remarks])
+    told = "".join(f"<li>{links.sentence(note)}{_mend(note, links)}</li>" for note in notes)
     below = f"<ul>{told}</ul>" if notes else ""
     summary = f'<summary data-name="plan"><b>Plan</b> <span>{escape(plan["headline"])}</span></summary>'
     measure = (
         f'<p class="ways"><button type="button" data-measure="start" title="{MEASURE_HINT}">{MEASURE}</button></p>'
     )
     return f'<details class="plan">{summary}<dl>{rows}</dl>{bar}{cropped(plan)}{below}{measure}</details>'
+
+
+def _mend(note: str, links: FieldLinks) -> str:
+    """Return a button that does what a note asks for; empty if it takes more than a button."""
+    return links.set_button("sample_every_n_epochs", "1", EVERY_EPOCH) if note.startswith(NO_INTERVAL) else ""
 
 
 def memory_bar(parts: Sequence[tuple[str, int]], memory: Mapping[str, Any]) -> str:

@@ -59,17 +59,19 @@
     const [status, said] = [el("p", { role: "status", class: "quiet" }), el("div")];
     fields = { text, repo, token, public: everyone, buttons, status, said };
     dialog.replaceChildren(
+      el("h3", {}, "Publish"),
       el("p", {}, "The model card, which the Hub shows. Edit it first; it is saved beside the file."),
       text,
       el("p", {}, "Published:"),
       el("ul", { class: "quiet" }, ...Object.entries(told.sources).map(([name, path]) => el("li", {}, `${name}: ${path}`)), ...told.left_out.map((why) => el("li", {}, why))),
-      repo,
-      token,
-      el("label", {}, everyone, " Everyone can see a repository that is created"),
+      el("label", {}, "Repository", repo),
+      el("label", {}, "Hugging Face token", token),
+      el("label", {}, everyone, " Make a new repository public"),
       said,
       status,
       el("div", { class: "ways" }, ...buttons, button("close", "Close", () => dialog.close())),
     );
+    text.setSelectionRange(0, 0); // at its top
     text.focus();
   };
 

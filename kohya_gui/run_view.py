@@ -1,6 +1,7 @@
 """Render a run's state as HTML. Pure functions; colours come from the theme's style sheet."""
 
 import math
+import os
 import time
 from collections.abc import Iterable
 from html import escape
@@ -14,6 +15,7 @@ from sd_scripts.formats.words import some
 from sd_scripts.options.generate import GENERATE
 from sd_scripts.runs.events import END
 from sd_scripts.runs.outputs import DIFFUSERS_ENDING, EMA_ENDING, EMBEDDING_ENDING, STATE_ENDING
+from sd_scripts.runs.process import TERM_GRACE
 from sd_scripts.runs.run_state import ENDED, LIVING, CompileChecks, OutputFile, RunState, State
 from sd_scripts.runs.store import RunRow
 
@@ -189,17 +191,20 @@ def what_is_lost(run_state: RunState) -> str:
     begun = run_state.facts.get("step") or 0
     if run_state.step <= begun:
         return "Ends the run immediately. Nothing is trained yet, so nothing is lost."
+    ends = f"Ends the run within {TERM_GRACE:.0f} seconds. It saves first if the current step ends by then; if not,"
+    if os.name == "nt":  # which has no signal that a process can answer
+        ends = "Ends the run immediately without saving:"
     states = [made.step for made in run_state.saved if made.path.name.endswith(STATE_ENDING)]
     if states:
-        return f"Ends the run immediately without saving: training after step {states[-1]} is lost."
+        return f"{ends} training after step {states[-1]} is lost."
     if run_state.saved:
         return (
-            f"Ends the run immediately without saving: files up to step {run_state.saved[-1].step} stay, later "
-            "training is lost, and the run cannot be continued."
+            f"{ends} files up to step {run_state.saved[-1].step} stay, later training is lost, and the run cannot be "
+            "continued."
         )
     if begun:
-        return f"Ends the run immediately without saving: training after step {begun} is lost."
-    return "Ends the run immediately without saving: all training is lost."
+        return f"{ends} training after step {begun} is lost."
+    return f"{ends} all training is lost."
 
 
 def actions(buttons: Iterable[tuple[str, str, str]]) -> str:
@@ -268,13 +273,14 @@ def tiles(run_state: RunState, row: RunRow, now: float | None = None) -> str:
     time_tile = ("Took" if run_state.over else "So far", duration(took), "total time")
     if run_state.seconds_left is not None:
         time_tile = ("Time left", duration(run_state.seconds_left), "at the current speed")
+    several = (run_state.facts.get("images_per_step") or 1) > 1  # else it is the speed again
     ticks = "" if run_state.over or not began else f" {ticking(began)}"
     loss = run_state.average if run_state.average is not None else run_state.loss
     shown = [
         ("Loss, mean", formatted(loss, "{:.4f}"), LOSS_HINT),
         ("Speed", speed(run_state.seconds_per_step), "without warmup and compilation"),
         time_tile,
-        ("Images", formatted(run_state.images_per_second, "{:.3g}/s"), "training images per second"),
+        *([("Images", formatted(run_state.images_per_second, "{:.3g}/s"), "training images per second")] * several),
         ("VRAM", memory(run_state.vram), peaks(run_state.vram_of_phases)),
         ("RAM", memory(run_state.ram), "of the training process"),
         ("Learning rate", *rates(run_state.learning_rates)),

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import gradio as gr
-from gradio.components import FormComponent
 
 from kohya_gui import recognise, recognise_images
 from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
@@ -21,7 +20,6 @@ from kohya_gui.compile_bundle import CompileBundleControl
 from kohya_gui.configuration import Prepared, config_path, families_of, path_to_save, save_prompts
 from kohya_gui.controls import BROWSER_SECRET, QUIET, Form, after_changes, given, unquoted
 from kohya_gui.draft import Draft
-from kohya_gui.field_links import panels_around
 from kohya_gui.measure_routes import SET_BY_SOME, SET_BY_VARIANTS
 from kohya_gui.messages import Html, message
 from kohya_gui.overwriting import answered, find_taken, question
@@ -60,7 +58,7 @@ FIRST_OUTPUT = "outputs"
 """Output folder of a fresh page."""
 ABOUT_IMAGES = ("caption_extension", "in_json", "num_repeats", "allow_many_repeats", "max_train_epochs")
 """Options that decide how the images in train_data_dir are read, and how often."""
-HINTED = (BASE_MODEL, "train_data_dir", "in_json", *component_options())
+HINTED = (BASE_MODEL, "train_data_dir", "in_json", "output_dir", *component_options())
 WITHOUT = ("run_dir",)
 """Options that the GUI sets itself."""
 RECENT = 12
@@ -154,7 +152,7 @@ class TrainingTab:
             value=families[0],
             label="Model family",
             elem_id=f"{self.name}-family",
-            elem_classes="family",
+            elem_classes="family" if len(families) > 1 else "family offstage",  # one is no choice
         )
         others = [tab for tab in TABS.values() if tab is not self.training.tab]
         gr.HTML(take_over(others), elem_id=f"{self.name}-others", elem_classes="others")
@@ -194,6 +192,7 @@ class TrainingTab:
 
         self._connect_hint(BASE_MODEL, model_hint, self.family)
         self._connect_hint("train_data_dir", self._image_hint, *(controls[n] for n in ABOUT_IMAGES))
+        self._connect_hint("output_dir", output_hint)
         self._connect_hint("in_json", lambda path: hint(self._seen("in_json", path, recognise.metadata)))
         for name in self.form.hints.keys() & set(component_options()):
             self._connect_hint(name, self._component_hint(name), self.family)
@@ -203,7 +202,7 @@ class TrainingTab:
         after_changes(about, tell, about, self.form.hints[name])
 
     def _image_hint(self, path: str, extension: str, metadata: str, repeats: str, many: bool, epochs: str) -> str:
-        options, controls = self.form.options, self.form.controls
+        options, links = self.form.options, self.form.links
 
         def number(name: str, typed: str) -> int | None:
             value = given(options[name], typed)
@@ -216,16 +215,16 @@ class TrainingTab:
 
         found = self._seen("train_data_dir", path, look)
         if found.ending:
-            return hint(found, setting(controls["caption_extension"], found.ending, f"Use the {found.ending} files"))
+            return hint(found, links.set_button("caption_extension", found.ending, f"Use the {found.ending} files"))
         if found.instead:
             near = os.path.relpath(found.instead, os.path.expanduser(unquoted(path).strip()))
-            return hint(found, setting(controls["train_data_dir"], str(found.instead), f"Use {near}"))
+            return hint(found, links.set_button("train_data_dir", str(found.instead), f"Use {near}"))
         if not found.flat:
             return hint(found)
         passes = number("max_train_epochs", epochs)  # without them the number of steps is set
         fitting = usual_factor(found.images * passes) if passes and passes > 0 else 1
         often = f", {fitting} repeats" if fitting > 1 else " as it is"
-        return hint(found, setting(controls["num_repeats"], str(fitting), f"Use this folder{often}"))
+        return hint(found, links.set_button("num_repeats", str(fitting), f"Use this folder{often}"))
 
     def _component_hint(self, name: str) -> Callable[[str, str], str]:
         return lambda path, family: hint(self._seen(name, path, lambda place: recognise.part(place, name, family)))
@@ -594,6 +593,12 @@ class TrainingTab:
         return self.training.train_model(self._queue, values, family, unknown, print_only, self._allowed_paths, prompts)
 
 
+def output_hint(path: str) -> str:
+    """Return the whole path of a relative output folder: it begins where the GUI was started."""
+    folder = Path(os.path.expanduser(unquoted(path or "").strip() or "."))
+    return "" if folder.is_absolute() else hint(Recognised(f"Saves to {folder.absolute()}"))
+
+
 def hint(found: Recognised, more: str = "") -> str:
     if not found.text:
         return ""
@@ -610,10 +615,3 @@ def take_over(tabs: Sequence[Tab]) -> str:
     """Return buttons that copy model, images and output folder from another tab (fields.js)."""
     buttons = "".join(f'<button type="button" data-load="tab:{tab.name}">{tab.title}</button>' for tab in tabs)
     return f"<span>Copy model, images and output folder from</span>{buttons}"
-
-
-def setting(control: FormComponent, value: str, words: str) -> str:
-    """Return a button that writes a value into another control (fields.js)."""
-    panels = " ".join(panels_around(control))
-    field = f'data-set="{control.elem_id}" data-value="{escape(value)}" data-panels="{panels}"'
-    return f' <button type="button" {field}>{escape(words)}</button>'
