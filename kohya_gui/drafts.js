@@ -33,6 +33,7 @@ window.Drafts = (() => {
   const sheet = new CSSStyleSheet(); // a CSS rule, since a tab that was never shown has no elements yet
   document.adoptedStyleSheets = [...document.adoptedStyleSheets, sheet];
   const unsaved = new Set();
+  const touched = new Set(); // tabs with changes by hand since their baseline, other than of the family
   const settings = (draft) =>
     JSON.stringify(Object.entries(draft).flatMap(([name, now]) => (name === "family" || name.startsWith("option:") ? [[name, String(now ?? "")]] : [])));
   /** The form of a fresh page, as the server sent it. */
@@ -48,6 +49,7 @@ window.Drafts = (() => {
     // an unchanged value may come back as 0.0001 for 1e-4, which is no change
     if (!saved || (stamp && stamp !== saved.stamp) || (restoring && !saved.unsaved)) {
       const isNew = !saved && !stamp; // the user may have typed meanwhile
+      touched.delete(tab);
       saved = { stamp, settings: isNew ? settings(ofNewPage(tab, Object.keys(draft))) : now };
     }
     saved.unsaved = saved.settings !== now;
@@ -69,7 +71,7 @@ window.Drafts = (() => {
     commands.set(tab, latest.get(tab));
     document.getElementById(`${tab}-command`)?.removeAttribute("data-stale");
   };
-  const untouched = (tab) => !unsaved.has(tab) && !document.querySelector(`#${tab}-file input`)?.value;
+  const untouched = (tab) => !touched.has(tab) && !unsaved.has(tab) && !document.querySelector(`#${tab}-file input`)?.value;
 
   const named = (names, now) => Object.fromEntries(names.map((name, i) => [name, now[i]]));
 
@@ -109,6 +111,7 @@ window.Drafts = (() => {
     if (!target.closest?.(".configuration, .settings")) return;
     if (type === "click" && target.closest("button:not(.reset-button)")) return; // the draft is saved with the server's answer
     const pane = target.closest("[role=tabpanel]");
+    if (pane && target.closest(".option") && !pane.inert) touched.add(pane.id);
     const button = pane?.querySelector(".keep-draft");
     if (!button || pane.inert) return;
     if (due && due.button !== button) keep();

@@ -135,6 +135,7 @@ def save_as(page: Page, path: Path) -> None:
 @of_a_stranger
 def test_a_new_page_begins_with_the_safe_start_and_a_reload_brings_back_what_stood_in_each_tab(page, tmp_path):
     expect_safe_start(page)
+    expect_a_family_to_bring_its_safe_start_while_nothing_is_changed(page)
     expect_another_family_to_have_its_own_settings(page)
     expect_the_safe_start_to_be_chosen_again(page)
     expect_a_preset_to_be_marked_while_it_is_applied(page)
@@ -190,6 +191,13 @@ def expect_safe_start(page: Page) -> None:
     expect(field(page, "caption_extension")).to_have_value(".txt")
     expect(field(page, "mixed_precision")).to_have_value("bf16")
     expect(field(page, "output_dir")).to_have_value("outputs")
+
+
+def expect_a_family_to_bring_its_safe_start_while_nothing_is_changed(page: Page) -> None:
+    for title, scheduled in (("Qwen-Image", "Qwen-Image safe start"), ("SDXL", "SDXL safe start")):
+        family(page, title)
+        expect(field(page, "preset")).to_have_value(scheduled)
+    expect_safe_start(page)
 
 
 def expect_the_safe_start_to_be_chosen_again(page: Page) -> None:
@@ -503,6 +511,10 @@ def test_another_file_is_written_over_only_after_a_second_click(page, tmp_path):
 def test_start_leads_to_the_wrong_field_in_its_folded_panel_and_marks_it_until_it_is_changed(page, tmp_path):
     begin_anew(page, tmp_path)
     field(page, "max_train_steps").fill("-3")
+    field(page, "max_train_steps").press("Tab")
+    beside = page.locator("#lora-max_train_steps")
+    expect(beside).to_have_css("outline-style", "solid")
+    assert "-3 is outside" in beside.evaluate("field => getComputedStyle(field, '::after').content")
     page.locator("#lora-start").click()
     expect(page.locator("#lora-message")).to_contain_text("Max train steps (max_train_steps): -3 is outside")
     field(page, "max_train_steps").fill("10")
@@ -573,6 +585,11 @@ def test_the_command_is_shown_to_copy_with_all_settings_and_nothing_is_written(p
         == from_values(SDXL_LORA, read_toml(settings)).changed()
     )
     assert not output.exists()
+    field(page, "seed").fill("8")
+    expect(command).to_have_attribute("data-stale", "")
+    page.locator("#lora-print").click()
+    expect(command).not_to_have_attribute("data-stale", "")
+    expect(command).to_contain_text("--seed 8")
 
 
 def test_an_answer_to_the_whole_form_does_not_make_later_ones_slow(page, tmp_path):
@@ -750,6 +767,43 @@ def test_a_settings_file_that_is_dropped_on_the_page_is_opened_and_the_page_stay
     expect(page.locator("#lora-message")).to_contain_text("Opened mine.toml")
     expect(field(page, "seed")).to_have_value("77")
     assert page.evaluate("stayed")
+    page.evaluate("""() => {
+      const data = new DataTransfer();
+      data.items.add(new File([new Uint8Array(4.1e6)], "large.json"));
+      document.querySelector("#lora").dispatchEvent(new DragEvent("drop", { dataTransfer: data, bubbles: true }));
+    }""")
+    expect(page.locator("#studio-toasts")).to_contain_text("large.json is not opened")
+
+
+def test_another_tab_of_the_browser_that_keeps_the_same_settings_is_told(page):
+    said = "(kind) => new BroadcastChannel(`studio-drafts ${location.host}`).postMessage({ from: 'other', kind })"
+    page.evaluate(said, "opened")
+    expect(page.locator("#studio-twin")).to_contain_text("also open in another tab")
+    page.evaluate(said, "gone")
+    expect(page.locator("#studio-twin")).to_have_count(0)
+
+
+def test_no_list_stays_open_behind_who_goes_through_a_form_with_tab(page, tmp_path):
+    begin_anew(page, tmp_path)
+    for tab in ("lora", *FULL, "textual_inversion"):
+        go_to(page, tab)
+        page.locator(f"#{tab}-output_name input, #{tab}-output_name textarea").first.focus()
+        lists = set()
+        for _ in range(45):
+            page.keyboard.press("Tab")
+            lists.add(
+                page.evaluate(
+                    "document.activeElement.matches('[role=combobox]') && document.activeElement.closest('.option')?.id"
+                )
+            )
+        assert len(lists) > 5, lists
+        page.locator(f"#{tab}-start").focus()
+        expect(page.locator(".options")).to_have_count(0)
+    go_to(page, "lora")
+    field(page, "optimizer_type").fill("torch.optim.RAdam")
+    field(page, "optimizer_type").press("Tab")
+    expect(page.locator(".options")).to_have_count(1)  # of the next field, which has one
+    expect(field(page, "optimizer_type")).to_have_value("torch.optim.RAdam")
 
 
 def test_a_name_that_is_in_use_is_asked_about_before_the_start(page, gui, demo):
