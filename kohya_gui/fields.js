@@ -86,7 +86,9 @@
       useOffer(tab);
       Studio.beat(); // a run may have started
     };
-    new MutationObserver(answered).observe(box, { childList: true, subtree: true, characterData: true });
+    // the same answer as before differs by an attribute only
+    const seen = { childList: true, subtree: true, characterData: true, attributeFilter: ["data-at"] };
+    new MutationObserver(answered).observe(box, seen);
   };
   const ASKING = ["start", "print", "open", "save", "save-new"];
   const PATIENCE = 60_000; // ms after which no answer is expected any more
@@ -201,7 +203,9 @@
     "change",
     ({ target }) => {
       const tab = target.type === "radio" && target.closest("[id$=-family]")?.id.replace(/-family$/, "");
-      if (tab) pristine.set(tab, Drafts.untouched(tab));
+      if (!tab) return;
+      pristine.set(tab, Drafts.untouched(tab));
+      watch(tab);
     },
     true,
   );

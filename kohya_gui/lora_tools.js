@@ -78,7 +78,7 @@
   };
 
   const choice = (field, values) => {
-    const options = [...(field.nullable ? [["", "as it is"]] : []), ...field.choices.map((each) => [each, each])];
+    const options = [...(field.nullable ? [["", "unchanged"]] : []), ...field.choices.map((each) => [each, each])];
     if (field.name === "dynamic_method") options[0][1] = "fixed rank";
     const select = el("select", { id: `tool-${field.name}` }, ...options.map(([value, words]) => el("option", { value }, words)));
     select.value = values[field.name] ?? field.default ?? "";

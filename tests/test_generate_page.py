@@ -326,14 +326,14 @@ def test_try_it_fills_in_what_a_run_trained(tab: Tab, flux_miniature: Any, tmp_p
     log = run.log()
     log("started", max_steps=1)
     log("saved", path=str(saved), step=1)
-    log("sample", path=str(tmp_path / "1.png"), step=1, number=1, prompt="a cat")
+    log("sample", path=str(tmp_path / "1.png"), step=1, number=1, prompt="a cat", width=320, height=192, seed=9)
     log("finished", step=1, path=str(saved))
     log.close()
     tab.queue.store.update(id, state="finished")
     told = tab.get(f"/run/{id}").json()
     assert told["family"] == "flux_kontext"
     assert told["adapters"] == [{"path": str(saved), "strength": 1.0}]
-    assert told["values"] == {**files, "prompt": "a cat"}
+    assert told["values"] == {**files, "prompt": "a cat", "width": 320, "height": 192, "image_seed": "9"}
     assert told["controls"] == ["/before/cat.png", "/before/style.png"]
     saved.unlink()
     assert "none of its files is there any more" in tab.get(f"/run/{id}").json()["error"]

@@ -32,7 +32,7 @@ from kohya_gui.past_runs import why_not
 from kohya_gui.presets import PRESETS, preset_title, preset_words
 from kohya_gui.run_view import duration, newest_state, sections, speed
 from kohya_gui.training import Training
-from kohya_gui.training_tab import TrainingTab, hint, offer
+from kohya_gui.training_tab import TrainingTab, hint, offer, output_hint
 from sd_scripts.families.flux.options import RECOMMENDED
 from sd_scripts.families.model_file import describe
 from sd_scripts.families.registry import cards
@@ -870,6 +870,39 @@ def test_a_run_that_a_person_ended_is_not_told_as_a_failure():
     assert 'message-note" role="status"' in html
     assert "You stopped this run at once at step 30" in html
     assert "message-error" not in html
+
+
+@pytest.mark.parametrize(
+    ("saved", "lost"),
+    [
+        ([], "all training is lost"),
+        (["cat-state"], "training after step 20 is lost"),
+        (["cat.safetensors"], "files up to step 20 stay, later training is lost"),
+    ],
+)
+def test_stop_now_says_that_the_run_saves_if_it_can_and_what_is_lost_else(saved, lost):
+    run_state = trained()
+    for name in saved:
+        run_state.apply({"kind": "saved", "path": f"/out/{name}", "step": 20})
+    told = sections(run_state, row())["controls"]
+    assert lost in told
+    assert ("It saves first if the current step ends by then" in told) == (os.name != "nt")
+
+
+@pytest.mark.parametrize(("images", "shown"), [(1, False), (4, True)])
+def test_images_per_second_are_shown_where_they_say_more_than_the_speed(images, shown):
+    run_state = RunState()
+    run_state.apply({"kind": "started", "max_steps": 9, "images_per_step": images, "time": 1.0})
+    for step in range(1, 9):
+        run_state.apply({"kind": "step", "step": step, "epoch": 1, "loss": 0.5, "seconds": 0.5})
+    assert ("<span>Images</span>" in sections(run_state, row())["tiles"]) == shown
+
+
+def test_a_relative_output_folder_is_told_as_a_whole_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert f"Saves to {tmp_path / 'loras' / 'cat'}<" in output_hint("loras/cat")
+    assert f"Saves to {tmp_path}<" in output_hint("")
+    assert output_hint(str(tmp_path)) == output_hint("~/loras") == ""
 
 
 def test_the_time_that_a_run_took_is_that_of_its_row():

@@ -71,6 +71,18 @@ def test_the_state_of_a_job_is_told(events: list[dict[str, Any]], waits_for: str
     assert shown in view(run_state, None, waits_for)
 
 
+def test_a_measurement_that_compiles_tells_how_long_and_its_result_tells_of_what() -> None:
+    run_state = RunState()
+    run_state.apply({"kind": "phase", "name": "measuring max-autotune", "time": 50.0})
+    run_state.apply({"kind": "phase", "name": "measuring max-autotune", "time": 90.0})
+    assert 'data-since="50.0"' in view(run_state, None, "")
+    run_state.apply({"kind": "finished", "time": 99.0})
+    result = {"rows": [], "best": None}
+    assert "<caption>Measured with dog, FLUX.1, rank &lt;4&gt;</caption>" in view(
+        run_state, result, "", "dog, FLUX.1, rank <4>"
+    )
+
+
 TOKEN = "hf_TheTokenOfHuggingFace"
 
 

@@ -141,6 +141,20 @@ def test_a_plan_leads_to_the_fields_that_it_names(process: PlanProcess, folder: 
     assert 'data-field="lora-max_train_steps"' in html(cards, body(folder, max_train_steps="9"))
 
 
+def test_prompts_that_make_no_samples_are_told_before_the_start_with_a_remedy(
+    process: PlanProcess, folder: Path
+) -> None:
+    options = {o.name: o for group in SDXL_LORA.groups for o in each_option(group)}
+    cards = PlanCards(EVERYWHERE, process, {"lora": FieldLinks("lora", options)})
+    (prompts := folder / "prompts.txt").write_text("a dog")
+    told = html(cards, body(folder, sample_prompts=str(prompts)))
+    assert "generates no samples on its own" in told
+    assert 'data-set="lora-sample_every_n_epochs" data-value="1"' in told
+    assert "generates no samples" not in html(
+        cards, body(folder, sample_prompts=str(prompts), sample_every_n_steps="5")
+    )
+
+
 def test_folders_outside_the_allowed_ones_are_not_looked_at(
     process: PlanProcess, folder: Path, tmp_path_factory: Any
 ) -> None:

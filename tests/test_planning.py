@@ -54,13 +54,13 @@ def measured(settings: Settings, seconds: dict[str, float], **more: Any) -> Meas
     [
         (
             {"max_train_epochs": 4},
-            "max_train_epochs: 8 steps are few for a LoRA; about 1,500 are usual: set max_train_epochs =",
+            "max_train_epochs: 8 steps see 8 images, repeats included, which is few for a LoRA; about 1,500",
         ),
         (
             {"max_train_steps": 30},
-            "max_train_steps: 30 steps are few for a LoRA; about 1,500 are usual: set max_train_steps =",
+            "max_train_steps: 30 steps see 30 images, repeats included, which is few for a LoRA; about 1,500 are usual",
         ),
-        ({"max_train_steps": 90, "train_batch_size": 2}, "max_train_steps: 90 steps are few"),
+        ({"max_train_steps": 90, "train_batch_size": 2}, "max_train_steps: 90 steps see 180 images"),
         ({"max_train_steps": 300, "train_batch_size": 2}, ""),
         ({"max_train_epochs": 300}, ""),
     ],

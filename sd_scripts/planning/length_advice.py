@@ -19,4 +19,5 @@ def length_advice(settings: Settings, steps: int, seen: float) -> tuple[str, ...
         name, value = "num_repeats", factor * repeats
     elif epochs:
         name, value = "max_train_epochs", factor * epochs
-    return (f"{name}: {counted(steps, 'step')} are few for a LoRA; about {USUAL:,} are usual: set {name} = {value}",)
+    shown = f"{counted(steps, 'step')} see {counted(round(seen), 'image')}, repeats included"
+    return (f"{name}: {shown}, which is few for a LoRA; about {USUAL:,} are usual: set {name} = {value}",)
