@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 from urllib.request import url2pathname
 
 import gradio as gr
@@ -142,6 +142,15 @@ class Advice:
         return any(values.get(name) != good for name, good in self.good(values).items())
 
 
+class PromptSource(Protocol):
+    """Sample prompts that somebody is typing."""
+
+    @property
+    def inputs(self) -> set[Any]: ...
+
+    def unsaved(self, data: Mapping[Any, Any]) -> str: ...
+
+
 class Form:
     """The controls of some option groups by option name, read and written as one dict."""
 
@@ -166,6 +175,7 @@ class Form:
         self.links = FieldLinks(tab, self.options, self.controls, lambda name: panels_around(self.controls[name]))
         self.prompts = gr.BrowserState("", storage_key=f"{tab}-prompts-text", secret=BROWSER_SECRET, render=False)
         """Sample prompts from a kohya_ss file that have no file of their own yet."""
+        self.prompt_editor: PromptSource | None = None
         self.hints: dict[str, gr.HTML] = {}
         """Line under a path control that says what was found there."""
         self.advice: list[tuple[Advice, gr.Row, gr.Button]] = []

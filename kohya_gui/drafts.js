@@ -5,6 +5,9 @@ window.Drafts = (() => {
   const LONG = 30_000; // ms after which a restore has failed
   const kept = Object.keys(localStorage); // read before Gradio writes its defaults there
   const restored = new Set();
+  const SCROLLED = "scrolled"; // how far the page was scrolled: its contents come too late for the browser to know
+  const reloaded = performance.getEntriesByType("navigation")[0]?.type === "reload";
+  addEventListener("pagehide", () => sessionStorage.setItem(SCROLLED, scrollY));
   const paneOf = (tab) => document.querySelector(`#${tab}[role=tabpanel]`);
 
   const sign = document.createElement("div");
@@ -92,6 +95,7 @@ window.Drafts = (() => {
     compare(tab, draft, now.at(-1)?.saved, true);
     note(tab, draft);
     restored.add(tab);
+    if (reloaded && paneOf(tab)?.offsetParent) requestAnimationFrame(() => scrollTo(0, Number(sessionStorage.getItem(SCROLLED))));
     paneOf(tab)?.removeAttribute("inert");
     if (Forms.tabs().every((each) => restored.has(each))) watch.disconnect();
     lock();

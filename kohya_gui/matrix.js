@@ -13,12 +13,12 @@ window.StudioMatrix = (() => {
     });
   };
 
-  const cell = (run, sample) => {
+  const cell = (run, sample, step = false) => {
     if (!sample) return el("span", { class: "matrix-none" });
     const image = el("img", { src: Studio.url(sample.url), alt: sample.prompt || "", loading: "lazy", decoding: "async" });
     image.addEventListener("error", () => image.replaceWith(el("span", { class: "quiet" }, "Image not found")));
     const title = `${run.label ?? run.name}, step ${sample.step}`;
-    return el("button", { type: "button", class: "sample", title, onclick: () => run.open(sample) }, image);
+    return el("button", { type: "button", class: "sample", title, onclick: () => run.open(sample) }, image, step ? el("span", { class: "quiet" }, `step ${sample.step}`) : null);
   };
 
   const line = (run, samples, steps, several) => {
@@ -47,7 +47,7 @@ window.StudioMatrix = (() => {
     grid.append(...head, ...heads.map((words) => el("span", { class: "matrix-head", title: words }, words)));
     for (const [key, words] of prompts) {
       grid.append(el("p", { class: "matrix-prompt" }, words));
-      if (newest) grid.append(...told.map(({ run, samples }) => cell(run, latest(of(samples, key)))));
+      if (newest) grid.append(...told.map(({ run, samples }) => cell(run, latest(of(samples, key)), true)));
       else for (const { run, samples } of told) grid.append(...line(run, of(samples, key), steps, several));
     }
     return grid;

@@ -61,6 +61,18 @@ class PromptEditor:
         self._message = gr.HTML(elem_id=f"{tab}-prompts-message")
         self._kept = gr.State(("", ""))
         """The file opened or saved last, and its text at that time."""
+        form.prompt_editor = self
+
+    @property
+    def inputs(self) -> set[Any]:
+        """The components of which `unsaved` reads."""
+        return {self._text, self._kept}
+
+    def unsaved(self, data: Updates) -> str:
+        """Return the prompts in the editor if they are in no file; empty otherwise."""
+        text: str = (data.get(self._text) or "").strip()
+        _, saved = data.get(self._kept) or ("", "")
+        return text if text != saved.strip() else ""
 
     def connect(self) -> None:
         """Connect the editor to the file named in the form; a saved file is filled in there."""

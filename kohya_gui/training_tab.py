@@ -6,6 +6,8 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from html import escape
 from pathlib import Path
@@ -33,6 +35,7 @@ from kohya_gui.presets import (
     preset_title,
     preset_words,
 )
+from kohya_gui.prompt_editor import saved_text
 from kohya_gui.recognise import Recognised
 from kohya_gui.runs_gui import RunPanel
 from kohya_gui.shell_line import shell_line
@@ -61,6 +64,7 @@ ABOUT_IMAGES = ("caption_extension", "in_json", "num_repeats", "allow_many_repea
 HINTED = (BASE_MODEL, "train_data_dir", "in_json", "output_dir", *component_options())
 WITHOUT = ("run_dir",)
 """Options that the GUI sets itself."""
+UNSAVED_PROMPTS = Remark("sample_prompts", "the run has the prompts of the file; those in the editor are not saved")
 RECENT = 12
 UNDO = '<p class="undo"><button type="button" data-load="undo">Undo</button></p>'
 """Restores the previous values of the form (fields.js)."""
@@ -256,6 +260,8 @@ class TrainingTab:
             self.opened, self.replacing, self.form.prompts, self.run.answer, self.dropped,
             self.before,
         }  # fmt: skip
+        if self.form.prompt_editor:
+            page |= self.form.prompt_editor.inputs
         slow = {**QUIET, "queue": True}
         opened = self.open.click(self._answering(self._open), page, self._everything, **QUIET)
         last = {**QUIET, "trigger_mode": "always_last"}  # a choice made while an earlier one is answered counts, too
@@ -455,8 +461,18 @@ class TrainingTab:
         }
 
     def _prompts(self, data: Updates, values: Mapping[str, Any]) -> str:
-        """Return the prompts that are in no file yet; empty if sample_prompts names a file."""
-        return "" if values.get("sample_prompts") else data[self.form.prompts] or ""
+        """Return the prompts that are in no file yet, those being typed first; empty if sample_prompts names a file."""
+        if values.get("sample_prompts"):
+            return ""
+        editor = self.form.prompt_editor
+        return (editor.unsaved(data) if editor else "") or data[self.form.prompts] or ""
+
+    def _has_other_prompts(self, data: Updates, file: str) -> bool:
+        """Return whether the editor holds prompts that the file of the settings lacks."""
+        typed = self.form.prompt_editor.unsaved(data) if self.form.prompt_editor and file else ""
+        with suppress(ValueError):  # told by the checks
+            return bool(typed) and typed != saved_text(Path(file)).strip()
+        return False
 
     def _left_out(self, values: Mapping[str, Any]) -> list[Remark]:
         secrets = [name for name, option in self.form.options.items() if option.secret and values[name]]
@@ -475,6 +491,8 @@ class TrainingTab:
                 values = decided
             prepared, run = self._train(data, values, print_only=False)
             assert run is not None
+            if self._has_other_prompts(data, values.get("sample_prompts") or ""):
+                prepared = replace(prepared, remarks=(*prepared.remarks, UNSAVED_PROMPTS))
             waits = self._why_waiting(run)
         except ValueError as error:
             return {self.run.message: self.form.links.refused(error, start=True), **again}

@@ -1186,6 +1186,20 @@ def test_a_windows_path_is_no_name_elsewhere():
         config_path("C:\\Users\\me\\lora.toml")
 
 
+def test_prompts_that_are_being_typed_are_used_or_told(tab, form, tmp_path):
+    assert form.prompt_editor
+    text, kept = form.prompt_editor._text, form.prompt_editor._kept
+    (file := tmp_path / "p.txt").write_text("a dog\n")
+    typed = {form.prompts: "", text: "a fox --w 512\n", kept: ("", "")}
+    assert {text, kept} <= tab._page
+    assert tab._prompts(typed, {"sample_prompts": ""}) == "a fox --w 512"
+    assert tab._prompts(typed, {"sample_prompts": str(file)}) == ""
+    assert tab._has_other_prompts(typed, str(file))
+    saved = {**typed, text: "a dog", kept: (str(file), "a dog\n")}
+    assert tab._prompts(saved, {"sample_prompts": ""}) == ""  # cleared on purpose
+    assert not tab._has_other_prompts(saved, str(file))
+
+
 def test_prompts_without_an_interval_are_reported():
     remarks = from_values(SDXL_LORA, {"sample_prompts": "p.txt"}).remarks
     assert [remark.name for remark in remarks if "no samples" in remark.text] == ["sample_prompts"]
