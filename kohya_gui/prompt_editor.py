@@ -68,7 +68,7 @@ class PromptEditor:
         """The components of which `unsaved` reads."""
         return {self._text, self._kept}
 
-    def unsaved(self, data: Updates) -> str:
+    def unsaved(self, data: Mapping[Any, Any]) -> str:
         """Return the prompts in the editor if they are in no file; empty otherwise."""
         text: str = (data.get(self._text) or "").strip()
         _, saved = data.get(self._kept) or ("", "")

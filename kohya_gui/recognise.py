@@ -1,9 +1,11 @@
 """Hints for path fields: what a path contains, read from headers and file names without torch."""
 
+import contextlib
 import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from kohya_gui.allowed_paths import AllowedPaths
@@ -15,6 +17,8 @@ from sd_scripts.options.catalog import FAMILY_TITLES
 
 WINDOWS_PATH = re.compile(r"[A-Za-z]:\\|\\\\\w")
 PICKLED = {".ckpt", ".pt", ".pth", ".bin"}
+MOST_BESIDE = 24
+"""Files next to a base model that are looked at."""
 LONGEST_METADATA = 20_000_000
 """Largest metadata file, in bytes, that a hint still reads."""
 
@@ -57,6 +61,17 @@ def part(path: str, option: str, family: str) -> Recognised:
     """Identify the file at `path` and whether it is the component that this option of the family expects."""
     wanted = component_card(family, option)
     return glance(path, lambda place: _part(place, wanted)) if wanted else NOTHING
+
+
+def part_beside(model: str, option: str, family: str, may_read: Callable[[Path], bool]) -> Path | None:
+    """Return the file next to the base model that is the component which this option of the family expects."""
+    wanted, place = component_card(family, option), Path(os.path.expanduser(model.strip()))
+    with contextlib.suppress(OSError, ValueError):  # a path that cannot be one
+        if wanted and model.strip() and may_read(place) and place.is_file():
+            files = (file for file in place.parent.iterdir() if file.suffix in SAFETENSORS and file != place)
+            near = [file for file in sorted(islice(files, MOST_BESIDE)) if may_read(file) and file.is_file()]
+            return next((file for file in near if describe(file).variant in wanted.fitting), None)
+    return None
 
 
 def metadata(path: str) -> Recognised:

@@ -199,7 +199,7 @@ class TrainingTab:
         self._connect_hint("output_dir", output_hint)
         self._connect_hint("in_json", lambda path: hint(self._seen("in_json", path, recognise.metadata)))
         for name in self.form.hints.keys() & set(component_options()):
-            self._connect_hint(name, self._component_hint(name), self.family)
+            self._connect_hint(name, self._component_hint(name), self.family, controls[BASE_MODEL])
 
     def _connect_hint(self, name: str, tell: Callable[..., str], *others: Any) -> None:
         about = [self.form.controls[name], *others]
@@ -231,7 +231,16 @@ class TrainingTab:
         return hint(found, links.set_button("num_repeats", str(fitting), f"Use this folder{often}"))
 
     def _component_hint(self, name: str) -> Callable[[str, str], str]:
-        return lambda path, family: hint(self._seen(name, path, lambda place: recognise.part(place, name, family)))
+        def tell(path: str, family: str, model: str) -> str:
+            if path and path.strip():
+                return hint(self._seen(name, path, lambda place: recognise.part(place, name, family)))
+            beside = recognise.part_beside(unquoted(model or ""), name, family, self._allowed_paths.holds)
+            if beside is None:
+                return ""
+            use = self.form.links.set_button(name, str(beside), "Use it")
+            return hint(Recognised(f"{beside.name} is next to the base model"), use)
+
+        return tell
 
     def _seen(self, name: str, path: str, look: Callable[[str], Recognised]) -> Recognised:
         return recognise.allowed(self._allowed_paths, name, unquoted(path or ""), look)
