@@ -85,6 +85,14 @@
     true,
   );
 
+  // Gradio's Markdown gives all these links one name, and a window of their own
+  document.addEventListener("focusin", ({ target }) => {
+    const field = target.matches?.(LINK) && target.closest(".option[id]");
+    if (!field) return;
+    target.removeAttribute("target");
+    target.setAttribute("aria-label", `Browse for ${field.querySelector('[data-testid="block-info"]')?.textContent.trim()}`);
+  });
+
   // A settings file dropped anywhere on a training tab is opened there
 
   const LARGEST = 4e6; // bytes

@@ -20,8 +20,8 @@ QUIET: dict[str, Any] = {"queue": False, "show_progress": "hidden", "show_progre
 """Settings of internal events; showing progress nowhere saves the browser a walk over the page for each output."""
 BROWSER_SECRET = "no-secret"
 """Gradio encrypts what it keeps in the browser; a fixed key lets the next start of the GUI read it back."""
-BROWSE = '[Browse…](#browse "Browse for {}")'
-"""Link in a path's help that opens the file dialog (browse.js); its title names the field."""
+BROWSE = "[Browse…](#browse)"
+"""Link in a path's help that opens the file dialog (browse.js)."""
 UNSET = ("not set", "")
 """Gradio reserves None for "nothing chosen", so an unset choice is the empty string; Option.read understands it."""
 
@@ -41,7 +41,7 @@ def control(option: Option, tab: str, width: str, others: Mapping[str, Option], 
     hint = " ".join(f"**{text(words)}**" if families else text(words) for families, words in parts)
     face: dict[str, Any] = {
         "label": option.label,
-        "info": f"{hint} {BROWSE.format(option.label)}" if option.path else hint,
+        "info": f"{hint} {BROWSE}" if option.path else hint,
         "value": shown(option, option.default),
         "elem_id": f"{tab}-{option.name}",
         "elem_classes": ["option", width],

@@ -138,9 +138,15 @@ window.Drafts = (() => {
     if (kind === "gone") twins.delete(from);
     else twins.add(from);
     if (kind === "opened") channel.postMessage({ from: me, kind: "here" });
-    if (!twins.size) warning.remove();
-    else document.querySelector(".page-head")?.after(warning);
+    warn();
   });
+  const warn = () => (twins.size ? document.querySelector(".page-head")?.after(warning) : warning.remove());
+  setInterval(() => {
+    if (!twins.size) return;
+    twins.clear(); // one that crashed said nothing
+    channel.postMessage({ from: me, kind: "opened" });
+    setTimeout(warn, 1000);
+  }, 15_000);
   channel.postMessage({ from: me, kind: "opened" });
   addEventListener("pagehide", () => channel.postMessage({ from: me, kind: "gone" }));
 
