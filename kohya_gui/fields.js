@@ -183,7 +183,7 @@
 
   // What is typed is checked when the field is left, by the rules of Start
   document.addEventListener("focusout", async ({ target }) => {
-    const field = target.matches?.("input:not([type=checkbox], [type=radio]), textarea") && target.closest(".option[id]");
+    const field = target.matches?.("input:not([type=checkbox], [type=radio], [type=password]), textarea") && target.closest(".option[id]");
     const [, tab, name] = (field && field.id.match(/^([a-z_]+)-(\w+)$/)) || [];
     if (!tab || !Forms.tabs().includes(tab)) return;
     const { value } = target;

@@ -230,7 +230,7 @@ class TrainingTab:
         often = f", {fitting} repeats" if fitting > 1 else " as it is"
         return hint(found, links.set_button("num_repeats", str(fitting), f"Use this folder{often}"))
 
-    def _component_hint(self, name: str) -> Callable[[str, str], str]:
+    def _component_hint(self, name: str) -> Callable[[str, str, str], str]:
         def tell(path: str, family: str, model: str) -> str:
             if path and path.strip():
                 return hint(self._seen(name, path, lambda place: recognise.part(place, name, family)))
