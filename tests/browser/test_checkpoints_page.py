@@ -37,7 +37,7 @@ def test_checkpoints_are_compared_from_the_form_to_the_grid(
 
     dialog.get_by_role("button", name="None").click()
     dialog.locator("[data-action=start-comparison]").click()
-    expect(dialog.locator(".message-error").first).to_contain_text("checkpoints: none is chosen")
+    expect(dialog.locator(".message-error").first).to_contain_text("(checkpoints): none is chosen")
 
     dialog.get_by_role("button", name="All").click()
     dialog.locator("[name=prompt]").fill("a red circle --w 64 --h 64 --s 1\na blue square --w 64 --h 64 --s 1")

@@ -38,7 +38,9 @@ def test_a_form_becomes_images_and_a_dropped_image_the_form(page: Any, kontext_d
     # what is wrong is told at once, each in a sentence
     field("prompt").fill("a red circle")
     tab.locator("#generate-go").click()
-    expect(tab.locator(".message-error").first).to_contain_text("pretrained_model_name_or_path: not set")
+    expect(tab.locator(".message-error").first).to_contain_text("Base model (pretrained_model_name_or_path): not set")
+    tab.locator(".message-error .field-link").first.click()
+    expect(field("pretrained_model_name_or_path")).to_be_focused()
 
     settings = read_toml(kontext_demo)
     for name in FILES:

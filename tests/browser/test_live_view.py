@@ -304,7 +304,7 @@ def test_the_list_is_in_the_order_of_starts_and_names_reasons_and_what_is_not_fo
     rows = page.locator(".history tbody tr")
     expect(rows.first).to_have_attribute("data-run", str(late))
     expect(rows.nth(1)).to_have_attribute("data-run", str(early))
-    expect(rows.first).to_contain_text("network_dim: 0 is too small")
+    expect(rows.first).to_contain_text("Rank: 0 is too small")
     page.get_by_label("Search runs").fill("no such run")
     expect(page.get_by_text('No runs match "no such run".')).to_be_visible()
     page.get_by_label("Search runs").fill("")
