@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sd_scripts.data.caches import SUFFIX
+from sd_scripts.data.images import is_converted
 from sd_scripts.data.read_ahead import read_ahead
 from sd_scripts.data.reading_progress import Progress, now_and_then
 from sd_scripts.data.seen_files import known_current, remember_current
@@ -225,6 +226,12 @@ def content_digest(path: Path) -> str:
                 file.seek((size - PIECE_BYTES) * piece // (PIECES - 1))
                 content.update(file.read(PIECE_BYTES))
     return content.hexdigest()
+
+
+def pixels_digest(path: Path) -> str:
+    """Return a digest of all that the pixels of an image are decoded from. It tells the caches of versions that ignored
+    ICC profiles from ours."""
+    return content_digest(path) + ("/sRGB" if is_converted(path) else "")
 
 
 def digest(value: Any) -> str:

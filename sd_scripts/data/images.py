@@ -1,10 +1,11 @@
 """Load images and masks: decode, resize and crop to the bucket, augment. Sizes are (width, height)."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 import cv2
 import numpy as np
@@ -12,6 +13,8 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from sd_scripts.data.buckets import BucketFit, Size
+from sd_scripts.data.colour_profiles import changes_colours, to_srgb
+from sd_scripts.formats.image_files import read_with
 
 cv2.setNumThreads(0)  # the loader's workers and the caching threads are the parallelism
 
@@ -30,6 +33,10 @@ MAX_RESIZED_AREA = 16
 """Largest area of a resized image, in bucket areas: a more elongated image is cropped first, since all of it might not
 fit into memory."""
 
+DECODER = 2
+"""Goes up when files are decoded in another way: caches that were found up to date before are checked once more."""
+
+Result = TypeVar("Result")
 Pixels = NDArray[np.uint8]
 """(H, W, 3) for an image, (H, W) for a mask."""
 
@@ -113,48 +120,56 @@ class Placement:
 
 def read_size(path: Path) -> Size:
     """Return width and height after EXIF rotation, without decoding pixels; raise UnreadableImage if that fails."""
-    try:
-        with Image.open(path) as image:
-            width, height = image.size
-            return (height, width) if _orientation(image, path) >= 5 else (width, height)
-    except Exception as error:  # broken files raise different errors by format
-        raise UnreadableImage(path, error) from error
+
+    def upright_size(image: Image.Image) -> Size:
+        width, height = image.size
+        return (height, width) if _orientation(image, path) >= 5 else (width, height)
+
+    return _read(path, upright_size)
 
 
 def read_image(path: Path, *, alpha: bool = False) -> tuple[Pixels, Pixels | None]:
-    """Return colours (H, W, 3) and, with `alpha`, opacity (H, W), after EXIF rotation.
+    """Return colours (H, W, 3) in sRGB and, with `alpha`, opacity (H, W), after EXIF rotation.
 
     Without `alpha`, transparent pixels become white, so that the colours hidden there are not trained.
     """
-    try:
-        with Image.open(path) as opened:
-            image: Image.Image = opened
-            if (turn := _EXIF_TRANSPOSES.get(_orientation(image, path))) is not None:
-                image = image.transpose(turn)
-            image = _eight_bits(image)
-            if not alpha:
-                return np.array(_on_white(image)), None
-            pixels = np.array(image.convert("RGBA"))
-            return np.ascontiguousarray(pixels[..., :3]), np.ascontiguousarray(pixels[..., 3])
-    except Exception as error:
-        raise UnreadableImage(path, error) from error
+
+    def decode(opened: Image.Image) -> tuple[Pixels, Pixels | None]:
+        image = to_srgb(_upright(opened, path), opened.info.get("icc_profile"))
+        return _with_opacity(image) if alpha else (np.array(_on_white(image)), None)
+
+    return _read(path, decode)
 
 
 def read_mask(path: Path) -> Pixels:
-    """Return the red channel (H, W) of a mask, as other trainers do, ignoring its transparency."""
-    return np.ascontiguousarray(read_image(path, alpha=True)[0][..., 0])
+    """Return the red channel (H, W) of a mask, as other trainers do, ignoring its transparency and colour profile."""
+    pixels, _ = _read(path, lambda opened: _with_opacity(_upright(opened, path)))
+    return np.ascontiguousarray(pixels[..., 0])
 
 
 def is_decoded_differently(path: Path, *, alpha: bool) -> bool:
     """Return whether earlier versions decoded this file differently, so that latents they cached are stale.
 
-    They clipped 16-bit grey, did not rotate PNGs and kept the colours hidden under transparency.
+    They clipped 16-bit grey, did not rotate PNGs, kept the colours hidden under transparency and ignored ICC profiles.
     """
+
+    def differs(image: Image.Image) -> bool:
+        turned = image.format == "PNG" and _orientation(image, path) > 1
+        hidden = image.has_transparency_data and not alpha
+        return turned or hidden or image.mode in SIXTEEN_BITS or changes_colours(image)
+
     try:
-        with Image.open(path) as image:
-            turned = image.format == "PNG" and _orientation(image, path) > 1
-            return turned or image.mode in SIXTEEN_BITS or (image.has_transparency_data and not alpha)
-    except Exception:  # reported where it is read
+        return _read(path, differs)
+    except UnreadableImage:  # reported where it is read
+        return False
+
+
+def is_converted(path: Path) -> bool:
+    """Return whether the ICC profile of an image changes its colours, so that caches of versions that ignored it are
+    stale."""
+    try:
+        return _read(path, changes_colours)
+    except UnreadableImage:
         return False
 
 
@@ -223,6 +238,26 @@ def vary_colour(pixels: Pixels, random: Random) -> Pixels:
         return cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB).astype(np.uint8, copy=False)
     curve = 255 * (np.arange(256) / 255) ** random.uniform(0.95, 1.05)
     return np.rint(curve).astype(np.uint8)[pixels]
+
+
+def _read(path: Path, read: Callable[[Image.Image], Result]) -> Result:
+    """Return what `read` returns for an open image; raise UnreadableImage if that fails."""
+    try:
+        return read_with(path, read)
+    except Exception as error:  # broken files raise different errors by format
+        raise UnreadableImage(path, error) from error
+
+
+def _upright(image: Image.Image, path: Path) -> Image.Image:
+    """Return an image after EXIF rotation, in 8 bits."""
+    if (turn := _EXIF_TRANSPOSES.get(_orientation(image, path))) is not None:
+        image = image.transpose(turn)
+    return _eight_bits(image)
+
+
+def _with_opacity(image: Image.Image) -> tuple[Pixels, Pixels]:
+    pixels = np.array(image.convert("RGBA"))
+    return np.ascontiguousarray(pixels[..., :3]), np.ascontiguousarray(pixels[..., 3])
 
 
 def _orientation(image: Image.Image, path: Path) -> int:

@@ -17,14 +17,14 @@ from sd_scripts.data.cache_files import (
     CACHE_KEY,
     CacheFile,
     DamagedCache,
-    content_digest,
     digest,
     open_cache,
+    pixels_digest,
     write_cache,
 )
 from sd_scripts.data.caches import SUFFIX, LatentLayout, claim_files
 from sd_scripts.data.dataset import Item
-from sd_scripts.data.images import Pixels, UnreadableImage, is_decoded_differently
+from sd_scripts.data.images import DECODER, Pixels, UnreadableImage, is_decoded_differently
 from sd_scripts.data.seen_files import Stamp, is_settled
 
 Entry = Mapping[str, Tensor]
@@ -120,7 +120,7 @@ class LatentsOnDisk:
         if image is None or cache is None or not is_settled(image):
             return None
         wanted = item.subset.augmentation
-        asked = [self._size(item), wanted.flip_aug, wanted.alpha_mask, *_resize_key(item), encoder]
+        asked = [self._size(item), wanted.flip_aug, wanted.alpha_mask, *_resize_key(item), encoder, DECODER]
         return digest([str(self.file(item).absolute()), cache, str(item.path.absolute()), image, *asked])
 
     def _is_valid(self, tensors: CacheFile, names: Sequence[str], item: Item) -> bool:
@@ -159,7 +159,7 @@ def latent_cache_key(item: Item, encoder: str) -> str | None:
     With alpha_mask the colours under transparency are kept; without, they are white.
     """
     try:
-        content = content_digest(item.path)
+        content = pixels_digest(item.path)
     except FileNotFoundError:
         return None
     alpha = ["alpha"] * item.subset.augmentation.alpha_mask

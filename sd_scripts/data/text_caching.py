@@ -11,16 +11,16 @@ from sd_scripts.data.cache_files import (
     CACHE_KEY,
     CacheFile,
     DamagedCache,
-    content_digest,
     digest,
     find_missing,
     open_cache,
+    pixels_digest,
     write_cache,
 )
 from sd_scripts.data.caches import SUFFIX, CacheJob, claim_files
 from sd_scripts.data.captions import images_flipped, images_of, process_caption
 from sd_scripts.data.dataset import DataPlan, Item
-from sd_scripts.data.images import UnreadableImage
+from sd_scripts.data.images import DECODER, UnreadableImage
 from sd_scripts.data.seen_files import Stamp, is_settled, remember_current, stamps_of
 
 EncodeText = Callable[[list[str]], dict[str, Tensor]]
@@ -158,7 +158,7 @@ class TextOnDisk:
         path, images = self.file(item, caption), images_of(caption)
         if path not in stamps or not all(image in stamps and is_settled(stamps[image]) for image in images):
             return None
-        seen = [[str(image.absolute()), stamps[image]] for image in images]
+        seen = [[str(image.absolute()), stamps[image], DECODER] for image in images]
         return digest([str(path.absolute()), stamps[path], caption, encoder, *seen, *_flip_key(caption)])
 
     def fits(self, item: Item, caption: str, fits: Callable[[CacheFile], bool] | None) -> bool:
@@ -179,7 +179,7 @@ TextStore = TextInMemory | TextOnDisk
 
 def _cache_key(caption: str, encoder: str) -> str:
     """Return the cache key of a caption, as processed, with the content of its images, and the encoders."""
-    return digest([caption, encoder, *map(content_digest, images_of(caption)), *_flip_key(caption)])
+    return digest([caption, encoder, *map(pixels_digest, images_of(caption)), *_flip_key(caption)])
 
 
 def _flip_key(caption: str) -> list[str]:

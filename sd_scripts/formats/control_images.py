@@ -68,11 +68,10 @@ def why_unreadable(name: str) -> str | None:
 @functools.lru_cache(maxsize=256)
 def _why_not_decoded(path: Path, written: int, size: int) -> str | None:
     """Return why a file, as it was when last written, is no image."""
-    from sd_scripts.formats.image_files import TRAINED, open_image
+    from sd_scripts.formats.image_files import read_with  # Pillow is slow to import
 
     try:
-        with open_image(path, TRAINED) as image:
-            image.load()
+        read_with(path, lambda image: image.load())
     except Exception:  # broken files raise different errors by format
         return f"'{path}' cannot be read as an image; choose a PNG, JPEG or WebP file"
     return None

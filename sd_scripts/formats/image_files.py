@@ -1,19 +1,26 @@
-"""Open images from elsewhere: regular files only, and only by the readers named here. Pillow's others are less used,
-and some start programs, such as Ghostscript for EPS."""
+"""Open images from elsewhere with Pillow, whatever a file contains next to its pixels: regular files only, and only by
+the readers named here. Pillow's others are less used, and some start programs, such as Ghostscript for EPS."""
 
 import io
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from PIL import Image
 
 from sd_scripts.formats.regular_files import open_regular
 
+Result = TypeVar("Result")
 SHOWN = ("PNG", "JPEG", "WEBP")
 """Formats that browsers show."""
 TRAINED = (*SHOWN, "BMP", "AVIF", "JXL")
 """Formats that training and generating read, as far as they are installed."""
+LARGEST_PROFILE = 16 * 2**20
+"""Bytes of an ICC profile that is read; those of printers have up to 3 MB."""
+_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_TEXTS = (b"tEXt", b"zTXt", b"iTXt")
 
 
 @contextmanager
@@ -32,3 +39,55 @@ def open_image(source: Path | bytes, formats: tuple[str, ...] = SHOWN) -> Iterat
 def texts_of(image: Image.Image) -> dict[str, str]:
     """Return the text chunks of an image, by keyword."""
     return {str(key): text for key, text in image.info.items() if isinstance(text, str)}
+
+
+def read_with(path: Path, read: Callable[[Image.Image], Result]) -> Result:
+    """Return what `read` returns for the image in a file that is trained on, which is open meanwhile. `read` may be
+    called twice.
+
+    Pillow refuses a PNG with long texts, such as workflows or embedded masks, or with a large colour profile. Such a
+    file is read without its texts, which no caller wants. Raises what open_image raises.
+    """
+    try:
+        with open_image(path, TRAINED) as image:
+            return read(image)
+    except ValueError:
+        content, profile = _without_texts(path)
+        if content is None:
+            raise
+    with open_image(content, TRAINED) as image:
+        if profile:
+            image.info["icc_profile"] = profile
+        return read(image)
+
+
+def _without_texts(path: Path) -> tuple[bytes | None, bytes]:
+    """Return a PNG without its texts and its ICC profile, and the profile; None for another format."""
+    kept, profile, before_pixels = io.BytesIO(), b"", True
+    with open_regular(path) as file:
+        if file.read(len(_SIGNATURE)) != _SIGNATURE:
+            return None, b""
+        kept.write(_SIGNATURE)
+        while len(head := file.read(8)) == 8:
+            length, kind = int.from_bytes(head[:4], "big"), head[4:]
+            if kind in _TEXTS:
+                file.seek(length + 4, 1)  # and its CRC
+                continue
+            content = file.read(length + 4)
+            before_pixels = before_pixels and kind != b"IDAT"
+            if kind != b"iCCP":
+                kept.write(head + content)
+            elif before_pixels:
+                profile = _unpacked_profile(content)
+    return kept.getvalue(), profile
+
+
+def _unpacked_profile(chunk: bytes) -> bytes:
+    """Return the profile in an iCCP chunk, which follows its name, a NUL and the compression method; b"" if it is
+    broken or too large."""
+    unpacking = zlib.decompressobj()
+    try:
+        profile = unpacking.decompress(chunk[chunk.find(b"\0") + 2 :], LARGEST_PROFILE)
+    except zlib.error:
+        return b""
+    return profile if unpacking.eof else b""

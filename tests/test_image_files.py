@@ -1,0 +1,135 @@
+"""Images are trained as they are displayed: with their colour profiles, and whatever else lies in their files."""
+
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from data_help import make_folder, plan_of
+from icc_help import ROMM, SRGB, encoded, in_srgb, profile
+from PIL import Image, ImageCms
+from test_data_caches import Encoders
+
+from sd_scripts.data import images
+from sd_scripts.data.cache_files import content_digest
+from sd_scripts.data.images import UnreadableImage, is_decoded_differently, read_image, read_mask, read_size
+from sd_scripts.formats.control_images import why_unreadable
+from sd_scripts.formats.image_files import LARGEST_PROFILE
+
+COLOURS = (
+    np.array([[(200, 90, 60), (70, 160, 90), (60, 80, 190), (128, 128, 128)]], np.uint8).repeat(16, 1).repeat(64, 0)
+)
+
+
+def shown(path: Path) -> np.ndarray:
+    return read_image(path)[0].astype(float)
+
+
+@pytest.mark.parametrize(("name", "bound"), [("a.jpg", 6), ("a.webp", 1.5), ("a.png", 1.5)])
+def test_colours_are_converted_by_the_profile_in_the_file(tmp_path: Path, name: str, bound: float) -> None:
+    options = {"quality": 100, "subsampling": 0} if name.endswith("jpg") else {"lossless": True}
+    Image.fromarray(COLOURS).save(tmp_path / name, icc_profile=profile(1.8, ROMM), **options)
+    assert np.abs(shown(tmp_path / name) - in_srgb(COLOURS, 1.8, ROMM)).max() <= bound
+
+
+def test_palettes_transparency_and_rotation_are_kept_by_the_conversion(tmp_path: Path) -> None:
+    expected, exif = in_srgb(COLOURS, 1.8, ROMM), Image.Exif()
+    exif[0x0112] = 6
+    opacity = np.full(COLOURS.shape[:2], 255, np.uint8)
+    opacity[:32] = 0
+    palette = Image.fromarray(COLOURS).quantize(8)
+    palette.save(tmp_path / "palette.png", icc_profile=profile(1.8, ROMM), exif=exif)
+    Image.fromarray(np.dstack([COLOURS, opacity])).save(tmp_path / "clear.png", icc_profile=profile(1.8, ROMM))
+    assert np.abs(shown(tmp_path / "palette.png") - np.rot90(expected, -1)).max() <= 1.5
+    assert (shown(tmp_path / "clear.png")[:32] == 255).all()
+    colours, alpha = read_image(tmp_path / "clear.png", alpha=True)
+    assert np.abs(colours - expected).max() <= 1.5
+    assert np.array_equal(alpha, opacity)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "I;16"])
+def test_grey_images_have_grey_profiles(tmp_path: Path, mode: str) -> None:
+    ramp = np.arange(256, dtype=np.uint8)[None].repeat(4, axis=0)
+    image = Image.fromarray(ramp.astype(np.uint16) * 257) if mode == "I;16" else Image.fromarray(ramp).convert(mode)
+    image.save(tmp_path / "a.png", icc_profile=profile(1.0))
+    assert np.abs(shown(tmp_path / "a.png")[..., 1] - encoded(ramp / 255)).max() <= 1.5
+    assert np.array_equal(read_mask(tmp_path / "a.png"), ramp)  # a mask is no image: its numbers are weights
+
+
+def test_profiles_that_change_nothing_leave_every_number_as_it_is(tmp_path: Path) -> None:
+    srgb = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    for number, content in enumerate((srgb, profile(1.0), profile(1.8, ROMM)[:200], b"none", srgb[:-500])):
+        path = tmp_path / f"{number}.png"
+        Image.fromarray(COLOURS).save(path, icc_profile=content)
+        assert np.array_equal(read_image(path)[0], COLOURS), number
+        assert not is_decoded_differently(path, alpha=False)
+    Image.fromarray(COLOURS).convert("CMYK").save(tmp_path / "a.jpg", quality=100, icc_profile=srgb)
+    assert np.abs(shown(tmp_path / "a.jpg") - COLOURS).max() <= 6
+
+
+def test_latents_of_versions_that_ignored_profiles_are_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (first, *_) = make_folder(tmp_path / "1_x", [(64, 64)] * 3)
+    Image.fromarray(COLOURS).save(first, icc_profile=profile(2.6, SRGB))
+    encoders = Encoders()
+    with monkeypatch.context() as patch:
+        patch.setattr("sd_scripts.data.latent_store.pixels_digest", content_digest)
+        encoders.cache_latents(plan_of(tmp_path))
+        encoders.cache_latents(plan_of(tmp_path))
+    assert encoders.encoded == 3
+    encoders.cache_latents(plan_of(tmp_path))
+    encoders.cache_latents(plan_of(tmp_path))
+    assert encoders.encoded == 4
+    assert is_decoded_differently(first, alpha=False)
+
+
+def test_caches_found_up_to_date_by_an_earlier_decoder_are_checked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_folder(tmp_path / "1_x", [(64, 64)])
+    (item,) = plan_of(tmp_path).items
+    disk = Encoders().cache_latents(plan_of(tmp_path))
+    stamps = dict.fromkeys((item.path, disk.file(item)), (1, 2, 3))
+    before = disk.evidence(item, "vae", stamps)
+    monkeypatch.setattr("sd_scripts.data.latent_store.DECODER", images.DECODER + 1)
+    assert None is not before != disk.evidence(item, "vae", stamps)
+
+
+def chunk(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+LONG = {
+    "zTXt": chunk(b"zTXt", b"workflow\0\0" + zlib.compress(bytes(3_000_000))),
+    "iTXt": chunk(b"iTXt", b"XML:com.adobe.xmp\0\1\0\0\0" + zlib.compress(b"x" * 3_000_000)),
+    "many tEXt": chunk(b"tEXt", b"mask\0" + b"x" * 1_100_000) * 62,
+    "iCCP": chunk(b"iCCP", b"scanner\0\0" + zlib.compress(profile(1.8, ROMM, padding=3_000_000))),
+    "bomb": chunk(b"iCCP", b"scanner\0\0" + zlib.compress(bytes(LARGEST_PROFILE + 1))),
+}
+
+
+@pytest.mark.parametrize("kind", LONG)
+@pytest.mark.parametrize("place", ["before", "behind"])
+def test_long_texts_and_profiles_in_a_png_do_not_matter(tmp_path: Path, kind: str, place: str) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 8
+    path = tmp_path / "a.png"
+    Image.fromarray(COLOURS[:48]).save(path, exif=exif)
+    png = path.read_bytes()
+    at = 33 if place == "before" else len(png) - 12
+    path.write_bytes(png[:at] + LONG[kind] + png[at:])
+    expected = in_srgb(COLOURS[:48], 1.8, ROMM) if kind == "iCCP" and place == "before" else COLOURS[:48]
+    assert read_size(path) == (48, 64)
+    assert np.abs(shown(path) - np.rot90(expected)).max() <= 1.5
+    assert why_unreadable(str(path)) is None
+
+
+def test_a_png_that_is_broken_as_well_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    Image.fromarray(COLOURS).save(path)
+    png = path.read_bytes()
+    path.write_bytes(png[:33] + LONG["zTXt"] + png[33:80])
+    with pytest.raises(UnreadableImage, match=r"a\.png cannot be read"):
+        read_image(path)
