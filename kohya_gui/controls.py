@@ -11,6 +11,7 @@ from gradio.components import FormComponent
 from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.field_links import FieldLinks, labelled, panels_around
 from kohya_gui.visibility import rules, watched
+from sd_scripts.formats.documents import split_lines
 from sd_scripts.options.settings import Groups, Remark
 from sd_scripts.options.spec import Option, each_option
 
@@ -108,7 +109,7 @@ def shown(option: Option, value: Any) -> Any:
 def given(option: Option, value: Any) -> Any:
     """Return a control's content as the option's value; unreadable input is kept for Option.problem to report."""
     if option.many and isinstance(value, str):
-        words = value.splitlines() if option.type is str else value.replace(",", " ").split()
+        words = split_lines(value) if option.type is str else value.replace(",", " ").split()
         value = [word.strip() for word in words if word.strip()]
     if value is None and option.type is str:  # a cleared dropdown
         value = ""

@@ -12,7 +12,7 @@ from kohya_gui.allowed_paths import AllowedPaths
 from sd_scripts.families.card import ComponentCard
 from sd_scripts.families.model_file import SAFETENSORS, ModelFile, describe, is_hub_id
 from sd_scripts.families.registry import card_of, component_card
-from sd_scripts.formats.documents import parse_json, read_text
+from sd_scripts.formats.metadata_file import read_metadata
 from sd_scripts.options.catalog import FAMILY_TITLES
 
 WINDOWS_PATH = re.compile(r"[A-Za-z]:\\|\\\\\w")
@@ -154,12 +154,9 @@ def _metadata(file: Path) -> Recognised:
     if file.stat().st_size > LONGEST_METADATA:
         return Recognised(f"{size(file.stat().st_size)}: read when the run starts")
     try:
-        text = read_text(file)
-        told = (
-            [parse_json(line) for line in text.splitlines()] if file.suffix == ".jsonl" else parse_json(text).values()
-        )
+        told = read_metadata(file, "in_json").values()
         described = sum(any(each.get(key) for key in ("caption", "tags")) for each in told)
-    except (ValueError, AttributeError):
+    except ValueError:
         return Recognised("Not a metadata file: expected a JSON object with an entry per image", good=False)
     few = "" if described == len(told) else f", {described or 'none'} with a caption"
     return Recognised(f"{len(told)} images{few}", good=bool(told), warning=described < len(told))

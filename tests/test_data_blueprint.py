@@ -95,6 +95,16 @@ def test_a_value_is_taken_from_subset_then_dataset_then_general_then_settings() 
     assert all(subset.captions.shuffle_caption for subset in dataset.subsets)
 
 
+def test_line_ends_in_texts_that_become_part_of_a_caption_are_blanks() -> None:
+    texts = {"caption_prefix": "a photo\nof ", "caption_suffix": "in the\r\ngarden\n", "class_tokens": "sks\ncat"}
+    config = {
+        "datasets": [{"subsets": [{"image_dir": "a", **texts}, {"image_dir": "b", "caption_prefix": " as it is "}]}]
+    }
+    ((first, second),) = (dataset.subsets for dataset in resolve(config, settings(resolution="512")).datasets)
+    assert (first.captions.caption_prefix, first.captions.caption_suffix) == ("a photo of", "in the garden")
+    assert (first.class_tokens, second.captions.caption_prefix) == ("sks cat", " as it is ")
+
+
 def test_an_unknown_key_is_reported_with_the_nearest_known_one() -> None:
     with pytest.raises(
         ValueError, match=r"datasets\[0\]\.enable_buckets is unknown here\. Did you mean enable_bucket\?"

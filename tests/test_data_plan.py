@@ -11,6 +11,7 @@ from PIL import Image
 
 from kohya_gui.allowed_paths import AllowedPaths
 from kohya_gui.browse import listing
+from kohya_gui.recognise import metadata as metadata_hint
 from kohya_gui.recognise_images import beside_metadata, train_data
 from sd_scripts.data.buckets import Extent
 from sd_scripts.data.dataset import DataPlan, balance_regularisation
@@ -119,6 +120,19 @@ def test_a_caption_file_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
         plan_of(tmp_path / "train")
 
 
+def test_all_caption_files_that_are_not_text_are_named_at_once(tmp_path: Path) -> None:
+    texts = {"a": b"caf\xe9", "b": "ein Bär".encode(), "c": "a cat".encode("utf-16-le"), "d": "a cat".encode("utf-16")}
+    for folder in ("1_x", "2_y"):
+        for name, content in texts.items():
+            make_image(tmp_path / "train" / folder / f"{name}.png").with_suffix(".txt").write_bytes(content)
+    make_image(tmp_path / "train/2_y/e.png").with_suffix(".txt").mkdir()
+    with pytest.raises(ValueError, match="caption_extension") as refused:
+        plan_of(tmp_path / "train")
+    first, others = str(refused.value).split(". ")
+    assert first == f"caption_extension: {tmp_path}/train/1_x/a.txt is not UTF-8 text; save it as UTF-8"
+    assert others == "6 more cannot be read: c.txt, d.txt, a.txt, c.txt, d.txt, e.txt"
+
+
 def test_an_extension_works_without_its_point_and_letter_case_of_images_does_not_matter(tmp_path: Path) -> None:
     image = make_image(tmp_path / "train/1_cat/a.PNG")
     image.with_suffix(".tags").write_text("words")
@@ -220,6 +234,40 @@ def test_a_metadata_file_gives_captions_and_tags(tmp_path: Path, suffix: str) ->
     plan = planned(in_json=metadata, train_data_dir=tmp_path / "images", dataset_repeats=3)
     assert captions_of(plan) == {"a.png": "a cat,cute, small", "b.png": "only tags", "c.png": "alone"}
     assert {item.repeats for item in plan.items} == {3}
+
+
+SEPARATORS = ("\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c", "\x1e")
+"""What str.splitlines takes for the end of a line, and JSON, TOML and people do not."""
+
+
+@pytest.mark.parametrize("suffix", [".json", ".jsonl"])
+def test_a_caption_in_a_metadata_file_ends_where_its_line_does(tmp_path: Path, suffix: str) -> None:
+    captions = {f"{number}.png": f"on a mat,{mark}asleep" for number, mark in enumerate(SEPARATORS)}
+    captions |= {"long.png": "one\r\ntwo", "many.png": ["three", "four"]}
+    for name in captions:
+        make_image(tmp_path / "images" / name)
+    metadata = tmp_path / f"m{suffix}"
+    rows = [{"image_path": name, "caption": caption, "tags": ["x", "y"]} for name, caption in captions.items()]
+    lines = [json.dumps(row, ensure_ascii=False).replace("\\u0085", "\x85") for row in rows]
+    table = json.dumps({row["image_path"]: row for row in rows}, ensure_ascii=False)
+    metadata.write_text("\n".join(lines) if suffix == ".jsonl" else table, encoding="utf-8")
+    told: list[str] = []
+    plan = planned(in_json=metadata, train_data_dir=tmp_path / "images", told=told)
+    expected = captions | {"long.png": "one", "many.png": "three"}
+    assert captions_of(plan) == {name: f"{caption},x,y" for name, caption in expected.items()}
+    assert [each.partition(" Only")[0] for each in told] == [f"2 of 9 captions in 'm{suffix}' have more than one line."]
+    assert told[0].endswith(": long.png, many.png")
+    wild = planned(in_json=metadata, train_data_dir=tmp_path / "images", enable_wildcard=True)
+    assert captions_of(wild)["many.png"] == "three,x,y\nfour,x,y"
+    assert metadata_hint(str(metadata)).text == "9 images"
+
+
+@pytest.mark.parametrize("words", [5, True, {"en": "a cat"}, ["a", 5]])
+@pytest.mark.parametrize("name", ["caption", "tags"])
+def test_a_caption_that_is_no_text_is_refused(tmp_path: Path, name: str, words: object) -> None:
+    (tmp_path / "m.json").write_text(json.dumps({"a": {"caption": None, name: words}}))
+    with pytest.raises(ValueError, match=rf"m\.json: {name} of 'a' must be a text or a list of texts"):
+        planned(in_json=tmp_path / "m.json", train_data_dir=tmp_path)
 
 
 @pytest.mark.parametrize("content", ["[1]", "{", '{"a": "caption"}', '{"a": {"image_size": 5}}'])

@@ -68,7 +68,12 @@ def test_tags_follow_the_caption_and_with_wildcards_each_of_its_lines(images: Pa
         "b": {"caption": "", "tags": "only"},
         "v1.5": {},
     }
-    assert captions_of(planned(images, entries)) == {"a.png": "a cat,cute,small", "b.PNG": "only", "v1.5.png": ""}
+    told: list[str] = []
+    assert captions_of(planned(images, entries, told)) == {"a.png": "a cat,cute,small", "b.PNG": "only", "v1.5.png": ""}
+    assert told == [
+        "1 of 3 captions in 'meta.json' have more than one line. Only the first is used; set enable_wildcard "
+        "to pick a random line each time: a.png"
+    ]
     wild = planned(images, entries, enable_wildcard=True)
     assert captions_of(wild)["a.png"] == "a cat,cute,small\nthe cat,cute,small"
 

@@ -222,6 +222,11 @@ def test_unset_zero_and_set_are_three_things(form):
         assert given(seed, shown(seed, value)) == value
 
 
+def test_a_list_of_texts_has_one_a_line(form):
+    several = next(option for option in form.options.values() if option.many and option.type is str)
+    assert given(several, "one\u2028and more\r\n\x85two \n\n three") == ["one\u2028and more", "two", "three"]
+
+
 def test_a_path_copied_with_its_quotes_loses_them_and_no_other_text_does(form):
     model = form.options["pretrained_model_name_or_path"]
     assert given(model, ' "C:\\models\\a b.safetensors" ') == "C:\\models\\a b.safetensors"

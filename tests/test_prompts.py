@@ -63,6 +63,15 @@ def test_a_json_file_is_a_list_of_objects_or_lines(tmp_path: Path) -> None:
     assert read_prompts(file, SamplePrompt()) == [SamplePrompt(prompt="x", steps=4), SamplePrompt(prompt="y", seed=3)]
 
 
+@pytest.mark.parametrize("mark", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1d"])
+def test_a_line_ends_at_a_line_feed_and_nowhere_else(tmp_path: Path, mark: str) -> None:
+    for ending in ("\n", "\r\n", "\r"):
+        text = f"a cat{mark}on a mat --n dark{mark}blurry --w 64{ending}a dog"
+        prompts = [prompt for prompt, _ in prompts_in(text, Path("x.txt"), SamplePrompt())]
+        cat = SamplePrompt(prompt=f"a cat{mark}on a mat", negative_prompt=f"dark{mark}blurry", width=64)
+        assert prompts == [cat, SamplePrompt(prompt="a dog")]
+
+
 def test_a_seed_of_minus_one_is_a_new_one(tmp_path: Path) -> None:
     file = tmp_path / "prompts.json"
     file.write_text('["x --d -1", {"prompt": "x", "seed": -1}, "x", "x --d 0"]')

@@ -11,6 +11,7 @@ from sd_scripts.data.buckets import BucketRules, Size
 from sd_scripts.data.captions import CaptionRules
 from sd_scripts.data.controls import ControlRules
 from sd_scripts.data.images import Augmentation
+from sd_scripts.formats.documents import split_lines
 from sd_scripts.formats.image_folders import FoundFolders, image_folders, regularisation_folders
 from sd_scripts.formats.words import is_whole_number
 from sd_scripts.options import dataset_schema as schema
@@ -22,6 +23,8 @@ Warn = Callable[[str], None]
 Lookup = Callable[[str], Any]
 PLACES = ("image_dir", "metadata_file", "conditioning_data_dir", "control_directory")
 """Keys of a dataset description that name a file or folder."""
+ONE_LINE = ("caption_prefix", "caption_suffix", "class_tokens")
+"""Keys of a dataset description whose texts become part of a caption."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +157,10 @@ def _chain(*levels: dict[str, Any]) -> Lookup:
 
 def _filled(record: type, lookup: Lookup) -> dict[str, Any]:
     values = {each.name: lookup(each.name) for each in dataclasses.fields(record)}
-    return {name: value for name, value in values.items() if value is not None}
+    # of a caption with several lines only one is used, so a line end in its prefix would cut off all that follows
+    lines = {name: split_lines(text) for name in ONE_LINE if (text := values.get(name))}
+    joined = {name: " ".join(parts).strip() for name, parts in lines.items() if len(parts) > 1}
+    return {name: value for name, value in (values | joined).items() if value is not None}
 
 
 def _from_settings(settings: Settings) -> dict[str, Any]:

@@ -17,9 +17,12 @@ from sd_scripts.data.counted_warnings import counted_warnings
 from sd_scripts.data.folders import ImageRecord, read_sizes, read_subset
 from sd_scripts.data.images import Augmentation, is_too_elongated
 from sd_scripts.data.reading_progress import Progress, ReadingProgress
+from sd_scripts.formats.caption_files import UnreadableCaptions
 from sd_scripts.formats.words import counted, some
 from sd_scripts.options.dataset import VARY_IMAGES, AugmentOptions, rounded_side
 from sd_scripts.options.settings import Settings
+
+ReadSubsets = list[tuple[Subset, list[ImageRecord]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,8 +128,8 @@ def plan_data(
         reading = ReadingProgress(progress)
         training: list[Item] = []
         validation: list[Item] = []
-        for number, dataset in enumerate(datasets):
-            learned, kept_out = _plan_dataset(number, dataset, seed, bucket_multiple, title, warn, reading)
+        for number, (dataset, subsets) in enumerate(zip(datasets, _read(datasets, warn, reading), strict=True)):
+            learned, kept_out = _plan_dataset(number, dataset, subsets, seed, bucket_multiple, title, warn)
             training += learned
             validation += kept_out
         if not training and all(dataset.validation_split == 1 for dataset in datasets):
@@ -226,8 +229,24 @@ def balance_regularisation(repeats: Sequence[int], target: int) -> list[int]:
     return [repeat + each + (index < more) for index, repeat in enumerate(balanced)]
 
 
+def _read(datasets: Sequence[Dataset], warn: Warn, progress: ReadingProgress) -> list[ReadSubsets]:
+    """Return the images of each subset of each dataset. Raises UnreadableCaptions for the captions of all of them."""
+    read: list[ReadSubsets] = []
+    problems: dict[Path, str] = {}
+    for dataset in datasets:
+        read.append([])
+        for subset in _used_subsets(dataset, warn):
+            try:
+                read[-1].append((subset, read_subset(subset, warn, progress)))
+            except UnreadableCaptions as error:
+                problems |= error.problems
+    if problems:
+        raise UnreadableCaptions(problems)
+    return read
+
+
 def _plan_dataset(
-    number: int, dataset: Dataset, seed: int, multiple: int, title: str, warn: Warn, progress: ReadingProgress
+    number: int, dataset: Dataset, subsets: ReadSubsets, seed: int, multiple: int, title: str, warn: Warn
 ) -> tuple[list[Item], list[Item]]:
     """Return the images to train on and those to validate on."""
     buckets = Buckets(dataset.buckets)
@@ -236,8 +255,8 @@ def _plan_dataset(
     learned: list[Item] = []
     kept_out: list[Item] = []
     regularisation: list[Item] = []
-    for subset in _used_subsets(dataset, warn):
-        images = _at_multiples(read_subset(subset, warn, progress), multiple, title, warn)
+    for subset, found in subsets:
+        images = _at_multiples(found, multiple, title, warn)
         if not images:
             warn(f"{subset.name}: this folder has no images")
         if subset.is_reg:

@@ -17,10 +17,10 @@ from sd_scripts.data.read_ahead import read_ahead
 from sd_scripts.data.reading_progress import ReadingProgress
 from sd_scripts.data.seen_files import known_sizes, remember_sizes, stamps_of
 from sd_scripts.formats.atomic_files import write_whole
-from sd_scripts.formats.caption_files import find_captions, read_caption_lines
+from sd_scripts.formats.caption_files import find_captions, read_captions
 from sd_scripts.formats.control_images import find_controls
 from sd_scripts.formats.image_folders import find_images, is_readable
-from sd_scripts.formats.metadata_file import control_paths, read_metadata
+from sd_scripts.formats.metadata_file import control_paths, lines_of, read_metadata
 from sd_scripts.formats.words import some
 from sd_scripts.runs.folder import read_json
 
@@ -95,25 +95,29 @@ def _read_captions(
     instead = " ".join(filter(None, (subset.captions.caption_prefix, subset.class_tokens)))
     if problem := files.problem(instead, is_reg=subset.is_reg):
         warn(problem)
-    captions: dict[Path, str] = {}
-    empty, longer = [], []
-    for image in progress.each(images):
-        if image not in files.found:
-            captions[image] = subset.class_tokens or ""
-            continue
-        lines = read_caption_lines(files.found[image])
-        captions[image] = "\n".join(lines) if subset.captions.enable_wildcard else "".join(lines[:1])
-        empty += [files.found[image].name] * (not lines)
-        longer += [files.found[image].name] * (len(lines) > 1)
+    shared = dict.fromkeys(files.found.values())
+    progress.skip(len(images) - len(shared))
+    texts = read_captions(progress.each(shared))
     of = f"of {len(files.found)} caption files in {folder.absolute().name!r}"
-    if empty:
+    if empty := [file.name for file, lines in texts.items() if not lines]:
         warn(f"{len(empty)} {of} are empty, so these images are trained without a caption: {some(empty)}")
+    _warn_about_lines([file.name for file, lines in texts.items() if len(lines) > 1], of, subset, warn)
+    written = {image: _used_lines(texts[file], subset) for image, file in files.found.items()}
+    return {image: written.get(image, subset.class_tokens or "") for image in images}
+
+
+def _used_lines(lines: Sequence[str], subset: Subset) -> str:
+    """Return the first line of a caption; with enable_wildcard all."""
+    return "\n".join(lines if subset.captions.enable_wildcard else lines[:1])
+
+
+def _warn_about_lines(longer: Sequence[str], of: str, subset: Subset, warn: Warn) -> None:
+    """Warn about captions with more than one line if only the first is used."""
     if longer and not subset.captions.enable_wildcard:
         warn(
             f"{len(longer)} {of} have more than one line. Only the first is used; set enable_wildcard "
             f"to pick a random line each time: {some(longer)}"
         )
-    return captions
 
 
 def _cached_sizes(captions: dict[Path, str], cache: Path, warn: Warn, progress: ReadingProgress) -> dict[Path, Size]:
@@ -276,6 +280,8 @@ def _read_metadata(subset: Subset, warn: Warn, progress: ReadingProgress) -> lis
     progress.expect(len(unknown))
     sizes |= read_sizes(unknown, warn, progress)
     controls = _metadata_controls(entries, lookup, progress)
+    longer = [path.name for path, entry in entries.items() if len(lines_of(entry, "caption")) > 1]
+    _warn_about_lines(longer, f"of {len(entries)} captions in {file.name!r}", subset, warn)
     return [
         ImageRecord(
             path=path,
@@ -366,10 +372,7 @@ def _size(sides: Sequence[int] | None) -> Size | None:
 
 def _metadata_caption(entry: dict[str, Any], subset: Subset) -> str:
     """Join caption and tags; with enable_wildcard the tags follow each line of the caption."""
-    caption, tags = (str(entry.get(name) or "").strip() for name in ("caption", "tags"))
-    lines = [line.strip() for line in caption.splitlines() if line.strip()]
-    if not subset.captions.enable_wildcard:
-        lines = lines[:1]
-    tags = subset.captions.caption_separator.join(line.strip() for line in tags.splitlines() if line.strip())
     glue = subset.captions.caption_separator
-    return "\n".join(f"{line}{glue}{tags}" if tags else line for line in lines) or tags
+    tags = glue.join(lines_of(entry, "tags"))
+    lines = [f"{line}{glue}{tags}" if tags else line for line in lines_of(entry, "caption")]
+    return _used_lines(lines, subset) or tags

@@ -1,15 +1,18 @@
 """Finds the caption file of each image, for training and for the page."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sd_scripts.formats.documents import read_text, split_lines
 from sd_scripts.formats.folder_names import dotted
 from sd_scripts.formats.words import some
 
 CAPTION_ENDINGS = (".txt", ".caption", ".cap", ".tags", ".text")
 """Extensions that caption files usually have."""
+MOST_NAMES = 10
+"""Unreadable caption files that a message names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,16 +60,36 @@ def find_captions(folder: Path, images: Sequence[Path], extension: str) -> Capti
     )
 
 
-def read_caption_lines(path: Path) -> list[str]:
-    """Return the lines of a caption file that are not empty. Raises ValueError if it cannot be read as UTF-8."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")  # with \n for \r\n and \r
-    except UnicodeDecodeError as error:
-        raise ValueError(f"caption_extension: {path} is not UTF-8 text; save it as UTF-8") from error
-    except OSError as error:
-        raise ValueError(f"caption_extension: {path} cannot be read: {error.strerror or error}") from error
-    # other trainers split at these only; a caption may contain U+2028 or a form feed
-    return [line.strip() for line in text.split("\n") if line.strip()]
+class UnreadableCaptions(ValueError):
+    """Raised for caption files that cannot be read; the message has the problem of the first and names the others."""
+
+    def __init__(self, problems: Mapping[Path, str]):
+        first, *others = problems.values()
+        names = [path.name for path in problems][1:]
+        more = f". {len(others)} more cannot be read: {some(names, MOST_NAMES)}" if others else ""
+        super().__init__(f"caption_extension: {first}{more}")
+        self.problems = problems
+
+
+def read_captions(files: Iterable[Path]) -> dict[Path, list[str]]:
+    """Return the lines of each caption file that are not empty. Raises UnreadableCaptions, which names all files that
+    cannot be read."""
+    captions, problems = {}, {}
+    for file in files:
+        try:
+            captions[file] = [line.strip() for line in split_lines(_read_caption(file)) if line.strip()]
+        except ValueError as error:
+            problems[file] = str(error).replace(f"'{file}'", str(file))
+    if problems:
+        raise UnreadableCaptions(problems)
+    return captions
+
+
+def _read_caption(file: Path) -> str:
+    text = read_text(file)
+    if "\0" in text:  # UTF-16 without a byte order mark
+        raise ValueError(f"'{file}' is not UTF-8 text; save it as UTF-8")
+    return text
 
 
 def _by_stem(names: Iterable[str], ending: str) -> dict[str, str]:

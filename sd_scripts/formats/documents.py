@@ -89,6 +89,12 @@ def read_text(path: Path) -> str:
         raise ValueError(f"'{path}' is not UTF-8 text; save it as UTF-8") from None
 
 
+def split_lines(text: str) -> list[str]:
+    """Split a text at line ends. str.splitlines also splits at U+2028, U+0085, form feeds and others, which captions
+    and prompts contain."""
+    return re.split(r"\r\n|\r|\n", text)
+
+
 def read_json(path: Path) -> Any:
     """Parse a JSON file. Raises ValueError, phrased to follow an option's name."""
     return _parsed(path, parse_json, "JSON")

@@ -8,14 +8,14 @@ Torch-free, so that the page can write one.
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from sd_scripts.formats.atomic_files import write_whole
-from sd_scripts.formats.caption_files import read_caption_lines
-from sd_scripts.formats.documents import parse_json, read_text
+from sd_scripts.formats.caption_files import read_captions
+from sd_scripts.formats.documents import parse_json, read_text, split_lines
 from sd_scripts.formats.folder_names import dotted
 from sd_scripts.formats.image_folders import LONGEST_SIDE, find_images
 from sd_scripts.formats.words import some
@@ -49,7 +49,7 @@ def read_metadata(path: Path, option: str) -> Entries:
         raise ValueError(f"{option}: {error}") from error
     try:
         if path.suffix.lower() == ".jsonl":
-            lines = [parse_json(line) for line in text.splitlines() if line.strip()]
+            lines = [parse_json(line) for line in split_lines(text) if line.strip()]
             entries = {str(line["image_path"]): line for line in lines}
         else:
             entries = dict(parse_json(text).items())
@@ -66,7 +66,16 @@ def read_metadata(path: Path, option: str) -> Entries:
         if (size := entry.get("train_resolution")) and max(size) > LONGEST_SIDE:
             why = f"{size[0]}x{size[1]}, has a side above {LONGEST_SIDE}"
             raise ValueError(f"{option}: {path}: the train_resolution of {key!r}, {why}; choose a smaller one")
+        if wrong := [name for name in get_args(Words) if not _is_words(entry.get(name))]:
+            raise ValueError(f"{option}: {path}: {wrong[0]} of {key!r} must be a text or a list of texts")
     return entries
+
+
+def lines_of(entry: Mapping[str, Any], words: Words) -> list[str]:
+    """Return the lines of an entry's caption or tags that are not empty; they may be a list of texts."""
+    written = entry.get(words) or ()
+    texts = [written] if isinstance(written, str) else written
+    return [line.strip() for text in texts for line in split_lines(text) if line.strip()]
 
 
 def control_paths(entry: Mapping[str, Any]) -> list[str]:
@@ -132,21 +141,33 @@ def merge_words(
 ) -> Merged:
     """Use the text file with `extension` next to each image as its caption or tags; keep the other entries.
 
-    Raises ValueError in one sentence for a folder without images and for a text that is not UTF-8.
+    Raises ValueError in one sentence for a folder without images and for all texts that are not UTF-8.
     """
     images = require_images(folder, recursive=recursive, option=option)
     keys = keys_of(images, folder, entries, full_path=full_path)
     merged = {key: dict(entry) for key, entry in entries.items()}
+    files = {path: path.with_suffix(dotted(extension)) for path in images}
+    texts = read_captions(_existing(files.values(), progress))
     wordless = []
-    for done, path in enumerate(images, 1):
+    for path in images:
         entry = merged.setdefault(keys[path], {})
-        file = path.with_suffix(dotted(extension))
-        if lines := read_caption_lines(file) if file.is_file() else []:
+        if lines := texts.get(files[path]):
             entry[words] = "\n".join(lines)
         else:
             wordless.append(path)
-        progress(done, len(images))
     return Merged(entries=merged, images=len(images), wordless=wordless)
+
+
+def _existing(files: Collection[Path], progress: Callable[[int, int], None]) -> Iterator[Path]:
+    for done, file in enumerate(files, 1):
+        if file.is_file():
+            yield file
+        progress(done, len(files))
+
+
+def _is_words(value: Any) -> bool:
+    texts = value if isinstance(value, list) else [value]
+    return value is None or all(isinstance(text, str) for text in texts)
 
 
 def _is_size(value: Any) -> bool:

@@ -2,6 +2,8 @@
 
 import re
 
+from sd_scripts.formats.documents import split_lines
+
 HEADING = re.compile(r"\s*(\[\[?)([^\[\]]+)\]\]?\s*(#.*)?$")
 KEY = re.compile(r"""\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*=""")
 TEXTS = ('"""', "'''")
@@ -15,7 +17,7 @@ def key_lines(text: str) -> dict[str, int]:
     lines: dict[str, int] = {}
     counts: dict[str, int] = {}
     table, until = "", ""
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(split_lines(text), 1):
         if until:  # inside a multi-line string
             until = "" if until in line else until
         elif heading := HEADING.match(line):

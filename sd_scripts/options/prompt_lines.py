@@ -241,7 +241,7 @@ def is_comment(line: str) -> bool:
 
 
 def _read_lines(text: str) -> list[Entry]:
-    lines = ((number, line.strip()) for number, line in enumerate(text.splitlines(), 1))
+    lines = ((number, line.strip()) for number, line in enumerate(documents.split_lines(text), 1))
     kept = ((number, line) for number, line in lines if line and not is_comment(line))
     return [replace(_line(line), place=f"line {number}") for number, line in kept]
 
