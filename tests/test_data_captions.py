@@ -1,12 +1,13 @@
 """The caption pipeline against results of the original implementation, and what these leave open."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import pytest
 
-from sd_scripts.data.captions import CaptionRules, process_caption
+from sd_scripts.data.captions import CaptionRules, process_caption, whole_captions
 
 CASES = json.loads((Path(__file__).parent / "reference/fixtures_captions.json").read_text())
 
@@ -53,6 +54,15 @@ def test_dropout_empties_the_whole_caption_prefix_included() -> None:
     assert process("a", CaptionRules(caption_dropout_rate=1.0, caption_prefix="p")) == ""
     every_second = CaptionRules(caption_dropout_every_n_epochs=2)
     assert [process("a", every_second, epoch=epoch) for epoch in (1, 2, 3, 4)] == ["a", "", "a", ""]
+
+
+def test_a_whole_caption_has_all_that_no_chance_leaves_out() -> None:
+    rules = CaptionRules(
+        caption_prefix="p", caption_dropout_rate=1.0, caption_tag_dropout_rate=1.0, token_warmup_step=50, templates=()
+    )
+    assert list(whole_captions(["a, b", "c\nd"], rules)) == [["p a, b"], ["p c"]]
+    wild = replace(rules, enable_wildcard=True, caption_dropout_every_n_epochs=1)
+    assert list(whole_captions(["a, b", "c\nd"], wild)) == [["p a, b"], ["p c", "p d"]]
 
 
 def test_rules_name_the_options_that_make_a_caption_change() -> None:

@@ -36,6 +36,7 @@ from sd_scripts.options.generate_settings import (
     settings_of,
     training_settings,
 )
+from sd_scripts.options.prompt_lines import SamplePrompt
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.runs.reporter import Reporter
 
@@ -118,6 +119,12 @@ def test_an_image_is_the_one_of_the_familys_sampler_and_says_what_it_was_made_wi
     assert webui.startswith("a red circle\nNegative prompt: a blue square\nSteps: 2, Sampler: Euler")
     with Image.open(second) as image:
         assert read_chunks(image.text)["seed"] == 6  # type: ignore[attr-defined]
+
+
+def test_a_prompt_that_is_cut_is_reported(any_miniature: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts = [SamplePrompt(prompt="a red circle"), SamplePrompt(prompt="a red circle " * 7)]
+    generator_of(any_miniature).encode(prompts)
+    assert "1 of 2 prompts is longer than 16 tokens and is cut: " in capsys.readouterr().err
 
 
 def test_previews_approach_the_image(each_miniature: Any) -> None:

@@ -93,6 +93,26 @@ def test_images_buckets_and_steps_are_counted(tmp_path: Path) -> None:
     assert (found.batches_per_epoch, found.steps_per_epoch, found.epochs, found.steps) == (3, 3, 4, 12)
 
 
+@pytest.mark.parametrize(
+    ("script", "words", "limit"),
+    [
+        (SDXL_LORA, {}, "75 tokens and is cut: 00.png (at least 76 tokens); shorten it, or set max_token_length = 225"),
+        (SDXL_LORA, {"max_token_length": 225}, ""),
+        (FLUX_LORA, {"t5xxl_max_token_length": 60}, "60 tokens and is cut: 00.png (at least 76 tokens); shorten it"),
+        (FLUX_LORA, {}, ""),
+    ],
+)
+def test_captions_with_more_words_than_the_encoder_reads_tokens_are_counted(
+    tmp_path: Path, script: Script, words: dict[str, Any], limit: str
+) -> None:
+    settings = settings_for(tmp_path, [(64, 64)] * 2, script, caption_extension=".txt", **words)
+    for name, count in {"00.txt": 76, "01.txt": 60}.items():
+        (tmp_path / "1_cat" / name).write_text("a " * count)
+    found = [text for text in plan(settings).warnings if "longer than" in text]
+    assert len(found) == bool(limit)
+    assert all(text.startswith(f"At least 1 of 2 captions is longer than {limit}") for text in found)
+
+
 def test_accumulation_and_processes_make_fewer_steps(tmp_path: Path) -> None:
     settings = settings_for(tmp_path, [(64, 64)] * 12, gradient_accumulation_steps=2, max_train_epochs=1)
     assert plan(settings).steps == 6

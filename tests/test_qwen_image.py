@@ -28,6 +28,7 @@ from sd_scripts.families.qwen_image.text import (
     STEP,
     encode_text,
     pad_text,
+    text_limit,
     tokenize,
     trim_text,
 )
@@ -246,6 +247,9 @@ def test_captions_are_read_as_diffusers_reads_them(components: Components, modul
 def test_captions_are_truncated_at_1024_tokens(components: Components) -> None:
     tokens = tokenize(components, ["circle " * 2000], settings_of())
     assert encode_text(components, tokens)[STATES].shape[1] == 1024
+    remark = text_limit(components, settings_of()).prompt_remark(["circle " * 200, "circle " * 2000])
+    assert remark is not None
+    assert remark.startswith(f"1 of 2 prompts is longer than 1024 tokens and is cut: '{'circle ' * 8}circ...' (")
 
 
 def test_in_compiled_runs_captions_of_different_lengths_have_one_shape(components: Components) -> None:

@@ -20,7 +20,14 @@ from sd_scripts.data.caches import CacheJob
 from sd_scripts.data.text_caching import TextStore, cache_text
 from sd_scripts.families.family import Components
 from sd_scripts.families.flux.family import FLUX
-from sd_scripts.families.flux.text import adapted_encoders, encode_text, text_cache_fits, text_cache_key, tokenize
+from sd_scripts.families.flux.text import (
+    adapted_encoders,
+    encode_text,
+    text_cache_fits,
+    text_cache_key,
+    text_limit,
+    tokenize,
+)
 from sd_scripts.families.opening import load_tokenizers
 from sd_scripts.library import tokenizers
 
@@ -183,6 +190,41 @@ def test_gradients_reach_both_encoders() -> None:
     (outputs["l_pooled"].square().sum() + outputs["t5_out"].square().sum()).backward()
     for encoder in components.text_encoders:
         assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in encoder.encoder.parameters())
+
+
+def test_a_caption_is_cut_that_is_longer_than_t5_reads(components: Components) -> None:
+    limit = text_limit(components, flux_settings())
+    texts = [
+        (Path("a/1.png"), "red " * 23),
+        (Path("b/1.png"), "a"),
+        (Path("b/1.png"), "red " * 24),
+    ]  # and the end token
+    assert limit.caption_remark(texts) == (
+        "1 of 2 captions is longer than 24 tokens and is cut: 1.png (25 tokens); shorten it, or raise "
+        "t5xxl_max_token_length"
+    )
+
+
+def test_cut_captions_and_prompts_are_reported_by_every_run(any_miniature: Any, tmp_path: Path) -> None:
+    """Also by one that finds all captions in its cache."""
+    (first, _) = make_folder(tmp_path / "images/1_x", [(64, 64)] * 2, "red")
+    first.with_suffix(".txt").write_text("a blue square " * 9)
+    (tmp_path / "prompts.txt").write_text("a cat\n" + "a white background " * 9)
+    for name in ("one", "two"):
+        made = train(
+            any_miniature,
+            tmp_path / name,
+            train_data_dir=tmp_path / "images",
+            cache_text_encoder_outputs_to_disk=True,
+            sample_prompts=tmp_path / "prompts.txt",
+            caption_prefix="circle",
+            max_train_steps=1,
+        )
+        told = [event["text"].partition("; ")[0] for event in made.told("warning") if "tokens" in event["text"]]
+        assert told == [
+            "1 of 2 captions is longer than 16 tokens and is cut: 00.png (29 tokens)",
+            f"1 of 2 prompts is longer than 16 tokens and is cut: '{('a white background ' * 9)[:60]}...' (28 tokens)",
+        ]
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from sdxl_pipeline import pipeline_of
 from sd_scripts.families.family import Components
 from sd_scripts.families.opening import load_tokenizers
 from sd_scripts.families.sdxl.family import SDXL
-from sd_scripts.families.sdxl.text import encode_text, tokenize
+from sd_scripts.families.sdxl.text import encode_text, text_limit, tokenize
 from sd_scripts.library.tokenizers import CLIP, OPEN_CLIP, shipped_clip
 
 CAPTIONS = ["a red circle on a white background", "", "red " * 100]
@@ -114,6 +114,23 @@ def test_brackets_are_plain_text_without_weighted_captions(components: Component
     assert [set(each) for each in plain.values()] == [{"ids"}, {"ids"}]
     weighted = tokenize(components, ["a (red:1.5) circle"], settings(weighted_captions=True))
     assert not torch.equal(plain[0]["ids"], weighted[0]["ids"])
+
+
+@pytest.mark.parametrize(("length", "remedy"), [(None, "max_token_length = 225"), (150, "225"), (225, "shorten them")])
+def test_captions_that_lose_tokens_are_counted_and_the_longest_named_first(
+    components: Components, length: int | None, remedy: str
+) -> None:
+    ours, most = settings(max_token_length=length, weighted_captions=True), length or 75
+    texts = {"fits": "red " * most, "long": "(red:1.2) " * (most + 1), "longest": "red, " * most, "short": "a"}
+    cut = {name: tokenize(components, [text, f"{text} (blue:0.5)"], ours)[0]["ids"] for name, text in texts.items()}
+    assert [name for name, (one, other) in cut.items() if torch.equal(one, other)] == ["fits", "long", "longest"]
+    captions = [(Path(name), text) for name, text in texts.items()]
+    remark = text_limit(components, ours).caption_remark(captions)
+    counts = f"longest ({2 * most} tokens), long ({most + 1} tokens)"
+    assert remark is not None
+    assert remark.startswith(f"2 of 4 captions are longer than {most} tokens and are cut: {counts}; ")
+    assert remark.endswith(remedy)
+    assert text_limit(components, ours).caption_remark(captions[:1]) is None
 
 
 def test_gradients_reach_both_encoders(components: Components, miniature: Any) -> None:

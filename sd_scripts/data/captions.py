@@ -2,7 +2,8 @@
 
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
@@ -94,6 +95,21 @@ def process_caption(
     if rules.secondary_separator:
         caption = caption.replace(rules.secondary_separator, rules.caption_separator)
     return random.choice(rules.templates) if rules.templates else caption
+
+
+def whole_captions(captions: Iterable[str], rules: CaptionRules) -> Iterator[list[str]]:
+    """Yield what each caption becomes if nothing is dropped: with enable_wildcard, each of its lines."""
+    whole = replace(
+        rules,
+        caption_dropout_rate=0,
+        caption_dropout_every_n_epochs=0,
+        token_warmup_step=0,
+        caption_tag_dropout_rate=0,
+    )
+    random = Random(0)
+    for caption in captions:
+        lines = caption.split("\n") if rules.enable_wildcard else [caption]
+        yield [process_caption(line, whole, random, epoch=1, step=0, max_train_steps=0) for line in lines]
 
 
 def _is_dropped(rules: CaptionRules, random: Random, epoch: int) -> bool:

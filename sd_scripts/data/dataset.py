@@ -11,7 +11,7 @@ from random import Random
 
 from sd_scripts.data.blueprint import Blueprint, Dataset, Subset, Warn, read_blueprint
 from sd_scripts.data.buckets import BucketFit, BucketRules, Buckets, Extent, equal_tokens_need, fit_into
-from sd_scripts.data.captions import CaptionRules, CaptionWithImages
+from sd_scripts.data.captions import CaptionRules, CaptionWithImages, whole_captions
 from sd_scripts.data.controls import ControlRules
 from sd_scripts.data.counted_warnings import counted_warnings
 from sd_scripts.data.folders import ImageRecord, read_sizes, read_subset
@@ -81,6 +81,15 @@ class DataPlan:
         if item.subset.augmentation.flip_aug:
             both.append(self.caption(item, text, flipped=True))
         return list(dict.fromkeys(both))
+
+    def whole_captions(self) -> Iterator[tuple[Path, str]]:
+        """Yield each image with what its caption becomes if nothing is dropped; with enable_wildcard, each line."""
+        by_rules: dict[CaptionRules, list[Item]] = {}
+        for item in self.every_item():
+            by_rules.setdefault(item.subset.captions, []).append(item)
+        for rules, items in by_rules.items():
+            for item, texts in zip(items, whole_captions((item.caption for item in items), rules), strict=True):
+                yield from ((item.path, text) for text in texts)
 
     def groups(self) -> dict[tuple[int, Extent], list[Item]]:
         """Return the images that may share a batch, keyed and sorted by dataset and bucket."""

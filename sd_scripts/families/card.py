@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sd_scripts.families.kohya import KohyaFamily
 from sd_scripts.families.memory_facts import MemoryFacts
 from sd_scripts.families.model_file import MODEL
 from sd_scripts.formats.safetensors_header import Header
+from sd_scripts.formats.text_limit import TextLimit
 from sd_scripts.options.prompt_lines import SamplePrompt
 from sd_scripts.options.spec import CAPABILITIES, OptionGroup
+
+if TYPE_CHECKING:
+    from sd_scripts.options.settings import Settings
 
 Groups = tuple[type[OptionGroup], ...]
 Mark = tuple[str, "str | None", str]
@@ -184,6 +188,8 @@ class FamilyCard:
     many tokens at each level of the model that has attention."""
     tokens: Callable[[int, int, int], int] = lambda width, height, frames: width // 16 * (height // 16) * frames
     """Width and height in pixels, frames -> tokens of the longest sequence that attention sees of a sample."""
+    text_limit: Callable[[Settings], TextLimit] | None = None
+    """The length at which captions are cut; None: not known."""
     graphs: GraphCounts | None = None
     """None: not known."""
     speeds: tuple[Speed, ...] = ()

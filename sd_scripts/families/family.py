@@ -22,6 +22,7 @@ from sd_scripts.families.placing import blocks_to_swap
 from sd_scripts.families.quantizing import quantize_while_loading
 from sd_scripts.formats.atomic_files import atomic_file, atomic_folder
 from sd_scripts.formats.disk import saving
+from sd_scripts.formats.text_limit import TextLimit
 from sd_scripts.library.media import Media
 from sd_scripts.library.safetensors_io import on_cpu, save_model
 from sd_scripts.networks.targets import LoraBlocks, LoraTarget
@@ -83,6 +84,8 @@ class TextEncoding:
     """Suffix of text cache files: "te_outputs" in `name_te_outputs.safetensors`."""
     cache_key: Callable[[Components, Settings], tuple[object, ...]]
     """Everything besides the encoders that changes their outputs: a cache with another key is rebuilt."""
+    limit: Callable[[Components, Settings], TextLimit] | None = None
+    """The length at which captions are cut, made without loading a tokenizer; None: they are not."""
     embeddings: tuple[str, ...] = ()
     """For each text encoder the key of its embeddings in embedding files; empty: no new token can be trained."""
     sees_controls: bool = False

@@ -107,6 +107,10 @@ class Generator:
         if not (new := sorted(captions - self._texts.keys())):
             return
         components = self._components
+        if limit := self.family.text.limit:
+            texts = dict.fromkeys(caption for each in new for caption in each)
+            if remark := limit(components, self._settings).prompt_remark(texts):
+                self._reporter.warn(remark)
         self.load(*components.encoder_names)
         self._reporter.phase("encoding prompts")
         with ExitStack() as moved:

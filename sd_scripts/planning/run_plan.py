@@ -120,6 +120,8 @@ def plan_run(settings: Settings, gpu: Gpu | None = None, known: Iterable[Measure
         takes_controls=card.has("control_images"),
         title=card.title,
     )
+    if card.text_limit and (cut := card.text_limit(settings).caption_remark(data.whole_captions())):
+        warnings.append(cut)
     shapes = batch_shapes(data, short_batches=settings[DatasetOptions].short_batches)
     launch = settings.get(LaunchOptions)
     processes = launch.num_processes if launch else 1

@@ -59,7 +59,13 @@ from sd_scripts.training.step import Execution, TrainStep
 from sd_scripts.training.step_graphs import CudaRecorder, StepGraphs, stream_for
 from sd_scripts.training.step_inputs import step_inputs, text_of
 from sd_scripts.training.train_state import SavedState, TrainState, load_state, read_whole, resume_point
-from sd_scripts.training.training_data import TrainingData, batches_per_epoch, encode_ahead, place_on_device
+from sd_scripts.training.training_data import (
+    TrainingData,
+    batches_per_epoch,
+    encode_ahead,
+    place_on_device,
+    warn_about_cut_texts,
+)
 from sd_scripts.training.update_graph import UpdateGraph
 from sd_scripts.training.validation import Validator
 from sd_scripts.training.weight_update import HalfScaler
@@ -253,6 +259,7 @@ class Trainer:
             trains_encoder=self.method.trains_text_encoders(family, context),
             prompts=prompts,
         )
+        warn_about_cut_texts(training_data)
         self.compilation = Compilation(context, family, components, training_data.shapes(), checks=checks_compile)
         self.compilation.compile_ahead()
         encode_ahead(training_data, self.compilation, keep_all=self.method.needs_all(family, context.settings))

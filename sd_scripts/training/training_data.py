@@ -110,6 +110,18 @@ def batches_per_epoch(context: Context, plan: DataPlan) -> int:
     return len(BatchLoader(BatchReader(plan), warn=lambda _: None, world=context.world, short_batches=short_batches))
 
 
+def warn_about_cut_texts(training_data: TrainingData) -> None:
+    """Warn about captions and prompts that are longer than the text encoders read, also if they are cached."""
+    context, text = training_data.context, training_data.family.text
+    if not (text.limit and context.is_main):
+        return
+    limit = text.limit(training_data.components, context.settings)
+    prompts = (caption for prompt in training_data.prompts for caption in text.prompt_captions(prompt))
+    for remark in (limit.caption_remark(training_data.plan.whole_captions()), limit.prompt_remark(prompts)):
+        if remark:
+            context.warn(remark)
+
+
 def encode_ahead(training_data: TrainingData, compilation: Compilation, *, keep_all: bool) -> None:
     """Fill the caches that the options ask for and encode the sample prompts. The VAE and then the text encoders are
     loaded, and freed unless steps or samples need them, or `keep_all`."""

@@ -10,9 +10,11 @@ from sd_scripts.families.flux.options import RECOMMENDED, FluxModelOptions, Flux
 from sd_scripts.families.flux.speeds import GRAPHS, SPEEDS
 from sd_scripts.formats.documents import read_json
 from sd_scripts.formats.safetensors_header import Header
+from sd_scripts.formats.text_limit import TextLimit
 from sd_scripts.options.flow import FlowOptions
 from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.prompt_lines import SamplePrompt
+from sd_scripts.options.settings import Settings
 
 HUB_MODEL, SCHNELL_MODEL = "black-forest-labs/FLUX.1-dev", "black-forest-labs/FLUX.1-schnell"
 SCHNELL = "flux-1-schnell"
@@ -57,6 +59,16 @@ def folder_variant(folder: Path, variant: str) -> str:
     except (OSError, ValueError, AttributeError):
         return variant
     return f"FLUX.1 {'dev' if guided else 'schnell'} diffusers folder" if variant == PIPELINE else variant
+
+
+T5_LENGTHS = {"dev": 512, "schnell": 256}
+"""Variant -> tokens that T5 reads."""
+
+
+def text_limit(settings: Settings) -> TextLimit:
+    """Return what T5 reads if the model is dev; only its file tells."""
+    tokens = settings[FluxModelOptions].t5xxl_max_token_length or T5_LENGTHS["dev"]
+    return TextLimit(tokens=tokens, remedy="raise t5xxl_max_token_length")
 
 
 CARD = FamilyCard(
@@ -140,6 +152,7 @@ CARD = FamilyCard(
     network_modules=("networks.lora", "networks.oft_flux", "networks.lora_flux"),
     side_multiple=16,
     token_multiple=16,
+    text_limit=text_limit,
     graphs=GRAPHS,
     speeds=SPEEDS,
     memory=MEMORY,

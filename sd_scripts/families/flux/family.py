@@ -7,7 +7,14 @@ from sd_scripts.families.flux.lora import BLOCKS, TEXT_ENCODERS, TRANSFORMER
 from sd_scripts.families.flux.memory import checkpoint_gradients, place
 from sd_scripts.families.flux.objective import architecture, loss, metadata, step_inputs, validation_timesteps
 from sd_scripts.families.flux.sampling import prompt_captions, sample, sample_batch
-from sd_scripts.families.flux.text import adapted_encoders, encode_text, text_cache_fits, text_cache_key, tokenize
+from sd_scripts.families.flux.text import (
+    adapted_encoders,
+    encode_text,
+    text_cache_fits,
+    text_cache_key,
+    text_limit,
+    tokenize,
+)
 from sd_scripts.families.flux.vae import LATENTS, encode_images
 from sd_scripts.library.lean_diffusers import ResnetBlock2D
 
@@ -27,6 +34,7 @@ FAMILY = FLUX = Family(
         cache_suffix="flux_te",
         cache_key=text_cache_key,
         cache_fits=text_cache_fits,
+        limit=text_limit,
     ),
     blocks=Blocks(
         title="FLUX",

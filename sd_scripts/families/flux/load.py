@@ -10,7 +10,7 @@ import torch
 
 from sd_scripts.families.components import DENOISER, VAE, Components, WeightSource
 from sd_scripts.families.flux import keys, lora
-from sd_scripts.families.flux.card import CARD, TRANSFORMERS
+from sd_scripts.families.flux.card import CARD, T5_LENGTHS, TRANSFORMERS
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
 from sd_scripts.families.flux.options import RECOMMENDED, FluxModelOptions
 from sd_scripts.families.layouts import Layout, autoencoder, clip_l, make_text_encoder
@@ -24,7 +24,6 @@ from sd_scripts.options.flow import FlowOptions
 from sd_scripts.options.settings import Settings
 
 TEXT_ENCODER, T5XXL = "text_encoder1", "text_encoder2"
-T5_LENGTHS = {"dev": 512, "schnell": 256}
 LINEAR = re.compile(r"(double_blocks|single_blocks)\..*\.weight")
 T5_LINEAR = re.compile(r"encoder\.block\.(?!.*relative_attention_bias).*\.weight")
 """Names of weights that can be quantized. T5's relative bias is a lookup table, not a matrix product."""

@@ -1,12 +1,15 @@
 """Tokenize captions, and encode them to CLIP's pooled output and T5's hidden states, which FLUX.1 reads."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from sd_scripts.families.family import Components, Tokens
+from sd_scripts.families.flux import card
 from sd_scripts.families.flux.options import FluxNetworkOptions, trains_t5xxl
+from sd_scripts.formats.text_limit import TextLimit
 from sd_scripts.library.tokenizers import CLIP_LENGTH
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.settings import Settings
@@ -30,6 +33,17 @@ def tokenize(components: Components, captions: Sequence[str], settings: Settings
         CLIP: {"ids": clip_tokens.input_ids},
         T5: {"ids": t5_tokens.input_ids, "mask": t5_tokens.attention_mask},
     }
+
+
+def text_limit(components: Components, settings: Settings) -> TextLimit:
+    """Return the length that T5 reads, end token included. CLIP's is shorter, but of CLIP only the pooled output is
+    used, which sums up a caption."""
+    return replace(
+        card.text_limit(settings),
+        tokens=components.extras["t5_length"],
+        count=lambda captions: list(map(len, components.tokenizers[T5](list(captions), verbose=False).input_ids)),
+        short=components.extras["t5_length"] - 2,  # a blank before the first word, and the end token
+    )
 
 
 def encode_text(components: Components, tokens: Tokens) -> dict[str, Tensor]:

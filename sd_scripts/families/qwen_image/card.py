@@ -6,11 +6,14 @@ from sd_scripts.families.qwen_image.memory_facts import MEMORY
 from sd_scripts.families.qwen_image.options import RECOMMENDED, QwenImageModelOptions
 from sd_scripts.families.qwen_image.speeds import GRAPHS
 from sd_scripts.formats.safetensors_header import Header
+from sd_scripts.formats.text_limit import TextLimit
 from sd_scripts.options.flow import FlowOptions
 from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.prompt_lines import SamplePrompt
 
 HUB_MODEL = "Qwen/Qwen-Image"
+LONGEST = 1024
+"""Tokens of caption and suffix; longer captions are truncated."""
 
 PREFIXES = ("", "model.diffusion_model.")
 TRANSFORMER = "transformer_blocks.0.txt_mlp.net.0.proj.weight"
@@ -101,6 +104,7 @@ CARD = FamilyCard(
     network_modules=("networks.lora", "networks.lora_qwen_image"),
     side_multiple=16,
     token_multiple=16,
+    text_limit=lambda settings: TextLimit(tokens=LONGEST),
     graphs=GRAPHS,
     memory=MEMORY,
     sample_defaults=SamplePrompt(width=1024, height=1024, steps=30, scale=4.0),

@@ -15,6 +15,7 @@ from sd_scripts.families.qwen_image.text import (
     pad_text,
     text_cache_fits,
     text_cache_key,
+    text_limit,
     tokenize,
     trim_text,
 )
@@ -36,6 +37,7 @@ FAMILY = QWEN_IMAGE = Family(
         cache_suffix="qwen_image_te",
         cache_key=text_cache_key,
         cache_fits=text_cache_fits,
+        limit=text_limit,
         trim=trim_text,
         pad=pad_text,
     ),

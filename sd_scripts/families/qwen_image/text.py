@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sd_scripts.families.family import Components, Tokens
+from sd_scripts.families.qwen_image.card import LONGEST
+from sd_scripts.formats.text_limit import TextLimit
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.settings import Settings
 
@@ -17,8 +19,6 @@ PREFIX = (
 )
 SUFFIX = "<|im_end|>\n<|im_start|>assistant\n"
 """What the model was trained with around a caption. The states of the prefix are dropped, those of the suffix kept."""
-LONGEST = 1024
-"""Tokens of caption and suffix; longer captions are truncated."""
 STEP = 128
 """In compiled runs the number of text tokens is rounded up to a multiple of it, so that captions share graphs."""
 STATES, MASK = "vl_embed", "vl_mask"
@@ -39,6 +39,16 @@ def tokenize(components: Components, captions: Sequence[str], settings: Settings
         ids[number, : len(row)] = torch.tensor(row)
         mask[number, : len(row)] = 1
     return {0: {"ids": ids, "mask": mask}}
+
+
+def text_limit(components: Components, settings: Settings) -> TextLimit:
+    """Return the length of a caption with its suffix. Control images, which come first, do not count."""
+
+    def count(captions: Sequence[str]) -> list[int]:
+        texts, prefix = [f"{PREFIX}{caption}{SUFFIX}" for caption in captions], prefix_length(components)
+        return [len(ids) - prefix for ids in components.tokenizers[0](texts, verbose=False).input_ids]
+
+    return TextLimit(tokens=LONGEST, count=count, short=LONGEST - len(SUFFIX))
 
 
 def prefix_length(components: Components) -> int:

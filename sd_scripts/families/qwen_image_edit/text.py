@@ -14,7 +14,8 @@ from sd_scripts.data.seen_files import stamps_of
 from sd_scripts.families.family import Components, Tokens
 from sd_scripts.families.qwen_image import sampling as base_sampling
 from sd_scripts.families.qwen_image import text as base
-from sd_scripts.families.qwen_image.text import LONGEST, MASK, STATES, SUFFIX, padded_length
+from sd_scripts.families.qwen_image.card import LONGEST
+from sd_scripts.families.qwen_image.text import MASK, STATES, SUFFIX, padded_length
 from sd_scripts.families.qwen_image_edit.card import EDIT, EDIT_PLUS
 from sd_scripts.families.qwen_image_edit.vision import Grid, count_tokens, patches_of, positions_of
 from sd_scripts.options.prompt_lines import SamplePrompt

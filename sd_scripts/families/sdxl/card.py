@@ -5,9 +5,21 @@ from sd_scripts.families.sdxl.checks import PROBLEMS, U_NET_BLOCKS
 from sd_scripts.families.sdxl.kohya import KOHYA
 from sd_scripts.families.sdxl.memory_facts import MEMORY
 from sd_scripts.families.sdxl.speeds import GRAPHS, SPEEDS
+from sd_scripts.formats.text_limit import TextLimit
 from sd_scripts.options.memory import MemoryOptions
+from sd_scripts.options.model import ModelOptions
+from sd_scripts.options.settings import Settings
 
 HUB_MODEL = "stabilityai/stable-diffusion-xl-base-1.0"
+
+CHUNK, LONGEST = 75, 225
+"""Tokens of a chunk of a caption, between a start and an end token, and the most that max_token_length allows."""
+
+
+def text_limit(settings: Settings) -> TextLimit:
+    tokens = settings[ModelOptions].max_token_length or CHUNK
+    return TextLimit(tokens=tokens, remedy="" if tokens == LONGEST else f"set max_token_length = {LONGEST}")
+
 
 CARD = FamilyCard(
     name="sdxl",
@@ -82,6 +94,7 @@ CARD = FamilyCard(
     base_file="an SDXL file",
     base_model="an SDXL checkpoint",
     side_multiple=8,
+    text_limit=text_limit,
     graphs=GRAPHS,
     speeds=SPEEDS,
     memory=MEMORY,

@@ -8,7 +8,7 @@ from sd_scripts.families.sdxl.memory import place, problems
 from sd_scripts.families.sdxl.objective import conditioning, loss, step_inputs, validation_timesteps
 from sd_scripts.families.sdxl.sampling import prompt_captions, sample, sample_batch
 from sd_scripts.families.sdxl.saving import checkpoint, saved_form, write_folder
-from sd_scripts.families.sdxl.text import encode_text, text_cache_key, tokenize
+from sd_scripts.families.sdxl.text import encode_text, text_cache_key, text_limit, tokenize
 from sd_scripts.families.sdxl.unet import block_of, checkpoint_gradients, compile_targets, graph_kinds
 from sd_scripts.families.sdxl.vae import LATENTS, encode_images
 from sd_scripts.library.lean_diffusers import ResnetBlock2D
@@ -29,6 +29,7 @@ FAMILY = SDXL = Family(
         adapted=lambda settings: (True, True),
         cache_suffix="te_outputs",
         cache_key=text_cache_key,
+        limit=text_limit,
         embeddings=("clip_l", "clip_g"),
     ),
     blocks=Blocks(

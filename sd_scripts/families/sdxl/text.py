@@ -2,19 +2,23 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from itertools import islice
+from operator import add
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sd_scripts.families.family import Components, Tokens
+from sd_scripts.families.sdxl import card
+from sd_scripts.families.sdxl.card import CHUNK
+from sd_scripts.formats.text_limit import TextLimit
 from sd_scripts.library.weighted_prompt import parse_weights
 from sd_scripts.options.dataset import CaptionOptions
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.settings import Settings
 
-CHUNK = 75
-"""Tokens of a chunk, between a start and an end token."""
 TRAINED_LAYER = 2
 """Counted from the end: the hidden state that SDXL was trained on. clip_skip selects earlier ones, never the last."""
 SECOND = 1
@@ -36,6 +40,22 @@ def tokenize(components: Components, captions: Sequence[str], settings: Settings
         if weighted:
             tokens[place]["weights"] = torch.tensor([_chunked_weights(weights, chunks) for _, weights in rows])
     return tokens
+
+
+def text_limit(components: Components, settings: Settings) -> TextLimit:
+    """Return the length that both encoders read, as `tokenize` counts it."""
+    limit, learned = card.text_limit(settings), components.learned.get(0)
+    weighted = settings[CaptionOptions].weighted_captions
+
+    def count(captions: Sequence[str]) -> list[int]:
+        pieces = [[text for text, _ in parse_weights(each)] if weighted else [each] for each in captions]
+        texts = [text for each in pieces for text in each]
+        rows = components.tokenizers[0](texts, add_special_tokens=False, verbose=False).input_ids
+        more = [ids.count(learned[0]) * (len(learned) - 1) if learned else 0 for ids in rows]
+        lengths = map(add, map(len, rows), more)
+        return [sum(islice(lengths, len(each))) for each in pieces]
+
+    return replace(limit, count=count, short=0 if learned else limit.tokens)
 
 
 def encode_text(components: Components, tokens: Tokens) -> dict[str, Tensor]:

@@ -1,0 +1,67 @@
+"""How much of a caption a text encoder reads, and a remark about captions that are cut."""
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from sd_scripts.formats.words import counted, some
+
+Key = TypeVar("Key", bound=Hashable)
+SHOWN = 60
+"""Letters of a prompt that name it."""
+
+
+def count_words(texts: Sequence[str]) -> list[int]:
+    """Return the words of each text: no tokenizer makes fewer tokens of them."""
+    return [len(text.split()) for text in texts]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextLimit:
+    """The length at which captions are cut. That of a card counts words, so that a plan needs no tokenizer; that of a
+    family has its `count` replaced."""
+
+    tokens: int
+    remedy: str = ""
+    """What else to do about longer captions than to shorten them: "set max_token_length = 225"."""
+    count: Callable[[Sequence[str]], list[int]] = count_words
+    """Captions -> tokens of each, uncut."""
+    short: int = 0
+    """Bytes of a caption that surely fits, so that it need not be tokenized."""
+
+    def caption_remark(self, captions: Iterable[tuple[Path, str]]) -> str | None:
+        """Return a sentence about the captions that are cut, longest first; None if there are none.
+
+        `captions` are of images, of which one may have several: then the longest counts.
+        """
+        return self._remark("caption", captions, lambda image: image.name)
+
+    def prompt_remark(self, prompts: Iterable[str]) -> str | None:
+        """Return the same about prompts, named by how they start."""
+        return self._remark("prompt", ((prompt, prompt) for prompt in prompts if prompt), _start)
+
+    def _remark(self, kind: str, texts: Iterable[tuple[Key, str]], name: Callable[[Key], str]) -> str | None:
+        named = list(texts)
+        long = [text for text in dict.fromkeys(text for _, text in named) if self._may_be_cut(text)]
+        tokens = dict(zip(long, self.count(long), strict=True)) if long else {}
+        lengths: dict[Key, int] = {}
+        for key, text in named:
+            lengths[key] = max(lengths.get(key, 0), tokens.get(text, 0))
+        cut = sorted((key for key in lengths if lengths[key] > self.tokens), key=lambda key: -lengths[key])
+        if not cut:
+            return None
+        at_least = "at least " if self.count is count_words else ""
+        verb, them = ("is", "it") if len(cut) == 1 else ("are", "them")
+        sentence = (
+            f"{at_least}{len(cut)} of {counted(len(lengths), kind)} {verb} longer than {self.tokens} tokens and {verb} "
+            f"cut: {some([f'{name(key)} ({at_least}{lengths[key]} tokens)' for key in cut])}; shorten {them}"
+        )
+        return sentence[0].upper() + sentence[1:] + (f", or {self.remedy}" if self.remedy else "")
+
+    def _may_be_cut(self, text: str) -> bool:
+        return len(text.encode(errors="replace")) > self.short
+
+
+def _start(prompt: str) -> str:
+    return repr(prompt if len(prompt) <= SHOWN else f"{prompt[:SHOWN]}...")
