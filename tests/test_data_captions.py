@@ -34,6 +34,26 @@ def test_a_wildcard_chooses_one_alternative_and_doubled_braces_stay() -> None:
     assert {process("a {red|blue} {{cat}}", rules, seed) for seed in range(20)} == {"a red {cat}", "a blue {cat}"}
 
 
+@pytest.mark.parametrize(
+    ("separator", "caption", "expected"),
+    [
+        (".", "a cat. it sits.it is red", {"a cat. it sits. it is red", "a cat. it is red. it sits"}),
+        (" | ", "one, two | 3 | four", {"one, two | 3 | four", "one, two | four | 3"}),
+        (";;  ", "a;;  b;;  c", {"a;; b;; c", "a;; c;; b"}),
+        (", ", "a, b, c", {"a, b, c", "a, c, b"}),
+    ],
+)
+def test_the_borders_between_parts_survive_shuffling_warm_up_and_tag_dropout(
+    separator: str, caption: str, expected: set[str]
+) -> None:
+    rules = CaptionRules(shuffle_caption=True, keep_tokens=1, caption_separator=separator)
+    assert {process(caption, rules, seed) for seed in range(20)} == expected
+    whole = CaptionRules(token_warmup_step=1, caption_separator=separator)
+    assert process(caption, whole, step=1) in expected
+    spared = CaptionRules(caption_tag_dropout_rate=1e-9, caption_separator=separator, keep_tokens_separator="~")
+    assert process(caption, spared) in expected
+
+
 def test_kept_parts_stay_in_front_while_the_others_move() -> None:
     rules = CaptionRules(shuffle_caption=True, keep_tokens=2)
     results = {process("a, b, c, d", rules, seed) for seed in range(20)}

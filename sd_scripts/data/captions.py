@@ -90,8 +90,8 @@ def process_caption(
         return ""
     caption = _choose(caption, random) if rules.enable_wildcard else caption.split("\n", 1)[0]
     if rules.shuffle_caption or rules.token_warmup_step > 0 or rules.caption_tag_dropout_rate > 0:
-        # joined by ", " whatever caption_separator is: existing captions and models expect it
-        caption = ", ".join(_pick_parts(caption, rules, random, step, max_train_steps))
+        glue = f"{rules.caption_separator.rstrip()} "
+        caption = glue.join(_pick_parts(caption, rules, random, step, max_train_steps))
     if rules.secondary_separator:
         caption = caption.replace(rules.secondary_separator, rules.caption_separator)
     return random.choice(rules.templates) if rules.templates else caption

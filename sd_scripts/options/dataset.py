@@ -234,7 +234,7 @@ class CaptionOptions(OptionGroup, title="Captions"):
         suggestions=(".txt", ".caption", ".cap"),
     )
     shuffle_caption: bool = switch("Shuffle the parts of a caption each time it is used. For captions made of tags.")
-    caption_separator: str = option(",", "Separator between the parts of a caption.")
+    caption_separator: str = option(",", "Separator between the parts of a caption, also after they are shuffled.")
     keep_tokens: int = option(
         0, "Number of parts at the start that stay in place and are never dropped.", within=(0, 1000)
     )
