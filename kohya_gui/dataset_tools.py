@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sd_scripts.formats.atomic_files import atomic_file
+from sd_scripts.formats.caption_files import find_captions
 from sd_scripts.formats.folder_names import dotted, numbered
 from sd_scripts.formats.image_folders import each_image, find_images
 from sd_scripts.formats.words import some
@@ -145,8 +146,10 @@ def _source(title: str, typed: str, destination: Path) -> Path:
 
 def _copy_all(source: Path, folder: Path, endings: Collection[str]) -> Copied:
     copied = Copied(folder=folder)
-    for image in find_images(source):
-        captions = [path for ending in sorted(endings) if os.path.isfile(path := image.with_suffix(ending))]
+    images = find_images(source)
+    found = [find_captions(source, images, ending).found for ending in sorted(endings)]
+    for image in images:
+        captions = [file for files in found if (file := files.get(image)) and file.is_file()]
         try:
             _copy(image, captions, copied)
         except OSError as error:

@@ -7,7 +7,8 @@ from itertools import islice
 from pathlib import Path
 
 from kohya_gui.recognise import Recognised, glance
-from sd_scripts.formats.folder_names import dotted, numbered
+from sd_scripts.formats.caption_files import find_captions
+from sd_scripts.formats.folder_names import dotted, normalized, numbered
 from sd_scripts.formats.image_folders import ImageFolder, each_image, image_folders, is_readable
 from sd_scripts.formats.words import some
 
@@ -62,13 +63,13 @@ def _captions(folders: Iterable[list[Path]], extension: str) -> tuple[str, bool,
     """Return how many images have a caption, in words, whether all have, and the extension more captions have."""
     total, captioned, others = 0, 0, Counter[str]()
     for images in folders:
-        there = {entry.name for entry in os.scandir(images[0].parent)} if images else set()
-        total += len(images)
-        for image in images:
-            if f"{image.stem}{extension}" in there:
-                captioned += 1
-            else:
-                others.update(ending for ending in CAPTIONS if f"{image.stem}{ending}" in there)
+        if not images:
+            continue
+        files = find_captions(images[0].parent, images, extension)
+        total, captioned = total + len(images), captioned + len(files.found)
+        there = {normalized(entry.name) for entry in os.scandir(files.folder)} if files.missing else set()
+        for image in files.missing:
+            others.update(ending for ending in CAPTIONS if normalized(f"{image.stem}{ending}") in there)
     if captioned == total:
         return "all captioned", True, ""
     ending, count = next(iter(others.most_common(1)), ("", 0))

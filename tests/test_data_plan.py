@@ -1,6 +1,7 @@
 """The data plan: what is read from folders and metadata files, how it is split, balanced and described."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from PIL import Image
 
 from kohya_gui.allowed_paths import AllowedPaths
 from kohya_gui.browse import listing
+from kohya_gui.dataset_tools import Concept, arrange
 from kohya_gui.recognise import metadata as metadata_hint
 from kohya_gui.recognise_images import beside_metadata, train_data
 from sd_scripts.data.buckets import Extent
@@ -18,7 +20,10 @@ from sd_scripts.data.dataset import DataPlan, balance_regularisation
 from sd_scripts.data.epochs import BatchShape, batch_shapes
 from sd_scripts.data.metadata import dataset_metadata
 from sd_scripts.formats.caption_files import find_captions
+from sd_scripts.formats.control_images import find_controls
+from sd_scripts.formats.folder_names import normalized
 from sd_scripts.formats.image_folders import IMAGES_BY_PLUGIN, readable_suffixes
+from sd_scripts.formats.metadata_file import merge_words
 
 
 def captions_of(plan: DataPlan) -> dict[str, str]:
@@ -99,6 +104,70 @@ def test_the_page_counts_the_images_that_training_reads(tmp_path: Path) -> None:
     assert train_data(str(tmp_path), ".txt").text.startswith(f"{trained} images")
     assert beside_metadata(str(tmp_path)).text.startswith(f"{trained} images")
     assert listing(str(tmp_path / "1_x"), "train_data_dir", AllowedPaths())["images"] == trained
+
+
+def test_images_that_are_not_read_and_captions_without_an_image_are_counted(tmp_path: Path) -> None:
+    folder = tmp_path / "train/1_x"
+    make_image(folder / "a.png").with_suffix(".txt").write_text("a")
+    for name in ("b.JFIF", "c.jpe"):
+        make_image(folder / "made.jpg").rename(folder / name)
+        (folder / name).with_suffix(".txt").write_text("b")
+    for name in ("d.TIFF", "e.gif", "e.txt", "f.HeiC", "g.cr2", "g.txt", "gone.txt", "lost.TXT", "h.caption", "i.json"):
+        (folder / name).touch()
+    told: list[str] = []
+    assert list(captions_of(plan_of(tmp_path / "train", told=told))) == ["a.png", "b.JFIF", "c.jpe"]
+    assert told == [
+        "4 images in '1_x' are skipped, since their kind is not read; convert them to PNG, JPEG or WebP: "
+        "d.TIFF, e.gif, f.HeiC and 1 more",
+        "2 .txt files in '1_x' have no image: gone.txt, lost.TXT",
+    ]
+    assert train_data(str(tmp_path / "train"), ".txt").text.startswith("3 images, all captioned")
+
+
+NAMES = ("cafe\u0301", "caf\u00e9"), ("\u00c5ngstro\u0308m", "A\u030angstr\u00f6m"), ("\ud55c", "\u1112\u1161\u11ab")
+"""One name in two normalizations."""
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="its file systems find both")
+@pytest.mark.parametrize("places", [(0, 1), (1, 0)])
+def test_names_in_another_unicode_normalization_belong_together(tmp_path: Path, places: tuple[int, int]) -> None:
+    folder, keys = tmp_path / "train/1_x", {}
+    for number, names in enumerate(NAMES):
+        image, other = (names[place] for place in places)
+        make_image(folder / f"{image}.png").with_name(f"{other}.txt").write_text(f"caption {number}")
+        make_image(tmp_path / f"masks/{other}.png")
+        make_image(tmp_path / f"before/{other}_1.png")
+        make_image(tmp_path / f"before/{other}_0.png")
+        make_image(tmp_path / f"loose/{image}/{image}.png")
+        keys[f"{other}/{other}"] = {"caption": f"caption {number}"}
+    expected = {f"caption {number}" for number in range(3)}
+    plan = plan_of(tmp_path / "train", masked_loss=True, conditioning_data_dir=tmp_path / "masks")
+    assert {item.caption for item in plan.items} == expected
+    assert all(item.mask and normalized(item.mask.stem) == normalized(item.path.stem) for item in plan.items)
+    assert train_data(str(tmp_path / "train"), ".txt").text.startswith("3 images, all captioned")
+    images = [item.path for item in plan.items]
+    controls = find_controls(str(tmp_path / "before"), "1_x", images)
+    assert [[path.stem[-2:] for path in controls[image]] for image in images] == [["_0", "_1"]] * 3
+    (tmp_path / "m.json").write_text(json.dumps(keys))
+    by_key = planned(in_json=tmp_path / "m.json", train_data_dir=tmp_path / "loose")
+    assert {item.caption for item in by_key.items} == expected
+    known = {f"{names[places[1]]}": {"train_resolution": [64, 64]} for names in NAMES}
+    merged = merge_words(folder, known, "caption", "txt").entries
+    assert {(entry["caption"], *entry["train_resolution"]) for entry in merged.values()} == {
+        (caption, 64, 64) for caption in expected
+    }
+    concept = Concept(
+        instance_prompt="x", training_images=str(folder), repeats=1, destination=str(tmp_path / "arranged")
+    )
+    assert str(arrange(concept).copied[0]) == "img/1_x: 3 images and 3 captions copied"
+
+
+def test_a_name_that_is_exactly_the_same_goes_first(tmp_path: Path) -> None:
+    images = [make_image(tmp_path / f"{name}.png") for name in NAMES[0]]
+    if len(list(tmp_path.iterdir())) == 2:  # a file system that tells the two apart
+        for image in images:
+            image.with_suffix(".txt").write_text("x")
+        assert find_captions(tmp_path, images, "txt").found == {image: image.with_suffix(".txt") for image in images}
 
 
 def test_all_lines_are_kept_for_wildcards(tmp_path: Path) -> None:

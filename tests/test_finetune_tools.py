@@ -256,7 +256,8 @@ TINY = ["--max_resolution", "96,96", "--min_bucket_reso", "64", "--max_bucket_re
 def captions(tmp_path: Path) -> Path:
     """meta_cap.json of three images of two shapes, one of them in a folder below."""
     for number, (name, size) in enumerate({"a.png": (64, 64), "b.png": (128, 64), "below/c.png": (70, 60)}.items()):
-        make_image(tmp_path / "images" / name, size, number).with_suffix(".caption").write_text(f"image {name}")
+        image = make_image(tmp_path / "images" / name, size, number)
+        image.with_suffix(".caption").write_text(f"image {image.name}")
     cap = tmp_path / "meta_cap.json"
     assert merge_captions_to_metadata.main([str(tmp_path / "images"), str(cap), "--recursive"]) == 0
     return cap

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 from data_help import make_folder, make_image, plan_of, settings_of
+from PIL import Image
 from test_data_caches import Encoders
 
 from sd_scripts.data import dataset, reading_progress, seen_files
 from sd_scripts.data.buckets import Size
 from sd_scripts.data.dataset import DataPlan
-from sd_scripts.data.seen_files import known_sizes, remember_current, remember_sizes, seen_files_path, stamps_of
+from sd_scripts.data.seen_files import known_headers, remember_current, remember_headers, seen_files_path, stamps_of
 from sd_scripts.formats.image_folders import find_images
 
 
@@ -37,11 +38,24 @@ def test_sizes_are_remembered_and_an_image_that_has_changed_is_measured_again(ro
     assert first == {"00.png": (64, 64), "01.png": (128, 64), "02.png": (70, 60)}
     paths = find_images(root / "1_cat")
     stamps = stamps_of(paths)
-    assert {path.name: size for path, size in known_sizes(stamps).items()} == first
-    remember_sizes({paths[0]: (96, 48)}, stamps)  # so that it shows that the image is not opened
+    assert {path.name: size for path, (size, _) in known_headers(stamps).items()} == first
+    remember_headers({paths[0]: ((96, 48), False)}, stamps)  # so that it shows that the image is not opened
     assert sizes_of(plan_of(root)) == {**first, "00.png": (96, 48)}
     make_image(paths[0], (32, 96))
     assert sizes_of(plan_of(root)) == {**first, "00.png": (32, 96)}
+
+
+def test_animated_images_are_reported_also_when_they_are_remembered(root: Path) -> None:
+    folder = root / "1_cat"
+    frames = [Image.open(folder / "00.png").copy().rotate(90 * turn) for turn in range(3)]
+    frames[0].save(folder / "00.png", save_all=True, append_images=frames[1:])
+    frames[0].save(folder / "moves.webp", save_all=True, append_images=frames[1:])
+    frames[0].save(folder / "still.webp")
+    frames[0].save(folder / "burst.jpg", format="MPO", save_all=True, append_images=frames[1:])
+    for more in ({}, {}, {"cache_info": True}, {"cache_info": True}):
+        told: list[str] = []
+        plan_of(root, told=told, **more)
+        assert "2 images are animated, and only their first frame is used: 00.png, moves.webp" in told
 
 
 def test_an_image_that_replaces_one_of_the_same_length_and_time_is_measured(root: Path) -> None:
@@ -60,7 +74,7 @@ def test_an_image_that_replaces_one_of_the_same_length_and_time_is_measured(root
 def test_an_image_that_was_just_written_is_not_remembered(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(seen_files, "SETTLED_NS", 10**12)
     plan_of(root)
-    assert known_sizes(stamps_of(find_images(root / "1_cat"))) == {}
+    assert known_headers(stamps_of(find_images(root / "1_cat"))) == {}
 
 
 @pytest.mark.parametrize("damage", [b"", b"no database", b"SQLite format 3\0" + bytes(5000)])
@@ -69,13 +83,13 @@ def test_a_damaged_file_is_made_anew(root: Path, damage: bytes) -> None:
     seen_files_path().write_bytes(damage)
     assert sizes_of(plan_of(root)) == first
     plan_of(root)
-    assert len(known_sizes(stamps_of(find_images(root / "1_cat")))) == 3
+    assert len(known_headers(stamps_of(find_images(root / "1_cat")))) == 3
 
 
 def test_without_a_folder_for_it_nothing_is_remembered(root: Path, tmp_path: Path) -> None:
     (tmp_path / "state").write_text("a file")
     assert len(plan_of(root).items) == 3
-    assert known_sizes(stamps_of(find_images(root / "1_cat"))) == {}
+    assert known_headers(stamps_of(find_images(root / "1_cat"))) == {}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no names that are not text")
@@ -83,8 +97,8 @@ def test_a_name_that_is_not_text_is_remembered(root: Path) -> None:
     image = root / "1_cat" / os.fsdecode(b"caf\xe9.png")
     (root / "1_cat/00.png").rename(image)
     stamps = stamps_of([image])
-    remember_sizes({image: (64, 64)}, stamps)
-    assert known_sizes(stamps) == {image: (64, 64)}
+    remember_headers({image: ((64, 64), True)}, stamps)
+    assert known_headers(stamps) == {image: ((64, 64), True)}
 
 
 def test_the_oldest_of_too_many_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,8 +106,8 @@ def test_the_oldest_of_too_many_are_forgotten(tmp_path: Path, monkeypatch: pytes
     paths = [tmp_path / name for name in "abc"]
     for path in paths:
         path.touch()
-        remember_sizes({path: (1, 2)}, stamps_of([path]))
-    assert known_sizes(stamps_of(paths)) == dict.fromkeys(paths[1:], (1, 2))
+        remember_headers({path: ((1, 2), False)}, stamps_of([path]))
+    assert known_headers(stamps_of(paths)) == dict.fromkeys(paths[1:], ((1, 2), False))
 
 
 def test_a_cache_that_was_found_current_is_not_read_again_until_it_changes(root: Path) -> None:

@@ -2,8 +2,9 @@
 
 import glob
 import json
+import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,16 +13,17 @@ from typing import Any, TypeVar
 from sd_scripts.data.blueprint import Subset, Warn
 from sd_scripts.data.buckets import Size
 from sd_scripts.data.caches import SUFFIX
-from sd_scripts.data.images import UnreadableImage, read_mask, read_size
+from sd_scripts.data.images import UnreadableImage, read_header, read_mask
 from sd_scripts.data.read_ahead import read_ahead
 from sd_scripts.data.reading_progress import ReadingProgress
-from sd_scripts.data.seen_files import known_sizes, remember_sizes, stamps_of
+from sd_scripts.data.seen_files import Header, known_headers, remember_headers, stamps_of
 from sd_scripts.formats.atomic_files import write_whole
 from sd_scripts.formats.caption_files import find_captions, read_captions
 from sd_scripts.formats.control_images import find_controls
-from sd_scripts.formats.image_folders import find_images, is_readable
+from sd_scripts.formats.folder_names import ByName, existing_folder
+from sd_scripts.formats.image_folders import find_images, is_readable, unread_images
 from sd_scripts.formats.metadata_file import control_paths, lines_of, read_metadata
-from sd_scripts.formats.words import some
+from sd_scripts.formats.words import counted, some
 from sd_scripts.runs.folder import read_json
 
 Result = TypeVar("Result")
@@ -50,7 +52,7 @@ def read_subset(subset: Subset, warn: Warn, progress: ReadingProgress) -> list[I
     read = _read_metadata if subset.metadata_file else _read_folder
     images = read(subset, warn, progress)
     if subset.control_directory and not subset.metadata_file:
-        images = _with_controls(images, subset, subset.control_directory, progress)
+        images = _with_controls(images, subset, subset.control_directory, warn, progress)
     if not subset.conditioning_data_dir:
         return images
     masks = _find_masks(subset, subset.conditioning_data_dir, [image.path for image in images])
@@ -63,6 +65,7 @@ def _read_folder(subset: Subset, warn: Warn, progress: ReadingProgress) -> list[
     if not folder.is_dir():
         raise ValueError(f"image_dir: there is no folder {str(folder)!r}")
     images = _supported_images(find_images(folder), warn)
+    _warn_about_unread(folder, warn)
     progress.expect(2 * len(images))  # caption and size
     captions = _read_captions(folder, images, subset, warn, progress)
     if subset.cache_info:
@@ -84,6 +87,15 @@ def _supported_images(images: list[Path], warn: Warn) -> list[Path]:
     return [path for path in images if is_readable(path)]
 
 
+def _warn_about_unread(folder: Path, warn: Warn) -> None:
+    if names := unread_images(os.listdir(folder)):
+        verb, them = ("is", "it") if len(names) == 1 else ("are", "them")
+        warn(
+            f"{counted(len(names), 'image')} in {folder.absolute().name!r} {verb} skipped, since their kind is not "
+            f"read; convert {them} to PNG, JPEG or WebP: {some(names)}"
+        )
+
+
 def _read_captions(
     folder: Path, images: list[Path], subset: Subset, warn: Warn, progress: ReadingProgress
 ) -> dict[Path, str]:
@@ -95,6 +107,8 @@ def _read_captions(
     instead = " ".join(filter(None, (subset.captions.caption_prefix, subset.class_tokens)))
     if problem := files.problem(instead, is_reg=subset.is_reg):
         warn(problem)
+    if orphans := files.orphan_problem():
+        warn(orphans)
     shared = dict.fromkeys(files.found.values())
     progress.skip(len(images) - len(shared))
     texts = read_captions(progress.each(shared))
@@ -123,20 +137,20 @@ def _warn_about_lines(longer: Sequence[str], of: str, subset: Subset, warn: Warn
 def _cached_sizes(captions: dict[Path, str], cache: Path, warn: Warn, progress: ReadingProgress) -> dict[Path, Size]:
     """Take image sizes from metadata_cache.json; open only the images that changed since it was written."""
     stamps = {path: _stamp(path) for path in captions}
-    sizes = _sizes_in(read_json(cache), stamps)
-    missing = [path for path in captions if path not in sizes]
-    progress.skip(len(sizes))
+    found = _headers_in(read_json(cache), stamps)
+    missing = [path for path in captions if path not in found]
+    progress.skip(len(found))
     if missing:
-        sizes |= read_sizes(missing, warn, progress)
+        found |= _read_headers(missing, warn, progress)
         entries = {
-            str(path): {"caption": captions[path], "resolution": size, "stamp": stamps[path]}
-            for path, size in sizes.items()
+            str(path): {"caption": captions[path], "resolution": size, "animated": animated, "stamp": stamps[path]}
+            for path, (size, animated) in found.items()
         }
         try:
             write_whole(cache, json.dumps(entries, ensure_ascii=False, indent=1))
         except OSError as error:
             warn(f"cache_info: {cache} cannot be written ({error.strerror or error}), so image sizes are not cached")
-    return sizes
+    return _sizes(found, warn)
 
 
 def _stamp(path: Path) -> list[object]:
@@ -145,37 +159,50 @@ def _stamp(path: Path) -> list[object]:
     return [stat.st_size, stat.st_mtime_ns, *["upright"] * (path.suffix.lower() == ".png")]
 
 
-def _sizes_in(cache: Any, stamps: dict[Path, list[object]]) -> dict[Path, Size]:
-    """Return the valid sizes from a metadata_cache.json; entries of another format are ignored."""
+def _headers_in(cache: Any, stamps: dict[Path, list[object]]) -> dict[Path, Header]:
+    """Return what a metadata_cache.json has of these images; entries of another format are ignored."""
     entries = cache if isinstance(cache, dict) else {}
-    sizes = {}
+    headers = {}
     for path, stamp in stamps.items():
         entry = entries.get(str(path))
-        if not isinstance(entry, dict) or entry.get("stamp") != stamp:
+        if not isinstance(entry, dict) or entry.get("stamp") != stamp or type(entry.get("animated")) is not bool:
             continue
         size = entry.get("resolution")
         if isinstance(size, list) and len(size) == 2 and all(type(side) is int and side > 0 for side in size):
-            sizes[path] = (size[0], size[1])
-    return sizes
+            headers[path] = ((size[0], size[1]), entry["animated"])
+    return headers
 
 
 def read_sizes(paths: Iterable[Path], warn: Warn, progress: ReadingProgress) -> dict[Path, Size]:
-    """Return the sizes of the images that can be opened, in their order; warn about the others. Only images that are
-    new or changed are opened."""
+    """Return the sizes of the images that can be opened, in their order; warn about the others, and about animated
+    ones. Only images that are new or changed are opened."""
+    return _sizes(_read_headers(paths, warn, progress), warn)
+
+
+def _sizes(headers: Mapping[Path, Header], warn: Warn) -> dict[Path, Size]:
+    """Return the sizes alone; warn about animated images."""
+    if animated := [path.name for path, (_, is_animated) in headers.items() if is_animated]:
+        what, its = ("image is", "its") if len(animated) == 1 else ("images are", "their")
+        warn(f"{len(animated):,} {what} animated, and only {its} first frame is used: {some(animated)}")
+    return {path: size for path, (size, _) in headers.items()}
+
+
+def _read_headers(paths: Iterable[Path], warn: Warn, progress: ReadingProgress) -> dict[Path, Header]:
+    """Return the headers of images as read_sizes returns sizes; warn about those that cannot be opened."""
     paths = list(paths)
     stamps = stamps_of(paths)
-    known = known_sizes(stamps)
-    read: dict[Path, Size] = {}
+    known = known_headers(stamps)
+    read: dict[Path, Header] = {}
     progress.skip(len(known))
     try:
         unknown = [path for path in paths if path not in known]
-        for path, size in progress.each(_read_each(read_size, unknown)):
-            if isinstance(size, UnreadableImage):
-                warn(f"{size}; it is skipped")
+        for path, header in progress.each(_read_each(read_header, unknown)):
+            if isinstance(header, UnreadableImage):
+                warn(f"{header}; it is skipped")
             else:
-                read[path] = size
+                read[path] = header
     finally:  # a run that is stopped meanwhile need not begin again either
-        remember_sizes(read, stamps)
+        remember_headers(read, stamps)
     return {path: found for path in paths if (found := known.get(path) or read.get(path))}
 
 
@@ -199,9 +226,10 @@ def _find_masks(subset: Subset, folder: str, images: Iterable[Path]) -> dict[Pat
     root = Path(folder)
     if not root.is_dir():
         raise ValueError(f"conditioning_data_dir: there is no folder {str(root)!r}")
-    own = root / subset.name
+    own = existing_folder(root / subset.name)
     masks = {path.stem: path for folder in (root, own) if folder.is_dir() for path in find_images(folder)}
-    found = {path: masks[path.stem] for path in images if path.stem in masks}
+    lookup = ByName(masks)
+    found = {path: mask for path in images if (mask := lookup.get(path.stem))}
     if missing := [path.name for path in images if path not in found]:
         raise ValueError(
             f"conditioning_data_dir: {str(root)!r} has no mask for {some(missing)}; name it like the image"
@@ -210,25 +238,28 @@ def _find_masks(subset: Subset, folder: str, images: Iterable[Path]) -> dict[Pat
 
 
 def _with_controls(
-    images: list[ImageRecord], subset: Subset, folder: str, progress: ReadingProgress
+    images: list[ImageRecord], subset: Subset, folder: str, warn: Warn, progress: ReadingProgress
 ) -> list[ImageRecord]:
     """Return the images with their control images from control_directory. Raises ValueError if any is missing."""
     try:
         found = find_controls(folder, subset.name, [image.path for image in images])
     except ValueError as error:
         raise ValueError(f"control_directory: {error}") from error
-    records = control_records({path for paths in found.values() for path in paths}, "control_directory", progress)
+    records = control_records({path for paths in found.values() for path in paths}, "control_directory", warn, progress)
     return [replace(image, controls=tuple(records[path] for path in found[image.path])) for image in images]
 
 
-def control_records(paths: Iterable[Path], option: str, progress: ReadingProgress) -> dict[Path, ImageRecord]:
+def control_records(
+    paths: Iterable[Path], option: str, warn: Warn, progress: ReadingProgress
+) -> dict[Path, ImageRecord]:
     """Return control images by path. Raises ValueError if one cannot be read: its sample would lack what it shows."""
     paths = sorted(paths)
     broken: list[str] = []
     progress.expect(len(paths))
-    sizes = read_sizes(paths, lambda text: broken.append(text.removesuffix("; it is skipped")), progress)
+    headers = _read_headers(paths, lambda text: broken.append(text.removesuffix("; it is skipped")), progress)
     if broken:
         raise ValueError(f"{option}: the control image {broken[0]}; replace it, or remove its training image")
+    sizes = _sizes(headers, lambda text: warn(f"{option}: {text}"))
     return {path: ImageRecord(path=path, size=size, caption="") for path, size in sizes.items()}
 
 
@@ -279,7 +310,7 @@ def _read_metadata(subset: Subset, warn: Warn, progress: ReadingProgress) -> lis
     unknown = [path for path in entries if path not in sizes]
     progress.expect(len(unknown))
     sizes |= read_sizes(unknown, warn, progress)
-    controls = _metadata_controls(entries, lookup, progress)
+    controls = _metadata_controls(entries, lookup, warn, progress)
     longer = [path.name for path, entry in entries.items() if len(lines_of(entry, "caption")) > 1]
     _warn_about_lines(longer, f"of {len(entries)} captions in {file.name!r}", subset, warn)
     return [
@@ -296,14 +327,14 @@ def _read_metadata(subset: Subset, warn: Warn, progress: ReadingProgress) -> lis
 
 
 def _metadata_controls(
-    entries: dict[Path, dict[str, Any]], lookup: "_ImageLookup", progress: ReadingProgress
+    entries: dict[Path, dict[str, Any]], lookup: "_ImageLookup", warn: Warn, progress: ReadingProgress
 ) -> dict[Path, tuple[ImageRecord, ...]]:
     """Return the control images that a metadata file names, for each image. Raises ValueError if one is missing."""
     found = {path: [(key, lookup.image(key)) for key in control_paths(entry)] for path, entry in entries.items()}
     if missing := [key for paths in found.values() for key, path in paths if path is None]:
         raise ValueError(f"metadata_file: there is no control image {some(missing)}; correct control_path")
     existing = {image: [path for _, path in paths if path] for image, paths in found.items()}
-    records = control_records({path for paths in existing.values() for path in paths}, "metadata_file", progress)
+    records = control_records({path for paths in existing.values() for path in paths}, "metadata_file", warn, progress)
     return {image: tuple(records[path] for path in paths) for image, paths in existing.items()}
 
 
@@ -312,7 +343,7 @@ class _ImageLookup:
 
     def __init__(self, folder: Path | None):
         self._folder = folder
-        self._listed: dict[Path, dict[str, Path]] = {}
+        self._listed: dict[Path, ByName[Path]] = {}
 
     def image(self, key: str) -> Path | None:
         """Return the image below the folder, or else at the key's own path."""
@@ -337,12 +368,13 @@ class _ImageLookup:
         names = self._names(place.parent)
         return names.get(place.name) or (None if is_readable(place) else names.get(place.name + "."))
 
-    def _names(self, folder: Path) -> dict[str, Path]:
+    def _names(self, folder: Path) -> ByName[Path]:
         """Return the images of a folder by name, and by `stem.` for keys without an extension."""
         if folder not in self._listed:
-            images = find_images(folder) if folder.is_dir() else []
+            existing = existing_folder(folder)
+            images = find_images(existing) if existing.is_dir() else []
             bare = {f"{path.stem}.": path for path in reversed(images)}
-            self._listed[folder] = bare | {path.name: path for path in images}
+            self._listed[folder] = ByName(bare | {path.name: path for path in images})
         return self._listed[folder]
 
 

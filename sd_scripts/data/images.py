@@ -118,14 +118,22 @@ class Placement:
     top: int
 
 
-def read_size(path: Path) -> Size:
-    """Return width and height after EXIF rotation, without decoding pixels; raise UnreadableImage if that fails."""
+def read_header(path: Path) -> tuple[Size, bool]:
+    """Return width and height after EXIF rotation, and whether the image is animated, without decoding pixels; raise
+    UnreadableImage if that fails."""
 
-    def upright_size(image: Image.Image) -> Size:
+    def header(image: Image.Image) -> tuple[Size, bool]:
         width, height = image.size
-        return (height, width) if _orientation(image, path) >= 5 else (width, height)
+        # the further frames of a camera's MPO are previews and views
+        animated = image.format != "MPO" and getattr(image, "n_frames", 1) > 1
+        return (height, width) if _orientation(image, path) >= 5 else (width, height), animated
 
-    return _read(path, upright_size)
+    return _read(path, header)
+
+
+def read_size(path: Path) -> Size:
+    """Return the size as read_header does."""
+    return read_header(path)[0]
 
 
 def read_image(path: Path, *, alpha: bool = False) -> tuple[Pixels, Pixels | None]:

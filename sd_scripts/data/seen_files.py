@@ -20,6 +20,8 @@ from sd_scripts.runs.store import store_path
 Stamp = tuple[int, int, int]
 """Bytes, modification time and change time in ns. No program can set the change time, so a copy with an old
 modification time is told from the file that was there (Windows has the time of creation in its place)."""
+Header = tuple[Size, bool]
+"""Size of an image after EXIF rotation, and whether it is animated."""
 SETTLED_NS = 2 * 10**9
 """Files changed later than this before they are looked at are not remembered: they could change again unnoticed."""
 AT_ONCE = 500
@@ -29,7 +31,7 @@ LARGEST = 1_000_000
 BUSY_SECONDS = 5.0
 THREADS = 8
 TABLES = {
-    "upright_sizes": "path BLOB PRIMARY KEY, stamp TEXT, width INTEGER, height INTEGER",
+    "image_headers": "path BLOB PRIMARY KEY, stamp TEXT, width INTEGER, height INTEGER, animated INTEGER",
     "current_caches": "evidence TEXT PRIMARY KEY",
 }
 
@@ -63,21 +65,23 @@ def is_settled(stamp: Stamp) -> bool:
     return max(stamp[1:]) < time.time_ns() - SETTLED_NS
 
 
-def known_sizes(stamps: Mapping[Path, Stamp]) -> dict[Path, Size]:
-    """Return the sizes, after EXIF rotation, of those images that have not changed since they were remembered."""
+def known_headers(stamps: Mapping[Path, Stamp]) -> dict[Path, Header]:
+    """Return the headers of those images that have not changed since they were remembered."""
     paths = {_key(path): path for path in stamps}
     found = {}
-    for key, stamp, width, height in _rows("upright_sizes", "path", list(paths), "path, stamp, width, height"):
+    columns = "path, stamp, width, height, animated"
+    for key, stamp, width, height, animated in _rows("image_headers", "path", list(paths), columns):
         path = paths[key]
         if stamp == _text(stamps[path]) and type(width) is type(height) is int and min(width, height) > 0:
-            found[path] = (width, height)
+            found[path] = ((width, height), bool(animated))
     return found
 
 
-def remember_sizes(sizes: Mapping[Path, Size], stamps: Mapping[Path, Stamp]) -> None:
-    """Remember the sizes of images; `stamps` were taken before the images were read."""
-    settled = {path: stamp for path in sizes if (stamp := stamps.get(path)) and is_settled(stamp)}
-    _store("upright_sizes", [(_key(path), _text(stamp), *sizes[path]) for path, stamp in settled.items()])
+def remember_headers(headers: Mapping[Path, Header], stamps: Mapping[Path, Stamp]) -> None:
+    """Remember the headers of images; `stamps` were taken before the images were read."""
+    settled = {path: stamp for path in headers if (stamp := stamps.get(path)) and is_settled(stamp)}
+    rows = [(_key(path), _text(stamp), *headers[path][0], int(headers[path][1])) for path, stamp in settled.items()]
+    _store("image_headers", rows)
 
 
 def known_current(evidence: Iterable[str]) -> set[str]:

@@ -1,16 +1,19 @@
 """Finds the caption file of each image, for training and for the page."""
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from sd_scripts.formats.documents import read_text, split_lines
-from sd_scripts.formats.folder_names import dotted
-from sd_scripts.formats.words import some
+from sd_scripts.formats.folder_names import ByName, dotted, normalized
+from sd_scripts.formats.image_folders import IMAGE_SUFFIXES, UNREAD_IMAGES
+from sd_scripts.formats.words import counted, some
 
 CAPTION_ENDINGS = (".txt", ".caption", ".cap", ".tags", ".text")
 """Extensions that caption files usually have."""
+ANY_IMAGES = IMAGE_SUFFIXES | UNREAD_IMAGES
 MOST_NAMES = 10
 """Unreadable caption files that a message names."""
 
@@ -27,6 +30,8 @@ class CaptionFiles:
     """Images without a caption file."""
     other: str | None
     """Another extension, with which most of the missing images do have a text file."""
+    orphans: tuple[str, ...] = ()
+    """Names of caption files that belong to no image, not even to one that is not read."""
 
     def problem(self, class_tokens: str | None = None, *, is_reg: bool = False) -> str | None:
         """Describe the missing captions, replaced by `class_tokens`, in one sentence; None if there is nothing to say.
@@ -44,19 +49,34 @@ class CaptionFiles:
         names = f": {some([path.name for path in self.missing])}" if self.found else ""
         return f"{lacking} and {'is' if len(self.missing) == 1 else 'are'} trained {instead}{names}"
 
+    def orphan_problem(self) -> str | None:
+        """Describe the caption files without an image in one sentence; None if there are none."""
+        if not self.orphans:
+            return None
+        count = counted(len(self.orphans), f"{self.extension} file")
+        verb = "has" if len(self.orphans) == 1 else "have"
+        return f"{count} in {self.folder.absolute().name!r} {verb} no image: {some(self.orphans)}"
+
 
 def find_captions(folder: Path, images: Sequence[Path], extension: str) -> CaptionFiles:
-    """Return the caption file of each image of a folder; the case of the extension does not matter.
+    """Return the caption file of each image of a folder; neither the case of the extension nor the Unicode
+    normalization of the names matters.
 
     `face_120_80_60_60.png` may share the caption file `face.txt`.
     """
-    names = [path.name for path in folder.iterdir()]
+    names = os.listdir(folder)
     ending = dotted(extension)
     files = _by_stem(names, ending)
-    found = {image: folder / files[stem] for image in images if (stem := _first(_stems(image), files)) is not None}
-    missing = tuple(image for image in images if image not in found)
+    lookup = ByName(files)
+    captions = {image: file for image in images if (file := lookup.first(_stems(image))) is not None}
+    missing = tuple(image for image in images if image not in captions)
     return CaptionFiles(
-        folder=folder, extension=ending, found=found, missing=missing, other=_other_ending(names, missing)
+        folder=folder,
+        extension=ending,
+        found={image: folder / file for image, file in captions.items()},
+        missing=missing,
+        other=_other_ending(names, missing),
+        orphans=_orphans(names, {*files.values()} - {*captions.values()}),
     )
 
 
@@ -104,15 +124,19 @@ def _stems(image: Path) -> list[str]:
     return [image.stem, "_".join(fields[:-4])] if len(fields) >= 5 else [image.stem]
 
 
-def _first(stems: Iterable[str], files: dict[str, str]) -> str | None:
-    return next((stem for stem in stems if stem in files), None)
+def _orphans(names: Iterable[str], unused: set[str]) -> tuple[str, ...]:
+    """Return the unused caption files without those of images that are there and not read."""
+    if not unused:
+        return ()
+    images = {normalized(stem) for stem, ending in map(os.path.splitext, names) if ending.lower() in ANY_IMAGES}
+    return tuple(sorted(file for file in unused if normalized(os.path.splitext(file)[0]) not in images))
 
 
 def _other_ending(names: Sequence[str], missing: Sequence[Path]) -> str | None:
     """Return the most common extension of text files next to the images without captions."""
     endings: Counter[str] = Counter()
     for ending in CAPTION_ENDINGS if missing else ():
-        files = _by_stem(names, ending)
-        beside = [files[stem] for image in missing if (stem := _first(_stems(image), files)) is not None]
-        endings.update({ending: len(beside)} if beside else {})
+        lookup = ByName(_by_stem(names, ending))
+        count = sum(lookup.first(_stems(image)) is not None for image in missing)
+        endings.update({ending: count} if count else {})
     return endings.most_common(1)[0][0] if endings else None

@@ -3,9 +3,10 @@ Checks those that a prompt names."""
 
 import functools
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from sd_scripts.formats.folder_names import existing_folder, normalized
 from sd_scripts.formats.image_folders import find_images
 from sd_scripts.formats.words import some
 
@@ -18,7 +19,7 @@ def control_folders(folder: str, subset: str) -> list[Path]:
     root = Path(folder)
     if not root.is_dir():
         raise ValueError(f"there is no folder {folder!r}")
-    folders = [place for place in (root, root / subset) if place.is_dir()]
+    folders = [place for place in (root, existing_folder(root / subset)) if place.is_dir()]
     try:
         empty = not any(find_images(place) for place in folders)
     except OSError as error:
@@ -38,19 +39,28 @@ def find_controls(folder: str, subset: str, images: Iterable[Path]) -> dict[Path
     left = {path: path.stem for place in control_folders(folder, subset) for path in find_images(place)}
     found: dict[Path, tuple[Path, ...]] = {}
     for image in sorted(images, key=lambda image: (-len(image.stem), image)):
-        own = [path for path, stem in left.items() if stem == image.stem or stem.startswith(f"{image.stem}_")]
-        ends = {path: left.pop(path)[len(image.stem) + 1 :] for path in own}
+        ends = _ends(left, image.stem) or _ends(
+            {path: normalized(stem) for path, stem in left.items()}, normalized(image.stem)
+        )
+        for path in ends:
+            del left[path]
         if wrong := [path.name for path, end in ends.items() if end and not end.isdecimal()]:
             raise ValueError(
                 f"{some(wrong)} in {folder!r} must be named like its image, or end in a number like {image.stem}_0.png"
             )
-        found[image] = tuple(sorted(own, key=lambda path: (int(ends[path] or -1), path)))
+        found[image] = tuple(sorted(ends, key=lambda path: (int(ends[path] or -1), path)))
     if missing := [image.name for image in images if not found[image]]:
         raise ValueError(
             f"{folder!r} has no control image for {len(missing)} of {len(images)} images: {some(missing)}; name it "
             "like the image"
         )
     return found
+
+
+def _ends(stems: Mapping[Path, str], image: str) -> dict[Path, str]:
+    """Return the files whose stems are the image's, with "" or what follows an underscore."""
+    own = {path: stem for path, stem in stems.items() if stem == image or stem.startswith(f"{image}_")}
+    return {path: stem[len(image) + 1 :] for path, stem in own.items()}
 
 
 def why_unreadable(name: str) -> str | None:

@@ -1,5 +1,47 @@
 """Conventions in file and folder names of images, shared by training and the page."""
 
+import os
+import unicodedata
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Generic, TypeVar
+
+Value = TypeVar("Value")
+
+
+class ByName(Generic[Value]):
+    """Values by name, which are also found by the name in another Unicode normalization: macOS, archives and network
+    drives write `é` as one letter or as two, and people see no difference."""
+
+    def __init__(self, values: Mapping[str, Value]):
+        self._values = values
+        self._normalized = {normalized(name): value for name, value in values.items()}
+
+    def get(self, name: str) -> Value | None:
+        """Return the value of exactly this name, else that of the same in another normalization, else None."""
+        found = self._values.get(name)
+        return self._normalized.get(normalized(name)) if found is None else found
+
+    def first(self, names: Iterable[str]) -> Value | None:
+        """Return the value of the first name that has one."""
+        return next((found for name in names if (found := self.get(name)) is not None), None)
+
+
+def normalized(name: str) -> str:
+    return name if name.isascii() else unicodedata.normalize("NFC", name)
+
+
+def existing_folder(path: Path) -> Path:
+    """Return a folder under the Unicode normalization in which it exists; unchanged if it exists in none."""
+    if str(path).isascii() or path.is_dir() or path == path.parent:
+        return path
+    parent = existing_folder(path.parent)
+    try:
+        names = os.listdir(parent)
+    except OSError:  # it is reported where it is read
+        return path
+    return parent / (ByName({name: name for name in names}).get(path.name) or path.name)
+
 
 def numbered(name: str) -> tuple[int, str] | None:
     """Parse "10_cat" into (10, "cat"), repeats and class tokens. None for a name of another form."""

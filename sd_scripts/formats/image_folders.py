@@ -9,10 +9,18 @@ from pathlib import Path
 from sd_scripts.formats.folder_names import numbered
 from sd_scripts.formats.words import some
 
-IMAGES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp"})
+IMAGES = frozenset({".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".jif", ".jfi", ".webp", ".bmp"})
 IMAGES_BY_PLUGIN = frozenset({".avif", ".jxl"})
 """Image extensions that only some installations can read."""
 IMAGE_SUFFIXES = IMAGES | IMAGES_BY_PLUGIN
+UNREAD_IMAGES = frozenset(
+    {
+        *(".tif", ".tiff", ".gif", ".apng", ".heic", ".heif", ".hif", ".jp2", ".j2k", ".jpx", ".jxr", ".tga", ".dds"),
+        *(".ico", ".svg", ".psd", ".xcf", ".kra", ".exr", ".hdr", ".ppm", ".pgm", ".pbm", ".pnm", ".pcx", ".qoi"),
+        *(".dng", ".raw", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2", ".raf"),
+    }
+)
+"""Extensions of images that are not read."""
 MANY_REPEATS = 1_000
 """More is rarely meant: a number like 20241122 in a folder name is a date."""
 MOST_REPEATS = 100_000
@@ -44,6 +52,11 @@ def each_image(folder: Path, *, recursive: bool = False) -> Iterator[Path]:
     """Yield the images directly in a folder, and with `recursive` in those below it."""
     found = folder.rglob("*") if recursive else folder.iterdir()
     return (path for path in found if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())
+
+
+def unread_images(names: Iterable[str]) -> list[str]:
+    """Return those names that are of images of kinds that are not read, sorted."""
+    return sorted(name for name in names if os.path.splitext(name)[1].lower() in UNREAD_IMAGES)
 
 
 def find_images(folder: Path, *, recursive: bool = False) -> list[Path]:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from sd_scripts.formats.atomic_files import write_whole
-from sd_scripts.formats.caption_files import read_captions
+from sd_scripts.formats.caption_files import find_captions, read_captions
 from sd_scripts.formats.documents import parse_json, read_text, split_lines
-from sd_scripts.formats.folder_names import dotted
+from sd_scripts.formats.folder_names import ByName, dotted
 from sd_scripts.formats.image_folders import LONGEST_SIDE, find_images
 from sd_scripts.formats.words import some
 
@@ -119,12 +119,13 @@ def keys_of(images: Iterable[Path], folder: Path, known: Mapping[str, Any], *, f
     images = list(images)
     stems = Counter(path.with_suffix("") for path in images)
     keys = {}
+    known_keys = ByName({key: key for key in known})
     for path in images:
         below = path.relative_to(folder)
         bare = below.with_suffix("") if stems[path.with_suffix("")] == 1 else below
         wanted = str(path.absolute()) if full_path else bare.as_posix()
         others = (str(path.absolute()), str(path), below.as_posix(), bare.as_posix())
-        keys[path] = next((key for key in (wanted, *others) if key in known), wanted)
+        keys[path] = known_keys.first((wanted, *others)) or wanted
     return keys
 
 
@@ -146,23 +147,29 @@ def merge_words(
     images = require_images(folder, recursive=recursive, option=option)
     keys = keys_of(images, folder, entries, full_path=full_path)
     merged = {key: dict(entry) for key, entry in entries.items()}
-    files = {path: path.with_suffix(dotted(extension)) for path in images}
-    texts = read_captions(_existing(files.values(), progress))
+    by_folder: dict[Path, list[Path]] = {}
+    for path in images:
+        by_folder.setdefault(path.parent, []).append(path)
+    found = [find_captions(below, paths, extension).found for below, paths in by_folder.items()]
+    files = {path: file for captions in found for path, file in captions.items()}
+    texts = read_captions(_files_of(images, files, progress))
     wordless = []
     for path in images:
         entry = merged.setdefault(keys[path], {})
-        if lines := texts.get(files[path]):
+        if lines := texts[files[path]] if path in files else []:
             entry[words] = "\n".join(lines)
         else:
             wordless.append(path)
     return Merged(entries=merged, images=len(images), wordless=wordless)
 
 
-def _existing(files: Collection[Path], progress: Callable[[int, int], None]) -> Iterator[Path]:
-    for done, file in enumerate(files, 1):
-        if file.is_file():
-            yield file
-        progress(done, len(files))
+def _files_of(
+    images: Collection[Path], files: Mapping[Path, Path], progress: Callable[[int, int], None]
+) -> Iterator[Path]:
+    for done, image in enumerate(images, 1):
+        if image in files:
+            yield files[image]
+        progress(done, len(images))
 
 
 def _is_words(value: Any) -> bool:
