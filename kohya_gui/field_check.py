@@ -24,7 +24,11 @@ def check(request: Request, body: Mapping[str, Any]) -> dict[str, str]:
     """Return what is wrong with the text of a field; empty if nothing is. Files are not looked at."""
     tab, family, name, value = (body.get(key) for key in ("tab", "family", "name", "value"))
     known = TABS.get(str(tab))
-    if known is None or family not in families_of(known.method) or not isinstance(value, str):
+    if (
+        known is None
+        or family not in families_of(known.method)
+        or not (isinstance(name, str) and isinstance(value, str))
+    ):
         raise ValueError("The request does not name a tab, a model family and the text of a field")
     script = script_for(str(family), known.method)
     options = {o.name: o for group in script.groups for o in each_option(group)}

@@ -27,8 +27,7 @@ from sd_scripts.runs.queue import RunQueue
 def routes(
     queue: RunQueue, allowed_paths: AllowedPaths, links: Mapping[str, FieldLinks] = MappingProxyType({})
 ) -> list[Route]:
-    """Return the routes, for `launch(app_kwargs={"routes": ...})`; `links`: those of each tab, which are filled when the
-    page is built."""
+    """Return the routes, for `launch(app_kwargs={"routes": ...})`; `links` to the fields, by tab."""
     return [
         *publish_routes.routes(queue, allowed_paths),
         *checkpoints_routes.routes(queue, allowed_paths),

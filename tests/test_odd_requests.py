@@ -47,6 +47,7 @@ ODD = (
 """JSON."""
 HERE = "HERE"
 """Stands for one of them in a body."""
+FIELD = {"tab": "lora", "family": "sdxl", "name": "seed", "value": "1"}
 PROMPTS = ("text", "file", "family", "sampler")
 BODIES: dict[str, tuple[dict[str, Any], ...]] = {
     "run/1/publish": ({"text": HERE}, {"text": "a", "repo_id": HERE}, {"text": "a", "repo_id": "", "token": HERE}),
@@ -58,6 +59,7 @@ BODIES: dict[str, tuple[dict[str, Any], ...]] = {
     "doctor": ({"zip": True, "run": HERE},),
     "doctor/cancel": ({"a": HERE},),
     "measure/stop": ({"a": HERE},),
+    "field": tuple({**FIELD, key: HERE} for key in FIELD),
     "prompts": tuple({**dict.fromkeys(PROMPTS, "flux"), key: HERE} for key in PROMPTS),
     "compile-cache/clear": ({"others": HERE},),
     "compile-cache/export": ({"a": HERE},),

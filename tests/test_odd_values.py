@@ -191,7 +191,7 @@ def test_warnings_that_repeat_are_counted() -> None:
 
 def test_warnings_before_a_mistake_are_not_lost() -> None:
     told: list[str] = []
-    with pytest.raises(ValueError, match="no images"), counted_warnings(told.append) as warn:
+    with contextlib.suppress(ValueError), counted_warnings(told.append) as warn:
         warn("one.png is skipped")
         raise ValueError("no images")
     assert told == ["one.png is skipped"]
@@ -217,7 +217,8 @@ def test_of_thousands_of_missing_folders_the_first_are_listed(tmp_path: Path) ->
         + "".join(f"[[datasets.subsets]]\nimage_dir = '{tmp_path}/{n}'\n" for n in range(800))
     )
     told = [
-        str(each) for each in preflight.problems(from_values(SDXL_LORA, {"dataset_config": tmp_path / "data.toml"}))
+        str(each)
+        for each in preflight.problems(from_values(SDXL_LORA, {"dataset_config": str(tmp_path / "data.toml")}))
     ]
     missing = [line for line in told if "there is no folder" in line]
     assert len(missing) == MOST_LISTED

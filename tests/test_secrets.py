@@ -137,8 +137,7 @@ def test_unknown_keys_that_are_named_like_secrets_are_neither_kept_nor_saved(tmp
     opened = open_file(tmp_path / "given.toml", TABS["lora"])
     assert opened.unknown == {"my_own": 3, "port": 25}  # tables are flattened
     assert [remark for remark in map(str, opened.remarks) if "named like a secret" in remark] == [
-        f"{name}: is named like a secret, so it is neither kept nor saved"
-        for name in ("civitaiApiKey", "password")
+        f"{name}: is named like a secret, so it is neither kept nor saved" for name in ("civitaiApiKey", "password")
     ]
     save_file(tmp_path / "a.toml", {}, SDXL_LORA, {"my_own": 3, "hub_tokens_secret": word, "s": {"auth_token": word}})
     text = (tmp_path / "a.toml").read_text()

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 Warn = Callable[[str], None]
 MOST_ALIKE = 10
 """Warnings that differ only in names, paths and numbers, and are all passed on."""
-VARYING = re.compile(r"^\S+:|'[^']*'|\S*[\d/\\]\S*")
+WORD = re.compile(r"'[^']*'|\S+")
 
 
 @contextmanager
@@ -20,7 +20,7 @@ def counted_warnings(warn: Warn) -> Iterator[Warn]:
     finally:
         alike: dict[str, list[str]] = {}
         for text in texts:
-            alike.setdefault(VARYING.sub("", text), []).append(text)
+            alike.setdefault(WORD.sub(_unless_varying, text), []).append(text)
         skipped = {text for group in alike.values() for text in group[MOST_ALIKE:]}
         for text, times in texts.items():
             if text not in skipped:
@@ -28,3 +28,10 @@ def counted_warnings(warn: Warn) -> Iterator[Warn]:
         for group in alike.values():
             if more := group[MOST_ALIKE:]:
                 warn(f"{sum(texts[text] for text in more):,} more warnings like this one: {group[0]}")
+
+
+def _unless_varying(word: re.Match[str]) -> str:
+    """Return a word unless it is a name, a path, a number, or what the text is about."""
+    text = word[0]
+    is_subject = word.start() == 0 and text.endswith(":")
+    return "" if is_subject or text[0] == "'" or any(letter.isdigit() or letter in "/\\" for letter in text) else text

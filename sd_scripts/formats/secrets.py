@@ -121,14 +121,20 @@ def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: without_secrets(value) if isinstance(value, Mapping) else value
         for name, value in values.items()
-        if not is_secret(name)
+        if not _holds_secret(name, value)
     }
+
+
+def _holds_secret(name: str, value: Any) -> bool:
+    """Return whether a value is a secret by its name; switches and small numbers are none."""
+    is_small = isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 10**SHORTEST)
+    return is_secret(name) and not is_small
 
 
 def secret_names(values: Mapping[str, Any]) -> Iterator[str]:
     """Yield the names that `without_secrets` leaves out, those in tables with a dot."""
     for name, value in values.items():
-        if is_secret(name):
+        if _holds_secret(name, value):
             yield name
         elif isinstance(value, Mapping):
             yield from (f"{name}.{inner}" for inner in secret_names(value))

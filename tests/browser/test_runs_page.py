@@ -165,5 +165,6 @@ def test_a_failed_run_says_what_is_wrong_and_what_to_look_at_and_the_queue_goes_
     wait_for(lambda: brief(page, "after")["state"] == "finished", TRAINING / 1000)
     look_at(page, failed)
     expect_badge(page, "Failed")
-    expect(live(page).locator(".message-error")).to_contain_text("Optimizer (optimizer_type): cannot find 'nowhere.Optimizer'")
+    told = "Optimizer (optimizer_type): cannot find 'nowhere.Optimizer'"
+    expect(live(page).locator(".message-error")).to_contain_text(told)
     expect(page.locator(f".history [data-run='{failed}'] .badge")).to_have_attribute("title", re.compile("nowhere"))
