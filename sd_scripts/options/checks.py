@@ -41,6 +41,7 @@ from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions
 from sd_scripts.options.optimizer_table import known_optimizer
+from sd_scripts.options.run import CudaOptions
 from sd_scripts.options.sampling import SampleOptions
 from sd_scripts.options.saving import HuggingFaceOptions, SavingOptions
 from sd_scripts.options.schedule_table import SCHEDULES
@@ -697,6 +698,15 @@ def int8_without_compile(memory: MemoryOptions, compiled: CompileOptions, networ
         )
 
 
+def float32_norms_without_effect(cuda: CudaOptions, training: TrainingOptions, compiled: CompileOptions) -> Findings:
+    if not cuda.float32_norms:
+        return
+    if compiled.compile:
+        yield "float32_norms", "has no effect with compile, which rounds once anyway"
+    elif training.mixed_precision == "no":
+        yield "float32_norms", "has no effect with mixed_precision = no, which computes all in float32"
+
+
 def uploads_without_repository(hub: HuggingFaceOptions) -> Findings:
     chosen = {
         "huggingface_repo_type": hub.huggingface_repo_type,
@@ -714,6 +724,7 @@ def uploads_without_repository(hub: HuggingFaceOptions) -> Findings:
 REMARKS = (
     int8_without_compile,
     steps_that_are_not_recorded,
+    float32_norms_without_effect,
     uploads_without_repository,
     activation_memory_budget_without_effect,
     steps_replaced_by_epochs,

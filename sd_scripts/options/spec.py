@@ -24,6 +24,7 @@ CAPABILITIES = {
     "convolutions": "the model has convolutions that adapters may adapt",
     "fp8": "frozen weights can be held in 8 or 4 bits",
     "grouped_updates": "weights can be updated during the backward pass, in a given number of groups",
+    "group_norms": "the model has group norms",
     "guidance": "the model was distilled with an embedded guidance",
     "learns_embeddings": "the text encoders can learn the embeddings of new tokens",
     "noise_schedule": "noise follows Stable Diffusion's schedule of 1,000 timesteps",

@@ -34,8 +34,8 @@ CARD = FamilyCard(
     groups=(MemoryOptions,),
     capabilities=frozenset(
         {
-            *("batches", "block_rates", "clip_captions", "convolutions", "fp8", "grouped_updates", "learns_embeddings"),
-            *("noise_schedule", "own_vae", "trains_text"),
+            *("batches", "block_rates", "clip_captions", "convolutions", "fp8", "group_norms", "grouped_updates"),
+            *("learns_embeddings", "noise_schedule", "own_vae", "trains_text"),
         }
     ),
     notes={

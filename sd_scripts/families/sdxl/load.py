@@ -14,13 +14,15 @@ from sd_scripts.families.model_file import MODEL
 from sd_scripts.families.outlines import CLIPTextProjectionOutline
 from sd_scripts.families.sdxl import keys as sgm
 from sd_scripts.families.sdxl.card import CARD
-from sd_scripts.families.sdxl.unet import prepare_unet
+from sd_scripts.families.sdxl.unet import prepare_unet, round_once_after_norms
 from sd_scripts.library.lean_diffusers import UNet2DConditionModel
 from sd_scripts.library.model_reader import read_weights
 from sd_scripts.library.state_dicts import State
 from sd_scripts.library.tokenizers import CLIP, OPEN_CLIP
+from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.loss import NoiseOptions
 from sd_scripts.options.model import ModelOptions
+from sd_scripts.options.run import CudaOptions
 from sd_scripts.options.settings import Settings
 
 LOGIT_SCALE = 4.6055
@@ -66,6 +68,8 @@ def single_file(states: Mapping[str, State], logit_scale: Tensor | None = None) 
 def prepare(components: Components, settings: Settings) -> None:
     """Keep what saving writes unchanged beside the components, and what sampling and encoding read."""
     options = settings[ModelOptions]
+    if settings[CudaOptions].float32_norms and not settings[CompileOptions].compile:
+        round_once_after_norms(components.denoiser)
     components.extras = {
         **_read_extras(Path(components.source)),
         "schedule": {

@@ -3,6 +3,7 @@
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn import functional
 
 from sd_scripts.families.sdxl.by_block import block_of as block_of_layer
 from sd_scripts.families.sdxl.keys import lora_unet_name
@@ -52,6 +53,37 @@ class PlainUnet(UNet2DConditionModel):
     """The U-Net without the scaling of peft's LoRA around its forward, which imports peft and half of the compiler."""
 
     forward = getattr(UNet2DConditionModel.forward, "__wrapped__", UNet2DConditionModel.forward)
+
+
+class Float32GroupNorm(nn.GroupNorm):
+    """A group norm whose result is float32, for RoundedSiLU."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(B, C, h, w) -> the same in float32."""
+        weight, bias = self.weight.float(), self.bias.float()
+        return functional.group_norm(input.float(), self.num_groups, weight, bias, self.eps)
+
+
+class RoundedSiLU(nn.SiLU):
+    """A SiLU that returns the dtype of the model, from the float32 of a norm too."""
+
+    def __init__(self, norm: nn.GroupNorm):
+        super().__init__()
+        self._norm = (norm,)  # in a tuple, so that it is no part of this module
+
+    def forward(self, input: Tensor) -> Tensor:
+        return functional.silu(input).to(self._norm[0].weight.dtype)
+
+
+def round_once_after_norms(unet: nn.Module) -> None:
+    """Compute group norms that a SiLU follows in float32, and round after the SiLU, as autocast does."""
+    for block in unet.modules():
+        if isinstance(block, ResnetBlock2D):
+            block.norm1.__class__ = block.norm2.__class__ = Float32GroupNorm
+            block.nonlinearity = RoundedSiLU(block.norm1)
+    last: Any = unet
+    last.conv_norm_out.__class__ = Float32GroupNorm
+    last.conv_act = RoundedSiLU(last.conv_norm_out)
 
 
 PlainUnet.__name__ = UNet2DConditionModel.__name__  # which config.json tells
