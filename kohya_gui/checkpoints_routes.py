@@ -146,6 +146,12 @@ class CheckpointsRoutes:
         if found is None:
             return None
         found.pop("measured", None)
+        try:
+            return self._chosen(found, rule, within)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):  # others may write into a run folder
+            return None
+
+    def _chosen(self, found: dict[str, Any], rule: str, within: str) -> dict[str, Any]:
         chosen: Rule = rule if rule in get_args(Rule) else found["rule"]  # type: ignore[assignment]
         asked = OPTIONS["within"].read(within)
         percent = float(found["within"] if OPTIONS["within"].problem(asked) else asked)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, get_args
+from typing import Any, TypeGuard, get_args
 
 from starlette.convertors import IntegerConvertor, register_url_convertor
 from starlette.requests import Request
@@ -26,6 +26,7 @@ from kohya_gui.json_routes import NotFound, get, post
 from kohya_gui.past_runs import continued, differences, tab_of
 from kohya_gui.run_view import STATE_LABELS, newest_state, sections, shown_state
 from kohya_gui.tabs import TABS
+from sd_scripts.formats.regular_files import open_regular
 from sd_scripts.options.catalog import FAMILY_TITLES
 from sd_scripts.runs.events import Command, read_event
 from sd_scripts.runs.folder import RunFolder
@@ -53,7 +54,7 @@ ID = re.compile("[0-9]{1,18}")
 """A valid row or file number: it must fit in 64 bits."""
 
 
-def is_row_number(value: object) -> bool:
+def is_row_number(value: object) -> TypeGuard[int]:
     """Return whether a value of a request can be the number of a row."""
     return type(value) is int and ID.fullmatch(str(value)) is not None
 
@@ -353,7 +354,7 @@ def _final_loss(folder: Path, state: str, ended: float | None) -> tuple[float | 
     """Return the last loss of a finished run and whether it can be continued, from the end of its event log."""
     run_state = RunState()
     try:
-        with (folder / "events.jsonl").open("rb") as file:
+        with open_regular(folder / "events.jsonl") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - TAIL_BYTES))
             lines = file.read().splitlines()[1 if size > TAIL_BYTES else 0 :]

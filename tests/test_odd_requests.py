@@ -2,6 +2,7 @@
 that names what is wrong."""
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from safetensors.torch import save_file
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from kohya_gui.allowed_paths import AllowedPaths
+from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.generate_form import options_of as options_of_family
 from kohya_gui.json_routes import Answer
 from kohya_gui.lora_tools import TOOLS
@@ -25,6 +26,7 @@ from kohya_gui.tabs import TABS
 from sd_scripts.options.catalog import GENERATE_SCRIPTS, SCRIPTS
 from sd_scripts.options.compare_checkpoints import COMPARE_GROUPS
 from sd_scripts.options.spec import each_option
+from sd_scripts.runs.comparison import FOLDER, RESULT
 from sd_scripts.runs.folder import new_run_folder
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.store import RunStore
@@ -212,3 +214,28 @@ def test_half_a_character_is_named_by_routes_of_gradio_too() -> None:
 def test_an_answer_with_what_json_cannot_hold_loses_only_that() -> None:
     answer = Answer({"a\udcff.png": [float("nan"), {"b": float("inf")}], "c": ("d\ud800", 1.5, None)})
     assert json.loads(answer.body) == {"a?.png": [None, {"b": None}], "c": ["d?", 1.5, None]}
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes of POSIX")
+def test_a_run_whose_files_are_pipes_is_shown_without_waiting(tmp_path: Path) -> None:
+    queue = RunQueue(RunStore(tmp_path / "runs.sqlite"))
+    for state in ("finished", "running"):
+        run = new_run_folder(tmp_path / "runs", state)
+        for file in (run.events_file, run.commands_file, run.console, run.config, run.launch):
+            os.mkfifo(file)
+        queue.store.add(run, name="cat", tab="lora", family="sdxl", state=state)
+    page = TestClient(Starlette(routes=routes(queue, EVERYWHERE)))
+    actions = ("", "/curves", "/console", "/checkpoints", "/comparison")
+    paths = ["board", "compare?ids=1,2", *(f"run/{id}{action}" for id in (1, 2) for action in actions)]
+    assert [path for path in paths if page.get(f"/studio/{path}").status_code >= 500] == []
+    queue.close()
+
+
+@pytest.mark.parametrize("odd", ["5", "null", '"x"', "[]", '{"loss": "a", "ema": []}', '{"loss": 1e400, "file": 5}'])
+def test_a_comparison_that_others_wrote_costs_only_itself(browser: TestClient, odd: str) -> None:
+    folder = Path(browser.get("/studio/board").json()["runs"][0]["folder"]) / FOLDER
+    folder.mkdir(exist_ok=True)
+    lists = {key: [HERE] for key in ("checkpoints", "strengths", "prompts", "cells")}
+    text = json.dumps({**lists, "rule": HERE, "within": HERE}).replace(f'"{HERE}"', odd)
+    (folder / RESULT).write_text(text)
+    assert browser.get("/studio/run/1/comparison").status_code == 200

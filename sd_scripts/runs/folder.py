@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from sd_scripts.formats import documents
+from sd_scripts.formats.regular_files import open_regular
 from sd_scripts.runs.events import Command, EventLog, EventTail
 
 CONSOLE_TAIL_BYTES = 16384
@@ -106,7 +107,7 @@ class RunFolder:
 
     def _console_end(self, most: int) -> bytes:
         try:
-            with self.console.open("rb") as file:
+            with open_regular(self.console) as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - most))
                 return file.read(most)
         except OSError:  # not there yet, or deleted

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
+from sd_scripts.formats.regular_files import open_regular
 from sd_scripts.runs.events import read_event
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.runs.run_state import RunState
@@ -48,7 +49,7 @@ def _has_saved(row: RunRow, state: str) -> bool:
 @lru_cache(maxsize=256)
 def _saved_paths(events: Path, size: int) -> frozenset[str]:
     """Return the paths that a run reported as saved; `size` invalidates the cache when the log grows."""
-    with events.open("rb") as file:
+    with open_regular(events) as file:
         lines = [line for line in file if b'"saved"' in line]
     found = (read_event(line) for line in lines)
     return frozenset(str(event.get("path")) for event in found if event and event.get("kind") == "saved")

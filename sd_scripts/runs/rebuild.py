@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from sd_scripts.formats.regular_files import open_regular
 from sd_scripts.runs import process
-from sd_scripts.runs.events import read_event
+from sd_scripts.runs.events import LARGEST, read_event
 from sd_scripts.runs.folder import RunFolder, read_json
 from sd_scripts.runs.private import private_file
 from sd_scripts.runs.run_state import ENDED, RunState
@@ -136,13 +137,15 @@ def row_of(folder: RunFolder) -> dict[str, Any]:
 
 def _made(folder: RunFolder, launch: dict[str, Any]) -> float:
     created = launch.get("created")
-    return float(created) if isinstance(created, int | float) else folder.path.stat().st_mtime
+    if isinstance(created, int | float) and 0 <= created < LARGEST:
+        return float(created)
+    return folder.path.stat().st_mtime
 
 
 def _events(file: Path) -> list[dict[str, Any]]:
     """Return the first and the last events: what the run was to do, and how it ended."""
     try:
-        with file.open("rb") as opened:
+        with open_regular(file) as opened:
             first = opened.read(LAST_BYTES)
             opened.seek(max(len(first), os.fstat(opened.fileno()).st_size - LAST_BYTES))
             last = opened.read()
