@@ -20,7 +20,6 @@ from starlette.routing import Route
 
 from kohya_gui import doctor
 from kohya_gui.json_routes import NotFound, get, post
-from kohya_gui.live_routes import is_row_number
 from sd_scripts.runs.private import private_folder
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.store import state_folder
@@ -160,7 +159,7 @@ def routes(queue: RunQueue, checks: CheckProcess = CHECKS) -> list[Route]:
             checks.start()
             return {"ok": True}
         id = body.get("run")
-        row = queue.store.row(id) if is_row_number(id) else None
+        row = queue.store.row(id) if isinstance(id, int) and not isinstance(id, bool) else None
         if id is not None and row is None:
             raise NotFound("This run is no longer in the list")
         if row and not row.folder.is_dir():

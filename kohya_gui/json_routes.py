@@ -12,8 +12,6 @@ from starlette.routing import Route
 
 from sd_scripts.formats.documents import is_utf8
 
-LARGEST = 2**64
-"""Bound of numbers in requests; seeds are the largest."""
 DEEPEST = 40
 """Levels of lists and objects in a request."""
 
@@ -60,8 +58,8 @@ def value_problem(value: Any, name: str = "The request", depth: int = DEEPEST) -
     """Return why parsed JSON cannot be used, after the name that it is under; "" if it can be."""
     if isinstance(value, str):
         return "" if is_utf8(value) else f"{name}: contains characters that are not valid Unicode; type it again"
-    if isinstance(value, int | float):
-        return "" if -LARGEST < value < LARGEST else f"{name}: not a number that can be used; type it again"
+    if isinstance(value, float):
+        return "" if math.isfinite(value) else f"{name}: not a finite number; type it again"
     if not isinstance(value, dict | list):
         return ""
     if not depth:

@@ -203,7 +203,7 @@ def test_a_query_of_any_text_is_answered(browser: TestClient, text: str) -> None
 def test_half_a_character_is_named_by_routes_of_gradio_too() -> None:
     for body, told in (
         (b'{"data": ["\\ud800"]}', "data: contains characters that are not valid Unicode; type it again"),
-        (b'{"data": [NaN], "fn_index": 1}', "data: not a number that can be used; type it again"),
+        (b'{"data": [NaN], "fn_index": 1}', "data: not a finite number; type it again"),
         (b"[" * 100_000, "The request is not a JSON object"),
     ):
         answer = refusal(gr.Blocks(), "/gradio_api/queue/join", body)
