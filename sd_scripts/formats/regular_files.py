@@ -9,14 +9,10 @@ from typing import BinaryIO
 FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 
-class NotRegular(OSError):
-    """A pipe, a device or a folder."""
-
-
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file for reading. Raises NotRegular for anything else, without waiting for a writer."""
+    """Open a regular file for reading. Raises OSError for anything else, without waiting for a writer."""
     descriptor = os.open(path, FLAGS)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return os.fdopen(descriptor, "rb")
     os.close(descriptor)
-    raise NotRegular(errno.EINVAL, "not a regular file", str(path))
+    raise OSError(errno.EINVAL, "not a regular file", str(path))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from sd_scripts.formats.regular_files import NotRegular, open_regular
+from sd_scripts.formats.regular_files import open_regular
 from sd_scripts.formats.secrets import Hider, handed_values
 
 Ending = Literal["stopped", "failed", "finished"]
@@ -116,7 +116,7 @@ class EventTail:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         try:
             file = open_regular(self._path)
-        except (FileNotFoundError, NotRegular):
+        except FileNotFoundError:
             return
         with file:
             self._find_place(os.fstat(file.fileno()))
