@@ -17,7 +17,7 @@ from sd_scripts.formats.safetensors_header import read_header
 from sd_scripts.networks.lora_files import LoraFile, read_lora
 from sd_scripts.networks.plan import AdaptedModule
 from sd_scripts.networks.targets import LoraTarget
-from sd_scripts.tools import resize_lora
+from sd_scripts.tools import convert_lora, resize_lora
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
@@ -147,6 +147,23 @@ def test_a_resized_file_contains_the_alpha_of_the_header(tmp_path: Path) -> None
         change = file.change(f"lora_unet_{name.replace('.', '_')}", weight, 1.0)
         assert change is not None
         torch.testing.assert_close(weight + change, expected[name], rtol=1e-4, atol=1e-5)
+
+
+def test_a_converted_file_contains_the_alpha_of_the_header_once(tmp_path: Path) -> None:
+    name, start = "transformer.single_transformer_blocks.0.proj_out", tmp_path / "a.safetensors"
+    pair = {f"{name}.lora_A.weight": torch.randn(2, 24), f"{name}.lora_B.weight": torch.randn(8, 2)}
+    save_file(pair, start, {ENTRY: json.dumps({"transformer.r": 2, "transformer.lora_alpha": 6})})
+    end = tmp_path / "b.safetensors"
+    weight, expected = torch.zeros(8, 24), 3 * pair[f"{name}.lora_B.weight"] @ pair[f"{name}.lora_A.weight"]
+    for program in ("diffusers", "sd-scripts", "comfyui"):
+        flags = ["--src_path", str(start), "--dst", program, "--dst_path", str(end)]
+        assert convert_lora.COMMAND.main("convert", flags) == 0
+        assert ENTRY not in read_header(end).metadata
+        file = read_lora("models", end)
+        (layer,) = file.layers
+        change = file.change(layer, weight, 1.0)
+        assert change is not None
+        torch.testing.assert_close(change, expected)
 
 
 def test_the_page_shows_the_alpha_of_the_header(tmp_path: Path) -> None:

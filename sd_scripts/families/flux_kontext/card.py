@@ -54,6 +54,7 @@ CARD = replace(
         "text_encoder2": "clip_l",
     },
     lora_marks=(),
+    lora_encoder_marks=(),
     pipelines=(("FluxKontext", "flux_kontext", "FLUX.1 Kontext diffusers folder"),),
     folder_variant=lambda folder, variant: variant,
     widths=(),
