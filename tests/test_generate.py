@@ -354,6 +354,7 @@ BAD: dict[str, dict[str, Any]] = {
     "lora_weights: there is no file '/nowhere'": {"lora_weights": ["/nowhere"]},
     "lora_multiplier: has 1 numbers for 0 files": {"lora_multiplier": [0.5]},
     "image_dir: '/dev/null/x' cannot be written to": {"image_dir": "/dev/null/x"},
+    "image_dir: '/proc/images' cannot be written to": {"image_dir": "/proc/images"},
     "prompt_file: there is no file": {"prompt_file": "/nowhere.txt"},
 }
 
