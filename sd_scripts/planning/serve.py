@@ -38,7 +38,8 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
 
 def code_times() -> dict[str, int]:
     """Return when each of our modules that are loaded was last written, in ns; 0 for a file that is gone."""
-    modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == "sd_scripts"]
+    ours = ("sd_scripts", "__main__")
+    modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] in ours]
     files = {file for module in modules if (file := getattr(module, "__file__", None))}
     return {file: os.stat(file).st_mtime_ns if os.path.exists(file) else 0 for file in files}
 
