@@ -29,7 +29,7 @@ window.Drafts = (() => {
   };
   const watch = new MutationObserver(lock);
   watch.observe(document, { childList: true, subtree: true });
-  addEventListener("click", () => setTimeout(lock), true); // another tab may be shown
+  addEventListener("click", () => setTimeout(() => (lock(), offerOthers())), true); // another tab may be shown
 
   // Unsaved changes: what differs from the form as last opened, saved or set by a preset; Python stamps that baseline
 
@@ -65,7 +65,15 @@ window.Drafts = (() => {
   // A printed command is that of the settings at that time
   const latest = new Map(); // tab -> its settings
   const commands = new Map(); // tab -> the settings of its printed command
+  const filled = new Set(); // tabs that another can copy from
+  const offerOthers = () => {
+    for (const tab of Forms.tabs())
+      document.getElementById(`${tab}-others`)?.toggleAttribute("data-shown", [...filled].some((other) => other !== tab));
+  };
   const note = (tab, draft) => {
+    const copied = draft["option:pretrained_model_name_or_path"] || draft["option:train_data_dir"];
+    filled[copied ? "add" : "delete"](tab);
+    offerOthers();
     latest.set(tab, settings(draft));
     const outdated = commands.has(tab) && commands.get(tab) !== latest.get(tab);
     document.getElementById(`${tab}-command`)?.toggleAttribute("data-stale", outdated);

@@ -135,6 +135,7 @@ def save_as(page: Page, path: Path) -> None:
 @of_a_stranger
 def test_a_new_page_begins_with_the_safe_start_and_a_reload_brings_back_what_stood_in_each_tab(page, tmp_path):
     expect_safe_start(page)
+    expect(page.locator("#lora-others")).to_be_hidden()  # there is nothing to copy yet
     expect_a_family_to_bring_its_safe_start_while_nothing_is_changed(page)
     expect_another_family_to_have_its_own_settings(page)
     expect_the_safe_start_to_be_chosen_again(page)
