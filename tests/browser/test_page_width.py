@@ -114,7 +114,8 @@ def test_nothing_scrolls_sideways_at_any_width_with_panels_folded_and_unfolded(p
             turn(page, tab, is_open=False)
             found["folded"] = too_wide(page)
         for family in families:
-            page.locator(f"#{tab}-family").get_by_text(family, exact=True).click()
+            if len(families) > 1:  # else there is no choice
+                page.locator(f"#{tab}-family").get_by_text(family, exact=True).click()
             settled(page, f"#{tab}")
             turn(page, tab, is_open=True)
             found[f"{tab} {family}"] = too_wide(page)
