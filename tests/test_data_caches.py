@@ -535,6 +535,25 @@ def test_an_image_of_which_only_the_cache_is_left_is_trained_from_it(
     assert encoders.encoded == images
 
 
+def test_caches_of_images_with_the_longest_names_have_shortened_ones(tmp_path: Path, encoders: Encoders) -> None:
+    stems = ("x" * 251, "x" * 250 + "y", "é" * 125, "语" * 83, "z" * 200)
+    for stem in stems:
+        image = make_image(tmp_path / f"1_x/{stem}.png")
+        if len(stem.encode()) < 251:
+            image.with_suffix(".txt").write_text("a")
+    make_image(tmp_path / f"1_x/{stems[0]}.bmp")  # of the same stem
+    for run in range(2):
+        plan = plan_of(tmp_path, told=[])
+        latents, text = encoders.cache_latents(plan), encoders.cache_text(plan)
+        batches = epoch_of(plan, latents=latents, text=text)
+        assert len(batches) == encoders.encoded == 6, run
+    for ending in ("_0064x0064_sdxl.safetensors", "_te_outputs.safetensors"):
+        caches = [path.name for path in (tmp_path / "1_x").glob(f"*{ending}")]
+        assert len(caches) == 6
+        assert f"{stems[4]}{ending}" in caches
+        assert sum(name.startswith("语" * 50) for name in caches) == 1
+
+
 def test_images_of_one_stem_keep_apart(tmp_path: Path, encoders: Encoders) -> None:
     make_image(tmp_path / "train/1_cat/a.png", seed=1)
     make_image(tmp_path / "train/1_cat/a.bmp", seed=2).with_suffix(".txt").write_text("words")
