@@ -195,11 +195,13 @@ def test_all_caption_files_that_are_not_text_are_named_at_once(tmp_path: Path) -
         for name, content in texts.items():
             make_image(tmp_path / "train" / folder / f"{name}.png").with_suffix(".txt").write_bytes(content)
     make_image(tmp_path / "train/2_y/e.png").with_suffix(".txt").mkdir()
+    told: list[str] = []
     with pytest.raises(ValueError, match="caption_extension") as refused:
-        plan_of(tmp_path / "train")
+        plan_of(tmp_path / "train", told=told)
+    assert told == ["1 of 5 images in '2_y' has no .txt file and is trained with the caption 'y': e.png"]
     first, others = str(refused.value).split(". ")
     assert first == f"caption_extension: {tmp_path}/train/1_x/a.txt is not UTF-8 text; save it as UTF-8"
-    assert others == "6 more cannot be read: c.txt, d.txt, a.txt, c.txt, d.txt, e.txt"
+    assert others == "5 more cannot be read: c.txt, d.txt, a.txt, c.txt, d.txt"
 
 
 def test_an_extension_works_without_its_point_and_letter_case_of_images_does_not_matter(tmp_path: Path) -> None:

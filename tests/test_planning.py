@@ -14,6 +14,7 @@ from PIL import Image
 from scripts_help import FLUX_LORA, SDXL_FULL, SDXL_LORA
 
 from sd_scripts.families.registry import cards
+from sd_scripts.formats import text_limit
 from sd_scripts.formats.words import duration
 from sd_scripts.options.catalog import SCRIPTS
 from sd_scripts.options.reading import from_values
@@ -111,6 +112,29 @@ def test_captions_with_more_words_than_the_encoder_reads_tokens_are_counted(
     found = [text for text in plan(settings).warnings if "longer than" in text]
     assert len(found) == bool(limit)
     assert all(text.startswith(f"At least 1 of 2 captions is longer than {limit}") for text in found)
+
+
+def test_captions_are_counted_from_the_longest_on_until_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """100,000 captions that fit cost no more than a few; of very many that are cut only a part is counted."""
+    monkeypatch.setattr(text_limit, "AT_ONCE", 10)
+    monkeypatch.setattr(text_limit, "MOST", 40)
+    counted: list[int] = []
+
+    def count(texts: Sequence[str]) -> list[int]:
+        counted.append(len(texts))
+        return [len(text) // 2 for text in texts]
+
+    limit = text_limit.TextLimit(tokens=50, count=count, short=50)
+    fitting = [(Path(f"{number}.png"), "x" * (60 + number % 30)) for number in range(500)]
+    assert limit.caption_remark(fitting) is None
+    assert counted == [10]
+    counted.clear()
+    cut = [(Path(f"cut{number}.png"), f"{number:03} " + "x" * 100) for number in range(100)]
+    remark = limit.caption_remark([*fitting, *cut[:15]])
+    assert remark is not None
+    assert remark.startswith("15 of 515 captions are longer than 50 tokens")
+    assert counted == [10, 10, 10]
+    assert (limit.caption_remark(cut) or "").startswith("At least 40 of 100 captions are longer")
 
 
 def test_accumulation_and_processes_make_fewer_steps(tmp_path: Path) -> None:

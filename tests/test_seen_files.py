@@ -77,6 +77,16 @@ def test_an_image_that_was_just_written_is_not_remembered(root: Path, monkeypatc
     assert known_headers(stamps_of(find_images(root / "1_cat"))) == {}
 
 
+def test_stamps_are_the_same_from_a_slow_drive(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [*find_images(root / "1_cat"), root / "none.png"]
+    monkeypatch.setattr(seen_files, "AT_ONCE", 1)
+    quick = stamps_of(paths)
+    monkeypatch.setattr(seen_files, "QUICK", 0)
+    assert list(stamps_of(paths).items()) == list(quick.items())
+    assert list(quick) == paths[:3]
+    assert stamps_of([]) == {}
+
+
 @pytest.mark.parametrize("damage", [b"", b"no database", b"SQLite format 3\0" + bytes(5000)])
 def test_a_damaged_file_is_made_anew(root: Path, damage: bytes) -> None:
     first = sizes_of(plan_of(root))

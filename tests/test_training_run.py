@@ -7,7 +7,9 @@ import pytest
 from safetensors import safe_open
 from training_help import CAPTIONS_IN_THE_STEP, Run, equal, images, run, settings_for, train
 
+from sd_scripts.data import reading_progress
 from sd_scripts.formats.toml_files import read_toml
+from sd_scripts.training import context
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +29,17 @@ def test_the_settings_of_the_run_are_kept_in_its_folder(plain: Run) -> None:
     assert kept["network_dim"] == 2
     assert kept["learning_rate"] == 0.01
     assert "wandb_api_key" not in kept
+
+
+def test_the_console_shows_how_far_a_long_phase_is(
+    any_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(context, "LOG_SECONDS", 0)
+    monkeypatch.setattr(reading_progress, "SECONDS", 0)
+    train(any_miniature, tmp_path / "out", max_train_steps=1)
+    said = capsys.readouterr().err
+    assert "reading the dataset: 4 of 4\n" in said  # captions and sizes
+    assert "caching latents: 2 of 2\n" in said
 
 
 def test_a_drawn_seed_is_noted_and_gives_the_run_again(any_miniature: Any, tmp_path: Path) -> None:

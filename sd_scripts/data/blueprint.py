@@ -4,6 +4,7 @@ import dataclasses
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ class Subset:
     augmentation: Augmentation
     controls: ControlRules
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The last component of the folder or metadata file, as it appears in saved metadata."""
         return Path(self.metadata_file or self.image_dir or "").name

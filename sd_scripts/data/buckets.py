@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from sd_scripts.data.equal_tokens import equal_token_resolutions, kept
 from sd_scripts.formats.words import counted
@@ -61,7 +62,7 @@ class BucketFit:
     ar_error: float
     """Aspect ratio of the bucket minus that of the image."""
 
-    @property
+    @cached_property
     def cropped(self) -> float:
         """The share of the image's area outside its bucket, 0 to 1."""
         return 1 - math.prod(self.bucket.size) / math.prod(self.resized)

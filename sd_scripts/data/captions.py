@@ -9,6 +9,8 @@ from random import Random
 
 from sd_scripts.options.dataset import VARY_CAPTIONS
 
+UNUSED_ALONE = ("caption_separator", "keep_tokens", "keep_tokens_separator", "token_warmup_min")
+"""Fields that change no caption on their own."""
 _OPEN, _CLOSE = "\0open\0", "\0close\0"
 """Placeholders for `{{` and `}}` while wildcards are resolved."""
 
@@ -98,14 +100,18 @@ def process_caption(
 
 
 def whole_captions(captions: Iterable[str], rules: CaptionRules) -> Iterator[list[str]]:
-    """Yield what each caption becomes if nothing is dropped: with enable_wildcard, each of its lines."""
+    """Yield what each caption becomes if nothing is dropped, in any order: with enable_wildcard, each of its lines."""
     whole = replace(
         rules,
+        shuffle_caption=rules.shuffle_caption and bool(rules.keep_tokens_separator),  # which it removes
         caption_dropout_rate=0,
         caption_dropout_every_n_epochs=0,
         token_warmup_step=0,
         caption_tag_dropout_rate=0,
     )
+    if whole == CaptionRules(**{name: getattr(whole, name) for name in UNUSED_ALONE}):
+        yield from ([caption.split("\n", 1)[0]] for caption in captions)  # a dataset may have 100,000
+        return
     random = Random(0)
     for caption in captions:
         lines = caption.split("\n") if rules.enable_wildcard else [caption]

@@ -2,10 +2,11 @@
 
 import dataclasses
 import math
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from random import Random
 
@@ -21,6 +22,7 @@ from sd_scripts.formats.caption_files import UnreadableCaptions
 from sd_scripts.formats.words import counted, some
 from sd_scripts.options.dataset import VARY_IMAGES, AugmentOptions, rounded_side
 from sd_scripts.options.settings import Settings
+from sd_scripts.runs import garbage_collection
 
 ReadSubsets = list[tuple[Subset, list[ImageRecord]]]
 
@@ -82,6 +84,10 @@ class DataPlan:
             both.append(self.caption(item, text, flipped=True))
         return list(dict.fromkeys(both))
 
+    def folders(self) -> list[Path]:
+        """Return the folders of all images, control images included."""
+        return [Path(folder) for folder in sorted({os.path.dirname(item.path) for item in self.every_image()})]
+
     def whole_captions(self) -> Iterator[tuple[Path, str]]:
         """Yield each image with what its caption becomes if nothing is dropped; with enable_wildcard, each line."""
         by_rules: dict[CaptionRules, list[Item]] = {}
@@ -93,10 +99,14 @@ class DataPlan:
 
     def groups(self) -> dict[tuple[int, Extent], list[Item]]:
         """Return the images that may share a batch, keyed and sorted by dataset and bucket."""
+        return self._groups
+
+    @cached_property
+    def _groups(self) -> dict[tuple[int, Extent], list[Item]]:
         groups: dict[tuple[int, Extent], list[Item]] = {}
-        for item in sorted(self.items, key=lambda item: (item.dataset, item.fit.bucket, item.index)):
+        for item in self.items:  # in the order of their indices
             groups.setdefault((item.dataset, item.fit.bucket), []).append(item)
-        return groups
+        return dict(sorted(groups.items()))
 
     def buckets(self) -> dict[Extent, int]:
         """Return the number of images per epoch of each bucket, smallest width first."""
@@ -111,6 +121,7 @@ class DataPlan:
         return any(item.mask is not None or item.masked_by_alpha for item in self.items)
 
 
+@garbage_collection.paused()
 def plan_data(
     settings: Settings,
     *,
@@ -138,7 +149,9 @@ def plan_data(
         training: list[Item] = []
         validation: list[Item] = []
         for number, (dataset, subsets) in enumerate(zip(datasets, _read(datasets, warn, reading), strict=True)):
-            learned, kept_out = _plan_dataset(number, dataset, subsets, seed, bucket_multiple, title, warn)
+            learned, kept_out = _plan_dataset(
+                number, dataset, subsets, seed, bucket_multiple, title, warn, len(training)
+            )
             training += learned
             validation += kept_out
         if not training and all(dataset.validation_split == 1 for dataset in datasets):
@@ -255,9 +268,9 @@ def _read(datasets: Sequence[Dataset], warn: Warn, progress: ReadingProgress) ->
 
 
 def _plan_dataset(
-    number: int, dataset: Dataset, subsets: ReadSubsets, seed: int, multiple: int, title: str, warn: Warn
+    number: int, dataset: Dataset, subsets: ReadSubsets, seed: int, multiple: int, title: str, warn: Warn, first: int
 ) -> tuple[list[Item], list[Item]]:
-    """Return the images to train on and those to validate on."""
+    """Return the images to train on, with indices from `first` on, and those to validate on."""
     buckets = Buckets(dataset.buckets)
     if dataset.buckets.has_equal_tokens:
         multiple = dataset.buckets.token_multiple
@@ -275,7 +288,7 @@ def _plan_dataset(
             split_seed = seed if dataset.validation_seed is None else dataset.validation_seed
             images, held = split_validation(images, dataset.validation_split, split_seed)
             kept_out += _items(held, number, _without_randomness(subset), 1.0, buckets, warn)
-        learned += _items(images, number, subset, 1.0, buckets, warn)
+        learned += _items(images, number, subset, 1.0, buckets, warn, first=first + len(learned))
     balanced = balance_regularisation([item.repeats for item in regularisation], sum(item.repeats for item in learned))
     learned += [
         dataclasses.replace(item, repeats=repeats)
@@ -286,13 +299,22 @@ def _plan_dataset(
 
 
 def _items(
-    images: Sequence[ImageRecord], dataset: int, subset: Subset, weight: float, buckets: Buckets, warn: Warn
+    images: Sequence[ImageRecord],
+    dataset: int,
+    subset: Subset,
+    weight: float,
+    buckets: Buckets,
+    warn: Warn,
+    *,
+    first: int = 0,
 ) -> list[Item]:
-    items = []
+    """Return the items of a subset's images, with indices from `first` on."""
+    items: list[Item] = []
     others = 0
     long = []
+    fits = {size: buckets.fit(size) for size in dict.fromkeys(image.size for image in images)}
     for image in images:
-        fit, wanted = buckets.fit(image.size), image.train_resolution
+        fit, wanted = fits[image.size], image.train_resolution
         if wanted and (fit is None or fit.bucket.size != wanted):
             fit = fit_into(Extent(*wanted), image.size)
             others += 1
@@ -303,7 +325,7 @@ def _items(
             long.append(f"{image.path.name} ({image.size[0]}x{image.size[1]})")
         item = Item(
             **vars(image) | {"controls": ()},
-            index=0,
+            index=first + len(items),
             fit=fit,
             dataset=dataset,
             subset=subset,
@@ -319,8 +341,8 @@ def _items(
         )
     if others:
         warn(f"resolution: {others} images of {subset.name} are trained at their train_resolution")
-    strays = sum(item.fit.bucket.size not in buckets.sizes for item in items)
-    if strays and buckets.rules.has_equal_tokens:
+    own = buckets.rules.has_equal_tokens
+    if own and (strays := sum(item.fit.bucket.size not in buckets.sizes for item in items)):
         warn(
             f"equal_token_buckets: the train_resolution of {counted(strays, 'image')} in {subset.name!r} has another "
             "number of tokens; prepare the metadata file with equal_token_buckets, too"
@@ -363,7 +385,9 @@ def _check_controls(items: Sequence[Item], title: str, *, takes_controls: bool, 
 
 
 def _numbered(items: Sequence[Item]) -> tuple[Item, ...]:
-    return tuple(dataclasses.replace(item, index=index) for index, item in enumerate(items))
+    return tuple(
+        item if item.index == index else dataclasses.replace(item, index=index) for index, item in enumerate(items)
+    )
 
 
 def _used_subsets(dataset: Dataset, warn: Warn) -> list[Subset]:

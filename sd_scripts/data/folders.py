@@ -2,7 +2,6 @@
 
 import glob
 import json
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,10 +17,15 @@ from sd_scripts.data.read_ahead import read_ahead
 from sd_scripts.data.reading_progress import ReadingProgress
 from sd_scripts.data.seen_files import Header, known_headers, remember_headers, stamps_of
 from sd_scripts.formats.atomic_files import write_whole
-from sd_scripts.formats.caption_files import find_captions, read_captions
+from sd_scripts.formats.caption_files import CaptionFiles, find_captions, read_captions
 from sd_scripts.formats.control_images import find_controls
 from sd_scripts.formats.folder_names import ByName, existing_folder
-from sd_scripts.formats.image_folders import find_images, is_readable, unread_images
+from sd_scripts.formats.image_folders import (
+    files_in,
+    find_images,
+    is_readable,
+    unread_images,
+)
 from sd_scripts.formats.metadata_file import control_paths, lines_of, read_metadata
 from sd_scripts.formats.words import counted, some
 from sd_scripts.runs.folder import read_json
@@ -64,10 +68,12 @@ def _read_folder(subset: Subset, warn: Warn, progress: ReadingProgress) -> list[
     folder = Path(subset.image_dir or "")
     if not folder.is_dir():
         raise ValueError(f"image_dir: there is no folder {str(folder)!r}")
-    images = _supported_images(find_images(folder), warn)
-    _warn_about_unread(folder, warn)
+    files = files_in(folder)
+    images = _supported_images(find_images(folder, files=files), warn)
+    _warn_about_unread(folder, files, warn)
     progress.expect(2 * len(images))  # caption and size
-    captions = _read_captions(folder, images, subset, warn, progress)
+    caption_files = find_captions(folder, images, subset.caption_extension, files)
+    captions = _read_captions(caption_files, images, subset, warn, progress)
     if subset.cache_info:
         sizes = _cached_sizes(captions, folder / "metadata_cache.json", warn, progress)
     else:
@@ -79,31 +85,30 @@ def _supported_images(images: list[Path], warn: Warn) -> list[Path]:
     """Return the images whose format this installation of Pillow can read; warn about the others."""
     unknown = [path for path in images if not is_readable(path)]
     if unknown:
-        suffix = unknown[0].suffix.lower()
+        kind = unknown[0].suffix.lower()
         warn(
-            f"{len(unknown)} images are skipped: Pillow has no plugin for {suffix} here. Install one, or "
+            f"{len(unknown)} images are skipped: Pillow has no plugin for {kind} here. Install one, or "
             f"convert them: {some([str(path) for path in unknown])}"
         )
-    return [path for path in images if is_readable(path)]
+    return [path for path in images if path not in unknown] if unknown else images
 
 
-def _warn_about_unread(folder: Path, warn: Warn) -> None:
-    if names := unread_images(os.listdir(folder)):
-        verb, them = ("is", "it") if len(names) == 1 else ("are", "them")
+def _warn_about_unread(folder: Path, names: Iterable[str], warn: Warn) -> None:
+    if unread := unread_images(names):
+        verb, their, them = ("is", "its", "it") if len(unread) == 1 else ("are", "their", "them")
         warn(
-            f"{counted(len(names), 'image')} in {folder.absolute().name!r} {verb} skipped, since their kind is not "
-            f"read; convert {them} to PNG, JPEG or WebP: {some(names)}"
+            f"{counted(len(unread), 'image')} in {folder.absolute().name!r} {verb} skipped, since {their} kind is not "
+            f"read; convert {them} to PNG, JPEG or WebP: {some(unread)}"
         )
 
 
 def _read_captions(
-    folder: Path, images: list[Path], subset: Subset, warn: Warn, progress: ReadingProgress
+    files: CaptionFiles, images: list[Path], subset: Subset, warn: Warn, progress: ReadingProgress
 ) -> dict[Path, str]:
     """Return the caption of each image; warn with a count about missing, empty and multi-line caption files.
 
     Only the first non-empty line is used, unless enable_wildcard is set.
     """
-    files = find_captions(folder, images, subset.caption_extension)
     instead = " ".join(filter(None, (subset.captions.caption_prefix, subset.class_tokens)))
     if problem := files.problem(instead, is_reg=subset.is_reg):
         warn(problem)
@@ -112,12 +117,12 @@ def _read_captions(
     shared = dict.fromkeys(files.found.values())
     progress.skip(len(images) - len(shared))
     texts = read_captions(progress.each(shared))
-    of = f"of {len(files.found)} caption files in {folder.absolute().name!r}"
+    of = f"of {len(files.found)} caption files in {files.folder.absolute().name!r}"
     if empty := [file.name for file, lines in texts.items() if not lines]:
         warn(f"{len(empty)} {of} are empty, so these images are trained without a caption: {some(empty)}")
     _warn_about_lines([file.name for file, lines in texts.items() if len(lines) > 1], of, subset, warn)
-    written = {image: _used_lines(texts[file], subset) for image, file in files.found.items()}
-    return {image: written.get(image, subset.class_tokens or "") for image in images}
+    absent = subset.class_tokens or ""
+    return {image: _used_lines(texts[file], subset) if (file := files.found.get(image)) else absent for image in images}
 
 
 def _used_lines(lines: Sequence[str], subset: Subset) -> str:

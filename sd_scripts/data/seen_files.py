@@ -29,6 +29,8 @@ AT_ONCE = 500
 LARGEST = 1_000_000
 """Rows that a table keeps, the newest ones."""
 BUSY_SECONDS = 5.0
+QUICK = 1e-4
+"""Seconds that a local disk takes at most for the entry of a file; a network drive takes a millisecond."""
 THREADS = 8
 TABLES = {
     "image_headers": "path BLOB PRIMARY KEY, stamp TEXT, width INTEGER, height INTEGER, animated INTEGER",
@@ -44,11 +46,17 @@ def seen_files_path() -> Path:
 def stamps_of(paths: Iterable[Path]) -> dict[Path, Stamp]:
     """Return the stamps of those files that exist."""
     paths = list(paths)
-    if len(paths) <= AT_ONCE:  # threads take longer to start
-        return dict(_stamps(paths))
-    chunks = [paths[start : start + AT_ONCE] for start in range(0, len(paths), AT_ONCE)]
-    with ThreadPoolExecutor(THREADS) as pool:  # a network drive takes a millisecond for each
-        return {path: stamp for found in pool.map(_stamps, chunks) for path, stamp in found}
+    first, *chunks = [paths[start : start + AT_ONCE] for start in range(0, len(paths), AT_ONCE)] or [[]]
+    begun = time.perf_counter()
+    stamps = dict(_stamps(first))
+    if time.perf_counter() - begun < QUICK * len(first):  # threads would only wait for each other
+        for chunk in chunks:
+            stamps.update(_stamps(chunk))
+        return stamps
+    with ThreadPoolExecutor(THREADS) as pool:
+        for found in pool.map(_stamps, chunks):
+            stamps.update(found)
+    return stamps
 
 
 def _stamps(paths: Iterable[Path]) -> list[tuple[Path, Stamp]]:
@@ -119,7 +127,7 @@ def _rows(table: str, key: str, wanted: Sequence[object], columns: str) -> list[
     return rows
 
 
-def _store(table: str, rows: list[tuple[object, ...]]) -> None:
+def _store(table: str, rows: Sequence[tuple[object, ...]]) -> None:
     """Add or replace rows; drop the oldest of too many."""
 
     def write(db: sqlite3.Connection) -> None:

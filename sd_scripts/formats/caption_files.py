@@ -1,14 +1,16 @@
 """Finds the caption file of each image, for training and for the page."""
 
+import codecs
+import contextlib
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sd_scripts.formats.documents import read_text, split_lines
+from sd_scripts.formats.documents import filled_lines
 from sd_scripts.formats.folder_names import ByName, dotted, normalized
-from sd_scripts.formats.image_folders import IMAGE_SUFFIXES, UNREAD_IMAGES
+from sd_scripts.formats.image_folders import IMAGE_SUFFIXES, UNREAD_IMAGES, files_in, has_suffix
 from sd_scripts.formats.words import counted, some
 
 CAPTION_ENDINGS = (".txt", ".caption", ".cap", ".tags", ".text")
@@ -58,25 +60,33 @@ class CaptionFiles:
         return f"{count} in {self.folder.absolute().name!r} {verb} no image: {some(self.orphans)}"
 
 
-def find_captions(folder: Path, images: Sequence[Path], extension: str) -> CaptionFiles:
+def find_captions(
+    folder: Path, images: Sequence[Path], extension: str, files: Mapping[str, Path] | None = None
+) -> CaptionFiles:
     """Return the caption file of each image of a folder; neither the case of the extension nor the Unicode
     normalization of the names matters.
 
-    `face_120_80_60_60.png` may share the caption file `face.txt`.
+    `face_120_80_60_60.png` may share the caption file `face.txt`. `files` are the files_in the folder, if they are
+    known.
     """
-    names = os.listdir(folder)
+    files = files_in(folder) if files is None else files
     ending = dotted(extension)
-    files = _by_stem(names, ending)
-    lookup = ByName(files)
-    captions = {image: file for image in images if (file := lookup.first(_stems(image))) is not None}
-    missing = tuple(image for image in images if image not in captions)
+    by_stem = _by_stem(files, ending)
+    lookup = ByName(by_stem)
+    found: dict[Path, Path] = {}
+    missing = []
+    for image in images:
+        if (name := lookup.first(_stems(image.name))) is None:
+            missing.append(image)
+        else:
+            found[image] = files[name]
     return CaptionFiles(
         folder=folder,
         extension=ending,
-        found={image: folder / file for image, file in captions.items()},
-        missing=missing,
-        other=_other_ending(names, missing),
-        orphans=_orphans(names, {*files.values()} - {*captions.values()}),
+        found=found,
+        missing=tuple(missing),
+        other=_other_ending(files, missing),
+        orphans=_orphans(files, {*by_stem.values()} - {file.name for file in found.values()}),
     )
 
 
@@ -97,46 +107,57 @@ def read_captions(files: Iterable[Path]) -> dict[Path, list[str]]:
     captions, problems = {}, {}
     for file in files:
         try:
-            captions[file] = [line.strip() for line in split_lines(_read_caption(file)) if line.strip()]
+            captions[file] = filled_lines(_read_caption(file))
         except ValueError as error:
-            problems[file] = str(error).replace(f"'{file}'", str(file))
+            problems[file] = str(error)
     if problems:
         raise UnreadableCaptions(problems)
     return captions
 
 
 def _read_caption(file: Path) -> str:
-    text = read_text(file)
-    if "\0" in text:  # UTF-16 without a byte order mark
-        raise ValueError(f"'{file}' is not UTF-8 text; save it as UTF-8")
-    return text
+    try:
+        with file.open("rb", buffering=0) as stream:
+            content = stream.read()
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read: {error.strerror or error}") from None
+    if b"\0" not in content:  # UTF-16 without a byte order mark has many
+        with contextlib.suppress(UnicodeDecodeError):
+            return content.removeprefix(codecs.BOM_UTF8).decode()
+    raise ValueError(f"{file} is not UTF-8 text; save it as UTF-8")
 
 
 def _by_stem(names: Iterable[str], ending: str) -> dict[str, str]:
     """Return the file names with this extension by stem, preferring those of the same case."""
-    alike = [name for name in names if name.lower().endswith(ending.lower())]
-    exact_last = sorted(alike, key=lambda name: (name.endswith(ending), name))
-    return {name[: len(name) - len(ending)]: name for name in exact_last}
+    files: dict[str, str] = {}
+    lower = ending.lower()
+    for name in names:
+        if name.lower().endswith(lower):
+            stem = name[: len(name) - len(ending)]
+            kept = files.setdefault(stem, name)
+            if kept is not name and (name.endswith(ending), name) > (kept.endswith(ending), kept):
+                files[stem] = name
+    return files
 
 
-def _stems(image: Path) -> list[str]:
-    fields = image.stem.split("_")
-    return [image.stem, "_".join(fields[:-4])] if len(fields) >= 5 else [image.stem]
+def _stems(image: str) -> list[str]:
+    stem = os.path.splitext(image)[0]
+    return [stem, stem.rsplit("_", 4)[0]] if stem.count("_") >= 4 else [stem]
 
 
 def _orphans(names: Iterable[str], unused: set[str]) -> tuple[str, ...]:
     """Return the unused caption files without those of images that are there and not read."""
     if not unused:
         return ()
-    images = {normalized(stem) for stem, ending in map(os.path.splitext, names) if ending.lower() in ANY_IMAGES}
+    images = {normalized(os.path.splitext(name)[0]) for name in names if has_suffix(name, ANY_IMAGES)}
     return tuple(sorted(file for file in unused if normalized(os.path.splitext(file)[0]) not in images))
 
 
-def _other_ending(names: Sequence[str], missing: Sequence[Path]) -> str | None:
+def _other_ending(names: Iterable[str], missing: Sequence[Path]) -> str | None:
     """Return the most common extension of text files next to the images without captions."""
     endings: Counter[str] = Counter()
     for ending in CAPTION_ENDINGS if missing else ():
         lookup = ByName(_by_stem(names, ending))
-        count = sum(lookup.first(_stems(image)) is not None for image in missing)
+        count = sum(lookup.first(_stems(image.name)) is not None for image in missing)
         endings.update({ending: count} if count else {})
     return endings.most_common(1)[0][0] if endings else None

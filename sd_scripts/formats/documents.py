@@ -95,6 +95,14 @@ def split_lines(text: str) -> list[str]:
     return re.split(r"\r\n|\r|\n", text)
 
 
+def filled_lines(text: str) -> list[str]:
+    """Return the lines of a text that are not empty, without the blanks around them."""
+    text = text.strip()
+    if "\n" not in text and "\r" not in text:  # as most of 100,000 captions are
+        return [text] if text else []
+    return [line.strip() for line in split_lines(text) if line.strip()]
+
+
 def read_json(path: Path) -> Any:
     """Parse a JSON file. Raises ValueError, phrased to follow an option's name."""
     return _parsed(path, parse_json, "JSON")

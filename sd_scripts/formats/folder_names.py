@@ -3,6 +3,7 @@
 import os
 import unicodedata
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -15,16 +16,22 @@ class ByName(Generic[Value]):
 
     def __init__(self, values: Mapping[str, Value]):
         self._values = values
-        self._normalized = {normalized(name): value for name, value in values.items()}
 
     def get(self, name: str) -> Value | None:
         """Return the value of exactly this name, else that of the same in another normalization, else None."""
         found = self._values.get(name)
         return self._normalized.get(normalized(name)) if found is None else found
 
+    @cached_property
+    def _normalized(self) -> dict[str, Value]:
+        return {normalized(name): value for name, value in self._values.items()}
+
     def first(self, names: Iterable[str]) -> Value | None:
         """Return the value of the first name that has one."""
-        return next((found for name in names if (found := self.get(name)) is not None), None)
+        for name in names:
+            if (found := self.get(name)) is not None:
+                return found
+        return None
 
 
 def normalized(name: str) -> str:

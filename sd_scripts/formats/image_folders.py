@@ -2,7 +2,7 @@
 
 import functools
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,27 +48,50 @@ class FoundFolders:
     remarks: tuple[str, ...] = ()
 
 
+def files_in(folder: Path) -> dict[str, Path]:
+    """Return the files directly in a folder by name, without a look at each: a dataset may have 100,000."""
+    with os.scandir(folder) as entries:
+        names = {entry.name for entry in entries if _is_file(entry)}
+    # iterdir makes paths much faster than a folder and a name do
+    return {name: path for path in folder.iterdir() if (name := path.name) in names}
+
+
+def _is_file(entry: "os.DirEntry[str]") -> bool:
+    try:
+        return entry.is_file()
+    except OSError:  # a link that leads nowhere
+        return False
+
+
+def has_suffix(name: str, suffixes: Collection[str]) -> bool:
+    """Return whether a file name has one of these extensions, in any case."""
+    name = name.lower()
+    return name.endswith(tuple(suffixes)) and name not in suffixes  # .png is a hidden file without an extension
+
+
 def each_image(folder: Path, *, recursive: bool = False) -> Iterator[Path]:
     """Yield the images directly in a folder, and with `recursive` in those below it."""
     found = folder.rglob("*") if recursive else folder.iterdir()
-    return (path for path in found if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())
+    return (path for path in found if has_suffix(path.name, IMAGE_SUFFIXES) and path.is_file())
 
 
 def unread_images(names: Iterable[str]) -> list[str]:
     """Return those names that are of images of kinds that are not read, sorted."""
-    return sorted(name for name in names if os.path.splitext(name)[1].lower() in UNREAD_IMAGES)
+    return sorted(name for name in names if has_suffix(name, UNREAD_IMAGES))
 
 
-def find_images(folder: Path, *, recursive: bool = False) -> list[Path]:
-    """Return each_image, sorted."""
+def find_images(folder: Path, *, recursive: bool = False, files: Mapping[str, Path] | None = None) -> list[Path]:
+    """Return each_image, sorted. `files` are the files_in the folder, if they are known."""
     if recursive:
         return sorted(each_image(folder, recursive=True))
-    return sorted(each_image(folder), key=lambda path: os.path.normcase(path.name))  # as paths sort, but faster
+    files = files_in(folder) if files is None else files
+    images = [name for name in files if has_suffix(name, IMAGE_SUFFIXES)]
+    return [files[name] for name in sorted(images, key=os.path.normcase)]  # as paths sort, but faster
 
 
 def is_readable(image: Path) -> bool:
     """Return whether Pillow can read the format of an image here; training skips the others."""
-    return image.suffix.lower() in readable_suffixes()
+    return has_suffix(image.name, readable_suffixes())
 
 
 @functools.cache

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 
 from sd_scripts.formats.atomic_files import write_whole
 from sd_scripts.formats.caption_files import find_captions, read_captions
-from sd_scripts.formats.documents import parse_json, read_text, split_lines
+from sd_scripts.formats.documents import filled_lines, parse_json, read_text, split_lines
 from sd_scripts.formats.folder_names import ByName, dotted
 from sd_scripts.formats.image_folders import LONGEST_SIDE, find_images
 from sd_scripts.formats.words import some
@@ -75,7 +75,7 @@ def lines_of(entry: Mapping[str, Any], words: Words) -> list[str]:
     """Return the lines of an entry's caption or tags that are not empty; they may be a list of texts."""
     written = entry.get(words) or ()
     texts = [written] if isinstance(written, str) else written
-    return [line.strip() for text in texts for line in split_lines(text) if line.strip()]
+    return [line for text in texts for line in filled_lines(text)]
 
 
 def control_paths(entry: Mapping[str, Any]) -> list[str]:

@@ -8,6 +8,8 @@ from typing import TypeVar
 from sd_scripts.formats.words import counted, some
 
 Key = TypeVar("Key", bound=Hashable)
+AT_ONCE, MOST = 2_000, 20_000
+"""Texts that are counted together, and in all."""
 SHOWN = 60
 """Letters of a prompt that name it."""
 
@@ -27,8 +29,8 @@ class TextLimit:
     """What else to do about longer captions than to shorten them: "set max_token_length = 225"."""
     count: Callable[[Sequence[str]], list[int]] = count_words
     """Captions -> tokens of each, uncut."""
-    short: int = 0
-    """Bytes of a caption that surely fits, so that it need not be tokenized."""
+    short: int | None = None
+    """Bytes of a caption that surely fits, so that it need not be counted; None: as `count_words` counts."""
 
     def caption_remark(self, captions: Iterable[tuple[Path, str]]) -> str | None:
         """Return a sentence about the captions that are cut, longest first; None if there are none.
@@ -42,25 +44,42 @@ class TextLimit:
         return self._remark("prompt", ((prompt, prompt) for prompt in prompts if prompt), _start)
 
     def _remark(self, kind: str, texts: Iterable[tuple[Key, str]], name: Callable[[Key], str]) -> str | None:
-        named = list(texts)
-        long = [text for text in dict.fromkeys(text for _, text in named) if self._may_be_cut(text)]
-        tokens = dict(zip(long, self.count(long), strict=True)) if long else {}
-        lengths: dict[Key, int] = {}
-        for key, text in named:
-            lengths[key] = max(lengths.get(key, 0), tokens.get(text, 0))
+        keys, long = [], []
+        for key, text in texts:
+            keys.append(key)
+            if self._may_be_cut(text):
+                long.append((key, text))
+        if not long:
+            return None
+        counts = self._counts(sorted({text for _, text in long}, key=len, reverse=True))
+        lengths: dict[Key, int] = dict.fromkeys(keys, 0)
+        for key, text in long:
+            lengths[key] = max(lengths[key], counts.get(text, 0))
         cut = sorted((key for key in lengths if lengths[key] > self.tokens), key=lambda key: -lengths[key])
         if not cut:
             return None
-        at_least = "at least " if self.count is count_words else ""
+        at_least = "at least " if self.count is count_words or len(counts) >= MOST else ""
+        words = "at least " if self.count is count_words else ""
         verb, them = ("is", "it") if len(cut) == 1 else ("are", "them")
         sentence = (
             f"{at_least}{len(cut)} of {counted(len(lengths), kind)} {verb} longer than {self.tokens} tokens and {verb} "
-            f"cut: {some([f'{name(key)} ({at_least}{lengths[key]} tokens)' for key in cut])}; shorten {them}"
+            f"cut: {some([f'{name(key)} ({words}{lengths[key]} tokens)' for key in cut])}; shorten {them}"
         )
         return sentence[0].upper() + sentence[1:] + (f", or {self.remedy}" if self.remedy else "")
 
+    def _counts(self, texts: Sequence[str]) -> dict[str, int]:
+        """Return the tokens of texts, longest first, up to those that fit: 100,000 that fit cost little."""
+        counts: dict[str, int] = {}
+        for start in range(0, min(len(texts), MOST), AT_ONCE):
+            batch = texts[start : start + AT_ONCE]
+            counts.update(zip(batch, self.count(batch), strict=True))
+            if max(counts[text] for text in batch) <= self.tokens:
+                break
+        return counts
+
     def _may_be_cut(self, text: str) -> bool:
-        return len(text.encode(errors="replace")) > self.short
+        short = 2 * self.tokens if self.short is None else self.short  # a word has a letter and a blank
+        return len(text.encode(errors="replace")) > short
 
 
 def _start(prompt: str) -> str:

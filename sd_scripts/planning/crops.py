@@ -45,7 +45,7 @@ class Crops:
 
 def crops_of(data: DataPlan) -> Crops:
     """Return what the training images lose."""
-    worst_first = sorted(data.items, key=lambda item: (-item.fit.cropped, item.path))
+    worst_first = sorted(data.items, key=lambda item: -item.fit.cropped)
     listed = [item for item in worst_first[:LISTED] if item.fit.cropped]
     return Crops(
         all=crop_of(data.items),

@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import secrets
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,8 @@ class Failed(Exception):
 
 BARRIER_SECONDS = 30.0
 """Seconds within which processes that fail at the same place all notice it, even if each compiles until then."""
+LOG_SECONDS = 5.0
+"""Seconds between two lines in the log about the progress of a phase before the first step."""
 FAILED = "sd_scripts/failed"
 """Key in the processes' store: who failed first, and why."""
 FAILED_MAIN = "sd_scripts/failed/main"
@@ -107,6 +110,19 @@ class Context(Reporter):
             logger.info("%s", name)
         reserved, used = self.memory.peak_reserved(), self.memory.next_phase()
         return super().phase(name, **payload, **({"vram": used, "reserved": reserved} if used else {}))
+
+    def cancellable_phase(self, name: str) -> Progress:
+        """Begin a phase as a Reporter does, and log its progress now and then if it is long."""
+        report, logged = super().cancellable_phase(name), time.monotonic()
+
+        def progress(done: int, total: int) -> None:
+            nonlocal logged
+            if self.is_main and time.monotonic() >= logged + LOG_SECONDS:
+                logged = time.monotonic()
+                logger.info("%s: %s of %s", name, f"{done:,}", f"{total:,}")
+            report(done, total)
+
+        return progress
 
     def stop_requested(self) -> bool:
         """Several processes begin first, then stop together."""

@@ -124,7 +124,8 @@ def origin_of(settings: Settings, plan: DataPlan, max_steps: int) -> Origin:
 
 
 def _name(item: Item) -> str:
-    return f"{item.path.parent.name}/{item.path.name}"
+    *_, folder, name = ("", *item.path.parts)
+    return f"{folder}/{name}"
 
 
 def plain(value: Any) -> Any:

@@ -87,15 +87,17 @@ def clean_up(folder: Path, output_name: str | None, run_dir: Path) -> None:
 def clean_up_caches(folders: Iterable[Path]) -> None:
     """Remove the unfinished cache files of killed processes beside the images. Only old ones: a machine that shares the
     folder may be writing the others."""
-    for folder in sorted(folders):
+    for folder in folders:
         _remove_leftovers(folder, CACHES, age=SECONDS_TO_WRITE)
 
 
 def _remove_leftovers(folder: Path, names: str, age: float = 0.0) -> None:
     hidden = re.compile(rf"\.(?P<what>{names})\.(?P<process>\d+)\.(?P<kind>{PART}|{OLD}|{GONE}|{RUNNING})")
-    for path in _entries(folder):
-        found = hidden.fullmatch(path.name)
-        if not found or _lives(int(found["process"])) or (age and _age(path) < age):
+    for name in _names(folder):
+        if not (found := hidden.fullmatch(name)):
+            continue
+        path = folder / name
+        if _lives(int(found["process"])) or (age and _age(path) < age):
             continue
         if found["kind"] == OLD and not (whole := path.with_name(found["what"])).exists():
             os.replace(path, whole)
@@ -129,5 +131,8 @@ def _begin(output_name: str | None) -> str:
 
 
 def _entries(folder: Path) -> Iterator[Path]:
-    if folder.is_dir():
-        yield from sorted(folder.iterdir())
+    return (folder / name for name in _names(folder))
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(os.listdir(folder)) if folder.is_dir() else []

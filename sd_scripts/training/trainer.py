@@ -112,7 +112,7 @@ class Trainer:
         )
         method.check_data(family, context, plan)
         if context.is_main:
-            clean_up_caches({item.path.parent for item in plan.every_image()})
+            clean_up_caches(plan.folders())
         self.train_plan = plan_training(self.options, batches_per_epoch(context, plan))
         start = self._start(saved)
         self.origin = origin_of(settings, plan, self.train_plan.max_steps)
