@@ -139,9 +139,15 @@ def test_unknown_keys_that_are_named_like_secrets_are_neither_kept_nor_saved(tmp
     assert [remark for remark in map(str, opened.remarks) if "named like a secret" in remark] == [
         f"{name}: is named like a secret, so it is neither kept nor saved" for name in ("civitaiApiKey", "password")
     ]
-    save_file(tmp_path / "a.toml", {}, SDXL_LORA, {"my_own": 3, "hub_tokens_secret": word, "s": {"auth_token": word}})
+    save_file(
+        tmp_path / "a.toml",
+        {},
+        SDXL_LORA,
+        {"my_own": 3, "pass_key": 2, "hub_secret": [word], "s": {"auth_token": word}},
+    )
     text = (tmp_path / "a.toml").read_text()
     assert "my_own = 3" in text
+    assert "pass_key = 2" in text
     assert word not in text
 
 

@@ -40,7 +40,8 @@ NO_KEY = frozenset(
     (
         *("cache", "foreign", "primary", "sort", "group", "state", "dict", "layer", "block", "json", "toml", "map"),
         *("hot", "short", "search", "index", "item", "compile", "graph", "shape", "bucket", "missing", "unknown"),
-        *("unexpected", "option", "public", "dispatch", "metadata"),
+        *("unexpected", "option", "public", "dispatch", "metadata", "caption", "image", "text", "column", "mask"),
+        *("video", "target", "source", "weight", "control", "conditioning"),
     )
 )
 """Words before token, pass and key with which these mean something else."""
@@ -121,20 +122,19 @@ def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: without_secrets(value) if isinstance(value, Mapping) else value
         for name, value in values.items()
-        if not _holds_secret(name, value)
+        if not _is_secret_entry(name, value)
     }
 
 
-def _holds_secret(name: str, value: Any) -> bool:
-    """Return whether a value is a secret by its name; switches and small numbers are none."""
-    is_small = isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 10**SHORTEST)
-    return is_secret(name) and not is_small
+def _is_secret_entry(name: str, value: Any) -> bool:
+    """Return whether a key of a settings file is a secret; numbers and switches are none, whatever their name."""
+    return is_secret(name) and not isinstance(value, int | float)
 
 
 def secret_names(values: Mapping[str, Any]) -> Iterator[str]:
     """Yield the names that `without_secrets` leaves out, those in tables with a dot."""
     for name, value in values.items():
-        if _holds_secret(name, value):
+        if _is_secret_entry(name, value):
             yield name
         elif isinstance(value, Mapping):
             yield from (f"{name}.{inner}" for inner in secret_names(value))
