@@ -168,10 +168,10 @@ class SavedState:
             return _other(self.folder, "optimizer_type", maker)
         then, network = (self.origin.settings if self.origin else {}), settings.get(NetworkOptions)
         rank = then.get("network_dim")
-        sized_by_rank = network and network.is_ours and not any("dim" in arg for arg in network.network_args)
-        if sized_by_rank and network.network_dim and rank and rank != network.network_dim:
-            return _other(self.folder, "network_dim", str(rank))
-        return ""
+        if network is None or not network.is_ours or any("dim" in arg for arg in network.network_args):
+            return ""  # the rank decides no shape, or not alone
+        differs = network.network_dim and rank and rank != network.network_dim
+        return _other(self.folder, "network_dim", str(rank)) if differs else ""
 
 
 def write_state(folder: Path, state: dict[str, Any], train_state: TrainState, seed: int) -> None:

@@ -84,7 +84,8 @@ def width_problems(sources: Mapping[str, WeightSource]) -> list[str]:
     """Return a problem for each layer of the U-Net that reads text or sizes of another width than it is given."""
     if not {DENOISER, "text_encoder1", "text_encoder2"} <= sources.keys():
         return []
-    unet, first, second = (sources[name].empty.config for name in (DENOISER, "text_encoder1", "text_encoder2"))
+    configs: list[Any] = [sources[name].empty.config for name in (DENOISER, "text_encoder1", "text_encoder2")]
+    unet, first, second = configs
     pairs = (
         ("captions", unet.cross_attention_dim, first.hidden_size + second.hidden_size),
         ("size and pooled caption", unet.projection_class_embeddings_input_dim, SIZE_WIDTH + second.projection_dim),
