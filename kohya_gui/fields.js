@@ -141,7 +141,7 @@
     if (!button) return;
     const { set, value } = button.dataset;
     if (!fill(set, value)) await unfold(panelsOf(button));
-    await found(() => fill(set, value));
+    if (await found(() => fill(set, value))) button.hidden = true; // what it offered is done
   });
   // the answer to Start's question is sent to the server with the form
   document.addEventListener("click", (event) => {

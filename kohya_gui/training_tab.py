@@ -189,21 +189,27 @@ class TrainingTab:
         """Show a hint under each path field: what was found there."""
         controls = self.form.controls
 
-        def model_hint(path: str, family: str) -> str:
+        components = [name for name in component_options() if name in self.form.hints]
+
+        def model_hint(path: str, family: str, *files: str) -> str:
             found = self._seen(BASE_MODEL, path, lambda place: recognise.model(place, family))
             other = found.family if found.family in self._families else None
-            return hint(found, offer(self.family.elem_id or "", other) if other and other != family else "")
+            if other and other != family:
+                return hint(found, offer(self.family.elem_id or "", other))
+            unset = [name for name, file in zip(components, files, strict=True) if not (file or "").strip()]
+            return hint(found, "".join(self._beside(name, unquoted(path or ""), family) for name in unset))
 
-        self._connect_hint(BASE_MODEL, model_hint, self.family)
+        self._connect_hint(BASE_MODEL, model_hint, self.family, read=[controls[name] for name in components])
         self._connect_hint("train_data_dir", self._image_hint, *(controls[n] for n in ABOUT_IMAGES))
         self._connect_hint("output_dir", output_hint)
         self._connect_hint("in_json", lambda path: hint(self._seen("in_json", path, recognise.metadata)))
-        for name in self.form.hints.keys() & set(component_options()):
-            self._connect_hint(name, self._component_hint(name), self.family, controls[BASE_MODEL])
+        for name in components:
+            self._connect_hint(name, self._component_hint(name), self.family)
 
-    def _connect_hint(self, name: str, tell: Callable[..., str], *others: Any) -> None:
+    def _connect_hint(self, name: str, tell: Callable[..., str], *others: Any, read: Sequence[Any] = ()) -> None:
+        """Call `tell` when the field or one of the others has changed; it also gets the fields in `read`."""
         about = [self.form.controls[name], *others]
-        after_changes(about, tell, about, self.form.hints[name])
+        after_changes(about, tell, [*about, *read], self.form.hints[name])
 
     def _image_hint(self, path: str, extension: str, metadata: str, repeats: str, many: bool, epochs: str) -> str:
         options, links = self.form.options, self.form.links
@@ -230,17 +236,13 @@ class TrainingTab:
         often = f", {fitting} repeats" if fitting > 1 else " as it is"
         return hint(found, links.set_button("num_repeats", str(fitting), f"Use this folder{often}"))
 
-    def _component_hint(self, name: str) -> Callable[[str, str, str], str]:
-        def tell(path: str, family: str, model: str) -> str:
-            if path and path.strip():
-                return hint(self._seen(name, path, lambda place: recognise.part(place, name, family)))
-            beside = recognise.part_beside(unquoted(model or ""), name, family, self._allowed_paths.holds)
-            if beside is None:
-                return ""
-            use = self.form.links.set_button(name, str(beside), "Use it")
-            return hint(Recognised(f"{beside.name} is next to the base model"), use)
+    def _component_hint(self, name: str) -> Callable[[str, str], str]:
+        return lambda path, family: hint(self._seen(name, path, lambda place: recognise.part(place, name, family)))
 
-        return tell
+    def _beside(self, name: str, model: str, family: str) -> Html:
+        """Return a button that takes a component from the folder of the base model; empty if it is not there."""
+        found = recognise.part_beside(model, name, family, self._allowed_paths.holds)
+        return self.form.links.set_button(name, str(found), f"Use {found.name} next to it") if found else Html()
 
     def _seen(self, name: str, path: str, look: Callable[[str], Recognised]) -> Recognised:
         return recognise.allowed(self._allowed_paths, name, unquoted(path or ""), look)
