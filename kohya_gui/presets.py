@@ -39,7 +39,7 @@ def preset_title(path: Path) -> str:
     """Return a preset's title: the family's, then "low memory 12 GB" for low_memory_12gb."""
     family = preset_family(path.stem)
     rest = path.stem.removeprefix(f"{family}_")
-    words = re.sub(r"(\d{1,6})gb\b", r"\1 GB", rest.replace("_", " "))
+    words = re.sub(r"(?<!\d)(\d{1,6})gb\b", r"\1 GB", rest.replace("_", " "))
     return f"{FAMILY_TITLES.get(family, family)} {words}".strip()
 
 

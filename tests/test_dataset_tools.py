@@ -114,7 +114,7 @@ def test_a_caption_that_was_edited_in_the_destination_stays(source: Path, concep
 def test_what_cannot_be_copied_is_told_and_the_rest_is_copied(source: Path, concept: Concept) -> None:
     target = source.parent / "data/img/10_sks cat"
     target.mkdir(parents=True)
-    (source / f"{'long' * 62}.png").write_bytes((source / "a.png").read_bytes())
+    (source / f"{'long' * 62}abc.png").write_bytes((source / "a.png").read_bytes())
     done = arrange(concept)
     (sentence,) = told(done)
     assert sentence.startswith("1 could not be copied: longlong")

@@ -24,9 +24,11 @@ LONGEST_NAME = 200
 
 
 def printable(name: str) -> str:
-    """Return a name from a file as a message can quote it: in one line, without control characters, not too long."""
-    text = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in name[:LONGEST_NAME])
-    return text if len(name) <= LONGEST_NAME else f"{text}..."
+    """Return a name from a file as a message can quote it: in one line, without control characters, and without the
+    middle of one that is too long."""
+    if len(name) > LONGEST_NAME:
+        name = f"{name[: LONGEST_NAME - 60]}...{name[-57:]}"
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in name)
 
 
 def some(names: Sequence[str], most: int = 3) -> str:

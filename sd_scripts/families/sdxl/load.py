@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from sd_scripts.families.model_file import MODEL
 from sd_scripts.families.outlines import CLIPTextProjectionOutline
 from sd_scripts.families.sdxl import keys as sgm
 from sd_scripts.families.sdxl.card import CARD
-from sd_scripts.families.sdxl.unet import prepare_unet, round_once_after_norms
+from sd_scripts.families.sdxl.unet import prepare_exact_unet, prepare_unet
 from sd_scripts.library.lean_diffusers import UNet2DConditionModel
 from sd_scripts.library.model_reader import read_weights
 from sd_scripts.library.state_dicts import State
@@ -69,7 +70,7 @@ def prepare(components: Components, settings: Settings) -> None:
     """Keep what saving writes unchanged beside the components, and what sampling and encoding read."""
     options = settings[ModelOptions]
     if settings[CudaOptions].float32_norms and not settings[CompileOptions].compile:
-        round_once_after_norms(components.denoiser)
+        components.sources[DENOISER] = replace(components.sources[DENOISER], finish=prepare_exact_unet)
     components.extras = {
         **_read_extras(Path(components.source)),
         "schedule": {

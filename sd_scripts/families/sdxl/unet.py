@@ -75,17 +75,6 @@ class RoundedSiLU(nn.SiLU):
         return functional.silu(input).to(self._norm[0].weight.dtype)
 
 
-def round_once_after_norms(unet: nn.Module) -> None:
-    """Compute group norms that a SiLU follows in float32, and round after the SiLU, as autocast does."""
-    for block in unet.modules():
-        if isinstance(block, ResnetBlock2D):
-            block.norm1.__class__ = block.norm2.__class__ = Float32GroupNorm
-            block.nonlinearity = RoundedSiLU(block.norm1)
-    last: Any = unet
-    last.conv_norm_out.__class__ = Float32GroupNorm
-    last.conv_act = RoundedSiLU(last.conv_norm_out)
-
-
 PlainUnet.__name__ = UNet2DConditionModel.__name__  # which config.json tells
 
 
@@ -99,6 +88,18 @@ def prepare_unet(unet: Any) -> Any:
             module.__class__ = AdaptedGeglu
         if isinstance(module, ResnetBlock2D):
             module.output_scale_factor = float(module.output_scale_factor)  # the middle block's is the integer 1
+    return unet
+
+
+def prepare_exact_unet(unet: Any) -> Any:
+    """Prepare a U-Net that computes the group norms a SiLU follows in float32, and rounds after the SiLU, as autocast
+    does."""
+    for block in prepare_unet(unet).modules():
+        if isinstance(block, ResnetBlock2D):
+            block.norm1.__class__ = block.norm2.__class__ = Float32GroupNorm
+            block.nonlinearity = RoundedSiLU(block.norm1)
+    unet.conv_norm_out.__class__ = Float32GroupNorm
+    unet.conv_act = RoundedSiLU(unet.conv_norm_out)
     return unet
 
 
