@@ -91,7 +91,7 @@ def test_the_log_says_how_it_compiles(caplog: pytest.LogCaptureFixture, monkeypa
         compile_model(recorded, unet(), [], log_prefix="SDXL UNet", chosen_mode="reduce-overhead")
     line = "Compiling SDXL UNet with torch.compile: backend=inductor, mode=default, dynamic=None, fullgraph=False"
     why = "mode=reduce-overhead (the step is recorded as one CUDA graph, its blocks compiled with mode=default)"
-    assert [line, line.replace("mode=default", why)] == [each for each in caplog.messages if "Compiling" in each]
+    assert {line, line.replace("mode=default", why)} == {each for each in caplog.messages if "Compiling" in each}
 
 
 def test_compiled_and_eager_agree_and_the_keys_stay() -> None:
