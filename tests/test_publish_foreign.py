@@ -98,6 +98,8 @@ def test_only_safetensors_of_the_output_folder_are_published(
         said = capsys.readouterr().err
         assert f"'{file}' " in said
         assert len(said.splitlines()) == 1
+        assert "?" not in said
+        assert said.endswith("so it is not published\n")
     assert not (out / "a.zip").exists()
     foreign.log("saved", path=str(foreign.file), step=3)
     (out / "cat-embedding.safetensors").symlink_to(secret)

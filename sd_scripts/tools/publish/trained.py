@@ -122,7 +122,7 @@ def _why_no_weights(file: Path, output: Path) -> str:
     try:
         read_header(file)
     except (OSError, ValueError) as error:
-        return str(error)
+        return str(error).partition(";")[0]  # its remedy is for a file that was chosen
     return ""
 
 
