@@ -225,7 +225,7 @@ def open_page(flags: argparse.Namespace, wait: bool = True) -> "App":
     opens = credential(flags)
     prepare_state_folder()
     with garbage_collection.importing():
-        from kohya_gui import studio_routes
+        from kohya_gui import lean_page, studio_routes
         from kohya_gui.app import build
         from kohya_gui.field_links import FieldLinks
         from kohya_gui.past_runs import why_not
@@ -238,7 +238,7 @@ def open_page(flags: argparse.Namespace, wait: bool = True) -> "App":
         print(f"--find_runs {folder}: {store.find(folder.expanduser())} runs added to the list")
     queue, allowed = RunQueue(store, why_not=why_not), allowed_paths(flags)
     links: dict[str, FieldLinks] = {}
-    routes = studio_routes.routes(queue, allowed, links)
+    routes = [*studio_routes.routes(queue, allowed, links), *lean_page.routes()]
     page = build(queue, flags.config, flags.tab, allowed, links)
     policy = replace(access(flags, opens), scripts=tuple(scripts()))
     with bypass_proxies(flags.listen):
@@ -260,6 +260,7 @@ def open_page(flags: argparse.Namespace, wait: bool = True) -> "App":
             _frontend=False,  # that check gives up when the page takes longer than 3 s, as on a busy machine
             **look(),
         )
+    page._queue.sleep_when_free = 0.02  # seconds; Gradio would look for work 1000 times in one
     queue.open()  # only once the port is ours
     address = address_with(opens, flags.root_path if urlsplit(flags.root_path).netloc else page.local_url)
     print_address(address, opens)

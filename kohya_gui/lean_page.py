@@ -1,0 +1,77 @@
+"""Serve Gradio's code of the page without four habits that cost a form of this size its speed.
+
+For each of the page's components Gradio looks through all of its events; each time a component is read or set, it walks
+through the tree of components to find it; and a new page is put together twice. Together that is more than half of the
+work of loading the page, and half of that of a click that sends the whole form. And the clock of the loading screen
+keeps running, 60 times a second, for as long as the page is open.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import gradio
+from starlette.responses import Response
+from starlette.routing import Route
+
+ASSETS = Path(gradio.__file__).parent / "templates" / "frontend" / "assets"
+
+
+class Change(NamedTuple):
+    before: str
+    after: str
+
+
+EVENTS = Change(
+    "let n=t.filter(t=>t.targets.find(([t])=>t===e.id)).map(t=>{let n=t.targets.find(([t])=>t===e.id);"
+    "return n?n[1]:null}).filter(Boolean);",
+    "let n=[...(eventsById(t).get(e.id)??[])];",
+)
+"""The events of a component are looked up by its id. Those of one handler count once."""
+NODES = Change(
+    "function Z(e,t){if(e.id===t)return e;if(e.children)for(let n of e.children){let e=Z(n,t);if(e)return e}"
+    "return null}",
+    "function Z(e,t){return nodesById(e).get(t)??null}"
+    "let knownEvents=new WeakMap,knownNodes=new WeakMap;"
+    "function eventsById(handlers){let known=knownEvents.get(handlers);if(known)return known;"
+    "known=new Map;knownEvents.set(handlers,known);"
+    "for(let{targets}of handlers)for(let[id,event]of new Map([...targets].reverse()))"
+    "event&&known.set(id,[...(known.get(id)??[]),event]);return known}"
+    "function nodesById(root){let known=knownNodes.get(root);if(known)return known;"
+    "known=new Map;knownNodes.set(root,known);"
+    "let note=(node)=>{known.has(node.id)||known.set(node.id,node);node.children?.forEach(note)};"
+    "note(root);return known}",
+)
+"""So are the components."""
+RENDERED = Change("a.children=i.children,this.#f(i)", "a.children=i.children,knownNodes.delete(this.root),this.#f(i)")
+"""Which are others once a part of the page was made anew."""
+ONCE = Change("le(()=>{v(),oe(()=>{O.reload(", "le(()=>{v()&&oe(()=>{O.reload(")
+"""What a new page has just made is not made again before it is ever reloaded."""
+CLOCK = Change("W&&ze()})}", "W&&U&&ze()})}")
+"""A clock that is not on the page any more does not tick."""
+CHANGES = {"core-*.js": (EVENTS, NODES, RENDERED), "Blocks-*.js": (ONCE,), "statustracker-*.js": (CLOCK,)}
+
+
+def routes() -> list[Route]:
+    """Return the routes of the changed files, for `launch(app_kwargs={"routes": ...})`. A file in which something that
+    is to change is not there, or not once, is left to Gradio."""
+    return [_serving(name, text) for name, text in changed().items()]
+
+
+def changed() -> dict[str, str]:
+    """Return the changed files: name -> text."""
+    found = {}
+    for pattern, changes in CHANGES.items():
+        for path in ASSETS.glob(pattern):
+            text = path.read_text(encoding="utf-8")
+            if all(text.count(before) == 1 for before, _ in changes):
+                for before, after in changes:
+                    text = text.replace(before, after)
+                found[path.name] = text
+    return found
+
+
+def _serving(name: str, text: str) -> Route:
+    async def serve(_: object) -> Response:
+        return Response(text, media_type="text/javascript", headers={"Cache-Control": "no-cache"})
+
+    return Route(f"/assets/{name}", serve)
