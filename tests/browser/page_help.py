@@ -59,18 +59,32 @@ class Expectations:
     def __init__(self, locator: Any) -> None:
         from playwright.sync_api import expect
 
-        self._assertions = expect(locator)
+        self._locator, self._assertions = locator, expect(locator)
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         assertion = getattr(self._assertions, name)
 
         def meet(*expected: Any, timeout: float = SLOW, **more: Any) -> None:
-            try:
-                assertion(*expected, timeout=OFTEN, **more)
-            except AssertionError:
-                assertion(*expected, timeout=timeout, **more)
+            _soon(lambda time: assertion(*expected, timeout=time, **more), timeout)
 
         return meet
+
+    def to_be_visible(self, timeout: float = SLOW) -> None:
+        """Each look of Playwright's own describes the whole page for the message of a failure: 0.3 s."""
+        _soon(lambda time: self._locator.wait_for(state="visible", timeout=time), timeout)
+
+    def to_be_hidden(self, timeout: float = SLOW) -> None:
+        """Or not be there; as `to_be_visible`."""
+        _soon(lambda time: self._locator.wait_for(state="hidden", timeout=time), timeout)
+
+
+def _soon(wait: Callable[[float], None], timeout: float) -> None:
+    from playwright.sync_api import TimeoutError
+
+    try:
+        wait(OFTEN)
+    except (AssertionError, TimeoutError):
+        wait(timeout)
 
 
 def expect(locator: Any) -> Expectations:
