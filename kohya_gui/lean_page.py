@@ -1,9 +1,10 @@
 """Serve Gradio's code of the page without five habits that cost a form of this size its speed.
 
 For each of the page's components Gradio looks through all of its events; each time a component is read or set, it walks
-through the tree of components to find it; a new page is put together twice; and numbers and texts are copied by a function that is made for whole objects.
-Together that is more than half of the work of loading the page, and half of that of a click that sends the whole form.
-And the clock of the loading screen keeps running, 60 times a second, for as long as the page is open.
+through the tree of components to find it; a new page is put together twice; and numbers and texts are copied by a
+function that is made for whole objects. Together that is more than half of the work of loading the page, and half of
+that of a click that sends the whole form. And the clock of the loading screen keeps running, 60 times a second, for as
+long as the page is open.
 """
 
 from pathlib import Path
