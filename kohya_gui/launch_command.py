@@ -14,18 +14,10 @@ from sd_scripts.options.catalog import SCRIPTS, flag_groups, script_path
 from sd_scripts.options.command_line import given_flags
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.launch import LaunchOptions
-from sd_scripts.options.logging import LoggingOptions
-from sd_scripts.options.saving import HuggingFaceOptions
 from sd_scripts.options.settings import Remark, Script, Settings
 from sd_scripts.options.spec import each_option
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.runs.folder import RunFolder, read_json
-
-SECRETS = {
-    "WANDB_API_KEY": (LoggingOptions, "wandb_api_key"),
-    "HF_TOKEN": (HuggingFaceOptions, "huggingface_token"),
-}
-"""Environment variables that hold secrets, which no file may contain, and the options they come from."""
 
 
 class Start(NamedTuple):
@@ -78,7 +70,7 @@ def build(
         *(("--run_dir", str(run_dir)) if run_dir else ()),
     ]
     argv = [*accelerate_launch(), *_accelerate_flags(launch, precision), *trained]
-    environment = _secrets(settings)
+    environment = settings.secrets()
     remarks = list(settings.remarks)
     if on_cpu and several:  # accelerate's own --cpu would silently run one process
         environment["ACCELERATE_USE_CPU"] = "true"
@@ -157,8 +149,3 @@ def _accelerate_flags(launch: LaunchOptions, mixed_precision: str) -> list[str]:
     if launch.main_process_port:
         flags += ["--main_process_port", str(launch.main_process_port)]
     return flags + more
-
-
-def _secrets(settings: Settings) -> dict[str, str]:
-    handed = {name: getattr(settings[group], option) for name, (group, option) in SECRETS.items()}
-    return {name: value for name, value in handed.items() if value}

@@ -7,8 +7,9 @@ from typing import Any
 from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.configuration import Opened, Prepared, open_file, prepare, tab_for
 from kohya_gui.controls import shown
-from kohya_gui.launch_command import SECRETS, sees_no_gpu
+from kohya_gui.launch_command import sees_no_gpu
 from kohya_gui.tabs import TABS, Tab
+from sd_scripts.formats.secrets import HANDED
 from sd_scripts.options import preflight
 from sd_scripts.options.catalog import script_for
 from sd_scripts.options.reading import from_values
@@ -28,8 +29,8 @@ def plan(prepared: Prepared, tab: Tab, family: str) -> PlannedRun:
     return PlannedRun(
         folder=prepared.folder,
         argv=argv,
-        environment={name: value for name, value in environment.items() if name not in SECRETS},
-        secrets={name: value for name, value in environment.items() if name in SECRETS},
+        environment={name: value for name, value in environment.items() if name not in HANDED},
+        secrets={name: value for name, value in environment.items() if name in HANDED},
         name=settings.get("output_name") or prepared.folder.path.name,
         tab=tab.name,
         family=family,

@@ -1,6 +1,8 @@
 """Keys and tokens are handed to a run out of sight: they stand in no file, event, console line, command or answer."""
 
 import logging
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,13 +19,15 @@ from kohya_gui.live_routes import routes
 from kohya_gui.lora_gui import LORA
 from kohya_gui.shell_line import shell_line
 from kohya_gui.tabs import TABS
-from sd_scripts.formats.secrets import HidingFormatter
+from sd_scripts.formats.secrets import HANDED, HidingFormatter
 from sd_scripts.options.catalog import SCRIPTS
 from sd_scripts.options.spec import each_option
 from sd_scripts.runs.events import EventLog, EventTail
+from sd_scripts.runs.exit_codes import MISTAKE
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.run_state import ENDED
 from sd_scripts.runs.store import RunStore
+from sd_scripts.training.launch import main
 
 SECRETS = {"wandb_api_key": "0123456789abcdef-the-key-of-wandb", "huggingface_token": "hf_TheTokenOfHuggingFace"}
 LONGEST = 600.0
@@ -50,7 +54,9 @@ def assert_no_file_tells(folder: Path) -> int:
 
 
 def test_every_secret_of_the_options_is_tried_here():
-    assert {o.name for s in SCRIPTS for g in s.groups for o in each_option(g) if o.secret} == set(SECRETS)
+    secrets = {o.name: o.secret for s in SCRIPTS for g in s.groups for o in each_option(g) if o.secret}
+    assert secrets.keys() == SECRETS.keys()
+    assert set(secrets.values()) <= {*HANDED}
 
 
 def test_a_run_with_keys_tells_them_nowhere(any_miniature, tmp_path, queue):
@@ -160,6 +166,28 @@ def test_what_libraries_say_of_a_key_reaches_neither_events_nor_console(tmp_path
     assert (event["error"], event["step"]) == ("401 for <removed>", 3)
     record = logging.LogRecord("a", logging.INFO, "", 0, "401 for %s", (SECRETS["wandb_api_key"],), None)
     assert HidingFormatter("%(message)s").format(record) == "401 for <removed>"
+
+
+@pytest.mark.parametrize("joined", [True, False])
+def test_keys_typed_in_a_terminal_are_handed_over_and_reach_neither_console_nor_events(
+    joined, tmp_path, monkeypatch, capsys
+):
+    flags = {**SECRETS, "run_dir": str(tmp_path), "logging_dir": SECRETS["wandb_api_key"], "log_with": "tensorboard"}
+    (tmp_path / SECRETS["wandb_api_key"]).touch()  # a file in the place of a folder: a problem quotes its name
+    monkeypatch.chdir(tmp_path)
+    for variable in HANDED:
+        monkeypatch.delenv(variable, raising=False)
+        monkeypatch.setenv(variable, "")  # restored to what it was
+    words = [
+        word for flag in flags.items() for word in ([f"--{'='.join(flag)}"] if joined else [f"--{flag[0]}", flag[1]])
+    ]
+    monkeypatch.setattr(sys, "argv", ["train.py", *words])
+    assert main("sdxl", "lora") == MISTAKE
+    assert [os.environ[variable] for variable in ("WANDB_API_KEY", "HF_TOKEN")] == list(SECRETS.values())
+    (told,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("logging_dir")]
+    assert told.startswith("logging_dir: '<removed>' cannot be written to")
+    assert told_in((tmp_path / "events.jsonl").read_bytes()) == []
+    assert told_in(" ".join(sys.argv).encode()) == []
 
 
 def test_a_key_in_another_option_is_told_with_all_other_problems(tmp_path):

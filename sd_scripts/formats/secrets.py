@@ -218,11 +218,16 @@ class Hider:
         yield text[place:]
 
 
+def without_handed(text: str) -> str:
+    """Return a text without the secrets that the process was handed, which errors of libraries may quote."""
+    return Hider(handed_values(os.environ)).known(text)
+
+
 class HidingFormatter(logging.Formatter):
-    """Formats records without the secrets that the process was handed, which errors of libraries may quote."""
+    """Formats records as `without_handed` does."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return Hider(handed_values(os.environ)).known(super().format(record))
+        return without_handed(super().format(record))
 
 
 class _Name(NamedTuple):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from sd_scripts.families.registry import family_of
 from sd_scripts.formats.disk import sentence_of
-from sd_scripts.formats.secrets import HidingFormatter
+from sd_scripts.formats.secrets import HidingFormatter, without_handed
 from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
 from sd_scripts.options.generate import GenerateOptions
 from sd_scripts.options.generate_settings import Check, problems, read_command_line, training_settings
@@ -119,7 +119,7 @@ def _run(settings: Settings, family: Family, checks: tuple[Check, ...]) -> int:
         known = isinstance(error, ValueError | OSError)
         sentence, details = sentence_of(error), traceback.format_exc()
         reporter.emit("failed", error=sentence if known else f"{type(error).__name__}: {error}", details=details)
-        print(sentence if known else details, file=sys.stderr, flush=True)
+        print(without_handed(sentence if known else details), file=sys.stderr, flush=True)
         return MISTAKE if isinstance(error, ValueError) else FAULT
     finally:
         reporter.close()

@@ -26,7 +26,7 @@ class LoggingOptions(OptionGroup, title="Logging"):
     wandb_api_key: str | None = optional(
         "API key of your wandb account. Passed to the run as WANDB_API_KEY and never saved.",
         label="wandb API key",
-        secret=True,
+        secret="WANDB_API_KEY",
     )
     log_config: bool = switch("Log the settings of the run to the trackers too.")
     console_log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] | None = optional(

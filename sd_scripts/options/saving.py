@@ -107,7 +107,7 @@ class HuggingFaceOptions(OptionGroup, title="Hugging Face"):
     huggingface_token: str | None = optional(
         "Access token for models that need a login and for uploads. Passed to the run as HF_TOKEN and never saved.",
         label="Hugging Face token",
-        secret=True,
+        secret="HF_TOKEN",
     )
     huggingface_repo_id: str | None = optional(
         "Upload each saved file to this repository, which is created if it does not exist. A failed upload is told and "

@@ -113,6 +113,11 @@ class Settings:
             if value != self.options[name].default and not self.options[name].secret
         }
 
+    def secrets(self) -> dict[str, str]:
+        """Return the secrets that are set, by the environment variables that pass them on."""
+        given = ((self.options[name].secret, value) for name, value in self.values().items())
+        return {variable: value for variable, value in given if variable and value and isinstance(value, str)}
+
     def saved(self) -> dict[str, Any]:
         """Return what to write to a file: family and method, the changed values, and the unknown keys that were
         read and are not named like secrets."""

@@ -189,8 +189,9 @@ class Option:
     """Why the option has no effect yet and what to use instead. Such an option gets no control."""
     path: bool = False
     """The value is a file or folder; a leading ~ is the user's home."""
-    secret: bool = False
-    """Never written to a file, a log or a printed command."""
+    secret: str = ""
+    """The environment variable that passes the value to libraries, for one that is never written to a file, a log or a
+    printed command."""
     placeholder: str = ""
 
     def for_family(self, family: str) -> "Option":

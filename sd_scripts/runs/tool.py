@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sd_scripts.formats.disk import sentence_of
+from sd_scripts.formats.secrets import without_handed
 from sd_scripts.runs.exit_codes import FAULT, INTERRUPTED, MISTAKE
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.runs.reporter import Progress, Reporter
@@ -59,5 +60,5 @@ def _failed(reporter: Reporter, error: Exception) -> int:
     known = isinstance(error, ValueError | OSError)
     sentence = sentence_of(error) if known else f"{type(error).__name__}: {error}"
     reporter.emit("failed", error=sentence, details=details)
-    print(sentence if known else details, file=sys.stderr, flush=True)
+    print(without_handed(sentence if known else details), file=sys.stderr, flush=True)
     return MISTAKE if isinstance(error, ValueError) else FAULT

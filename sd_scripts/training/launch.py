@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from sd_scripts.families.registry import card_of, family_of
 from sd_scripts.formats.disk import sentence_of
-from sd_scripts.formats.secrets import HidingFormatter
+from sd_scripts.formats.secrets import Hider, HidingFormatter, handed_values, without_handed
 from sd_scripts.formats.toml_files import write_toml
 from sd_scripts.options import command_line, preflight
 from sd_scripts.options.catalog import script_for
@@ -24,7 +24,7 @@ from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
 from sd_scripts.options.logging import LoggingOptions
 from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions
 from sd_scripts.options.run import CudaOptions, RunOptions
-from sd_scripts.options.saving import HuggingFaceOptions, SavingOptions
+from sd_scripts.options.saving import SavingOptions
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.runs import compile_cache, garbage_collection
@@ -53,6 +53,7 @@ def main(family_name: str, method_name: str, argv: list[str] | None = None) -> i
     parent_watchdog.end_with_launcher()
     script = script_for(family_name, method_name)
     settings, wrong_flags = command_line.read_command_line(script, argv)
+    _hand_over_secrets(settings)
     if plan_format := command_line.plan_format(script, argv):
         from sd_scripts.planning.show import show_plan  # imports OpenCV
 
@@ -74,11 +75,16 @@ def main(family_name: str, method_name: str, argv: list[str] | None = None) -> i
     return _run(settings, family, method)
 
 
+def _hand_over_secrets(settings: Settings) -> None:
+    """Pass secrets on in variables, as the page does: these values are removed from logs and events."""
+    with contextlib.suppress(ValueError):  # NUL in a value, which is reported with the other problems
+        os.environ.update(settings.secrets())
+    # wandb uploads the command line, in which they may stand too
+    sys.argv[1:] = Hider(handed_values(os.environ)).json(sys.argv[1:])
+
+
 def _set_environment(settings: Settings) -> None:
     """Set the variables that torch and the libraries read when they are imported."""
-    if token := settings[HuggingFaceOptions].huggingface_token:
-        with contextlib.suppress(TypeError, ValueError):  # a wrong value is reported with the other problems
-            os.environ["HF_TOKEN"] = token
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # less memory lost between buckets
     compile_cache.use_own_folder()
     if settings[CudaOptions].deterministic:
@@ -171,9 +177,8 @@ def _report_failure(context: Context, error: Exception, training: bool) -> int:
     context.emit("failed", error=sentence, remedy=remedy, details=details)
     # a mistake in the settings is the same in all processes
     if context.is_main or (training and not context.main_fails_with(own, SECONDS_TO_REPORT)):
-        print(f"\n{sentence}" + (f"; {remedy}" if remedy else ""), file=sys.stderr, flush=True)
-        if not known:
-            print(details, file=sys.stderr, flush=True)
+        text = f"\n{sentence}" + (f"; {remedy}" if remedy else "") + ("" if known else f"\n{details}")
+        print(without_handed(text), file=sys.stderr, flush=True)
     return FAULT if training or not known else MISTAKE
 
 
@@ -198,7 +203,7 @@ def _refuse(settings: Settings, found: Iterable[object]) -> int:
     """Report problems in the console, once per machine, and in the folder that the GUI made for the run."""
     problems, notes = list(dict.fromkeys(map(str, found))), preflight.notes(settings)
     if os.environ.get("LOCAL_RANK", "0") == "0":
-        print(*problems, *notes, sep="\n", file=sys.stderr, flush=True)
+        print(without_handed("\n".join((*problems, *notes))), file=sys.stderr, flush=True)
     else:
         time.sleep(SECONDS_TO_REPORT)
     folder = settings[RunOptions].run_dir

@@ -1,7 +1,6 @@
 """Experiment trackers, TensorBoard and wandb, through accelerate."""
 
 import contextlib
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -40,8 +39,6 @@ class Trackers:
         names = options.trackers
         if not names:
             return
-        if options.wandb_api_key:
-            os.environ["WANDB_API_KEY"] = options.wandb_api_key
         arguments = options.tracker_arguments()
         if "wandb" in names:
             own = {"dir": str(run_dir), "name": options.wandb_run_name}  # rather than the current folder
