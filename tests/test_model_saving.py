@@ -203,15 +203,47 @@ def test_the_dtype_that_is_asked_for_is_that_of_every_tensor(
         same(saved, {key: tensor.half() for key, tensor in file.items()})
 
 
-def test_marks_of_a_model_that_predicts_velocity_are_kept(miniature: Any, file: State, tmp_path: Path) -> None:
+VELOCITY, TERMINAL = {"v_parameterization": True}, {"zero_terminal_snr": True}
+
+
+@pytest.mark.parametrize(
+    ("base", "values", "saved_marks"),
+    [
+        (("v_pred", "ztsnr"), VELOCITY | TERMINAL, ("v_pred", "ztsnr")),
+        (("v_pred", "ztsnr"), VELOCITY, ("v_pred",)),
+        (("v_pred",), {}, ()),
+        ((), VELOCITY | TERMINAL, ("v_pred", "ztsnr")),
+    ],
+)
+def test_a_file_is_marked_by_what_was_trained(
+    base: tuple[str, ...],
+    values: dict[str, Any],
+    saved_marks: tuple[str, ...],
+    miniature: Any,
+    file: State,
+    tmp_path: Path,
+) -> None:
     lend_tokenizers(miniature, tmp_path)
-    marked = file | {"v_pred": torch.zeros(0), "ztsnr": torch.zeros(0)}
-    save_file(marked | {"model_ema.x": torch.zeros(1)}, tmp_path / "model.safetensors")
-    velocity = SDXL.open(sdxl_settings(tmp_path / "model.safetensors"), torch.float32, torch.device("cpu")).load()
+    marks = {name: torch.zeros(0) for name in base}
+    save_file(file | marks | {"model_ema.x": torch.zeros(1)}, tmp_path / "model.safetensors")
+    settings = sdxl_settings(tmp_path / "model.safetensors", **values)
+    trained = SDXL.open(settings, torch.float32, torch.device("cpu")).load()
     (tmp_path / "model.safetensors").unlink()
-    saved = save_sdxl(velocity, tmp_path)
-    same(load_file(saved), marked)
-    assert describe(saved).variant == "SDXL checkpoint, v-prediction"
+    saved = save_sdxl(trained, tmp_path)
+    same(load_file(saved), file | {name: torch.zeros(0) for name in saved_marks})
+    assert describe(saved).variant == "SDXL checkpoint" + (", v-prediction" if "v_pred" in saved_marks else "")
+
+
+def test_a_folder_states_what_was_trained(components: Components, tmp_path: Path) -> None:
+    folder = save_sdxl(components, tmp_path, "diffusers")
+    scheduler = folder / "scheduler/scheduler_config.json"
+    base = {"_class_name": "DDIMScheduler", "prediction_type": "v_prediction", "rescale_betas_zero_snr": True}
+    scheduler.write_text(json.dumps(base))
+    for values in ({}, VELOCITY, VELOCITY | TERMINAL):
+        trained = SDXL.open(sdxl_settings(folder, **values), torch.float32, torch.device("cpu")).load()
+        objective = describe(save_sdxl(trained, tmp_path / "saved", "diffusers")).objective
+        wanted = (values.get("v_parameterization", False), values.get("zero_terminal_snr", False))
+        assert (objective.velocity, objective.zero_terminal_snr) == wanted
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,8 @@ from sd_scripts.options.settings import Settings
 
 LOGIT_SCALE = 4.6055
 """OpenCLIP bigG's value, for files saved without it."""
-MARKER_KEYS = ("v_pred", "ztsnr")
+MARKERS = {"v_pred": "velocity", "ztsnr": "zero_terminal_snr"}
+"""Marker tensor by which programs recognise how to sample a checkpoint -> its entry in the schedule."""
 SIZE_WIDTH = 6 * 256
 """Values in which the U-Net reads original size, crop and target size."""
 
@@ -101,8 +102,8 @@ def width_problems(sources: Mapping[str, WeightSource]) -> list[str]:
 
 def _read_extras(source: Path) -> dict[str, Any]:
     """Return what a checkpoint contains beside the components."""
-    file = read_weights(source, MODEL, prefix=(sgm.LOGIT_SCALE, *MARKER_KEYS)) if source.is_file() else {}
+    file = read_weights(source, MODEL, prefix=(sgm.LOGIT_SCALE, *MARKERS)) if source.is_file() else {}
     return {
         "logit_scale": file.get(sgm.LOGIT_SCALE, torch.tensor(LOGIT_SCALE)).clone(),
-        "marks": {key: file[key].clone() for key in MARKER_KEYS if key in file},
+        "marks": {key: file[key].clone() for key in MARKERS if key in file},
     }

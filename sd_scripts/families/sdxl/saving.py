@@ -12,7 +12,7 @@ from torch import Tensor
 from sd_scripts.families.components import DENOISER, VAE
 from sd_scripts.families.family import Components, ModelWeights
 from sd_scripts.families.sdxl.card import CARD
-from sd_scripts.families.sdxl.load import LAYOUTS, single_file
+from sd_scripts.families.sdxl.load import LAYOUTS, MARKERS, single_file
 from sd_scripts.formats.documents import read_json
 from sd_scripts.library.lean_diffusers import ModelMixin
 from sd_scripts.library.safetensors_io import on_cpu, write_tensors
@@ -27,9 +27,13 @@ def saved_form(components: Components, save_model_as: str | None) -> str:
 
 
 def checkpoint(components: Components, weights: ModelWeights) -> State:
-    """Return the tensors of a single file, with the marker tensors of the base model."""
+    """Return the tensors of a single file, with marker tensors for the schedule that it was trained on."""
     extras = components.extras
-    return single_file(_states(components, weights), extras["logit_scale"]) | extras["marks"]
+    # ComfyUI and WebUI write empty tensors too, and sample by the keys alone
+    marks = {
+        key: extras["marks"].get(key, torch.zeros(0)) for key, option in MARKERS.items() if extras["schedule"][option]
+    }
+    return single_file(_states(components, weights), extras["logit_scale"]) | marks
 
 
 def write_folder(components: Components, weights: ModelWeights, folder: Path, dtype: torch.dtype | None) -> None:
@@ -131,7 +135,7 @@ def _write_tokenizer(folder: Path, tokenizer: Any) -> None:
 
 
 def _scheduler(components: Components) -> dict[str, Any]:
-    """Return the base model's scheduler, or Euler as SDXL was published with, set to the trained prediction type."""
+    """Return the base model's scheduler, or Euler as SDXL was published with, set to what was trained."""
     from sd_scripts.families.sdxl.samplers import make_sampler  # which imports SciPy
 
     schedule = components.extras["schedule"]
@@ -142,7 +146,11 @@ def _scheduler(components: Components) -> dict[str, Any]:
         own = dict(read_json(Path(components.source) / "scheduler/scheduler_config.json"))
     except (ValueError, TypeError):
         return learned
-    changed = ["prediction_type"] + ["rescale_betas_zero_snr", "timestep_spacing"] * schedule["zero_terminal_snr"]
+    changed = ["prediction_type"]
+    if schedule["zero_terminal_snr"]:
+        changed += ["rescale_betas_zero_snr", "timestep_spacing"]
+    elif own.get("rescale_betas_zero_snr"):
+        changed += ["rescale_betas_zero_snr"]
     return own | {name: learned[name] for name in changed}
 
 
