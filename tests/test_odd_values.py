@@ -20,11 +20,13 @@ from sd_scripts.formats.documents import DEEPEST, parse_json, parse_toml
 from sd_scripts.formats.metadata_file import read_metadata
 from sd_scripts.formats.toml_files import toml_text
 from sd_scripts.formats.words import MOST_LISTED
+from sd_scripts.library.weighted_prompt import parse_weights
 from sd_scripts.options import dataset_schema, preflight
 from sd_scripts.options.dataset_schema import read_config
 from sd_scripts.options.generate_settings import settings_of
 from sd_scripts.options.network_args import NetworkArguments
 from sd_scripts.options.optimizer import OptimizerOptions
+from sd_scripts.options.prompt_lines import dropped_words, line_keys
 from sd_scripts.options.reading import from_values
 
 DEEP = {
@@ -111,6 +113,10 @@ def test_digits_of_other_scripts_are_no_numbers(digits: str) -> None:
     ]
     assert "not a number" in problem
     assert settings_of("flux", {}, {"width": digits}).wrong_values()
+    line = f"a (cat:{digits}) --w {digits} --d {digits} --l {digits} --g 0.{digits}"
+    assert line_keys(line) == {"prompt": line.partition(" --")[0]}
+    assert [said.partition(" needs ")[0] for said in dropped_words(line)] == ["--w", "--d", "--l", "--g"]
+    assert parse_weights(f"(cat:{digits})") == [(f"cat:{digits}", pytest.approx(1.1))]
 
 
 @pytest.mark.parametrize("words", ["--", "--network_dim 8 --", "-- --network_dim 8"])
@@ -118,10 +124,10 @@ def test_two_hyphens_alone_are_no_option(words: str) -> None:
     assert mistakes(words) == ["--: is not an option; leave it out"]
 
 
-@pytest.mark.parametrize("size", [[16_384, 64], [64, 8_193], [64_000_000, 64_000_000]])
-def test_a_train_resolution_that_no_memory_holds_is_refused(size: list[int], tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [[16_384, 64], [64, 8_193], [31, 1024], [512, 1]])
+def test_a_train_resolution_that_cannot_be_trained_is_refused(size: list[int], tmp_path: Path) -> None:
     (tmp_path / "meta.jsonl").write_text(json.dumps({"image_path": "a.png", "train_resolution": size}) + "\n")
-    with pytest.raises(ValueError, match=f"^in_json: .*'a.png', {size[0]}x{size[1]}, has a side above 8192"):
+    with pytest.raises(ValueError, match=f"^in_json: .*'a.png', {size[0]}x{size[1]}, has a side outside 32..8192"):
         read_metadata(tmp_path / "meta.jsonl", "in_json")
 
 

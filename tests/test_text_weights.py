@@ -1,5 +1,8 @@
 """The syntax of weighted captions."""
 
+import math
+import time
+
 import pytest
 
 from sd_scripts.library.weighted_prompt import parse_weights
@@ -27,3 +30,20 @@ def test_brackets_weigh_what_they_enclose(prompt: str, pieces: list[tuple[str, f
     found = parse_weights(prompt)
     assert [text for text, _ in found] == [text for text, _ in pieces]
     assert [weight for _, weight in found] == pytest.approx([weight for _, weight in pieces])
+
+
+@pytest.mark.parametrize("piece", ["(a", "[(b", "(c:1.2)", "d)", "\\(", "(a b [", "(:9", "e:3)(", "(((", "]("])
+def test_any_nesting_is_read_in_proportional_time(piece: str) -> None:
+    prompt = (piece * 100_000)[:100_000]
+    took = []
+    for _ in range(3):
+        begin = time.process_time()
+        weights = [weight for _, weight in parse_weights(prompt)]
+        took.append(time.process_time() - begin)
+    assert min(took) < 0.2
+    assert all(map(math.isfinite, weights))
+
+
+def test_weights_beyond_all_use_are_bounded() -> None:
+    assert parse_weights("(((red:99999999):99999999):0.5)(cat:-99999999)") == [("red", 1000.0), ("cat", -1000.0)]
+    assert parse_weights("(" * 9 + "a:99999999999999999999)" + ":99999999999999999999)" * 7 + ":0)") == [("a", 0.0)]

@@ -24,8 +24,8 @@ UNREAD_IMAGES = frozenset(
 MANY_REPEATS = 1_000
 """More is rarely meant: a number like 20241122 in a folder name is a date."""
 MOST_REPEATS = 100_000
-LONGEST_SIDE = 8192
-"""Pixels of a training image that no GPU exceeds."""
+SHORTEST_SIDE, LONGEST_SIDE = 32, 8192
+"""Pixels of a training image: the finest grid of buckets that is common, and what no GPU exceeds."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from sd_scripts.formats.atomic_files import write_whole
 from sd_scripts.formats.caption_files import find_captions, read_captions
 from sd_scripts.formats.documents import filled_lines, parse_json, read_text, split_lines
 from sd_scripts.formats.folder_names import ByName, dotted
-from sd_scripts.formats.image_folders import LONGEST_SIDE, find_images
+from sd_scripts.formats.image_folders import LONGEST_SIDE, SHORTEST_SIDE, find_images
 from sd_scripts.formats.words import some
 
 Entries = dict[str, dict[str, Any]]
@@ -63,9 +63,10 @@ def read_metadata(path: Path, option: str) -> Entries:
     for key, entry in entries.items():
         if not isinstance(entry, dict) or not all(_is_size(entry.get(name)) for name in SIZES):
             raise ValueError(f"{option}: {path}: {key!r} must be a table with caption, tags or {SIZES[0]} [w, h]")
-        if (size := entry.get("train_resolution")) and max(size) > LONGEST_SIDE:
-            why = f"{size[0]}x{size[1]}, has a side above {LONGEST_SIDE}"
-            raise ValueError(f"{option}: {path}: the train_resolution of {key!r}, {why}; choose a smaller one")
+        size = entry.get("train_resolution")
+        if size and not all(SHORTEST_SIDE <= side <= LONGEST_SIDE for side in size):
+            why = f"{size[0]}x{size[1]}, has a side outside {SHORTEST_SIDE}..{LONGEST_SIDE}"
+            raise ValueError(f"{option}: {path}: the train_resolution of {key!r}, {why}; choose another, or remove it")
         if wrong := [name for name in get_args(Words) if not _is_words(entry.get(name))]:
             raise ValueError(f"{option}: {path}: {wrong[0]} of {key!r} must be a text or a list of texts")
     return entries

@@ -84,7 +84,7 @@ VALUES: Mapping[str, Mapping[str, Any]] = {
 """Switch -> values that it stands for."""
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float": "fp32"}
 """Names of precisions there -> here."""
-WITH_STRENGTH = re.compile(r"(.+);(-?\d*\.?\d+)")
+WITH_STRENGTH = re.compile(r"(.+);(-?[0-9]*\.?[0-9]+)")
 """A file in lora_weights with its strength."""
 SILENT = ("resize_control_to_image_size", "sdpa", "network_merge", "merge_lora_weights", "no_preview", "bell")
 """What is so anyway."""

@@ -60,7 +60,7 @@ SEVERAL = ("control_image_path",)
 RANGES = {"width": (0, MAX_SIDE), "height": (0, MAX_SIDE), "sample_steps": (1, MAX_STEPS)}
 """Key -> smallest and largest value. Sides below MIN_SIDE are raised to it."""
 
-WORD, WHOLE, SEED, NUMBER = r" (.+)", r" (\d+)", r" (-1|\d+)", r" (\d+\.?\d*|\.\d+)"
+WORD, WHOLE, SEED, NUMBER = r" (.+)", r" ([0-9]+)", r" (-1|[0-9]+)", r" ([0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
 VALUES = {WORD: "a text", WHOLE: "a whole number", SEED: "a whole number or -1", NUMBER: "a number"}
 
 
@@ -86,7 +86,9 @@ class LineOption:
         return not self.needs or card_of(family).has(self.needs)
 
     def match(self, part: str) -> "re.Match[str] | None":
-        return re.match(self.letters + self.value, part, re.IGNORECASE)
+        found = re.match(self.letters + self.value, part, re.IGNORECASE)
+        # digits of other scripts make no number, and none is read in part
+        return None if found and part[found.end() :][:1].isdecimal() else found
 
 
 LINE_OPTIONS = (
