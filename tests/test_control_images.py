@@ -1,8 +1,10 @@
 """Control images: found by name, resized, cached and batched with the images that they belong to."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 import pytest
 import torch
@@ -86,6 +88,21 @@ def test_they_are_found_by_name_as_the_reference_finds_them(tmp_path: Path) -> N
 def test_a_folder_named_like_the_subset_holds_those_of_that_subset(tmp_path: Path) -> None:
     control = make_image(tmp_path / "10_cat/a.png", (8, 8))
     assert find_controls(str(tmp_path), "10_cat", [Path("/x/a.png")]) == {Path("/x/a.png"): (control,)}
+
+
+def test_many_are_found_in_proportional_time_whatever_their_normalization(tmp_path: Path) -> None:
+    names = [f"été_{number:05}_b" for number in range(2_500)]
+    for number, name in enumerate(names):
+        (tmp_path / f"{normalize('NFD' if number % 3 else 'NFC', name)}_{number % 2}.png").touch()
+    (tmp_path / "été.png").touch()
+    images = [Path(f"/x/{name}.jpg") for name in ("été", *names)]
+    begin = time.process_time()
+    found = find_controls(str(tmp_path), "cat", images)
+    assert time.process_time() - begin < 1.0
+    expected = {"été.jpg": "été.png"} | {f"{name}.jpg": f"{name}_{n % 2}.png" for n, name in enumerate(names)}
+    assert {image.name: [normalize("NFC", path.name) for path in own] for image, own in found.items()} == {
+        image: [control] for image, control in expected.items()
+    }
 
 
 def test_an_area_is_kept_as_the_reference_keeps_it() -> None:

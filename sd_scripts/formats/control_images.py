@@ -3,7 +3,8 @@ Checks those that a prompt names."""
 
 import functools
 import os
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from sd_scripts.formats.folder_names import existing_folder, normalized
@@ -36,14 +37,18 @@ def find_controls(folder: str, subset: str, images: Iterable[Path]) -> dict[Path
     option's name, if an image has none or a name ends in something other than a number.
     """
     images = list(images)
-    left = {path: path.stem for place in control_folders(folder, subset) for path in find_images(place)}
+    files = [path for place in control_folders(folder, subset) for path in find_images(place)]
+    exact = _by_image((path, path.stem) for path in files)
+    loose = functools.cache(lambda: _by_image((path, normalized(path.stem)) for path in files))
+    taken: set[Path] = set()
+
+    def untaken(choice: Sequence[tuple[Path, str]]) -> dict[Path, str]:
+        return {path: end for path, end in choice if path not in taken}
+
     found: dict[Path, tuple[Path, ...]] = {}
     for image in sorted(images, key=lambda image: (-len(image.stem), image)):
-        ends = _ends(left, image.stem) or _ends(
-            {path: normalized(stem) for path, stem in left.items()}, normalized(image.stem)
-        )
-        for path in ends:
-            del left[path]
+        ends = untaken(exact.get(image.stem, ())) or untaken(loose().get(normalized(image.stem), ()))
+        taken.update(ends)
         if wrong := [path.name for path, end in ends.items() if end and not end.isdecimal()]:
             raise ValueError(
                 f"{some(wrong)} in {folder!r} must be named like its image, or end in a number like {image.stem}_0.png"
@@ -57,10 +62,15 @@ def find_controls(folder: str, subset: str, images: Iterable[Path]) -> dict[Path
     return found
 
 
-def _ends(stems: Mapping[Path, str], image: str) -> dict[Path, str]:
-    """Return the files whose stems are the image's, with "" or what follows an underscore."""
-    own = {path: stem for path, stem in stems.items() if stem == image or stem.startswith(f"{image}_")}
-    return {path: stem[len(image) + 1 :] for path, stem in own.items()}
+def _by_image(stems: Iterable[tuple[Path, str]]) -> dict[str, list[tuple[Path, str]]]:
+    """Return the files by the stem of each image that they may belong to: their own, or what comes before an
+    underscore; each with "" or what follows it."""
+    found: dict[str, list[tuple[Path, str]]] = {}
+    for path, stem in stems:
+        found.setdefault(stem, []).append((path, ""))
+        for underscore in re.finditer("_", stem):
+            found.setdefault(stem[: underscore.start()], []).append((path, stem[underscore.end() :]))
+    return found
 
 
 def why_unreadable(name: str) -> str | None:
