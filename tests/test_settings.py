@@ -393,6 +393,30 @@ def test_an_optimizer_of_one_rate_names_the_network_args_that_make_several(optim
     assert settings(**{**values, "optimizer_type": "Lion"}).problems() == []
 
 
+@pytest.mark.parametrize(
+    ("script", "values", "named"),
+    [
+        (SDXL_LORA, {"unet_lr": 0.5, "text_encoder_lr": [0.25]}, "text_encoder_lr"),
+        (SDXL_LORA, {"unet_lr": 2}, "unet_lr"),
+        (SDXL_LORA, {"text_encoder_lr": [1, 0.5]}, "text_encoder_lr"),
+        (SDXL_LORA, {"unet_lr": 2, "network_train_unet_only": True}, ""),
+        (SDXL_LORA, {"unet_lr": 0.5, "text_encoder_lr": [0.5, 0]}, ""),
+        (SDXL_LORA, {"text_encoder_lr": [0.5], "network_train_text_encoder_only": True}, ""),
+        (FLUX_LORA, {"text_encoder_lr": [0.5]}, "text_encoder_lr"),
+        (FLUX_LORA, {"text_encoder_lr": [1, 0.5]}, ""),  # T5 is not trained
+        (FLUX_LORA, {"network_args": ["loraplus_text_encoder_lr_ratio=4"]}, "network_args"),
+        (script_for("sdxl", "full"), {"learning_rate_te2": 0.1, "train_text_encoder": True}, "learning_rate_te2"),
+        (script_for("sdxl", "full"), {"learning_rate_te2": 0.1}, ""),
+    ],
+)
+def test_an_optimizer_of_one_rate_names_the_option_that_sets_another(script, values, named):
+    start = {**START, "optimizer_type": "Prodigy", "learning_rate": 1, **values}
+    problems = [each for each in from_values(script, start).problems() if "Prodigy finds one" in each.text]
+    assert [each.names for each in problems] == [(named,)] * bool(named)
+    adaptive = from_values(script, {**start, "optimizer_type": "AdamW"}).problems()
+    assert not [each for each in adaptive if "learning rates" in each.text]
+
+
 def test_it_names_block_lr_and_reg_lrs_too():
     full = {**START, "optimizer_type": "Prodigy", "block_lr": ",".join(["1"] * 22 + ["0.5"])}
     (problem,) = from_values(script_for("sdxl", "full"), full).problems()

@@ -306,18 +306,44 @@ def one_learning_rate_for_partitioned_weights(
 def several_rates_for_an_optimizer_of_one(
     optimizer: OptimizerOptions, network: NetworkOptions | None, full: FullOptions | None, card: FamilyCard
 ) -> Findings:
-    """Refuse what surely gives weights different learning rates; unet_lr and text_encoder_lr count only for what is
-    trained, so they are compared when the optimizer is made."""
-    name = optimizer.optimizer_type
+    """Refuse what surely gives weights different learning rates. What depends on the layers of the model, or on an
+    external network, is found when the optimizer is made."""
+    name, rates = optimizer.optimizer_type, [*_learning_rates(optimizer, network, full, card)]
     if not known_optimizer(name).one_rate:
         return
+    if len({rate for _, rate in rates} - {0.0}) > 1:
+        listed = ", ".join(f"{option} {rate:g}" for option, rate in rates)
+        yield (
+            next(option for option, rate in reversed(rates) if rate not in (0.0, optimizer.learning_rate)),
+            f"denoiser and text encoders get different learning rates ({listed}), but {name} finds one for all "
+            "weights; leave it unset, or choose another optimizer",
+        )
     remedy = f"but {name} finds one for all weights; remove it, or choose another optimizer"
     if network:
-        trains_text = card.has("trains_text") and not network.network_train_unet_only
-        for key in network.arguments_that_vary_the_rate(with_text=trains_text):
+        for key in network.arguments_that_vary_the_rate(with_text=not network.network_train_unet_only):
             yield "network_args", f"{key} gives weights different learning rates, {remedy}"
     if full and len({*full.block_rates} - {0.0}) > 1:
         yield "block_lr", f"gives blocks different learning rates, {remedy}"
+
+
+def _learning_rates(
+    optimizer: OptimizerOptions, network: NetworkOptions | None, full: FullOptions | None, card: FamilyCard
+) -> Iterator[tuple[str, float]]:
+    """Yield the learning rate of the denoiser and of each text encoder that is surely trained, with its option."""
+    base = optimizer.learning_rate
+    if network and network.is_ours:
+        preset = network.built_in.preset
+        if not network.network_train_text_encoder_only:
+            yield "unet_lr", base if network.unet_lr is None else network.unet_lr
+        if not network.network_train_unet_only and (not preset or preset.text_encoders):
+            encoders = sum(component.name.startswith("text_encoder") for component in card.components)
+            certain = 1 if card.has("partial_text_cache") else encoders  # such a family trains others only on request
+            yield from (("text_encoder_lr", network.rate_of_encoder(number, base)) for number in range(certain))
+    if full:
+        blocks = full.block_rates if card.has("block_rates") else []
+        yield ("block_lr", max(blocks)) if blocks else ("learning_rate", base)
+        if full.train_text_encoder and card.has("trains_text"):
+            yield from ((f"learning_rate_te{number + 1}", full.rate_of_encoder(number, base)) for number in (0, 1))
 
 
 def text_encoders_trained_and_cached(cache: CacheOptions, full: FullOptions) -> Findings:
