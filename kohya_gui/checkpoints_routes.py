@@ -16,11 +16,12 @@ from kohya_gui.allowed_paths import AllowedPaths
 from kohya_gui.field_links import FieldLinks
 from kohya_gui.generate_routes import as_form
 from kohya_gui.json_routes import NotFound, get, post
-from kohya_gui.live_routes import MEDIA, send_file
+from kohya_gui.live_routes import send_file
 from kohya_gui.lora_tools import flags_of
 from kohya_gui.past_runs import tab_of
 from kohya_gui.tool_job import ToolJob
 from sd_scripts.formats.image_files import open_image, texts_of
+from sd_scripts.formats.image_folders import MEDIA_TYPES
 from sd_scripts.formats.image_parameters import read_chunks
 from sd_scripts.formats.toml_files import read_toml
 from sd_scripts.options.compare_checkpoints import COMPARE_GROUPS
@@ -162,7 +163,7 @@ class CheckpointsRoutes:
     def image(self, request: Request) -> Response:
         """Return an image of the comparison, or its grid as a download."""
         path = self._file(request)
-        return send_file(request, path, MEDIA[path.suffix], download=path.name == GRID)
+        return send_file(request, path, MEDIA_TYPES[path.suffix], download=path.name == GRID)
 
     def image_form(self, request: Request) -> dict[str, Any]:
         """Return the form of the tab Generate that makes an image of the comparison."""
@@ -178,7 +179,7 @@ class CheckpointsRoutes:
     def _file(self, request: Request) -> Path:
         row, name = self._row(request), request.path_params["name"]
         path = row.folder / FOLDER / name
-        if path.name != name or path.suffix not in MEDIA:
+        if path.name != name or path.suffix not in MEDIA_TYPES:
             raise NotFound("This is not an image of the comparison")
         try:
             return self._allowed_paths.check("file", path)

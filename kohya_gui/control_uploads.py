@@ -7,10 +7,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from kohya_gui.live_routes import MEDIA
 from sd_scripts.formats.atomic_files import atomic_file
 from sd_scripts.formats.disk import saving
-from sd_scripts.formats.image_files import open_image, texts_of
+from sd_scripts.formats.image_files import open_image, read_with, texts_of
+from sd_scripts.formats.image_folders import readable_suffixes
 from sd_scripts.formats.image_parameters import read_chunks
 
 CONTROL_FOLDER = "control_images"
@@ -22,11 +22,10 @@ KEPT_SECONDS = 30 * 24 * 3600
 def keep_control(folder: Path, name: str, content: bytes) -> Path:
     """Write an image into the folder, under its name and hash. Raises ValueError for what is no image, and OSError in
     one sentence."""
-    if (suffix := Path(name).suffix.lower()) not in MEDIA:
+    if (suffix := Path(name).suffix.lower()) not in readable_suffixes():
         raise ValueError(f"{name or 'The file'} is not a PNG, JPEG or WebP file; convert it")
     try:
-        with open_image(content) as image:
-            image.load()
+        read_with(content, lambda image: image.load())
     except Exception as error:  # broken files raise different errors by format
         raise ValueError(f"{name} cannot be read as an image; choose a PNG, JPEG or WebP file") from error
     stem = "".join(letter for letter in Path(name).stem if letter.isalnum() or letter in "-_ ")[:60].strip()

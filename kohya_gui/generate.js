@@ -113,7 +113,7 @@
   const controlBox = (paths) => {
     home.controls = el("div", { class: "controls" }, ...paths.map(controlRow));
     if (!family().controls) return null;
-    const upload = el("input", { type: "file", accept: "image/png,image/jpeg,image/webp", multiple: true, hidden: true, "aria-label": "Upload control images" });
+    const upload = el("input", { type: "file", accept: "image/*", multiple: true, hidden: true, "aria-label": "Upload control images" });
     upload.addEventListener("change", async () => {
       await addControls(upload.files);
       upload.value = "";

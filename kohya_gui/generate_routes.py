@@ -18,10 +18,11 @@ from kohya_gui.field_links import FieldLinks
 from kohya_gui.generate_form import form, form_values, options_of, values_of
 from kohya_gui.generate_job import GenerateJob
 from kohya_gui.json_routes import NotFound, get, post, upload
-from kohya_gui.live_routes import MEDIA, send_file
+from kohya_gui.live_routes import send_file
 from kohya_gui.past_runs import tab_of
 from sd_scripts.families.registry import card_of
 from sd_scripts.formats.image_files import open_image, texts_of
+from sd_scripts.formats.image_folders import MEDIA_TYPES
 from sd_scripts.formats.image_parameters import read_chunks, typed
 from sd_scripts.formats.toml_files import read_toml
 from sd_scripts.options.catalog import FAMILY_TITLES, GENERATE_SCRIPTS, script_for
@@ -116,9 +117,9 @@ class GenerateRoutes:
             path = self._allowed_paths.check(CONTROLS.key, name)
         except ValueError as error:
             raise NotFound(str(error)) from error
-        if path.suffix.lower() not in MEDIA:
+        if path.suffix.lower() not in MEDIA_TYPES:
             raise NotFound("This is not an image that browsers show")
-        return send_file(request, path, MEDIA[path.suffix.lower()])
+        return send_file(request, path, MEDIA_TYPES[path.suffix.lower()])
 
     def cancel(self, request: Request, body: Mapping[str, Any]) -> dict[str, bool]:
         self._job.cancel(str(body.get("id")))
@@ -134,7 +135,7 @@ class GenerateRoutes:
         found: list[tuple[int, Path]] = []
         with contextlib.suppress(OSError, ValueError):  # a folder that is not there, or not allowed
             for entry in os.scandir(self._allowed_paths.check("image_dir", folder)):
-                if Path(entry.name).suffix.lower() not in MEDIA or entry.name.startswith("."):
+                if Path(entry.name).suffix.lower() not in MEDIA_TYPES or entry.name.startswith("."):
                     continue
                 with contextlib.suppress(OSError):  # it is gone by now
                     if entry.is_file(follow_symlinks=False):  # send_file sends no other
@@ -146,19 +147,19 @@ class GenerateRoutes:
     def image(self, request: Request) -> Response:
         """Return an image of a folder."""
         path = absolute(request.query_params.get("image_dir")) / request.path_params["name"]
-        if path.name != request.path_params["name"] or path.suffix.lower() not in MEDIA:
+        if path.name != request.path_params["name"] or path.suffix.lower() not in MEDIA_TYPES:
             raise NotFound("This is not an image of the gallery")
         try:
             self._allowed_paths.check("image_dir", path)
         except ValueError as error:
             raise NotFound(str(error)) from error
-        return send_file(request, path, MEDIA[path.suffix.lower()])
+        return send_file(request, path, MEDIA_TYPES[path.suffix.lower()])
 
     def preview(self, request: Request) -> Response:
         """Return the image so far of the current request."""
         if (path := self._job.preview) is None:
             raise NotFound("No image is being generated")
-        return send_file(request, path, MEDIA[path.suffix])
+        return send_file(request, path, MEDIA_TYPES[path.suffix])
 
     def read(self, request: Request, body: Mapping[str, Any]) -> dict[str, Any]:
         """Return what the text chunks of a dropped image say, for the form. Raises ValueError if they say nothing."""

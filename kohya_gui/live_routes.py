@@ -26,6 +26,7 @@ from kohya_gui.json_routes import NotFound, get, post
 from kohya_gui.past_runs import continued, differences, tab_of
 from kohya_gui.run_view import STATE_LABELS, newest_state, sections, shown_state
 from kohya_gui.tabs import TABS
+from sd_scripts.formats.image_folders import MEDIA_TYPES
 from sd_scripts.formats.regular_files import open_regular
 from sd_scripts.options.catalog import FAMILY_TITLES
 from sd_scripts.runs.events import Command, read_event
@@ -46,7 +47,6 @@ MOST_NAME, MOST_NOTE = 200, 4000
 MOST_LINES = 2000
 TAIL_BYTES = 65_536
 """Bytes read from the end of a finished run's event log when only its final values are needed."""
-MEDIA = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".webp": "image/webp"}
 MOVES = ("up", "down", "first", "last")
 ROW_FIELDS = ("id", "name", "note", "tab", "family", "gpus", "place", "created", "started")
 """What the board shows of a run's row as it is."""
@@ -170,9 +170,9 @@ class LiveRoutes:
     def sample(self, request: Request) -> Response:
         """Return a sample of the run: an image, or a clip as an animated one."""
         path = self._file_of(request, "samples")
-        if path.suffix.lower() not in MEDIA:
+        if path.suffix.lower() not in MEDIA_TYPES:
             raise NotFound("This sample is not an image or clip")
-        return send_file(request, path, MEDIA[path.suffix.lower()])
+        return send_file(request, path, MEDIA_TYPES[path.suffix.lower()])
 
     def file(self, request: Request) -> Response:
         """Return a model that the run saved, as a download."""
@@ -332,7 +332,7 @@ def _samples(run: int, run_state: RunState) -> list[dict[str, Any]]:
     return [
         {
             **{name: getattr(made, name) for name in ("number", "step", "seed", "media", "width", "height")},
-            "ending": made.path.suffix if made.path.suffix.lower() in MEDIA else "",
+            "ending": made.path.suffix if made.path.suffix.lower() in MEDIA_TYPES else "",
             "prompt": made.note,
             "url": f"studio/run/{run}/sample/{index}",
         }

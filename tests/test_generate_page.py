@@ -233,6 +233,9 @@ def test_a_control_image_is_kept_beside_the_images_and_comes_back_with_the_param
     assert sent("../../my cat.png", image.read_bytes()).json()["path"] == str(kept)
     assert tab.get(f"/control?path={kept}").headers["content-type"] == "image/png"
     assert tab.get(f"/control?path={tmp_path / 'runs.sqlite'}").status_code == 404
+    Image.open(image).convert("RGB").save(tmp_path / "cat.jfif", format="JPEG")
+    photo = sent("cat.jfif", (tmp_path / "cat.jfif").read_bytes()).json()["path"]
+    assert tab.get(f"/control?path={photo}").headers["content-type"] == "image/jpeg"
     assert "text.png cannot be read as an image" in sent("text.png", b"no image").json()["error"]
     assert "cat.txt is not a PNG, JPEG or WebP file" in sent("cat.txt", image.read_bytes()).json()["error"]
     told = as_form({"family": "flux_kontext", "prompt": "a", "control_images": [{"name": "a.png", "path": str(kept)}]})

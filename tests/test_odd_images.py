@@ -19,6 +19,7 @@ from kohya_gui.allowed_paths import EVERYWHERE
 from kohya_gui.control_uploads import keep_control, remove_unused
 from kohya_gui.generate_routes import as_form, routes
 from sd_scripts.formats.control_images import why_unreadable
+from sd_scripts.formats.image_folders import is_readable
 from sd_scripts.formats.image_parameters import read_chunks
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.store import RunStore
@@ -132,6 +133,19 @@ def test_a_name_that_is_no_unicode_does_not_empty_the_gallery(tmp_path: Path) ->
     image = make_image(tmp_path / "images" / "a.png", (8, 8))
     (tmp_path / "images" / os.fsdecode(b"b\xff.png")).write_bytes(image.read_bytes())
     assert len(gallery(tmp_path / "images")) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "format"), [("a.jfif", "JPEG"), ("b.JPE", "JPEG"), ("c.bmp", "BMP"), ("e.png", "PNG")]
+)
+def test_an_upload_may_be_what_training_reads(tmp_path: Path, name: str, format: str) -> None:
+    texts = PngInfo()
+    texts.add_text("workflow", "x" * 2_000_000, zip=True)  # more than Pillow unpacks
+    Image.new("RGB", (16, 16)).save(tmp_path / name, format=format, **({"pnginfo": texts} if format == "PNG" else {}))
+    kept = keep_control(tmp_path / "kept", name, (tmp_path / name).read_bytes())
+    assert kept.suffix == Path(name).suffix.lower()
+    assert why_unreadable(str(kept)) is None
+    assert is_readable(kept)
 
 
 @pytest.mark.parametrize("format", ["EPS", "TIFF", "GIF", "PDF", "ICO", "TGA"])

@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import IO, TypeVar
 
 from PIL import Image
 
@@ -31,9 +31,12 @@ def open_image(source: Path | bytes, formats: tuple[str, ...] = SHOWN) -> Iterat
     """
     Image.init()
     known = [name for name in formats if name in Image.OPEN]
-    file = io.BytesIO(source) if isinstance(source, bytes) else open_regular(source)
-    with file, Image.open(file, formats=known) as image:
+    with _opened(source) as file, Image.open(file, formats=known) as image:
         yield image
+
+
+def _opened(source: Path | bytes) -> IO[bytes]:
+    return io.BytesIO(source) if isinstance(source, bytes) else open_regular(source)
 
 
 def texts_of(image: Image.Image) -> dict[str, str]:
@@ -41,18 +44,18 @@ def texts_of(image: Image.Image) -> dict[str, str]:
     return {str(key): text for key, text in image.info.items() if isinstance(text, str)}
 
 
-def read_with(path: Path, read: Callable[[Image.Image], Result]) -> Result:
-    """Return what `read` returns for the image in a file that is trained on, which is open meanwhile. `read` may be
-    called twice.
+def read_with(source: Path | bytes, read: Callable[[Image.Image], Result]) -> Result:
+    """Return what `read` returns for an image that a model sees, which is open meanwhile. `read` may be called
+    twice.
 
     Pillow refuses a PNG with long texts, such as workflows or embedded masks, or with a large colour profile. Such a
     file is read without its texts, which no caller wants. Raises what open_image raises.
     """
     try:
-        with open_image(path, TRAINED) as image:
+        with open_image(source, TRAINED) as image:
             return read(image)
     except ValueError:
-        content, profile = _without_texts(path)
+        content, profile = _without_texts(source)
         if content is None:
             raise
     with open_image(content, TRAINED) as image:
@@ -61,10 +64,10 @@ def read_with(path: Path, read: Callable[[Image.Image], Result]) -> Result:
         return read(image)
 
 
-def _without_texts(path: Path) -> tuple[bytes | None, bytes]:
+def _without_texts(source: Path | bytes) -> tuple[bytes | None, bytes]:
     """Return a PNG without its texts and its ICC profile, and the profile; None for another format."""
     kept, profile, before_pixels = io.BytesIO(), b"", True
-    with open_regular(path) as file:
+    with _opened(source) as file:
         if file.read(len(_SIGNATURE)) != _SIGNATURE:
             return None, b""
         kept.write(_SIGNATURE)

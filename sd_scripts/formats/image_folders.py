@@ -9,10 +9,19 @@ from pathlib import Path
 from sd_scripts.formats.folder_names import numbered
 from sd_scripts.formats.words import some
 
-IMAGES = frozenset({".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".jif", ".jfi", ".webp", ".bmp"})
+MEDIA_TYPES = {
+    ".png": "image/png",
+    **dict.fromkeys((".jpg", ".jpeg", ".jpe", ".jfif", ".jif", ".jfi"), "image/jpeg"),
+    ".webp": "image/webp",
+    ".bmp": "image/bmp",
+    ".avif": "image/avif",
+    ".jxl": "image/jxl",
+}
+"""Extension of an image file -> its media type."""
+IMAGE_SUFFIXES = frozenset(MEDIA_TYPES)
 IMAGES_BY_PLUGIN = frozenset({".avif", ".jxl"})
 """Image extensions that only some installations can read."""
-IMAGE_SUFFIXES = IMAGES | IMAGES_BY_PLUGIN
+IMAGES = IMAGE_SUFFIXES - IMAGES_BY_PLUGIN
 UNREAD_IMAGES = frozenset(
     {
         *(".tif", ".tiff", ".gif", ".apng", ".heic", ".heif", ".hif", ".jp2", ".j2k", ".jpx", ".jxr", ".tga", ".dds"),
