@@ -14,7 +14,14 @@ from sd_scripts.networks.lora_files import merge, read_lora
 from sd_scripts.networks.plan import AdaptedModule
 from sd_scripts.networks.targets import LoraTarget
 from sd_scripts.runs.folder import RunFolder
-from sd_scripts.tools import convert_lora, edit_metadata, extract_lora_from_models, merge_lora, resize_lora
+from sd_scripts.tools import (
+    convert_lora,
+    edit_metadata,
+    extract_lora_from_models,
+    merge_lora,
+    resize_lora,
+    svd_merge_lora,
+)
 
 FLUX = {"ss_base_model_version": "flux1"}
 
@@ -46,6 +53,35 @@ def test_values_that_do_not_fit_into_the_precision_are_refused(
         assert f"save_precision: {layer.name}.lora_down.weight has values too large" in capsys.readouterr().err
     assert run(resize_lora, "--model", lora, "--save_to", out, "--new_rank", 4, "--save_precision", "fp16") == 2
     assert not out.exists()
+
+
+@pytest.mark.run
+@pytest.mark.parametrize("tool", ["merge", "svd", "resize"])
+def test_layers_of_no_model_are_counted_where_they_are_kept(
+    tool: str, any_miniature: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    layer, *_ = layers_of(any_miniature)
+    known = random_pairs([layer], 4, 4.0)
+    strange = {
+        key.replace(layer.name, f"lora_unet_double_blocks_{number}_img_atn_proj"): each.clone()
+        for number in range(5)
+        for key, each in known.items()
+    }
+    save_file(known | strange, lora := tmp_path / "lora.safetensors", FLUX)
+    out = tmp_path / "out.safetensors"
+    asked = {
+        "merge": (merge_lora, "--models", lora),
+        "svd": (svd_merge_lora, "--models", lora, "--new_rank", 4),
+        "resize": (resize_lora, "--model", lora, "--new_rank", 4),
+    }
+    assert run(*asked[tool], "--save_to", out) == 0
+    (told,) = [line for line in capsys.readouterr().err.splitlines() if "img_atn_proj" in line]
+    option = "model" if tool == "resize" else "models"
+    assert told == (
+        f"{option}: FLUX.1 does not have 5 layers of '{lora}', kept without a check: "
+        f"{', '.join(f'lora_unet_double_blocks_{number}_img_atn_proj' for number in range(3))} and 2 more"
+    )
+    assert load_file(out).keys() >= strange.keys()
 
 
 def test_weights_that_overflow_while_training_or_generating_are_refused(tmp_path: Path) -> None:

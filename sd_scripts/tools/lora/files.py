@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import time
@@ -18,12 +19,13 @@ from sd_scripts.families.layer_rows import LayerRows, adapted_components
 from sd_scripts.families.model_file import SAFETENSORS, describe
 from sd_scripts.families.registry import card_of, family_of, module_of, names
 from sd_scripts.formats.safetensors_header import read_header
-from sd_scripts.formats.words import printable
+from sd_scripts.formats.words import counted, printable, some
 from sd_scripts.library.model_reader import DTYPES
 from sd_scripts.library.safetensors_io import PRECISIONS, save_model, with_hashes
 from sd_scripts.library.safetensors_stream import TensorFile
 from sd_scripts.networks.adapter import Tensors
 from sd_scripts.networks.lora_files import LoraFile, read_lora
+from sd_scripts.networks.lora_names import with_our_names
 from sd_scripts.networks.plan import AdaptedModule
 
 Texts = dict[str, str]
@@ -78,6 +80,20 @@ def open_lora(option: str, path: str, modules: Iterable[AdaptedModule], warn: Ca
     for sentence in file.left_out():
         warn(sentence)
     return file
+
+
+def warn_of_unknown_layers(file: LoraFile, family: Family, warn: Callable[[str], None]) -> None:
+    """Warn of layers that models of the family do not have, and that a LoRA which is made from the file keeps.
+
+    The file may have been read under its own names.
+    """
+    layers = {name: tensors for name, (_, tensors) in file.layers.items()}
+    with contextlib.suppress(ValueError):  # rows that cannot be joined are a matter of what joins them
+        if unknown := sorted(with_our_names(layers, full_size_modules(family))[1]):
+            warn(
+                f"{file.option}: {family.card.title} does not have {counted(len(unknown), 'layer')} of '{file.path}', "
+                f"kept without a check: {some(unknown)}"
+            )
 
 
 def open_model(option: str, path: Path) -> TensorFile:

@@ -36,6 +36,7 @@ from sd_scripts.tools.lora.files import (
     modelspec_of_result,
     open_lora,
     save_lora,
+    warn_of_unknown_layers,
 )
 
 
@@ -139,6 +140,8 @@ def _open(options: MergedOptions, reporter: Reporter) -> tuple[Family, list[Sour
     reporter.phase("reading LoRAs")
     modules = full_size_modules(family)
     files = [open_lora("models", path, modules, reporter.warn) for path in options.models]
+    for file in files:
+        warn_of_unknown_layers(file, family, reporter.warn)
     ratios, lbws = options.ratios or [1.0] * len(files), options.lbws or [""] * len(files)
     return family, [
         Source(file=file, pairs=file.pairs(), ratio=ratio, weigh=weigher(family.lora_blocks, lbw))

@@ -10,6 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from sd_scripts.families.model_file import describe
+from sd_scripts.families.registry import family_of, names
 from sd_scripts.formats.atomic_files import write_whole
 from sd_scripts.formats.lora_keys import ALPHA, DOWN, UP, group_keys
 from sd_scripts.formats.peft_header import without_alpha
@@ -23,7 +25,7 @@ from sd_scripts.runs.reporter import Reporter
 from sd_scripts.runs.tool import start_phase
 from sd_scripts.tools.lora.command import Given
 from sd_scripts.tools.lora.factors import Shape, flat
-from sd_scripts.tools.lora.files import save_lora
+from sd_scripts.tools.lora.files import save_lora, warn_of_unknown_layers
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,8 @@ def resize(given: Given, reporter: Reporter) -> Path:
     options, path = given[ResizeOptions], Path(given[LoraInputOptions].model)
     svd.computing_device(options.device)
     file = read_lora("model", path)
+    if (family := describe(path).family) in names():  # others are resized by their factors alone
+        warn_of_unknown_layers(file, family_of(str(family)), reporter.warn)
     pairs, result = file.pairs(), read_weights(path, "model")
     keys = group_keys(result).layers
     progress, kept = start_phase(reporter, "resizing layers"), list[Resized]()
