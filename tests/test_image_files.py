@@ -3,6 +3,7 @@
 import struct
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,14 @@ from test_data_caches import Encoders
 
 from sd_scripts.data import images
 from sd_scripts.data.cache_files import content_digest
-from sd_scripts.data.images import UnreadableImage, is_decoded_differently, read_image, read_mask, read_size
+from sd_scripts.data.images import (
+    UnreadableImage,
+    is_converted,
+    is_decoded_differently,
+    read_image,
+    read_mask,
+    read_size,
+)
 from sd_scripts.formats.control_images import why_unreadable
 from sd_scripts.formats.image_files import LARGEST_PROFILE
 
@@ -99,6 +107,73 @@ def test_caches_found_up_to_date_by_an_earlier_decoder_are_checked_again(
 
 def chunk(kind: bytes, content: bytes) -> bytes:
     return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+def with_chunks(path: Path, *chunks: bytes, mode: str = "RGB") -> Path:
+    """A PNG of the colours with these chunks right behind its header."""
+    Image.fromarray(COLOURS).convert(mode).save(path)
+    content = path.read_bytes()
+    path.write_bytes(content[:33] + b"".join(chunks) + content[33:])
+    return path
+
+
+def states(gamma: float, *points: float) -> list[bytes]:
+    """Chunks gAMA and, with x and y of white, red, green and blue, cHRM."""
+    numbers = [struct.pack(">I", round(number * 100_000)) for number in (gamma, *points)]
+    return [chunk(b"gAMA", numbers[0]), *[chunk(b"cHRM", b"".join(numbers[1:]))] * bool(points)]
+
+
+WHITE = (0.3127, 0.329)
+SRGB_POINTS = (*WHITE, 0.64, 0.33, 0.3, 0.6, 0.15, 0.06)
+ADOBE_POINTS = (*WHITE, 0.64, 0.33, 0.21, 0.71, 0.15, 0.06)
+ADOBE = ((0.6097, 0.3111, 0.0195), (0.2053, 0.6257, 0.0609), (0.1492, 0.0632, 0.7446))
+BT2020 = ((0.6735, 0.279, -0.0019), (0.1657, 0.6753, 0.03), (0.1251, 0.0456, 0.7968))
+
+
+@pytest.mark.parametrize(
+    ("chunks", "gamma", "primaries"),
+    [
+        (states(1 / 1.8), 1.8, SRGB),
+        (states(1 / 1.6, *ADOBE_POINTS), 1.6, ADOBE),
+        ([chunk(b"cICP", bytes((9, 4, 0, 1))), chunk(b"gAMA", struct.pack(">I", 100_000))], 2.2, BT2020),
+        ([chunk(b"iCCP", b"x\0\0" + zlib.compress(profile(1.8, ROMM))), *states(1.0)], 1.8, ROMM),
+        ([chunk(b"iCCP", b"x\0\0" + zlib.compress(profile(1.8, ROMM))), chunk(b"cICP", b"\1\10\0\1")], 1.0, SRGB),
+    ],
+)
+def test_a_png_is_displayed_by_the_chunk_that_counts_most(
+    chunks: list[bytes], gamma: float, primaries: Any, tmp_path: Path
+) -> None:
+    path = with_chunks(tmp_path / "a.png", *chunks)
+    assert np.abs(shown(path) - in_srgb(COLOURS, gamma, primaries)).max() <= 2
+    assert is_decoded_differently(path, alpha=False)
+    assert is_converted(path)
+
+
+def test_a_grey_png_has_a_gamma_too(tmp_path: Path) -> None:
+    grey = np.asarray(Image.fromarray(COLOURS).convert("L"))
+    path = with_chunks(tmp_path / "a.png", *states(1.0, *SRGB_POINTS), mode="L")
+    assert np.abs(shown(path)[..., 0] - encoded(grey / 255)).max() <= 1.5
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        states(0.45455, *SRGB_POINTS),
+        states(0.47),
+        [chunk(b"sRGB", b"\0"), *states(1.0, *ADOBE_POINTS)],
+        [chunk(b"cICP", bytes((1, 13, 0, 1)))],
+        [chunk(b"cICP", bytes((9, 16, 0, 1)))],
+        [chunk(b"cICP", b"")],
+        states(0.0),
+        states(0.5, *[0.0] * 8)[1:],
+        states(0.45, *[0.3] * 8),
+        states(0.45, *[20_000.0, 0.00001] * 4),
+    ],
+)
+def test_a_png_of_srgb_or_of_impossible_colours_keeps_its_numbers(chunks: list[bytes], tmp_path: Path) -> None:
+    path = with_chunks(tmp_path / "a.png", *chunks)
+    assert np.array_equal(read_image(path)[0], COLOURS)
+    assert not is_converted(path)
 
 
 LONG = {

@@ -1,10 +1,12 @@
-"""Convert images to sRGB by their ICC profiles, so that a model sees the colours that programs display."""
+"""Convert images to sRGB by their colour profiles, so that a model sees the colours that programs display."""
 
 import functools
 import io
 
 import numpy as np
 from PIL import Image, ImageCms
+
+from sd_scripts.data.png_colours import png_profile
 
 GREY = ("1", "L", "LA", "I;16", "I;16L", "I;16B", "I;16N")
 """Pillow's modes of grey images."""
@@ -14,15 +16,22 @@ ROUNDING = 2
 
 def changes_colours(image: Image.Image) -> bool:
     """Return whether `to_srgb` changes the colours of an open image, which is not decoded for it."""
-    return _conversion(image.info.get("icc_profile") or b"", image.mode) is not None
+    return _conversion(profile_of(image), image.mode) is not None
 
 
-def to_srgb(image: Image.Image, profile: bytes | None) -> Image.Image:
+def profile_of(image: Image.Image) -> bytes:
+    """Return the ICC profile of an open image whose pixels are not decoded yet, or one of what a PNG states instead;
+    b"" if there is none."""
+    stated = png_profile(image, grey=image.mode in GREY) if image.format == "PNG" else b""
+    return stated or image.info.get("icc_profile") or b""
+
+
+def to_srgb(image: Image.Image, profile: bytes) -> Image.Image:
     """Return an image of 8 bits, converted by this ICC profile: as RGB, or RGBA if it has transparency.
 
     Without a profile, and with one that is sRGB, broken or made for other kinds of images, it is returned unchanged.
     """
-    conversion = _conversion(profile or b"", image.mode)
+    conversion = _conversion(profile, image.mode)
     if conversion is None:
         return image
     opacity = image.convert("RGBA").getchannel("A") if image.has_transparency_data else None

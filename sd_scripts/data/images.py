@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from sd_scripts.data.buckets import BucketFit, Size
-from sd_scripts.data.colour_profiles import changes_colours, to_srgb
-from sd_scripts.formats.image_files import read_with
+from sd_scripts.data.colour_profiles import changes_colours, profile_of, to_srgb
+from sd_scripts.formats.image_files import png_chunk, read_with
 
 cv2.setNumThreads(0)  # the loader's workers and the caching threads are the parallelism
 
@@ -33,7 +33,7 @@ MAX_RESIZED_AREA = 16
 """Largest area of a resized image, in bucket areas: a more elongated image is cropped first, since all of it might not
 fit into memory."""
 
-DECODER = 2
+DECODER = 3
 """Goes up when files are decoded in another way: caches that were found up to date before are checked once more."""
 
 Result = TypeVar("Result")
@@ -143,7 +143,8 @@ def read_image(path: Path, *, alpha: bool = False) -> tuple[Pixels, Pixels | Non
     """
 
     def decode(opened: Image.Image) -> tuple[Pixels, Pixels | None]:
-        image = to_srgb(_upright(opened, path), opened.info.get("icc_profile"))
+        profile = profile_of(opened)  # before the pixels are read, which closes the file
+        image = to_srgb(_upright(opened, path), profile)
         return _with_opacity(image) if alpha else (np.array(_on_white(image)), None)
 
     return _read(path, decode)
@@ -158,7 +159,7 @@ def read_mask(path: Path) -> Pixels:
 def is_decoded_differently(path: Path, *, alpha: bool) -> bool:
     """Return whether earlier versions decoded this file differently, so that latents they cached are stale.
 
-    They clipped 16-bit grey, did not rotate PNGs, kept the colours hidden under transparency and ignored ICC profiles.
+    They clipped 16-bit grey, did not rotate PNGs, kept colours hidden under transparency and ignored colour profiles.
     """
 
     def differs(image: Image.Image) -> bool:
@@ -173,7 +174,7 @@ def is_decoded_differently(path: Path, *, alpha: bool) -> bool:
 
 
 def is_converted(path: Path) -> bool:
-    """Return whether the ICC profile of an image changes its colours, so that caches of versions that ignored it are
+    """Return whether the colour profile of an image changes its colours, so that caches of versions that ignored it are
     stale."""
     try:
         return _read(path, changes_colours)
@@ -282,17 +283,11 @@ def _orientation(image: Image.Image, path: Path) -> int:
 
 
 def _orientation_behind_pixels(path: Path) -> int:
-    """Return the orientation from a PNG's eXIf chunk, found by skipping from chunk to chunk."""
+    """Return the orientation from a PNG's eXIf chunk."""
     with path.open("rb") as file:
-        file.seek(8)  # signature
-        while len(head := file.read(8)) == 8:
-            length, kind = int.from_bytes(head[:4], "big"), head[4:]
-            if kind == b"eXIf":
-                exif = Image.Exif()
-                exif.load(file.read(length))
-                return exif.get(_EXIF_ORIENTATION, 1)
-            file.seek(length + 4, 1)  # and its CRC
-    return 1
+        exif = Image.Exif()
+        exif.load(png_chunk(file, b"eXIf"))
+        return exif.get(_EXIF_ORIENTATION, 1)
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:

@@ -64,6 +64,22 @@ def read_with(source: Path | bytes, read: Callable[[Image.Image], Result]) -> Re
         return read(image)
 
 
+def png_chunk(file: IO[bytes], kind: bytes, until: bytes = b"IEND") -> bytes:
+    """Return the content of a PNG's first chunk of this kind before the first `until`; b"" if there is none. The file
+    stays at its position."""
+    position = file.tell()
+    try:
+        file.seek(len(_SIGNATURE))
+        while len(head := file.read(8)) == 8 and head[4:] != until:
+            length = int.from_bytes(head[:4], "big")
+            if head[4:] == kind:
+                return file.read(length)
+            file.seek(length + 4, 1)  # and its CRC
+        return b""
+    finally:
+        file.seek(position)
+
+
 def _without_texts(source: Path | bytes) -> tuple[bytes | None, bytes]:
     """Return a PNG without its texts and its ICC profile, and the profile; None for another format."""
     kept, profile, before_pixels = io.BytesIO(), b"", True
