@@ -88,6 +88,7 @@ def test_bad_input_is_refused_before_torch_is_imported(good: dict[str, Any], tmp
         "pretrained_model_name_or_path": ("flux_train", [*flags, "--pretrained_model_name_or_path=none.safetensors"]),
         "config_file": ("flux_train_network", [f"--config_file={tmp_path / 'not.toml'}"]),
         "prompt": ("sdxl_generate", flags[:1]),
+        "output_dir": ("sdxl_train_network", [*flags, "--output_dir=/proc/studio"]),
     }
     code = (
         "import contextlib, importlib, io, json, sys\n"

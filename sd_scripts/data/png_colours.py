@@ -2,7 +2,7 @@
 
 import functools
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import numpy as np
 from PIL import Image
@@ -42,8 +42,8 @@ def png_profile(image: Image.Image, *, grey: bool) -> bytes:
         return _profile((D65, *PRIMARIES[code[0]]), CURVES[code[1]], grey)
     if info.get("icc_profile") or "srgb" in info:
         return b""
-    gamma, numbers = info.get("gamma"), info.get("chromaticity")
-    usable = gamma is not None and 0.1 <= gamma <= 10
+    gamma, numbers = info.get("gamma", 0.0), info.get("chromaticity")
+    usable = 0.1 <= gamma <= 10
     if not usable and not numbers:
         return b""
     is_usual = not usable or abs(gamma / USUAL_GAMMA - 1) <= TOLERANCE
@@ -81,9 +81,9 @@ def _file(space: bytes, tags: dict[bytes, bytes]) -> bytes:
     return head.ljust(128, b"\0") + struct.pack(">I", len(tags)) + table + content
 
 
-def _xyz(values: Sequence[float]) -> bytes:
+def _xyz(values: Iterable[float]) -> bytes:
     return b"XYZ \0\0\0\0" + _fixed(values)
 
 
-def _fixed(values: Sequence[float]) -> bytes:
+def _fixed(values: Iterable[float]) -> bytes:
     return b"".join(struct.pack(">i", round(value * 65536)) for value in values)

@@ -128,7 +128,8 @@ def trackers(valid: Settings) -> Iterator[str]:
 
 
 def why_no_folder(folder: Path, make: bool = True) -> str:
-    """Return why no file can be written to a folder, which may not exist yet; "" if one can. Writes nothing."""
+    """Return why no file can be written to a folder, which may not exist yet; "" if one can. Writes nothing, so it goes
+    by permissions, which do not show every read-only file system."""
     try:
         there = next(each for each in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(each))
     except OSError as error:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sd_scripts.families.registry import card_of, family_of
+from sd_scripts.formats.atomic_files import why_unwritable
 from sd_scripts.formats.disk import sentence_of
 from sd_scripts.formats.secrets import Hider, HidingFormatter, handed_values, without_handed
 from sd_scripts.formats.toml_files import write_toml
@@ -30,6 +31,7 @@ from sd_scripts.options.training import TrainingOptions
 from sd_scripts.runs import compile_cache, garbage_collection
 from sd_scripts.runs.exit_codes import FAULT, INTERRUPTED, MISTAKE
 from sd_scripts.runs.folder import RunFolder
+from sd_scripts.runs.outputs import LAST
 from sd_scripts.training import head_start, parent_watchdog
 
 if TYPE_CHECKING:
@@ -58,7 +60,9 @@ def main(family_name: str, method_name: str, argv: list[str] | None = None) -> i
         from sd_scripts.planning.show import show_plan  # imports OpenCV
 
         return show_plan(settings, wrong_flags, as_json=plan_format == "json")
-    if wrong := [*wrong_flags, *preflight.problems(settings)]:  # before torch is imported, which takes seconds
+    # before torch is imported, which takes seconds
+    wrong = [*wrong_flags, *preflight.problems(settings)]
+    if wrong := wrong or [*preflight.found_by([_unwritable_output], settings)]:
         return _refuse(settings, wrong)
     _set_environment(settings)
     head_start.begin(settings, card_of(family_name))
@@ -70,7 +74,7 @@ def main(family_name: str, method_name: str, argv: list[str] | None = None) -> i
         _set_up_console(settings[LoggingOptions])
     except OSError as error:
         return _refuse(settings, [f"console_log_file: '{error.filename}' cannot be written ({error.strerror})"])
-    if problems := _prepare_output(settings[SavingOptions]):
+    if problems := _make_output(settings[SavingOptions]):
         return _refuse(settings, problems)
     return _run(settings, family, method)
 
@@ -215,16 +219,20 @@ def _refuse(settings: Settings, found: Iterable[object]) -> int:
     return MISTAKE
 
 
-def _prepare_output(options: SavingOptions) -> list[str]:
-    """Create output_dir and check that it can be written to."""
+def _unwritable_output(valid: Settings) -> Iterator[str]:
+    """Yield why no file can be saved, by trying: unlike this, a plan writes nothing and asks for permissions only."""
+    saving = valid[SavingOptions]
+    folder = Path(saving.output_dir or ".")
+    if why := why_unwritable(folder / (saving.output_name or LAST)):
+        yield f"output_dir: '{folder}' cannot be written to ({why}); choose another folder"
+
+
+def _make_output(options: SavingOptions) -> list[str]:
     folder = Path(options.output_dir or ".")
-    probe = folder / f".write-test-{os.getpid()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe.write_bytes(b"")
-        probe.unlink()
     except OSError as error:
-        return [f"output_dir: '{folder}' cannot be written to ({error.strerror}); choose another folder"]
+        return [f"output_dir: '{folder}' cannot be created ({error.strerror}); choose another folder"]
     return []
 
 
