@@ -79,7 +79,7 @@ window.StudioLoraReport = (() => {
     const parts = [section(report.file.split(/[/\\]/).pop(), pairs(facts))];
     if (trained.length) parts.push(section("Trained with", pairs(trained.map(([name, text]) => [name[0].toUpperCase() + name.slice(1), text]))));
     if (blocks.length)
-      parts.push(section("How much each block changes", blockChart(blocks), el("p", { class: "quiet" }, "Frobenius norm of what the LoRA adds at strength 1; text encoders are pale.")));
+      parts.push(section("How much each block changes", blockChart(blocks), el("p", { class: "quiet" }, "Frobenius norm of the LoRA's change at strength 1. Text encoders have a lighter colour.")));
     if (spectrum.mean)
       parts.push(
         section("Singular values", spectrumChart(spectrum), el("p", { class: "quiet" }, "Of each layer, as a share of its largest: mean, and the range of 80% of the layers. Ranks near 0 can be resized away.")),

@@ -10,7 +10,8 @@ from sd_scripts.options.catalog import FAMILY_TITLES, script_for
 
 
 def print_command(name: str | None, config: Path) -> int:
-    """Print the command as one shell-quoted line with all settings as flags. It needs no file, and none is written.
+    """Print the command as one shell-quoted line with all settings as flags, so that it does not need a settings file.
+    Nothing is written.
 
     `config` is TOML or a kohya_ss JSON, `name` the tab it is for; None detects it from the file.
     Returns the exit code: 2 with the problems, one per line, on stderr.

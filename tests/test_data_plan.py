@@ -48,8 +48,8 @@ def test_a_caption_is_the_first_line_with_text_or_the_class_tokens(tmp_path: Pat
     captions = captions_of(plan_of(tmp_path / "train", told=told))
     assert captions == {"a.png": "one \u2028 more", "b.png": "", "c.png": "my cat", "d.png": "loud"}
     assert told == [
-        "1 of 4 images in '2_my cat' has no .txt file and is trained with the caption 'my cat': c.png",
-        "1 of 3 caption files in '2_my cat' are empty, so these images are trained without a caption: b.txt",
+        "1 of 4 images in '2_my cat' has no .txt file and gets the caption 'my cat': c.png",
+        "1 of 3 caption files in '2_my cat' are empty, so these images have no caption: b.txt",
         "1 of 3 caption files in '2_my cat' have more than one line. Only the first is used; set enable_wildcard "
         "to pick a random line each time: a.txt",
     ]
@@ -67,11 +67,11 @@ def test_captions_that_are_not_found_are_reported_with_the_ending_that_lies_ther
     make_image(tmp_path / "reg/1_y/a.png")  # its class is the caption of a regularisation image
     told.clear()
     plan_of(tmp_path / "train", told=told, reg_data_dir=tmp_path / "reg")
-    assert told == ["3 of 3 images in '1_x' have no .txt file and are trained with the caption 'x'"]
+    assert told == ["3 of 3 images in '1_x' have no .txt file and get the caption 'x'"]
     (tmp_path / "train/1_x").rename(tmp_path / "train/1_")
     told.clear()
     plan_of(tmp_path / "train", told=told)
-    assert told == ["3 of 3 images in '1_' have no .txt file and are trained without a caption"]
+    assert told == ["3 of 3 images in '1_' have no .txt file and no caption"]
 
 
 def test_the_ending_in_its_own_case_goes_first(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_all_caption_files_that_are_not_text_are_named_at_once(tmp_path: Path) -
     told: list[str] = []
     with pytest.raises(ValueError, match="caption_extension") as refused:
         plan_of(tmp_path / "train", told=told)
-    assert told == ["1 of 5 images in '2_y' has no .txt file and is trained with the caption 'y': e.png"]
+    assert told == ["1 of 5 images in '2_y' has no .txt file and gets the caption 'y': e.png"]
     first, others = str(refused.value).split(". ")
     assert first == f"caption_extension: {tmp_path}/train/1_x/a.txt is not UTF-8 text; save it as UTF-8"
     assert others == "5 more cannot be read: c.txt, d.txt, a.txt, c.txt, d.txt"

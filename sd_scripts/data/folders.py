@@ -119,7 +119,7 @@ def _read_captions(
     texts = read_captions(progress.each(shared))
     of = f"of {len(files.found)} caption files in {files.folder.absolute().name!r}"
     if empty := [file.name for file, lines in texts.items() if not lines]:
-        warn(f"{len(empty)} {of} are empty, so these images are trained without a caption: {some(empty)}")
+        warn(f"{len(empty)} {of} are empty, so these images have no caption: {some(empty)}")
     _warn_about_lines([file.name for file, lines in texts.items() if len(lines) > 1], of, subset, warn)
     absent = subset.class_tokens or ""
     return {image: _used_lines(texts[file], subset) if (file := files.found.get(image)) else absent for image in images}

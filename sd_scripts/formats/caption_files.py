@@ -47,9 +47,10 @@ class CaptionFiles:
         lacking += f" {'has' if len(self.missing) == 1 else 'have'} no {self.extension} file"
         if self.other:
             return f'{lacking}; found {self.other} files instead: set caption_extension = "{self.other}"'
-        instead = f"with the caption {class_tokens!r}" if class_tokens else "without a caption"
+        verb = "gets" if len(self.missing) == 1 else "get"
+        instead = f"{verb} the caption {class_tokens!r}" if class_tokens else "no caption"
         names = f": {some([path.name for path in self.missing])}" if self.found else ""
-        return f"{lacking} and {'is' if len(self.missing) == 1 else 'are'} trained {instead}{names}"
+        return f"{lacking} and {instead}{names}"
 
     def orphan_problem(self) -> str | None:
         """Describe the caption files without an image in one sentence; None if there are none."""

@@ -22,41 +22,41 @@ class CheckpointOptions(OptionGroup, title="Checkpoints"):
         "Settings of a training (.toml), for checkpoints of which no run folder is left.", label="Settings file"
     )
     checkpoints: list[str] = option(
-        [], "Files to compare, in the order of training. Unset is all that the run saved.", path=True
+        [], "Files to compare, in the order of training. Default: all that the run saved.", path=True
     )
     output_dir: str | None = path_option(
-        "Folder for the result; unset is 'comparison' in the run folder. Images and losses that it holds already are "
-        "not made again."
+        "Folder for the result. Default: 'comparison' in the run folder. Images and losses that are there already "
+        "are not made again."
     )
 
 
 class MatrixOptions(OptionGroup, title="Images"):
     """An image of each checkpoint at each strength, for each prompt and seed."""
 
-    strengths: list[float] = option([], "Strengths at which an adapter is applied. Unset is 1.", within=(-100.0, 100.0))
+    strengths: list[float] = option([], "Strengths at which an adapter is applied. Default: 1.", within=(-100.0, 100.0))
     prompt: list[str] = option(
-        [], "Prompts, with options such as --w 1024 --d 1 at their end. Unset is those of the run's samples."
+        [], "Prompts, with options such as --w 1024 --d 1 at their end. Default: the prompts of the run's samples."
     )
     prompt_file: str | None = path_option("File with more prompts, as sample_prompts of training.")
-    negative_prompt: str = option("", "What to avoid, where the prompt does not say (--n).")
+    negative_prompt: str = option("", "What to avoid, unless the prompt sets it (--n).")
     seeds: list[int] = option(
         [],
-        "Seeds; with several there is an image of each prompt for each. Unset is the prompt's own (--d), else 1.",
+        "Seeds; with several there is an image of each prompt for each. Default: the prompt's own (--d), else 1.",
         within=(0, LARGEST_SEED),
     )
-    width: int | None = optional("Width in pixels, where the prompt does not say (--w).", within=(64, 8192))
-    height: int | None = optional("Height in pixels, where the prompt does not say (--h).", within=(64, 8192))
-    steps: int | None = optional("Sampling steps, where the prompt does not say (--s).", within=(1, 999))
+    width: int | None = optional("Width in pixels, unless the prompt sets it (--w).", within=(64, 8192))
+    height: int | None = optional("Height in pixels, unless the prompt sets it (--h).", within=(64, 8192))
+    steps: int | None = optional("Sampling steps, unless the prompt sets it (--s).", within=(1, 999))
     scale: float | None = optional(
-        "Classifier-free guidance, where the prompt does not say (--l); 1 is off.",
+        "Classifier-free guidance, unless the prompt sets it (--l); 1 is off.",
         label="CFG scale",
         within=(0.0, 100.0),
     )
     guidance: float | None = optional(
-        "Guidance of a distilled model, where the prompt does not say (--g).", needs="guidance", within=(0.0, 100.0)
+        "Guidance of a distilled model, unless the prompt sets it (--g).", needs="guidance", within=(0.0, 100.0)
     )
     sampler: str | None = optional(
-        "Sampler, where the prompt does not say (--ss).", choices=SAMPLERS, needs="noise_schedule"
+        "Sampler, unless the prompt sets it (--ss).", choices=SAMPLERS, needs="noise_schedule"
     )
     no_images: bool = switch("Make no images, and measure the validation loss only.", label="Losses only")
 
@@ -65,7 +65,7 @@ class ModelPrecisionOptions(OptionGroup, title="Model"):
     """How the model is loaded. Everything else about it is as in the run."""
 
     dtype: Literal["bf16", "fp16", "fp32"] | None = optional(
-        "Precision of the model. Unset is the one that the run computed in.", label="Precision"
+        "Precision of the model. Default: the precision of the run.", label="Precision"
     )
     compile: bool = switch("Compile the model: worth it from some dozen images on. Losses are measured uncompiled.")
 
@@ -74,15 +74,15 @@ class LossOptions(OptionGroup, title="Validation"):
     """The loss of each checkpoint, at strength 1, on the same held-out images with the same noise and timesteps."""
 
     validation_dir: str | None = path_option(
-        "Folder of images with captions that the run was not trained on. Unset is those that its validation_split held "
-        "out.",
+        "Folder of images with captions that the run was not trained on. Default: the images that its "
+        "validation_split held out.",
         label="Held-out images",
     )
     no_validation: bool = switch("Measure no validation loss.", label="Images only")
     rule: Rule | None = optional(
         "Which checkpoint is marked as the best: 'lowest' validation loss, lowest loss 'smoothed' over neighbours, "
-        "'earliest' within some percent of the lowest, or 'last'. Unset is the lowest, or the last if no loss is "
-        "measured."
+        "'earliest' within some percent of the lowest, or 'last'. Default: the lowest, or the last if no loss "
+        "is measured."
     )
     within: float = option(
         WITHIN,

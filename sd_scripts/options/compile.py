@@ -164,13 +164,13 @@ class CompileMoreOptions(OptionGroup, title="More compile settings"):
     activation_memory_budget: float = option(
         1.0,
         "Share of their activations that compiled blocks keep for the backward pass; they compute the others again. "
-        "Below 1 it saves GPU memory at the price of slower steps, in finer steps than gradient_checkpointing; 0 keeps "
-        "only the inputs of each block.",
+        "Below 1 it saves GPU memory at the price of slower steps, in smaller increments than gradient_checkpointing; "
+        "0 keeps only the inputs of each block.",
         within=(0.0, 1.0),
         shown_when="compile",
     )
     compile_check_every: int | None = count(
-        "Run every so many steps eagerly, too, and tell how far the compiled loss and gradients are from the eager "
+        "Also run every Nth step eagerly, and report how far the compiled loss and gradients differ from the eager "
         "ones. Training stays the same; a checked step takes more than twice as long. 0 is off.",
         label="Check every N steps",
         shown_when="compile",

@@ -103,7 +103,7 @@ class DatasetOptions(OptionGroup, title="Folders and dataset"):
     )
     resize_interpolation: Literal["lanczos", "nearest", "bilinear", "linear", "bicubic", "cubic", "area"] | None = (
         optional(
-            "Filter for resizing images. Unset uses area for shrinking and Lanczos for enlarging, a good choice.",
+            "Filter for resizing images. Default: area for shrinking and Lanczos for enlarging, a good choice.",
             label="Resize filter",
         )
     )
@@ -343,7 +343,7 @@ class CacheOptions(OptionGroup, title="Caches"):
         label="Cache text encoder outputs to disk",
     )
     text_encoder_batch_size: int | None = optional(
-        "Captions encoded at once while caching; unset is 16.", within=(1, 1024)
+        "Captions encoded together while caching. Default: 16.", within=(1, 1024)
     )
 
     @property
@@ -362,10 +362,8 @@ class ValidationOptions(OptionGroup, title="Validation"):
         0.0, "Fraction of the images held out of training for validation, 0 to 1. 0 is off.", within=(0.0, 1.0)
     )
     validation_seed: int | None = optional(
-        "Seed that chooses the held-out images; unset is seed.", within=(0, 2**32 - 1)
+        "Seed that chooses the held-out images. Default: seed.", within=(0, 2**32 - 1)
     )
     validate_every_n_steps: int | None = count("Validate every n steps.")
-    validate_every_n_epochs: int | None = count(
-        "Validate every n epochs; unset validates after each one.", most=1_000_000
-    )
+    validate_every_n_epochs: int | None = count("Validate every n epochs. Default: every epoch.", most=1_000_000)
     max_validation_steps: int | None = count("Use at most this many validation batches.", most=1_000_000)

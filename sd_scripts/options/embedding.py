@@ -54,7 +54,7 @@ class EmbeddingOptions(
         within=(1, MOST_VECTORS),
     )
     embedding_lr: float | None = optional(
-        "Learning rate of the embeddings; unset is learning_rate. 5e-4 to 5e-3 is usual.",
+        "Learning rate of the embeddings. Default: learning_rate. 5e-4 to 5e-3 is usual.",
         label="Embedding LR",
         within=(0.0, 1000.0),
         methods=("lora",),

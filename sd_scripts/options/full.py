@@ -18,13 +18,13 @@ class FullOptions(OptionGroup, title="Full training", methods=("full",)):
         needs="trains_text",
     )
     learning_rate_te1: float | None = optional(
-        "Learning rate of the first text encoder (CLIP-L). Unset is learning_rate; 0 freezes it.",
+        "Learning rate of the first text encoder (CLIP-L). Default: learning_rate; 0 freezes it.",
         label="CLIP-L learning rate",
         within=(0.0, 1000.0),
         needs="trains_text",
     )
     learning_rate_te2: float | None = optional(
-        "Learning rate of the second text encoder (CLIP-G). Unset is learning_rate; 0 freezes it.",
+        "Learning rate of the second text encoder (CLIP-G). Default: learning_rate; 0 freezes it.",
         label="CLIP-G learning rate",
         within=(0.0, 1000.0),
         needs="trains_text",
@@ -37,7 +37,7 @@ class FullOptions(OptionGroup, title="Full training", methods=("full",)):
     )
 
     def rate_of_encoder(self, number: int, learning_rate: float) -> float:
-        """Return the learning rate of the text encoder `number`, from 0; unset is `learning_rate`."""
+        """Return the learning rate of the text encoder `number`, from 0; by default `learning_rate`."""
         rate = getattr(self, f"learning_rate_te{number + 1}", None)
         return learning_rate if rate is None else rate
 

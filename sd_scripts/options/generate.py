@@ -21,31 +21,31 @@ class GenerateOptions(OptionGroup, title="Generate", methods=(GENERATE,)):
     prompt_file: str | None = path_option(
         "File with more prompts, as sample_prompts of training: .txt with one per line, .toml or .json."
     )
-    negative_prompt: str = option("", "What to avoid, where the prompt does not say (--n). Needs a scale above 1.")
-    width: int = option(1024, "Width in pixels, where the prompt does not say (--w).", within=(64, 8192))
-    height: int = option(1024, "Height in pixels, where the prompt does not say (--h).", within=(64, 8192))
+    negative_prompt: str = option("", "What to avoid, unless the prompt sets it (--n). Needs a scale above 1.")
+    width: int = option(1024, "Width in pixels, unless the prompt sets it (--w).", within=(64, 8192))
+    height: int = option(1024, "Height in pixels, unless the prompt sets it (--h).", within=(64, 8192))
     steps: int | None = optional(
-        "Sampling steps, where the prompt does not say (--s). Unset is what suits the family.", within=(1, 999)
+        "Sampling steps, unless the prompt sets it (--s). Default: what suits the family.", within=(1, 999)
     )
     scale: float | None = optional(
-        "Classifier-free guidance, where the prompt does not say (--l); 1 is off. Unset is what suits the family.",
+        "Classifier-free guidance, unless the prompt sets it (--l); 1 is off. Default: what suits the family.",
         label="CFG scale",
         within=(0.0, 100.0),
     )
     guidance: float | None = optional(
-        "Guidance of a distilled model, where the prompt does not say (--g). Unset is what suits the family.",
+        "Guidance of a distilled model, unless the prompt sets it (--g). Default: what suits the family.",
         needs="guidance",
         within=(0.0, 100.0),
     )
     sampler: str = option(
         "euler_a",
-        "Sampler, where the prompt does not say (--ss).",
+        "Sampler, unless the prompt sets it (--ss).",
         choices=SAMPLERS,
         needs="noise_schedule",
     )
     image_seed: int | None = optional(
-        "Seed of the first image, where the prompt does not say (--d); further images of a prompt count up. Unset or "
-        "-1 is a new one for each image.",
+        "Seed of the first image, unless the prompt sets it (--d); further images of a prompt count up. "
+        "Default, and with -1: a new one for each image.",
         label="Seed",
         within=(NEW_SEED, LARGEST_SEED),
     )
@@ -64,9 +64,7 @@ class GenerateOptions(OptionGroup, title="Generate", methods=(GENERATE,)):
         path=True,
         needs="control_images",
     )
-    lora_weights: list[str] = option(
-        [], "Adapter files (LoRA and its kin) to apply, several at once.", label="LoRA files", path=True
-    )
+    lora_weights: list[str] = option([], "LoRAs and other adapters to apply together.", label="LoRA files", path=True)
     lora_multiplier: list[float] = option(
         [], "Strength of each adapter file; 1 where there is none.", label="LoRA strengths", within=(-100.0, 100.0)
     )

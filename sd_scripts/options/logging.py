@@ -13,11 +13,11 @@ class LoggingOptions(OptionGroup, title="Logging"):
 
     logging_dir: str | None = path_option("Folder for TensorBoard logs. Unset writes none.")
     log_with: Literal["tensorboard", "wandb", "all"] | None = optional(
-        "Where to log metrics; unset is TensorBoard if logging_dir is set, otherwise nowhere."
+        "Where to log metrics. Default: TensorBoard if logging_dir is set, otherwise nowhere."
     )
     log_prefix: str | None = optional("Prefix for the name of the log folder, before the time.")
     log_tracker_name: str | None = optional(
-        "Project name for TensorBoard and wandb; unset is network_train.", label="Project name"
+        "Project name for TensorBoard and wandb. Default: network_train.", label="Project name"
     )
     wandb_run_name: str | None = optional("Name of the run in wandb.", label="wandb run name")
     log_tracker_config: str | None = path_option(
@@ -30,7 +30,7 @@ class LoggingOptions(OptionGroup, title="Logging"):
     )
     log_config: bool = switch("Log the settings of the run to the trackers too.")
     console_log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] | None = optional(
-        "Lowest level of console messages; unset is INFO."
+        "Lowest level of console messages. Default: INFO."
     )
     console_log_file: str | None = path_option("Write console messages to this file instead.")
     console_log_simple: bool = switch("Print plain messages without colour.")

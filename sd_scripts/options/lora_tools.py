@@ -24,7 +24,7 @@ REPORT = "report.json"
 class BaseModelOptions(OptionGroup, title="Model"):
     """The model to merge LoRAs into; without one, they are merged with each other."""
 
-    base_model: str | None = path_option("Model file that takes up the LoRAs.", label="Model")
+    base_model: str | None = path_option("Model file to merge the LoRAs into.", label="Model")
 
 
 def _encoder_files() -> type[OptionGroup]:
@@ -33,7 +33,7 @@ def _encoder_files() -> type[OptionGroup]:
     named = {card.option: card for card in separate if card.name.startswith("text_encoder")}
     fields: dict[str, Any] = {}
     for name, card in named.items():
-        fields[name] = path_option(f"File of {card.title}, which takes up its layers of the LoRAs.")
+        fields[name] = path_option(f"File of {card.title} to merge its LoRA layers into.")
         fields[f"{name}_save_to"] = path_option(f"File to write for {name}, .safetensors.")
 
     def check(self: OptionGroup) -> Iterable[tuple[str, str]]:
@@ -57,7 +57,7 @@ class MergedOptions(OptionGroup, title="LoRAs"):
     """The files to merge."""
 
     models: list[str] = option([], "LoRA files to merge.", path=True, label="LoRAs")
-    ratios: list[float] = option([], "Strength of each of them; unset is 1 for all.", label="Ratios")
+    ratios: list[float] = option([], "Strength of each of them. Default: 1.", label="Ratios")
     lbws: list[str] = option(
         [],
         "Weights of each LoRA's blocks: names with weights, such as 'IN04=0.5,OUT=0', or a JSON list with a number for "
@@ -121,7 +121,7 @@ class PrecisionOptions(OptionGroup, title="Precision"):
     """How exact the saved weights are."""
 
     save_precision: Precision | None = optional(
-        "Precision of the saved weights; unset keeps that of the input.", label="Precision"
+        "Precision of the saved weights. Default: the input's.", label="Precision"
     )
 
 
@@ -167,10 +167,12 @@ class SvdMergeOptions(OptionGroup, title="Merge by SVD"):
         4, "Rank of the result; 0 is the sum of all ranks, which is exact.", within=(0, LARGEST_RANK), label="Rank"
     )
     new_conv_rank: int | None = optional(
-        "Rank for 3x3 convolutions; unset is that of the other layers.", within=(0, LARGEST_RANK), label="Rank of conv"
+        "Rank for 3x3 convolutions. Default: the rank of the other layers.",
+        within=(0, LARGEST_RANK),
+        label="Rank of conv",
     )
     clamp_quantile: float = option(1.0, f"{CLAMP} sd-scripts uses 0.99.", within=(0.0, 1.0), label="Clamp quantile")
-    device: str | None = optional("Device that computes, such as cuda; unset is the CPU.", label="Device")
+    device: str | None = optional("Device that computes, such as cuda. Default: the CPU.", label="Device")
 
 
 class LoraInputOptions(OptionGroup, title="LoRA"):
@@ -190,7 +192,9 @@ class ResizeOptions(OptionGroup, title="Resize"):
         4, "Rank of the result; with a dynamic method its maximum.", within=(1, LARGEST_RANK), label="Rank"
     )
     new_conv_rank: int | None = optional(
-        "Rank for 3x3 convolutions; unset is that of the other layers.", within=(1, LARGEST_RANK), label="Rank of conv"
+        "Rank for 3x3 convolutions. Default: the rank of the other layers.",
+        within=(1, LARGEST_RANK),
+        label="Rank of conv",
     )
     dynamic_method: Literal["sv_ratio", "sv_fro", "sv_cumulative"] | None = optional(
         "Choose each layer's rank by its singular values: sv_ratio keeps those above the largest divided by "
@@ -202,7 +206,7 @@ class ResizeOptions(OptionGroup, title="Resize"):
     svd_lowrank_niter: int = option(
         2, "Ignored: the decomposition of a LoRA is exact here and takes no iterations.", label="SVD iterations"
     )
-    device: str | None = optional("Device that computes, such as cuda; unset is the CPU.", label="Device")
+    device: str | None = optional("Device that computes, such as cuda. Default: the CPU.", label="Device")
 
     def check(self) -> Iterable[tuple[str, str]]:
         if self.dynamic_method and not self.dynamic_param:
@@ -239,7 +243,7 @@ class ExtractOptions(OptionGroup, title="Extract"):
         within=(0, 100),
         label="SVD iterations",
     )
-    device: str | None = optional("Device that computes, such as cuda; unset is the CPU.", label="Device")
+    device: str | None = optional("Device that computes, such as cuda. Default: the CPU.", label="Device")
 
     def check(self) -> Iterable[tuple[str, str]]:
         for name in ("model_org", "model_tuned"):

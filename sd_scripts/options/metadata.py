@@ -13,7 +13,7 @@ LARGEST_THUMBNAIL = 10_000_000
 class MetadataOptions(OptionGroup, title="Metadata"):
     """Information stored in the saved file."""
 
-    metadata_title: str | None = optional("Title of the model; unset is output_name.", label="Title")
+    metadata_title: str | None = optional("Title of the model. Default: output_name.", label="Title")
     metadata_author: str | None = optional("Creator of the model.", label="Author")
     metadata_description: str | None = optional("What the model does.", label="Description")
     metadata_license: str | None = optional("Terms under which the model may be used.", label="Licence")

@@ -43,7 +43,7 @@ class ModelOptions(OptionGroup, title="Model"):
         needs="clip_captions",
     )
     max_token_length: int | None = optional(
-        "Number of caption tokens to use. Unset is 75; 150 and 225 read longer captions in chunks of 75.",
+        "Number of caption tokens to use. Default: 75; 150 and 225 read longer captions in chunks of 75.",
         choices=(150, 225),
         needs="clip_captions",
     )

@@ -32,7 +32,7 @@ class NetworkOptions(OptionGroup, title="Network", methods=("lora",)):
 
     network_type: str | None = optional(
         "What is trained for each layer. lora suits most; locon adapts convolutions too; dora also learns the norms of "
-        "weights; lokr makes small files at high rank; loha, oft and boft are alternatives. Unset is lora.",
+        "weights; lokr makes small files at high rank; loha, oft and boft are alternatives. Default: lora.",
         label="Network type",
         choices=tuple(NETWORK_TYPES),
     )
@@ -42,7 +42,7 @@ class NetworkOptions(OptionGroup, title="Network", methods=("lora",)):
         suggestions=("networks.lora", "networks.loha", "networks.lokr", "networks.oft", "lycoris.kohya"),
     )
     network_dim: int | None = optional(
-        "Rank: how much the LoRA can learn. 8 to 32 suits most; unset is 4.",
+        "Rank: how much the LoRA can learn. 8 to 32 suits most. Default: 4.",
         label="Rank (network_dim)",
         within=(1, 1_000_000),
     )
@@ -62,7 +62,7 @@ class NetworkOptions(OptionGroup, title="Network", methods=("lora",)):
         shown_for=("network_type", WITH_CONVOLUTIONS),
     )
     conv_alpha: float | None = optional(
-        "Alpha of convolutions; unset is 1, or network_alpha if conv_dim is unset too.",
+        "Alpha of convolutions. Default: 1, or network_alpha if conv_dim is unset too.",
         label="Convolution alpha",
         within=(0.0, 1_000_000.0),
         needs="convolutions",
@@ -157,7 +157,7 @@ class NetworkOptions(OptionGroup, title="Network", methods=("lora",)):
     )
     base_weights_multiplier: list[float] = option(
         [],
-        "Strength of each file in base_weights. Unset is 1 for all.",
+        "Strength of each file in base_weights. Default: 1.",
         label="Strengths of merged LoRA files",
         within=(-100.0, 100.0),
     )
@@ -175,13 +175,13 @@ class NetworkOptions(OptionGroup, title="Network", methods=("lora",)):
         "Train the text encoders and freeze the rest.", label="Train text encoders only"
     )
     unet_lr: float | None = optional(
-        "Learning rate of the denoiser (U-Net or transformer); unset is learning_rate.",
+        "Learning rate of the denoiser (U-Net or transformer). Default: learning_rate.",
         label="U-Net or transformer LR",
         within=(0.0, 1000.0),
     )
     text_encoder_lr: list[float] = option(
         [],
-        "Learning rate of the text encoders: one for both, or one for each. Unset is learning_rate; 0 freezes an "
+        "Learning rate of the text encoders: one for both, or one for each. Default: learning_rate; 0 freezes an "
         "encoder.",
         label="Text encoder LR",
         within=(0.0, 1000.0),

@@ -87,7 +87,7 @@ class LrSchedulerOptions(OptionGroup, title="Learning rate schedule"):
         1.0, "Exponent of the polynomial schedule.", label="Polynomial power", within=(0.0, 1000.0)
     )
     lr_scheduler_timescale: int | None = count(
-        "Time scale of the inverse_sqrt schedule, in steps; unset is the warm-up.", label="inverse_sqrt time scale"
+        "Time scale of the inverse_sqrt schedule, in steps. Default: the warm-up.", label="inverse_sqrt time scale"
     )
     lr_scheduler_min_lr_ratio: float | None = optional(
         "Lowest learning rate of cosine_with_min_lr and warmup_stable_decay, as a fraction of learning_rate.",

@@ -44,7 +44,7 @@ class CudaOptions(OptionGroup, title="CUDA"):
     )
     gpu_memory_limit: float | None = optional(
         "Leave GPU memory to other programs: use at most this many GiB, CUDA's own included, and end with an "
-        "out-of-memory error beyond. On Windows it keeps the driver from moving GPU memory to RAM. Unset is all of it.",
+        "out-of-memory error beyond. On Windows it keeps the driver from moving GPU memory to RAM. Default: all of it.",
         label="GPU memory limit (GiB)",
         within=(2, 1000),
     )

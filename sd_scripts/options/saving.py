@@ -23,7 +23,7 @@ class SavingOptions(OptionGroup, title="Saving"):
         label="Output folder",
     )
     output_name: str | None = optional(
-        "Name of the saved files, without extension. Unset is last.", label="Output name", placeholder="mycat"
+        "Name of the saved files, without extension. Default: last.", label="Output name", placeholder="mycat"
     )
     overwrite: bool = switch(
         "Replace the files and states of an earlier run with this output name. Otherwise they are kept and renamed "
@@ -31,7 +31,7 @@ class SavingOptions(OptionGroup, title="Saving"):
         label="Overwrite",
     )
     save_precision: Literal["float", "fp16", "bf16"] | None = optional(
-        "Precision of the saved weights; fp16 and bf16 halve the file size. Unset keeps the precision of training."
+        "Precision of the saved weights; fp16 and bf16 halve the file size. Default: the precision of training."
     )
     save_every_n_epochs: int | None = count("Save after every n epochs.", most=1_000_000)
     save_every_n_steps: int | None = count("Save after every n steps.")
@@ -116,13 +116,13 @@ class HuggingFaceOptions(OptionGroup, title="Hugging Face"):
         placeholder="me/my-lora",
     )
     huggingface_repo_type: Literal["model", "dataset", "space"] | None = optional(
-        "Type of that repository. Unset is model.", label="Repository type"
+        "Type of that repository. Default: model.", label="Repository type"
     )
     huggingface_path_in_repo: str | None = optional(
-        "Folder in that repository. Unset is its root.", label="Folder in repository"
+        "Folder in that repository. Default: its root.", label="Folder in repository"
     )
     huggingface_repo_visibility: Literal["private", "public"] | None = optional(
-        "Who sees a repository that is created. Unset is private.", label="Visibility"
+        "Who can see a repository that is created. Default: private.", label="Visibility"
     )
     save_state_to_huggingface: bool = switch(
         "Upload saved states too. They hold the optimizer, so they are larger than the file.", label="Upload states"

@@ -194,7 +194,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rows", nargs="+", default=DEFAULT_ROWS, metavar="NAME", help=f"any of {', '.join(ROWS)}")
     parser.add_argument("--steps", type=int, default=20, help="denoising steps of each image")
     parser.add_argument("--images", type=int, default=3, help="images of each row, the first one included")
-    parser.add_argument("--resolution", metavar="W,H", help="size of the images; unset is what suits the family")
+    parser.add_argument("--resolution", metavar="W,H", help="size of the images; default: what suits the family")
     parser.add_argument("--markdown", type=Path, help="write the table here too")
     parser.add_argument("--folder", type=Path, default=Path("benchmark"), help="for model files; they stay there")
     parser.add_argument("--miniature", action="store_true", help="try this program itself on a tiny model, on the CPU")

@@ -36,7 +36,7 @@ class FluxModelOptions(OptionGroup, title="FLUX.1 model"):
         placeholder="/models/ae.safetensors",
     )
     t5xxl_max_token_length: int | None = optional(
-        "Number of caption tokens that T5 reads. Unset is 512 for dev and 256 for schnell. Fewer are faster.",
+        "Number of caption tokens that T5 reads. Default: 512 for dev and 256 for schnell. Fewer are faster.",
         label="T5 token length",
         within=(1, 4096),
     )
@@ -58,24 +58,24 @@ class FluxNetworkOptions(OptionGroup, title="FLUX.1 layers", methods=("lora",)):
     """The rank of each kind of layer, and which blocks are trained. All of them work in network_args too."""
 
     img_attn_dim: int | None = optional(
-        "Rank of the image attention; unset is network_dim, 0 skips it.", within=(0, 4096)
+        "Rank of the image attention. Default: network_dim; 0 skips it.", within=(0, 4096)
     )
     txt_attn_dim: int | None = optional(
-        "Rank of the text attention; unset is network_dim, 0 skips it.", within=(0, 4096)
+        "Rank of the text attention. Default: network_dim; 0 skips it.", within=(0, 4096)
     )
-    img_mlp_dim: int | None = optional("Rank of the image MLP; unset is network_dim, 0 skips it.", within=(0, 4096))
-    txt_mlp_dim: int | None = optional("Rank of the text MLP; unset is network_dim, 0 skips it.", within=(0, 4096))
+    img_mlp_dim: int | None = optional("Rank of the image MLP. Default: network_dim; 0 skips it.", within=(0, 4096))
+    txt_mlp_dim: int | None = optional("Rank of the text MLP. Default: network_dim; 0 skips it.", within=(0, 4096))
     img_mod_dim: int | None = optional(
-        "Rank of the image modulation; unset is network_dim, 0 skips it.", within=(0, 4096)
+        "Rank of the image modulation. Default: network_dim; 0 skips it.", within=(0, 4096)
     )
     txt_mod_dim: int | None = optional(
-        "Rank of the text modulation; unset is network_dim, 0 skips it.", within=(0, 4096)
+        "Rank of the text modulation. Default: network_dim; 0 skips it.", within=(0, 4096)
     )
     single_dim: int | None = optional(
-        "Rank of the single blocks; unset is network_dim, 0 skips them.", within=(0, 4096)
+        "Rank of the single blocks. Default: network_dim; 0 skips them.", within=(0, 4096)
     )
     single_mod_dim: int | None = optional(
-        "Rank of the modulation in single blocks; unset is network_dim, 0 skips it.", within=(0, 4096)
+        "Rank of the modulation in single blocks. Default: network_dim; 0 skips it.", within=(0, 4096)
     )
     in_dims: str | None = optional(
         "Ranks of the layers before the blocks, five numbers: image, time, vector, guidance, text. Unset skips them.",

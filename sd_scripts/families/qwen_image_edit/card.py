@@ -47,7 +47,7 @@ CARD = replace(
     capabilities=QWEN_IMAGE.capabilities | {"control_images"},
     notes={
         "pretrained_model_name_or_path": f"Qwen-Image-Edit's IDs are {FIRST_MODEL} and {HUB_MODEL}.",
-        "model_version": "For Qwen-Image-Edit edit or edit-2509; unset is what the model says, else edit-2509.",
+        "model_version": "For Qwen-Image-Edit edit or edit-2509. Default: what the model specifies, else edit-2509.",
         "text_encoder": "For Qwen-Image-Edit the file must contain its vision tower, as the usual ones do.",
         "control_resolution": "Qwen-Image-Edit was trained with an area of 1024.",
     },
