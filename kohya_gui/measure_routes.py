@@ -109,7 +109,8 @@ def routes(
         known = f"{launch}.{name}.{waiting}.{run_state.event_count}.{run_state.state}"
         if request.query_params.get("known") == known:
             return None
-        shown = view(run_state, job.result, job.waits_for if waiting else "", job.about)
+        of_tab = links.get(job.tab, NO_LINKS)
+        shown = view(run_state, job.result, job.waits_for if waiting else "", job.about, of_tab)
         return {"known": known, "tab": job.tab, "html": shown, "over": run_state.over}
 
     def start(request: Request, body: Mapping[str, Any]) -> dict[str, bool]:
@@ -127,8 +128,15 @@ def routes(
     return [get("measure", state), post("measure", start), post("measure/stop", stop)]
 
 
-def view(run_state: RunState, result: Mapping[str, Any] | None, waits_for: str, about: str = "") -> str:
-    """Return the job as HTML: the run it waits for, its progress, or its outcome; `about`: what it measures."""
+def view(
+    run_state: RunState,
+    result: Mapping[str, Any] | None,
+    waits_for: str,
+    about: str = "",
+    links: FieldLinks = NO_LINKS,
+) -> str:
+    """Return the job as HTML: the run it waits for, its progress, or its outcome; `about`: what it measures; `links`:
+    to the fields of its tab."""
     stop = '<button type="button" class="quiet-button" data-measure="stop">Stop measuring</button>'
     if waits_for:
         return (
@@ -139,14 +147,15 @@ def view(run_state: RunState, result: Mapping[str, Any] | None, waits_for: str, 
     if run_state.state == "stopped":
         return message("warning", "Measuring was stopped. Variants that were finished are remembered")
     if run_state.over:
-        return message("error", run_state.failure.get("error", "Measuring ended without a result"))
+        return message("error", links.sentence(run_state.failure.get("error", "Measuring ended without a result")))
     doing = "starting" if run_state.state == "starting" else run_state.phase
     doing = "stopping" if run_state.state == "stopping" else doing
     fraction = run_state.done / run_state.total if run_state.total else None
     steps = f", step {run_state.done} of {run_state.total}" if run_state.total else ""
-    since = run_state.phase_since or run_state.started  # a variant that compiles reports nothing for minutes
+    note = f" · {run_state.phase_note}" if run_state.phase_note else ""
+    since = run_state.phase_since or run_state.started  # a graph may compile for minutes
     ticks = f' · <span class="ticks" {ticking(since)}></span>' if since else ""
-    return f'<div class="run measuring">{progress_bar(fraction, doing + steps, ticks)}{stop}</div>'
+    return f'<div class="run measuring">{progress_bar(fraction, doing + steps + note, ticks)}{stop}</div>'
 
 
 def table(result: Mapping[str, Any], about: str = "") -> str:

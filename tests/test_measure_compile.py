@@ -16,7 +16,11 @@ from sd_scripts.formats.toml_files import write_toml
 from sd_scripts.options.reading import from_values
 from sd_scripts.options.settings import Settings
 from sd_scripts.planning.run_plan import plan_run
+from sd_scripts.runs import tool
+from sd_scripts.runs.folder import RunFolder
 from sd_scripts.runs.measurements import remembered
+from sd_scripts.runs.reporter import Reporter
+from sd_scripts.runs.run_state import RunState
 from sd_scripts.tools import measure_compile
 from sd_scripts.tools.measure_compile import (
     VARIANTS,
@@ -151,6 +155,22 @@ def test_why_a_run_ended_by_itself_is_its_own_sentence_or_the_end_of_its_console
 
 def row(name: str, total: float | None, **more: Any) -> Row:
     return Row(variant=name, options=VARIANTS[name], seconds={"64x64x1": 0.1}, total=total, **more)
+
+
+def test_what_compiles_is_noted_until_a_step_is_trained(tmp_path: Path) -> None:
+    run = Run(began=0.0)
+    assert run.compiling == ""
+    run.events += [{"kind": "phase", "name": "compiling", "note": "4 of about 6 graphs"}, {"kind": "compile"}]
+    assert run.compiling == "4 of about 6 graphs"
+    reporter = Reporter(RunFolder(tmp_path))
+    tool.start_phase(reporter, "measuring dynamic")(0, 12, run.compiling)
+    reporter.close()
+    shown = RunState()
+    for event in RunFolder(tmp_path).events():
+        shown.apply(event)
+    assert (shown.phase, shown.total, shown.phase_note) == ("measuring dynamic", 12, "4 of about 6 graphs")
+    run.events += [{"kind": "step", "seconds": 0.1}]
+    assert run.compiling == ""
 
 
 def test_the_best_variant_takes_no_more_memory_than_the_settings_allow(any_miniature: Any, tmp_path: Path) -> None:

@@ -9,8 +9,10 @@ from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from kohya_gui.allowed_paths import EVERYWHERE
+from kohya_gui.field_links import FieldLinks
 from kohya_gui.measure_routes import SET_BY_SOME, SET_BY_VARIANTS, MeasureJob, routes, table, view
 from sd_scripts.options.catalog import SCRIPTS
+from sd_scripts.options.dataset import DatasetOptions
 from sd_scripts.options.spec import each_option
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.runs.queue import RunQueue
@@ -60,6 +62,11 @@ def test_every_variant_can_be_used() -> None:
             "",
             "Measuring default, step 3 of 30",
         ),
+        (
+            [{"kind": "phase", "name": "measuring dynamic", "done": 0, "total": 12, "note": "2 of about 5 graphs"}],
+            "",
+            "Measuring dynamic, step 0 of 12 · 2 of about 5 graphs",
+        ),
         ([{"kind": "failed", "error": "no <GPU>"}], "", "no &lt;GPU&gt;"),
         ([{"kind": "stopped"}], "", "Measuring was stopped"),
     ],
@@ -69,6 +76,14 @@ def test_the_state_of_a_job_is_told(events: list[dict[str, Any]], waits_for: str
     for event in events:
         run_state.apply({"time": 1.0, **event})
     assert shown in view(run_state, None, waits_for)
+
+
+def test_why_a_measurement_failed_leads_to_the_field() -> None:
+    run_state = RunState()
+    run_state.apply({"kind": "failed", "error": "train_data_dir: folder not found", "time": 1.0})
+    options = {o.name: o for o in each_option(DatasetOptions)}
+    shown = view(run_state, None, "", links=FieldLinks("lora", options))
+    assert 'data-field="lora-train_data_dir"' in shown
 
 
 def test_a_measurement_that_compiles_tells_how_long_and_its_result_tells_of_what() -> None:

@@ -3,8 +3,8 @@
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Protocol
 
 from sd_scripts.formats.disk import why_not_written
 from sd_scripts.runs.events import Kind
@@ -13,8 +13,12 @@ from sd_scripts.runs.folder import RunFolder
 COMMANDS = ("stop", "save", "sample")
 Requests = dict[str, list[str]]
 """Command -> ids of its requests, by which the page recognizes its own; Ctrl-C has none."""
-Progress = Callable[[int, int], None]
-"""Called with (done, total)."""
+
+
+class Progress(Protocol):
+    """Reports the progress of a phase; `note` adds what is being done, such as "3 of about 14 graphs"."""
+
+    def __call__(self, done: int, total: int, note: str = "") -> None: ...
 
 
 class Reporter:
@@ -65,15 +69,19 @@ class Reporter:
         """Report that a phase begins; return the function that reports its progress."""
         self.phase_name = name
         self.emit("phase", name=name, **payload)
-        return lambda done, total: self.emit("phase", name=name, done=done, total=total)
+
+        def progress(done: int, total: int, note: str = "") -> None:
+            self.emit("phase", name=name, done=done, total=total, **({"note": note} if note else {}))
+
+        return progress
 
     def cancellable_phase(self, name: str) -> Progress:
         """Begin a phase before the first step; reporting its progress raises KeyboardInterrupt, as Ctrl-C does, once a
         stop was requested."""
         report = self.phase(name)
 
-        def progress(done: int, total: int) -> None:
-            report(done, total)
+        def progress(done: int, total: int, note: str = "") -> None:
+            report(done, total, note)
             if self.stop_requested():
                 raise KeyboardInterrupt
 

@@ -19,13 +19,13 @@ def start_phase(reporter: Reporter, name: str) -> Progress:
     second."""
     report, shown, last = reporter.cancellable_phase(name), -math.inf, ""
 
-    def progress(done: int, total: int) -> None:
+    def progress(done: int, total: int, note: str = "") -> None:
         nonlocal shown, last
         if done == total or time.monotonic() >= shown + 0.5:
-            shown, before, last = time.monotonic(), last, f"{name} {done} of {total}"
+            shown, before, last = time.monotonic(), last, " · ".join(filter(None, [f"{name} {done} of {total}", note]))
             if last != before:
                 print(last, flush=True)
-            report(done, total)
+            report(done, total, note)
 
     return progress
 

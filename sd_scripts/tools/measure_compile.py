@@ -181,7 +181,7 @@ class Measuring:
             self._folder / "run",
             steps,
             environment=environment,
-            each_look=lambda done: self._progress(min(done, steps), steps),
+            each_look=lambda run: self._progress(min(len(run.steps), steps), steps, run.compiling),
         )
 
     def _remember(self, settings: Settings, row: Row) -> None:

@@ -107,6 +107,12 @@ class Run:
         return float(self.of("started")[0]["images_per_step"])
 
     @property
+    def compiling(self) -> str:
+        """How far compiling is, such as "3 of about 14 graphs"; empty while steps are trained."""
+        last = next((event for event in reversed(self.events) if event["kind"] in ("phase", "step")), {})
+        return str(last.get("note") or "")
+
+    @property
     def compiled(self) -> dict[str, int]:
         """Graphs, recompiles and breaks."""
         last = (self.of("compile") or [{}])[-1]
@@ -235,12 +241,12 @@ def timed_run(
     flags: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
     launcher: Sequence[str] = (),
-    each_look: Callable[[int], object] = lambda done: None,
+    each_look: Callable[[Run], object] = lambda run: None,
 ) -> Run:
     """Run a training script below `folder` until it has done `steps` steps.
 
-    `each_look` is called with the steps done whenever the run is looked at; what it raises ends the run. Raises Stopped
-    if the run ends by itself before that.
+    `each_look` is called with the run whenever it is looked at; what it raises ends the run. Raises Stopped if the run
+    ends by itself before that.
     """
     running = Running(script, options, folder, flags=flags, environment=environment, launcher=launcher)
     warm: tuple[float, int] | None = None
@@ -248,7 +254,7 @@ def timed_run(
         while running.done < steps and not running.ended:
             time.sleep(POLL)
             running.look()
-            each_look(running.done)
+            each_look(running.run)
             if running.done > WARM_UP:
                 running.look_at_gpu()
                 warm = warm or (running.cpu_seconds(), running.done)

@@ -115,12 +115,12 @@ class Context(Reporter):
         """Begin a phase as a Reporter does, and log its progress now and then if it is long."""
         report, logged = super().cancellable_phase(name), time.monotonic()
 
-        def progress(done: int, total: int) -> None:
+        def progress(done: int, total: int, note: str = "") -> None:
             nonlocal logged
             if self.is_main and time.monotonic() >= logged + LOG_SECONDS:
                 logged = time.monotonic()
                 logger.info("%s: %s of %s", name, f"{done:,}", f"{total:,}")
-            report(done, total)
+            report(done, total, note)
 
         return progress
 
