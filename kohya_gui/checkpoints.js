@@ -1,6 +1,6 @@
 // The dialog that compares the checkpoints of a run: its form, the progress of the job, losses and the grid of images.
 (() => {
-  const { el, ask, send, url, complaint, write } = Studio;
+  const { el, rendered, ask, send, url, complaint, write } = Studio;
   const EVERY = 1000; // milliseconds
   const SVG = "http://www.w3.org/2000/svg";
   const [NARROWEST, HIGH, EDGE] = [280, 132, 12]; // pixels of the chart
@@ -154,7 +154,7 @@
     if (living) write(parts.doing, `${job.doing[0].toUpperCase()}${job.doing.slice(1)}${count}`);
     parts.form.querySelector("[type=submit]").disabled = living;
     const failed = job?.over && job.error ? [complaint({ html: job.html })] : [];
-    const warned = (job?.warnings || "").split("\n").filter(Boolean).map((line) => el("p", { class: "warn" }, line));
+    const warned = (job?.warnings ?? []).map((html) => rendered("p", { class: "warn" }, html));
     parts.failed.replaceChildren(...failed, ...warned);
   };
 

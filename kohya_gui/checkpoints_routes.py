@@ -138,7 +138,7 @@ class CheckpointsRoutes:
             "doing": f"starts when {self._job.waits_for} ends" if waits and self._job.waits_for else _doing(run_state),
             "error": error,
             "html": error and LINKS.refused(ValueError(error)),
-            "warnings": "\n".join(run_state.warnings),
+            "warnings": [LINKS.sentence(text) for text in run_state.warnings],
         }
 
     def _result(self, row: RunRow, rule: str, within: str) -> dict[str, Any] | None:

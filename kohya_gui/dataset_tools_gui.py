@@ -12,6 +12,7 @@ from gradio.context import Context
 from kohya_gui.controls import BROWSE, QUIET, Form, shown, unquoted
 from kohya_gui.dataset_tools import Concept, arrange
 from kohya_gui.dataset_tools_metadata import NEEDED_FOR_LATENTS, Gathering, LatentsJob, gather
+from kohya_gui.field_links import NO_LINKS, FieldLinks
 from kohya_gui.messages import Html, message
 from kohya_gui.run_view import progress_bar
 from sd_scripts.formats.disk import sentence_of
@@ -47,7 +48,7 @@ class Field:
             "label": self.label,
             "info": f"{self.info} {BROWSE}" if self.folder else self.info,
             "elem_id": f"{tab}-{self.name}".replace("_", "-"),
-            "elem_classes": ["option", "option-wide" if self.wide else "option-text"],
+            "elem_classes": ["option", "option-wide" if self.wide else "option-small"],
         }
         match self.value:
             case bool(on):
@@ -221,7 +222,7 @@ class MetadataSteps:
         cached = dict.fromkeys(("cache_latents", "cache_latents_to_disk"), True) if ready else {}
         return [
             now,
-            latents_view(run_state, file, self._job.waits_for if job.waiting else ""),
+            latents_view(run_state, file, self._job.waits_for if job.waiting else "", self._form.links),
             gr.update(interactive=run_state.over),
             gr.update(visible=not run_state.over, interactive=run_state.state != "stopping"),
             gr.update(visible=run_state.over),
@@ -230,17 +231,17 @@ class MetadataSteps:
         ]
 
 
-def latents_view(run_state: RunState, file: Path, waits_for: str = "") -> str:
+def latents_view(run_state: RunState, file: Path, waits_for: str = "", links: FieldLinks = NO_LINKS) -> str:
     """Show the progress of a job, the run it waits for, or its outcome."""
     if waits_for:
         return message("note", f"Starts when {waits_for} ends, before queued runs, if the GUI runs then")
     if run_state.state == "finished":
         said = f"Cached the latents of {run_state.total} images next to them and saved their sizes to {file}"
-        return message("warning" if run_state.warnings else "ok", said, run_state.warnings)
+        return links.told("warning" if run_state.warnings else "ok", said, run_state.warnings)
     if run_state.state == "stopped":
         return message("warning", "Stopped. Finished latents are kept, and the next start continues from there")
     if run_state.over:
-        return message("error", run_state.failure.get("error", ""), run_state.warnings)
+        return links.told("error", links.sentence(run_state.failure.get("error", "")), run_state.warnings)
     doing = "starting Python and PyTorch" if run_state.state == "starting" else run_state.phase
     doing = "stopping" if run_state.state == "stopping" else doing
     if not run_state.total:

@@ -28,6 +28,12 @@ def _label(option: Option) -> str:
     return option.label.removesuffix(f" ({option.name})")
 
 
+def _head(said: str) -> tuple[list[str], str]:
+    """Split a sentence into the words before its first colon, which may be options or flags, and the rest."""
+    names, colon, why = said.partition(": ")
+    return ([name.removeprefix("--") for name in names.split(", ")], why) if colon else ([], said)
+
+
 class FieldLinks:
     """Renders sentences that begin with an option's name for the page.
 
@@ -47,9 +53,8 @@ class FieldLinks:
 
     def _begins(self, said: str) -> tuple[list[str], str]:
         """Split a sentence into the options that it begins with, none if it does not, and the rest."""
-        name, colon, why = said.partition(": ")
-        names = name.split(", ")
-        return (names, why) if colon and all(each in self._shown for each in names) else ([], said)
+        names, why = _head(said)
+        return (names, why) if names and all(each in self._shown for each in names) else ([], said)
 
     def sentence(self, said: object) -> Html:
         """Render a sentence that begins with a key as "Base model (pretrained_model_name_or_path): ..."."""
@@ -69,9 +74,9 @@ class FieldLinks:
             return Html(escape(name))
         return Html(f"{self._link(name, _label(self._options[name]))} <code>({name})</code>")
 
-    def told(self, kind: Kind, text: object, remarks: Sequence[object] = ()) -> str:
+    def told(self, kind: Kind, text: object, remarks: Sequence[object] = (), *, attributes: str = "") -> str:
         """Return a message with a sentence for each remark."""
-        return message(kind, text, map(self.sentence, remarks))
+        return message(kind, text, map(self.sentence, remarks), attributes=attributes)
 
     def refusal(self, sentences: Sequence[object]) -> Refused:
         """Return the error that answers a request which these sentences refuse."""
@@ -92,7 +97,7 @@ class FieldLinks:
     def refused(self, error: ValueError, *, start: bool = False) -> str:
         """List every problem with a link to its field; the page marks the fields and, at `start`, goes to the first."""
         sentences = str(error).splitlines() or [type(error).__name__]
-        names = [name for said in sentences for name in said.partition(": ")[0].split(", ") if name in self._shown]
+        names = [name for said in sentences for name in _head(said)[0] if name in self._shown]
         wrong = " ".join(dict.fromkeys(self._id(name) for name in names))
         face = f' data-wrong="{wrong}"{" data-go" if start and wrong else ""}'
         if len(sentences) == 1:

@@ -62,7 +62,8 @@ class GenerateJob(ToolJob):
         """Number of changes so far: a page that has seen as many is up to date."""
         self._tail: EventTail | None = None
         self._lock = threading.RLock()
-        self._family = str(self.find_again().get("family") or "")
+        self.family = str(self.find_again().get("family") or "")
+        """The model family of the current or last process."""
         if self.watched:
             self._requests_of(self.watched.folder)
 
@@ -71,13 +72,13 @@ class GenerateJob(ToolJob):
         its id. Raises ValueError, one sentence, if it cannot be started."""
         with self._lock:
             self.follow()
-            if self.busy and family != self._family:
+            if self.busy and family != self.family:
                 if any(request.open for request in self.requests.values()):
                     raise ValueError(
                         "Images of another model family are being generated: wait for them, or cancel them"
                     )
                 self.stop()
-            if not self.busy or family != self._family:
+            if not self.busy or family != self.family:
                 self._start(family)
             assert self.watched
             id = secrets.token_hex(4)
@@ -139,7 +140,7 @@ class GenerateJob(ToolJob):
 
     def _start(self, family: str) -> None:
         script = script_path(script_for(family, GENERATE))
-        self._family, self.warnings = family, []
+        self.family, self.warnings = family, []
         command = [sys.executable, str(script), "--resident", "--idle_seconds", str(IDLE_SECONDS)]
         self.begin(command, record={"family": family})
         assert self.watched
@@ -192,7 +193,7 @@ class GenerateJob(ToolJob):
             alive = self.busy
             return {
                 "alive": alive,
-                "family": self._family if alive else "",
+                "family": self.family if alive else "",
                 "waits_for": self.waits_for if self.watched and self.watched.waiting else "",
                 "warnings": self.warnings,
                 "requests": [asdict(request) for request in reversed(self.requests.values())][:12],

@@ -13,7 +13,7 @@
     if (told.running) return setTimeout(follow, EVERY, id);
     for (const button of fields.buttons) button.disabled = false;
     write(fields.status, "");
-    if (told.error) return say(complaint(new Error(told.error)));
+    if (told.error) return say(complaint(Object.assign(new Error(told.error), { html: told.html })));
     if (told.url) say(el("p", {}, "Uploaded: ", el("a", { href: told.url, target: "_blank", rel: "noreferrer" }, told.url)));
     if (!told.zip) return;
     const link = el("a", { href: url(`run/${id}/published/zip`), download: true }, "Download the zip");
@@ -39,17 +39,15 @@
     start({ repo_id: fields.repo.value.trim(), public: fields.public.checked, token: fields.token.value }, "Uploading…");
 
   const draw = (told) => {
-    const text = el("textarea", { rows: 18, class: "where", "aria-label": "Model card", spellcheck: "false" });
+    /** The control of an option; its id is what messages lead to. */
+    const control = (name, tag, more) =>
+      el(tag, { id: `publish-${name}`, title: told.fields[name].help, placeholder: told.fields[name].placeholder, ...more });
+    const labelled = (input) => el("label", {}, told.fields[input.id.replace("publish-", "")].label, input);
+    const text = control("text", "textarea", { rows: 18, class: "where", "aria-label": told.fields.text.label, spellcheck: "false" });
     text.value = told.text;
-    const repo = el("input", { type: "text", class: "where", placeholder: "me/my-lora", "aria-label": "Repository" });
-    const token = el("input", {
-      type: "password",
-      class: "where",
-      autocomplete: "off",
-      placeholder: "Token that may write; empty uses HF_TOKEN of the GUI or its login",
-      "aria-label": "Hugging Face token",
-    });
-    const everyone = el("input", { type: "checkbox" });
+    const repo = control("repo_id", "input", { type: "text", class: "where" });
+    const token = control("token", "input", { type: "password", class: "where", autocomplete: "off", placeholder: told.fields.token.help });
+    const everyone = control("public", "input", { type: "checkbox" });
     const button = (action, words, onclick, more = {}) =>
       el("button", { type: "button", "data-action": action, onclick, ...more }, words);
     const buttons = [
@@ -60,13 +58,13 @@
     fields = { text, repo, token, public: everyone, buttons, status, said };
     dialog.replaceChildren(
       el("h3", {}, "Publish"),
-      el("p", {}, "The model card, which the Hub shows. Edit it first; it is saved beside the file."),
+      el("p", {}, `${told.fields.text.label}: ${told.fields.text.help}`),
       text,
       el("p", {}, "Published:"),
       el("ul", { class: "quiet" }, ...Object.entries(told.sources).map(([name, path]) => el("li", {}, `${name}: ${path}`)), ...told.left_out.map((why) => el("li", {}, why))),
-      el("label", {}, "Repository", repo),
-      el("label", {}, "Hugging Face token", token),
-      el("label", {}, everyone, " Make a new repository public"),
+      labelled(repo),
+      labelled(token),
+      el("label", {}, everyone, ` ${told.fields.public.label}`),
       said,
       status,
       el("div", { class: "ways" }, ...buttons, button("close", "Close", () => dialog.close())),

@@ -22,11 +22,14 @@ from starlette.routing import Route
 
 from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.doctor import environment
+from kohya_gui.field_links import FieldLinks
 from kohya_gui.json_routes import NotFound, get, post
 from sd_scripts.formats.atomic_files import write_whole
 from sd_scripts.formats.disk import saving
 from sd_scripts.formats.words import shortened
+from sd_scripts.options.publish import PublishOptions
 from sd_scripts.options.saving import REPOSITORY
+from sd_scripts.options.spec import Option, each_option
 from sd_scripts.runs.private import private_folder
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.store import RunRow, state_folder
@@ -39,6 +42,8 @@ PACKED = "published-{}.zip"
 """The zip of a run in the state folder, until it is downloaded."""
 KEPT_SECONDS = 24 * 3600
 """A zip that was never downloaded is removed by a later GUI."""
+OPTIONS: dict[str, Option] = {o.name: o for o in each_option(PublishOptions)}
+LINKS = FieldLinks("publish", OPTIONS)
 
 
 @dataclass
@@ -67,6 +72,9 @@ class PublishRoutes:
             "names": [*sources],
             "sources": sources,
             "left_out": left_out,
+            "fields": {
+                o.name: {"label": o.label, "help": o.help, "placeholder": o.placeholder} for o in OPTIONS.values()
+            },
         }
 
     def start(self, request: Request, body: Mapping[str, Any]) -> Any:
@@ -74,11 +82,12 @@ class PublishRoutes:
         row, text, token = self._row(request), body.get("text"), body.get("token") or ""
         repo = "" if body.get("zip") else body.get("repo_id")
         if not isinstance(text, str) or len(text) > MOST_TEXT or not text.strip():
-            raise ValueError(f"text: the card must have 1 to {MOST_TEXT:,} characters")
+            raise LINKS.refusal([f"text: the card must have 1 to {MOST_TEXT:,} characters"])
         if not isinstance(repo, str) or not isinstance(token, str) or (not repo and not body.get("zip")):
-            raise ValueError("repo_id: enter the repository to upload to, such as me/my-lora")
+            raise LINKS.refusal(["repo_id: enter the repository to upload to, such as me/my-lora"])
         if repo and not REPOSITORY.fullmatch(repo):
-            raise ValueError(f"repo_id: {shortened(repr(repo))} is not the name of a repository; write me/my-lora")
+            why = f"{shortened(repr(repo))} is not the name of a repository; write me/my-lora"
+            raise LINKS.refusal([f"repo_id: {why}"])
         card = self._allowed_paths.check("card", self._content(row)["card"])
         flags = ["--card", str(card)]
         if repo:
@@ -109,6 +118,7 @@ class PublishRoutes:
             "url": job.url,
             "zip": job.zip is not None and job.zip.is_file(),
             "error": job.error,
+            "html": job.error and LINKS.refused(ValueError(job.error)),
         }
 
     def download(self, request: Request) -> Any:

@@ -38,6 +38,8 @@ window.Studio = (() => {
     made.append(...children.filter((child) => child != null));
     return made;
   };
+  /** An element whose content is HTML from the server. */
+  const rendered = (tag, attributes, html) => Object.assign(el(tag, attributes), { innerHTML: html });
   const write = (element, text) => {
     if (element.textContent !== String(text)) element.textContent = text;
   };
@@ -115,12 +117,10 @@ window.Studio = (() => {
 
   /** The box of an error: as the server rendered it, with links to the fields, or its plain text. */
   const complaint = (error) => {
-    const box = el("div");
-    box.innerHTML = error.html || "";
-    if (error.html) return box;
+    if (error.html) return rendered("div", {}, error.html);
     const lines = error.message.split("\n").map((line) => el("p", {}, line));
     return el("div", { class: "message message-error", role: "alert" }, el("span", { class: "sign" }, "✕"), el("div", {}, ...lines));
   };
 
-  return { ask, send, url, el, write, put, duration, when, labels, toast, complaint };
+  return { ask, send, url, el, rendered, write, put, duration, when, labels, toast, complaint };
 })();

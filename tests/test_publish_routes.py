@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import time
 import zipfile
 from pathlib import Path
@@ -62,6 +63,11 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, str(tmp_path / "state"))
 
 
+def _fields_of(answer: dict[str, Any]) -> list[str]:
+    """Return the ids of the fields to which a message leads."""
+    return re.findall('data-field="([^"]+)"', answer["html"])
+
+
 def test_the_edited_card_is_kept_beside_the_file_and_packed(tmp_path: Path, state: None) -> None:
     studio = Studio(tmp_path)
     told = studio.get("card").json()
@@ -70,7 +76,7 @@ def test_the_edited_card_is_kept_beside_the_file_and_packed(tmp_path: Path, stat
     assert told["sources"] == {"README.md": str(tmp_path / "cat-README.md"), "cat.safetensors": str(studio.file)}
     assert studio.get("published").status_code == 404
     assert studio.publish(text="my card", zip=True).status_code == 200
-    assert studio.outcome() == {"running": False, "url": "", "zip": True, "error": ""}
+    assert studio.outcome() == {"running": False, "url": "", "zip": True, "error": "", "html": ""}
     with zipfile.ZipFile(io.BytesIO(studio.get("published/zip").content)) as packed:
         assert packed.read("README.md") == b"my card\n"
         assert packed.read("cat.safetensors") == studio.file.read_bytes()
@@ -94,21 +100,28 @@ def test_a_token_reaches_the_upload_and_no_file(tmp_path: Path, state: None, mon
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     studio = Studio(tmp_path)
     assert studio.publish(text="card", repo_id="me/my-cat", token="hf_TheTokenOfATest").status_code == 200
-    assert studio.outcome()["error"].startswith("--repo_id: nothing was uploaded to 'me/my-cat' (")
+    outcome = studio.outcome()
+    assert outcome["error"].startswith("--repo_id: nothing was uploaded to 'me/my-cat' (")
+    assert _fields_of(outcome) == ["publish-repo_id"]
     holding = [path for path in tmp_path.rglob("*") if path.is_file() and b"hf_TheToken" in path.read_bytes()]
     assert holding == []
 
 
-def test_what_cannot_be_published_is_refused_in_one_sentence(tmp_path: Path, state: None) -> None:
+def test_what_cannot_be_published_is_refused_in_one_sentence_that_leads_to_its_field(
+    tmp_path: Path, state: None
+) -> None:
     studio = Studio(tmp_path)
-    for body, problem in (
-        ({"text": " ", "zip": True}, "text: the card must have"),
-        ({"text": "card"}, "repo_id: enter the repository"),
-        ({"text": "card", "repo_id": 3}, "repo_id: enter the repository"),
+    for body, name, problem in (
+        ({"text": " ", "zip": True}, "text", "the card must have"),
+        ({"text": "card"}, "repo_id", "enter the repository"),
+        ({"text": "card", "repo_id": 3}, "repo_id", "enter the repository"),
+        ({"text": "card", "repo_id": "a/b/c"}, "repo_id", "'a/b/c' is not the name of a repository"),
     ):
         answer = studio.publish(**body)
         assert answer.status_code == 400
-        assert answer.json()["error"].startswith(problem)
+        assert answer.json()["error"].startswith(f"{name}: {problem}")
+        assert _fields_of(answer.json()) == [f"publish-{name}"]
+    assert studio.get("card").json()["fields"].keys() == {"text", "repo_id", "token", "public"}
     assert not (tmp_path / "cat-README.md").exists()
 
 

@@ -32,7 +32,10 @@ def test_a_run_is_published_as_a_zip_with_the_card_that_was_edited(page: Any, gu
     expect(card).to_be_visible()
     assert "base_model" in card.input_value()
     dialog.locator("[data-action=upload]").click()
-    expect(dialog.locator(".message-error")).to_contain_text("repo_id: enter the repository")
+    refused = dialog.locator(".message-error")
+    expect(refused).to_contain_text("Repository (repo_id): enter the repository")
+    refused.get_by_role("button", name="Repository").click()
+    expect(dialog.get_by_label("Repository")).to_be_focused()
     card.fill("my own card")
     with page.expect_download() as download:
         dialog.locator("[data-action=zip]").click()
