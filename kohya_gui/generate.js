@@ -1,6 +1,6 @@
 // The tab Generate: its form, the progress of requests, and the images with their parameters.
 (() => {
-  const { ask, send, el, write, url, complaint, duration } = Studio;
+  const { ask, send, el, rendered, write, url, complaint, duration } = Studio;
   const EVERY = 500; // milliseconds
   const KEPT = "generate-form"; // in the browser
   let families = null; // from the server
@@ -45,7 +45,8 @@
     const label = el("span", { class: "generate-label" }, field.label, browse ? " " : null, browse);
     const wide = field.wide || field.kind === "lines" ? " wide" : "";
     const box = field.kind === "switch" ? [made, label] : [label, made];
-    return el("label", { id: `generate-${field.name}`, class: `option generate-field${wide} kind-${field.kind}`, title: field.help }, ...box);
+    const hint = el("span", { class: "generate-hint" }, field.help);
+    return el("label", { id: `generate-${field.name}`, class: `option generate-field${wide} kind-${field.kind}` }, ...box, hint);
   };
 
   const read = (name) => {
@@ -67,6 +68,19 @@
     const drop = el("button", { type: "button", "aria-label": "Remove adapter", onclick: () => (row.remove(), changed()) }, "✕");
     const row = el("div", { class: "adapter" }, file, by, browse, drop);
     return row;
+  };
+  /** Offer what the runs of this family trained. */
+  const offerAdapters = async () => {
+    const found = await ask(`generate/adapters?family=${home.family.value}`).catch(() => []);
+    const name = (path) => path.split(/[/\\]/).pop();
+    const option = ({ path, run }) => el("option", { value: path, title: path }, name(path) === `${run}.safetensors` ? run : `${run}: ${name(path)}`);
+    home.trained.replaceChildren(el("option", { value: "" }, "Add one of my runs…"), ...found.map(option));
+    home.trained.hidden = !found.length;
+  };
+  const addTrained = () => {
+    home.adapters.append(adapterRow({ path: home.trained.value }));
+    home.trained.value = "";
+    changed();
   };
   const adapters = () =>
     [...home.adapters.querySelectorAll(".adapter")]
@@ -166,8 +180,11 @@
     const [first, ...rest] = panels;
     home.adapters = el("div", { class: "adapters" }, ...files.map(adapterRow));
     const add = el("button", { type: "button", "data-action": "add-adapter", onclick: () => home.adapters.append(adapterRow()) }, "Add adapter");
-    const kin = el("div", { class: "generate-adapters" }, el("span", { class: "generate-label" }, "LoRAs and other adapters"), home.adapters, add);
-    home.form.replaceChildren(...[controlBox(paths), first, kin, ...rest].filter(Boolean));
+    home.trained = el("select", { class: "adapters-of-runs", "aria-label": "Adapters of my runs", hidden: true, onchange: addTrained });
+    const ways = el("div", { class: "control-ways" }, add, home.trained);
+    const box = el("div", { class: "generate-adapters" }, el("span", { class: "generate-label" }, "LoRAs and other adapters"), home.adapters, ways);
+    home.form.replaceChildren(...[controlBox(paths), first, box, ...rest].filter(Boolean));
+    offerAdapters();
     for (const field of fields()) put(field.name, values[field.name] ?? field.value);
     show();
   };
@@ -198,7 +215,6 @@
 
   const doing = (request) => {
     if (request.state === "done") return `Done in ${duration(request.seconds)}`;
-    if (request.state === "failed") return request.error;
     if (request.state === "waiting") return state.waits_for ? `Starts when ${state.waits_for} ends` : "Waiting";
     const which = request.last > request.image ? `images ${request.image} to ${request.last}` : `image ${request.image}`;
     const count = request.images > 1 ? `, ${which} of ${request.images}` : "";
@@ -223,7 +239,7 @@
       { class: `request request-${request.state}` },
       el("span", { class: "request-prompt", title: request.prompt }, request.prompt),
       open ? bar : null,
-      el("span", { class: request.state === "failed" ? "request-doing bad" : "request-doing" }, doing(request)),
+      request.state === "failed" ? rendered("span", { class: "request-doing bad" }, request.html) : el("span", { class: "request-doing" }, doing(request)),
       open ? el("button", { type: "button", class: "link", "data-action": "cancel-request", onclick: cancel }, "Cancel") : null,
       preview,
     );
@@ -236,7 +252,7 @@
     home.requests.replaceChildren(...[...open].reverse().map(requestRow), ...over.map(requestRow));
     home.free.hidden = !alive;
     write(home.process, alive ? (open.length ? "The model is generating" : "The model stays loaded") : "");
-    home.warnings.replaceChildren(...warnings.map((text) => el("li", {}, text)));
+    home.warnings.replaceChildren(...warnings.map((html) => rendered("li", {}, html)));
   };
 
   // The gallery
@@ -434,5 +450,9 @@
     asking = false;
   };
   setInterval(beat, EVERY);
-  document.addEventListener("click", (event) => event.target.closest?.("[role=tab]") && setTimeout(beat));
+  document.addEventListener("click", (event) => {
+    if (!event.target.closest?.("[role=tab]")) return;
+    setTimeout(beat);
+    setTimeout(() => visible() && offerAdapters()); // a run may have ended since
+  });
 })();

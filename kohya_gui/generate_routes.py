@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from kohya_gui.allowed_paths import AllowedPaths
 from kohya_gui.control_uploads import CONTROL_FOLDER, keep_control, remove_unused
-from kohya_gui.field_links import FieldLinks
+from kohya_gui.field_links import NO_LINKS, FieldLinks
 from kohya_gui.generate_form import form, form_values, options_of, values_of
 from kohya_gui.generate_job import GenerateJob
 from kohya_gui.json_routes import NotFound, get, post, upload
@@ -39,6 +39,8 @@ from sd_scripts.runs.store import RunRow
 
 MOST_IMAGES = 120
 """Images in the gallery, the newest ones."""
+MOST_RUNS = 500
+"""Newest runs whose adapters are offered."""
 MOST_BYTES = 100 << 20
 """Size of a control image that is uploaded."""
 FAMILIES = {script.family for script in GENERATE_SCRIPTS}
@@ -56,6 +58,7 @@ def routes(queue: RunQueue, allowed_paths: AllowedPaths) -> list[Route]:
         get("generate/image/{name}", tab.image),
         get("generate/preview", tab.preview),
         get("generate/run/{id:row}", tab.of_run),
+        get("generate/adapters", tab.adapters),
         post("generate", tab.start),
         post("generate/cancel", tab.cancel),
         post("generate/free", tab.free),
@@ -75,7 +78,12 @@ class GenerateRoutes:
         self._job.follow()
         told = self._job.state()
         known = f"{self._launch}.{self._job.changes}.{told['alive']}.{bool(told['waits_for'])}"
-        return None if request.query_params.get("known") == known else {"known": known, **told}
+        if request.query_params.get("known") == known:
+            return None
+        links = _links(self._job.family) if self._job.family in FAMILIES else NO_LINKS
+        for each in told["requests"]:
+            each["html"] = "\n".join(map(links.sentence, each["error"].splitlines()))
+        return {"known": known, **told, "warnings": [links.sentence(text) for text in told["warnings"]]}
 
     def start(self, request: Request, body: Mapping[str, Any]) -> dict[str, str]:
         """Check a form and ask for its images. Raises ValueError, one sentence per line."""
@@ -87,7 +95,7 @@ class GenerateRoutes:
         settings = settings_of(family, {}, values)
         wrong = self._allowed_paths.problems(settings.values(), settings.options.values())
         if wrong := wrong or self._controls_outside(settings) or list(map(str, problems(settings))):
-            raise FieldLinks("generate", options_of(family)).refusal(wrong)
+            raise _links(family).refusal(wrong)
         return {"id": self._job.generate(family, values)}
 
     def _controls_outside(self, settings: Settings) -> list[str]:
@@ -169,6 +177,18 @@ class GenerateRoutes:
         texts = {str(key): text for key, text in chunks.items() if isinstance(text, str)}
         return as_form(read_chunks(texts))
 
+    def adapters(self, request: Request) -> list[dict[str, str]]:
+        """Return the last adapter of each run of a family, the newest run first."""
+        family = request.query_params.get("family")
+        files: dict[str, str] = {}
+        for row in self._queue.store.rows(MOST_RUNS):
+            if row.family != family or not row.results or tab_of(row).method != "lora":
+                continue
+            path = row.results[-1]
+            if not self._allowed_paths.problem("lora_weights", path) and Path(path).is_file():
+                files.setdefault(path, row.name)
+        return [{"path": path, "run": run} for path, run in files.items()]
+
     def of_run(self, request: Request) -> dict[str, Any]:
         """Return the form with which to try what a run trained."""
         row = self._queue.store.row(request.path_params["id"])
@@ -212,6 +232,11 @@ class GenerateRoutes:
             return []
         number = (run_state.samples[-1].number if run_state.samples else 0) or 0
         return [*prompts[number].control_images] if number < len(prompts) else []
+
+
+def _links(family: str) -> FieldLinks:
+    """Return the links to the fields of a family's form."""
+    return FieldLinks("generate", options_of(family))
 
 
 def absolute(image_dir: object) -> Path:

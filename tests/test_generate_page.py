@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -15,12 +16,14 @@ from data_help import make_image
 from PIL import Image
 from runs_help import wait_for
 from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.testclient import TestClient
 
 from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.control_uploads import CONTROL_FOLDER, KEPT_SECONDS, keep_control, remove_unused
 from kohya_gui.generate_form import ROWS, form, options_of, values_of
-from kohya_gui.generate_routes import as_form, routes
+from kohya_gui.generate_job import Request as Asked
+from kohya_gui.generate_routes import GenerateRoutes, as_form, routes
 from kohya_gui.launch_command import sees_no_gpu
 from sd_scripts.families.flux.family import FLUX
 from sd_scripts.formats.image_parameters import read_chunks, text_chunks
@@ -309,6 +312,40 @@ def test_an_image_that_no_form_could_have_made_still_fills_what_fits() -> None:
     told = as_form({"prompt": 3, "width": "wide", "family": "unknown", "adapters": "none", "seed": None})
     assert told["family"] is None
     assert told["values"]["prompt"] == "3"
+
+
+def test_failures_and_warnings_lead_to_the_fields_of_the_family(tab: Tab) -> None:
+    page = GenerateRoutes(tab.queue, EVERYWHERE)
+    page._job.family = "flux"
+    page._job.requests["1"] = Asked("1", "a cat", state="failed", error="guidance: <too> high\nae: not found")
+    page._job.warnings = ["t5xxl_max_token_length: cuts 1 prompt", "slow"]
+    told = page.state(Request({"type": "http", "query_string": b""}))
+    assert told
+    (failed,) = told["requests"]
+    assert re.findall('data-field="([^"]+)"', failed["html"]) == ["generate-guidance", "generate-ae"]
+    assert "&lt;too&gt; high" in failed["html"]
+    leading, plain = told["warnings"]
+    assert 'data-field="generate-t5xxl_max_token_length"' in leading
+    assert plain == "slow"
+
+
+def test_the_last_adapter_of_each_run_of_the_family_is_offered_newest_first(tab: Tab, tmp_path: Path) -> None:
+    files = {name: tmp_path / f"{name}.safetensors" for name in ("first", "second", "model", "sdxl", "lost")}
+    for name, (kind, family) in {
+        "first": ("lora", "flux"),
+        "second": ("lora", "flux"),
+        "model": ("dreambooth", "flux"),
+        "sdxl": ("lora", "sdxl"),
+        "lost": ("lora", "flux"),
+    }.items():
+        run = tab.queue.store.add(tmp_path / "runs" / name, name=name, tab=kind, family=family, state="finished")
+        tab.queue.store.update(run.id, results=[tmp_path / "earlier.safetensors", files[name]])
+        files[name].touch()
+    files["lost"].unlink()
+    offered = [{"path": str(files[name]), "run": name} for name in ("second", "first")]
+    assert tab.get("/adapters?family=flux").json() == offered
+    elsewhere = Tab(tmp_path, AllowedPaths.within([tmp_path / "runs"]))
+    assert elsewhere.get("/adapters?family=flux").json() == []
 
 
 def test_try_it_fills_in_what_a_run_trained(tab: Tab, flux_miniature: Any, tmp_path: Path) -> None:
