@@ -241,6 +241,19 @@ def test_an_unreadable_image_is_named(tmp_path: Path) -> None:
         read_image(tmp_path / "none.png")
 
 
+def test_an_image_that_is_cut_off_is_found_by_its_header_and_one_with_bytes_after_its_end_is_not(
+    tmp_path: Path,
+) -> None:
+    for ending in ("png", "jpg", "bmp", "webp"):
+        Image.fromarray(NOISE).save(tmp_path / f"whole.{ending}")
+        content = (tmp_path / f"whole.{ending}").read_bytes()
+        (tmp_path / f"longer.{ending}").write_bytes(content + b"a motion photo has a clip here")
+        (tmp_path / f"cut.{ending}").write_bytes(content[: len(content) * 3 // 4])
+        assert read_size(tmp_path / f"whole.{ending}") == read_size(tmp_path / f"longer.{ending}") == (80, 60)
+        with pytest.raises(UnreadableImage, match=rf"cut.{ending} cannot be read"):
+            read_size(tmp_path / f"cut.{ending}")
+
+
 def test_pixels_span_minus_one_to_one() -> None:
     black, white = np.zeros((8, 16, 3), np.uint8), np.full((8, 16, 3), 255, np.uint8)
     pixels = stack_pixels([black, white])

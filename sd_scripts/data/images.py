@@ -1,6 +1,7 @@
 """Load images and masks: decode, resize and crop to the bucket, augment. Sizes are (width, height)."""
 
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,14 @@ DECODER = 3
 Result = TypeVar("Result")
 Pixels = NDArray[np.uint8]
 """(H, W, 3) for an image, (H, W) for a mask."""
+
+LAST_BYTES: dict[str, bytes | tuple[bytes, ...]] = {
+    "PNG": b"IEND\xaeB`\x82",
+    "JPEG": b"\xff\xd9",
+    "MPO": b"\xff\xd9",
+    "BMP": (),
+}
+"""How whole files of these formats end, BMPs in no special way; files of other formats are read whole at opening."""
 
 _EXIF_ORIENTATION = 0x0112
 _EXIF_TRANSPOSES = {
@@ -119,11 +128,13 @@ class Placement:
 
 
 def read_header(path: Path) -> tuple[Size, bool]:
-    """Return width and height after EXIF rotation, and whether the image is animated, without decoding pixels; raise
-    UnreadableImage if that fails."""
+    """Return width and height after EXIF rotation, and whether the image is animated. Pixels are decoded only where
+    the file may be cut off. Raise UnreadableImage if anything fails."""
 
     def header(image: Image.Image) -> tuple[Size, bool]:
         width, height = image.size
+        if not _ends_whole(image):
+            image.load()  # raises if pixels are missing; most files with other bytes at their end have all
         # the further frames of a camera's MPO are previews and views
         animated = image.format != "MPO" and getattr(image, "n_frames", 1) > 1
         return (height, width) if _orientation(image, path) >= 5 else (width, height), animated
@@ -255,6 +266,18 @@ def _read(path: Path, read: Callable[[Image.Image], Result]) -> Result:
         return read_with(path, read)
     except Exception as error:  # broken files raise different errors by format
         raise UnreadableImage(path, error) from error
+
+
+def _ends_whole(image: Image.Image) -> bool:
+    """Return whether the file of an open image ends as whole files of its format do."""
+    file, last = image.fp, LAST_BYTES.get(image.format or "")
+    if file is None or last is None:
+        return True
+    place = file.tell()
+    file.seek(-max(map(len, LAST_BYTES.values())), os.SEEK_END)
+    end = file.read()
+    file.seek(place)
+    return end.endswith(last)
 
 
 def _upright(image: Image.Image, path: Path) -> Image.Image:
