@@ -140,6 +140,6 @@ OF_METHOD: Mapping[str, tuple[Panel, Panel, tuple[Panel, ...]]] = {
 def training(tab: str, data: Panel) -> Training:
     """Return a training tab with this dataset panel."""
     first, memory, last = OF_METHOD[TABS[tab].method]
-    basic = (MODEL, data, CONTROLS, SAVING, first, BASIC, TIMESTEPS, memory)
+    basic = (MODEL, SAVING, data, CONTROLS, first, BASIC, TIMESTEPS, memory)
     panels = (*basic, *last, *OF_FAMILIES, EMA, SAMPLES, METADATA)
     return Training(tab=TABS[tab], panels=panels)

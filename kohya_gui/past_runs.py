@@ -15,6 +15,7 @@ from sd_scripts.options.catalog import script_for
 from sd_scripts.options.reading import from_values
 from sd_scripts.options.settings import Settings
 from sd_scripts.runs.folder import RunFolder
+from sd_scripts.runs.outputs import LAST
 from sd_scripts.runs.queue import PlannedRun, gpu_set
 from sd_scripts.runs.store import RunRow
 
@@ -31,7 +32,7 @@ def plan(prepared: Prepared, tab: Tab, family: str) -> PlannedRun:
         argv=argv,
         environment={name: value for name, value in environment.items() if name not in HANDED},
         secrets={name: value for name, value in environment.items() if name in HANDED},
-        name=settings.get("output_name") or prepared.folder.path.name,
+        name=settings.get("output_name") or LAST,
         tab=tab.name,
         family=family,
         gpus=gpu_set(settings.get("gpu_ids", ""), sees_no_gpu()),
