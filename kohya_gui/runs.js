@@ -1,9 +1,11 @@
 // The Runs tab: the queue, past runs, and comparisons.
 (() => {
   const { el, write, send, ask, board } = Studio;
+  const ROWS = 25; // past runs that are shown at first, and more of them by each press
   const picked = new Set();
   let home = null,
-    comparing = null;
+    comparing = null,
+    rowsShown = ROWS;
 
   // Update a table or list while keeping the elements of its rows, so that focus and hover are kept
 
@@ -122,6 +124,12 @@
     cells[3].title = new Date((run.started ?? run.created) * 1000).toLocaleString();
   };
 
+  const showMore = () => {
+    rowsShown += ROWS;
+    if (rowsShown > home.found) Studio.showOlder();
+    drawBoard();
+  };
+
   const choose = (id) => {
     closeComparison();
     Studio.choose(id);
@@ -233,7 +241,7 @@
     );
     const none = el("p", { class: "quiet", hidden: true });
     const rows = el("tbody");
-    const older = el("button", { type: "button", class: "link", onclick: Studio.showOlder }, "Show older runs");
+    const older = el("button", { type: "button", class: "link", onclick: showMore }, "Show older runs");
     const said = el("div");
     element.className = "board";
     element.replaceChildren(
@@ -286,6 +294,7 @@
       confirm,
       all,
       none,
+      found: 0, // past runs that match the search, of those that are loaded
       shown: [],
       rows,
       older,
@@ -311,11 +320,12 @@
     const begun = board.runs.filter((run) => run.state !== "queued");
     const past = begun.filter((run) => words.every((word) => text(run).includes(word)));
     past.sort((a, b) => (b.started ?? b.created) - (a.started ?? a.created) || b.id - a.id);
-    home.shown = past;
-    keyed(home.rows, past, historyRow, fillHistoryRow);
+    home.found = past.length;
+    home.shown = past.slice(0, rowsShown);
+    keyed(home.rows, home.shown, historyRow, fillHistoryRow);
     home.none.hidden = past.length > 0;
     write(home.none, begun.length ? `No runs match "${home.find.value.trim()}".` : "No runs yet.");
-    home.older.hidden = board.runs.length < board.limit;
+    home.older.hidden = past.length <= rowsShown && board.runs.length < board.limit;
     drawPicked();
     drawComparison().catch(() => {});
   };
