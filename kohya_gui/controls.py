@@ -197,11 +197,10 @@ class Form:
                     self.hints[name] = gr.HTML(elem_id=f"{self.tab}-{name}-hint", elem_classes="found")
 
     def _width(self, name: str) -> str:
-        """Return the width class: texts get more room than numbers, a path with a hint gets the whole row."""
-        if name in self._hinted:
-            return "option-wide"
+        """Return the width class: a path or list of texts gets the whole row, anything else a third of it."""
         option = self.options[name]
-        return "option-text" if kind(option) == "text" and option.type is str else "option-small"
+        takes_row = name in self._hinted or option.path or (option.many and option.type is str)
+        return "option-wide" if takes_row else "option-small"
 
     def panel(
         self,
