@@ -351,12 +351,19 @@
       if (button.title !== title) button.title = title;
     }
   };
-  /** Hide Start's message about a queued run once that run has started. */
+  /** Hide Start's message about a queued run once that run has started, and its notes where the plan or the run shows
+   * them, too. */
   const hideOldAnswers = () => {
     for (const said of document.querySelectorAll("[data-waits]")) {
       const run = board.runs.find((each) => each.id === Number(said.dataset.waits));
       const over = Boolean(run) && run.state !== "queued";
       if (said.hidden !== over) said.hidden = over;
+    }
+    for (const said of document.querySelectorAll("[data-started]")) {
+      const shown = [...said.closest(".running").querySelectorAll(".plan[open] > ul > li, .section-warning li")];
+      const notes = [...said.querySelectorAll("li")];
+      for (const note of notes) note.hidden = shown.some((other) => other.textContent.startsWith(note.textContent));
+      said.hidden = notes.every((note) => note.hidden);
     }
   };
   const shares = (some, others) =>
@@ -385,10 +392,10 @@
       if (place()) {
         await askBoard();
         nameStart();
-        hideOldAnswers();
         nameTab();
         view.show(shown());
         await view.ask();
+        hideOldAnswers();
         if (view.id == null) view.nothing(...NO_RUN);
       }
       answered(null);

@@ -1,5 +1,7 @@
 """Tabs that scripts of the page fill: runs, LoRA tools, the machine; and the run column of a training tab."""
 
+from html import escape
+
 import gradio as gr
 
 SLOT = '<div data-live="{place}"></div>'
@@ -17,20 +19,20 @@ class RunPanel:
             self.print = gr.Button("Print command", elem_id=f"{tab}-print", scale=2)
         gr.HTML(PLAN.format(tab=tab), elem_id=f"{tab}-plan", apply_default_css=False)
         self.message = gr.HTML(elem_id=f"{tab}-message")
-        self.command = gr.Code(
-            label="Command",
-            interactive=False,
-            wrap_lines=True,
-            visible=False,
-            elem_id=f"{tab}-command",
-            elem_classes="command",
-        )
+        self.command = gr.HTML(visible=False, elem_id=f"{tab}-command", elem_classes="command", apply_default_css=False)
         gr.HTML(SLOT.format(place=tab), elem_id=f"{tab}-run", apply_default_css=False)
         # runs.js (Studio.load) fills in the number of a past run and presses the button
         self.past = gr.Textbox(elem_id=f"{tab}-load-run", elem_classes="offstage", container=False)
         self.load = gr.Button("Load settings", elem_id=f"{tab}-load", elem_classes="offstage")
         # fields.js fills in the answer to a question of Start and presses Start again
         self.answer = gr.Textbox(elem_id=f"{tab}-answer", elem_classes="offstage", container=False)
+
+
+def printed_command(line: str) -> str:
+    """Return a command line with a Copy button; its lines break between words only, never after the `--` of a flag."""
+    words = " ".join(f"<span>{escape(word)}</span>" for word in line.split(" "))
+    copy = f'<button type="button" class="link" data-copy="{escape(line)}">Copy</button>'
+    return f"<p><b>Command</b> {copy}</p><pre>{words}</pre>"
 
 
 def runs_tab() -> None:

@@ -37,7 +37,7 @@ from kohya_gui.presets import (
 )
 from kohya_gui.prompt_editor import saved_text
 from kohya_gui.recognise import Recognised
-from kohya_gui.runs_gui import RunPanel
+from kohya_gui.runs_gui import RunPanel, printed_command
 from kohya_gui.shell_line import shell_line
 from kohya_gui.tabs import TABS, Tab
 from kohya_gui.tensorboard_gui import TensorBoardButtons
@@ -233,7 +233,7 @@ class TrainingTab:
             return hint(found)
         passes = number("max_train_epochs", epochs)  # without them the number of steps is set
         fitting = usual_factor(found.images * passes) if passes and passes > 0 else 1
-        often = f", {fitting} repeats" if fitting > 1 else " as it is"
+        often = f", {fitting} repeats" if fitting > 1 else " as is"
         return hint(found, links.set_button("num_repeats", str(fitting), f"Use this folder{often}"))
 
     def _component_hint(self, name: str) -> Callable[[str, str], str]:
@@ -507,10 +507,13 @@ class TrainingTab:
             waits = self._why_waiting(run)
         except ValueError as error:
             return {self.run.message: self.form.links.refused(error, start=True), **again}
-        remarks = self._message(prepared.remarks, f"{waits}. Note:" if waits else "Started. Note:")
-        waiting = message("ok", waits, attributes=f' data-waits="{run}"') if waits else ""
+        until = f' data-waits="{run}"' if waits else " data-started"  # when it is outdated, see live.js
+        said = message("ok", waits, attributes=until) if waits else ""
+        if prepared.remarks:
+            title = f"{waits}. Note:" if waits else "Started. Note:"
+            said = self.form.links.told("warning", title, prepared.remarks, attributes=until)
         return {
-            self.run.message: remarks if prepared.remarks else waiting,
+            self.run.message: said,
             self.run.command: gr.update(visible=False),
             **({self.form.controls["output_name"]: values["output_name"]} if answer.startswith("rename") else {}),
             **again,
@@ -526,7 +529,7 @@ class TrainingTab:
         before = [*self._queue.store.living(), *(other for other in self._queue.store.queued() if other.id < run)]
         if not any(gpus_overlap(row.gpus, other.gpus) for other in before):
             return ""
-        return f"{row.name} is queued and starts automatically"
+        return f"{row.name} is queued and will start automatically"
 
     def _open_past(self, data: Updates) -> Updates:
         """Load what fields.js or runs.js asks for: a past run by number, a preset or tab by name, the options of a
@@ -614,8 +617,9 @@ class TrainingTab:
             return {self.run.message: self.form.links.refused(error)}
         line = shell_line(prepared.command.argv)
         print(line, flush=True)
-        said = self._message(prepared.remarks, "The command below contains all settings and needs no file")
-        return {self.run.message: said, self.run.command: gr.update(value=line, visible=True)}
+        title = "The command below contains all settings; it does not need a settings file"
+        said = self._message(prepared.remarks, title)
+        return {self.run.message: said, self.run.command: gr.update(value=printed_command(line), visible=True)}
 
     def _train(self, data: Updates, values: dict[str, Any], print_only: bool) -> tuple[Prepared, int | None]:
         family, unknown, prompts = data[self.family], data[self.unknown], self._prompts(data, values)

@@ -718,11 +718,11 @@ def test_folders_that_are_never_seen_are_reported(tmp_path):
 @pytest.mark.parametrize(
     ("count", "epochs", "repeats", "words"),
     [
-        (3, "", 1, "Use this folder as it is"),
-        (3, "nonsense", 1, "Use this folder as it is"),
+        (3, "", 1, "Use this folder as is"),
+        (3, "nonsense", 1, "Use this folder as is"),
         (3, "20", 25, "Use this folder, 25 repeats"),
         (7, "10", 21, "Use this folder, 21 repeats"),
-        (4, "400", 1, "Use this folder as it is"),
+        (4, "400", 1, "Use this folder as is"),
     ],
 )
 def test_a_flat_folder_is_offered_with_repeats_for_a_usual_first_run(tab, tmp_path, count, epochs, repeats, words):
@@ -1064,7 +1064,7 @@ def test_a_run_that_has_to_wait_says_why(tab, monkeypatch, tmp_path):
     monkeypatch.setattr(tab, "_queue", RunQueue(RunStore(tmp_path / "runs.sqlite")))
     first, second = (int(past_run(tab, tmp_path / name, "", state="queued")) for name in ("first", "second"))
     assert tab._why_waiting(first) == ""
-    assert tab._why_waiting(second) == "second is queued and starts automatically"
+    assert tab._why_waiting(second) == "second is queued and will start automatically"
     tab._queue.store.paused = True
     assert tab._why_waiting(first) == "first is queued: the queue is paused"
 
