@@ -62,7 +62,7 @@ window.Drafts = (() => {
     sheet.replaceSync([...unsaved].map((each) => `#${each}-file [data-testid="block-info"]::after { ${mark} }`).join("\n"));
     return saved.stamp;
   };
-  // A printed command is that of the settings at that time
+  // A printed command belongs to the settings at that time
   const latest = new Map(); // tab -> its settings
   const commands = new Map(); // tab -> the settings of its printed command
   const filled = new Set(); // tabs that another can copy from

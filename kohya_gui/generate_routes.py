@@ -105,7 +105,7 @@ class GenerateRoutes:
         valid = settings.without({name for problem in settings.problems() for name in problem.names})
         try:
             named = {name for prompt in prompts_of(valid) for name in prompt.control_images}
-        except (ValueError, WrongValue):  # told with the other problems
+        except (ValueError, WrongValue):  # reported with the other problems
             lines = (line for line in settings.value("prompt") if isinstance(line, str))
             named = {str(name) for line in lines for name in line_keys(line).get(CONTROLS.key, ())}
         return [why for name in sorted(named) if (why := self._allowed_paths.problem(CONTROLS.key, name))]

@@ -142,7 +142,7 @@ def _without_effect(legacy: Mapping[str, Any], family: str, tab: str) -> Iterato
     """Yield a remark for each key that was changed and has no effect here."""
     record, title = record_of(family), FAMILY_TITLES.get(family) or TITLES.get(family, family)
     silent = {*COMBINED, *OF_PAGE, *COMBINED_METADATA, *PREPARATION, *FAMILIES, *FIELDS}
-    silent |= {*KOHYA_TABS[tab].cannot, *own_keys(tab, family).cannot}  # told already
+    silent |= {*KOHYA_TABS[tab].cannot, *own_keys(tab, family).cannot}  # reported already
     if tab == "lora" and record.network:
         silent |= {*record.text_rates, *record.lora_fields, "split_mode"}
     for key, value in legacy.items():

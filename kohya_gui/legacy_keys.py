@@ -73,7 +73,7 @@ DROPPED = (
         """
     )
 )
-"""Keys that are no option; besides these, those that have no effect here, and those of other models."""
+"""Keys that are not options; others are options that have no effect here, or that other models have."""
 NO_EFFECT = {
     "xformers": ALWAYS_SDPA,
     "no_token_padding": "not supported; captions are padded as the text encoders were trained",
@@ -96,7 +96,7 @@ USUAL = {
     **{"lumina_sigmoid_scale": 1.0, "lumina_gemma2_max_token_length": 256},
     **{name: value for record in RECORDS.values() for name, value in {**record.lora_fields, **record.usual}.items()},
 }
-"""Values of such keys, and of those of other models, in every file that kohya_ss writes; the others are off there."""
+"""Values of such keys, and of other models' keys, in every file that kohya_ss writes; the others are off there."""
 CANNOT = {
     "train_inpainting": "inpainting models are not supported",
     "show_timesteps": "not supported; sd-scripts only plots the timesteps with it, here the training runs",

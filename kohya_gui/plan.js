@@ -1,11 +1,11 @@
-// Keeps the plan beside Start in step with the form: a while after its last change, the server is asked for it. One
+// Keeps the plan next to Start in step with the form: a while after its last change, the server is asked for it. One
 // request at a time: who keeps typing sees the plan of a moment ago instead of none.
 window.Plans = (() => {
   const PAUSE = 300; // ms
   const LONGEST = 130_000; // ms, a little more than the server gives itself
   const drafts = new Map(); // tab -> its last draft
   const shown = new Map(); // tab -> the state whose plan is shown
-  let version = 0; // of all that plans depend on beside the form
+  let version = 0; // of all that plans depend on besides the form
   let timer = null;
   let asking = false;
 
@@ -36,7 +36,7 @@ window.Plans = (() => {
       shown.set(tab, state);
       Studio.put(slot, answer.html);
     } catch {
-      Studio.put(slot, ""); // no plan is better than that of other settings
+      Studio.put(slot, ""); // no plan is better than the plan of other settings
     }
     asking = false;
     slot.removeAttribute("data-busy");

@@ -28,7 +28,7 @@ class PlanProcess:
         """Start the process unless it is alive: it imports its modules before the first plan is wanted."""
         if self._one_at_a_time.acquire(blocking=False):  # else it is at work
             try:
-                with contextlib.suppress(OSError):  # told when a plan is asked for
+                with contextlib.suppress(OSError):  # reported when a plan is asked for
                     self._alive()
             finally:
                 self._one_at_a_time.release()

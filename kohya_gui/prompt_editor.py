@@ -65,7 +65,7 @@ class PromptEditor:
 
     @property
     def inputs(self) -> set[Any]:
-        """The components of which `unsaved` reads."""
+        """The components that `unsaved` reads."""
         return {self._text, self._kept}
 
     def unsaved(self, data: Mapping[Any, Any]) -> str:

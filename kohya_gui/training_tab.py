@@ -481,7 +481,7 @@ class TrainingTab:
     def _has_other_prompts(self, data: Updates, file: str) -> bool:
         """Return whether the editor holds prompts that the file of the settings lacks."""
         typed = self.form.prompt_editor.unsaved(data) if self.form.prompt_editor and file else ""
-        with suppress(ValueError):  # told by the checks
+        with suppress(ValueError):  # reported by the checks
             return bool(typed) and typed != saved_text(Path(file)).strip()
         return False
 

@@ -77,7 +77,7 @@ def test_captions_that_are_not_found_are_reported_with_the_ending_that_lies_ther
 def test_the_ending_in_its_own_case_goes_first(tmp_path: Path) -> None:
     (image,) = make_folder(tmp_path, [(64, 64)])
     image.with_suffix(".TXT").write_text("other")
-    if len(list(tmp_path.iterdir())) == 3:  # a file system that tells the two apart
+    if len(list(tmp_path.iterdir())) == 3:  # a file system that distinguishes the two
         assert find_captions(tmp_path, [image], "txt").found == {image: image.with_suffix(".txt")}
         assert find_captions(tmp_path, [image], ".TXT").found == {image: image.with_suffix(".TXT")}
 
@@ -164,7 +164,7 @@ def test_names_in_another_unicode_normalization_belong_together(tmp_path: Path, 
 
 def test_a_name_that_is_exactly_the_same_goes_first(tmp_path: Path) -> None:
     images = [make_image(tmp_path / f"{name}.png") for name in NAMES[0]]
-    if len(list(tmp_path.iterdir())) == 2:  # a file system that tells the two apart
+    if len(list(tmp_path.iterdir())) == 2:  # a file system that distinguishes the two
         for image in images:
             image.with_suffix(".txt").write_text("x")
         assert find_captions(tmp_path, images, "txt").found == {image: image.with_suffix(".txt") for image in images}

@@ -46,7 +46,7 @@ FULL_PATHS = {
     "finetune": {"image_folder": "<train_data_dir>/10_subject", "train_dir": "<train_dir>"},
 }
 ATTENTION = f"xformers: {ALWAYS_SDPA}"
-"""Told of every file, since kohya_ss's default asks for xformers."""
+"""Reported for every file, since kohya_ss's default asks for xformers."""
 NOT_COMPARED = ("xformers", "sample_prompts", "wandb_run_name")
 """Attention is always torch's own, the prompts were a file of kohya_ss's making, and no run was sent to wandb."""
 

@@ -183,7 +183,7 @@ def test_the_page_knows_the_tensors_of_every_adapter_kind() -> None:
 
 
 def test_layers_and_tensors_that_are_not_used_are_named(tmp_path: Path) -> None:
-    """A half-converted name, a layer of a larger model, an embedding beside the layers, and a tensor of no layer."""
+    """A half-converted name, a layer of a larger model, an embedding next to the layers, and a tensor of no layer."""
     model = FluxTransformer(FluxParams(**SHAPE))
     good = pair("transformer.single_transformer_blocks.0.proj_out", 64, 192)
     unused = pair("diffusion_model.single_blocks.0_linear1") | pair("lora_unet_double_blocks_7_img_mod_lin")

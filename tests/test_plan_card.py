@@ -1,4 +1,4 @@
-"""The route of the plan beside Start, and the process that makes the plans."""
+"""The route of the plan next to Start, and the process that makes the plans."""
 
 import re
 import subprocess

@@ -20,7 +20,7 @@ POSIX = pytest.mark.skipif(os.name != "posix", reason="links and pipes of POSIX"
 
 
 class Foreign:
-    """A run folder with events that its maker chose, in a folder beside the private files of its user."""
+    """A run folder with events that its maker chose, in a folder next to the private files of its user."""
 
     def __init__(self, folder: Path) -> None:
         self.output, self.private = folder / "out", folder / "private"

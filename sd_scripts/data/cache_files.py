@@ -229,8 +229,8 @@ def content_digest(path: Path) -> str:
 
 
 def pixels_digest(path: Path) -> str:
-    """Return a digest of all that the pixels of an image are decoded from. It tells the caches of versions that ignored
-    ICC profiles from ours."""
+    """Return a digest of all that the pixels of an image are decoded from. Caches of versions that
+    ignored ICC profiles have a different one."""
     return content_digest(path) + ("/sRGB" if is_converted(path) else "")
 
 

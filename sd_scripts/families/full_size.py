@@ -69,7 +69,7 @@ BRANCH_GAINS = {
     **dict.fromkeys((".to_out.0", ".to_add_out", "_attn.proj", ".out_proj", ".o_proj", ".SelfAttention.o"), 0.5),
     **dict.fromkeys((".ff.net.2", "_mlp.2", "_mlp.net.2", ".fc2", ".down_proj", ".wo", ".linear2", ".conv2"), 0.3),
 }
-"""Ends of names of the layers in which a residual branch ends -> how large its result is beside what it is added to.
+"""Ends of names of the layers in which a residual branch ends -> size of its result, relative to what it is added to.
 With 1, activations would grow from block to block, and gradients be mostly rounding."""
 UNEVEN, BIASED = 0.1, 0.02
 """Standard deviations of the weights of norms, around 1, and of biases."""

@@ -147,7 +147,7 @@ def _stems(image: str) -> list[str]:
 
 
 def _orphans(names: Iterable[str], unused: set[str]) -> tuple[str, ...]:
-    """Return the unused caption files without those of images that are there and not read."""
+    """Return the unused caption files, except where the image is there but not read."""
     if not unused:
         return ()
     images = {normalized(os.path.splitext(name)[0]) for name in names if has_suffix(name, ANY_IMAGES)}

@@ -18,7 +18,7 @@ class ByName(Generic[Value]):
         self._values = values
 
     def get(self, name: str) -> Value | None:
-        """Return the value of exactly this name, else that of the same in another normalization, else None."""
+        """Return the value of exactly this name, else of the same name in a different normalization, else None."""
         found = self._values.get(name)
         return self._normalized.get(normalized(name)) if found is None else found
 

@@ -18,7 +18,7 @@ SHOWN = ("PNG", "JPEG", "WEBP")
 TRAINED = (*SHOWN, "BMP", "AVIF", "JXL")
 """Formats that training and generating read, as far as they are installed."""
 LARGEST_PROFILE = 16 * 2**20
-"""Bytes of an ICC profile that is read; those of printers have up to 3 MB."""
+"""Bytes of an ICC profile that is read; profiles of printers have up to 3 MB."""
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _TEXTS = (b"tEXt", b"zTXt", b"iTXt")
 
@@ -45,7 +45,7 @@ def texts_of(image: Image.Image) -> dict[str, str]:
 
 
 def read_with(source: Path | bytes, read: Callable[[Image.Image], Result]) -> Result:
-    """Return what `read` returns for an image that a model sees, which is open meanwhile. `read` may be called
+    """Return what `read` returns for an image that a model sees, open until then. `read` may be called
     twice.
 
     Pillow refuses a PNG with long texts, such as workflows or embedded masks, or with a large colour profile. Such a

@@ -66,7 +66,7 @@ class LoraKeys:
     layers: dict[str, dict[str, str]] = field(default_factory=dict)
     """Layer, under the file's name of it -> tensor as ENDINGS have it -> key."""
     others: list[str] = field(default_factory=list)
-    """Keys of which no layer is known."""
+    """Keys that belong to no known layer."""
 
     def layer_of(self, key: str) -> str:
         """Return the layer among `layers` to which one of `others` belongs; "" if there is none."""

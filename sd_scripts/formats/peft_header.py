@@ -24,7 +24,7 @@ ALPHAS = ("lora_alpha", "network_alpha", "alpha")
 OPTIONS = (*ALPHAS, "alpha_pattern", "use_rslora")
 """Options that files have as entries of their own."""
 CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
-"""Values of init_lora_weights after which the base weights are no longer those of the base model."""
+"""Values of init_lora_weights that change the base weights."""
 LONGEST = 300
 """Letters of a pattern, and of a name that is compared with one."""
 MOST_REPETITIONS = 3

@@ -21,8 +21,8 @@ def count_words(texts: Sequence[str]) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class TextLimit:
-    """The length at which captions are cut. That of a card counts words, so that a plan needs no tokenizer; that of a
-    family has its `count` replaced."""
+    """The length at which captions are cut. A card's counts words, so that a plan needs no tokenizer; a family has its
+    `count` replaced."""
 
     tokens: int
     remedy: str = ""
@@ -35,7 +35,7 @@ class TextLimit:
     def caption_remark(self, captions: Iterable[tuple[Path, str]]) -> str | None:
         """Return a sentence about the captions that are cut, longest first; None if there are none.
 
-        `captions` are of images, of which one may have several: then the longest counts.
+        `captions` are of images. If an image has several, the longest counts.
         """
         return self._remark("caption", captions, lambda image: image.name)
 

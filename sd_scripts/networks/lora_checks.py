@@ -68,7 +68,7 @@ def norm_of(tensor: Tensor) -> float:
 
 
 def _require_complete(layer: str, keys: Mapping[str, str], tensors: Tensors) -> None:
-    """Raise ValueError unless the tensors are those of one adapter kind, and fit together."""
+    """Raise ValueError unless the tensors belong to one adapter kind, and fit together."""
     name, first = printable(layer), printable(next(iter(keys.values())))
     kind = kind_of(tensors)
     if kind is None:

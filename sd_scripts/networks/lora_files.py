@@ -95,7 +95,7 @@ class LoraFile:
             )
 
     def require_fit(self, modules: Iterable[AdaptedModule]) -> None:
-        """Raise ValueError, one sentence, unless the shapes are those of the layers in `modules`."""
+        """Raise ValueError, one sentence, unless the shapes match the layers in `modules`."""
         for each in modules:
             for path, layer in readable(each.module):
                 name = each.target.name(path)

@@ -1,4 +1,4 @@
-"""Convert the names that other programs give to the layers of a LoRA to those of sd-scripts.
+"""Convert the names that other programs give to the layers of a LoRA to the names of sd-scripts.
 
 These are diffusers (with PEFT and before), ai-toolkit, ComfyUI, OneTrainer and XLabs.
 """

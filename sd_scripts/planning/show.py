@@ -42,7 +42,7 @@ def show_plan(settings: Settings, wrong_flags: Sequence[Problem], *, as_json: bo
 
 
 def checked_plan(settings: Settings, wrong_flags: Sequence[Problem] = ()) -> RunPlan:
-    """Return the plan of a run. Raises ValueError, one sentence a line, for all that there is no plan with."""
+    """Return the plan of a run. Raises ValueError, one sentence a line, for all that prevents it."""
     wrong = [*wrong_flags, *settings.problems()]
     valid = settings.without({name for problem in wrong for name in problem.names})
     fatal = [problem for problem in wrong if _concerns_plan(problem, settings)]

@@ -66,7 +66,7 @@ T5_LENGTHS = {"dev": 512, "schnell": 256}
 
 
 def text_limit(settings: Settings) -> TextLimit:
-    """Return what T5 reads if the model is dev; only its file tells."""
+    """Return what T5 reads if the model is dev, which only its file shows."""
     tokens = settings[FluxModelOptions].t5xxl_max_token_length or T5_LENGTHS["dev"]
     return TextLimit(tokens=tokens, remedy="raise t5xxl_max_token_length")
 
