@@ -37,7 +37,8 @@ def cards(process: PlanProcess) -> PlanCards:
 
 def resident() -> list[psutil.Process]:
     """Return the processes that make plans for this one."""
-    return [child for child in psutil.Process().children() if PROGRAM in child.cmdline()]
+    living = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    return [child for child in living if PROGRAM in child.cmdline()]
 
 
 @pytest.fixture(autouse=True)
