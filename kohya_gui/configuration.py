@@ -218,7 +218,7 @@ def save_file(
     if wrong := [*settings.wrong_values(), *leaked_secrets(settings)]:
         raise ValueError("\n".join(wrong))
     try:
-        write_toml(path, settings.saved())
+        write_toml(path, settings.saved(), settings.headings())
     except OSError as error:
         raise ValueError(f"{path} cannot be written: {error.strerror}") from error
     return path

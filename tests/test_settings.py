@@ -285,6 +285,21 @@ def test_a_file_gives_back_what_was_written(tmp_path):
     assert [p.name for p in path.parent.iterdir()] == [path.name], "nothing is left beside it"
 
 
+def test_a_file_lists_options_below_the_titles_of_their_groups_and_gives_them_back(tmp_path):
+    path = tmp_path / "a.toml"
+    unknown = {"my_key": 3, "my_table": {"deep": [1, 2]}, "my_rows": [{"a": 1}, {"a": 2}]}
+    opened = settings(network_dim=8, compile=True, seed=4, network_args=["conv_dim=2"], **unknown)
+    write_toml(path, opened.saved(), opened.headings())
+    assert read_toml(path) == opened.saved()
+    first, *sections = path.read_text(encoding="utf-8").partition("\n[")[0].split("\n# ")
+    assert first == 'family = "sdxl"\nmethod = "lora"\nmy_key = 3\n'
+    by_title = dict(section.split("\n", 1) for section in sections)
+    names = {title: [line.partition(" = ")[0] for line in lines.splitlines()] for title, lines in by_title.items()}
+    assert names["Training"] == ["learning_rate", "seed"]
+    assert names[NetworkOptions.title] == ["network_dim", "network_args"]
+    assert names[CompileOptions.title] == ["compile"]
+
+
 def test_tables_are_headings_only_and_the_later_key_wins(tmp_path):
     file = tmp_path / "a.toml"
     file.write_text('network_dim = 4\n[any]\nnetwork_dim = 8\n[other]\noutput_name = "x"\n', encoding="utf-8")

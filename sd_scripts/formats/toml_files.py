@@ -1,7 +1,8 @@
-"""Reads and writes settings as TOML files: flat, sorted, written atomically."""
+"""Reads and writes settings as TOML files: flat, in a fixed order, written atomically."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import tomlkit
@@ -11,6 +12,9 @@ from sd_scripts.formats.atomic_files import write_whole
 
 KEPT_TABLES = "tables"
 """The heading of the unknown tables of a file that is written again, since reading removes one level of headings."""
+
+
+NO_HEADINGS: Mapping[str, str] = MappingProxyType({})
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -32,11 +36,21 @@ def flat(document: Mapping[str, Any]) -> dict[str, Any]:
     return keys
 
 
-def toml_text(values: Mapping[str, Any]) -> str:
-    """Return the values as TOML, sorted by name; None, which TOML does not have, is left out."""
-    plain = {key: values[key] for key in sorted(values)}
+def toml_text(values: Mapping[str, Any], headings: Mapping[str, str] = NO_HEADINGS) -> str:
+    """Return the values as TOML, sorted by name; None, which TOML does not have, is left out.
+
+    Those that `headings` names follow the others, in its order and with their headings as comments.
+    """
+    plain = {key: values[key] for key in sorted(values) if values[key] is not None}
     tables = {key: plain.pop(key) for key in list(plain) if isinstance(plain[key], dict)}
-    return "".join(_lines(plain | ({KEPT_TABLES: tables} if tables else {})))
+    last = {key: plain.pop(key) for key in list(plain) if _lists_tables(plain[key])}
+    last |= {KEPT_TABLES: tables} if tables else {}  # what follows a table would belong to it
+    sections: dict[str, dict[str, Any]] = {}
+    for name, heading in headings.items():
+        if name in plain:
+            sections.setdefault(heading, {})[name] = plain.pop(name)
+    below = (f"\n# {heading}\n{''.join(_lines(section))}" for heading, section in sections.items())
+    return "".join([*_lines(plain), *below, *_lines(last)])
 
 
 def _lines(table: Mapping[str, Any], heading: str = "") -> Iterator[str]:
@@ -74,8 +88,8 @@ def _key(name: str) -> str:
     return tomlkit.key([name]).as_string()
 
 
-def write_toml(path: Path, values: Mapping[str, Any]) -> None:
-    """Create the folder and write the file atomically."""
-    text = toml_text(values)
+def write_toml(path: Path, values: Mapping[str, Any], headings: Mapping[str, str] = NO_HEADINGS) -> None:
+    """Create the folder and write the file atomically, as `toml_text` has it."""
+    text = toml_text(values, headings)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, text)

@@ -190,7 +190,7 @@ def _write_config(script: Script, flags: dict[str, Any], path: Path | None, prob
     if path.exists():
         _refuse(f"config_file: {path} already exists and is not overwritten; choose another name")
     try:
-        write_toml(path, settings.saved())
+        write_toml(path, settings.saved(), settings.headings())
     except OSError as error:
         _refuse(f"config_file: {path} cannot be written: {error.strerror}")
     print(f"Wrote {path}")

@@ -123,6 +123,10 @@ class Settings:
         read and are not named like secrets."""
         return {**self.script.identity, **without_secrets(self.unknown), **self.changed()}
 
+    def headings(self) -> dict[str, str]:
+        """Return the title of the group of every option by name, in the order in which a file lists them."""
+        return {o.name: group.title for group in self.script.groups for o in each_option(group)}
+
     def remark(self, sentence: str) -> None:
         """Add a remark found later in the run. The sentence begins with an option's name and a colon."""
         name, _, text = sentence.partition(": ")
