@@ -2,12 +2,14 @@
 (() => {
   const { ask, send, el, rendered, write, url, complaint, duration } = Studio;
   const EVERY = 500; // milliseconds
+  const IDLE_EVERY = 3000; // while no images are made
   const KEPT = "generate-form"; // in the browser
   let families = null; // from the server
   let home = null; // the elements of the form and of the gallery
   let known = "";
   let state = null;
   let asking = false;
+  let asked = 0; // when
   let images = [];
   let folder = ""; // in the form, whose images are shown
   let shown = null; // the image that is enlarged
@@ -161,6 +163,7 @@
     all.family = home.family.value;
     all[all.family] = { values: filled(), adapters: adapters(), controls: controls() };
     localStorage.setItem(KEPT, JSON.stringify(all));
+    asked = 0; // the folder may be a different one
     show();
   }
 
@@ -433,6 +436,7 @@
     const [element, side] = [document.querySelector("[data-generate]"), document.querySelector("[data-gallery]")];
     if (asking || document.hidden || !element || !side || element.offsetParent === null) return;
     asking = true;
+    asked = Date.now();
     try {
       families ??= await ask("generate/form");
       const fresh = home?.element !== element;
@@ -449,7 +453,8 @@
     }
     asking = false;
   };
-  setInterval(beat, EVERY);
+  const isIdle = () => home && state && !state.requests.some((request) => ["waiting", "generating"].includes(request.state));
+  setInterval(() => (isIdle() && Date.now() < asked + IDLE_EVERY) || beat(), EVERY);
   document.addEventListener("click", (event) => {
     if (!event.target.closest?.("[role=tab]")) return;
     setTimeout(beat);

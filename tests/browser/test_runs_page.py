@@ -106,8 +106,10 @@ def test_a_queue_and_its_run_outlive_a_killed_gui_and_a_reload_and_the_run_is_co
     gui.start()
     expect(page.locator("#studio-banner")).not_to_contain_text("not responding")
     assert states_of(page, "first", "third", "second") == ["running", "queued", "queued"]
+    page.evaluate("scrollTo(0, 300)")
     page.reload()
     expect(live(page)).to_have_attribute("data-run", str(first))
+    wait_for(lambda: page.evaluate("scrollY") == 300)  # as the browser itself cannot: the page grows later
     expect_step(page, brief(page, "first")["step"] + 1)
     go_to_runs(page)
     expect(queue.nth(1)).to_contain_text("third")
