@@ -295,7 +295,7 @@ def test_a_file_lists_options_below_the_titles_of_their_groups_and_gives_them_ba
     assert first == 'family = "sdxl"\nmethod = "lora"\nmy_key = 3\n'
     by_title = dict(section.split("\n", 1) for section in sections)
     names = {title: [line.partition(" = ")[0] for line in lines.splitlines()] for title, lines in by_title.items()}
-    assert names["Training"] == ["learning_rate", "seed"]
+    assert names[OptimizerOptions.title] == ["learning_rate"]
     assert names[NetworkOptions.title] == ["network_dim", "network_args"]
     assert names[CompileOptions.title] == ["compile"]
 
