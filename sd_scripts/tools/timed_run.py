@@ -109,8 +109,8 @@ class Run:
     @property
     def compiling(self) -> str:
         """How far compiling is, such as "3 of about 14 graphs"; empty while steps are trained."""
-        last = next((event for event in reversed(self.events) if event["kind"] in ("phase", "step")), {})
-        return str(last.get("note") or "")
+        last = next((event for event in reversed(self.events) if event["kind"] in ("phase", "step")), None)
+        return str((last or {}).get("note") or "")
 
     @property
     def compiled(self) -> dict[str, int]:
