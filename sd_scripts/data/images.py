@@ -270,7 +270,7 @@ def _read(path: Path, read: Callable[[Image.Image], Result]) -> Result:
 
 def _ends_whole(image: Image.Image) -> bool:
     """Return whether the file of an open image ends as whole files of its format do."""
-    file, last = image.fp, LAST_BYTES.get(image.format or "")
+    file, last = getattr(image, "fp", None), LAST_BYTES.get(image.format or "")
     if file is None or last is None:
         return True
     place = file.tell()
