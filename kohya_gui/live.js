@@ -108,8 +108,7 @@
       this.behind = told.now - Date.now() / 1000; // the server's clock may differ
       this.none.hidden = true;
       this.run.hidden = false;
-      this.title.hidden = slot === "runs" || told.state === "queued"; // where the plan of the next run stands above it
-      write(this.title, told.over ? "Last run" : "Current run");
+      this.entitle();
       this.run.className = `run run-${told.state}`;
       this.run.dataset.run = told.id;
       for (const [name, section] of Object.entries(this.sections)) put(section, told.sections[name] || "");
@@ -117,6 +116,12 @@
       this.joined.hidden = !told.before;
       write(this.joined.lastChild, `Include ${told.before === 1 ? "the previous run" : `the ${told.before} previous runs`}`);
       this.tick();
+    }
+
+    /** Part the run from the plan of the next run above it, which the tab Runs does not have. */
+    entitle() {
+      this.title.hidden = slot === "runs" || this.run.hidden || this.told.state === "queued";
+      write(this.title, this.told?.over ? "Last run" : "Current run");
     }
 
     /** Whether the curve includes the runs that this one continues. */
@@ -230,8 +235,10 @@
     const found = shownSlot();
     if (!found) return false;
     view ??= new LiveView();
-    if (view.element.parentElement !== found) found.replaceChildren(view.element);
+    if (view.element.parentElement === found) return true;
+    found.replaceChildren(view.element);
     slot = found.dataset.live;
+    view.entitle();
     return true;
   };
 
