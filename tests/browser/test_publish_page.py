@@ -35,7 +35,7 @@ def test_a_run_is_published_as_a_zip_with_the_card_that_was_edited(page: Any, gu
     refused = dialog.locator(".message-error")
     expect(refused).to_contain_text("Repository (repo_id): enter the repository")
     refused.get_by_role("button", name="Repository").click()
-    expect(dialog.get_by_label("Repository")).to_be_focused()
+    expect(dialog.get_by_role("textbox", name="Repository")).to_be_focused()
     card.fill("my own card")
     with page.expect_download() as download:
         dialog.locator("[data-action=zip]").click()
