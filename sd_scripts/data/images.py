@@ -41,13 +41,10 @@ Result = TypeVar("Result")
 Pixels = NDArray[np.uint8]
 """(H, W, 3) for an image, (H, W) for a mask."""
 
-LAST_BYTES: dict[str, bytes | tuple[bytes, ...]] = {
-    "PNG": b"IEND\xaeB`\x82",
-    "JPEG": b"\xff\xd9",
-    "MPO": b"\xff\xd9",
-    "BMP": (),
-}
-"""How whole files of these formats end, BMPs in no special way; files of other formats are read whole at opening."""
+LAST_BYTES = {"PNG": b"IEND\xaeB`\x82", "JPEG": b"\xff\xd9", "MPO": b"\xff\xd9"}
+"""How the pixels of these formats end. Those of a BMP end in no special way; others are read whole at opening."""
+TRAILER = 2**16
+"""Bytes behind the pixels in which that end is looked for, such as a phone's notes or a second image."""
 
 _EXIF_ORIENTATION = 0x0112
 _EXIF_TRANSPOSES = {
@@ -269,15 +266,19 @@ def _read(path: Path, read: Callable[[Image.Image], Result]) -> Result:
 
 
 def _ends_whole(image: Image.Image) -> bool:
-    """Return whether the file of an open image ends as whole files of its format do."""
+    """Return whether the pixels in the file of an open image end, as far as its last bytes show."""
     file, last = getattr(image, "fp", None), LAST_BYTES.get(image.format or "")
     if file is None or last is None:
-        return True
-    place = file.tell()
-    file.seek(-max(map(len, LAST_BYTES.values())), os.SEEK_END)
-    end = file.read()
-    file.seek(place)
-    return end.endswith(last)
+        return image.format != "BMP"
+    place, size = file.tell(), file.seek(0, os.SEEK_END)
+    try:
+        for length in (len(last), TRAILER):
+            file.seek(max(size - length, 0))
+            if last in file.read():
+                return True
+        return False
+    finally:
+        file.seek(place)
 
 
 def _upright(image: Image.Image, path: Path) -> Image.Image:
