@@ -257,7 +257,12 @@ def test_secrets_are_hidden_and_kept_nowhere(form, tab, tmp_path):
 def test_a_saved_file_holds_what_differs_from_the_defaults(form, tmp_path):
     values = form.read(page_after(form, {"compile": True, "compile_mode": "default", "seed": 1}))
     path = save_configuration(tmp_path / "a.toml", values, "sdxl", {})
-    assert path.read_text() == 'compile = true\nfamily = "sdxl"\nmethod = "lora"\nseed = 1\n'
+    sections = (
+        'family = "sdxl"\nmethod = "lora"\n',
+        "\n# Training\nseed = 1\n",
+        "\n# Torch Compile Settings\ncompile = true\n",
+    )
+    assert path.read_text() == "".join(sections)
 
 
 def test_an_unknown_key_survives_a_round_trip_and_is_reported(form, tmp_path):

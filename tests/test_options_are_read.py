@@ -58,6 +58,8 @@ def outside() -> dict[Path, Names]:
 
 
 def is_read(option: Option, group: type[OptionGroup]) -> bool:
+    if option.secret:  # by libraries, from the variable that passes it on
+        return True
     names = {option.name, *properties_that_read(option, group)}
     for path, found in outside().items():
         if group.__name__ in found.classes and names & found.attributes:
