@@ -93,7 +93,10 @@ def _seed() -> None:
     """Let random numbers of a test not depend on the tests before it."""
     random.seed(0)
     if torch := sys.modules.get("torch"):
-        torch.manual_seed(0)
+        # torch.manual_seed keeps, for each kind of device that is not in use yet, a description of who called it
+        torch.default_generator.manual_seed(0)
+        if torch.cuda.is_initialized():
+            torch.cuda.manual_seed_all(0)
 
 
 @pytest.fixture
