@@ -19,7 +19,7 @@ import kohya_gui.lean_gradio  # noqa: F401  # before a test imports Gradio
 from sd_scripts.options.catalog import script_for
 from sd_scripts.options.settings import Settings
 
-pytest_plugins = ["balance", "spending", "pytester"]
+pytest_plugins = ["balance", "spending", "warm_python", "pytester"]
 
 gc.disable()  # until everything is imported
 # every server that the tests talk to is on this machine, where a proxy of the environment does not lead

@@ -104,8 +104,8 @@ def _work_as(
 
 
 def launch(flags: list[str], program: list[str], console: Path) -> ForkServerProcess:
-    """Start two processes of a program by accelerate's launcher, in today's environment. The launcher is a process that
-    has PyTorch imported; those that it starts begin from nothing."""
+    """Start two processes of a program by accelerate's launcher, in today's environment. The launcher has everything
+    imported, and those that it starts are forked from it."""
     one_machine = ["--num_processes=2", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"]
     flags = [*flags, *one_machine, "--main_process_port=0"]
     environment = {**os.environ, **found_by_processes()}
@@ -116,7 +116,10 @@ def launch(flags: list[str], program: list[str], console: Path) -> ForkServerPro
 
 def _launch(words: list[str], environment: dict[str, str], console: Path) -> None:
     from accelerate.commands import launch
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
+    from warm_python import WarmPython  # imports this module
 
+    subprocess_handler.Popen = WarmPython
     os.environ.clear()
     os.environ.update(environment)
     console_to(console)

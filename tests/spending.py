@@ -17,7 +17,8 @@ BUDGET = {RUNS: 30, PROCESSES: 4, PAGES: 1}
 SHARE = {
     RUNS: "Use a module's shared runs, such as `plain` and `all_at_once` of test_family_contract.py, or test on FLUX.1 "
     "(`any_miniature`) what the family does not decide.",
-    PROCESSES: "Call the script's main() in the test, or start the process from the fork server with tests/fresh.py.",
+    PROCESSES: "Call the script's main() in the test, or fork one that has everything imported with tests/fresh.py, or "
+    "with the fixture `warm_python` if the product starts it.",
     PAGES: "Test routes and functions of the page without a browser, and its controls in test_options.py.",
 }
 """What to do instead."""

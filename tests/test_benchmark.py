@@ -43,6 +43,7 @@ def test_a_row_is_a_run_of_the_training_script_that_saves_nothing(tmp_path: Path
     assert not list(tmp_path.rglob("benchmark*.safetensors"))
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_a_row_that_fails_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--miniature", "--folder", str(tmp_path), "--rows", "eager", "--optimizer_type", "Nonsense"]
     assert main(flags) == 1
@@ -170,6 +171,7 @@ def test_steps_of_a_turn_that_settle_are_not_timed() -> None:
 
 
 @pytest.mark.skipif(not supported(), reason="Windows cannot stop a process for a while")
+@pytest.mark.usefixtures("warm_python")
 def test_rows_are_timed_side_by_side(tmp_path: Path) -> None:
     found, family = tmp_path / "table.md", "flux"
     small = ["--miniature", "--folder", str(tmp_path), "--markdown", str(found), "--steps", "4", "--turns", "2"]
@@ -180,6 +182,7 @@ def test_rows_are_timed_side_by_side(tmp_path: Path) -> None:
     assert float(cells["median ms"]) > 0
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_a_preset_runs_with_its_limit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--miniature", "--folder", str(tmp_path), "--steps", "1"]
     assert measure_presets.main(["--presets", "dreambooth/*_8gb", *small]) == 0

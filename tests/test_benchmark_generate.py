@@ -28,6 +28,7 @@ def settings_of(miniature: Any, *more: str) -> Any:
 
 
 @pytest.mark.run
+@pytest.mark.usefixtures("warm_python")
 def test_a_row_is_a_process_that_generates_several_images(tmp_path: Path) -> None:
     found = tmp_path / "table.md"
     small = ["--miniature", "--folder", str(tmp_path), "--steps", "2", "--images", "3", "--rows", "compiled"]

@@ -248,6 +248,7 @@ def test_latents_wait_for_the_run_that_is_on(source: Path, queue: RunQueue, tmp_
     assert job.watched.refresh().state == "stopped"
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_latents_that_wait_outlive_the_gui(
     source: Path, queue: RunQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,6 +271,7 @@ def test_latents_that_wait_outlive_the_gui(
     assert "m.safetensors" in job.watched.folder.console_tail()
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_the_page_prepares_latents_in_a_process_of_its_own(miniature: Any, source: Path, queue: RunQueue) -> None:
     job, asked = LatentsJob(queue), Gathering(image_folder=str(source))
     gather(asked)

@@ -97,6 +97,7 @@ def test_the_demo_writes_settings_that_training_accepts(family: Family, tmp_path
     assert family.check(settings) == []
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_the_demo_trains_by_its_own_settings_and_by_the_flags_that_are_added(tmp_path: Path) -> None:
     """Its settings compile."""
     run = RunFolder(tmp_path / "run")

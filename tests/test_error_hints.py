@@ -302,6 +302,7 @@ LAUNCHER = "import subprocess, sys; subprocess.run(sys.argv[1:])"
 
 
 @LINUX
+@pytest.mark.usefixtures("warm_python")
 def test_a_training_whose_launcher_is_killed_saves_its_state_and_ends_with_its_workers(
     flux_miniature: Any, tmp_path: Path
 ) -> None:

@@ -1,6 +1,9 @@
 """Objects that stay are visited once, and garbage is still found."""
 
 import gc
+import json
+import os
+import subprocess
 import sys
 import weakref
 from pathlib import Path
@@ -30,6 +33,23 @@ def _is_preloaded() -> int:
 @forks
 def test_fresh_processes_begin_with_everything_imported(tmp_path: Path) -> None:
     assert fresh.together(1, tmp_path, _is_preloaded) == ([0], "")
+
+
+TELLS = """
+import json, os, sys
+print(json.dumps([os.getppid(), os.getcwd(), dict(os.environ), sys.argv, "preloaded" in sys.modules]))
+print("no end", file=sys.stderr)
+sys.exit(3)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
+def test_a_forked_python_is_a_child_like_any_other(tmp_path: Path, warm_python: None) -> None:
+    started = subprocess.run(
+        [sys.executable, "-c", TELLS, "a b"], cwd=tmp_path, env={"NAME": "value"}, capture_output=True, text=True
+    )
+    assert (started.returncode, started.stderr) == (3, "no end\n")
+    assert json.loads(started.stdout) == [os.getpid(), str(tmp_path), {"NAME": "value"}, ["-c", "a b"], True]
 
 
 def _imports(folder: str) -> int:

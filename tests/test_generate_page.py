@@ -99,6 +99,7 @@ def typed(miniature: Any, folder: Path, **more: Any) -> dict[str, Any]:
     return {**files, **small, "prompt": PROMPT, "image_dir": str(folder / "images"), **more}
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_the_process_answers_requests_and_makes_way_for_a_run(tab: Tab, flux_miniature: Any, tmp_path: Path) -> None:
     values = typed(flux_miniature, tmp_path)
     assert tab.post(family="flux", values={**values, "images_per_prompt": "2"}).status_code == 200
@@ -175,6 +176,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_the_page_of_a_restarted_gui_shows_what_is_still_being_generated(
     flux_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

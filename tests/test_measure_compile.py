@@ -50,6 +50,7 @@ def settings_in(file: Path) -> Settings:
 
 
 @pytest.mark.run
+@pytest.mark.usefixtures("warm_python")
 def test_variants_are_timed_remembered_and_compared(
     any_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -76,6 +77,7 @@ def test_variants_are_timed_remembered_and_compared(
 
 @pytest.mark.run
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows does not tell a process that its parent died")
+@pytest.mark.usefixtures("warm_python")
 def test_a_measurement_that_is_killed_leaves_no_training_behind(any_miniature: Any, tmp_path: Path) -> None:
     file = file_for(any_miniature, tmp_path)
     flags = ["--config_file", str(file), "--variants", "eager", "--steps", "100000"]

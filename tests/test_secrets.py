@@ -59,6 +59,7 @@ def test_every_secret_of_the_options_is_tried_here():
     assert set(secrets.values()) <= {*HANDED}
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_a_run_with_keys_tells_them_nowhere(any_miniature, tmp_path, queue):
     values: dict[str, Any] = {
         **{name: str(v) if isinstance(v, Path) else v for name, v in settings_for(any_miniature).items()},

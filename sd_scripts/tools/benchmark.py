@@ -39,7 +39,7 @@ from sd_scripts.runs.nvidia import first_gpu
 from sd_scripts.tools.side_by_side import supported, time_in_turns
 from sd_scripts.tools.timed_run import GIB, WARM_UP, Run, Running, Stopped, launch_processes, timed_run
 
-TINY = {"resolution": "64,64", "min_bucket_reso": 64, "bucket_reso_steps": 32}
+TINY = {"resolution": "64,64", "min_bucket_reso": 64, "bucket_reso_steps": 32, "max_data_loader_n_workers": 0}
 """Options of all rows with --miniature."""
 AFTER = 50
 """Steps of the schedule after the timed ones and those of each turn that are not timed, so that no run ends."""

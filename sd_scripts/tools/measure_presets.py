@@ -43,7 +43,7 @@ GB = 10**9
 SIDE = 1024
 WITHOUT_SAVING: dict[str, Any] = {"max_train_epochs": 0, "save_every_n_epochs": 0, "output_name": "preset"}
 """Options in place of those of all presets."""
-SMALL: dict[str, Any] = {**TINY, "max_bucket_reso": 128, "max_data_loader_n_workers": 0}
+SMALL: dict[str, Any] = {**TINY, "max_bucket_reso": 128}
 """The same with --miniature."""
 HEADINGS = (
     *("preset", "may use GB", "planned GiB", "GiB allocated, caching", "training", "GiB reserved", "GiB in use"),
