@@ -141,6 +141,7 @@ LONGEST_PART, LONGEST_PATH = 255, 4095
 
 IN_SINGLE_QUOTES = "write '{}' in single quotes, or / for \\"
 """What to do with a path in double quotes, in which TOML reads a backslash as the start of an escape."""
+CONTROL = re.compile(r"[\0-\x1f\x7f]")
 ESCAPES = {"\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r", "\x1b": "\\e"}
 
 
@@ -156,7 +157,7 @@ def name_problem(path: str) -> str:
         encoded = path.encode()
     except UnicodeEncodeError:
         return f"{path!r} is not UTF-8 text; rename the file"
-    if any(ord(letter) < 32 or ord(letter) == 127 for letter in path):
+    if CONTROL.search(path):
         shown = path if len(path) <= 80 else path[:80] + "..."
         meant = "".join(ESCAPES.get(letter, letter) for letter in shown)
         remedy = IN_SINGLE_QUOTES.format(meant) if "\\" in meant else "retype the path"
