@@ -323,8 +323,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield place
 
 
-def test_a_full_disk_is_told_in_one_sentence(told: Any, small_disk: Path, miniature: Any, tmp_path: Path) -> None:
-    made = train(miniature, small_disk / "out", train_data_dir=images(tmp_path / "data"))
+def test_a_full_disk_is_told_in_one_sentence(told: Any, small_disk: Path, any_miniature: Any, tmp_path: Path) -> None:
+    made = train(any_miniature, small_disk / "out", train_data_dir=images(tmp_path / "data"), network_dim=32)
     assert "the disk is full" in told(made)
     assert made.files == []
 

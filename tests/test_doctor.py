@@ -82,17 +82,26 @@ BROKEN = {
 
 @POSIX
 @pytest.mark.parametrize("how", BROKEN)
-def test_it_works_without_torch_and_without_what_the_page_needs(how: str, tmp_path: Path) -> None:
+def test_a_pytorch_that_cannot_be_imported_is_one_problem(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     code, said = BROKEN[how]
-    others = dict.fromkeys(("gradio", "psutil", "tomlkit", "PIL", "numpy"), "raise ImportError('broken too')")
-    exit_code, found = checked(stub(tmp_path, torch=code, **others), "--zip", str(tmp_path / "d.zip"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(stub(tmp_path, torch=code)), str(ROOT)]))
+    (_, torch_found), *needing = program.findings(torch_checks.CHECKS)
+    assert (torch_found.status, torch_found.text) == ("problem", said)
+    assert torch_found.remedy
+    assert {finding.text for _, finding in needing} == {"Not checked, since PyTorch has a problem."}
+
+
+@POSIX
+def test_it_works_without_torch_and_without_what_the_page_needs(tmp_path: Path) -> None:
+    needed = ("torch", "gradio", "psutil", "tomlkit", "PIL", "numpy")
+    broken = stub(tmp_path, **dict.fromkeys(needed, "raise ImportError('broken')"))
+    exit_code, found = checked(broken, "--zip", str(tmp_path / "d.zip"))
     assert exit_code == 1
     assert "PyTorch" in texts(tmp_path / "d.zip")["doctor.txt"]
-    assert found["torch"]["text"] == said
-    assert found["torch"]["remedy"]
+    assert found["torch"]["text"] == "ImportError: broken."
     assert found["python"]["status"] == "ok"
-    needing = [each.name for each in torch_checks.CHECKS[1:]]
-    assert {found[name]["text"] for name in needing} == {"Not checked, since PyTorch has a problem."}
 
 
 @POSIX
