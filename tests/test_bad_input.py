@@ -337,6 +337,7 @@ def test_a_disk_too_full_for_an_event_is_told_too(small_disk: Path, miniature: A
     flags = [
         f"--pretrained_model_name_or_path={miniature.checkpoint}", f"--train_data_dir={images(tmp_path / 'data')}",
         f"--output_dir={small_disk / 'out'}", "--resolution=64", "--learning_rate=1e-4", "--max_train_steps=100",
+        "--max_data_loader_n_workers=0",
     ]  # fmt: skip
     done = subprocess.run(
         [sys.executable, str(Path(sdxl_train_network.__file__)), *flags],

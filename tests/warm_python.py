@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # Windows has none
     from multiprocessing.connection import Connection
 
 PR_SET_CHILD_SUBREAPER = 36
+_one_at_a_time = threading.Lock()
 
 
 @pytest.fixture
@@ -158,7 +159,7 @@ def _forked_elsewhere(program: Program) -> int:
     """Return the id of a child of this process that has nothing of it."""
     ours, theirs = multiprocessing.Pipe()
     parent = processes().Process(target=_leave_an_orphan, args=(program, theirs))
-    with _adopting_orphans():
+    with _one_at_a_time, _adopting_orphans():
         parent.start()
         theirs.close()
         pid = ours.recv()
