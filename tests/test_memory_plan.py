@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sd_scripts.data.buckets import Extent
 from sd_scripts.data.epochs import BatchShape
 from sd_scripts.families.quantizing import can_be_quantized
 from sd_scripts.families.registry import card_of, cards, family_of, module_of
+from sd_scripts.families.sdxl import memory_facts
 from sd_scripts.families.sdxl.memory import swappable_blocks
+from sd_scripts.families.sdxl.unet import predict, prepare_exact_unet, prepare_unet
 from sd_scripts.library.block_swap import SLOTS, max_blocks_to_swap, swap_counts
 from sd_scripts.library.optimizers import make_optimizer, train_mode
 from sd_scripts.networks.adapter import adapter_kinds
@@ -117,6 +119,48 @@ def test_the_memory_of_training_is_what_was_measured() -> None:
         if abs(planned / gib - 1) > WITHIN:
             wrong[family, method, str(options)] = planned, gib
     assert wrong == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "added"),
+    [
+        ({"train_batch_size": 3}, 3 * 16_384),
+        ({"compile": True}, 0),
+        ({"gradient_checkpointing": True}, 0),
+        ({"mixed_precision": "no"}, 0),
+    ],
+)
+def test_norms_in_float32_keep_more_where_they_have_an_effect(options: dict[str, Any], added: int) -> None:
+    plain, wide = (
+        memory_of(settings_of("sdxl", "lora", float32_norms=on, **options)).phases[TRAINING] for on in (False, True)
+    )
+    assert wide - plain == pytest.approx(added * memory_facts.MEMORY.activations.float32_norms, abs=2)
+
+
+def test_what_norms_in_float32_keep_is_counted_in_the_full_size_model() -> None:
+    unet, side = module_of("sdxl", "full_size").modules()["denoiser"].bfloat16().requires_grad_(False), 32
+    rounded, exact = (kept_bytes(prepare(unet), side) for prepare in (prepare_unet, prepare_exact_unet))
+    assert exact - rounded == pytest.approx(memory_facts.MEMORY.activations.float32_norms * side**2, rel=0.01)
+
+
+def kept_bytes(unet: nn.Module, side: int) -> int:
+    """Return the bytes that a U-Net on the meta device keeps for the backward pass at this side of its latents."""
+    kept: dict[int, torch.UntypedStorage] = {}
+    half: dict[str, Any] = {"device": "meta", "dtype": torch.bfloat16}
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        predict(
+            unet,
+            torch.empty(1, 4, side, side, requires_grad=True, **half),
+            *(torch.empty(1, device="meta"), torch.empty(1, 77, 2048, **half), torch.empty(1, 1280, **half)),
+            torch.empty(1, 6, device="meta"),
+        )
+    own = {parameter.untyped_storage()._cdata for parameter in unet.parameters()}
+    return sum(storage.nbytes() for key, storage in kept.items() if key not in own)
 
 
 @pytest.mark.parametrize("family", ["flux", "qwen_image", "qwen_image_edit", "sdxl"])

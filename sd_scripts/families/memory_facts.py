@@ -35,6 +35,8 @@ class Activations:
 
     eager: Growing
     compiled: Growing
+    float32_norms: float = 0.0
+    """What float32_norms adds for each unit to eager steps, as counted in the model."""
     checkpointed: Growing
     """With gradient_checkpointing: the inputs of all blocks, and what one of them computes again."""
     compiled_checkpointed: Growing

@@ -21,7 +21,8 @@ class CudaOptions(OptionGroup, title="CUDA"):
     )
     float32_norms: bool = switch(
         "Compute group norms and the SiLU after them in float32 and round once, as autocast does: without compile, "
-        "gradients are then nearly as exact as with sd-scripts under autocast. Takes 1 % longer and more memory. "
+        "gradients are then nearly as exact as with sd-scripts under autocast. Takes 1 % longer, and 0.6 GiB more for "
+        "each image of 1024x1024. "
         "Compiled steps round once anyway.",
         label="Norms in float32",
         needs="group_norms",

@@ -338,7 +338,8 @@ class _Run:
         if self.training.gradient_checkpointing:
             return facts.compiled_checkpointed if compiled.compile else facts.checkpointed
         if not compiled.compile:
-            return facts.eager
+            wide = self.settings[CudaOptions].float32_norms and self.compute == HALF
+            return Growing(facts.eager.per_unit + facts.float32_norms * wide, facts.eager.fixed)
         budget = self.settings[CompileMoreOptions].activation_memory_budget
         return _at(budget, {**facts.budgets, 1.0: facts.compiled})
 

@@ -69,6 +69,7 @@ MEMORY = MemoryFacts(
     units=latent_positions,
     activations=Activations(
         eager=Growing(417_700, 9e7),
+        float32_norms=40_300,
         compiled=Growing(353_300, 4e8),
         checkpointed=Growing(39_000, 1.5e8),
         compiled_checkpointed=Growing(39_000, 4e8),
