@@ -565,13 +565,10 @@ def test_what_the_model_cannot_do_is_told_before_it_is_loaded(
 @pytest.mark.run
 def test_settings_for_dev_train_schnell_with_a_remark(transformer: State, flux_miniature: Any, tmp_path: Path) -> None:
     schnell = {MODEL: _schnell(transformer, tmp_path), "tokenizer_cache_dir": _cached(flux_miniature, tmp_path)}
-    for guidance, remarks in (
-        (1.0, ["guidance_scale: has no effect on FLUX.1 schnell, which takes no guidance"]),
-        (3.5, []),
-    ):
-        run = train(flux_miniature, tmp_path / str(guidance), max_train_steps=1, guidance_scale=guidance, **schnell)
-        assert run.status == 0
-        assert [event["text"] for event in run.told("warning")] == remarks
+    run = train(flux_miniature, tmp_path / "out", max_train_steps=1, guidance_scale=1.0, **schnell)
+    assert run.status == 0
+    remark = "guidance_scale: has no effect on FLUX.1 schnell, which takes no guidance"
+    assert [event["text"] for event in run.told("warning")] == [remark]
 
 
 def flux_settings(**values: Any) -> Settings:

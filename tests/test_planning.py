@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from data_help import make_folder
 from PIL import Image
+from safetensors.torch import save_file
 from scripts_help import FLUX_LORA, SDXL_FULL, SDXL_LORA
 
+from sd_scripts.families.model_file import describe
 from sd_scripts.families.registry import cards
 from sd_scripts.formats import text_limit
 from sd_scripts.formats.words import duration
@@ -21,6 +24,7 @@ from sd_scripts.options.reading import from_values
 from sd_scripts.options.settings import Script, Settings
 from sd_scripts.options.spec import each_option
 from sd_scripts.planning.run_plan import BreakEven, RunPlan, plan_run
+from sd_scripts.planning.show import checked_plan
 from sd_scripts.planning.speeds import COMPILING, DECIDING, NEARLY_EQUAL, deciding
 from sd_scripts.planning.text import lines, pays
 from sd_scripts.runs import measurements
@@ -112,6 +116,38 @@ def test_captions_with_more_words_than_the_encoder_reads_tokens_are_counted(
     found = [text for text in plan(settings).warnings if "longer than" in text]
     assert len(found) == bool(limit)
     assert all(text.startswith(f"At least 1 of 2 captions is longer than {limit}") for text in found)
+
+
+def header_only(path: Path, *keys: str) -> str:
+    save_file({key: torch.zeros(1, 1) for key in keys}, path)
+    return str(path)
+
+
+@pytest.mark.parametrize("guidance", [3.5, 2.0])
+def test_a_plan_reports_what_the_headers_of_its_files_show(tmp_path: Path, guidance: float) -> None:
+    files = {
+        "pretrained_model_name_or_path": header_only(tmp_path / "a.safetensors", "double_blocks.0.img_attn.qkv.weight"),
+        "network_weights": header_only(
+            tmp_path / "b.safetensors",
+            *(f"lora_unet_double_blocks_0_img_mlp_0.{each}.weight" for each in ("lora_down", "lora_up")),
+            *("bundle_emb.mycat.t5", "global_step", "vae_scale"),
+        ),
+    }
+    settings = settings_for(tmp_path, [(64, 64)], FLUX_LORA, caption_extension=".txt", guidance_scale=guidance, **files)
+    (tmp_path / "1_cat" / "00.txt").write_text("a " * 300)
+    told = checked_plan(settings).warnings
+    without_guidance = "guidance_scale: has no effect on FLUX.1 schnell, which takes no guidance"
+    assert (without_guidance in told) == (guidance != 3.5)
+    lora = files["network_weights"]
+    assert f"network_weights: 2 tensors of '{lora}' are unknown and left out: global_step, vae_scale" in told
+    assert any(each.startswith(f"network_weights: the embeddings in '{lora}' are left out") for each in told)
+    assert any("longer than 256 tokens" in each for each in told)  # dev reads 512
+
+
+def test_a_model_in_shards_is_what_all_of_them_are(tmp_path: Path) -> None:
+    header_only(tmp_path / "x-00002-of-00002.safetensors", "guidance_in.in_layer.weight")
+    first = header_only(tmp_path / "x-00001-of-00002.safetensors", "double_blocks.0.img_attn.qkv.weight")
+    assert describe(Path(first)).variant == "FLUX.1 dev"
 
 
 def test_captions_are_counted_from_the_longest_on_until_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -188,8 +188,11 @@ class FamilyCard:
     many tokens at each level of the model that has attention."""
     tokens: Callable[[int, int, int], int] = lambda width, height, frames: width // 16 * (height // 16) * frames
     """Width and height in pixels, frames -> tokens of the longest sequence that attention sees of a sample."""
-    text_limit: Callable[[Settings], TextLimit] | None = None
-    """The length at which captions are cut; None: not known."""
+    text_limit: Callable[[Settings, str], TextLimit] | None = None
+    """Settings, variant of the base model (empty: not known) -> the length at which captions are cut; None: not
+    known."""
+    model_remarks: Callable[[Settings, str], Iterable[str]] = lambda settings, variant: ()
+    """Settings, variant of the base model -> warnings about settings that have no effect on it."""
     graphs: GraphCounts | None = None
     """None: not known."""
     speeds: tuple[Speed, ...] = ()

@@ -178,8 +178,6 @@ class Family:
     they are loaded."""
     problems: Callable[[Mapping[str, WeightSource], Settings], list[str]] = lambda sources, settings: []
     """Return problems of components that do not fit together, and of options that the denoiser limits."""
-    remarks: Callable[[Components, Settings], list[str]] = lambda components, settings: []
-    """Return warnings about settings that have no effect on this model."""
     encode_images: Callable[[Components, Tensor], Tensor]
     """Pixels (B, 3, H, W) -> latents as the cache stores them."""
     place: Callable[[Components, Settings, torch.device], object] = lambda components, settings, device: (

@@ -48,15 +48,6 @@ def files_in(folder: Path, option: str) -> tuple[Path, ...]:
     raise ValueError(f"{option}: the folder '{folder}' contains no weights, such as model.safetensors")
 
 
-def shards_of(file: Path) -> tuple[Path, ...]:
-    """Return the files that are read for one that is named: all shards if it is one of `x-00001-of-00004`."""
-    found = re.fullmatch(r"(.+-)\d{5}(-of-\d{5})", file.stem)
-    if not found:
-        return (file,)
-    others = (each for each in file.parent.iterdir() if each.suffix == file.suffix)
-    return tuple(sorted(e for e in others if re.fullmatch(re.escape(found[1]) + r"\d{5}" + found[2], e.stem)))
-
-
 def _shards(index: Path, option: str) -> list[str]:
     """Return the file names that a shard index lists."""
     try:

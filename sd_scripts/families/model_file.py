@@ -4,6 +4,7 @@ import contextlib
 import math
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -85,6 +86,15 @@ def locate(name: str | None, kind: str = "a model file") -> Path | str:
     raise ValueError(f"{MODEL}: there is no file or folder '{name}'")
 
 
+def shards_of(file: Path) -> tuple[Path, ...]:
+    """Return the files that are read for one that is named: all shards if it is one of `x-00001-of-00004`."""
+    found = re.fullmatch(r"(.+-)\d{5}(-of-\d{5})", file.stem)
+    if not found:
+        return (file,)
+    others = (each for each in file.parent.iterdir() if each.suffix == file.suffix)
+    return tuple(sorted(e for e in others if re.fullmatch(re.escape(found[1]) + r"\d{5}" + found[2], e.stem)))
+
+
 def describe(path: Path) -> ModelFile:
     """Describe the .safetensors, .ckpt or .pt file or the diffusers folder at `path`. Never raises."""
     try:
@@ -109,10 +119,17 @@ def _describe_file(path: Path, size: int) -> ModelFile:
     try:
         if path.suffix not in SAFETENSORS:
             return _describe_pickle(path, size)
-        header = read_header(path)
+        header = _joined([read_header(file) for file in shards_of(path)])
     except ValueError as problem:
         return ModelFile(bytes=size, problem=str(problem))
     return _described(header, size)
+
+
+def _joined(headers: Sequence[Header]) -> Header:
+    """Return the header that a component in these files would have in one."""
+    shapes = {key: shape for header in headers for key, shape in header.shapes.items()}
+    dtypes = {key: dtype for header in headers for key, dtype in header.dtypes.items()}
+    return Header(metadata=headers[0].metadata, shapes=shapes, dtypes=dtypes)
 
 
 def _describe_pickle(path: Path, size: int) -> ModelFile:
@@ -298,9 +315,7 @@ def _describe_part(folder: Path) -> ModelFile:
         headers = [read_header(file) for file in files]
     except ValueError as problem:
         return ModelFile(bytes=size, problem=str(problem))
-    shapes = {key: shape for header in headers for key, shape in header.shapes.items()}
-    dtypes = {key: dtype for header in headers for key, dtype in header.dtypes.items()}
-    return _described(Header(metadata=headers[0].metadata, shapes=shapes, dtypes=dtypes), size)
+    return _described(_joined(headers), size)
 
 
 def _missing_shard(folder: Path) -> str:

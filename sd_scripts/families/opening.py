@@ -17,10 +17,9 @@ from sd_scripts.families.loading import (
     open_library,
     require_matching_shapes,
     shapes_of,
-    shards_of,
     some,
 )
-from sd_scripts.families.model_file import MODEL, Header, describe, is_hub_id, recognise, with_article
+from sd_scripts.families.model_file import MODEL, Header, describe, is_hub_id, recognise, shards_of, with_article
 from sd_scripts.families.registry import card_of, names
 from sd_scripts.library.model_reader import read_empty, read_weights
 from sd_scripts.library.state_dicts import State

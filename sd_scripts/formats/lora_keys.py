@@ -6,10 +6,11 @@ No torch: training, generating and the tools read files by these names, and the 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from sd_scripts.formats.words import printable
+from sd_scripts.formats.words import printable, some
 
 DOWN, UP, MID, ALPHA, NORMS = "lora_down.weight", "lora_up.weight", "lora_mid.weight", "alpha", "dora_scale"
 ENDINGS = (
@@ -139,3 +140,15 @@ def misunderstood(keys: LoraKeys) -> str:
 def embedding_tokens(keys: Iterable[str]) -> list[str]:
     """Return the tokens whose embeddings a LoRA file contains."""
     return sorted({found["token"] for key in keys if (found := EMBEDDING.fullmatch(key))})
+
+
+def left_out(option: str, path: Path | str, keys: Sequence[str]) -> Iterator[str]:
+    """Yield a sentence for tensors of a LoRA file that belong to no layer."""
+    tokens = embedding_tokens(keys)
+    others = [key for key in keys if not embedding_tokens([key])]
+    if tokens:
+        yield (
+            f"{option}: the embeddings in '{path}' are left out, so prompts with these words lack them: {some(tokens)}"
+        )
+    if others:
+        yield f"{option}: {len(others)} tensors of '{path}' are unknown and left out: {some(others)}"

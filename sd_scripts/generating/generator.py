@@ -62,7 +62,7 @@ class Generator:
         self._placed = False
         self.encoder_changes = 0
         """How often adapters changed the text encoders."""
-        for remark in family.remarks(self._components, self._settings):
+        for remark in family.card.model_remarks(self._settings, describe(Path(self._components.source)).variant):
             reporter.warn(remark)
 
     def use(self, settings: Settings) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from sd_scripts.families.model_file import SAFETENSORS
-from sd_scripts.formats.lora_keys import embedding_tokens, group_keys, misunderstood
+from sd_scripts.formats.lora_keys import group_keys, left_out, misunderstood
 from sd_scripts.formats.peft_header import PeftHeader
 from sd_scripts.formats.safetensors_header import read_header
 from sd_scripts.formats.words import printable, some
@@ -76,15 +76,7 @@ class LoraFile:
 
     def left_out(self) -> Iterator[str]:
         """Yield a sentence for tensors that belong to no layer."""
-        tokens = embedding_tokens(self.ignored)
-        others = [key for key in self.ignored if not embedding_tokens([key])]
-        if tokens:
-            yield (
-                f"{self.option}: the embeddings in '{self.path}' are left out, so prompts with these words lack them: "
-                f"{some(tokens)}"
-            )
-        if others:
-            yield f"{self.option}: {len(others)} tensors of '{self.path}' are unknown and left out: {some(others)}"
+        yield from left_out(self.option, self.path, self.ignored)
 
     def not_used(self) -> Iterator[str]:
         """Yield a sentence for everything in the file that the model does not use."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from sd_scripts.families.model_file import MODEL, SAFETENSORS, ModelFile, describe, is_hub_id, locate, read_header
 from sd_scripts.families.registry import card_of, component_card
 from sd_scripts.formats.lora_header import why_unreadable
+from sd_scripts.formats.lora_keys import group_keys, left_out
 from sd_scripts.options.catalog import FAMILY_TITLES, GENERATE_SCRIPTS, METHOD_TITLES, SCRIPTS
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.network import NetworkOptions
@@ -99,13 +100,17 @@ def components_in_the_model(valid: Settings) -> Iterator[str]:
 
 def network_files(valid: Settings) -> Iterator[str]:
     """Check the LoRA files to continue from or to merge into the base model."""
-    if not (options := valid.get(NetworkOptions)):
-        return
-    files = [("network_weights", options.network_weights), *(("base_weights", file) for file in options.base_weights)]
-    for option, file in files:
-        ours = options.is_ours or option != "network_weights"
-        if file and (why := why_no_lora(Path(file), valid.script.family, ours=ours)):
+    for option, file, ours in _network_files(valid):
+        if why := why_no_lora(Path(file), valid.script.family, ours=ours):
             yield f"{option}: {why}"
+
+
+def _network_files(valid: Settings) -> Iterator[tuple[str, str, bool]]:
+    """Yield each LoRA file with its option, and whether it is read here, not by an external network."""
+    if options := valid.get(NetworkOptions):
+        if options.network_weights:
+            yield "network_weights", options.network_weights, options.is_ours
+        yield from (("base_weights", file, True) for file in options.base_weights)
 
 
 def why_no_lora(file: Path, family: str, *, ours: bool = True) -> str:
@@ -121,22 +126,39 @@ def why_no_lora(file: Path, family: str, *, ours: bool = True) -> str:
     return f"'{file}' is {found.is_a}, not a LoRA for {FAMILY_TITLES[family]}; choose another file"
 
 
-def objective_remarks(settings: Settings, downloaded: Path | None = None) -> Iterator[str]:
-    """Compare what the base model states about how it was trained with the options, in a sentence for each difference.
+def network_remarks(valid: Settings) -> Iterator[str]:
+    """Report tensors that belong to no layer in the LoRA files, as far as a header shows them."""
+    for option, file, ours in _network_files(valid):
+        if ours and Path(file).suffix in SAFETENSORS and not why_no_lora(Path(file), valid.script.family):
+            yield from left_out(option, file, group_keys(read_header(Path(file)).shapes).others)
+
+
+def model_variant(settings: Settings) -> str:
+    """Return what the file or folder of the base model is; empty if it is not known."""
+    path = Path(settings[ModelOptions].pretrained_model_name_or_path or "")
+    return describe(path).variant if path.name else ""
+
+
+def model_remarks(settings: Settings, downloaded: Path | None = None) -> Iterator[str]:
+    """Compare the options with what the base model is, and with what it states about how it was trained, in a sentence
+    for each difference.
 
     Nothing is known of a model of the Hugging Face Hub before it is in a `downloaded` folder; with it, models that are
     files or folders are skipped.
     """
-    name = settings[ModelOptions].pretrained_model_name_or_path or ""
+    name, card = settings[ModelOptions].pretrained_model_name_or_path or "", card_of(settings.script.family)
     local = Path(name) if Path(name).exists() else None
     where = None if local and downloaded else local or downloaded
-    if where is None or not card_of(settings.script.family).has("noise_schedule"):
+    if where is None:
         return
-    yield from describe(where).objective.disagreements(
-        name,
-        velocity=settings[ModelOptions].v_parameterization,
-        zero_terminal_snr=settings.value("zero_terminal_snr"),
-    )
+    found = describe(where)
+    yield from card.model_remarks(settings, found.variant)
+    if card.has("noise_schedule"):
+        yield from found.objective.disagreements(
+            name,
+            velocity=settings[ModelOptions].v_parameterization,
+            zero_terminal_snr=settings.value("zero_terminal_snr"),
+        )
 
 
 CHECKS = (base_model, vae, components, components_in_the_model, network_files)

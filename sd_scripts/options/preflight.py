@@ -64,7 +64,7 @@ def readable_prompts(valid: Settings) -> Iterator[str]:
         yield from prompt_remarks(Path(file))
 
 
-REMARKS: tuple[Check, ...] = (optimizer, model_checks.objective_remarks, readable_prompts)
+REMARKS: tuple[Check, ...] = (optimizer, model_checks.model_remarks, model_checks.network_remarks, readable_prompts)
 
 
 def found_by(checks: Iterable[Check], valid: Settings) -> Iterator[Problem]:

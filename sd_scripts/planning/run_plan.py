@@ -13,6 +13,7 @@ from sd_scripts.families.registry import card_of
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.dataset import DatasetOptions
 from sd_scripts.options.launch import LaunchOptions
+from sd_scripts.options.model_checks import model_variant
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.planning.compile_choice import choose_compile
@@ -120,8 +121,10 @@ def plan_run(settings: Settings, gpu: Gpu | None = None, known: Iterable[Measure
         takes_controls=card.has("control_images"),
         title=card.title,
     )
-    if card.text_limit and (cut := card.text_limit(settings).caption_remark(data.whole_captions())):
-        warnings.append(cut)
+    if card.text_limit:
+        limit = card.text_limit(settings, model_variant(settings))
+        if cut := limit.caption_remark(data.whole_captions()):
+            warnings.append(cut)
     shapes = batch_shapes(data, short_batches=settings[DatasetOptions].short_batches)
     launch = settings.get(LaunchOptions)
     processes = launch.num_processes if launch else 1

@@ -144,7 +144,7 @@ def _run(settings: Settings, family: Family, method: Method) -> int:
         compiling.warm_up(settings[CompileOptions], settings[CompileMoreOptions], context.device)
         context.trackers.start(settings, context.run_dir)
         for remark in preflight.remarks(settings):
-            context.warn(remark)
+            context.warn_once(remark, remark)
         with without_pauses(compiles=settings[CompileOptions].compile):
             trainer = Trainer(context, family, method)
             training = True

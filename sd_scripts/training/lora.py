@@ -322,10 +322,10 @@ def _check_files(family: Family, components: Components, context: Context) -> No
     options, modules = context.settings[NetworkOptions], _all_targets(family, components, context)
     for file in options.base_weights:
         for sentence in _read_base_weights(file, modules).not_used():
-            context.warn(sentence)
+            context.warn_once(sentence, sentence)  # before the start if the header showed it
     if options.network_weights and options.is_ours:
         for sentence in _read_network_weights(options.network_weights, modules).left_out():
-            context.warn(sentence)
+            context.warn_once(sentence, sentence)  # before the start if the header showed it
     elif options.network_weights:
         read_finite_tensors("network_weights", Path(options.network_weights))
 

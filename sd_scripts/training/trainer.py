@@ -246,8 +246,7 @@ class Trainer:
         context.phase("loading")
         lowram = context.settings[ModelOptions].lowram
         components = self.method.open(family, context, context.device if lowram else torch.device("cpu"))
-        downloaded = model_checks.objective_remarks(context.settings, Path(components.source))
-        for remark in (*family.remarks(components, context.settings), *downloaded):
+        for remark in model_checks.model_remarks(context.settings, Path(components.source)):
             context.warn(remark)
         components.on_load = partial(self.method.change_base, family, components, context)
         components.load(VAE)

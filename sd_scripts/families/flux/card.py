@@ -1,5 +1,6 @@
 """FLUX.1, as the page, the options and the file recognition see it."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from sd_scripts.families.card import DENOISER, VAE, ComponentCard, FamilyCard, FirstLayer, PanelCard
@@ -65,10 +66,20 @@ T5_LENGTHS = {"dev": 512, "schnell": 256}
 """Variant -> tokens that T5 reads."""
 
 
-def text_limit(settings: Settings) -> TextLimit:
-    """Return what T5 reads if the model is dev, which only its file shows."""
-    tokens = settings[FluxModelOptions].t5xxl_max_token_length or T5_LENGTHS["dev"]
+def text_limit(settings: Settings, variant: str) -> TextLimit:
+    """Return what T5 reads."""
+    default = T5_LENGTHS["schnell" if is_schnell(variant) else "dev"]
+    tokens = settings[FluxModelOptions].t5xxl_max_token_length or default
     return TextLimit(tokens=tokens, remedy="raise t5xxl_max_token_length")
+
+
+def model_remarks(settings: Settings, variant: str) -> Iterator[str]:
+    if is_schnell(variant) and settings[FlowOptions].guidance_scale != FlowOptions.guidance_scale:
+        yield "guidance_scale: has no effect on FLUX.1 schnell, which takes no guidance"
+
+
+def is_schnell(variant: str) -> bool:
+    return variant.startswith("FLUX.1 schnell")
 
 
 CARD = FamilyCard(
@@ -102,9 +113,7 @@ CARD = FamilyCard(
     recommended_note=f"Schnell has no guidance and keeps {FlowOptions.guidance_scale}. The sd-scripts defaults do not "
     "match what FLUX.1 predicts.",
     recommend=lambda model: (
-        {**RECOMMENDED, "guidance_scale": FlowOptions.guidance_scale}
-        if model.startswith("FLUX.1 schnell")
-        else RECOMMENDED
+        {**RECOMMENDED, "guidance_scale": FlowOptions.guidance_scale} if is_schnell(model) else RECOMMENDED
     ),
     components=(
         ComponentCard(
@@ -153,6 +162,7 @@ CARD = FamilyCard(
     side_multiple=16,
     token_multiple=16,
     text_limit=text_limit,
+    model_remarks=model_remarks,
     graphs=GRAPHS,
     speeds=SPEEDS,
     memory=MEMORY,

@@ -2,7 +2,7 @@
 
 from sd_scripts.families.family import Blocks, Family, FileIdentity, Saving, TextEncoding, blocks_named, blocks_of
 from sd_scripts.families.flux.card import CARD
-from sd_scripts.families.flux.load import LAYOUTS, prepare, problems, remarks
+from sd_scripts.families.flux.load import LAYOUTS, prepare, problems
 from sd_scripts.families.flux.lora import BLOCKS, TEXT_ENCODERS, TRANSFORMER
 from sd_scripts.families.flux.memory import checkpoint_gradients, place
 from sd_scripts.families.flux.objective import architecture, loss, metadata, step_inputs, validation_timesteps
@@ -48,7 +48,6 @@ FAMILY = FLUX = Family(
     layouts=LAYOUTS,
     prepare=prepare,
     problems=problems,
-    remarks=remarks,
     encode_images=encode_images,
     place=place,
     checkpoint_gradients=checkpoint_gradients,

@@ -83,13 +83,6 @@ def _params(sources: Mapping[str, WeightSource]) -> FluxParams:
     return sources[DENOISER].empty.shape  # type: ignore[return-value]
 
 
-def remarks(components: Components, settings: Settings) -> list[str]:
-    """Return warnings about settings for FLUX.1 dev that schnell ignores."""
-    if components.extras["guidance"] or settings[FlowOptions].guidance_scale == FlowOptions.guidance_scale:
-        return []
-    return ["guidance_scale: has no effect on FLUX.1 schnell, which takes no guidance"]
-
-
 def problems(sources: Mapping[str, WeightSource], settings: Settings) -> list[str]:
     """Return problems of components of another model, and of options that the transformer limits."""
     params = _params(sources)

@@ -39,7 +39,7 @@ def text_limit(components: Components, settings: Settings) -> TextLimit:
     """Return the length that T5 reads, end token included. CLIP's is shorter, but of CLIP only the pooled output is
     used, which sums up a caption."""
     return replace(
-        card.text_limit(settings),
+        card.text_limit(settings, ""),
         tokens=components.extras["t5_length"],
         count=lambda captions: list(map(len, components.tokenizers[T5](list(captions), verbose=False).input_ids)),
         short=components.extras["t5_length"] - 2,  # a blank before the first word, and the end token

@@ -104,7 +104,7 @@ CARD = FamilyCard(
     network_modules=("networks.lora", "networks.lora_qwen_image"),
     side_multiple=16,
     token_multiple=16,
-    text_limit=lambda settings: TextLimit(tokens=LONGEST),
+    text_limit=lambda settings, variant: TextLimit(tokens=LONGEST),
     graphs=GRAPHS,
     memory=MEMORY,
     sample_defaults=SamplePrompt(width=1024, height=1024, steps=30, scale=4.0),

@@ -16,7 +16,7 @@ CHUNK, LONGEST = 75, 225
 """Tokens of a chunk of a caption, between a start and an end token, and the most that max_token_length allows."""
 
 
-def text_limit(settings: Settings) -> TextLimit:
+def text_limit(settings: Settings, variant: str) -> TextLimit:
     tokens = settings[ModelOptions].max_token_length or CHUNK
     return TextLimit(tokens=tokens, remedy="" if tokens == LONGEST else f"set max_token_length = {LONGEST}")
 

@@ -44,7 +44,7 @@ def tokenize(components: Components, captions: Sequence[str], settings: Settings
 
 def text_limit(components: Components, settings: Settings) -> TextLimit:
     """Return the length that both encoders read, as `tokenize` counts it."""
-    limit, learned = card.text_limit(settings), components.learned.get(0)
+    limit, learned = card.text_limit(settings, ""), components.learned.get(0)
     weighted = settings[CaptionOptions].weighted_captions
 
     def count(captions: Sequence[str]) -> list[int]:
