@@ -132,16 +132,19 @@ def test_a_plan_reports_what_the_headers_of_its_files_show(tmp_path: Path, guida
             *(f"lora_unet_double_blocks_0_img_mlp_0.{each}.weight" for each in ("lora_down", "lora_up")),
             *("bundle_emb.mycat.t5", "global_step", "vae_scale"),
         ),
+        "sample_prompts": str(tmp_path / "p.txt"),
     }
     settings = settings_for(tmp_path, [(64, 64)], FLUX_LORA, caption_extension=".txt", guidance_scale=guidance, **files)
     (tmp_path / "1_cat" / "00.txt").write_text("a " * 300)
+    (tmp_path / "p.txt").write_text("a cat\n" + "a dog " * 140 + "--l 1 --n " + "blurry " * 280)
     told = checked_plan(settings).warnings
     without_guidance = "guidance_scale: has no effect on FLUX.1 schnell, which takes no guidance"
     assert (without_guidance in told) == (guidance != 3.5)
     lora = files["network_weights"]
     assert f"network_weights: 2 tensors of '{lora}' are unknown and left out: global_step, vae_scale" in told
     assert any(each.startswith(f"network_weights: the embeddings in '{lora}' are left out") for each in told)
-    assert any("longer than 256 tokens" in each for each in told)  # dev reads 512
+    cut = [each for each in told if "longer than 256 tokens" in each]  # dev reads 512
+    assert [each.partition(" is ")[0] for each in cut] == ["At least 1 of 1 caption", "At least 1 of 2 prompts"]
 
 
 def test_a_model_in_shards_is_what_all_of_them_are(tmp_path: Path) -> None:

@@ -1,8 +1,11 @@
 """The plan of a run: its images, buckets, steps, graphs and times, before anything is loaded and without torch."""
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from sd_scripts.data.buckets import Extent
@@ -14,6 +17,8 @@ from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.dataset import DatasetOptions
 from sd_scripts.options.launch import LaunchOptions
 from sd_scripts.options.model_checks import model_variant
+from sd_scripts.options.prompt_lines import SamplePrompt, read_prompts
+from sd_scripts.options.sampling import SampleOptions
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.planning.compile_choice import choose_compile
@@ -121,10 +126,7 @@ def plan_run(settings: Settings, gpu: Gpu | None = None, known: Iterable[Measure
         takes_controls=card.has("control_images"),
         title=card.title,
     )
-    if card.text_limit:
-        limit = card.text_limit(settings, model_variant(settings))
-        if cut := limit.caption_remark(data.whole_captions()):
-            warnings.append(cut)
+    warnings += _cut_texts(settings, card, data)
     shapes = batch_shapes(data, short_batches=settings[DatasetOptions].short_batches)
     launch = settings.get(LaunchOptions)
     processes = launch.num_processes if launch else 1
@@ -197,6 +199,19 @@ def plan_run(settings: Settings, gpu: Gpu | None = None, known: Iterable[Measure
         warnings=(*warnings, *short, *(memory_advice(settings, memory, needs) if memory else ())),
         **{each.name: getattr(times, each.name) for each in dataclasses.fields(times)},
     )
+
+
+def _cut_texts(settings: Settings, card: FamilyCard, data: DataPlan) -> Iterator[str]:
+    """Yield a remark about captions, and one about sample prompts, that the text encoders cut."""
+    if not card.text_limit:
+        return
+    limit = card.text_limit(settings, model_variant(settings))
+    prompts: list[SamplePrompt] = []
+    if file := settings[SampleOptions].sample_prompts:
+        with contextlib.suppress(ValueError):  # listed with what keeps the run from starting
+            prompts = read_prompts(Path(file), card.sample_defaults)
+    texts = chain.from_iterable((each.prompt, each.negative_prompt if each.scale != 1 else "") for each in prompts)
+    yield from filter(None, (limit.caption_remark(data.whole_captions()), limit.prompt_remark(texts)))
 
 
 def _buckets(data: DataPlan) -> tuple[Bucket, ...]:
