@@ -29,7 +29,7 @@ def saved_form(components: Components, save_model_as: str | None) -> str:
 def checkpoint(components: Components, weights: ModelWeights) -> State:
     """Return the tensors of a single file, with marker tensors for the schedule that it was trained on."""
     extras = components.extras
-    # ComfyUI and WebUI write empty tensors too, and sample by the keys alone
+    # programs choose how to sample by the keys alone; ComfyUI writes empty tensors too
     marks = {
         key: extras["marks"].get(key, torch.zeros(0)) for key, option in MARKERS.items() if extras["schedule"][option]
     }
