@@ -194,7 +194,7 @@ class MetadataSteps:
         try:
             self._job.start(self._asked(data), self._form.read(data, NEEDED_FOR_LATENTS), data[self._family])
         except (ValueError, OSError) as error:
-            return message("error", sentence_of(error))
+            return self._form.links.refused(ValueError(sentence_of(error)))
         return ""
 
     def _asked(self, data: Updates) -> Gathering:

@@ -13,7 +13,7 @@ from starlette.routing import Route
 from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.controls import QUIET, Form, shown, unquoted
 from kohya_gui.json_routes import post
-from kohya_gui.messages import message
+from kohya_gui.messages import Html, message
 from sd_scripts.families.registry import card_of
 from sd_scripts.formats.atomic_files import write_whole
 from sd_scripts.formats.documents import read_text
@@ -93,7 +93,7 @@ class PromptEditor:
             place = prompt_file(values, self._form.allowed_paths)
             there = saved_text(place)
         except ValueError as error:
-            return {self._message: message("error", str(error))}
+            return {self._message: self._form.links.refused(error)}
         if waiting := not there and not values.get(FILE) and data[self._form.prompts]:
             there = waiting
         told = f"Editing {place}" if place.exists() else f"{place} is created when you save"
@@ -121,7 +121,7 @@ class PromptEditor:
             found = prompts_in(text, place, card_of(data[self._family]).sample_defaults)
             there = saved_text(place)
         except ValueError as error:
-            return {self._message: message("error", f"Not saved: {error}")}
+            return {self._message: message("error", Html(f"Not saved: {self._form.links.sentence(error)}"))}
         if there and data[self._kept] != (str(place), there) and there != text:
             why = f"{place} changed since it was opened here. Save again to overwrite it"
             return {self._message: message("warning", why), self._kept: (str(place), there)}
@@ -129,7 +129,8 @@ class PromptEditor:
             place.parent.mkdir(parents=True, exist_ok=True)
             write_whole(place, text)
         except OSError as error:
-            return {self._message: message("error", f"{FILE}: '{place}' cannot be written: {error.strerror}")}
+            why = ValueError(f"{FILE}: '{place}' cannot be written: {error.strerror}")
+            return {self._message: self._form.links.refused(why)}
         named = values.get(FILE) or str(place)
         count = f"{len(found)} prompts" if len(found) > 1 else "1 prompt"
         return {

@@ -39,7 +39,7 @@ class TensorBoardButtons:
             url = TENSORBOARD.start(self._form.allowed_paths.check("logging_dir", folder))
             said = address(url, Path(os.path.expanduser(folder)))
         except ValueError as error:
-            said = message("error", str(error))
+            said = self._form.links.refused(error)
         return [said, gr.update(visible=TENSORBOARD.running)]
 
     def _end(self) -> list[Any]:

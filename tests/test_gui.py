@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 from dataclasses import fields
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from kohya_gui.panels import BASE_MODEL, TIMESTEPS
 from kohya_gui.past_runs import why_not
 from kohya_gui.presets import PRESETS, preset_title, preset_words
 from kohya_gui.run_view import duration, newest_state, sections, speed
+from kohya_gui.runs_gui import printed_command
 from kohya_gui.training import Training
 from kohya_gui.training_tab import TrainingTab, hint, offer, output_hint
 from sd_scripts.families.flux.options import RECOMMENDED
@@ -1072,6 +1074,20 @@ def test_a_run_that_has_to_wait_says_why(tab, monkeypatch, tmp_path):
     assert tab._why_waiting(second) == "second is queued and will start automatically"
     tab._queue.store.paused = True
     assert tab._why_waiting(first) == "first is queued: the queue is paused"
+
+
+def test_a_printed_command_is_copied_as_it_is_and_breaks_between_its_words_only():
+    line = "'/my folder/accelerate' launch --network_args 'a=<1>  b' --training_comment \"it's\""
+    html = printed_command(line)
+    assert unescape(re.findall('data-copy="(.*?)"', html)[0]) == line
+    shown = html.partition("<pre>")[2].removesuffix("</pre>")
+    assert unescape(re.sub("</?span>", "", shown)) == line
+    assert [unescape(word) for word in re.findall("<span>(.*?)</span>", shown)] == line.split(" ")
+
+
+def test_the_output_name_comes_with_the_base_model_before_the_images(form):
+    names = list(form.controls)
+    assert names.index(BASE_MODEL) < names.index("output_name") < names.index("train_data_dir")
 
 
 def test_a_sentence_names_the_field_by_its_label_and_leads_to_it(form):

@@ -554,6 +554,13 @@ def test_a_run_has_its_compile_options_in_the_command_alone_and_keeps_them_when_
     assert again.argv[-8:-2] == flags
 
 
+def test_a_run_without_an_output_name_is_called_like_its_files(tmp_path):
+    named = {**SETTINGS, **startable(tmp_path), "output_dir": str(tmp_path)}
+    unnamed = {name: value for name, value in named.items() if name != "output_name"}
+    for values, name in ((unnamed, "last"), ({**unnamed, "output_name": "dog"}, "dog")):
+        assert plan(prepare(values, SDXL_LORA, {}, print_only=False), TABS["lora"], "sdxl").name == name
+
+
 def test_runs_are_compared_by_the_settings_in_which_they_differ(studio):
     one = studio.over("one", steps(1), **SETTINGS, network_dim=8, seed=1)
     two = studio.over("two", steps(1), **SETTINGS, network_dim=16, seed=1)

@@ -109,7 +109,9 @@ def test_what_cannot_be_read_as_prompts_is_not_saved(page, tmp_path):
     page.open()
     for text in ("[[prompt.subset]\n", "", "prompt = 3"):
         page.write(text)
-        assert "Not saved: sample_prompts: " in page.save()
+        said = page.save()
+        assert "Not saved: " in said
+        assert 'data-field="lora-sample_prompts"' in said
     assert "a cat" in place.read_text()
     assert page.text == "prompt = 3"
 

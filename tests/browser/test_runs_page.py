@@ -86,8 +86,9 @@ def states_of(page: Page, *names: str) -> list[str]:
 def test_a_queue_and_its_run_outlive_a_killed_gui_and_a_reload_and_the_run_is_continued(page, gui: Gui, flux_demo):
     prompts = flux_demo.with_name("prompts.txt")
     prompts.write_text(f"{PROMPT}\n")
-    changes = {"sample_prompts": str(prompts), **TELLS}
+    changes = {"sample_prompts": str(prompts), "ema_decay": 0.9, **TELLS}
     first = start(page, variant(flux_demo, "first", max_train_steps=LONG, **changes))
+    expect_a_note_until_the_run_reports_it(page)
     second, third = (start(page, variant(flux_demo, name, max_train_steps=6, **TELLS)) for name in ("second", "third"))
     expect(live(page)).to_have_attribute("data-run", str(first))
     expect(page.locator("#lora-start")).to_have_text("Add to queue")
@@ -125,6 +126,18 @@ def test_a_queue_and_its_run_outlive_a_killed_gui_and_a_reload_and_the_run_is_co
     expect_badge(page, "Finished")
     expect(live(page).locator(".result code")).to_contain_text("second.safetensors")
     expect_to_be_continued(page, first)
+
+
+def expect_a_note_until_the_run_reports_it(page: Page) -> None:
+    said, other = "has no effect while use_ema is off", "generates no samples on its own"
+    notes = page.locator("#lora-message [data-started] li")
+    expect(notes.filter(has_text=said)).to_be_visible()
+    log = RunFolder(Path(brief(page, "first")["folder"])).log()
+    log("warning", text=f"ema_decay: {said}")
+    log.close()
+    expect(live(page).locator(".section-warning")).to_contain_text(said)
+    expect(notes.filter(has_text=said)).to_be_hidden()
+    expect(notes.filter(has_text=other)).to_be_visible()
 
 
 def expect_sample_and_model_on_request(page: Page) -> None:
