@@ -53,7 +53,9 @@ def test_what_was_trained_on_a_file_names_the_model_of_its_family_and_what_it_do
     told = {}
     for card in cards():
         settings = from_values(script_for(card.name, "lora"), {}, {"pretrained_model_name_or_path": "base.safetensors"})
-        data = ModelCard(make_card(replace(read_run(trained.folder.path), settings=settings))).data.to_dict()
+        made = ModelCard(make_card(replace(read_run(trained.folder.path), settings=settings)))
+        assert f"\nLoRA for {card.title}.\n" in made.text
+        data = made.data.to_dict()
         told[card.name] = (data["base_model"], data["pipeline_tag"])
     assert told == {
         "sdxl": ("stabilityai/stable-diffusion-xl-base-1.0", "text-to-image"),

@@ -16,7 +16,7 @@ from sd_scripts.tools.publish.trained import Trained
 
 IMAGES = "images"
 """Folder of the samples in the repository."""
-KINDS = {"lora": "LoRA", "full": "model", "textual_inversion": "embedding"}
+KINDS = {"lora": "LoRA", "full": "Model", "textual_inversion": "Embedding"}
 TAGS = {"lora": ("lora", "template:sd-lora"), "full": (), "textual_inversion": ("textual_inversion",)}
 SHOWN = (
     *("resolution", "train_batch_size", "gradient_accumulation_steps", "learning_rate", "unet_lr", "text_encoder_lr"),
@@ -80,7 +80,7 @@ def _body(trained: Trained) -> Iterator[str]:
     settings, facts = trained.settings, trained.state.facts
     kind, own = KINDS[settings.script.method], settings[MetadataOptions]
     yield from (f"# {_title(trained)}", "")
-    yield from (own.metadata_description or f"A {trained.family.title} {kind}.", "")
+    yield from (own.metadata_description or f"{kind} for {trained.family.title}.", "")
     if trained.samples:
         yield from ("<Gallery />", "")
     yield from ("## Use", "")
