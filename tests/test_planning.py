@@ -257,7 +257,7 @@ def test_what_images_lose_is_told_beside_ordinary_buckets(tmp_path: Path) -> Non
     ]
     (line,) = [line for line in lines(found) if line.startswith("Cropped")]
     assert (
-        line == "Cropped       11.5 % of the image area on average, at most 16.7 % (01.png); ordinary buckets: nothing"
+        line == "Cropped       11.5 % of the image area on average, at most 16.7 % (01.png); ordinary buckets: none"
     )
 
 

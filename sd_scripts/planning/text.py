@@ -117,12 +117,12 @@ def _buckets(plan: RunPlan) -> str:
 
 def _crops(plan: RunPlan) -> str:
     found, ordinary = plan.crops.all, plan.crops.ordinary
-    text = "nothing"
+    text = "none"
     if not _is_nothing(found):
         text = f"{_percent(found.mean)} of the image area on average, at most {_percent(found.worst)} ({found.file})"
     if ordinary:
         less = f"{_percent(ordinary.mean)}, at most {_percent(ordinary.worst)}"
-        text += f"; ordinary buckets: {'nothing' if _is_nothing(ordinary) else less}"
+        text += f"; ordinary buckets: {'none' if _is_nothing(ordinary) else less}"
     return text
 
 
