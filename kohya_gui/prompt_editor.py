@@ -129,8 +129,8 @@ class PromptEditor:
             place.parent.mkdir(parents=True, exist_ok=True)
             write_whole(place, text)
         except OSError as error:
-            why = ValueError(f"{FILE}: '{place}' cannot be written: {error.strerror}")
-            return {self._message: self._form.links.refused(why)}
+            unwritten = ValueError(f"{FILE}: '{place}' cannot be written: {error.strerror}")
+            return {self._message: self._form.links.refused(unwritten)}
         named = values.get(FILE) or str(place)
         count = f"{len(found)} prompts" if len(found) > 1 else "1 prompt"
         return {

@@ -256,9 +256,7 @@ def test_what_images_lose_is_told_beside_ordinary_buckets(tmp_path: Path) -> Non
         ("1280x768", 0.1667),
     ]
     (line,) = [line for line in lines(found) if line.startswith("Cropped")]
-    assert (
-        line == "Cropped       11.5 % of the image area on average, at most 16.7 % (01.png); ordinary buckets: none"
-    )
+    assert line == "Cropped       11.5 % of the image area on average, at most 16.7 % (01.png); ordinary buckets: none"
 
 
 def test_equal_tokens_are_advised_where_graphs_would_take_any_shape(tmp_path: Path) -> None:
