@@ -1,7 +1,8 @@
 """Open a base model: find the files of its components and check them by name and header. No weights are read yet."""
 
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, KeysView, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -100,13 +101,26 @@ def load_tokenizers(
     return Tokenizers(make) if found else make()
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Outline:
+    """A component without weights, made from the names, shapes and dtypes in its file. It may not be changed."""
+
+    module: torch.nn.Module
+    names: KeysView[str]
+    """Names of the module's tensors."""
+    file: State
+    """The file's tensors, unified, on the meta device."""
+    expected: Mapping[str, Tensor]
+    """The tensors of a complete file."""
+
+
 @functools.lru_cache(maxsize=16)  # checked before the start and opened by the run: made once for both
-def _made(layout: Layout, contents: tuple[tuple[str, torch.Size, torch.dtype], ...]) -> tuple[torch.nn.Module, State]:
-    """Make a component, or its outline, from the names, shapes and dtypes in its file; return it and the unified
-    tensors, all meta. Neither may be changed."""
+def _outline(layout: Layout, contents: tuple[tuple[str, torch.Size, torch.dtype], ...]) -> _Outline:
     empty = {key: torch.empty(shape, dtype=dtype, device="meta") for key, shape, dtype in contents}
     file = layout.unify(apply_scales(empty, torch.float32))
-    return (layout.outline or layout.make)(shapes_of(file)), file
+    module = (layout.outline or layout.make)(shapes_of(file))
+    state = module.state_dict()
+    return _Outline(module=module, names=state.keys(), file=file, expected=layout.write(state))
 
 
 class _Opener:
@@ -180,19 +194,14 @@ class _Opener:
 
         contents = tuple((key, tensor.shape, tensor.dtype) for key, tensor in _below(prefix, empty).items())
 
-        def made() -> tuple[torch.nn.Module, State]:
-            return _made(layout, contents)
-
-        module, file = make_empty(made, option, path, prefix)
-        expected = layout.write(module.state_dict())
+        outline = make_empty(lambda: _outline(layout, contents), option, path, prefix)
+        file, expected, names = outline.file, outline.expected, outline.names
         if packed := [key for key, tensor in file.items() if key in expected and not tensor.is_floating_point()]:
             raise ValueError(
                 f"{option}: '{path}' contains packed integers instead of weights, such as {some(packed[:1])}; "
                 "choose the bf16, fp16 or fp8 file"
             )
         require_matching_shapes(shapes_of(file), expected, option, path, component.kind, prefix)
-
-        names = module.state_dict().keys()
 
         def read(dtype: torch.dtype, keep: Callable[[str, Tensor], bool] | None = None) -> State:
             state: State = {}
@@ -204,7 +213,7 @@ class _Opener:
         def make() -> torch.nn.Module:
             return make_empty(lambda: layout.make(shapes_of(file)), option, path, prefix)
 
-        return WeightSource(empty=module, make=make, path=path, read=read, finish=layout.finish)
+        return WeightSource(empty=outline.module, make=make, path=path, read=read, finish=layout.finish)
 
     def _what_else(self, file: State) -> str:
         """Describe a file that does not contain the component, and what to do with it."""
