@@ -24,9 +24,11 @@ def vae_encode(vae: Any, pixels: Tensor) -> Tensor:
     runs. Overflows give non-finite values.
     """
     at_once = max(1, PIXELS_AT_ONCE // (pixels.shape[-2] * pixels.shape[-1]))
-    dtype = vae.dtype
+    weight = _weight(vae)
+    dtype = weight.dtype
     with _in_float32(vae) if _is_emulated(vae) else nullcontext():
-        slices = [vae.encode(part.to(vae.device, vae.dtype)).latent_dist.mode() for part in pixels.split(at_once)]
+        parts = (part.to(weight.device, weight.dtype) for part in pixels.split(at_once))
+        slices = [vae.encode(part).latent_dist.mode() for part in parts]
     return torch.cat(slices).to(dtype)
 
 
@@ -45,7 +47,7 @@ def vae_decode(vae: Any, latents: Tensor, tiled: Tiled | None = None, widest: in
     instead of turning black.
     """
     with _in_float32(vae) if _is_emulated(vae) else nullcontext():
-        pixels = _vae_decode(vae, latents.to(vae.dtype), tiled or tiled_decoding, widest).float()
+        pixels = _vae_decode(vae, latents.to(_weight(vae).dtype), tiled or tiled_decoding, widest).float()
     if not torch.isfinite(pixels).all():
         with _in_float32(vae):
             pixels = _vae_decode(vae, latents.float(), tiled or tiled_decoding, widest)
@@ -54,13 +56,19 @@ def vae_decode(vae: Any, latents: Tensor, tiled: Tiled | None = None, widest: in
 
 def _is_emulated(vae: Any) -> bool:
     """Return whether the VAE's dtype is one that CPUs emulate: bfloat16 convolutions take 100 times as long there."""
-    return vae.device.type == "cpu" and vae.dtype == torch.bfloat16
+    weight = _weight(vae)
+    return weight.device.type == "cpu" and weight.dtype == torch.bfloat16
+
+
+def _weight(vae: Any) -> Tensor:
+    """Return a weight, whose dtype and device are the VAE's: for its own properties diffusers visits every module."""
+    return next(vae.parameters())
 
 
 @contextmanager
 def _in_float32(vae: Any) -> Iterator[None]:
     """Let the VAE compute in float32, whatever its dtype."""
-    dtype = vae.dtype
+    dtype = _weight(vae).dtype
     try:
         vae.float()
         yield
