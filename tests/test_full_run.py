@@ -27,8 +27,8 @@ pytestmark = pytest.mark.usefixtures("no_graphs")
 
 
 @pytest.fixture(scope="module")
-def models(miniature: Any, flux_miniature: Any, qwen_image_miniature: Any) -> dict[str, Any]:
-    return {"sdxl": miniature, "flux": flux_miniature, "qwen_image": qwen_image_miniature}
+def models(miniature: Any, any_miniature: Any, qwen_image_miniature: Any) -> dict[str, Any]:
+    return {"sdxl": miniature, "flux": any_miniature, "qwen_image": qwen_image_miniature}
 
 
 @pytest.fixture(scope="module")
@@ -80,8 +80,8 @@ def test_learning_lowers_the_loss(any_miniature: Any, tmp_path: Path) -> None:
     assert sum(learning[10:]) < 0.9 * sum(standing[10:])
 
 
-def test_compiled_it_learns_the_same(plain: dict[str, Run], flux_miniature: Any, tmp_path: Path) -> None:
-    compiled = train_whole(flux_miniature, tmp_path / "out", **COMPILED)
+def test_compiled_it_learns_the_same(plain: dict[str, Run], any_miniature: Any, tmp_path: Path) -> None:
+    compiled = train_whole(any_miniature, tmp_path / "out", **COMPILED)
     assert compiled.losses == pytest.approx(plain["flux"].losses, rel=1e-4)
     assert compiled.tensors().keys() == plain["flux"].tensors().keys()
     assert compiled.told("compile")[-1]["breaks"] == 0
@@ -201,10 +201,10 @@ def test_stopped_and_resumed_is_never_stopped(
         assert equal(done.tensors("short-ema.safetensors"), whole.tensors("short-ema.safetensors"))
 
 
-def test_weights_that_learn_are_not_held_in_eight_bits(flux_miniature: Any, tmp_path: Path) -> None:
-    plain = train_whole(flux_miniature, tmp_path / "plain", **HALF, max_train_steps=1)
+def test_weights_that_learn_are_not_held_in_eight_bits(any_miniature: Any, tmp_path: Path) -> None:
+    plain = train_whole(any_miniature, tmp_path / "plain", **HALF, max_train_steps=1)
     names = ("fp8_base", "fp8_base_unet", "fp8_compute")
-    ours = train_whole(flux_miniature, tmp_path / "ours", **HALF, **dict.fromkeys(names, True), max_train_steps=1)
+    ours = train_whole(any_miniature, tmp_path / "ours", **HALF, **dict.fromkeys(names, True), max_train_steps=1)
     told = {event["text"] for event in ours.told("warning")}
     assert told >= {f"{name}: has no effect in full training" for name in names}
     assert equal(ours.tensors(), plain.tensors())
@@ -286,9 +286,9 @@ def test_blocks_of_the_unet_are_counted_as_the_field_does() -> None:
     ],
 )
 def test_bad_input_is_one_sentence(
-    values: dict[str, Any], why: str, flux_miniature: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    values: dict[str, Any], why: str, any_miniature: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ours = train_whole(flux_miniature, tmp_path / "out", **values)
+    ours = train_whole(any_miniature, tmp_path / "out", **values)
     told = capsys.readouterr().err
     assert ours.status == 2
     assert why in told

@@ -62,7 +62,7 @@ def test_hints_say_what_files_are_and_a_free_name_is_suggested(any_miniature: An
     told = look(client, "merge-model", **values)
     assert told["hints"]["base_model"][0]["text"].startswith("FLUX.1 dev, fp32, ")
     first, second = told["hints"]["models"]
-    assert first["text"].startswith("FLUX.1 LoRA, rank 4, alpha 2, 50 layers, fp32, trained 80 steps, ")
+    assert first["text"].startswith("FLUX.1 LoRA, rank 4, alpha 2, 34 layers, fp32, trained 80 steps, ")
     assert (first["good"], second["good"], second["text"]) == (True, False, "There is no such file")
     assert told["output"] == str(any_miniature.checkpoint.with_name("miniature_flux-merged.safetensors"))
     (tmp_path / "lora-rank8.safetensors").touch()

@@ -26,10 +26,10 @@ STATES = {"save_state": True, "max_train_steps": 8, "save_every_n_steps": 1, "ne
 
 
 @pytest.fixture(scope="module")
-def undisturbed(flux_miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def undisturbed(any_miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Do not write to it."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    return train(flux_miniature, folder / "out", train_data_dir=images(folder / "images", count=3), **STATES)
+    return train(any_miniature, folder / "out", train_data_dir=images(folder / "images", count=3), **STATES)
 
 
 def state_of(run: Run, step: int) -> Path:
@@ -50,13 +50,13 @@ def go_on(model: Any, output: Path, state: Path, **values: Any) -> Run:
 
 
 def test_resuming_again_and_again_is_still_the_undisturbed_run(
-    undisturbed: Run, flux_miniature: Any, tmp_path: Path
+    undisturbed: Run, any_miniature: Any, tmp_path: Path
 ) -> None:
     """In the middle of an epoch, at its end, and just after."""
     shutil.copytree(undisturbed.output.parent / "images", tmp_path / "images")
     begin, state = 2, state_of(undisturbed, 2)
     for end in (3, 4, 8):
-        run = go_on(flux_miniature, tmp_path / f"until{end}", state, max_train_steps=end)
+        run = go_on(any_miniature, tmp_path / f"until{end}", state, max_train_steps=end)
         assert run.steps == list(range(begin + 1, end + 1))
         assert run.losses == undisturbed.losses[begin:end]
         assert [event["epoch"] for event in run.told("step")] == [(step - 1) // 3 + 1 for step in run.steps]
@@ -92,46 +92,46 @@ def test_every_optimizer_goes_on_exactly_from_its_state(name: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("optimizer", ["Prodigy", "AdamWScheduleFree"])
-def test_a_run_with_another_optimizer_resumes_exactly(optimizer: str, flux_miniature: Any, tmp_path: Path) -> None:
+def test_a_run_with_another_optimizer_resumes_exactly(optimizer: str, any_miniature: Any, tmp_path: Path) -> None:
     options = {
         "optimizer_type": optimizer,
         "learning_rate": 1.0 if optimizer == "Prodigy" else 1e-3,
         "save_state": True,
         "max_train_steps": 3,
     }
-    whole = train(flux_miniature, tmp_path / "whole", save_every_n_steps=2, **options)
-    rest = train(flux_miniature, tmp_path / "rest", save_every_n_steps=2, resume=state_of(whole, 2), **options)
+    whole = train(any_miniature, tmp_path / "whole", save_every_n_steps=2, **options)
+    rest = train(any_miniature, tmp_path / "rest", save_every_n_steps=2, resume=state_of(whole, 2), **options)
     assert rest.status == 0
     assert rest.losses == whole.losses[2:]
     assert equal(rest.tensors(), whole.tensors())
 
 
-def test_a_schedule_goes_on_where_it_was(flux_miniature: Any, tmp_path: Path) -> None:
+def test_a_schedule_goes_on_where_it_was(any_miniature: Any, tmp_path: Path) -> None:
     options = {"lr_scheduler": "cosine", "lr_warmup_steps": 2, "save_state": True, "max_train_steps": 6}
-    whole = train(flux_miniature, tmp_path / "whole", save_every_n_steps=3, **options)
-    rest = train(flux_miniature, tmp_path / "rest", resume=state_of(whole, 3), **options)
+    whole = train(any_miniature, tmp_path / "whole", save_every_n_steps=3, **options)
+    rest = train(any_miniature, tmp_path / "rest", resume=state_of(whole, 3), **options)
     assert [e["lr"] for e in rest.told("step")] == [e["lr"] for e in whole.told("step")][3:]
     assert equal(rest.tensors(), whole.tensors())
 
 
-def test_accumulation_resumes_at_a_step_and_not_within_one(flux_miniature: Any, tmp_path: Path) -> None:
+def test_accumulation_resumes_at_a_step_and_not_within_one(any_miniature: Any, tmp_path: Path) -> None:
     options = {"gradient_accumulation_steps": 2, "save_state": True, "max_train_steps": 4}
     root = images(tmp_path / "images", count=3)  # an epoch is a whole step and one of a single batch
-    whole = train(flux_miniature, tmp_path / "whole", train_data_dir=root, save_every_n_steps=1, **options)
-    rest = train(flux_miniature, tmp_path / "rest", train_data_dir=root, resume=state_of(whole, 1), **options)
+    whole = train(any_miniature, tmp_path / "whole", train_data_dir=root, save_every_n_steps=1, **options)
+    rest = train(any_miniature, tmp_path / "rest", train_data_dir=root, resume=state_of(whole, 1), **options)
     assert [event["epoch"] for event in whole.told("step")] == [1, 1, 2, 2]
     assert rest.losses == whole.losses[1:]
     assert equal(rest.tensors(), whole.tensors())
 
 
-def test_a_state_of_another_seed_keeps_its_own(undisturbed: Run, flux_miniature: Any, tmp_path: Path) -> None:
-    again = go_on(flux_miniature, tmp_path / "out", state_of(undisturbed, 7), seed=2)
+def test_a_state_of_another_seed_keeps_its_own(undisturbed: Run, any_miniature: Any, tmp_path: Path) -> None:
+    again = go_on(any_miniature, tmp_path / "out", state_of(undisturbed, 7), seed=2)
     assert again.losses == undisturbed.losses[7:]
     assert any("seed" in warning["text"] for warning in again.told("warning"))
 
 
-def test_another_batch_size_begins_the_epoch_anew(undisturbed: Run, flux_miniature: Any, tmp_path: Path) -> None:
-    again = go_on(flux_miniature, tmp_path / "out", state_of(undisturbed, 4), train_batch_size=3)
+def test_another_batch_size_begins_the_epoch_anew(undisturbed: Run, any_miniature: Any, tmp_path: Path) -> None:
+    again = go_on(any_miniature, tmp_path / "out", state_of(undisturbed, 4), train_batch_size=3)
     assert again.status == 0
     assert again.steps == [5, 6, 7, 8]
     assert any("restarts from its first batch" in warning["text"] for warning in again.told("warning"))
@@ -149,14 +149,14 @@ def refused(model: Any, run: Run, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_what_cannot_be_resumed_is_told_in_one_sentence(
-    undisturbed: Run, flux_miniature: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    undisturbed: Run, any_miniature: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     state = state_of(undisturbed, 2)
 
     def sentence(name: str, **values: Any) -> str:
-        return refused(flux_miniature, go_on(flux_miniature, tmp_path / name, state, **values), capsys)
+        return refused(any_miniature, go_on(any_miniature, tmp_path / name, state, **values), capsys)
 
-    absent = go_on(flux_miniature, tmp_path / "absent", state, resume=tmp_path / "nowhere")
+    absent = go_on(any_miniature, tmp_path / "absent", state, resume=tmp_path / "nowhere")
     assert (absent.status, absent.events) == (2, [])  # no run was begun
     assert "resume: there is no folder" in capsys.readouterr().err
     assert "not a state of this program" in sentence("other", resume=undisturbed.output)
@@ -166,13 +166,13 @@ def test_what_cannot_be_resumed_is_told_in_one_sentence(
 
 
 def test_half_a_state_is_told_in_one_sentence(
-    undisturbed: Run, flux_miniature: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    undisturbed: Run, any_miniature: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(undisturbed.output.parent / "images", tmp_path / "images")
     half = shutil.copytree(state_of(undisturbed, 2), tmp_path / "out" / "half-state")
     (half / "state.pt").write_bytes((half / "state.pt").read_bytes()[:1000])
-    run = train(flux_miniature, tmp_path / "out", **STATES, resume=half)
-    assert "the checksum of state.pt does not match" in refused(flux_miniature, run, capsys)
+    run = train(any_miniature, tmp_path / "out", **STATES, resume=half)
+    assert "the checksum of state.pt does not match" in refused(any_miniature, run, capsys)
     assert "caching" not in " ".join(event["name"] for event in run.told("phase"))
 
 
@@ -183,9 +183,9 @@ def test_a_state_holds_tensors_and_numbers_only(undisturbed: Run) -> None:
     assert (facts["step"], facts["epoch"], facts["batch"], facts["seed"]) == (4, 2, 1, 1)
 
 
-def test_names_and_window_of_files_saved_by_steps(flux_miniature: Any, tmp_path: Path) -> None:
+def test_names_and_window_of_files_saved_by_steps(any_miniature: Any, tmp_path: Path) -> None:
     made = train(
-        flux_miniature, tmp_path / "out", max_train_steps=8, save_every_n_steps=2, save_last_n_steps=2, save_state=True,
+        any_miniature, tmp_path / "out", max_train_steps=8, save_every_n_steps=2, save_last_n_steps=2, save_state=True,
         save_last_n_steps_state=4,
     )  # fmt: skip
     assert made.files == [
@@ -194,23 +194,23 @@ def test_names_and_window_of_files_saved_by_steps(flux_miniature: Any, tmp_path:
     ]  # fmt: skip
 
 
-def test_names_and_window_of_files_saved_by_epochs(flux_miniature: Any, tmp_path: Path) -> None:
+def test_names_and_window_of_files_saved_by_epochs(any_miniature: Any, tmp_path: Path) -> None:
     made = train(
-        flux_miniature, tmp_path / "out", max_train_epochs=5, save_every_n_epochs=1, save_last_n_epochs=2,
+        any_miniature, tmp_path / "out", max_train_epochs=5, save_every_n_epochs=1, save_last_n_epochs=2,
         save_state_on_train_end=True,
     )  # fmt: skip
     assert made.steps == list(range(1, 11))
     assert made.files == ["short-000003.safetensors", "short-000004.safetensors", "short-state", "short.safetensors"]
 
 
-def test_a_number_of_saves_is_spread_over_the_epochs(flux_miniature: Any, tmp_path: Path) -> None:
-    made = train(flux_miniature, tmp_path / "out", max_train_epochs=4, save_n_epoch_ratio=2)
+def test_a_number_of_saves_is_spread_over_the_epochs(any_miniature: Any, tmp_path: Path) -> None:
+    made = train(any_miniature, tmp_path / "out", max_train_epochs=4, save_n_epoch_ratio=2)
     assert made.files == ["short-000002.safetensors", "short.safetensors"]
 
 
-def test_files_without_a_name_and_in_half_precision(flux_miniature: Any, tmp_path: Path) -> None:
+def test_files_without_a_name_and_in_half_precision(any_miniature: Any, tmp_path: Path) -> None:
     made = train(
-        flux_miniature, tmp_path / "out", output_name=None, save_precision="fp16", save_every_n_epochs=1,
+        any_miniature, tmp_path / "out", output_name=None, save_precision="fp16", save_every_n_epochs=1,
         save_every_n_steps=1, max_train_epochs=2,
     )  # fmt: skip
     assert made.files == [
@@ -220,12 +220,12 @@ def test_files_without_a_name_and_in_half_precision(flux_miniature: Any, tmp_pat
     assert {tensor.dtype for tensor in made.tensors("last.safetensors").values()} == {torch.float16}
 
 
-def test_initial_step_begins_where_it_says(undisturbed: Run, flux_miniature: Any, tmp_path: Path) -> None:
+def test_initial_step_begins_where_it_says(undisturbed: Run, any_miniature: Any, tmp_path: Path) -> None:
     data = {"train_data_dir": undisturbed.output.parent / "images", "max_train_steps": 8}
-    skipping = train(flux_miniature, tmp_path / "skipping", initial_step=5, skip_until_initial_step=True, **data)
+    skipping = train(any_miniature, tmp_path / "skipping", initial_step=5, skip_until_initial_step=True, **data)
     assert skipping.steps == [6, 7, 8]
     assert [event["epoch"] for event in skipping.told("step")] == [2, 3, 3]
-    again = train(flux_miniature, tmp_path / "again", initial_epoch=2, **data)
+    again = train(any_miniature, tmp_path / "again", initial_epoch=2, **data)
     assert again.steps == [4, 5, 6, 7, 8]
     assert [event["epoch"] for event in again.told("step")] == [2, 2, 2, 3, 3]
 
@@ -239,10 +239,10 @@ def optimizer_in(state: Path) -> Any:
 
 
 def test_a_new_rate_schedule_and_weight_decay_apply_and_are_told(
-    undisturbed: Run, flux_miniature: Any, tmp_path: Path
+    undisturbed: Run, any_miniature: Any, tmp_path: Path
 ) -> None:
     new = {"learning_rate": 1e-3, "lr_scheduler": "linear", "optimizer_args": ["weight_decay=0.5"]}
-    rest = go_on(flux_miniature, tmp_path / "out", state_of(undisturbed, 4), **new)
+    rest = go_on(any_miniature, tmp_path / "out", state_of(undisturbed, 4), **new)
     assert rest.losses[0] == undisturbed.losses[4]  # nothing was learned with it yet
     rates = [rate for event in rest.told("step") for rate in event["lr"].values()]
     assert rates == pytest.approx([1e-3 * (8 - step) / 8 for step in (4, 5, 6, 7)])
@@ -258,15 +258,13 @@ def test_a_new_rate_schedule_and_weight_decay_apply_and_are_told(
         assert file.metadata()["ss_learning_rate"] == "0.001"
 
 
-def test_a_new_rate_reaches_every_partition_of_a_fused_backward_pass(flux_miniature: Any, tmp_path: Path) -> None:
+def test_a_new_rate_reaches_every_partition_of_a_fused_backward_pass(any_miniature: Any, tmp_path: Path) -> None:
     values = {
         "mixed_precision": "bf16", "full_bf16": True, "fused_backward_pass": True, "max_train_steps": 2,
         "save_state": True, "save_every_n_steps": 1,
     }  # fmt: skip
-    whole = train_whole(flux_miniature, tmp_path / "whole", **values)
-    rest = train_whole(
-        flux_miniature, tmp_path / "rest", resume=state_of(whole, 1), **{**values, "learning_rate": 5e-4}
-    )
+    whole = train_whole(any_miniature, tmp_path / "whole", **values)
+    rest = train_whole(any_miniature, tmp_path / "rest", resume=state_of(whole, 1), **{**values, "learning_rate": 5e-4})
     assert [event["lr"] for event in rest.told("step")] == [{"unet": 5e-4}]
     partitions = optimizer_in(rest.output / "short-state")["portions"]
     (rate,) = {float(group["lr"]) for partition in partitions for group in partition["optimizer"]["param_groups"]}
@@ -274,22 +272,22 @@ def test_a_new_rate_reaches_every_partition_of_a_fused_backward_pass(flux_miniat
 
 
 def test_another_model_is_refused_unless_it_is_wanted(
-    undisturbed: Run, flux_miniature: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    undisturbed: Run, any_miniature: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    other = tmp_path / flux_miniature.checkpoint.name
-    content = bytearray(flux_miniature.checkpoint.read_bytes())
+    other = tmp_path / any_miniature.checkpoint.name
+    content = bytearray(any_miniature.checkpoint.read_bytes())
     content[-1] ^= 1
     other.write_bytes(content)
-    for tokenizers in flux_miniature.checkpoint.parent.glob("*_tokenizers"):
+    for tokenizers in any_miniature.checkpoint.parent.glob("*_tokenizers"):
         (tmp_path / tokenizers.name).symlink_to(tokenizers)
     state = state_of(undisturbed, 7)
-    made = go_on(flux_miniature, tmp_path / "base", state, pretrained_model_name_or_path=other)
-    sentence = refused(flux_miniature, made, capsys)
+    made = go_on(any_miniature, tmp_path / "base", state, pretrained_model_name_or_path=other)
+    sentence = refused(any_miniature, made, capsys)
     assert "pretrained_model_name_or_path: the state was trained on another base model" in sentence
     assert "resume_changed_model" in sentence
-    sentence = refused(flux_miniature, go_on(flux_miniature, tmp_path / "alpha", state, network_alpha=2.0), capsys)
+    sentence = refused(any_miniature, go_on(any_miniature, tmp_path / "alpha", state, network_alpha=2.0), capsys)
     assert "network_alpha: 1.0 in the state, 2.0 now, which changes the strength" in sentence
-    wanted = go_on(flux_miniature, tmp_path / "wanted", state, network_alpha=2.0, resume_changed_model=True)
+    wanted = go_on(any_miniature, tmp_path / "wanted", state, network_alpha=2.0, resume_changed_model=True)
     assert wanted.status == 0
     assert any("resume_changed_model allows it" in text for text in warnings_of(wanted))
 
@@ -402,12 +400,12 @@ def test_a_broken_progress_file_is_one_sentence(undisturbed: Run, tmp_path: Path
 
 
 def test_a_state_that_does_not_say_what_it_was_made_with_still_loads(
-    undisturbed: Run, flux_miniature: Any, tmp_path: Path
+    undisturbed: Run, any_miniature: Any, tmp_path: Path
 ) -> None:
     shutil.copytree(undisturbed.output.parent / "images", tmp_path / "images")
     state = shutil.copytree(state_of(undisturbed, 7), tmp_path / "out" / "old-state")
     rewrite_progress(state, "origin", "hyperparameters", "files")
-    rest = train(flux_miniature, tmp_path / "out", **STATES, resume=state)
+    rest = train(any_miniature, tmp_path / "out", **STATES, resume=state)
     assert equal(rest.tensors(), undisturbed.tensors())
     assert warnings_of(rest) == ["resume: the state does not record its settings, so changes since cannot be reported"]
 
@@ -415,18 +413,18 @@ def test_a_state_that_does_not_say_what_it_was_made_with_still_loads(
 LATEST: dict[str, Any] = {"resume": "latest", "max_train_steps": 6, "save_every_n_steps": 2, "save_state": True}
 
 
-def test_the_same_command_again_goes_on_from_the_newest_state(flux_miniature: Any, tmp_path: Path) -> None:
+def test_the_same_command_again_goes_on_from_the_newest_state(any_miniature: Any, tmp_path: Path) -> None:
     root = images(tmp_path / "images", count=3)
-    whole = train(flux_miniature, tmp_path / "whole", train_data_dir=root, **LATEST)
+    whole = train(any_miniature, tmp_path / "whole", train_data_dir=root, **LATEST)
     assert "resumed_from" not in whole.told("started")[0]
     output = tmp_path / "out"
     shutil.copytree(whole.output / "short-step00000002-state", output / "short-step00000002-state")
     shutil.copytree(whole.output / "short-step00000004-state", output / "short-step00000004-state")
-    rest = train(flux_miniature, output, train_data_dir=root, **LATEST)
+    rest = train(any_miniature, output, train_data_dir=root, **LATEST)
     assert rest.told("started")[0]["resumed_from"] == str(output / "short-step00000004-state")
     assert rest.losses == whole.losses[4:]
     assert equal(rest.tensors(), whole.tensors())
-    once_more = train(flux_miniature, output, train_data_dir=root, run_dir=output / "again", **LATEST)
+    once_more = train(any_miniature, output, train_data_dir=root, run_dir=output / "again", **LATEST)
     assert once_more.status == 0
     events = list(RunFolder(output / "again").events())
     phases = [event["name"] for event in events if event["kind"] == "phase"]
@@ -485,14 +483,14 @@ def test_a_summary_of_another_program_does_not_keep_the_older_state_from_being_f
 
 
 def test_latest_takes_the_newest_state_that_fits_and_refuses_before_loading_if_none_does(
-    undisturbed: Run, flux_miniature: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    undisturbed: Run, any_miniature: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     older, newest = put_states(undisturbed, tmp_path / "out", 3, 7)
     adamw = json.loads((newest / "progress.json").read_text())
     lion = adamw["makers"] | {"optimizer_type": "lion_pytorch.lion_pytorch.Lion"}
     rewrite_progress(older)  # without checksums, so that both are
     rewrite_progress(newest, makers=lion)
-    rest = train(flux_miniature, tmp_path / "out", **STATES | {"resume": "latest", "save_every_n_steps": None})
+    rest = train(any_miniature, tmp_path / "out", **STATES | {"resume": "latest", "save_every_n_steps": None})
     assert rest.losses == undisturbed.losses[3:]
     (skipped,) = [text for text in warnings_of(rest) if "skipped" in text]
     assert str(newest) in skipped
@@ -500,8 +498,8 @@ def test_latest_takes_the_newest_state_that_fits_and_refuses_before_loading_if_n
     for number, changed in enumerate(({"optimizer_type": "Adafactor"}, {"network_dim": 3}, {"network_alpha": 7.0})):
         folder = tmp_path / str(number) / "out"
         put_states(undisturbed, folder, 3, 4)
-        run = train(flux_miniature, folder, **STATES | {"resume": "latest", **changed})
-        assert next(iter(changed)) in refused(flux_miniature, run, capsys)
+        run = train(any_miniature, folder, **STATES | {"resume": "latest", **changed})
+        assert next(iter(changed)) in refused(any_miniature, run, capsys)
         assert {event["name"] for event in run.told("phase")} <= {"reading the dataset"}, "nothing is loaded"
 
 
@@ -536,7 +534,7 @@ def test_pieces_that_killed_processes_left_go_and_what_was_set_aside_comes_back(
 
 
 def test_unfinished_caches_of_killed_processes_are_removed_once_they_are_old(
-    flux_miniature: Any, tmp_path: Path
+    any_miniature: Any, tmp_path: Path
 ) -> None:
     dead = 2**22 + 1  # Linux has no such process
     root = images(tmp_path / "images")
@@ -547,24 +545,24 @@ def test_unfinished_caches_of_killed_processes_are_removed_once_they_are_old(
         file.touch()
     for file in (*left, alive):
         os.utime(file, (0, 0))
-    assert train(flux_miniature, tmp_path / "out", train_data_dir=root, max_train_steps=1).status == 0
+    assert train(any_miniature, tmp_path / "out", train_data_dir=root, max_train_steps=1).status == 0
     assert sorted(path for path in folder.iterdir() if path.name.startswith(".")) == sorted([left[2], alive, new])
 
 
 def test_a_run_that_begins_says_that_there_is_no_state_yet(
-    flux_miniature: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    any_miniature: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = train(flux_miniature, tmp_path / "out", resume="latest", max_train_steps=1)
+    made = train(any_miniature, tmp_path / "out", resume="latest", max_train_steps=1)
     assert made.steps == [1]
     assert "resume: starting from the beginning" in capsys.readouterr().err
 
 
 def test_a_run_that_was_lowered_below_its_state_is_told(
-    undisturbed: Run, flux_miniature: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    undisturbed: Run, any_miniature: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(state_of(undisturbed, 4), tmp_path / "out" / "short-step00000004-state")
-    made = train(flux_miniature, tmp_path / "out", resume="latest", max_train_steps=3)
-    assert "the state is at step 4, but the run ends at step 3" in refused(flux_miniature, made, capsys)
+    made = train(any_miniature, tmp_path / "out", resume="latest", max_train_steps=3)
+    assert "the state is at step 4, but the run ends at step 3" in refused(any_miniature, made, capsys)
 
 
 FROM_IMAGES: dict[str, Any] = {
@@ -574,13 +572,13 @@ FROM_IMAGES: dict[str, Any] = {
 
 
 @pytest.mark.usefixtures("no_graphs")
-def test_a_compiled_run_goes_on_with_another_number_of_workers(flux_miniature: Any, tmp_path: Path) -> None:
+def test_a_compiled_run_goes_on_with_another_number_of_workers(any_miniature: Any, tmp_path: Path) -> None:
     compiled = {"compile": True, "compile_backend": "eager"}
     root = images(tmp_path / "images", count=3)
-    whole = train(flux_miniature, tmp_path / "whole", train_data_dir=root, **FROM_IMAGES, **compiled)
+    whole = train(any_miniature, tmp_path / "whole", train_data_dir=root, **FROM_IMAGES, **compiled)
     torch._dynamo.reset()
     values = {**FROM_IMAGES, "max_data_loader_n_workers": 2, "resume": state_of(whole, 4)}
-    rest = train(flux_miniature, tmp_path / "rest", train_data_dir=root, **values, **compiled)
+    rest = train(any_miniature, tmp_path / "rest", train_data_dir=root, **values, **compiled)
     assert rest.status == 0
     assert rest.losses == whole.losses[4:]
     assert equal(rest.tensors(), whole.tensors())

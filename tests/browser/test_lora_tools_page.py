@@ -45,7 +45,7 @@ def test_a_lora_is_merged_inspected_and_described(page: Any, tools: Any, any_min
     page.locator("dialog.browse .where").fill(str(tmp_path))
     page.locator("dialog.browse .where").press("Enter")
     page.locator("dialog.browse .entry", has_text="lora.safetensors").click()
-    expect(tools.locator("[data-hint=models]")).to_contain_text("FLUX.1 LoRA, rank 4, alpha 2, 50 layers")
+    expect(tools.locator("[data-hint=models]")).to_contain_text("FLUX.1 LoRA, rank 4, alpha 2, 34 layers")
     tools.locator("[aria-label='Strength of LoRA 1']").fill("0.5")
     expect(tools.locator("#tool-save_to")).to_have_value(str(tmp_path / "model-merged.safetensors"))
     tools.locator("[data-action=start-tool]").click()

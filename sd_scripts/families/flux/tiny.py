@@ -51,14 +51,15 @@ SHIFT, GUIDANCE = 3.1582, 1.0
 """Timestep shift and guidance of the fit, as recommended for training."""
 
 
-def write_miniature(folder: Path) -> Miniature:
-    """Make the four files of a FLUX.1 dev, tokenizers beside them, and captioned images: a few MB, in seconds."""
+def write_miniature(folder: Path, shape: FluxParams = SHAPE) -> Miniature:
+    """Make the four files of a FLUX.1 dev, tokenizers beside them, and captioned images: a few MB, in seconds. `shape`
+    may have a different number of blocks."""
     data_dir = demo_images.write_images(folder / "images")
     transformer = folder / "miniature_flux.safetensors"
     clip, t5 = clip_tokenizer(), t5_tokenizer()
     for name, tokenizer in {"tokenizer": clip, "tokenizer_2": t5}.items():
         tokenizer.save_pretrained(folder / f"{transformer.stem}_tokenizers" / name)
-    modules = tiny_modules(len(clip))
+    modules = tiny_modules(len(clip), shape)
     files = {}
     for component in CARD.components:
         tensors = LAYOUTS[component.name].write(modules[component.name].state_dict())
@@ -81,7 +82,7 @@ def t5_tokenizer() -> T5Tokenizer:
 
 
 @torch.no_grad()
-def tiny_modules(clip_vocabulary: int) -> dict[str, nn.Module]:
+def tiny_modules(clip_vocabulary: int, shape: FluxParams = SHAPE) -> dict[str, nn.Module]:
     """Return all components with random weights, the same at every call."""
     t5_config = T5Config(
         vocab_size=T5_ROWS,
@@ -95,7 +96,7 @@ def tiny_modules(clip_vocabulary: int) -> dict[str, nn.Module]:
         is_encoder_decoder=False,
         use_cache=False,
     )
-    transformer = FluxTransformer(SHAPE)
+    transformer = FluxTransformer(shape)
     vae = AutoencoderKL(latent_channels=16, **keys.AUTOENCODER, **AUTOENCODER)
     modules = {
         DENOISER: transformer,
