@@ -12,6 +12,8 @@ from xdist.scheduler import LoadScopeScheduling
 DURATIONS = Path(__file__).with_name("durations.json")
 SHORT = 2.0
 """Seconds below which a file is not listed: in which order short ones run does not matter."""
+SHARING = {"tests/test_sharded.py": "tests/test_ddp.py"}
+"""File -> the file whose pair of processes it uses."""
 SHOWN = 10
 """Slowest files that the summary of a run lists."""
 
@@ -24,9 +26,10 @@ class WholeFiles(LoadScopeScheduling):
 
 
 def unit_of(nodeid: str) -> str:
-    """Return the test file, or for the browser tests their folder, since all of them share one GUI and one browser."""
+    """Return the test file, the first of files that share processes, or for the browser tests their folder, since all
+    of them share one GUI and one browser."""
     file = nodeid.partition("::")[0]
-    return "tests/browser" if file.startswith("tests/browser/") else file
+    return "tests/browser" if file.startswith("tests/browser/") else SHARING.get(file, file)
 
 
 def longest_first(items: list[pytest.Item], known: dict[str, float]) -> None:

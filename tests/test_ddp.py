@@ -5,19 +5,16 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from accelerate.state import AcceleratorState
-from backend_help import backends
+from backend_help import FailingCode, backends
 from fresh import together
 from test_full_run import base_of
 from torch import Tensor
-from torch._dynamo.backends.common import aot_autograd
-from torch._functorch.aot_autograd import make_boxed_func
 from training_help import ALONE, FULL, Run, equal, images, run, settings_for, train_whole
 
 from sd_scripts.formats.toml_files import write_toml
@@ -197,33 +194,20 @@ def train_two(folder: Path, miniature: Any, **values: Any) -> Run:
 
 
 def fail_in_backward(config: Path, family: str, method: str) -> int:
-    """In another process. In the second of them the code that was compiled for backward fails in its third block, when
-    the processes have averaged the gradients of two."""
-    calls = count(1)
-
-    def compile_backward(graph: torch.fx.GraphModule, _: Any) -> Any:
-        def call(*inputs: Any) -> Any:
-            if os.environ["RANK"] == "1" and next(calls) == 3:
-                raise RuntimeError("no such kernel")
-            return graph(*inputs)
-
-        return make_boxed_func(call)
-
-    def compile_forward(graph: torch.fx.GraphModule, _: Any) -> Any:
-        return make_boxed_func(graph.forward)
-
+    """In another process. In the second of them the backward pass of compiled code fails in its third block, when the
+    processes have averaged the gradients of two."""
+    nth = 3 if os.environ["RANK"] == "1" else 0
     with pytest.MonkeyPatch.context() as patch:
-        failing = aot_autograd(fw_compiler=compile_forward, bw_compiler=compile_backward)
-        patch.setitem(backends(), "aot_eager", failing)
+        patch.setitem(backends(), "eager", FailingCode(nth, lambda: RuntimeError("no such kernel"), in_backward=True))
         return train_in_group(config, family, method)
 
 
 @pytest.mark.parametrize("more", [{}, WITHIN], ids=["at the end", "within backward"])
 def test_both_learn_on_where_compiled_code_fails_in_one_of_them(
-    more: dict[str, Any], flux_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    more: dict[str, Any], any_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    values = {**FULL, "max_grad_norm": 0.0, "compile": True, "compile_backend": "aot_eager", **more}
-    config = configure(tmp_path, flux_miniature, **values)
+    values = {**FULL, "max_grad_norm": 0.0, "compile": True, "compile_backend": "eager", **more}
+    config = configure(tmp_path, any_miniature, **values)
     statuses, told = together(2, tmp_path, fail_in_backward, config, "flux", "full")
     assert statuses == [0, 0], told
     one, other = copies(tmp_path)
@@ -232,9 +216,9 @@ def test_both_learn_on_where_compiled_code_fails_in_one_of_them(
     two = Run(0, tmp_path / "out", RunFolder(tmp_path / "out" / "run"))
     if more:  # the rest of the failed step goes by what its first blocks have learned
         return
-    alone = train_as_two(two, flux_miniature, monkeypatch, max_grad_norm=0.0)
+    alone = train_as_two(two, any_miniature, monkeypatch, max_grad_norm=0.0)
     assert two.losses == pytest.approx(alone.losses, rel=1e-5)
-    assert apart(two, alone, flux_miniature) < TOLERANCE
+    assert apart(two, alone, any_miniature) < TOLERANCE
 
 
 def train_as_two(two: Run, miniature: Any, monkeypatch: pytest.MonkeyPatch, **values: Any) -> Run:
@@ -277,20 +261,20 @@ def test_two_processes_train_the_model_that_one_trains_with_twice_the_batch(
 
 @pytest.mark.parametrize("values", [HALF, {"mixed_precision": "bf16"}], ids=["half", "masters"])
 def test_gradients_in_half_precision_are_averaged_as_they_come(
-    values: dict[str, Any], flux_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    values: dict[str, Any], any_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of masters coarser, then, than one process adds them up."""
     values = {**values, "save_precision": "float"}
-    two = train_two(tmp_path / "two", flux_miniature, **values)
-    one = train_as_two(two, flux_miniature, monkeypatch, **values)
+    two = train_two(tmp_path / "two", any_miniature, **values)
+    one = train_as_two(two, any_miniature, monkeypatch, **values)
     assert two.losses == pytest.approx(one.losses, rel=1e-3)
-    assert apart(two, one, flux_miniature) < TOLERANCE
+    assert apart(two, one, any_miniature) < TOLERANCE
 
 
 def test_encoders_whose_last_layers_are_not_used_learn_within_backward_too(
     miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    values = {"max_grad_norm": 0.0, "max_train_steps": 4, **ENCODERS}
+    values = {"max_grad_norm": 0.0, "max_train_steps": 2, **ENCODERS}
     blocks = train_two(tmp_path / "blocks", miniature, **values, **WITHIN)
     groups = train_two(tmp_path / "groups", miniature, **values, fused_optimizer_groups=3)
     one = train_as_two(blocks, miniature, monkeypatch, **values)
@@ -310,12 +294,12 @@ def test_blocks_that_learn_and_take_turns_learn_what_resident_ones_do(
     assert equal(swapped.tensors(), resident.tensors())
 
 
-def test_full_training_of_two_that_was_resumed_is_the_undisturbed_one(flux_miniature: Any, tmp_path: Path) -> None:
+def test_full_training_of_two_that_was_resumed_is_the_undisturbed_one(any_miniature: Any, tmp_path: Path) -> None:
     values = {**HALF, **WITHIN, "use_ema": True, "max_train_steps": 4, "save_state": True, "save_every_n_steps": 2}
-    whole = train_two(tmp_path / "runs", flux_miniature, **values)
+    whole = train_two(tmp_path / "runs", any_miniature, **values)
     losses, files = whole.losses, ("short.safetensors", "short-ema.safetensors")
     tensors = [whole.tensors(file) for file in files]
     state = whole.output.rename(tmp_path / "whole") / "short-step00000002-state"
-    again = train_two(tmp_path / "runs", flux_miniature, **values, resume=str(state))
+    again = train_two(tmp_path / "runs", any_miniature, **values, resume=str(state))
     assert again.losses == losses[2:]
     assert all(equal(again.tensors(file), before) for file, before in zip(files, tensors, strict=True))

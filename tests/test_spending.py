@@ -37,8 +37,9 @@ def test_the_family_of_a_test_is_the_longest_name_in_it() -> None:
     assert family_of("tests/test_noise.py::test_x") == ""
 
 
-def test_browser_tests_are_one_unit_and_others_a_unit_for_each_file() -> None:
+def test_browser_tests_and_files_that_share_processes_are_one_unit_and_others_a_unit_for_each_file() -> None:
     assert unit_of("tests/browser/test_page.py::test_x[a::b]") == "tests/browser"
+    assert unit_of("tests/test_sharded.py::test_x") == unit_of("tests/test_ddp.py::test_y") == "tests/test_ddp.py"
     assert unit_of("tests/test_kill.py::test_x") == "tests/test_kill.py"
 
 
