@@ -9,6 +9,7 @@ import torch
 from conftest import sdxl_settings
 from torch import Tensor
 
+from sd_scripts.families.components import DENOISER
 from sd_scripts.families.family import Components
 from sd_scripts.families.sdxl.family import SDXL
 from sd_scripts.runs.folder import RunFolder
@@ -16,6 +17,8 @@ from sd_scripts.training.context import Context, make_context
 from sd_scripts.training.lora import Lora, LoraTrainable
 from sd_scripts.training.trainable import Trainable
 
+LOADED = (DENOISER, "text_encoder1", "text_encoder2")
+"""All but the VAE, which no loss reads here."""
 CAPTIONS = ["a red circle on a white background", "a blue square"]
 WITH_CONV = ["conv_dim=2", "conv_alpha=2"]
 
@@ -56,7 +59,7 @@ def opened(model: Path) -> Components:
 
 
 def base(model: Path) -> Components:
-    return opened(model).load()
+    return opened(model).load(*LOADED)
 
 
 def prepare(model: Path, folder: Path, **values: Any) -> Prepared:
@@ -65,7 +68,7 @@ def prepare(model: Path, folder: Path, **values: Any) -> Prepared:
     assert method.check(SDXL, given.settings) == []
     components = opened(model)
     components.on_load = partial(method.change_base, SDXL, components, given)
-    components.load()
+    components.load(*LOADED)
     return Prepared(given, components, method.prepare(SDXL, components, given))
 
 

@@ -8,7 +8,7 @@ import pytest
 import safetensors.torch
 import torch
 import torch.nn.functional as F
-from adapter_help import adapted, conv, gradients, inputs, linear
+from adapter_help import Together, adapted, conv, gradients, inputs, linear
 from every_form import adapted_model
 from lora_sdxl import Prepared, base, context, losses, prepare
 from torch import Tensor, nn
@@ -144,13 +144,6 @@ LAYERS: list[tuple[str, int, dict[str, Any]]] = [
     ("oft", 4, {"constraint": 0.05}),
     ("boft", 12, {"rescaled": True}),
 ]
-
-
-class Together(nn.ModuleList):
-    """The outputs of layers for one input, which are compiled in one go: a graph for each would take twice as long."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.stack([layer(x) for layer in self])
 
 
 @pytest.mark.deep

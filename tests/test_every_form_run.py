@@ -1,28 +1,21 @@
-"""Runs whose layers have adapters of all forms: compiled they learn what they do uncompiled, and resume bit for bit."""
+"""Layers with adapters of all forms: runs resume bit for bit, and compiled layers learn what eager ones do."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from adapter_help import Together, gradients
 from conftest import MINIATURES
-from every_form import FORMS, TUCKER_FORMS, AdaptedLayer, adapted_model
+from every_form import FORMS, TUCKER_FORMS, AdaptedLayer, adapted_model, plan_of
 from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
 from training_help import Run, equal, train
 
-from sd_scripts.networks import network
-from sd_scripts.networks.adapters.dora import DoraLinear
-from sd_scripts.networks.adapters.lokr import LokrLinear
-from sd_scripts.networks.adapters.lora import LoraLinear
-from sd_scripts.networks.folding import Fold, fold
-from sd_scripts.networks.layers import AdaptedConv2d, AdaptedLinear
-from sd_scripts.options.compile import CompileOptions
-from sd_scripts.training import compiling
-
-BACKEND = "eager"
-"""Dynamo alone: it takes the paths of our layers that the other backends do, in a third of their time. What these make
-of each kind is tested on single layers."""
+from sd_scripts.networks.layers import Dropouts
+from sd_scripts.networks.network import attach
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,42 +64,27 @@ def test_a_run_of_every_form_learns_and_resumes_bit_for_bit(training: Training, 
 
 @pytest.mark.deep
 @pytest.mark.usefixtures("no_graphs")
-@pytest.mark.parametrize("training", ["sdxl"], indirect=True)
-def test_a_compiled_run_of_every_form_learns_what_it_does_uncompiled(
-    training: Training, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On SDXL: it alone has convolutions, and layers that compute in one product with their base weights."""
-    folds: list[Fold] = []
-
-    def noted(*layers: Any) -> list[Fold]:
-        folds.extend(found := fold(*layers))
-        return found
-
-    monkeypatch.setattr(network, "fold", noted)
-    monkeypatch.setattr(compiling, "compile_model", compile_adapted)
-    values = {"compile": True, "compile_backend": BACKEND, "compile_fullgraph": True}
-    run = train(training.miniature, tmp_path / "run", **training.options, **values)
-    assert run.told("warning") == training.run.told("warning")
-    assert {type(layer) for each in folds for layer in each.layers} == {LoraLinear, DoraLinear, LokrLinear}
-    assert run.losses == pytest.approx(training.run.losses, rel=1e-5)
-    compiled, plain = run.tensors(), training.run.tensors()
-    for layer in training.layers:
-        for ending, start in layer.tensors.items():
-            name = f"{layer.name}.{ending}"
-            difference, change = compiled[name] - plain[name], plain[name] - start
-            bound = 1e-3 * change.norm() + 1e-7 * start.norm()  # which is how well float32 tells the change
-            assert difference.norm() <= bound, f"{layer.form}: {name}"
-
-
-def compile_adapted(
-    options: CompileOptions, model: nn.Module, blocks: Sequence[Iterable[nn.Module]], **more: Any
-) -> nn.Module:
-    """Compile only the blocks that have adapters: the others would take as long and show nothing."""
-    return COMPILE_MODEL(options, model, [filter(has_adapters, part) for part in blocks], **more)
-
-
-COMPILE_MODEL = compiling.compile_model
-
-
-def has_adapters(block: nn.Module) -> bool:
-    return any(isinstance(layer, AdaptedLinear | AdaptedConv2d) for layer in block.modules())
+@pytest.mark.parametrize(
+    "make", [lambda: nn.Linear(32, 64), lambda: nn.Conv2d(32, 32, 3, padding=1)], ids=["linear", "conv"]
+)
+def test_compiled_layers_of_every_form_learn_what_eager_ones_do(make: Callable[[], nn.Module]) -> None:
+    """Dynamo takes the paths of our layers that all backends take; of each kind, AOTAutograd's are in
+    test_adapter_kinds.py and, where they share one product with their base weights, in test_folded_lora.py."""
+    found = []
+    for backend in (None, CompileCounterWithBackend("eager")):
+        torch.manual_seed(0)
+        layers = Together(make().requires_grad_(False) for _ in FORMS)
+        plans = [plan_of(form, f"x{n}", layers, str(n), layers[n]) for n, form in enumerate(FORMS)]
+        network = attach(plans, Dropouts(), torch.Generator().manual_seed(0))
+        with torch.no_grad():
+            network.masters.add_(0.1 * torch.randn_like(network.masters))
+        network.refresh()
+        if backend:
+            layers.compile(backend=backend, fullgraph=True)
+        y, x_grad = gradients(layers, torch.randn(2, 32, 5, 32))
+        network.collect_gradients()
+        assert all(master.grad.any() for layer in network.layers for master in layer.masters)
+        assert backend is None or backend.frame_count == 1
+        found.append((y, x_grad, network.gradients.clone()))
+    for ours, expected in zip(*found, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)

@@ -55,7 +55,7 @@ def test_who_learns_has_gradients_and_is_in_the_file(
     assert starts(safetensors.torch.load_file(save(prepared, tmp_path / "lora.safetensors"))) == learning
     unreached = {layer.name for layer in prepared.network.layers} - set(reached)
     assert all("encoder_layers_2" in name and "te1" in name for name in unreached)  # SDXL reads the last but one
-    frozen = [prepared.components.denoiser, prepared.components.vae, *prepared.components.text_encoders]
+    frozen = [prepared.components.denoiser, *prepared.components.text_encoders]
     learns = {id(copy) for copy in prepared.network.copies}
     assert {id(p) for part in frozen for p in part.parameters() if p.requires_grad} == learns
 
