@@ -41,8 +41,8 @@ def fp8(flux_miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.mark.parametrize(
     "more",
-    [{}, {"gradient_checkpointing": True}, {"gradient_checkpointing": True, "cpu_offload_checkpointing": True}],
-    ids=["", "checkpointed", "offloaded"],
+    [{}, {"gradient_checkpointing": True, "cpu_offload_checkpointing": True}],
+    ids=["", "checkpointed"],
 )
 def test_swapped_blocks_learn_what_resident_ones_do(
     more: dict[str, Any], plain: Run, flux_miniature: Any, tmp_path: Path

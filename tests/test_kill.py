@@ -110,14 +110,14 @@ WHOLE = (".safetensors", ".pt", ".json", ".png")
 
 @pytest.fixture(scope="module", params=["lora", "full"])
 def recording(
-    request: pytest.FixtureRequest, flux_miniature: Any, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, any_miniature: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Recording:
     root, store = tmp_path_factory.mktemp(request.param), tmp_path_factory.mktemp("store") / "store"
     prepare(root)
-    process = processes().Process(target=record, args=(root, store, begin_apart, flux_miniature, root, request.param))
+    process = processes().Process(target=record, args=(root, store, begin_apart, any_miniature, root, request.param))
     process.start()
     assert outcome(process) == 0
-    return Recording(flux_miniature, request.param, root, store, recorded(store))
+    return Recording(any_miniature, request.param, root, store, recorded(store))
 
 
 def prepare(root: Path) -> None:
@@ -204,19 +204,20 @@ def test_a_killed_run_that_is_begun_again_ends_as_if_nothing_had_been(recording:
 
 
 @pytest.mark.parametrize("where", ["within a file", "between file and state", "in a step"])
+@pytest.mark.parametrize("recording", ["lora"], indirect=True, scope="module")
 def test_a_process_that_is_really_killed_leaves_such_a_moment(
-    where: str, recording: Recording, flux_miniature: Any, tmp_path: Path
+    where: str, recording: Recording, any_miniature: Any, tmp_path: Path
 ) -> None:
     """Its folder is one of those that were recorded, but for the times in it."""
     prepare(tmp_path)
     size = (recording.store / recording.files()["short.safetensors"]).stat().st_size
-    process = processes().Process(target=begin_and_die, args=(where, size, flux_miniature, tmp_path, recording.method))
+    process = processes().Process(target=begin_and_die, args=(where, size, any_miniature, tmp_path, recording.method))
     process.start()
     assert outcome(process) == -signal.SIGKILL
     left = {re.sub(r"\d{3,7}(?=\.)", "", str(path.relative_to(tmp_path))) for path in tmp_path.rglob("*")}
     known = [{re.sub(r"\d{3,7}(?=\.)", "", path) for path in moment.tree} for moment in recording.moments]
     assert left in known
-    killed = Recording(flux_miniature, recording.method, tmp_path, recording.store, recording.moments)
+    killed = Recording(any_miniature, recording.method, tmp_path, recording.store, recording.moments)
     assert killed.faults() == []
 
 
