@@ -239,7 +239,7 @@ def adapter_network(plan: LayerPlan) -> Any:
 STATES = {"save_state": True, "save_every_n_steps": 1, "use_ema": True}
 COMPILED = {"compile": True, "compile_backend": "eager", "compile_fullgraph": True}  # graphs are Dynamo's
 TRACED = ("loha", "oft")
-"""Kinds whose runs are compiled here. All are in test_every_form_run.py and, layer by layer, above."""
+"""Kinds whose runs are compiled here. All are compiled layer by layer, above and in test_every_form_run.py."""
 NAMES: dict[str, dict[str, Any]] = {
     "dora": {"network_type": "dora", "fp8_base": True},
     "loha": {"network_module": "networks.loha", "network_args": ["rank_dropout=0.3"], "quantize_base": "nf4"},
