@@ -133,7 +133,9 @@ def browser(tmp_path_factory: pytest.TempPathFactory, allowed: Path) -> Iterator
         log.close()
         assert queue.store.add(run, name="cat", tab="lora", family="sdxl", state="finished").id == 1
         served = routes(queue, AllowedPaths.within([allowed]))
-        yield TestClient(Starlette(routes=served), headers={"content-type": "application/json"})
+        # entered, it has one event loop for all requests instead of one for each
+        with TestClient(Starlette(routes=served), headers={"content-type": "application/json"}) as client:
+            yield client
         queue.close()
 
 
