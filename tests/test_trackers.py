@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from training_help import train
 
+from sd_scripts.formats.secrets import HANDED
+
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     """What TensorBoard reads from its folder: steps and values by name."""
@@ -29,7 +31,11 @@ def test_tensorboard_shows_losses_and_rates(any_miniature: Any, tmp_path: Path) 
     assert [value for _, value in shown["lr/unet"]] == pytest.approx([0.01] * 3)
 
 
-def test_the_settings_are_told_on_request_and_secrets_never(any_miniature: Any, tmp_path: Path) -> None:
+def test_the_settings_are_told_on_request_and_secrets_never(
+    any_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in HANDED:  # in which the run hands them over; restored afterwards
+        monkeypatch.setenv(variable, "")
     train(
         any_miniature, tmp_path / "out", logging_dir=tmp_path / "logs", log_tracker_name="cats", log_config=True,
         max_train_steps=1, wandb_api_key="very-secret", huggingface_token="secret-too",
