@@ -40,7 +40,7 @@ def test_any_nesting_is_read_in_proportional_time(piece: str) -> None:
         begin = time.process_time()
         weights = [weight for _, weight in parse_weights(prompt)]
         took.append(time.process_time() - begin)
-    assert min(took) < 0.2
+    assert min(took) < 0.3  # it takes 0.1; in quadratic time it would be minutes
     assert all(map(math.isfinite, weights))
 
 
