@@ -15,6 +15,16 @@ from sd_scripts.formats.toml_files import read_toml, write_toml
 playwright = pytest.importorskip("playwright.sync_api")
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark every test in this folder, and skip them without Chromium."""
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.browser)
+            item.add_marker(pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install -y chromium"))
+
+
 @pytest.fixture(scope="package")
 def _gui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gui]:
     gui = Gui(tmp_path_factory.mktemp("state"))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from browser.page_help import CHROMIUM, expect
+from browser.page_help import expect
 
 playwright = pytest.importorskip("playwright.sync_api")
 Page = playwright.Page
@@ -26,11 +26,6 @@ TURN_THRICE = """([clientX, clientY]) => {  // at once: how soon a busy browser 
   const turn = { clientX, clientY, deltaY: -100, ctrlKey: true, bubbles: true, cancelable: true };
   for (let i = 0; i < 3; i += 1) document.querySelector(".curves-plot").dispatchEvent(new WheelEvent("wheel", turn));
 }"""
-
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install -y chromium"),
-]
 
 
 @pytest.fixture(scope="module")

@@ -7,16 +7,11 @@ import pytest
 from PIL import Image
 from training_help import images, train
 
-from browser.page_help import CHROMIUM, TRAINING, expect
+from browser.page_help import TRAINING, expect
 from browser.test_page_width import too_wide
 from sd_scripts.runs.store import RunStore
 
 pytest.importorskip("playwright.sync_api")
-
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install -y chromium"),
-]
 
 
 def test_checkpoints_are_compared_from_the_form_to_the_grid(

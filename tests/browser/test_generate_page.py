@@ -6,16 +6,12 @@ from typing import Any
 import pytest
 from data_help import make_image
 
-from browser.page_help import CHROMIUM, TRAINING, expect
+from browser.page_help import TRAINING, expect
 from browser.test_page_width import too_wide
 from sd_scripts.formats.toml_files import read_toml
 
 pytest.importorskip("playwright.sync_api")
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install -y chromium"),
-]
 FILES = ("pretrained_model_name_or_path", "clip_l", "t5xxl", "ae")
 DROP = """(where, bytes) => {
   const data = new DataTransfer();

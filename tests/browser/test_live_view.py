@@ -11,7 +11,7 @@ import pytest
 import torch
 from runs_help import TELLING
 
-from browser.page_help import CHROMIUM, SLOW, Gui, expect, field
+from browser.page_help import SLOW, Gui, expect, field
 from sd_scripts.library.media import Media
 from sd_scripts.runs.events import EventLog
 from sd_scripts.runs.folder import RunFolder, new_run_folder
@@ -27,10 +27,6 @@ PIXEL = bytes.fromhex(
 """The smallest PNG."""
 ANSWERS = 16
 """Looked at where little is to be sent."""
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install -y chromium"),
-]
 
 
 @pytest.fixture(scope="module")

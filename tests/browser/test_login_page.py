@@ -14,15 +14,10 @@ from starlette.responses import HTMLResponse
 from starlette.routing import Route
 
 import gui as studio
-from browser.page_help import CHROMIUM, Gui, expect, field, unfold
+from browser.page_help import Gui, expect, field, unfold
 from browser.test_page import begin_anew
 
 playwright = pytest.importorskip("playwright.sync_api")
-
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install -y chromium"),
-]
 
 
 @pytest.fixture

@@ -8,15 +8,10 @@ from lora_tools_help import deltas, write_lora
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from browser.page_help import CHROMIUM, expect
+from browser.page_help import expect
 from browser.test_page_width import WIDTHS, too_wide
 
 pytest.importorskip("playwright.sync_api")
-
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install -y chromium"),
-]
 
 
 @pytest.fixture

@@ -6,16 +6,11 @@ from typing import Any
 
 import pytest
 
-from browser.page_help import CHROMIUM, expect
+from browser.page_help import expect
 from browser.test_page_width import too_wide
 from sd_scripts.tools.doctor.torch_checks import CHECKS
 
 pytest.importorskip("playwright.sync_api")
-
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install -y chromium"),
-]
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from scripts_help import FLUX_FULL, FLUX_LORA, SDXL_FULL, SDXL_LORA
 
 from browser.page_help import (
     BREAKS,
-    CHROMIUM,
     ROOT,
     TELLS,
     TRAINING,
@@ -38,11 +37,6 @@ from sd_scripts.runs.folder import RunFolder
 
 playwright = pytest.importorskip("playwright.sync_api")
 Page = playwright.Page
-
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install -y chromium"),
-]
 
 
 of_a_stranger = pytest.mark.usefixtures("stranger")

@@ -7,16 +7,12 @@ from typing import Any
 
 import pytest
 
-from browser.page_help import CHROMIUM, Gui, expect, settled
+from browser.page_help import Gui, expect, settled
 from sd_scripts.runs.folder import new_run_folder
 from sd_scripts.runs.store import RunStore
 
 playwright = pytest.importorskip("playwright.sync_api")
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install -y chromium"),
-]
 
 WIDTHS = (1400, 800, 390)
 SCROLLS_SIDEWAYS = """() => [...document.querySelectorAll("*")]

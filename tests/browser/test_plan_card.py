@@ -5,15 +5,10 @@ from typing import Any
 
 import pytest
 
-from browser.page_help import CHROMIUM, SMALL, TELLS, TRAINING, choose, expect, field, unfold, variant
+from browser.page_help import SMALL, TELLS, TRAINING, choose, expect, field, unfold, variant
 from browser.test_page import begin_anew, open_file
 
 playwright = pytest.importorskip("playwright.sync_api")
-
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install -y chromium"),
-]
 
 
 UNFOLD = """(plan) => {

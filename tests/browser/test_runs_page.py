@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from runs_help import wait_for
 
-from browser.page_help import CHROMIUM, FAILS, TELLS, TRAINING, Gui, ask_for, expect, variant
+from browser.page_help import FAILS, TELLS, TRAINING, Gui, ask_for, expect, variant
 from sd_scripts.runs.folder import RunFolder
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -17,11 +17,6 @@ Page = playwright.Page
 LONG = 100_000
 """Steps of a run that ends only when somebody ends it."""
 PROMPT = "a drawn cat --w 64 --h 64 --s 2 --d 7"
-
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install -y chromium"),
-]
 
 
 def board(page: Page) -> list[dict[str, Any]]:
