@@ -10,6 +10,7 @@ from runs_help import wait_for
 
 from browser.page_help import FAILS, TELLS, TRAINING, Gui, ask_for, expect, variant
 from sd_scripts.runs.folder import RunFolder
+from sd_scripts.runs.store import RunStore
 
 playwright = pytest.importorskip("playwright.sync_api")
 Page = playwright.Page
@@ -180,3 +181,18 @@ def test_a_failed_run_says_what_is_wrong_and_what_to_look_at_and_the_queue_goes_
     told = "Optimizer (optimizer_type): cannot find 'nowhere.Optimizer'"
     expect(live(page).locator(".message-error")).to_contain_text(told)
     expect(page.locator(f".history [data-run='{failed}'] .badge")).to_have_attribute("title", re.compile("nowhere"))
+
+
+def test_older_runs_are_shown_by_a_press(page: Page, gui: Gui, tmp_path: Path) -> None:
+    store = RunStore(gui.runs)
+    for number in range(30):
+        store.add(tmp_path / f"{number}", name=f"older{number}", tab="lora", family="sdxl", state="finished")
+    store.close()
+    go_to_runs(page)
+    page.get_by_label("Search runs").fill("older")
+    rows, more = page.locator(".history tbody tr"), page.get_by_role("button", name="Show older runs")
+    expect(rows).to_have_count(25)
+    more.click()
+    expect(rows).to_have_count(30)
+    expect(more).to_be_hidden()
+    page.get_by_label("Search runs").fill("")
