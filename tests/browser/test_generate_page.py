@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 from data_help import make_image
 
-from browser.page_help import TRAINING, expect
+from browser.page_help import TRAINING, Gui, expect
 from browser.test_page_width import too_wide
 from sd_scripts.formats.toml_files import read_toml
+from sd_scripts.runs.store import RunStore
 
 pytest.importorskip("playwright.sync_api")
 
@@ -20,13 +21,23 @@ DROP = """(where, bytes) => {
 }"""
 
 
-def test_a_form_becomes_images_and_a_dropped_image_the_form(page: Any, kontext_demo: Path, tmp_path: Path) -> None:
+def test_a_form_becomes_images_and_a_dropped_image_the_form(
+    page: Any, gui: Gui, kontext_demo: Path, tmp_path: Path
+) -> None:
     page.locator("#generate-button").click()
     tab = page.locator("#generate")
     expect(tab.locator("#generate-go")).to_be_visible()
     family = tab.locator("select[aria-label='Model family']")
     expect(family).to_have_css("appearance", "auto")  # its arrow is what tells it from a text field
+    (adapter := tmp_path / "mycat.safetensors").touch()
+    store = RunStore(gui.runs)
+    run = store.add(tmp_path / "run", name="mycat", tab="lora", family="flux_kontext", state="finished")
+    store.update(run.id, results=[adapter])
+    store.close()
     family.select_option("flux_kontext")
+    tab.get_by_label("Adapters of my runs").select_option("mycat")
+    expect(tab.locator(".adapter-file")).to_have_value(str(adapter))
+    tab.get_by_label("Remove adapter").click()
 
     def field(name: str) -> Any:
         return tab.locator(f"#generate-{name} :is(input, textarea)")
