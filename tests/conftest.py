@@ -75,6 +75,10 @@ def pytest_collection_finish() -> None:
     if guards := sys.modules.get("torch._dynamo.guards"):
         # how long guards take is only for PyTorch's logs; it empties the processor's caches for it, 30 ms a graph
         guards.profile_guard_manager = lambda *_: 0.0  # type: ignore[attr-defined]
+        # with TORCHINDUCTOR_VEC_ISA_OK inductor still tries some extensions of the vector instructions: it does without
+        from torch._inductor.cpu_vec_isa import VecISA
+
+        VecISA.check_build = lambda *_: False  # type: ignore[method-assign]
         # PyTorch describes each graph at length if this logger has a handler, which pytest gives to those like it
         logging.getLogger("torch.__trace").propagate = True
 
