@@ -43,8 +43,12 @@ def warm_python(monkeypatch: pytest.MonkeyPatch) -> None:
 class WarmPython(subprocess.Popen):
     """A child process like any other; one that would run a program in Python is forked."""
 
+    def takes(self, words: list[str]) -> bool:
+        """Return whether the process that runs this program, its name and flags, is forked."""
+        return True
+
     def _execute_child(self, args: Any, *rest: Any) -> None:
-        if not (words := _program(args)):
+        if not (words := _program(args)) or not self.takes(words):
             super()._execute_child(args, *rest)
             return
         given = inspect.signature(super()._execute_child).bind(args, *rest).arguments

@@ -32,6 +32,22 @@ def main(config: Path) -> None:
                 sys.path.append(str(TESTS))
 
 
+def start_tools_warm() -> None:
+    """Let this GUI fork its tools and the process that generates. Runs, measured ones too, begin from nothing: they are
+    known by the environment that they were started with."""
+    sys.path[:0] = [str(ROOT), str(TESTS)]
+    import subprocess
+
+    from warm_python import WarmPython
+
+    class WarmTools(WarmPython):
+        def takes(self, words: list[str]) -> bool:
+            tool = words[0] == "-m" and words[1].startswith("sd_scripts.tools.")
+            return words[0].endswith("_generate.py") or (tool and not words[1].endswith(("doctor", "measure_compile")))
+
+    subprocess.Popen = WarmTools
+
+
 def leave(code: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
@@ -42,5 +58,7 @@ _program, _flags = Path(sys.orig_argv[1] if len(sys.orig_argv) > 1 else ""), sys
 _trains = "--config_file" in _flags and "--plan" not in _flags  # the page's plan asks the same script
 if _program.parent.name == "sd_scripts" and "_train" in _program.name and _trains:
     main(Path(_flags[_flags.index("--config_file") + 1]))
+if _program.name == "gui.py" and sys.platform == "linux":
+    start_tools_warm()
 if sys.orig_argv[1:3] == ["-m", "sd_scripts.tools.doctor"]:
     sys.argv.append("--quick")
