@@ -151,7 +151,7 @@ def test_what_stood_still_is_as_fine_as_a_folder_has_it(components: Components, 
     velocity = sdxl_settings(folder, v_parameterization=True)
     half = SDXL.open(velocity, torch.bfloat16, torch.device("cpu")).load()
     assert SDXL.saving.form(half, None) == "diffusers"
-    same(unlearned(load_file(save_sdxl(half, tmp_path))), unlearned(file))
+    same(unlearned(load_file(save_sdxl(half, tmp_path))), unlearned(file) | {"v_pred": torch.zeros(0)})
     again = save_sdxl(half, tmp_path / "again", "diffusers")
     for part in ("vae/diffusion_pytorch_model", "text_encoder/model", "text_encoder_2/model"):
         assert (again / f"{part}.safetensors").read_bytes() == (folder / f"{part}.safetensors").read_bytes()

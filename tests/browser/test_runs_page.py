@@ -126,6 +126,7 @@ def test_a_queue_and_its_run_outlive_a_killed_gui_and_a_reload_and_the_run_is_co
 
 def expect_a_note_until_the_run_reports_it(page: Page) -> None:
     said, other = "has no effect while use_ema is off", "generates no samples on its own"
+    page.locator("#lora-plan .plan").evaluate("plan => { plan.open = false }")  # it would show both
     notes = page.locator("#lora-message [data-started] li")
     expect(notes.filter(has_text=said)).to_be_visible()
     log = RunFolder(Path(brief(page, "first")["folder"])).log()
