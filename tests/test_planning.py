@@ -123,7 +123,7 @@ def header_only(path: Path, *keys: str) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("guidance", [3.5, 2.0])
+@pytest.mark.parametrize("guidance", [3.5, 1.0])
 def test_a_plan_reports_what_the_headers_of_its_files_show(tmp_path: Path, guidance: float) -> None:
     files = {
         "pretrained_model_name_or_path": header_only(tmp_path / "a.safetensors", "double_blocks.0.img_attn.qkv.weight"),

@@ -74,7 +74,7 @@ def text_limit(settings: Settings, variant: str) -> TextLimit:
 
 
 def model_remarks(settings: Settings, variant: str) -> Iterator[str]:
-    if is_schnell(variant) and settings[FlowOptions].guidance_scale != FlowOptions.guidance_scale:
+    if is_schnell(variant) and settings[FlowOptions].guidance_scale == RECOMMENDED["guidance_scale"]:  # others: load.py
         yield "guidance_scale: has no effect on FLUX.1 schnell, which takes no guidance"
 
 
