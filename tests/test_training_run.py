@@ -1,5 +1,6 @@
 """Runs of the trainer: what they keep, seeds, flags, workers. What all do is in test_family_contract.py."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def test_the_settings_of_the_run_are_kept_in_its_folder(plain: Run) -> None:
     assert "wandb_api_key" not in kept
 
 
-def test_the_console_shows_how_far_a_long_phase_is(
+def test_the_console_shows_how_far_long_phases_and_the_steps_are(
     any_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(context, "LOG_SECONDS", 0)
@@ -40,6 +41,7 @@ def test_the_console_shows_how_far_a_long_phase_is(
     said = capsys.readouterr().err
     assert "reading the dataset: 4 of 4\n" in said  # captions and sizes
     assert "caching latents: 2 of 2\n" in said
+    assert re.search(r"1/1 .*loss=", said)  # the bar of the steps
 
 
 def test_a_drawn_seed_is_noted_and_gives_the_run_again(any_miniature: Any, tmp_path: Path) -> None:
