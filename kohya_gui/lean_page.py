@@ -3,8 +3,8 @@
 For each of the page's components Gradio looks through all of its events; each time a component is read or set, it walks
 through the tree of components to find it; a new page is put together twice; and numbers and texts are copied by a
 function that is made for whole objects. Together that is more than half of the work of loading the page, and half of
-that of a click that sends the whole form. And the clock of the loading screen keeps running, 60 times a second, for as
-long as the page is open.
+the work of a click that sends the whole form. And the clock of the loading screen keeps running, 60 times a second, for
+as long as the page is open.
 """
 
 from pathlib import Path
@@ -27,7 +27,7 @@ EVENTS = Change(
     "return n?n[1]:null}).filter(Boolean);",
     "let n=[...(eventsById(t).get(e.id)??[])];",
 )
-"""The events of a component are looked up by its id. Those of one handler count once."""
+"""The events of a component are looked up by its id; if a handler lists several, the first counts."""
 NODES = Change(
     "function Z(e,t){if(e.id===t)return e;if(e.children)for(let n of e.children){let e=Z(n,t);if(e)return e}"
     "return null}",
@@ -42,18 +42,18 @@ NODES = Change(
     "let note=(node)=>{known.has(node.id)||known.set(node.id,node);node.children?.forEach(note)};"
     "note(root);return known}",
 )
-"""So are the components."""
+"""Components are looked up by id, too."""
 RENDERED = Change("a.children=i.children,this.#f(i)", "a.children=i.children,knownNodes.delete(this.root),this.#f(i)")
-"""Which are others once a part of the page was made anew."""
+"""A part of the page that is rendered again has new components."""
 ONCE = Change("le(()=>{v(),oe(()=>{O.reload(", "le(()=>{v()&&oe(()=>{O.reload(")
-"""What a new page has just made is not made again before it is ever reloaded."""
+"""A new page is not put together a second time; a reloaded one is, as before."""
 COPIES = Change(
     "function Ni(e,t,n,r,i=null,a=!1){if(typeof e==`object`&&e){",
     "function Ni(e,t,n,r,i=null,a=!1){if(Object(e)!==e&&typeof e!=`symbol`)return e;if(typeof e==`object`&&e){",
 )
-"""What is no object needs no copy."""
+"""Only objects are copied."""
 CLOCK = Change("W&&ze()})}", "W&&U&&ze()})}")
-"""A clock that is not on the page any more does not tick."""
+"""The clock stops when it is removed from the page."""
 CHANGES = {
     "core-*.js": (EVENTS, NODES, RENDERED),
     "Blocks-*.js": (ONCE,),
@@ -63,8 +63,8 @@ CHANGES = {
 
 
 def routes() -> list[Route]:
-    """Return the routes of the changed files, for `launch(app_kwargs={"routes": ...})`. A file in which something that
-    is to change is not there, or not once, is left to Gradio."""
+    """Return the routes of the changed files, for `launch(app_kwargs={"routes": ...})`. A file that does
+    not contain each text to be changed exactly once is left to Gradio."""
     return [_serving(name, text) for name, text in changed().items()]
 
 

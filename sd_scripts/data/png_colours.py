@@ -21,7 +21,7 @@ PRIMARIES: dict[int, tuple[Point, ...]] = {
 """Red, green and blue by their code in ITU-T H.273: sRGB, BT.2020 and Display P3, all with the white of D65."""
 SRGB_CURVE = (2.4, 1 / 1.055, 0.055 / 1.055, 1 / 12.92, 0.04045)
 CURVES: dict[int, tuple[float, ...]] = {
-    **dict.fromkeys((1, 6, 13, 14, 15), SRGB_CURVE),  # browsers show those of video as sRGB
+    **dict.fromkeys((1, 6, 13, 14, 15), SRGB_CURVE),  # browsers show the curves of video as sRGB
     4: (2.2,),
     5: (2.8,),
     8: (1.0,),
@@ -53,7 +53,7 @@ def png_profile(image: Image.Image, *, grey: bool) -> bytes:
 
 @functools.lru_cache(maxsize=32)
 def _profile(points: tuple[Point, ...], curve: tuple[float, ...], grey: bool) -> bytes:
-    """Return the ICC profile of white, red, green and blue with a curve; b"" if there are no such colours."""
+    """Return the ICC profile of white, red, green and blue with a curve; b"" if these chromaticities are impossible."""
     kind = 3 if len(curve) > 1 else 0
     drawn = b"para\0\0\0\0" + struct.pack(">HH", kind, 0) + _fixed(curve)
     if grey:

@@ -18,7 +18,7 @@ KINDS = (
     ("OFT", ("oft_blocks",)),
     ("LoRA", (DOWN,)),
 )
-"""Kind -> tensors, one of which each of its layers has."""
+"""Kind -> tensors; each layer of this kind has one of them."""
 FACTORS = (DOWN, "hada_w1_b")
 """Tensors whose first size is the rank."""
 PRECISIONS = {"F32": "fp32", "F16": "fp16", "BF16": "bf16", "F8_E4M3": "fp8", "F8_E5M2": "fp8", "F64": "fp64"}

@@ -15,6 +15,8 @@ class PublishOptions(OptionGroup, title="Publish"):
         placeholder="me/my-lora",
     )
     token: str | None = optional(
-        "A token that may write. Default: HF_TOKEN of the GUI, or its login.", label="Hugging Face token", secret=True
+        "A token that may write. Default: HF_TOKEN of the GUI, or its login.",
+        label="Hugging Face token",
+        secret="HF_TOKEN",
     )
     public: bool = switch("Let everyone see a repository that is created.", label="Make a new repository public")
