@@ -21,6 +21,7 @@ from kohya_gui.shell_line import shell_line
 from kohya_gui.tabs import TABS
 from sd_scripts.formats.secrets import HANDED, HidingFormatter
 from sd_scripts.options.catalog import SCRIPTS
+from sd_scripts.options.publish import PublishOptions
 from sd_scripts.options.spec import each_option
 from sd_scripts.runs.events import EventLog, EventTail
 from sd_scripts.runs.exit_codes import MISTAKE
@@ -56,7 +57,7 @@ def assert_no_file_tells(folder: Path) -> int:
 def test_every_secret_of_the_options_is_tried_here():
     secrets = {o.name: o.secret for s in SCRIPTS for g in s.groups for o in each_option(g) if o.secret}
     assert secrets.keys() == SECRETS.keys()
-    assert set(secrets.values()) <= {*HANDED}
+    assert {*secrets.values(), *(o.secret for o in each_option(PublishOptions) if o.secret)} <= {*HANDED}
 
 
 @pytest.mark.usefixtures("warm_python")
