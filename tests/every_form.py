@@ -21,6 +21,7 @@ from sd_scripts.networks.plan import AdaptedModule
 from sd_scripts.networks.targets import adaptable, is_conv
 from sd_scripts.options.catalog import script_for
 from sd_scripts.options.network_args import NetworkArguments
+from sd_scripts.options.network_choice import KINDS
 from sd_scripts.options.settings import Settings
 
 VAES = ("ae", "vae")
@@ -174,7 +175,7 @@ def plan_of(form: str, name: str, module: nn.Module, path: str, layer: nn.Module
     arguments = {**arguments}
     start, half = arguments.pop("start", None), arguments.pop("half", None)
     kind = adapter_kinds()[kind_name]
-    options = dict(kind.read_options(NetworkArguments(arguments)))
+    options = dict(KINDS[kind_name](NetworkArguments(arguments)))
     if start and not is_conv(layer):
         options["start"] = start
     if half:

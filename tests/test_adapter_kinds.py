@@ -16,7 +16,6 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from training_help import GRAPHS, equal, train
 
 from sd_scripts.families.model_file import describe
-from sd_scripts.families.sdxl.family import SDXL
 from sd_scripts.library.fp8 import Fp8
 from sd_scripts.library.int8 import Int8
 from sd_scripts.library.nf4 import Nf4
@@ -24,8 +23,9 @@ from sd_scripts.library.quantized import WeightFormat, dequantized, quantize_
 from sd_scripts.networks import adapter
 from sd_scripts.networks.adapter import Adapter, LayerPlan, Tensors, TrainedTensor, file_alpha
 from sd_scripts.networks.layers import AdaptedLinear, Dropouts
-from sd_scripts.networks.rules import Rank
-from sd_scripts.training.lora import Lora
+from sd_scripts.networks.plan import read_args
+from sd_scripts.options import network_choice
+from sd_scripts.options.layer_rules import Rank
 
 KINDS: dict[str, dict[str, Any]] = {
     "locon": {"network_type": "locon"},
@@ -322,7 +322,8 @@ def test_dora_continues_a_lora(model: Path, tmp_path: Path) -> None:
 def test_an_unknown_kind_is_refused_with_the_known_ones(model: Path, tmp_path: Path) -> None:
     given = context(model, tmp_path, network_args=["adapter=lohaa"])
     known = "boft, dora, loha, lokr, lora, oft"
-    assert Lora().check(SDXL, given.settings) == [f"network_args: adapter=lohaa is not one of {known}"]
+    with pytest.raises(ValueError, match=f"^network_args: adapter=lohaa is not one of {known}$"):
+        read_args(given.settings, pytest.fail)
 
 
 # a kind of one's own
@@ -368,15 +369,16 @@ class Scaled(Adapter):
 
 
 @pytest.fixture
-def registered() -> Iterator[None]:
+def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Only here there is such a kind."""
+    monkeypatch.setitem(network_choice.KINDS, "scaled", lambda arguments: {})
     adapter.register(Scaled)
     yield
     del adapter._kinds["scaled"]
 
 
 @pytest.mark.usefixtures("registered")
-def test_a_kind_is_one_class(model: Path, tmp_path: Path) -> None:
+def test_a_kind_is_one_class_and_what_reads_its_keys(model: Path, tmp_path: Path) -> None:
     prepared = prepare(model, tmp_path, network_args=["adapter=scaled"])
     assert {type(layer) for layer in prepared.network.layers} == {Scaled}
     with torch.no_grad():

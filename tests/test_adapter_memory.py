@@ -91,7 +91,7 @@ def adapted(**options: Any) -> tuple[AdapterNetwork, AdapterMemory]:
             Projection(inputs=into, outputs=outs, count=count) for (into, outs), count in projections_in(groups).items()
         ),
     )
-    args = read_args(settings, UNET, warn=lambda _: None)
+    args = read_args(settings, warn=lambda _: None)
     network = attach(
         plan_layers([AdaptedModule(module=unet, target=UNET, lr=1e-4)], args), Dropouts(), torch.Generator()
     )

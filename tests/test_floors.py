@@ -19,7 +19,7 @@ FLOORS = {
     **{"options": 0, "formats": 0, "runs": 0, "library": 1, "data": 2, "networks": 2},
     **{"families": 3, "planning": 3, "training": 4, "generating": 5},
 }
-CARDS = ("card", "checks", "kohya", "memory_facts", "model_file", "options", "registry", "speeds")
+CARDS = ("card", "checks", "kohya", "layer_rules", "memory_facts", "model_file", "options", "registry", "speeds")
 """Modules of families that belong to floor 0, as if they were a package `cards`."""
 FLOORS["cards"] = 0
 SIDEWAYS = {

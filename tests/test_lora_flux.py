@@ -39,6 +39,7 @@ from sd_scripts.networks.plan import (
     read_args,
 )
 from sd_scripts.options.network import NetworkOptions
+from sd_scripts.options.network_choice import KINDS
 from sd_scripts.options.settings import Settings
 from sd_scripts.training.lora import LoraTrainable
 
@@ -90,7 +91,7 @@ def adapted(model: nn.Module) -> list[AdaptedModule]:
 def read(*args: str, warnings: list[str] | None = None, **options: Any) -> NetworkArgs:
     values = {"network_dim": 4, "network_args": list(args), **options}
     settings = Settings(replace(FLUX_LORA, groups=(NetworkOptions, FluxNetworkOptions)), values)
-    return read_args(settings, TRANSFORMER, ([] if warnings is None else warnings).append)
+    return read_args(settings, ([] if warnings is None else warnings).append)
 
 
 def plan(modules: list[AdaptedModule], *args: str, **options: Any) -> dict[str, int]:
@@ -340,7 +341,7 @@ def test_a_kind_that_cannot_split_layers_is_told_with_the_option(monkeypatch: py
 
 
 def test_a_kind_reads_keys_of_its_own_into_the_plans(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Lora, "read_options", lambda arguments: {"factor": arguments.whole_number("factor")})
+    monkeypatch.setitem(KINDS, "lora", lambda arguments: {"factor": arguments.whole_number("factor")})
     warnings: list[str] = []
     plans = plan_layers(adapted(tiny()), read("factor=8", warnings=warnings))
     assert warnings == []

@@ -18,6 +18,7 @@ from sd_scripts.networks.adapter import Group, LayerPlan, adapter_kinds
 from sd_scripts.networks.layers import Dropouts
 from sd_scripts.networks.network import attach
 from sd_scripts.options.network_args import NetworkArguments
+from sd_scripts.options.network_choice import KINDS
 from sd_scripts.tools.merge_lora import COMMAND
 
 
@@ -163,7 +164,7 @@ def test_every_adapter_kind_is_merged_as_it_computes(flux_miniature: Any, tmp_pa
             rank=2,
             alpha=1.0,
             group=Group("unet", 1.0),
-            options=kind.read_options(NetworkArguments({})),
+            options=KINDS[kind.kind](NetworkArguments({})),
         )
         network = attach([plan], Dropouts(), torch.Generator().manual_seed(0))
         with torch.no_grad():

@@ -170,13 +170,6 @@ def test_our_lora_has_these_names(model: Path, tmp_path: Path, name: str | None)
     assert prepare(model, tmp_path, network_module=name, **UNET_ONLY).network.layers
 
 
-def test_a_wrong_network_argument_is_told_before_loading(model: Path, tmp_path: Path) -> None:
-    settings = context(model, tmp_path, network_args=["conv_dim=many"]).settings
-    assert Lora().check(SDXL, settings) == [
-        "network_args: conv_dim=many is not a number or a list of numbers",
-    ]
-
-
 @pytest.mark.parametrize(
     ("name", "problem"),
     [

@@ -11,8 +11,8 @@ import torch
 from scripts_help import SDXL_LORA
 from torch import nn
 
-from sd_scripts.families.sdxl.by_block import BlockRules, block_of
 from sd_scripts.families.sdxl.full_size import modules as modules_of_sdxl
+from sd_scripts.families.sdxl.layer_rules import BlockRules, block_of
 from sd_scripts.families.sdxl.lora import TEXT_ENCODERS, UNET
 from sd_scripts.networks.adapter import LayerPlan
 from sd_scripts.networks.layers import Dropouts
@@ -45,7 +45,7 @@ def read(*args: str, warnings: list[str] | None = None, **options: Any) -> Netwo
     settings = Settings(
         replace(SDXL_LORA, groups=(NetworkOptions,)), {"network_dim": 4, "network_args": list(args), **options}
     )
-    return read_args(settings, UNET, ([] if warnings is None else warnings).append)
+    return read_args(settings, ([] if warnings is None else warnings).append)
 
 
 def plan(modules: list[AdaptedModule], *args: str, **options: Any) -> dict[str, LayerPlan]:

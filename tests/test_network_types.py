@@ -9,13 +9,16 @@ from lora_sdxl import prepare
 from scripts_help import FLUX_LORA, SDXL_LORA
 
 from sd_scripts.families.registry import family_of
+from sd_scripts.networks.adapter import adapter_kinds
 from sd_scripts.networks.adapters.dora import Dora
 from sd_scripts.networks.adapters.lora import Lora as PlainLora
 from sd_scripts.networks.plan import AdaptedModule, NetworkArgs, plan_layers, read_args
+from sd_scripts.options import network_choice, preflight
+from sd_scripts.options.catalog import script_for
 from sd_scripts.options.network import NetworkOptions
+from sd_scripts.options.network_choice import KINDS
 from sd_scripts.options.network_types import needs_package, read_items
 from sd_scripts.options.reading import from_values
-from sd_scripts.training.lora import Lora
 
 LYCORIS = "lycoris.kohya"
 NAMES: list[tuple[dict[str, Any], str, dict[str, str]]] = [
@@ -84,25 +87,58 @@ def test_an_adapter_that_reads_base_weights_is_not_for_a_quantized_base() -> Non
         ({"network_type": "dora", "fp8_base": True}, ""),
         ({"network_type": "lokr", "fp8_base": True}, ""),
     ):
-        problems = Lora().check(family_of("flux"), from_values(FLUX_LORA, values))
+        problems = [*network_choice.problems(from_values(FLUX_LORA, values))]
         assert len(problems) == bool(told)
         assert all(problem.startswith(told) for problem in problems)
 
 
 def test_an_option_and_the_same_key_of_network_args_may_not_differ() -> None:
     settings = from_values(SDXL_LORA, {"network_type": "lokr", "factor": 8, "network_args": ["factor=4"]})
-    (problem,) = Lora().check(family_of("sdxl"), settings)
-    assert problem == "factor: set to 8 here but to 4 in network_args; remove one of them"
+    with pytest.raises(ValueError, match=r"^factor: set to 8 here but to 4 in network_args; remove one of them$"):
+        read_args(settings, pytest.fail)
 
 
 def test_an_option_of_another_type_is_told() -> None:
     told: list[str] = []
     settings = from_values(SDXL_LORA, {"network_type": "lokr", "constraint": 0.1, "network_args": ["rescaled=True"]})
-    read_args(settings, family_of("sdxl").lora, told.append)
+    read_args(settings, told.append)
     assert told == [
         "constraint: has no effect on adapters of the kind lokr; leave it unset",
         "network_args: rescaled is unknown and has no effect",
     ]
+
+
+@pytest.mark.parametrize(
+    ("family", "values", "problem", "remark"),
+    [
+        ("sdxl", {"network_args": ["train_blocks=double"]}, "", "network_args: train_blocks is unknown and has no ef"),
+        ("sdxl", {"network_type": "boft", "factor": 4}, "", "factor: has no effect on adapters of the kind boft"),
+        ("sdxl", {"network_args": ["mid_lr_weight=1,2"]}, "", "network_args: mid_lr_weight has 2 values for 3 blocks"),
+        ("flux_kontext", {"conv_dim": 4}, "", "network_args: conv_dim and conv_alpha have no effect because FLUX.1"),
+        ("qwen_image", {"network_args": ["wd_on_output=1"]}, "", "network_args: wd_on_output is unknown"),
+        ("flux", {"network_args": ["img_mpl_dim=4"]}, "network_args: img_mpl_dim is unknown. Did you mean img_mlp", ""),
+        ("flux", {"network_args": ["train_double_block_indices=x"]}, "train_double_block_indices: 'x' is not a nu", ""),
+        ("qwen_image_edit", {"network_args": ["exclude_patterns=[("]}, "network_args: exclude_patterns=[( is not", ""),
+        ("sdxl", {"network_args": ["ggpo_sigma=0.1"]}, "network_args: ggpo_beta and ggpo_sigma must be set toget", ""),
+        ("flux", {"network_type": "loha", "save_as_format": "both"}, "save_as_format: both is for plain LoRA", ""),
+        ("sdxl", {"network_module": "foreign", "save_as_format": "both"}, "", "save_as_format: has no effect on an"),
+        ("sdxl", {"network_args": ["conv_dim=2", "block_dims=" + ",".join("4" * 23)]}, "", ""),
+    ],
+)
+def test_what_the_network_makes_of_its_arguments_is_known_before_torch_is_imported(
+    family: str, values: dict[str, Any], problem: str, remark: str
+) -> None:
+    settings = from_values(script_for(family, "lora"), values)
+    told = [str(each) for each in preflight.found_by([network_choice.problems], settings)]
+    remarks = [each for each in preflight.remarks(settings) if each in [*network_choice.remarks(settings)]]
+    assert [len(told), len(remarks)] == [bool(problem), bool(remark)], (told, remarks)
+    assert "".join(told).startswith(problem)
+    assert "".join(remarks).startswith(remark)
+    assert {*told} <= {*map(str, preflight.problems(settings))}
+
+
+def test_every_adapter_kind_has_its_reader() -> None:
+    assert [*KINDS] == [*adapter_kinds()]
 
 
 def planned(preset: str) -> list[str]:
@@ -115,7 +151,7 @@ def planned(preset: str) -> list[str]:
     with torch.device("meta"):
         unet = UNet2DConditionModel(**UNET, norm_num_groups=8)
     target = family_of("sdxl").lora
-    args: NetworkArgs = read_args(from_values(SDXL_LORA, values), target, pytest.fail)
+    args: NetworkArgs = read_args(from_values(SDXL_LORA, values), pytest.fail)
     return [plan.path for plan in plan_layers([AdaptedModule(module=unet, target=target, lr=1.0)], args)]
 
 

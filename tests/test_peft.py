@@ -123,7 +123,7 @@ def test_gradients_and_optimizer_steps_equal_those_of_peft(make: Make, script: S
     plain = deepcopy(components)
 
     target = AdaptedModule(module=components.denoiser, target=family.lora, lr=LR)
-    args = read_args(settings, family.lora, pytest.fail)
+    args = read_args(settings, pytest.fail)
     plans = plan_layers([target], args)
     if script.family == "sdxl":
         prepare_unet(components.denoiser)  # type: ignore[arg-type]

@@ -110,11 +110,11 @@ def test_mistakes_that_only_torch_and_the_model_tell_are_told_together(
     good: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = [f"--{name}={value}" for name, value in good.items()]
-    wrong = ["--network_args", "rank_dropuot=0.1", "--compile", "--compile_options", "max_autotun=True"]
+    wrong = ["--mixed_precision=fp16", "--compile", "--compile_options", "max_autotun=True"]
     assert sdxl_train_network.main([*flags, *wrong]) == 2
     assert capsys.readouterr().err.splitlines()[-2:] == [
-        "network_args: rank_dropuot is unknown. Did you mean rank_dropout?",
         "compile_options: inductor has no option max_autotun. Did you mean max_autotune?",
+        "mixed_precision: fp16 is for GPUs; set bf16, or no",
     ]
 
 

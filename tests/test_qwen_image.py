@@ -347,7 +347,7 @@ def test_a_trained_transformer_is_saved_under_its_official_keys(components: Comp
 
 def adapted(*network_args: str, warn: Callable[[str], None] = pytest.fail) -> list[str]:
     """Return the paths of the adapted layers at full size."""
-    args = read_args(settings_of(network_args=list(network_args)), TRANSFORMER, warn)
+    args = read_args(settings_of(network_args=list(network_args)), warn)
     transformer, _ = shapes_on_meta()
     return [plan.path for plan in plan_layers([AdaptedModule(module=transformer, target=TRANSFORMER, lr=1.0)], args)]
 

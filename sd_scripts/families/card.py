@@ -12,6 +12,8 @@ from sd_scripts.families.memory_facts import MemoryFacts
 from sd_scripts.families.model_file import MODEL
 from sd_scripts.formats.safetensors_header import Header
 from sd_scripts.formats.text_limit import TextLimit
+from sd_scripts.options.layer_rules import Rules, Warn
+from sd_scripts.options.network_args import NetworkArguments
 from sd_scripts.options.prompt_lines import SamplePrompt
 from sd_scripts.options.spec import CAPABILITIES, OptionGroup
 
@@ -179,6 +181,10 @@ class FamilyCard:
     """What this file contains, in a sentence."""
     network_modules: tuple[str, ...] = ("networks.lora",)
     """Values of network_module that select the built-in LoRA. One that no other family has reveals the family."""
+    network_groups: Groups = ()
+    """Groups of its own whose options are also accepted in network_args."""
+    network_rules: Callable[[NetworkArguments, Warn], Rules] = lambda arguments, warn: Rules()
+    """network_args -> the family's rules for each layer."""
     side_multiple: int = 8
     """Multiple to which the sides of sample images are rounded."""
     bucket_multiple: int = 32

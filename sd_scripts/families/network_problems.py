@@ -13,7 +13,7 @@ def network_problems(denoiser: WeightSource, target: LoraTarget, settings: Setti
     if not network or not network.is_ours:
         return []
     try:
-        args = read_args(settings, target, lambda _: None)
+        args = read_args(settings, lambda _: None)
     except ValueError:
         return []  # reported by the network's own check
     try:

@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from sd_scripts.formats.lora_keys import ALPHA
 from sd_scripts.networks import adapters
 from sd_scripts.networks.layers import Dropouts
-from sd_scripts.networks.rules import Rank
-from sd_scripts.options.network_args import NetworkArguments
+from sd_scripts.options.layer_rules import Rank
 
 Tensors = dict[str, Tensor]
 
@@ -105,11 +104,6 @@ class Adapter(ABC):
         self.plan, self.name, self.group = plan, plan.name, plan.group
         self.rank, self.alpha, self.scale = plan.rank, plan.alpha, plan.scale
 
-    @classmethod
-    def read_options(cls, arguments: NetworkArguments) -> Mapping[str, Any]:
-        """Read the kind's own keys of network_args, such as LoKr's `factor`; LayerPlan.options holds them."""
-        return {}
-
     @abstractmethod
     def initialize(self, generator: torch.Generator) -> None:
         """Fill the masters, which are 0, with their initial values."""
@@ -131,11 +125,6 @@ class Adapter(ABC):
     def for_layer(cls, layer: nn.Module, options: Mapping[str, Any]) -> type[Adapter]:
         """Return the kind for one layer: a simpler one where these options mean the same there."""
         return cls
-
-    @classmethod
-    def needs_dense_base(cls, options: Mapping[str, Any]) -> str:
-        """Return the option with which it computes with base weights themselves, which then cannot be quantized."""
-        return ""
 
     @classmethod
     def check(cls, name: str, layer: nn.Module, rank: int, options: Mapping[str, Any]) -> None:

@@ -7,23 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sd_scripts.options.network_args import NetworkArguments
-
 MULTIPLE = 8
 """Widths and ranks of a joint matrix are multiples of it, so that its rows begin at multiples of 16 bytes."""
 
 LARGEST_FOLD = 256
 """Rank of the LoRA as which a LoKr computes in its base product, at most; a larger one takes longer than it saves."""
-
-
-def read_sizes(arguments: NetworkArguments) -> dict[str, Any]:
-    """Read `factor`, `decompose_both`, `full_matrix` and `unbalanced_factorization`."""
-    return {
-        "factor": arguments.factor("factor"),
-        "both": arguments.flag("decompose_both"),
-        "full": arguments.flag("full_matrix"),
-        "unbalanced": arguments.flag("unbalanced_factorization"),
-    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +28,7 @@ class LokrSizes:
 
     @classmethod
     def of(cls, out: int, into: int, rank: int, options: Mapping[str, Any]) -> LokrSizes:
-        """Return the sizes for a weight (out, into); `options` are those of `read_sizes`."""
+        """Return the sizes for a weight (out, into); `options` are those of `read_lokr_sizes`."""
         factor, full = options.get("factor", -1), options.get("full", False)
         (p, c), (q, d) = factors(out, factor), factors(into, factor)
         if options.get("unbalanced"):

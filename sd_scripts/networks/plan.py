@@ -1,7 +1,7 @@
 """Plan a network from the network options: the rank of each adapted layer, and which layers share a learning rate."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -10,12 +10,10 @@ from sd_scripts.networks.adapter import Adapter, Group, LayerPlan, adapter_kinds
 from sd_scripts.networks.layers import Dropouts
 from sd_scripts.networks.network import AdapterNetwork
 from sd_scripts.networks.perturbation import Perturbation
-from sd_scripts.networks.rules import Rank, Rules, Warn
 from sd_scripts.networks.targets import LoraTarget, adaptable, is_conv
-from sd_scripts.options.network import DEFAULT_DIM, NetworkOptions
-from sd_scripts.options.network_args import NetworkArguments
-from sd_scripts.options.network_types import BuiltIn, Preset
-from sd_scripts.options.settings import Groups, Settings
+from sd_scripts.options.layer_rules import Warn
+from sd_scripts.options.network_choice import NetworkChoice
+from sd_scripts.options.settings import Settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,104 +25,32 @@ class AdaptedModule:
     lr: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class NetworkArgs:
-    """The parsed network options and network_args."""
-
-    kind: type[Adapter]
-    kind_options: Mapping[str, Any]
-    """What the kind read from its own keys of network_args."""
-    linear: Rank
-    conv: Rank
-    stabilized: bool
-    """Whether alpha is divided by the root of the rank (rsLoRA)."""
-    preset: Preset | None
-    """Which layers are adapted; None: those of the family, and with a rank for convolutions these too."""
-    dropouts: Dropouts
-    perturbation: Perturbation | None
-    loraplus_unet: float | None
-    loraplus_text: float | None
-    rules: Rules
+class NetworkArgs(NetworkChoice):
+    """The network options and network_args, with the classes that compute what they choose."""
 
     @property
-    def adapts_conv(self) -> bool:
-        return self.conv.dim > 0 or self.rules.adapts_conv
+    def kind(self) -> type[Adapter]:
+        return adapter_kinds()[self.kind_name]
+
+    @property
+    def dropouts(self) -> Dropouts:
+        return Dropouts(neuron=self.neuron_dropout, rank=self.rank_dropout, module=self.module_dropout)
+
+    @property
+    def perturbation(self) -> Perturbation | None:
+        if self.ggpo is None:
+            return None
+        beta, sigma = self.ggpo
+        return Perturbation(beta=beta, sigma=sigma)
 
     def chosen(self, target: LoraTarget) -> LoraTarget:
         """Return the target without the layers that the preset leaves out."""
         return target if self.preset is None else target.inside(self.preset.inside)
 
 
-def read_args(settings: Settings, denoiser: LoraTarget, warn: Warn) -> NetworkArgs:
-    """Parse the network options and network_args. Raises ValueError naming the key; warns about unknown keys."""
-    options = settings[NetworkOptions]
-    chosen, given = options.built_in, network_arguments(settings, denoiser.options)
-    plus = given.number("loraplus_lr_ratio")
-    dropout = given.chance("dropout")
-    linear = Rank(options.network_dim or DEFAULT_DIM, options.network_alpha)
-    conv_alpha = given.number("conv_alpha", options.network_alpha if chosen.conv else 1.0)
-    conv = Rank(_conv_dim(given, linear.dim if chosen.conv else 0), conv_alpha or 0.0)
-    beta, sigma = given.number("ggpo_beta"), given.number("ggpo_sigma")
-    if (beta is None) != (sigma is None):
-        raise ValueError("network_args: ggpo_beta and ggpo_sigma must be set together; set both or neither")
-    kind = _kind(given, chosen)
-    args = NetworkArgs(
-        kind=kind,
-        kind_options=kind.read_options(given),
-        linear=linear,
-        conv=conv,
-        stabilized=given.flag("rs_lora"),
-        preset=chosen.preset,
-        dropouts=Dropouts(
-            neuron=dropout if options.network_dropout is None else options.network_dropout,
-            rank=given.chance("rank_dropout"),
-            module=given.chance("module_dropout"),
-        ),
-        perturbation=Perturbation(beta=beta, sigma=sigma) if beta is not None and sigma is not None else None,
-        loraplus_unet=given.number("loraplus_unet_lr_ratio", plus) or None,
-        loraplus_text=given.number("loraplus_text_encoder_lr_ratio", plus) or None,
-        rules=denoiser.rules(given, warn),
-    )
-    for name in given.unread(options.shared_arguments):
-        warn(f"{name}: has no effect on adapters of the kind {kind.kind}; leave it unset")
-    for sentence in given.unknown():
-        warn(sentence)
-    return args
-
-
-def network_arguments(settings: Settings, own: Groups) -> NetworkArguments:
-    """Return network_args merged with the options of `own`, which are also accepted as keys.
-
-    Raises ValueError naming the option if both are set and differ.
-    """
-    network = settings[NetworkOptions]
-    values, set_here = dict(network.built_in.arguments), network.shared_arguments
-    for filled in (settings[group] for group in own):
-        of_group = {field.name: (getattr(filled, field.name), field.default) for field in fields(filled)}  # type: ignore[arg-type]
-        set_here |= {name: str(value) for name, (value, default) in of_group.items() if value != default}
-    for name, value in set_here.items():
-        in_args = values.setdefault(name, value)
-        if _plain(in_args) != _plain(value):
-            raise ValueError(f"{name}: set to {value} here but to {in_args} in network_args; remove one of them")
-    return NetworkArguments(values)
-
-
-def _kind(given: NetworkArguments, chosen: BuiltIn) -> type[Adapter]:
-    """Return the adapter kind; LoRA with trained norms or in Tucker form is one of its own."""
-    kinds = adapter_kinds()
-    name = given.choice("adapter", tuple(kinds), chosen.adapter)
-    if name == "lora" and (given.flag("dora_wd") or given.flag("use_tucker")):
-        name = "dora"
-    return kinds[name]
-
-
-def _conv_dim(given: NetworkArguments, default: int) -> int:
-    found = given.whole_number("conv_dim")
-    return default if found is None else found
-
-
-def _plain(text: str) -> str:
-    return text.lower().replace(" ", "").strip("'\"[]()")
+def read_args(settings: Settings, warn: Warn) -> NetworkArgs:
+    """Read the network options and network_args. Raises ValueError naming the key; warns about unknown keys."""
+    return NetworkArgs.read(settings, warn)
 
 
 def plan_layers(

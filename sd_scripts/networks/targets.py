@@ -8,10 +8,6 @@ from dataclasses import dataclass, field, replace
 
 from torch import nn
 
-from sd_scripts.networks.rules import Rules, Warn
-from sd_scripts.options.network_args import NetworkArguments
-from sd_scripts.options.settings import Groups
-
 
 def block_label(name: str) -> str:
     """Return the block of a layer by its name in files: `lora_unet_double_blocks_3_img_mlp_0` -> `double_blocks 3`."""
@@ -69,10 +65,6 @@ class LoraTarget:
     """Name of the module's learning rate in logs: `unet`, `textencoder 1`."""
     extra_modules: tuple[str, ...] = ()
     """Paths of further modules, outside `classes`, whose layers can be adapted."""
-    options: Groups = ()
-    """Option groups of the family whose options are also accepted in network_args."""
-    rules: Callable[[NetworkArguments, Warn], Rules] = lambda arguments, warn: Rules()
-    """network_args -> the family's rules for each layer. The denoiser's rules apply to all modules."""
 
     def inside(self, kinds: Collection[str]) -> LoraTarget:
         """Return the target with only the layers of some kinds of modules: `blocks`, `attention`, `convolutions`."""

@@ -13,7 +13,6 @@ from sd_scripts.formats.lora_keys import ALPHA, NORMS
 from sd_scripts.library.quantized import compute_dtype, empty_weight
 from sd_scripts.networks.adapter import Adapter, LayerPlan, Tensors, TrainedTensor, file_alpha
 from sd_scripts.networks.layers import Dropouts
-from sd_scripts.networks.rules import Rank
 from sd_scripts.networks.updates import (
     Axis,
     Magnitudes,
@@ -24,7 +23,7 @@ from sd_scripts.networks.updates import (
     norms_of,
     stored_weight,
 )
-from sd_scripts.options.network_args import NetworkArguments
+from sd_scripts.options.layer_rules import Rank
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -37,17 +36,6 @@ class UpdateAdapter(Adapter):
     """Parts that may carry alpha / rank; the first that a layer has does. LoRA+ raises its learning rate."""
 
     update: Update
-
-    @classmethod
-    def read_options(cls, arguments: NetworkArguments) -> Mapping[str, Any]:
-        """Read `dora_wd`, `wd_on_output` and `use_tucker`."""
-        decomposes, on_output = arguments.flag("dora_wd"), arguments.flag("wd_on_output", default=True)
-        axis = ("out" if on_output else "in") if decomposes else None
-        return {"axis": axis, "tucker": arguments.flag("use_tucker")}
-
-    @classmethod
-    def needs_dense_base(cls, options: Mapping[str, Any]) -> str:
-        return "wd_on_output = false" if options.get("axis") == "in" else ""
 
     @classmethod
     def shapes(cls, weight: Tensor, rank: int, options: Mapping[str, Any]) -> Shapes:

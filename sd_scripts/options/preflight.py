@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from sd_scripts.formats.words import shortened
-from sd_scripts.options import data_checks, model_checks
+from sd_scripts.options import data_checks, model_checks, network_choice
 from sd_scripts.options.logging import LoggingOptions
 from sd_scripts.options.metadata import MetadataOptions, thumbnail_url
 from sd_scripts.options.optimizer import OptimizerOptions
@@ -64,7 +64,13 @@ def readable_prompts(valid: Settings) -> Iterator[str]:
         yield from prompt_remarks(Path(file))
 
 
-REMARKS: tuple[Check, ...] = (optimizer, model_checks.model_remarks, model_checks.network_remarks, readable_prompts)
+REMARKS: tuple[Check, ...] = (
+    optimizer,
+    network_choice.remarks,
+    model_checks.model_remarks,
+    model_checks.network_remarks,
+    readable_prompts,
+)
 
 
 def found_by(checks: Iterable[Check], valid: Settings) -> Iterator[Problem]:
@@ -153,6 +159,7 @@ def outputs(valid: Settings) -> Iterator[str]:
 
 
 CHECKS: tuple[Check, ...] = (
+    network_choice.problems,
     *model_checks.CHECKS,
     *data_checks.CHECKS,
     sample_prompts,

@@ -13,6 +13,8 @@ WINDOWS_DEVICES = {"con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com"
 CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f]")
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 """A repository of the Hub: its owner and its name."""
+SD_SCRIPTS, DIFFUSERS, BOTH = "sd-scripts", "diffusers", "both"
+"""Key names of saved LoRA files."""
 
 
 class SavingOptions(OptionGroup, title="Saving"):
@@ -70,7 +72,7 @@ class LoraFileOptions(OptionGroup, title="LoRA file", methods=("lora",)):
         "safetensors", "safetensors works in every program; choose ckpt or pt only for an old one.", label="File format"
     )
     save_as_format: Literal["sd-scripts", "diffusers", "both"] = option(
-        "sd-scripts",
+        SD_SCRIPTS,
         "Key names of the saved LoRA. ComfyUI, WebUI and diffusers read those of sd-scripts; diffusers writes those of "
         "PEFT. With both, each file has a second one beside it, with -diffusers in its name.",
         label="Key names",

@@ -8,9 +8,10 @@ from functools import cached_property
 
 from sd_scripts.families.card import DENOISER
 from sd_scripts.families.memory_facts import MemoryFacts, Projection
-from sd_scripts.networks.lokr_sizes import MULTIPLE, LokrSizes, read_sizes
+from sd_scripts.networks.lokr_sizes import MULTIPLE, LokrSizes
 from sd_scripts.options.network import DEFAULT_DIM, NetworkOptions
 from sd_scripts.options.network_args import NetworkArguments
+from sd_scripts.options.network_choice import read_lokr_sizes
 from sd_scripts.options.network_types import read_items
 
 VALUES_OF_KINDS = {"loha": 2.0, "oft": 0.5, "boft": 4.0}
@@ -141,7 +142,7 @@ class AdapterMemory:
     def _rank(self, out: int, into: int) -> int:
         if self._kind == "lora":
             return self._dim
-        return LokrSizes.of(out, into, self._dim, read_sizes(self._arguments)).folded_rank
+        return LokrSizes.of(out, into, self._dim, read_lokr_sizes(self._arguments)).folded_rank
 
     @property
     def _moves_all_copies(self) -> bool:

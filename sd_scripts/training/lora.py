@@ -16,19 +16,17 @@ from sd_scripts.data.dataset import DataPlan
 from sd_scripts.families.family import Components, Family
 from sd_scripts.formats.words import some
 from sd_scripts.library.safetensors_io import save_model, with_hashes
-from sd_scripts.networks.adapter import Adapter
-from sd_scripts.networks.adapters.lora import Lora as PlainLora
 from sd_scripts.networks.adapters.lora import StartedLora
 from sd_scripts.networks.foldable import FoldableLinear
 from sd_scripts.networks.lora_export import with_names_of
 from sd_scripts.networks.lora_files import LoraFile, merge, read_finite_tensors, read_lora
 from sd_scripts.networks.network import AdapterNetwork, attach
-from sd_scripts.networks.plan import AdaptedModule, NetworkArgs, parameter_groups, plan_layers, read_args
+from sd_scripts.networks.plan import AdaptedModule, parameter_groups, plan_layers, read_args
 from sd_scripts.networks.targets import layers_after_attention, projected_together
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.optimizer import OptimizerOptions
-from sd_scripts.options.saving import LoraFileOptions
+from sd_scripts.options.saving import BOTH, DIFFUSERS, SD_SCRIPTS, LoraFileOptions
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.runs.outputs import DIFFUSERS_ENDING, EMBEDDING_ENDING
@@ -45,11 +43,6 @@ from sd_scripts.training.external_network import find_module, make_external_netw
 from sd_scripts.training.gradient_clipping import clip_factor
 from sd_scripts.training.trainable import NetworkTrainable, Trainable
 
-QUANTIZING = ("fp8_base", "fp8_base_unet", "fp8_compute", "quantize_base")
-"""Options with which base weights are held quantized."""
-SD_SCRIPTS, DIFFUSERS, BOTH = "sd-scripts", "diffusers", "both"
-"""Key names of saved files."""
-
 
 class Lora:
     """Trains low-rank adapters on frozen layers."""
@@ -59,13 +52,8 @@ class Lora:
     def check(self, family: Family, settings: Settings) -> list[str]:
         options = settings[NetworkOptions]
         try:
-            if options.is_ours:
-                args = read_args(settings, family.lora, warn=settings.remark)
-                _require_names(settings[LoraFileOptions].save_as_format, args.kind)
-                return _unquantized_base_needed(args, settings)
-            find_module(options.network_module or "")
-            if settings[LoraFileOptions].save_as_format != SD_SCRIPTS:
-                settings.remark("save_as_format: has no effect on an external network_module")
+            if not options.is_ours:
+                find_module(options.network_module or "")
         except ValueError as error:
             return str(error).splitlines()
         return []
@@ -125,7 +113,7 @@ class Lora:
         modules = [] if options.network_train_text_encoder_only else _denoiser(family, components, context)
         modules += compress(_text_encoders(family, components, context), trains_encoder)
 
-        args = read_args(context.settings, family.lora, warn=lambda _: None)  # check has warned already
+        args = read_args(context.settings, warn=lambda _: None)  # preflight has warned already
         file = options.network_weights
         weights = _read_network_weights(file, all_targets) if file else None
         plans = plan_layers(modules, args, weights.tensors if weights and options.dim_from_weights else None)
@@ -264,25 +252,6 @@ class LoraTrainable(NetworkTrainable):
         if "ss_network_alpha" in metadata:
             metadata = {**metadata, "ss_network_alpha": metadata["ss_network_dim"]}
         save_model(path, tensors, with_hashes(tensors, metadata))
-
-
-def _require_names(form: str, kind: type[Adapter]) -> None:
-    """Raise ValueError if an adapter kind has no names in this format."""
-    if form != SD_SCRIPTS and kind is not PlainLora:
-        raise ValueError(
-            f"save_as_format: {form} is for plain LoRA, not for adapter={kind.kind}; set it to {SD_SCRIPTS}, which "
-            "ComfyUI reads too"
-        )
-
-
-def _unquantized_base_needed(args: NetworkArgs, settings: Settings) -> list[str]:
-    """Return a sentence if the adapter needs base weights that the settings quantize."""
-    reason, values = args.kind.needs_dense_base(args.kind_options), settings.values()
-    return [
-        f"{name}: {reason} computes with the base weights themselves; turn one of the two off"
-        for name in QUANTIZING
-        if reason and values.get(name) not in (None, False, "none")
-    ][:1]
 
 
 def _restore_starts(layers: list[StartedLora], state: Tensor) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from sd_scripts.families.card import DENOISER, VAE, ComponentCard, FamilyCard, FirstLayer, PanelCard
 from sd_scripts.families.flux.checks import PROBLEMS, REMARKS
 from sd_scripts.families.flux.kohya import KOHYA
+from sd_scripts.families.flux.layer_rules import read_flux_rules
 from sd_scripts.families.flux.memory_facts import MEMORY
 from sd_scripts.families.flux.options import RECOMMENDED, FluxModelOptions, FluxNetworkOptions
 from sd_scripts.families.flux.speeds import GRAPHS, SPEEDS
@@ -159,6 +160,8 @@ CARD = FamilyCard(
     base_file="a FLUX.1 file",
     base_model="a FLUX.1 transformer",
     network_modules=("networks.lora", "networks.oft_flux", "networks.lora_flux"),
+    network_groups=(FluxNetworkOptions,),
+    network_rules=read_flux_rules,
     side_multiple=16,
     token_multiple=16,
     text_limit=text_limit,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
-from torch import nn
-
-from sd_scripts.networks.rules import Rank, Rate, Rules, Warn
+from sd_scripts.options.layer_rules import Rank, Rate, Rules, Warn
 from sd_scripts.options.network_args import NetworkArguments, numbers, whole_numbers
+
+if TYPE_CHECKING:
+    from torch import nn
 
 Value = TypeVar("Value")
 
@@ -80,13 +81,13 @@ class FluxRules(Rules):
 
     def split_dims(self, name: str, layer: nn.Module) -> tuple[int, ...]:
         """Return the splits q, k and v of a double block; q, k, v and the MLP input of a single block."""
-        if not self.split_qkv or not isinstance(layer, nn.Linear):
+        if not self.split_qkv:
             return ()
-        width = layer.in_features
+        linear = cast("nn.Linear", layer)  # as all layers of these names are
         if re.search(r"double_blocks_\d+_\w+_attn_qkv$", name):
-            return (width,) * 3
+            return (linear.in_features,) * 3
         if re.search(r"single_blocks_\d+_linear1$", name):
-            return (*(width,) * 3, layer.out_features - 3 * width)
+            return (*(linear.in_features,) * 3, linear.out_features - 3 * linear.in_features)
         return ()
 
 

@@ -3,8 +3,7 @@
 from collections.abc import Callable
 
 from sd_scripts.families.flux.keys import diffusers_modules, swaps_halves
-from sd_scripts.families.flux.layer_rules import IN_LAYERS, read_flux_rules
-from sd_scripts.families.flux.options import FluxNetworkOptions
+from sd_scripts.families.flux.layer_rules import IN_LAYERS
 from sd_scripts.networks.targets import LoraBlocks, LoraTarget, block_label
 
 
@@ -30,8 +29,6 @@ TRANSFORMER = LoraTarget(
     diffusers_paths=diffusers_modules,
     swaps_halves=swaps_halves,
     class_aliases={"DoubleBlock": "DoubleStreamBlock", "SingleBlock": "SingleStreamBlock"},
-    options=(FluxNetworkOptions,),
-    rules=read_flux_rules,
 )
 TEXT_ENCODERS = (
     LoraTarget(

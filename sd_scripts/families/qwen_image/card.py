@@ -2,6 +2,7 @@
 
 from sd_scripts.families.card import DENOISER, VAE, ComponentCard, FamilyCard, FirstLayer
 from sd_scripts.families.qwen_image.checks import PROBLEMS, REMARKS
+from sd_scripts.families.qwen_image.layer_rules import read_rules
 from sd_scripts.families.qwen_image.memory_facts import MEMORY
 from sd_scripts.families.qwen_image.options import RECOMMENDED, QwenImageModelOptions
 from sd_scripts.families.qwen_image.speeds import GRAPHS
@@ -102,6 +103,7 @@ CARD = FamilyCard(
     base_file="a Qwen-Image file",
     base_model="a Qwen-Image transformer",
     network_modules=("networks.lora", "networks.lora_qwen_image"),
+    network_rules=read_rules,
     side_multiple=16,
     token_multiple=16,
     text_limit=lambda settings, variant: TextLimit(tokens=LONGEST),

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from torch import nn
-
-from sd_scripts.networks.rules import Rank, Rules, Warn
+from sd_scripts.options.layer_rules import Rank, Rules, Warn
 from sd_scripts.options.network_args import NetworkArguments
+
+if TYPE_CHECKING:
+    from torch import nn
 
 EXCLUDE, INCLUDE = "exclude_patterns", "include_patterns"
 Patterns = tuple[re.Pattern[str], ...]

@@ -1,6 +1,6 @@
 """The layers that LoRA adapts in Qwen-Image, and their names in LoRA files."""
 
-from sd_scripts.families.qwen_image.layer_rules import lora_name, read_rules
+from sd_scripts.families.qwen_image.layer_rules import lora_name
 from sd_scripts.networks.targets import LoraTarget
 
 TRANSFORMER = LoraTarget(
@@ -10,7 +10,6 @@ TRANSFORMER = LoraTarget(
         ("attn.to_q", "attn.to_k", "attn.to_v"),
         ("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj"),
     ),
-    rules=read_rules,
 )
 """Modulations included, as in the files of musubi-tuner."""
 TEXT_ENCODERS = (

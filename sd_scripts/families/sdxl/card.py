@@ -3,6 +3,7 @@
 from sd_scripts.families.card import DENOISER, VAE, ComponentCard, FamilyCard, FirstLayer
 from sd_scripts.families.sdxl.checks import PROBLEMS, U_NET_BLOCKS
 from sd_scripts.families.sdxl.kohya import KOHYA
+from sd_scripts.families.sdxl.layer_rules import read_block_rules
 from sd_scripts.families.sdxl.memory_facts import MEMORY
 from sd_scripts.families.sdxl.speeds import GRAPHS, SPEEDS
 from sd_scripts.formats.text_limit import TextLimit
@@ -93,6 +94,7 @@ CARD = FamilyCard(
     ),
     base_file="an SDXL file",
     base_model="an SDXL checkpoint",
+    network_rules=read_block_rules,
     side_multiple=8,
     text_limit=text_limit,
     graphs=GRAPHS,

@@ -2,7 +2,6 @@
 
 from functools import partial
 
-from sd_scripts.families.sdxl.by_block import read_block_rules
 from sd_scripts.families.sdxl.keys import lora_text_encoder_name, lora_unet_name, text_encoder1_key, unet_key
 from sd_scripts.networks.targets import LoraBlocks, LoraTarget, block_label
 
@@ -23,7 +22,6 @@ UNET = LoraTarget(
     together=(("attn1.to_q", "attn1.to_k", "attn1.to_v"), ("attn2.to_k", "attn2.to_v")),
     after_attention=("to_out.0",),
     class_aliases={"Attention": "CrossAttention", "TimestepEmbedding": "Sequential"},
-    rules=read_block_rules,
 )
 TEXT_ENCODERS = tuple(
     LoraTarget(

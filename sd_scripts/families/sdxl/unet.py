@@ -5,8 +5,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sd_scripts.families.sdxl.by_block import block_of as block_of_layer
 from sd_scripts.families.sdxl.keys import lora_unet_name
+from sd_scripts.families.sdxl.layer_rules import block_of as block_of_layer
 from sd_scripts.library.attention import attention
 from sd_scripts.library.checkpointing import checkpoint_function
 from sd_scripts.library.lean_diffusers import (

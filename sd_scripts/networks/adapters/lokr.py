@@ -19,10 +19,9 @@ from sd_scripts.library.kronecker import factored_kronecker_product, kronecker_p
 from sd_scripts.networks.adapter import register
 from sd_scripts.networks.foldable import FoldableLinear, Tail
 from sd_scripts.networks.layers import Dropouts
-from sd_scripts.networks.lokr_sizes import LokrSizes, can_fold, read_sizes
+from sd_scripts.networks.lokr_sizes import LokrSizes, can_fold
 from sd_scripts.networks.update_adapter import Shapes, UpdateAdapter, kaiming_uniform
 from sd_scripts.networks.updates import Axis, Update, UpdatedLinear, dense_weight, exact
-from sd_scripts.options.network_args import NetworkArguments
 
 W1, W1_A, W1_B = "lokr_w1", "lokr_w1_a", "lokr_w1_b"
 W2, W2_A, W2_B, T2 = "lokr_w2", "lokr_w2_a", "lokr_w2_b", "lokr_t2"
@@ -117,14 +116,6 @@ class Lokr(UpdateAdapter):
     forms = tuple((*first, *second) for first in ((W1,), (W1_A, W1_B)) for second in ((W2,), (W2_A, W2_B)))
     update_class = KroneckerUpdate
     scaled = (W2, W2_B)
-
-    @classmethod
-    def read_options(cls, arguments: NetworkArguments) -> Mapping[str, Any]:
-        return {**super().read_options(arguments), **read_sizes(arguments)}
-
-    @classmethod
-    def needs_dense_base(cls, options: Mapping[str, Any]) -> str:
-        return "dora_wd with LoKr" if options.get("axis") else ""
 
     @classmethod
     def shapes(cls, weight: Tensor, rank: int, options: Mapping[str, Any]) -> Shapes:

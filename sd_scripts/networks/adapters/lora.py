@@ -19,10 +19,9 @@ from sd_scripts.library.folded_product import folded_product
 from sd_scripts.networks.adapter import Adapter, LayerPlan, Tensors, TrainedTensor, file_alpha, register
 from sd_scripts.networks.foldable import FoldableLinear, Tail
 from sd_scripts.networks.layers import AdaptedConv2d, Dropouts
-from sd_scripts.networks.rules import Rank
 from sd_scripts.networks.starts import STARTS
 from sd_scripts.networks.updates import exact, stored_weight
-from sd_scripts.options.network_args import NetworkArguments
+from sd_scripts.options.layer_rules import Rank
 
 
 class LoraLinear(FoldableLinear):
@@ -155,10 +154,6 @@ class Lora(Adapter):
         self.tensors = [TrainedTensor(copy=layer.lora_down)]
         self.tensors.append(TrainedTensor(copy=layer.lora_up, scale=self.scale, plus=True))
         self.perturbable = isinstance(layer, LoraLinear)
-
-    @classmethod
-    def read_options(cls, arguments: NetworkArguments) -> Mapping[str, Any]:
-        return {"start": arguments.choice("lora_init", ("default", *STARTS), "default")}
 
     @classmethod
     def for_layer(cls, layer: nn.Module, options: Mapping[str, Any]) -> type[Adapter]:

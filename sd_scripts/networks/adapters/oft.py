@@ -19,9 +19,8 @@ from sd_scripts.networks.adapter import Adapter, LayerPlan, Tensors, TrainedTens
 from sd_scripts.networks.joined import ChangedLinear
 from sd_scripts.networks.layers import AdaptedConv2d, Dropouts
 from sd_scripts.networks.lokr_sizes import factors
-from sd_scripts.networks.rules import Rank
 from sd_scripts.networks.updates import dropped_channels, exact
-from sd_scripts.options.network_args import NetworkArguments
+from sd_scripts.options.layer_rules import Rank
 
 BLOCKS, RESCALE = "oft_blocks", "rescale"
 
@@ -111,14 +110,6 @@ class Oft(Adapter):
 
     kind, endings, forms = "oft", (BLOCKS, RESCALE), ((BLOCKS,),)
     dimensions = 3
-
-    @classmethod
-    def read_options(cls, arguments: NetworkArguments) -> Mapping[str, Any]:
-        return {
-            "constraint": arguments.number("constraint", 0.0),
-            "rescaled": arguments.flag("rescaled"),
-            "block_count": arguments.whole_number("block_count"),
-        }
 
     @classmethod
     def shape(cls, name: str, out: int, rank: int, block_count: int | None) -> tuple[int, ...]:

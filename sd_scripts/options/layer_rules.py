@@ -1,9 +1,12 @@
 """Per-layer rules of a family: rank, alpha, learning rate and output splits."""
 
-from collections.abc import Callable
-from typing import NamedTuple
+from __future__ import annotations
 
-from torch import nn
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import nn
 
 Warn = Callable[[str], None]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sd_scripts.families.sdxl.checks import U_NET_BLOCKS
-from sd_scripts.networks.rules import Rank, Rate, Rules, Warn
+from sd_scripts.options.layer_rules import Rank, Rate, Rules, Warn
 from sd_scripts.options.network_args import NetworkArguments, numbers
 
 COUNTS = DOWN, MIDDLE, UP = 9, 3, 9
