@@ -19,7 +19,7 @@ from sd_scripts.families.model_file import describe
 from sd_scripts.families.registry import cards
 from sd_scripts.formats import text_limit
 from sd_scripts.formats.words import duration
-from sd_scripts.options.catalog import SCRIPTS
+from sd_scripts.options.catalog import SCRIPTS, script_for
 from sd_scripts.options.reading import from_values
 from sd_scripts.options.settings import Script, Settings
 from sd_scripts.options.spec import each_option
@@ -116,6 +116,21 @@ def test_captions_with_more_words_than_the_encoder_reads_tokens_are_counted(
     found = [text for text in plan(settings).warnings if "longer than" in text]
     assert len(found) == bool(limit)
     assert all(text.startswith(f"At least 1 of 2 captions is longer than {limit}") for text in found)
+
+
+@pytest.mark.parametrize("method", ["textual_inversion", "lora"])
+def test_images_whose_captions_lack_the_new_token_are_reported_by_the_plan(tmp_path: Path, method: str) -> None:
+    values = {"token_string": "zwx", "network_train_unet_only": True} if method == "lora" else {"token_string": "zwx"}
+    settings = settings_for(tmp_path, [(64, 64)] * 3, script_for("sdxl", method), caption_extension=".txt", **values)
+    captions = [tmp_path / "1_cat" / f"0{number}.txt" for number in range(3)]
+    for caption in captions:
+        caption.write_text("a dog")
+    with pytest.raises(ValueError, match=r"^token_string: no caption contains 'zwx', so nothing would be trained"):
+        plan(settings)
+    captions[1].write_text("a ZWX")
+    (told,) = (text for text in plan(settings).warnings if text.startswith("token_string"))
+    assert told.startswith("token_string: 2 of 3 captions do not contain 'zwx'")
+    assert not any("token_string" in text for text in plan(settings.replaced({"use_style_template": True})).warnings)
 
 
 def header_only(path: Path, *keys: str) -> str:

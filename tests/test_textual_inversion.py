@@ -15,7 +15,7 @@ import torch
 from scripts_help import SDXL_LORA
 from sdxl_pipeline import pipeline_of
 from torch import Tensor
-from training_help import ALONE, PIVOTAL, TOKEN, Run, equal, images, train
+from training_help import ALONE, PIVOTAL, TOKEN, Run, equal, train
 
 from kohya_gui.configuration import tab_for
 from kohya_gui.lora_gui import LORA
@@ -307,19 +307,6 @@ def test_a_token_that_cannot_learn_is_refused_before_the_model_loads(
     assert "Traceback" not in said
     assert problem in said
     assert not run.told("started")
-
-
-@pytest.mark.run
-def test_images_without_the_token_are_counted(miniature: Any, tmp_path: Path) -> None:
-    root = images(tmp_path / "images")
-    (file, *_) = sorted(root.rglob("*.txt"))
-    file.write_text(f"a {TOKEN}")
-    run = train(
-        miniature, tmp_path / "out", "textual_inversion", train_data_dir=root, **{**ALONE, "caption_prefix": None}
-    )
-    assert run.status == 0
-    (told,) = [event["text"] for event in run.told("warning") if event["text"].startswith("token_string")]
-    assert told.startswith("token_string: 1 of 2 captions do not contain")
 
 
 def test_the_tab_has_a_control_for_every_option_and_opens_what_sd_scripts_trains_with(tmp_path: Path) -> None:

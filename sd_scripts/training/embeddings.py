@@ -1,17 +1,16 @@
-"""The new token of textual inversion: added to the tokenizers, found in the captions, its embeddings planned and saved.
+"""The new token of textual inversion: added to the tokenizers, its embeddings planned and saved.
 
 The method `textual_inversion` trains it alone, `lora` together with a LoRA (pivotal tuning).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from sd_scripts.data.dataset import DataPlan
+from sd_scripts.data.trained_token import trained_token
 from sd_scripts.families.family import Components, Family
 from sd_scripts.library.model_reader import read_empty, read_weights
 from sd_scripts.library.safetensors_io import save_model
@@ -20,41 +19,10 @@ from sd_scripts.networks.embeddings import embedding_tensors, initial_rows, plan
 from sd_scripts.networks.network import AdapterNetwork
 from sd_scripts.options.embedding import EmbeddingOptions
 from sd_scripts.options.optimizer import OptimizerOptions
-from sd_scripts.options.settings import Settings
 from sd_scripts.training.context import Context
 
 TEXTUAL_INVERSION = "/textual-inversion"
 """What modelspec.architecture of an embedding file ends with."""
-
-
-def trained_token(family: Family, settings: Settings) -> EmbeddingOptions | None:
-    """Return the options of the new token, None if the run trains none."""
-    options = settings.get(EmbeddingOptions)
-    return options if options and options.token_string and family.text.embeddings else None
-
-
-def require_token_in_captions(family: Family, settings: Settings, plan: DataPlan, warn: Callable[[str], None]) -> None:
-    """Raise ValueError if no caption of a training image contains the token, and warn if some do not."""
-    options = trained_token(family, settings)
-    if not options or options.templates:
-        return
-    token = str(options.token_string)
-    items = [item for item in plan.items if not item.subset.is_reg]
-    without = 0
-    for item in items:
-        rules = item.subset.captions
-        text = " ".join(part for part in (rules.caption_prefix, item.caption, rules.caption_suffix) if part)
-        without += token.lower() not in text.lower()
-    if without == len(items):
-        raise ValueError(
-            f"token_string: no caption contains '{token}', so nothing would be trained; write it into the captions, "
-            f'set caption_prefix = "{token}" to put it before each, or set use_object_template or use_style_template'
-        )
-    if without:
-        warn(
-            f"token_string: {without} of {len(items)} captions do not contain '{token}', and their images teach it "
-            "nothing"
-        )
 
 
 def add_token(family: Family, components: Components, context: Context) -> None:
@@ -62,7 +30,7 @@ def add_token(family: Family, components: Components, context: Context) -> None:
 
     Raises ValueError if they know it already, or if the file to start from does not fit.
     """
-    options = trained_token(family, context.settings)
+    options = trained_token(context.settings)
     if not options:
         return
     token, count = str(options.token_string), options.num_vectors_per_token
@@ -91,7 +59,7 @@ def add_token(family: Family, components: Components, context: Context) -> None:
 def plan_embeddings(family: Family, components: Components, context: Context) -> list[LayerPlan]:
     """Return the plans of the embeddings of the new token; none if the run trains none."""
     settings = context.settings
-    options = trained_token(family, settings)
+    options = trained_token(settings)
     if not options:
         return []
     base = settings[OptimizerOptions].learning_rate

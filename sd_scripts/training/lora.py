@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sd_scripts.data.dataset import DataPlan
+from sd_scripts.data.trained_token import require_token_in_captions, trained_token
 from sd_scripts.families.family import Components, Family
 from sd_scripts.formats.words import some
 from sd_scripts.library.safetensors_io import save_model, with_hashes
@@ -35,9 +36,7 @@ from sd_scripts.training.embeddings import (
     add_token,
     find_end_by_id,
     plan_embeddings,
-    require_token_in_captions,
     save_embeddings,
-    trained_token,
 )
 from sd_scripts.training.external_network import find_module, make_external_network
 from sd_scripts.training.gradient_clipping import clip_factor
@@ -59,7 +58,7 @@ class Lora:
         return []
 
     def check_data(self, family: Family, context: Context, plan: DataPlan) -> None:
-        require_token_in_captions(family, context.settings, plan, context.warn)
+        require_token_in_captions(context.settings, plan, context.warn)
 
     def open(self, family: Family, context: Context, device: torch.device) -> Components:
         if context.sharded:
@@ -73,7 +72,7 @@ class Lora:
         return components
 
     def trains_text_encoders(self, family: Family, context: Context) -> tuple[bool, ...]:
-        if trained_token(family, context.settings):
+        if trained_token(context.settings):
             return (True,) * len(family.text.embeddings)
         return self._adapts_text_encoders(family, context)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from sd_scripts.data.dataset import DataPlan
+from sd_scripts.data.trained_token import require_token_in_captions
 from sd_scripts.families.family import Components, Family
 from sd_scripts.networks.layers import Dropouts
 from sd_scripts.networks.network import attach
@@ -19,7 +20,6 @@ from sd_scripts.training.embeddings import (
     add_token,
     find_end_by_id,
     plan_embeddings,
-    require_token_in_captions,
     save_embeddings,
 )
 from sd_scripts.training.lora import LoraTrainable
@@ -35,7 +35,7 @@ class TextualInversion:
         return []
 
     def check_data(self, family: Family, context: Context, plan: DataPlan) -> None:
-        require_token_in_captions(family, context.settings, plan, context.warn)
+        require_token_in_captions(context.settings, plan, context.warn)
 
     def open(self, family: Family, context: Context, device: torch.device) -> Components:
         if context.sharded:
