@@ -358,19 +358,26 @@
       if (button.title !== title) button.title = title;
     }
   };
-  /** Hide Start's message about a queued run once that run has started, and its notes where the plan or the run shows
-   * them, too. */
+  /** Hide the sentences of a list that are among the `others`, and the list once all of its are. */
+  const hideRepeated = (list, others) => {
+    const own = [...list.querySelectorAll("li")];
+    for (const one of own) one.hidden = others.some((other) => other.textContent.startsWith(one.textContent));
+    list.hidden = own.every((one) => one.hidden);
+  };
+
+  /** Hide Start's message about a queued run once that run has started, its notes where the plan or the run shows them,
+   * too, and the run's warnings that an unfolded plan above them lists. */
   const hideOldAnswers = () => {
     for (const said of document.querySelectorAll("[data-waits]")) {
       const run = board.runs.find((each) => each.id === Number(said.dataset.waits));
       const over = Boolean(run) && run.state !== "queued";
       if (said.hidden !== over) said.hidden = over;
     }
-    for (const said of document.querySelectorAll("[data-started]")) {
-      const shown = [...said.closest(".running").querySelectorAll(".plan[open] > ul > li, .section-warning li")];
-      const notes = [...said.querySelectorAll("li")];
-      for (const note of notes) note.hidden = shown.some((other) => other.textContent.startsWith(note.textContent));
-      said.hidden = notes.every((note) => note.hidden);
+    for (const column of document.querySelectorAll(".running")) {
+      const planned = [...column.querySelectorAll(".plan[open] > ul > li")];
+      const warned = [...column.querySelectorAll(".section-warning li")];
+      for (const warnings of column.querySelectorAll(".section-warning")) hideRepeated(warnings, planned);
+      for (const said of column.querySelectorAll("[data-started]")) hideRepeated(said, [...planned, ...warned]);
     }
   };
   const shares = (some, others) =>
@@ -444,6 +451,8 @@
     for (const menu of document.querySelectorAll(".live .menu[open]"))
       if (event.key === "Escape" || (!event.key && !menu.contains(event.target))) menu.open = false;
   };
+  // the plan is folded; this event does not bubble
+  document.addEventListener("toggle", (event) => event.target.matches?.(".plan") && hideOldAnswers(), true);
   document.addEventListener("click", closeMenus);
   document.addEventListener("keydown", closeMenus);
   document.addEventListener("visibilitychange", () => document.hidden || beat());

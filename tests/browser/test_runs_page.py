@@ -135,6 +135,13 @@ def expect_a_note_until_the_run_reports_it(page: Page) -> None:
     expect(live(page).locator(".section-warning")).to_contain_text(said)
     expect(notes.filter(has_text=said)).to_be_hidden()
     expect(notes.filter(has_text=other)).to_be_visible()
+    warning, plan = live(page).locator(".section-warning").filter(has_text=said), page.locator("#lora-plan .plan")
+    expect(warning).to_be_visible()
+    plan.evaluate("plan => { plan.open = true }")
+    expect(plan.locator("li", has_text=said)).to_be_visible()
+    expect(warning.locator("li", has_text=said)).to_be_hidden()
+    plan.evaluate("plan => { plan.open = false }")
+    expect(warning.locator("li", has_text=said)).to_be_visible()
 
 
 def expect_sample_and_model_on_request(page: Page) -> None:
