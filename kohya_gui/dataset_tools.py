@@ -78,11 +78,11 @@ def arrange(concept: Concept) -> Arranged:
     Nothing is moved, deleted or overwritten. Raises ValueError, one sentence, before anything is created.
     """
     destination = place("destination", concept.destination)
-    jobs = [("img", "training images", concept.training_images, _folder_name(concept))]
+    jobs = [("img", "training_images", concept.training_images, _folder_name(concept))]
     if concept.regularisation_images.strip():
-        name = f"{_repeats(concept.regularisation_repeats)}_{_prompt('class prompt', concept.class_prompt)}"
-        jobs.append(("reg", "regularisation images", concept.regularisation_images, name))
-    sources = [_source(title, typed, destination) for _, title, typed, _ in jobs]
+        name = f"{_repeats(concept.regularisation_repeats)}_{_prompt('class_prompt', concept.class_prompt)}"
+        jobs.append(("reg", "regularisation_images", concept.regularisation_images, name))
+    sources = [_source(name, typed, destination) for _, name, typed, _ in jobs]
     folders = [destination / kind / name for kind, _, _, name in jobs]
     try:
         for folder in (*folders, destination / "log", destination / "model"):
@@ -101,23 +101,23 @@ def arrange(concept: Concept) -> Arranged:
 
 
 def _folder_name(concept: Concept) -> str:
-    words = [_prompt("instance prompt", concept.instance_prompt)]
+    words = [_prompt("instance_prompt", concept.instance_prompt)]
     if concept.class_prompt.strip():
-        words.append(_prompt("class prompt", concept.class_prompt))
+        words.append(_prompt("class_prompt", concept.class_prompt))
     name = f"{_repeats(concept.repeats)}_{' '.join(words)}"
     if len(name.encode()) > LONGEST_NAME:
-        raise ValueError("instance prompt: too long for the folder name it becomes; shorten it")
+        raise ValueError("instance_prompt: too long for the folder name it becomes; shorten it")
     return name
 
 
-def _prompt(title: str, text: str) -> str:
+def _prompt(name: str, text: str) -> str:
     text = " ".join(text.split())
     if not text:
-        raise ValueError(f"{title}: empty; enter the words for the concept, such as sks cat")
+        raise ValueError(f"{name}: empty; enter the words for the concept, such as sks cat")
     if found := NOT_IN_NAMES.search(text):
-        raise ValueError(f"{title}: becomes a folder name, which cannot contain {found[0]!r}; remove it")
+        raise ValueError(f"{name}: becomes a folder name, which cannot contain {found[0]!r}; remove it")
     if text.endswith("."):
-        raise ValueError(f"{title}: becomes a folder name, which cannot end with a period; remove it")
+        raise ValueError(f"{name}: becomes a folder name, which cannot end with a period; remove it")
     return text
 
 
@@ -127,20 +127,20 @@ def _repeats(number: Any) -> int:
     return int(number)
 
 
-def place(title: str, typed: str) -> Path:
+def place(name: str, typed: str) -> Path:
     if not typed.strip():
-        raise ValueError(f"{title}: empty; enter a folder")
+        raise ValueError(f"{name}: empty; enter a folder")
     return Path(os.path.expanduser(typed.strip())).absolute()
 
 
-def _source(title: str, typed: str, destination: Path) -> Path:
-    source = place(title, typed)
+def _source(name: str, typed: str, destination: Path) -> Path:
+    source = place(name, typed)
     if not source.is_dir():
-        raise ValueError(f"{title}: folder not found: '{source}'")
+        raise ValueError(f"{name}: folder not found: '{source}'")
     if destination.resolve().is_relative_to(source.resolve()):
-        raise ValueError(f"destination: '{destination}' is inside the {title} folder; choose another folder")
+        raise ValueError(f"destination: '{destination}' is inside the {name} folder; choose another folder")
     if not find_images(source):
-        raise ValueError(f"{title}: no images (png, jpg, webp, bmp) in '{source}'")
+        raise ValueError(f"{name}: no images (png, jpg, webp, bmp) in '{source}'")
     return source
 
 

@@ -47,7 +47,7 @@ class Field:
         face: dict[str, Any] = {
             "label": self.label,
             "info": f"{self.info} {BROWSE}" if self.folder else self.info,
-            "elem_id": f"{tab}-{self.name}".replace("_", "-"),
+            "elem_id": f"{tab}-{self.name}",
             "elem_classes": ["option", "option-wide" if self.wide else "option-small"],
         }
         match self.value:
@@ -101,12 +101,23 @@ def typed(fields: Mapping[str, FormComponent], data: Updates) -> dict[str, Any]:
     return {name: unquoted(value or "") if name in texts else value for name, value in values.items()}
 
 
+def panel_of(tab: str) -> str:
+    """Return the id of the panel that a tool's fields are in."""
+    return f"{tab}-panel-dataset-preparation"
+
+
+def refused(error: ValueError | OSError, form: Form, fields: Iterable[Field]) -> str:
+    """Return why a tool does nothing, with links to its fields and to those of the form."""
+    links = form.links.with_fields({field.name: field for field in fields}, panel_of(form.tab))
+    return links.refused(ValueError(sentence_of(error)))
+
+
 class FolderHelper:
     """Copies images into `img/40_sks cat` and `reg/1_cat`, then fills in the tab's folders."""
 
     def __init__(self, form: Form, family: FormComponent, queue: RunQueue) -> None:
         self._form, tab = form, form.tab
-        with gr.Accordion("Dataset preparation", open=False, elem_id=f"{tab}-panel-dataset-preparation"):
+        with gr.Accordion("Dataset preparation", open=False, elem_id=panel_of(tab)):
             note = (
                 "Copy images and their caption files into the folder layout that training reads. "
                 "The originals stay where they are, and nothing is overwritten."
@@ -131,10 +142,10 @@ class FolderHelper:
         concept = Concept(**typed(self.fields, data))
         try:
             for name in ("training_images", "regularisation_images", "destination"):
-                self._form.allowed_paths.check(name.replace("_", " "), getattr(concept, name))
+                self._form.allowed_paths.check(name, getattr(concept, name))
             done = arrange(concept)
         except (ValueError, OSError) as error:
-            return [message("error", sentence_of(error)), gr.update(visible=False), {}]
+            return [refused(error, self._form, CONCEPT), gr.update(visible=False), {}]
         told = [text for copied in done.copied for text in copied.told()]
         said = message("warning" if told else "ok", "; ".join(map(str, done.copied)), told)
         return [said, gr.update(visible=True), done.options]
@@ -146,7 +157,7 @@ class MetadataSteps:
     def __init__(self, form: Form, family: FormComponent, queue: RunQueue) -> None:
         self._form, self._family, tab = form, family, form.tab
         self._job = LatentsJob(queue)
-        with gr.Accordion("Dataset preparation", open=False, elem_id=f"{tab}-panel-dataset-preparation"):
+        with gr.Accordion("Dataset preparation", open=False, elem_id=panel_of(tab)):
             note = (
                 "Create the metadata file that this training reads in two steps. The second pays off for large "
                 "datasets: it caches the latents with the settings below, so that later runs start at once."
@@ -185,7 +196,7 @@ class MetadataSteps:
             asked = self._asked(data)
             file, told = gather(asked)
         except (ValueError, OSError) as error:
-            return [message("error", sentence_of(error)), gr.skip(), gr.skip()]
+            return [refused(error, self._form, GATHERING), gr.skip(), gr.skip()]
         options = {"in_json": str(file), "train_data_dir": str(asked.images)}
         said = message("warning" if told[1:] else "ok", f"Saved the captions of {told[0]} to {file}", told[1:])
         return [said, gr.update(visible=True), options]
@@ -194,7 +205,7 @@ class MetadataSteps:
         try:
             self._job.start(self._asked(data), self._form.read(data, NEEDED_FOR_LATENTS), data[self._family])
         except (ValueError, OSError) as error:
-            return self._form.links.refused(ValueError(sentence_of(error)))
+            return refused(error, self._form, GATHERING)
         return ""
 
     def _asked(self, data: Updates) -> Gathering:
@@ -203,9 +214,9 @@ class MetadataSteps:
             if not values.pop(f"take_{words}"):
                 values[words] = None
         asked = Gathering(**values)
-        self._form.allowed_paths.check("image folder", asked.images)
+        self._form.allowed_paths.check("image_folder", asked.images)
         for file in (asked.words_file, asked.latents_file):
-            self._form.allowed_paths.check("metadata folder", file)
+            self._form.allowed_paths.check("metadata_folder", file)
         return asked
 
     def _show(self, seen: tuple[str, bool, int]) -> list[Any]:

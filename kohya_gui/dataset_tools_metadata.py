@@ -38,22 +38,22 @@ class Gathering:
 
     @property
     def images(self) -> Path:
-        return place("image folder", self.image_folder)
+        return place("image_folder", self.image_folder)
 
-    def file(self, name: str) -> Path:
-        """Return the metadata file of this name. Raises ValueError for an invalid name."""
-        name = name.strip()
+    def file(self, field: str) -> Path:
+        """Return the metadata file that a field names. Raises ValueError for an invalid name."""
+        name = getattr(self, field).strip()
         if not name.endswith(".json") or Path(name).name != name:
-            raise ValueError(f"metadata file: '{name}' must be a file name that ends in .json")
-        return (place("metadata folder", self.metadata_folder) if self.metadata_folder.strip() else self.images) / name
+            raise ValueError(f"{field}: '{name}' must be a file name that ends in .json")
+        return (place("metadata_folder", self.metadata_folder) if self.metadata_folder.strip() else self.images) / name
 
     @property
     def words_file(self) -> Path:
-        return self.file(self.caption_metadata_filename)
+        return self.file("caption_metadata_filename")
 
     @property
     def latents_file(self) -> Path:
-        return self.file(self.latent_metadata_filename)
+        return self.file("latent_metadata_filename")
 
 
 def gather(asked: Gathering) -> tuple[Path, list[str]]:
@@ -74,11 +74,11 @@ def gather(asked: Gathering) -> tuple[Path, list[str]]:
         )
     for words, ending in wanted.items():
         if len(ending) > LONGEST_ENDING or any(letter in ending for letter in "\0/\\"):
-            name = "caption extension" if words == "caption" else "tag extension"
-            raise ValueError(f"{name}: {ending[:LONGEST_ENDING]!r} is not a file extension")
+            field = "captions" if words == "caption" else "tags"
+            raise ValueError(f"{field}: {ending[:LONGEST_ENDING]!r} is not a file extension")
     images, file = asked.images, asked.words_file
-    entries = read_metadata(file, "metadata file") if file.exists() else {}
-    how: dict[str, Any] = {"full_path": asked.full_path, "recursive": asked.recursive, "option": "image folder"}
+    entries = read_metadata(file, "caption_metadata_filename") if file.exists() else {}
+    how: dict[str, Any] = {"full_path": asked.full_path, "recursive": asked.recursive, "option": "image_folder"}
     told = []
     for words, extension in wanted.items():
         merged = merge_words(images, entries, words, extension, **how)
@@ -87,8 +87,8 @@ def gather(asked: Gathering) -> tuple[Path, list[str]]:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ValueError(f"metadata folder: '{error.filename}' cannot be created ({error.strerror})") from error
-    write_metadata(file, entries, "metadata file")
+        raise ValueError(f"metadata_folder: '{error.filename}' cannot be created ({error.strerror})") from error
+    write_metadata(file, entries, "caption_metadata_filename")
     return file, [f"{merged.images} images", *(text for text in told if text)]
 
 
@@ -112,7 +112,9 @@ class LatentsJob(ToolJob):
 def latents_command(asked: Gathering, values: Mapping[str, Any], family: str) -> list[str]:
     """Return the command that caches latents exactly as a run with these settings would. Raises ValueError."""
     if not asked.words_file.is_file():
-        raise ValueError(f"metadata file: {asked.words_file} does not exist yet; collect the captions first")
+        raise ValueError(
+            f"caption_metadata_filename: {asked.words_file} does not exist yet; collect the captions first"
+        )
     if not (model := values.get("pretrained_model_name_or_path")):
         raise ValueError("pretrained_model_name_or_path: not set; choose a model, whose VAE encodes the latents")
     if not values.get("resolution"):

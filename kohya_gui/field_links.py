@@ -5,8 +5,9 @@ begins with a key is rendered here, whether it comes from a form, a plan, a run 
 """
 
 import re
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from html import escape
+from typing import Protocol
 
 import gradio as gr
 from gradio.components import FormComponent
@@ -19,12 +20,22 @@ NAME = re.compile(r"`?\b([a-z0-9]+(?:_[a-z0-9]+)+)\b(?!\.\w)`?")
 """An option's name in a text; a single word could be any word, so an underscore is required."""
 
 
+class Labelled(Protocol):
+    """A field of a form."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def label(self) -> str: ...
+
+
 def labelled(text: str, options: Mapping[str, Option]) -> str:
     """Replace option keys in a Markdown help text by the labels of their fields."""
     return NAME.sub(lambda found: f"*{_label(options[found[1]])}*" if found[1] in options else found[0], text)
 
 
-def _label(option: Option) -> str:
+def _label(option: Labelled) -> str:
     return option.label.removesuffix(f" ({option.name})")
 
 
@@ -37,19 +48,25 @@ def _head(said: str) -> tuple[list[str], str]:
 class FieldLinks:
     """Renders sentences that begin with an option's name for the page.
 
-    `shown` are the options that have a field, whose element has the id `form-name`; `panels` returns the ids of the
-    folded panels around it, outermost first.
+    `options` may have fields of a tool among them, whose names are no keys and so are not shown. `shown` are those that
+    have a field, whose element has the id `form-name`; `panels` returns the ids of the folded panels around it,
+    outermost first.
     """
 
     def __init__(
         self,
         form: str,
-        options: Mapping[str, Option],
-        shown: Container[str] | None = None,
+        options: Mapping[str, Labelled],
+        shown: Collection[str] | None = None,
         panels: Callable[[str], Sequence[str]] = lambda name: (),
     ) -> None:
         self._form, self._options, self._panels = form, options, panels
         self._shown = options if shown is None else shown
+
+    def with_fields(self, fields: Mapping[str, Labelled], *panels: str) -> "FieldLinks":
+        """Return links that lead to the fields of a tool on the form, too, which are in these panels."""
+        shown, options = {*self._shown, *fields}, {**self._options, **fields}
+        return FieldLinks(self._form, options, shown, lambda name: panels if name in fields else self._panels(name))
 
     def _begins(self, said: str) -> tuple[list[str], str]:
         """Split a sentence into the options that it begins with, none if it does not, and the rest."""
@@ -72,7 +89,8 @@ class FieldLinks:
         """Return an option's label as a link, followed by its key."""
         if name not in self._shown:
             return Html(escape(name))
-        return Html(f"{self._link(name, _label(self._options[name]))} <code>({name})</code>")
+        key = f" <code>({name})</code>" if isinstance(self._options[name], Option) else ""
+        return Html(f"{self._link(name, _label(self._options[name]))}{key}")
 
     def told(self, kind: Kind, text: object, remarks: Sequence[object] = (), *, attributes: str = "") -> str:
         """Return a message with a sentence for each remark."""
@@ -114,7 +132,8 @@ class FieldLinks:
         return Html("".join([*parts, escape(text[end:])]))
 
     def _link(self, name: str, words: str) -> str:
-        about = escape(f"{_label(self._options[name])} ({name})")
+        option = self._options[name]
+        about = escape(_label(option) + (f" ({name})" if isinstance(option, Option) else ""))
         face = f'type="button" class="field-link" {self._face(name)} title="{about}"'
         return f"<button {face}>{escape(words)}</button>"
 

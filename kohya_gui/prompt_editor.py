@@ -12,6 +12,7 @@ from starlette.routing import Route
 
 from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.controls import QUIET, Form, shown, unquoted
+from kohya_gui.field_links import NO_LINKS, FieldLinks
 from kohya_gui.json_routes import post
 from kohya_gui.messages import Html, message
 from sd_scripts.families.registry import card_of
@@ -163,23 +164,24 @@ def saved_text(place: Path) -> str:
         raise ValueError(f"{FILE}: {error}") from error
 
 
-def routes() -> list[Route]:
-    """Return the route that checks prompts while typing, for `launch(app_kwargs={"routes": ...})`."""
-    return [post("prompts", _check)]
+def routes(links: Mapping[str, FieldLinks]) -> list[Route]:
+    """Return the route that checks prompts while typing, for `launch(app_kwargs={"routes": ...})`; `links` to the
+    fields, by tab."""
+
+    def check(request: Request, body: Mapping[str, Any]) -> dict[str, str]:
+        """Check the text in the page; no file is read."""
+        try:
+            tab, text, file, family, sampler = (str(body[key]) for key in ("tab", "text", "file", "family", "sampler"))
+            place, options = Path(unquoted(file).strip() or "prompts.txt"), inserts(family)
+            found = meaning(text[:LARGEST], place, family, sampler, links.get(tab, NO_LINKS))
+        except (ValueError, KeyError) as error:
+            raise ValueError("tab, text, file, family and sampler are required") from error
+        return {"options": options if place.suffix == ".txt" else "", "check": found}
+
+    return [post("prompts", check)]
 
 
-def _check(request: Request, body: Mapping[str, Any]) -> dict[str, str]:
-    """Check the text in the page; no file is read."""
-    try:
-        text, file, family, sampler = (str(body[key]) for key in ("text", "file", "family", "sampler"))
-        place, options = Path(unquoted(file).strip() or "prompts.txt"), inserts(family)
-        check = meaning(text[:LARGEST], place, family, sampler)
-    except (ValueError, KeyError) as error:
-        raise ValueError("text, file, family and sampler are required") from error
-    return {"options": options if place.suffix == ".txt" else "", "check": check}
-
-
-def meaning(text: str, place: Path, family: str, sampler: str) -> str:
+def meaning(text: str, place: Path, family: str, sampler: str, links: FieldLinks = NO_LINKS) -> str:
     """Explain, prompt by prompt, how training of this family reads the text."""
     if not text.strip():
         return ""
@@ -187,10 +189,10 @@ def meaning(text: str, place: Path, family: str, sampler: str) -> str:
         check_kind(place)
         prompts = prompts_in(text, place, card_of(family).sample_defaults)
     except ValueError as error:
-        return message("error", str(error))
+        return message("error", links.sentence(error))
     rows = []
     for prompt, entry in prompts[:SHOWN]:
-        warned = "".join(f'<p class="warn">{escape(why)}</p>' for why in remarks(prompt, entry, family))
+        warned = "".join(f'<p class="warn">{links.sentence(why)}</p>' for why in remarks(prompt, entry, family))
         words = escape(prompt.prompt) or '<i class="quiet">empty prompt</i>'
         rows.append(f'<li><b>{words}</b><p class="quiet">{escape(summary(prompt, family, sampler))}</p>{warned}</li>')
     more = f'<p class="quiet">and {len(prompts) - SHOWN} more</p>' if len(prompts) > SHOWN else ""
@@ -227,7 +229,7 @@ def remarks(prompt: SamplePrompt, entry: Entry, family: str) -> Iterable[str]:
     if (height, width) != (prompt.height, prompt.width):
         yield f"{prompt.width} × {prompt.height} becomes {width} × {height}: sides are multiples of {multiple}"
     if card_of(family).has("noise_schedule") and prompt.sampler and prompt.sampler not in SAMPLERS:
-        yield f"unknown sampler {prompt.sampler}: choose one of those listed under Sampler"
+        yield f"unknown sampler {prompt.sampler}: choose one of those of sample_sampler"
 
 
 def inserts(family: str) -> str:

@@ -8,7 +8,8 @@
     const area = part(tab, "prompts")?.querySelector("textarea");
     if (!area) return;
     const text = area.value;
-    const body = { text, file: chosen(tab, "sample_prompts"), family: familyOf(tab), sampler: chosen(tab, "sample_sampler") };
+    const [file, sampler] = [chosen(tab, "sample_prompts"), chosen(tab, "sample_sampler")];
+    const body = { tab, text, file, family: familyOf(tab), sampler };
     const told = await Studio.send("prompts", body).catch(() => null);
     if (!told || area.value !== text) return; // the text has changed meanwhile
     const show = (place, html) => place && place.innerHTML !== html && (place.innerHTML = html);

@@ -36,7 +36,7 @@ def routes(
         *field_check.routes(),
         *doctor_routes.routes(queue),
         *measure_routes.routes(queue, allowed_paths, links),
-        *prompt_editor.routes(),
+        *prompt_editor.routes(links),
         *browse.routes(allowed_paths),
         *compile_cache_routes.routes(allowed_paths),
         *lora_tools_routes.routes(queue, allowed_paths),

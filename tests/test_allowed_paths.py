@@ -304,8 +304,8 @@ def test_the_dataset_tools_tell_in_a_sentence_what_no_path_can_be(tool, inside):
     for images, destination, why in (
         (inside / "loop", inside / "to", "points back to itself"),
         (inside / "images", inside / ("x" * 300), "255 bytes"),
-        (inside / "images" / "a.png" / "b", inside / "to", "training images"),
-        (inside / "images", inside / "images" / "a.png" / "to", "destination"),
+        (inside / "images" / "a.png" / "b", inside / "to", 'data-field="lora-training_images"'),
+        (inside / "images", inside / "images" / "a.png" / "to", 'data-field="lora-destination"'),
     ):
         data = fields(instance_prompt="sks", training_images=str(images), destination=str(destination))
         said, _, options = helper._arrange(data)

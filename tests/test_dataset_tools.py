@@ -14,7 +14,7 @@ from scripts_help import SDXL_FULL
 from kohya_gui.controls import Form
 from kohya_gui.dataset_tools import Arranged, Concept, arrange
 from kohya_gui.dataset_tools_gui import FolderHelper, MetadataSteps, fill, latents_view
-from kohya_gui.dataset_tools_metadata import Gathering, LatentsJob, gather, latents_command
+from kohya_gui.dataset_tools_metadata import NEEDED_FOR_LATENTS, Gathering, LatentsJob, gather, latents_command
 from kohya_gui.launch_command import sees_no_gpu
 from sd_scripts.finetune import prepare_buckets_latents
 from sd_scripts.runs.folder import RunFolder
@@ -134,20 +134,20 @@ def test_what_will_not_be_trained_as_meant_is_reported(source: Path, concept: Co
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
-        ({"instance_prompt": " "}, "instance prompt: empty; enter the words for the concept"),
-        ({"instance_prompt": "a/b"}, "instance prompt: becomes a folder name, which cannot contain '/'"),
-        ({"class_prompt": "cat?"}, r"class prompt: becomes a folder name, which cannot contain '\?'"),
-        ({"class_prompt": "cat."}, "class prompt: becomes a folder name, which cannot end with a period"),
-        ({"instance_prompt": "x" * 300}, "instance prompt: too long for the folder name"),
+        ({"instance_prompt": " "}, "instance_prompt: empty; enter the words for the concept"),
+        ({"instance_prompt": "a/b"}, "instance_prompt: becomes a folder name, which cannot contain '/'"),
+        ({"class_prompt": "cat?"}, r"class_prompt: becomes a folder name, which cannot contain '\?'"),
+        ({"class_prompt": "cat."}, "class_prompt: becomes a folder name, which cannot end with a period"),
+        ({"instance_prompt": "x" * 300}, "instance_prompt: too long for the folder name"),
         ({"repeats": 0}, "repeats: must be a whole number from 1 to 100000, not 0"),
         ({"repeats": None}, "repeats: must be a whole number from 1 to 100000, not None"),
-        ({"training_images": "nowhere"}, "training images: folder not found"),
-        ({"training_images": "."}, "destination: .* is inside the training images folder; choose another folder"),
-        ({"training_images": "empty"}, "training images: no images .* in "),
-        ({"regularisation_images": "source", "class_prompt": ""}, "class prompt: empty"),
+        ({"training_images": "nowhere"}, "training_images: folder not found"),
+        ({"training_images": "."}, "destination: .* is inside the training_images folder; choose another folder"),
+        ({"training_images": "empty"}, "training_images: no images .* in "),
+        ({"regularisation_images": "source", "class_prompt": ""}, "class_prompt: empty"),
         ({"destination": ""}, "destination: empty; enter a folder"),
-        ({"destination": "source"}, "destination: .* is inside the training images"),
-        ({"destination": "source/a.png/data"}, "destination: .* is inside the training images"),
+        ({"destination": "source"}, "destination: .* is inside the training_images folder"),
+        ({"destination": "source/a.png/data"}, "destination: .* is inside the training_images folder"),
         ({"destination": "file/data"}, "destination: '.*' cannot be created .Not a directory."),
     ],
 )
@@ -186,16 +186,19 @@ def test_gathered_words_train(source: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
-        ({"captions": "x" * 300}, "caption extension: '.xxx"),
-        ({"captions": "a/b"}, "caption extension: '.a/b' is not a file extension"),
-        ({"tags": "..\\x"}, "tag extension: "),
-        ({"captions": "\0"}, "caption extension: "),
-        ({"image_folder": ""}, "image folder: empty"),
-        ({"image_folder": "nowhere"}, "image folder: "),
+        ({"captions": "x" * 300}, "captions: '.xxx"),
+        ({"captions": "a/b"}, "captions: '.a/b' is not a file extension"),
+        ({"tags": "..\\x"}, "tags: "),
+        ({"captions": "\0"}, "captions: "),
+        ({"image_folder": ""}, "image_folder: empty"),
+        ({"image_folder": "nowhere"}, "image_folder: "),
         ({"captions": None}, "captions: neither captions nor tags are included"),
         ({"tags": ".txt"}, "tags: .txt files already hold the captions"),
-        ({"caption_metadata_filename": "meta"}, "metadata file: 'meta' must be a file name that ends in .json"),
-        ({"caption_metadata_filename": "../m.json"}, "metadata file: '../m.json' must be a file name"),
+        (
+            {"caption_metadata_filename": "meta"},
+            "caption_metadata_filename: 'meta' must be a file name that ends in .json",
+        ),
+        ({"caption_metadata_filename": "../m.json"}, "caption_metadata_filename: '../m.json' must be a file name"),
     ],
 )
 def test_a_mistake_in_gathering_is_one_sentence(source: Path, changed: dict[str, Any], sentence: str) -> None:
@@ -307,6 +310,30 @@ def test_the_page_prepares_latents_in_a_process_of_its_own(miniature: Any, sourc
 )
 def test_the_page_shows_how_far_a_preparation_is(state: dict[str, Any], shown: str) -> None:
     assert shown in latents_view(RunState(**state), Path("meta_lat.json"))
+
+
+def test_what_a_tool_refuses_leads_to_its_own_field_by_label_or_to_that_of_the_form(
+    source: Path, queue: RunQueue
+) -> None:
+    with gr.Blocks():
+        form = Form("finetune", SDXL_FULL.groups, "full")
+        steps = MetadataSteps(form, family := gr.Radio(["sdxl"], value="sdxl"), queue)
+        form.panel("Model", NEEDED_FOR_LATENTS)
+    data = {control: control.value for control in (*steps.fields.values(), *form.controls.values(), family)}
+    steps_of = {name: steps.fields[name] for name in ("image_folder", "tags", "take_tags")}
+    (source / "meta_cap.json").write_text("[]")
+    for typed, said in (
+        ({"image_folder": str(source / "none")}, "Image folder</button>: "),
+        ({"image_folder": str(source), "take_tags": True, "tags": "a/b"}, "Tag extension</button>: &#x27;.a/b&#x27;"),
+        ({"image_folder": str(source)}, "Captions file</button>: "),
+    ):
+        told, *_ = steps._collect({**data, **{steps_of[name]: value for name, value in typed.items()}})
+        assert said in told
+        assert 'data-panels="finetune-panel-dataset-preparation"' in told
+    (source / "meta_cap.json").write_text("{}")
+    assert 'data-field="finetune-pretrained_model_name_or_path"' in steps._start(
+        {**data, steps_of["image_folder"]: str(source)}
+    )
 
 
 def test_the_tools_fill_in_what_the_tab_has(source: Path, concept: Concept, queue: RunQueue) -> None:

@@ -50,7 +50,7 @@ ODD = (
 HERE = "HERE"
 """Stands for one of them in a body."""
 FIELD = {"tab": "lora", "family": "sdxl", "name": "seed", "value": "1"}
-PROMPTS = ("text", "file", "family", "sampler")
+PROMPTS = ("tab", "text", "file", "family", "sampler")
 BODIES: dict[str, tuple[dict[str, Any], ...]] = {
     "run/1/publish": ({"text": HERE}, {"text": "a", "repo_id": HERE}, {"text": "a", "repo_id": "", "token": HERE}),
     "run/1/comparison": ({o.name: HERE for group in COMPARE_GROUPS for o in each_option(group)},),

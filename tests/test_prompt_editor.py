@@ -13,8 +13,10 @@ from starlette.testclient import TestClient
 
 from kohya_gui.allowed_paths import AllowedPaths
 from kohya_gui.controls import Form
+from kohya_gui.field_links import FieldLinks
 from kohya_gui.prompt_editor import LARGEST, PromptEditor, inserts, meaning, prompt_file, routes, saved_text
 from sd_scripts.options.prompt_lines import LINE_OPTIONS, SamplePrompt, read_prompts
+from sd_scripts.options.spec import each_option
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.store import RunStore
 
@@ -216,14 +218,18 @@ def test_every_option_of_the_family_can_be_added():
 
 
 def test_the_page_asks_while_one_writes():
-    client = TestClient(Starlette(routes=routes()))
-    asked = {"text": "a cat --w 64", "file": "", "family": "sdxl", "sampler": "ddim"}
+    options = {o.name: o for group in SDXL_LORA.groups for o in each_option(group)}
+    client = TestClient(Starlette(routes=routes({"lora": FieldLinks("lora", options)})))
+    asked = {"tab": "lora", "text": "a cat --w 64", "file": "", "family": "sdxl", "sampler": "ddim"}
     answer = client.post("/studio/prompts", json=asked).json()
     assert "64 × 512" in answer["check"]
     assert "data-insert" in answer["options"]
     as_json = client.post("/studio/prompts", json={**asked, "text": "[", "file": "/x/y.json"}).json()
     assert as_json["options"] == ""
     assert "cannot be read" in as_json["check"]
+    assert 'data-field="lora-sample_prompts"' in as_json["check"]
+    unknown = client.post("/studio/prompts", json={**asked, "text": "a dog --ss dpm9"}).json()
+    assert 'data-field="lora-sample_sampler"' in unknown["check"]
     for wrong in ({}, [], {**asked, "family": "none"}):
         assert client.post("/studio/prompts", json=wrong).status_code == 400
     for body in (b"{", b"[" * 100_000, b"\xff"):

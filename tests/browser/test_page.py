@@ -907,7 +907,7 @@ def fine_tune_flux(page: Page, flux_demo: Path) -> None:
     expect(page.locator(f"#{tab}-message")).to_contain_text("applied")
     (images,) = Path(made["train_data_dir"]).iterdir()
     unfold(page, "dataset-preparation", tab=tab)
-    field(page, "image-folder", tab).fill(str(images))
+    field(page, "image_folder", tab).fill(str(images))
     page.locator(f"#{tab}-gather").click()
     expect(page.locator(f"#{tab}-gathered")).to_contain_text("12")
     page.locator(f"#{tab}-use-metadata").click()
