@@ -32,7 +32,7 @@ from kohya_gui.panels import BASE_MODEL, TIMESTEPS
 from kohya_gui.past_runs import why_not
 from kohya_gui.presets import PRESETS, preset_title, preset_words
 from kohya_gui.run_view import duration, newest_state, sections, speed
-from kohya_gui.runs_gui import printed_command
+from kohya_gui.runs_gui import PLAN, printed_command
 from kohya_gui.training import Training
 from kohya_gui.training_tab import TrainingTab, hint, offer, output_hint
 from sd_scripts.families.flux.options import RECOMMENDED
@@ -1074,6 +1074,12 @@ def test_a_run_that_has_to_wait_says_why(tab, monkeypatch, tmp_path):
     assert tab._why_waiting(second) == "second is queued and will start automatically"
     tab._queue.store.paused = True
     assert tab._why_waiting(first) == "first is queued: the queue is paused"
+
+
+def test_the_place_of_the_plan_is_taken_before_there_is_one():
+    """A plan that comes later would shift the column."""
+    (plan,) = re.findall(r'data-plan="(\w+)"><p class="plan[^>]*>([^<]+)<', PLAN.format(tab="lora"))
+    assert plan == ("lora", "Making the plan…")
 
 
 def test_a_printed_command_is_copied_as_it_is_and_breaks_between_its_words_only():

@@ -372,7 +372,9 @@ def test_the_settings_of_a_run_come_back_into_the_form_and_its_file_stays(page, 
     assert config.read_bytes() == before
 
 
-def test_the_title_tells_how_far_a_run_is_and_a_notification_that_it_ended(page, queue, tmp_path):
+def test_the_title_tells_how_far_a_run_is_and_a_notification_that_it_ended_and_then_the_page_asks_less(
+    page, queue, tmp_path
+):
     page.locator("#runs-button").click()
     page.evaluate("""() => {
       window.told = [];
@@ -380,15 +382,26 @@ def test_the_title_tells_how_far_a_run_is_and_a_notification_that_it_ended(page,
         static permission = "granted";
         constructor(title) { window.told.push(title); }
       };
+      const wait = window.setTimeout;
+      window.pauses = new Set();
+      window.setTimeout = (act, pause, ...more) => {
+        window.pauses.add(pause);
+        return wait(act, pause, ...more);
+      };
     }""")
     page.locator("[data-switch=notify]").check()
     words = ["10000", "5000", "0.5"]
     run = queue.add(plan(new_run_folder(tmp_path, "far"), "far", TELLING, *words))
     page.wait_for_function("() => document.title === '50 % far - SD Scripts Studio'")
+    page.evaluate("window.pauses.clear()")
+    page.wait_for_function("() => window.pauses.has(1000)")
+    assert not page.evaluate("window.pauses.has(3000)")
     queue.end_now(run)
     page.wait_for_function("() => window.told.length === 1")
     assert page.evaluate("window.told") == ["Stopped: far"]
     page.wait_for_function("() => document.title === 'SD Scripts Studio'")
+    page.evaluate("Studio.beat()")
+    page.wait_for_function("() => window.pauses.has(3000)")  # the server is asked less often while nothing runs
 
 
 def test_a_run_removed_from_the_queue_comes_back_with_one_click(page, queue, gui, tmp_path):

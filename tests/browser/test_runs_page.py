@@ -79,6 +79,16 @@ def states_of(page: Page, *names: str) -> list[str]:
     return [brief(page, name)["state"] for name in names]
 
 
+HIDES_GRADIOS_MESSAGES = """() => {
+  const messages = document.createElement("div");
+  messages.className = "toast-wrap";
+  document.body.append(messages);
+  const { display } = getComputedStyle(messages);
+  messages.remove();
+  return display === "none";
+}"""
+
+
 def test_a_queue_and_its_run_outlive_a_killed_gui_and_a_reload_and_the_run_is_continued(page, gui: Gui, flux_demo):
     prompts = flux_demo.with_name("prompts.txt")
     prompts.write_text(f"{PROMPT}\n")
@@ -102,6 +112,7 @@ def test_a_queue_and_its_run_outlive_a_killed_gui_and_a_reload_and_the_run_is_co
 
     gui.kill()
     expect(page.locator("#studio-banner")).to_contain_text("The GUI is not responding. Training continues")
+    assert page.evaluate(HIDES_GRADIOS_MESSAGES)
     gui.start()
     expect(page.locator("#studio-banner")).not_to_contain_text("not responding")
     assert states_of(page, "first", "third", "second") == ["running", "queued", "queued"]
@@ -155,6 +166,12 @@ def expect_sample_and_model_on_request(page: Page) -> None:
     page.keyboard.press("Escape")
     press(page, "save")
     expect(live(page).locator(".run-actions .done")).to_contain_text("Saved at step", timeout=TRAINING)
+    buttons = live(page).locator("[data-section=controls] .run-actions")
+    expect(buttons).to_have_count(2)
+    upper, lower = (buttons.nth(row).bounding_box() for row in (0, 1))
+    assert upper
+    assert lower
+    assert lower["y"] - (upper["y"] + upper["height"]) >= 7, "Compare checkpoints touches the buttons above it"
     with page.expect_download() as download:
         live(page).locator(".files a").first.click()
     assert download.value.path().stat().st_size > 1000
