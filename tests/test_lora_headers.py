@@ -11,7 +11,7 @@ from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from sd_scripts.formats.lora_header import summarize
+from sd_scripts.formats.lora_header import summarize, why_unreadable
 from sd_scripts.formats.peft_header import ENTRY, PeftHeader
 from sd_scripts.formats.safetensors_header import read_header
 from sd_scripts.networks.lora_files import LoraFile, read_lora
@@ -185,3 +185,40 @@ def test_the_page_counts_tensors_that_are_not_read(tmp_path: Path) -> None:
     summary = summarize(read_header(tmp_path / "x.safetensors"))
     assert summary is not None
     assert summary.text() == "rank 2, 2 layers, fp32, 3 tensors not read here"
+
+
+PAIR = {"lora_unet_x.lora_down.weight": (2, 4), "lora_unet_x.lora_up.weight": (4, 2)}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "metadata", "problem"),
+    [
+        (PAIR, {}, ""),
+        ({**PAIR, "lora_unet_x.alpha": ()}, {ENTRY: '{"alpha_pattern": 3}'}, ""),  # the tensor counts
+        ({}, {}, "contains no layers of a LoRA, but no tensors"),
+        ({"lora_unet_x.alpha": ()}, {}, "contains no layers of a LoRA, but keys such as lora_unet_x.alpha"),
+        ({**PAIR, "lora_unet_x.alpha": (2,)}, {}, "has no single number in lora_unet_x.alpha"),
+        ({"lora_unet_y.lora_up.weight": (4, 2), **PAIR}, {}, "is incomplete: of the layer lora_unet_y it has lora_un"),
+        ({**PAIR, "lora_unet_x.lora_up.weight": (4, 0)}, {}, "has no matrix, but the shape"),
+        (PAIR, {ENTRY: '{"r": 2, "lora_alpha": "many"}'}, "has an alpha of 'many' in its header"),
+        (PAIR, {ENTRY: '{"r": 2, "lora_alpha": 2, "alpha_pattern": {"a(": 1}}'}, "has 'a(' in alpha_pattern, which"),
+        ({"lora_unet_x.lora_down.weight": torch.complex64}, {}, "has numbers of the type C64, which is not read here"),
+        ({"lora_unet_x.lora_down.weight": torch.uint8}, {}, "has whole numbers without the scales"),
+    ],
+)
+def test_what_makes_a_file_useless_is_known_from_its_header_as_far_as_the_header_shows_it(
+    tensors: dict[str, Any], metadata: dict[str, str], problem: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "lora.safetensors"
+    made = {
+        key: torch.ones(what) if isinstance(what, tuple) else torch.ones(2, 2, dtype=what)
+        for key, what in tensors.items()
+    }
+    save_file(made, path, metadata or None)
+    assert why_unreadable(read_header(path)).startswith(problem)
+    assert bool(why_unreadable(read_header(path))) == bool(problem)
+    if problem:
+        with pytest.raises(ValueError, match=r"^base_weights: '.*lora.safetensors' "):
+            read_lora("base_weights", path, [])
+    else:
+        read_lora("base_weights", path, [])

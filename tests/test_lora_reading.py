@@ -193,7 +193,7 @@ def test_layers_and_tensors_that_are_not_used_are_named(tmp_path: Path) -> None:
     embeddings, tensors, layers = file.not_used()
     assert "embeddings" in embeddings
     assert embeddings.endswith(": mytoken, other")
-    assert tensors.endswith("1 tensors of '" + str(file.path) + "' are unknown and left out: step")
+    assert tensors.endswith("1 tensor of '" + str(file.path) + "' is unknown and left out: step")
     assert layers.endswith(": diffusion_model.single_blocks.0_linear1, lora_unet_double_blocks_7_img_mod_lin")
 
 

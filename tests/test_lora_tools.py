@@ -447,7 +447,7 @@ def test_unknown_tensors_are_left_out_with_a_warning(lora: Path, tmp_path: Path)
     flags = ("--src_path", lora, "--dst_path", tmp_path / "out.safetensors", "--run_dir", tmp_path / "run")
     assert run(convert_lora, *flags) == 0
     (warning,) = [event["text"] for event in RunFolder(tmp_path / "run").events() if event["kind"] == "warning"]
-    assert warning == f"src_path: 1 tensors of '{lora}' are unknown and left out: lora_unet_norm.extra"
+    assert warning == f"src_path: 1 tensor of '{lora}' is unknown and left out: lora_unet_norm.extra"
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sd_scripts.formats.lora_keys import ALPHA, DOWN, NORMS, UP, LoraKeys, group_keys, misunderstood
+from sd_scripts.formats.lora_keys import ALPHA, DOWN, NORMS, UP, LoraKeys, group_keys, misunderstood, without_layers
 from sd_scripts.formats.peft_header import PeftHeader
 from sd_scripts.formats.safetensors_header import Header
 from sd_scripts.formats.words import counted, printable
@@ -100,31 +101,53 @@ def summarize(header: Header) -> LoraSummary | None:
 def why_unreadable(header: Header) -> str:
     """Return why a LoRA cannot be read here, as far as its header shows, to follow the file's name; "" if it can."""
     keys = group_keys(header.shapes)
-    if why := misunderstood(keys):
+    if why := misunderstood(keys) or without_layers(keys):
         return why
-    for own in keys.layers.values():
-        whole = next((key for end, key in own.items() if end != ALPHA and header.dtypes[key] not in PRECISIONS), None)
-        if whole:
-            return f"has whole numbers without the scales that make weights of them in {printable(whole)}"
+    for layer, own in keys.layers.items():
+        for ending, key in own.items():
+            if what := _unusable(ending, header.dtypes[key], header.shapes[key]):
+                return f"has {what} in {printable(key)}"
+        if (DOWN in own) != (UP in own):
+            there, missing = (DOWN, UP) if DOWN in own else (UP, DOWN)
+            has = f"of the layer {printable(layer)} it has {printable(own[there])}, but not its {missing}"
+            return f"is incomplete: {has}; choose a complete file"
     try:
-        PeftHeader(header.metadata, keys.layers)
+        _stated_alphas(header, keys)
     except ValueError as problem:
         return str(problem)
     return ""
 
 
+def _unusable(ending: str, dtype: str, shape: tuple[int, ...]) -> str:
+    """Return what a tensor has, going by its dtype and shape, that no layer is made of; "" if it is usable."""
+    if ending == ALPHA:
+        return "" if math.prod(shape) == 1 else "no single number"
+    if dtype in PRECISIONS:
+        return "" if all(shape) and shape else f"no matrix, but the shape {shape},"
+    if dtype.startswith(("I", "U", "BOOL")):
+        return "whole numbers without the scales that make weights of them"
+    return f"numbers of the type {dtype}, which is not read here,"
+
+
+def _stated_alphas(header: Header, keys: LoraKeys) -> set[float]:
+    """Return the alphas that PEFT's part of the header states for layers without one. Raises ValueError, to follow the
+    file's name, if it cannot be read."""
+    peft = PeftHeader(header.metadata, keys.layers)
+    stated = {
+        peft.alpha(layer, (header.shapes[own[DOWN]] or (0,))[0])
+        for layer, own in keys.layers.items()
+        if DOWN in own and ALPHA not in own
+    }
+    return {alpha for alpha in stated if alpha is not None}
+
+
 def _alpha(header: Header, keys: LoraKeys) -> str:
     """Return alpha as PEFT's part of the header states it for the layers, or as sd-scripts' does."""
     try:
-        peft = PeftHeader(header.metadata, keys.layers)
-        stated = {
-            peft.alpha(layer, (header.shapes[own[DOWN]] or (0,))[0])
-            for layer, own in keys.layers.items()
-            if DOWN in own and ALPHA not in own
-        }
+        alphas = _stated_alphas(header, keys)
     except ValueError:  # the reader refuses the file
         return ""
-    if alphas := {alpha for alpha in stated if alpha is not None}:
+    if alphas:
         return " to ".join(f"{alpha:g}" for alpha in sorted({min(alphas), max(alphas)}))
     alpha = header.metadata.get("ss_network_alpha", "")
     return "" if alpha in ("None", "Dynamic") else alpha.removesuffix(".0")

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sd_scripts.formats.words import printable, some
+from sd_scripts.formats.words import counted, printable, some
 
 DOWN, UP, MID, ALPHA, NORMS = "lora_down.weight", "lora_up.weight", "lora_mid.weight", "alpha", "dora_scale"
 ENDINGS = (
@@ -137,6 +137,13 @@ def misunderstood(keys: LoraKeys) -> str:
     return ""
 
 
+def without_layers(keys: LoraKeys) -> str:
+    """Return that a file with these keys is no LoRA, to follow its name; "" if it has a layer of one."""
+    if keys.layers:
+        return ""
+    return f"contains no layers of a LoRA, but {f'keys such as {some(keys.others)}' if keys.others else 'no tensors'}"
+
+
 def embedding_tokens(keys: Iterable[str]) -> list[str]:
     """Return the tokens whose embeddings a LoRA file contains."""
     return sorted({found["token"] for key in keys if (found := EMBEDDING.fullmatch(key))})
@@ -151,4 +158,5 @@ def left_out(option: str, path: Path | str, keys: Sequence[str]) -> Iterator[str
             f"{option}: the embeddings in '{path}' are left out, so prompts with these words lack them: {some(tokens)}"
         )
     if others:
-        yield f"{option}: {len(others)} tensors of '{path}' are unknown and left out: {some(others)}"
+        are = "is" if len(others) == 1 else "are"
+        yield f"{option}: {counted(len(others), 'tensor')} of '{path}' {are} unknown and left out: {some(others)}"

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from sd_scripts.families.model_file import SAFETENSORS
-from sd_scripts.formats.lora_keys import group_keys, left_out, misunderstood
+from sd_scripts.formats.lora_keys import group_keys, left_out, misunderstood, without_layers
 from sd_scripts.formats.peft_header import PeftHeader
 from sd_scripts.formats.safetensors_header import read_header
-from sd_scripts.formats.words import printable, some
+from sd_scripts.formats.words import counted, printable, some
 from sd_scripts.library import fp8
 from sd_scripts.library.compile_utils import maybe_uncompile_state_dict
 from sd_scripts.library.model_reader import read_weights
@@ -82,9 +82,8 @@ class LoraFile:
         """Yield a sentence for everything in the file that the model does not use."""
         yield from self.left_out()
         if self.unknown:
-            yield (
-                f"{self.option}: {len(self.unknown)} layers of '{self.path}' are not in the model: {some(self.unknown)}"
-            )
+            layers, are = counted(len(self.unknown), "layer"), "is" if len(self.unknown) == 1 else "are"
+            yield f"{self.option}: {layers} of '{self.path}' {are} not in the model: {some(self.unknown)}"
 
     def require_fit(self, modules: Iterable[AdaptedModule]) -> None:
         """Raise ValueError, one sentence, unless the shapes match the layers in `modules`."""
@@ -124,10 +123,8 @@ def read_lora(option: str, path: Path, modules: Iterable[AdaptedModule] = ()) ->
     raw = maybe_uncompile_state_dict(read_weights(path, option))
     try:
         keys = group_keys(raw, known_endings())
-        if why := misunderstood(keys):
+        if why := misunderstood(keys) or without_layers(keys):
             raise ValueError(why)
-        if not keys.layers:
-            raise ValueError(f"contains no layers of a LoRA, but keys such as {some(list(raw))}")
         metadata = dict(read_header(path).metadata) if path.suffix in SAFETENSORS else {}
         layers = checked_layers(raw, keys, PeftHeader(metadata, keys.layers, path))
         known, unknown = with_our_names(layers, modules)
