@@ -41,9 +41,10 @@ def startable(folder: Path) -> dict[str, Any]:
     """Settings that nothing is wrong with, as far as headers and names tell."""
     (folder / "data" / "10_cat").mkdir(parents=True, exist_ok=True)
     (folder / "data" / "10_cat" / "one.png").touch()
-    key = {"conditioner.embedders.1.model.ln_final.weight": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}
-    header = json.dumps(key).encode()
-    (folder / "m.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
+    keys = ("conditioner.embedders.1.model.ln_final.weight", "first_stage_model.decoder.conv_in.weight")
+    empty = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    header = json.dumps(dict.fromkeys(keys, empty)).encode()
+    (folder / "m.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
     return {
         "pretrained_model_name_or_path": str(folder / "m.safetensors"),
         "train_data_dir": str(folder / "data"),

@@ -54,8 +54,19 @@ def test_metadata_and_a_pickle_state_it_too(tmp_path: Path) -> None:
     noise = file(tmp_path / "noise.safetensors", prediction="epsilon")
     assert told(noise) == []
     assert told(noise, **VELOCITY) == ["v_parameterization"]
+    assert told(file(tmp_path / "x0.safetensors", prediction="x0")) == ["pretrained_model_name_or_path"]
+    assert told(file(tmp_path / "flow.safetensors", prediction="Flow")) == ["pretrained_model_name_or_path"]
     torch.save({"state_dict": {SDXL_KEY: torch.zeros(1), "v_pred": torch.zeros(1)}}, tmp_path / "v.ckpt")
     assert told(tmp_path / "v.ckpt") == ["v_parameterization"]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", '{"prediction_type": '])
+def test_a_scheduler_that_cannot_be_read_is_not_taken_for_one_that_states_nothing(text: str, tmp_path: Path) -> None:
+    model = folder(tmp_path / "model")
+    (model / "scheduler" / "scheduler_config.json").write_text(text)
+    assert told(model) == ["pretrained_model_name_or_path"]
+    (model / "scheduler" / "scheduler_config.json").unlink()
+    assert told(model) == []
 
 
 @pytest.mark.parametrize(
@@ -76,6 +87,7 @@ def test_metadata_and_a_pickle_state_it_too(tmp_path: Path) -> None:
         ),
         ({"prediction_type": "epsilon"}, {}, []),
         ({"prediction_type": "epsilon"}, VELOCITY, ["v_parameterization"]),
+        ({"prediction_type": "sample"}, {}, ["pretrained_model_name_or_path"]),
         ({"_class_name": "EDMEulerScheduler"}, {}, ["pretrained_model_name_or_path"]),
         ({"_class_name": "FlowMatchEulerDiscreteScheduler"}, {}, ["pretrained_model_name_or_path"]),
         ({"prediction_type": ["v_prediction"]}, {}, []),
@@ -85,13 +97,6 @@ def test_a_folder_states_it_in_its_scheduler(
     scheduler: dict[str, Any], values: dict[str, Any], named: list[str], tmp_path: Path
 ) -> None:
     assert told(folder(tmp_path / "model", **scheduler), **values) == named
-
-
-def test_a_damaged_scheduler_states_nothing(tmp_path: Path) -> None:
-    model = folder(tmp_path / "model", prediction_type="v_prediction")
-    for text in ("[]", "{", "null"):
-        (model / "scheduler" / "scheduler_config.json").write_text(text)
-        assert told(model) == []
 
 
 def test_the_page_calls_a_folder_by_what_it_predicts(tmp_path: Path) -> None:

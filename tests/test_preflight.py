@@ -22,7 +22,7 @@ from sd_scripts.options.reading import from_values
 from sd_scripts.options.settings import Script
 from sd_scripts.options.spec import Option, each_option
 
-SDXL_KEYS = ("conditioner.embedders.1.model.ln_final.weight",)
+SDXL_KEYS = ("conditioner.embedders.1.model.ln_final.weight", "first_stage_model.decoder.conv_in.weight")
 
 
 def model(path: Path, *keys: str) -> Path:
@@ -153,6 +153,8 @@ def test_a_file_of_settings_with_a_missing_model_and_a_component_of_another_kind
             {"network_weights": "sdxl.safetensors"},
             "network_weights: 'sdxl.safetensors' is an SDXL checkpoint, not a LoRA",
         ),
+        ({"pretrained_model_name_or_path": "bare.safetensors"}, "vae: 'bare.safetensors' contains no VAE; set vae to"),
+        ({"pretrained_model_name_or_path": "bare.safetensors", "vae": "owner/name"}, ""),
         ({"base_weights": ["lora.safetensors", "no"]}, "base_weights: there is no file 'no'"),
         ({"train_data_dir": "none"}, "train_data_dir: there is no folder 'none'"),
         ({"train_data_dir": "images/10_cat"}, ""),
@@ -178,7 +180,8 @@ def test_what_a_file_or_folder_tells(
     wrong: dict[str, Any], sentence: str, good: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    model(tmp_path / "lora.safetensors", "lora_te2_x.lora_down.weight")
+    model(tmp_path / "lora.safetensors", "lora_te2_x.lora_down.weight", "lora_te2_x.lora_up.weight")
+    model(tmp_path / "bare.safetensors", SDXL_KEYS[0])
     model(tmp_path / "flux.safetensors", "double_blocks.0.img_attn.qkv.weight")
     (tmp_path / "list.json").write_text("[1]")
     (tmp_path / "prompts.txt").write_text("a cat")

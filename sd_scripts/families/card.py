@@ -89,6 +89,10 @@ class ComponentCard:
         """Return the prefix of its keys in a file, or None if the file does not contain it."""
         return next((p for p in self.prefixes if any(p + key in keys for key in self.signature_keys)), None)
 
+    def absent_from(self, model: object) -> str:
+        """Return the sentence for a model that does not contain it."""
+        return f"{self.option}: '{model}' contains no {self.kind}; set {self.option} to {self.file}"
+
     def other_variant(self, shapes: Mapping[str, Sequence[int]]) -> str:
         """Return what a file with these shapes by key is if the component has other input channels; else an empty
         text."""

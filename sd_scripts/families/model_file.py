@@ -4,7 +4,7 @@ import contextlib
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,6 +35,8 @@ class ModelFile:
     bytes: int = 0
     parts: tuple[str, ...] = ()
     """Options whose components it contains too, such as t5xxl."""
+    lacks: tuple[str, ...] = ()
+    """Options of components that whole models of its family contain, and it does not, such as vae."""
     other_inputs: bool = False
     """Whether its denoiser reads more than noisy latents, such as a mask: LoRAs can be merged into it, but it can
     neither be trained nor generate here."""
@@ -142,7 +144,8 @@ def _describe_pickle(path: Path, size: int) -> ModelFile:
     keys = [text.replace(COMPILED, "") for text in found.texts]
     family, variant = recognise(Header(metadata={}, shapes=dict.fromkeys(keys, (0,)), dtypes={}))
     variant = variant or f"{path.suffix.lstrip('.') or 'unknown'} file"
-    return ModelFile(family=family, variant=variant, bytes=size, objective=objective_of_file(keys, {}))
+    objective = objective_of_file(keys, {})
+    return ModelFile(family=family, variant=variant, bytes=size, lacks=_lacking(family, keys), objective=objective)
 
 
 def _described(header: Header, size: int) -> ModelFile:
@@ -156,9 +159,18 @@ def _described(header: Header, size: int) -> ModelFile:
         precision=_precision(header),
         bytes=size,
         parts=parts,
+        lacks=_lacking(family, header.shapes),
         other_inputs=bool(other),
         objective=objective_of_file(header.shapes, header.metadata),
     )
+
+
+def _lacking(family: str | None, keys: Collection[str]) -> tuple[str, ...]:
+    """Return the options of components that a whole model of the family contains, and a file with these keys does
+    not."""
+    components = card_of(family).components if family in names() else ()
+    within = (component for component in components if not component.fitting and component.option != MODEL)
+    return tuple(component.option for component in within if component.prefix_in(keys) is None)
 
 
 def _other_inputs(family: str | None, header: Header) -> str:

@@ -146,11 +146,9 @@ class _Opener:
     def open_within(self, model: Path, *, alone: bool) -> WeightSource:
         """Open the component in the base model's file or folder; `alone`, this may be its own."""
         component, card = self.component, self.card
-        absent = f"{component.option}: '{model}' contains no {component.kind}; set {component.option} to "
-        absent += component.file
         if model.is_file():
             if component.option != MODEL and component.prefix_in(read_empty(model, MODEL)) is None:
-                raise ValueError(absent)
+                raise ValueError(component.absent_from(model))
             return self._open_files(model, shards_of(model), MODEL)
         folder, whole = model / component.folder, (model / "model_index.json").is_file()
         several = sum(each.option == MODEL for each in card.components) > 1
@@ -161,7 +159,7 @@ class _Opener:
             return self._open_folder(folder, MODEL)
         if alone or component.option == MODEL:
             return self._open_folder(model, MODEL)
-        raise ValueError(absent)
+        raise ValueError(component.absent_from(model))
 
     def require_own_inputs(self, source: WeightSource) -> None:
         """Raise ValueError for a model that reads more than the family's own, such as an inpainting model: training and

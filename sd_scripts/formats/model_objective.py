@@ -1,5 +1,6 @@
 """What a model file or folder states about how the model was trained: what it predicts, and from which noise."""
 
+import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,10 +8,17 @@ from typing import Any
 
 from sd_scripts.formats.documents import read_json
 
+SCHEDULER = "scheduler/scheduler_config.json"
 EDM_KEYS = ("edm_mean", "edm_std", "edm_vpred.sigma_max")
 """Marker keys of Playground 2.5 and CosXL."""
-OTHER_SCHEDULERS = (("EDM", "with EDM's noise levels"), ("FlowMatch", "by flow matching"))
+FLOW, IMAGES = "by flow matching", "to predict images themselves"
+OTHER_SCHEDULERS = (("EDM", "with EDM's noise levels"), ("FlowMatch", FLOW))
 """(prefix of a scheduler's class, how such a model was trained)."""
+OTHER_PREDICTIONS = {
+    **dict.fromkeys(("flow", "flow_prediction", "flow_matching", "rectified_flow"), FLOW),
+    **dict.fromkeys(("sample", "x0", "x_0"), IMAGES),
+}
+"""What a model is said to predict -> how it was trained."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,12 +30,19 @@ class ModelObjective:
     zero_terminal_snr: bool | None = None
     other: str = ""
     """How it was trained otherwise than models here are, such as "by flow matching"; empty if it was not."""
+    unreadable: str = ""
+    """The file that would state it but cannot be read; empty if there is none."""
 
     def disagreements(self, model: str, *, velocity: bool, zero_terminal_snr: bool) -> Iterator[str]:
         """Yield a sentence for each option, `velocity` being v_parameterization, that differs from what `model`
         states."""
         if self.other:
             yield f"pretrained_model_name_or_path: '{model}' was trained {self.other}, which is not supported here"
+        if self.unreadable:
+            yield (
+                f"pretrained_model_name_or_path: '{model}' has a {self.unreadable} that cannot be read, so that "
+                "v_parameterization and zero_terminal_snr are not compared with it; download it again"
+            )
         if self.velocity and not velocity:
             yield f"v_parameterization: is off, but '{model}' is marked as a v-prediction model; turn it on"
         if self.velocity is False and velocity:
@@ -48,26 +63,25 @@ class ModelObjective:
 
 def objective_of_file(keys: Collection[str], metadata: Mapping[str, str]) -> ModelObjective:
     """Read the marker keys that programs look for, and the metadata of modelspec."""
-    told = metadata.get("modelspec.prediction_type", "").lower()
+    told = metadata.get("modelspec.prediction_type", "").strip().lower()
     velocity = "v_pred" in keys or told in ("v", "v_prediction", "v-prediction")
     return ModelObjective(
         velocity=velocity or (False if told == "epsilon" else None),
         zero_terminal_snr="ztsnr" in keys or None,
-        other="with EDM's noise levels" if any(key in keys for key in EDM_KEYS) else "",
+        other="with EDM's noise levels" if any(key in keys for key in EDM_KEYS) else OTHER_PREDICTIONS.get(told, ""),
     )
 
 
 def objective_of_folder(folder: Path) -> ModelObjective:
     """Read scheduler/scheduler_config.json of a diffusers folder."""
     try:
-        config: Any = read_json(folder / "scheduler" / "scheduler_config.json")
+        config: Any = read_json(folder / SCHEDULER)
         predicted, rescaled = config.get("prediction_type"), config.get("rescale_betas_zero_snr")
         scheduler = str(config.get("_class_name", ""))
-    except (ValueError, AttributeError):  # reported when the folder is opened
-        return ModelObjective()
+    except (ValueError, AttributeError):
+        return ModelObjective(unreadable=SCHEDULER if os.path.lexists(folder / SCHEDULER) else "")
     other = next((how for prefix, how in OTHER_SCHEDULERS if scheduler.startswith(prefix)), "")
-    if predicted == "flow_prediction" or config.get("use_flow_sigmas") is True:
-        other = "by flow matching"
+    other = FLOW if config.get("use_flow_sigmas") is True else OTHER_PREDICTIONS.get(str(predicted), other)
     return ModelObjective(
         velocity={"v_prediction": True, "epsilon": False}.get(str(predicted)),
         zero_terminal_snr=rescaled if isinstance(rescaled, bool) else None,

@@ -87,11 +87,14 @@ def components_in_the_model(valid: Settings) -> Iterator[str]:
     """Check that the base model contains the components that no option names."""
     where = locate(valid[ModelOptions].pretrained_model_name_or_path)
     card = card_of(valid.script.family)
-    if not card.separate_components or isinstance(where, str) or not where.is_file():
+    if isinstance(where, str) or not where.is_file():
         return
     found = describe(where)
     if not card.trains(found.family) or found.variant.endswith("LoRA"):
         return
+    for component in card.components if found.is_base_model else ():
+        if component.option in found.lacks and not valid.value(component.option):
+            yield component.absent_from(where)
     for wanted in card.separate_components:
         name = wanted.option
         if not valid.value(name) and name not in found.parts:
