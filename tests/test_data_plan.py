@@ -114,14 +114,22 @@ def test_images_that_are_not_read_and_captions_without_an_image_are_counted(tmp_
         (folder / name).with_suffix(".txt").write_text("b")
     for name in ("d.TIFF", "e.gif", "e.txt", "f.HeiC", "g.cr2", "g.txt", "gone.txt", "lost.TXT", "h.caption", "i.json"):
         (folder / name).touch()
+    (folder / "moved.webp").symlink_to(tmp_path / "gone" / "moved.webp")
     told: list[str] = []
     assert list(captions_of(plan_of(tmp_path / "train", told=told))) == ["a.png", "b.JFIF", "c.jpe"]
     assert told == [
         "4 images in '1_x' are skipped, since their kind is not read; convert them to PNG, JPEG or WebP: "
         "d.TIFF, e.gif, f.HeiC and 1 more",
+        "1 image in '1_x' is a link to a missing file, or no file at all, and skipped: moved.webp",
         "2 .txt files in '1_x' have no image: gone.txt, lost.TXT",
     ]
     assert train_data(str(tmp_path / "train"), ".txt").text.startswith("3 images, all captioned")
+
+
+@pytest.mark.parametrize("typed", ["txt", " .txt", "txt "])
+def test_blanks_around_a_caption_extension_and_its_missing_dot_do_not_matter(tmp_path: Path, typed: str) -> None:
+    make_image(tmp_path / "1_x/a.png").with_suffix(".txt").write_text("a dog")
+    assert captions_of(plan_of(tmp_path, caption_extension=typed)) == {"a.png": "a dog"}
 
 
 NAMES = ("cafe\u0301", "caf\u00e9"), ("\u00c5ngstro\u0308m", "A\u030angstr\u00f6m"), ("\ud55c", "\u1112\u1161\u11ab")

@@ -117,6 +117,7 @@ def test_an_option_of_another_type_is_told() -> None:
         ("flux_kontext", {"conv_dim": 4}, "", "network_args: conv_dim and conv_alpha have no effect because FLUX.1"),
         ("qwen_image", {"network_args": ["wd_on_output=1"]}, "", "network_args: wd_on_output is unknown"),
         ("flux", {"network_args": ["img_mpl_dim=4"]}, "network_args: img_mpl_dim is unknown. Did you mean img_mlp", ""),
+        ("sdxl", {"network_args": ["Conv_Dim=4"]}, "network_args: Conv_Dim is unknown. Did you mean conv_dim?", ""),
         ("flux", {"network_args": ["train_double_block_indices=x"]}, "train_double_block_indices: 'x' is not a nu", ""),
         ("qwen_image_edit", {"network_args": ["exclude_patterns=[("]}, "network_args: exclude_patterns=[( is not", ""),
         ("sdxl", {"network_args": ["ggpo_sigma=0.1"]}, "network_args: ggpo_beta and ggpo_sigma must be set toget", ""),

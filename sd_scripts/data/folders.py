@@ -21,6 +21,7 @@ from sd_scripts.formats.caption_files import CaptionFiles, find_captions, read_c
 from sd_scripts.formats.control_images import find_controls
 from sd_scripts.formats.folder_names import ByName, existing_folder
 from sd_scripts.formats.image_folders import (
+    broken_images,
     files_in,
     find_images,
     is_readable,
@@ -71,6 +72,10 @@ def _read_folder(subset: Subset, warn: Warn, progress: ReadingProgress) -> list[
     files = files_in(folder)
     images = _supported_images(find_images(folder, files=files), warn)
     _warn_about_unread(folder, files, warn)
+    if broken := broken_images(folder, files):
+        where = f"{counted(len(broken), 'image')} in {folder.absolute().name!r}"
+        how = "is a link" if len(broken) == 1 else "are links"
+        warn(f"{where} {how} to a missing file, or no file at all, and skipped: {some(broken)}")
     progress.expect(2 * len(images))  # caption and size
     caption_files = find_captions(folder, images, subset.caption_extension, files)
     captions = _read_captions(caption_files, images, subset, warn, progress)

@@ -57,7 +57,8 @@ def numbered(name: str) -> tuple[int, str] | None:
 
 
 def dotted(extension: str) -> str:
-    """Return ".txt" for "txt" and for ".txt"."""
+    """Return ".txt" for "txt" and for ".txt", with blanks around it or without."""
+    extension = extension.strip()
     return extension if extension.startswith(".") else f".{extension}"
 
 

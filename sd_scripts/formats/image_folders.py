@@ -89,6 +89,11 @@ def unread_images(names: Iterable[str]) -> list[str]:
     return sorted(name for name in names if has_suffix(name, UNREAD_IMAGES))
 
 
+def broken_images(folder: Path, files: Collection[str]) -> list[str]:
+    """Return the names of images in a folder that are not among its `files`, sorted: links that lead nowhere, pipes."""
+    return sorted(name for name in os.listdir(folder) if name not in files and has_suffix(name, IMAGE_SUFFIXES))
+
+
 def find_images(folder: Path, *, recursive: bool = False, files: Mapping[str, Path] | None = None) -> list[Path]:
     """Return each_image, sorted. `files` are the files_in the folder, if they are known."""
     if recursive:
