@@ -147,6 +147,11 @@ def test_a_file_of_settings_with_a_missing_model_and_a_component_of_another_kind
         ({"pretrained_model_name_or_path": "none.safetensors"}, "pretrained_model_name_or_path: there is no file"),
         ({"pretrained_model_name_or_path": "lora.safetensors"}, "pretrained_model_name_or_path: 'lora.safetensors' is"),
         ({"pretrained_model_name_or_path": "flux.safetensors"}, "pretrained_model_name_or_path: 'flux.safetensors' is"),
+        (
+            {"optimizer_type": "came"},
+            "optimizer_type: cannot find 'came_pytorch.CAME', because the package came_pytorch",
+        ),
+        ({"optimizer_type": "mine.Optimizer"}, ""),
         ({"vae": "none"}, "vae: there is no file or folder 'none'"),
         ({"vae": "flux.safetensors"}, "vae: 'flux.safetensors' is FLUX.1 schnell, not a VAE for SDXL"),
         (

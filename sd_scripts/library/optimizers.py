@@ -4,7 +4,6 @@ The default, torch's AdamW, never waits for the device: it is fused, capturable 
 group is a tensor, which schedulers fill in place.
 """
 
-import importlib.util
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -177,12 +176,7 @@ def _plain(value: Any) -> Any:
 
 
 def _class(known: KnownOptimizer) -> type:
-    package = known.path.partition(".")[0]
-    if package.isidentifier() and importlib.util.find_spec(package) is None:
-        remedy = f"pip install {known.package}" if known.package else "install it, or choose another optimizer"
-        raise ValueError(
-            f"optimizer_type: cannot find '{known.path}', because the package {package} is not installed: {remedy}"
-        )
+    known.require_package()
     try:
         kind = class_by_path("optimizer_type", known.path)
         if not issubclass(kind, Optimizer):

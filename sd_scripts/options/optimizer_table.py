@@ -1,5 +1,6 @@
 """The optimizers that have a name of their own, and what is true of each."""
 
+import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -40,6 +41,15 @@ class KnownOptimizer:
     @property
     def schedule_free(self) -> bool:
         return is_schedule_free_class(self.path.rpartition(".")[2])
+
+    def require_package(self) -> None:
+        """Raise ValueError, one sentence, if the package of its class is not installed."""
+        package = self.path.partition(".")[0]
+        if package.isidentifier() and importlib.util.find_spec(package) is None:
+            remedy = f"pip install {self.package}" if self.package else "install it, or choose another optimizer"
+            raise ValueError(
+                f"optimizer_type: cannot find '{self.path}', because the package {package} is not installed: {remedy}"
+            )
 
 
 def is_schedule_free_class(class_name: str) -> bool:

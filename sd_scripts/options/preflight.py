@@ -15,6 +15,7 @@ from sd_scripts.options.logging import LoggingOptions
 from sd_scripts.options.metadata import MetadataOptions, thumbnail_url
 from sd_scripts.options.optimizer import OptimizerOptions
 from sd_scripts.options.optimizer import remarks as optimizer_remarks
+from sd_scripts.options.optimizer_table import known_optimizer
 from sd_scripts.options.prompt_lines import prompt_problems, prompt_remarks
 from sd_scripts.options.sampling import SampleOptions
 from sd_scripts.options.saving import SavingOptions
@@ -92,6 +93,15 @@ def _until_wrong(check: Check, valid: Settings) -> Iterator[str]:
         yield from str(error).splitlines()
 
 
+def optimizer_package(valid: Settings) -> Iterator[str]:
+    """Check that the package of an optimizer with a name of its own is installed; a class of the user's is looked for
+    by the run, which may find more modules."""
+    known = known_optimizer(valid[OptimizerOptions].optimizer_type)
+    if known.package:
+        known.require_package()
+    yield from ()
+
+
 def sample_prompts(valid: Settings) -> Iterator[str]:
     if file := valid[SampleOptions].sample_prompts:
         yield from prompt_problems(Path(file), valid.script.family)
@@ -162,6 +172,7 @@ CHECKS: tuple[Check, ...] = (
     network_choice.problems,
     *model_checks.CHECKS,
     *data_checks.CHECKS,
+    optimizer_package,
     sample_prompts,
     resume,
     metadata_thumbnail,
