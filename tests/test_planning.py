@@ -19,6 +19,7 @@ from sd_scripts.families.model_file import describe
 from sd_scripts.families.registry import cards
 from sd_scripts.formats import text_limit
 from sd_scripts.formats.words import duration
+from sd_scripts.options import preflight
 from sd_scripts.options.catalog import SCRIPTS, script_for
 from sd_scripts.options.reading import from_values
 from sd_scripts.options.settings import Script, Settings
@@ -133,6 +134,9 @@ def test_images_whose_captions_lack_the_new_token_are_reported_by_the_plan(tmp_p
     assert not any("token_string" in text for text in plan(settings.replaced({"use_style_template": True})).warnings)
 
 
+SDXL_MARK = "conditioner.embedders.1.model.ln_final.weight"
+
+
 def header_only(path: Path, *keys: str) -> str:
     save_file({key: torch.zeros(1, 1) for key in keys}, path)
     return str(path)
@@ -160,6 +164,32 @@ def test_a_plan_reports_what_the_headers_of_its_files_show(tmp_path: Path, guida
     assert any(each.startswith(f"network_weights: the embeddings in '{lora}' are left out") for each in told)
     cut = [each for each in told if "longer than 256 tokens" in each]  # dev reads 512
     assert [each.partition(" is ")[0] for each in cut] == ["At least 1 of 1 caption", "At least 1 of 2 prompts"]
+
+
+@pytest.mark.parametrize(
+    ("script", "path", "blocks", "told"),
+    [
+        (FLUX_LORA, "double_blocks.{}.img_attn.qkv", (0, 57, 9), "2 layers of '{}' are not in the model: lora_unet_do"),
+        (FLUX_LORA, "double_blocks.{}.img_attn.qkv", (0, 1), ""),
+        (FLUX_LORA, "double_blocks.{}.img_attn.qkv", (2, 3), ""),  # of a model that names its layers in another way
+        (SDXL_LORA, "input_blocks.4.1.transformer_blocks.{}.attn1.to_q", (1, 4), "1 layer of '{}' is not in the model"),
+    ],
+)
+def test_layers_of_a_lora_that_the_model_lacks_are_reported_by_the_plan(
+    tmp_path: Path, script: Script, path: str, blocks: tuple[int, ...], told: str
+) -> None:
+    prefix = "model.diffusion_model." if script is SDXL_LORA else ""
+    marks = [SDXL_MARK, "model.diffusion_model.label_emb.0.0.weight"] if script is SDXL_LORA else []
+    model = header_only(
+        tmp_path / "model.safetensors", *marks, *(f"{prefix}{path.format(number)}.weight" for number in (0, 1))
+    )
+    names = [f"lora_unet_{path.format(number).replace('.', '_')}" for number in blocks]
+    ends = ("lora_down", "lora_up")
+    lora = header_only(tmp_path / "lora.safetensors", *(f"{name}.{end}.weight" for name in names for end in ends))
+    settings = from_values(script, {"pretrained_model_name_or_path": model, "base_weights": [lora]})
+    found = [each for each in preflight.remarks(settings) if "not in the model" in each]
+    assert len(found) == bool(told)
+    assert all(each.startswith(f"base_weights: {told.format(lora)}") for each in found)
 
 
 def test_a_model_in_shards_is_what_all_of_them_are(tmp_path: Path) -> None:

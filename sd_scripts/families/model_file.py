@@ -97,6 +97,11 @@ def shards_of(file: Path) -> tuple[Path, ...]:
     return tuple(sorted(e for e in others if re.fullmatch(re.escape(found[1]) + r"\d{5}" + found[2], e.stem)))
 
 
+def header_of(file: Path) -> Header:
+    """Return the header of a .safetensors file, or that which its shards would have in one. Raises ValueError."""
+    return _joined([read_header(each) for each in shards_of(file)])
+
+
 def describe(path: Path) -> ModelFile:
     """Describe the .safetensors, .ckpt or .pt file or the diffusers folder at `path`. Never raises."""
     try:
@@ -121,7 +126,7 @@ def _describe_file(path: Path, size: int) -> ModelFile:
     try:
         if path.suffix not in SAFETENSORS:
             return _describe_pickle(path, size)
-        header = _joined([read_header(file) for file in shards_of(path)])
+        header = header_of(path)
     except ValueError as problem:
         return ModelFile(bytes=size, problem=str(problem))
     return _described(header, size)

@@ -21,6 +21,8 @@ ENDINGS = (
 )
 """A layer's tensors as sd-scripts and LyCORIS name them, after the name of the layer and a dot."""
 
+DENOISER_LAYER = "lora_unet_"
+"""Prefix of the denoiser's layers in sd-scripts' files, before the path in the model's own file with _ for dots."""
 WRAPPER = "base_model.model."
 """Prefix of PEFT's own files."""
 PEFT = re.compile(r"(?P<layer>.+)\.lora_(?P<part>[AB])(?:\.[^.]+)?\.weight")
@@ -147,6 +149,12 @@ def without_layers(keys: LoraKeys) -> str:
 def embedding_tokens(keys: Iterable[str]) -> list[str]:
     """Return the tokens whose embeddings a LoRA file contains."""
     return sorted({found["token"] for key in keys if (found := EMBEDDING.fullmatch(key))})
+
+
+def not_in_model(option: str, path: Path | str, layers: Sequence[str]) -> str:
+    """Return a sentence for layers of a LoRA file that the model lacks."""
+    are = "is" if len(layers) == 1 else "are"
+    return f"{option}: {counted(len(layers), 'layer')} of '{path}' {are} not in the model: {some(layers)}"
 
 
 def left_out(option: str, path: Path | str, keys: Sequence[str]) -> Iterator[str]:

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from sd_scripts.families.model_file import SAFETENSORS
-from sd_scripts.formats.lora_keys import group_keys, left_out, misunderstood, without_layers
+from sd_scripts.formats.lora_keys import group_keys, left_out, misunderstood, not_in_model, without_layers
 from sd_scripts.formats.peft_header import PeftHeader
 from sd_scripts.formats.safetensors_header import read_header
-from sd_scripts.formats.words import counted, printable, some
+from sd_scripts.formats.words import printable
 from sd_scripts.library import fp8
 from sd_scripts.library.compile_utils import maybe_uncompile_state_dict
 from sd_scripts.library.model_reader import read_weights
@@ -82,8 +82,7 @@ class LoraFile:
         """Yield a sentence for everything in the file that the model does not use."""
         yield from self.left_out()
         if self.unknown:
-            layers, are = counted(len(self.unknown), "layer"), "is" if len(self.unknown) == 1 else "are"
-            yield f"{self.option}: {layers} of '{self.path}' {are} not in the model: {some(self.unknown)}"
+            yield not_in_model(self.option, self.path, self.unknown)
 
     def require_fit(self, modules: Iterable[AdaptedModule]) -> None:
         """Raise ValueError, one sentence, unless the shapes match the layers in `modules`."""

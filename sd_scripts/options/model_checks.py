@@ -3,10 +3,19 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from sd_scripts.families.model_file import MODEL, SAFETENSORS, ModelFile, describe, is_hub_id, locate, read_header
+from sd_scripts.families.model_file import (
+    MODEL,
+    SAFETENSORS,
+    ModelFile,
+    describe,
+    header_of,
+    is_hub_id,
+    locate,
+    read_header,
+)
 from sd_scripts.families.registry import card_of, component_card
 from sd_scripts.formats.lora_header import why_unreadable
-from sd_scripts.formats.lora_keys import group_keys, left_out
+from sd_scripts.formats.lora_keys import DENOISER_LAYER, group_keys, left_out, not_in_model
 from sd_scripts.options.catalog import FAMILY_TITLES, GENERATE_SCRIPTS, METHOD_TITLES, SCRIPTS
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.network import NetworkOptions
@@ -130,10 +139,31 @@ def why_no_lora(file: Path, family: str, *, ours: bool = True) -> str:
 
 
 def network_remarks(valid: Settings) -> Iterator[str]:
-    """Report tensors that belong to no layer in the LoRA files, as far as a header shows them."""
+    """Report tensors that belong to no layer in the LoRA files, and layers that the model lacks, as far as headers show
+    them."""
     for option, file, ours in _network_files(valid):
         if ours and Path(file).suffix in SAFETENSORS and not why_no_lora(Path(file), valid.script.family):
-            yield from left_out(option, file, group_keys(read_header(Path(file)).shapes).others)
+            keys = group_keys(read_header(Path(file)).shapes)
+            yield from left_out(option, file, keys.others)
+            layers = [layer for layer in keys.layers if layer.startswith(DENOISER_LAYER)]
+            lacking = sorted({*layers} - _denoiser_layers(valid))
+            if lacking and len(lacking) < len(layers):  # else the two are named by different programs
+                yield not_in_model(option, file, lacking)
+
+
+def _denoiser_layers(valid: Settings) -> set[str]:
+    """Return what sd-scripts' LoRA files call the weights of the base model's file; nothing if they are not known."""
+    where = Path(valid[ModelOptions].pretrained_model_name_or_path or "")
+    denoiser = card_of(valid.script.family).denoiser
+    if denoiser is None or where.suffix not in SAFETENSORS or not where.is_file():
+        return set()
+    try:
+        keys = header_of(where).shapes
+    except (OSError, ValueError):  # a problem of its own
+        return set()
+    prefix, ending = denoiser.prefix_in(keys) or "", ".weight"
+    paths = (key.removeprefix(prefix).removesuffix(ending) for key in keys if key.endswith(ending))
+    return {f"{DENOISER_LAYER}{path.replace('.', '_')}" for path in paths}
 
 
 def model_variant(settings: Settings) -> str:
