@@ -93,7 +93,7 @@ class NetworkChoice:
 
     @property
     def needs_dense_base(self) -> str:
-        """The options with which base weights themselves are computed with, which then cannot be quantized."""
+        """The options with which layers compute with base weights themselves, which then cannot be quantized."""
         axis = self.kind_options.get("axis")
         if axis and self.kind_name == "lokr":
             return "dora_wd with LoKr"
@@ -150,7 +150,7 @@ def problems(valid: Settings) -> Iterator[str]:
         )
     quantizing = (name for name in QUANTIZING if valid.values().get(name) not in (None, False, "none"))
     if choice.needs_dense_base and (name := next(quantizing, "")):
-        yield (f"{name}: {choice.needs_dense_base} computes with the base weights themselves; turn one of the two off")
+        yield f"{name}: {choice.needs_dense_base} computes with the base weights themselves; turn one of the two off"
 
 
 def remarks(valid: Settings) -> Iterator[str]:
