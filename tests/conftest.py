@@ -94,6 +94,13 @@ def pytest_runtest_call() -> None:
     _seed()  # again: which fixtures were made just now depends on the order of the tests
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    """Whatever ran uncompiled, what comes after it in this process compiles as it was told to."""
+    if frames := sys.modules.get("torch._dynamo.eval_frame"):
+        assert frames._stance.stance == "default"
+
+
 def _seed() -> None:
     """Let random numbers of a test not depend on the tests before it."""
     random.seed(0)
@@ -110,11 +117,9 @@ def no_graphs() -> Iterator[None]:
     import torch
     from torch._dynamo.utils import counters
 
-    torch.compiler.set_stance("default")  # an earlier test's run may have ended eagerly
     torch._dynamo.reset()
     counters.clear()
     yield
-    torch.compiler.set_stance("default")
     torch._dynamo.reset()
 
 

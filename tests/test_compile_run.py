@@ -51,11 +51,12 @@ def test_with_fullgraph_a_compiler_that_fails_ends_the_run_in_one_sentence(
 
 @pytest.fixture
 def stances(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """How guards were evaluated in each step that set a stance."""
+    """How guards were evaluated in each step that told the compiler."""
     noted, set_stance = list[dict[str, Any]](), torch.compiler.set_stance
 
     def note(stance: str, **how: Any) -> Any:
-        noted.append(how)
+        if how:
+            noted.append(how)
         return set_stance(stance, **how)
 
     monkeypatch.setattr(torch.compiler, "set_stance", note)

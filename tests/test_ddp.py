@@ -101,7 +101,6 @@ def train_group(config: Path, family: str = "flux", method: str = "lora") -> tup
 def train_in_group(config: Path, family: str, method: str) -> int:
     """In a process that is not this one, and may have trained before."""
     AcceleratorState._reset_state(reset_partial_state=True)  # there is another group now
-    torch.compiler.set_stance("default")
     torch._dynamo.reset()
     os.environ["ACCELERATE_USE_CPU"] = "true"
     with keeping_copies(config.parent):

@@ -192,6 +192,7 @@ class Generator:
         if self._compile.compile:
             blocks, expected = self.family.blocks.denoiser(denoiser), graphs_expected(self.family, denoiser, SIZES)
             title = self.family.blocks.title
+            torch.compiler.set_stance("default")  # compiling another model in this process may have failed
             compile_model(self._compile, denoiser, blocks, log_prefix=title, graphs_expected=expected, static=True)
         self._placed = True
 

@@ -266,6 +266,11 @@ class Compilation:
             f"compile_auto: {told}, so the run continues without compiling. Turn compile off for such runs"
         )
 
+    def close(self) -> None:
+        """Leave the compiler of this process to others as it was: a run may have ended eagerly."""
+        if chosen_of(self._options, self._more):
+            torch.compiler.set_stance("default")
+
     def _stop_compiling(self) -> None:
         torch.compiler.set_stance("force_eager")
         torch._dynamo.reset()  # frees the memory of the graphs

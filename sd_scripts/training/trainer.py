@@ -391,6 +391,7 @@ class Trainer:
             self.reporter.close()
             self.sigterm.close()
             self.listener.close()
+            self.compilation.close()
         path = None if stopped else self._finish()
         self._remember_speed()
         return path
