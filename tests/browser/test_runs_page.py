@@ -135,9 +135,14 @@ def test_a_queue_and_its_run_outlive_a_killed_gui_and_a_reload_and_the_run_is_co
     expect_to_be_continued(page, first)
 
 
+def unfold_plan(page: Page, unfolded: bool) -> None:
+    """In one step: a plan that comes meanwhile has another element, which is unfolded if this one was."""
+    page.evaluate("unfolded => { document.querySelector('#lora-plan .plan').open = unfolded }", unfolded)
+
+
 def expect_a_note_until_the_run_reports_it(page: Page) -> None:
     said, other = "has no effect while use_ema is off", "generates no samples on its own"
-    page.locator("#lora-plan .plan").evaluate("plan => { plan.open = false }")  # it would show both
+    unfold_plan(page, False)  # it would show both
     notes = page.locator("#lora-message [data-started] li")
     expect(notes.filter(has_text=said)).to_be_visible()
     log = RunFolder(Path(brief(page, "first")["folder"])).log()
@@ -148,10 +153,10 @@ def expect_a_note_until_the_run_reports_it(page: Page) -> None:
     expect(notes.filter(has_text=other)).to_be_visible()
     warning, plan = live(page).locator(".section-warning").filter(has_text=said), page.locator("#lora-plan .plan")
     expect(warning).to_be_visible()
-    plan.evaluate("plan => { plan.open = true }")
+    unfold_plan(page, True)
     expect(plan.locator("li", has_text=said)).to_be_visible()
     expect(warning.locator("li", has_text=said)).to_be_hidden()
-    plan.evaluate("plan => { plan.open = false }")
+    unfold_plan(page, False)
     expect(warning.locator("li", has_text=said)).to_be_visible()
 
 
