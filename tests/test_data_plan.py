@@ -387,6 +387,12 @@ def test_stretched_and_black_masks_are_reported(tmp_path: Path) -> None:
     ]
 
 
+def test_a_folder_of_masks_is_not_read_without_masked_loss(tmp_path: Path) -> None:
+    make_folder(tmp_path / "train/1_cat", [(64, 64)])
+    plan = plan_of(tmp_path / "train", conditioning_data_dir=tmp_path / "missing")
+    assert [item.mask for item in plan.items] == [None]
+
+
 def test_masked_loss_without_masks_is_reported(tmp_path: Path) -> None:
     make_folder(tmp_path / "train/1_cat", [(64, 64)])
     told: list[str] = []
