@@ -69,6 +69,20 @@ def test_what_learned_is_saved_and_the_rest_is_not_rounded(miniature: Any, file:
     same({key: saved[key] for key in first}, {key: tensor.bfloat16() + 1 for key, tensor in first.items()})
 
 
+@pytest.mark.parametrize(
+    ("stored", "saved"), [(torch.float16, torch.float16), (torch.float8_e4m3fn, torch.bfloat16)], ids=["fp16", "fp8"]
+)
+def test_frozen_weights_are_saved_as_the_base_models_file_stores_them_but_never_in_fp8(
+    stored: torch.dtype, saved: torch.dtype, miniature: Any, file: State, tmp_path: Path
+) -> None:
+    lend_tokenizers(miniature, tmp_path)
+    base = {key: t.to(stored) if t.ndim > 1 and key.startswith((FIRST, VAE)) else t for key, t in file.items()}
+    save_file(base, tmp_path / "model.safetensors")
+    half = SDXL.open(sdxl_settings(tmp_path / "model.safetensors"), torch.bfloat16, torch.device("cpu")).load()
+    still = {key: tensor.to(saved) if tensor.dtype == stored else tensor for key, tensor in base.items()}
+    same(unlearned(load_file(save_sdxl(half, tmp_path / "again"))), unlearned(still))
+
+
 @pytest.mark.parametrize("form", ["safetensors", "diffusers"])
 def test_blocks_that_stood_still_are_not_rounded(
     form: str, miniature: Any, components: Components, file: State, tmp_path: Path
