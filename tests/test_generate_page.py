@@ -119,6 +119,7 @@ def test_the_process_answers_requests_and_makes_way_for_a_run(tab: Tab, flux_min
     assert tab.post(family="flux", values={**values, "lora_weights": str(adapter)}).status_code == 400
     tab.post(family="flux", values={**values, "prompt": f"{PROMPT} --s 900"})
     wait_for(lambda: tab.request()["state"] == "generating" and tab.request()["total"] == 900)
+    assert [tab.request()[name] for name in ("image", "last", "images")] == [1, 1, 1]
     tab.post(family="flux", values=values)
     tab.post("/cancel", id=tab.request()["id"])
     assert tab.over()["error"] == "Cancelled"
