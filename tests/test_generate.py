@@ -4,6 +4,7 @@ import hashlib
 import shutil
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,10 @@ from sd_scripts.families.flux.model import FinalLayer
 from sd_scripts.families.flux.tiny import SHAPE
 from sd_scripts.families.registry import family_of
 from sd_scripts.formats.image_parameters import read_chunks
+from sd_scripts.generating import work
 from sd_scripts.generating.adapters import layers_of
 from sd_scripts.generating.generator import Generator
-from sd_scripts.generating.work import Worker, graph_count
+from sd_scripts.generating.work import Previews, Worker, graph_count
 from sd_scripts.library.compile_utils import compile_model
 from sd_scripts.library.safetensors_io import save_model
 from sd_scripts.options.catalog import script_for
@@ -246,6 +248,23 @@ def test_compiled_batches_of_one_request_share_their_graphs(
     events = [event for event in reporter.folder.events() if event["kind"] == "image"]  # type: ignore[union-attr]
     assert ["graphs" in event for event in events] == [True, *[False] * 5]
     assert sorted(event["number"] for event in events) == list(range(6))
+
+
+def test_the_next_preview_comes_after_ten_times_what_the_last_one_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, previews = SimpleNamespace(now=0.0), Previews(Reporter(RunFolder(tmp_path)))
+    monkeypatch.setattr(work, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    decoded_at = []
+
+    def decode() -> torch.Tensor:
+        decoded_at.append(clock.now)
+        clock.now += 3
+        return torch.zeros(3, 8, 8)
+
+    for clock.now in (1.0, 5.0, 33.5, 34.5):
+        previews(decode)
+    assert decoded_at == [1.0, 34.5]
 
 
 @pytest.fixture
