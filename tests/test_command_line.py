@@ -146,6 +146,10 @@ def test_output_config_never_overwrites(capsys, tmp_path):
     assert (tmp_path / "run.toml").read_text(encoding="utf-8") == "network_dim = 4\n"
 
 
+def test_output_config_needs_a_file_to_write(capsys):
+    assert refused(capsys, "--output_config") == ["output_config: needs config_file, the file to write"]
+
+
 def test_output_config_does_not_need_all_that_training_needs(tmp_path):
     with pytest.raises(SystemExit) as leaving:
         read_command_line(SDXL_LORA, ["--config_file", str(tmp_path / "a"), "--output_config", "--compile"])
