@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import subprocess
 import sys
 import zipfile
@@ -88,6 +89,10 @@ def test_another_cpu_torch_or_limit_of_instructions_has_another_folder(home, tmp
     assert avx2 == also_avx2
     assert len({avx2, avx512, limited, other_torch}) == 4
     assert {folder.parent for folder in (avx2, avx512, limited, other_torch)} == {avx2.parent}
+
+
+def test_patch_releases_of_python_share_compiled_code() -> None:
+    assert fingerprint().python == ".".join(platform.python_version_tuple()[:2])
 
 
 def test_the_version_of_pytorch_is_read_without_importing_it() -> None:
