@@ -6,13 +6,15 @@ import signal
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from runs_help import PATIENCE, wait_for
 
-from sd_scripts.runs import process
+from sd_scripts.runs import process, tool
 from sd_scripts.runs.folder import CONSOLE_MOST_BYTES, RunFolder, new_run_folder
 from sd_scripts.runs.process import RunningRun
+from sd_scripts.runs.reporter import Reporter
 from sd_scripts.runs.run_state import Mark, RunState
 from sd_scripts.runs.watched import FRESH, WatchedRun
 
@@ -376,3 +378,11 @@ def test_an_event_of_a_later_version_is_no_accident():
     run_state.apply({"kind": "confetti", "colour": "red"})
     assert run_state.state == "running"
     assert run_state.event_count == 1
+
+
+def test_a_tool_prints_its_progress_twice_a_second_and_at_the_end(capsys, monkeypatch):
+    progress = tool.start_phase(Reporter(None), "reading")
+    for done, now in enumerate([7.0, 7.3, 7.6, 8.0, 8.2, 8.3], start=1):
+        monkeypatch.setattr(tool, "time", SimpleNamespace(monotonic=lambda now=now: now))
+        progress(done, 6)
+    assert capsys.readouterr().out.splitlines() == [f"reading {done} of 6" for done in (1, 3, 5, 6)]
