@@ -43,6 +43,12 @@ def test_the_gains_of_dora_and_their_gradients_are_those_of_plain_products(
     assert (grads - plain_grads).norm() < 1e-2 * plain_grads.norm()
 
 
+def test_weights_whose_rows_are_not_multiples_of_16_bytes_take_plain_products() -> None:
+    _, network = adapted(nn.Linear(204, 136).to(CUDA, torch.bfloat16), "dora", 8, {"axis": "out"}, shared=True)
+    (stack,) = network.gains.stacks
+    assert stack.kernels is None
+
+
 @pytest.mark.parametrize(
     "sizes", [(8, 160, 8, 160, 32), (8, 1280, 8, 160, 32), (8, 80, 8, 320, 16), (3, 10, 5, 12, 12)]
 )
