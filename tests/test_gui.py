@@ -7,7 +7,7 @@ import re
 import struct
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -398,6 +398,11 @@ def test_numbers_have_no_limits_of_gradio_and_unset_ones_are_texts(form):
             assert component.minimum is component.maximum is component.precision is None
         if isinstance(component, gr.Number | gr.Slider):
             assert not form.options[name].nullable, f"{name}: Gradio would make 0 of an unset number"
+
+
+def test_whole_numbers_within_a_short_range_have_a_slider(form):
+    workers = form.options["max_data_loader_n_workers"]
+    assert [kind(replace(workers, within=limits)) for limits in ((100, 120), (0, 64))] == ["slider", "number"]
 
 
 def test_an_emptied_field_is_unset_or_told(form):
