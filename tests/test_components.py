@@ -9,7 +9,7 @@ import pytest
 import safetensors.torch
 import torch
 from torch import Tensor, nn
-from training_help import CAPTIONS_IN_THE_STEP, images, train, train_whole
+from training_help import CAPTIONS_IN_THE_STEP, ENCODED, images, train, train_whole
 
 from sd_scripts.families.components import WeightSource
 from sd_scripts.library.model_reader import read_weights
@@ -48,14 +48,29 @@ def prompts(tmp_path: Path) -> Path:
     return path
 
 
-def test_each_component_is_freed_before_the_denoiser_is_loaded(
+def test_each_component_is_freed_before_the_denoiser_is_loaded_and_later_runs_load_it_alone(
     each_miniature: Any, tmp_path: Path, loads: list[tuple[str, set[str]]]
 ) -> None:
-    assert train(each_miniature, tmp_path / "out", max_train_steps=1).status == 0
+    data = images(tmp_path / "images")
     first, *second = ENCODERS[each_miniature.family]
-    (denoiser, alive) = loads.pop()
-    assert loads == [(VAES[each_miniature.family], set()), (first, set()), *((each, {first}) for each in second)]
-    assert alive == set(), denoiser
+    encoders = [(VAES[each_miniature.family], set()), (first, set()), *((each, {first}) for each in second)]
+    for needed in (encoders, []):
+        run = train(each_miniature, tmp_path / "out", max_train_steps=1, train_data_dir=data, **ENCODED)
+        assert run.status == 0
+        (denoiser, alive) = loads.pop()
+        assert loads == needed
+        assert alive == set(), denoiser
+        loads.clear()
+
+
+def test_samples_and_a_compiled_vae_need_the_vae_of_which_all_latents_are_on_disk(
+    any_miniature: Any, tmp_path: Path, prompts: Path, loads: list[tuple[str, set[str]]]
+) -> None:
+    compiled = {"compile": True, "compile_vae": True, "compile_backend": "eager"}
+    for options in ({}, {"sample_prompts": prompts}, compiled):  # the first fills the caches
+        loads.clear()
+        assert train(any_miniature, tmp_path / "out", max_train_steps=1, **ENCODED, **options).status == 0
+        assert VAE in {name for name, _ in loads}
 
 
 def test_samples_need_no_text_encoder_and_show_the_same_image(

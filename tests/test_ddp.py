@@ -15,9 +15,20 @@ from backend_help import FailingCode, backends
 from fresh import together
 from test_full_run import base_of
 from torch import Tensor
-from training_help import ALONE, FULL, Run, equal, images, run, settings_for, train_whole
+from training_help import (
+    ALONE,
+    ENCODED,
+    FULL,
+    Run,
+    encoding_is_usual,
+    equal,
+    images,
+    run,
+    settings_for,
+    train_whole,
+)
 
-from sd_scripts.formats.toml_files import write_toml
+from sd_scripts.formats.toml_files import read_toml, write_toml
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.training.context import Context
 from sd_scripts.training.gradient_averaging import MAX_IN_FLIGHT
@@ -57,13 +68,21 @@ def copies(folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 
 def configure(folder: Path, miniature: Any, **values: Any) -> Path:
     """A settings file; the output is `folder`/out and the run's folder is run in it."""
+    usual = encoding_is_usual(values)
+    data = miniature.data_dir.parent / "six encoded" if usual else folder / "images"
     paths = {
-        "train_data_dir": str(images(folder / "images", count=6)),
+        **(ENCODED if usual else {}),
+        "train_data_dir": str(images(data, count=6)),
         "output_dir": str(folder / "out"),
         "run_dir": str(folder / "out" / "run"),
     }
     write_toml(folder / "run.toml", {**_plain(settings_for(miniature)), **paths, **values})
     return folder / "run.toml"
+
+
+def data_of(folder: Path) -> str:
+    """The images of the run that was configured there."""
+    return str(read_toml(folder / "run.toml")["train_data_dir"])
 
 
 def _plain(settings: dict[str, Any]) -> dict[str, Any]:
@@ -227,7 +246,7 @@ def train_as_two(two: Run, miniature: Any, monkeypatch: pytest.MonkeyPatch, **va
         return torch.Generator().manual_seed(context.number(micro, step, 0))
 
     monkeypatch.setattr(Context, "generator", generator)
-    data = two.output.with_name("images")
+    data = data_of(two.output.parent)
     return train_whole(
         miniature, two.output.with_name("one"), train_data_dir=data, gradient_accumulation_steps=2, **values
     )

@@ -405,7 +405,7 @@ def test_a_state_that_does_not_say_what_it_was_made_with_still_loads(
     shutil.copytree(undisturbed.output.parent / "images", tmp_path / "images")
     state = shutil.copytree(state_of(undisturbed, 7), tmp_path / "out" / "old-state")
     rewrite_progress(state, "origin", "hyperparameters", "files")
-    rest = train(any_miniature, tmp_path / "out", **STATES, resume=state)
+    rest = train(any_miniature, tmp_path / "out", train_data_dir=tmp_path / "images", **STATES, resume=state)
     assert equal(rest.tensors(), undisturbed.tensors())
     assert warnings_of(rest) == ["resume: the state does not record its settings, so changes since cannot be reported"]
 
@@ -490,7 +490,8 @@ def test_latest_takes_the_newest_state_that_fits_and_refuses_before_loading_if_n
     lion = adamw["makers"] | {"optimizer_type": "lion_pytorch.lion_pytorch.Lion"}
     rewrite_progress(older)  # without checksums, so that both are
     rewrite_progress(newest, makers=lion)
-    rest = train(any_miniature, tmp_path / "out", **STATES | {"resume": "latest", "save_every_n_steps": None})
+    own: dict[str, Any] = {"train_data_dir": tmp_path / "images"}
+    rest = train(any_miniature, tmp_path / "out", **own, **STATES | {"resume": "latest", "save_every_n_steps": None})
     assert rest.losses == undisturbed.losses[3:]
     (skipped,) = [text for text in warnings_of(rest) if "skipped" in text]
     assert str(newest) in skipped

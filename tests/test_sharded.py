@@ -17,7 +17,7 @@ from accelerate.commands.launch import launch_command_parser
 from backend_help import backends
 from fresh import PATIENCE, group, launch, outcome, together, told_in
 from scripts_help import FLUX_FULL
-from test_ddp import TOLERANCE, apart, configure, copies, train_as_two, train_group, train_in_group
+from test_ddp import TOLERANCE, apart, configure, copies, data_of, train_as_two, train_group, train_in_group
 from test_full_run import base_of, of_denoiser
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -142,7 +142,7 @@ def test_one_process_goes_on_from_a_state_of_two_and_two_from_that_of_one(any_mi
     two = train_shards(tmp_path / "two", any_miniature, **values, max_train_steps=2)
     one = train_whole(
         any_miniature, tmp_path / "one", **values, max_train_steps=4, resume=two.output / "short-state",
-        train_data_dir=tmp_path / "two" / "images",
+        train_data_dir=data_of(tmp_path / "two"),
     )  # fmt: skip
     assert one.steps == [3, 4]
     state = torch.load(one.output / "short-state" / "state.pt", weights_only=True)

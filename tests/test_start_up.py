@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from training_help import equal, images, settings_for, train
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, T5Config, T5EncoderModel
 
+from sd_scripts.families.components import VAE
 from sd_scripts.families.flux.family import FLUX
 from sd_scripts.families.outlines import CLIPTextOutline, CLIPTextProjectionOutline, T5EncoderOutline
 from sd_scripts.families.sdxl.family import SDXL
@@ -138,10 +139,10 @@ def adapted(module: torch.nn.Module) -> list[tuple[str, str]]:
     return [(path, type(each).__name__) for path, each in module.named_modules() if type(each).__name__ in kinds]
 
 
-def test_the_cache_key_of_text_encoders_is_the_same_before_they_are_loaded(miniature: Any, flux_miniature: Any):
+def test_cache_keys_are_the_same_before_vae_and_text_encoders_are_loaded(miniature: Any, flux_miniature: Any):
     for family, files in ((SDXL, miniature.files), (FLUX, flux_miniature.files)):
         components = opened(family, files)
-        names = components.encoder_names
+        names = [VAE, *components.encoder_names]
         assert all(components.sources[name].loads_plainly and not components.is_loaded(name) for name in names)
         unread = weights_digest(map(components.first_values, names))
         components.load(*names)

@@ -1,6 +1,8 @@
 """Short runs of the whole trainer on the miniature, in this process, and what they left behind."""
 
 import logging
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -67,6 +69,15 @@ PIVOTAL: dict[str, Any] = {**ALONE, "network_dim": 2, "network_train_unet_only":
 GRAPHS = {"sdxl": 9, "flux": 2, "flux_kontext": 2, "qwen_image": 1, "qwen_image_edit": 1}
 """Of a compiled LoRA run on images of one size."""
 
+ENCODED: dict[str, Any] = {"cache_latents_to_disk": True, "cache_text_encoder_outputs_to_disk": True}
+"""What the first run of a session encodes, the others read."""
+CHANGES_NO_ENCODING = re.compile(
+    "blocks_to_swap|compile.*|ema.*|gradient_.*|learning_rate|loss_type|lr_.*|max_grad_norm|max_train_.*|min_snr_gamma|"
+    "network_(alpha|args|dim|dropout|module)|noise_.*|optimizer_.*|output_name|resume|save_.*|seed|train_batch_size|"
+    "unet_lr|use_ema"
+)
+"""Options with which images and captions are encoded as they are without them."""
+
 CAPTIONS_IN_THE_STEP: dict[str, Any] = {"cache_text_encoder_outputs": None}
 TEXT_ENCODERS_TOO: dict[str, Any] = {"cache_text_encoder_outputs": None, "network_train_unet_only": None}
 
@@ -107,12 +118,21 @@ def train(miniature: Any, output: Path, method: str = "lora", **values: Any) -> 
     """Train on two images beside the output, or on train_data_dir; settings go through a TOML file."""
     settings = {**settings_for(miniature), "output_dir": output, "run_dir": output / "run", **values}
     if "train_data_dir" not in settings and "dataset_config" not in settings:
-        settings["train_data_dir"] = images(output.parent / "images")
+        if encoding_is_usual(values):
+            settings |= {**ENCODED, "train_data_dir": images(miniature.data_dir.parent / "encoded")}
+        else:
+            settings["train_data_dir"] = images(output.parent / "images")
     if "control_directory" in miniature.files and "control_directory" not in values:
         settings["control_directory"] = settings.get("train_data_dir")  # each image is its own control image
     config = output.with_name(f"{output.name}.toml")
     write_toml(config, {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()})
     return run(["--config_file", str(config)], output, miniature.family, method)
+
+
+def encoding_is_usual(values: Mapping[str, Any]) -> bool:
+    """Whether a run with these settings, beside SHORT, can share the images that others have encoded."""
+    own = {name for name, value in values.items() if FULL.get(name, 0) != value}
+    return all(map(CHANGES_NO_ENCODING.fullmatch, own))
 
 
 def train_whole(miniature: Any, output: Path, **values: Any) -> Run:

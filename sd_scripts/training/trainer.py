@@ -64,6 +64,7 @@ from sd_scripts.training.training_data import (
     batches_per_epoch,
     encode_ahead,
     place_on_device,
+    reads_vae_late,
     warn_about_cut_texts,
 )
 from sd_scripts.training.update_graph import UpdateGraph
@@ -249,7 +250,6 @@ class Trainer:
         for remark in model_checks.model_remarks(context.settings, Path(components.source)):
             context.warn(remark)
         components.on_load = partial(self.method.change_base, family, components, context)
-        components.load(VAE)
         training_data = TrainingData(
             context=context,
             family=family,
@@ -258,10 +258,13 @@ class Trainer:
             trains_encoder=self.method.trains_text_encoders(family, context),
             prompts=prompts,
         )
+        keep_all = self.method.needs_all(family, context.settings)
+        if not reads_vae_late(training_data, keep_all=keep_all):
+            components.load(VAE)
         warn_about_cut_texts(training_data)
         self.compilation = Compilation(context, family, components, training_data.shapes(), checks=checks_compile)
         self.compilation.compile_ahead()
-        encode_ahead(training_data, self.compilation, keep_all=self.method.needs_all(family, context.settings))
+        encode_ahead(training_data, self.compilation, keep_all=keep_all)
         self.compilation.watch(0)
         context.phase("loading")
         components.load(DENOISER)

@@ -21,6 +21,7 @@ from sd_scripts.data.text_caching import TextStore, cache_text
 from sd_scripts.families.components import VAE, Components, FirstValues
 from sd_scripts.families.family import Family, Tokens
 from sd_scripts.families.sampling import eval_mode, on_device
+from sd_scripts.options.compile import CompileMoreOptions
 from sd_scripts.options.dataset import CAPTIONS_AT_ONCE, CacheOptions, DatasetOptions
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.prompt_lines import SamplePrompt
@@ -123,15 +124,14 @@ def warn_about_cut_texts(training_data: TrainingData) -> None:
 
 
 def encode_ahead(training_data: TrainingData, compilation: Compilation, *, keep_all: bool) -> None:
-    """Fill the caches that the options ask for and encode the sample prompts. The VAE and then the text encoders are
-    loaded, and freed unless steps or samples need them, or `keep_all`."""
+    """Fill the caches that the options ask for and encode the sample prompts. The VAE, which is loaded or read late,
+    and then the text encoders, which are loaded here, are freed unless steps or samples need them, or `keep_all`."""
     components, cache = training_data.components, training_data.context.settings[CacheOptions]
     if cache.caches_latents:
         cache_images(training_data, compilation.with_fallback)
         if not keep_all and not training_data.prompts:
             components.free(VAE)
-    reads_late = _reads_encoders_late(training_data, keep_all=keep_all)
-    if not reads_late:
+    if not _reads_encoders_late(training_data, keep_all=keep_all):
         components.load(*components.encoder_names)
     if cache.caches_text:
         cache_captions(training_data)
@@ -142,30 +142,39 @@ def encode_ahead(training_data: TrainingData, compilation: Compilation, *, keep_
     training_data.context.accelerator.wait_for_everyone()
 
 
+def reads_vae_late(training_data: TrainingData, *, keep_all: bool) -> bool:
+    """Return whether the VAE is loaded only once an image must be encoded: if all latents are on disk, the run needs
+    none."""
+    settings = training_data.context.settings
+    to_disk, compiled = settings[CacheOptions].cache_latents_to_disk, settings[CompileMoreOptions].compile_vae
+    needed = keep_all or bool(training_data.prompts) or compiled
+    return to_disk and not needed and _load_plainly(training_data.components, [VAE])
+
+
 def _reads_encoders_late(training_data: TrainingData, *, keep_all: bool) -> bool:
-    """Return whether the text encoders are loaded only once a caption must be encoded: if all are on disk, the run
-    needs none. What changes the encoders' weights once they are read is read first, since the cache key tells it."""
+    """Return whether the text encoders are loaded only once a caption must be encoded. What changes the encoders'
+    weights once they are read is read first, since the cache key tells it."""
     settings, components = training_data.context.settings, training_data.components
     network = settings.get(NetworkOptions)
     unchanged = not (network and network.base_weights)
-    return (
-        settings[CacheOptions].cache_text_encoder_outputs_to_disk
-        and unchanged
-        and not keep_all
-        and not any(training_data.trains_encoder)
-        and all(name in components.sources for name in components.encoder_names)
-        and all(components.sources[name].loads_plainly for name in components.encoder_names)
-    )
+    to_disk = settings[CacheOptions].cache_text_encoder_outputs_to_disk
+    needed = keep_all or any(training_data.trains_encoder)
+    return to_disk and unchanged and not needed and _load_plainly(components, components.encoder_names)
+
+
+def _load_plainly(components: Components, names: Iterable[str]) -> bool:
+    """Return whether the cache key can be told from the files of these components."""
+    return all(name in components.sources and components.sources[name].loads_plainly for name in names)
 
 
 def cache_images(training_data: TrainingData, run: Callable[[Callable[[], Tensor]], Tensor]) -> None:
-    """Fill the latent cache with the VAE, which is loaded; `run` calls what it is given, such as compiled code."""
+    """Fill the latent cache with the VAE; `run` calls what it is given, such as compiled code."""
     context, components, family = training_data.context, training_data.components, training_data.family
     cache = context.settings[CacheOptions]
-    with _moved_on_demand(context, [components.vae]) as move:
+    with _ready_on_demand(training_data, [VAE]) as ready:
 
         def encode(pixels: Tensor) -> Tensor:
-            move()
+            ready()
             return run(partial(family.encode_images, components, pixels))
 
         training_data.latents = cache_latents(
@@ -178,20 +187,14 @@ def cache_images(training_data: TrainingData, run: Callable[[Callable[[], Tensor
 
 
 def cache_captions(training_data: TrainingData) -> None:
-    """Fill the text cache with the text encoders, which are loaded, and encode the sample prompts."""
+    """Fill the text cache with the text encoders, and encode the sample prompts."""
     context, components, family = training_data.context, training_data.components, training_data.family
     cache, fits = context.settings[CacheOptions], family.text.cache_fits
     to_disk, batch_size = cache.cache_text_encoder_outputs_to_disk, cache.text_encoder_batch_size or CAPTIONS_AT_ONCE
-    with _moved_on_demand(context, components.text_encoders) as move_loaded:
-
-        def move() -> None:
-            for name in components.encoder_names:
-                if not components.is_loaded(name):
-                    components.load(name)
-            move_loaded()
+    with _ready_on_demand(training_data, components.encoder_names) as ready:
 
         def encode(captions: list[str]) -> dict[str, Tensor]:
-            move()
+            ready()
             tokens = family.text.tokenize(components, captions, context.settings)
             with torch.no_grad():
                 return family.text.encode(components, tokens)
@@ -209,7 +212,7 @@ def cache_captions(training_data: TrainingData) -> None:
             fits=partial(fits, components) if fits else None,
         )
         if training_data.prompts:
-            move()
+            ready()
             training_data.encode_prompts()
 
 
@@ -237,16 +240,20 @@ def _cache_job(context: Context, phase: str, to_disk: bool, batch_size: int) -> 
 
 
 @contextmanager
-def _moved_on_demand(context: Context, modules: Sequence[nn.Module]) -> Iterator[Callable[[], None]]:
-    """Yield a function that moves the modules to the device until the end of the block: full caches need none."""
+def _ready_on_demand(training_data: TrainingData, names: Sequence[str]) -> Iterator[Callable[[], None]]:
+    """Yield a function that loads the components, if they are not, and moves them to the device until the end of the
+    block: full caches need none."""
+    components, device = training_data.components, training_data.context.device
     with ExitStack() as moved:
 
-        def move() -> None:
-            for module in modules:
-                moved.enter_context(on_device(module, context.device))
+        def ready() -> None:
+            for name in names:
+                if not components.is_loaded(name):
+                    components.load(name)
+                moved.enter_context(on_device(components.module(name), device))
 
-        yield move
-    if context.device.type == "cuda":
+        yield ready
+    if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
