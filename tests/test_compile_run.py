@@ -9,7 +9,7 @@ import torch
 from backend_help import FailingCode, backends
 from data_help import make_folder
 from diffusers import AutoencoderKL
-from training_help import Run, train, train_whole
+from training_help import Run, images, train, train_whole
 
 from sd_scripts.runs import compile_cache
 from sd_scripts.training.reporting import StepReporter
@@ -290,6 +290,6 @@ def test_an_error_before_the_first_step_is_none_of_cuda_graphs(
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(AutoencoderKL, "encode", encode)
-    run = train(any_miniature, tmp_path / "run", **REDUCED)
+    run = train(any_miniature, tmp_path / "run", train_data_dir=images(tmp_path / "images"), **REDUCED)
     (failed,) = run.told("failed")
     assert failed["error"] == "the GPU is out of memory"

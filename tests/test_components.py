@@ -54,13 +54,14 @@ def test_each_component_is_freed_before_the_denoiser_is_loaded_and_later_runs_lo
     data = images(tmp_path / "images")
     first, *second = ENCODERS[each_miniature.family]
     encoders = [(VAES[each_miniature.family], set()), (first, set()), *((each, {first}) for each in second)]
-    for needed in (encoders, []):
-        run = train(each_miniature, tmp_path / "out", max_train_steps=1, train_data_dir=data, **ENCODED)
-        assert run.status == 0
-        (denoiser, alive) = loads.pop()
-        assert loads == needed
-        assert alive == set(), denoiser
-        loads.clear()
+    options = {"max_train_steps": 1, "train_data_dir": data, **ENCODED}
+    assert train(each_miniature, tmp_path / "out", **options).status == 0
+    (denoiser, alive) = loads.pop()
+    assert loads == encoders
+    assert alive == set(), denoiser
+    loads.clear()
+    assert train(each_miniature, tmp_path / "again", **options).status == 0
+    assert [name for name, _ in loads] == [denoiser]
 
 
 def test_samples_and_a_compiled_vae_need_the_vae_of_which_all_latents_are_on_disk(

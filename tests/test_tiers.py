@@ -33,7 +33,7 @@ def test_a_marker_of_the_test_comes_before_its_module() -> None:
 
 
 def test_a_fast_test_cannot_train(tmp_path: Path) -> None:
-    model: Any = SimpleNamespace(family="sdxl", files={})
+    model: Any = SimpleNamespace(family="sdxl", files={}, data_dir=tmp_path / "images")
     assert tiers.current == "fast"
     with pytest.raises(AssertionError, match="a fast test does not train"):
         train(model, tmp_path / "out")

@@ -37,7 +37,7 @@ def test_the_console_shows_how_far_long_phases_and_the_steps_are(
 ) -> None:
     monkeypatch.setattr(context, "LOG_SECONDS", 0)
     monkeypatch.setattr(reading_progress, "SECONDS", 0)
-    train(any_miniature, tmp_path / "out", max_train_steps=1)
+    train(any_miniature, tmp_path / "out", max_train_steps=1, train_data_dir=images(tmp_path / "images"))
     said = capsys.readouterr().err
     assert "reading the dataset: 4 of 4\n" in said  # captions and sizes
     assert "caching latents: 2 of 2\n" in said
@@ -60,7 +60,7 @@ def test_flags_give_the_run_that_the_file_gives(plain: Run, any_miniature: Any, 
     output = tmp_path / "by flags"
     given = {
         **settings_for(any_miniature),
-        "train_data_dir": plain.output.parent / "images",
+        "train_data_dir": images(tmp_path / "images"),
         "output_dir": output,
         "run_dir": output / "run",
     }

@@ -72,7 +72,7 @@ GRAPHS = {"sdxl": 9, "flux": 2, "flux_kontext": 2, "qwen_image": 1, "qwen_image_
 ENCODED: dict[str, Any] = {"cache_latents_to_disk": True, "cache_text_encoder_outputs_to_disk": True}
 """What the first run of a session encodes, the others read."""
 CHANGES_NO_ENCODING = re.compile(
-    "blocks_to_swap|compile.*|ema.*|gradient_.*|learning_rate|loss_type|lr_.*|max_grad_norm|max_train_.*|min_snr_gamma|"
+    "blocks_to_swap|compile(?!_vae|_text).*|ema.*|gradient_.*|learning_rate|loss_type|lr_.*|max_grad_norm|max_train_.*|min_snr_gamma|"
     "network_(alpha|args|dim|dropout|module)|noise_.*|optimizer_.*|output_name|resume|save_.*|seed|train_batch_size|"
     "unet_lr|use_ema"
 )
