@@ -8,7 +8,8 @@ supported() { # prints nothing; succeeds if $1 is a supported Python
     "$1" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' >/dev/null 2>&1
 }
 
-describe() { # prints $1's own path and the microseconds that a loop takes, if environments and compiled code can be made with it
+# Prints the microseconds that a loop takes in $1, and its own path, if environments and compiled code can be made with it.
+describe() {
     "$1" -c '
 import ensurepip, os, sys, sysconfig, time, venv
 os.stat(os.path.join(sysconfig.get_path("include"), "Python.h"))  # Triton and inductor need it
@@ -16,7 +17,7 @@ def loop():
     began = time.perf_counter()
     sum(number * number for number in range(100_000))
     return time.perf_counter() - began
-print(os.path.realpath(sys.executable), round(min(loop() for _ in range(20)) * 1e6))' 2>/dev/null
+print(round(min(loop() for _ in range(20)) * 1e6), os.path.realpath(sys.executable))' 2>/dev/null
 }
 
 # The first Python that is supported, unless another takes less than three quarters of its time: a Python that was
@@ -26,7 +27,7 @@ find_python() {
     for candidate in python3 python3.12 python3.11 python3.13 python3.10 python /usr/bin/python3; do
         supported "$candidate" || continue
         first=${first:-$candidate}
-        read -r path time < <(describe "$candidate") || continue
+        read -r time path < <(describe "$candidate") || continue
         [[ "$seen" == *" $path "* ]] && continue
         seen+="$path "
         if [ -z "$least" ] || [ $((4 * time)) -lt $((3 * least)) ]; then chosen=$candidate least=$time; fi

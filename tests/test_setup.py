@@ -20,7 +20,7 @@ esac
 
 
 def make(folder: Path, name: str, microseconds: int | None, supported: bool = True) -> None:
-    loop = "exit 1" if microseconds is None else f"echo /path/of/{name} {microseconds}"
+    loop = "exit 1" if microseconds is None else f"echo {microseconds} /path of/{name}"
     python = folder / name
     python.write_text(PYTHON.format(name=name, loop=loop, unsupported=int(not supported)))
     python.chmod(0o755)
