@@ -15,12 +15,14 @@ import ensurepip, os, sys, sysconfig, time, venv
 os.stat(os.path.join(sysconfig.get_path("include"), "Python.h"))  # Triton and inductor need it
 def loop():
     began = time.perf_counter()
-    sum(number * number for number in range(100_000))
-    return time.perf_counter() - began
-print(round(min(loop() for _ in range(20)) * 1e6), os.path.realpath(sys.executable))' 2>/dev/null
+    sum(number * number for number in range(50_000))
+    taken = time.perf_counter() - began
+    time.sleep(0.01)  # others may use the processor now
+    return taken
+print(round(min(loop() for _ in range(50)) * 1e6), os.path.realpath(sys.executable))' 2>/dev/null
 }
 
-# The first Python that is supported, unless another takes less than three quarters of its time: a Python that was
+# The first Python that is supported, unless another takes less than five sixths of its time: a Python that was
 # built without optimizations, as pyenv builds it unless told otherwise, takes 1.5 times as long for all that is Python.
 find_python() {
     local candidate first="" chosen="" path time least="" seen=" "
@@ -30,7 +32,7 @@ find_python() {
         read -r time path < <(describe "$candidate") || continue
         [[ "$seen" == *" $path "* ]] && continue
         seen+="$path "
-        if [ -z "$least" ] || [ $((4 * time)) -lt $((3 * least)) ]; then chosen=$candidate least=$time; fi
+        if [ -z "$least" ] || [ $((6 * time)) -lt $((5 * least)) ]; then chosen=$candidate least=$time; fi
     done
     if [ -n "$first" ]; then echo "${chosen:-$first}"; return; fi
     echo "No Python 3.10, 3.11, 3.12 or 3.13 was found. Install one, for example with: sudo apt install python3 python3-venv" >&2
