@@ -107,7 +107,7 @@ def panel_of(tab: str) -> str:
 
 
 def refused(error: ValueError | OSError, form: Form, fields: Iterable[Field]) -> str:
-    """Return why a tool does nothing, with links to its fields and to those of the form."""
+    """Return the error message of a tool, with links to its own fields and to those of the form."""
     links = form.links.with_fields({field.name: field for field in fields}, panel_of(form.tab))
     return links.refused(ValueError(sentence_of(error)))
 

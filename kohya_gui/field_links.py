@@ -48,7 +48,7 @@ def _head(said: str) -> tuple[list[str], str]:
 class FieldLinks:
     """Renders sentences that begin with an option's name for the page.
 
-    `options` may have fields of a tool among them, whose names are no keys and so are not shown. `shown` are those that
+    `options` may include the fields of a tool; their names are not keys, so they are not shown. `shown` are those that
     have a field, whose element has the id `form-name`; `panels` returns the ids of the folded panels around it,
     outermost first.
     """

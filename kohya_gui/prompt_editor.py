@@ -229,7 +229,7 @@ def remarks(prompt: SamplePrompt, entry: Entry, family: str) -> Iterable[str]:
     if (height, width) != (prompt.height, prompt.width):
         yield f"{prompt.width} × {prompt.height} becomes {width} × {height}: sides are multiples of {multiple}"
     if card_of(family).has("noise_schedule") and prompt.sampler and prompt.sampler not in SAMPLERS:
-        yield f"unknown sampler {prompt.sampler}: choose one of those of sample_sampler"
+        yield f"unknown sampler {prompt.sampler}: choose one that sample_sampler lists"
 
 
 def inserts(family: str) -> str:

@@ -130,7 +130,7 @@ def train(miniature: Any, output: Path, method: str = "lora", **values: Any) -> 
 
 
 def encoding_is_usual(values: Mapping[str, Any]) -> bool:
-    """Whether a run with these settings, beside SHORT, can share the images that others have encoded."""
+    """Whether a run with these settings on top of SHORT can share the images that other runs have encoded."""
     own = {name for name, value in values.items() if FULL.get(name, 0) != value}
     return all(map(CHANGES_NO_ENCODING.fullmatch, own))
 

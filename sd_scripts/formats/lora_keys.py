@@ -140,7 +140,7 @@ def misunderstood(keys: LoraKeys) -> str:
 
 
 def without_layers(keys: LoraKeys) -> str:
-    """Return that a file with these keys is no LoRA, to follow its name; "" if it has a layer of one."""
+    """Return why a file with these keys is not a LoRA, to follow the file's name; "" if it has LoRA layers."""
     if keys.layers:
         return ""
     return f"contains no layers of a LoRA, but {f'keys such as {some(keys.others)}' if keys.others else 'no tensors'}"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from sd_scripts.families.registry import card_of
 from sd_scripts.options.layer_rules import Rank, Rules, Warn
 from sd_scripts.options.network import DEFAULT_DIM, NetworkOptions
 from sd_scripts.options.network_args import NetworkArguments
@@ -102,8 +103,6 @@ class NetworkChoice:
     @classmethod
     def read(cls, settings: Settings, warn: Warn) -> Self:
         """Read the settings of a built-in network. Raises ValueError naming the option; warns of unknown keys."""
-        from sd_scripts.families.registry import card_of  # the cards name groups of options
-
         card, options = card_of(settings.script.family), settings[NetworkOptions]
         chosen, given = options.built_in, _arguments(settings, card.network_groups)
         plus = given.number("loraplus_lr_ratio")

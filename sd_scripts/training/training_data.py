@@ -152,8 +152,8 @@ def reads_vae_late(training_data: TrainingData, *, keep_all: bool) -> bool:
 
 
 def _reads_encoders_late(training_data: TrainingData, *, keep_all: bool) -> bool:
-    """Return whether the text encoders are loaded only once a caption must be encoded. What changes the encoders'
-    weights once they are read is read first, since the cache key tells it."""
+    """Return whether the text encoders are loaded only once a caption must be encoded. With
+    base_weights they are loaded first, since the cache key depends on the merged weights."""
     settings, components = training_data.context.settings, training_data.components
     network = settings.get(NetworkOptions)
     unchanged = not (network and network.base_weights)

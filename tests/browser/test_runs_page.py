@@ -136,7 +136,7 @@ def test_a_queue_and_its_run_outlive_a_killed_gui_and_a_reload_and_the_run_is_co
 
 
 def unfold_plan(page: Page, unfolded: bool) -> None:
-    """In one step: a plan that comes meanwhile has another element, which is unfolded if this one was."""
+    """Find and change the element in one step, since a new plan may replace it at any moment."""
     page.evaluate("unfolded => { document.querySelector('#lora-plan .plan').open = unfolded }", unfolded)
 
 
