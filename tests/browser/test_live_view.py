@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from runs_help import TELLING
+from runs_help import TELLING, wait_for
 
 from browser.page_help import SLOW, Gui, expect, field
 from sd_scripts.library.media import Media
 from sd_scripts.runs.events import EventLog
 from sd_scripts.runs.folder import RunFolder, new_run_folder
 from sd_scripts.runs.queue import PlannedRun, RunQueue
+from sd_scripts.runs.run_state import ENDED
 from sd_scripts.runs.store import RunStore
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -66,14 +67,33 @@ def tell_past(log: EventLog, place: Path) -> None:
     log("failed", error="the loss is no number", remedy="lower learning_rate", details="Traceback")
 
 
-@pytest.fixture(scope="module")
-def long(queue: RunQueue, tmp_path_factory: pytest.TempPathFactory) -> int:
-    """A run that goes on after 100,000 steps."""
-    folder = new_run_folder(tmp_path_factory.mktemp("long"), "long")
-    argv = [sys.executable, "-c", TELLING, str(folder.path), "120000", "100000", "0.05"]
-    return queue.add(
-        PlannedRun(folder=folder, argv=argv, environment={"PYTHONPATH": str(REPO)}, name="long", tab="lora")
-    )
+@pytest.fixture(autouse=True)
+def _forgotten(queue: RunQueue) -> Iterator[None]:
+    """Only the runs that tests share outlive a test: a later test may look for the newest of the list."""
+    known = {row.id for row in queue.store.rows()}
+    yield
+    for row in queue.store.rows():
+        if row.id not in known and row.name not in ("past", "long") and row.state in ENDED:
+            queue.forget(row.id)
+
+
+@pytest.fixture
+def idle(queue: RunQueue) -> None:
+    """No training goes on, so that the next one starts at once, whatever the tests before left running."""
+    for row in queue.store.living():
+        queue.end_now(row.id)
+    wait_for(lambda: not queue.store.living())
+
+
+@pytest.fixture
+def long(queue: RunQueue, tmp_path: Path) -> int:
+    """A run that goes on after 100,000 steps: the one of the test before, unless that stopped it."""
+    for row in queue.store.rows():
+        if row.name == "long":
+            if queue.watch(row.id).alive:
+                return row.id
+            queue.forget(row.id)
+    return queue.add(plan(new_run_folder(tmp_path, "long"), "long", TELLING, "120000", "100000", "0.05"))
 
 
 def look_at(page: Any, name: str) -> Any:
@@ -103,7 +123,7 @@ def plan(folder: RunFolder, name: str, program: str, *words: str) -> PlannedRun:
     return PlannedRun(folder=folder, argv=argv, environment={"PYTHONPATH": str(REPO)}, name=name, tab="lora")
 
 
-def test_the_panel_stays_with_a_run_that_ends(page, queue, over, tmp_path):
+def test_the_panel_stays_with_a_run_that_ends(page, queue, idle, over, tmp_path):
     run = queue.add(plan(new_run_folder(tmp_path, "leaving"), "leaving", LEAVES_SLOWLY))
     view = page.locator("#lora-run .run")
     expect(view.locator(".run-name")).to_have_text("leaving")
@@ -126,7 +146,7 @@ time.sleep(600)
 """
 
 
-def test_the_time_that_compiling_takes_goes_on_while_nothing_is_told(page, queue, tmp_path):
+def test_the_time_that_compiling_takes_goes_on_while_nothing_is_told(page, queue, idle, tmp_path):
     run = queue.add(plan(new_run_folder(tmp_path, "compiling"), "compiling", COMPILES))
     view = page.locator("#lora-run .run")
     expect(view.locator(".run-phase")).to_contain_text("Compiling · 3 graphs so far")
@@ -275,7 +295,6 @@ def test_a_training_tab_shows_its_own_last_run(page, queue, tmp_path):
     expect(page.locator("#lora-run .run")).to_have_attribute("data-run", str(last))
     page.locator("#textual_inversion-button").click()
     expect(page.locator("#textual_inversion-run .run-none")).to_be_visible()
-    queue.forget(last)
 
 
 def test_all_samples_are_a_matrix_and_one_can_be_downloaded(page, over):
@@ -373,7 +392,7 @@ def test_the_settings_of_a_run_come_back_into_the_form_and_its_file_stays(page, 
 
 
 def test_the_title_tells_how_far_a_run_is_and_a_notification_that_it_ended_and_then_the_page_asks_less(
-    page, queue, tmp_path
+    page, queue, idle, tmp_path
 ):
     page.locator("#runs-button").click()
     page.evaluate("""() => {
