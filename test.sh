@@ -6,7 +6,14 @@ cd "$root"
 
 "$python" -m ruff check .
 "$python" -m ruff format --check .
-"$python" -m mypy
+# beside the tests, whose processes at first come from one core
+types=$(mktemp)
+trap 'kill $! 2>/dev/null || true; rm -f "$types"' EXIT
+"$python" -m mypy >"$types" 2>&1 &
+status=0
 # each process takes the longest test file that is left (tests/balance.py); on two cores, three leave none idle while one
 # waits for the browser
-exec "$python" -m pytest -n 3 --dist loadfile "$@"
+"$python" -m pytest -n 3 --dist loadfile "$@" || status=$?
+wait $! || status=$?
+cat "$types"
+exit "$status"

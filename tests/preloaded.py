@@ -1,6 +1,9 @@
 """What fresh processes find imported."""
 
+import threading
 from importlib import import_module
+
+from tqdm import tqdm
 
 from sd_scripts.runs import garbage_collection
 
@@ -12,3 +15,5 @@ with garbage_collection.importing():
         *("transformers.optimization", "diffusers.optimization", "torch.profiler", "torch._dynamo"),
     ):
         import_module(module)
+
+tqdm.set_lock(threading.RLock())  # its own is known to the system, where a process that is killed leaves it

@@ -8,6 +8,8 @@ import contextlib
 import ctypes
 import inspect
 import multiprocessing
+import multiprocessing.forkserver
+import multiprocessing.resource_tracker
 import multiprocessing.util
 import os
 import runpy
@@ -40,41 +42,12 @@ def warm_python(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(subprocess, "Popen", WarmPython)
 
 
-class WarmPython(subprocess.Popen):
-    """A child process like any other; one that would run a program in Python is forked."""
-
-    def takes(self, words: list[str]) -> bool:
-        """Return whether the process that runs this program, its name and flags, is forked."""
-        return True
-
-    def _execute_child(self, args: Any, *rest: Any) -> None:
-        if not (words := _program(args)) or not self.takes(words):
-            super()._execute_child(args, *rest)
-            return
-        given = inspect.signature(super()._execute_child).bind(args, *rest).arguments
-        names = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
-        of_child = [given[name] for name in ("p2cread", "c2pwrite", "errwrite")]
-        program = Program(
-            words=words,
-            environment={os.fsdecode(name): os.fsdecode(value) for name, value in (given["env"] or os.environ).items()},
-            folder=os.fspath(given["cwd"] or os.getcwd()),
-            streams=[Stream(usual if number == -1 else number) for usual, number in enumerate(of_child)],
-            new_session=given["start_new_session"],
-        )
-        self.pid = _forked_elsewhere(program) if multiprocessing.parent_process() is None else _forked_here(program)
-        self._child_created = True
-        self._close_pipe_fds(*(given[name] for name in names))
-
-
-def _program(args: Any) -> list[str]:
-    """Return what follows the name of Python, or nothing if it would run nothing that we can."""
-    if isinstance(args, str | bytes | os.PathLike):
-        return []
-    python, *words = map(os.fsdecode, args)
-    if words[:1] == ["-u"]:  # as a launcher starts it; the console is written line by line anyway
-        del words[0]
-    runs = python == sys.executable and words and (words[0] in ("-c", "-m") or words[0].endswith(".py"))
-    return words if runs else []
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes() -> None:
+    """Fork the processes of pytest-xdist, too, which then have one process to fork from: together, their imports and
+    those of a process to fork from for each would take 40 seconds of a core."""
+    if sys.platform == "linux":
+        subprocess.Popen = WarmTester  # type: ignore[misc]
 
 
 @dataclass
@@ -150,6 +123,65 @@ class Program:
             sys.argv = self.words
             sys.path.insert(0, str(Path(self.words[0]).parent))
             runpy.run_path(self.words[0], run_name="__main__")
+
+
+class Tester(Program):
+    """A process of pytest-xdist: the tests in it start processes as they would in one that was not forked."""
+
+    def _run(self) -> None:
+        subprocess.Popen = subprocess.Popen.__base__  # type: ignore[misc]
+        sys.stdin = os.fdopen(0, closefd=False)
+        multiprocessing.process._parent_process = None  # type: ignore[attr-defined]
+        # the server that forked this process can be asked for others, while its own children would start a new one
+        server = multiprocessing.forkserver._forkserver  # type: ignore[attr-defined]
+        server.ensure_running = multiprocessing.resource_tracker.ensure_running
+        for name, module in list(sys.modules.items()):  # pytest rewrites the assertions of what is imported only now
+            if (file := getattr(module, "__file__", None)) and Path(file).parent == Path(__file__).parent:
+                del sys.modules[name]
+        super()._run()
+
+
+class WarmPython(subprocess.Popen):
+    """A child process like any other; one that would run a program in Python is forked."""
+
+    program: type[Program] = Program
+
+    def takes(self, words: list[str]) -> bool:
+        """Return whether the process that runs this program, its name and flags, is forked."""
+        return True
+
+    def _execute_child(self, args: Any, *rest: Any) -> None:
+        if not (words := _program(args)) or not self.takes(words):
+            super()._execute_child(args, *rest)
+            return
+        given = inspect.signature(super()._execute_child).bind(args, *rest).arguments
+        names = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+        of_child = [given[name] for name in ("p2cread", "c2pwrite", "errwrite")]
+        program = self.program(
+            words=words,
+            environment={os.fsdecode(name): os.fsdecode(value) for name, value in (given["env"] or os.environ).items()},
+            folder=os.fspath(given["cwd"] or os.getcwd()),
+            streams=[Stream(usual if number == -1 else number) for usual, number in enumerate(of_child)],
+            new_session=given["start_new_session"],
+        )
+        self.pid = _forked_elsewhere(program) if multiprocessing.parent_process() is None else _forked_here(program)
+        self._child_created = True
+        self._close_pipe_fds(*(given[name] for name in names))
+
+
+def _program(args: Any) -> list[str]:
+    """Return what follows the name of Python, or nothing if it would run nothing that we can."""
+    if isinstance(args, str | bytes | os.PathLike):
+        return []
+    python, *words = map(os.fsdecode, args)
+    if words[:1] == ["-u"]:  # as a launcher starts it; the console is written line by line anyway
+        del words[0]
+    runs = python == sys.executable and words and (words[0] in ("-c", "-m") or words[0].endswith(".py"))
+    return words if runs else []
+
+
+class WarmTester(WarmPython):
+    program = Tester
 
 
 def _forked_here(program: Program) -> int:

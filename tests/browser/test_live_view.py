@@ -89,19 +89,17 @@ def idle(queue: RunQueue) -> None:
 def long(queue: RunQueue, tmp_path: Path) -> int:
     """A run that goes on after 100,000 steps: the one of the test before, unless that stopped it."""
     for row in queue.store.rows():
-        if row.name == "long":
-            if queue.watch(row.id).alive:
-                return row.id
-            queue.forget(row.id)
+        if row.name == "long" and queue.watch(row.id).alive:
+            return row.id
     return queue.add(plan(new_run_folder(tmp_path, "long"), "long", TELLING, "120000", "100000", "0.05"))
 
 
-def look_at(page: Any, name: str) -> Any:
+def look_at(page: Any, run: int) -> Any:
     """Choose a run in the tab Runs; its live view."""
     page.locator("#runs-button").click()
-    page.locator(".history .run-link", has_text=name).click()
+    page.locator(f".history [data-run='{run}'] .run-link").click()
     view = page.locator("#runs-run .run")
-    expect(view.locator(".run-name")).to_have_text(name)
+    expect(view).to_have_attribute("data-run", str(run))
     return view
 
 
@@ -157,7 +155,7 @@ def test_the_time_that_compiling_takes_goes_on_while_nothing_is_told(page, queue
 
 
 def test_an_error_is_shown_with_its_remedy_and_its_details_folded(page, over):
-    view = look_at(page, "past")
+    view = look_at(page, over)
     expect(view.locator(".badge")).to_have_text("Failed")
     alert = view.locator("[role=alert]")
     expect(alert).to_contain_text("the loss is no number")
@@ -168,7 +166,7 @@ def test_an_error_is_shown_with_its_remedy_and_its_details_folded(page, over):
 
 
 def test_a_sample_is_seen_large_and_the_keys_go_through_training_and_prompts(page, over):
-    view = look_at(page, "past")
+    view = look_at(page, over)
     expect(view.locator(".sample-group")).to_have_count(3)
     expect(view.locator(".sample-group").first).to_contain_text("Step 30")
     view.locator(".sample").first.click()
@@ -188,7 +186,7 @@ def test_a_sample_is_seen_large_and_the_keys_go_through_training_and_prompts(pag
 
 
 def test_a_zoomed_curve_is_smoothed_by_the_steps_before_it_too(page, over):
-    view = look_at(page, "past")
+    view = look_at(page, over)
     plot = view.locator(".curves-plot")
     plot.focus()
     page.keyboard.press("End")
@@ -200,7 +198,7 @@ def test_a_zoomed_curve_is_smoothed_by_the_steps_before_it_too(page, over):
 
 
 def test_the_console_is_searched_as_a_whole_and_else_shows_its_end(page, over):
-    view = look_at(page, "past")
+    view = look_at(page, over)
     view.locator(".console-box summary").click()
     expect(view.locator("pre.console")).to_contain_text("line 999")
     assert view.locator("pre.console").evaluate("text => text.scrollTop + text.clientHeight > text.scrollHeight - 30")
@@ -210,7 +208,7 @@ def test_the_console_is_searched_as_a_whole_and_else_shows_its_end(page, over):
 
 
 def test_a_long_run_is_drawn_on_without_losing_what_somebody_does_with_the_page(page, long):
-    view = look_at(page, "long")
+    view = look_at(page, long)
     expect(view.locator(".run-where")).to_contain_text("step 100", timeout=SLOW)
     expect(view.locator(".studio-chart canvas").first).to_be_visible()
     view.locator(".menu summary").click()
@@ -224,7 +222,7 @@ def test_a_long_run_is_drawn_on_without_losing_what_somebody_does_with_the_page(
 
 
 def test_a_long_run_is_watched_with_little_sent(page, long):
-    view = look_at(page, "long")
+    view = look_at(page, long)
     expect(view.locator(".run-where")).to_contain_text("step 10", timeout=SLOW)
     expect(view.locator(".studio-chart canvas").first).to_be_visible()
     sizes: list[int] = []
@@ -262,7 +260,7 @@ def test_a_run_that_is_forgotten_elsewhere_is_told_gone_and_leaves_the_list(page
     folder = RunFolder(tmp_path / "brief")
     folder.log()("finished", step=1)
     run = queue.store.add(folder, name="brief", tab="lora", state="finished").id
-    look_at(page, "brief")
+    look_at(page, run)
     queue.forget(run)
     expect(page.locator("#runs-run .run-none")).to_contain_text("Run not found")
     expect(page.locator(".history .run-link", has_text="brief")).to_have_count(0)
@@ -298,7 +296,7 @@ def test_a_training_tab_shows_its_own_last_run(page, queue, tmp_path):
 
 
 def test_all_samples_are_a_matrix_and_one_can_be_downloaded(page, over):
-    view = look_at(page, "past")
+    view = look_at(page, over)
     view.locator(".samples .section-head button").click()
     matrix = page.locator("dialog.sample-matrix .matrix")
     expect(matrix.locator(".matrix-head")).to_have_text(["Step 10", "Step 20", "Step 30"])
@@ -333,7 +331,7 @@ def test_the_list_is_in_the_order_of_starts_and_names_reasons_and_what_is_not_fo
 
 def test_a_run_gets_a_name_and_a_note_in_the_page(page, queue, tmp_path):
     id = ended(queue, tmp_path, "nameless", 7e9)
-    view = look_at(page, "nameless")
+    view = look_at(page, id)
     view.locator("[data-describe]").click()
     view.get_by_label("Run name").fill("the good one")
     view.get_by_label("Note").fill("rank 8")
@@ -379,9 +377,10 @@ def test_a_continued_run_is_drawn_with_the_steps_before_it_and_compared_by_its_s
 
 
 def test_the_settings_of_a_run_come_back_into_the_form_and_its_file_stays(page, queue, tmp_path):
-    config = queue.store.row(ended(queue, tmp_path, "second", 5e9)).folder / "config.toml"
+    run = ended(queue, tmp_path, "second", 5e9)
+    config = queue.store.row(run).folder / "config.toml"
     before = config.read_bytes()
-    look_at(page, "second").locator("[data-action=load]").click()
+    look_at(page, run).locator("[data-action=load]").click()
     expect(page.locator("#lora-start")).to_be_visible()
     expect(field(page, "output_name")).to_have_value("second")
     expect(field(page, "network_dim")).to_have_value("10")
