@@ -13,6 +13,7 @@ with garbage_collection.importing():
         *(f"sd_scripts.{name}" for name in ("sdxl_train_network", "sdxl_train", "training.trainer", "training.full")),
         *(f"sd_scripts.families.{name}" for name in ("sdxl.samplers", "flux.sampling")),
         *("transformers.optimization", "diffusers.optimization", "torch.profiler", "torch._dynamo"),
+        *("kohya_gui.lean_gradio", "kohya_gui.app"),
     ):
         import_module(module)
 
