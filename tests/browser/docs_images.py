@@ -26,9 +26,12 @@ class Scene:
     family: str
     top: str = ""
     """The element that is scrolled to the top."""
+    narrow: bool = False
+    """Make a second image, NAME-800, of the page on a narrow screen."""
 
 
 SCENES = {
+    "page": Scene(family="sdxl", narrow=True),
     "page-flux": Scene(family="flux"),
     "kontext": Scene(family="flux_kontext", top="#lora-panel-folders-and-dataset"),
     "qwen_image": Scene(family="qwen_image"),
@@ -61,9 +64,16 @@ def shoot(browser: Any, gui: Gui, scene: Scene, folder: Path, image: Path) -> No
     page.mouse.move(0, 0)
     if scene.top:
         page.locator(scene.top).evaluate("(part) => scrollTo(0, part.getBoundingClientRect().top + scrollY - 12)")
+    save(page, image)
+    if scene.narrow:
+        page.set_viewport_size({"width": 800, "height": 1200})
+        save(page, image.with_stem(f"{image.stem}-800"))
+    page.close()
+
+
+def save(page: Any, image: Path) -> None:
     page.wait_for_timeout(1500)  # curves and thumbnails arrive
     page.screenshot(path=image)
-    page.close()
     Image.open(image).quantize().save(image, optimize=True)  # a third of the bytes
 
 
