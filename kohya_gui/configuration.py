@@ -9,7 +9,7 @@ from typing import Any
 
 from kohya_gui import legacy_config
 from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
-from kohya_gui.launch_command import LaunchCommand, build, compile_settings_of_run
+from kohya_gui.launch_command import LaunchCommand, build
 from kohya_gui.recognise import is_foreign
 from kohya_gui.tabs import TABS, Tab
 from sd_scripts.families.card import FamilyCard
@@ -96,7 +96,7 @@ def open_file(path: Path, tab: Tab, shown: str | None = None, allowed_paths: All
             with_prompts = from_values(script_for(family, tab.method), {**legacy.values, PROMPTS: "prompts.txt"})
             opened = replace(opened, remarks=(*remarks, *with_prompts.remarks))
         return replace(opened, not_trained=legacy_config.not_trained(legacy.family))
-    raw = read_toml(path) | compile_settings_of_run(path)
+    raw = read_toml(path)
     if isinstance(raw.get("datasets"), list):
         raise ValueError(f"{path.name} is a dataset configuration, not a settings file; enter it under dataset_config")
     if (wanted := _tab_of(raw)) and wanted.method != tab.method:

@@ -10,14 +10,12 @@ from typing import Any, NamedTuple
 
 from kohya_gui.direct_start import direct_environment
 from sd_scripts.formats.words import shell_words
-from sd_scripts.options.catalog import SCRIPTS, flag_groups, script_path
-from sd_scripts.options.command_line import given_flags
+from sd_scripts.options.catalog import flag_groups, script_path
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.launch import LaunchOptions
 from sd_scripts.options.settings import Remark, Script, Settings
 from sd_scripts.options.spec import each_option
 from sd_scripts.options.training import TrainingOptions
-from sd_scripts.runs.folder import RunFolder, read_json
 
 
 class Start(NamedTuple):
@@ -52,20 +50,23 @@ def build(
 ) -> LaunchCommand:
     """Return the command that trains with `settings`, which must be valid.
 
-    The settings go into the file `toml_path` or, without one, into the command itself as flags; compile options are
-    always flags. `cpu` says that there is no GPU; None detects it. Nothing is written or started.
+    The settings go into the file `toml_path` or, without one, into the command itself as flags. Compile options are
+    flags in both cases, so that the command shows them. `cpu` says that there is no GPU; None detects it. Nothing is
+    written or started.
     """
     launch = settings[LaunchOptions]
     on_cpu = sees_no_gpu() if cpu is None else cpu
     several = launch.num_processes > 1
     where = script_path(script)
-    compiled, changed = compile_settings(settings), settings.changed()
-    names = (o.name for group in flag_groups(script) for o in each_option(group))
-    as_flags = {name: changed[name] for name in names if name in changed and name not in compiled}
+    changed = settings.changed()
+    values = settings.values()
+    names = [o.name for group in flag_groups(script) for o in each_option(group)]
+    compiled = {o.name: changed[o.name] for o in each_option(CompileOptions) if o.name in changed and o.is_on(values)}
+    others = {name: changed[name] for name in names if name in changed and name not in compiled}
     precision = settings[TrainingOptions].mixed_precision
     trained = [
         str(where),
-        *(("--config_file", str(toml_path)) if toml_path else setting_flags(as_flags)),
+        *(("--config_file", str(toml_path)) if toml_path else setting_flags(others)),
         *setting_flags(compiled),
         *(("--run_dir", str(run_dir)) if run_dir else ()),
     ]
@@ -77,11 +78,12 @@ def build(
         remarks.append(
             Remark("num_processes", "no GPU was found; run the command with ACCELERATE_USE_CPU=true in the environment")
         )
-    in_file = {name: value for name, value in settings.saved().items() if name not in compiled}
     direct = direct_environment(launch, precision, on_cpu)
     through_accelerate = Start(argv, environment)
     started = through_accelerate if direct is None else Start([sys.executable, *trained], environment | direct)
-    return LaunchCommand(argv=argv, toml=in_file, environment=environment, started=started, remarks=tuple(remarks))
+    return LaunchCommand(
+        argv=argv, toml=settings.saved(), environment=environment, started=started, remarks=tuple(remarks)
+    )
 
 
 def setting_flags(values: Mapping[str, Any]) -> list[str]:
@@ -98,28 +100,6 @@ def setting_flags(values: Mapping[str, Any]) -> list[str]:
                 # argparse would read a value that begins with a minus as a flag
                 flags += [f"--{name}={text}"] if text.startswith("-") else [f"--{name}", text]
     return flags
-
-
-def compile_settings(settings: Settings) -> dict[str, Any]:
-    """Return the compile options that differ from their defaults and have an effect: every command has them as flags,
-    to be seen there, and the file that it names does not repeat them."""
-    changed, values = settings.changed(), settings.values()
-    return {
-        o.name: changed[o.name]
-        for o in each_option(CompileOptions)
-        if o.name in changed and (not o.switches or any(values[switch] for switch in o.switches))
-    }
-
-
-def compile_settings_of_run(config: Path) -> dict[str, Any]:
-    """Return the compile options among the flags of the command that was started with the file `config`."""
-    folder = RunFolder(config.parent)
-    launch = read_json(folder.launch) if config.name == folder.config.name else None
-    argv = launch.get("argv") if isinstance(launch, dict) else None
-    if not isinstance(argv, list):
-        return {}
-    given = given_flags(SCRIPTS[0], list(map(str, argv))).values
-    return {o.name: given[o.name] for o in each_option(CompileOptions) if o.name in given}
 
 
 def sees_no_gpu() -> bool:

@@ -9,9 +9,15 @@ from pathlib import Path
 import pytest
 from scripts_help import FLUX_LORA, SDXL_LORA
 
-from kohya_gui.launch_command import LaunchCommand, build
+from kohya_gui.launch_command import LaunchCommand, build, setting_flags
 from kohya_gui.shell_line import cmd_line, posix_line, powershell_line
+from sd_scripts.formats.toml_files import write_toml
+from sd_scripts.options.catalog import SCRIPTS, script_path
+from sd_scripts.options.command_line import read_command_line
+from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.reading import from_values
+from sd_scripts.options.settings import Script
+from sd_scripts.options.spec import Option, each_option
 
 OWN = SDXL_LORA.identity
 
@@ -39,31 +45,63 @@ def test_each_family_has_its_script():
     script = next(at for at, word in enumerate(flux.argv) if word.endswith(".py"))
     assert Path(flux.argv[script]).name == "flux_train_network.py"
     assert flux.argv[script + 1 :] == ["--config_file", str(Path("/my runs/cat.toml")), "--compile"]
-    assert flux.toml == {**FLUX_LORA.identity, "clip_l": "c.safetensors", "timestep_sampling": "shift"}
+    assert flux.toml == {
+        **FLUX_LORA.identity,
+        "clip_l": "c.safetensors",
+        "timestep_sampling": "shift",
+        "compile": True,
+    }
 
 
-def test_compile_and_what_was_chosen_with_it_are_flags_and_not_repeated_in_the_file():
-    chosen = command(
-        compile=True,
-        compile_mode="reduce-overhead",
-        compile_dynamic="false",
-        compile_fullgraph=True,
-        compile_cache_size_limit=32,
-        seed=1,
-    )
-    assert chosen.argv[-8:] == [
+def test_compile_and_what_was_chosen_with_it_are_flags_too():
+    chosen = {
+        "compile": True,
+        "compile_mode": "reduce-overhead",
+        "compile_dynamic": "false",
+        "compile_fullgraph": True,
+        "compile_cache_size_limit": 32,
+    }
+    both = command(**chosen, seed=1)
+    assert both.argv[-8:] == [
         *("--compile", "--compile_mode", "reduce-overhead", "--compile_dynamic", "false"),
         *("--compile_fullgraph", "--compile_cache_size_limit", "32"),
     ]
-    assert chosen.toml == OWN | {"seed": 1}
-    assert command(compile=True).argv[-1] == "--compile"
+    assert both.toml == OWN | chosen | {"seed": 1}
     off = command(compile=False, compile_mode="reduce-overhead")  # without effect, and kept for later
-    assert (off.argv[-1], off.toml) == (
-        str(Path("/my runs/cat.toml")),
-        OWN | {"compile_mode": "reduce-overhead"},
-    )
+    assert off.argv[-1] == str(Path("/my runs/cat.toml"))
+    assert off.toml == OWN | {"compile_mode": "reduce-overhead"}
     vae = command(compile_vae=True, compile_mode="max-autotune")
-    assert (vae.argv[-2:], vae.toml) == (["--compile_mode", "max-autotune"], OWN | {"compile_vae": True})
+    assert vae.argv[-2:] == ["--compile_mode", "max-autotune"]
+    assert vae.toml == OWN | {"compile_vae": True, "compile_mode": "max-autotune"}
+
+
+def test_defaults_of_the_compile_options_are_in_neither_command_nor_file():
+    built = command(compile=True, compile_backend="inductor", compile_dynamic="auto", compile_cache_size_limit=0)
+    assert built.argv[-1] == "--compile"
+    assert built.toml == OWN | {"compile": True}
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.file)
+def test_the_settings_file_alone_is_the_same_run_as_the_command_that_names_it(script: Script, tmp_path: Path) -> None:
+    compile_options = {o.name: other_value(o) for o in each_option(CompileOptions)}
+    file = tmp_path / "config.toml"
+    started = build(from_values(script, {**compile_options, "seed": 3}), script, file, cpu=False)
+    write_toml(file, started.toml)
+    words = started.argv[started.argv.index(str(script_path(script))) + 1 :]
+    assert words[2:] == setting_flags(compile_options)
+    of_command, _ = read_command_line(script, words)
+    of_file, _ = read_command_line(script, ["--config_file", str(file)])
+    assert of_file.values() == of_command.values()
+    assert {name: of_file.values()[name] for name in compile_options} == compile_options
+
+
+def other_value(o: Option) -> object:
+    """Return a valid value of an option that is not its default."""
+    if o.many:
+        return ["shape_padding=True"]
+    if o.type is bool:
+        return not o.default
+    return next((choice for choice in o.choices if choice != o.default), 32)
 
 
 def test_several_processes_mean_several_gpus():

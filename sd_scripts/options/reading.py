@@ -104,6 +104,6 @@ def _why_without_effect(option: Option, script: Script, values: Mapping[str, Any
         return f"has no effect for {FAMILY_TITLES[script.family]}"
     if script.method in METHOD_TITLES and script.method not in option.methods:
         return f"has no effect in {METHOD_TITLES[script.method]}"
-    if option.switches and not any(values.get(name) for name in option.switches):
+    if not option.is_on(values):
         return f"has no effect while {option.shown_when} is off"
     return ""

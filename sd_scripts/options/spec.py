@@ -217,6 +217,10 @@ class Option:
         """Return the switches of which one must be on for the option to have an effect; empty if it always has."""
         return (self.shown_when, *self.also_with) if self.shown_when else ()
 
+    def is_on(self, values: Mapping[str, Any]) -> bool:
+        """Return whether values by option name have one of its switches on, or it has none."""
+        return not self.switches or any(values.get(name) for name in self.switches)
+
     def read(self, value: Any) -> Any:
         """Convert `value` from a file, flag or control to the type of this option.
 
