@@ -163,7 +163,7 @@ class Encoder:
 def test_their_latents_are_cached_and_flipped_with_their_image(root: Path, to_disk: bool) -> None:
     plan, encode = plan_of(train_data_dir=root / "train", control_directory=root / "before", flip_aug=True), Encoder()
     job = CacheJob(warn=pytest.fail, to_disk=to_disk)
-    latents = cache_latents(plan, encode, cache_key="vae", layout=LATENTS, job=job)
+    latents = cache_latents(plan, encode, encoder_key="vae", layout=LATENTS, job=job)
     flipped = 0
     for cached, fresh in zip(batches_of(plan, latents), batches_of(plan), strict=True):
         assert cached.captions == fresh.captions
@@ -180,7 +180,7 @@ def test_a_changed_control_image_is_encoded_again_and_nothing_else(root: Path) -
 
     def encoded() -> int:
         encode = Encoder()
-        cache_latents(plan_of(**files), encode, cache_key="vae", layout=LATENTS, job=job)
+        cache_latents(plan_of(**files), encode, encoder_key="vae", layout=LATENTS, job=job)
         return encode.encoded
 
     assert (encoded(), encoded()) == (3 + 4, 0)
@@ -204,7 +204,7 @@ def test_one_caption_is_encoded_for_each_image_that_is_seen_beside_it(root: Path
     def encoded(*, sees: bool) -> int:
         seen.clear()
         plan = plan_of(text_sees_controls=sees, **files)
-        store = cache_text(plan, encode, cache_key="te", suffix=f"te_{sees}", job=job)
+        store = cache_text(plan, encode, encoder_key="te", suffix=f"te_{sees}", job=job)
         batches = BatchLoader(BatchReader(plan, text=store), warn=pytest.fail).epoch(1)
         assert all(len(batch.controls) == len(images_of(batch.captions[0])) for batch in batches) or not sees
         return len(seen)
@@ -228,7 +228,7 @@ def test_a_flipped_image_has_the_caption_that_is_encoded_with_flipped_control_im
     for again in (6, 0 if to_disk else 6):
         seen.clear()
         job = CacheJob(warn=pytest.fail, to_disk=to_disk)
-        store = cache_text(plan, encode, cache_key="te", suffix="te", job=job)
+        store = cache_text(plan, encode, encoder_key="te", suffix="te", job=job)
         assert len(seen) == again
     found = []
     for batch in [each for epoch in (1, 2, 3) for each in batches_of(plan, text=store, epoch=epoch)]:

@@ -36,7 +36,7 @@ def plan_of_two_sizes(root: Path, **values: object) -> DataPlan:
 def test_latents_with_frames_are_cached_loaded_and_compared(tmp_path: Path, to_disk: bool) -> None:
     plan = plan_of_two_sizes(tmp_path)
     job = CacheJob(warn=pytest.fail, to_disk=to_disk, batch_size=2)
-    latents = cache_latents(plan, encode, cache_key="vae", layout=CLIPS, job=job)
+    latents = cache_latents(plan, encode, encoder_key="vae", layout=CLIPS, job=job)
     cached = list(BatchLoader(BatchReader(plan, latents=latents), warn=pytest.fail).epoch(1))
     fresh = list(BatchLoader(BatchReader(plan), warn=pytest.fail).epoch(1))
     assert sorted(tuple(batch.latents.shape) for batch in cached) == [(2, 6, 3, 2, 6), (2, 6, 3, 4, 4)]
@@ -58,7 +58,7 @@ def test_a_cache_file_names_frames_and_is_current_for_its_extent_alone(tmp_path:
     plan, encoded = plan_of_two_sizes(tmp_path), list[int]()
     job = CacheJob(warn=pytest.fail, to_disk=True)
     for layout in (CLIPS, CLIPS, LatentLayout(suffix="clip", shape=lambda extent: (6, 2, *CLIPS.shape(extent)[2:]))):
-        cache_latents(plan, count, cache_key="vae", layout=layout, job=job)
+        cache_latents(plan, count, encoder_key="vae", layout=layout, job=job)
     assert sum(encoded) == 8 + 8, "another number of frames is another entry"
     with safe_open(tmp_path / "train/1_cat/00_0064x0064_clip.safetensors", "pt") as file:
         assert set(file.keys()) >= {"latents_3x4x4", "latents_flipped_3x4x4"}

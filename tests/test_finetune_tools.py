@@ -123,7 +123,7 @@ def refuse(pixels: Tensor) -> Tensor:
 
 def learned(plan: DataPlan, encoder: Any = encode) -> list[Batch]:
     job = CacheJob(warn=pytest.fail, to_disk=True)
-    latents = cache_latents(plan, encoder, cache_key="vae", layout=LATENTS, job=job)
+    latents = cache_latents(plan, encoder, encoder_key="vae", layout=LATENTS, job=job)
     return list(loader_of(plan, latents=latents).epoch(1))
 
 

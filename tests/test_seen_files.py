@@ -12,7 +12,13 @@ from test_data_caches import Encoders
 from sd_scripts.data import dataset, reading_progress, seen_files
 from sd_scripts.data.buckets import Size
 from sd_scripts.data.dataset import DataPlan
-from sd_scripts.data.seen_files import known_headers, remember_current, remember_headers, seen_files_path, stamps_of
+from sd_scripts.data.seen_files import (
+    known_headers,
+    remember_cache_keys,
+    remember_headers,
+    seen_files_path,
+    stamps_of,
+)
 from sd_scripts.formats.image_folders import find_images
 
 
@@ -120,7 +126,7 @@ def test_the_oldest_of_too_many_are_forgotten(tmp_path: Path, monkeypatch: pytes
     assert known_headers(stamps_of(paths)) == dict.fromkeys(paths[1:], ((1, 2), False))
 
 
-def test_a_cache_that_was_found_current_is_not_read_again_until_it_changes(root: Path) -> None:
+def test_a_cache_that_was_valid_is_not_read_again_until_it_changes(root: Path) -> None:
     plan, encoders = plan_of(root), Encoders()
     encoders.cache_latents(plan)
     assert encoders.encoded == 3
@@ -129,9 +135,9 @@ def test_a_cache_that_was_found_current_is_not_read_again_until_it_changes(root:
     content = files[0].read_bytes()
     files[0].write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     stamps = stamps_of([*files, *(item.path for item in plan.items)])
-    told = disk.evidence(plan.items[0], "vae", stamps)
-    assert told is not None
-    remember_current([told])  # so that it shows that the file is not read
+    key = disk.stamp_key(plan.items[0], stamps)
+    assert key is not None
+    remember_cache_keys([key])  # so that it shows that the file is not read
     encoders.cache_latents(plan)
     assert (encoders.encoded, encoders.told) == (3, [])
     files[0].touch()
@@ -150,11 +156,11 @@ def test_so_are_encoded_captions(root: Path) -> None:
     disk = encoders.cache_text(plan)
     made = list(encoders.captions)
     item = plan.items[0]
-    file = disk.file(item, item.caption)
+    file = disk.file((item, item.caption))
     file.write_bytes(file.read_bytes()[:-1])
-    told = disk.evidence(item, item.caption, "te", stamps_of([file]))
-    assert told is not None
-    remember_current([told])
+    key = disk.stamp_key((item, item.caption), stamps_of([file]))
+    assert key is not None
+    remember_cache_keys([key])
     encoders.cache_text(plan)
     assert encoders.captions == made
     file.touch()

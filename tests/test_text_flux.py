@@ -243,7 +243,7 @@ class Caching:
         self.store: TextStore = cache_text(
             self.plan,
             self._encode,
-            cache_key=str(text_cache_key(components, flux_settings())),
+            encoder_key=str(text_cache_key(components, flux_settings())),
             suffix="flux_te",
             job=CacheJob(**{"warn": pytest.fail, "to_disk": True, **how}),
             fits=lambda tensors: text_cache_fits(components, tensors),

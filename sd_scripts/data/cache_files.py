@@ -1,8 +1,7 @@
 """Read and write cache files: atomic writes, one error type for damage, and digests for cache keys.
 
 We write safetensors with the cache key of each entry in the metadata; a key that differs means a rebuild. We read the
-npz files of earlier versions too, which have the key in an array named "fingerprint", and those of other trainers,
-which have none.
+npz files of other trainers too, which have none.
 """
 
 import hashlib
@@ -10,11 +9,10 @@ import json
 import re
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -23,18 +21,13 @@ from torch import Tensor
 
 from sd_scripts.data.caches import SUFFIX
 from sd_scripts.data.images import is_converted
-from sd_scripts.data.read_ahead import read_ahead
-from sd_scripts.data.reading_progress import Progress, now_and_then
-from sd_scripts.data.seen_files import known_current, remember_current
 from sd_scripts.formats.atomic_files import atomic_file
 from sd_scripts.formats.disk import FULL
 from sd_scripts.library.model_reader import DTYPES
 from sd_scripts.library.safetensors_io import on_cpu, write_tensors
 
 CACHE_KEY, CHECKSUM = "cache_key", "crc32."
-FINGERPRINT = "fingerprint"
 PIECES, PIECE_BYTES = 4, 65536
-READERS, AHEAD = 8, 64
 NPY_TYPE = re.compile(r"'descr':\s*'([<>|=]?[a-zA-Z]\d*)'")
 NPY_ORDER = re.compile(r"'fortran_order':\s*(True|False)")
 NPY_SHAPE = re.compile(r"'shape':\s*\(([\d, ]*)\)")
@@ -71,54 +64,12 @@ class DamagedCache(ValueError):
         self.why = why
 
 
-Job = TypeVar("Job")
-
-
-def find_missing(
-    jobs: Sequence[Job],
-    is_current: Callable[[Job], bool],
-    warn: Callable[[str], None],
-    *,
-    progress: Progress,
-    evidence: Callable[[Job], str | None] = lambda job: None,
-) -> list[Job]:
-    """Return the jobs whose cache must be built, in their order; warn about damaged caches.
-
-    `progress` is told how many are up to date. A cache of which there is the same `evidence` as when it was last read
-    is not read again; see known_current.
-    """
-    told = {id(job): each for job in jobs if (each := evidence(job))}
-    known = known_current(told.values())
-    unread = [job for job in jobs if told.get(id(job)) not in known]
-
-    def check(job: Job) -> bool | DamagedCache:
-        try:
-            return is_current(job)
-        except DamagedCache as error:
-            return error
-
-    missing, current = [], []
-    done, report = len(jobs) - len(unread), now_and_then(progress)
-    with ThreadPoolExecutor(READERS) as pool:  # reading is I/O bound
-        for job, found in zip(unread, read_ahead(pool, check, unread, AHEAD), strict=True):
-            if isinstance(found, DamagedCache):
-                warn(f"{found}; it is rebuilt")
-            done += found is True
-            report(done, len(jobs))
-            if found is not True:
-                missing.append(job)
-            elif id(job) in told:
-                current.append(told[id(job)])
-    remember_current(current)
-    return missing
-
-
 class CacheFile(Mapping[str, Tensor]):
     """The tensors of a cache file, each read and checked against its checksum on access."""
 
     def cache_key(self, size: str = "") -> str | None:
         """Return the cache key of the entry whose names end with `size`; None if another program wrote it."""
-        raise NotImplementedError
+        return None
 
 
 class _Safetensors(CacheFile):
@@ -152,24 +103,18 @@ class _Npz(CacheFile):
         self._archive = archive
         self._names = [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
 
-    def _read(self, name: str) -> NDArray[Any]:
-        return _parse_npy(self._archive.read(f"{name}.npy"))  # which checks its checksum
-
     def __getitem__(self, name: str) -> Tensor:
-        array = self._read(name)
+        array = _parse_npy(self._archive.read(f"{name}.npy"))  # which checks its checksum
         return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
 
     def __iter__(self) -> Iterator[str]:
-        return (name for name in self._names if not name.startswith(FINGERPRINT))
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)
+        return len(self._names)
 
     def __contains__(self, name: object) -> bool:
         return name in self._names
-
-    def cache_key(self, size: str = "") -> str | None:
-        return str(self._read(FINGERPRINT + size)) if FINGERPRINT + size in self._names else None
 
 
 def _parse_npy(content: bytes) -> NDArray[Any]:
@@ -229,9 +174,14 @@ def content_digest(path: Path) -> str:
 
 
 def pixels_digest(path: Path) -> str:
-    """Return a digest of all that the pixels of an image are decoded from. Caches of versions that
-    ignored ICC profiles have a different one."""
+    """Return a digest of an image's content, marked if a colour profile changes its pixels."""
     return content_digest(path) + ("/sRGB" if is_converted(path) else "")
+
+
+def require_finite(tensors: Iterable[Tensor]) -> None:
+    """Raise ValueError if a tensor of a cache file has a value that is not finite."""
+    if not all(torch.isfinite(tensor).all() for tensor in tensors):
+        raise ValueError("it contains non-finite values")
 
 
 def digest(value: Any) -> str:

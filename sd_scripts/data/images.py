@@ -35,7 +35,7 @@ MAX_RESIZED_AREA = 16
 fit into memory."""
 
 DECODER = 3
-"""Goes up when files are decoded in another way: caches that were found up to date before are checked once more."""
+"""Goes up when files are decoded in another way: caches that were valid before are checked once more."""
 
 Result = TypeVar("Result")
 Pixels = NDArray[np.uint8]
@@ -164,26 +164,8 @@ def read_mask(path: Path) -> Pixels:
     return np.ascontiguousarray(pixels[..., 0])
 
 
-def is_decoded_differently(path: Path, *, alpha: bool) -> bool:
-    """Return whether earlier versions decoded this file differently, so that latents they cached are stale.
-
-    They clipped 16-bit grey, did not rotate PNGs, kept colours hidden under transparency and ignored colour profiles.
-    """
-
-    def differs(image: Image.Image) -> bool:
-        turned = image.format == "PNG" and _orientation(image, path) > 1
-        hidden = image.has_transparency_data and not alpha
-        return turned or hidden or image.mode in SIXTEEN_BITS or changes_colours(image)
-
-    try:
-        return _read(path, differs)
-    except UnreadableImage:  # reported where it is read
-        return False
-
-
 def is_converted(path: Path) -> bool:
-    """Return whether the colour profile of an image changes its colours, so that caches of versions that ignored it are
-    stale."""
+    """Return whether the colour profile of an image changes its colours."""
     try:
         return _read(path, changes_colours)
     except UnreadableImage:

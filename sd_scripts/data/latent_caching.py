@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from itertools import chain, islice
 from random import Random
 
@@ -10,13 +11,12 @@ import torch
 from torch import Tensor
 
 from sd_scripts.data.batch import stack_pixels
-from sd_scripts.data.cache_files import find_missing
+from sd_scripts.data.cache_filling import Entry, fill
 from sd_scripts.data.caches import CacheJob, LatentLayout
 from sd_scripts.data.dataset import DataPlan, Item
 from sd_scripts.data.images import Augmentation, Pixels, UnreadableImage, prepare_image
-from sd_scripts.data.latent_store import Entry, LatentsInMemory, LatentsOnDisk, LatentStore, latent_cache_key
+from sd_scripts.data.latent_store import LatentsInMemory, LatentsOnDisk, LatentStore
 from sd_scripts.data.read_ahead import read_ahead
-from sd_scripts.data.seen_files import remember_current, stamps_of
 
 EncodeImages = Callable[[Tensor], Tensor]
 """(B, 3, *S) float32 in -1..1 on the CPU -> latents (B, C, *S) on any device, in the dtype in which they are kept."""
@@ -27,11 +27,11 @@ READERS = 4
 
 
 def cache_latents(
-    plan: DataPlan, encode: EncodeImages, *, cache_key: str, layout: LatentLayout, job: CacheJob
+    plan: DataPlan, encode: EncodeImages, *, encoder_key: str, layout: LatentLayout, job: CacheJob
 ) -> LatentStore:
     """Encode training and validation images.
 
-    `cache_key` identifies the VAE and all that changes its output. Unreadable images cause a warning; the loader
+    `encoder_key` identifies the VAE and all that changes its output. Unreadable images cause a warning; the loader
     replaces them.
     """
     augmentations = {item.subset.augmentation for item in plan.items}
@@ -39,39 +39,24 @@ def cache_latents(
     if any(each.face_crop_aug_range for each in augmentations):
         job.warn("face_crop_aug_range: has no effect on cached latents; images are centre-cropped")
     images = _distinct(plan.every_image())
-    memory = LatentsInMemory()
-    disk = LatentsOnDisk(images, layout) if job.to_disk else None
-    if disk is not None:
-        # split by file: all sizes of an image share one
-        order = {file: place for place, file in enumerate(dict.fromkeys(disk.file(item) for item in images))}
-        images = [item for item in images if order[disk.file(item)] % job.world == job.rank]
-    total = len(images)
-    if disk is not None and job.skip_check:
-        images = find_missing(images, disk.has_file, job.warn, progress=job.progress)
-    elif disk is not None:
-        stamps = stamps_of(path for item in images for path in (item.path, disk.file(item)))
-        images = find_missing(
-            images,
-            lambda item: disk.is_current(item, cache_key),
-            job.warn,
-            progress=job.progress,
-            evidence=lambda item: disk.evidence(item, cache_key, stamps),
-        )
+    if not job.to_disk:
+        return LatentsInMemory(_entries(images, encode, job, total=len(images)))
+    disk = LatentsOnDisk(images, layout, encoder_key)
+    images = disk.share(images, job)
+    fill(disk, images, partial(_entries, encode=encode, job=job, total=len(images)), job)
+    return disk
+
+
+def _entries(
+    images: Sequence[Item], encode: EncodeImages, job: CacheJob, *, total: int
+) -> Iterator[tuple[Item, Entry]]:
+    """Yield the entry of each readable image. Progress counts those of `total` that are valid already."""
     done = total - len(images)
     job.progress(done, total)
     for batch in _prepared(images, job):
-        for item, entry in _encode([each for each in batch if not isinstance(each, UnreadableImage)], encode):
-            if disk is None:
-                memory.entries[item.path, item.fit.bucket.alone] = entry
-            elif made_from := latent_cache_key(item, cache_key):
-                disk.write(item, entry, made_from)
+        yield from _encode([each for each in batch if not isinstance(each, UnreadableImage)], encode)
         done += len(batch)
         job.progress(done, total)
-    if disk is not None and not job.skip_check:
-        # the stamps of the images are those from before they were read
-        stamps |= stamps_of(disk.file(item) for item in images)
-        remember_current(each for item in images if (each := disk.evidence(item, cache_key, stamps)))
-    return disk or memory
 
 
 def _distinct(items: Iterable[Item]) -> list[Item]:

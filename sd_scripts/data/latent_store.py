@@ -1,18 +1,20 @@
 """Store latents in memory, or in files beside the images.
 
-Tensor names end with the size of the latents, such as `_128x128`, so that several sizes of an image share a file. The
-npz files of other trainers are read with these names and without.
+An entry is for one image at one size. It has `latents` (C, *S); for flip_aug `latents_flipped`, the latents of the
+flipped image; for alpha_mask `alpha_mask`, the opacity (H, W) in the bucket. Tensor names in files end with the size of
+the latents, such as `_128x128`, so that several sizes of an image share a file. The npz files of other trainers are
+read with these names and without.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sd_scripts.data.buckets import Extent, crop_ltrb
+from sd_scripts.data.buckets import crop_ltrb
 from sd_scripts.data.cache_files import (
     CACHE_KEY,
     CacheFile,
@@ -20,55 +22,57 @@ from sd_scripts.data.cache_files import (
     digest,
     open_cache,
     pixels_digest,
+    require_finite,
     write_cache,
 )
+from sd_scripts.data.cache_filling import DiskCache, Entry
 from sd_scripts.data.caches import SUFFIX, LatentLayout, claim_files
 from sd_scripts.data.dataset import Item
-from sd_scripts.data.images import DECODER, Pixels, UnreadableImage, is_decoded_differently
-from sd_scripts.data.seen_files import Stamp, is_settled
-
-Entry = Mapping[str, Tensor]
-"""What is cached of one image at one size: `latents` (C, *S); for flip_aug `latents_flipped`, those of the flipped
-image; for alpha_mask `alpha_mask`, the opacity (H, W) in the bucket."""
+from sd_scripts.data.images import Pixels, UnreadableImage
 
 
 class LatentsInMemory:
     """Latents kept as tensors."""
 
-    def __init__(self) -> None:
-        self.entries: dict[tuple[Path, Extent], Entry] = {}
+    def __init__(self, entries: Iterable[tuple[Item, Entry]]):
+        self._entries = {(item.path, item.fit.bucket.alone): entry for item, entry in entries}
 
     def read(self, item: Item, *, flipped: bool) -> tuple[Tensor, Pixels | None]:
         """Return latents and opacity as LatentsOnDisk does."""
-        entry = self.entries.get((item.path, item.fit.bucket.alone))
+        entry = self._entries.get((item.path, item.fit.bucket.alone))
         if entry is None:
             raise UnreadableImage(item.path, "it has no cached latents")
         return _pick(entry, "", item, flipped)
 
 
-class LatentsOnDisk:
-    """Latents in one file per image, which holds all its sizes."""
+class LatentsOnDisk(DiskCache[Item]):
+    """Latents in one file per image, which holds all its sizes. `encoder_key` identifies the VAE and all that changes
+    its output."""
 
-    def __init__(self, items: Iterable[Item], layout: LatentLayout):
+    def __init__(self, items: Iterable[Item], layout: LatentLayout, encoder_key: str):
         self._layout = layout
+        self._encoder_key = encoder_key
         endings = {item.path: f"_{item.size[0]:04d}x{item.size[1]:04d}_{layout.suffix}{SUFFIX}" for item in items}
         self._files = claim_files(endings)
 
     def file(self, item: Item) -> Path:
-        """Return the file that is written."""
         return self._files[item.path]
 
     def find(self, item: Item) -> Path | None:
-        """Return the file to read: ours if it has this size, else an npz of an earlier version or another trainer."""
+        """Return the file to read: ours if it has this size, else an npz of another trainer."""
         own = self.file(item)
         if own.is_file() and self._has_size(own, item):
             return own
         npz = [own.with_suffix(".npz"), *[item.path.with_suffix(".npz")] * self._layout.named_after_image]
         return next((path for path in npz if path.is_file()), None)
 
-    def has_file(self, item: Item) -> bool:
-        """Return whether there is a file of this size, whatever is in it."""
-        return self.find(item) is not None
+    def images(self, item: Item) -> tuple[Path]:
+        return (item.path,)
+
+    def settings_key(self, item: Item) -> list[object]:
+        augmentation = item.subset.augmentation
+        wanted = [self._size(item), augmentation.flip_aug, augmentation.alpha_mask]
+        return [*wanted, *_resize_key(item), self._encoder_key]
 
     def _has_size(self, own: Path, item: Item) -> bool:
         try:
@@ -89,54 +93,63 @@ class LatentsOnDisk:
             raise UnreadableImage(self.file(item), error.why) from error
         return latents, alpha
 
-    def is_current(self, item: Item, encoder: str) -> bool:
-        """Return whether the file holds what `encoder` would produce now for the item and its augmentation; raise
-        DamagedCache if it is broken.
+    def is_valid(self, item: Item) -> bool:
+        """Return whether the entry is what would be encoded now, for the item's augmentation too; raise DamagedCache if
+        the file is broken.
 
-        Everything that a step will read is read here, while the encoder is still loaded. An entry without a cache key
-        is from another program: it is current if its sizes match image and bucket.
+        An entry without a cache key is from another program: it is valid if its sizes match image and bucket.
         """
-        path, wanted = self.find(item), item.subset.augmentation
+        path = self.find(item)
         if path is None:
             return False
-        more = [*["latents_flipped"] * wanted.flip_aug, *["alpha_mask"] * wanted.alpha_mask]
         with open_cache(path) as tensors:
             size = self._written_size(item, tensors)
-            names = [name + size for name in ("latents", *more)]
-            if any(name not in tensors for name in names):
+            shapes = {name + size: shape for name, shape in self._shapes(item).items()}
+            if any(name not in tensors for name in shapes):
                 return False
             written = tensors.cache_key(size)
             if written is None and not _same_size_and_crop(tensors, size, item):
                 return False
             # without the image there is no key to compare
-            if written and item.path.is_file() and not _is_made_from(written, item, encoder):
+            if written is not None and self._cache_key(item) not in (written, None):
                 return False
-            return self._is_valid(tensors, names, item)
+            entry = {name: tensors[name] for name in shapes}
+            require_finite(entry.values())
+            return all(tuple(entry[name].shape) == shape for name, shape in shapes.items())
 
-    def evidence(self, item: Item, encoder: str, stamps: Mapping[Path, Stamp]) -> str | None:
-        """Return what tells, without reading image and file, that is_current would find the same as before; None if
-        one of them is gone or was just changed."""
-        image, cache = stamps.get(item.path), stamps.get(self.file(item))
-        if image is None or cache is None or not is_settled(image):
-            return None
-        wanted = item.subset.augmentation
-        asked = [self._size(item), wanted.flip_aug, wanted.alpha_mask, *_resize_key(item), encoder, DECODER]
-        return digest([str(self.file(item).absolute()), cache, str(item.path.absolute()), image, *asked])
-
-    def _is_valid(self, tensors: CacheFile, names: Sequence[str], item: Item) -> bool:
-        found = {name: tensors[name] for name in names}
-        if any(not torch.isfinite(tensor).all() for tensor in found.values()):
-            raise ValueError("it contains non-finite values")
-        height_width = item.fit.bucket.size[::-1]
-        shapes = {name: height_width if name.startswith("alpha_mask") else self._shape(item) for name in names}
-        return all(tuple(tensor.shape) == shapes[name] for name, tensor in found.items())
-
-    def write(self, item: Item, entry: Entry, cache_key: str) -> None:
-        """Add or replace the entry of one size, keeping those of other sizes."""
+    def write(self, item: Item, entry: Entry) -> None:
+        """Add or replace the entry of one size, keeping those of other sizes; skip an image that is gone."""
+        cache_key = self._cache_key(item)
+        if cache_key is None:
+            return
         size = self._size(item)
         tensors, keys = _other_sizes(self.file(item), size)
         tensors |= {name + size: tensor for name, tensor in entry.items()}
         write_cache(self.file(item), tensors, {**keys, CACHE_KEY + size: cache_key}, option="cache_latents_to_disk")
+
+    def _cache_key(self, item: Item) -> str | None:
+        """Return the cache key from image, resize, crop and encoder; None if the image file is gone.
+
+        With alpha_mask the colours under transparency are kept; without, they are white.
+        """
+        try:
+            content = pixels_digest(item.path)
+        except FileNotFoundError:
+            return None
+        parts = ["content", content]
+        if item.subset.augmentation.alpha_mask:
+            parts.append("alpha")
+        return digest([*parts, *_resize_key(item), self._encoder_key])
+
+    def _shapes(self, item: Item) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each tensor of the entry."""
+        augmentation = item.subset.augmentation
+        shapes = {"latents": self._shape(item)}
+        if augmentation.flip_aug:
+            shapes["latents_flipped"] = self._shape(item)
+        if augmentation.alpha_mask:
+            shapes["alpha_mask"] = item.fit.bucket.size[::-1]
+        return shapes
 
     def _shape(self, item: Item) -> tuple[int, ...]:
         return self._layout.shape(item.fit.bucket)
@@ -151,28 +164,6 @@ class LatentsOnDisk:
 
 
 LatentStore = LatentsInMemory | LatentsOnDisk
-
-
-def latent_cache_key(item: Item, encoder: str) -> str | None:
-    """Return the cache key from image file, resize, crop and encoder; None if the image file is gone.
-
-    With alpha_mask the colours under transparency are kept; without, they are white.
-    """
-    try:
-        content = pixels_digest(item.path)
-    except FileNotFoundError:
-        return None
-    alpha = ["alpha"] * item.subset.augmentation.alpha_mask
-    return digest(["content", content, *alpha, *_resize_key(item), encoder])
-
-
-def _is_made_from(written: str, item: Item, encoder: str) -> bool:
-    if written == latent_cache_key(item, encoder):
-        return True
-    # earlier versions used the image's mtime instead of its content
-    stat = item.path.stat()
-    earlier = digest([stat.st_size, stat.st_mtime_ns, *_resize_key(item), encoder])
-    return written == earlier and not is_decoded_differently(item.path, alpha=item.subset.augmentation.alpha_mask)
 
 
 def _resize_key(item: Item) -> list[object]:

@@ -1,6 +1,6 @@
 """Turn a planned batch into tensors, in any process or thread: all random draws derive from the request."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -34,7 +34,7 @@ class Sample:
     pixels: Pixels | None
     """(H, W, 3)"""
     latents: Tensor | None
-    text: dict[str, Tensor]
+    text: Mapping[str, Tensor]
     conditioning: dict[str, Tensor]
     controls: tuple[Tensor, ...]
     """Of each control image, pixels (3, H, W) float32 in -1..1, or latents."""

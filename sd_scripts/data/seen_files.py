@@ -34,7 +34,7 @@ QUICK = 1e-4
 THREADS = 8
 TABLES = {
     "image_headers": "path BLOB PRIMARY KEY, stamp TEXT, width INTEGER, height INTEGER, animated INTEGER",
-    "current_caches": "evidence TEXT PRIMARY KEY",
+    "valid_caches": "cache_key TEXT PRIMARY KEY",
 }
 
 
@@ -92,15 +92,15 @@ def remember_headers(headers: Mapping[Path, Header], stamps: Mapping[Path, Stamp
     _store("image_headers", rows)
 
 
-def known_current(evidence: Iterable[str]) -> set[str]:
-    """Return the evidence that remember_current was told: each is a digest of a cache file's path and stamp, and of
-    all that its content depends on."""
-    return {known for (known,) in _rows("current_caches", "evidence", list(evidence), "evidence")}
+def known_cache_keys(keys: Iterable[str]) -> set[str]:
+    """Return the keys that are remembered: each is a digest of a cache file's path and stamp, and of all that its
+    content depends on."""
+    return {key for (key,) in _rows("valid_caches", "cache_key", list(keys), "cache_key")}
 
 
-def remember_current(evidence: Iterable[str]) -> None:
-    """Remember that these cache files are up to date."""
-    _store("current_caches", [(each,) for each in evidence])
+def remember_cache_keys(keys: Iterable[str]) -> None:
+    """Remember that the cache files with these keys are valid."""
+    _store("valid_caches", [(key,) for key in keys])
 
 
 def _text(stamp: Stamp) -> str:

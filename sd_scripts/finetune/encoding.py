@@ -18,7 +18,7 @@ from sd_scripts.library.safetensors_io import PRECISIONS
 from sd_scripts.options.settings import Settings
 from sd_scripts.runs.reporter import Reporter
 from sd_scripts.runs.tool import start_phase
-from sd_scripts.training.training_data import weights_digest
+from sd_scripts.training.training_data import encoder_key
 
 
 def encode(
@@ -44,13 +44,13 @@ def encode(
         title=record.card.title,
     )
     components = record.open(settings, PRECISIONS[args.mixed_precision], only=(VAE,)).load(VAE)
-    digest = weights_digest([components.first_values(VAE)])
+    key = encoder_key([components.first_values(VAE)])
     components.vae.to(device)
     try:
         cache_latents(
             plan,
             lambda pixels: record.encode_images(components, pixels),
-            cache_key=digest,
+            encoder_key=key,
             layout=record.latents,
             job=CacheJob(
                 warn=reporter.warn,

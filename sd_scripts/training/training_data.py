@@ -180,7 +180,7 @@ def cache_images(training_data: TrainingData, run: Callable[[Callable[[], Tensor
         training_data.latents = cache_latents(
             training_data.plan,
             encode,
-            cache_key=weights_digest([components.first_values(VAE)]),
+            encoder_key=encoder_key([components.first_values(VAE)]),
             layout=family.latents,
             job=_cache_job(context, "caching latents", cache.cache_latents_to_disk, cache.vae_batch_size),
         )
@@ -202,7 +202,7 @@ def cache_captions(training_data: TrainingData) -> None:
         training_data.text = cache_text(
             training_data.plan,
             encode,
-            cache_key=weights_digest(
+            encoder_key=encoder_key(
                 map(components.first_values, components.encoder_names),
                 *family.text.cache_key(components, context.settings),
             ),
@@ -257,8 +257,8 @@ def _ready_on_demand(training_data: TrainingData, names: Sequence[str]) -> Itera
         torch.cuda.empty_cache()
 
 
-def weights_digest(components: Iterable[Iterable[FirstValues]], *more: object) -> str:
-    """Return a digest of a few numbers of every tensor, so that weights are known under any path."""
+def encoder_key(components: Iterable[Iterable[FirstValues]], *more: object) -> str:
+    """Return a cache key of encoders: a few numbers of every tensor identify weights under any path."""
     digest = hashlib.sha256(repr(more).encode())
     for tensors in components:
         for name, shape, values in tensors:
