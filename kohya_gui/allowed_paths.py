@@ -1,11 +1,13 @@
 """Paths that the page may read and write: anywhere when served locally, named folders when served to others."""
 
+import contextlib
 import errno
 import ntpath
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -13,9 +15,11 @@ from sd_scripts.families.model_file import is_hub_id
 from sd_scripts.formats.documents import read_document
 from sd_scripts.formats.metadata_file import control_paths, read_metadata
 from sd_scripts.formats.words import shell_words
-from sd_scripts.options.prompt_lines import CONTROLS, SamplePrompt, read_prompts
+from sd_scripts.options.prompt_lines import CONTROLS, PromptFile, SamplePrompt, read_prompt_file
+from sd_scripts.options.settings import Settings
 from sd_scripts.options.spec import Option
 
+ReadPrompts = Callable[[Path], PromptFile]
 NO_PATHS = {"resume": ("latest",)}
 """Keywords that an option takes in place of a path."""
 HUB_NAMES = ("pretrained_model_name_or_path", "vae")
@@ -78,13 +82,20 @@ class AllowedPaths:
         where = Path(os.path.realpath(path.parent)) / path.name  # a link may be overwritten, not only followed
         return all(any(p.is_relative_to(folder) for folder in self.allowed) for p in (where, _real(path)))
 
-    def problems(self, values: Mapping[str, Any], options: Iterable[Option]) -> list[str]:
+    def problems_of(self, settings: Settings) -> list[str]:
+        """Return a sentence for each disallowed path in settings."""
+        read_prompts = partial(settings.read_once, read_prompt_file)
+        return self.problems(settings.values(), settings.options.values(), read_prompts)
+
+    def problems(
+        self, values: Mapping[str, Any], options: Iterable[Option], read_prompts: ReadPrompts = read_prompt_file
+    ) -> list[str]:
         """Return a sentence for each disallowed path in the values of these options."""
         if self.allowed is None:
             return []
-        return [why for name, path in _paths(values, options) if (why := self.problem(name, path))]
+        return [why for name, path in _paths(values, options) if (why := self.problem(name, path, read_prompts))]
 
-    def problem(self, name: str, path: str) -> str | None:
+    def problem(self, name: str, path: str, read_prompts: ReadPrompts = read_prompt_file) -> str | None:
         """Return why an option cannot have this path; None if it can, or if the value is no path."""
         if self.allowed is None:
             return None
@@ -100,7 +111,7 @@ class AllowedPaths:
             if name == "in_json":
                 self._check_keys(name, place)
             if name == "sample_prompts":
-                for control in _control_images(place):
+                for control in _control_images(read_prompts(place)):
                     self.check(f"{name}: {CONTROLS.key}", control)
         except ValueError as error:
             return str(error)
@@ -152,13 +163,11 @@ def _words(text: str) -> list[str]:
         return []
 
 
-def _control_images(prompts: Path) -> Iterator[str]:
+def _control_images(file: PromptFile) -> Iterator[str]:
     """Yield the control images that a file of prompts names; none from one that training could not read either."""
-    try:
-        for prompt in read_prompts(prompts, SamplePrompt()):
+    with contextlib.suppress(ValueError):
+        for prompt in file.prompts(SamplePrompt()):
             yield from prompt.control_images
-    except ValueError:
-        return
 
 
 def _inside(dataset_config: Path) -> Iterator[tuple[str, str]]:

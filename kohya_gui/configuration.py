@@ -20,7 +20,7 @@ from sd_scripts.formats.secrets import HANDED, SHORTEST, secret_names, without_s
 from sd_scripts.formats.toml_files import read_toml, write_toml
 from sd_scripts.options import preflight
 from sd_scripts.options.catalog import SCRIPTS, options_of_one_method, script_for
-from sd_scripts.options.prompt_lines import prompts_in
+from sd_scripts.options.prompt_lines import parse_prompts
 from sd_scripts.options.reading import from_values
 from sd_scripts.options.saving import SavingOptions
 from sd_scripts.options.settings import Remark, Script, Settings
@@ -257,7 +257,7 @@ def prepare(
     values["output_dir"] = str(output)  # a printed command may be run from any folder
     prompts = "" if values.get(PROMPTS) else prompts
     if prompts:
-        prompts_in(prompts, Path("prompts.txt"), card_of(script.family).sample_defaults)
+        parse_prompts(prompts, Path("prompts.txt")).prompts(card_of(script.family).sample_defaults)
     if print_only:
         command = build(from_values(script, unknown, values), script)
         unsaved = Remark(PROMPTS, "the prompts are in no file yet, so the command has none; press Save first")
@@ -288,7 +288,7 @@ def checked(
     """
     settings = from_values(script, unknown, values)
     # paths first: the other checks reveal what exists there
-    problems = allowed_paths.problems(settings.values(), settings.options.values())
+    problems = allowed_paths.problems_of(settings)
     if not problems:
         problems = list(map(str, preflight.problems(settings) if files else settings.problems()))
     if told := [*problems, *leaked_secrets(settings)]:

@@ -28,7 +28,7 @@ from sd_scripts.formats.toml_files import read_toml
 from sd_scripts.options.catalog import FAMILY_TITLES, GENERATE_SCRIPTS, script_for
 from sd_scripts.options.generate import GENERATE, GenerateOptions
 from sd_scripts.options.generate_settings import of_generating, problems, prompts_of, settings_of
-from sd_scripts.options.prompt_lines import CONTROLS, SamplePrompt, line_keys, read_prompts
+from sd_scripts.options.prompt_lines import CONTROLS, SamplePrompt, line_keys, read_prompt_file
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.spec import WrongValue
 from sd_scripts.runs.folder import RunFolder
@@ -93,7 +93,7 @@ class GenerateRoutes:
         values = values_of(family, typed)
         values["image_dir"] = str(absolute(values.get("image_dir")))
         settings = settings_of(family, {}, values)
-        wrong = self._allowed_paths.problems(settings.values(), settings.options.values())
+        wrong = self._allowed_paths.problems_of(settings)
         if wrong := wrong or self._controls_outside(settings) or list(map(str, problems(settings))):
             raise _links(family).refusal(wrong)
         return {"id": self._job.generate(family, values)}
@@ -227,7 +227,7 @@ class GenerateRoutes:
         name = str(file.get("sample_prompts") or "")
         try:
             self._allowed_paths.check("sample_prompts", name)
-            prompts = read_prompts(Path(name).expanduser(), SamplePrompt())
+            prompts = read_prompt_file(Path(name).expanduser()).prompts(SamplePrompt())
         except ValueError:
             return []
         number = (run_state.samples[-1].number if run_state.samples else 0) or 0

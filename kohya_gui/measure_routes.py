@@ -116,7 +116,7 @@ def routes(
     def start(request: Request, body: Mapping[str, Any]) -> dict[str, bool]:
         settings, tab = settings_of(body), str(body["tab"])
         of_tab = links.get(tab, NO_LINKS)
-        if problems := allowed_paths.problems(settings.values(), settings.options.values()):
+        if problems := allowed_paths.problems_of(settings):
             raise of_tab.refusal(problems[:1])
         job.start(settings, tab, of_tab)
         return {"ok": True}

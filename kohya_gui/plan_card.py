@@ -68,7 +68,7 @@ class PlanCards:
         settings, links = settings_of(body), self._links.get(str(body["tab"]), NO_LINKS)
         if not any(settings.values().get(name) for name in DATA):
             return {"html": empty(NO_DATA)}
-        if problems := self._allowed_paths.problems(settings.values(), settings.options.values()):
+        if problems := self._allowed_paths.problems_of(settings):
             return {"html": empty(links.sentence(problems[0]))}
         if wrong := settings.wrong_values():
             return {"html": empty(Html(f"No plan yet: {links.sentence(wrong[0])}"))}

@@ -20,7 +20,7 @@ from sd_scripts.formats.atomic_files import write_whole
 from sd_scripts.formats.documents import read_text
 from sd_scripts.formats.words import some
 from sd_scripts.options.catalog import FAMILY_TITLES
-from sd_scripts.options.prompt_lines import LINE_OPTIONS, Entry, SamplePrompt, check_kind, prompts_in, size_of
+from sd_scripts.options.prompt_lines import LINE_OPTIONS, Entry, SamplePrompt, check_kind, parse_prompts, size_of
 from sd_scripts.options.sampling import SAMPLERS
 from sd_scripts.runs.queue import RunQueue
 
@@ -119,7 +119,7 @@ class PromptEditor:
         values = self._form.read(data, ABOUT)
         try:
             place = prompt_file(values, self._form.allowed_paths)
-            found = prompts_in(text, place, card_of(data[self._family]).sample_defaults)
+            prompts = parse_prompts(text, place).prompts(card_of(data[self._family]).sample_defaults)
             there = saved_text(place)
         except ValueError as error:
             return {self._message: message("error", Html(f"Not saved: {self._form.links.sentence(error)}"))}
@@ -133,7 +133,7 @@ class PromptEditor:
             unwritten = ValueError(f"{FILE}: '{place}' cannot be written: {error.strerror}")
             return {self._message: self._form.links.refused(unwritten)}
         named = values.get(FILE) or str(place)
-        count = f"{len(found)} prompts" if len(found) > 1 else "1 prompt"
+        count = f"{len(prompts)} prompts" if len(prompts) > 1 else "1 prompt"
         return {
             self._form.controls[FILE]: shown(self._form.options[FILE], named),
             self._form.prompts: "",
@@ -187,11 +187,12 @@ def meaning(text: str, place: Path, family: str, sampler: str, links: FieldLinks
         return ""
     try:
         check_kind(place)
-        prompts = prompts_in(text, place, card_of(family).sample_defaults)
+        file = parse_prompts(text, place)
+        prompts = file.prompts(card_of(family).sample_defaults)
     except ValueError as error:
         return message("error", links.sentence(error))
     rows = []
-    for prompt, entry in prompts[:SHOWN]:
+    for prompt, entry in zip(prompts[:SHOWN], file.entries, strict=False):
         warned = "".join(f'<p class="warn">{links.sentence(why)}</p>' for why in remarks(prompt, entry, family))
         words = escape(prompt.prompt) or '<i class="quiet">empty prompt</i>'
         rows.append(f'<li><b>{words}</b><p class="quiet">{escape(summary(prompt, family, sampler))}</p>{warned}</li>')

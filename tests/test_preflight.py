@@ -15,6 +15,7 @@ import pytest
 from fresh import found_by_processes
 from scripts_help import FLUX_LORA, SDXL_LORA
 
+from kohya_gui.allowed_paths import AllowedPaths
 from sd_scripts import flux_train_network, sdxl_train_network
 from sd_scripts.options import preflight
 from sd_scripts.options.catalog import SCRIPTS
@@ -55,6 +56,19 @@ def told(values: dict[str, Any], script: Script = SDXL_LORA) -> list[str]:
 def test_nothing_is_told_of_a_good_run_and_nothing_is_written(good: dict[str, Any], tmp_path: Path) -> None:
     assert told(good) == []
     assert not (tmp_path / "out").exists()
+
+
+def test_a_start_checks_and_uses_the_same_prompts(good: dict[str, Any], tmp_path: Path) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text("a cat --q 3")
+    settings = from_values(SDXL_LORA, {**good, "sample_prompts": str(file)})
+    assert AllowedPaths.within([tmp_path]).problems_of(settings) == []
+    assert preflight.problems(settings) == []
+    file.write_text("a dog")
+    assert preflight.remarks(settings)[-1] == f"sample_prompts: '{file}', line 1: --q: unknown option"
+    prompts = preflight.prompt_file(settings.replaced({"seed": 3}))
+    assert prompts
+    assert [entry.keys["prompt"] for entry in prompts.entries] == ["a cat"]
 
 
 def test_mistakes_of_every_kind_are_told_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

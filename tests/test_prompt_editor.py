@@ -15,7 +15,7 @@ from kohya_gui.allowed_paths import AllowedPaths
 from kohya_gui.controls import Form
 from kohya_gui.field_links import FieldLinks
 from kohya_gui.prompt_editor import LARGEST, PromptEditor, inserts, meaning, prompt_file, routes, saved_text
-from sd_scripts.options.prompt_lines import LINE_OPTIONS, SamplePrompt, read_prompts
+from sd_scripts.options.prompt_lines import LINE_OPTIONS, SamplePrompt, read_prompt_file
 from sd_scripts.options.spec import each_option
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.store import RunStore
@@ -77,7 +77,7 @@ def test_new_prompts_lie_beside_the_results_and_are_filled_in(page, tmp_path):
     assert "2 prompts" in page.save()
     place = tmp_path / "out" / "cat-prompts.txt"
     assert page.file == str(place)
-    assert [each.prompt for each in read_prompts(place, SamplePrompt())] == ["a cat", "a dog"]
+    assert [each.prompt for each in read_prompt_file(place).prompts(SamplePrompt())] == ["a cat", "a dog"]
     page.write("a bird")
     assert "1 prompt" in page.save()
     assert place.read_text() == "a bird\n"

@@ -10,10 +10,8 @@ from sd_scripts.options.prompt_lines import (
     SamplePrompt,
     dropped_words,
     line_keys,
-    prompt_problems,
-    prompt_remarks,
-    prompts_in,
-    read_prompts,
+    parse_prompts,
+    read_prompt_file,
 )
 
 CASES = json.loads((Path(__file__).parent / "reference" / "fixtures_prompt_lines.json").read_text())
@@ -30,7 +28,7 @@ def test_every_option_of_a_line_reaches_the_prompt(tmp_path: Path) -> None:
         "\ufeff# a comment\n\n  a cat --w 768 --h 1024 --d 7 --s 2000 --l .5 --g 2 --n bad --ss euler_a \na dog\n",
         encoding="utf-8",
     )
-    assert read_prompts(file, SamplePrompt(steps=20)) == [
+    assert read_prompt_file(file).prompts(SamplePrompt(steps=20)) == [
         SamplePrompt(
             prompt="a cat",
             width=768,
@@ -51,7 +49,7 @@ def test_a_toml_file_shares_what_stands_above_its_prompts(tmp_path: Path) -> Non
     file.write_text(
         '[prompt]\nwidth = 1024\nscale = 5\n[[prompt.subset]]\nprompt = "x"\n[[prompt.subset]]\nwidth = 64\n'
     )
-    assert read_prompts(file, SamplePrompt()) == [
+    assert read_prompt_file(file).prompts(SamplePrompt()) == [
         SamplePrompt(prompt="x", width=1024, scale=5.0),
         SamplePrompt(width=64, scale=5.0),
     ]
@@ -60,14 +58,17 @@ def test_a_toml_file_shares_what_stands_above_its_prompts(tmp_path: Path) -> Non
 def test_a_json_file_is_a_list_of_objects_or_lines(tmp_path: Path) -> None:
     file = tmp_path / "prompts.json"
     file.write_text('[{"prompt": "x", "sample_steps": 4, "seed": null, "enum": 0}, "y --d 3"]')
-    assert read_prompts(file, SamplePrompt()) == [SamplePrompt(prompt="x", steps=4), SamplePrompt(prompt="y", seed=3)]
+    assert read_prompt_file(file).prompts(SamplePrompt()) == [
+        SamplePrompt(prompt="x", steps=4),
+        SamplePrompt(prompt="y", seed=3),
+    ]
 
 
 @pytest.mark.parametrize("mark", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1d"])
 def test_a_line_ends_at_a_line_feed_and_nowhere_else(tmp_path: Path, mark: str) -> None:
     for ending in ("\n", "\r\n", "\r"):
         text = f"a cat{mark}on a mat --n dark{mark}blurry --w 64{ending}a dog"
-        prompts = [prompt for prompt, _ in prompts_in(text, Path("x.txt"), SamplePrompt())]
+        prompts = parse_prompts(text, Path("x.txt")).prompts(SamplePrompt())
         cat = SamplePrompt(prompt=f"a cat{mark}on a mat", negative_prompt=f"dark{mark}blurry", width=64)
         assert prompts == [cat, SamplePrompt(prompt="a dog")]
 
@@ -75,7 +76,7 @@ def test_a_line_ends_at_a_line_feed_and_nowhere_else(tmp_path: Path, mark: str) 
 def test_a_seed_of_minus_one_is_a_new_one(tmp_path: Path) -> None:
     file = tmp_path / "prompts.json"
     file.write_text('["x --d -1", {"prompt": "x", "seed": -1}, "x", "x --d 0"]')
-    assert [prompt.seed for prompt in read_prompts(file, SamplePrompt(seed=5))] == [None, None, 5, 0]
+    assert [prompt.seed for prompt in read_prompt_file(file).prompts(SamplePrompt(seed=5))] == [None, None, 5, 0]
 
 
 @pytest.mark.parametrize(
@@ -94,12 +95,12 @@ def test_a_file_that_cannot_be_used_is_told_in_one_sentence(
 ) -> None:
     (tmp_path / name).write_text(content)
     with pytest.raises(ValueError, match=sentence):
-        read_prompts(tmp_path / name, SamplePrompt())
+        read_prompt_file(tmp_path / name).prompts(SamplePrompt())
 
 
 def test_a_missing_file_is_told(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"sample_prompts: there is no file '"):
-        read_prompts(tmp_path / "x.txt", SamplePrompt())
+        read_prompt_file(tmp_path / "x.txt").prompts(SamplePrompt())
 
 
 @pytest.mark.parametrize(
@@ -125,11 +126,11 @@ def test_what_a_line_says_without_effect_is_told(line: str, dropped: list[str]) 
 
 def test_what_a_table_says_without_effect_is_told() -> None:
     text = '[prompt]\nwidth = 64\nhight = 64\n[[prompt.subset]]\nprompt = "x"\nsteps = 3\n'
-    ((prompt, entry),) = prompts_in(text, Path("x.toml"), SamplePrompt())
-    assert prompt == SamplePrompt(prompt="x", width=64)
-    assert entry.dropped == ("hight: unknown key", "steps: unknown key")
-    ((_, line),) = prompts_in('["y --q 3"]', Path("x.json"), SamplePrompt())
-    assert line.dropped == ("--q: unknown option",)
+    table = parse_prompts(text, Path("x.toml"))
+    assert table.prompts(SamplePrompt()) == [SamplePrompt(prompt="x", width=64)]
+    assert [entry.dropped for entry in table.entries] == [("hight: unknown key", "steps: unknown key")]
+    line = parse_prompts('["y --q 3"]', Path("x.json"))
+    assert [entry.dropped for entry in line.entries] == [("--q: unknown option",)]
 
 
 JSON = """[
@@ -165,7 +166,7 @@ def test_values_that_no_sample_can_have_are_all_told_with_their_place(
 ) -> None:
     file = tmp_path / name
     file.write_text(content)
-    told = prompt_problems(file, "sdxl")
+    told = read_prompt_file(file).problems("sdxl")
     assert len(told) == len(expected)
     for sentence, begin in zip(told, expected, strict=True):
         assert sentence.startswith(f"sample_prompts: '{file}', {begin}")
@@ -173,13 +174,14 @@ def test_values_that_no_sample_can_have_are_all_told_with_their_place(
 
 def test_a_sampler_is_no_problem_where_it_has_no_effect(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("a cat --ss nope --s 5000\n")
-    assert prompt_problems(tmp_path / "x.txt", "flux") == []
-    assert prompt_remarks(tmp_path / "x.txt") == [
+    file = read_prompt_file(tmp_path / "x.txt")
+    assert file.problems("flux") == []
+    assert file.remarks() == [
         f"sample_prompts: '{tmp_path / 'x.txt'}', line 1: --s 5000 becomes 999: steps are 1 to 999"
     ]
 
 
 def test_a_deeply_nested_file_is_told_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("[" * 100_000)
-    (sentence,) = prompt_problems(tmp_path / "x.json", "sdxl")
+    (sentence,) = read_prompt_file(tmp_path / "x.json").problems("sdxl")
     assert sentence.endswith("cannot be read: it is nested too deeply")

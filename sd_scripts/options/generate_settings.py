@@ -29,9 +29,7 @@ from sd_scripts.options.prompt_lines import (
     dropped_words,
     line_keys,
     prompt_of_line,
-    prompt_problems,
-    prompt_remarks,
-    read_prompts,
+    read_prompt_file,
 )
 from sd_scripts.options.reading import from_values
 from sd_scripts.options.settings import Groups, Problem, Script, Settings
@@ -176,11 +174,11 @@ def prompts_of(settings: Settings) -> list[SamplePrompt]:
         except ValueError as error:
             raise ValueError(f"{place}{error}") from error
     if options.prompt_file:
-        file = Path(options.prompt_file)
-        if wrong := prompt_problems(file, card.name):
+        file = settings.read_once(read_prompt_file, Path(options.prompt_file))
+        if wrong := file.problems(card.name):
             raise ValueError("\n".join(each.replace("sample_prompts:", "prompt_file:", 1) for each in wrong))
-        in_file = enumerate(read_prompts(file, defaults), 1)
-        found += [(f"prompt_file: '{file}', prompt {number}: ", prompt) for number, prompt in in_file]
+        in_file = enumerate(file.prompts(defaults), 1)
+        found += [(f"prompt_file: '{file.path}', prompt {number}: ", prompt) for number, prompt in in_file]
     if problems := [why for place, prompt in found for why in _size_problems(place, prompt, card.side_multiple)]:
         raise ValueError("\n".join(problems))
     if not card.has(CONTROLS.needs):
@@ -215,7 +213,7 @@ def prompt_warnings(settings: Settings) -> list[str]:
     options, card = settings[GenerateOptions], card_of(settings.script.family)
     found = [f"prompt: {what}" for line in options.prompt for what in (*dropped_words(line), *_idle(line, card))]
     if options.prompt_file:
-        of_file = prompt_remarks(Path(options.prompt_file))
+        of_file = settings.read_once(read_prompt_file, Path(options.prompt_file)).remarks()
         found += [text.replace("sample_prompts:", "prompt_file:", 1) for text in of_file]
     if card.has("batches") and options.batch_size > options.images_per_prompt:
         found.append(

@@ -16,7 +16,7 @@ from sd_scripts.options.metadata import MetadataOptions, thumbnail_url
 from sd_scripts.options.optimizer import OptimizerOptions
 from sd_scripts.options.optimizer import remarks as optimizer_remarks
 from sd_scripts.options.optimizer_table import known_optimizer
-from sd_scripts.options.prompt_lines import prompt_problems, prompt_remarks
+from sd_scripts.options.prompt_lines import PromptFile, read_prompt_file
 from sd_scripts.options.sampling import SampleOptions
 from sd_scripts.options.saving import SavingOptions
 from sd_scripts.options.settings import Problem, Settings
@@ -59,10 +59,17 @@ def _names(sentence: str) -> list[str]:
     return sentence.partition(":")[0].split(", ")
 
 
+def prompt_file(settings: Settings) -> PromptFile | None:
+    """Return the prompts of sample_prompts, which a start reads once; None if it is not set."""
+    file = settings[SampleOptions].sample_prompts
+    return settings.read_once(read_prompt_file, Path(file)) if file else None
+
+
 def readable_prompts(valid: Settings) -> Iterator[str]:
     """Yield the remarks about prompts that have no problem."""
-    if (file := valid[SampleOptions].sample_prompts) and not prompt_problems(Path(file), valid.script.family):
-        yield from prompt_remarks(Path(file))
+    prompts = prompt_file(valid)
+    if prompts and not prompts.problems(valid.script.family):
+        yield from prompts.remarks()
 
 
 REMARKS: tuple[Check, ...] = (
@@ -103,8 +110,8 @@ def optimizer_package(valid: Settings) -> Iterator[str]:
 
 
 def sample_prompts(valid: Settings) -> Iterator[str]:
-    if file := valid[SampleOptions].sample_prompts:
-        yield from prompt_problems(Path(file), valid.script.family)
+    if prompts := prompt_file(valid):
+        yield from prompts.problems(valid.script.family)
 
 
 def resume(valid: Settings) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """Reads the prompts of sample images from a .txt, .toml or .json file."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -120,29 +120,59 @@ class Entry:
     """Its position in the file: `line 3`, `prompt 2`."""
 
 
-def read_prompts(path: Path, defaults: SamplePrompt) -> list[SamplePrompt]:
-    """Read all prompts of a file; `defaults` fills in what a prompt does not set.
+@dataclass(frozen=True, kw_only=True)
+class PromptFile:
+    """The prompts of a file, or why it cannot be read."""
 
-    Raises ValueError naming sample_prompts if the file is missing, cannot be read, or has no prompts.
-    """
-    return [prompt for prompt, _ in prompts_in(_read_text(path), path, defaults)]
+    path: Path
+    entries: Sequence[Entry] = ()
+    unreadable: str = ""
+    """A sentence that names sample_prompts; empty if there are entries."""
+
+    def problems(self, family: str) -> list[str]:
+        """Return every reason why a run of this family cannot generate samples from it, one sentence each."""
+        if self.unreadable:
+            return [self.unreadable]
+        return [self._about(entry, why) for entry in self.entries for why in _problems(entry.keys, family)]
+
+    def remarks(self) -> list[str]:
+        """Return a message for everything that has no effect, or an unexpected one."""
+        return [self._about(entry, what) for entry in self.entries for what in entry.dropped]
+
+    def prompts(self, defaults: SamplePrompt) -> list[SamplePrompt]:
+        """Return all prompts; `defaults` fills in what a prompt does not set. Raises ValueError naming sample_prompts
+        if the file cannot be read or a value is wrong."""
+        if self.unreadable:
+            raise ValueError(self.unreadable)
+        for entry in self.entries:
+            if why := next(_problems(entry.keys), None):
+                raise ValueError(self._about(entry, why))
+        return [_filled(entry.keys, defaults) for entry in self.entries]
+
+    def _about(self, entry: Entry, sentence: str) -> str:
+        return f"sample_prompts: '{self.path}', {entry.place}: {sentence}"
 
 
-def prompt_problems(path: Path, family: str) -> list[str]:
-    """Return every reason why a run of this family cannot generate samples from the file, one sentence each."""
+def read_prompt_file(path: Path) -> PromptFile:
+    """Read a file of prompts. It may be missing or broken, which PromptFile.unreadable reports."""
     try:
-        text = _read_text(path)
-        entries = _entries(text, path)
+        return parse_prompts(_read_text(path), path)
     except ValueError as error:
-        return [str(error)]
-    found = ((entry.place, why) for entry in entries for why in _problems(entry.keys, family))
-    return [f"sample_prompts: '{path}', {place}: {why}" for place, why in found]
+        return PromptFile(path=path, unreadable=str(error))
 
 
-def prompt_remarks(path: Path) -> list[str]:
-    """Return a message for everything in a readable file that has no effect, or an unexpected one."""
-    entries = _entries(_read_text(path), path)
-    return [f"sample_prompts: '{path}', {entry.place}: {what}" for entry in entries for what in entry.dropped]
+def parse_prompts(text: str, path: Path) -> PromptFile:
+    """Return the prompts in the text of a file of this name. Raises ValueError naming sample_prompts if there are none
+    or the text cannot be parsed."""
+    try:
+        entries = READERS[path.suffix](text)
+    except ValueError as error:  # not TOML, not JSON, not the right shape
+        raise ValueError(f"sample_prompts: '{path}' cannot be read: {error}") from error
+    if not entries:
+        raise ValueError(f"sample_prompts: '{path}' has no prompts; write one per line")
+    numbered = enumerate(entries, 1)
+    placed = [entry if entry.place else replace(entry, place=f"prompt {number}") for number, entry in numbered]
+    return PromptFile(path=path, entries=placed)
 
 
 def _read_text(path: Path) -> str:
@@ -159,32 +189,12 @@ def check_kind(path: Path) -> None:
         raise ValueError(f"sample_prompts: '{path}' is not a .txt, .toml or .json file")
 
 
-def prompts_in(text: str, path: Path, defaults: SamplePrompt) -> list[tuple[SamplePrompt, Entry]]:
-    """Return the prompts in the text of a file of this name, each with its entry. Raises like read_prompts."""
-    entries = _entries(text, path)
-    for entry in entries:
-        for why in _problems(entry.keys):
-            raise ValueError(f"sample_prompts: '{path}', {entry.place}: {why}")
-    return [(_filled(entry.keys, defaults), entry) for entry in entries]
-
-
 def prompt_of_line(line: str, defaults: SamplePrompt, family: str) -> SamplePrompt:
     """Return the prompt of one line for a model of this family. Raises ValueError, one sentence."""
     keys = line_keys(line)
-    for why in _problems(keys, family):
+    if why := next(_problems(keys, family), None):
         raise ValueError(why)
     return _filled(keys, defaults)
-
-
-def _entries(text: str, path: Path) -> list[Entry]:
-    try:
-        entries = READERS[path.suffix](text)
-    except ValueError as error:  # not TOML, not JSON, not the right shape
-        raise ValueError(f"sample_prompts: '{path}' cannot be read: {error}") from error
-    if not entries:
-        raise ValueError(f"sample_prompts: '{path}' has no prompts; write one per line")
-    numbered = enumerate(entries, 1)
-    return [entry if entry.place else replace(entry, place=f"prompt {number}") for number, entry in numbered]
 
 
 def size_of(prompt: SamplePrompt, multiple: int) -> tuple[int, int]:

@@ -1,8 +1,9 @@
 """The settings of a run: its option groups, filled from defaults, a TOML file and the command line."""
 
 import copy
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from sd_scripts.formats.secrets import without_secrets
@@ -11,6 +12,7 @@ from sd_scripts.options.checks import problems_between
 from sd_scripts.options.spec import Option, OptionGroup, Remark, each_option, until_wrong, without
 
 Group = TypeVar("Group", bound=OptionGroup)
+Contents = TypeVar("Contents")
 Groups = tuple[type[OptionGroup], ...]
 
 
@@ -69,6 +71,7 @@ class Settings:
         read = {name: self.options[name].read(value) for name, value in values.items()}
         self.filled = {g: g(**{o.name: read[o.name] for o in each_option(g) if o.name in read}) for g in script.groups}
         self._located = {group: self._locate(filled) for group, filled in self.filled.items()}
+        self._contents: dict[tuple[Callable[[Path], Any], Path], Any] = {}
 
     def __getitem__(self, group: type[Group]) -> Group:
         return self._located[group]  # type: ignore[return-value]
@@ -80,6 +83,13 @@ class Settings:
     def value(self, name: str) -> Any:
         """Return the value of the option of this name, read through its group."""
         return next(getattr(filled, name) for filled in self._located.values() if hasattr(filled, name))
+
+    def read_once(self, read: Callable[[Path], Contents], path: Path) -> Contents:
+        """Return what `read` returns for a file that an option names: these settings and all their copies read it once,
+        so that a start checks and uses the same contents."""
+        if (read, path) not in self._contents:
+            self._contents[read, path] = read(path)
+        return self._contents[read, path]
 
     def replaced(self, values: Mapping[str, Any]) -> "Settings":
         """Return a copy with other values of some options."""

@@ -5,7 +5,6 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 from sd_scripts.data.buckets import Extent
@@ -18,8 +17,8 @@ from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.dataset import DatasetOptions
 from sd_scripts.options.launch import LaunchOptions
 from sd_scripts.options.model_checks import model_variant
-from sd_scripts.options.prompt_lines import SamplePrompt, read_prompts
-from sd_scripts.options.sampling import SampleOptions
+from sd_scripts.options.preflight import prompt_file
+from sd_scripts.options.prompt_lines import SamplePrompt
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.planning.compile_choice import choose_compile
@@ -209,9 +208,9 @@ def _cut_texts(settings: Settings, card: FamilyCard, data: DataPlan) -> Iterator
         return
     limit = card.text_limit(settings, model_variant(settings))
     prompts: list[SamplePrompt] = []
-    if file := settings[SampleOptions].sample_prompts:
+    if file := prompt_file(settings):
         with contextlib.suppress(ValueError):  # listed with what keeps the run from starting
-            prompts = read_prompts(Path(file), card.sample_defaults)
+            prompts = file.prompts(card.sample_defaults)
     texts = chain.from_iterable((each.prompt, each.negative_prompt if each.scale != 1 else "") for each in prompts)
     yield from filter(None, (limit.caption_remark(data.whole_captions()), limit.prompt_remark(texts)))
 

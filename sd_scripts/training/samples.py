@@ -1,7 +1,6 @@
 """Sample images during training: when they are due and where they go."""
 
 import time
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -9,7 +8,8 @@ import torch
 from sd_scripts.families.family import Family
 from sd_scripts.formats.atomic_files import atomic_file
 from sd_scripts.formats.disk import saving
-from sd_scripts.options.prompt_lines import SamplePrompt, prompt_problems, read_prompts
+from sd_scripts.options.preflight import prompt_file
+from sd_scripts.options.prompt_lines import SamplePrompt
 from sd_scripts.options.sampling import SampleOptions
 from sd_scripts.options.saving import SavingOptions
 from sd_scripts.options.settings import Settings
@@ -19,12 +19,13 @@ from sd_scripts.training.training_data import TrainingData
 
 
 def prompts_of(settings: Settings, family: Family) -> list[SamplePrompt]:
-    """Read sample_prompts. Raises ValueError with all problems at once; call it before the model loads."""
-    if not (file := settings[SampleOptions].sample_prompts):
+    """Return sample_prompts. Raises ValueError with all problems at once; call it before the model loads."""
+    file = prompt_file(settings)
+    if file is None:
         return []
-    if problems := prompt_problems(Path(file), family.card.name):
+    if problems := file.problems(family.card.name):
         raise ValueError("\n".join(problems))
-    return read_prompts(Path(file), family.card.sample_defaults)
+    return file.prompts(family.card.sample_defaults)
 
 
 class SampleFailure(NamedTuple):
