@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sd_scripts.data.batch import Batch
 from sd_scripts.data.buckets import Extent
+from sd_scripts.data.captions import Caption
 from sd_scripts.families.family import Components
 from sd_scripts.families.flux.keys import diffusers_modules
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
@@ -74,7 +75,7 @@ def batch_of(latents: Tensor, mask: Tensor | None = None) -> Batch:
     count = len(latents)
     return Batch(
         extent=Extent(8 * latents.shape[-1], 8 * latents.shape[-2]),
-        captions=[""] * count,
+        captions=[Caption("")] * count,
         pixels=None,
         latents=latents,
         loss_weight=torch.ones(count),

@@ -9,6 +9,7 @@ import torch
 from conftest import sdxl_settings
 from torch import Tensor
 
+from sd_scripts.data.captions import Caption
 from sd_scripts.families.components import DENOISER
 from sd_scripts.families.family import Components
 from sd_scripts.families.sdxl.family import SDXL
@@ -91,7 +92,7 @@ def losses(components: Components) -> Tensor:
         "sizes": torch.full((2, 6), 64.0),
         "loss_weight": torch.ones(2),
     }
-    text = SDXL.text.encode(components, SDXL.text.tokenize(components, CAPTIONS, settings))
+    text = SDXL.text.encode(components, SDXL.text.tokenize(components, [*map(Caption, CAPTIONS)], settings))
     return SDXL.loss(components, inputs, text, settings)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from sd_scripts.data.batch import Batch
 from sd_scripts.data.buckets import Extent
 from sd_scripts.data.caches import CacheJob
-from sd_scripts.data.captions import images_flipped, images_of
+from sd_scripts.data.captions import Caption
 from sd_scripts.data.controls import ControlRules
 from sd_scripts.data.dataset import DataPlan, plan_data
 from sd_scripts.data.epochs import BatchShape, batch_shapes
@@ -195,18 +195,18 @@ def test_one_caption_is_encoded_for_each_image_that_is_seen_beside_it(root: Path
         caption.write_text("make it red")
     files = {"train_data_dir": root / "train", "control_directory": root / "before"}
     job = CacheJob(warn=pytest.fail, to_disk=to_disk)
-    seen: list[str] = []
+    seen: list[Caption] = []
 
-    def encode(captions: list[str]) -> dict[str, Tensor]:
+    def encode(captions: list[Caption]) -> dict[str, Tensor]:
         seen.extend(captions)
-        return {"count": torch.tensor([[len(images_of(each))] for each in captions])}
+        return {"count": torch.tensor([[len(caption.images)] for caption in captions])}
 
     def encoded(*, sees: bool) -> int:
         seen.clear()
         plan = plan_of(text_sees_controls=sees, **files)
         store = cache_text(plan, encode, encoder_key="te", suffix=f"te_{sees}", job=job)
         batches = BatchLoader(BatchReader(plan, text=store), warn=pytest.fail).epoch(1)
-        assert all(len(batch.controls) == len(images_of(batch.captions[0])) for batch in batches) or not sees
+        assert all(len(batch.controls) == len(batch.captions[0].images) for batch in batches) or not sees
         return len(seen)
 
     again = 0 if to_disk else 3
@@ -219,11 +219,11 @@ def test_one_caption_is_encoded_for_each_image_that_is_seen_beside_it(root: Path
 def test_a_flipped_image_has_the_caption_that_is_encoded_with_flipped_control_images(root: Path, to_disk: bool) -> None:
     files = {"train_data_dir": root / "train", "control_directory": root / "before"}
     plan = plan_of(text_sees_controls=True, flip_aug=True, **files)
-    seen: list[str] = []
+    seen: list[Caption] = []
 
-    def encode(captions: list[str]) -> dict[str, Tensor]:
+    def encode(captions: list[Caption]) -> dict[str, Tensor]:
         seen.extend(captions)
-        return {"flipped": torch.tensor([[images_flipped(each)] for each in captions])}
+        return {"flipped": torch.tensor([[caption.flipped] for caption in captions])}
 
     for again in (6, 0 if to_disk else 6):
         seen.clear()
@@ -234,7 +234,7 @@ def test_a_flipped_image_has_the_caption_that_is_encoded_with_flipped_control_im
     for batch in [each for epoch in (1, 2, 3) for each in batches_of(plan, text=store, epoch=epoch)]:
         assert batch.pixels is not None
         flipped = [bool(each[0, 0, 0] > each[0, 0, -1]) for each in batch.pixels]  # brighter on the right
-        assert flipped == batch.text["flipped"].flatten().tolist() == list(map(images_flipped, batch.captions))
+        assert flipped == batch.text["flipped"].flatten().tolist() == [each.flipped for each in batch.captions]
         found += flipped
     assert len(set(found)) == 2
 
@@ -336,5 +336,5 @@ def test_control_directory_is_for_train_data_dir_alone() -> None:
 def test_transparency_of_a_control_image_is_white(root: Path) -> None:
     Image.new("RGBA", (64, 64), (0, 0, 0, 0)).save(root / "before/02.png")
     plan = plan_of(train_data_dir=root / "train", control_directory=root / "before", alpha_mask=True)
-    shown = [batch.controls[0].min().item() for batch in batches_of(plan) if batch.captions == ["a, b, c, 2"]]
+    shown = [batch.controls[0].min().item() for batch in batches_of(plan) if batch.captions == [Caption("a, b, c, 2")]]
     assert shown == [1.0]

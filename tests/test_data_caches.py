@@ -19,6 +19,7 @@ from sd_scripts.data.batch import Batch
 from sd_scripts.data.buckets import crop_ltrb
 from sd_scripts.data.cache_files import open_cache
 from sd_scripts.data.caches import CacheJob
+from sd_scripts.data.captions import Caption
 from sd_scripts.data.dataset import DataPlan
 from sd_scripts.data.latent_caching import cache_latents
 from sd_scripts.data.latent_store import LatentStore
@@ -40,9 +41,10 @@ class Encoders:
         pooled = torch.nn.functional.avg_pool2d(pixels, 8)
         return torch.cat([pooled, pooled[:, :1]], dim=1).to(torch.bfloat16)
 
-    def text(self, captions: list[str]) -> dict[str, Tensor]:
-        self.captions += captions
-        lengths = torch.tensor([float(len(caption)) for caption in captions])
+    def text(self, captions: list[Caption]) -> dict[str, Tensor]:
+        texts = [caption.text for caption in captions]
+        self.captions += texts
+        lengths = torch.tensor([float(len(text)) for text in texts])
         return {
             "hidden_state1": lengths[:, None, None].expand(-1, 77, 8).to(torch.bfloat16),
             "hidden_state2": lengths[:, None, None].expand(-1, 77, 12),
@@ -393,7 +395,7 @@ def test_cached_text_is_that_of_the_processed_caption(root: Path, encoders: Enco
     for batch in epoch_of(plan, text=text):
         assert set(batch.text) == {"hidden_state1", "hidden_state2", "pool2"}
         assert batch.text["hidden_state1"].shape == (len(batch), 77, 8)
-        assert batch.text["pool2"][:, 0].tolist() == [len(caption) for caption in batch.captions]
+        assert batch.text["pool2"][:, 0].tolist() == [len(caption.text) for caption in batch.captions]
 
 
 def test_text_is_encoded_again_when_the_caption_or_the_encoders_change(root: Path, encoders: Encoders) -> None:
@@ -442,7 +444,7 @@ def test_an_image_that_cannot_be_read_is_reported_and_replaced(root: Path, encod
         told: list[str] = []
         batches = list(loader_of(plan, warn=told.append, latents=latents).epoch(1))
         assert len(batches) == 8
-        assert not any(caption.endswith(", 0") for batch in batches for caption in batch.captions)
+        assert not any(caption.text.endswith(", 0") for batch in batches for caption in batch.captions)
         assert len(told) == 1
     assert "00.png cannot be read" in encoders.told[0]
 
@@ -498,7 +500,7 @@ def test_an_image_of_which_only_the_cache_is_left_is_trained_from_it(
     plan = plan_data(asked, seed=7, warn=pytest.fail)
     images = encoders.encoded
     batches = epoch_of(plan, latents=encoders.cache_latents(plan))
-    assert sorted(batch.captions[0] for batch in batches) == ["here", "wide"]
+    assert sorted(batch.captions[0].text for batch in batches) == ["here", "wide"]
     assert encoders.encoded == images
 
 

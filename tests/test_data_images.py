@@ -14,6 +14,7 @@ from PIL import Image, ImageOps
 from sd_scripts.data import images
 from sd_scripts.data.batch import Batch, stack_pixels
 from sd_scripts.data.buckets import BucketFit, Extent, fit_into
+from sd_scripts.data.captions import Caption
 from sd_scripts.data.images import (
     RESIZE_FILTERS,
     Augmentation,
@@ -267,7 +268,7 @@ def test_pixels_span_minus_one_to_one() -> None:
 def test_a_batch_goes_into_page_locked_memory_whole() -> None:
     batch = Batch(
         extent=Extent(64, 64),
-        captions=["b"],
+        captions=[Caption("b")],
         pixels=None,
         latents=torch.zeros(1, 4, 8, 8),
         text={"pool2": torch.zeros(1, 8)},
@@ -279,4 +280,4 @@ def test_a_batch_goes_into_page_locked_memory_whole() -> None:
     assert batch.latents.is_pinned()
     assert batch.text["pool2"].is_pinned()
     assert batch.conditioning["sizes"].is_pinned()
-    assert batch.captions == ["b"]
+    assert batch.captions == [Caption("b")]

@@ -30,7 +30,7 @@ def root(tmp_path: Path) -> Path:
 
 def numbers_of(batch: Batch) -> list[str]:
     """Which images of `make_folder` are in a batch: their captions say it, shuffled or not."""
-    return [tag for caption in batch.captions for tag in caption.split(", ") if tag.isdecimal()]
+    return [tag for caption in batch.captions for tag in caption.text.split(", ") if tag.isdecimal()]
 
 
 def assert_equal(first: list[Batch], second: list[Batch]) -> None:
@@ -60,7 +60,7 @@ def test_every_repeat_is_seen_once_in_every_epoch(root: Path, workers: int) -> N
     for epoch in (1, 2):
         batches = list(loader.epoch(epoch))
         assert len(batches) == len(loader)
-        seen = Counter(caption for batch in batches for caption in batch.captions)
+        seen = Counter(caption.text for batch in batches for caption in batch.captions)
         assert seen == {item.caption: 3 for item in plan.items}
 
 
@@ -91,7 +91,7 @@ def test_epochs_and_repeats_differ_in_order_and_randomness(root: Path) -> None:
     order = [[image for batch in epoch for image in numbers_of(batch)] for epoch in (first, second)]
     assert order[0] != order[1]
     assert sorted(order[0]) == sorted(order[1])
-    captions = {caption for batch in first for caption in batch.captions if "0" in caption}
+    captions = {caption.text for batch in first for caption in batch.captions if "0" in caption.text}
     assert len(captions) > 1
 
 
@@ -198,7 +198,7 @@ def test_ranks_see_equally_many_batches_and_together_all(root: Path) -> None:
     ranks = [loader_of(plan, rank=rank, world=2) for rank in (0, 1)]
     assert len(ranks[0]) == len(ranks[1])
     batches = [list(loader.epoch(1)) for loader in ranks]
-    seen = Counter(caption for share in batches for batch in share for caption in batch.captions)
+    seen = Counter(caption.text for share in batches for batch in share for caption in batch.captions)
     assert all(seen[item.caption] >= 3 for item in plan.items)
 
 
@@ -261,7 +261,8 @@ def test_token_warm_up_follows_the_step_of_the_batch(tmp_path: Path) -> None:
     make_folder(tmp_path / "train/8_cat", [(64, 64)], caption="a, b, c")
     plan = plan_of(tmp_path / "train", token_warmup_step=4, token_warmup_min=1)
     counts = [
-        len(batch.captions[0].split(",")) for batch in loader_of(plan, accumulation=2, max_train_steps=100).epoch(1)
+        len(batch.captions[0].text.split(","))
+        for batch in loader_of(plan, accumulation=2, max_train_steps=100).epoch(1)
     ]
     assert counts == [1, 1, 1, 1, 2, 2, 3, 3]
 

@@ -466,7 +466,7 @@ def test_validation_is_deterministic_and_has_no_regularisation(tmp_path: Path) -
         [(batch.captions, batch.pixels.sum()) for batch in loader_of(plan.validation).epoch(1)] for _ in range(2)
     )
     assert first == second
-    assert all(captions[0].startswith("a, b, c") for captions, _ in first)
+    assert all(captions[0].text.startswith("a, b, c") for captions, _ in first)
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,7 @@ def test_latents_prepared_beside_the_images_are_used(images: Path, name: str, im
     assert batch.latents is not None
     assert batch.latents.shape == (1, 4, 4, 12)
     assert torch.all(batch.latents == 3)
-    assert batch.captions == ["cat"]
+    assert [caption.text for caption in batch.captions] == ["cat"]
 
 
 # --- merging text files

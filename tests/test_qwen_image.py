@@ -13,6 +13,7 @@ from qwen_image_help import pipeline_of, transformer_of
 from scripts_help import QWEN_IMAGE_LORA
 from torch import Tensor
 
+from sd_scripts.data.captions import Caption
 from sd_scripts.families.components import DENOISER, VAE, Components
 from sd_scripts.families.qwen_image import keys
 from sd_scripts.families.qwen_image.family import QWEN_IMAGE
@@ -239,13 +240,13 @@ def test_the_language_model_is_read_from_both_layouts_of_its_file(modules: dict[
 
 def test_captions_are_read_as_diffusers_reads_them(components: Components, modules: dict[str, Any]) -> None:
     states, mask = pipeline_of(components, modules[TEXT_ENCODER]).encode_prompt(CAPTIONS, device="cpu")
-    ours = encode_text(components, tokenize(components, CAPTIONS, settings_of()))
+    ours = encode_text(components, tokenize(components, [*map(Caption, CAPTIONS)], settings_of()))
     assert torch.equal(ours[MASK], mask.bool())
     torch.testing.assert_close(ours[STATES], states, rtol=1e-4, atol=1e-5)
 
 
 def test_captions_are_truncated_at_1024_tokens(components: Components) -> None:
-    tokens = tokenize(components, ["circle " * 2000], settings_of())
+    tokens = tokenize(components, [Caption("circle " * 2000)], settings_of())
     assert encode_text(components, tokens)[STATES].shape[1] == 1024
     remark = text_limit(components, settings_of()).prompt_remark(["circle " * 200, "circle " * 2000])
     assert remark is not None
@@ -254,9 +255,11 @@ def test_captions_are_truncated_at_1024_tokens(components: Components) -> None:
 
 def test_in_compiled_runs_captions_of_different_lengths_have_one_shape(components: Components) -> None:
     compiled = settings_of(compile=True)
-    shapes = {encode_text(components, tokenize(components, [each], compiled))[STATES].shape[1] for each in CAPTIONS}
+    shapes = {
+        encode_text(components, tokenize(components, [Caption(each)], compiled))[STATES].shape[1] for each in CAPTIONS
+    }
     assert shapes == {STEP}
-    text = encode_text(components, tokenize(components, CAPTIONS, settings_of()))
+    text = encode_text(components, tokenize(components, [*map(Caption, CAPTIONS)], settings_of()))
     rows = [trim_text({name: tensor[row] for name, tensor in text.items()}) for row in range(len(CAPTIONS))]
     assert len({len(row[STATES]) for row in rows}) == len(CAPTIONS)
     for row in rows:
@@ -301,7 +304,7 @@ def test_the_loss_is_the_mean_squared_error_of_the_velocity_weighted_as_asked(co
     latents = torch.randn(2, 16, 10, 12, generator=torch.Generator().manual_seed(3))
     t = torch.tensor([0.25, 0.5])
     inputs = step_inputs(batch_of(latents), latents, settings_of(), torch.Generator().manual_seed(1), t)
-    text = encode_text(components, tokenize(components, CAPTIONS[:2], settings_of()))
+    text = encode_text(components, tokenize(components, [*map(Caption, CAPTIONS[:2])], settings_of()))
     velocity = predict(components.denoiser, inputs["noisy"], t, text)
     expected = ((velocity - inputs["target"]) ** 2).mean((1, 2, 3))
     torch.testing.assert_close(loss(components, inputs, text, settings_of()), expected)

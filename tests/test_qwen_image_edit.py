@@ -14,7 +14,7 @@ from PIL import Image
 from qwen_image_help import Processor, edit_pipeline_of, transformer_of
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
-from sd_scripts.data.captions import CaptionWithImages
+from sd_scripts.data.captions import Caption
 from sd_scripts.families.components import DENOISER, VAE, Components
 from sd_scripts.families.model_file import Header, describe, recognise
 from sd_scripts.families.qwen_image.load import TEXT_ENCODER
@@ -119,10 +119,10 @@ def test_patches_of_a_flipped_image_are_those_of_its_flipped_file(images: list[P
 def test_a_caption_shows_its_images_flipped(components: Components, images: list[Path], tmp_path: Path) -> None:
     mirrored = tmp_path / "mirrored.png"
     Image.open(images[0]).transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(mirrored)
-    plain, flipped = CaptionWithImages("a", (images[0],)), CaptionWithImages("a", (images[0],), flipped=True)
+    plain, flipped = Caption("a", (images[0],)), Caption("a", (images[0],), flipped=True)
     assert plain != flipped
     both = tokenize(components, [plain, flipped], settings_of())[0]
-    files = tokenize(components, [plain, CaptionWithImages("a", (mirrored,))], settings_of())[0]
+    files = tokenize(components, [plain, Caption("a", (mirrored,))], settings_of())[0]
     assert torch.equal(both["pixels"], files["pixels"])
 
 
@@ -138,8 +138,8 @@ def test_captions_and_images_are_read_as_diffusers_reads_them(
 ) -> None:
     """Both captions in one batch, padded, beside one without images, which is read as Qwen-Image's."""
     captions, plus = ["a red circle", "make it blue and " * 3], components.extras[VERSION] == EDIT_PLUS
-    given = [CaptionWithImages(caption, tuple(images)) for caption in captions]
-    ours = encode_text(components, tokenize(components, [*given, "a red circle"], settings_of()))
+    given = [Caption(caption, tuple(images)) for caption in captions]
+    ours = encode_text(components, tokenize(components, [*given, Caption("a red circle")], settings_of()))
     opened = [Image.open(path) for path in images]
     pipeline = theirs_of(components, modules)
     shown: Any = [
@@ -157,13 +157,13 @@ def test_captions_and_images_are_read_as_diffusers_reads_them(
 def test_another_image_gives_other_states_and_a_longer_caption_keeps_its_images(
     components: Components, images: list[Path]
 ) -> None:
-    both = [CaptionWithImages("a", (images[0],)), CaptionWithImages("a", (images[1],))]
+    both = [Caption("a", (images[0],)), Caption("a", (images[1],))]
     assert both[0] != both[1]
-    assert len({*both, "a"}) == 3
+    assert len({*both, Caption("a")}) == 3
     first, second = (encode_text(components, tokenize(components, [each], settings_of()))[STATES] for each in both)
     assert first.shape == second.shape
     assert not torch.allclose(first, second, atol=1e-3)
-    compiled = tokenize(components, [CaptionWithImages("circle " * 2000, (images[0],))], settings_of(compile=True))[0]
+    compiled = tokenize(components, [Caption("circle " * 2000, (images[0],))], settings_of(compile=True))[0]
     seen = int(compiled["image"].sum())
     assert compiled["mask"].shape[1] % STEP == 0
     assert compiled["mask"].sum() >= 1024 + seen
@@ -173,7 +173,7 @@ def test_another_image_gives_other_states_and_a_longer_caption_keeps_its_images(
 def test_a_caption_that_names_a_token_of_images_shows_no_more_of_them(
     components: Components, images: list[Path]
 ) -> None:
-    tokens = tokenize(components, [CaptionWithImages("a <|image_pad|>", (images[0],))], settings_of())
+    tokens = tokenize(components, [Caption("a <|image_pad|>", (images[0],))], settings_of())
     assert int(tokens[0]["image"].sum()) == int(tokens[0]["grids"].prod()) // 4
     encode_text(components, tokens)
 
@@ -252,7 +252,7 @@ def test_a_caption_of_a_prompt_follows_its_images(images: list[Path]) -> None:
     prompt = SamplePrompt(prompt="a", control_images=(str(images[0]),))
     before = prompt_captions(prompt)
     assert before == prompt_captions(prompt)
-    assert prompt_captions(SamplePrompt(prompt="a")) == [" ", "a"]
+    assert prompt_captions(SamplePrompt(prompt="a")) == [Caption(" "), Caption("a")]
     make_image(images[0], (80, 64), seed=9)
     assert before != prompt_captions(prompt)
 

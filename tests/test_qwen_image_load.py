@@ -11,6 +11,7 @@ import torch
 from scripts_help import FLUX_LORA, QWEN_IMAGE_LORA
 from torch import Tensor
 
+from sd_scripts.data.captions import Caption
 from sd_scripts.families.family import Components
 from sd_scripts.families.flux.family import FLUX
 from sd_scripts.families.model_file import Header, describe, recognise
@@ -194,7 +195,7 @@ def test_fp8_files_stay_fp8_where_asked_and_are_widened_else(
         torch.testing.assert_close(dequantized(layer), weights[f"{name}.weight"])
     assert sum(isinstance(layer, QuantizedLinear) for layer in held.text_encoders[0].modules()) == 2 * 7
     captions = ["a red circle"]
-    texts = [encode_text(each, tokenize(each, captions, settings_of())) for each in (wide, held)]
+    texts = [encode_text(each, tokenize(each, [*map(Caption, captions)], settings_of())) for each in (wide, held)]
     torch.testing.assert_close(*(text["vl_embed"] for text in texts), rtol=1e-3, atol=1e-3)
     noisy, t = torch.randn(1, 16, 4, 4), torch.tensor([0.5])
     ours, theirs = (predict(each.denoiser, noisy, t, texts[0]) for each in (held, wide))
@@ -236,7 +237,7 @@ def test_a_tokenizer_of_vocabulary_and_merges_is_read_as_the_official_folder_has
     (place / "tokenizer_config.json").write_text(json.dumps(config))
     opened = QWEN_IMAGE.open(settings_of(**files | {"tokenizer_cache_dir": str(tmp_path)}), torch.float32)
     captions = ["a red circle, très «petit»", ""]
-    ours, expected = (tokenize(each, captions, settings_of()) for each in (opened, components))
+    ours, expected = (tokenize(each, [*map(Caption, captions)], settings_of()) for each in (opened, components))
     assert torch.equal(ours[0]["ids"], expected[0]["ids"])
 
 

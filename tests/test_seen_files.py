@@ -11,6 +11,7 @@ from test_data_caches import Encoders
 
 from sd_scripts.data import dataset, reading_progress, seen_files
 from sd_scripts.data.buckets import Size
+from sd_scripts.data.captions import Caption
 from sd_scripts.data.dataset import DataPlan
 from sd_scripts.data.seen_files import (
     known_headers,
@@ -156,9 +157,10 @@ def test_so_are_encoded_captions(root: Path) -> None:
     disk = encoders.cache_text(plan)
     made = list(encoders.captions)
     item = plan.items[0]
-    file = disk.file((item, item.caption))
+    source = (item, Caption(item.caption))
+    file = disk.file(source)
     file.write_bytes(file.read_bytes()[:-1])
-    key = disk.stamp_key((item, item.caption), stamps_of([file]))
+    key = disk.stamp_key(source, stamps_of([file]))
     assert key is not None
     remember_cache_keys([key])
     encoders.cache_text(plan)

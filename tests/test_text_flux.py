@@ -17,6 +17,7 @@ from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer, T5Config,
 
 from sd_scripts.data.batch import Batch
 from sd_scripts.data.caches import CacheJob
+from sd_scripts.data.captions import Caption
 from sd_scripts.data.text_caching import TextStore, cache_text
 from sd_scripts.families.family import Components
 from sd_scripts.families.flux.family import FLUX
@@ -130,7 +131,7 @@ def test_an_encoder_that_no_tokenizer_fits_is_told_with_the_folder_to_fill(tmp_p
 
 
 def test_shapes_do_not_depend_on_the_captions(components: Components) -> None:
-    tokens = tokenize(components, CAPTIONS, flux_settings())
+    tokens = tokenize(components, [*map(Caption, CAPTIONS)], flux_settings())
     shapes = [{name: tuple(each.shape) for name, each in read.items()} for read in tokens.values()]
     assert shapes == [{"ids": (3, 77)}, {"ids": (3, 24), "mask": (3, 24)}]
     outputs = encode_text(components, tokens)
@@ -155,20 +156,20 @@ def test_states_are_those_of_diffusers(components: Components) -> None:
         tokenizer_2=components.tokenizers[1],
     )
     with torch.no_grad():
-        ours = encode_text(components, tokenize(components, CAPTIONS, flux_settings()))
+        ours = encode_text(components, tokenize(components, [*map(Caption, CAPTIONS)], flux_settings()))
         states, pooled, _ = pipeline.encode_prompt(CAPTIONS, None, device="cpu", max_sequence_length=24)
     torch.testing.assert_close(ours["t5_out"], states)
     torch.testing.assert_close(ours["l_pooled"], pooled)
 
 
 def test_the_pooled_state_is_at_the_end_token_whatever_the_encoders_file_calls_it() -> None:
-    tokens = tokenize(tiny_parts(), CAPTIONS, flux_settings())
+    tokens = tokenize(tiny_parts(), [*map(Caption, CAPTIONS)], flux_settings())
     told, untold = (encode_text(tiny_parts(clip_eos=eos), tokens)["l_pooled"] for eos in (49407, 5))
     torch.testing.assert_close(told, untold)
 
 
 def test_padding_is_hidden_from_t5_only_with_apply_t5_attn_mask(components: Components) -> None:
-    tokens = tokenize(components, CAPTIONS, flux_settings())
+    tokens = tokenize(components, [*map(Caption, CAPTIONS)], flux_settings())
     plain, masked = (encode_text(tiny_parts(masked=hidden), tokens) for hidden in (False, True))
     mask = tokens[1]["mask"]
     t5 = tiny_parts().text_encoders[1]
@@ -179,14 +180,14 @@ def test_padding_is_hidden_from_t5_only_with_apply_t5_attn_mask(components: Comp
 
 
 def test_only_encoders_whose_tokens_are_there_read(components: Components) -> None:
-    tokens = tokenize(components, CAPTIONS, flux_settings())
+    tokens = tokenize(components, [*map(Caption, CAPTIONS)], flux_settings())
     assert set(encode_text(components, {0: tokens[0]})) == {"l_pooled"}
     assert "l_pooled" not in encode_text(components, {1: tokens[1]})
 
 
 def test_gradients_reach_both_encoders() -> None:
     components = tiny_parts()
-    outputs = encode_text(components, tokenize(components, CAPTIONS, flux_settings()))
+    outputs = encode_text(components, tokenize(components, [*map(Caption, CAPTIONS)], flux_settings()))
     (outputs["l_pooled"].square().sum() + outputs["t5_out"].square().sum()).backward()
     for encoder in components.text_encoders:
         assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in encoder.encoder.parameters())
@@ -250,8 +251,8 @@ class Caching:
         )
 
     @torch.no_grad()
-    def _encode(self, captions: list[str]) -> dict[str, torch.Tensor]:
-        self.encoded += captions
+    def _encode(self, captions: list[Caption]) -> dict[str, torch.Tensor]:
+        self.encoded += [caption.text for caption in captions]
         return encode_text(self.components, tokenize(self.components, captions, flux_settings()))
 
     def batch(self) -> Batch:

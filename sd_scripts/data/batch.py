@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from sd_scripts.data.buckets import Extent
+from sd_scripts.data.captions import Caption
 from sd_scripts.data.images import Pixels
 
 
@@ -20,7 +21,7 @@ class Batch:
 
     extent: Extent
     """Of each sample, in pixels and frames."""
-    captions: list[str]
+    captions: list[Caption]
     """Captions after the caption pipeline, as the text encoders receive them."""
     pixels: Tensor | None
     """(B, 3, *S) float32 in -1..1, flipped and cropped; None where latents are cached."""

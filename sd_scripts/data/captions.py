@@ -41,43 +41,16 @@ class CaptionRules:
         return [name for name in VARY_CAPTIONS if getattr(self, name)]
 
 
-class CaptionWithImages(str):
-    """A caption that the text encoders read beside images, its control images. It equals another only if that has the
-    same images; where these do not matter it is a plain string."""
+@dataclass(frozen=True)
+class Caption:
+    """What text encoders read of a sample: the processed text and, for those that see them, its control images."""
 
-    def __new__(
-        cls, text: str, images: tuple[Path, ...] = (), version: object = None, *, flipped: bool = False
-    ) -> "CaptionWithImages":
-        """`version` tells what the files held at different times apart; the images are `flipped` left to right."""
-        caption = super().__new__(cls, text)
-        caption.images, caption.version, caption.flipped = images, version, flipped
-        return caption
-
-    images: tuple[Path, ...]
-    version: object
-    flipped: bool
-
-    def _key(self) -> tuple[object, ...]:
-        return str(self), self.images, self.version, self.flipped
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, CaptionWithImages) and self._key() == other._key()
-
-    def __ne__(self, other: object) -> bool:  # that of str would compare the text alone
-        return not self == other
-
-    def __hash__(self) -> int:
-        return hash(self._key())
-
-
-def images_of(caption: str) -> tuple[Path, ...]:
-    """Return the images that are read beside a caption."""
-    return caption.images if isinstance(caption, CaptionWithImages) else ()
-
-
-def images_flipped(caption: str) -> bool:
-    """Return whether the images that are read beside a caption are flipped."""
-    return isinstance(caption, CaptionWithImages) and caption.flipped
+    text: str
+    images: tuple[Path, ...] = ()
+    flipped: bool = False
+    """Whether the images are flipped left to right."""
+    version: object = None
+    """Differs for images whose files have changed."""
 
 
 def process_caption(

@@ -12,7 +12,7 @@ from random import Random
 
 from sd_scripts.data.blueprint import Blueprint, Dataset, Subset, Warn, read_blueprint
 from sd_scripts.data.buckets import BucketFit, BucketRules, Buckets, Extent, equal_tokens_need, fit_into
-from sd_scripts.data.captions import CaptionRules, CaptionWithImages, whole_captions
+from sd_scripts.data.captions import Caption, CaptionRules, whole_captions
 from sd_scripts.data.controls import ControlRules
 from sd_scripts.data.counted_warnings import counted_warnings
 from sd_scripts.data.folders import ImageRecord, read_sizes, read_subset
@@ -71,13 +71,13 @@ class DataPlan:
             yield item
             yield from item.controls
 
-    def caption(self, item: Item, text: str, *, flipped: bool = False) -> str:
+    def caption(self, item: Item, text: str, *, flipped: bool = False) -> Caption:
         """Return what the text encoders read of an item, flipped or not, whose processed caption is `text`."""
         if not self.text_sees_controls or not item.controls:
-            return text
-        return CaptionWithImages(text, tuple(control.path for control in item.controls), flipped=flipped)
+            return Caption(text)
+        return Caption(text, tuple(control.path for control in item.controls), flipped)
 
-    def captions(self, item: Item, text: str) -> list[str]:
+    def captions(self, item: Item, text: str) -> list[Caption]:
         """Return all that the text encoders may read of an item: with flip_aug its control images both ways."""
         both = [self.caption(item, text)]
         if item.subset.augmentation.flip_aug:

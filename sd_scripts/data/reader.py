@@ -11,7 +11,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 from sd_scripts.data.batch import Batch, stack_by_name, stack_pixels
 from sd_scripts.data.buckets import Extent
-from sd_scripts.data.captions import process_caption
+from sd_scripts.data.captions import Caption, process_caption
 from sd_scripts.data.dataset import DataPlan, Item
 from sd_scripts.data.epochs import PlannedBatch
 from sd_scripts.data.images import Pixels, UnreadableImage, draw_flip, prepare_image, prepare_mask
@@ -30,7 +30,7 @@ REPLACED = "; another image of its bucket takes its place"
 class Sample:
     """What a batch holds of one image, flipped where it is."""
 
-    caption: str
+    caption: Caption
     pixels: Pixels | None
     """(H, W, 3)"""
     latents: Tensor | None
@@ -96,7 +96,7 @@ class BatchReader(TorchDataset[Read]):
     def _sample(self, item: Item, repeat: int, batch: PlannedBatch) -> Sample:
         key = f"{self.plan.seed}/{batch.epoch}/{item.index}/{repeat}"
         random = Random(f"{key}/picture")  # another word would give other draws
-        caption = process_caption(
+        text = process_caption(
             item.caption,
             item.subset.captions,
             Random(f"{key}/caption"),
@@ -106,7 +106,7 @@ class BatchReader(TorchDataset[Read]):
         )
         augmentation = item.subset.augmentation
         flipped = draw_flip(augmentation, random)
-        caption = self.plan.caption(item, caption, flipped=flipped)
+        caption = self.plan.caption(item, text, flipped=flipped)
         pixels, latents = None, None
         if self.latents is not None:
             latents, mask = self.latents.read(item, flipped=flipped)

@@ -19,15 +19,15 @@ from sd_scripts.data.cache_files import (
 )
 from sd_scripts.data.cache_filling import DiskCache, Entry, fill
 from sd_scripts.data.caches import SUFFIX, CacheJob, claim_files
-from sd_scripts.data.captions import images_flipped, images_of, process_caption
+from sd_scripts.data.captions import Caption, process_caption
 from sd_scripts.data.dataset import DataPlan, Item
 from sd_scripts.data.images import UnreadableImage
 
-EncodeText = Callable[[list[str]], dict[str, Tensor]]
+EncodeText = Callable[[list[Caption]], dict[str, Tensor]]
 """Captions -> outputs by their names in cache files, batch first, on any device."""
 Trim = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 """Removes the padding from the outputs of one caption."""
-ItemCaption = tuple[Item, str]
+ItemCaption = tuple[Item, Caption]
 """An image with one of its captions."""
 
 
@@ -60,7 +60,7 @@ def _entries(
     captions: Sequence[ItemCaption], encode: EncodeText, trim: Trim, job: CacheJob
 ) -> Iterator[tuple[ItemCaption, Entry]]:
     """Yield the entry of each caption of each image; equal captions are encoded once."""
-    items_of: dict[str, list[Item]] = {}
+    items_of: dict[Caption, list[Item]] = {}
     for item, caption in captions:
         items_of.setdefault(caption, []).append(item)
     distinct = list(items_of)
@@ -87,7 +87,7 @@ class TextInMemory:
     def __init__(self, entries: Iterable[tuple[ItemCaption, Entry]]):
         self._entries = {caption: entry for (_, caption), entry in entries}
 
-    def read(self, item: Item, caption: str) -> Entry:
+    def read(self, item: Item, caption: Caption) -> Entry:
         """Return the outputs as TextOnDisk does."""
         return self._entries[caption]
 
@@ -97,7 +97,7 @@ class TextOnDisk(DiskCache[ItemCaption]):
     `encoder_key` identifies the encoders and all that changes their output."""
 
     def __init__(self, captions: Iterable[ItemCaption], suffix: str, encoder_key: str):
-        by_path: dict[Path, list[str]] = {}
+        by_path: dict[Path, list[Caption]] = {}
         for item, caption in captions:
             by_path.setdefault(item.path, []).append(caption)
         first = claim_files(dict.fromkeys(by_path, f"_{suffix}{SUFFIX}"))
@@ -105,8 +105,8 @@ class TextOnDisk(DiskCache[ItemCaption]):
             (path, caption): first[path]
             if place == 0
             else first[path].with_name(f"{first[path].stem}_{_name_digest(caption)[:8]}{SUFFIX}")
-            for path, texts in by_path.items()
-            for place, caption in enumerate(texts)
+            for path, of_image in by_path.items()
+            for place, caption in enumerate(of_image)
         }
         self._encoder_key = encoder_key
 
@@ -120,13 +120,13 @@ class TextOnDisk(DiskCache[ItemCaption]):
 
     def images(self, source: ItemCaption) -> tuple[Path, ...]:
         _, caption = source
-        return images_of(caption)
+        return caption.images
 
     def settings_key(self, source: ItemCaption) -> list[object]:
         _, caption = source
-        return [caption, self._encoder_key, *_flip_key(caption)]
+        return [caption.text, self._encoder_key, *_flip_key(caption)]
 
-    def read(self, item: Item, caption: str) -> Entry:
+    def read(self, item: Item, caption: Caption) -> Entry:
         """Return the text encoder outputs of one image by name; raise UnreadableImage if there are none."""
         path = self.find((item, caption)) or self.file((item, caption))
         try:
@@ -156,18 +156,19 @@ class TextOnDisk(DiskCache[ItemCaption]):
     def _cache_key(self, source: ItemCaption) -> str:
         """Return the cache key of a caption, as processed, with the content of its images, and the encoders."""
         _, caption = source
-        contents = map(pixels_digest, images_of(caption))
-        return digest([caption, self._encoder_key, *contents, *_flip_key(caption)])
+        contents = map(pixels_digest, caption.images)
+        return digest([caption.text, self._encoder_key, *contents, *_flip_key(caption)])
 
 
 TextStore = TextInMemory | TextOnDisk
 
 
-def _flip_key(caption: str) -> list[str]:
-    return ["flipped"] if images_flipped(caption) else []
+def _flip_key(caption: Caption) -> list[str]:
+    return ["flipped"] if caption.flipped else []
 
 
-def _name_digest(caption: str) -> str:
+def _name_digest(caption: Caption) -> str:
     """Return a digest that tells the captions of an image apart."""
-    images = images_of(caption)
-    return digest([caption, *map(str, images), *_flip_key(caption)] if images else caption)
+    if not caption.images:
+        return digest(caption.text)
+    return digest([caption.text, *map(str, caption.images), *_flip_key(caption)])

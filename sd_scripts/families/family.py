@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from sd_scripts.data.captions import Caption
 from sd_scripts.families.card import FamilyCard
 from sd_scripts.families.components import DENOISER, VAE, WeightSource
 from sd_scripts.families.components import Components as Components
@@ -71,12 +72,12 @@ class FileIdentity:
 class TextEncoding:
     """From captions to what the denoiser reads."""
 
-    tokenize: Callable[[Components, Sequence[str], Settings], Tokens]
+    tokenize: Callable[[Components, Sequence[Caption], Settings], Tokens]
     """Captions -> token ids and weights of each encoder, on the CPU."""
     encode: Callable[[Components, Tokens], dict[str, Tensor]]
     """Tokens -> what the text cache stores, batch first, for the encoders whose tokens are present. Differentiable for
     trained encoders."""
-    prompt_captions: Callable[[SamplePrompt], list[str]]
+    prompt_captions: Callable[[SamplePrompt], list[Caption]]
     """What a sample needs of the text encoders: the prompt, preceded by the negative prompt if guidance uses one."""
     adapted: Callable[[Settings], tuple[bool, ...]]
     """Which text encoders a LoRA adapts when text encoders are trained."""
@@ -89,7 +90,7 @@ class TextEncoding:
     embeddings: tuple[str, ...] = ()
     """For each text encoder the key of its embeddings in embedding files; empty: no new token can be trained."""
     sees_controls: bool = False
-    """Whether captions come with the control images of their sample: as CaptionWithImages."""
+    """Whether captions come with the control images of their sample."""
     cache_fits: Callable[[Components, Mapping[str, Tensor]], bool] | None = None
     """Whether a cache file of unknown origin can be used; None: any."""
     trim: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] = dict

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from sd_scripts.data.captions import Caption
 from sd_scripts.families.components import DENOISER, VAE, Components
 from sd_scripts.families.family import Family
 from sd_scripts.families.model_file import describe
@@ -58,7 +59,7 @@ class Generator:
         self._components.on_load = self._merge
         self._follow_objective(Path(self._components.source))
         self._adapters: tuple[Adapter, ...] = ()
-        self._texts: dict[tuple[str, ...], dict[str, Tensor]] = {}
+        self._texts: dict[tuple[Caption, ...], dict[str, Tensor]] = {}
         self._placed = False
         self.encoder_changes = 0
         """How often adapters changed the text encoders."""
@@ -103,12 +104,12 @@ class Generator:
 
     def encode(self, prompts: Sequence[SamplePrompt]) -> None:
         """Encode what is not encoded yet of the prompts, with the text encoders loaded for it."""
-        captions = {self._text_key(prompt) for prompt in prompts}
-        if not (new := sorted(captions - self._texts.keys())):
+        captions = dict.fromkeys(map(self._text_key, prompts))
+        if not (new := [each for each in captions if each not in self._texts]):
             return
         components = self._components
         if limit := self.family.text.limit:
-            texts = dict.fromkeys(caption for each in new for caption in each)
+            texts = dict.fromkeys(caption.text for each in new for caption in each)
             if remark := limit(components, self._settings).prompt_remark(texts):
                 self._reporter.warn(remark)
         self.load(*components.encoder_names)
@@ -161,7 +162,7 @@ class Generator:
         with previewing(_after_each_step(first.steps, step, preview)):
             return list(zip(prompts, self._with_fallback(sample), strict=True))
 
-    def _text_key(self, prompt: SamplePrompt) -> tuple[str, ...]:
+    def _text_key(self, prompt: SamplePrompt) -> tuple[Caption, ...]:
         """Return what the text outputs of a prompt are made from."""
         return tuple(self.family.text.prompt_captions(prompt))
 

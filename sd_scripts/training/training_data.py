@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sd_scripts.data.caches import CacheJob
+from sd_scripts.data.captions import Caption
 from sd_scripts.data.dataset import DataPlan
 from sd_scripts.data.epochs import BatchShape, ShortBatches, batch_shapes
 from sd_scripts.data.latent_caching import cache_latents
@@ -97,7 +98,7 @@ class TrainingData:
                 text = self.family.text.encode(self.components, tokens)
             self.prompt_text.append({name: tensor.cpu() for name, tensor in text.items()})
 
-    def _tokens(self, captions: Sequence[str], *, of_steps: bool) -> Tokens:
+    def _tokens(self, captions: Sequence[Caption], *, of_steps: bool) -> Tokens:
         """Return the tokens of the encoders that steps call, or of the others."""
         tokens = self.family.text.tokenize(self.components, captions, self.context.settings)
         called = [self.text is None or trains for trains in self.trains_encoder]
@@ -117,7 +118,7 @@ def warn_about_cut_texts(training_data: TrainingData) -> None:
     if not (text.limit and context.is_main):
         return
     limit = text.limit(training_data.components, context.settings)
-    prompts = (caption for prompt in training_data.prompts for caption in text.prompt_captions(prompt))
+    prompts = (caption.text for prompt in training_data.prompts for caption in text.prompt_captions(prompt))
     for remark in (limit.caption_remark(training_data.plan.whole_captions()), limit.prompt_remark(prompts)):
         if remark:
             context.warn(remark)
@@ -193,7 +194,7 @@ def cache_captions(training_data: TrainingData) -> None:
     to_disk, batch_size = cache.cache_text_encoder_outputs_to_disk, cache.text_encoder_batch_size or CAPTIONS_AT_ONCE
     with _ready_on_demand(training_data, components.encoder_names) as ready:
 
-        def encode(captions: list[str]) -> dict[str, Tensor]:
+        def encode(captions: list[Caption]) -> dict[str, Tensor]:
             ready()
             tokens = family.text.tokenize(components, captions, context.settings)
             with torch.no_grad():

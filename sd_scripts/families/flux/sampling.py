@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sd_scripts.data.captions import Caption
 from sd_scripts.families.family import Components
 from sd_scripts.families.flux.card import CARD
 from sd_scripts.families.flux.objective import guidance_vector
@@ -59,10 +60,11 @@ def sample_batch(
             return [Media.of(_decoded(components, each)) for each in latents.split(1)]
 
 
-def prompt_captions(prompt: SamplePrompt) -> list[str]:
+def prompt_captions(prompt: SamplePrompt) -> list[Caption]:
     """Return the prompt, preceded by the negative prompt if guidance uses one."""
     guided = prompt.scale != 1 and prompt.negative_prompt
-    return [prompt.negative_prompt, prompt.prompt] if guided else [prompt.prompt]
+    negative = [Caption(prompt.negative_prompt)] if guided else []
+    return [*negative, Caption(prompt.prompt)]
 
 
 def _control_latents(components: Components, prompt: SamplePrompt, settings: Settings) -> list[Tensor]:

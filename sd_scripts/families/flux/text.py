@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from sd_scripts.data.captions import Caption
 from sd_scripts.families.family import Components, Tokens
 from sd_scripts.families.flux import card
 from sd_scripts.families.flux.options import FluxNetworkOptions, trains_t5xxl
@@ -20,15 +21,16 @@ OUTPUTS = ("l_pooled", "t5_out", "txt_ids", "t5_attn_mask", "apply_t5_attn_mask"
 """What a cache file holds."""
 
 
-def tokenize(components: Components, captions: Sequence[str], settings: Settings) -> Tokens:
+def tokenize(components: Components, captions: Sequence[Caption], settings: Settings) -> Tokens:
     """Return CLIP's ids (B, 77), and T5's ids and mask (B, T), int64; T is components.extras["t5_length"].
 
     Longer captions are truncated.
     """
     clip, t5 = components.tokenizers
     padded = {"padding": "max_length", "truncation": True, "return_tensors": "pt"}
-    clip_tokens = clip(list(captions), max_length=CLIP_LENGTH, **padded)
-    t5_tokens = t5(list(captions), max_length=components.extras["t5_length"], **padded)
+    texts = [caption.text for caption in captions]
+    clip_tokens = clip(texts, max_length=CLIP_LENGTH, **padded)
+    t5_tokens = t5(texts, max_length=components.extras["t5_length"], **padded)
     return {
         CLIP: {"ids": clip_tokens.input_ids},
         T5: {"ids": t5_tokens.input_ids, "mask": t5_tokens.attention_mask},

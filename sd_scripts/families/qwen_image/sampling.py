@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sd_scripts.data.captions import Caption
 from sd_scripts.families.family import Components
 from sd_scripts.families.qwen_image.card import CARD
 from sd_scripts.families.qwen_image.objective import predict, qwen_shift
@@ -70,9 +71,10 @@ def sample_batch(
             return [Media.of(_decoded(components, each)) for each in latents.split(1)]
 
 
-def prompt_captions(prompt: SamplePrompt) -> list[str]:
+def prompt_captions(prompt: SamplePrompt) -> list[Caption]:
     """Return the prompt, preceded by the negative prompt if guidance uses one."""
-    return [prompt.negative_prompt or NOTHING, prompt.prompt] if prompt.scale != 1 else [prompt.prompt]
+    negative = [Caption(prompt.negative_prompt or NOTHING)] if prompt.scale != 1 else []
+    return [*negative, Caption(prompt.prompt)]
 
 
 def captions_of(text: dict[str, Tensor], device: torch.device, settings: Settings) -> list[dict[str, Tensor]]:

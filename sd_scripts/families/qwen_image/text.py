@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sd_scripts.data.captions import Caption
 from sd_scripts.families.family import Components, Tokens
 from sd_scripts.families.qwen_image.card import LONGEST
 from sd_scripts.formats.text_limit import TextLimit
@@ -24,13 +25,13 @@ STEP = 128
 STATES, MASK = "vl_embed", "vl_mask"
 
 
-def tokenize(components: Components, captions: Sequence[str], settings: Settings) -> Tokens:
+def tokenize(components: Components, captions: Sequence[Caption], settings: Settings) -> Tokens:
     """Return ids and mask (B, prefix + T), int64; T is the longest caption's length, rounded up in compiled runs.
 
     Longer captions than LONGEST are truncated.
     """
     tokenizer, prefix = components.tokenizers[0], prefix_length(components)
-    texts = [f"{PREFIX}{caption}{SUFFIX}" for caption in captions]
+    texts = [f"{PREFIX}{caption.text}{SUFFIX}" for caption in captions]
     rows = tokenizer(texts, max_length=prefix + LONGEST, truncation=True).input_ids
     length = prefix + padded_length(max(map(len, rows)) - prefix, settings)
     ids = torch.zeros(len(rows), length, dtype=torch.int64)  # which token pads is the same: it comes after all others

@@ -1,7 +1,7 @@
 """Tokenize captions with the control images that they are about, and encode both with Qwen2.5-VL."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from sd_scripts.data.captions import CaptionWithImages, images_flipped, images_of
+from sd_scripts.data.captions import Caption
 from sd_scripts.data.seen_files import stamps_of
 from sd_scripts.families.family import Components, Tokens
 from sd_scripts.families.qwen_image import sampling as base_sampling
@@ -48,7 +48,7 @@ class Row:
     """What the sequence consists of: numbers of text tokens, and grids of images."""
 
 
-def tokenize(components: Components, captions: Sequence[str], settings: Settings) -> Tokens:
+def tokenize(components: Components, captions: Sequence[Caption], settings: Settings) -> Tokens:
     """Return ids (B, L), positions (B, 3, L), start (B,), where a caption with its images begins, and mask (B, T), its
     length; T is the longest one, rounded up in compiled runs. With images also `image` (B, L) bool, True at their
     tokens, pixels, their patches in a row, and grids (images, 3).
@@ -57,11 +57,11 @@ def tokenize(components: Components, captions: Sequence[str], settings: Settings
     """
     version = components.extras[VERSION]
     most = 1 if version == EDIT else None
-    shown = [[(path, images_flipped(caption)) for path in images_of(caption)[:most]] for caption in captions]
+    shown = [[(path, caption.flipped) for path in caption.images[:most]] for caption in captions]
     distinct = dict.fromkeys(image for each in shown for image in each)
     seen = {(path, flipped): patches_of(path, AREA[version], flipped=flipped) for path, flipped in distinct}
     grids = [[seen[image][1] for image in each] for each in shown]
-    rows = [_row(components, caption, each) for caption, each in zip(captions, grids, strict=True)]
+    rows = [_row(components, caption.text, each) for caption, each in zip(captions, grids, strict=True)]
 
     longest = padded_length(max(len(row.ids) - row.start for row in rows), settings)
     length = max(row.start for row in rows) + longest
@@ -80,13 +80,13 @@ def tokenize(components: Components, captions: Sequence[str], settings: Settings
     return {0: tokens}
 
 
-def _row(components: Components, caption: str, grids: Sequence[Grid]) -> Row:
+def _row(components: Components, text: str, grids: Sequence[Grid]) -> Row:
     tokenizer, version = components.tokenizers[0], components.extras[VERSION]
     prefix = PREFIX if grids else base.PREFIX
     images = [SEEN if version == EDIT else f"Picture {number}: {SEEN}" for number in range(1, len(grids) + 1)]
     before = len(tokenizer("".join((prefix, *images))).input_ids)
     start = len(tokenizer(prefix).input_ids)
-    left: list[int] = tokenizer("".join((prefix, *images, caption, SUFFIX))).input_ids[: before + LONGEST]
+    left: list[int] = tokenizer("".join((prefix, *images, text, SUFFIX))).input_ids[: before + LONGEST]
     ids: list[int] = []
     places: list[int | Grid] = []
     mark = tokenizer.convert_tokens_to_ids(IMAGE)
@@ -133,11 +133,11 @@ def text_cache_key(components: Components, settings: Settings) -> tuple[object, 
     return (*tokenizer(f"{PREFIX}{SEEN}{SUFFIX}").input_ids, version, AREA[version])
 
 
-def prompt_captions(prompt: SamplePrompt) -> list[str]:
+def prompt_captions(prompt: SamplePrompt) -> list[Caption]:
     """Return the captions of Qwen-Image with the prompt's control images, as they are now."""
     captions = base_sampling.prompt_captions(prompt)
     if not prompt.control_images:
         return captions
     images = tuple(Path(name).expanduser() for name in prompt.control_images)
     now = tuple(sorted(stamps_of(images).items()))
-    return [CaptionWithImages(caption, images, now) for caption in captions]
+    return [replace(caption, images=images, version=now) for caption in captions]

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sd_scripts.data.captions import Caption
 from sd_scripts.families.family import Components
 from sd_scripts.families.sampling import (
     apply_guidance,
@@ -52,9 +53,10 @@ def sample_batch(
         return [Media.of(decode_latents(components, each)[0]) for each in latents.split(1)]
 
 
-def prompt_captions(prompt: SamplePrompt) -> list[str]:
+def prompt_captions(prompt: SamplePrompt) -> list[Caption]:
     """Return the prompt, preceded by the negative prompt if guidance uses one."""
-    return [prompt.negative_prompt, prompt.prompt] if prompt.scale != 1 else [prompt.prompt]
+    negative = [Caption(prompt.negative_prompt)] if prompt.scale != 1 else []
+    return [*negative, Caption(prompt.prompt)]
 
 
 def _denoise(

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sd_scripts.data.captions import Caption
 from sd_scripts.families.family import Components, Tokens
 from sd_scripts.families.sdxl import card
 from sd_scripts.families.sdxl.card import CHUNK
@@ -25,7 +26,7 @@ SECOND = 1
 """Index of the encoder whose pooled output is used."""
 
 
-def tokenize(components: Components, captions: Sequence[str], settings: Settings) -> Tokens:
+def tokenize(components: Components, captions: Sequence[Caption], settings: Settings) -> Tokens:
     """Return ids (B, n, 77) int64 for each encoder, in chunks of 75 tokens; with weighted_captions also weights.
 
     max_token_length 150 and 225 make n = 2 and 3; longer captions are truncated. Shapes do not depend on the captions.
@@ -35,7 +36,7 @@ def tokenize(components: Components, captions: Sequence[str], settings: Settings
     tokens: Tokens = {}
     for place, tokenizer in enumerate(components.tokenizers):
         learned = components.learned.get(place)
-        rows = [_weighted_ids(tokenizer, caption, weighted, learned) for caption in captions]
+        rows = [_weighted_ids(tokenizer, caption.text, weighted, learned) for caption in captions]
         tokens[place] = {"ids": torch.tensor([_chunked_ids(tokenizer, ids, chunks) for ids, _ in rows])}
         if weighted:
             tokens[place]["weights"] = torch.tensor([_chunked_weights(weights, chunks) for _, weights in rows])

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from sd_scripts.data.batch import Batch
 from sd_scripts.data.caches import LatentLayout
+from sd_scripts.data.captions import Caption
 from sd_scripts.families.family import (
     Blocks,
     Components,
@@ -57,8 +58,8 @@ def encode_images(components: Components, pixels: Tensor) -> Tensor:
     return conv(pixels.to(conv.weight.device, conv.weight.dtype)).unsqueeze(2)
 
 
-def tokenize(components: Components, captions: Sequence[str], settings: Settings) -> Tokens:
-    rows = [list(caption.encode()[:TOKENS].ljust(TOKENS, b" ")) for caption in captions]
+def tokenize(components: Components, captions: Sequence[Caption], settings: Settings) -> Tokens:
+    rows = [list(caption.text.encode()[:TOKENS].ljust(TOKENS, b" ")) for caption in captions]
     return {0: {"ids": torch.tensor(rows)}}
 
 
@@ -126,7 +127,7 @@ FAMILY = Family(
     text=TextEncoding(
         tokenize=tokenize,
         encode=encode_text,
-        prompt_captions=lambda prompt: [prompt.prompt],
+        prompt_captions=lambda prompt: [Caption(prompt.prompt)],
         adapted=lambda settings: (True,),
         cache_suffix="reel_te",
         cache_key=lambda components, settings: (),
