@@ -205,13 +205,11 @@ def _has_prompts(settings: Mapping[str, Any], state: RunState) -> bool:
 
 
 def _doing(run_state: RunState) -> str:
-    if run_state.state == "starting":
-        return "starting Python and PyTorch"
     if run_state.over:
         return run_state.state
-    if run_state.state == "stopping":
-        return "stopping"
-    return f"{run_state.phase} {run_state.done} of {run_state.total}" if run_state.total else run_state.phase
+    if run_state.state == "running" and run_state.total:
+        return f"{run_state.phase} {run_state.done} of {run_state.total}"
+    return run_state.doing
 
 
 def routes(queue: RunQueue, allowed_paths: AllowedPaths) -> list[Route]:

@@ -253,11 +253,9 @@ def latents_view(run_state: RunState, file: Path, waits_for: str = "", links: Fi
         return message("warning", "Stopped. Finished latents are kept, and the next start continues from there")
     if run_state.over:
         return links.told("error", links.sentence(run_state.failure.get("error", "")), run_state.warnings)
-    doing = "starting Python and PyTorch" if run_state.state == "starting" else run_state.phase
-    doing = "stopping" if run_state.state == "stopping" else doing
     if not run_state.total:
-        return f'<div class="run">{progress_bar(None, doing)}</div>'
-    count = f"{doing} {run_state.done} of {run_state.total}"
+        return f'<div class="run">{progress_bar(None, run_state.doing)}</div>'
+    count = f"{run_state.doing} {run_state.done} of {run_state.total}"
     return f'<div class="run">{progress_bar(run_state.done / run_state.total, count)}</div>'
 
 

@@ -106,7 +106,6 @@ def _asked(body: Mapping[str, Any]) -> tuple[LoraTool, dict[str, Any]]:
 
 def _told(tool: LoraTool, run_state: RunState) -> dict[str, Any]:
     """Return the state of the job for the page."""
-    doing = "starting Python and PyTorch" if run_state.state == "starting" else run_state.phase
     error = "\n".join(_error(run_state))
     started, ended = run_state.started, run_state.ended
     saved = [
@@ -118,7 +117,7 @@ def _told(tool: LoraTool, run_state: RunState) -> dict[str, Any]:
         "title": tool.title,
         "state": run_state.state,
         "over": run_state.over,
-        "doing": "stopping" if run_state.state == "stopping" else doing,
+        "doing": run_state.doing,
         "done": run_state.done,
         "total": run_state.total,
         "error": error,

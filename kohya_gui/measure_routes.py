@@ -148,8 +148,7 @@ def view(
         return message("warning", "Measuring was stopped. Variants that were finished are remembered")
     if run_state.over:
         return message("error", links.sentence(run_state.failure.get("error", "Measuring ended without a result")))
-    doing = "starting" if run_state.state == "starting" else run_state.phase
-    doing = "stopping" if run_state.state == "stopping" else doing
+    doing = "starting" if run_state.state == "starting" else run_state.doing
     fraction = run_state.done / run_state.total if run_state.total else None
     steps = f", step {run_state.done} of {run_state.total}" if run_state.total else ""
     note = f" · {run_state.phase_note}" if run_state.phase_note else ""

@@ -13,7 +13,6 @@ from kohya_gui.recognise import size
 from sd_scripts.families.registry import card_of, names
 from sd_scripts.formats.words import some
 from sd_scripts.options.generate import GENERATE
-from sd_scripts.runs.events import END
 from sd_scripts.runs.outputs import DIFFUSERS_ENDING, EMA_ENDING, EMBEDDING_ENDING, STATE_ENDING
 from sd_scripts.runs.process import TERM_GRACE
 from sd_scripts.runs.run_state import ENDED, LIVING, CompileChecks, OutputFile, RunState, State
@@ -115,7 +114,7 @@ def progress(run_state: RunState, row: RunRow) -> str:
         doing += f" · {run_state.phase_note}"
     if run_state.state == "stopping":
         doing = "finishing the current step, then saving and exiting" if run_state.step else UNTRAINED
-        since = next((asked.time for asked in run_state.commands if asked.kind in ("stop", END)), None)
+        since = run_state.stop_sent.time if run_state.stop_sent else None
     if run_state.state == "starting":
         doing, since = "starting Python and PyTorch", row.started
     return progress_bar(fraction, doing, f' · <span class="ticks" {ticking(since)}></span>' if since else "")

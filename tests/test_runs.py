@@ -74,7 +74,7 @@ def test_a_gui_that_starts_again_finds_the_run_by_pid_and_birth(tmp_path):
 def test_a_run_that_does_not_listen_is_ended_after_the_grace_time(tmp_path):
     run = begin(RunFolder(tmp_path), DEAF)
     wait_for(lambda: run.folder.console_tail() == "up")
-    run.stop(grace=0.1)
+    WatchedRun(run.folder, run, grace=0.1).ask("stop")
     assert [command["kind"] for command in run.folder.commands()] == ["stop"]
     assert run.wait(PATIENCE)
     assert run.exit_code == -signal.SIGKILL  # SIGTERM is ignored

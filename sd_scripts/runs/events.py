@@ -38,7 +38,8 @@ TEXTS = frozenset(
 """Keys whose values are strings."""
 LARGEST = 2.0**63
 """Upper bound of numbers in events; anything larger is invalid."""
-END: Literal["end"] = "end"
+Kill = Literal["end"]
+END: Kill = "end"
 """Logged among the commands when a user kills the processes: for readers of the log, the run ignores it."""
 
 
@@ -53,7 +54,7 @@ class EventLog:
         if _is_cut(path):
             self._file.write("\n")
 
-    def __call__(self, kind: Kind | Command | Request | Literal["end"], **payload: Any) -> None:
+    def __call__(self, kind: Kind | Command | Request | Kill, **payload: Any) -> None:
         line = json.dumps({"time": time.time(), "kind": kind, **payload})
         self._file.write(self._secrets.known(line) + "\n")
 

@@ -6,11 +6,11 @@ import secrets
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from sd_scripts.formats import documents
 from sd_scripts.formats.regular_files import open_regular
-from sd_scripts.runs.events import Command, EventLog, EventTail
+from sd_scripts.runs.events import Command, EventLog, EventTail, Kill
 
 CONSOLE_TAIL_BYTES = 16384
 ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07\x1b]*(?:\x07|\x1b\\))")
@@ -71,7 +71,7 @@ class RunFolder:
         command may precede the run."""
         return max((event.get("time", 0.0) for event in self.events() if isinstance(event, dict)), default=0.0)
 
-    def command(self, kind: Command | Literal["end"]) -> str:
+    def command(self, kind: Command | Kill) -> str:
         """Send `stop`, `save` or `sample` to the run, for the end of its current step.
 
         Returns the id with which the run will acknowledge it.

@@ -36,7 +36,7 @@ class RunningRun:
     born: str
     """The system's start time of the pid; the same pid with another start time is another process."""
     _child: subprocess.Popen[bytes] | None = field(default=None, repr=False)
-    _stopping: threading.Event = field(default_factory=threading.Event, repr=False)
+    _ending: threading.Thread | None = field(default=None, repr=False)
 
     @property
     def alive(self) -> bool:
@@ -70,20 +70,16 @@ class RunningRun:
             time.sleep(0.05)
         return True
 
-    def stop(self, grace: float = GRACE) -> None:
-        """Ask the run to finish its step, save and exit; terminate it after `grace` seconds without activity.
-
-        Raises OSError if the command cannot be written.
-        """
-        if not self._stopping.is_set():
-            self.folder.command("stop")
-        self.end_after_grace(grace)
+    @property
+    def ends_after_grace(self) -> bool:
+        """Whether end_after_grace was called."""
+        return self._ending is not None
 
     def end_after_grace(self, grace: float = GRACE) -> None:
-        """Terminate a run that was asked to stop after `grace` seconds without activity."""
-        if not self._stopping.is_set():
-            self._stopping.set()
-            threading.Thread(target=self._end_after, args=(grace,), daemon=True).start()
+        """Terminate a run that was asked to stop after `grace` seconds without activity; does not block."""
+        if self._ending is None:
+            self._ending = threading.Thread(target=self._end_after, args=(grace,), daemon=True)
+            self._ending.start()
 
     def _end_after(self, grace: float) -> None:
         asked = time.time()

@@ -15,7 +15,6 @@ from sd_scripts.runs import process
 from sd_scripts.runs.events import Command
 from sd_scripts.runs.folder import RunFolder, read_json
 from sd_scripts.runs.outputs import STATE_ENDING
-from sd_scripts.runs.process import RunningRun
 from sd_scripts.runs.run_state import ENDED, LIVING, RunState, State
 from sd_scripts.runs.store import RunRow, RunStore, gpus_overlap
 from sd_scripts.runs.watched import End, WatchedRun
@@ -143,7 +142,7 @@ class RunQueue:
         with self._lock:
             watched = self._watched.pop(id, None)
             if watched is None or watched.waiting:  # another GUI may have started it
-                watched = _open_run(row)
+                watched = _open_run(row, self._grace)
             self._watched[id] = watched  # the newest last
             self._drop_old_states()
             return watched
@@ -335,17 +334,13 @@ class RunQueue:
         watched = self.watch(row.id)
         run_state = watched.refresh()
         if watched.run and watched.run.orphaned:
-            watched.warn_once("the main process of the run is gone; the others were told to save and stop")
-            _stop_orphans(watched.run, self._grace)
-            run_state.mark_stopping()
-        elif watched.run and run_state.state == "stopping":
-            watched.run.end_after_grace(self._grace)
+            watched.stop_orphans()
         columns = _row_values(run_state)
         if watched.alive or not run_state.over:
             self._write_down(row, columns | {"state": "stopping" if run_state.over else run_state.state})
             return
         columns["results"] = [path for path in columns["results"] if Path(path).exists()]
-        if self.store.end(row.id, run_state.state, run_state.ended, **columns) and not watched.stopped_by_user:
+        if self.store.end(row.id, run_state.state, run_state.ended, **columns) and not run_state.stop_sent:
             self._pause_after(row, run_state.state)
         self._written.pop(row.id, None)
 
@@ -403,7 +398,7 @@ class RunQueue:
                 raise ValueError(why)
             with self._lock:  # so that no other thread finds the process in the folder and watches it twice
                 run = process.start(*_command(launch, secrets), folder)
-                self._watched[row.id] = WatchedRun(folder, run)
+                self._watched[row.id] = WatchedRun(folder, run, grace=self._grace)
                 self._secrets.pop(row.id, None)
         except ValueError as error:
             if self.store.end(row.id, "failed", error=str(error)):
@@ -422,23 +417,16 @@ class RunQueue:
             return ""
 
 
-def _open_run(row: RunRow) -> WatchedRun:
+def _open_run(row: RunRow, grace: float) -> WatchedRun:
     """Return a run of the list, with its processes if they are alive."""
     folder = RunFolder(row.folder)
     if row.state == "queued":
         return WatchedRun(folder, None, waiting=True, run_state=RunState(state="queued"))
     if row.state in LIVING:
         run = process.find(folder, row.process)
-        return WatchedRun(folder, run, waiting=run is None and row.state == "starting" and process.is_alive(row.owner))
+        waiting = run is None and row.state == "starting" and process.is_alive(row.owner)
+        return WatchedRun(folder, run, waiting=waiting, grace=grace)
     return WatchedRun(folder, None, End(row.state, row.error, row.ended))
-
-
-def _stop_orphans(run: RunningRun, grace: float) -> None:
-    """Stop the processes of a run whose launcher, which would end them, is gone: they save and exit."""
-    try:
-        run.stop(grace)
-    except OSError:  # a full disk: the command cannot be written
-        run.end_after_grace(grace)
 
 
 def _row_values(run_state: RunState) -> dict[str, Any]:

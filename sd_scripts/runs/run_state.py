@@ -99,6 +99,10 @@ class SentCommand:
     handled_step: int | None = None
     """The step at which the trainer handled it; None while it is pending."""
 
+    @property
+    def ends_run(self) -> bool:
+        return self.kind in ("stop", END)
+
 
 @dataclass
 class CompileChecks:
@@ -180,6 +184,12 @@ class RunState:
         return self.state in ENDED
 
     @property
+    def doing(self) -> str:
+        """What a run that is not over does, in words."""
+        words = {"starting": "starting Python and PyTorch", "stopping": "stopping"}
+        return words.get(self.state, self.phase)
+
+    @property
     def seconds_per_step(self) -> float | None:
         """The mean of the recent steps, without warm-up and recompiling steps."""
         recent = list(self._seconds)  # a snapshot: another thread may append
@@ -197,6 +207,11 @@ class RunState:
     def images_per_second(self) -> float | None:
         pace, images = self.seconds_per_step, self.facts.get("images_per_step")
         return images / pace if pace and isinstance(images, int | float) else None
+
+    @property
+    def stop_sent(self) -> SentCommand | None:
+        """The first command that was to end the run, so that its end is not a failure."""
+        return next((sent for sent in self.commands if sent.ends_run), None)
 
     @property
     def pending_commands(self) -> list[str]:
@@ -244,13 +259,8 @@ class RunState:
         sent.handled_step = self._heard.get(sent.id)
         self.commands.append(sent)
         self.event_count += 1
-        if sent.kind in ("stop", END):
-            self.mark_stopping()
-
-    def mark_stopping(self) -> None:
-        if not self.over and self.state != "stopping":
+        if sent.ends_run and not self.over:
             self.state = "stopping"
-            self.event_count += 1
 
     def _on_heard(self, event: dict[str, Any]) -> None:
         for id in event["ids"]:

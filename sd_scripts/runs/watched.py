@@ -4,9 +4,9 @@ import threading
 import time
 from dataclasses import dataclass, field
 
-from sd_scripts.runs.events import END, Command, EventTail
+from sd_scripts.runs.events import END, Command, EventTail, Kill
 from sd_scripts.runs.folder import RunFolder
-from sd_scripts.runs.process import RunningRun
+from sd_scripts.runs.process import GRACE, RunningRun
 from sd_scripts.runs.run_state import RunState, State
 
 FRESH = 0.2
@@ -32,6 +32,8 @@ class WatchedRun:
     run_state: RunState = field(default_factory=RunState)
     waiting: bool = False
     """Whether it has no process yet."""
+    grace: float = GRACE
+    """Seconds without activity after which a run that was asked to stop is terminated."""
     _tail: EventTail = field(init=False, repr=False)
     _commands: EventTail = field(init=False, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
@@ -84,6 +86,8 @@ class WatchedRun:
                 self.run_state.add_command(command)
         except OSError as error:
             return self.warn_once(f"the run's events cannot be read ({error.strerror}: {error.filename})")
+        if self.run and self.run_state.state == "stopping":
+            self.run.end_after_grace(self.grace)
         return ""
 
     def warn_once(self, text: str) -> str:
@@ -92,22 +96,13 @@ class WatchedRun:
         return text
 
     @property
-    def stopped_by_user(self) -> bool:
-        """Whether a user stopped it, so that its end is not a failure."""
-        return any(sent.kind in ("stop", END) for sent in self.run_state.commands)
-
-    @property
     def alive(self) -> bool:
         return self.run is not None and self.run.alive
 
     def ask(self, kind: Command) -> None:
         """Send a command for the end of the current step. Raises ValueError if it cannot be written."""
         try:
-            if kind == "stop" and self.run:
-                self.run.stop()
-                self.run_state.mark_stopping()
-            else:
-                self.folder.command(kind)
+            self._send(kind)
         except OSError as error:
             raise ValueError(
                 f"{kind}: the command cannot be written to '{self.folder.path}' ({error.strerror}); "
@@ -118,15 +113,31 @@ class WatchedRun:
         if self.run:
             self.ask("stop")
 
+    def stop_orphans(self) -> None:
+        """Have the processes of a run save and exit whose launcher, which would end them, is gone."""
+        self.warn_once("the main process of the run is gone; the others were told to save and stop")
+        if self.run and not self.run.ends_after_grace:
+            self._send_or_remember("stop")
+            self.run.end_after_grace(self.grace)
+
     def end_now(self) -> None:
         """End the processes without waiting for the step."""
         if self.run:
-            try:
-                self.folder.command(END)
-                self.run_state.mark_stopping()
-            except OSError:  # with a full disk, a later GUI cannot tell that a user did it
-                self.run_state.add_command({"kind": END})
+            self._send_or_remember(END)
             self.run.terminate()
+
+    def _send(self, kind: Command | Kill) -> None:
+        """Write a command into the run folder, which is the memory of all that was sent, and read it from there."""
+        self.folder.command(kind)
+        with self._lock:
+            self._read_files()
+
+    def _send_or_remember(self, kind: Command | Kill) -> None:
+        """Send a command; with a full disk, a later GUI cannot tell that it was sent."""
+        try:
+            self._send(kind)
+        except OSError:
+            self.run_state.add_command({"kind": kind})
 
     def _explain_end(self) -> str:
         code = self.run.exit_code if self.run else None
