@@ -172,7 +172,7 @@ def _family_of_model(name: str, allowed_paths: AllowedPaths) -> str | None:
 
 def _named(name: str, among: Iterable[FamilyCard]) -> str | None:
     """Return the family that the name of a model reveals; the longest word decides, since one may contain another."""
-    found = [(len(word), card.name) for card in among for word in card.hub_words if word in name.lower()]
+    found = [(len(word), card.name) for card in among for word in card.recognition.hub_words if word in name.lower()]
     return max(found)[1] if found else None
 
 

@@ -66,8 +66,8 @@ def _panels(family: str) -> list[tuple[str, list[Option]]]:
         "": IMAGES,
         "Model": (
             *MODEL,
-            *card.model_panel,
-            *(c.option for c in card.separate_components),
+            *card.page.model_panel,
+            *(c.option for c in card.files.separate_components),
             *(name for name in options if groups[name] is ModelOptions),
         ),
         "Memory and precision": ("dtype", *(name for name in options if groups[name] in own)),

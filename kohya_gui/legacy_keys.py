@@ -8,7 +8,7 @@ from sd_scripts.families.kohya import key_names as _names
 from sd_scripts.families.registry import cards
 from sd_scripts.options.training import ALWAYS_SDPA
 
-RECORDS: dict[str, KohyaFamily] = {card.name: card.kohya for card in cards() if card.kohya}
+RECORDS: dict[str, KohyaFamily] = {card.name: card.page.kohya for card in cards() if card.page.kohya}
 """What the families say of themselves in these files, in the order of the page."""
 
 FAMILIES = {

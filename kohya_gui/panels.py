@@ -26,28 +26,32 @@ BASE_MODEL = "pretrained_model_name_or_path"
 
 def _advice(card: FamilyCard) -> Advice:
     """Return the advice to use the recommended values of a family."""
-    values = ", ".join(f"`{name} = {value}`" for name, value in card.recommended.items())
+    values = ", ".join(f"`{name} = {value}`" for name, value in card.page.recommended.items())
     return Advice(
         family=card.name,
-        about=(BASE_MODEL, *card.recommended),
+        about=(BASE_MODEL, *card.page.recommended),
         good=lambda shown: _recommended(card, shown.get(BASE_MODEL) or ""),
-        text=f"**Recommended for {card.title}:** {values}. {card.recommended_note}",
+        text=f"**Recommended for {card.title}:** {values}. {card.page.recommended_note}",
         button="Apply",
     )
 
 
 def _recommended(card: FamilyCard, base_model: str) -> Mapping[str, Any]:
-    return card.recommend(recognise.model(base_model, card.name).text) if card.recommend else card.recommended
+    return (
+        card.page.recommend(recognise.model(base_model, card.name).text)
+        if card.page.recommend
+        else card.page.recommended
+    )
 
 
 MODEL = Panel(
     "Model",
     (
         BASE_MODEL,
-        *(name for card in cards() for name in card.model_panel),
+        *(name for card in cards() for name in card.page.model_panel),
         *("vae", "max_token_length", "clip_skip", "no_half_vae", "v_parameterization"),
     ),
-    rest=tuple(group for card in cards() if card.model_panel for group in card.groups[:1]),
+    rest=tuple(group for card in cards() if card.page.model_panel for group in card.groups[:1]),
     open=True,
 )
 SAVING = Panel(
@@ -94,7 +98,7 @@ TIMESTEPS = Panel(
         *("guidance_scale", "sigmoid_scale", "weighting_scheme"),
     ),
     rest=(FlowOptions,),
-    advice=tuple(_advice(card) for card in cards() if card.recommended),
+    advice=tuple(_advice(card) for card in cards() if card.page.recommended),
     open=True,
 )
 MEMORY = Panel(
@@ -119,7 +123,7 @@ MEMORY_OF_FULL = Panel(
 OF_FAMILIES = tuple(
     Panel(own.group.title, own.names, rest=(own.group,))
     for own in sorted(
-        (own for card in cards() for own in card.panels), key=lambda own: own.group.methods == ALL_METHODS
+        (own for card in cards() for own in card.page.panels), key=lambda own: own.group.methods == ALL_METHODS
     )
 )
 """Options that only one family has, those of a single method first."""

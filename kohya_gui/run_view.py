@@ -258,7 +258,7 @@ def result(run_state: RunState, family: str) -> str:
     if beside and (embedding := beside[-1].find()):
         average += f"<p>The embeddings of the new token are in <b>{escape(embedding.name)}</b>.</p>"
     method = run_state.facts.get("method", "")
-    hints = card_of(family).use_hints if family in names() else {}
+    hints = card_of(family).page.use_hints if family in names() else {}
     where = hints.get(method, "Your model." if method == "full" else LORA_HINT)
     return (
         f'<div class="result"><code>{path}</code><button type="button" data-copy="{path}">Copy</button>'

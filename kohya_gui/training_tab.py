@@ -111,7 +111,9 @@ class TrainingTab:
         for family in families:
             preset = preset_file(self.name, first_preset(family))
             found = preset.is_file()  # a family may come without presets
-            said = self.training.open_configuration(preset, family).values if found else card_of(family).recommended
+            said = (
+                self.training.open_configuration(preset, family).values if found else card_of(family).page.recommended
+            )
             values |= {n: v for n, v in said.items() if first_with[n] == family}
         return values
 

@@ -65,7 +65,7 @@ def make(folder: Path, family: str = FAMILIES[0], method: str = "lora") -> Path:
     paths = {**miniature.files, "train_data_dir": miniature.data_dir, "output_dir": folder / "output"}
     config = folder / "demo.toml"
     network = {"network_module": card.network_modules[-1]} if method == "lora" else {}
-    chosen = {**COMMON, **card.demo, **OF_METHOD[method], **network}
+    chosen = {**COMMON, **card.page.demo, **OF_METHOD[method], **network}
     write_toml(config, chosen | {option: str(path) for option, path in paths.items()})
     return config
 

@@ -63,7 +63,7 @@ def counted(projections: tuple[Projection, ...]) -> Counter[tuple[int, tuple[int
 
 def test_projections_are_those_of_the_full_size_model() -> None:
     for card in cards():
-        target, facts = family_of(card.name).lora, card.memory
+        target, facts = family_of(card.name).lora, card.plan.memory
         assert not facts or (facts.folded_kinds if facts.projections else ()) == target.folds
         if not facts or not facts.projections:
             continue
@@ -81,7 +81,7 @@ def adapted(**options: Any) -> tuple[AdapterNetwork, AdapterMemory]:
     settings = settings_of("sdxl", "lora", compile=True, **options)
     unet = UNet2DConditionModel(**TINY).requires_grad_(False)
     groups = groups_in(unet, UNET)
-    facts, layers = card_of("sdxl").memory, [layer for group in groups for layer in group]
+    facts, layers = card_of("sdxl").plan.memory, [layer for group in groups for layer in group]
     assert facts
     facts = replace(
         facts,
@@ -134,7 +134,7 @@ def test_joint_matrices_are_as_large_as_counted(options: dict[str, Any]) -> None
 
 
 def lokr_of_sdxl(**changed: Any) -> AdapterMemory:
-    facts, settings = card_of("sdxl").memory, settings_of("sdxl", "lora", network_type="lokr", factor=8)
+    facts, settings = card_of("sdxl").plan.memory, settings_of("sdxl", "lora", network_type="lokr", factor=8)
     assert facts
     return AdapterMemory(network=settings[NetworkOptions], facts=facts, **{"compiled": True, **changed})
 

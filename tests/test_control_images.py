@@ -146,8 +146,8 @@ def test_memory_counts_the_tokens_of_control_images_and_the_text_once() -> None:
     shapes = [Extent(512, 512), Extent(512, 512, controls=((512, 256), (256, 256)))]
     plans = [plan_memory(settings, CARD, [BatchShape(extent=extent, images=1)]) for extent in shapes]
     alone, more = (plan.phases["training"] for plan in plans if plan)
-    assert CARD.memory
-    assert more - alone == pytest.approx(CARD.memory.activations.eager.per_unit * (32 * 16 + 16 * 16), rel=1e-6)
+    assert CARD.plan.memory
+    assert more - alone == pytest.approx(CARD.plan.memory.activations.eager.per_unit * (32 * 16 + 16 * 16), rel=1e-6)
 
 
 class Encoder:

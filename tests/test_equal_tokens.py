@@ -25,7 +25,7 @@ def test_all_buckets_of_a_family_have_equally_many_tokens(card: Any, resolution:
     sizes = bucket_resolutions(rules(resolution, card.token_multiple))
     assert len(sizes) >= 4
     assert {(height, width) for width, height in sizes} == set(sizes)
-    assert len({card.tokens(width, height, 1) for width, height in sizes}) == 1
+    assert len({card.plan.tokens(width, height, 1) for width, height in sizes}) == 1
     (area,) = {width * height for width, height in sizes}
     assert 0.75 * resolution[0] * resolution[1] <= area <= resolution[0] * resolution[1]
     assert all(side % card.token_multiple == 0 and 256 <= side <= 2048 for size in sizes for side in size)

@@ -84,7 +84,7 @@ def test_every_key_of_diffusers_has_its_place_in_the_original_file() -> None:
 
 @pytest.mark.parametrize(
     ("part", "count"),
-    list(zip(FLUX.card.components, (780, 196, 220, 244), strict=True)),
+    list(zip(FLUX.card.files.components, (780, 196, 220, 244), strict=True)),
     ids=lambda value: getattr(value, "name", ""),
 )
 def test_the_files_of_the_field_fill_modules_of_their_sizes(part: ComponentCard, count: int) -> None:

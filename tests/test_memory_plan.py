@@ -165,7 +165,7 @@ def kept_bytes(unet: nn.Module, side: int) -> int:
 
 @pytest.mark.parametrize("family", ["flux", "qwen_image", "qwen_image_edit", "sdxl"])
 def test_facts_are_counted_in_the_full_size_model(family: str) -> None:
-    modules, own, facts = module_of(family, "full_size").modules(), family_of(family), card_of(family).memory
+    modules, own, facts = module_of(family, "full_size").modules(), family_of(family), card_of(family).plan.memory
     assert facts
     assert facts.values == {name: sum(p.numel() for p in module.parameters()) for name, module in modules.items()}
     blocks = [block for part in own.blocks.denoiser(modules["denoiser"]) for block in part]
@@ -233,7 +233,7 @@ def values_in(module: nn.Module) -> int:
 
 def test_swapped_values_are_those_of_the_swapped_blocks() -> None:
     flux = module_of("flux", "full_size").modules()["denoiser"]
-    facts = card_of("flux").memory
+    facts = card_of("flux").plan.memory
     assert facts
     for count in (1, 18, 35):
         double, single = swap_counts(count)
@@ -243,7 +243,7 @@ def test_swapped_values_are_those_of_the_swapped_blocks() -> None:
 
 
 def test_sdxl_swaps_sixty_transformer_blocks_but_the_two_that_are_on_the_gpu() -> None:
-    blocks, facts = swappable_blocks(module_of("sdxl", "full_size").modules()["denoiser"]), card_of("sdxl").memory
+    blocks, facts = swappable_blocks(module_of("sdxl", "full_size").modules()["denoiser"]), card_of("sdxl").plan.memory
     assert facts
     assert facts.swapped(1) == values_in(blocks[0])
     assert facts.most_swapped == len(blocks) - SLOTS == 58

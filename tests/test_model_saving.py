@@ -30,7 +30,7 @@ from sd_scripts.options.settings import Settings
 resource = pytest.importorskip("resource", reason="limits the size of files; not on Windows")
 
 State = dict[str, Tensor]
-UNET, FIRST, SECOND, VAE = (component.prefixes[-1] for component in SDXL.card.components)
+UNET, FIRST, SECOND, VAE = (component.prefixes[-1] for component in SDXL.card.files.components)
 TOKENIZER = ("merges.txt", "tokenizer.json", "tokenizer_config.json", "vocab.json")
 
 

@@ -415,7 +415,7 @@ def test_the_measured_table_is_for_its_gpu_and_size_alone(tmp_path: Path) -> Non
 def test_every_deciding_option_exists() -> None:
     names = {o.name for script in SCRIPTS for group in script.groups for o in each_option(group)}
     assert {*DECIDING, *COMPILING, *NEARLY_EQUAL} <= names
-    assert {name for card in cards() for speed in card.speeds for name in speed.options} <= names
+    assert {name for card in cards() for speed in card.plan.speeds for name in speed.options} <= names
 
 
 def test_measurements_are_kept_and_damage_costs_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

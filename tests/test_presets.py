@@ -93,7 +93,7 @@ def test_presets_compile_whose_name_says_so_one_at_least_for_each_script():
 
 @pytest.mark.parametrize("preset", FLUX + QWEN_IMAGE, ids=name)
 def test_presets_train_at_the_recommended_timesteps(preset):
-    assert read_toml(preset).items() >= card_of(preset_family(preset.stem)).recommended.items()
+    assert read_toml(preset).items() >= card_of(preset_family(preset.stem)).page.recommended.items()
 
 
 @pytest.mark.parametrize("tab", METHODS)

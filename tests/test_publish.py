@@ -88,7 +88,7 @@ def test_the_variant_that_a_trained_file_tells_names_the_base_model(
 def test_the_hub_understands_the_card_and_it_tells_no_path_and_no_token(trained: Run) -> None:
     text = make_card(read_run(trained.folder.path))
     data = ModelCard(text).data.to_dict()
-    assert data["base_model"] == SDXL.hub_model
+    assert data["base_model"] == SDXL.hub.model
     assert data["base_model_relation"] == "adapter"
     assert data["instance_prompt"] == "zwx"
     assert {"lora", "template:sd-lora", "stable-diffusion-xl", "cat", "pet"} < set(data["tags"])

@@ -403,7 +403,7 @@ def test_less_memory_is_planned_for_narrower_weights() -> None:
     from test_memory_plan import memory_of, settings_of
 
     for family in ("sdxl", "flux"):
-        facts = card_of(family).memory
+        facts = card_of(family).plan.memory
         assert facts
         values = facts.quantized["denoiser"][0]
         assert module_of(family, "full_size").ROWS["lora"]["nf4"]["quantize_base"] == "nf4"

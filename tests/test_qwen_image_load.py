@@ -358,6 +358,6 @@ def test_a_network_that_adapts_nothing_is_told_before_loading(files: dict[str, s
 def test_more_blocks_than_can_be_swapped_are_told(files: dict[str, str]) -> None:
     (problem,) = QWEN_IMAGE.check(settings_of(**files, blocks_to_swap=4))
     assert problem == ("blocks_to_swap: 4 exceeds 3, the most that a model with 5 blocks can swap; set 3 or less")
-    assert CARD.memory
-    assert CARD.memory.most_swapped == QwenImageParams().blocks - SLOTS == 58
+    assert CARD.plan.memory
+    assert CARD.plan.memory.most_swapped == QwenImageParams().blocks - SLOTS == 58
     assert "58" in CARD.notes["blocks_to_swap"]

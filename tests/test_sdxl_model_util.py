@@ -24,7 +24,7 @@ LORA_NAMES = json.loads((REFERENCE / "sd_lora_keys.json").read_text())
 
 def of(part: str, file: dict[str, Any]) -> dict[str, Any]:
     """What belongs to a component in the file of a whole model, without prefix."""
-    (prefix,) = (component.prefixes[-1] for component in CARD.components if component.name == part)
+    (prefix,) = (component.prefixes[-1] for component in CARD.files.components if component.name == part)
     return {key.removeprefix(prefix): value for key, value in file.items() if key.startswith(prefix)}
 
 

@@ -149,6 +149,101 @@ class Speed:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FilesCard:
+    """The files of a base model, for the code that opens and checks them."""
+
+    components: tuple[ComponentCard, ...] = ()
+    """Denoiser, text encoders, VAE."""
+    base_file: str = "a model file"
+    """What to choose as the base model, with an article."""
+    base_model: str = "a model of this family"
+    """What this file contains, in a sentence."""
+
+    @property
+    def separate_components(self) -> tuple[ComponentCard, ...]:
+        """Components that usually have files of their own."""
+        return tuple(component for component in self.components if component.fitting)
+
+    @property
+    def denoiser(self) -> ComponentCard | None:
+        """The component that is trained; None if the family lists no components."""
+        return next((component for component in self.components if component.name == DENOISER), None)
+
+    @property
+    def vae_option(self) -> str:
+        """The option that names the VAE's file."""
+        return next((c.option for c in self.components if c.name == VAE and c.option != MODEL), "vae")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecognitionCard:
+    """How files, folders and names are recognised as the family's."""
+
+    marks: tuple[Mark, ...] = ()
+    """Keys that only such a model file has; the first match decides."""
+    recognise: Callable[[Header], tuple[str | None, str] | None] = lambda header: None
+    """Identifies a model file where one key is not enough: (family, variant), or None if it is another model."""
+    lora_marks: tuple[str, ...] = ()
+    """Substrings of a key that only a LoRA for this family's denoiser has."""
+    lora_encoder_marks: tuple[str, ...] = ()
+    """The same for its text encoders, which other families have too; they count where no denoiser is recognised."""
+    pipelines: tuple[Mark, ...] = ()
+    """Prefixes of the pipeline's class name in a diffusers folder."""
+    folder_variant: Callable[[Path, str], str] = lambda folder, variant: variant
+    """Diffusers folder, its variant by the pipeline -> exact variant."""
+    widths: tuple[tuple[str, str, int, int, str], ...] = ()
+    """Components by size: (variant, end of a key, axis, size of that axis, exact variant)."""
+    hub_words: tuple[str, ...] = ()
+    """Words that reveal the family in the name of a Hugging Face model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubCard:
+    """The family on the Hugging Face Hub, for models that are published there."""
+
+    model: str = ""
+    """The model on the Hub that base models in files are mostly made from."""
+    variants: Mapping[str, str] = field(default_factory=dict)
+    """modelspec.architecture of a saved file -> the same, for variants that have another."""
+    tags: tuple[str, ...] = ()
+    """Tags of its models on the Hub."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageCard:
+    """What the page shows for this family."""
+
+    recommended: Mapping[str, Any] = field(default_factory=dict)
+    """Option -> value that trains the model well, where the default does not."""
+    recommended_note: str = ""
+    """A sentence that follows them on the page."""
+    recommend: Callable[[str], Mapping[str, Any]] | None = None
+    """Words that the page found for the base model -> recommended values; None: always `recommended`."""
+    model_panel: tuple[str, ...] = ()
+    """Options of this family alone that belong to the Model panel, in order."""
+    panels: tuple[PanelCard, ...] = ()
+    use_hints: Mapping[str, str] = field(default_factory=dict)
+    """Method -> where people put the trained file, HTML."""
+    kohya: KohyaFamily | None = None
+    """Its keys in the configuration files of kohya_ss, if these know it."""
+    demo: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the demo in addition to the common ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanCard:
+    """What the plan of a run computes tokens, graphs, times and memory from."""
+
+    tokens: Callable[[int, int, int], int] = lambda width, height, frames: width // 16 * (height // 16) * frames
+    """Width and height in pixels, frames -> tokens of the longest sequence that attention sees of a sample."""
+    graphs: GraphCounts | None = None
+    """None: not known."""
+    speeds: tuple[Speed, ...] = ()
+    memory: MemoryFacts | None = None
+    """None: not known."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class FamilyCard:
     """A model family as the page, the options and the file recognition see it."""
 
@@ -171,18 +266,11 @@ class FamilyCard:
     """Option -> values that it takes for this family only."""
     notes: Mapping[str, str] = field(default_factory=dict)
     """Option -> sentences added to its help; on the page for this family and those derived from it only."""
-    recommended: Mapping[str, Any] = field(default_factory=dict)
-    """Option -> value that trains the model well, where the default does not."""
-    recommended_note: str = ""
-    """A sentence that follows them on the page."""
-    recommend: Callable[[str], Mapping[str, Any]] | None = None
-    """Words that the page found for the base model -> recommended values; None: always `recommended`."""
-    components: tuple[ComponentCard, ...] = ()
-    """Denoiser, text encoders, VAE."""
-    base_file: str = "a model file"
-    """What to choose as the base model, with an article."""
-    base_model: str = "a model of this family"
-    """What this file contains, in a sentence."""
+    files: FilesCard = field(default_factory=FilesCard)
+    recognition: RecognitionCard = field(default_factory=RecognitionCard)
+    hub: HubCard = field(default_factory=HubCard)
+    page: PageCard = field(default_factory=PageCard)
+    plan: PlanCard = field(default_factory=PlanCard)
     network_modules: tuple[str, ...] = ("networks.lora",)
     """Values of network_module that select the built-in LoRA. One that no other family has reveals the family."""
     network_groups: Groups = ()
@@ -196,74 +284,21 @@ class FamilyCard:
     token_multiple: int = 32
     """Multiple to which sides are rounded with equal_token_buckets: buckets of equal area with such sides have equally
     many tokens at each level of the model that has attention."""
-    tokens: Callable[[int, int, int], int] = lambda width, height, frames: width // 16 * (height // 16) * frames
-    """Width and height in pixels, frames -> tokens of the longest sequence that attention sees of a sample."""
     text_limit: Callable[[Settings, str], TextLimit] | None = None
     """Settings, variant of the base model (empty: not known) -> the length at which captions are cut; None: not
     known."""
     model_remarks: Callable[[Settings, str], Iterable[str]] = lambda settings, variant: ()
     """Settings, variant of the base model -> warnings about settings that have no effect on it."""
-    graphs: GraphCounts | None = None
-    """None: not known."""
-    speeds: tuple[Speed, ...] = ()
-    memory: MemoryFacts | None = None
-    """None: not known."""
     sample_defaults: SamplePrompt = field(default_factory=SamplePrompt)
     """What a sample prompt does not set."""
-    hub_words: tuple[str, ...] = ()
-    """Words that reveal the family in the name of a Hugging Face model."""
-    hub_model: str = ""
-    """The model on the Hub that base models in files are mostly made from."""
-    hub_variants: Mapping[str, str] = field(default_factory=dict)
-    """modelspec.architecture of a saved file -> the same, for variants that have another."""
-    hub_tags: tuple[str, ...] = ()
-    """Tags of its models on the Hub."""
-    model_panel: tuple[str, ...] = ()
-    """Options of this family alone that belong to the Model panel, in order."""
-    panels: tuple[PanelCard, ...] = ()
     problems: tuple[Check, ...] = ()
     remarks: tuple[Check, ...] = ()
-    marks: tuple[Mark, ...] = ()
-    """Keys that only such a model file has; the first match decides."""
-    recognise: Callable[[Header], tuple[str | None, str] | None] = lambda header: None
-    """Identifies a model file where one key is not enough: (family, variant), or None if it is another model."""
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Name of a flag or key in another trainer, with a meaning that it has for this family alone -> option."""
-    lora_marks: tuple[str, ...] = ()
-    """Substrings of a key that only a LoRA for this family's denoiser has."""
-    lora_encoder_marks: tuple[str, ...] = ()
-    """The same for its text encoders, which other families have too; they count where no denoiser is recognised."""
-    pipelines: tuple[Mark, ...] = ()
-    """Prefixes of the pipeline's class name in a diffusers folder."""
-    folder_variant: Callable[[Path, str], str] = lambda folder, variant: variant
-    """Diffusers folder, its variant by the pipeline -> exact variant."""
-    widths: tuple[tuple[str, str, int, int, str], ...] = ()
-    """Components by size: (variant, end of a key, axis, size of that axis, exact variant)."""
-    use_hints: Mapping[str, str] = field(default_factory=dict)
-    """Method -> where people put the trained file, HTML."""
-    kohya: KohyaFamily | None = None
-    """Its keys in the configuration files of kohya_ss, if these know it."""
-    demo: Mapping[str, Any] = field(default_factory=dict)
-    """Options of the demo in addition to the common ones."""
 
     def __post_init__(self) -> None:
         if unknown := self.capabilities - CAPABILITIES.keys():
             raise ValueError(f"unknown capability of {self.name}: {', '.join(sorted(unknown))}")
-
-    @property
-    def separate_components(self) -> tuple[ComponentCard, ...]:
-        """Components that usually have files of their own."""
-        return tuple(component for component in self.components if component.fitting)
-
-    @property
-    def denoiser(self) -> ComponentCard | None:
-        """The component that is trained; None if the family lists no components."""
-        return next((component for component in self.components if component.name == DENOISER), None)
-
-    @property
-    def vae_option(self) -> str:
-        """The option that names the VAE's file."""
-        return next((c.option for c in self.components if c.name == VAE and c.option != MODEL), "vae")
 
     def trains(self, family: str | None) -> bool:
         """Whether a model file that was recognised as of `family` may be one of this family."""

@@ -212,7 +212,7 @@ class Family:
     def check(self, settings: Settings) -> list[str]:
         """Return problems of the model files that names and headers reveal; nothing is loaded."""
         try:
-            model = locate(settings[ModelOptions].pretrained_model_name_or_path, self.card.base_file)
+            model = locate(settings[ModelOptions].pretrained_model_name_or_path, self.card.files.base_file)
         except ValueError as error:
             return [str(error)]
         sources, problems = open_sources(self.card, self.layouts, settings, lambda: model, online=False)
@@ -237,7 +237,7 @@ class Family:
 
         @functools.cache
         def find_model() -> Path:
-            model = locate(options.pretrained_model_name_or_path, self.card.base_file)
+            model = locate(options.pretrained_model_name_or_path, self.card.files.base_file)
             return model if isinstance(model, Path) else download(model)
 
         sources, problems = open_sources(self.card, self.layouts, settings, find_model, only, online=True)

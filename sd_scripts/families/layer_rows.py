@@ -72,7 +72,7 @@ class FoundModule:
 
 def adapted_components(family: Family) -> dict[str, LoraTarget]:
     """Return the components that adapters change, by name: the denoiser, then the text encoders."""
-    names = [component.name for component in family.card.components if component.name != VAE]
+    names = [component.name for component in family.card.files.components if component.name != VAE]
     return dict(zip(names, (family.lora, *family.lora_text_encoders), strict=False))
 
 
@@ -82,7 +82,7 @@ def find_modules(family: Family, header: Header, option: str, path: Path) -> dic
     Raises ValueError, one sentence that names the option, if a component is incomplete.
     """
     found = {}
-    for component in family.card.components:
+    for component in family.card.files.components:
         target = adapted_components(family).get(component.name)
         prefix = component.prefix_in(header.shapes)
         if target is None or prefix is None:

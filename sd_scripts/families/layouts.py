@@ -46,7 +46,7 @@ def whole_file(card: FamilyCard, layouts: Mapping[str, Layout], states: Mapping[
     """Return the tensors of a file that contains these components, given as state dicts by component."""
     return {
         component.prefixes[-1] + key: tensor
-        for component in card.components
+        for component in card.files.components
         for key, tensor in layouts[component.name].write(states[component.name]).items()
     }
 

@@ -155,7 +155,7 @@ def _describe_pickle(path: Path, size: int) -> ModelFile:
 
 def _described(header: Header, size: int) -> ModelFile:
     family, variant = recognise(header)
-    components = card_of(family).separate_components if family in names() else ()
+    components = card_of(family).files.separate_components if family in names() else ()
     parts = tuple(component.option for component in components if component.prefix_in(header.shapes) is not None)
     other = _other_inputs(family, header)
     return ModelFile(
@@ -173,14 +173,14 @@ def _described(header: Header, size: int) -> ModelFile:
 def _lacking(family: str | None, keys: Collection[str]) -> tuple[str, ...]:
     """Return the options of components that a whole model of the family contains, and a file with these keys does
     not."""
-    components = card_of(family).components if family in names() else ()
+    components = card_of(family).files.components if family in names() else ()
     within = (component for component in components if not component.fitting and component.option != MODEL)
     return tuple(component.option for component in within if component.prefix_in(keys) is None)
 
 
 def _other_inputs(family: str | None, header: Header) -> str:
     """Return what a file is whose denoiser has other input channels than the family's models; else an empty text."""
-    denoiser = card_of(family).denoiser if family in names() else None
+    denoiser = card_of(family).files.denoiser if family in names() else None
     return denoiser.other_variant(header.shapes) if denoiser else ""
 
 
@@ -228,9 +228,9 @@ def recognise(header: Header) -> tuple[str | None, str]:
     if "ss_network_module" in header.metadata or any(part in key for key in keys for part in LORA_PARTS):
         return _recognise_lora(header)
     for card in sorted(cards(), key=lambda card: card.derived_from is None):  # its marks are in metadata, if anywhere
-        if found := card.recognise(header):
+        if found := card.recognition.recognise(header):
             return found
-    for mark, family, variant in (*(mark for card in cards() for mark in card.marks), *MARKS):
+    for mark, family, variant in (*(mark for card in cards() for mark in card.recognition.marks), *MARKS):
         if mark in keys:
             objective = objective_of_file(keys, header.metadata)
             return family, _by_width(variant, header) + (V_PREDICTION if objective.velocity else "")
@@ -239,7 +239,7 @@ def recognise(header: Header) -> tuple[str | None, str]:
 
 def _by_width(variant: str, header: Header) -> str:
     """Return the exact variant of a component that comes in several sizes."""
-    for kind, end, axis, size, name in (*WIDTHS, *(width for card in cards() for width in card.widths)):
+    for kind, end, axis, size, name in (*WIDTHS, *(width for card in cards() for width in card.recognition.widths)):
         shapes = (shape for key, shape in header.shapes.items() if key.endswith(end))
         if kind == variant and any(len(shape) > axis and shape[axis] == size for shape in shapes):
             return name
@@ -264,8 +264,10 @@ def _recognise_lora(header: Header) -> tuple[str | None, str]:
             return card.name, f"{card.title} LoRA"
     if version.startswith("sd_v1"):
         return "sd15", SD15_LORA
-    own = ((mark, card.name, f"{card.title} LoRA") for card in cards() for mark in card.lora_marks)
-    of_encoders = ((mark, card.name, f"{card.title} LoRA") for card in cards() for mark in card.lora_encoder_marks)
+    own = ((mark, card.name, f"{card.title} LoRA") for card in cards() for mark in card.recognition.lora_marks)
+    of_encoders = (
+        (mark, card.name, f"{card.title} LoRA") for card in cards() for mark in card.recognition.lora_encoder_marks
+    )
     for mark, family, variant in (*own, *LORA_MARKS, *of_encoders):
         if any(mark in key for key in header.shapes):
             return family, variant
@@ -290,10 +292,10 @@ def _describe_folder(folder: Path) -> ModelFile:
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     if shard := _missing_shard(folder):
         return ModelFile(bytes=size, problem=f"'{folder}' lacks {shard}; download it again")
-    own = sorted((each for card in cards() for each in card.pipelines), key=lambda each: -len(each[0]))
+    own = sorted((each for card in cards() for each in card.recognition.pipelines), key=lambda each: -len(each[0]))
     for beginning, family, variant in (*own, *PIPELINES):
         if pipeline.startswith(beginning):
-            exact = card_of(family).folder_variant(folder, variant) if family in names() else variant
+            exact = card_of(family).recognition.folder_variant(folder, variant) if family in names() else variant
             other, objective = _folder_inputs(family, folder), objective_of_folder(folder)
             return ModelFile(
                 family=family,
@@ -308,7 +310,7 @@ def _describe_folder(folder: Path) -> ModelFile:
 
 def _folder_inputs(family: str | None, folder: Path) -> str:
     """Return what a diffusers folder is whose denoiser has other input channels; else an empty text."""
-    denoiser = card_of(family).denoiser if family in names() else None
+    denoiser = card_of(family).files.denoiser if family in names() else None
     if not denoiser or not denoiser.first_layer:
         return ""
     for file in sorted((folder / denoiser.folder).glob("*.safetensors")):

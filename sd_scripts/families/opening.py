@@ -47,7 +47,7 @@ def open_sources(
     sources: dict[str, WeightSource] = {}
     problems: list[str] = []
     wrong_model = False  # which says nothing about the other components
-    for component in card.components:
+    for component in card.files.components:
         if only and component.name not in only:
             continue
         try:
@@ -87,7 +87,7 @@ def load_tokenizers(
     """
     kinds = [
         (kind, component)
-        for component in card.components
+        for component in card.files.components
         if component.name in rows and (kind := layouts[component.name].tokenizer)
     ]
 
@@ -151,7 +151,7 @@ class _Opener:
                 raise ValueError(component.absent_from(model))
             return self._open_files(model, shards_of(model), MODEL)
         folder, whole = model / component.folder, (model / "model_index.json").is_file()
-        several = sum(each.option == MODEL for each in card.components) > 1
+        several = sum(each.option == MODEL for each in card.files.components) > 1
         if (whole or (several and not alone)) and not card.trains((found := describe(model)).family):
             problem = found.problem or f"'{model}' is not {card.title} but {found.is_a}"
             raise ValueError(f"{MODEL}: {problem}")
@@ -167,7 +167,7 @@ class _Opener:
         first = self.component.first_layer
         if first and (variant := first.other_variant(shapes_of(source.empty.state_dict()))):
             option = self.component.option
-            suitable = self.card.base_file if option == MODEL else self.component.title
+            suitable = self.card.files.base_file if option == MODEL else self.component.title
             advice = f"which cannot be used here; choose {suitable}"
             raise ValueError(f"{option}: '{source.path}' is {with_article(variant)}, {advice}")
 
@@ -182,12 +182,12 @@ class _Opener:
         empty = {key: tensor for file in files for key, tensor in read_empty(file, option).items()}
         prefix = component.prefix_in(empty)
         if prefix is None:
-            wanted = self.card.base_model if component.option == MODEL else component.title
+            wanted = self.card.files.base_model if component.option == MODEL else component.title
             raise ValueError(f"{option}: '{path}' is not {wanted} but {self._what_else(empty)}")
         if component.name == DENOISER:
             family, variant = _recognised(empty)
             if variant and not self.card.trains(family):
-                advice = f"which cannot be trained here; choose {self.card.base_file}"
+                advice = f"which cannot be trained here; choose {self.card.files.base_file}"
                 raise ValueError(f"{option}: '{path}' is {with_article(variant)}, {advice}")
 
         contents = tuple((key, tensor.shape, tensor.dtype) for key, tensor in _below(prefix, empty).items())
@@ -218,7 +218,7 @@ class _Opener:
         family, variant = _recognised(file)
         if variant.endswith("LoRA"):
             return f"{with_article(variant)}; to continue training a LoRA, set network_weights"
-        for other in self.card.components:
+        for other in self.card.files.components:
             if other is not self.component and other.prefix_in(file) in other.prefixes[:-1]:
                 return f"{with_article(variant) or other.kind}; set {other.option} to it instead"
         if self.component.option == MODEL and family in names() - {self.card.name}:

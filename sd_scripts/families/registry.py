@@ -31,12 +31,12 @@ def names() -> set[str]:
 
 def component_options() -> tuple[str, ...]:
     """Return the options that name the file of a component, of any family; families may share one."""
-    return tuple(dict.fromkeys(component.option for card in cards() for component in card.separate_components))
+    return tuple(dict.fromkeys(component.option for card in cards() for component in card.files.separate_components))
 
 
 def component_card(family: str, option: str) -> ComponentCard | None:
     """Return the component of a family that has a file of its own, named by this option; None if there is none."""
-    return next((each for each in card_of(family).separate_components if each.option == option), None)
+    return next((each for each in card_of(family).files.separate_components if each.option == option), None)
 
 
 def card_of(name: str) -> FamilyCard:

@@ -123,7 +123,7 @@ def training_metadata(settings: Settings, run: TrainingMetadata, *, epoch: int, 
 
 def base_file_metadata(settings: Settings) -> Texts:
     """Return names and hashes of the base model and the VAE. Reads the files whole, which takes seconds."""
-    vae = settings.values()[card_of(settings.script.family).vae_option]
+    vae = settings.values()[card_of(settings.script.family).files.vae_option]
     base = settings[ModelOptions].pretrained_model_name_or_path
     return {**_file_metadata(base, "sd_model"), **_file_metadata(vae, "vae")}
 

@@ -336,7 +336,7 @@ def _learning_rates(
         if not network.network_train_text_encoder_only:
             yield "unet_lr", base if network.unet_lr is None else network.unet_lr
         if not network.network_train_unet_only and (not preset or preset.text_encoders):
-            encoders = sum(component.name.startswith("text_encoder") for component in card.components)
+            encoders = sum(component.name.startswith("text_encoder") for component in card.files.components)
             certain = 1 if card.has("partial_text_cache") else encoders  # such a family trains others only on request
             yield from (("text_encoder_lr", network.rate_of_encoder(number, base)) for number in range(certain))
     if full:

@@ -29,7 +29,7 @@ class BaseModelOptions(OptionGroup, title="Model"):
 
 def _encoder_files() -> type[OptionGroup]:
     """Make the options that name files of text encoders, for families that have such files."""
-    separate = (component for card in cards() for component in card.separate_components)
+    separate = (component for card in cards() for component in card.files.separate_components)
     named = {card.option: card for card in separate if card.name.startswith("text_encoder")}
     fields: dict[str, Any] = {}
     for name, card in named.items():

@@ -44,7 +44,9 @@ def _advice(found: ModelFile, script: Script) -> str:
     if found.variant.endswith("LoRA"):
         training = script.method in METHOD_TITLES
         return "to continue training a LoRA, set network_weights" if training else "set it in lora_weights"
-    if options := [part.option for part in card_of(script.family).separate_components if found.variant in part.fitting]:
+    if options := [
+        part.option for part in card_of(script.family).files.separate_components if found.variant in part.fitting
+    ]:
         return f"set it in {options[0]}"
     if found.variant == "VAE":
         return "set it in vae"
@@ -77,7 +79,7 @@ def vae(valid: Settings) -> Iterator[str]:
 
 def components(valid: Settings) -> Iterator[str]:
     """Check the files of text encoders and autoencoder that the options name."""
-    for wanted in card_of(valid.script.family).separate_components:
+    for wanted in card_of(valid.script.family).files.separate_components:
         name = wanted.option
         if not (file := valid.value(name)):
             continue
@@ -101,10 +103,10 @@ def components_in_the_model(valid: Settings) -> Iterator[str]:
     found = describe(where)
     if not card.trains(found.family) or found.variant.endswith("LoRA"):
         return
-    for component in card.components if found.is_base_model else ():
+    for component in card.files.components if found.is_base_model else ():
         if component.option in found.lacks and not valid.value(component.option):
             yield component.absent_from(where)
-    for wanted in card.separate_components:
+    for wanted in card.files.separate_components:
         name = wanted.option
         if not valid.value(name) and name not in found.parts:
             yield f"{name}: '{where}' does not contain {wanted.title}; set {name} to its file"
@@ -154,7 +156,7 @@ def network_remarks(valid: Settings) -> Iterator[str]:
 def _denoiser_layers(valid: Settings) -> set[str]:
     """Return what sd-scripts' LoRA files call the weights of the base model's file; nothing if they are not known."""
     where = Path(valid[ModelOptions].pretrained_model_name_or_path or "")
-    denoiser = card_of(valid.script.family).denoiser
+    denoiser = card_of(valid.script.family).files.denoiser
     if denoiser is None or where.suffix not in SAFETENSORS or not where.is_file():
         return set()
     try:

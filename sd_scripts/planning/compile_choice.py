@@ -72,7 +72,7 @@ def choose_compile(
                 accumulation=accumulation,
                 anywhere=anywhere,
             )
-            graphs = expected_graphs(card, shapes.keys(), options.compile_dynamic) if card.graphs else None
+            graphs = expected_graphs(card, shapes.keys(), options.compile_dynamic) if card.plan.graphs else None
             step = speeds.step(shapes, compiled=options.compile)
             first = speeds.compiling(graphs) if options.compile else None
             if step and (first or not options.compile):

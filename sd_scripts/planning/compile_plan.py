@@ -27,12 +27,12 @@ class CompilePlan:
 
 def tokens_of(card: FamilyCard, shape: BatchShape) -> int:
     """Return the tokens of a sample and its control images."""
-    return sum(card.tokens(part.width, part.height, part.frames) for part in shape.extent.parts)
+    return sum(card.plan.tokens(part.width, part.height, part.frames) for part in shape.extent.parts)
 
 
 def distinct_shapes(card: FamilyCard, shapes: Collection[BatchShape]) -> int:
     """Return how many of these shapes the compiled blocks can tell apart: some only see numbers of tokens."""
-    return len(shapes) if not card.graphs or card.graphs.per_shape else len(_sequences(card, shapes))
+    return len(shapes) if not card.plan.graphs or card.plan.graphs.per_shape else len(_sequences(card, shapes))
 
 
 def is_dynamic(card: FamilyCard, setting: str, shapes: Collection[BatchShape]) -> bool:
@@ -48,8 +48,8 @@ def plan_compile(
     if not options.compile:
         return None
     setting = options.compile_dynamic
-    graphs = expected_graphs(card, shapes, setting) if card.graphs else None
-    recompiles = graphs - card.graphs.kinds if card.graphs and graphs else None
+    graphs = expected_graphs(card, shapes, setting) if card.plan.graphs else None
+    recompiles = graphs - card.plan.graphs.kinds if card.plan.graphs and graphs else None
     return CompilePlan(
         dynamic=is_dynamic(card, setting, shapes),
         shapes=distinct_shapes(card, shapes),
@@ -61,15 +61,15 @@ def plan_compile(
 
 def expected_graphs(card: FamilyCard, shapes: Collection[BatchShape], setting: str) -> int:
     """Return the graphs that these shapes take with this compile_dynamic."""
-    assert card.graphs
+    assert card.plan.graphs
     if not is_dynamic(card, setting, shapes):
-        return _static(card.graphs, card, shapes)
-    more = card.graphs.dynamic[setting]
+        return _static(card.plan.graphs, card, shapes)
+    more = card.plan.graphs.dynamic[setting]
     total = more.sizes if len({shape.extent for shape in shapes}) > 1 else 0
     # PyTorch compiles batches of one image separately from all others
     for part in ([s for s in shapes if s.images == 1], [s for s in shapes if s.images > 1]):
         if part:
-            total += _static(card.graphs, card, part[:1]) + more.always
+            total += _static(card.plan.graphs, card, part[:1]) + more.always
             total += more.tokens if len(_sequences(card, part)) > 1 else 0
             total += more.images if len({shape.images for shape in part}) > 1 else 0
     return total
@@ -89,7 +89,7 @@ def _on_short_batches(
 ) -> Iterator[str]:
     """Advise to fill short last batches where that leaves fewer graphs."""
     short = len(set(shapes) - set(filled))
-    if not short or not card.graphs:
+    if not short or not card.plan.graphs:
         return
     graphs, fewer = (expected_graphs(card, each, setting) for each in (shapes, filled))
     still = is_dynamic(card, setting, shapes) and not is_dynamic(card, setting, filled)
@@ -106,9 +106,9 @@ def _on_short_batches(
 
 def _on_buckets(card: FamilyCard, shapes: Collection[BatchShape], setting: str) -> Iterator[str]:
     """Advise to use buckets with equal tokens where all shapes would then share graphs."""
-    if not card.graphs or card.graphs.per_shape or setting == "true" or not is_dynamic(card, setting, shapes):
+    if not card.plan.graphs or card.plan.graphs.per_shape or setting == "true" or not is_dynamic(card, setting, shapes):
         return
-    graphs = card.graphs.per_token_count * len({shape.images for shape in shapes})
+    graphs = card.plan.graphs.per_token_count * len({shape.images for shape in shapes})
     yield (
         f"equal_token_buckets: gives {graphs} graphs for one shape, which run faster than graphs that take any, and "
         "crops images more"

@@ -82,7 +82,7 @@ def plan_memory(
     `captions`: how many there are. `model_values`: values in the base model's file, 0 if unknown. `gpu_bytes`: memory
     of the GPU, 0 if unknown; gpu_memory_limit may leave less of it to the run.
     """
-    facts = card.memory
+    facts = card.plan.memory
     if facts is None or not _is_full_size(facts, model_values):
         return None
     run = _Run(settings=settings, card=card, facts=facts, shapes=tuple(shapes), captions=captions)

@@ -50,7 +50,7 @@ def _savings(settings: Settings) -> Iterator[tuple[str, Any]]:
         yield "fused_backward_pass", True
     if "fp8_base" in settings.options:
         yield "fp8_base", True
-    facts = card_of(settings.script.family).memory
+    facts = card_of(settings.script.family).plan.memory
     if MemoryOptions in settings.filled and facts:
         for number in range(1, SWAPS + 1):
             yield "blocks_to_swap", -(-number * facts.most_swapped // SWAPS)

@@ -262,11 +262,11 @@ def _elsewhere(card: FamilyCard, settings: Settings) -> str:
     """Return when compiling paid where it was measured."""
     options = settings[CompileOptions]
     pair = measured_pair(card, settings.script.method, options) if options.compile else None
-    if not pair or not card.graphs:
+    if not pair or not card.plan.graphs:
         return ""
     plain, compiled = pair
     gained = plain.seconds - compiled.seconds
-    seconds = card.graphs.seconds * (card.graphs.per_shape + card.graphs.per_token_count)
+    seconds = card.plan.graphs.seconds * (card.plan.graphs.per_shape + card.plan.graphs.per_token_count)
     step = round(seconds / gained, -1)
     return (
         f"at 1024x1024 on one NVIDIA H200, compiling paid after about {step:.0f} steps: {plain.seconds * 1000:.0f} ms "

@@ -112,9 +112,9 @@ class Speeds:
         if found := self._remembered(compiled=compiled):
             beyond = found.first_seconds - min(found.seconds.values(), default=0.0)
             return Estimate(seconds=max(beyond, 0.0), source="remembered", basis="the last such run on this machine")
-        if not graphs or not self.card.graphs:
+        if not graphs or not self.card.plan.graphs:
             return None
-        seconds = graphs * self.card.graphs.seconds
+        seconds = graphs * self.card.plan.graphs.seconds
         return Estimate(seconds=seconds, source="estimated", basis=f"one {MEASURED_ON} with 16 CPU cores, empty cache")
 
     def gpu_bytes(self, shapes: Iterable[BatchShape], *, compiled: bool) -> int:
@@ -165,7 +165,7 @@ class Speeds:
         if not any(name in self.gpu.name for name in GPUS) or not all(_near(shape) for shape in shapes):
             return None
         wanted = {name: value for name, value in given.items() if name not in NEARLY_EQUAL}
-        for speed in self.card.speeds:
+        for speed in self.card.plan.speeds:
             if speed.method == self.method and dict(speed.options) == wanted:
                 seconds = speed.seconds * self.accumulation
                 return Estimate(seconds=seconds, source="estimated", basis=f"one {MEASURED_ON} (docs/performance.md)")
@@ -182,7 +182,7 @@ class Speeds:
             return speed.method != self.method, abs(math.log2(_batch(speed.options) / _batch(given)))
 
         agreed = chosen(given, AGREEING)
-        alike = [speed for speed in self.card.speeds if chosen(speed.options, AGREEING) == agreed]
+        alike = [speed for speed in self.card.plan.speeds if chosen(speed.options, AGREEING) == agreed]
         plain = min((s for s in alike if not chosen(s.options, COMPILING)), key=distance, default=None)
         if plain is None:
             return None
@@ -197,7 +197,7 @@ class Speeds:
 def measured_pair(card: FamilyCard, method: str, options: CompileOptions) -> tuple[Speed, Speed] | None:
     """Return the measured steps without and with compiling at batch size 1 in this mode; None if not measured."""
     mode = {} if options.compile_mode == "default" else {"compile_mode": options.compile_mode}
-    by_options = {tuple(sorted(speed.options.items())): speed for speed in card.speeds if speed.method == method}
+    by_options = {tuple(sorted(speed.options.items())): speed for speed in card.plan.speeds if speed.method == method}
     plain, compiled = by_options.get(()), by_options.get(tuple(sorted({"compile": True, **mode}.items())))
     return (plain, compiled) if plain and compiled else None
 

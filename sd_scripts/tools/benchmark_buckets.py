@@ -75,7 +75,7 @@ def by_shape(run: Run, untimed: int) -> dict[str, float]:
 def line(family: str, count: int, equal: bool, row: str, run: Run) -> str:
     """Return a row of the table."""
     card, shapes = card_of(family), run.of("started")[0]["shapes"]
-    tokens = sorted({card.tokens(width, height, 1) for width, height in map(_sides, shapes)})
+    tokens = sorted({card.plan.tokens(width, height, 1) for width, height in map(_sides, shapes)})
     times = by_shape(run, count)
     last = (run.of("compile") or [{"seconds": 0}])[-1]
     cells = [

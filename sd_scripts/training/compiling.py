@@ -278,7 +278,7 @@ class Compilation:
 
     def _planned_graphs(self) -> int | None:
         card = self._family.card
-        return expected_graphs(card, self._shapes, self._options.compile_dynamic) if card.graphs else None
+        return expected_graphs(card, self._shapes, self._options.compile_dynamic) if card.plan.graphs else None
 
     def _progress_note(self, backward: int) -> str:
         now = Counts.so_far() - self._before

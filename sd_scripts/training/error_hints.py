@@ -103,7 +103,7 @@ MAIN_MEMORY: tuple[ErrorHint, ...] = (
 
 def advice(remedies: tuple[ErrorHint, ...], settings: Settings) -> str:
     """Return those of the remedies that would help this run, the best first."""
-    facts = card_of(settings.script.family).memory
+    facts = card_of(settings.script.family).plan.memory
     values = {**settings.values(), "most_swapped": facts.most_swapped if facts else math.inf}
     helping = (each for each in remedies if each.helps(values) and _has_effect(each.option, settings))
     return ", or ".join(each.words.format_map(values) for each in islice(helping, MOST_HELP))

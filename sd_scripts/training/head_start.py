@@ -53,7 +53,7 @@ def make_cuda_context() -> int | None:
 def model_files(settings: Settings, card: FamilyCard) -> list[Path]:
     """Return the single files that the run will read, the denoiser's first. Captions on disk need no text encoder."""
     cached = settings[CacheOptions].cache_text_encoder_outputs_to_disk
-    read = [c.option for c in card.components if c.name in (DENOISER, VAE) or not cached]
+    read = [c.option for c in card.files.components if c.name in (DENOISER, VAE) or not cached]
     given = (settings.value(option) for option in dict.fromkeys(read))
     return [path for each in given if isinstance(each, str) and each and (path := Path(each)).is_file()]
 

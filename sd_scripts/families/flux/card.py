@@ -3,7 +3,19 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from sd_scripts.families.card import DENOISER, VAE, ComponentCard, FamilyCard, FirstLayer, PanelCard
+from sd_scripts.families.card import (
+    DENOISER,
+    VAE,
+    ComponentCard,
+    FamilyCard,
+    FilesCard,
+    FirstLayer,
+    HubCard,
+    PageCard,
+    PanelCard,
+    PlanCard,
+    RecognitionCard,
+)
 from sd_scripts.families.flux.checks import PROBLEMS, REMARKS
 from sd_scripts.families.flux.kohya import KOHYA
 from sd_scripts.families.flux.layer_rules import read_flux_rules
@@ -110,55 +122,79 @@ CARD = FamilyCard(
         "quantize_text_encoders": "Of FLUX.1's it is T5.",
         "blocks_to_swap": "FLUX.1 takes up to 35, and each saves about 0.6 GB.",
     },
-    recommended=RECOMMENDED,
-    recommended_note=f"Schnell has no guidance and keeps {FlowOptions.guidance_scale}. The sd-scripts defaults do not "
-    "match what FLUX.1 predicts.",
-    recommend=lambda model: (
-        {**RECOMMENDED, "guidance_scale": FlowOptions.guidance_scale} if is_schnell(model) else RECOMMENDED
+    page=PageCard(
+        recommended=RECOMMENDED,
+        recommended_note=(
+            f"Schnell has no guidance and keeps {FlowOptions.guidance_scale}. The sd-scripts defaults do not "
+            "match what FLUX.1 predicts."
+        ),
+        recommend=lambda model: (
+            {**RECOMMENDED, "guidance_scale": FlowOptions.guidance_scale} if is_schnell(model) else RECOMMENDED
+        ),
+        model_panel=("clip_l", "t5xxl", "ae", "t5xxl_max_token_length", "apply_t5_attn_mask"),
+        panels=(
+            PanelCard(
+                group=FluxNetworkOptions,
+                names=(
+                    *("train_double_block_indices", "train_single_block_indices"),
+                    *("train_blocks", "split_qkv", "train_t5xxl"),
+                    *("img_attn_dim", "img_mlp_dim", "img_mod_dim", "txt_attn_dim", "txt_mlp_dim", "txt_mod_dim"),
+                    *("single_dim", "single_mod_dim", "in_dims"),
+                ),
+            ),
+        ),
+        use_hints={
+            "full": "Your model. To use it, put it into <b>models/diffusion_models</b> (ComfyUI) or "
+            "<b>models/Stable-diffusion</b> (WebUI Forge)."
+        },
+        demo={"t5xxl_max_token_length": 64, **RECOMMENDED},
+        kohya=KOHYA,
     ),
-    components=(
-        ComponentCard(
-            name=DENOISER,
-            kind="FLUX.1 transformer",
-            folder="transformer",
-            prefixes=("", "model.diffusion_model."),
-            signature_keys=TRANSFORMERS,
-            first_layer=FIRST_LAYER,
+    files=FilesCard(
+        components=(
+            ComponentCard(
+                name=DENOISER,
+                kind="FLUX.1 transformer",
+                folder="transformer",
+                prefixes=("", "model.diffusion_model."),
+                signature_keys=TRANSFORMERS,
+                first_layer=FIRST_LAYER,
+            ),
+            ComponentCard(
+                name="text_encoder1",
+                option="clip_l",
+                kind="CLIP text encoder",
+                title="the CLIP-L text encoder",
+                folder="text_encoder",
+                fitting=("CLIP-L text encoder", "CLIP text encoder"),
+                prefixes=("text_model.", "", "text_encoders.clip_l.transformer.text_model."),
+                signature_keys=("encoder.layers.0.self_attn.q_proj.weight",),
+            ),
+            ComponentCard(
+                name="text_encoder2",
+                option="t5xxl",
+                kind="T5 text encoder",
+                title="the T5-XXL text encoder",
+                folder="text_encoder_2",
+                fitting=("T5-XXL text encoder", "T5 text encoder"),
+                prefixes=("", "text_encoders.t5xxl.transformer."),
+                signature_keys=("encoder.block.0.layer.0.SelfAttention.q.weight",),
+            ),
+            ComponentCard(
+                name=VAE,
+                option="ae",
+                kind="autoencoder",
+                title="FLUX.1's autoencoder",
+                folder="vae",
+                fitting=(AUTOENCODER,),
+                prefixes=("", "vae."),
+                signature_keys=("decoder.conv_in.weight",),
+                first_layer=FirstLayer(keys=("encoder.conv_in.weight",), channels=3, kind="autoencoder"),
+            ),
         ),
-        ComponentCard(
-            name="text_encoder1",
-            option="clip_l",
-            kind="CLIP text encoder",
-            title="the CLIP-L text encoder",
-            folder="text_encoder",
-            fitting=("CLIP-L text encoder", "CLIP text encoder"),
-            prefixes=("text_model.", "", "text_encoders.clip_l.transformer.text_model."),
-            signature_keys=("encoder.layers.0.self_attn.q_proj.weight",),
-        ),
-        ComponentCard(
-            name="text_encoder2",
-            option="t5xxl",
-            kind="T5 text encoder",
-            title="the T5-XXL text encoder",
-            folder="text_encoder_2",
-            fitting=("T5-XXL text encoder", "T5 text encoder"),
-            prefixes=("", "text_encoders.t5xxl.transformer."),
-            signature_keys=("encoder.block.0.layer.0.SelfAttention.q.weight",),
-        ),
-        ComponentCard(
-            name=VAE,
-            option="ae",
-            kind="autoencoder",
-            title="FLUX.1's autoencoder",
-            folder="vae",
-            fitting=(AUTOENCODER,),
-            prefixes=("", "vae."),
-            signature_keys=("decoder.conv_in.weight",),
-            first_layer=FirstLayer(keys=("encoder.conv_in.weight",), channels=3, kind="autoencoder"),
-        ),
+        base_file="a FLUX.1 file",
+        base_model="a FLUX.1 transformer",
     ),
-    base_file="a FLUX.1 file",
-    base_model="a FLUX.1 transformer",
     network_modules=("networks.lora", "networks.oft_flux", "networks.lora_flux"),
     network_groups=(FluxNetworkOptions,),
     network_rules=read_flux_rules,
@@ -166,46 +202,26 @@ CARD = FamilyCard(
     token_multiple=16,
     text_limit=text_limit,
     model_remarks=model_remarks,
-    graphs=GRAPHS,
-    speeds=SPEEDS,
-    memory=MEMORY,
+    plan=PlanCard(graphs=GRAPHS, speeds=SPEEDS, memory=MEMORY),
     sample_defaults=SamplePrompt(steps=20, scale=1.0),
-    hub_words=("flux",),
-    hub_model=HUB_MODEL,
-    hub_variants={SCHNELL: SCHNELL_MODEL},
-    hub_tags=("flux",),
-    model_panel=("clip_l", "t5xxl", "ae", "t5xxl_max_token_length", "apply_t5_attn_mask"),
-    panels=(
-        PanelCard(
-            group=FluxNetworkOptions,
-            names=(
-                *("train_double_block_indices", "train_single_block_indices"),
-                *("train_blocks", "split_qkv", "train_t5xxl"),
-                *("img_attn_dim", "img_mlp_dim", "img_mod_dim", "txt_attn_dim", "txt_mlp_dim", "txt_mod_dim"),
-                *("single_dim", "single_mod_dim", "in_dims"),
-            ),
+    recognition=RecognitionCard(
+        hub_words=("flux",),
+        recognise=recognise,
+        lora_marks=(
+            *("double_blocks", "single_transformer_blocks", "ff_context", "norm1_context"),
+            *("lora_te2_encoder_block_", "text_encoder_2.encoder.block."),  # T5 as the second encoder
         ),
+        lora_encoder_marks=("lora_te3_encoder_block_",),
+        pipelines=(
+            ("FluxFill", None, "FLUX.1 Fill diffusers folder"),
+            ("FluxControl", None, "FLUX.1 Canny or Depth diffusers folder"),
+            ("Flux2", None, "FLUX.2 diffusers folder"),
+            ("Flux", "flux", PIPELINE),
+        ),
+        folder_variant=folder_variant,
+        widths=(("VAE", "decoder.conv_in.weight", 1, 16, AUTOENCODER),),
     ),
+    hub=HubCard(model=HUB_MODEL, variants={SCHNELL: SCHNELL_MODEL}, tags=("flux",)),
     problems=PROBLEMS,
     remarks=REMARKS,
-    recognise=recognise,
-    lora_marks=(
-        *("double_blocks", "single_transformer_blocks", "ff_context", "norm1_context"),
-        *("lora_te2_encoder_block_", "text_encoder_2.encoder.block."),  # T5 as the second encoder
-    ),
-    lora_encoder_marks=("lora_te3_encoder_block_",),
-    pipelines=(
-        ("FluxFill", None, "FLUX.1 Fill diffusers folder"),
-        ("FluxControl", None, "FLUX.1 Canny or Depth diffusers folder"),
-        ("Flux2", None, "FLUX.2 diffusers folder"),
-        ("Flux", "flux", PIPELINE),
-    ),
-    folder_variant=folder_variant,
-    widths=(("VAE", "decoder.conv_in.weight", 1, 16, AUTOENCODER),),
-    use_hints={
-        "full": "Your model. To use it, put it into <b>models/diffusion_models</b> (ComfyUI) or "
-        "<b>models/Stable-diffusion</b> (WebUI Forge)."
-    },
-    demo={"t5xxl_max_token_length": 64, **RECOMMENDED},
-    kohya=KOHYA,
 )

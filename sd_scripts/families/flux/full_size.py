@@ -113,7 +113,7 @@ def predict(denoiser: nn.Module, width: int, height: int, controls: int = 0) -> 
 def write_files(folder: Path) -> dict[str, Path]:
     """Write the model's files, 33 GB in bf16; return them by the options that name them."""
     files = {}
-    for component in CARD.components:
+    for component in CARD.files.components:
         weights = random_weights(modules()[component.name])
         if component.name == DENOISER:
             for name in weights:

@@ -101,7 +101,7 @@ def _width_problems(sources: Mapping[str, WeightSource], params: FluxParams) -> 
         VAE: ("latent_channels", params.channels // 4, "latents of {} channels"),
     }
     problems = []
-    for component in CARD.separate_components:
+    for component in CARD.files.separate_components:
         width, size, what = wanted[component.name]
         source = sources.get(component.name)
         if source and (given := getattr(source.empty.config, width)) != size:

@@ -61,7 +61,7 @@ def write_miniature(folder: Path, shape: FluxParams = SHAPE) -> Miniature:
         tokenizer.save_pretrained(folder / f"{transformer.stem}_tokenizers" / name)
     modules = tiny_modules(len(clip), shape)
     files = {}
-    for component in CARD.components:
+    for component in CARD.files.components:
         tensors = LAYOUTS[component.name].write(modules[component.name].state_dict())
         tensors.pop("encoder.embed_tokens.weight", None)  # the same tensor as shared.weight
         file = transformer if component.name == DENOISER else folder / f"{component.option}.safetensors"

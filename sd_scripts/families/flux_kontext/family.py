@@ -21,7 +21,9 @@ def problems(sources: Mapping[str, WeightSource], settings: Settings) -> list[st
     if transformer.shape.guidance:
         return found
     path = sources[DENOISER].path
-    schnell = f"pretrained_model_name_or_path: '{path}' is FLUX.1 schnell, not {CARD.title}; choose {CARD.base_file}"
+    schnell = (
+        f"pretrained_model_name_or_path: '{path}' is FLUX.1 schnell, not {CARD.title}; choose {CARD.files.base_file}"
+    )
     return [schnell, *found]
 
 

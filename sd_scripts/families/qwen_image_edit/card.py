@@ -51,24 +51,29 @@ CARD = replace(
         "text_encoder": "For Qwen-Image-Edit the file must contain its vision tower, as the usual ones do.",
         "control_resolution": "Qwen-Image-Edit was trained with an area of 1024.",
     },
-    components=tuple(
-        replace(each, title=f"{each.title} with its vision tower") if each.option == "text_encoder" else each
-        for each in QWEN_IMAGE.components
+    files=replace(
+        QWEN_IMAGE.files,
+        components=tuple(
+            replace(each, title=f"{each.title} with its vision tower") if each.option == "text_encoder" else each
+            for each in QWEN_IMAGE.files.components
+        ),
+        base_file="a Qwen-Image-Edit file",
+        base_model="a Qwen-Image-Edit transformer",
     ),
-    base_file="a Qwen-Image-Edit file",
-    base_model="a Qwen-Image-Edit transformer",
-    memory=MEMORY,
-    hub_words=("qwen-image-edit",),
-    hub_model=HUB_MODEL,
-    hub_variants={ARCHITECTURES[EDIT]: FIRST_MODEL},
-    model_panel=(),
+    plan=replace(QWEN_IMAGE.plan, memory=MEMORY),
+    recognition=replace(
+        QWEN_IMAGE.recognition,
+        hub_words=("qwen-image-edit",),
+        marks=(),
+        recognise=recognise,
+        lora_marks=(),
+        pipelines=tuple(
+            (pipeline.removesuffix("Pipeline"), "qwen_image_edit", f"{VARIANTS[version]} diffusers folder")
+            for version, pipeline in PIPELINES.items()
+        ),
+        widths=(),
+    ),
+    hub=replace(QWEN_IMAGE.hub, model=HUB_MODEL, variants={ARCHITECTURES[EDIT]: FIRST_MODEL}),
+    page=replace(QWEN_IMAGE.page, model_panel=()),
     problems=(version_without_training,),
-    marks=(),
-    recognise=recognise,
-    lora_marks=(),
-    pipelines=tuple(
-        (pipeline.removesuffix("Pipeline"), "qwen_image_edit", f"{VARIANTS[version]} diffusers folder")
-        for version, pipeline in PIPELINES.items()
-    ),
-    widths=(),
 )

@@ -1,6 +1,17 @@
 """SDXL, as the page, the options and the file recognition see it."""
 
-from sd_scripts.families.card import DENOISER, VAE, ComponentCard, FamilyCard, FirstLayer
+from sd_scripts.families.card import (
+    DENOISER,
+    VAE,
+    ComponentCard,
+    FamilyCard,
+    FilesCard,
+    FirstLayer,
+    HubCard,
+    PageCard,
+    PlanCard,
+    RecognitionCard,
+)
 from sd_scripts.families.sdxl.checks import PROBLEMS, U_NET_BLOCKS
 from sd_scripts.families.sdxl.kohya import KOHYA
 from sd_scripts.families.sdxl.layer_rules import read_block_rules
@@ -52,74 +63,77 @@ CARD = FamilyCard(
         "unrecorded; compiled, 63 and 347.",
     },
     problems=PROBLEMS,
-    components=(
-        ComponentCard(
-            name=DENOISER,
-            kind="SDXL model",
-            folder="unet",
-            prefixes=("model.diffusion_model.",),
-            signature_keys=("label_emb.0.0.weight",),
-            first_layer=FirstLayer(
-                keys=("input_blocks.0.0.weight", "conv_in.weight"),
-                channels=4,
+    files=FilesCard(
+        components=(
+            ComponentCard(
+                name=DENOISER,
                 kind="SDXL model",
-                variants={8: "SDXL InstructPix2Pix model", 9: "SDXL inpainting model"},
+                folder="unet",
+                prefixes=("model.diffusion_model.",),
+                signature_keys=("label_emb.0.0.weight",),
+                first_layer=FirstLayer(
+                    keys=("input_blocks.0.0.weight", "conv_in.weight"),
+                    channels=4,
+                    kind="SDXL model",
+                    variants={8: "SDXL InstructPix2Pix model", 9: "SDXL inpainting model"},
+                ),
+            ),
+            ComponentCard(
+                name="text_encoder1",
+                kind="SDXL model",
+                folder="text_encoder",
+                prefixes=("conditioner.embedders.0.transformer.text_model.",),
+                signature_keys=("encoder.layers.0.self_attn.q_proj.weight",),
+            ),
+            ComponentCard(
+                name="text_encoder2",
+                kind="SDXL model",
+                folder="text_encoder_2",
+                prefixes=("conditioner.embedders.1.model.",),
+                signature_keys=("ln_final.weight",),
+            ),
+            ComponentCard(
+                name=VAE,
+                option="vae",
+                file="an SDXL VAE file",
+                kind="VAE",
+                title="a VAE for SDXL",
+                folder="vae",
+                prefixes=("", "first_stage_model."),
+                signature_keys=("decoder.conv_in.weight",),
+                first_layer=FirstLayer(keys=("encoder.conv_in.weight",), channels=3, kind="VAE"),
             ),
         ),
-        ComponentCard(
-            name="text_encoder1",
-            kind="SDXL model",
-            folder="text_encoder",
-            prefixes=("conditioner.embedders.0.transformer.text_model.",),
-            signature_keys=("encoder.layers.0.self_attn.q_proj.weight",),
-        ),
-        ComponentCard(
-            name="text_encoder2",
-            kind="SDXL model",
-            folder="text_encoder_2",
-            prefixes=("conditioner.embedders.1.model.",),
-            signature_keys=("ln_final.weight",),
-        ),
-        ComponentCard(
-            name=VAE,
-            option="vae",
-            file="an SDXL VAE file",
-            kind="VAE",
-            title="a VAE for SDXL",
-            folder="vae",
-            prefixes=("", "first_stage_model."),
-            signature_keys=("decoder.conv_in.weight",),
-            first_layer=FirstLayer(keys=("encoder.conv_in.weight",), channels=3, kind="VAE"),
-        ),
+        base_file="an SDXL file",
+        base_model="an SDXL checkpoint",
     ),
-    base_file="an SDXL file",
-    base_model="an SDXL checkpoint",
     network_rules=read_block_rules,
     side_multiple=8,
     text_limit=text_limit,
-    graphs=GRAPHS,
-    speeds=SPEEDS,
-    memory=MEMORY,
-    hub_words=("xl",),
-    hub_model=HUB_MODEL,
-    hub_tags=("stable-diffusion-xl",),
-    marks=(
-        ("conditioner.embedders.1.model.ln_final.weight", "sdxl", "SDXL checkpoint"),
-        ("conditioner.embedders.0.model.ln_final.weight", None, "SDXL refiner"),
-        ("model.diffusion_model.label_emb.0.0.weight", "sdxl", "SDXL U-Net alone"),
-        ("add_embedding.linear_1.weight", "sdxl", "SDXL U-Net alone"),
+    plan=PlanCard(graphs=GRAPHS, speeds=SPEEDS, memory=MEMORY),
+    recognition=RecognitionCard(
+        hub_words=("xl",),
+        marks=(
+            ("conditioner.embedders.1.model.ln_final.weight", "sdxl", "SDXL checkpoint"),
+            ("conditioner.embedders.0.model.ln_final.weight", None, "SDXL refiner"),
+            ("model.diffusion_model.label_emb.0.0.weight", "sdxl", "SDXL U-Net alone"),
+            ("add_embedding.linear_1.weight", "sdxl", "SDXL U-Net alone"),
+        ),
+        lora_encoder_marks=("lora_te2_", "text_encoder_2."),
+        lora_marks=(
+            "input_blocks_4_1_transformer_blocks_1_",
+            *("down_blocks_2_attentions_0_transformer_blocks_1_", "down_blocks.2.attentions.0.transformer_blocks.1."),
+        ),
+        pipelines=(("StableDiffusionXL", "sdxl", "SDXL diffusers folder"),),
     ),
-    lora_encoder_marks=("lora_te2_", "text_encoder_2."),
-    lora_marks=(
-        "input_blocks_4_1_transformer_blocks_1_",
-        *("down_blocks_2_attentions_0_transformer_blocks_1_", "down_blocks.2.attentions.0.transformer_blocks.1."),
+    hub=HubCard(model=HUB_MODEL, tags=("stable-diffusion-xl",)),
+    page=PageCard(
+        use_hints={
+            "full": "Your model. To use it, put it into <b>models/checkpoints</b> (ComfyUI) or "
+            "<b>models/Stable-diffusion</b> (WebUI).",
+            "textual_inversion": "Your embedding. To use it, put it into <b>models/embeddings</b> (ComfyUI, "
+            "<code>embedding:name</code> in a prompt) or <b>embeddings</b> (WebUI, its file name in a prompt).",
+        },
+        kohya=KOHYA,
     ),
-    pipelines=(("StableDiffusionXL", "sdxl", "SDXL diffusers folder"),),
-    use_hints={
-        "full": "Your model. To use it, put it into <b>models/checkpoints</b> (ComfyUI) or "
-        "<b>models/Stable-diffusion</b> (WebUI).",
-        "textual_inversion": "Your embedding. To use it, put it into <b>models/embeddings</b> (ComfyUI, "
-        "<code>embedding:name</code> in a prompt) or <b>embeddings</b> (WebUI, its file name in a prompt).",
-    },
-    kohya=KOHYA,
 )

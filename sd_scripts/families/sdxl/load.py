@@ -94,7 +94,7 @@ def width_problems(sources: Mapping[str, WeightSource]) -> list[str]:
     )
     return [
         f"{MODEL}: the U-Net of '{sources[DENOISER].path}' reads {what} as {expected} values, but SDXL's encoders "
-        f"produce {width}; choose {CARD.base_file}"
+        f"produce {width}; choose {CARD.files.base_file}"
         for what, expected, width in pairs
         if expected != width
     ]

@@ -49,7 +49,7 @@ def write_folder(components: Components, weights: ModelWeights, folder: Path, dt
     }
     tokenizers = iter(components.tokenizers)
     states = _states(components, weights)
-    for component in CARD.components:
+    for component in CARD.files.components:
         name, library = component.name, str(LAYOUTS[component.name].library)
         state = states[name]
         index[component.folder] = library.split(".")

@@ -107,7 +107,7 @@ def _common_family(options: ExtractOptions) -> Family:
         if file.problem:
             raise ValueError(f"{name}: {file.problem}")
         if file.family not in names() or file.variant.endswith("LoRA"):
-            known = " or ".join(card_of(each).base_model for each in sorted(names()))
+            known = " or ".join(card_of(each).files.base_model for each in sorted(names()))
             raise ValueError(f"{name}: '{getattr(options, name)}' is {file.is_a or 'no known model'}; choose {known}")
         found.append(str(file.family))
     if not (common := common_family(found)):

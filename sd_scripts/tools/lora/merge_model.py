@@ -149,7 +149,7 @@ def _family_name(path: Path) -> str:
     if file.variant.endswith("LoRA"):
         raise ValueError(f"{OPTION}: '{path}' is itself a LoRA; choose a model, or leave it out to merge LoRAs")
     if file.family not in names():
-        known = " or ".join(card_of(name).base_model for name in sorted(names()))
+        known = " or ".join(card_of(name).files.base_model for name in sorted(names()))
         raise ValueError(f"{OPTION}: '{path}' is {file.is_a or 'no known model'}; choose {known}")
     return str(file.family)
 

@@ -40,7 +40,7 @@ def base_model(trained: Trained) -> str:
     if is_hub_id(name) and not Path(name).exists():
         return name
     architecture = trained.metadata.get("modelspec.architecture", "").partition("/")[0]
-    return trained.family.hub_variants.get(architecture, trained.family.hub_model)
+    return trained.family.hub.variants.get(architecture, trained.family.hub.model)
 
 
 def image_name(number: int, file: Path) -> str:
@@ -57,7 +57,7 @@ def _metadata(trained: Trained) -> dict[str, Any]:
     """Return the metadata that the Hub reads, without what is unknown."""
     method, own = trained.settings.script.method, trained.settings[MetadataOptions]
     task = "image-to-image" if "control_images" in trained.family.capabilities else "text-to-image"
-    tags = [task, "diffusers", *TAGS[method], *trained.family.hub_tags]
+    tags = [task, "diffusers", *TAGS[method], *trained.family.hub.tags]
     tags += [tag.strip() for tag in (own.metadata_tags or "").split(",") if tag.strip()]
     base, words = base_model(trained), trained.trigger_words
     widget = [

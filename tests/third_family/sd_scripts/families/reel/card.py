@@ -2,7 +2,7 @@
 
 from sd_scripts.families.reel.options import ReelOptions
 
-from sd_scripts.families.card import ComponentCard, FamilyCard, PanelCard
+from sd_scripts.families.card import ComponentCard, FamilyCard, FilesCard, PageCard, PanelCard, RecognitionCard
 from sd_scripts.options.flow import FlowOptions
 
 CARD = FamilyCard(
@@ -13,18 +13,24 @@ CARD = FamilyCard(
     groups=(FlowOptions, ReelOptions),
     capabilities=frozenset({"prediction_types", "trains_text"}),
     notes={"discrete_flow_shift": "Reel was trained with 1."},
-    recommended={"model_prediction_type": "raw"},
-    components=tuple(
-        ComponentCard(name=name, kind="Reel model", prefixes=(f"{name}.",), signature_keys=keys)
-        for name, keys in {
-            "denoiser": ("into.weight",),
-            "vae": ("encoder.weight",),
-            "text_encoder1": ("table.weight",),
-        }.items()
+    page=PageCard(
+        recommended={"model_prediction_type": "raw"},
+        panels=(PanelCard(group=ReelOptions, names=("reel_text_scale",)),),
+        use_hints={"full": "Your Reel model."},
+        demo={"model_prediction_type": "raw"},
     ),
-    hub_words=("reel",),
-    panels=(PanelCard(group=ReelOptions, names=("reel_text_scale",)),),
-    marks=(("denoiser.into.weight", "reel", "Reel checkpoint"),),
-    use_hints={"full": "Your Reel model."},
-    demo={"model_prediction_type": "raw"},
+    files=FilesCard(
+        components=tuple(
+            ComponentCard(name=name, kind="Reel model", prefixes=(f"{name}.",), signature_keys=keys)
+            for name, keys in {
+                "denoiser": ("into.weight",),
+                "vae": ("encoder.weight",),
+                "text_encoder1": ("table.weight",),
+            }.items()
+        ),
+    ),
+    recognition=RecognitionCard(
+        hub_words=("reel",),
+        marks=(("denoiser.into.weight", "reel", "Reel checkpoint"),),
+    ),
 )
