@@ -26,9 +26,10 @@ from sd_scripts.library.block_swap import (
     swapped_blocks,
 )
 from sd_scripts.library.checkpointing import checkpoint_function
+from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.settings import Settings
 
-CHECKPOINT = checkpoint_function(Settings(FLUX_LORA, {}))
+CHECKPOINT = checkpoint_function(NetworkOptions())
 
 
 def assert_equal(ours: tuple[Tensor, dict[str, Tensor]], wanted: tuple[Tensor, dict[str, Tensor]]) -> None:

@@ -17,7 +17,7 @@ from sd_scripts.library.fp8 import Fp8
 from sd_scripts.library.quantized import add_, dequantized, frozen_linear
 from sd_scripts.networks.adapters.lora import LoraLinear
 from sd_scripts.networks.layers import Dropouts
-from sd_scripts.options.quantization import encoder_format
+from sd_scripts.options.quantization import quantization_of
 
 CAN_MULTIPLY = fp8.compute_problem(CPU) is None
 MODES = [False, pytest.param(True, marks=pytest.mark.skipif(not CAN_MULTIPLY, reason="this CPU cannot multiply fp8"))]
@@ -269,5 +269,8 @@ def test_t5_in_fp8_reads_nearly_the_same(flux_settings: Any) -> None:
     assert after.dtype == torch.bfloat16
     assert error(after, before) < 0.1
     assert encoder.encoder.block[0].layer[-1].DenseReluDense.wo.weight.dtype == torch.float8_e4m3fn
-    chosen = [encoder_format(flux_settings(**options)) for options in ({}, {"fp8_base": True}, {"fp8_base_unet": True})]
+    chosen = [
+        quantization_of(flux_settings(**options)).encoders
+        for options in ({}, {"fp8_base": True}, {"fp8_base_unet": True})
+    ]
     assert chosen == ["", "fp8", ""]

@@ -28,8 +28,10 @@ from sd_scripts.library.media import Media
 from sd_scripts.library.safetensors_io import on_cpu, save_model
 from sd_scripts.networks.targets import LoraBlocks, LoraTarget
 from sd_scripts.options.dataset import CacheOptions
+from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.prompt_lines import SamplePrompt
+from sd_scripts.options.quantization import quantization_of
 from sd_scripts.options.settings import Settings
 
 if TYPE_CHECKING:
@@ -246,7 +248,7 @@ class Family:
         wide_vae = options.no_half_vae and self.card.has("own_vae")
         dtypes = {DENOISER: denoiser_dtype or dtype, VAE: torch.float32 if wide_vae else dtype}
         # a denoiser whose blocks are swapped may not fit on the device
-        devices = {DENOISER: "cpu"} if blocks_to_swap(settings) else {}
+        devices = {DENOISER: "cpu"} if blocks_to_swap(settings.get(MemoryOptions)) else {}
         for name, source in sources.items():
             sources[name] = replace(
                 source, dtype=dtypes.get(name, encoder_dtype or dtype), device=devices.get(name, device)
@@ -261,5 +263,5 @@ class Family:
         )
         components = Components.opened(sources, tokenizers=tokenizers, source=find_model())
         self.prepare(components, settings)
-        quantize_while_loading(components.sources, self.layouts, settings)
+        quantize_while_loading(components.sources, self.layouts, quantization_of(settings))
         return components

@@ -7,7 +7,6 @@ from torch import nn
 
 from sd_scripts.library.block_swap import BlockSwap, CopyStreams, SwapGroup, swapped_blocks
 from sd_scripts.options.memory import MemoryOptions
-from sd_scripts.options.settings import Settings
 
 Kind = tuple[Sequence[nn.Module], int]
 """Blocks of about the same size in the order of the forward pass, and how many of them stay off the device."""
@@ -15,15 +14,14 @@ Quantize = Callable[[nn.Module, bool], object]
 """Quantizes a block that is on the device; the flag says whether it stays there."""
 
 
-def blocks_to_swap(settings: Settings) -> int:
-    """Return how many blocks a run swaps."""
-    memory = settings.get(MemoryOptions)
+def blocks_to_swap(memory: MemoryOptions | None) -> int:
+    """Return how many blocks a run with these options swaps."""
     return (memory.blocks_to_swap or 0) if memory else 0
 
 
-def swap_problems(settings: Settings, most: int, model: str) -> list[str]:
+def swap_problems(memory: MemoryOptions | None, most: int, model: str) -> list[str]:
     """Return a problem if more than `most` blocks are to be swapped. `model`: "a model with 3 blocks"."""
-    swap = blocks_to_swap(settings)
+    swap = blocks_to_swap(memory)
     if swap <= most:
         return []
     remedy = f"set {most} or less" if most else "leave it unset"

@@ -22,7 +22,7 @@ from sd_scripts.library.int8 import Int8
 from sd_scripts.library.nf4 import Nf4
 from sd_scripts.library.quantized import MULTIPLE, WeightFormat, fits, quantize_
 from sd_scripts.options.memory import MemoryOptions
-from sd_scripts.options.quantization import computes_in_fp8, denoiser_format, encoder_format
+from sd_scripts.options.quantization import Quantization, quantization_of
 from sd_scripts.options.settings import Settings
 
 FORMATS: Mapping[str, WeightFormat] = {"fp8": Fp8(), "int8": Int8(), "int8_weight_only": Int8(), "nf4": Nf4()}
@@ -34,16 +34,20 @@ def machine_problems(settings: Settings, device: torch.device) -> Iterator[str]:
     memory = settings.get(MemoryOptions)
     if memory and memory.fp8_compute and (problem := fp8.compute_problem(device)):
         yield problem
-    formats = {"quantize_base": denoiser_format(settings), "quantize_text_encoders": encoder_format(settings)}
+    quantization = quantization_of(settings)
+    formats = {"quantize_base": quantization.denoiser, "quantize_text_encoders": quantization.encoders}
     if "nf4" in formats.values() and not importlib.util.find_spec("bitsandbytes"):
         option = next(name for name, chosen in formats.items() if chosen == "nf4")
         yield f"{option}: nf4 needs bitsandbytes, which is not installed; run setup again, or set int8"
 
 
-def quantize_while_loading(sources: dict[str, WeightSource], layouts: Mapping[str, Layout], settings: Settings) -> None:
+def quantize_while_loading(
+    sources: dict[str, WeightSource], layouts: Mapping[str, Layout], quantization: Quantization
+) -> None:
     """Let components keep the weights that are to be quantized in the dtype of their file, and quantize text encoders
     when they are loaded. They are loaded to the CPU: before they are quantized they may not fit on the device."""
-    of_denoiser, of_encoders = denoiser_format(settings) or computes_in_fp8(settings), encoder_format(settings)
+    of_denoiser = quantization.denoiser or quantization.fp8_compute
+    of_encoders = quantization.encoders
     for name, source in sources.items():
         pattern = layouts[name].quantizable
         if not pattern or not (of_denoiser if name == DENOISER else of_encoders):
@@ -74,14 +78,15 @@ def quantize_encoder(
 
 
 def block_quantizer(
-    settings: Settings, dtype: torch.dtype, device: torch.device, few_tokens: type[nn.Module]
+    quantization: Quantization, dtype: torch.dtype, device: torch.device, few_tokens: type[nn.Module]
 ) -> Quantize | None:
     """Return what quantizes the Linears of a denoiser's block as the options say; None if they say nothing.
 
     `dtype`: in which it computes. `few_tokens`: the class of the parts of a block that read one token for each image,
     for which products in 8 bits would only cost time.
     """
-    chosen, in_fp8 = denoiser_format(settings), computes_in_fp8(settings)
+    chosen = quantization.denoiser
+    in_fp8 = quantization.fp8_compute
     if in_fp8 or chosen == "fp8":
         hold: Callable[..., object] = partial(_hold_in_fp8, dtype=dtype, compute=in_fp8, spare=bool(chosen))
     elif chosen:

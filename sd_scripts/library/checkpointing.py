@@ -7,15 +7,13 @@ from typing import Any
 from torch.utils.checkpoint import checkpoint
 
 from sd_scripts.options.network import NetworkOptions
-from sd_scripts.options.settings import Settings
 
 Checkpoint = Callable[..., Any]
 """Calls its first argument with the others."""
 
 
-def checkpoint_function(settings: Settings) -> Checkpoint:
+def checkpoint_function(network: NetworkOptions | None) -> Checkpoint:
     """Return how blocks are checkpointed. The state of the random generators, which takes time to read and cannot be
     read while a CUDA graph is recorded, is kept only where a block draws numbers."""
-    network = settings.get(NetworkOptions)
     draws = network is not None and bool(network.draws or not network.is_ours)
     return partial(checkpoint, use_reentrant=False, preserve_rng_state=draws)

@@ -1,5 +1,6 @@
 """How much memory a run takes on the GPU and in main memory, phase by phase, added up from the sizes of the model."""
 
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.optimizer import OptimizerOptions
 from sd_scripts.options.optimizer_table import known_optimizer, optimizer_name
-from sd_scripts.options.quantization import bytes_of, denoiser_format, encoder_format
+from sd_scripts.options.quantization import Quantization, bytes_of, quantization_of
 from sd_scripts.options.run import CudaOptions
 from sd_scripts.options.sampling import SampleOptions
 from sd_scripts.options.saving import EmaOptions
@@ -96,14 +97,14 @@ def plan_memory(
         phases=peaks,
         peak=peak,
         in_use=int(peak * SPARE) + CONTEXT,
-        card=usable_bytes(settings, gpu_bytes),
+        card=usable_bytes(settings[CudaOptions], gpu_bytes),
         main_memory=run.main_memory(),
     )
 
 
-def usable_bytes(settings: Settings, gpu_bytes: int = 0) -> int:
+def usable_bytes(cuda: CudaOptions, gpu_bytes: int = 0) -> int:
     """Return the GPU memory that a run may use; 0 if neither the GPU's nor a limit is known."""
-    limit = int((settings[CudaOptions].gpu_memory_limit or 0) * GIB)
+    limit = int((cuda.gpu_memory_limit or 0) * GIB)
     return min(filter(None, (gpu_bytes, limit)), default=0)
 
 
@@ -161,9 +162,8 @@ class _Run:
     def main_memory(self) -> int:
         """Return the peak of the process: text encoders as they are read, or blocks that are swapped."""
         encoders = float(sum(self._values_of_encoders().values()) * HALF)  # as in their files
-        encoders += sum(
-            self._quantized_bytes(name, encoder_format(self.settings)) for name in self._values_of_encoders()
-        )
+        chosen = self._quantization.encoders
+        encoders += sum(self._quantized_bytes(name, chosen) for name in self._values_of_encoders())
         off = self.facts.swapped(self._swap) * self._bytes_of_blocks() * PINNED
         cached = self.settings[CacheOptions]
         read = 0 if cached.cache_text_encoder_outputs_to_disk else encoders
@@ -191,11 +191,11 @@ class _Run:
     def _weights(self) -> float:
         """Return the bytes of the denoiser on the device."""
         off = self.facts.swapped(self._swap)
-        return self._bytes_of_component(DENOISER, denoiser_format(self.settings)) - off * self._bytes_of_blocks()
+        return self._bytes_of_component(DENOISER, self._quantization.denoiser) - off * self._bytes_of_blocks()
 
     def _bytes_of_blocks(self) -> float:
         """Return the bytes of a value of the blocks."""
-        chosen = denoiser_format(self.settings)
+        chosen = self._quantization.denoiser
         values = self.facts.quantized.get(DENOISER, (0, 0))[0]
         return self._quantized_bytes(DENOISER, chosen) / values if chosen and values else float(self.compute)
 
@@ -207,6 +207,10 @@ class _Run:
 
     def _quantized_bytes(self, name: str, weight_format: str) -> float:
         return bytes_of(weight_format, *self.facts.quantized.get(name, (0, 0))) if weight_format else 0.0
+
+    @functools.cached_property
+    def _quantization(self) -> Quantization:
+        return quantization_of(self.settings)
 
     @property
     def _swap(self) -> int:
@@ -228,7 +232,7 @@ class _Run:
             network=self.network,
             facts=self.facts,
             encoders=self._trained_encoders(),
-            plain=not denoiser_format(self.settings),
+            plain=not self._quantization.denoiser,
             compiled=self.settings[CompileOptions].compile,
             checkpointed=self.training.gradient_checkpointing,
             swaps=self._swap > 0,
@@ -379,7 +383,7 @@ class _Run:
         return {name: values for name, values in self.facts.values.items() if name not in (DENOISER, VAE)}
 
     def _bytes_of_encoder(self, name: str) -> float:
-        return self._bytes_of_component(name, encoder_format(self.settings))
+        return self._bytes_of_component(name, self._quantization.encoders)
 
     def _samples(self) -> bool:
         return bool(self.settings[SampleOptions].sample_prompts)

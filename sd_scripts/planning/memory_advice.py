@@ -6,6 +6,7 @@ from typing import Any
 from sd_scripts.families.registry import card_of
 from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.reading import from_values
+from sd_scripts.options.run import CudaOptions
 from sd_scripts.options.settings import Settings
 from sd_scripts.planning.memory import GIB, MemoryPlan, usable_bytes
 
@@ -22,7 +23,7 @@ def memory_advice(
     """
     if needed.fits:
         return ()
-    limited = needed.card == usable_bytes(settings)
+    limited = needed.card == usable_bytes(settings[CudaOptions])
     has = f"{'gpu_memory_limit is' if limited else 'the GPU has'} {needed.card / GIB:.1f}"
     short = f"Memory: the run needs about {needed.in_use / GIB:.1f} GiB and {has}"
     chosen: dict[str, Any] = {}

@@ -21,6 +21,7 @@ from sd_scripts.library.block_swap import max_blocks_to_swap
 from sd_scripts.library.state_dicts import State
 from sd_scripts.library.tokenizers import CLIP, T5
 from sd_scripts.options.flow import FlowOptions
+from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.settings import Settings
 
 TEXT_ENCODER, T5XXL = "text_encoder1", "text_encoder2"
@@ -115,7 +116,7 @@ def _width_problems(sources: Mapping[str, WeightSource], params: FluxParams) -> 
 def _limit_problems(params: FluxParams, settings: Settings) -> list[str]:
     double, single = params.double_blocks, params.single_blocks
     model = f"a model with {double} double and {single} single blocks"
-    problems = swap_problems(settings, max_blocks_to_swap(double, single), model)
+    problems = swap_problems(settings.get(MemoryOptions), max_blocks_to_swap(double, single), model)
     default, guidance = FlowOptions.guidance_scale, settings[FlowOptions].guidance_scale
     of_dev = RECOMMENDED["guidance_scale"]  # settings for dev may be used for schnell
     if not params.guidance and guidance not in (default, of_dev):

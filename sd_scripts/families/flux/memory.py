@@ -11,6 +11,9 @@ from sd_scripts.families.placing import blocks_to_swap, place_blocks
 from sd_scripts.families.quantizing import block_quantizer
 from sd_scripts.library.block_swap import swap_counts
 from sd_scripts.library.checkpointing import checkpoint_function
+from sd_scripts.options.memory import MemoryOptions
+from sd_scripts.options.network import NetworkOptions
+from sd_scripts.options.quantization import quantization_of
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import TrainingOptions
 
@@ -18,13 +21,15 @@ from sd_scripts.options.training import TrainingOptions
 def place(components: Components, settings: Settings, device: torch.device) -> None:
     """Move the transformer to the device, quantized and with swapped blocks as the options say."""
     flux: Any = components.denoiser
-    quantize = block_quantizer(settings, flux.dtype, device, few_tokens=Modulation)
-    kinds = zip((flux.double_blocks, flux.single_blocks), swap_counts(blocks_to_swap(settings)), strict=True)
+    quantize = block_quantizer(quantization_of(settings), flux.dtype, device, few_tokens=Modulation)
+    kinds = zip(
+        (flux.double_blocks, flux.single_blocks), swap_counts(blocks_to_swap(settings.get(MemoryOptions))), strict=True
+    )
     flux.swapper = place_blocks(flux, kinds, device, quantize=quantize)
 
 
 def checkpoint_gradients(denoiser: nn.Module, settings: Settings) -> None:
     assert isinstance(denoiser, FluxTransformer)
     denoiser.enable_gradient_checkpointing(
-        checkpoint_function(settings), offload=settings[TrainingOptions].cpu_offload_checkpointing
+        checkpoint_function(settings.get(NetworkOptions)), offload=settings[TrainingOptions].cpu_offload_checkpointing
     )

@@ -16,6 +16,7 @@ from sd_scripts.families.qwen_image.model import QwenImageParams, QwenImageTrans
 from sd_scripts.library.block_swap import SLOTS
 from sd_scripts.library.lean_diffusers import AutoencoderKLQwenImage
 from sd_scripts.library.tokenizers import QWEN
+from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.settings import Settings
 
 TEXT_ENCODER = "text_encoder1"
@@ -42,7 +43,7 @@ def problems(sources: Mapping[str, WeightSource], settings: Settings) -> list[st
     most, model = max(0, params.blocks - SLOTS), f"a model with {params.blocks} blocks"
     return [
         *_component_problems(sources, params),
-        *swap_problems(settings, most, model),
+        *swap_problems(settings.get(MemoryOptions), most, model),
         *network_problems(sources[DENOISER], lora.TRANSFORMER, settings),
     ]
 

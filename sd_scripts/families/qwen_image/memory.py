@@ -10,6 +10,9 @@ from sd_scripts.families.placing import blocks_to_swap, place_blocks
 from sd_scripts.families.quantizing import block_quantizer
 from sd_scripts.families.qwen_image.model import Modulation, QwenImageTransformer
 from sd_scripts.library.checkpointing import checkpoint_function
+from sd_scripts.options.memory import MemoryOptions
+from sd_scripts.options.network import NetworkOptions
+from sd_scripts.options.quantization import quantization_of
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import TrainingOptions
 
@@ -17,13 +20,13 @@ from sd_scripts.options.training import TrainingOptions
 def place(components: Components, settings: Settings, device: torch.device) -> None:
     """Move the transformer to the device, quantized and with swapped blocks as the options say."""
     transformer: Any = components.denoiser
-    quantize = block_quantizer(settings, transformer.dtype, device, few_tokens=Modulation)
-    kinds = [(transformer.transformer_blocks, blocks_to_swap(settings))]
+    quantize = block_quantizer(quantization_of(settings), transformer.dtype, device, few_tokens=Modulation)
+    kinds = [(transformer.transformer_blocks, blocks_to_swap(settings.get(MemoryOptions)))]
     transformer.swapper = place_blocks(transformer, kinds, device, quantize=quantize)
 
 
 def checkpoint_gradients(denoiser: nn.Module, settings: Settings) -> None:
     assert isinstance(denoiser, QwenImageTransformer)
     denoiser.enable_gradient_checkpointing(
-        checkpoint_function(settings), offload=settings[TrainingOptions].cpu_offload_checkpointing
+        checkpoint_function(settings.get(NetworkOptions)), offload=settings[TrainingOptions].cpu_offload_checkpointing
     )

@@ -14,6 +14,8 @@ from sd_scripts.families.quantizing import block_quantizer
 from sd_scripts.families.sdxl.unet import compile_targets
 from sd_scripts.library.block_swap import SLOTS, SwapGroup
 from sd_scripts.library.lean_diffusers import BasicTransformerBlock, ResnetBlock2D, Transformer2DModel
+from sd_scripts.options.memory import MemoryOptions
+from sd_scripts.options.quantization import quantization_of
 from sd_scripts.options.settings import Settings
 
 
@@ -22,8 +24,8 @@ def place(components: Components, settings: Settings, device: torch.device) -> N
     unet: Any = components.denoiser
     swappable = swappable_blocks(unet)
     others = [block for part in compile_targets(unet) for block in part if block not in swappable]
-    quantize = block_quantizer(settings, unet.dtype, device, few_tokens=ResnetBlock2D)
-    kinds = [(swappable, blocks_to_swap(settings)), (others, 0)]
+    quantize = block_quantizer(quantization_of(settings), unet.dtype, device, few_tokens=ResnetBlock2D)
+    kinds = [(swappable, blocks_to_swap(settings.get(MemoryOptions))), (others, 0)]
     unet.swapper = place_blocks(unet, kinds, device, quantize=quantize)
     for part in unet.modules() if unet.swapper else ():
         if isinstance(part, Transformer2DModel):
@@ -34,7 +36,9 @@ def problems(sources: Mapping[str, WeightSource], settings: Settings) -> list[st
     """Return a problem if more blocks are to be swapped than the U-Net has to spare."""
     count = len(swappable_blocks(sources[DENOISER].empty))
     return swap_problems(
-        settings, max(count - SLOTS, 0), f"a U-Net with {count} transformer blocks of the largest size"
+        settings.get(MemoryOptions),
+        max(count - SLOTS, 0),
+        f"a U-Net with {count} transformer blocks of the largest size",
     )
 
 

@@ -17,6 +17,7 @@ from sd_scripts.library.lean_diffusers import (
     UNet2DConditionModel,
 )
 from sd_scripts.networks.layers import project_geglu, project_together
+from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.settings import Settings
 
 
@@ -115,7 +116,7 @@ def predict(
 
 
 def checkpoint_gradients(unet: nn.Module, settings: Settings) -> None:
-    unet.enable_gradient_checkpointing(checkpoint_function(settings))  # type: ignore[operator]
+    unet.enable_gradient_checkpointing(checkpoint_function(settings.get(NetworkOptions)))  # type: ignore[operator]
 
 
 def block_of(name: str) -> int:
