@@ -77,7 +77,7 @@ class PlanCards:
             if key in self._made:
                 return {"html": self._made[key]}
             try:
-                plan = self._process.ask(settings)
+                plan = self._process.ask(settings.saved())
             except TimeoutError:
                 return {"html": empty(TOO_LONG)}
             except (EOFError, OSError):

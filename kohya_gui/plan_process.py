@@ -8,7 +8,6 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from sd_scripts.options.settings import Settings
 from sd_scripts.runs.process import WINDOWS_GROUP
 
 PROGRAM = "sd_scripts.planning.serve"
@@ -33,13 +32,13 @@ class PlanProcess:
             finally:
                 self._one_at_a_time.release()
 
-    def ask(self, settings: Settings) -> Mapping[str, Any]:
-        """Return the answer of `sd_scripts.planning.serve` for these settings.
+    def ask(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the answer of `sd_scripts.planning.serve` for settings as they are saved.
 
         A process that ends without an answer, because it was killed or its code has changed, is replaced once. Raises
         TimeoutError after `longest` seconds, when the process is killed, and EOFError if the second one ends as well.
         """
-        request = json.dumps(settings.saved())
+        request = json.dumps(settings)
         with self._one_at_a_time:
             for _ in range(2):
                 if answer := self._answer(self._alive(), request):

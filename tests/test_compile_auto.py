@@ -10,6 +10,7 @@ from data_help import make_folder
 from scripts_help import FLUX_LORA, SDXL_FULL, SDXL_LORA
 from training_help import train
 
+from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.reading import from_values
 from sd_scripts.options.settings import Script, Settings
 from sd_scripts.planning.run_plan import RunPlan, plan_run
@@ -37,7 +38,7 @@ def measured(settings: Settings, seconds: float, gpu: Gpu, first: float, **chang
         torch=torch_version(),
         family=settings.script.family,
         method=settings.script.method,
-        model_size=model_size(settings),
+        model_size=model_size(settings[ModelOptions]),
         settings=deciding(ran) if changes else deciding(ran, DECIDING),
         seconds={"1024x1024x1": seconds},
         first_seconds=first,

@@ -9,6 +9,7 @@ from swap_help import transformer
 
 from sd_scripts.library import fp8
 from sd_scripts.options.checks import remarks_between
+from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.settings import Settings
 from sd_scripts.training.external_network import require_unswapped
 
@@ -41,11 +42,12 @@ def test_a_network_that_trains_the_base_and_swapping_exclude_one_another(args: l
 def test_what_a_network_turns_out_to_train_is_looked_at() -> None:
     model = transformer()
     base, added = model.single_blocks[0].linear1.weight, torch.nn.Parameter(torch.ones(2))
-    swapping = Settings(FLUX_LORA, {"blocks_to_swap": 2, "network_module": "somebody.network"})
-    require_unswapped([{"params": [added]}], model, swapping)
-    require_unswapped([{"params": [base]}], model, Settings(FLUX_LORA, {}))
+    swapping = MemoryOptions(blocks_to_swap=2)
+    network = "somebody.network"
+    require_unswapped([{"params": [added]}], model, swapping, network)
+    require_unswapped([{"params": [base]}], model, MemoryOptions(), network)
     with pytest.raises(ValueError, match=r"^blocks_to_swap: somebody\.network trains weights of the base model"):
-        require_unswapped([{"params": [added, base]}], model, swapping)
+        require_unswapped([{"params": [added, base]}], model, swapping, network)
 
 
 def test_checkpoints_in_main_memory_that_do_nothing_are_told() -> None:

@@ -89,7 +89,7 @@ def read_blueprint(settings: Settings, warn: Warn) -> Blueprint:
     if directory := settings.values().get("control_directory"):
         subsets = [subset if subset.get("is_reg") else {**subset, "control_directory": directory} for subset in subsets]
     datasets = [{"subsets": subsets}]
-    general = _resolve_datasets({"datasets": datasets}, settings)
+    general = _resolve_datasets({"datasets": datasets}, _fallback(settings))
     return Blueprint(datasets=general, source="in_json" if options.in_json else "train_data_dir")
 
 
@@ -98,7 +98,7 @@ def resolve(config: schema.Config, settings: Settings, lines: schema.Lines | Non
     found = schema.problems(config, masked_loss=settings.values()["masked_loss"], lines=lines)
     if found:
         raise ValueError("\n".join(f"dataset_config: {problem}" for problem in found))
-    return Blueprint(datasets=_resolve_datasets(config, settings), source="dataset_config", from_config=True)
+    return Blueprint(datasets=_resolve_datasets(config, _fallback(settings)), source="dataset_config", from_config=True)
 
 
 def parse_resolution(text: str, option: str = "resolution") -> Size:
@@ -110,8 +110,7 @@ def parse_resolution(text: str, option: str = "resolution") -> Size:
     return numbers[0], numbers[-1]
 
 
-def _resolve_datasets(config: schema.Config, settings: Settings) -> tuple[Dataset, ...]:
-    fallback = _from_settings(settings)
+def _resolve_datasets(config: schema.Config, fallback: dict[str, Any]) -> tuple[Dataset, ...]:
     general = config.get("general", {})
     return tuple(_resolve_dataset(dataset, general, fallback) for dataset in config.get("datasets", []))
 
@@ -164,7 +163,7 @@ def _filled(record: type, lookup: Lookup) -> dict[str, Any]:
     return {name: value for name, value in (values | joined).items() if value is not None}
 
 
-def _from_settings(settings: Settings) -> dict[str, Any]:
+def _fallback(settings: Settings) -> dict[str, Any]:
     """Return the settings under their names in a dataset_config, without what is valid for a subset only."""
     values, embedding = settings.values(), settings.get(EmbeddingOptions)
     face = values["face_crop_aug_range"]

@@ -10,7 +10,6 @@ from sd_scripts.library.flow_timesteps import draw_sigmas, within_bounds
 from sd_scripts.library.noise import expand_to, normal, perturb, timestep_bounds
 from sd_scripts.options.flow import FlowOptions
 from sd_scripts.options.loss import NoiseOptions
-from sd_scripts.options.settings import Settings
 
 CONTROL = "control."
 """Begins the names of control images among the inputs; their number follows."""
@@ -32,7 +31,8 @@ def controls_of(inputs: Mapping[str, Tensor]) -> list[Tensor]:
 def flow_inputs(
     batch: Batch,
     latents: Tensor,
-    settings: Settings,
+    flow: FlowOptions,
+    noise_options: NoiseOptions,
     generator: torch.Generator,
     timesteps: Tensor | None,
     *,
@@ -44,14 +44,13 @@ def flow_inputs(
     noisy and target, the velocity, as latents (B, C, *S); timesteps (B,) float32, 0 is the image and 1 noise alone,
     drawn by `draw` for images of so many `tokens` unless they are given; those of loss_inputs.
     """
-    options = settings[NoiseOptions]
     noise = normal(latents.shape, generator)
     if timesteps is None:
-        sigmas = draw(len(latents), settings[FlowOptions], tokens, generator)
-        timesteps = within_bounds(sigmas, *timestep_bounds(options))
+        sigmas = draw(len(latents), flow, tokens, generator)
+        timesteps = within_bounds(sigmas, *timestep_bounds(noise_options))
     t = expand_to(timesteps.float(), latents)
     return {
-        "noisy": (1 - t) * latents + t * perturb(noise, options, generator),
+        "noisy": (1 - t) * latents + t * perturb(noise, noise_options, generator),
         "target": noise - latents,
         "timesteps": timesteps.float(),
         **loss_inputs(batch, latents.device),

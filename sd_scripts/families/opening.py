@@ -54,7 +54,7 @@ def open_sources(
             given = component.option != MODEL and settings.value(component.option)
             if wrong_model and not given:
                 continue
-            opener = _Opener(component, layouts[component.name], card, settings)
+            opener = _Opener(component, layouts[component.name], card, settings[ModelOptions])
             if given:
                 source = opener.open_given(given, online=online)
             else:
@@ -126,9 +126,9 @@ def _outline(layout: Layout, contents: tuple[tuple[str, torch.Size, torch.dtype]
 class _Opener:
     """One component, opened from where it may lie. Its methods raise ValueError, one sentence that names the option."""
 
-    def __init__(self, component: ComponentCard, layout: Layout, card: FamilyCard, settings: Settings):
+    def __init__(self, component: ComponentCard, layout: Layout, card: FamilyCard, model: ModelOptions):
         self.component, self.layout, self.card = component, layout, card
-        self.mmap = not settings[ModelOptions].disable_mmap_load_safetensors
+        self.mmap = not model.disable_mmap_load_safetensors
 
     def open_given(self, name: str, *, online: bool) -> WeightSource | None:
         """Open what the component's own option names: a file, its folder, the folder of a complete model, or, if the

@@ -21,6 +21,7 @@ from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.preflight import found_by
 from sd_scripts.options.run import RunOptions
 from sd_scripts.options.settings import Settings
+from sd_scripts.options.spec import Remark
 from sd_scripts.runs import compile_cache, garbage_collection
 from sd_scripts.runs.exit_codes import FAULT, INTERRUPTED, MISTAKE
 from sd_scripts.runs.folder import RunFolder
@@ -40,7 +41,7 @@ def main(family_name: str, argv: list[str] | None = None) -> int:
     if resident and not settings[RunOptions].run_dir:
         found.append("run_dir: not set; a resident process reads its requests there")
     if found:  # before torch is imported, which takes seconds
-        return _refuse(found, settings)
+        return _refuse(found, settings.remarks)
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # less memory lost between sizes
     compile_cache.use_own_folder()
     with garbage_collection.importing():
@@ -51,14 +52,14 @@ def main(family_name: str, argv: list[str] | None = None) -> int:
 
     checks: tuple[Check, ...] = (of_model, machine, output)
     if not resident and (found := [*found_by(checks, settings)]):
-        return _refuse(found, settings)
+        return _refuse(found, settings.remarks)
     for remark in settings.remarks:
         print(remark, file=sys.stderr, flush=True)
     return _run(settings, family, checks)
 
 
-def _refuse(problems: Iterable[object], settings: Settings) -> int:
-    notes = (f"Note: {remark}" for remark in settings.remarks)
+def _refuse(problems: Iterable[object], remarks: Iterable[Remark]) -> int:
+    notes = (f"Note: {remark}" for remark in remarks)
     print(*dict.fromkeys(map(str, problems)), *notes, sep="\n", file=sys.stderr, flush=True)
     return MISTAKE
 

@@ -168,9 +168,9 @@ def _denoiser_layers(valid: Settings) -> set[str]:
     return {f"{DENOISER_LAYER}{path.replace('.', '_')}" for path in paths}
 
 
-def model_variant(settings: Settings) -> str:
+def model_variant(model: ModelOptions) -> str:
     """Return what the file or folder of the base model is; empty if it is not known."""
-    path = Path(settings[ModelOptions].pretrained_model_name_or_path or "")
+    path = Path(model.pretrained_model_name_or_path or "")
     return describe(path).variant if path.name else ""
 
 

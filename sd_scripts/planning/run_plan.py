@@ -16,6 +16,7 @@ from sd_scripts.families.registry import card_of
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.dataset import DatasetOptions
 from sd_scripts.options.launch import LaunchOptions
+from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.model_checks import model_variant
 from sd_scripts.options.preflight import prompt_file
 from sd_scripts.options.prompt_lines import SamplePrompt
@@ -165,7 +166,7 @@ def plan_run(settings: Settings, gpu: Gpu | None = None, known: Iterable[Measure
             card,
             shapes,
             captions=len({item.path for item in data.items}),
-            model_values=model_size(settings),
+            model_values=model_size(settings[ModelOptions]),
             gpu_bytes=gpu.bytes,
         )
 
@@ -193,7 +194,7 @@ def plan_run(settings: Settings, gpu: Gpu | None = None, known: Iterable[Measure
         epochs=train_plan.epochs,
         steps=train_plan.max_steps,
         compile=compile_plan,
-        elsewhere="" if times.break_even else _elsewhere(card, settings),
+        elsewhere="" if times.break_even else _elsewhere(card, settings.script.method, settings[CompileOptions]),
         choice=str(choice) if choice else "",
         memory=memory,
         measured_gpu_bytes=measured,
@@ -206,7 +207,7 @@ def _cut_texts(settings: Settings, card: FamilyCard, data: DataPlan) -> Iterator
     """Yield a remark about captions, and one about sample prompts, that the text encoders cut."""
     if not card.text_limit:
         return
-    limit = card.text_limit(settings, model_variant(settings))
+    limit = card.text_limit(settings, model_variant(settings[ModelOptions]))
     prompts: list[SamplePrompt] = []
     if file := prompt_file(settings):
         with contextlib.suppress(ValueError):  # listed with what keeps the run from starting
@@ -258,10 +259,9 @@ def _times(speeds: Speeds, shapes: dict[BatchShape, int], compile_plan: CompileP
     return _Times(step_time=step, compile_time=compiling, total_time=total, break_even=break_even)
 
 
-def _elsewhere(card: FamilyCard, settings: Settings) -> str:
+def _elsewhere(card: FamilyCard, method: str, options: CompileOptions) -> str:
     """Return when compiling paid where it was measured."""
-    options = settings[CompileOptions]
-    pair = measured_pair(card, settings.script.method, options) if options.compile else None
+    pair = measured_pair(card, method, options) if options.compile else None
     if not pair or not card.plan.graphs:
         return ""
     plain, compiled = pair

@@ -71,9 +71,9 @@ def deciding(settings: Settings, names: Iterable[str] = (*DECIDING, *COMPILING))
     return {name: changed[name] for name in names if name in changed}
 
 
-def model_size(settings: Settings) -> int:
+def model_size(model: ModelOptions) -> int:
     """Return how many values the base model's file has; 0 for a folder, a .ckpt and a model of Hugging Face."""
-    name = settings[ModelOptions].pretrained_model_name_or_path
+    name = model.pretrained_model_name_or_path
     with contextlib.suppress(OSError, ValueError):
         shapes = read_header(Path(name or "")).shapes.values() if str(name).endswith(".safetensors") else ()
         return sum(_product(shape) for shape in shapes)
@@ -124,7 +124,7 @@ class Speeds:
 
     def _remembered(self, *, compiled: bool) -> Measurement | None:
         wanted = self._wanted(compiled=compiled)
-        size = model_size(self.settings)
+        size = model_size(self.settings[ModelOptions])
         for found in self.known:
             own = (self.gpu.name, self.gpu.driver, self.card.name, self.method)
             same = (found.device, found.driver, found.family, found.method) == own

@@ -28,6 +28,7 @@ from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.launch import LaunchOptions
 from sd_scripts.options.logging import LoggingOptions
 from sd_scripts.options.memory import MemoryOptions
+from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.reading import from_values
 from sd_scripts.options.sampling import SampleOptions
 from sd_scripts.options.saving import HuggingFaceOptions, SavingOptions
@@ -136,7 +137,7 @@ class Measuring:
 
     def __init__(self, settings: Settings, steps: int, folder: Path, progress: Progress):
         self._settings, self._steps, self._folder, self._progress = settings, steps, folder, progress
-        self._gpu, self._model_size = first_gpu(), model_size(settings)
+        self._gpu, self._model_size = first_gpu(), model_size(settings[ModelOptions])
         launch = settings.get(LaunchOptions)
         self._threads = launch.num_cpu_threads_per_process if launch else 1
 

@@ -212,14 +212,15 @@ def make_context(settings: Settings) -> Context:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     seed = training.seed if training.seed is not None else broadcast_object_list([secrets.randbelow(2**32)])[0]
     set_seed(seed)
-    (folder,) = broadcast_object_list([_run_folder(settings) if accelerator.is_main_process else None])
+    (folder,) = broadcast_object_list(
+        [_run_folder(settings[RunOptions], settings[SavingOptions]) if accelerator.is_main_process else None]
+    )
     return Context(settings, accelerator, folder, seed)
 
 
-def _run_folder(settings: Settings) -> RunFolder:
-    if chosen := settings[RunOptions].run_dir:
-        return RunFolder(Path(chosen))
-    saving = settings[SavingOptions]
+def _run_folder(run: RunOptions, saving: SavingOptions) -> RunFolder:
+    if run.run_dir:
+        return RunFolder(Path(run.run_dir))
     return new_run_folder(Path(saving.output_dir or ".") / "runs", saving.output_name or "")
 
 

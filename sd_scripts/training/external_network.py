@@ -25,7 +25,6 @@ from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.optimizer import OptimizerOptions
 from sd_scripts.options.saving import LoraFileOptions
-from sd_scripts.options.settings import Settings
 from sd_scripts.training.context import Context
 from sd_scripts.training.trainable import NetworkTrainable
 
@@ -79,7 +78,7 @@ def make_external_network(
             network.load_weights(file)
     network.to(context.device, torch.float32)
     groups = _groups(network, rates, options.unet_lr, base)
-    require_unswapped(groups, components.denoiser, context.settings)
+    require_unswapped(groups, components.denoiser, context.settings.get(MemoryOptions), options.network_module)
     network.prepare_grad_etc(encoders, components.denoiser)
     modules = [components.denoiser, *components.text_encoders]
     return ExternalNetwork(
@@ -124,15 +123,16 @@ def _groups(network: Any, rates: list[float], unet_lr: float | None, base: float
     ]
 
 
-def require_unswapped(groups: list[dict[str, Any]], denoiser: nn.Module, settings: Settings) -> None:
+def require_unswapped(
+    groups: list[dict[str, Any]], denoiser: nn.Module, memory: MemoryOptions | None, network_module: str | None
+) -> None:
     """Raise ValueError if the network trains weights of the base model while blocks are swapped."""
-    memory = settings.get(MemoryOptions)
     if not memory or not memory.blocks_to_swap:
         return
     base = {id(parameter) for parameter in denoiser.parameters()}
     if any(id(parameter) in base for group in groups for parameter in group["params"]):
         raise ValueError(
-            f"blocks_to_swap: {settings[NetworkOptions].network_module} trains weights of the base model, which "
+            f"blocks_to_swap: {network_module} trains weights of the base model, which "
             "cannot move meanwhile; set blocks_to_swap = 0, or choose another network"
         )
 

@@ -9,7 +9,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,7 +55,7 @@ def main(family_name: str, method_name: str, argv: list[str] | None = None) -> i
     parent_watchdog.end_with_launcher()
     script = script_for(family_name, method_name)
     settings, wrong_flags = command_line.read_command_line(script, argv)
-    _hand_over_secrets(settings)
+    _hand_over_secrets(settings.secrets())
     if plan_format := command_line.plan_format(script, argv):
         from sd_scripts.planning.show import show_plan  # imports OpenCV
 
@@ -64,7 +64,7 @@ def main(family_name: str, method_name: str, argv: list[str] | None = None) -> i
     wrong = [*wrong_flags, *preflight.problems(settings)]
     if wrong := wrong or [*preflight.found_by([_unwritable_output], settings)]:
         return _refuse(settings, wrong)
-    _set_environment(settings)
+    _set_environment(settings[CudaOptions])
     head_start.begin(settings, card_of(family_name))
     with garbage_collection.importing():
         family, method = _load(family_name, method_name)
@@ -79,19 +79,19 @@ def main(family_name: str, method_name: str, argv: list[str] | None = None) -> i
     return _run(settings, family, method)
 
 
-def _hand_over_secrets(settings: Settings) -> None:
+def _hand_over_secrets(secrets: Mapping[str, str]) -> None:
     """Pass secrets on in variables, as the page does: these values are removed from logs and events."""
     with contextlib.suppress(ValueError):  # NUL in a value, which is reported with the other problems
-        os.environ.update(settings.secrets())
+        os.environ.update(secrets)
     # wandb uploads the command line, in which they may stand too
     sys.argv[1:] = Hider(handed_values(os.environ)).json(sys.argv[1:])
 
 
-def _set_environment(settings: Settings) -> None:
+def _set_environment(cuda: CudaOptions) -> None:
     """Set the variables that torch and the libraries read when they are imported."""
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # less memory lost between buckets
     compile_cache.use_own_folder()
-    if settings[CudaOptions].deterministic:
+    if cuda.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
 
 

@@ -11,6 +11,7 @@ import torch
 
 from sd_scripts.data.batch import Batch
 from sd_scripts.data.epochs import BatchShape
+from sd_scripts.options.model import ModelOptions
 from sd_scripts.planning.speeds import DECIDING, deciding, model_size
 from sd_scripts.runs.compile_fingerprint import torch_version
 from sd_scripts.runs.measurements import Measurement, remember
@@ -66,7 +67,7 @@ class SpeedLog:
             torch=torch_version(),
             family=family,
             method=method,
-            model_size=model_size(context.settings),
+            model_size=model_size(context.settings[ModelOptions]),
             settings=deciding(context.settings) if ran_compiled else deciding(context.settings, DECIDING),
             seconds=medians,
             first_seconds=self._first,

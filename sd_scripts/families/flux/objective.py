@@ -29,7 +29,9 @@ def step_inputs(
 ) -> dict[str, Tensor]:
     """As flow_inputs; `latents` (B, 16, h, w) float32, shifted and scaled."""
     rows, columns = grid_of(latents)
-    return flow_inputs(batch, latents, settings, generator, timesteps, tokens=rows * columns)
+    return flow_inputs(
+        batch, latents, settings[FlowOptions], settings[NoiseOptions], generator, timesteps, tokens=rows * columns
+    )
 
 
 def loss(components: Components, inputs: dict[str, Tensor], text: dict[str, Tensor], settings: Settings) -> Tensor:

@@ -32,7 +32,16 @@ def step_inputs(
 ) -> dict[str, Tensor]:
     """As flow_inputs; `latents` (B, 16, h, w) float32, normalised."""
     rows, columns = grid_of(latents)
-    return flow_inputs(batch, latents, settings, generator, timesteps, tokens=rows * columns, draw=draw_timesteps)
+    return flow_inputs(
+        batch,
+        latents,
+        settings[FlowOptions],
+        settings[NoiseOptions],
+        generator,
+        timesteps,
+        tokens=rows * columns,
+        draw=draw_timesteps,
+    )
 
 
 def qwen_shift(tokens: int) -> float:

@@ -27,7 +27,7 @@ from sd_scripts.options.compare_checkpoints import (
     ModelPrecisionOptions,
 )
 from sd_scripts.options.dataset import DatasetOptions, ValidationOptions
-from sd_scripts.options.generate_settings import problems, training_settings
+from sd_scripts.options.generate_settings import problems, prompts_of, training_settings
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.prompt_lines import SamplePrompt
 from sd_scripts.options.settings import Settings
@@ -105,7 +105,7 @@ class Comparison:
             settings = self._settings(checkpoint, AT_FULL_STRENGTH)
             if found := problems(settings, self._of_model, machine, output):
                 raise ValueError("\n".join(map(str, found)))
-            self._rows = rows_of(settings, matrix.seeds) if self._images else []
+            self._rows = rows_of(prompts_of(settings), matrix.seeds) if self._images else []
         count = len(self._source.checkpoints) * len(self._strengths) * len(self._rows)
         if count > MOST_IMAGES:
             raise ValueError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from sd_scripts.families.registry import card_of
 from sd_scripts.formats.toml_files import read_toml
 from sd_scripts.options.catalog import FAMILY_TITLES, GENERATE_SCRIPTS
 from sd_scripts.options.compare_checkpoints import CheckpointOptions, MatrixOptions, ModelPrecisionOptions
-from sd_scripts.options.generate_settings import DTYPES, prompts_of, settings_of
+from sd_scripts.options.generate_settings import DTYPES, settings_of
 from sd_scripts.options.model_checks import why_no_lora
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.prompt_lines import SamplePrompt
@@ -103,11 +103,11 @@ class Source:
             yield f"{made.note}{size}" + ("" if made.seed is None else f" --d {made.seed}")
 
 
-def rows_of(settings: Settings, seeds: Sequence[int]) -> list[SamplePrompt]:
+def rows_of(prompts: Iterable[SamplePrompt], seeds: Sequence[int]) -> list[SamplePrompt]:
     """Return each prompt with each seed: the rows of the matrix."""
     return [
         replace(prompt, seed=seed)
-        for prompt in prompts_of(settings)
+        for prompt in prompts
         for seed in (seeds or [DEFAULT_SEED if prompt.seed is None else prompt.seed])
     ]
 

@@ -39,7 +39,8 @@ from sd_scripts.library.flow_timesteps import sampling_sigmas
 from sd_scripts.library.losses import diffusion_loss
 from sd_scripts.library.media import Media
 from sd_scripts.networks.targets import LoraTarget
-from sd_scripts.options.loss import LossOptions
+from sd_scripts.options.flow import FlowOptions
+from sd_scripts.options.loss import LossOptions, NoiseOptions
 from sd_scripts.options.prompt_lines import SamplePrompt, size_of
 from sd_scripts.options.settings import Settings
 
@@ -75,7 +76,15 @@ def checkpoint_gradients(denoiser: Any, settings: Settings) -> None:
 def step_inputs(
     batch: Batch, latents: Tensor, settings: Settings, generator: torch.Generator, timesteps: Tensor | None = None
 ) -> dict[str, Tensor]:
-    return flow_inputs(batch, latents, settings, generator, timesteps, tokens=latents[0, 0].numel())
+    return flow_inputs(
+        batch,
+        latents,
+        settings[FlowOptions],
+        settings[NoiseOptions],
+        generator,
+        timesteps,
+        tokens=latents[0, 0].numel(),
+    )
 
 
 def loss(components: Components, inputs: dict[str, Tensor], text: dict[str, Tensor], settings: Settings) -> Tensor:
