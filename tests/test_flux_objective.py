@@ -21,6 +21,7 @@ from sd_scripts.families.flux.objective import (
 from sd_scripts.families.flux.packing import predict
 from sd_scripts.families.flux.vae import decode_latents, encode_images
 from sd_scripts.library.dit_layers import grid_of, pack, rope_widths, unpack
+from sd_scripts.options.loss import NoiseOptions
 
 NUMBERS = json.loads((Path(__file__).parent / "reference" / "fixtures_numeric.json").read_text())
 LATENTS = torch.randn(3, 16, 6, 4, generator=torch.Generator().manual_seed(3))
@@ -249,8 +250,8 @@ def test_what_is_for_sdxl_is_told_once_and_stops_nothing() -> None:
 
 
 def test_validation_stands_at_four_sigmas_of_the_trained_range() -> None:
-    assert validation_timesteps(flux_settings()) == [0.2, 0.4, 0.6, 0.8]
-    bounded = validation_timesteps(flux_settings(min_timestep=500, max_timestep=1000))
+    assert validation_timesteps(NoiseOptions()) == [0.2, 0.4, 0.6, 0.8]
+    bounded = validation_timesteps(NoiseOptions(min_timestep=500, max_timestep=1000))
     assert bounded == pytest.approx([0.6, 0.7, 0.8, 0.9])
 
 

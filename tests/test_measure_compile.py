@@ -140,12 +140,11 @@ def test_steps_are_told_apart_by_shape_and_the_warm_up_is_left_out() -> None:
     assert by_shape(run) == {"64x64x1": [WARM_UP, WARM_UP + 1], "64x32x1": [WARM_UP + 2]}
 
 
-def test_a_run_that_went_on_without_compiling_is_no_measurement(any_miniature: Any, tmp_path: Path) -> None:
-    settings = settings_in(file_for(any_miniature, tmp_path, compile=True))
+def test_a_run_that_went_on_without_compiling_is_no_measurement() -> None:
     run = Run(began=0.0, events=[{"kind": "warning", "text": "torch.compile failed: no compiler"}])
-    assert not_compiled(run, settings) == "torch.compile failed: no compiler"
+    assert not_compiled(run) == "torch.compile failed: no compiler"
     run.events.append({"kind": "compile", "graphs": 2, "recompiles": 0, "breaks": 0})
-    assert not_compiled(run, settings) == ""
+    assert not_compiled(run) == ""
 
 
 def test_why_a_run_ended_by_itself_is_its_own_sentence_or_the_end_of_its_console() -> None:
@@ -175,13 +174,11 @@ def test_what_compiles_is_noted_until_a_step_is_trained(tmp_path: Path) -> None:
     assert run.compiling == ""
 
 
-def test_the_best_variant_takes_no_more_memory_than_the_settings_allow(any_miniature: Any, tmp_path: Path) -> None:
+def test_the_best_variant_takes_no_more_memory_than_the_settings_allow() -> None:
     rows = [row("eager", 9.0), row("default", 8.0), row("checkpointed", 12.0), row("checkpointed default", None)]
-    plain = settings_in(file_for(any_miniature, tmp_path))
-    assert (best(rows, plain) or rows[0]).variant == "default"
-    checkpointed = settings_in(file_for(any_miniature, tmp_path, gradient_checkpointing=True))
-    assert (best(rows, checkpointed) or rows[0]).variant == "checkpointed"
-    assert best(rows[3:], plain) is None
+    assert (best(rows, saves=False) or rows[0]).variant == "default"
+    assert (best(rows, saves=True) or rows[0]).variant == "checkpointed"
+    assert best(rows[3:], saves=False) is None
 
 
 def test_the_table_lines_up_and_tells_failures() -> None:

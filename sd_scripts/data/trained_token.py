@@ -15,9 +15,9 @@ def trained_token(settings: Settings) -> EmbeddingOptions | None:
     return options if options and options.token_string and learns else None
 
 
-def require_token_in_captions(settings: Settings, plan: DataPlan, warn: Callable[[str], None]) -> None:
-    """Raise ValueError if no caption of a training image contains the token, and warn if some do not."""
-    options = trained_token(settings)
+def require_token_in_captions(options: EmbeddingOptions | None, plan: DataPlan, warn: Callable[[str], None]) -> None:
+    """Raise ValueError if no caption of a training image contains the token, and warn if some do not.
+    `options` are those of trained_token."""
     if not options or options.templates:
         return
     token = str(options.token_string)

@@ -28,6 +28,7 @@ from sd_scripts.library.media import Media
 from sd_scripts.library.safetensors_io import on_cpu, save_model
 from sd_scripts.networks.targets import LoraBlocks, LoraTarget
 from sd_scripts.options.dataset import CacheOptions
+from sd_scripts.options.loss import NoiseOptions
 from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.prompt_lines import SamplePrompt
@@ -195,7 +196,7 @@ class Family:
     step_inputs: Callable[[Batch, Tensor, Settings, torch.Generator, Tensor | None], dict[str, Tensor]]
     """Batch, latents as cached but on the device, settings, generator of this step, timesteps float32 (None: drawn)
     -> inputs, without text."""
-    validation_timesteps: Callable[[Settings], list[float]]
+    validation_timesteps: Callable[[NoiseOptions], list[float]]
     """Timesteps of the validation loss, in this family's own unit."""
     loss: Callable[[Components, dict[str, Tensor], dict[str, Tensor], Settings], Tensor]
     """Components, inputs, text outputs, settings -> loss of each image (B,)."""

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from sd_scripts.data.batch import stack_pixels
-from sd_scripts.data.blueprint import control_rules
 from sd_scripts.data.buckets import Extent
+from sd_scripts.data.controls import ControlRules
 from sd_scripts.data.images import Augmentation, prepare_image, read_size
 from sd_scripts.options.prompt_lines import SamplePrompt
-from sd_scripts.options.settings import Settings
 
 
 def make_generator(seed: int | None) -> torch.Generator:
@@ -59,12 +58,12 @@ def offer_preview(decode: Decode) -> None:
         show(decode)
 
 
-def control_pixels(prompt: SamplePrompt, size: tuple[int, int], settings: Settings) -> list[Tensor]:
+def control_pixels(prompt: SamplePrompt, size: tuple[int, int], rules: ControlRules) -> list[Tensor]:
     """Return the control images of a prompt, each (1, 3, H, W) float32 in -1..1, resized as those of training images.
 
     `size`: width and height of the sample. Raises ValueError if one cannot be read.
     """
-    rules, found = control_rules(settings.values().get), []
+    found = []
     for path in (Path(os.path.expanduser(name)) for name in prompt.control_images):
         pixels, _ = prepare_image(path, None, rules.fit(read_size(path), Extent(*size)), Augmentation(), Random(0))
         found.append(stack_pixels([pixels]))

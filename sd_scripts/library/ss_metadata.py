@@ -14,7 +14,7 @@ from typing import Any
 
 from sd_scripts.families.registry import card_of
 from sd_scripts.library.safetensors_io import model_hash, old_model_hash
-from sd_scripts.options.dataset import CacheOptions, DatasetOptions
+from sd_scripts.options.dataset import CacheOptions
 from sd_scripts.options.loss import LossOptions
 from sd_scripts.options.metadata import MetadataOptions, thumbnail_url
 from sd_scripts.options.model import ModelOptions
@@ -109,11 +109,12 @@ ALWAYS = (
 
 def training_metadata(settings: Settings, run: TrainingMetadata, *, epoch: int, steps: int, now: float) -> Texts:
     """Return the ss_* entries of a LoRA saved at `now` (Unix seconds) after so many epochs and optimizer steps."""
+    values = settings.values()
     found: dict[str, Any] = {
-        **_same_name(settings, SAME_NAME),
+        **_same_name(values, SAME_NAME),
         **_identity(run, epoch, steps, now),
         **_adjusted(settings, run),
-        **_dataset(settings, run),
+        **_dataset(values, run),
         **run.base_files,
     }
     if settings[MetadataOptions].no_metadata:
@@ -178,8 +179,7 @@ def _version() -> str:
         return PROGRAM
 
 
-def _same_name(settings: Settings, names: tuple[str, ...]) -> dict[str, Any]:
-    values = settings.values()
+def _same_name(values: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
     return {f"ss_{name}": values[name] for name in names if name in values}
 
 
@@ -226,12 +226,12 @@ def _adjusted(settings: Settings, run: TrainingMetadata) -> dict[str, Any]:
     return adjusted
 
 
-def _dataset(settings: Settings, run: TrainingMetadata) -> dict[str, Any]:
+def _dataset(values: Mapping[str, Any], run: TrainingMetadata) -> dict[str, Any]:
     if run.datasets is not None:
         return {"ss_datasets": json.dumps(run.datasets)}
     return {
-        **_same_name(settings, SAME_NAME_WITHOUT_CONFIG),
-        "ss_batch_size_per_device": settings[DatasetOptions].train_batch_size,
+        **_same_name(values, SAME_NAME_WITHOUT_CONFIG),
+        "ss_batch_size_per_device": values["train_batch_size"],
         "ss_total_batch_size": run.total_batch_size,
         "ss_resolution": run.resolution,
         "ss_bucket_info": json.dumps(run.bucket_info),

@@ -10,7 +10,7 @@ from typing import Any
 from sd_scripts.data.buckets import Extent
 from sd_scripts.data.dataset import DataPlan, Item, plan_data
 from sd_scripts.data.epochs import BatchShape, batch_shapes
-from sd_scripts.data.trained_token import require_token_in_captions
+from sd_scripts.data.trained_token import require_token_in_captions, trained_token
 from sd_scripts.families.card import FamilyCard
 from sd_scripts.families.registry import card_of
 from sd_scripts.options.compile import CompileOptions
@@ -127,7 +127,7 @@ def plan_run(settings: Settings, gpu: Gpu | None = None, known: Iterable[Measure
         takes_controls=card.has("control_images"),
         title=card.title,
     )
-    require_token_in_captions(settings, data, warnings.append)
+    require_token_in_captions(trained_token(settings), data, warnings.append)
     warnings += _cut_texts(settings, card, data)
     shapes = batch_shapes(data, short_batches=settings[DatasetOptions].short_batches)
     launch = settings.get(LaunchOptions)

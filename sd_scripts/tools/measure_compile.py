@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,8 @@ from sd_scripts.options.sampling import SampleOptions
 from sd_scripts.options.saving import HuggingFaceOptions, SavingOptions
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.spec import each_option
-from sd_scripts.options.training import ResumeOptions
-from sd_scripts.planning.run_plan import plan_run
+from sd_scripts.options.training import ResumeOptions, TrainingOptions
+from sd_scripts.planning.run_plan import RunPlan, plan_run
 from sd_scripts.planning.speeds import deciding, model_size
 from sd_scripts.planning.text import pays
 from sd_scripts.runs import tool
@@ -109,9 +109,9 @@ def by_shape(run: Run) -> dict[str, list[float]]:
     return dict(found)
 
 
-def not_compiled(run: Run, settings: Settings) -> str:
-    """Return why a run that should compile went on without; empty if it did compile, or should not."""
-    if not settings.value("compile") or run.compiled["graphs"]:
+def not_compiled(run: Run) -> str:
+    """Return why a run that should compile went on without; empty if it did compile."""
+    if run.compiled["graphs"]:
         return ""
     told = [event["text"] for event in run.of("warning") if "torch.compile" in event["text"]]
     return str(told[-1]) if told else "nothing was compiled"
@@ -145,6 +145,7 @@ class Measuring:
         """Measure a variant and remember the result."""
         options = VARIANTS[name]
         settings = with_variant(self._settings, options)
+        compiles = settings[CompileOptions].compile
         # inductor passes this path to the C++ compiler without quotation marks
         environment = {
             "TORCHINDUCTOR_CACHE_DIR": str(self._folder / f"cache-{name.replace(' ', '-')}"),
@@ -152,10 +153,10 @@ class Measuring:
         }
         try:
             run = self._run(settings, WARM_UP + self._steps, environment)
-            warm = self._run(settings, WARM_STEPS, environment) if settings.value("compile") else None
+            warm = self._run(settings, WARM_STEPS, environment) if compiles else None
         except Stopped as stopped:
             return Row(variant=name, options=options, seconds={}, failed=stopped.why or "the run ended by itself")
-        if why := not_compiled(run, settings):
+        if compiles and (why := not_compiled(run)):
             return Row(variant=name, options=options, seconds={}, failed=why)
         medians = {shape: statistics.median(times) for shape, times in by_shape(run).items()}
         times = sorted(run.timed)
@@ -226,30 +227,34 @@ def table(rows: Sequence[Row]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
 
 
-def verdict(settings: Settings, rows: Sequence[Row]) -> list[str]:
-    """Say for each compiled variant when it pays in the planned run, from what is remembered now."""
+def plans_of(settings: Settings, rows: Sequence[Row]) -> dict[str, RunPlan]:
+    """Return the plan of the run in each variant that did not fail, from what is remembered now."""
+    return {row.variant: plan_run(with_variant(settings, row.options)) for row in rows if not row.failed}
+
+
+def verdict(rows: Sequence[Row], plans: Mapping[str, RunPlan]) -> list[str]:
+    """Say for each compiled variant when it pays in the planned run."""
     said = []
     for row in rows:
-        plan = plan_run(with_variant(settings, row.options)) if row.options.get("compile") and not row.failed else None
-        if plan and plan.break_even:
+        plan = plans.get(row.variant)
+        if plan and plan.break_even and row.options.get("compile"):
             said.append(f"{row.variant}: pays off {pays(plan.break_even, plan.steps)}")
     return said
 
 
-def with_totals(settings: Settings, rows: Sequence[Row]) -> list[Row]:
+def with_totals(rows: Sequence[Row], plans: Mapping[str, RunPlan]) -> list[Row]:
     """Return the rows with the time that the planned run takes in each variant."""
 
     def total(row: Row) -> float | None:
-        plan = None if row.failed else plan_run(with_variant(settings, row.options))
+        plan = plans.get(row.variant)
         return plan.total_time.seconds if plan and plan.total_time else None
 
-    return [Row(**{**vars(row), "total": total(row)}) for row in rows]
+    return [replace(row, total=total(row)) for row in rows]
 
 
-def best(rows: Sequence[Row], settings: Settings) -> Row | None:
-    """Return the variant in which the planned run takes the least time, of those that need no more memory than the
-    settings: with gradient_checkpointing only variants that save as much."""
-    saves = bool(settings.value("gradient_checkpointing"))
+def best(rows: Sequence[Row], *, saves: bool) -> Row | None:
+    """Return the variant in which the planned run takes the least time. If the run `saves` memory by gradient
+    checkpointing, only variants that save as much count."""
     fitting = [row for row in rows if row.total and (not saves or _saves_memory(row.options))]
     return min(fitting, key=lambda row: row.total or 0.0, default=None)
 
@@ -282,13 +287,11 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def default_variants(settings: Settings, device: str) -> list[str]:
-    """Return the variants worth measuring: on a CPU compiling takes long; where the settings save memory, only variants
-    that do."""
-    saves = bool(settings.value("gradient_checkpointing"))
+def default_variants(memory: MemoryOptions | None, device: str, *, saves: bool) -> list[str]:
+    """Return the variants worth measuring: on a CPU compiling takes long; if the run `saves` memory by gradient
+    checkpointing, only variants that do."""
     if device == CPU:
         return ["checkpointed", "checkpointed default"] if saves else ["eager", "default"]
-    memory = settings.get(MemoryOptions)
     swaps = memory is not None and not memory.blocks_to_swap
     names = [name for name in VARIANTS if swaps or name != "swapped"]
     return [name for name in names if not saves or _saves_memory(VARIANTS[name])]
@@ -303,7 +306,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     try:
         settings = read_settings(arguments.config_file, arguments.family, arguments.method)
-        names = arguments.variants or default_variants(settings, first_gpu().name)
+        saves = settings[TrainingOptions].gradient_checkpointing
+        names = arguments.variants or default_variants(settings.get(MemoryOptions), first_gpu().name, saves=saves)
         if unknown := [name for name in names if name not in VARIANTS]:
             raise ValueError(f"--variants: there is no {', '.join(unknown)}; choose from {', '.join(VARIANTS)}")
         if not 1 <= arguments.steps <= LARGEST_STEPS:
@@ -314,9 +318,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def work(reporter: Reporter) -> Path | None:
         rows = measure(settings, names, arguments.steps, reporter)
-        result = with_totals(settings, rows)
-        chosen = best(result, settings)
-        print("\n".join(["", *table(result), *verdict(settings, result)]))
+        plans = plans_of(settings, rows)
+        result = with_totals(rows, plans)
+        chosen = best(result, saves=saves)
+        print("\n".join(["", *table(result), *verdict(result, plans)]))
         if chosen:
             print(f"Fastest for this run: {chosen.variant}, about {duration(chosen.total or 0.0)} in all")
         path: Path | None = arguments.json or (Path(arguments.run_dir) / RESULT if arguments.run_dir else None)

@@ -58,7 +58,7 @@ class Lora:
         return []
 
     def check_data(self, family: Family, context: Context, plan: DataPlan) -> None:
-        require_token_in_captions(context.settings, plan, context.warn)
+        require_token_in_captions(trained_token(context.settings), plan, context.warn)
 
     def open(self, family: Family, context: Context, device: torch.device) -> Components:
         if context.sharded:

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from sd_scripts.data.dataset import DataPlan
-from sd_scripts.data.trained_token import require_token_in_captions
+from sd_scripts.data.trained_token import require_token_in_captions, trained_token
 from sd_scripts.families.family import Components, Family
 from sd_scripts.networks.layers import Dropouts
 from sd_scripts.networks.network import attach
@@ -35,7 +35,7 @@ class TextualInversion:
         return []
 
     def check_data(self, family: Family, context: Context, plan: DataPlan) -> None:
-        require_token_in_captions(context.settings, plan, context.warn)
+        require_token_in_captions(trained_token(context.settings), plan, context.warn)
 
     def open(self, family: Family, context: Context, device: torch.device) -> Components:
         if context.sharded:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from sd_scripts.options.dataset import ValidationOptions
+from sd_scripts.options.loss import NoiseOptions
 from sd_scripts.runs.reporter import Progress
 from sd_scripts.training.error_hints import brief
 from sd_scripts.training.step_inputs import step_inputs
@@ -23,7 +24,7 @@ class ValidationLoss:
         self._training_data, self._loss = training_data, loss
         settings = training_data.context.settings
         self._options = settings[ValidationOptions]
-        self.timesteps = training_data.family.validation_timesteps(settings)
+        self.timesteps = training_data.family.validation_timesteps(settings[NoiseOptions])
         plan = training_data.plan.validation
         self._loader = training_data.loader(plan) if plan else None
 

@@ -64,9 +64,9 @@ def guidance_vector(components: Components, timesteps: Tensor, guidance: float) 
     return torch.full_like(timesteps, guidance) if flux.shape.guidance else None
 
 
-def validation_timesteps(settings: Settings) -> list[float]:
+def validation_timesteps(noise: NoiseOptions) -> list[float]:
     """Return four, evenly spaced in the range that is trained: 0.2, 0.4, 0.6 and 0.8 of the whole."""
-    low, high = timestep_bounds(settings[NoiseOptions])
+    low, high = timestep_bounds(noise)
     return [(low + (high - low) * part / 5) / TIMESTEPS for part in (1, 2, 3, 4)]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sd_scripts.data.blueprint import control_rules
 from sd_scripts.data.captions import Caption
 from sd_scripts.families.family import Components
 from sd_scripts.families.flux.card import CARD
@@ -72,7 +73,10 @@ def _control_latents(components: Components, prompt: SamplePrompt, settings: Set
     if not CONTROLS.works_for(settings.script.family):
         return []
     height, width = size_of(prompt, CARD.side_multiple)
-    return [encode_images(components, pixels) for pixels in control_pixels(prompt, (width, height), settings)]
+    return [
+        encode_images(components, pixels)
+        for pixels in control_pixels(prompt, (width, height), control_rules(settings.values().get))
+    ]
 
 
 def _denoise(

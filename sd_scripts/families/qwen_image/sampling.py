@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sd_scripts.data.blueprint import control_rules
 from sd_scripts.data.captions import Caption
 from sd_scripts.families.family import Components
 from sd_scripts.families.qwen_image.card import CARD
@@ -57,7 +58,7 @@ def sample_batch(
     with eval_mode([components.denoiser, components.vae]):
         height, width = size_of(prompt, CARD.side_multiple)
         with on_device(components.vae, device):
-            pixels = control_pixels(prompt, (width, height), settings)
+            pixels = control_pixels(prompt, (width, height), control_rules(settings.values().get))
             controls = [encode_images(components, each).expand(images, -1, -1, -1) for each in pixels]
         generators = [make_generator(each.seed) for each in prompts]
         noise = batch_noise(generators, 16, height // LATENT, width // LATENT).to(device)

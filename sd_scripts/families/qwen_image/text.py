@@ -33,7 +33,7 @@ def tokenize(components: Components, captions: Sequence[Caption], settings: Sett
     tokenizer, prefix = components.tokenizers[0], prefix_length(components)
     texts = [f"{PREFIX}{caption.text}{SUFFIX}" for caption in captions]
     rows = tokenizer(texts, max_length=prefix + LONGEST, truncation=True).input_ids
-    length = prefix + padded_length(max(map(len, rows)) - prefix, settings)
+    length = prefix + padded_length(max(map(len, rows)) - prefix, settings[CompileOptions])
     ids = torch.zeros(len(rows), length, dtype=torch.int64)  # which token pads is the same: it comes after all others
     mask = torch.zeros_like(ids)
     for number, row in enumerate(rows):
@@ -57,8 +57,8 @@ def prefix_length(components: Components) -> int:
     return len(components.tokenizers[0](PREFIX).input_ids)
 
 
-def padded_length(tokens: int, settings: Settings) -> int:
-    step = STEP if settings[CompileOptions].compile else 1
+def padded_length(tokens: int, options: CompileOptions) -> int:
+    step = STEP if options.compile else 1
     return -(-tokens // step) * step
 
 
@@ -84,7 +84,7 @@ def trim_text(text: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def pad_text(text: Mapping[str, Tensor], settings: Settings) -> dict[str, Tensor]:
     """Return the outputs of a batch with its number of tokens rounded up for compiled blocks. Without these a single
     caption needs no mask, for which attention is faster."""
-    missing = padded_length(text[MASK].shape[1], settings) - text[MASK].shape[1]
+    missing = padded_length(text[MASK].shape[1], settings[CompileOptions]) - text[MASK].shape[1]
     if not missing and len(text[MASK]) == 1 and not settings[CompileOptions].compile:
         return {STATES: text[STATES]}
     return {STATES: F.pad(text[STATES], (0, 0, 0, missing)), MASK: F.pad(text[MASK], (0, missing))}

@@ -18,6 +18,7 @@ from sd_scripts.families.qwen_image.card import LONGEST
 from sd_scripts.families.qwen_image.text import MASK, STATES, SUFFIX, padded_length
 from sd_scripts.families.qwen_image_edit.card import EDIT, EDIT_PLUS
 from sd_scripts.families.qwen_image_edit.vision import Grid, count_tokens, patches_of, positions_of
+from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.prompt_lines import SamplePrompt
 from sd_scripts.options.settings import Settings
 
@@ -63,7 +64,7 @@ def tokenize(components: Components, captions: Sequence[Caption], settings: Sett
     grids = [[seen[image][1] for image in each] for each in shown]
     rows = [_row(components, caption.text, each) for caption, each in zip(captions, grids, strict=True)]
 
-    longest = padded_length(max(len(row.ids) - row.start for row in rows), settings)
+    longest = padded_length(max(len(row.ids) - row.start for row in rows), settings[CompileOptions])
     length = max(row.start for row in rows) + longest
     tokens = {
         "ids": torch.stack([_padded(torch.tensor(row.ids), length) for row in rows]),

@@ -79,7 +79,7 @@ def loss(components: Components, inputs: dict[str, Tensor], text: dict[str, Tens
     )
 
 
-def validation_timesteps(settings: Settings) -> list[float]:
+def validation_timesteps(noise: NoiseOptions) -> list[float]:
     """Return four, evenly spaced in the range that is trained: 200, 400, 600 and 800 of the whole."""
-    low, high = timestep_bounds(settings[NoiseOptions])
+    low, high = timestep_bounds(noise)
     return [low + (high - low) * part // 5 for part in (1, 2, 3, 4)]
