@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace as with_changes
 from itertools import count
@@ -104,12 +104,12 @@ class Generator:
 
     def encode(self, prompts: Sequence[SamplePrompt]) -> None:
         """Encode what is not encoded yet of the prompts, with the text encoders loaded for it."""
-        captions = dict.fromkeys(map(self._text_key, prompts))
-        if not (new := [each for each in captions if each not in self._texts]):
+        captions = {self._text_key(prompt) for prompt in prompts}
+        if not (new := sorted(captions - self._texts.keys(), key=_texts)):
             return
         components = self._components
         if limit := self.family.text.limit:
-            texts = dict.fromkeys(caption.text for each in new for caption in each)
+            texts = _texts(dict.fromkeys(caption for each in new for caption in each))
             if remark := limit(components, self._settings).prompt_remark(texts):
                 self._reporter.warn(remark)
         self.load(*components.encoder_names)
@@ -239,6 +239,10 @@ class Generator:
             return False
         size = sum(tensor.numel() * tensor.element_size() for tensor in encoder.parameters())
         return torch.cuda.mem_get_info(self.device)[0] > SPARE * size
+
+
+def _texts(captions: Iterable[Caption]) -> list[str]:
+    return [caption.text for caption in captions]
 
 
 def _after_each_step(total: int, step: Step, preview: Callable[[Decode], None]) -> Callable[[Decode], None]:
