@@ -80,7 +80,6 @@ def fill(
 
     With job.skip_check any file counts that `fits`, where given, accepts.
     """
-
     has_entry = partial(_has_file, cache, fits) if job.skip_check else cache.is_valid
     stamps: dict[Path, Stamp] = {}
     if not job.skip_check:
