@@ -88,6 +88,16 @@ def test_a_process_that_dies_without_a_final_event_is_lost(tmp_path):
     assert watched.run_state.failure["details"] == "last words"
 
 
+def test_every_command_is_a_line_of_the_folder_and_shows_at_once(tmp_path):
+    watched = WatchedRun(RunFolder(tmp_path), None)
+    for kind in ("save", "sample", "stop"):
+        watched.ask(kind)
+    assert [command["kind"] for command in watched.folder.commands()] == ["save", "sample", "stop"]
+    assert watched.run_state.pending_commands == ["save", "sample", "stop"]
+    assert watched.run_state.state == "stopping"
+    assert watched.run_state.stop_sent.kind == "stop"
+
+
 def test_a_stop_is_remembered_by_the_folder_not_by_the_gui(tmp_path):
     folder = RunFolder(tmp_path)
     run = begin(folder, "import time; time.sleep(600)")
