@@ -21,10 +21,10 @@ from sd_scripts.families.model_file import locate
 from sd_scripts.families.opening import load_tokenizers, open_sources
 from sd_scripts.families.placing import blocks_to_swap
 from sd_scripts.families.quantizing import quantize_while_loading
+from sd_scripts.families.sampling import Sample, SampleBatch
 from sd_scripts.formats.atomic_files import atomic_file, atomic_folder
 from sd_scripts.formats.disk import saving
 from sd_scripts.formats.text_limit import TextLimit
-from sd_scripts.library.media import Media
 from sd_scripts.library.safetensors_io import on_cpu, save_model
 from sd_scripts.networks.targets import LoraBlocks, LoraTarget
 from sd_scripts.options.dataset import CacheOptions
@@ -204,10 +204,10 @@ class Family:
     lora: LoraTarget
     lora_text_encoders: tuple[LoraTarget, ...]
     lora_blocks: LoraBlocks = field(default_factory=LoraBlocks)
-    sample: Callable[[Components, SamplePrompt, dict[str, Tensor], Settings], Media]
+    sample: Sample
     """Components, prompt, text outputs of its captions, settings -> an image or a clip. Compiled blocks run compiled
     unless the caller says otherwise. It calls `offer_preview` after each step."""
-    sample_batch: Callable[[Components, Sequence[SamplePrompt], dict[str, Tensor], Settings], list[Media]] | None = None
+    sample_batch: SampleBatch | None = None
     """As `sample`, for several prompts that differ in their seeds alone: with the capability `batches`. The text
     outputs are those of one of them, and previews show the first."""
     saving: Saving

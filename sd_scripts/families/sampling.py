@@ -15,7 +15,18 @@ from sd_scripts.data.batch import stack_pixels
 from sd_scripts.data.buckets import Extent
 from sd_scripts.data.controls import ControlRules
 from sd_scripts.data.images import Augmentation, prepare_image, read_size
+from sd_scripts.families.components import Components
+from sd_scripts.library.media import Media
 from sd_scripts.options.prompt_lines import SamplePrompt
+from sd_scripts.options.settings import Settings
+
+Sample = Callable[[Components, SamplePrompt, dict[str, Tensor], Settings], Media]
+SampleBatch = Callable[[Components, Sequence[SamplePrompt], dict[str, Tensor], Settings], list[Media]]
+
+
+def one_of(sample_batch: SampleBatch) -> Sample:
+    """Return what generates one image as `sample_batch` does."""
+    return lambda components, prompt, text, settings: sample_batch(components, [prompt], text, settings)[0]
 
 
 def make_generator(seed: int | None) -> torch.Generator:

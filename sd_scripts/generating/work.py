@@ -83,7 +83,7 @@ class Worker:
             yield generator
         except torch.OutOfMemoryError as error:
             self.close()
-            raise ValueError(self._out_of_memory(settings)) from error
+            raise ValueError(self._out_of_memory(settings.get(MemoryOptions), settings[GenerateOptions])) from error
 
     def close(self) -> None:
         """Give the model's memory back."""
@@ -136,12 +136,11 @@ class Worker:
         write_media(path, media, None if options.no_metadata else values)
         return path
 
-    def _out_of_memory(self, settings: Settings) -> str:
+    def _out_of_memory(self, memory: MemoryOptions | None, options: GenerateOptions) -> str:
         card = self._family.card
-        memory = settings.get(MemoryOptions)
         ways = ["quantize_base"] if memory and card.has("fp8") and not memory.chosen(memory.quantize_base) else []
         ways += ["blocks_to_swap"] if memory and not memory.blocks_to_swap else []
-        if settings[GenerateOptions].batch_size > 1 and card.has("batches"):
+        if options.batch_size > 1 and card.has("batches"):
             return "batch_size: out of GPU memory; set fewer images at a time"
         remedy = f"set {' or '.join(ways)}, or choose" if ways else "choose"
         return f"width, height: out of GPU memory; {remedy} a smaller size"

@@ -24,6 +24,7 @@ from sd_scripts.families.sampling import (
     make_generator,
     offer_preview,
     on_device,
+    one_of,
 )
 from sd_scripts.library.dit_layers import grid_of
 from sd_scripts.library.flow_timesteps import sampling_sigmas, shift_of
@@ -33,11 +34,6 @@ from sd_scripts.options.settings import Settings
 
 LATENT = 8
 """Pixels along a side of one latent."""
-
-
-def sample(components: Components, prompt: SamplePrompt, text: dict[str, Tensor], settings: Settings) -> Media:
-    """Generate one image, as sample_batch does."""
-    return sample_batch(components, [prompt], text, settings)[0]
 
 
 @torch.no_grad()
@@ -59,6 +55,9 @@ def sample_batch(
         latents = _denoise(components, prompts, text, controls, device, masked=masked)
         with on_device(components.vae, device):
             return [Media.of(_decoded(components, each)) for each in latents.split(1)]
+
+
+sample = one_of(sample_batch)
 
 
 def prompt_captions(prompt: SamplePrompt) -> list[Caption]:

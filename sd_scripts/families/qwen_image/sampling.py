@@ -23,6 +23,7 @@ from sd_scripts.families.sampling import (
     make_generator,
     offer_preview,
     on_device,
+    one_of,
 )
 from sd_scripts.library.dit_layers import PATCH
 from sd_scripts.library.flow_timesteps import shifted
@@ -36,11 +37,6 @@ LAST_SIGMA = 0.02
 """Where the last step begins."""
 NOTHING = " "
 """The negative prompt that stands for none: the model was never shown an empty one."""
-
-
-def sample(components: Components, prompt: SamplePrompt, text: dict[str, Tensor], settings: Settings) -> Media:
-    """Generate one image, as sample_batch does."""
-    return sample_batch(components, [prompt], text, settings)[0]
 
 
 @torch.no_grad()
@@ -70,6 +66,9 @@ def sample_batch(
         latents = denoise(predicted, noise, captions, prompt.steps, prompt.scale, partial(_decoded, components))
         with on_device(components.vae, device):
             return [Media.of(_decoded(components, each)) for each in latents.split(1)]
+
+
+sample = one_of(sample_batch)
 
 
 def prompt_captions(prompt: SamplePrompt) -> list[Caption]:

@@ -17,6 +17,7 @@ from sd_scripts.families.sampling import (
     make_generator,
     offer_preview,
     on_device,
+    one_of,
 )
 from sd_scripts.families.sdxl.card import CARD
 from sd_scripts.families.sdxl.unet import predict
@@ -30,11 +31,6 @@ from sd_scripts.options.settings import Settings
 
 MULTIPLE = CARD.side_multiple
 """Multiple of an image's sides: one latent is 8x8 pixels."""
-
-
-def sample(components: Components, prompt: SamplePrompt, text: dict[str, Tensor], settings: Settings) -> Media:
-    """Generate one image, as sample_batch does."""
-    return sample_batch(components, [prompt], text, settings)[0]
 
 
 @torch.no_grad()
@@ -51,6 +47,9 @@ def sample_batch(
     with eval_mode(modules), on_device(components.vae, weight.device):
         latents = _denoise(components, prompts, text, settings, weight)
         return [Media.of(decode_latents(components, each)[0]) for each in latents.split(1)]
+
+
+sample = one_of(sample_batch)
 
 
 def prompt_captions(prompt: SamplePrompt) -> list[Caption]:
