@@ -44,8 +44,8 @@ def warm_python(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes() -> None:
-    """Fork the processes of pytest-xdist, too, which then have one process to fork from: together, their imports and
-    those of a process to fork from for each would take 40 seconds of a core."""
+    """Fork the processes of pytest-xdist too, and let them share the process they fork from. Importing everything in
+    each of them, and again in a server of its own, takes 40 seconds of a core."""
     if sys.platform == "linux":
         subprocess.Popen = WarmTester  # type: ignore[misc]
 

@@ -24,7 +24,7 @@ Entry = Mapping[str, Tensor]
 
 
 class DiskCache(ABC, Generic[Source]):
-    """Files beside the images. An entry is valid while the cache key that its file has is the key of its source."""
+    """Files next to the images. An entry is valid while the cache key in its file equals its source's."""
 
     @abstractmethod
     def file(self, source: Source) -> Path:
@@ -88,7 +88,7 @@ def fill(
     for source, entry in encode(missing):
         cache.write(source, entry)
     if not job.skip_check:
-        stamps |= stamps_of(map(cache.file, missing))  # those of the images are from before they were read
+        stamps |= stamps_of(map(cache.file, missing))  # the images were stamped before they were read
         remember_cache_keys(key for source in missing if (key := cache.stamp_key(source, stamps)))
 
 

@@ -50,7 +50,7 @@ def cache_latents(
 def _entries(
     images: Sequence[Item], encode: EncodeImages, job: CacheJob, *, total: int
 ) -> Iterator[tuple[Item, Entry]]:
-    """Yield the entry of each readable image. Progress counts those of `total` that are valid already."""
+    """Yield the entry of each readable image. Progress counts valid entries of `total` too."""
     done = total - len(images)
     job.progress(done, total)
     for batch in _prepared(images, job):

@@ -118,7 +118,7 @@ class LatentsOnDisk(DiskCache[Item]):
             return all(tuple(entry[name].shape) == shape for name, shape in shapes.items())
 
     def write(self, item: Item, entry: Entry) -> None:
-        """Add or replace the entry of one size, keeping those of other sizes; skip an image that is gone."""
+        """Add or replace the entry of one size and keep other sizes; skip an image that no longer exists."""
         cache_key = self._cache_key(item)
         if cache_key is None:
             return

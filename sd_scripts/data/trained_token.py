@@ -17,7 +17,7 @@ def trained_token(settings: Settings) -> EmbeddingOptions | None:
 
 def require_token_in_captions(options: EmbeddingOptions | None, plan: DataPlan, warn: Callable[[str], None]) -> None:
     """Raise ValueError if no caption of a training image contains the token, and warn if some do not.
-    `options` are those of trained_token."""
+    `options`: what trained_token returned."""
     if not options or options.templates:
         return
     token = str(options.token_string)

@@ -79,7 +79,7 @@ def _forgotten(queue: RunQueue) -> Iterator[None]:
 
 @pytest.fixture
 def idle(queue: RunQueue) -> None:
-    """No training goes on, so that the next one starts at once, whatever the tests before left running."""
+    """Nothing is training, so that the next run starts immediately, whatever earlier tests left running."""
     for row in queue.store.living():
         if queue.watch(row.id).alive:  # the test before may have ended it
             queue.end_now(row.id)
@@ -88,7 +88,7 @@ def idle(queue: RunQueue) -> None:
 
 @pytest.fixture
 def long(queue: RunQueue, tmp_path: Path) -> int:
-    """A run that goes on after 100,000 steps: the one of the test before, unless that stopped it."""
+    """A run that continues after 100,000 steps, shared by tests until one of them stops it."""
     for row in queue.store.rows():
         if row.name == "long" and queue.watch(row.id).alive:
             return row.id
