@@ -523,12 +523,13 @@ class TrainingTab:
 
     def _why_waiting(self, run: int) -> str:
         """Return why a run does not start at once; empty if it does."""
-        row = self._queue.store.row(run)
-        if row is None or row.state != "queued":
+        living, queued = self._queue.store.living(), self._queue.store.queued()  # in this order: it may start meanwhile
+        row = next((row for row in queued if row.id == run), None)
+        if row is None:
             return ""
         if self._queue.store.paused:
             return f"{row.name} is queued: the queue is paused"
-        before = [*self._queue.store.living(), *(other for other in self._queue.store.queued() if other.id < run)]
+        before = [*living, *(other for other in queued if other.id < run)]
         if not any(gpus_overlap(row.gpus, other.gpus) for other in before):
             return ""
         return f"{row.name} is queued and will start automatically"
