@@ -98,6 +98,26 @@ def test_every_command_is_a_line_of_the_folder_and_shows_at_once(tmp_path):
     assert watched.run_state.stop_sent.kind == "stop"
 
 
+def test_a_run_in_a_used_folder_does_not_hear_the_stop_of_the_one_before(tmp_path):
+    folder = RunFolder(tmp_path)
+    killed = Reporter(folder)
+    killed.emit("started", max_steps=9)
+    watched = WatchedRun(folder, None)
+    for kind in ("save", "stop"):
+        watched.ask(kind)
+    killed.emit("step", step=1)
+    assert watched.run_state.state == "stopping"
+    Reporter(folder).emit("phase", name="loading the model")
+    watched.ask("sample")
+    seen = WatchedRun(folder, None)
+    seen.ask("sample")
+    for state in (watched.run_state, seen.run_state):
+        assert state.state == "running"
+        assert set(state.pending_commands) == {"sample"}
+    seen.ask("stop")
+    assert seen.run_state.state == "stopping"
+
+
 def test_a_stop_is_remembered_by_the_folder_not_by_the_gui(tmp_path):
     folder = RunFolder(tmp_path)
     run = begin(folder, "import time; time.sleep(600)")

@@ -31,6 +31,8 @@ class Reporter:
         self._listens_from = folder.listens_from if folder else 0.0
         """Unix time; earlier commands were for an earlier run in this folder."""
         self._log = folder.log() if folder and is_main else None
+        self._first = {"listens_from": self._listens_from} if self._listens_from else {}
+        """What the first event says as well."""
         self._started: dict[str, Any] = {}
         self._warned: set[str] = set()
 
@@ -40,7 +42,8 @@ class Reporter:
             self._started = payload
         if self._log:
             with contextlib.suppress(OSError):
-                self._log(kind, **payload)
+                self._log(kind, **payload, **self._first)
+                self._first = {}
 
     def reopen_log(self) -> None:
         """Start a new event log if somebody deleted the run folder."""

@@ -178,6 +178,8 @@ class RunState:
     _seconds: deque[float] = field(default_factory=lambda: deque(maxlen=100))
     _steps_here: int = 0
     _heard: dict[str, int] = field(default_factory=dict)
+    _listens_from: float = 0.0
+    """Time until which commands were for an earlier run in this folder."""
 
     @property
     def over(self) -> bool:
@@ -234,9 +236,11 @@ class RunState:
         if self.started is None:
             self.started = event.get("time")
         handler = getattr(self, f"_on_{kind}", None)
-        if handler:
-            # a malformed event must not affect the others
-            with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
+        # a malformed event must not affect the others
+        with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
+            if listens_from := event.get("listens_from"):
+                self._begin_in_used_folder(float(listens_from))
+            if handler:
                 handler(event)
 
     def mark_ended(self, state: State, why: str = "", details: str = "", ended: float | None = None) -> None:
@@ -256,11 +260,23 @@ class RunState:
     def add_command(self, command: dict[str, Any]) -> None:
         """Record a command that a user sent: one line of the commands file."""
         sent = SentCommand(str(command.get("kind")), str(command.get("id") or ""), command.get("time") or 0.0)
+        if self._is_of_an_earlier_run(sent):
+            return
         sent.handled_step = self._heard.get(sent.id)
         self.commands.append(sent)
         self.event_count += 1
         if sent.ends_run and not self.over:
             self.state = "stopping"
+
+    def _is_of_an_earlier_run(self, sent: SentCommand) -> bool:
+        return bool(self._listens_from) and sent.time <= self._listens_from
+
+    def _begin_in_used_folder(self, listens_from: float) -> None:
+        """Another run begins in this folder: it does not hear the commands to the one before."""
+        self._listens_from = listens_from
+        self.commands = [sent for sent in self.commands if not self._is_of_an_earlier_run(sent)]
+        if self.state == "stopping" and not self.stop_sent:
+            self.state = "running"
 
     def _on_heard(self, event: dict[str, Any]) -> None:
         for id in event["ids"]:
