@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sd_scripts.data.captions import Caption
 from sd_scripts.families.components import DENOISER
-from sd_scripts.families.family import Components
+from sd_scripts.families.family import Components, StepInputs
 from sd_scripts.families.sdxl.family import SDXL
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.training.context import Context, make_context
@@ -93,7 +93,7 @@ def losses(components: Components) -> Tensor:
         "loss_weight": torch.ones(2),
     }
     text = SDXL.text.encode(components, SDXL.text.tokenize(components, [*map(Caption, CAPTIONS)], settings))
-    return SDXL.loss(components, inputs, text, settings)
+    return SDXL.loss(components, StepInputs(model=inputs, text=text), settings)
 
 
 def save(prepared: Prepared, path: Path) -> Path:

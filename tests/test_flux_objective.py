@@ -9,19 +9,15 @@ import torch
 from flux_help import batch_of, flux_settings, text_of, tiny_parts
 from torch import Tensor
 
-from sd_scripts.families.family import Components
+from sd_scripts.families.family import Components, StepInputs
+from sd_scripts.families.flux import objective
 from sd_scripts.families.flux.model import FluxParams, rope_table
-from sd_scripts.families.flux.objective import (
-    architecture,
-    loss,
-    metadata,
-    step_inputs,
-    validation_timesteps,
-)
+from sd_scripts.families.flux.objective import architecture, metadata, step_inputs, validation_timesteps
 from sd_scripts.families.flux.packing import predict
 from sd_scripts.families.flux.vae import decode_latents, encode_images
 from sd_scripts.library.dit_layers import grid_of, pack, rope_widths, unpack
 from sd_scripts.options.loss import NoiseOptions
+from sd_scripts.options.settings import Settings
 
 NUMBERS = json.loads((Path(__file__).parent / "reference" / "fixtures_numeric.json").read_text())
 LATENTS = torch.randn(3, 16, 6, 4, generator=torch.Generator().manual_seed(3))
@@ -41,6 +37,10 @@ def text() -> dict[str, Tensor]:
 def inputs_of(mask: Tensor | None = None, timesteps: Tensor | None = None, **values: Any) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(1)
     return step_inputs(batch_of(LATENTS, mask), LATENTS, flux_settings(**values), generator, timesteps)
+
+
+def loss(components: Components, inputs: dict[str, Tensor], text: dict[str, Tensor], settings: Settings) -> Tensor:
+    return objective.loss(components, StepInputs(model=inputs, text=text), settings)
 
 
 def predicted(components: Components, inputs: dict[str, Tensor], text: dict[str, Tensor], guidance: float) -> Tensor:

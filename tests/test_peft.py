@@ -17,7 +17,7 @@ from peft import LoraConfig, inject_adapter_in_model
 from scripts_help import FLUX_LORA, SDXL_LORA
 from torch import Tensor, nn
 
-from sd_scripts.families.family import Components
+from sd_scripts.families.family import Components, StepInputs
 from sd_scripts.families.registry import family_of
 from sd_scripts.families.sdxl.tiny import UNET
 from sd_scripts.families.sdxl.unet import prepare_unet
@@ -134,7 +134,7 @@ def test_gradients_and_optimizer_steps_equal_those_of_peft(make: Make, script: S
     trainable = LoraTrainable(network, parameter_groups(network), [components.denoiser])
     optimizer = trainable.make_optimizer(settings[OptimizerOptions])
     step = TrainStep(
-        lambda inputs: family.loss(components, inputs, text, settings),
+        lambda inputs: family.loss(components, inputs, settings),
         trainable,
         optimizer,
         max_grad_norm=MAX_NORM,
@@ -142,7 +142,7 @@ def test_gradients_and_optimizer_steps_equal_those_of_peft(make: Make, script: S
     )
     reference = torch.optim.AdamW(leaves, lr=LR, weight_decay=DECAY, eps=EPS)
     for _ in range(2):
-        losses = [step.micro(inputs) for inputs in micro_batches]
+        losses = [step.micro(StepInputs(model=inputs, text=text)) for inputs in micro_batches]
         their_losses = [gradients_of(family.loss, theirs, inputs, text, settings) for inputs in micro_batches]
         torch.testing.assert_close(losses, their_losses, rtol=1e-6, atol=0)
         for own, leaf in zip(ours_of(network, gradients=True), leaves, strict=True):
@@ -165,6 +165,6 @@ def gradients_of(
     loss: Any, components: Components, inputs: dict[str, Tensor], text: dict[str, Tensor], settings: Settings
 ) -> Tensor:
     """Half of the gradients of a micro-batch, since there are two; return its mean loss."""
-    mean = loss(components, inputs, text, settings).mean()
+    mean = loss(components, StepInputs(model=inputs, text=text), settings).mean()
     (mean / 2).backward()
     return mean.detach()

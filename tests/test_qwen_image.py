@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sd_scripts.data.captions import Caption
 from sd_scripts.families.components import DENOISER, VAE, Components
+from sd_scripts.families.family import StepInputs
 from sd_scripts.families.qwen_image import keys
 from sd_scripts.families.qwen_image.family import QWEN_IMAGE
 from sd_scripts.families.qwen_image.load import LAYOUTS, TEXT_ENCODER
@@ -305,10 +306,11 @@ def test_the_loss_is_the_mean_squared_error_of_the_velocity_weighted_as_asked(co
     t = torch.tensor([0.25, 0.5])
     inputs = step_inputs(batch_of(latents), latents, settings_of(), torch.Generator().manual_seed(1), t)
     text = encode_text(components, tokenize(components, [*map(Caption, CAPTIONS[:2])], settings_of()))
+    given = StepInputs(model=inputs, text=text)
     velocity = predict(components.denoiser, inputs["noisy"], t, text)
     expected = ((velocity - inputs["target"]) ** 2).mean((1, 2, 3))
-    torch.testing.assert_close(loss(components, inputs, text, settings_of()), expected)
-    weighted = loss(components, inputs, text, settings_of(weighting_scheme="sigma_sqrt"))
+    torch.testing.assert_close(loss(components, given, settings_of()), expected)
+    weighted = loss(components, given, settings_of(weighting_scheme="sigma_sqrt"))
     torch.testing.assert_close(weighted, expected / t**2)
 
 

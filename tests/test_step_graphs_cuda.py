@@ -4,6 +4,7 @@ those whose update is recorded too."""
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -375,7 +376,8 @@ def test_a_step_that_is_not_finite_is_skipped_by_a_recorded_update(
 
     def infinite(data: Any, batch: Any, *key: object, **options: Any) -> Any:
         found = compute(data, batch, *key, **options)
-        return {**found, "target": found["target"] * float("inf")} if key == (11, 0) else found
+        target = {"target": found.model["target"] * float("inf")} if key == (11, 0) else {}
+        return replace(found, model=found.model | target)
 
     monkeypatch.setattr(trainer, "step_inputs", infinite)
     values = {**STATES, **more, "max_nonfinite_steps": 3}

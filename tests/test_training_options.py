@@ -12,6 +12,7 @@ import torch
 from data_help import make_folder, make_image
 from safetensors import safe_open
 from torch import Tensor
+from torch.utils import _pytree as pytree
 from training_help import TEXT_ENCODERS_TOO, Run, equal, images, train
 
 from sd_scripts.families.sdxl.unet import predict
@@ -146,7 +147,8 @@ def test_gradients_of_two_batches_of_one_are_those_of_one_batch_of_two(
     whole = network.gradients.clone()
     trainer.trainable.updated()
     trainer.step.accumulation = 2
-    losses = [trainer.step.micro({name: t[half : half + 1] for name, t in inputs.items()}) for half in (0, 1)]
+    halves = [pytree.tree_map(lambda t, half=half: t[half : half + 1], inputs) for half in (0, 1)]
+    losses = [trainer.step.micro(half) for half in halves]
     assert whole.any()
     torch.testing.assert_close(network.gradients, whole, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(sum(losses) / 2, loss)
@@ -200,12 +202,13 @@ def step_of(trainer: Trainer, **options: Any) -> Step:
     try:
         inputs = step_inputs(trainer.training_data, next(trainer.loader.epoch(1)), "drawn once")
         with torch.no_grad():
-            text = torch.cat([inputs["text.hidden_state1"], inputs["text.hidden_state2"]], dim=-1)
+            model, text = inputs.model, inputs.text
+            states = torch.cat([text["hidden_state1"], text["hidden_state2"]], dim=-1)
             prediction = predict(
                 trainer.training_data.components.denoiser,
-                *(inputs["noisy"], inputs["timesteps"], text, inputs["text.pool2"], inputs["sizes"]),
+                *(model["noisy"], model["timesteps"], states, text["pool2"], model["sizes"]),
             )
-            return Step(inputs, trainer.loss(inputs), prediction - inputs["target"])
+            return Step(model, trainer.loss(inputs), prediction - model["target"])
     finally:
         context.settings = plain
 

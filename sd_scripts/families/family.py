@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from sd_scripts.data.captions import Caption
 from sd_scripts.families.card import FamilyCard
@@ -43,6 +44,23 @@ if TYPE_CHECKING:
 
 Tokens = dict[int, dict[str, Tensor]]
 """Tensors by name, batch first, by the place of the text encoder that reads them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepInputs:
+    """Everything that a micro-step reads, made outside it: a pytree of tensors of static shape, on the device."""
+
+    model: dict[str, Tensor]
+    """What the family's step_inputs returned, such as noisy latents, target and timesteps."""
+    text: dict[str, Tensor]
+    """Outputs of the text encoders, as TextEncoding.encode returns them."""
+    tokens: Tokens = field(default_factory=dict)
+    """Those of the text encoders that are trained, which the micro-step encodes."""
+    controls: tuple[Tensor, ...] = ()
+    """Latents of the control images, in order: each (B, C, h, w)."""
+
+
+pytree.register_dataclass(StepInputs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,8 +186,7 @@ class Saving:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """All that the trainer knows of a model family. `inputs` below is a dict of tensors of static shape: everything a
-    step reads, made outside the step."""
+    """All that the trainer knows of a model family."""
 
     card: FamilyCard
     identity: FileIdentity
@@ -195,11 +212,11 @@ class Family:
     made in worker processes."""
     step_inputs: Callable[[Batch, Tensor, Settings, torch.Generator, Tensor | None], dict[str, Tensor]]
     """Batch, latents as cached but on the device, settings, generator of this step, timesteps float32 (None: drawn)
-    -> inputs, without text."""
+    -> StepInputs.model."""
     validation_timesteps: Callable[[NoiseOptions], list[float]]
     """Timesteps of the validation loss, in this family's own unit."""
-    loss: Callable[[Components, dict[str, Tensor], dict[str, Tensor], Settings], Tensor]
-    """Components, inputs, text outputs, settings -> loss of each image (B,)."""
+    loss: Callable[[Components, StepInputs, Settings], Tensor]
+    """Components, inputs with the text of all encoders, settings -> loss of each image (B,)."""
     blocks: Blocks
     lora: LoraTarget
     lora_text_encoders: tuple[LoraTarget, ...]

@@ -1,6 +1,6 @@
 """Inputs of a training step that families share."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -11,21 +11,11 @@ from sd_scripts.library.noise import expand_to, normal, perturb, timestep_bounds
 from sd_scripts.options.flow import FlowOptions
 from sd_scripts.options.loss import NoiseOptions
 
-CONTROL = "control."
-"""Begins the names of control images among the inputs; their number follows."""
-
 
 def loss_inputs(batch: Batch, device: torch.device) -> dict[str, Tensor]:
-    """Return loss_weight (B,), mask (B, 1, H, W) if the batch has one, and the latents of its control images."""
-    found = {"loss_weight": batch.loss_weight, "mask": batch.mask}
-    found |= {f"{CONTROL}{number}": latents for number, latents in enumerate(batch.controls)}
-    return {name: each.to(device, torch.float32, non_blocking=True) for name, each in found.items() if each is not None}
-
-
-def controls_of(inputs: Mapping[str, Tensor]) -> list[Tensor]:
-    """Return the latents of the control images among a step's inputs, in order: each (B, C, h, w)."""
-    count = sum(name.startswith(CONTROL) for name in inputs)
-    return [inputs[f"{CONTROL}{number}"] for number in range(count)]
+    """Return loss_weight (B,), and mask (B, 1, H, W) if the batch has one."""
+    tensors = {"loss_weight": batch.loss_weight, "mask": batch.mask}
+    return {name: x.to(device, torch.float32, non_blocking=True) for name, x in tensors.items() if x is not None}
 
 
 def flow_inputs(

@@ -10,13 +10,12 @@ from torch import Tensor
 
 from sd_scripts.data.dataset import DataPlan, plan_data, plan_held_out
 from sd_scripts.families.components import VAE
-from sd_scripts.families.family import Family
+from sd_scripts.families.family import Family, StepInputs
 from sd_scripts.generating.generator import Generator
 from sd_scripts.options.settings import Settings
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.runs.reporter import Reporter
 from sd_scripts.training.context import Context
-from sd_scripts.training.step_inputs import text_of
 from sd_scripts.training.training_data import TrainingData, cache_captions, cache_images
 from sd_scripts.training.validation import ValidationLoss
 
@@ -79,9 +78,8 @@ class HeldOutLoss:
         data = self._prepared(generator)
         generator.place()
 
-        def loss(inputs: dict[str, Tensor]) -> Tensor:
-            text, _ = text_of(inputs)
-            return self._family.loss(data.components, dict(inputs), text, self._context.settings)
+        def loss(inputs: StepInputs) -> Tensor:
+            return self._family.loss(data.components, inputs, self._context.settings)
 
         return float(ValidationLoss(data, loss).measure(self._context.cancellable_phase("validating")))
 

@@ -6,13 +6,14 @@ import inspect
 import logging
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from sd_scripts.families.model_file import COMPILED
 from sd_scripts.library.dit_layers import TanhGELU
@@ -180,9 +181,10 @@ class KnownInputs:
     def __init__(self) -> None:
         self._runs: Counter[tuple[Any, ...]] = Counter()
 
-    def __call__(self, inputs: Mapping[str, Tensor]) -> AbstractContextManager[object]:
-        """Return the context for one forward and backward of `inputs`."""
-        shapes = tuple((name, x.shape, x.dtype) for name, x in inputs.items())
+    def __call__(self, inputs: Any) -> AbstractContextManager[object]:
+        """Return the context for one forward and backward of `inputs`, a pytree of tensors."""
+        tensors, structure = pytree.tree_flatten(inputs)
+        shapes = (structure, *((x.shape, x.dtype) for x in tensors))
         self._runs[shapes] += 1
         if self._runs[shapes] <= 2:
             return nullcontext()

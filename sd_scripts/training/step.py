@@ -5,20 +5,21 @@ busy at small batches, and lets forward and backward be recorded as one CUDA gra
 another one (update_graph).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from sd_scripts.families.family import StepInputs
 from sd_scripts.library.compile_utils import KnownInputs
 from sd_scripts.training.ema import Ema
 from sd_scripts.training.step_graphs import StepGraphs
 from sd_scripts.training.trainable import Trainable
 from sd_scripts.training.weight_update import WeightUpdate
 
-Loss = Callable[[Mapping[str, Tensor]], Tensor]
+Loss = Callable[[StepInputs], Tensor]
 """Maps the inputs of one micro-step to the loss of each image (B,)."""
 
 
@@ -55,7 +56,7 @@ class TrainStep:
         )
         self.execution = Execution()
 
-    def micro(self, inputs: dict[str, Tensor], *, eager: bool = False) -> Tensor:
+    def micro(self, inputs: StepInputs, *, eager: bool = False) -> Tensor:
         """Add the gradients of one batch to those of earlier micro-steps; return its mean loss, on the device.
 
         `eager`: compiled blocks run uncompiled.
@@ -64,7 +65,7 @@ class TrainStep:
             return self.execution.graphs.micro(inputs, self._run)
         return self._run(inputs, eager=eager)
 
-    def _run(self, inputs: Mapping[str, Tensor], *, eager: bool = False) -> Tensor:
+    def _run(self, inputs: StepInputs, *, eager: bool = False) -> Tensor:
         self.trainable.before_micro()
         if self.execution.cuda_graphs and not eager:
             torch.compiler.cudagraph_mark_step_begin()  # outputs of the last step may be overwritten now
@@ -75,7 +76,7 @@ class TrainStep:
         self.trainable.collect_gradients()
         return loss.detach()
 
-    def _stance(self, inputs: Mapping[str, Tensor], *, eager: bool) -> AbstractContextManager[object]:
+    def _stance(self, inputs: StepInputs, *, eager: bool) -> AbstractContextManager[object]:
         """Return the context that tells the compiler's blocks how to run, in forward and backward."""
         if eager:
             return torch.compiler.set_stance("force_eager")

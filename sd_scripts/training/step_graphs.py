@@ -7,13 +7,16 @@ works.
 
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from sd_scripts.families.family import StepInputs
 
 if TYPE_CHECKING:
     from sd_scripts.training.update_graph import UpdateGraph
@@ -26,7 +29,6 @@ WARM_UP = 2
 SPARE_BYTES = 256 * 2**20
 """GPU memory that later graphs leave free: for samples, for the update, for other programs."""
 
-Inputs = Mapping[str, Tensor]
 Key = tuple[Any, ...]
 
 
@@ -77,7 +79,7 @@ class RecordingFailed(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class _Graph:
-    inputs: dict[str, Tensor]
+    inputs: StepInputs
     graph: Recorded
     loss: Tensor
 
@@ -147,17 +149,18 @@ class StepGraphs:
         self._seen: Counter[Key] = Counter()
         self._records = True
 
-    def micro(self, inputs: Inputs, run: Callable[[Inputs], Tensor]) -> Tensor:
+    def micro(self, inputs: StepInputs, run: Callable[[StepInputs], Tensor]) -> Tensor:
         """Return the loss of `run(inputs)`, which computes it and the gradients. RecordingFailed: see there."""
-        key = (self._trained.accumulates, *((name, x.shape, x.stride(), x.dtype) for name, x in inputs.items()))
+        tensors, structure = pytree.tree_flatten(inputs)
+        key = (self._trained.accumulates, structure, *((x.shape, x.stride(), x.dtype) for x in tensors))
         graph = self._graphs.get(key)
         if graph is None:
             self._seen[key] += 1
             if not self._records or self._seen[key] <= WARM_UP:
                 return self._beside_graphs(inputs, run)
             graph = self._graphs[key] = self._recorded(inputs, run)
-        for name, static in graph.inputs.items():
-            static.copy_(inputs[name], non_blocking=True)
+        for static, tensor in zip(pytree.tree_leaves(graph.inputs), tensors, strict=True):
+            static.copy_(tensor, non_blocking=True)
         self._trained.before_replay()
         graph.graph.replay()
         self._trained.replayed()
@@ -176,7 +179,7 @@ class StepGraphs:
         self._records = False
         self.forget()
 
-    def _beside_graphs(self, inputs: Inputs, run: Callable[[Inputs], Tensor]) -> Tensor:
+    def _beside_graphs(self, inputs: StepInputs, run: Callable[[StepInputs], Tensor]) -> Tensor:
         """Run as usual. Without the graphs' memory there may be enough for what is too large beside them."""
         try:
             return run(inputs)
@@ -188,12 +191,12 @@ class StepGraphs:
         why = "other batches do not fit into GPU memory beside the recorded graphs"
         raise RecordingFailed(why, none_left=True, out_of_memory=True)
 
-    def _recorded(self, inputs: Inputs, run: Callable[[Inputs], Tensor]) -> _Graph:
+    def _recorded(self, inputs: StepInputs, run: Callable[[StepInputs], Tensor]) -> _Graph:
         if self._graphs and not self._recorder.has_room():
             self._records = False
             raise RecordingFailed("too little GPU memory is free", none_left=False, out_of_memory=True)
         self._tell(len(self._graphs) + 1)
-        static = {name: tensor.clone() for name, tensor in inputs.items()}
+        static = pytree.tree_map(torch.clone, inputs)
 
         def whole() -> Tensor:
             loss = run(static)

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -17,7 +17,7 @@ from sd_scripts.data.batch import Batch
 from sd_scripts.data.dataset import DataPlan, plan_data
 from sd_scripts.data.epochs import batch_shapes
 from sd_scripts.families.components import DENOISER, VAE
-from sd_scripts.families.family import Family
+from sd_scripts.families.family import Family, StepInputs
 from sd_scripts.library import optimizers
 from sd_scripts.library.compile_utils import KnownInputs
 from sd_scripts.library.lr_schedulers import advance, learning_rates, make_scheduler
@@ -57,7 +57,7 @@ from sd_scripts.training.sigterm import SigtermWatcher
 from sd_scripts.training.speed_log import SpeedLog, shape_of
 from sd_scripts.training.step import Execution, TrainStep
 from sd_scripts.training.step_graphs import CudaRecorder, StepGraphs, stream_for
-from sd_scripts.training.step_inputs import step_inputs, text_of
+from sd_scripts.training.step_inputs import step_inputs
 from sd_scripts.training.train_state import SavedState, TrainState, load_state, read_whole, resume_point
 from sd_scripts.training.training_data import (
     TrainingData,
@@ -399,13 +399,14 @@ class Trainer:
         self._remember_speed()
         return path
 
-    def loss(self, inputs: Mapping[str, Tensor]) -> Tensor:
+    def loss(self, inputs: StepInputs) -> Tensor:
         """Return the losses (B,) of one micro-batch; trained text encoders encode the captions first."""
-        text, tokens = text_of(inputs)
+        components = self.training_data.components
         with self._casting():
-            if tokens:
-                text |= self.family.text.encode(self.training_data.components, tokens)
-            return self.family.loss(self.training_data.components, dict(inputs), text, self.context.settings)
+            if inputs.tokens:
+                trained = self.family.text.encode(components, inputs.tokens)
+                inputs = replace(inputs, text=inputs.text | trained)
+            return self.family.loss(components, inputs, self.context.settings)
 
     def _casting(self) -> AbstractContextManager[object]:
         if not self.trainable.needs_autocast or self.context.dtype == torch.float32:

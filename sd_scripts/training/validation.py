@@ -6,6 +6,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
+from sd_scripts.families.family import StepInputs
 from sd_scripts.options.dataset import ValidationOptions
 from sd_scripts.options.loss import NoiseOptions
 from sd_scripts.runs.reporter import Progress
@@ -19,7 +20,7 @@ class ValidationLoss:
     """Measures the loss on the held-out images of the training data, with noise and timesteps that depend on the seed
     only."""
 
-    def __init__(self, training_data: TrainingData, loss: Callable[[dict[str, Tensor]], Tensor]):
+    def __init__(self, training_data: TrainingData, loss: Callable[[StepInputs], Tensor]):
         """`loss`: inputs of a step -> loss of each image (B,)."""
         self._training_data, self._loss = training_data, loss
         settings = training_data.context.settings
@@ -53,9 +54,7 @@ class ValidationLoss:
 class Validator:
     """Measures the validation loss of a training when it is due."""
 
-    def __init__(
-        self, training_data: TrainingData, train_state: TrainState, loss: Callable[[dict[str, Tensor]], Tensor]
-    ):
+    def __init__(self, training_data: TrainingData, train_state: TrainState, loss: Callable[[StepInputs], Tensor]):
         self._context, self._train_state = training_data.context, train_state
         self._options = self._context.settings[ValidationOptions]
         self._loss = ValidationLoss(training_data, loss)

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from sd_scripts.data.batch import Batch
-from sd_scripts.families.family import Components
+from sd_scripts.families.family import Components, StepInputs
 from sd_scripts.families.flux.options import FluxModelOptions
 from sd_scripts.families.flux.packing import predict
-from sd_scripts.families.objective import controls_of, flow_inputs
+from sd_scripts.families.objective import flow_inputs
 from sd_scripts.library.dit_layers import grid_of
 from sd_scripts.library.flow_timesteps import loss_weights
 from sd_scripts.library.losses import diffusion_loss
@@ -34,18 +34,19 @@ def step_inputs(
     )
 
 
-def loss(components: Components, inputs: dict[str, Tensor], text: dict[str, Tensor], settings: Settings) -> Tensor:
-    """Return the loss of each image (B,) float32; `text` as returned by encode_text."""
+def loss(components: Components, inputs: StepInputs, settings: Settings) -> Tensor:
+    """Return the loss of each image (B,) float32."""
     objective = settings[FlowOptions]
-    noisy, t, loss_weight = inputs["noisy"], inputs["timesteps"], inputs["loss_weight"]
+    model = inputs.model
+    noisy, t, loss_weight = model["noisy"], model["timesteps"], model["loss_weight"]
     prediction = predict(
         components.denoiser,
         noisy,
         t,
-        text,
+        inputs.text,
         guidance_vector(components, t, objective.guidance_scale),
         masked=settings[FluxModelOptions].apply_t5_attn_mask,
-        controls=controls_of(inputs),
+        controls=inputs.controls,
     )
     # only raw compares velocities; the others exist for settings written for sd-scripts
     if objective.model_prediction_type == "additive":
@@ -54,7 +55,7 @@ def loss(components: Components, inputs: dict[str, Tensor], text: dict[str, Tens
         prediction = noisy - expand_to(t, noisy) * prediction
         loss_weight = loss_weight * loss_weights(t, objective.weighting_scheme)
     return diffusion_loss(
-        prediction, inputs["target"], t, settings[LossOptions], loss_weight=loss_weight, mask=inputs.get("mask")
+        prediction, model["target"], t, settings[LossOptions], loss_weight=loss_weight, mask=model.get("mask")
     )
 
 

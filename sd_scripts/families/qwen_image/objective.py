@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from sd_scripts.data.batch import Batch
-from sd_scripts.families.family import Components
-from sd_scripts.families.objective import controls_of, flow_inputs
+from sd_scripts.families.family import Components, StepInputs
+from sd_scripts.families.objective import flow_inputs
 from sd_scripts.families.qwen_image.text import MASK, STATES
 from sd_scripts.library.dit_layers import grid_of, pack, unpack
 from sd_scripts.library.flow_timesteps import draw_sigmas, loss_weights, shift_of, shifted
@@ -73,13 +73,14 @@ def _by_signal_to_noise(count: int, mean: float, std: float, generator: torch.Ge
     return torch.sigmoid(-(mean + std * normal((count,), generator)) / 2)
 
 
-def loss(components: Components, inputs: dict[str, Tensor], text: dict[str, Tensor], settings: Settings) -> Tensor:
-    """Return the loss of each image (B,) float32; `text` as returned by encode_text."""
-    noisy, t = inputs["noisy"], inputs["timesteps"]
-    velocity = predict(components.denoiser, noisy, t, text, controls_of(inputs))
-    loss_weight = inputs["loss_weight"] * loss_weights(t, settings[FlowOptions].weighting_scheme)
+def loss(components: Components, inputs: StepInputs, settings: Settings) -> Tensor:
+    """Return the loss of each image (B,) float32."""
+    model = inputs.model
+    noisy, t = model["noisy"], model["timesteps"]
+    velocity = predict(components.denoiser, noisy, t, inputs.text, inputs.controls)
+    loss_weight = model["loss_weight"] * loss_weights(t, settings[FlowOptions].weighting_scheme)
     return diffusion_loss(
-        velocity, inputs["target"], t, settings[LossOptions], loss_weight=loss_weight, mask=inputs.get("mask")
+        velocity, model["target"], t, settings[LossOptions], loss_weight=loss_weight, mask=model.get("mask")
     )
 
 

@@ -6,7 +6,7 @@ from torch import Tensor
 from sd_scripts.data.batch import Batch
 from sd_scripts.data.buckets import Size, crop_ltrb
 from sd_scripts.data.dataset import Item
-from sd_scripts.families.family import Components
+from sd_scripts.families.family import Components, StepInputs
 from sd_scripts.families.objective import loss_inputs
 from sd_scripts.families.sdxl.keys import VAE_SCALE
 from sd_scripts.families.sdxl.unet import predict
@@ -54,28 +54,28 @@ def step_inputs(
     }
 
 
-def loss(components: Components, inputs: dict[str, Tensor], text: dict[str, Tensor], settings: Settings) -> Tensor:
-    """Return the loss of each image (B,) float32; `text` as returned by encode_text."""
-    model = settings[ModelOptions]
+def loss(components: Components, inputs: StepInputs, settings: Settings) -> Tensor:
+    """Return the loss of each image (B,) float32."""
+    model, text = inputs.model, inputs.text
     dtype = next(components.denoiser.parameters()).dtype
     context = torch.cat([text["hidden_state1"], text["hidden_state2"]], dim=-1).to(dtype)  # (B, T, 2048)
     prediction = predict(
         components.denoiser,
-        inputs["noisy"].to(dtype),
-        inputs["timesteps"],
+        model["noisy"].to(dtype),
+        model["timesteps"],
         context,
         text["pool2"].to(dtype),
-        inputs["sizes"],
+        model["sizes"],
     )
     return per_sample_loss(
         prediction,
-        inputs["target"],
-        inputs["timesteps"],
-        noise_schedule(inputs["noisy"].device, settings[NoiseOptions].zero_terminal_snr),
+        model["target"],
+        model["timesteps"],
+        noise_schedule(model["noisy"].device, settings[NoiseOptions].zero_terminal_snr),
         settings[LossOptions],
-        loss_weight=inputs["loss_weight"],
-        mask=inputs.get("mask"),
-        v_parameterization=model.v_parameterization,
+        loss_weight=model["loss_weight"],
+        mask=model.get("mask"),
+        v_parameterization=settings[ModelOptions].v_parameterization,
     )
 
 

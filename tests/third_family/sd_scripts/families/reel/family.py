@@ -29,6 +29,7 @@ from sd_scripts.families.family import (
     FileIdentity,
     ModelWeights,
     Saving,
+    StepInputs,
     TextEncoding,
     Tokens,
     blocks_of,
@@ -87,16 +88,17 @@ def step_inputs(
     )
 
 
-def loss(components: Components, inputs: dict[str, Tensor], text: dict[str, Tensor], settings: Settings) -> Tensor:
-    states = text["states"] * settings[ReelOptions].reel_text_scale
-    velocity = components.denoiser(inputs["noisy"], inputs["timesteps"], states)
+def loss(components: Components, inputs: StepInputs, settings: Settings) -> Tensor:
+    model = inputs.model
+    states = inputs.text["states"] * settings[ReelOptions].reel_text_scale
+    velocity = components.denoiser(model["noisy"], model["timesteps"], states)
     return diffusion_loss(
         velocity,
-        inputs["target"],
-        inputs["timesteps"],
+        model["target"],
+        model["timesteps"],
         settings[LossOptions],
-        loss_weight=inputs["loss_weight"],
-        mask=inputs.get("mask"),
+        loss_weight=model["loss_weight"],
+        mask=model.get("mask"),
     )
 
 
