@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from sd_scripts.library import compile_support
 from sd_scripts.library.compile_utils import compile_model, inductor_option_problems, inductor_options
 from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
-from sd_scripts.training import compiling
+from sd_scripts.options.recording import uses_cuda_graphs
 
 GRAPHS = "triton.cudagraphs"
 
@@ -99,11 +99,11 @@ def test_cuda_graphs_are_known_by_mode_and_by_option(
 ) -> None:
     options = CompileOptions(compile=True, **values)
     assert options.cuda_graphs_from == chosen_by
-    assert compiling.uses_cuda_graphs(options) is bool(chosen_by)
+    assert uses_cuda_graphs(options) is bool(chosen_by)
     assert options.without_cuda_graphs() == CompileOptions(compile=True, **{**values, **without})
 
 
 def test_the_backend_cudagraphs_is_nothing_without_them() -> None:
     options = CompileOptions(compile=True, compile_backend="cudagraphs")
-    assert compiling.uses_cuda_graphs(options)
+    assert uses_cuda_graphs(options)
     assert options.without_cuda_graphs() is None

@@ -14,7 +14,7 @@ import torch
 from test_step_graphs import Learner, Rerun, full, halves, inputs, lora, masters_of_another_optimizer
 from torch import Tensor, nn
 
-from sd_scripts.library.optimizers import keeps_from_recording
+from sd_scripts.library.optimizers import keeps_update_from_recording
 from sd_scripts.library.partitioned_optimizer import PartitionedOptimizer
 from sd_scripts.library.rounding_adamw import RoundingAdamW
 from sd_scripts.options.optimizer import OptimizerOptions
@@ -271,7 +271,7 @@ def test_optimizers_tell_what_keeps_them_from_being_recorded() -> None:
         weights = [nn.Parameter(torch.zeros(2))]
         group = {"params": weights, "lr": torch.tensor(0.1), "capturable": True}
         optimizer: torch.optim.Optimizer = values.get("made") or torch.optim.AdamW([group])
-        return keeps_from_recording(optimizer, options, scaled=scaled)
+        return keeps_update_from_recording(optimizer, options, scaled=scaled, processes=values.get("processes", 1))
 
     weights = [nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))]
     ours = RoundingAdamW(weights)
@@ -283,6 +283,7 @@ def test_optimizers_tell_what_keeps_them_from_being_recorded() -> None:
         why("AdamW", made=parts),
         why("AdamW", made=torch.optim.AdamW(weights)),
         why("Prodigy"),
+        why("AdamW", processes=2),
     ]
     assert found == [
         "",
@@ -291,4 +292,5 @@ def test_optimizers_tell_what_keeps_them_from_being_recorded() -> None:
         "weights are updated in parts",
         "AdamW is not fused or not capturable with these optimizer_args",
         "Prodigy needs the CPU in each step",
+        "the processes average their gradients",
     ]

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from sd_scripts.library.key_values import class_by_path, key_values
 from sd_scripts.library.merged_adamw import MergedAdamW
 from sd_scripts.library.partitioned_optimizer import Group, PartitionedOptimizer
+from sd_scripts.library.recordable import RecordableOptimizer
 from sd_scripts.library.rounding_adamw import RoundingAdamW
 from sd_scripts.options.optimizer import OptimizerOptions
 from sd_scripts.options.optimizer import remarks as remarks
@@ -121,15 +122,19 @@ def updater(optimizer: Optimizer) -> Optimizer:
     return optimizer.representative if isinstance(optimizer, PartitionedOptimizer) else optimizer
 
 
-def keeps_from_recording(optimizer: Optimizer, options: OptimizerOptions, *, scaled: bool) -> str:
-    """Return why steps of an optimizer cannot be recorded in a CUDA graph; empty if they can. `scaled`: a GradScaler
-    steps it."""
+def keeps_update_from_recording(
+    optimizer: Optimizer, options: OptimizerOptions, *, scaled: bool, processes: int
+) -> str:
+    """Return why the update of a recorded step (options/recording.py) cannot be recorded as well; empty if it can.
+    `scaled`: a GradScaler steps the optimizer."""
     name = optimizer_name(options.optimizer_type)
+    if processes > 1:
+        return "the processes average their gradients"
     if isinstance(optimizer, PartitionedOptimizer):
         return "weights are updated in parts"
     if not known_optimizer(name).capturable:
         return f"{name} needs the CPU in each step"
-    if isinstance(optimizer, RoundingAdamW):
+    if isinstance(optimizer, RecordableOptimizer):
         return "the CPU reads whether a gradient has overflowed" if scaled else ""
     groups = optimizer.param_groups
     fixed = not all(isinstance(group["lr"], Tensor) and group["capturable"] for group in groups)

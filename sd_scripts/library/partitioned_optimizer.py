@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sd_scripts.library.rounding_adamw import RoundingAdamW
+from sd_scripts.library.recordable import ScalesGradients
 from sd_scripts.library.stochastic_rounding import Key, round_stochastically
 
 Group = dict[str, Any]
@@ -53,6 +53,8 @@ class _Member:
 @dataclass(kw_only=True)
 class _Partition:
     optimizer: Optimizer
+    gradient: Callable[[nn.Parameter], Tensor | None]
+    """Returns the gradient that the optimizer uses for a weight."""
     members: list[_Member]
     groups: list[int]
     """Which of the facade's groups each group of the optimizer is part of."""
@@ -63,8 +65,7 @@ class _Partition:
 
     def trainable(self) -> list[_Member]:
         """Return the members that have a gradient."""
-        gradient = self.optimizer.gradient if isinstance(self.optimizer, RoundingAdamW) else attrgetter("grad")
-        return [member for member in self.members if gradient(member.weight) is not None]
+        return [member for member in self.members if self.gradient(member.weight) is not None]
 
     @contextmanager
     def surrogates(self, members: Sequence[_Member], write: Callable[[_Member], object]) -> Iterator[None]:
@@ -124,7 +125,8 @@ class PartitionedOptimizer(Optimizer):
             if i not in complete:
                 self.param_groups[i].update({name: value for name, value in group.items() if name not in OWN})
                 complete.add(i)
-        partition = _Partition(optimizer=optimizer, members=members, groups=places, given=[])
+        gradient = optimizer.gradient if isinstance(optimizer, ScalesGradients) else attrgetter("grad")
+        partition = _Partition(optimizer=optimizer, gradient=gradient, members=members, groups=places, given=[])
         self._link_groups(partition)
         return partition
 

@@ -135,10 +135,10 @@ class RoundingAdamW(Optimizer):
         return not any(plan.others for plan in plans)
 
     def launch(self) -> None:
-        """Launch what a step computes, to be recorded. The values that differ between steps come from before_replay."""
+        """Launch what a step computes, to be recorded. The values that differ between steps come from fill_scalars."""
         self._launch(self._recorded)
 
-    def before_replay(self) -> None:
+    def fill_scalars(self) -> None:
         """Set the values of the next step."""
         self._set_steps(self._recorded)
 

@@ -41,6 +41,7 @@ from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions
 from sd_scripts.options.optimizer_table import known_optimizer
+from sd_scripts.options.recording import keeps_from_recording
 from sd_scripts.options.run import CudaOptions
 from sd_scripts.options.sampling import SampleOptions
 from sd_scripts.options.saving import HuggingFaceOptions, SavingOptions
@@ -626,24 +627,6 @@ def cpu_offload_checkpointing_conflicts(training: TrainingOptions, compiled: Com
             "moves activations between compiled blocks, outside their graphs; turn it off with compile unless memory "
             "runs out",
         )
-
-
-def keeps_from_recording(filled: Filled) -> str:
-    """Return the option with which a step cannot be recorded as one CUDA graph; empty if there is none."""
-    training, network = filled[TrainingOptions], filled.get(NetworkOptions)
-    memory, fused = filled.get(MemoryOptions), filled.get(FusedOptions)
-    assert isinstance(training, TrainingOptions)
-    if isinstance(memory, MemoryOptions) and memory.blocks_to_swap:
-        return "blocks_to_swap"
-    if isinstance(fused, FusedOptions) and fused.chosen:
-        return fused.chosen
-    if training.gradient_checkpointing and training.cpu_offload_checkpointing:
-        return "cpu_offload_checkpointing"
-    if isinstance(network, NetworkOptions) and not network.is_ours:
-        return "network_module"
-    # drawn again in backward from the state of the generator, which cannot be read while recording
-    draws = network.draws if isinstance(network, NetworkOptions) else ""
-    return draws if training.gradient_checkpointing else ""
 
 
 def steps_that_are_not_recorded(

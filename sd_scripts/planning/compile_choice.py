@@ -7,8 +7,8 @@ from typing import Any
 from sd_scripts.data.epochs import BatchShape
 from sd_scripts.families.card import FamilyCard
 from sd_scripts.formats.words import duration
-from sd_scripts.options.checks import keeps_from_recording
 from sd_scripts.options.compile import WITHOUT_CUDA_GRAPHS, CompileOptions
+from sd_scripts.options.recording import keeps_from_recording
 from sd_scripts.options.settings import Settings
 from sd_scripts.planning.compile_plan import expected_graphs
 from sd_scripts.planning.speeds import MEASURED_ON, Source, Speeds

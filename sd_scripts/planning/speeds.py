@@ -11,9 +11,9 @@ from sd_scripts.data.buckets import Extent
 from sd_scripts.data.epochs import BatchShape
 from sd_scripts.families.card import FamilyCard, Speed
 from sd_scripts.formats.safetensors_header import read_header
-from sd_scripts.options.checks import keeps_from_recording
 from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
 from sd_scripts.options.model import ModelOptions
+from sd_scripts.options.recording import keeps_from_recording
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.spec import each_option
 from sd_scripts.runs.compile_fingerprint import torch_version

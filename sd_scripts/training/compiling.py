@@ -19,10 +19,9 @@ from sd_scripts.families.family import Components, Family
 from sd_scripts.formats.words import counted
 from sd_scripts.library.compile_support import chosen_of
 from sd_scripts.library.compile_utils import MIN_GRAPH_LIMIT, compile_model
-from sd_scripts.options.checks import keeps_from_recording
 from sd_scripts.options.compile import CUDA_GRAPHS_KEY, CompileMoreOptions, CompileOptions
 from sd_scripts.options.dataset import CacheOptions
-from sd_scripts.options.run import CudaOptions
+from sd_scripts.options.recording import records_steps, uses_cuda_graphs
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.planning.compile_plan import STATIC_SHAPES, distinct_shapes, expected_graphs
 from sd_scripts.runs.compile_cache import cache_folder, graphs_in, in_use
@@ -40,19 +39,6 @@ T = TypeVar("T")
 GRAPHS_OF_LAYER = 4
 """Upper bound of the graphs of a text encoder layer at one batch size: it is captured again where its input needs no
 gradient, and T5's first layer computes what the others read."""
-
-
-def uses_cuda_graphs(options: CompileOptions) -> bool:
-    return options.compile and (bool(options.cuda_graphs_from) or options.compile_backend == "cudagraphs")
-
-
-def records_steps(context: Context) -> bool:
-    """Return whether a run is to record its steps as CUDA graphs."""
-    settings, options = context.settings, context.settings[CompileOptions]
-    unasked = options.leaves_recording_open and settings[CudaOptions].record_steps
-    wanted = uses_cuda_graphs(options) or unasked
-    possible = not (keeps_from_recording(settings.filled) or context.sharded)
-    return context.device.type == "cuda" and wanted and possible
 
 
 _warming: list[threading.Thread] = []
@@ -124,7 +110,7 @@ class Compilation:
         self._chosen = self._options
         # outside of steps, CUDA graphs would free their memory too early
         self._options_without_graphs = self._options.without_cuda_graphs()
-        self._records = records_steps(context)
+        self._records = records_steps(settings, cuda=context.device.type == "cuda", sharded=context.sharded)
         """Whether a step is recorded as a whole; blocks then need no CUDA graphs of their own."""
         checkpoints = settings[TrainingOptions].gradient_checkpointing  # which breaks those of blocks
         if (self._records or checkpoints) and self._options_without_graphs:

@@ -35,8 +35,8 @@ class Ema:
         averages = [self.average[name] for name in state]
         torch._foreach_lerp_(averages, [self._on_ema_device(tensor) for tensor in state.values()], weight)
 
-    def before_replay(self) -> None:
-        """Begin an update that was recorded by `launch`."""
+    def fill_scalars(self) -> None:
+        """Begin an update that was recorded by `launch`, and count it."""
         self._weight.fill_(self._next_weight())
 
     @torch.no_grad()

@@ -23,13 +23,13 @@ from sd_scripts.families.family import Family, ModelWeights
 from sd_scripts.library.block_swap import SwapGroup, host_value
 from sd_scripts.library.optimizers import make_optimizer, rounds_weights
 from sd_scripts.library.partitioned_optimizer import PartitionedOptimizer
-from sd_scripts.library.rounding_adamw import RoundingAdamW
+from sd_scripts.library.recordable import ScalesGradients
 from sd_scripts.options.full import FullOptions, FusedOptions, ModelFileOptions
 from sd_scripts.options.optimizer import OptimizerOptions
 from sd_scripts.options.optimizer_table import known_optimizer
+from sd_scripts.options.recording import records_steps
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import TrainingOptions
-from sd_scripts.training.compiling import records_steps
 from sd_scripts.training.context import Context
 from sd_scripts.training.fused_backward import FusedBackward
 from sd_scripts.training.gradient_averaging import AveragingInBackward, average_gradients
@@ -146,7 +146,7 @@ class FullTrainable(Trainable):
     @property
     def skips_nonfinite(self) -> bool:  # type: ignore[override]
         """Possible if all gradients exist before the first update: their norm then shows whether one is non-finite."""
-        return isinstance(self._optimizer, RoundingAdamW) and self._max_norm > 0 and self.shards is None
+        return isinstance(self._optimizer, ScalesGradients) and self._max_norm > 0 and self.shards is None
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         return [
@@ -169,7 +169,7 @@ class FullTrainable(Trainable):
         seed = self._context.number("rounding")
         make = partial(make_optimizer, options, rounding=half_precision, seed=seed, copies=copies)
         self._optimizer = make(self.parameter_groups())
-        whole = isinstance(self._optimizer, RoundingAdamW)
+        whole = isinstance(self._optimizer, ScalesGradients)
         self._refreshes = whole and bool(copies)
         rounds = half_precision and not rounds_weights(self._optimizer)
         if (half_precision and not whole) or self._fused or len(self._swapper):
@@ -177,7 +177,8 @@ class FullTrainable(Trainable):
                 make, rounds=rounds, together=known_optimizer(options.optimizer_type).one_rate
             )
         optimizer_reads_them = self._refreshes or not copies
-        afterwards = self._fused or self._accumulates or self.shards or records_steps(self._context)
+        records = records_steps(self._context.settings, cuda=self._context.device.type == "cuda", sharded=False)
+        afterwards = self._fused or self._accumulates or self.shards or records
         if self._context.world > 1 and optimizer_reads_them and not afterwards:
             self.averaging = AveragingInBackward(self.partitions, self._context.world)
         return self._optimizer
@@ -300,19 +301,19 @@ class FullTrainable(Trainable):
         """Clip the gradient norm. A fused backward pass has clipped all but incomplete partitions."""
         if self.shards:
             norm = sharded_grad_norm(self.weights, self._context.device)
-        elif isinstance(self._optimizer, RoundingAdamW):
+        elif isinstance(self._optimizer, ScalesGradients):
             norm = self._optimizer.gradient_norm()
         else:
             norm = grad_norm(gradients_of(self.weights), self._context.device)
         factor = clip_factor(norm, max_norm)
-        if isinstance(self._optimizer, RoundingAdamW):
+        if isinstance(self._optimizer, ScalesGradients):
             self._optimizer.clip_factor = factor
         elif gradients := gradients_of(self.weights):
             torch._foreach_mul_(gradients, factor)
         return norm
 
     def updated(self) -> None:
-        if isinstance(self._optimizer, RoundingAdamW):
+        if isinstance(self._optimizer, ScalesGradients):
             self._optimizer.clip_factor = None
         if not self._refreshes:
             refresh_copies(self.weights)

@@ -26,9 +26,9 @@ from sd_scripts.options.full import FusedOptions
 from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.optimizer import OptimizerOptions
 from sd_scripts.options.optimizer_table import OPTIMIZERS, known_optimizer
+from sd_scripts.options.recording import uses_cuda_graphs
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import TrainingOptions
-from sd_scripts.training.compiling import uses_cuda_graphs
 from sd_scripts.training.context import Context
 from sd_scripts.training.gradient_clipping import grad_norm
 from sd_scripts.training.master_weights import Weight, gradients_of, require_shapes

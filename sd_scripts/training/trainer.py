@@ -27,6 +27,7 @@ from sd_scripts.options.dataset import DatasetOptions
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions
 from sd_scripts.options.prompt_lines import SamplePrompt
+from sd_scripts.options.recording import records_steps
 from sd_scripts.options.run import CudaOptions
 from sd_scripts.options.saving import EmaOptions, SavingOptions
 from sd_scripts.options.training import LATEST, ResumeOptions, TrainingOptions
@@ -39,7 +40,7 @@ from sd_scripts.training.checkpoints import Saver
 from sd_scripts.training.command_listener import CommandListener
 from sd_scripts.training.compile_check import CompileCheck, require_one_process
 from sd_scripts.training.compile_progress import RECORDING
-from sd_scripts.training.compiling import Compilation, records_steps
+from sd_scripts.training.compiling import Compilation
 from sd_scripts.training.context import Context, Failed
 from sd_scripts.training.dry_save import dry_save
 from sd_scripts.training.ema import Ema
@@ -122,7 +123,7 @@ class Trainer:
         self.first = start.step
 
         checks = self._choose_compile(plan)
-        self._records = records_steps(context)
+        self._records = records_steps(context.settings, cuda=context.device.type == "cuda", sharded=context.sharded)
         context.at_end.enter_context(stream_for(context.device, records=self._records))
         self.training_data = self._load(plan, prompts, checks_compile=checks)
         self._attach()
@@ -318,9 +319,9 @@ class Trainer:
     def _step_graphs(self) -> StepGraphs:
         """Return what records the steps, and their update too where that can be recorded."""
         options, recorder = self.context.settings[OptimizerOptions], CudaRecorder()
-        why = optimizers.keeps_from_recording(self.train_state.optimizer, options, scaled=bool(self.step.scaler))
-        if self.context.world > 1:
-            why = "the processes average their gradients"
+        why = optimizers.keeps_update_from_recording(
+            self.train_state.optimizer, options, scaled=bool(self.step.scaler), processes=self.context.world
+        )
         if why and self.context.is_main:
             logger.info("record_steps: forward and backward are recorded, the update is not: %s", why)
         update = None if why else UpdateGraph(recorder, self._warn_unrecorded_update)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from sd_scripts.library.optimizers import updater
-from sd_scripts.library.rounding_adamw import RoundingAdamW
+from sd_scripts.library.recordable import recordable
 from sd_scripts.library.streams import on_default_stream, updates_on_default_stream
 from sd_scripts.training.ema import Ema
 from sd_scripts.training.step_graphs import Key
@@ -99,24 +99,21 @@ class WeightUpdate:
         return on_default_stream(device)
 
     def begin_recording(self) -> bool:
-        return not isinstance(self.optimizer, RoundingAdamW) or self.optimizer.begin_recording()
+        return recordable(self.optimizer).begin_recording()
 
     def launch(self) -> Tensor | None:
-        optimizer = self.optimizer
-        norm = self._update(optimizer.launch if isinstance(optimizer, RoundingAdamW) else optimizer.step)
+        norm = self._update(recordable(self.optimizer).launch)
         if self._ema:
             self._ema.launch()
         return norm
 
     def before_replay(self) -> None:
-        if isinstance(self.optimizer, RoundingAdamW):
-            self.optimizer.before_replay()
+        recordable(self.optimizer).fill_scalars()
         if self._ema:
-            self._ema.before_replay()
+            self._ema.fill_scalars()
 
     def replayed(self) -> None:
-        if isinstance(self.optimizer, RoundingAdamW):
-            self.optimizer.replayed()
+        recordable(self.optimizer).replayed()
         self.trainable.update_replayed()
 
     def restart(self) -> None:
