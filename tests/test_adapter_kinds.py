@@ -104,10 +104,10 @@ def assert_limits_and_clips(prepared: Prepared) -> None:
     norms = torch.stack([layer.norm() for layer in network.layers])
     torch.testing.assert_close(norms, torch.full_like(norms, 0.01), rtol=1e-3, atol=0)
     losses(prepared.components).mean().backward()
-    prepared.trainable.collect_gradients()
+    prepared.trainable.gradients.collect()
     reached = [bool(master.grad.any()) for layer in network.layers for master in layer.masters]
     assert sum(reached) > 0.9 * len(reached)  # some only reach a text encoder's last layer
-    norm = prepared.trainable.clip(1e-3)
+    norm = prepared.trainable.gradients.clip(1e-3)
     assert norm > 1e-3
     assert float(network.gradients.norm()) == pytest.approx(1e-3, rel=1e-3)
 

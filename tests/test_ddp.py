@@ -44,7 +44,7 @@ def keeping_copies(folder: Path) -> Iterator[None]:
 
     def noted(trainer: Trainer, *arguments: Any) -> Tensor:
         losses.append(micro(trainer, *arguments))
-        averaging = getattr(trainer.trainable, "averaging", None)
+        averaging = getattr(trainer.trainable.gradients, "averaging", None)
         in_flight.append(len(averaging.in_flight) if averaging else 0)
         return losses[-1]
 

@@ -73,7 +73,7 @@ def test_each_text_encoder_is_trained_at_its_own_rate_and_saved(encoders: int, f
     optimizer = trainable.make_optimizer(given.settings[OptimizerOptions])
     x = torch.ones(2, 4)
     model.denoiser(sum((encoder(x) for encoder in model.text_encoders), x)).sum().backward()
-    trainable.collect_gradients()
+    trainable.gradients.collect()
     optimizer.step()
     trainable.updated()
     moved = [

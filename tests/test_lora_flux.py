@@ -358,7 +358,7 @@ def test_it_learns_and_norms_are_limited(args: list[str]) -> None:
     for _ in range(4):
         loss = (predict(model) - target).square().mean()
         loss.backward()
-        trainable.collect_gradients()
+        trainable.gradients.collect()
         assert network.gradients.count_nonzero() > 0.9 * network.gradients.numel()
         for group in optimizer.param_groups:
             group["lr"] = 0.1

@@ -32,7 +32,7 @@ def starts(names: Any) -> set[str]:
 
 def backward(prepared: Prepared) -> None:
     losses(prepared.components).mean().backward()
-    prepared.trainable.collect_gradients()
+    prepared.trainable.gradients.collect()
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_steps_are_no_longer_checked_once_memory_does_not_suffice(model: Path, t
     assert not check.due(2)
     (warning,) = [event["text"] for event in RunFolder(prepared.context.run_dir).events() if event["kind"] == "warning"]
     assert warning == "compile_check_every: an eager step does not fit into memory, so no step is checked"
-    assert not prepared.network._collected
+    assert not prepared.network.collected
 
 
 def test_the_same_seed_makes_the_same_network(model: Path, tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def learn(prepared: Prepared) -> None:
     learning = prepared.trainable
     optimizer = torch.optim.SGD(learning.parameter_groups())
     backward(prepared)
-    assert learning.clip(1e9) > 0
+    assert learning.gradients.clip(1e9) > 0
     optimizer.step()
     learning.updated()
 

@@ -97,7 +97,7 @@ def _step(prepared: Any, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     torch.manual_seed(seed)
     loss = losses(prepared.components)
     loss.mean().backward()
-    prepared.trainable.collect_gradients()
+    prepared.trainable.gradients.collect()
     gradient = prepared.network.gradients.clone()
     prepared.network.zero_grad()
     return loss.detach(), gradient

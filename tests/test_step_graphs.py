@@ -49,13 +49,14 @@ class Again:
             self.new = False
             self._run()
             return
-        now, attributes = {parameter: parameter.grad for parameter in self.gradients}, dict(vars(self.trainable))
+        now = {parameter: parameter.grad for parameter in self.gradients}
+        attributes = dict(vars(self.trainable.gradients))
         for parameter, gradient in self.gradients.items():
             parameter.grad = gradient
         self._run()
         for parameter, gradient in now.items():
             parameter.grad = gradient
-        vars(self.trainable).update(attributes)
+        vars(self.trainable.gradients).update(attributes)
 
     def _run(self) -> None:
         result = self.run()
@@ -105,7 +106,7 @@ class Learner:
     ) -> TrainStep:
         step = TrainStep(self.loss, self.trainable, self.optimizer, accumulation=accumulation, **more)
         if recorder:
-            step.execution = Execution(graphs=StepGraphs(self.trainable, recorder, self.told.append, update))
+            step.execution = Execution(graphs=StepGraphs(self.trainable.gradients, recorder, self.told.append, update))
         return step
 
 
@@ -191,7 +192,7 @@ def test_what_cannot_be_recorded_runs_as_usual_from_then_on(tmp_path: Path) -> N
             with pytest.raises(RecordingFailed, match=r"^RuntimeError: it waits$") as caught:
                 step.micro(given)
             assert caught.value.none_left
-            learner.trainable.discard_gradients()
+            learner.trainable.gradients.discard()
         step.micro(given)
         step.update()
     assert torch.equal(learner.trainable.state_dict()["masters"], plain.trainable.state_dict()["masters"])
@@ -214,7 +215,7 @@ def test_recorded_shapes_are_replayed_on_when_another_one_cannot_be_recorded(roo
     with pytest.raises(RecordingFailed, match=f"^{why}$") as caught:
         step.micro(inputs(3, 0, torch.float32))
     assert not caught.value.none_left
-    learner.trainable.discard_gradients()
+    learner.trainable.gradients.discard()
     for rows in (3, 2, 3):  # recorded or not
         step.micro(inputs(rows, 0, torch.float32))
         step.update()
@@ -255,7 +256,7 @@ def test_graphs_make_room_for_what_does_not_fit_beside_them(tmp_path: Path) -> N
         step.micro(inputs(3, 0, torch.float32))
     assert caught.value.none_left
     free[0] = True
-    learner.trainable.discard_gradients()
+    learner.trainable.gradients.discard()
     for rows in (3, 2, 2, 2):
         step.micro(inputs(rows, 0, torch.float32))
         step.update()

@@ -18,7 +18,7 @@ from sd_scripts.runs.folder import RunFolder
 from sd_scripts.tools.timed_run import ROOT, launch_processes
 from sd_scripts.training import trainer
 from sd_scripts.training.compile_progress import RECORDING
-from sd_scripts.training.lora import LoraTrainable
+from sd_scripts.training.lora import AdapterGradients
 from sd_scripts.training.update_graph import UpdateGraph
 
 pytestmark = [
@@ -391,14 +391,14 @@ def test_a_step_that_is_not_finite_is_skipped_by_a_recorded_update(
 def test_an_update_that_cannot_be_recorded_is_told_and_the_rest_is_replayed(
     miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clip = LoraTrainable.clip
+    clip = AdapterGradients.clip
 
-    def waits(self: LoraTrainable, max_norm: float) -> Any:
+    def waits(self: AdapterGradients, max_norm: float) -> Any:
         norm = clip(self, max_norm)
         norm.item()
         return norm
 
-    monkeypatch.setattr(LoraTrainable, "clip", waits)
+    monkeypatch.setattr(AdapterGradients, "clip", waits)
     run = train(miniature, tmp_path / "run", **STATES)
     (told,) = warned(run)
     assert told.startswith("record_steps: the update cannot be recorded as a CUDA graph: ")

@@ -117,7 +117,7 @@ def test_only_the_new_rows_get_a_gradient_and_change(miniature: Any, tmp_path: P
     }
     text = encode(prepared)
     (text["hidden_state1"].square().sum() + text["hidden_state2"].square().sum() + text["pool2"].sum()).backward()
-    prepared.trainable.collect_gradients()
+    prepared.trainable.gradients.collect()
     (masters,) = (group["params"] for group in prepared.trainable.parameter_groups())
     assert all(row.any() for master in masters for row in master.grad)
     torch.optim.SGD(masters, lr=1e-2).step()

@@ -180,7 +180,7 @@ def test_what_cannot_be_recorded_is_told_once_and_runs_as_usual(
         weights = [*twin.recorded.trainable.state_dict().values(), *twin.recorded.model.parameters()]
         state = twin.recorded.optimizer.state.values()
         weights += [each for held in state for each in held.values() if isinstance(each, Tensor)]
-        weights += twin.recorded.trainable.gradients().values()
+        weights += twin.recorded.trainable.gradients.named().values()
         before = [tensor.detach().clone() for tensor in weights]
         run()
         for tensor, value in zip(weights, before, strict=True):
@@ -196,10 +196,10 @@ def test_gradients_are_unscaled_again_if_recording_fails_after_that(tmp_path: Pa
     twin = Twin(fused, tmp_path, more=scaled)
 
     def record(run: Callable[[], Any]) -> Any:
-        (gradients,) = twin.recorded.trainable.gradients().values()
+        (gradients,) = twin.recorded.trainable.gradients.named().values()
         before = gradients.clone()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(twin.recorded.trainable, "clip", waits)
+            patch.setattr(twin.recorded.trainable.gradients, "clip", waits)
             try:
                 run()
             finally:
@@ -262,7 +262,7 @@ def test_micro_steps_that_are_not_recorded_mix_with_recorded_ones(
         twin.train([(number,) if rare else (2, 1)], steps=range(number, number + 1))
     assert twin.recorder.recorded == 1
     twin.step.micro(inputs(STEPS, 0, next(twin.recorded.model.parameters()).dtype))
-    assert twin.recorded.trainable.settle_gradients()
+    assert twin.recorded.trainable.gradients.settle()
 
 
 def test_optimizers_tell_what_keeps_them_from_being_recorded() -> None:

@@ -55,7 +55,11 @@ class AdapterNetwork:
             for master, tensor in zip(layer.masters, layer.tensors, strict=True):
                 master.grad = views[tensor.copy]
         self._gradient_bytes = self.gradients.untyped_storage().nbytes()
-        self._collected, self._held = True, False
+        self.collected = False
+        """Whether gradients of the current step are collected."""
+        self.keeps_gradients = False
+        """Whether their memory is not freed any more, because recorded graphs write there. The first of these allocates
+        it, among what the forward pass no longer needs by then."""
         self.zero_grad()
 
     def _views_of(self, flat: Tensor) -> list[Tensor]:
@@ -66,35 +70,6 @@ class AdapterNetwork:
     def layers_in_file(self) -> list[Adapter]:
         """The layers that the network's file contains."""
         return [layer for layer in self.layers if layer.in_file]
-
-    @property
-    def collected(self) -> bool:
-        """Whether gradients of the current step are collected."""
-        return self._collected
-
-    def hold_gradients(self) -> None:
-        """Keep the gradients' memory once it is allocated: recorded graphs write there. The first of them allocates it,
-        among what the forward pass no longer needs by then."""
-        self._held = True
-
-    def release_gradients(self) -> None:
-        """Free the gradients and hold them no longer."""
-        self._held, self._collected = False, False
-        self.gradients.untyped_storage().resize_(0)
-
-    def collected_by_replay(self) -> None:
-        """Note that a recorded graph has collected gradients."""
-        self._collected = True
-
-    @property
-    def holds_gradients(self) -> bool:
-        """Whether the gradients of the step are where they stay."""
-        return self._held and self._collected
-
-    def updated_by_replay(self) -> None:
-        """Note that a recorded update has used the gradients and refreshed the compute copies."""
-        self._collected = False
-        self.gains.outdated = True
 
     def _allocate_gradients(self) -> None:
         if not self.gradients.untyped_storage().nbytes():
@@ -163,7 +138,7 @@ class AdapterNetwork:
         self.gains.pass_on()
         self._allocate_gradients()
         target, views = self.gradients, self._gradient_views
-        if self._collected:  # a later micro-step of an accumulation
+        if self.collected:  # a later micro-step of an accumulation
             target = torch.empty_like(self.gradients)
             views = self._views_of(target)
         pairs = [(view, copy.grad) for view, copy in zip(views, self.copies, strict=True)]
@@ -179,7 +154,7 @@ class AdapterNetwork:
                 target[run].mul_(scale)
         if target is not self.gradients:
             self.gradients.add_(target)
-        self._collected = True
+        self.collected = True
         self.clear_copies()
 
     def clear_copies(self) -> None:
@@ -190,14 +165,14 @@ class AdapterNetwork:
 
     def perturb(self) -> None:
         """Set the noise of the next steps; call after an update, while its gradients exist."""
-        if self.row_noise and self._collected:
+        if self.row_noise and self.collected:
             self.row_noise.update()
 
     def zero_grad(self) -> None:
-        """Drop the masters' gradients and free their memory, unless it is held."""
-        if self._collected and not self._held:
+        """Drop the masters' gradients and free their memory, unless it is kept."""
+        if not self.keeps_gradients:
             self.gradients.untyped_storage().resize_(0)
-        self._collected = False
+        self.collected = False
 
     @torch.no_grad()
     def limit_norms(self, limit: float) -> None:

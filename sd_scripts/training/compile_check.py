@@ -70,18 +70,19 @@ class CompileCheck:
         try:
             with torch.random.fork_rng(devices=[self._context.device] if cuda else []):
                 loss = run()
-            kept = {name: each.detach().to("cpu", copy=True) for name, each in self._trainable.gradients().items()}
-            return EagerStep(loss=loss.detach().cpu(), gradients=kept)
+            gradients = self._trainable.gradients.named()
+            copies = {name: gradient.detach().to("cpu", copy=True) for name, gradient in gradients.items()}
+            return EagerStep(loss=loss.detach().cpu(), gradients=copies)
         except torch.OutOfMemoryError:
             self._every = 0
         finally:
-            self._trainable.discard_gradients()
+            self._trainable.gradients.discard()
         self._context.warn("compile_check_every: an eager step does not fit into memory, so no step is checked")
         return None
 
     def tell(self, step: int, eager: EagerStep, loss: Tensor) -> None:
         """Tell how far the compiled step is from the eager one; its gradients are accumulated but not yet clipped."""
-        found = difference(eager, loss, self._trainable.gradients())
+        found = difference(eager, loss, self._trainable.gradients.named())
         exceeds = not found.finite or max(found.loss, found.gradients) > self._bound
         self._context.emit(
             "compile_check",

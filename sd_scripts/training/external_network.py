@@ -26,6 +26,7 @@ from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.optimizer import OptimizerOptions
 from sd_scripts.options.saving import LoraFileOptions
 from sd_scripts.training.context import Context
+from sd_scripts.training.execution.gradients import GradientBuffer
 from sd_scripts.training.trainable import NetworkTrainable
 
 Names = dict[str, str]
@@ -178,6 +179,31 @@ def _with_network_names(file: str, names: Names) -> Iterator[str]:
         yield str(copy)
 
 
+class ExternalGradients(GradientBuffer):
+    """The gradients that autograd accumulates on an external network's parameters. They are never recorded."""
+
+    def __init__(self, network: Any, parameters: list[nn.Parameter]):
+        self._network, self._parameters = network, parameters
+
+    def collect(self) -> None:
+        """Do nothing: they accumulate in place."""
+
+    def named(self) -> dict[str, Tensor]:
+        return {str(n): each.grad for n, each in enumerate(self._parameters) if each.grad is not None}
+
+    def average(self, processes: int) -> None:
+        for parameter in self._parameters:
+            if parameter.grad is not None:
+                torch.distributed.all_reduce(parameter.grad)
+                parameter.grad.div_(processes)
+
+    def clip(self, max_norm: float) -> Tensor:
+        return torch.nn.utils.clip_grad_norm_(self._parameters, max_norm)
+
+    def clear(self) -> None:
+        self._network.zero_grad(set_to_none=True)  # also those of rate 0, which are in no group
+
+
 class ExternalNetwork(NetworkTrainable):
     """A network that patches the model's forwards itself and holds float32 weights; it computes under autocast."""
 
@@ -189,27 +215,10 @@ class ExternalNetwork(NetworkTrainable):
     ):
         super().__init__(network, groups, [network, *modules], **options)
         self._names, self._parameters = names, [p for group in groups for p in group["params"]]
-
-    def collect_gradients(self) -> None:
-        """Do nothing: autograd accumulates them in place."""
-
-    def gradients(self) -> dict[str, Tensor]:
-        return {str(n): each.grad for n, each in enumerate(self._parameters) if each.grad is not None}
-
-    def discard_gradients(self) -> None:
-        self.updated()
-
-    def average_gradients(self, processes: int) -> None:
-        for parameter in self._parameters:
-            if parameter.grad is not None:
-                torch.distributed.all_reduce(parameter.grad)
-                parameter.grad.div_(processes)
-
-    def clip(self, max_norm: float) -> Tensor:
-        return torch.nn.utils.clip_grad_norm_(self._parameters, max_norm)
+        self.gradients = ExternalGradients(network, self._parameters)
 
     def updated(self) -> None:
-        self.network.zero_grad(set_to_none=True)  # also those of rate 0, which are in no group
+        self.gradients.clear()
 
     def limit_norms(self) -> None:
         if self.norm_limit and hasattr(self.network, "apply_max_norm_regularization"):

@@ -1,7 +1,8 @@
 """Full training: DreamBooth and fine-tuning, which train the weights of the model itself.
 
-Each mechanism has its file: master_weights, gradient_clipping, gradient_averaging (several processes), fused_backward
-(updates within backward), sharded (FSDP); swapped blocks are made resident by library/block_swap.
+Each mechanism has its file: master_weights, weight_gradients, gradient_clipping, gradient_averaging (several
+processes), fused_backward (updates within backward), sharded (FSDP); swapped blocks are made resident by
+library/block_swap.
 """
 
 from __future__ import annotations
@@ -32,21 +33,18 @@ from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.training.context import Context
 from sd_scripts.training.fused_backward import FusedBackward
-from sd_scripts.training.gradient_averaging import AveragingInBackward, average_gradients
-from sd_scripts.training.gradient_clipping import clip_factor, grad_norm
+from sd_scripts.training.gradient_averaging import AveragingInBackward
 from sd_scripts.training.master_weights import (
     Weight,
-    clear_gradients,
-    collect_gradients,
     equal_partitions,
-    gradients_of,
     held_dtype,
     partitions_by_block,
     refresh_copies,
     require_shapes,
 )
-from sd_scripts.training.sharded import Shards, collect_shard_gradients, require_fsdp_support, shard, sharded_grad_norm
+from sd_scripts.training.sharded import Shards, require_fsdp_support, shard
 from sd_scripts.training.trainable import Trainable
+from sd_scripts.training.weight_gradients import WeightGradients
 
 ENDINGS = {"safetensors": ".safetensors", "ckpt": ".ckpt", "diffusers": ""}
 
@@ -132,16 +130,9 @@ class FullTrainable(Trainable):
         self._optimizer: Optimizer | None = None
         if shards:
             shards.order = [weight.name for weights in self._groups().values() for weight in weights]
-        self.averaging: AveragingInBackward | None = None
-        """Averages the gradients of a block as soon as backward has computed them."""
-        self._refreshes = False
-        """Whether the optimizer reads the copies' gradients and updates the copies itself."""
-        self.accumulates = False
-        self._recorded: dict[nn.Parameter, Tensor] = {}
-        """Where recorded graphs write the gradients."""
-        self._in_place = False
-        """Whether these are the gradients of all parameters, also after an update was replayed: clearing and setting
-        them takes milliseconds."""
+        self.gradients: WeightGradients = WeightGradients(
+            weights, self.partitions, context.device, shards, accumulates=self._accumulates
+        )
 
     @property
     def skips_nonfinite(self) -> bool:  # type: ignore[override]
@@ -170,17 +161,18 @@ class FullTrainable(Trainable):
         make = partial(make_optimizer, options, rounding=half_precision, seed=seed, copies=copies)
         self._optimizer = make(self.parameter_groups())
         whole = isinstance(self._optimizer, ScalesGradients)
-        self._refreshes = whole and bool(copies)
+        self.gradients.refreshes = whole and bool(copies)
         rounds = half_precision and not rounds_weights(self._optimizer)
         if (half_precision and not whole) or self._fused or len(self._swapper):
             self._optimizer = self._partitioned(
                 make, rounds=rounds, together=known_optimizer(options.optimizer_type).one_rate
             )
-        optimizer_reads_them = self._refreshes or not copies
+        self.gradients.optimizer = self._optimizer
+        optimizer_reads_them = self.gradients.refreshes or not copies
         records = records_steps(self._context.settings, cuda=self._context.device.type == "cuda", sharded=False)
         afterwards = self._fused or self._accumulates or self.shards or records
         if self._context.world > 1 and optimizer_reads_them and not afterwards:
-            self.averaging = AveragingInBackward(self.partitions, self._context.world)
+            self.gradients.averaging = AveragingInBackward(self.partitions, self._context.world)
         return self._optimizer
 
     def _partitioned(
@@ -207,7 +199,7 @@ class FullTrainable(Trainable):
                 self._swapper,
                 max_norm=self._max_norm,
                 processes=self._context.world,
-                refreshes=self._refreshes,
+                refreshes=self.gradients.refreshes,
             )
         return optimizer
 
@@ -215,109 +207,12 @@ class FullTrainable(Trainable):
         """Keep on the device what the optimizer updates."""
         return self._swapper.updating(self.partitions[key].block)
 
-    def collect_gradients(self) -> None:
-        """Accumulate the copies' gradients in float32, unless the optimizer reads them in place."""
-        collect_shard_gradients(self.weights)
-        if self._accumulates or not self._refreshes:
-            collect_gradients(self.weights)
-        self.accumulates, self._in_place = True, False
-
-    def before_micro(self) -> None:
-        """Clear the gradients that a replayed update has left."""
-        if self._in_place and not self.accumulates:
-            self._clear()
-
-    def before_recording(self) -> None:
-        self.before_replay()
-
-    def end_recording(self) -> None:
-        """Write the gradients where the first recorded graph has allocated them."""
-        self._recorded = self._recorded or self._all_gradients()
-        if self._all_gradients().keys() != self._recorded.keys():
-            raise ValueError("other weights get a gradient for batches of this shape")
-        self._move_gradients()
-
-    def before_replay(self) -> None:
-        if self.accumulates and self._recorded and not self._in_place:
-            self._move_gradients()
-
-    @torch.no_grad()
-    def _move_gradients(self) -> None:
-        """Move the gradients that exist to where recorded graphs write them."""
-        pairs = [(self._recorded[parameter], gradient) for parameter, gradient in self._all_gradients().items()]
-        if moved := [(held, gradient) for held, gradient in pairs if held is not gradient]:
-            held, gradients = zip(*moved, strict=True)
-            torch._foreach_copy_(list(held), list(gradients))
-        self.replayed()
-
-    def _all_gradients(self) -> dict[nn.Parameter, Tensor]:
-        return {p: p.grad for w in self.weights for p in (w.copy, w.trained) if p.grad is not None}
-
-    def replayed(self) -> None:
-        for parameter, gradient in self._recorded.items() if not self._in_place else ():
-            parameter.grad = gradient
-        self.accumulates = self._in_place = True
-
-    def forget_recorded(self) -> None:
-        self.before_micro()
-        self._recorded, self._in_place = {}, False
-
-    def settle_gradients(self) -> bool:
-        if self._recorded and not self._in_place and self._all_gradients().keys() == self._recorded.keys():
-            self._move_gradients()
-        return self._in_place
-
-    def update_replayed(self) -> None:
-        self.accumulates = False
-
-    def gradients(self) -> dict[str, Tensor]:
-        found = {weight.name: gradients_of([weight]) for weight in self.weights}
-        return {name: gradients[0] for name, gradients in found.items() if gradients}
-
-    def discard_gradients(self) -> None:
-        """Discard the gradients, but keep what a failed fused backward pass has updated: the repeated pass updates only
-        the rest. Gradients that the processes have averaged are kept too."""
-        if self.averaging:
-            self.averaging.keep()
-        collect_shard_gradients(self.weights)
-        self._clear()
-        if self.shards:
-            self.shards.reset_iteration()
-
-    def _clear(self) -> None:
-        clear_gradients(self.weights)
-        self.accumulates = self._in_place = False
-        for partition in self.partitions:
-            partition.ready_count = 0
-
-    def average_gradients(self, processes: int) -> None:
-        """Average what backward has not: shards and complete partitions are done by then."""
-        if self.averaging:
-            self.averaging.finish()
-        rest = (weight for partition in self.partitions if not partition.complete for weight in partition.weights)
-        average_gradients(gradients_of(weight for weight in rest if weight.sharded is None), processes)
-
-    def clip(self, max_norm: float) -> Tensor:
-        """Clip the gradient norm. A fused backward pass has clipped all but incomplete partitions."""
-        if self.shards:
-            norm = sharded_grad_norm(self.weights, self._context.device)
-        elif isinstance(self._optimizer, ScalesGradients):
-            norm = self._optimizer.gradient_norm()
-        else:
-            norm = grad_norm(gradients_of(self.weights), self._context.device)
-        factor = clip_factor(norm, max_norm)
-        if isinstance(self._optimizer, ScalesGradients):
-            self._optimizer.clip_factor = factor
-        elif gradients := gradients_of(self.weights):
-            torch._foreach_mul_(gradients, factor)
-        return norm
-
     def updated(self) -> None:
         if isinstance(self._optimizer, ScalesGradients):
             self._optimizer.clip_factor = None
-        if not self._refreshes:
+        if not self.gradients.refreshes:
             refresh_copies(self.weights)
-        self._clear()
+        self.gradients.clear()
 
     def state_dict(self) -> dict[str, Tensor]:
         self._swapper.synchronize()

@@ -6,6 +6,7 @@ With token_string the embeddings of a new token learn too (pivotal tuning).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from itertools import compress
 from pathlib import Path
 
@@ -38,6 +39,7 @@ from sd_scripts.training.embeddings import (
     plan_embeddings,
     save_embeddings,
 )
+from sd_scripts.training.execution.gradients import GradientBuffer
 from sd_scripts.training.external_network import find_module, make_external_network
 from sd_scripts.training.gradient_clipping import clip_factor
 from sd_scripts.training.trainable import NetworkTrainable, Trainable
@@ -141,6 +143,57 @@ class Lora:
         return trainable.name_keys_as(context.settings[LoraFileOptions].save_as_format, all_targets)
 
 
+class AdapterGradients(GradientBuffer):
+    """The gradients of a network's masters: one flat tensor, always at the same address once it must be."""
+
+    def __init__(self, network: AdapterNetwork):
+        self._network = network
+
+    @property
+    def filled(self) -> bool:  # type: ignore[override]
+        return self._network.collected
+
+    def collect(self) -> None:
+        self._network.collect_gradients()
+
+    def named(self) -> dict[str, Tensor]:
+        return {"masters": self._network.gradients}
+
+    def average(self, processes: int) -> None:
+        torch.distributed.all_reduce(self._network.gradients)
+        self._network.gradients.div_(processes)
+
+    def clip(self, max_norm: float) -> Tensor:
+        gradients = self._network.gradients
+        norm = torch.linalg.vector_norm(gradients)
+        gradients.nan_to_num_(0.0, 0.0, 0.0).mul_(clip_factor(norm, max_norm))
+        return norm
+
+    def clear(self) -> None:
+        self._network.zero_grad()
+
+    def discard(self) -> None:
+        self._network.clear_copies()
+        self._network.zero_grad()
+
+    def settle(self) -> bool:
+        return self._network.keeps_gradients and self._network.collected
+
+    def fix(self) -> None:
+        self._network.keeps_gradients = True
+
+    def written_by_graph(self) -> None:
+        self._network.collected = True
+
+    def used_by_graph(self) -> None:
+        self._network.collected = False
+        self._network.gains.outdated = True  # the graph has also refreshed the copies
+
+    def release(self) -> None:
+        self._network.keeps_gradients = False
+        self._network.zero_grad()
+
+
 class LoraTrainable(NetworkTrainable):
     """Our own adapters, with their float32 master weights in one flat buffer."""
 
@@ -167,48 +220,13 @@ class LoraTrainable(NetworkTrainable):
         else:
             save_embeddings(self.network, path, dtype, metadata)
 
-    def collect_gradients(self) -> None:
-        self.network.collect_gradients()
-
-    @property
-    def accumulates(self) -> bool:  # type: ignore[override]
-        return self.network.collected
-
-    def before_recording(self) -> None:
-        self.network.hold_gradients()
-
-    def replayed(self) -> None:
-        self.network.collected_by_replay()
-
-    def forget_recorded(self) -> None:
-        self.network.release_gradients()
-
-    def settle_gradients(self) -> bool:
-        return self.network.holds_gradients
-
-    def update_replayed(self) -> None:
-        self.network.updated_by_replay()
-
-    def gradients(self) -> dict[str, Tensor]:
-        return {"masters": self.network.gradients}
-
-    def discard_gradients(self) -> None:
-        self.network.clear_copies()
-        self.network.zero_grad()
-
-    def average_gradients(self, processes: int) -> None:
-        torch.distributed.all_reduce(self.network.gradients)
-        self.network.gradients.div_(processes)
-
-    def clip(self, max_norm: float) -> Tensor:
-        gradients = self.network.gradients
-        norm = torch.linalg.vector_norm(gradients)
-        gradients.nan_to_num_(0.0, 0.0, 0.0).mul_(clip_factor(norm, max_norm))
-        return norm
+    @cached_property
+    def gradients(self) -> AdapterGradients:  # type: ignore[override]
+        return AdapterGradients(self.network)
 
     def updated(self) -> None:
         self.network.perturb()
-        self.network.zero_grad()
+        self.gradients.clear()
         self.network.refresh()
 
     def limit_norms(self) -> None:

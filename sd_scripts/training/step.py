@@ -66,14 +66,14 @@ class TrainStep:
         return self._run(inputs, eager=eager)
 
     def _run(self, inputs: StepInputs, *, eager: bool = False) -> Tensor:
-        self.trainable.before_micro()
+        self.trainable.gradients.begin()
         if self.execution.cuda_graphs and not eager:
             torch.compiler.cudagraph_mark_step_begin()  # outputs of the last step may be overwritten now
         with self._stance(inputs, eager=eager):
             loss = self.loss(inputs).mean()
             scaled = loss / self.accumulation
             (self.scaler.scale(scaled) if self.scaler else scaled).backward()
-        self.trainable.collect_gradients()
+        self.trainable.gradients.collect()
         return loss.detach()
 
     def _stance(self, inputs: StepInputs, *, eager: bool) -> AbstractContextManager[object]:

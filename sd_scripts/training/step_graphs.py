@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from sd_scripts.families.family import StepInputs
+from sd_scripts.training.execution.gradients import GradientBuffer
 
 if TYPE_CHECKING:
     from sd_scripts.training.update_graph import UpdateGraph
@@ -30,28 +31,6 @@ SPARE_BYTES = 256 * 2**20
 """GPU memory that later graphs leave free: for samples, for the update, for other programs."""
 
 Key = tuple[Any, ...]
-
-
-class KeepsGradients(Protocol):
-    """What is trained, as far as recording has to know it: its gradients must stay where the graphs write them."""
-
-    @property
-    def accumulates(self) -> bool:
-        """Whether gradients of earlier micro-steps of the same step exist, to which those of the next one are added."""
-
-    def before_recording(self) -> None: ...
-
-    def end_recording(self) -> None:
-        """Called while recording, after backward."""
-
-    def before_replay(self) -> None:
-        """Called before each replay, which may add to gradients that exist."""
-
-    def replayed(self) -> None:
-        """Called after each replay: the gradients of a micro-step are there."""
-
-    def forget_recorded(self) -> None:
-        """Called when the graphs are dropped, and the gradients' memory with them."""
 
 
 class Recorded(Protocol):
@@ -137,14 +116,14 @@ class StepGraphs:
 
     def __init__(
         self,
-        trained: KeepsGradients,
+        gradients: GradientBuffer,
         recorder: Recorder,
         tell: Callable[[int], object],
         update: "UpdateGraph | None" = None,
     ):
         """`tell` is called with the number of a graph, from 1, before it is recorded; `update`: that of the update,
         which reads the gradients where these graphs write them."""
-        self._trained, self._recorder, self._tell, self.update = trained, recorder, tell, update
+        self._gradients, self._recorder, self._tell, self.update = gradients, recorder, tell, update
         self._graphs: dict[Key, _Graph] = {}
         self._seen: Counter[Key] = Counter()
         self._records = True
@@ -152,7 +131,7 @@ class StepGraphs:
     def micro(self, inputs: StepInputs, run: Callable[[StepInputs], Tensor]) -> Tensor:
         """Return the loss of `run(inputs)`, which computes it and the gradients. RecordingFailed: see there."""
         tensors, structure = pytree.tree_flatten(inputs)
-        key = (self._trained.accumulates, structure, *((x.shape, x.stride(), x.dtype) for x in tensors))
+        key = (self._gradients.filled, structure, *((x.shape, x.stride(), x.dtype) for x in tensors))
         graph = self._graphs.get(key)
         if graph is None:
             self._seen[key] += 1
@@ -161,9 +140,9 @@ class StepGraphs:
             graph = self._graphs[key] = self._recorded(inputs, run)
         for static, tensor in zip(pytree.tree_leaves(graph.inputs), tensors, strict=True):
             static.copy_(tensor, non_blocking=True)
-        self._trained.before_replay()
+        self._gradients.settle()
         graph.graph.replay()
-        self._trained.replayed()
+        self._gradients.written_by_graph()
         return graph.loss.clone()  # the next replay overwrites it
 
     def forget(self) -> None:
@@ -172,7 +151,7 @@ class StepGraphs:
         self._graphs.clear()
         if self.update:
             self.update.forget()
-        self._trained.forget_recorded()
+        self._gradients.release()
 
     def drop(self) -> None:
         """Free the graphs and record no more."""
@@ -200,10 +179,10 @@ class StepGraphs:
 
         def whole() -> Tensor:
             loss = run(static)
-            self._trained.end_recording()
+            self._gradients.fix()
             return loss
 
-        self._trained.before_recording()
+        self._gradients.settle()
         try:
             graph, loss = self._recorder.record(whole)
         except Exception as error:

@@ -13,12 +13,14 @@ from torch.optim import Optimizer
 
 from sd_scripts.library.optimizers import make_optimizer
 from sd_scripts.options.optimizer import OptimizerOptions
+from sd_scripts.training.execution.gradients import GradientBuffer
 
 if TYPE_CHECKING:
     from sd_scripts.training.sharded import Shards
 
 
 class Trainable(ABC):
+    gradients: GradientBuffer
     modules: Sequence[nn.Module]
     """The modules that are in training mode during steps."""
     needs_autocast = False
@@ -35,8 +37,6 @@ class Trainable(ABC):
     """What is added to the name of its file for each further file that is saved with it."""
     skips_nonfinite = False
     """Whether a step with a non-finite gradient is skipped, so that weights and moments stay finite."""
-    accumulates: bool = False
-    """Whether gradients of earlier micro-steps of the step exist."""
     ending: str
     """Extension of its file; empty for a folder."""
     shards: Shards | None = None
@@ -51,57 +51,8 @@ class Trainable(ABC):
         return make_optimizer(options, self.parameter_groups())
 
     @abstractmethod
-    def collect_gradients(self) -> None:
-        """Collect the gradients of a micro-step; called after each backward."""
-
-    @abstractmethod
-    def gradients(self) -> dict[str, Tensor]:
-        """Return the gradients that are collected so far by name, for reading before the update."""
-
-    @abstractmethod
-    def discard_gradients(self) -> None:
-        """Discard all gradients of the current step, which failed and restarts."""
-
-    @abstractmethod
-    def average_gradients(self, processes: int) -> None:
-        """Average the gradients over the processes, once before the update."""
-
-    @abstractmethod
-    def clip(self, max_norm: float) -> Tensor:
-        """Clip the gradient to `max_norm` unless that is 0; return its norm before clipping, on the device."""
-
-    @abstractmethod
     def updated(self) -> None:
         """Clear gradients and refresh the model's copies of the weights; called after the optimizer step."""
-
-    def before_micro(self) -> None:  # noqa: B027
-        """Called before each micro-step that is not replayed."""
-
-    def before_recording(self) -> None:
-        """Let gradients stay in one place from now on, where recorded graphs write them (see step_graphs)."""
-        raise NotImplementedError
-
-    def end_recording(self) -> None:  # noqa: B027
-        """Called while a graph is recorded, after collect_gradients."""
-
-    def before_replay(self) -> None:  # noqa: B027
-        """Called before a graph is replayed, which may add to gradients that exist."""
-
-    def replayed(self) -> None:
-        """Note that a recorded graph has computed and collected the gradients of a micro-step."""
-        raise NotImplementedError
-
-    def forget_recorded(self) -> None:  # noqa: B027
-        """Called when recorded graphs are freed."""
-
-    def settle_gradients(self) -> bool:
-        """Move the gradients of a step to where recorded graphs write them; return whether all are there, so that a
-        recorded update may read them."""
-        return False
-
-    def update_replayed(self) -> None:
-        """Note that a recorded update has read the gradients and changed the weights."""
-        raise NotImplementedError
 
     def limit_norms(self) -> None:  # noqa: B027
         """Apply the norm limits of the options (scale_weight_norms); called after each update."""

@@ -325,7 +325,7 @@ class Trainer:
         if why and self.context.is_main:
             logger.info("record_steps: forward and backward are recorded, the update is not: %s", why)
         update = None if why else UpdateGraph(recorder, self._warn_unrecorded_update)
-        return StepGraphs(self.trainable, recorder, self._tell_recording, update)
+        return StepGraphs(self.trainable.gradients, recorder, self._tell_recording, update)
 
     def _warn_unrecorded_update(self, why: str) -> None:
         self.context.warn(
@@ -485,7 +485,7 @@ class Trainer:
             if not self.compilation.recovers_from(error):
                 raise
         self._choose_execution()
-        self.trainable.discard_gradients()
+        self.trainable.gradients.discard()
         return self._gradients(batches)
 
     def _check_choice(self, check: SelfCheck, shape: str, seconds: float) -> None:

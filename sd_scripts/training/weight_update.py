@@ -54,7 +54,7 @@ class WeightUpdate:
     def run(self, ema: Ema | None, graph: UpdateGraph | None) -> Tensor | None:
         """Update the weights and, if given, the EMA; return the gradient norm before clipping if it is computed."""
         self._ema = ema if ema and ema.on_device_of_weights else None
-        if graph and self.trainable.settle_gradients():
+        if graph and self.trainable.gradients.settle():
             norm = graph.run(self, self._fixed(), averages=self._ema is not None)
         else:
             norm = self.eager()
@@ -70,7 +70,7 @@ class WeightUpdate:
 
     def eager(self) -> Tensor | None:
         if self.processes > 1:
-            self.trainable.average_gradients(self.processes)
+            self.trainable.gradients.average(self.processes)
         norm = self._update(self.optimizer.step)
         if self._ema:
             self._ema.update()
@@ -81,7 +81,7 @@ class WeightUpdate:
         if self.scaler:
             self.scaler.unscale_(self.optimizer)
         clips = self.max_grad_norm > 0 or self.trainable.skips_nonfinite
-        norm = self.trainable.clip(self.max_grad_norm) if clips else None
+        norm = self.trainable.gradients.clip(self.max_grad_norm) if clips else None
         with self._stream_of_update():
             if self.scaler:
                 self.scaler.step(self.optimizer)
@@ -114,9 +114,9 @@ class WeightUpdate:
 
     def replayed(self) -> None:
         recordable(self.optimizer).replayed()
-        self.trainable.update_replayed()
+        self.trainable.gradients.used_by_graph()
 
     def restart(self) -> None:
         if isinstance(self.scaler, HalfScaler):
             self.scaler.restart()
-        self.trainable.replayed()
+        self.trainable.gradients.written_by_graph()
