@@ -10,7 +10,7 @@ from training_help import CAPTIONS_IN_THE_STEP, GRAPHS, TEXT_ENCODERS_TOO, Run, 
 
 from sd_scripts.library import compile_support
 from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
-from sd_scripts.training.compiling import GRAPHS_OF_LAYER
+from sd_scripts.training.execution.compiler import GRAPHS_OF_LAYER
 
 TRACED = {"compile_backend": "eager", "compile_fullgraph": True}
 """For what shows when a module is traced: which graphs there are, and whether modules share some that they must not."""

@@ -13,7 +13,7 @@ from training_help import Run, train
 from sd_scripts.families.flux.model import DoubleBlock
 from sd_scripts.training import compile_report
 from sd_scripts.training.compile_report import breaks_in, explanations, graphs_in, in_words, places_of, progress_note
-from sd_scripts.training.compiling import Counts
+from sd_scripts.training.execution.compiler_log import Counts
 
 
 @pytest.mark.parametrize(

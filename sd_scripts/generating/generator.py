@@ -31,7 +31,7 @@ from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.prompt_lines import SamplePrompt
 from sd_scripts.options.settings import Settings
 from sd_scripts.runs.reporter import Reporter
-from sd_scripts.training.compiling import graphs_expected
+from sd_scripts.training.execution.compiler import graphs_expected
 
 logger = logging.getLogger(__name__)
 

@@ -126,8 +126,8 @@ def _dry_run(settings: Settings) -> Iterator[str]:
 
 
 def _run(settings: Settings, family: Family, method: Method) -> int:
-    from sd_scripts.training import compiling
     from sd_scripts.training.context import make_context
+    from sd_scripts.training.execution import compiler
     from sd_scripts.training.pauses import without_pauses
     from sd_scripts.training.progress import AlreadyFinished
     from sd_scripts.training.trainer import Trainer
@@ -141,7 +141,7 @@ def _run(settings: Settings, family: Family, method: Method) -> int:
         return _refuse(settings, [problem])
     training = False
     try:
-        compiling.warm_up(settings[CompileOptions], settings[CompileMoreOptions], context.device)
+        compiler.warm_up(settings[CompileOptions], settings[CompileMoreOptions], context.device)
         context.trackers.start(settings, context.run_dir)
         for remark in preflight.remarks(settings):
             context.warn_once(remark, remark)

@@ -1,8 +1,12 @@
 """Check what compile_auto has chosen: the first steps of a run are not compiled, and later ones compared with them."""
 
+from __future__ import annotations
+
 import statistics
 from collections.abc import Mapping
 
+from sd_scripts.training.context import Context
+from sd_scripts.training.execution.compiler import Compiler
 from sd_scripts.training.speed_log import SpeedLog
 
 SLOWER = 1.02
@@ -48,6 +52,20 @@ class SelfCheck:
     def _both(self) -> Mapping[str, tuple[float, float]]:
         plain, compiled = self.plain.medians(), self.compiled.medians()
         return {shape: (plain[shape], compiled[shape]) for shape in plain if shape in compiled}
+
+
+def end_check(check: SelfCheck, compiler: Compiler, context: Context) -> None:
+    """Report which steps are faster, and continue with these."""
+    medians = check.medians()
+    if medians is None:
+        return
+    plain, compiled = (1000 * seconds for seconds in medians)
+    times = f"compiled steps take {compiled:.1f} ms, uncompiled ones {plain:.1f} ms"
+    if not slower(medians):
+        context.emit("compile", step=0, text=f"compile_auto: {times}")
+        return
+    compiler.stop()
+    context.warn(f"compile_auto: {times}, so the run continues without compiling. Turn compile off for such runs")
 
 
 def slower(medians: tuple[float, float]) -> bool:

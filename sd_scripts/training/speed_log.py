@@ -18,8 +18,8 @@ from sd_scripts.runs.measurements import Measurement, remember
 from sd_scripts.runs.nvidia import CPU, first_gpu
 
 if TYPE_CHECKING:
-    from sd_scripts.training.compiling import Counts
     from sd_scripts.training.context import Context
+    from sd_scripts.training.execution.compiler_log import Counts
 
 WARM_UP = 3
 """Steps of a shape that do not count: they compile, tune kernels and fill caches."""

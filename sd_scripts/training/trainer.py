@@ -40,11 +40,12 @@ from sd_scripts.training.checkpoints import Saver
 from sd_scripts.training.command_listener import CommandListener
 from sd_scripts.training.compile_check import CompileCheck, require_one_process
 from sd_scripts.training.compile_progress import RECORDING
-from sd_scripts.training.compiling import Compilation
 from sd_scripts.training.context import Context, Failed
 from sd_scripts.training.dry_save import dry_save
 from sd_scripts.training.ema import Ema
 from sd_scripts.training.error_hints import SAVED_BEFORE, brief, nonfinite_hint
+from sd_scripts.training.execution.compiler import Compiler
+from sd_scripts.training.execution.recovery import Recovery
 from sd_scripts.training.hub_upload import HubUploads
 from sd_scripts.training.methods import Method
 from sd_scripts.training.origin import FLAG, changed_models, changes, model_origin_of, origin_of
@@ -53,7 +54,7 @@ from sd_scripts.training.progress import AlreadyFinished, Progress, starting_poi
 from sd_scripts.training.recovery import clean_up, clean_up_caches, finished_file, newest_state
 from sd_scripts.training.reporting import StepReporter
 from sd_scripts.training.samples import Sampler, prompts_of
-from sd_scripts.training.self_check import SelfCheck
+from sd_scripts.training.self_check import SelfCheck, end_check
 from sd_scripts.training.sigterm import SigtermWatcher
 from sd_scripts.training.speed_log import SpeedLog, shape_of
 from sd_scripts.training.step import Execution, TrainStep
@@ -263,10 +264,12 @@ class Trainer:
         if not reads_vae_late(training_data, keep_all=keep_all):
             components.load(VAE)
         warn_about_cut_texts(training_data)
-        self.compilation = Compilation(context, family, components, training_data.shapes(), checks=checks_compile)
-        self.compilation.compile_ahead()
-        encode_ahead(training_data, self.compilation, keep_all=keep_all)
-        self.compilation.watch(0)
+        self.compiler = Compiler(context, family, components, training_data.shapes(), checks=checks_compile)
+        self.recovery = Recovery(context, self.compiler)
+        self.self_check = SelfCheck() if self.compiler.eager_first else None
+        self.compiler.compile_ahead()
+        encode_ahead(training_data, self.recovery, keep_all=keep_all)
+        self.compiler.watch(0)
         context.phase("loading")
         components.load(DENOISER)
         place_on_device(training_data)
@@ -279,7 +282,7 @@ class Trainer:
         self.trainable.train()
         if self.options.gradient_checkpointing:
             self._checkpoint_gradients()
-        self.compilation.compile_for_steps(self.training_data.step_encoders)
+        self.compiler.compile_for_steps(self.training_data.step_encoders)
 
     def _choose_optimizer(self, start: Progress) -> None:
         """Create the data loader, the optimizer with its schedule, and the training step."""
@@ -313,7 +316,7 @@ class Trainer:
             processes=self.context.world,
         )
         self.step_graphs = self._step_graphs() if self._records else None
-        self._compiled_steps = self.compilation.compiles_steps
+        self._compiled_steps = self.compiler.compiles_steps
         self._choose_execution()
 
     def _step_graphs(self) -> StepGraphs:
@@ -339,13 +342,13 @@ class Trainer:
 
     def _choose_execution(self) -> None:
         """Let steps record, replay and skip what the compiler allows by now."""
-        if self.step_graphs and self._compiled_steps != self.compilation.compiles_steps:
+        if self.step_graphs and self._compiled_steps != self.compiler.compiles_steps:
             self.step_graphs.forget()  # the code that they run may be freed
-        self._compiled_steps = self.compilation.compiles_steps
+        self._compiled_steps = self.compiler.compiles_steps
         self.step.execution = Execution(
-            cuda_graphs=self.compilation.cuda_graphs,
-            known=KnownInputs() if self.compilation.skips_guards and self.trainable.static_graph else None,
-            graphs=self.step_graphs if self.compilation.records_steps else None,
+            cuda_graphs=self.compiler.cuda_graphs,
+            known=KnownInputs() if self.compiler.skips_guards and self.trainable.static_graph else None,
+            graphs=self.step_graphs if self.compiler.records_steps else None,
         )
 
     def train(self) -> Path | None:
@@ -395,7 +398,7 @@ class Trainer:
             self.reporter.close()
             self.sigterm.close()
             self.listener.close()
-            self.compilation.close()
+            self.compiler.close()
         path = None if stopped else self._finish()
         self._remember_speed()
         return path
@@ -453,22 +456,22 @@ class Trainer:
         shape = shape_of(batches)
         seconds = self.reporter.step(progress, rates, loss, norm if watched else None, shape)
         self.speed.add(shape, seconds)
-        self.compilation.watch(progress.step, shape)
-        if self.compilation.self_check:
-            self._check_choice(self.compilation.self_check, shape, seconds)
-        if self.compilation.recompile_limit_hit:  # only their guards tell eager code from graphs
+        self.compiler.watch(progress.step, shape)
+        if self.self_check:
+            self._check_choice(self.self_check, shape, seconds)
+        if self.compiler.log.recompile_limit_hit:  # only their guards tell eager code from graphs
             self.step.execution = replace(self.step.execution, known=None)
 
     def _checked_gradients(self, batches: Sequence[Batch]) -> Tensor:
         """Accumulate the gradients of a step and return its mean loss; with compile_check_every, run some steps eagerly
         first and tell the difference."""
         step = self.train_state.progress.step + 1
-        if not self.compilation.compiles_steps or not self.check.due(step):
+        if not self.compiler.compiles_steps or not self.check.due(step):
             return self._gradients(batches)
         with self.reporter.paused():
             eager = self.check.eager_step(lambda: self._accumulate(batches, eager=True))
         loss = self._gradients(batches)
-        if eager and self.compilation.active:
+        if eager and self.compiler.active:
             with self.reporter.paused():
                 self.check.tell(step, eager, loss)
         return loss
@@ -482,7 +485,7 @@ class Trainer:
         try:
             return self._accumulate(batches)
         except Exception as error:
-            if not self.compilation.recovers_from(error):
+            if not self.recovery.recovers_from(error):
                 raise
         self._choose_execution()
         self.trainable.gradients.discard()
@@ -490,19 +493,24 @@ class Trainer:
 
     def _check_choice(self, check: SelfCheck, shape: str, seconds: float) -> None:
         """Compile once uncompiled steps are timed; later compare both, and continue with the faster ones."""
+        if check.eager and not self.compiler.eager_first:  # memory did not suffice for uncompiled steps
+            check.begin_compiled()
         check.step(shape, seconds)
         if not (check.compiles_now or check.over):
             return
         self._remember_speed()
         self.speed = SpeedLog()
         if check.over:
-            self.compilation.end_check()
+            self.self_check = None
+            end_check(check, self.compiler, self.context)
         else:
-            self.compilation.begin()
+            check.begin_compiled()
+            self.compiler.begin()
         self._choose_execution()
 
     def _remember_speed(self) -> None:
-        self.speed.remember(self.context, self.family.card.name, self.method.name, self.compilation.totals())
+        compiled = self.compiler.log.totals() if self.compiler.active else None
+        self.speed.remember(self.context, self.family.card.name, self.method.name, compiled)
 
     def _micro(self, batch: Batch, number: int, eager: bool) -> Tensor:
         key = (self.train_state.progress.step, number)
@@ -607,7 +615,7 @@ class Trainer:
 
     def _phase_of_steps(self) -> None:
         """Report the phase of the steps: `compiling` for the first one of a compiled run, then `training`."""
-        compiles = self.compilation.compiles_steps and self.train_state.progress.step == self.first
+        compiles = self.compiler.compiles_steps and self.train_state.progress.step == self.first
         self.context.phase("compiling" if compiles else "training")
 
     def _finish(self) -> Path:

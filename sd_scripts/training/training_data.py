@@ -26,8 +26,8 @@ from sd_scripts.options.compile import CompileMoreOptions
 from sd_scripts.options.dataset import CAPTIONS_AT_ONCE, CacheOptions, DatasetOptions
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.prompt_lines import SamplePrompt
-from sd_scripts.training.compiling import Compilation
 from sd_scripts.training.context import Context
+from sd_scripts.training.execution.recovery import Recovery
 
 
 @dataclass(kw_only=True)
@@ -124,12 +124,12 @@ def warn_about_cut_texts(training_data: TrainingData) -> None:
             context.warn(remark)
 
 
-def encode_ahead(training_data: TrainingData, compilation: Compilation, *, keep_all: bool) -> None:
+def encode_ahead(training_data: TrainingData, recovery: Recovery, *, keep_all: bool) -> None:
     """Fill the caches that the options ask for and encode the sample prompts. The VAE, which is loaded or read late,
     and then the text encoders, which are loaded here, are freed unless steps or samples need them, or `keep_all`."""
     components, cache = training_data.components, training_data.context.settings[CacheOptions]
     if cache.caches_latents:
-        cache_images(training_data, compilation.with_fallback)
+        cache_images(training_data, recovery.with_fallback)
         if not keep_all and not training_data.prompts:
             components.free(VAE)
     if not _reads_encoders_late(training_data, keep_all=keep_all):
