@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from training_help import run
 
+from sd_scripts.families.family import StepInputs
 from sd_scripts.training import sigterm
-from sd_scripts.training.trainer import Trainer
+from sd_scripts.training.execution.eager import Eager
 
 LONG = 150.0
 """Seconds to save a state: the machine may be busy."""
@@ -34,14 +35,14 @@ def train_in_group(config: Path, marker: Path, stuck: str = "") -> int:
 
 
 def _get_stuck_in_a_step(marker: Path) -> None:
-    micro, steps = Trainer._micro, count(1)
+    micro_step, steps = Eager.micro_step, count(1)
 
-    def noted(trainer: Trainer, *arguments: Any) -> torch.Tensor:
+    def noted(eager: Eager, inputs: StepInputs) -> torch.Tensor:
         if next(steps) == 3:
             _sleep_for_ever(marker)
-        return micro(trainer, *arguments)
+        return micro_step(eager, inputs)
 
-    Trainer._micro = noted  # type: ignore[method-assign]
+    Eager.micro_step = noted  # type: ignore[method-assign]
 
 
 def _get_stuck_while_compiling(marker: Path) -> None:

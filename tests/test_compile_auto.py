@@ -18,7 +18,7 @@ from sd_scripts.planning.speeds import DECIDING, deciding, model_size
 from sd_scripts.runs.compile_fingerprint import torch_version
 from sd_scripts.runs.measurements import Measurement, remember, remembered
 from sd_scripts.runs.nvidia import CPU, Gpu
-from sd_scripts.training.self_check import SelfCheck, slower
+from sd_scripts.training.execution.timed import SelfCheck, slower
 
 RTX, NO_GPU = Gpu("NVIDIA GeForce RTX 4090", "580.95"), Gpu(CPU)
 AUTO: Mapping[str, Any] = {"compile": True, "compile_auto": True}

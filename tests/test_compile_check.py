@@ -11,7 +11,7 @@ from conftest import sdxl_settings
 from torch import Tensor
 from training_help import Run, equal, train, train_whole
 
-from sd_scripts.training.compile_check import EagerStep, difference
+from sd_scripts.training.execution.checked import EagerStep, difference
 
 COMPILED: dict[str, Any] = {"compile": True, "compile_backend": "eager", "gradient_accumulation_steps": 2}
 

@@ -28,9 +28,11 @@ from training_help import (
     train_whole,
 )
 
+from sd_scripts.families.family import StepInputs
 from sd_scripts.formats.toml_files import read_toml, write_toml
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.training.context import Context
+from sd_scripts.training.execution.eager import Eager
 from sd_scripts.training.gradient_averaging import MAX_IN_FLIGHT
 from sd_scripts.training.trainer import Trainer
 
@@ -40,11 +42,11 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo without CU
 @contextmanager
 def keeping_copies(folder: Path) -> Iterator[None]:
     """Let training in this process also write, in the end, what it holds and which losses it saw."""
-    losses, in_flight, micro, finish = [], [], Trainer._micro, Trainer._finish
+    losses, in_flight, micro_step, finish = [], [], Eager.micro_step, Trainer._finish
 
-    def noted(trainer: Trainer, *arguments: Any) -> Tensor:
-        losses.append(micro(trainer, *arguments))
-        averaging = getattr(trainer.trainable.gradients, "averaging", None)
+    def noted(eager: Eager, inputs: StepInputs) -> Tensor:
+        losses.append(micro_step(eager, inputs))
+        averaging = getattr(eager.trainable.gradients, "averaging", None)
         in_flight.append(len(averaging.in_flight) if averaging else 0)
         return losses[-1]
 
@@ -55,7 +57,7 @@ def keeping_copies(folder: Path) -> Iterator[None]:
         return finish(trainer)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Trainer, "_micro", noted)
+        patch.setattr(Eager, "micro_step", noted)
         patch.setattr(Trainer, "_finish", with_copy)
         yield
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from sd_scripts.families.sdxl.family import SDXL
 from sd_scripts.runs.folder import RunFolder
-from sd_scripts.training.compile_check import CompileCheck, require_one_process
 from sd_scripts.training.compile_progress import CompileProgress
+from sd_scripts.training.execution.checked import CompileCheck, require_one_process
 from sd_scripts.training.external_network import find_module
 from sd_scripts.training.lora import Lora
 

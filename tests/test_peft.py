@@ -26,8 +26,8 @@ from sd_scripts.networks.plan import AdaptedModule, parameter_groups, plan_layer
 from sd_scripts.options.optimizer import OptimizerOptions
 from sd_scripts.options.reading import from_values
 from sd_scripts.options.settings import Script, Settings
+from sd_scripts.training.execution.eager import Eager
 from sd_scripts.training.lora import LoraTrainable
-from sd_scripts.training.step import TrainStep
 
 RANK, ALPHA, LR, DECAY, MAX_NORM = 4, 2.0, 1e-2, 0.1, 1e-3
 EPS = 1e-6
@@ -133,23 +133,24 @@ def test_gradients_and_optimizer_steps_equal_those_of_peft(make: Make, script: S
 
     trainable = LoraTrainable(network, parameter_groups(network), [components.denoiser])
     optimizer = trainable.make_optimizer(settings[OptimizerOptions])
-    step = TrainStep(
-        lambda inputs: family.loss(components, inputs, settings),
-        trainable,
-        optimizer,
+    eager = Eager(
+        trainable=trainable,
+        optimizer=optimizer,
+        loss=lambda inputs: family.loss(components, inputs, settings),
+        inputs=lambda batch, number: pytest.fail("micro-steps are called directly"),
         max_grad_norm=MAX_NORM,
         accumulation=len(micro_batches),
     )
     reference = torch.optim.AdamW(leaves, lr=LR, weight_decay=DECAY, eps=EPS)
     for _ in range(2):
-        losses = [step.micro(StepInputs(model=inputs, text=text)) for inputs in micro_batches]
+        losses = [eager.micro_step(StepInputs(model=inputs, text=text)) for inputs in micro_batches]
         their_losses = [gradients_of(family.loss, theirs, inputs, text, settings) for inputs in micro_batches]
         torch.testing.assert_close(losses, their_losses, rtol=1e-6, atol=0)
         for own, leaf in zip(ours_of(network, gradients=True), leaves, strict=True):
             assert leaf.grad is not None
             largest = float(leaf.grad.abs().max())
             torch.testing.assert_close(own, leaf.grad.view(own.shape), rtol=1e-6, atol=1e-6 * largest)
-        norm = step.update()
+        norm = eager.update(None)
         their_norm = torch.nn.utils.clip_grad_norm_(leaves, MAX_NORM)
         assert float(their_norm) > MAX_NORM, "nothing is clipped"
         torch.testing.assert_close(norm, their_norm, rtol=1e-6, atol=0)

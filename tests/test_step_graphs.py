@@ -3,7 +3,7 @@
 What replays here executes the step again, on the recorded tensors; test_step_graphs_cuda replays CUDA graphs.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,16 @@ from lora_help import adapt
 from test_full_encoders import components, context, family
 from torch import Tensor, nn
 
+from sd_scripts.families.family import StepInputs
 from sd_scripts.networks.plan import parameter_groups
 from sd_scripts.options.optimizer import OptimizerOptions
+from sd_scripts.training.execution.eager import Eager
+from sd_scripts.training.execution.recorded import WARM_UP, Recorded
+from sd_scripts.training.execution.recorder import RecordingFailed
+from sd_scripts.training.execution.runner import Launch
 from sd_scripts.training.full import Full
 from sd_scripts.training.lora import LoraTrainable
-from sd_scripts.training.step import Execution, TrainStep
-from sd_scripts.training.step_graphs import WARM_UP, RecordingFailed, StepGraphs
 from sd_scripts.training.trainable import Trainable
-from sd_scripts.training.update_graph import UpdateGraph
 
 WIDTH, STEPS = 4, 16
 SHAPES: dict[str, tuple[list[tuple[int, ...]], int]] = {
@@ -94,20 +96,21 @@ class Learner:
     optimizer: torch.optim.Optimizer
     told: list[int] = field(default_factory=list)
 
-    def loss(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        return (self.model(inputs["x"]).float() - inputs["target"]).square().mean(dim=1)
+    def loss(self, inputs: StepInputs) -> Tensor:
+        return (self.model(inputs.model["x"]).float() - inputs.model["target"]).square().mean(dim=1)
 
-    def step(
-        self,
-        recorder: Rerun | None = None,
-        accumulation: int = 1,
-        update: UpdateGraph | None = None,
-        **more: Any,
-    ) -> TrainStep:
-        step = TrainStep(self.loss, self.trainable, self.optimizer, accumulation=accumulation, **more)
-        if recorder:
-            step.execution = Execution(graphs=StepGraphs(self.trainable.gradients, recorder, self.told.append, update))
-        return step
+    def eager(self, accumulation: int = 1, **more: Any) -> Eager:
+        return Eager(
+            trainable=self.trainable,
+            optimizer=self.optimizer,
+            loss=self.loss,
+            inputs=lambda *_: pytest.fail("micro-steps are called directly"),
+            accumulation=accumulation,
+            **more,
+        )
+
+    def recorded(self, recorder: "Rerun", accumulation: int = 1) -> Recorded:
+        return Recorded(self.eager(accumulation), recorder, self.told.append)
 
 
 def lora(_: Path) -> Learner:
@@ -135,20 +138,20 @@ def masters_of_another_optimizer(folder: Path) -> Learner:
     return full(folder, optimizer_type="SGD")
 
 
-def inputs(rows: int, seed: int, dtype: torch.dtype) -> dict[str, Tensor]:
+def inputs(rows: int, seed: int, dtype: torch.dtype, scale: float = 1.0) -> StepInputs:
     generator = torch.Generator().manual_seed(seed)
     x, target = (torch.randn(rows, WIDTH, generator=generator) for _ in range(2))
-    return {"x": x.to(dtype), "target": target}
+    return StepInputs(model={"x": x.to(dtype) * scale, "target": target * scale}, text={})
 
 
-def train(learner: Learner, step: TrainStep, shapes: list[tuple[int, ...]]) -> list[float]:
+def train(learner: Learner, step: Launch, shapes: list[tuple[int, ...]]) -> list[float]:
     """Losses of the steps."""
     dtype = next(learner.model.parameters()).dtype
     losses = []
     for number in range(STEPS):
         rows = shapes[number % len(shapes)]
-        losses += [float(step.micro(inputs(n, 10 * number + i, dtype))) for i, n in enumerate(rows)]
-        step.update()
+        losses += [float(step.micro_step(inputs(n, 10 * number + i, dtype))) for i, n in enumerate(rows)]
+        step.update(None)
     return losses
 
 
@@ -160,8 +163,8 @@ def test_a_recorded_step_learns_the_same(
     plain, replayed = make(tmp_path / "1"), make(tmp_path / "2")
     recorder = Rerun(replayed)
     count = max(map(len, shapes))
-    expected = train(plain, plain.step(accumulation=count), shapes)
-    assert train(replayed, replayed.step(recorder, count), shapes) == expected
+    expected = train(plain, plain.eager(count), shapes)
+    assert train(replayed, replayed.recorded(recorder, count), shapes) == expected
     assert recorder.recorded == graphs
     assert replayed.told == list(range(1, graphs + 1))
     wanted = plain.trainable.state_dict()
@@ -172,29 +175,29 @@ def test_a_recorded_step_learns_the_same(
 def test_the_first_times_run_as_usual(tmp_path: Path) -> None:
     learner = lora(tmp_path)
     recorder = Rerun(learner)
-    step = learner.step(recorder)
+    step = learner.recorded(recorder)
     for number in range(WARM_UP + 1):
         assert recorder.recorded == 0
-        step.micro(inputs(2, number, torch.float32))
-        step.update()
+        step.micro_step(inputs(2, number, torch.float32))
+        step.update(None)
     assert recorder.recorded == 1
 
 
 def test_what_cannot_be_recorded_runs_as_usual_from_then_on(tmp_path: Path) -> None:
     learner, plain = lora(tmp_path), lora(tmp_path)
     recorder = Rerun(learner, fails=RuntimeError("it waits\nfor the GPU"))
-    step, expected = learner.step(recorder), plain.step()
+    step, expected = learner.recorded(recorder), plain.eager()
     for number in range(WARM_UP + 2):
         given = inputs(2, number, torch.float32)
-        expected.micro(given)
-        expected.update()
+        expected.micro_step(given)
+        expected.update(None)
         if number == WARM_UP:
             with pytest.raises(RecordingFailed, match=r"^RuntimeError: it waits$") as caught:
-                step.micro(given)
+                step.micro_step(given)
             assert caught.value.none_left
             learner.trainable.gradients.discard()
-        step.micro(given)
-        step.update()
+        step.micro_step(given)
+        step.update(None)
     assert torch.equal(learner.trainable.state_dict()["masters"], plain.trainable.state_dict()["masters"])
 
 
@@ -202,37 +205,36 @@ def test_what_cannot_be_recorded_runs_as_usual_from_then_on(tmp_path: Path) -> N
 def test_recorded_shapes_are_replayed_on_when_another_one_cannot_be_recorded(room: bool, tmp_path: Path) -> None:
     learner = lora(tmp_path)
     recorder = Rerun(learner)
-    step = learner.step(recorder)
+    step = learner.recorded(recorder)
     for number in range(WARM_UP + 1):
-        step.micro(inputs(2, number, torch.float32))
-        step.update()
+        step.micro_step(inputs(2, number, torch.float32))
+        step.update(None)
     recorder.room = room
     recorder.fails = torch.OutOfMemoryError("CUDA out of memory") if room else None
     for _ in range(WARM_UP):
-        step.micro(inputs(3, 0, torch.float32))
-        step.update()
+        step.micro_step(inputs(3, 0, torch.float32))
+        step.update(None)
     why = "OutOfMemoryError: CUDA out of memory" if room else "too little GPU memory is free"
     with pytest.raises(RecordingFailed, match=f"^{why}$") as caught:
-        step.micro(inputs(3, 0, torch.float32))
+        step.micro_step(inputs(3, 0, torch.float32))
     assert not caught.value.none_left
     learner.trainable.gradients.discard()
     for rows in (3, 2, 3):  # recorded or not
-        step.micro(inputs(rows, 0, torch.float32))
-        step.update()
+        step.micro_step(inputs(rows, 0, torch.float32))
+        step.update(None)
     assert recorder.recorded == 1
 
 
 def test_what_is_forgotten_is_recorded_again(tmp_path: Path) -> None:
     learner, plain = lora(tmp_path), lora(tmp_path)
     recorder = Rerun(learner)
-    step, expected = learner.step(recorder), plain.step()
+    step, expected = learner.recorded(recorder), plain.eager()
     for number in range(2 * WARM_UP + 3):
         for each in (step, expected):
-            each.micro(inputs(2, number, torch.float32))
-            each.update()
+            each.micro_step(inputs(2, number, torch.float32))
+            each.update(None)
         if number == WARM_UP:
-            assert step.execution.graphs
-            step.execution.graphs.forget()
+            step.forget()
     assert recorder.recorded == 2
     assert torch.equal(learner.trainable.state_dict()["masters"], plain.trainable.state_dict()["masters"])
 
@@ -240,27 +242,28 @@ def test_what_is_forgotten_is_recorded_again(tmp_path: Path) -> None:
 def test_graphs_make_room_for_what_does_not_fit_beside_them(tmp_path: Path) -> None:
     learner = lora(tmp_path)
     recorder = Rerun(learner)
-    compute, step = learner.loss, learner.step(recorder)
+    eager = learner.eager()
+    step = Recorded(eager, recorder, learner.told.append)
     free = [False]
 
-    def large(given: Mapping[str, Tensor]) -> Tensor:
-        if len(given["x"]) == 3 and not free[0]:
+    def large(given: StepInputs) -> Tensor:
+        if len(given.model["x"]) == 3 and not free[0]:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return compute(given)
+        return learner.loss(given)
 
-    step.loss = large
+    eager.loss = large
     for number in range(WARM_UP + 1):
-        step.micro(inputs(2, number, torch.float32))
-        step.update()
+        step.micro_step(inputs(2, number, torch.float32))
+        step.update(None)
     with pytest.raises(RecordingFailed, match="do not fit into GPU memory beside") as caught:
-        step.micro(inputs(3, 0, torch.float32))
+        step.micro_step(inputs(3, 0, torch.float32))
     assert caught.value.none_left
     free[0] = True
     learner.trainable.gradients.discard()
     for rows in (3, 2, 2, 2):
-        step.micro(inputs(rows, 0, torch.float32))
-        step.update()
+        step.micro_step(inputs(rows, 0, torch.float32))
+        step.update(None)
     assert recorder.recorded == 1
     free[0] = False
     with pytest.raises(torch.OutOfMemoryError):  # nothing is left to be freed
-        step.micro(inputs(3, 0, torch.float32))
+        step.micro_step(inputs(3, 0, torch.float32))

@@ -18,8 +18,8 @@ from sd_scripts.runs.folder import RunFolder
 from sd_scripts.tools.timed_run import ROOT, launch_processes
 from sd_scripts.training import trainer
 from sd_scripts.training.compile_progress import RECORDING
+from sd_scripts.training.execution.recorded import RecordedUpdates
 from sd_scripts.training.lora import AdapterGradients
-from sd_scripts.training.update_graph import UpdateGraph
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: CUDA graphs"),
@@ -250,14 +250,14 @@ def test_what_cannot_run_while_recording_is_told_and_the_run_goes_on(
 def updates(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each update that was to be recorded could be."""
     found: list[bool] = []
-    record = UpdateGraph._recorded
+    record = RecordedUpdates._recorded
 
-    def noted(self: UpdateGraph, update: Any) -> Any:
-        graph = record(self, update)
+    def noted(self: RecordedUpdates, averages: Any) -> Any:
+        graph = record(self, averages)
         found.append(graph is not None)
         return graph
 
-    monkeypatch.setattr(UpdateGraph, "_recorded", noted)
+    monkeypatch.setattr(RecordedUpdates, "_recorded", noted)
     return found
 
 

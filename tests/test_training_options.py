@@ -143,12 +143,12 @@ def test_gradients_of_two_batches_of_one_are_those_of_one_batch_of_two(
     inputs = step_inputs(trainer.training_data, next(trainer.loader.epoch(1)), "drawn once")
     network = trainer.trainable.network  # type: ignore[attr-defined]
 
-    loss = trainer.step.micro(inputs)
+    loss = trainer.eager.micro_step(inputs)
     whole = network.gradients.clone()
     trainer.trainable.updated()
-    trainer.step.accumulation = 2
+    trainer.eager.accumulation = 2
     halves = [pytree.tree_map(lambda t, half=half: t[half : half + 1], inputs) for half in (0, 1)]
-    losses = [trainer.step.micro(half) for half in halves]
+    losses = [trainer.eager.micro_step(half) for half in halves]
     assert whole.any()
     torch.testing.assert_close(network.gradients, whole, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(sum(losses) / 2, loss)

@@ -20,10 +20,9 @@ from sd_scripts.library.rounding_adamw import RoundingAdamW
 from sd_scripts.options.optimizer import OptimizerOptions
 from sd_scripts.options.saving import EmaOptions
 from sd_scripts.training.ema import Ema
-from sd_scripts.training.step import TrainStep
-from sd_scripts.training.step_graphs import WARM_UP
-from sd_scripts.training.update_graph import UpdateGraph
-from sd_scripts.training.weight_update import HalfScaler
+from sd_scripts.training.execution.eager import HalfScaler
+from sd_scripts.training.execution.recorded import WARM_UP, Recorded, RecordedUpdates
+from sd_scripts.training.execution.runner import Launch
 
 STEPS = 14
 FIRST = 2 * WARM_UP + 1
@@ -46,9 +45,9 @@ class Twin:
         self.plain, self.recorded = (self.make(self.folder / name) for name in ("plain", "recorded"))
         self.averages = [Ema(each.trainable, self.ema) if self.ema else None for each in (self.plain, self.recorded)]
         self.recorder = Rerun(self.recorded)
-        update = UpdateGraph(self.recorder, self.warnings.append)
-        self.usual = self.plain.step(accumulation=self.accumulation, **self.more())
-        self.step = self.recorded.step(Rerun(self.recorded), self.accumulation, update, **self.more())
+        self.usual, self.eager = (each.eager(self.accumulation, **self.more()) for each in (self.plain, self.recorded))
+        updates = RecordedUpdates(self.eager, self.recorder, self.warnings.append)
+        self.step = Recorded(self.eager, Rerun(self.recorded), self.recorded.told.append, updates)
 
     def train(self, shapes: list[tuple[int, ...]] = ONE, *, steps: range = range(STEPS), scale: float = 1.0) -> None:
         for number in steps:
@@ -58,12 +57,11 @@ class Twin:
 
     @staticmethod
     def _step(
-        step: TrainStep, learner: Learner, ema: Ema | None, rows: tuple[int, ...], number: int, scale: float
+        step: Launch, learner: Learner, ema: Ema | None, rows: tuple[int, ...], number: int, scale: float
     ) -> None:
         dtype = next(learner.model.parameters()).dtype
         for i, n in enumerate(rows):
-            given = inputs(n, 10 * number + i, dtype)
-            step.micro({name: tensor * scale for name, tensor in given.items()})
+            step.micro_step(inputs(n, 10 * number + i, dtype, scale))
         step.update(ema if ema and ema.due(number + 1) else None)
 
     def compare(self) -> None:
@@ -146,7 +144,7 @@ def test_it_reads_the_rates_of_the_schedule(tmp_path: Path) -> None:
 
 def test_gradients_that_overflow_are_skipped_and_lower_the_loss_scale(tmp_path: Path) -> None:
     twin = Twin(fused, tmp_path, more=scaled)
-    scalers = [each.scaler for each in (twin.usual, twin.step) if each.scaler]
+    scalers = [each.scaler for each in (twin.usual, twin.eager) if each.scaler]
     twin.train(steps=range(FIRST + 1))
     before = scalers[1].get_scale()
     twin.train(steps=range(FIRST + 1, FIRST + 2), scale=1e36)
@@ -226,8 +224,7 @@ def test_an_optimizer_that_computes_without_kernels_is_not_recorded(
 def test_what_is_forgotten_is_recorded_again(make: Callable[[Path], Learner], tmp_path: Path) -> None:
     twin = Twin(make, tmp_path)
     twin.train(steps=range(FIRST + 1))
-    assert twin.step.execution.graphs
-    twin.step.execution.graphs.forget()
+    twin.step.forget()
     twin.train(steps=range(FIRST + 1, 2 * FIRST + 2))
     assert twin.recorder.recorded == 2
 
@@ -261,7 +258,7 @@ def test_micro_steps_that_are_not_recorded_mix_with_recorded_ones(
         rare = number >= FIRST and number % 3 == 0
         twin.train([(number,) if rare else (2, 1)], steps=range(number, number + 1))
     assert twin.recorder.recorded == 1
-    twin.step.micro(inputs(STEPS, 0, next(twin.recorded.model.parameters()).dtype))
+    twin.step.micro_step(inputs(STEPS, 0, next(twin.recorded.model.parameters()).dtype))
     assert twin.recorded.trainable.gradients.settle()
 
 

@@ -22,12 +22,13 @@ def uses_cuda_graphs(options: CompileOptions) -> bool:
     return options.compile and (bool(options.cuda_graphs_from) or options.compile_backend == "cudagraphs")
 
 
-def records_steps(settings: Settings, *, cuda: bool, sharded: bool) -> bool:
-    """Return whether a run on such a device, with or without FSDP, is to record its steps as CUDA graphs."""
+def records(settings: Settings) -> bool:
+    """Return whether these settings ask to record steps, and have no option that prevents it. It takes a GPU, whose
+    weights no other process shards."""
     options = settings[CompileOptions]
     unasked = options.leaves_recording_open and settings[CudaOptions].record_steps
     wanted = uses_cuda_graphs(options) or unasked
-    return cuda and wanted and not sharded and not keeps_from_recording(settings.filled)
+    return wanted and not keeps_from_recording(settings.filled)
 
 
 def keeps_from_recording(filled: Mapping[type[OptionGroup], OptionGroup]) -> str:

@@ -28,10 +28,10 @@ from sd_scripts.library.recordable import ScalesGradients
 from sd_scripts.options.full import FullOptions, FusedOptions, ModelFileOptions
 from sd_scripts.options.optimizer import OptimizerOptions
 from sd_scripts.options.optimizer_table import known_optimizer
-from sd_scripts.options.recording import records_steps
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.training.context import Context
+from sd_scripts.training.execution.recorder import records_steps
 from sd_scripts.training.fused_backward import FusedBackward
 from sd_scripts.training.gradient_averaging import AveragingInBackward
 from sd_scripts.training.master_weights import (
@@ -169,8 +169,7 @@ class FullTrainable(Trainable):
             )
         self.gradients.optimizer = self._optimizer
         optimizer_reads_them = self.gradients.refreshes or not copies
-        records = records_steps(self._context.settings, cuda=self._context.device.type == "cuda", sharded=False)
-        afterwards = self._fused or self._accumulates or self.shards or records
+        afterwards = self._fused or self._accumulates or self.shards or records_steps(self._context)
         if self._context.world > 1 and optimizer_reads_them and not afterwards:
             self.gradients.averaging = AveragingInBackward(self.partitions, self._context.world)
         return self._optimizer

@@ -4,7 +4,6 @@ import contextlib
 import math
 import time
 from collections import deque
-from collections.abc import Iterator
 from typing import Any
 
 import psutil
@@ -15,6 +14,7 @@ from tqdm import tqdm
 from sd_scripts.training.context import Context, Failed
 from sd_scripts.training.device_memory import SpillWatch, driver_moves_memory
 from sd_scripts.training.error_hints import nonfinite_hint
+from sd_scripts.training.execution.runner import StepResult
 from sd_scripts.training.progress import Progress
 
 AVERAGE_OVER = 100
@@ -40,41 +40,18 @@ class StepReporter:
         watches = context.device.type == "cuda" and driver_moves_memory()
         self._spill = SpillWatch(context.memory.size()) if watches else None
         self._bar = tqdm(total=max_steps, initial=start, unit="step", disable=not context.is_main, smoothing=0.1)
-        self._clock = time.perf_counter()
 
-    def resume(self) -> None:
-        """Restart the clock, so that the time since the last step does not count towards the next one."""
-        self._clock = time.perf_counter()
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Leave what happens meanwhile out of the step's seconds."""
-        began = self._now()
-        yield
-        self._clock += self._now() - began
-
-    def _now(self) -> float:
-        if self._context.device.type == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter()
-
-    def step(
-        self, progress: Progress, rates: dict[str, float], loss: Tensor, norm: Tensor | None = None, shape: str = ""
-    ) -> float:
-        """Queue a step and return its seconds: the time since the last one or resume().
-
-        `loss` is the mean over micro-batches and processes, `norm` the gradient norm where it must be finite too; both
-        are on the device. `shape` is that of all its batches, reported where it differs from that of the step before.
-        """
-        now = time.perf_counter()
-        seconds, self._clock = now - self._clock, now
+    def step(self, progress: Progress, rates: dict[str, float], result: StepResult, checks_norm: bool) -> None:
+        """Queue a step. Its shape is reported where it differs from that of the step before. `checks_norm`: its
+        gradient norm must be finite too."""
+        seconds, shape, loss = result.seconds, result.shape, result.loss
         report = {"step": progress.step, "epoch": progress.epoch, "lr": rates, "seconds": seconds}
         if shape != self._shape:
             report["shape"] = self._shape = shape
         if self._spill and (spilled := self._spill.step(shape, seconds, self._context.memory.reserved())):
             self._context.warn_once("spill", spilled)
-        if norm is not None:
-            loss = torch.stack((loss.float(), norm.float()))  # one copy
+        if checks_norm and result.norm is not None:
+            loss = torch.stack((loss.float(), result.norm.float()))  # one copy
         ready = None
         if loss.is_cuda:
             loss = loss.to("cpu", non_blocking=True)
@@ -83,7 +60,6 @@ class StepReporter:
         self._waiting.append((report, loss, ready))
         while self._waiting and (len(self._waiting) > LAG or self._arrived()):
             self._report_oldest()
-        return seconds
 
     def flush(self) -> None:
         """Wait for all losses. Call it before saving, so that no file is written after a non-finite loss."""

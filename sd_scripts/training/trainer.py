@@ -19,15 +19,13 @@ from sd_scripts.data.epochs import batch_shapes
 from sd_scripts.families.components import DENOISER, VAE
 from sd_scripts.families.family import Family, StepInputs
 from sd_scripts.library import optimizers
-from sd_scripts.library.compile_utils import KnownInputs
-from sd_scripts.library.lr_schedulers import advance, learning_rates, make_scheduler
+from sd_scripts.library.lr_schedulers import learning_rates, make_scheduler
 from sd_scripts.options import model_checks
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.dataset import DatasetOptions
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions
 from sd_scripts.options.prompt_lines import SamplePrompt
-from sd_scripts.options.recording import records_steps
 from sd_scripts.options.run import CudaOptions
 from sd_scripts.options.saving import EmaOptions, SavingOptions
 from sd_scripts.options.training import LATEST, ResumeOptions, TrainingOptions
@@ -38,13 +36,15 @@ from sd_scripts.runs.nvidia import CPU, Gpu, first_gpu
 from sd_scripts.runs.outputs import dated_name
 from sd_scripts.training.checkpoints import Saver
 from sd_scripts.training.command_listener import CommandListener
-from sd_scripts.training.compile_check import CompileCheck, require_one_process
-from sd_scripts.training.compile_progress import RECORDING
 from sd_scripts.training.context import Context, Failed
 from sd_scripts.training.dry_save import dry_save
 from sd_scripts.training.ema import Ema
 from sd_scripts.training.error_hints import SAVED_BEFORE, brief, nonfinite_hint
+from sd_scripts.training.execution.checked import require_one_process
+from sd_scripts.training.execution.choose import Execution
 from sd_scripts.training.execution.compiler import Compiler
+from sd_scripts.training.execution.eager import Eager, HalfScaler
+from sd_scripts.training.execution.recorder import records_steps, stream_for
 from sd_scripts.training.execution.recovery import Recovery
 from sd_scripts.training.hub_upload import HubUploads
 from sd_scripts.training.methods import Method
@@ -54,11 +54,8 @@ from sd_scripts.training.progress import AlreadyFinished, Progress, starting_poi
 from sd_scripts.training.recovery import clean_up, clean_up_caches, finished_file, newest_state
 from sd_scripts.training.reporting import StepReporter
 from sd_scripts.training.samples import Sampler, prompts_of
-from sd_scripts.training.self_check import SelfCheck, end_check
 from sd_scripts.training.sigterm import SigtermWatcher
-from sd_scripts.training.speed_log import SpeedLog, shape_of
-from sd_scripts.training.step import Execution, TrainStep
-from sd_scripts.training.step_graphs import CudaRecorder, StepGraphs, stream_for
+from sd_scripts.training.speed_log import SpeedLog
 from sd_scripts.training.step_inputs import step_inputs
 from sd_scripts.training.train_state import SavedState, TrainState, load_state, read_whole, resume_point
 from sd_scripts.training.training_data import (
@@ -69,9 +66,7 @@ from sd_scripts.training.training_data import (
     reads_vae_late,
     warn_about_cut_texts,
 )
-from sd_scripts.training.update_graph import UpdateGraph
 from sd_scripts.training.validation import Validator
-from sd_scripts.training.weight_update import HalfScaler
 from sd_scripts.training.writer import Writer
 
 logger = logging.getLogger(__name__)
@@ -124,13 +119,15 @@ class Trainer:
         self.first = start.step
 
         checks = self._choose_compile(plan)
-        self._records = records_steps(context.settings, cuda=context.device.type == "cuda", sharded=context.sharded)
+        self._records = records_steps(context)
         context.at_end.enter_context(stream_for(context.device, records=self._records))
         self.training_data = self._load(plan, prompts, checks_compile=checks)
         self._attach()
         self._choose_optimizer(start)
         if saved:
             load_state(saved, self.train_state)
+        self.sigterm = SigtermWatcher(context, self._save_before_exit)
+        self._choose_execution()
         optimizers.train_mode(self.train_state.optimizer)
 
         # what happens between steps
@@ -140,7 +137,6 @@ class Trainer:
         self.validator = Validator(self.training_data, self.train_state, self.loss)
         self.sampler = Sampler(self.training_data, self.train_state)
         self.listener = CommandListener(context)
-        self.sigterm = SigtermWatcher(context, self._save_before_exit)
         if saved:
             self.saver.tidy()
 
@@ -266,7 +262,6 @@ class Trainer:
         warn_about_cut_texts(training_data)
         self.compiler = Compiler(context, family, components, training_data.shapes(), checks=checks_compile)
         self.recovery = Recovery(context, self.compiler)
-        self.self_check = SelfCheck() if self.compiler.eager_first else None
         self.compiler.compile_ahead()
         encode_ahead(training_data, self.recovery, keep_all=keep_all)
         self.compiler.watch(0)
@@ -285,7 +280,7 @@ class Trainer:
         self.compiler.compile_for_steps(self.training_data.step_encoders)
 
     def _choose_optimizer(self, start: Progress) -> None:
-        """Create the data loader, the optimizer with its schedule, and the training step."""
+        """Create the data loader, and the optimizer with its schedule."""
         settings, accumulation = self.context.settings, self.options.gradient_accumulation_steps
         self.loader = self.training_data.loader(
             self.training_data.plan, accumulation=accumulation, max_train_steps=self.train_plan.max_steps
@@ -305,50 +300,33 @@ class Trainer:
             progress=start,
             ema=Ema(self.trainable, settings[EmaOptions]) if settings[EmaOptions].use_ema else None,
         )
-        self.check = CompileCheck(self.context, self.trainable)
-        self.step = TrainStep(
-            self.loss,
-            self.trainable,
-            optimizer,
-            max_grad_norm=settings[OptimizerOptions].max_grad_norm,
-            accumulation=accumulation,
-            scaler=self.train_state.scaler,
-            processes=self.context.world,
-        )
-        self.step_graphs = self._step_graphs() if self._records else None
-        self._compiled_steps = self.compiler.compiles_steps
-        self._choose_execution()
-
-    def _step_graphs(self) -> StepGraphs:
-        """Return what records the steps, and their update too where that can be recorded."""
-        options, recorder = self.context.settings[OptimizerOptions], CudaRecorder()
-        why = optimizers.keeps_update_from_recording(
-            self.train_state.optimizer, options, scaled=bool(self.step.scaler), processes=self.context.world
-        )
-        if why and self.context.is_main:
-            logger.info("record_steps: forward and backward are recorded, the update is not: %s", why)
-        update = None if why else UpdateGraph(recorder, self._warn_unrecorded_update)
-        return StepGraphs(self.trainable.gradients, recorder, self._tell_recording, update)
-
-    def _warn_unrecorded_update(self, why: str) -> None:
-        self.context.warn(
-            f"record_steps: the update cannot be recorded as a CUDA graph: {why}. It runs as usual; forward and "
-            "backward are recorded"
-        )
-
-    def _tell_recording(self, number: int) -> None:
-        shapes = max(number, len(self.training_data.shapes()))
-        self.context.emit("phase", name=RECORDING, note=f"batch shape {number} of {shapes}")
 
     def _choose_execution(self) -> None:
-        """Let steps record, replay and skip what the compiler allows by now."""
-        if self.step_graphs and self._compiled_steps != self.compiler.compiles_steps:
-            self.step_graphs.forget()  # the code that they run may be freed
-        self._compiled_steps = self.compiler.compiles_steps
-        self.step.execution = Execution(
-            cuda_graphs=self.compiler.cuda_graphs,
-            known=KnownInputs() if self.compiler.skips_guards and self.trainable.static_graph else None,
-            graphs=self.step_graphs if self.compiler.records_steps else None,
+        """Choose how steps run."""
+        state, stays = self.train_state, self.trainable.consistent_in_backward
+        self.eager = Eager(
+            trainable=self.trainable,
+            optimizer=state.optimizer,
+            loss=self.loss,
+            inputs=self._inputs,
+            progress=state.progress,
+            scheduler=state.scheduler,
+            ema=state.ema,
+            scaler=state.scaler,
+            accumulation=self.options.gradient_accumulation_steps,
+            max_grad_norm=self.context.settings[OptimizerOptions].max_grad_norm,
+            processes=self.context.world,
+            mean=self.context.mean,
+            consistent=self.sigterm.consistent if stays else nullcontext,
+        )
+        self.runner = Execution(
+            self.context,
+            self.compiler,
+            self.recovery,
+            self.eager,
+            shapes=len(self.training_data.shapes()),
+            records=self._records,
+            remember=self._remember_speed,
         )
 
     def train(self) -> Path | None:
@@ -376,7 +354,6 @@ class Trainer:
         self.began = time.monotonic()
         max_nonfinite = self.options.max_nonfinite_steps if self.trainable.skips_nonfinite else 1
         self.reporter = StepReporter(self.context, train_plan.max_steps, progress.step, max_nonfinite)
-        self.speed = SpeedLog()
         self.listener.open()
         self.sigterm.open()
         self.complete = replace(progress)
@@ -384,7 +361,7 @@ class Trainer:
         self.updated = torch.cuda.Event() if on_gpus else None
         try:
             self._between_steps(lambda: self.sampler.run(progress.step), due=self.sampler.due_at_first())
-            self.reporter.resume()
+            self.runner.clock.restart()
             stopped = False
             while progress.step < train_plan.max_steps and not stopped:
                 stopped = self._epoch()
@@ -400,7 +377,7 @@ class Trainer:
             self.listener.close()
             self.compiler.close()
         path = None if stopped else self._finish()
-        self._remember_speed()
+        self.runner.remember_speed()
         return path
 
     def loss(self, inputs: StepInputs) -> Tensor:
@@ -425,7 +402,7 @@ class Trainer:
         for batch in self.loader.epoch(epoch, progress.batch):
             progress.batch += 1
             waiting.append(batch)
-            if len(waiting) < self.step.accumulation and progress.batch < self.train_plan.batches_per_epoch:
+            if len(waiting) < self.eager.accumulation and progress.batch < self.train_plan.batches_per_epoch:
                 continue
             self._step(waiting)
             waiting = []
@@ -441,82 +418,27 @@ class Trainer:
 
     def _step(self, batches: Sequence[Batch]) -> None:
         progress = self.train_state.progress
-        with self.sigterm.consistent() if self.trainable.consistent_in_backward else nullcontext():
-            loss = self.context.mean(self._checked_gradients(batches))
-        ema = self.train_state.ema
-        norm = self.step.update(ema if ema and ema.due(progress.step + 1) else None)
-        progress.step += 1
         rates = dict(zip(self.names, learning_rates(self.train_state.scheduler), strict=True))
-        advance(self.train_state.scheduler, loss)
+        result = self.runner.step(batches)
         self.complete = replace(progress)
         if self.updated:
             self.updated.record()
         # a GradScaler finds its scale by overflowing gradients, and skips those steps itself
-        watched = self.trainable.skips_nonfinite and not self.train_state.scaler
-        shape = shape_of(batches)
-        seconds = self.reporter.step(progress, rates, loss, norm if watched else None, shape)
-        self.speed.add(shape, seconds)
-        self.compiler.watch(progress.step, shape)
-        if self.self_check:
-            self._check_choice(self.self_check, shape, seconds)
-        if self.compiler.log.recompile_limit_hit:  # only their guards tell eager code from graphs
-            self.step.execution = replace(self.step.execution, known=None)
+        checks_norm = self.trainable.skips_nonfinite and not self.train_state.scaler
+        self.reporter.step(progress, rates, result, checks_norm)
+        self.runner.watch(progress.step, result.shape)
 
-    def _checked_gradients(self, batches: Sequence[Batch]) -> Tensor:
-        """Accumulate the gradients of a step and return its mean loss; with compile_check_every, run some steps eagerly
-        first and tell the difference."""
-        step = self.train_state.progress.step + 1
-        if not self.compiler.compiles_steps or not self.check.due(step):
-            return self._gradients(batches)
-        with self.reporter.paused():
-            eager = self.check.eager_step(lambda: self._accumulate(batches, eager=True))
-        loss = self._gradients(batches)
-        if eager and self.compiler.active:
-            with self.reporter.paused():
-                self.check.tell(step, eager, loss)
-        return loss
-
-    def _accumulate(self, batches: Sequence[Batch], *, eager: bool = False) -> Tensor:
-        return torch.stack([self._micro(batch, n, eager) for n, batch in enumerate(batches)]).mean()
-
-    def _gradients(self, batches: Sequence[Batch]) -> Tensor:
-        """Accumulate the gradients of a step and return its mean loss. If compiled code fails, the step restarts with
-        less of it; random draws are keyed by step, so it is the same step."""
-        try:
-            return self._accumulate(batches)
-        except Exception as error:
-            if not self.recovery.recovers_from(error):
-                raise
-        self._choose_execution()
-        self.trainable.gradients.discard()
-        return self._gradients(batches)
-
-    def _check_choice(self, check: SelfCheck, shape: str, seconds: float) -> None:
-        """Compile once uncompiled steps are timed; later compare both, and continue with the faster ones."""
-        if check.eager and not self.compiler.eager_first:  # memory did not suffice for uncompiled steps
-            check.begin_compiled()
-        check.step(shape, seconds)
-        if not (check.compiles_now or check.over):
-            return
-        self._remember_speed()
-        self.speed = SpeedLog()
-        if check.over:
-            self.self_check = None
-            end_check(check, self.compiler, self.context)
-        else:
-            check.begin_compiled()
-            self.compiler.begin()
-        self._choose_execution()
-
-    def _remember_speed(self) -> None:
-        compiled = self.compiler.log.totals() if self.compiler.active else None
-        self.speed.remember(self.context, self.family.card.name, self.method.name, compiled)
-
-    def _micro(self, batch: Batch, number: int, eager: bool) -> Tensor:
+    def _inputs(self, batch: Batch, number: int) -> StepInputs:
+        """Return the inputs of a micro-step. Noise and dropout are drawn by its number: a repeated one draws the
+        same."""
         key = (self.train_state.progress.step, number)
         inputs = step_inputs(self.training_data, batch, *key)
         self.context.seed_layers("dropout", self.context.rank, *key)
-        return self.step.micro(inputs, eager=eager)
+        return inputs
+
+    def _remember_speed(self, speed: SpeedLog) -> None:
+        compiled = self.compiler.log.totals() if self.compiler.active else None
+        speed.remember(self.context, self.family.card.name, self.method.name, compiled)
 
     def _after_step(self) -> bool:
         """Save, validate, sample and obey commands where due; return whether to stop."""
@@ -611,7 +533,7 @@ class Trainer:
             do()
         self.trainable.train()
         self._phase_of_steps()
-        self.reporter.resume()
+        self.runner.clock.restart()
 
     def _phase_of_steps(self) -> None:
         """Report the phase of the steps: `compiling` for the first one of a compiled run, then `training`."""

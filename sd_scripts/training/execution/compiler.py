@@ -16,13 +16,14 @@ from sd_scripts.library.compile_support import chosen_of
 from sd_scripts.library.compile_utils import MIN_GRAPH_LIMIT, compile_model
 from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
 from sd_scripts.options.dataset import CacheOptions
-from sd_scripts.options.recording import records_steps, uses_cuda_graphs
+from sd_scripts.options.recording import uses_cuda_graphs
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.planning.compile_plan import STATIC_SHAPES, distinct_shapes, expected_graphs
 from sd_scripts.runs.compile_cache import cache_folder, graphs_in
 from sd_scripts.training.compile_progress import COMPILING
 from sd_scripts.training.context import Context
 from sd_scripts.training.execution.compiler_log import CompilerLog
+from sd_scripts.training.execution.recorder import records_steps
 
 GRAPHS_OF_LAYER = 4
 """Upper bound of the graphs of a text encoder layer at one batch size: it is captured again where its input needs no
@@ -93,7 +94,7 @@ class Compiler:
         """The options as they were set; those in use may have no CUDA graphs."""
         # outside of steps, CUDA graphs would free their memory too early
         self._options_without_graphs = self.options.without_cuda_graphs()
-        self._records = records_steps(settings, cuda=context.device.type == "cuda", sharded=context.sharded)
+        self._records = records_steps(context)
         """Whether a step is recorded as a whole; blocks then need no CUDA graphs of their own."""
         checkpoints = settings[TrainingOptions].gradient_checkpointing  # which breaks those of blocks
         if (self._records or checkpoints) and self._options_without_graphs:
@@ -126,7 +127,9 @@ class Compiler:
     @property
     def skips_guards(self) -> bool:
         """Whether steps may skip guards of graphs whose inputs have been seen."""
-        return self.compiles_steps and self._more.compile_skip_guards and not self.checks_guards
+        # beyond the recompile limit, only their guards tell eager code from graphs
+        checks = self.checks_guards or self.log.recompile_limit_hit
+        return self.compiles_steps and self._more.compile_skip_guards and not checks
 
     @property
     def cuda_graphs(self) -> bool:

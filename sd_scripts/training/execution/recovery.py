@@ -14,7 +14,7 @@ from sd_scripts.options.recording import uses_cuda_graphs
 from sd_scripts.runs.cpp_compiler import NO_COMPILER
 from sd_scripts.training.context import Context, Failed
 from sd_scripts.training.execution.compiler import Compiler
-from sd_scripts.training.step_graphs import RecordingFailed, end_failed_recording
+from sd_scripts.training.execution.recorder import RecordingFailed, end_failed_recording
 
 T = TypeVar("T")
 

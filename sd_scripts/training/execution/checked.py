@@ -1,15 +1,24 @@
 """Compares compiled steps with eager ones on the same inputs (`compile_check_every`); training is not affected."""
 
+from __future__ import annotations
+
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from sd_scripts.data.batch import Batch
+from sd_scripts.families.family import StepInputs
 from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
 from sd_scripts.training.context import Context
+from sd_scripts.training.execution.compiler import Compiler
+from sd_scripts.training.execution.eager import Eager
+from sd_scripts.training.execution.runner import Runner, StepResult
+from sd_scripts.training.execution.timed import StepClock
 from sd_scripts.training.trainable import Trainable
 
 logger = logging.getLogger(__name__)
@@ -50,8 +59,41 @@ def require_one_process(context: Context) -> None:
         )
 
 
+class Checked:
+    """Runs each Nth step eagerly, too, before another runner does."""
+
+    def __init__(self, inner: Runner, eager: Eager, compiler: Compiler, context: Context, clock: StepClock):
+        self._inner, self._eager, self._compiler, self._clock = inner, eager, compiler, clock
+        self._check = CompileCheck(context, eager.trainable)
+
+    def step(self, batches: Sequence[Batch]) -> StepResult:
+        number = self._eager.progress.step + 1
+        if not self._compiler.compiles_steps or not self._check.due(number):
+            return self._inner.step(batches)
+        with self._clock.paused():
+            reference = self._check.eager_step(lambda: self._eager.accumulate(batches, self._uncompiled))
+        if reference:
+            self._eager.inspect = partial(self._compare, number, reference)
+        try:
+            return self._inner.step(batches)
+        finally:
+            self._eager.inspect = None
+
+    def forget(self) -> None:
+        self._inner.forget()
+
+    def _uncompiled(self, inputs: StepInputs) -> Tensor:
+        with torch.compiler.set_stance("force_eager"):
+            return self._eager.micro_step(inputs)
+
+    def _compare(self, number: int, reference: EagerStep, loss: Tensor) -> None:
+        if self._compiler.active:
+            with self._clock.paused():
+                self._check.tell(number, reference, loss)
+
+
 class CompileCheck:
-    """Runs each Nth step eagerly, too, and tells how far its loss and gradients are from the compiled ones."""
+    """Tells how far the loss and gradients of eager steps are from those of compiled ones."""
 
     def __init__(self, context: Context, trainable: Trainable):
         self._context, self._trainable = context, trainable

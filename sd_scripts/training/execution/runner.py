@@ -1,0 +1,48 @@
+"""What a way to run training steps offers, and what a step returns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from sd_scripts.data.batch import Batch
+from sd_scripts.families.family import StepInputs
+from sd_scripts.training.ema import Ema
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """What a step computed; its tensors are on the device, which nobody has waited for."""
+
+    loss: Tensor
+    """() mean of micro-steps and processes."""
+    norm: Tensor | None
+    """() gradient norm before clipping, if it was computed."""
+    shape: str
+    """The batch shape of all micro-steps, such as 1024x1024x1; empty if they differ."""
+    seconds: float = 0.0
+    """Since the step before; filled in by Timed."""
+
+
+class Runner(Protocol):
+    """A way to run steps. All compute what Eager does."""
+
+    def step(self, batches: Sequence[Batch]) -> StepResult:
+        """Train one step, whose micro-steps are these batches."""
+
+    def forget(self) -> None:
+        """Free the graphs that are recorded, because the code that they run may be freed."""
+
+
+class Launch(Protocol):
+    """How the two halves of a step reach the device."""
+
+    def micro_step(self, inputs: StepInputs) -> Tensor:
+        """Compute the gradients of a batch, adding to those of earlier micro-steps; return its mean loss ()."""
+
+    def update(self, ema: Ema | None) -> Tensor | None:
+        """Let the gradients change the weights, and `ema` if it is due; return their norm before clipping, if it is
+        computed."""
