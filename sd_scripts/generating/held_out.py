@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from accelerate import Accelerator
-from torch import Tensor
 
 from sd_scripts.data.dataset import DataPlan, plan_data, plan_held_out
 from sd_scripts.families.components import VAE
-from sd_scripts.families.family import Family, StepInputs
+from sd_scripts.families.family import Family
 from sd_scripts.generating.generator import Generator
 from sd_scripts.options.settings import Settings
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.runs.reporter import Reporter
 from sd_scripts.training.context import Context
+from sd_scripts.training.step_inputs import step_loss
 from sd_scripts.training.training_data import TrainingData, cache_captions, cache_images
 from sd_scripts.training.validation import ValidationLoss
 
@@ -77,10 +78,7 @@ class HeldOutLoss:
         """Return the loss of the model with the adapters that are applied to it."""
         data = self._prepared(generator)
         generator.place()
-
-        def loss(inputs: StepInputs) -> Tensor:
-            return self._family.loss(data.components, inputs, self._context.settings)
-
+        loss = partial(step_loss, data)
         return float(ValidationLoss(data, loss).measure(self._context.cancellable_phase("validating")))
 
     def close(self) -> None:

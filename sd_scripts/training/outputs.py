@@ -9,9 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from sd_scripts.formats.atomic_files import RUNNING, beside
+from sd_scripts.options.saving import SavingOptions
 from sd_scripts.runs.folder import read_json
-from sd_scripts.runs.outputs import LAST, STATE_ENDING, Fingerprint, existing_outputs, fingerprint, set_aside
+from sd_scripts.runs.outputs import (
+    LAST,
+    STATE_ENDING,
+    Fingerprint,
+    dated_name,
+    existing_outputs,
+    fingerprint,
+    set_aside,
+)
 from sd_scripts.runs.process import process_born
+from sd_scripts.training.context import Context
 
 
 def other_runs(output_dir: Path, output_name: str | None) -> list[str]:
@@ -90,3 +100,25 @@ class OwnOutputs:
         states = [path for path in self._earlier if path.name.endswith(STATE_ENDING) and path != written]
         self._earlier = []
         return [path for path in states if self.owns(path)]
+
+
+def find_outputs(context: Context, state: Path | None) -> OwnOutputs:
+    """Return what this run may replace; warn about what happens to an earlier run's files. `state`: the one that it
+    resumes from."""
+    name = context.settings[SavingOptions].output_name
+    values = {**context.settings.values(), "output_dir": context.output_dir}
+    if context.is_main:
+        for other in other_runs(context.output_dir, name):
+            context.warn(
+                f"output_name: another run ({other}) is writing files of this name to '{context.output_dir}'; both "
+                "sets of files are kept, under different names. Give each run its own output_name"
+            )
+        context.at_end.enter_context(marked_as_running(context.output_dir, name, context.run_dir))
+    outputs = OwnOutputs(values, state)
+    if kept := outputs.kept:
+        context.warn(
+            f"output_name: '{context.output_dir}' holds files of an earlier run ({kept[0].name}"
+            f"{f' and {len(kept) - 1} more' if kept[1:] else ''}). Before this run saves its first file, they are "
+            f"renamed to '{dated_name(kept, name)}...'. Set overwrite to replace them instead"
+        )
+    return outputs

@@ -1,5 +1,6 @@
-"""Inputs of a training step: a batch made ready on the device, with noise, timesteps and text."""
+"""Inputs of a training step, a batch made ready on the device with noise, timesteps and text; and the loss of them."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
@@ -28,6 +29,18 @@ def step_inputs(data: TrainingData, batch: Batch, *key: object, timestep: float 
     controls = tuple(control.to(device, torch.float32, non_blocking=True) for control in batch.controls)
     text, tokens = pytree.tree_map(lambda tensor: tensor.to(device, non_blocking=True), _text_inputs(data, batch))
     return StepInputs(model=model, text=text, tokens=tokens, controls=controls)
+
+
+def step_loss(data: TrainingData, inputs: StepInputs, *, autocast: bool = False) -> Tensor:
+    """Return the losses (B,) of one micro-batch; trained text encoders encode the captions first. `autocast`: to the
+    dtype that the model computes in."""
+    context, components = data.context, data.components
+    casts = autocast and context.dtype != torch.float32
+    with torch.autocast(context.device.type, context.dtype) if casts else nullcontext():
+        if inputs.tokens:
+            trained = data.family.text.encode(components, inputs.tokens)
+            inputs = replace(inputs, text=inputs.text | trained)
+        return data.family.loss(components, inputs, context.settings)
 
 
 def _text_inputs(data: TrainingData, batch: Batch) -> tuple[dict[str, Tensor], Tokens]:

@@ -7,6 +7,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,12 +18,16 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from sd_scripts.formats.atomic_files import atomic_folder
 from sd_scripts.formats.documents import read_json
 from sd_scripts.library import optimizers
-from sd_scripts.library.lr_schedulers import advance_to, resume_plateau
+from sd_scripts.library.lr_schedulers import advance_to, learning_rates, make_scheduler, resume_plateau
 from sd_scripts.options.network import NetworkOptions
-from sd_scripts.options.optimizer import OptimizerOptions
+from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions
+from sd_scripts.options.saving import EmaOptions
 from sd_scripts.options.settings import Settings
+from sd_scripts.options.training import TrainingOptions
 from sd_scripts.planning.steps import TrainPlan
+from sd_scripts.training.context import Context
 from sd_scripts.training.ema import Ema
+from sd_scripts.training.execution.eager import HalfScaler
 from sd_scripts.training.origin import SCHEDULE, Origin, plain
 from sd_scripts.training.progress import Progress
 from sd_scripts.training.trainable import Trainable
@@ -109,6 +114,11 @@ class TrainState:
             resume_plateau(self.scheduler, state, before)
         advance_to(self.scheduler, int(state.get("last_epoch", saved.progress.step)))
 
+    def rates(self) -> dict[str, float]:
+        """Return the learning rate of the next step by the name of its optimizer group."""
+        names = [group.get("name", f"group{i}") for i, group in enumerate(self.hyperparameters)]
+        return dict(zip(names, learning_rates(self.scheduler), strict=True))
+
     def is_finite(self) -> bool:
         """Return whether all weights and optimizer moments are finite."""
         kept = (held for held in getattr(self.optimizer, "state", {}).values() if isinstance(held, dict))
@@ -137,6 +147,27 @@ class TrainState:
         finally:
             optimizers.train_mode(self.optimizer)
             self.trainable.load_state_dict(before)
+
+
+def new_train_state(
+    context: Context, trainable: Trainable, train_plan: TrainPlan, origin: Origin, progress: Progress
+) -> TrainState:
+    """Create the optimizer with its schedule, and what else the settings ask for. ValueError names the option."""
+    settings = context.settings
+    optimizer = trainable.make_optimizer(settings[OptimizerOptions])
+    new_scheduler = partial(make_scheduler, settings[LrSchedulerOptions], total_steps=train_plan.max_steps)
+    return TrainState(
+        trainable=trainable,
+        optimizer=optimizer,
+        hyperparameters=optimizers.hyperparameters(optimizer),  # before the scheduler changes them
+        new_scheduler=new_scheduler,
+        scheduler=new_scheduler(optimizer),
+        origin=origin,
+        scaler=HalfScaler("cuda") if settings[TrainingOptions].mixed_precision == "fp16" else None,
+        train_plan=train_plan,
+        progress=progress,
+        ema=Ema(trainable, settings[EmaOptions]) if settings[EmaOptions].use_ema else None,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

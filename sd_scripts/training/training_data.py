@@ -6,13 +6,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import compress
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from sd_scripts.data.caches import CacheJob
 from sd_scripts.data.captions import Caption
-from sd_scripts.data.dataset import DataPlan
+from sd_scripts.data.dataset import DataPlan, plan_data
 from sd_scripts.data.epochs import BatchShape, ShortBatches, batch_shapes
 from sd_scripts.data.latent_caching import cache_latents
 from sd_scripts.data.latent_store import LatentStore
@@ -22,12 +23,15 @@ from sd_scripts.data.text_caching import TextStore, cache_text
 from sd_scripts.families.components import VAE, Components, FirstValues
 from sd_scripts.families.family import Family, Tokens
 from sd_scripts.families.sampling import eval_mode, on_device
+from sd_scripts.options import model_checks
 from sd_scripts.options.compile import CompileMoreOptions
 from sd_scripts.options.dataset import CAPTIONS_AT_ONCE, CacheOptions, DatasetOptions
+from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.prompt_lines import SamplePrompt
 from sd_scripts.training.context import Context
 from sd_scripts.training.execution.recovery import Recovery
+from sd_scripts.training.methods import Method
 
 
 @dataclass(kw_only=True)
@@ -103,6 +107,40 @@ class TrainingData:
         tokens = self.family.text.tokenize(self.components, captions, self.context.settings)
         called = [self.text is None or trains for trains in self.trains_encoder]
         return {encoder: each for encoder, each in tokens.items() if called[encoder] == of_steps}
+
+
+def read_dataset(context: Context, family: Family) -> DataPlan:
+    """Return the images of a run. Raises ValueError for mistakes in the dataset."""
+    return plan_data(
+        context.settings,
+        seed=context.seed,
+        warn=context.warn,
+        bucket_multiple=family.card.bucket_multiple,
+        token_multiple=family.card.token_multiple,
+        takes_controls=family.card.has("control_images"),
+        text_sees_controls=family.text.sees_controls,
+        title=family.card.title,
+        progress=context.cancellable_phase("reading the dataset"),
+    )
+
+
+def open_training_data(
+    context: Context, family: Family, method: Method, plan: DataPlan, prompts: Sequence[SamplePrompt]
+) -> TrainingData:
+    """Return the data of a run with its base model, of which nothing is loaded yet."""
+    lowram = context.settings[ModelOptions].lowram
+    components = method.open(family, context, context.device if lowram else torch.device("cpu"))
+    for remark in model_checks.model_remarks(context.settings, Path(components.source)):
+        context.warn(remark)
+    components.on_load = partial(method.change_base, family, components, context)
+    return TrainingData(
+        context=context,
+        family=family,
+        components=components,
+        plan=plan,
+        trains_encoder=method.trains_text_encoders(family, context),
+        prompts=prompts,
+    )
 
 
 def batches_per_epoch(context: Context, plan: DataPlan) -> int:

@@ -13,10 +13,11 @@ from sd_scripts.training.context import Context
 from sd_scripts.training.execution.checked import Checked
 from sd_scripts.training.execution.compiled import Compiled
 from sd_scripts.training.execution.compiler import Compiler
+from sd_scripts.training.execution.compiler_log import Counts
 from sd_scripts.training.execution.eager import Eager
 from sd_scripts.training.execution.fallback import Fallback
 from sd_scripts.training.execution.recorded import Recorded, RecordedUpdates
-from sd_scripts.training.execution.recorder import CudaRecorder
+from sd_scripts.training.execution.recorder import CudaRecorder, records_steps
 from sd_scripts.training.execution.recovery import Recovery
 from sd_scripts.training.execution.runner import Launch, Runner, StepResult
 from sd_scripts.training.execution.timed import StepClock, Timed
@@ -36,12 +37,11 @@ class Execution:
         eager: Eager,
         *,
         shapes: int,
-        records: bool,
-        remember: Callable[[SpeedLog], None],
+        remember: Callable[[SpeedLog, Counts | None], None],
     ):
-        """`shapes`: how many batch shapes there are; `records`: steps may be recorded."""
+        """`shapes`: how many batch shapes there are; `remember`: as in Timed."""
         self._context, self._compiler, self._eager, self._shapes = context, compiler, eager, shapes
-        self._recorded = self._make_recorded() if records else None
+        self._recorded = self._make_recorded() if records_steps(context) else None
         self._compiled_before = compiler.compiles_steps
         self._fallback = Fallback(eager, recovery, self.ways)
         self.clock = StepClock(context.device)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -11,19 +12,26 @@ import torch
 from torch import nn
 
 from sd_scripts.data.epochs import BatchShape
+from sd_scripts.families.card import FamilyCard
 from sd_scripts.families.family import Components, Family
 from sd_scripts.library.compile_support import chosen_of
 from sd_scripts.library.compile_utils import MIN_GRAPH_LIMIT, compile_model
 from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
 from sd_scripts.options.dataset import CacheOptions
 from sd_scripts.options.recording import uses_cuda_graphs
+from sd_scripts.options.run import CudaOptions
 from sd_scripts.options.training import TrainingOptions
+from sd_scripts.planning.compile_choice import choose_compile
 from sd_scripts.planning.compile_plan import STATIC_SHAPES, distinct_shapes, expected_graphs
 from sd_scripts.runs.compile_cache import cache_folder, graphs_in
+from sd_scripts.runs.measurements import remembered
+from sd_scripts.runs.nvidia import CPU, Gpu, first_gpu
 from sd_scripts.training.compile_progress import COMPILING
 from sd_scripts.training.context import Context
 from sd_scripts.training.execution.compiler_log import CompilerLog
 from sd_scripts.training.execution.recorder import records_steps
+
+logger = logging.getLogger(__name__)
 
 GRAPHS_OF_LAYER = 4
 """Upper bound of the graphs of a text encoder layer at one batch size: it is captured again where its input needs no
@@ -72,6 +80,33 @@ def graphs_expected(family: Family, denoiser: nn.Module, sizes: int) -> int:
     are smaller; at equal widths the weights do not show that.
     """
     return sizes * max(2 * max(family.blocks.graph_kinds(denoiser).values()), MIN_GRAPH_LIMIT)
+
+
+def choose_automatically(
+    context: Context, card: FamilyCard, shapes: Mapping[BatchShape, int], *, steps: int, accumulation: int
+) -> bool:
+    """Replace compile_auto by what it chooses for so many steps; return whether the run checks the choice."""
+    settings, options = context.settings, context.settings[CompileOptions]
+    if not (options.compile and options.compile_auto):
+        return False
+    choice = None
+    if context.is_main:
+        choice = choose_compile(
+            settings,
+            card,
+            shapes,
+            steps=steps,
+            accumulation=accumulation,
+            gpu=first_gpu() if context.device.type == "cuda" else Gpu(CPU),
+            known=remembered(),
+        )
+    choice = context.agreed(choice)
+    context.settings = settings.replaced(choice.changes)
+    logger.info("compile_auto: %s", choice)
+    context.emit("compile", step=0, text=f"compile_auto: {choice}")
+    # processes would decide differently, and a resumed run must repeat what it would have computed
+    alone = context.world == 1 and not settings[CudaOptions].deterministic
+    return alone and context.settings[CompileOptions].compile
 
 
 class Compiler:

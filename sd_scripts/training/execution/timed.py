@@ -13,6 +13,7 @@ import torch
 from sd_scripts.data.batch import Batch
 from sd_scripts.training.context import Context
 from sd_scripts.training.execution.compiler import Compiler
+from sd_scripts.training.execution.compiler_log import Counts
 from sd_scripts.training.execution.runner import Runner, StepResult
 from sd_scripts.training.speed_log import SpeedLog
 
@@ -63,9 +64,9 @@ class Timed:
         context: Context,
         compiler: Compiler,
         clock: StepClock,
-        remember: Callable[[SpeedLog], None],
+        remember: Callable[[SpeedLog, Counts | None], None],
     ):
-        """`remember` writes down what was measured, for the plans of later runs."""
+        """`remember` writes down, for the plans of later runs, what was measured and what was compiled."""
         self._inner, self._context, self._compiler, self._clock = inner, context, compiler, clock
         self._remember = remember
         self._speed = SpeedLog()
@@ -101,7 +102,8 @@ class Timed:
 
     def remember(self) -> None:
         """Write down what was measured, and begin anew."""
-        self._remember(self._speed)
+        compiled = self._compiler.log.totals() if self._compiler.active else None
+        self._remember(self._speed, compiled)
         self._speed = SpeedLog()
 
     def _end(self, medians: tuple[float, float] | None) -> None:
