@@ -53,8 +53,8 @@ class EmergencySaver:
             if self._train_state.is_finite():
                 context.emergency_state = self._saver.save_in_emergency()
         except Exception as error:  # the GPU may be lost, and the weights with it
-            why = brief(error, context.settings)
-            context.warn(f"the state of step {progress.step} could not be saved: {why}")
+            reason = brief(error, context.settings)
+            context.warn(f"the state of step {progress.step} could not be saved: {reason}")
 
     def save_before_exit(self, consistent: bool) -> None:
         """Save in the main process, which exits in mid-step; `consistent`: the weights are those of the last step."""

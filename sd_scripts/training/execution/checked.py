@@ -89,7 +89,7 @@ class Checked:
     def _compare(self, number: int, reference: EagerStep, loss: Tensor) -> None:
         if self._compiler.active:
             with self._clock.paused():
-                self._check.tell(number, reference, loss)
+                self._check.report(number, reference, loss)
 
 
 class CompileCheck:
@@ -122,25 +122,25 @@ class CompileCheck:
         self._context.warn("compile_check_every: an eager step does not fit into memory, so no step is checked")
         return None
 
-    def tell(self, step: int, eager: EagerStep, loss: Tensor) -> None:
+    def report(self, step: int, eager: EagerStep, loss: Tensor) -> None:
         """Tell how far the compiled step is from the eager one; its gradients are accumulated but not yet clipped."""
-        found = difference(eager, loss, self._trainable.gradients.named())
-        exceeds = not found.finite or max(found.loss, found.gradients) > self._bound
+        result = difference(eager, loss, self._trainable.gradients.named())
+        exceeds = not result.finite or max(result.loss, result.gradients) > self._bound
         self._context.emit(
             "compile_check",
             step=step,
-            loss_difference=found.loss if found.finite else None,
-            gradient_difference=found.gradients if found.finite else None,
+            loss_difference=result.loss if result.finite else None,
+            gradient_difference=result.gradients if result.finite else None,
             bound=self._bound,
             exceeds=exceeds,
         )
         if self._context.is_main:
-            logger.info("Step %d, compiled and eager: %s", step, described(found))
+            logger.info("Step %d, compiled and eager: %s", step, described(result))
         if exceeds:
             dtype = str(self._context.dtype).removeprefix("torch.")
             self._context.warn_once(
                 "compile_check_every",
-                f"compile_check_every: compiled and eager results of step {step} differ: {described(found)}. Rounding "
+                f"compile_check_every: compiled and eager results of step {step} differ: {described(result)}. Rounding "
                 f"in {dtype} explains up to {self._bound:g}. Try compile_skip_guards = false and compile_mode = "
                 "default, or turn compile off",
             )
@@ -174,8 +174,8 @@ def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else (math.inf if part else 0.0)
 
 
-def described(found: Difference) -> str:
+def described(result: Difference) -> str:
     """Return "loss by 1.2e-07, gradients by 3.1e-06 of the largest"."""
-    if not found.finite:
+    if not result.finite:
         return "a loss or gradient is not finite"
-    return f"loss by {found.loss:.2g}, gradients by {found.gradients:.2g} of the largest"
+    return f"loss by {result.loss:.2g}, gradients by {result.gradients:.2g} of the largest"

@@ -88,23 +88,23 @@ class Execution:
     def _make_recorded(self) -> Recorded:
         """Return what records the steps, and their update too where that can be recorded."""
         eager, recorder = self._eager, CudaRecorder()
-        why = keeps_update_from_recording(
+        reason = keeps_update_from_recording(
             eager.optimizer,
             self._context.settings[OptimizerOptions],
             scaled=eager.scaler is not None,
             processes=eager.processes,
         )
-        if why and self._context.is_main:
-            logger.info("record_steps: forward and backward are recorded, the update is not: %s", why)
-        updates = None if why else RecordedUpdates(eager, recorder, self._warn_unrecorded_update)
-        return Recorded(eager, recorder, self._tell_recording, updates)
+        if reason and self._context.is_main:
+            logger.info("record_steps: forward and backward are recorded, the update is not: %s", reason)
+        updates = None if reason else RecordedUpdates(eager, recorder, self._warn_unrecorded_update)
+        return Recorded(eager, recorder, self._announce_recording, updates)
 
-    def _warn_unrecorded_update(self, why: str) -> None:
+    def _warn_unrecorded_update(self, reason: str) -> None:
         self._context.warn(
-            f"record_steps: the update cannot be recorded as a CUDA graph: {why}. It runs as usual; forward and "
+            f"record_steps: the update cannot be recorded as a CUDA graph: {reason}. It runs as usual; forward and "
             "backward are recorded"
         )
 
-    def _tell_recording(self, number: int) -> None:
+    def _announce_recording(self, number: int) -> None:
         note = f"batch shape {number} of {max(number, self._shapes)}"
         self._context.emit("phase", name=RECORDING, note=note)

@@ -41,7 +41,7 @@ class CompilerLog:
             _keep_metrics()
         self._before = self._seen = Counts.so_far()
         self._places: dict[compile_report.Place, str] = {}
-        self._metrics, self._known_breaks, self._told_breaks = 0, set[str](), set[str]()
+        self._metrics, self._known_breaks, self._reported_breaks = 0, set[str](), set[str]()
         self._progress = CompileProgress(context, self._progress_note)
         self._skips = CudaGraphSkips()
         if active:
@@ -99,13 +99,13 @@ class CompilerLog:
         return Counts.so_far() - self._before
 
     def _use_cache(self) -> None:
-        """Keep the compiler cache from being cleared during the run, and tell what it holds already."""
+        """Keep the compiler cache from being cleared during the run, and report what it contains."""
         if self.options.compile_backend == "inductor":
             self._context.at_end.enter_context(in_use())
             of_warm_up = int(self._context.device.type == "cuda")  # a graph that warm_up has compiled
-            if held := graphs_in(cache_folder()) - of_warm_up:
-                text = f"Warm start: the compiler cache holds {counted(held, 'graph')} of earlier runs"
-                self._context.emit("compile", cached_before=held, text=text)
+            if cached := graphs_in(cache_folder()) - of_warm_up:
+                text = f"Warm start: the compiler cache holds {counted(cached, 'graph')} of earlier runs"
+                self._context.emit("compile", cached_before=cached, text=text)
                 if self._context.is_main:
                     logger.info(text)
 
@@ -132,16 +132,16 @@ class CompilerLog:
         """Warn once about each place where a graph broke, with what Dynamo says about it."""
         from torch._dynamo.utils import counters
 
-        said = list(compile_report.explanations(counters["graph_break"], self._known_breaks))
+        explanations = list(compile_report.explanations(counters["graph_break"], self._known_breaks))
         self._known_breaks |= counters["graph_break"].keys()
         for place in compile_report.breaks_in(metrics):
-            self._told_breaks.add(place)
-            if len(self._told_breaks) > compile_report.MOST_BREAKS:
+            self._reported_breaks.add(place)
+            if len(self._reported_breaks) > compile_report.MOST_BREAKS:
                 return
-            why = said.pop(0) if said else ""
+            explanation = explanations.pop(0) if explanations else ""
             self._context.warn_once(
                 f"graph break {place}",
-                f"compile: a graph ends at {place}, and the code there runs uncompiled. {why}".strip(),
+                f"compile: a graph ends at {place}, and the code there runs uncompiled. {explanation}".strip(),
             )
 
     def _warn_about_skips(self, now: Counts) -> None:

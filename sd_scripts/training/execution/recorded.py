@@ -46,10 +46,14 @@ class Recorded:
     """Records micro-steps and replays them; and updates too, if they can be recorded."""
 
     def __init__(
-        self, eager: Eager, recorder: Recorder, tell: Callable[[int], object], updates: RecordedUpdates | None = None
+        self,
+        eager: Eager,
+        recorder: Recorder,
+        announce: Callable[[int], object],
+        updates: RecordedUpdates | None = None,
     ):
-        """`tell` is called with the number of a graph, from 1, before it is recorded."""
-        self._eager, self._recorder, self._tell, self._updates = eager, recorder, tell, updates
+        """`announce` is called with the number of a graph, from 1, before it is recorded."""
+        self._eager, self._recorder, self._announce, self._updates = eager, recorder, announce, updates
         self._gradients = eager.trainable.gradients
         self.launch: Launch = eager
         """Launches what is recorded, and what is not."""
@@ -104,14 +108,14 @@ class Recorded:
                 raise
             traceback.clear_frames(error.__traceback__)
         self.drop()
-        why = "other batches do not fit into GPU memory beside the recorded graphs"
-        raise RecordingFailed(why, none_left=True, out_of_memory=True)
+        reason = "other batches do not fit into GPU memory beside the recorded graphs"
+        raise RecordingFailed(reason, none_left=True, out_of_memory=True)
 
     def _recorded(self, inputs: StepInputs) -> _MicroStep:
         if self._graphs and not self._recorder.has_room():
             self._records = False
             raise RecordingFailed("too little GPU memory is free", none_left=False, out_of_memory=True)
-        self._tell(len(self._graphs) + 1)
+        self._announce(len(self._graphs) + 1)
         static = pytree.tree_map(torch.clone, inputs)
 
         def whole() -> Tensor:
@@ -124,13 +128,13 @@ class Recorded:
             graph, loss = self._recorder.record(whole)
         except Exception as error:
             self._records = False
-            why, out_of_memory = summary(error), isinstance(error, torch.OutOfMemoryError)
+            reason, out_of_memory = summary(error), isinstance(error, torch.OutOfMemoryError)
             traceback.clear_frames(error.__traceback__)  # they hold what was allocated
         else:
             return _MicroStep(inputs=static, graph=graph, loss=loss)
         if not self._graphs:
             self.drop()
-        raise RecordingFailed(why, none_left=not self._graphs, out_of_memory=out_of_memory)
+        raise RecordingFailed(reason, none_left=not self._graphs, out_of_memory=out_of_memory)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,7 +207,7 @@ class RecordedUpdates:
             graph, norm = self._recorder.record(lambda: self._eager.update(averages, recorded=self._optimizer))
         except Exception as error:
             self._records = False
-            why = summary(error)
+            reason = summary(error)
             traceback.clear_frames(error.__traceback__)  # they hold what was allocated
         else:
             return _Update(graph=graph, norm=norm)
@@ -211,5 +215,5 @@ class RecordedUpdates:
         if isinstance(self._eager.scaler, HalfScaler):
             self._eager.scaler.restart()
         self._eager.trainable.gradients.written_by_graph()
-        self._warn(why)
+        self._warn(reason)
         return None

@@ -39,8 +39,8 @@ class Recorder(Protocol):
 class RecordingFailed(Exception):
     """Raised if a micro-step cannot be recorded, or not beside what is recorded. Nothing of it has been computed."""
 
-    def __init__(self, why: str, *, none_left: bool, out_of_memory: bool):
-        super().__init__(why)
+    def __init__(self, reason: str, *, none_left: bool, out_of_memory: bool):
+        super().__init__(reason)
         self.none_left, self.out_of_memory = none_left, out_of_memory
         """Whether no graph is there to be replayed; whether memory did not suffice."""
 
