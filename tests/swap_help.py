@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
+from sd_scripts.families.flux.memory_facts import swap_counts
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
-from sd_scripts.library.block_swap import BlockSwap, SwapGroup, swap_counts
+from sd_scripts.library.block_swap import BlockSwap, SwapGroup
 from sd_scripts.networks.adapters.lora import LoraLinear
 from sd_scripts.networks.layers import Dropouts
 

@@ -13,18 +13,11 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 from sd_scripts.families.family import Components
-from sd_scripts.families.flux.memory import place
+from sd_scripts.families.flux.memory import max_blocks_to_swap, place
+from sd_scripts.families.flux.memory_facts import swap_counts
 from sd_scripts.families.flux.model import FluxTransformer
 from sd_scripts.library import block_swap
-from sd_scripts.library.block_swap import (
-    BlockSwap,
-    PeakHeadroom,
-    SwapGroup,
-    host_value,
-    max_blocks_to_swap,
-    swap_counts,
-    swapped_blocks,
-)
+from sd_scripts.library.block_swap import BlockSwap, PeakHeadroom, SwapGroup, host_value, swapped_blocks
 from sd_scripts.library.checkpointing import checkpoint_function
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.settings import Settings

@@ -23,14 +23,13 @@ from sd_scripts.families.flux import full_size
 from sd_scripts.families.flux import keys as flux
 from sd_scripts.families.flux.family import FLUX
 from sd_scripts.families.flux.load import LAYOUTS, T5_LINEAR
-from sd_scripts.families.flux.memory import place
+from sd_scripts.families.flux.memory import max_blocks_to_swap, place
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
 from sd_scripts.families.flux.packing import predict
 from sd_scripts.families.flux.text import encode_text
 from sd_scripts.families.flux.tiny import SHAPE
 from sd_scripts.families.flux.vae import encode_images
 from sd_scripts.families.quantizing import can_be_quantized
-from sd_scripts.library.block_swap import max_blocks_to_swap
 from sd_scripts.library.quantized import QuantizedLinear, dequantized
 from sd_scripts.options.settings import Settings
 

@@ -11,12 +11,15 @@ from torch import Tensor, nn
 
 from sd_scripts.data.buckets import Extent
 from sd_scripts.data.epochs import BatchShape
+from sd_scripts.families.family import family_of
+from sd_scripts.families.flux.memory import max_blocks_to_swap
+from sd_scripts.families.flux.memory_facts import swap_counts
 from sd_scripts.families.quantizing import can_be_quantized
-from sd_scripts.families.registry import card_of, cards, family_of, module_of
+from sd_scripts.families.registry import card_of, cards, module_of
 from sd_scripts.families.sdxl import memory_facts
 from sd_scripts.families.sdxl.memory import swappable_blocks
 from sd_scripts.families.sdxl.unet import predict, prepare_exact_unet, prepare_unet
-from sd_scripts.library.block_swap import SLOTS, max_blocks_to_swap, swap_counts
+from sd_scripts.library.block_swap import SLOTS
 from sd_scripts.library.optimizers import make_optimizer, train_mode
 from sd_scripts.networks.adapter import adapter_kinds
 from sd_scripts.networks.adapters.oft import Oft

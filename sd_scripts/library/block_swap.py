@@ -31,18 +31,6 @@ CHUNK_BYTES = 64 * 2**20
 Hidden = tuple[Tensor, ...]
 
 
-def swap_counts(blocks_to_swap: int) -> tuple[int, int]:
-    """Return how many double and single blocks stay off the device; two single blocks are as large as one double."""
-    double = blocks_to_swap // 2
-    return double, (blocks_to_swap - double) * 2
-
-
-def max_blocks_to_swap(double: int, single: int) -> int:
-    """Return the largest blocks_to_swap of a model with so many blocks: 35 for 19 double and 38 single ones."""
-    fits = (swap_counts(n) for n in range(double + single + 1))
-    return max((n for n, (d, s) in enumerate(fits) if d <= double - SLOTS and s <= single - SLOTS), default=0)
-
-
 def swapped_blocks(blocks: int, count: int, slots: int = SLOTS) -> list[int]:
     """Return which blocks are swapped so that `count` are always off the device: evenly spread, so that the others
     compute during the copies."""

@@ -11,13 +11,13 @@ import torch
 from sd_scripts.families.components import DENOISER, VAE, Components, WeightSource
 from sd_scripts.families.flux import keys, lora
 from sd_scripts.families.flux.card import CARD, T5_LENGTHS, TRANSFORMERS
+from sd_scripts.families.flux.memory import max_blocks_to_swap
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
 from sd_scripts.families.flux.options import RECOMMENDED, FluxModelOptions
 from sd_scripts.families.layouts import Layout, autoencoder, clip_l, make_text_encoder
 from sd_scripts.families.network_problems import network_problems
 from sd_scripts.families.outlines import T5EncoderOutline
 from sd_scripts.families.placing import swap_problems
-from sd_scripts.library.block_swap import max_blocks_to_swap
 from sd_scripts.library.state_dicts import State
 from sd_scripts.library.tokenizers import CLIP, T5
 from sd_scripts.options.flow import FlowOptions

@@ -6,16 +6,23 @@ import torch
 from torch import nn
 
 from sd_scripts.families.family import Components
+from sd_scripts.families.flux.memory_facts import swap_counts
 from sd_scripts.families.flux.model import FluxTransformer, Modulation
 from sd_scripts.families.placing import blocks_to_swap, place_blocks
 from sd_scripts.families.quantizing import block_quantizer
-from sd_scripts.library.block_swap import swap_counts
+from sd_scripts.library.block_swap import SLOTS
 from sd_scripts.library.checkpointing import checkpoint_function
 from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.quantization import quantization_of
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import TrainingOptions
+
+
+def max_blocks_to_swap(double: int, single: int) -> int:
+    """Return the largest blocks_to_swap of a model with so many blocks: 35 for 19 double and 38 single ones."""
+    fits = (swap_counts(n) for n in range(double + single + 1))
+    return max((n for n, (d, s) in enumerate(fits) if d <= double - SLOTS and s <= single - SLOTS), default=0)
 
 
 def place(components: Components, settings: Settings, device: torch.device) -> None:

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from sd_scripts.families.memory_facts import Activations, Growing, MemoryFacts, Projection
-
-if TYPE_CHECKING:
-    from sd_scripts.options.settings import Settings
+from sd_scripts.options.spec import OptionValues
 
 WIDTH, MLP_WIDTH = 3_072, 12_288
 DOUBLE_BLOCK, SINGLE_BLOCK = 339_831_296, 141_591_808
 
 
-def tokens(width: int, height: int, frames: int, settings: Settings) -> float:
+def tokens(width: int, height: int, frames: int, settings: OptionValues) -> float:
     """Return the tokens of image and text."""
     text = settings.value("t5xxl_max_token_length") or 512
     return width // 16 * (height // 16) * frames + float(text)
 
 
+def swap_counts(blocks_to_swap: int) -> tuple[int, int]:
+    """Return how many double and single blocks stay off the device; two single blocks are as large as one double."""
+    double = blocks_to_swap // 2
+    return double, (blocks_to_swap - double) * 2
+
+
 def swapped(blocks_to_swap: int) -> int:
-    double = blocks_to_swap // 2  # as library/block_swap.py divides them
-    return double * DOUBLE_BLOCK + (blocks_to_swap - double) * 2 * SINGLE_BLOCK
+    double, single = swap_counts(blocks_to_swap)
+    return double * DOUBLE_BLOCK + single * SINGLE_BLOCK
 
 
 def projections(inputs: int, *outputs: int, count: int, rows: float) -> Projection:
