@@ -26,12 +26,13 @@ from sd_scripts.formats.image_parameters import read_chunks
 from sd_scripts.formats.toml_files import read_toml
 from sd_scripts.options.compare_checkpoints import COMPARE_GROUPS
 from sd_scripts.options.lora_tools import defaults, option_problems
-from sd_scripts.options.spec import Option, each_option
+from sd_scripts.options.spec import Option
 from sd_scripts.runs.comparison import FOLDER, GRID, RESULT, RULES, WITHIN, Rule, best, checkpoints_of, read_comparison
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.run_state import RunState
 from sd_scripts.runs.store import RunRow
+from sd_scripts.settings.family_options import each_option
 
 TOOL = "sd_scripts.tools.compare_checkpoints"
 OPTIONS: dict[str, Option] = {o.name: o for group in COMPARE_GROUPS for o in each_option(group)}

@@ -10,8 +10,8 @@ from gradio.components import FormComponent
 from kohya_gui.controls import QUIET, Form, shown
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.compile_bundles import BUNDLES, CUSTOM, CUSTOM_HELP, NONE, bundle_title
-from sd_scripts.options.spec import each_option
 from sd_scripts.runs.queue import RunQueue
+from sd_scripts.settings.family_options import each_option
 
 
 class CompileBundleControl:

@@ -24,8 +24,8 @@ from sd_scripts.options.prompt_lines import parse_prompts
 from sd_scripts.options.reading import from_values
 from sd_scripts.options.saving import SavingOptions
 from sd_scripts.options.settings import Remark, Script, Settings
-from sd_scripts.options.spec import each_option
 from sd_scripts.runs.folder import RunFolder, new_run_folder
+from sd_scripts.settings.family_options import each_option
 
 PROMPTS = "sample_prompts"
 

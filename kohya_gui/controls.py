@@ -13,7 +13,8 @@ from kohya_gui.field_links import FieldLinks, labelled, panels_around
 from kohya_gui.visibility import rules, watched
 from sd_scripts.formats.documents import split_lines
 from sd_scripts.options.settings import Groups, Remark
-from sd_scripts.options.spec import Option, each_option
+from sd_scripts.options.spec import Option
+from sd_scripts.settings.family_options import each_option
 
 SLIDER_STEPS = 64
 """An integer option with fewer values than this gets a slider."""

@@ -12,7 +12,8 @@ from sd_scripts.options.generate import GENERATE, GenerateOptions
 from sd_scripts.options.generate_settings import COMPILE_MODE
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.prompt_lines import CONTROLS, is_comment
-from sd_scripts.options.spec import Option, each_option
+from sd_scripts.options.spec import Option
+from sd_scripts.settings.family_options import each_option
 
 HIDDEN = ("resident", "idle_seconds", "run_dir", "compile_auto", "control_directory")
 """Options that the page sets itself, or that say nothing here."""

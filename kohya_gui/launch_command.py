@@ -14,8 +14,8 @@ from sd_scripts.options.catalog import flag_groups, script_path
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.launch import LaunchOptions
 from sd_scripts.options.settings import Remark, Script, Settings
-from sd_scripts.options.spec import each_option
 from sd_scripts.options.training import TrainingOptions
+from sd_scripts.settings.family_options import each_option
 
 
 class Start(NamedTuple):

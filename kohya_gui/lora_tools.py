@@ -11,10 +11,10 @@ from kohya_gui.field_links import FieldLinks
 from kohya_gui.lora_tool_list import LORA_TOOLS, LoraTool
 from kohya_gui.recognise import Recognised, allowed, glance, size
 from kohya_gui.tool_job import ToolJob
-from sd_scripts.families.model_file import SAFETENSORS, describe
+from sd_scripts.families.model_file import describe
 from sd_scripts.families.registry import names
 from sd_scripts.formats.lora_header import summarize
-from sd_scripts.formats.safetensors_header import read_header
+from sd_scripts.formats.safetensors_header import SAFETENSORS, read_header
 from sd_scripts.options.lora_tools import (
     REPORT,
     MergedOptions,
@@ -22,8 +22,9 @@ from sd_scripts.options.lora_tools import (
     input_problem,
     option_problems,
 )
-from sd_scripts.options.spec import Option, each_option
+from sd_scripts.options.spec import Option
 from sd_scripts.runs.queue import RunQueue
+from sd_scripts.settings.family_options import each_option
 
 TOOLS = {tool.name: tool for tool in LORA_TOOLS}
 MOST_BYTES = 20_000_000

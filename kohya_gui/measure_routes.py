@@ -25,11 +25,11 @@ from sd_scripts.options import preflight
 from sd_scripts.options.catalog import FAMILY_TITLES
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.settings import Settings
-from sd_scripts.options.spec import each_option
 from sd_scripts.runs.measurements import RESULT
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.run_state import RunState
 from sd_scripts.runs.watched import WatchedRun
+from sd_scripts.settings.family_options import each_option
 
 TOOL = "sd_scripts.tools.measure_compile"
 GIB = 2**30

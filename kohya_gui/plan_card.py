@@ -26,8 +26,8 @@ from kohya_gui.tabs import TABS
 from sd_scripts.options.catalog import script_for
 from sd_scripts.options.reading import from_values
 from sd_scripts.options.settings import Settings
-from sd_scripts.options.spec import each_option
 from sd_scripts.runs.measurements import measurements_file
+from sd_scripts.settings.family_options import each_option
 
 logger = logging.getLogger("sd_scripts")
 

@@ -222,7 +222,7 @@ def remarks(prompt: SamplePrompt, entry: Entry, family: str) -> Iterable[str]:
     """Yield warnings about options that may not do what was meant."""
     yield from entry.dropped
     for option in LINE_OPTIONS:
-        if option.key in entry.keys and not option.works_for(family):
+        if option.key in entry.keys and not option.works_with(card_of(family).capabilities):
             yield f"--{option.letters} has no effect for {FAMILY_TITLES[family]}"
     if prompt.negative_prompt and prompt.scale == 1:
         yield "the negative prompt has no effect at CFG scale (--l) 1"
@@ -239,6 +239,6 @@ def inserts(family: str) -> str:
         f'<button type="button" data-insert="{option.letters}" data-value="{option.example}" '
         f'title="{escape(option.help)}"><code>--{option.letters}</code> {option.label}</button>'
         for option in LINE_OPTIONS
-        if option.works_for(family)
+        if option.works_with(card_of(family).capabilities)
     )
     return f'<span class="quiet">Add to line</span>{buttons}'

@@ -29,10 +29,11 @@ from sd_scripts.formats.disk import saving
 from sd_scripts.formats.words import shortened
 from sd_scripts.options.publish import PublishOptions
 from sd_scripts.options.saving import REPOSITORY
-from sd_scripts.options.spec import Option, each_option
+from sd_scripts.options.spec import Option
 from sd_scripts.runs.private import private_folder
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.store import RunRow, state_folder
+from sd_scripts.settings.family_options import each_option
 
 PROGRAM = "sd_scripts.tools.publish"
 SECONDS_FOR_CARD = 60.0

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from kohya_gui.allowed_paths import AllowedPaths
 from sd_scripts.families.card import ComponentCard
-from sd_scripts.families.model_file import SAFETENSORS, ModelFile, describe, is_hub_id
+from sd_scripts.families.model_file import ModelFile, describe, is_hub_id
 from sd_scripts.families.registry import card_of, component_card
 from sd_scripts.formats.metadata_file import read_metadata
+from sd_scripts.formats.safetensors_header import SAFETENSORS
 from sd_scripts.options.catalog import FAMILY_TITLES
 
 WINDOWS_PATH = re.compile(r"[A-Za-z]:\\|\\\\\w")

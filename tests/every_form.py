@@ -12,7 +12,7 @@ from comfyui_help import key_map, merged, weights_of
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from sd_scripts.families.registry import family_of
+from sd_scripts.families.family import family_of
 from sd_scripts.generating.adapters import modules_of
 from sd_scripts.networks.adapter import Adapter, Group, LayerPlan, adapter_kinds, read_layer
 from sd_scripts.networks.layers import Dropouts

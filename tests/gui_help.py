@@ -12,7 +12,7 @@ from sd_scripts.options.command_line import given_flags
 from sd_scripts.options.launch import LaunchOptions
 from sd_scripts.options.reading import from_values
 from sd_scripts.options.settings import Script
-from sd_scripts.options.spec import each_option
+from sd_scripts.settings.family_options import each_option
 
 SIX = {
     "compile": True,

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from sd_scripts.families.family import family_of
 from sd_scripts.families.layer_rows import LayerRows, find_modules
-from sd_scripts.families.registry import family_of
 from sd_scripts.library.safetensors_stream import TensorFile
 
 

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from test_generate import SMALL, TEXT, generator_of, image_of, values_of
 
 from sd_scripts.families.components import Components
-from sd_scripts.families.registry import family_of
+from sd_scripts.families.family import family_of
 from sd_scripts.generating.adapters import modules_of
 from sd_scripts.networks.lora_export import with_names_of
 from sd_scripts.networks.targets import adaptable

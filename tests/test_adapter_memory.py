@@ -10,8 +10,9 @@ from diffusers import UNet2DConditionModel
 from test_memory_plan import memory_of, settings_of
 from torch import nn
 
+from sd_scripts.families.family import family_of
 from sd_scripts.families.memory_facts import Projection
-from sd_scripts.families.registry import card_of, cards, family_of, module_of
+from sd_scripts.families.registry import card_of, cards, module_of
 from sd_scripts.families.sdxl.lora import UNET
 from sd_scripts.families.sdxl.memory import swappable_blocks
 from sd_scripts.families.sdxl.tiny import UNET as TINY

@@ -21,9 +21,9 @@ from kohya_gui.dataset_tools_metadata import NEEDED_FOR_LATENTS
 from kohya_gui.tabs import TABS
 from sd_scripts.formats.toml_files import write_toml
 from sd_scripts.options.catalog import SCRIPTS
-from sd_scripts.options.spec import each_option
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.store import RunStore
+from sd_scripts.settings.family_options import each_option
 
 OUTSIDE = "outside the allowed folders"
 

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from sd_scripts.families.registry import family_of, module_of
+from sd_scripts.families.family import family_of
+from sd_scripts.families.registry import module_of
 from sd_scripts.options.generate_settings import prompts_of, read_command_line, training_settings
 from sd_scripts.tools import timed_images
 from sd_scripts.tools.benchmark_generate import COMPARED, FAMILIES, HEADINGS, ROWS, SMALL, Row, main, table

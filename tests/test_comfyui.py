@@ -11,7 +11,7 @@ from conftest import MINIATURES
 from every_form import FORMS, AdaptedLayer, Model, adapted_model, layers_of
 from torch import Tensor
 
-from sd_scripts.families.registry import family_of
+from sd_scripts.families.family import family_of
 from sd_scripts.tools.lora.files import full_size_modules
 from sd_scripts.tools.merge_lora import COMMAND
 

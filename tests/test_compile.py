@@ -26,7 +26,7 @@ from sd_scripts.library.compile_utils import (
     maybe_uncompile_state_dict,
 )
 from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
-from sd_scripts.options.spec import each_option
+from sd_scripts.settings.family_options import each_option
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 NOTHING_MORE = CompileMoreOptions()

@@ -14,7 +14,7 @@ from sd_scripts.formats.toml_files import read_toml
 from sd_scripts.library.compile_utils import DYNAMIC, inductor_option_problems, inductor_options
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.compile_bundles import BUNDLES, CUSTOM, CompileBundle, bundle_title
-from sd_scripts.options.spec import each_option
+from sd_scripts.settings.family_options import each_option
 
 OF_TITLE = {bundle.title: bundle for bundle in BUNDLES}
 ON = ("Auto", "Default", "Inductor", "Triton", "AOT eager")

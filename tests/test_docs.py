@@ -35,8 +35,8 @@ from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.dataset_schema import read_config
 from sd_scripts.options.reading import from_values
 from sd_scripts.options.settings import Script
-from sd_scripts.options.spec import each_option
 from sd_scripts.planning.compile_plan import STATIC_SHAPES
+from sd_scripts.settings.family_options import each_option
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

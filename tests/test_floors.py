@@ -12,11 +12,11 @@ import pytest
 from sd_scripts.families.registry import cards
 from sd_scripts.options.catalog import GENERATE_SCRIPTS, SCRIPTS, flag_groups
 from sd_scripts.options.command_line import parser
-from sd_scripts.options.spec import each_option
+from sd_scripts.settings.family_options import each_option
 
 ROOT = Path(__file__).parents[1]
 FLOORS = {
-    **{"options": 0, "formats": 0, "runs": 0, "library": 1, "data": 2, "networks": 2},
+    **{"options": 0, "formats": 0, "runs": 0, "settings": 0, "library": 1, "data": 2, "networks": 2},
     **{"families": 3, "planning": 3, "training": 4, "generating": 5},
 }
 CARDS = ("card", "checks", "kohya", "layer_rules", "memory_facts", "model_file", "options", "registry", "speeds")
@@ -24,7 +24,8 @@ CARDS = ("card", "checks", "kohya", "layer_rules", "memory_facts", "model_file",
 FLOORS["cards"] = 0
 SIDEWAYS = {
     *(("options", "runs"), ("options", "formats"), ("runs", "formats")),
-    *(("options", "cards"), ("cards", "options"), ("cards", "formats")),
+    *(("options", "settings"), ("options", "cards"), ("cards", "options"), ("cards", "formats")),
+    *(("settings", "options"), ("settings", "cards")),
 }
 """Allowed within floor 0: options and runs share the code that writes files and reads JSON and TOML; the card of a
 family names option groups, and options say which families they work for."""
@@ -37,7 +38,7 @@ REEXPORTS = {
     *("qwen_image_cache_latents.py", "qwen_image_cache_text_encoder_outputs.py"),
 }
 """Modules that keep the names by which users import or run them."""
-LIGHT = ("options", "formats", "runs", "cards")
+LIGHT = ("options", "formats", "runs", "settings", "cards")
 """Packages that the GUI may import."""
 
 

@@ -22,8 +22,9 @@ from sd_scripts.families.flux.tiny import t5_tokenizer, tiny_modules
 from sd_scripts.families.flux_kontext.card import CARD
 from sd_scripts.families.flux_kontext.family import KONTEXT
 from sd_scripts.families.miniature import clip_tokenizer
-from sd_scripts.families.model_file import Header, describe, recognise
+from sd_scripts.families.model_file import describe, recognise
 from sd_scripts.families.registry import card_by_network, card_of, common_family
+from sd_scripts.formats.safetensors_header import Header
 from sd_scripts.library.dit_layers import rope_widths
 from sd_scripts.options.catalog import script_for
 from sd_scripts.options.command_line import given_flags

@@ -17,9 +17,9 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from sd_scripts.families.components import DENOISER
+from sd_scripts.families.family import family_of
 from sd_scripts.families.flux.model import FinalLayer
 from sd_scripts.families.flux.tiny import SHAPE
-from sd_scripts.families.registry import family_of
 from sd_scripts.formats.image_parameters import read_chunks
 from sd_scripts.generating import work
 from sd_scripts.generating.adapters import layers_of

@@ -42,10 +42,10 @@ from sd_scripts.formats.toml_files import read_toml, toml_text
 from sd_scripts.options.catalog import SCRIPTS
 from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
 from sd_scripts.options.reading import from_values
-from sd_scripts.options.spec import each_option
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.run_state import OutputFile, RunState, SentCommand, State
 from sd_scripts.runs.store import RunRow, RunStore
+from sd_scripts.settings.family_options import each_option
 
 FLUX_FAMILIES = tuple(card.name for card in cards() if card.trains("flux"))
 QWEN_FAMILIES = tuple(card.name for card in cards() if card.trains("qwen_image"))

@@ -17,7 +17,8 @@ from sd_scripts.options.command_line import read_command_line
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.reading import from_values
 from sd_scripts.options.settings import Script
-from sd_scripts.options.spec import Option, each_option
+from sd_scripts.options.spec import Option
+from sd_scripts.settings.family_options import each_option
 
 OWN = SDXL_LORA.identity
 

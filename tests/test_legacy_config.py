@@ -22,8 +22,8 @@ from sd_scripts.families.flux.kohya import KOHYA as FLUX_KEYS
 from sd_scripts.options.catalog import SCRIPTS
 from sd_scripts.options.legacy import LegacyOptions
 from sd_scripts.options.reading import from_values
-from sd_scripts.options.spec import each_option
 from sd_scripts.options.training import ALWAYS_SDPA
+from sd_scripts.settings.family_options import each_option
 
 REFERENCE = Path(__file__).parent / "reference"
 KOHYA_DEFAULTS = json.loads((REFERENCE / "kohya_lora_defaults.json").read_text(encoding="utf-8"))

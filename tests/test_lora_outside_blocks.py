@@ -11,12 +11,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from training_help import train
 
+from sd_scripts.families.family import family_of
 from sd_scripts.families.flux.keys import diffusers_modules
 from sd_scripts.families.flux.lora import BLOCKS, TRANSFORMER
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
 from sd_scripts.families.layer_rows import adapted_modules, find_modules
 from sd_scripts.families.model_file import describe
-from sd_scripts.families.registry import family_of
 from sd_scripts.library.safetensors_stream import TensorFile
 from sd_scripts.networks.lora_export import with_names_of
 from sd_scripts.networks.lora_files import merge, read_lora

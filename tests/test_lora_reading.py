@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from training_help import train
 
+from sd_scripts.families.family import family_of
 from sd_scripts.families.flux.lora import TRANSFORMER
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
-from sd_scripts.families.registry import family_of
 from sd_scripts.formats.lora_keys import ENDINGS, split_key
 from sd_scripts.generating.generator import Generator
 from sd_scripts.networks.adapter import known_endings

@@ -16,14 +16,14 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from sd_scripts.families.registry import family_of
+from sd_scripts.families.family import family_of
 from sd_scripts.formats.lora_header import summarize
 from sd_scripts.formats.safetensors_header import read_header
 from sd_scripts.networks import svd
 from sd_scripts.networks.adapter import layer_names
 from sd_scripts.networks.targets import adaptable
-from sd_scripts.options.spec import each_option
 from sd_scripts.runs.folder import RunFolder
+from sd_scripts.settings.family_options import each_option
 from sd_scripts.tools import (
     check_lora_weights,
     convert_lora,

@@ -16,9 +16,9 @@ from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.lora_tools import TOOLS, LoraToolJob, command, described_tools, merged_rows, options_of, read_values
 from kohya_gui.lora_tools_routes import _told, routes
 from sd_scripts.options.lora_tools import read_block_weights
-from sd_scripts.options.spec import each_option
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.store import RunStore
+from sd_scripts.settings.family_options import each_option
 from sd_scripts.tools import merge_lora
 
 

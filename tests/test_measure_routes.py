@@ -13,11 +13,11 @@ from kohya_gui.field_links import FieldLinks
 from kohya_gui.measure_routes import SET_BY_SOME, SET_BY_VARIANTS, MeasureJob, routes, table, view
 from sd_scripts.options.catalog import SCRIPTS
 from sd_scripts.options.dataset import DatasetOptions
-from sd_scripts.options.spec import each_option
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.run_state import RunState
 from sd_scripts.runs.store import RunStore
+from sd_scripts.settings.family_options import each_option
 from sd_scripts.tools.measure_compile import VARIANTS
 
 

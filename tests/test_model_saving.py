@@ -21,9 +21,10 @@ from training_help import Run, train_whole
 from sd_scripts.families.family import Components, ModelWeights
 from sd_scripts.families.flux.family import FLUX
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
-from sd_scripts.families.model_file import describe, read_header
+from sd_scripts.families.model_file import describe
 from sd_scripts.families.sdxl import keys as sgm
 from sd_scripts.families.sdxl.family import SDXL
+from sd_scripts.formats.safetensors_header import read_header
 from sd_scripts.library.model_reader import read_weights
 from sd_scripts.options.settings import Settings
 

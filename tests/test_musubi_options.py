@@ -19,7 +19,7 @@ from sd_scripts.options.generate_flags import NO_EFFECT, REFUSED, SILENT, VALUES
 from sd_scripts.options.generate_settings import read_command_line as read_generate_flags
 from sd_scripts.options.musubi import MUSUBI, MusubiOptions
 from sd_scripts.options.reading import from_values
-from sd_scripts.options.spec import each_option
+from sd_scripts.settings.family_options import each_option
 
 GENERATE = json.loads((Path(__file__).parent / "reference/musubi_generate.json").read_text())
 NAMES = json.loads((Path(__file__).parent / "reference/qwen_image.json").read_text())["musubi_options"]

@@ -8,13 +8,15 @@ import torch
 from lora_sdxl import prepare
 from scripts_help import FLUX_LORA, SDXL_LORA
 
-from sd_scripts.families.registry import family_of
+from sd_scripts.families.family import family_of
+from sd_scripts.families.registry import is_built_in_network
 from sd_scripts.networks.adapter import adapter_kinds
 from sd_scripts.networks.adapters.dora import Dora
 from sd_scripts.networks.adapters.lora import Lora as PlainLora
 from sd_scripts.networks.plan import AdaptedModule, NetworkArgs, plan_layers, read_args
 from sd_scripts.options import network_choice, preflight
 from sd_scripts.options.catalog import script_for
+from sd_scripts.options.checks import problems_between
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.network_choice import KINDS
 from sd_scripts.options.network_types import needs_package, read_items
@@ -39,20 +41,25 @@ NAMES: list[tuple[dict[str, Any], str, dict[str, str]]] = [
 ]
 
 
+def problems_of(options: NetworkOptions) -> list[tuple[str, str]]:
+    return [*options.check(), *problems_between({NetworkOptions: options}, "sdxl")]
+
+
 def test_names_of_other_programs_mean_built_in_adapters() -> None:
     wrong = []
     for values, adapter, arguments in NAMES:
         options = NetworkOptions(**values)
         found = options.built_in
-        if not options.is_ours or (found.adapter, dict(found.arguments)) != (adapter, arguments) or [*options.check()]:
-            wrong.append((values, found, [*options.check()]))
+        as_expected = is_built_in_network(options) and (found.adapter, dict(found.arguments)) == (adapter, arguments)
+        if not as_expected or problems_of(options):
+            wrong.append((values, found, problems_of(options)))
     assert wrong == []
 
 
 @pytest.mark.parametrize("needed", ["algo=dylora", "preset=my.toml", "train_norm=True", "use_scalar=1"])
 def test_what_only_the_package_trains_is_left_to_it(needed: str) -> None:
     options = NetworkOptions(network_module=LYCORIS, network_args=["algo=lokr", needed][needed.startswith("algo") :])
-    assert not options.is_ours
+    assert not is_built_in_network(options)
     assert needs_package(read_items(options.network_args)) == needed
 
 
@@ -72,7 +79,7 @@ def test_what_only_the_package_trains_is_left_to_it(needed: str) -> None:
     ],
 )
 def test_what_cannot_be_together_is_told(values: dict[str, Any], problem: str) -> None:
-    (found,) = NetworkOptions(**values).check()
+    (found,) = problems_of(NetworkOptions(**values))
     assert found[0] in ("network_type", "lora_init", "network_dim")
     assert re.search(problem, found[1])
 

@@ -25,11 +25,11 @@ from kohya_gui.studio_routes import routes
 from kohya_gui.tabs import TABS
 from sd_scripts.options.catalog import GENERATE_SCRIPTS, SCRIPTS
 from sd_scripts.options.compare_checkpoints import COMPARE_GROUPS
-from sd_scripts.options.spec import each_option
 from sd_scripts.runs.comparison import FOLDER, RESULT
 from sd_scripts.runs.folder import new_run_folder
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.store import RunStore
+from sd_scripts.settings.family_options import each_option
 
 DEEP = "[" * 200 + "]" * 200
 ODD = (

@@ -10,7 +10,8 @@ from sd_scripts.options.catalog import SCRIPTS
 from sd_scripts.options.command_line import ConfigFileOptions
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.legacy import LegacyOptions
-from sd_scripts.options.spec import KINDS, Option, OptionGroup, each_option, option
+from sd_scripts.options.spec import KINDS, Option, OptionGroup, option
+from sd_scripts.settings.family_options import each_option
 
 FOLDER = Path(__file__).parent / "reference"
 REFERENCE = {

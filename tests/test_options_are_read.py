@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sd_scripts.options.catalog import GENERATE_SCRIPTS, SCRIPTS
-from sd_scripts.options.spec import Option, OptionGroup, each_option, option
+from sd_scripts.options.spec import Option, OptionGroup, option
+from sd_scripts.settings.family_options import each_option
 
 ROOT = Path(__file__).parents[1]
 ONLY_NAME_OPTIONS = {

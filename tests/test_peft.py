@@ -17,8 +17,7 @@ from peft import LoraConfig, inject_adapter_in_model
 from scripts_help import FLUX_LORA, SDXL_LORA
 from torch import Tensor, nn
 
-from sd_scripts.families.family import Components, StepInputs
-from sd_scripts.families.registry import family_of
+from sd_scripts.families.family import Components, StepInputs, family_of
 from sd_scripts.families.sdxl.tiny import UNET
 from sd_scripts.families.sdxl.unet import prepare_unet
 from sd_scripts.networks.network import AdapterNetwork, attach

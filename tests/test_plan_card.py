@@ -18,9 +18,9 @@ from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.field_links import FieldLinks
 from kohya_gui.plan_card import PlanCards
 from kohya_gui.plan_process import PROGRAM, PlanProcess
-from sd_scripts.options.spec import each_option
 from sd_scripts.planning import serve
 from sd_scripts.runs.store import state_folder
+from sd_scripts.settings.family_options import each_option
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,6 @@ from sd_scripts.options import preflight
 from sd_scripts.options.catalog import SCRIPTS, script_for
 from sd_scripts.options.reading import from_values
 from sd_scripts.options.settings import Script, Settings
-from sd_scripts.options.spec import each_option
 from sd_scripts.planning.run_plan import BreakEven, RunPlan, plan_run
 from sd_scripts.planning.show import checked_plan
 from sd_scripts.planning.speeds import COMPILING, DECIDING, NEARLY_EQUAL, deciding
@@ -32,6 +31,7 @@ from sd_scripts.runs import measurements
 from sd_scripts.runs.compile_fingerprint import torch_version
 from sd_scripts.runs.measurements import Measurement, remember, remembered
 from sd_scripts.runs.nvidia import CPU, Gpu
+from sd_scripts.settings.family_options import each_option
 
 ROOT = Path(__file__).parents[1]
 H200, NO_GPU = Gpu("NVIDIA H200"), Gpu(CPU)

@@ -21,7 +21,8 @@ from sd_scripts.options import preflight
 from sd_scripts.options.catalog import SCRIPTS
 from sd_scripts.options.reading import from_values
 from sd_scripts.options.settings import Script
-from sd_scripts.options.spec import Option, each_option
+from sd_scripts.options.spec import Option
+from sd_scripts.settings.family_options import each_option
 
 SDXL_KEYS = ("conditioner.embedders.1.model.ln_final.weight", "first_stage_model.decoder.conv_in.weight")
 

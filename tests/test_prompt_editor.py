@@ -15,10 +15,11 @@ from kohya_gui.allowed_paths import AllowedPaths
 from kohya_gui.controls import Form
 from kohya_gui.field_links import FieldLinks
 from kohya_gui.prompt_editor import LARGEST, PromptEditor, inserts, meaning, prompt_file, routes, saved_text
+from sd_scripts.families.registry import card_of
 from sd_scripts.options.prompt_lines import LINE_OPTIONS, SamplePrompt, read_prompt_file
-from sd_scripts.options.spec import each_option
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.store import RunStore
+from sd_scripts.settings.family_options import each_option
 
 
 class Page:
@@ -212,7 +213,7 @@ def test_the_steps_and_scale_of_flux_are_its_own():
 def test_every_option_of_the_family_can_be_added():
     for family in ("sdxl", "flux"):
         offered = {option.letters for option in LINE_OPTIONS if f'data-insert="{option.letters}"' in inserts(family)}
-        assert offered == {option.letters for option in LINE_OPTIONS if option.works_for(family)}
+        assert offered == {option.letters for option in LINE_OPTIONS if option.works_with(card_of(family).capabilities)}
     for option in LINE_OPTIONS:  # an example means what it says
         assert option.match(f"{option.letters} {option.example}")
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from sd_scripts.families.registry import card_of
 from sd_scripts.options.prompt_lines import (
     SamplePrompt,
     dropped_words,
@@ -166,7 +167,7 @@ def test_values_that_no_sample_can_have_are_all_told_with_their_place(
 ) -> None:
     file = tmp_path / name
     file.write_text(content)
-    told = read_prompt_file(file).problems("sdxl")
+    told = read_prompt_file(file).problems(card_of("sdxl").capabilities)
     assert len(told) == len(expected)
     for sentence, begin in zip(told, expected, strict=True):
         assert sentence.startswith(f"sample_prompts: '{file}', {begin}")
@@ -175,7 +176,7 @@ def test_values_that_no_sample_can_have_are_all_told_with_their_place(
 def test_a_sampler_is_no_problem_where_it_has_no_effect(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("a cat --ss nope --s 5000\n")
     file = read_prompt_file(tmp_path / "x.txt")
-    assert file.problems("flux") == []
+    assert file.problems(card_of("flux").capabilities) == []
     assert file.remarks() == [
         f"sample_prompts: '{tmp_path / 'x.txt'}', line 1: --s 5000 becomes 999: steps are 1 to 999"
     ]
@@ -183,5 +184,5 @@ def test_a_sampler_is_no_problem_where_it_has_no_effect(tmp_path: Path) -> None:
 
 def test_a_deeply_nested_file_is_told_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("[" * 100_000)
-    (sentence,) = read_prompt_file(tmp_path / "x.json").problems("sdxl")
+    (sentence,) = read_prompt_file(tmp_path / "x.json").problems(card_of("sdxl").capabilities)
     assert sentence.endswith("cannot be read: it is nested too deeply")

@@ -10,11 +10,11 @@ from swap_help import CPU, SHAPE, run
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
-from sd_scripts.families.family import Components
+from sd_scripts.families.family import Components, family_of
 from sd_scripts.families.flux.load import T5_LINEAR, finish_t5
 from sd_scripts.families.flux.model import FluxTransformer
 from sd_scripts.families.quantizing import FORMATS, can_be_quantized, quantize_encoder
-from sd_scripts.families.registry import card_of, family_of, module_of
+from sd_scripts.families.registry import card_of, module_of
 from sd_scripts.families.sdxl.unet import predict
 from sd_scripts.library.fp8 import Fp8, compute_problem
 from sd_scripts.library.int8 import FEWEST_ROWS, Int8, multiplies, quantized_rows

@@ -16,7 +16,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_res
 
 from sd_scripts.data.captions import Caption
 from sd_scripts.families.components import DENOISER, VAE, Components
-from sd_scripts.families.model_file import Header, describe, recognise
+from sd_scripts.families.model_file import describe, recognise
 from sd_scripts.families.qwen_image.load import TEXT_ENCODER
 from sd_scripts.families.qwen_image.model import QwenImageTransformer
 from sd_scripts.families.qwen_image.objective import predict
@@ -31,6 +31,7 @@ from sd_scripts.families.qwen_image_edit.text import VERSION, encode_text, promp
 from sd_scripts.families.qwen_image_edit.tiny import VISION, tiny_encoder
 from sd_scripts.families.qwen_image_edit.vision import area_size, patches_of, positions_of, token_size
 from sd_scripts.families.registry import card_of
+from sd_scripts.formats.safetensors_header import Header
 from sd_scripts.library.dit_layers import grid_of, pack
 from sd_scripts.library.safetensors_io import save_model
 from sd_scripts.options.catalog import script_for

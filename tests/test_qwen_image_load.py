@@ -14,7 +14,7 @@ from torch import Tensor
 from sd_scripts.data.captions import Caption
 from sd_scripts.families.family import Components
 from sd_scripts.families.flux.family import FLUX
-from sd_scripts.families.model_file import Header, describe, recognise
+from sd_scripts.families.model_file import describe, recognise
 from sd_scripts.families.qwen_image.card import CARD, ENCODERS
 from sd_scripts.families.qwen_image.family import QWEN_IMAGE
 from sd_scripts.families.qwen_image.memory import place
@@ -22,6 +22,7 @@ from sd_scripts.families.qwen_image.model import QwenImageParams
 from sd_scripts.families.qwen_image.objective import predict
 from sd_scripts.families.qwen_image.text import PREFIX, SUFFIX, encode_text, tokenize
 from sd_scripts.families.qwen_image.tiny import PARAMS
+from sd_scripts.formats.safetensors_header import Header
 from sd_scripts.library.block_swap import SLOTS
 from sd_scripts.library.quantized import QuantizedLinear, dequantized
 from sd_scripts.library.tokenizers import QWEN, shipped_qwen

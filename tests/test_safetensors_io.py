@@ -12,9 +12,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from sd_scripts.families.model_file import describe, read_header
+from sd_scripts.families.model_file import describe
 from sd_scripts.formats.atomic_files import atomic_file, atomic_folder
 from sd_scripts.formats.disk import saving
+from sd_scripts.formats.safetensors_header import read_header
 from sd_scripts.library.model_reader import DTYPES
 from sd_scripts.library.safetensors_io import (
     model_hash,

@@ -12,6 +12,7 @@ from PIL import Image
 from training_help import GRAPHS, equal, images, train
 
 from sd_scripts.families import registry
+from sd_scripts.families.family import family_of
 from sd_scripts.families.sdxl.unet import PlainUnet
 from sd_scripts.library.media import Media
 
@@ -124,7 +125,7 @@ def test_a_family_that_makes_clips_has_animated_samples(
         (image,) = images_alone.sample(*arguments).frames
         return Media(frames=torch.stack([image, image // 2, image // 4]), fps=10)
 
-    images_alone = registry.family_of("sdxl")
+    images_alone = family_of("sdxl")
     monkeypatch.setattr(registry.module_of("sdxl", "family"), "FAMILY", replace(images_alone, sample=clip))
     made = train(miniature, tmp_path / "out", sample_prompts=prompts, sample_at_first=True, max_train_steps=1)
     first, second = made.told("sample")

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from sdxl_pipeline import pipeline_of
 from training_help import train
 
-from sd_scripts.families.registry import family_of
+from sd_scripts.families.family import family_of
 from sd_scripts.networks.lora_files import read_lora
 from sd_scripts.options import preflight
 from sd_scripts.runs.outputs import existing_outputs

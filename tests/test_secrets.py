@@ -22,12 +22,12 @@ from kohya_gui.tabs import TABS
 from sd_scripts.formats.secrets import HANDED, HidingFormatter
 from sd_scripts.options.catalog import SCRIPTS
 from sd_scripts.options.publish import PublishOptions
-from sd_scripts.options.spec import each_option
 from sd_scripts.runs.events import EventLog, EventTail
 from sd_scripts.runs.exit_codes import MISTAKE
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.run_state import ENDED
 from sd_scripts.runs.store import RunStore
+from sd_scripts.settings.family_options import each_option
 from sd_scripts.training.launch import main
 
 SECRETS = {"wandb_api_key": "0123456789abcdef-the-key-of-wandb", "huggingface_token": "hf_TheTokenOfHuggingFace"}

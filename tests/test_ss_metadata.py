@@ -9,7 +9,7 @@ import pytest
 import torch
 from scripts_help import SDXL_LORA
 
-from sd_scripts.families.model_file import read_header
+from sd_scripts.formats.safetensors_header import read_header
 from sd_scripts.library.safetensors_io import save_model, with_hashes
 from sd_scripts.library.ss_metadata import (
     ALWAYS,

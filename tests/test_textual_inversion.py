@@ -30,10 +30,10 @@ from sd_scripts.options.catalog import script_for
 from sd_scripts.options.embedding import OBJECT_TEMPLATES, EmbeddingOptions
 from sd_scripts.options.reading import from_values
 from sd_scripts.options.settings import Settings
-from sd_scripts.options.spec import each_option
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.store import RunStore
+from sd_scripts.settings.family_options import each_option
 from sd_scripts.training.context import make_context
 from sd_scripts.training.lora import Lora, LoraTrainable
 from sd_scripts.training.textual_inversion import TextualInversion

@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sd_scripts.families.kohya import KohyaFamily
 from sd_scripts.families.memory_facts import MemoryFacts
-from sd_scripts.families.model_file import MODEL
 from sd_scripts.formats.safetensors_header import Header
 from sd_scripts.formats.text_limit import TextLimit
 from sd_scripts.options.layer_rules import Rules, Warn
+from sd_scripts.options.model import MODEL
 from sd_scripts.options.network_args import NetworkArguments
 from sd_scripts.options.prompt_lines import SamplePrompt
-from sd_scripts.options.spec import CAPABILITIES, OptionGroup
-
-if TYPE_CHECKING:
-    from sd_scripts.options.settings import Settings
+from sd_scripts.options.spec import CAPABILITIES, OptionGroup, OptionValues
 
 Groups = tuple[type[OptionGroup], ...]
 Mark = tuple[str, "str | None", str]
@@ -284,10 +281,10 @@ class FamilyCard:
     token_multiple: int = 32
     """Multiple to which sides are rounded with equal_token_buckets: buckets of equal area with such sides have equally
     many tokens at each level of the model that has attention."""
-    text_limit: Callable[[Settings, str], TextLimit] | None = None
+    text_limit: Callable[[OptionValues, str], TextLimit] | None = None
     """Settings, variant of the base model (empty: not known) -> the length at which captions are cut; None: not
     known."""
-    model_remarks: Callable[[Settings, str], Iterable[str]] = lambda settings, variant: ()
+    model_remarks: Callable[[OptionValues, str], Iterable[str]] = lambda settings, variant: ()
     """Settings, variant of the base model -> warnings about settings that have no effect on it."""
     sample_defaults: SamplePrompt = field(default_factory=SamplePrompt)
     """What a sample prompt does not set."""

@@ -22,6 +22,7 @@ from sd_scripts.families.model_file import locate
 from sd_scripts.families.opening import load_tokenizers, open_sources
 from sd_scripts.families.placing import blocks_to_swap
 from sd_scripts.families.quantizing import quantize_while_loading
+from sd_scripts.families.registry import module_of
 from sd_scripts.families.sampling import Sample, SampleBatch
 from sd_scripts.formats.atomic_files import atomic_file, atomic_folder
 from sd_scripts.formats.disk import saving
@@ -283,3 +284,8 @@ class Family:
         self.prepare(components, settings)
         quantize_while_loading(components.sources, self.layouts, quantization_of(settings))
         return components
+
+
+def family_of(name: str) -> Family:
+    """Load a family with its model code."""
+    return module_of(name, "family").FAMILY  # type: ignore[no-any-return]

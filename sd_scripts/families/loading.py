@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from sd_scripts.families.components import Keep, WeightSource
 from sd_scripts.families.layouts import Layout
-from sd_scripts.families.model_file import MODEL
 from sd_scripts.formats import words
 from sd_scripts.formats.documents import read_json
 from sd_scripts.library.lean_diffusers import ModelMixin
 from sd_scripts.library.model_reader import read_empty, read_weights
 from sd_scripts.library.state_dicts import Shapes, State
+from sd_scripts.options.model import MODEL
 
 Made = TypeVar("Made")
 OPTIONAL_KEYS = re.compile(r"(position_ids|attn_mask|logit_scale)$")

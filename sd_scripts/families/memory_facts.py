@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from sd_scripts.options.settings import Settings
-
+from sd_scripts.options.spec import OptionValues
 
 PIXELS_AT_ONCE = 4 * 1024 * 1024
 """Pixels of a batch above which it goes through the VAE's encoder, whose activations are large, in slices."""
@@ -91,7 +88,7 @@ class MemoryFacts:
     """blocks_to_swap -> values of the denoiser that are off the device."""
     most_swapped: int = 0
     """The largest blocks_to_swap."""
-    units: Callable[[int, int, int, Settings], float]
+    units: Callable[[int, int, int, OptionValues], float]
     """Width and height in pixels, frames, settings -> units of a sample, to which its activations are proportional."""
     activations: Activations
     encode: float

@@ -12,13 +12,10 @@ from sd_scripts.families.registry import card_of, cards, names
 from sd_scripts.formats.documents import check_name, read_json
 from sd_scripts.formats.model_objective import ModelObjective, objective_of_file, objective_of_folder
 from sd_scripts.formats.pickle_file import read_pickle_file
-from sd_scripts.formats.safetensors_header import COMPILED as COMPILED
-from sd_scripts.formats.safetensors_header import Header as Header
-from sd_scripts.formats.safetensors_header import read_header as read_header
+from sd_scripts.formats.safetensors_header import COMPILED, SAFETENSORS, Header, read_header
+from sd_scripts.options.model import MODEL
 
-MODEL = "pretrained_model_name_or_path"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-SAFETENSORS = (".safetensors", ".sft")
 SUFFIXES = {*SAFETENSORS, ".ckpt", ".pt"}
 
 

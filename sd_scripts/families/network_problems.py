@@ -1,6 +1,7 @@
 """What is wrong with the built-in network, as far as the denoiser's blocks and layers decide it."""
 
 from sd_scripts.families.components import WeightSource
+from sd_scripts.families.registry import is_built_in_network
 from sd_scripts.networks.plan import AdaptedModule, plan_layers, read_args
 from sd_scripts.networks.targets import LoraTarget
 from sd_scripts.options.network import NetworkOptions
@@ -10,7 +11,7 @@ from sd_scripts.options.settings import Settings
 def network_problems(denoiser: WeightSource, target: LoraTarget, settings: Settings) -> list[str]:
     """Return problems of a built-in LoRA: block numbers beyond the last one, or nothing left to train."""
     network = settings.get(NetworkOptions)
-    if not network or not network.is_ours:
+    if not network or not is_built_in_network(network):
         return []
     try:
         args = read_args(settings, lambda _: None)

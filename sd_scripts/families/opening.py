@@ -20,12 +20,13 @@ from sd_scripts.families.loading import (
     shapes_of,
     some,
 )
-from sd_scripts.families.model_file import MODEL, Header, describe, is_hub_id, recognise, shards_of, with_article
+from sd_scripts.families.model_file import describe, is_hub_id, recognise, shards_of, with_article
 from sd_scripts.families.registry import card_of, names
+from sd_scripts.formats.safetensors_header import Header
 from sd_scripts.library.model_reader import read_empty, read_weights
 from sd_scripts.library.state_dicts import State
 from sd_scripts.library.tokenizers import Tokenizers, find_tokenizer
-from sd_scripts.options.model import ModelOptions
+from sd_scripts.options.model import MODEL, ModelOptions
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.spec import WrongValue
 

@@ -10,10 +10,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 import sd_scripts.families
+from sd_scripts.options.network import NetworkOptions
+from sd_scripts.options.network_types import is_built_in, read_items
 
 if TYPE_CHECKING:
     from sd_scripts.families.card import ComponentCard, FamilyCard
-    from sd_scripts.families.family import Family
 
 
 @functools.cache
@@ -51,6 +52,13 @@ def card_by_network(network_module: str) -> FamilyCard | None:
     return found[0] if len(found) == 1 else None
 
 
+def is_built_in_network(network: NetworkOptions) -> bool:
+    """Whether a built-in adapter is trained, and not an external network."""
+    name = network.module
+    own = not name or any(name in card.network_modules for card in cards())
+    return own or is_built_in(name, read_items(network.network_args))
+
+
 def preset_family(preset: str) -> str:
     """Return the family whose name a preset's begins with; empty if there is none."""
     return max((name for name in names() if preset.startswith(f"{name}_")), key=len, default="")
@@ -59,11 +67,6 @@ def preset_family(preset: str) -> str:
 def common_family(found: Collection[str]) -> str | None:
     """Return the family among these that files of all of them may be of; None if their layouts differ."""
     return next((name for name in found if all(card_of(name).trains(other) for other in found)), None)
-
-
-def family_of(name: str) -> Family:
-    """Load a family with its model code, which needs torch."""
-    return module_of(name, "family").FAMILY  # type: ignore[no-any-return]
 
 
 def module_of(family: str, name: str) -> ModuleType:

@@ -13,7 +13,7 @@ from sd_scripts.data.dataset import plan_images
 from sd_scripts.data.images import Augmentation
 from sd_scripts.data.latent_caching import cache_latents
 from sd_scripts.families.components import VAE
-from sd_scripts.families.registry import family_of
+from sd_scripts.families.family import family_of
 from sd_scripts.library.safetensors_io import PRECISIONS
 from sd_scripts.options.settings import Settings
 from sd_scripts.runs.reporter import Reporter

@@ -16,10 +16,10 @@ from sd_scripts.options.catalog import FAMILY_TITLES, SCRIPTS, script_for
 from sd_scripts.options.command_line import flag_of
 from sd_scripts.options.encoding import ENCODING_OPTIONS
 from sd_scripts.options.settings import Settings
-from sd_scripts.options.spec import each_option
 from sd_scripts.runs import garbage_collection
 from sd_scripts.runs.reporter import Reporter
 from sd_scripts.runs.tool import run
+from sd_scripts.settings.family_options import each_option
 
 
 def setup_parser() -> argparse.ArgumentParser:

@@ -10,6 +10,7 @@ from typing import Any, TypeGuard
 
 from sd_scripts.formats.documents import check_name, parse_json
 
+SAFETENSORS = (".safetensors", ".sft")
 LARGEST_HEADER = 100_000_000
 """The maximum of the safetensors format."""
 COMPILED = "_orig_mod."

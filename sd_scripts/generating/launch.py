@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sd_scripts.families.registry import family_of
 from sd_scripts.formats.disk import sentence_of
 from sd_scripts.formats.secrets import HidingFormatter, without_handed
 from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
@@ -45,6 +44,8 @@ def main(family_name: str, argv: list[str] | None = None) -> int:
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # less memory lost between sizes
     compile_cache.use_own_folder()
     with garbage_collection.importing():
+        from sd_scripts.families.family import family_of
+
         family = family_of(family_name)
 
     def of_model(valid: Settings) -> list[str]:

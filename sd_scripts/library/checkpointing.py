@@ -6,6 +6,7 @@ from typing import Any
 
 from torch.utils.checkpoint import checkpoint
 
+from sd_scripts.families.registry import is_built_in_network
 from sd_scripts.options.network import NetworkOptions
 
 Checkpoint = Callable[..., Any]
@@ -15,5 +16,5 @@ Checkpoint = Callable[..., Any]
 def checkpoint_function(network: NetworkOptions | None) -> Checkpoint:
     """Return how blocks are checkpointed. The state of the random generators, which takes time to read and cannot be
     read while a CUDA graph is recorded, is kept only where a block draws numbers."""
-    draws = network is not None and bool(network.draws or not network.is_ours)
+    draws = network is not None and bool(network.draws or not is_built_in_network(network))
     return partial(checkpoint, use_reentrant=False, preserve_rng_state=draws)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from sd_scripts.families.model_file import COMPILED
+from sd_scripts.formats.safetensors_header import COMPILED
 from sd_scripts.library.dit_layers import TanhGELU
 from sd_scripts.library.key_values import key_values
 from sd_scripts.options.command_line import add_arguments

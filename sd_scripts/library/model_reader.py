@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sd_scripts.families.model_file import COMPILED, SAFETENSORS, Header, read_header
+from sd_scripts.formats.safetensors_header import COMPILED, SAFETENSORS, Header, read_header
 
 
 def read_weights(

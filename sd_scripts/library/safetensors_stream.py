@@ -14,10 +14,9 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from sd_scripts.families.model_file import SAFETENSORS
 from sd_scripts.formats.atomic_files import atomic_file
 from sd_scripts.formats.disk import saving
-from sd_scripts.formats.safetensors_header import BITS, Header, read_header
+from sd_scripts.formats.safetensors_header import BITS, SAFETENSORS, Header, read_header
 from sd_scripts.library.model_reader import DTYPES, read_weights
 
 PIECE = 1 << 24

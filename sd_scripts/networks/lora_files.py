@@ -15,10 +15,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from sd_scripts.families.model_file import SAFETENSORS
 from sd_scripts.formats.lora_keys import group_keys, left_out, misunderstood, not_in_model, without_layers
 from sd_scripts.formats.peft_header import PeftHeader
-from sd_scripts.formats.safetensors_header import read_header
+from sd_scripts.formats.safetensors_header import SAFETENSORS, read_header
 from sd_scripts.formats.words import printable
 from sd_scripts.library import fp8
 from sd_scripts.library.compile_utils import maybe_uncompile_state_dict

@@ -29,8 +29,9 @@ from sd_scripts.options.run import CudaOptions, RunOptions
 from sd_scripts.options.sampling import SampleOptions
 from sd_scripts.options.saving import EmaOptions, HuggingFaceOptions, LoraFileOptions, SavingOptions
 from sd_scripts.options.settings import Groups, Script
-from sd_scripts.options.spec import ALL_METHODS, each_option
+from sd_scripts.options.spec import ALL_METHODS
 from sd_scripts.options.training import DistributedOptions, ResumeOptions, TrainingOptions
+from sd_scripts.settings.family_options import each_option
 
 FAMILY_TITLES = {card.name: card.title for card in cards()}
 METHOD_TITLES = {"lora": "LoRA training", "full": "full training", "textual_inversion": "textual inversion"}

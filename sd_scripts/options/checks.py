@@ -11,7 +11,7 @@ from types import NoneType
 from typing import Any, get_args
 
 from sd_scripts.families.card import FamilyCard
-from sd_scripts.families.registry import card_by_network, card_of
+from sd_scripts.families.registry import card_by_network, card_of, is_built_in_network
 from sd_scripts.formats.words import is_whole_number
 from sd_scripts.options.compile import (
     MORE,
@@ -39,6 +39,8 @@ from sd_scripts.options.loss import LossOptions, NoiseOptions
 from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.network import NetworkOptions
+from sd_scripts.options.network_args import LARGEST_RANK, problems
+from sd_scripts.options.network_types import LYCORIS, MODULE, read_items
 from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions
 from sd_scripts.options.optimizer_table import known_optimizer
 from sd_scripts.options.recording import keeps_from_recording
@@ -46,12 +48,8 @@ from sd_scripts.options.run import CudaOptions
 from sd_scripts.options.sampling import SampleOptions
 from sd_scripts.options.saving import HuggingFaceOptions, SavingOptions
 from sd_scripts.options.schedule_table import SCHEDULES
-from sd_scripts.options.spec import OptionGroup, until_wrong
+from sd_scripts.options.spec import Filled, Findings, until_wrong
 from sd_scripts.options.training import TrainingOptions
-
-Filled = Mapping[type[OptionGroup], OptionGroup]
-Findings = Iterable[tuple[str, str]]
-"""Pairs of an option's name and a message about it."""
 
 
 def problems_between(filled: Filled, family: str) -> Findings:
@@ -129,7 +127,7 @@ def text_encoder_training_conflicts(
 
 def learning_rates_missing(optimizer: OptimizerOptions, network: NetworkOptions) -> Findings:
     rated = any(item.startswith("network_reg_lrs") for item in network.network_args)
-    if not network.is_ours or rated:
+    if not is_built_in_network(network) or rated:
         return
     rates = []
     if not network.network_train_text_encoder_only:
@@ -175,7 +173,7 @@ def adafactor_schedule_without_adafactor(optimizer: OptimizerOptions, schedule: 
 
 
 def fullgraph_with_external_network(compiled: CompileOptions, network: NetworkOptions) -> Findings:
-    if compiled.compile and compiled.compile_fullgraph and not network.is_ours:
+    if compiled.compile and compiled.compile_fullgraph and not is_built_in_network(network):
         yield (
             "compile_fullgraph",
             f"{network.network_module} adds code to the model that may not compile as one graph; turn it off",
@@ -213,9 +211,46 @@ def weights_quantized_twice(memory: MemoryOptions, training: TrainingOptions, ne
         )
 
 
+def built_in_network_conflicts(network: NetworkOptions) -> Findings:
+    if not is_built_in_network(network):
+        return
+    for problem in problems(network.built_in.arguments):
+        yield "network_args", problem.removeprefix("network_args: ")
+    # for LoKr, a larger rank means whole matrices
+    if network.built_in.adapter != "lokr" and (network.network_dim or 0) > LARGEST_RANK:
+        yield (
+            "network_dim",
+            f"{network.network_dim} is above {LARGEST_RANK}, more than any layer has; 8 to 32 suits most. Only LoKr "
+            "accepts a larger number, which means whole matrices",
+        )
+    plain = network.built_in.adapter == "lora" and not network.algorithm and not network.dora_wd
+    if network.lora_init != "default" and not plain:
+        yield "lora_init", f"{network.lora_init} is for plain LoRA; leave it unset"
+
+
+def network_type_given_twice(network: NetworkOptions) -> Findings:
+    if not network.network_type:
+        return
+    if network.module == LYCORIS or MODULE.fullmatch(network.module) or not is_built_in_network(network):
+        yield (
+            "network_type",
+            f"network_module = {network.network_module} decides what is trained; leave one of the two unset",
+        )
+    elif "adapter" in read_items(network.network_args):
+        yield "network_type", "adapter in network_args decides what is trained; leave one of the two unset"
+
+
+def _arguments_that_train_the_base(network: NetworkOptions) -> list[str]:
+    """Return the network_args with which an external network trains weights of the base model, or reads them."""
+    if is_built_in_network(network):
+        return []
+    given = (item.replace(" ", "").lower() for item in network.network_args)
+    return [arg for arg in given if arg in ("algo=full", "dora_wd=true", "weight_decompose=true")]
+
+
 def swapped_adapter_conflicts(memory: MemoryOptions, network: NetworkOptions) -> Findings:
     """Refuse LyCORIS networks that start from the base weights, which swapped blocks do not have on the device."""
-    for arg in network.arguments_that_train_the_base if memory.blocks_to_swap else ():
+    for arg in _arguments_that_train_the_base(network) if memory.blocks_to_swap else ():
         yield (
             "blocks_to_swap",
             f"{network.network_module} with {arg} trains the weights of the base model, so blocks cannot be "
@@ -228,7 +263,7 @@ def quantized_adapter_conflicts(memory: MemoryOptions, training: TrainingOptions
     flags = {"fp8_base": training.fp8_base, "fp8_base_unet": training.fp8_base_unet, "fp8_compute": memory.fp8_compute}
     formats = {name: memory.chosen(getattr(memory, name)) for name in ("quantize_base", "quantize_text_encoders")}
     name = next((name for name, on in {**formats, **flags}.items() if on), "")
-    for arg in network.arguments_that_train_the_base if name else ():
+    for arg in _arguments_that_train_the_base(network) if name else ():
         yield (
             name,
             f"{network.network_module} with {arg} trains the weights of the base model, so they cannot be quantized; "
@@ -332,7 +367,7 @@ def _learning_rates(
 ) -> Iterator[tuple[str, float]]:
     """Yield the learning rate of the denoiser and of each text encoder that is surely trained, with its option."""
     base = optimizer.learning_rate
-    if network and network.is_ours:
+    if network and is_built_in_network(network):
         preset = network.built_in.preset
         if not network.network_train_text_encoder_only:
             yield "unet_lr", base if network.unet_lr is None else network.unet_lr
@@ -382,7 +417,7 @@ def cached_captions_with_new_token(cache: CacheOptions, embedding: EmbeddingOpti
 
 
 def new_token_with_external_network(embedding: EmbeddingOptions, network: NetworkOptions, card: FamilyCard) -> Findings:
-    if embedding.token_string and not network.is_ours and card.has("learns_embeddings"):
+    if embedding.token_string and not is_built_in_network(network) and card.has("learns_embeddings"):
         yield (
             "token_string",
             "embeddings cannot be trained together with an external network; leave network_module unset, or train the "
@@ -400,6 +435,8 @@ def validation_takes_all_images(validation: ValidationOptions, data: DatasetOpti
 
 
 PROBLEMS = (
+    built_in_network_conflicts,
+    network_type_given_twice,
     validation_takes_all_images,
     training_size,
     equal_tokens_without_upscale,

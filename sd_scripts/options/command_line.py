@@ -18,7 +18,8 @@ from sd_scripts.options.legacy import LegacyOptions
 from sd_scripts.options.musubi import MusubiOptions
 from sd_scripts.options.reading import MOST_UNKNOWN, from_values, unknown_text
 from sd_scripts.options.settings import Groups, Problem, Script, Settings
-from sd_scripts.options.spec import Option, OptionGroup, each_option, optional, switch, truth
+from sd_scripts.options.spec import Option, OptionGroup, optional, switch, truth
+from sd_scripts.settings.family_options import each_option
 
 
 class ConfigFileOptions(OptionGroup, title="Settings file"):

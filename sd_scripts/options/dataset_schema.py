@@ -22,7 +22,7 @@ from sd_scripts.options.dataset import (
     ValidationOptions,
 )
 from sd_scripts.options.musubi_dataset import with_subsets
-from sd_scripts.options.spec import each_option
+from sd_scripts.settings.family_options import each_option
 
 Config = dict[str, Any]
 

@@ -11,7 +11,8 @@ from sd_scripts.options.generate_flags import OtherFlags
 from sd_scripts.options.legacy import LegacyOptions
 from sd_scripts.options.musubi import MusubiOptions
 from sd_scripts.options.settings import Groups
-from sd_scripts.options.spec import ALL_METHODS, KINDS, Option, OptionGroup, each_option
+from sd_scripts.options.spec import ALL_METHODS, KINDS, Option, OptionGroup
+from sd_scripts.settings.family_options import each_option
 
 OPENING = """# Options
 

@@ -10,7 +10,8 @@ from sd_scripts.options.generate import GENERATE
 from sd_scripts.options.musubi import ATTENTION
 from sd_scripts.options.prompt_lines import CONTROLS
 from sd_scripts.options.settings import Problem
-from sd_scripts.options.spec import OptionGroup, Remark, each_option, option, switch, truth
+from sd_scripts.options.spec import OptionGroup, Remark, option, switch, truth
+from sd_scripts.settings.family_options import each_option
 
 ALIASES = {
     **dict.fromkeys(("ckpt", "ckpt_path", "dit"), "pretrained_model_name_or_path"),

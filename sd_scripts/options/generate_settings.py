@@ -33,7 +33,8 @@ from sd_scripts.options.prompt_lines import (
 )
 from sd_scripts.options.reading import from_values
 from sd_scripts.options.settings import Groups, Problem, Script, Settings
-from sd_scripts.options.spec import each_option, truth
+from sd_scripts.options.spec import truth
+from sd_scripts.settings.family_options import each_option
 
 COMPILE_MODE = "max-autotune-no-cudagraphs"
 """The default of compile_mode here: a model makes many steps of few shapes, and images of another size would need CUDA
@@ -170,12 +171,12 @@ def prompts_of(settings: Settings) -> list[SamplePrompt]:
     for number, line in enumerate(options.prompt, 1):
         place = f"prompt: number {number}, " if len(options.prompt) > 1 else "prompt: "
         try:
-            found.append((place, prompt_of_line(line, defaults, card.name)))
+            found.append((place, prompt_of_line(line, defaults, card.capabilities)))
         except ValueError as error:
             raise ValueError(f"{place}{error}") from error
     if options.prompt_file:
         file = settings.read_once(read_prompt_file, Path(options.prompt_file))
-        if wrong := file.problems(card.name):
+        if wrong := file.problems(card.capabilities):
             raise ValueError("\n".join(each.replace("sample_prompts:", "prompt_file:", 1) for each in wrong))
         in_file = enumerate(file.prompts(defaults), 1)
         found += [(f"prompt_file: '{file.path}', prompt {number}: ", prompt) for number, prompt in in_file]
@@ -231,7 +232,7 @@ def _idle(line: str, card: FamilyCard) -> Iterator[str]:
     """Yield a message for each option of a line that has no effect in a family."""
     keys = line_keys(line)
     for option in LINE_OPTIONS:
-        if option.key in keys and not option.works_for(card.name):
+        if option.key in keys and not option.works_with(card.capabilities):
             yield f"--{option.letters} has no effect for {card.title}"
 
 

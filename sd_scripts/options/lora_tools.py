@@ -9,10 +9,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from sd_scripts.families.model_file import SAFETENSORS, SUFFIXES
+from sd_scripts.families.model_file import SUFFIXES
 from sd_scripts.families.registry import cards
+from sd_scripts.formats.safetensors_header import SAFETENSORS
 from sd_scripts.options.settings import Groups
-from sd_scripts.options.spec import OptionGroup, each_option, option, optional, path_option, switch
+from sd_scripts.options.spec import OptionGroup, option, optional, path_option, switch
+from sd_scripts.settings.family_options import each_option
 
 Precision = Literal["float", "fp16", "bf16"]
 CLAMP = "Limits the values of the factors to this quantile of them, as sd-scripts does; 1 leaves them exact."

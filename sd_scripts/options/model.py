@@ -4,6 +4,9 @@ from collections.abc import Iterable
 
 from sd_scripts.options.spec import OptionGroup, count, optional, path_option, switch
 
+MODEL = "pretrained_model_name_or_path"
+"""The option that names the base model."""
+
 
 class ModelOptions(OptionGroup, title="Model"):
     """The base model and how it is loaded."""

@@ -3,21 +3,13 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from sd_scripts.families.model_file import (
-    MODEL,
-    SAFETENSORS,
-    ModelFile,
-    describe,
-    header_of,
-    is_hub_id,
-    locate,
-    read_header,
-)
-from sd_scripts.families.registry import card_of, component_card
+from sd_scripts.families.model_file import ModelFile, describe, header_of, is_hub_id, locate
+from sd_scripts.families.registry import card_of, component_card, is_built_in_network
 from sd_scripts.formats.lora_header import why_unreadable
 from sd_scripts.formats.lora_keys import DENOISER_LAYER, group_keys, left_out, not_in_model
+from sd_scripts.formats.safetensors_header import SAFETENSORS, read_header
 from sd_scripts.options.catalog import FAMILY_TITLES, GENERATE_SCRIPTS, METHOD_TITLES, SCRIPTS
-from sd_scripts.options.model import ModelOptions
+from sd_scripts.options.model import MODEL, ModelOptions
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.settings import Script, Settings
 
@@ -123,7 +115,7 @@ def _network_files(valid: Settings) -> Iterator[tuple[str, str, bool]]:
     """Yield each LoRA file with its option, and whether it is read here, not by an external network."""
     if options := valid.get(NetworkOptions):
         if options.network_weights:
-            yield "network_weights", options.network_weights, options.is_ours
+            yield "network_weights", options.network_weights, is_built_in_network(options)
         yield from (("base_weights", file, True) for file in options.base_weights)
 
 

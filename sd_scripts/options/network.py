@@ -3,20 +3,10 @@
 from collections.abc import Iterable
 from typing import Any
 
-from sd_scripts.options import network_args
-from sd_scripts.options.network_types import (
-    LYCORIS,
-    MODULE,
-    NETWORK_TYPES,
-    SHARED,
-    BuiltIn,
-    built_in,
-    is_built_in,
-    read_items,
-)
+from sd_scripts.options.network_types import NETWORK_TYPES, SHARED, BuiltIn, built_in, read_items
 from sd_scripts.options.optimizer import pairs
 from sd_scripts.options.optimizer_args import literals
-from sd_scripts.options.spec import OptionGroup, each_option, option, optional, path_option, switch
+from sd_scripts.options.spec import OptionGroup, declared_options, option, optional, path_option, switch
 
 DEFAULT_DIM = 4
 """The rank if network_dim is unset."""
@@ -193,17 +183,8 @@ class NetworkOptions(OptionGroup, title="Network", methods=("lora",)):
         return (self.network_module or "").removeprefix("sd_scripts.")
 
     @property
-    def is_ours(self) -> bool:
-        """Whether a built-in adapter is trained."""
-        from sd_scripts.families.registry import cards  # the cards name groups of options
-
-        name = self.module
-        own = not name or any(name in card.network_modules for card in cards())
-        return own or is_built_in(name, read_items(self.network_args))
-
-    @property
     def built_in(self) -> BuiltIn:
-        """Which built-in adapter is trained; `is_ours` must hold."""
+        """Which built-in adapter is trained; it must be one (`is_built_in_network`)."""
         dim = self.network_dim or DEFAULT_DIM
         return built_in(self.module, read_items(self.network_args), self.network_type, dim, self.network_alpha)
 
@@ -229,7 +210,7 @@ class NetworkOptions(OptionGroup, title="Network", methods=("lora",)):
 
     @classmethod
     def _defaults(cls) -> dict[str, Any]:
-        return {each.name: each.default for each in each_option(cls)}
+        return {each.name: each.default for each in declared_options(cls)}
 
     @property
     def draws(self) -> str:
@@ -239,12 +220,6 @@ class NetworkOptions(OptionGroup, title="Network", methods=("lora",)):
                 return name
         found = (key for key, value, _ in literals(self.network_args) if key in RANDOM_ARGS and value)
         return next((f"{key} in network_args" for key in found), "")
-
-    @property
-    def arguments_that_train_the_base(self) -> list[str]:
-        """Return the network_args with which an external network trains weights of the base model, or reads them."""
-        given = () if self.is_ours else (item.replace(" ", "").lower() for item in self.network_args)
-        return [arg for arg in given if arg in ("algo=full", "dora_wd=true", "weight_decompose=true")]
 
     def arguments_that_vary_the_rate(self, *, with_text: bool) -> list[str]:
         """Return the keys of network_args that give trained weights different learning rates; `with_text` if text
@@ -264,23 +239,6 @@ class NetworkOptions(OptionGroup, title="Network", methods=("lora",)):
 
     def check(self) -> Iterable[tuple[str, str]]:
         yield from pairs("network_args", self.network_args)
-        if self.is_ours:
-            for problem in network_args.problems(self.built_in.arguments):
-                yield "network_args", problem.removeprefix("network_args: ")
-        if self.network_type and (self.module == LYCORIS or MODULE.fullmatch(self.module) or not self.is_ours):
-            yield (
-                "network_type",
-                f"network_module = {self.network_module} decides what is trained; leave one of the two unset",
-            )
-        elif self.network_type and "adapter" in read_items(self.network_args):
-            yield "network_type", "adapter in network_args decides what is trained; leave one of the two unset"
-        capped = self.is_ours and self.built_in.adapter != "lokr"  # for LoKr, a larger rank means whole matrices
-        if capped and (self.network_dim or 0) > network_args.LARGEST_RANK:
-            yield (
-                "network_dim",
-                f"{self.network_dim} is above {network_args.LARGEST_RANK}, more than any layer has; 8 to 32 suits "
-                "most. Only LoKr accepts a larger number, which means whole matrices",
-            )
         if self.lora_init != "default":
             yield from self._check_start()
         if self.network_train_unet_only and self.network_train_text_encoder_only:
@@ -303,8 +261,6 @@ class NetworkOptions(OptionGroup, title="Network", methods=("lora",)):
             )
 
     def _check_start(self) -> Iterable[tuple[str, str]]:
-        if self.is_ours and (self.built_in.adapter != "lora" or self.algorithm or self.dora_wd):
-            yield "lora_init", f"{self.lora_init} is for plain LoRA; leave it unset"
         if self.network_weights:
             yield (
                 "lora_init",

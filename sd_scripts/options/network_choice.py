@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from sd_scripts.families.registry import card_of
+from sd_scripts.families.registry import card_of, is_built_in_network
 from sd_scripts.options.layer_rules import Rank, Rules, Warn
 from sd_scripts.options.network import DEFAULT_DIM, NetworkOptions
 from sd_scripts.options.network_args import NetworkArguments
 from sd_scripts.options.network_types import BuiltIn, Preset
 from sd_scripts.options.saving import SD_SCRIPTS, LoraFileOptions
 from sd_scripts.options.settings import Groups, Settings
-from sd_scripts.options.spec import each_option
+from sd_scripts.settings.family_options import each_option
 
 if TYPE_CHECKING:
     from typing import Self
@@ -139,7 +139,7 @@ class NetworkChoice:
 def problems(valid: Settings) -> Iterator[str]:
     """Yield why a built-in network cannot be made or saved, as far as the settings alone show it."""
     options = valid.get(NetworkOptions)
-    if not options or not options.is_ours:
+    if not options or not is_built_in_network(options):
         return
     choice, form = NetworkChoice.read(valid, warn=lambda _: None), valid[LoraFileOptions].save_as_format
     if form != SD_SCRIPTS and choice.kind_name != "lora":
@@ -157,7 +157,7 @@ def remarks(valid: Settings) -> Iterator[str]:
     options, found = valid.get(NetworkOptions), list[str]()
     if not options:
         return
-    if options.is_ours:
+    if is_built_in_network(options):
         with contextlib.suppress(ValueError):  # listed with what keeps the run from starting
             NetworkChoice.read(valid, found.append)
             yield from found

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from sd_scripts.families.registry import card_of
 from sd_scripts.formats.words import shortened
 from sd_scripts.options import data_checks, model_checks, network_choice
 from sd_scripts.options.logging import LoggingOptions
@@ -68,7 +69,7 @@ def prompt_file(settings: Settings) -> PromptFile | None:
 def readable_prompts(valid: Settings) -> Iterator[str]:
     """Yield the remarks about prompts that have no problem."""
     prompts = prompt_file(valid)
-    if prompts and not prompts.problems(valid.script.family):
+    if prompts and not [*sample_prompts(valid)]:
         yield from prompts.remarks()
 
 
@@ -111,7 +112,7 @@ def optimizer_package(valid: Settings) -> Iterator[str]:
 
 def sample_prompts(valid: Settings) -> Iterator[str]:
     if prompts := prompt_file(valid):
-        yield from prompts.problems(valid.script.family)
+        yield from prompts.problems(card_of(valid.script.family).capabilities)
 
 
 def resume(valid: Settings) -> Iterator[str]:

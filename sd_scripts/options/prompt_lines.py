@@ -1,7 +1,7 @@
 """Reads the prompts of sample images from a .txt, .toml or .json file."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -79,11 +79,9 @@ class LineOption:
     needs: str = ""
     """The capability that a family needs for it to have an effect."""
 
-    def works_for(self, family: str) -> bool:
-        """Whether it has an effect in a family."""
-        from sd_scripts.families.registry import card_of  # a card holds the family's own defaults
-
-        return not self.needs or card_of(family).has(self.needs)
+    def works_with(self, capabilities: Collection[str]) -> bool:
+        """Whether it has an effect in a family with these capabilities."""
+        return not self.needs or self.needs in capabilities
 
     def match(self, part: str) -> "re.Match[str] | None":
         found = re.match(self.letters + self.value, part, re.IGNORECASE)
@@ -129,11 +127,12 @@ class PromptFile:
     unreadable: str = ""
     """A sentence that names sample_prompts; empty if there are entries."""
 
-    def problems(self, family: str) -> list[str]:
-        """Return every reason why a run of this family cannot generate samples from it, one sentence each."""
+    def problems(self, capabilities: Collection[str]) -> list[str]:
+        """Return every reason why a run of a family with these capabilities cannot generate samples from it, one
+        sentence each."""
         if self.unreadable:
             return [self.unreadable]
-        return [self._about(entry, why) for entry in self.entries for why in _problems(entry.keys, family)]
+        return [self._about(entry, why) for entry in self.entries for why in _problems(entry.keys, capabilities)]
 
     def remarks(self) -> list[str]:
         """Return a message for everything that has no effect, or an unexpected one."""
@@ -189,10 +188,10 @@ def check_kind(path: Path) -> None:
         raise ValueError(f"sample_prompts: '{path}' is not a .txt, .toml or .json file")
 
 
-def prompt_of_line(line: str, defaults: SamplePrompt, family: str) -> SamplePrompt:
-    """Return the prompt of one line for a model of this family. Raises ValueError, one sentence."""
+def prompt_of_line(line: str, defaults: SamplePrompt, capabilities: Collection[str]) -> SamplePrompt:
+    """Return the prompt of one line for a family with these capabilities. Raises ValueError, one sentence."""
     keys = line_keys(line)
-    if why := next(_problems(keys, family), None):
+    if why := next(_problems(keys, capabilities), None):
         raise ValueError(why)
     return _filled(keys, defaults)
 
@@ -288,8 +287,8 @@ def _read_json(text: str) -> list[Entry]:
 READERS = dict(zip(KINDS, (_read_lines, _read_toml, _read_json), strict=True))
 
 
-def _problems(keys: Mapping[str, Any], family: str | None = None) -> Iterator[str]:
-    """Yield what is wrong with the values of an entry; with a `family`, also what only that family checks."""
+def _problems(keys: Mapping[str, Any], capabilities: Collection[str] = ()) -> Iterator[str]:
+    """Yield what is wrong with the values of an entry, for a family with these capabilities."""
     for key, value in _each(keys):
         if key not in FIELDS or value is None:
             continue
@@ -300,9 +299,9 @@ def _problems(keys: Mapping[str, Any], family: str | None = None) -> Iterator[st
         elif isinstance(value, int | float) and not least <= value <= most:  # NaN is in no range
             between = f"between {least} and {most}" if key in RANGES else "a 63-bit number"
             yield f"{key}: {value} is not {between}"
-        elif key == "sample_sampler" and family and SAMPLER.works_for(family) and value not in SAMPLERS:
+        elif key == "sample_sampler" and SAMPLER.works_with(capabilities) and value not in SAMPLERS:
             yield f"sample_sampler: {value!r} is not one of {', '.join(SAMPLERS)}"
-        elif key == CONTROLS.key and family and CONTROLS.works_for(family) and (why := why_unreadable(str(value))):
+        elif key == CONTROLS.key and CONTROLS.works_with(capabilities) and (why := why_unreadable(str(value))):
             yield f"{key}: {why}"
 
 

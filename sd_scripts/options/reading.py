@@ -11,7 +11,8 @@ from sd_scripts.options.checks import remarks_between
 from sd_scripts.options.legacy import translate
 from sd_scripts.options.musubi import always_there
 from sd_scripts.options.settings import Problem, Remark, Script, Settings
-from sd_scripts.options.spec import Option, each_option
+from sd_scripts.options.spec import Option
+from sd_scripts.settings.family_options import each_option
 
 
 def from_values(script: Script, *layers: Mapping[str, Any]) -> Settings:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from sd_scripts.families.registry import is_built_in_network
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.full import FusedOptions
 from sd_scripts.options.memory import MemoryOptions
@@ -42,7 +43,7 @@ def keeps_from_recording(filled: Mapping[type[OptionGroup], OptionGroup]) -> str
         return fused.chosen
     if training.gradient_checkpointing and training.cpu_offload_checkpointing:
         return "cpu_offload_checkpointing"
-    if isinstance(network, NetworkOptions) and not network.is_ours:
+    if isinstance(network, NetworkOptions) and not is_built_in_network(network):
         return "network_module"
     # drawn again in backward from the state of the generator, which cannot be read while recording
     draws = network.draws if isinstance(network, NetworkOptions) else ""

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 from sd_scripts.formats.secrets import without_secrets
 from sd_scripts.formats.words import shortened
 from sd_scripts.options.checks import problems_between
-from sd_scripts.options.spec import Option, OptionGroup, Remark, each_option, until_wrong, without
+from sd_scripts.options.spec import Group, Option, OptionGroup, Remark, until_wrong, without
+from sd_scripts.settings.family_options import each_option
 
-Group = TypeVar("Group", bound=OptionGroup)
 Contents = TypeVar("Contents")
 Groups = tuple[type[OptionGroup], ...]
 

@@ -8,13 +8,15 @@ import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 from typing_extensions import dataclass_transform
 
 from sd_scripts.formats.documents import is_utf8, name_problem
 
 Families = tuple[str, ...]
+Findings = Iterable[tuple[str, str]]
+"""Pairs of an option's name and a message about it."""
 CAPABILITIES = {
     "batches": "several images of a prompt are generated in one forward pass",
     "block_rates": "full training takes a learning rate for each block",
@@ -97,9 +99,23 @@ class OptionGroup:
         cls.title, cls.methods, cls.shared = title, methods, shared
         dataclass(frozen=True, kw_only=True)(cls)
 
-    def check(self) -> Iterable[tuple[str, str]]:
+    def check(self) -> Findings:
         """Yield conflicts between options of this group as (name, why). Ranges are checked elsewhere."""
         return ()
+
+
+Group = TypeVar("Group", bound=OptionGroup)
+Filled = Mapping[type[OptionGroup], OptionGroup]
+
+
+class OptionValues(Protocol):
+    """The filled option groups of a run, such as `Settings` of the room above, for rules that a family's card adds."""
+
+    def __getitem__(self, group: type[Group]) -> Group: ...
+
+    def get(self, group: type[Group]) -> Group | None: ...
+
+    def value(self, name: str) -> Any: ...
 
 
 class WrongValue(Exception):
@@ -132,7 +148,7 @@ def _checked(group: type[OptionGroup], wrong: frozenset[str]) -> type[OptionGrou
     return Checked
 
 
-def until_wrong(check: Callable[[], Iterable[tuple[str, str]]]) -> Iterator[tuple[str, str]]:
+def until_wrong(check: Callable[[], Findings]) -> Iterator[tuple[str, str]]:
     """Yield what a check finds before it reads a wrong value."""
     try:
         yield from check()
@@ -318,48 +334,24 @@ _READERS: dict[type, Any] = {
 }
 
 
-def each_option(group: type[OptionGroup]) -> Iterator[Option]:
-    """Return the options of a group in the order of their declaration."""
-    return iter(_options(group))  # type: ignore[arg-type]
+def declared_options(group: type[OptionGroup]) -> Iterator[Option]:
+    """Return the options of a group in the order of their declaration, without what the families add to them."""
+    hints = typing.get_type_hints(group)
+    return (_declared(group, field, hints[field.name]) for field in dataclasses.fields(group))  # type: ignore[arg-type]
 
 
-@functools.cache
-def _options(group: type[OptionGroup]) -> tuple[Option, ...]:
-    from sd_scripts.families.registry import cards  # the cards name groups of options
-
-    found, hints = [], typing.get_type_hints(group)
-    for field in dataclasses.fields(group):  # type: ignore[arg-type]
-        default = field.default
-        if default is dataclasses.MISSING:
-            default = field.default_factory()  # type: ignore[misc, operator]
-        fields = {
-            "label": _label(field.name),
-            "methods": group.methods,
-            **_read_type(hints[field.name]),
-            **(group.shared if field.name != group.shared.get("shown_when") else {}),
-            **field.metadata,
-        }
-        own = [card for card in cards() if group in card.groups]
-        capable = [card for card in own or cards() if fields.get("needs", "") in ("", *card.capabilities)]
-        fields["families"] = tuple(card.name for card in capable)
-        noted = [card for card in cards() if field.name in card.notes]
-        fields["family_notes"] = tuple((_noted_with(card.name, field.name), card.notes[field.name]) for card in noted)
-        own_choices = {card.name: card.choices[field.name] for card in cards() if field.name in card.choices}
-        fields["family_choices"] = {
-            word: tuple(family for family, words in own_choices.items() if word in words)
-            for word in dict.fromkeys(word for words in own_choices.values() for word in words)
-        }
-        if fields.get("choices"):
-            fields["choices"] = (*fields["choices"], *fields["family_choices"])
-        found.append(Option(**{"name": field.name, "default": default, **fields}))
-    return tuple(found)
-
-
-def _noted_with(family: str, option: str) -> Families:
-    """Return whom a family's note on an option is for: it, and those derived from it that have none of their own."""
-    from sd_scripts.families.registry import cards
-
-    return (family, *(card.name for card in cards() if card.derived_from == family and option not in card.notes))
+def _declared(group: type[OptionGroup], field: "dataclasses.Field[Any]", hint: Any) -> Option:
+    default = field.default
+    if default is dataclasses.MISSING:
+        default = field.default_factory()  # type: ignore[misc, operator]
+    fields = {
+        "label": _label(field.name),
+        "methods": group.methods,
+        **_read_type(hint),
+        **(group.shared if field.name != group.shared.get("shown_when") else {}),
+        **field.metadata,
+    }
+    return Option(**{"name": field.name, "default": default, **fields})
 
 
 def _label(name: str) -> str:

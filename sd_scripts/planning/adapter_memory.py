@@ -8,6 +8,7 @@ from functools import cached_property
 
 from sd_scripts.families.card import DENOISER
 from sd_scripts.families.memory_facts import MemoryFacts, Projection
+from sd_scripts.families.registry import is_built_in_network
 from sd_scripts.networks.lokr_sizes import MULTIPLE, LokrSizes
 from sd_scripts.options.network import DEFAULT_DIM, NetworkOptions
 from sd_scripts.options.network_args import NetworkArguments
@@ -71,12 +72,12 @@ class AdapterMemory:
     @cached_property
     def _arguments(self) -> NetworkArguments:
         network = self.network
-        own = network.built_in.arguments if network.is_ours else read_items(network.network_args)
+        own = network.built_in.arguments if is_built_in_network(network) else read_items(network.network_args)
         return NetworkArguments({**network.shared_arguments, **own})
 
     @property
     def _kind(self) -> str:
-        return self.network.built_in.adapter if self.network.is_ours else "lora"
+        return self.network.built_in.adapter if is_built_in_network(self.network) else "lora"
 
     @property
     def _dim(self) -> int:
@@ -88,7 +89,7 @@ class AdapterMemory:
 
     @property
     def _conv_dim(self) -> int:
-        chosen = self.network.built_in if self.network.is_ours else None
+        chosen = self.network.built_in if is_built_in_network(self.network) else None
         return int(self._arguments.number("conv_dim") or (self._dim if chosen and chosen.conv else 0))
 
     def _of_layers(self, lora: int, values: int, dim: int | None = None) -> int:
@@ -106,7 +107,7 @@ class AdapterMemory:
     def is_dora(self) -> bool:
         """Whether it is a LoRA with trained norms of the outputs."""
         learns_norms = self._arguments.flag("dora_wd") and self._arguments.flag("wd_on_output", default=True)
-        return self.network.is_ours and self._kind == "lora" and learns_norms
+        return is_built_in_network(self.network) and self._kind == "lora" and learns_norms
 
     @property
     def _norms(self) -> int:
@@ -122,7 +123,7 @@ class AdapterMemory:
     def folds(self) -> bool:
         """Whether Linear layers of the denoiser compute in one product with their base weights."""
         kind = "dora" if self.is_dora else self._kind
-        own = self.network.is_ours and not self.network.draws and kind in self.facts.folded_kinds
+        own = is_built_in_network(self.network) and not self.network.draws and kind in self.facts.folded_kinds
         if not (own and self.compiled and self.plain and self._adapts_denoiser):
             return False
         decomposes = self._arguments.flag("dora_wd")

@@ -15,10 +15,10 @@ from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.recording import keeps_from_recording
 from sd_scripts.options.settings import Settings
-from sd_scripts.options.spec import each_option
 from sd_scripts.runs.compile_fingerprint import torch_version
 from sd_scripts.runs.measurements import Measurement
 from sd_scripts.runs.nvidia import Gpu
+from sd_scripts.settings.family_options import each_option
 
 COMPILING = tuple(
     each.name

@@ -33,7 +33,6 @@ from sd_scripts.options.reading import from_values
 from sd_scripts.options.sampling import SampleOptions
 from sd_scripts.options.saving import HuggingFaceOptions, SavingOptions
 from sd_scripts.options.settings import Settings
-from sd_scripts.options.spec import each_option
 from sd_scripts.options.training import ResumeOptions, TrainingOptions
 from sd_scripts.planning.run_plan import RunPlan, plan_run
 from sd_scripts.planning.speeds import deciding, model_size
@@ -44,6 +43,7 @@ from sd_scripts.runs.exit_codes import MISTAKE
 from sd_scripts.runs.measurements import RESULT, Measurement, remember
 from sd_scripts.runs.nvidia import CPU, first_gpu
 from sd_scripts.runs.reporter import Progress, Reporter
+from sd_scripts.settings.family_options import each_option
 from sd_scripts.tools.timed_run import GIB, WARM_UP, Run, Stopped, timed_run
 
 VARIANTS: dict[str, dict[str, Any]] = {

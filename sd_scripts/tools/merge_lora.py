@@ -14,8 +14,8 @@ from sd_scripts.options.lora_tools import (
     MergedOptions,
     WeightedMergeOptions,
 )
-from sd_scripts.options.spec import each_option
 from sd_scripts.runs.reporter import Reporter
+from sd_scripts.settings.family_options import each_option
 from sd_scripts.tools.lora.command import Command, Given
 
 

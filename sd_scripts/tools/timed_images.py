@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 
-from sd_scripts.families.registry import family_of, module_of
+from sd_scripts.families.family import family_of
+from sd_scripts.families.registry import module_of
 from sd_scripts.formats.disk import sentence_of
 from sd_scripts.generating import launch
 from sd_scripts.generating.work import Worker, graph_count

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sd_scripts.families.registry import card_of, family_of
+from sd_scripts.families.registry import card_of
 from sd_scripts.formats.atomic_files import why_unwritable
 from sd_scripts.formats.disk import sentence_of
 from sd_scripts.formats.secrets import Hider, HidingFormatter, handed_values, without_handed
@@ -97,6 +97,8 @@ def _set_environment(cuda: CudaOptions) -> None:
 
 def _load(family: str, method: str) -> tuple[Family, Method]:
     """Import the family and the method, and with them torch; --help need not wait for that."""
+    from sd_scripts.families.family import family_of
+
     if method == "lora":
         from sd_scripts.training.lora import Lora
 

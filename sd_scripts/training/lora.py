@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from sd_scripts.data.dataset import DataPlan
 from sd_scripts.data.trained_token import require_token_in_captions, trained_token
 from sd_scripts.families.family import Components, Family
+from sd_scripts.families.registry import is_built_in_network
 from sd_scripts.formats.words import some
 from sd_scripts.library.safetensors_io import save_model, with_hashes
 from sd_scripts.networks.adapters.lora import StartedLora
@@ -53,7 +54,7 @@ class Lora:
     def check(self, family: Family, settings: Settings) -> list[str]:
         options = settings[NetworkOptions]
         try:
-            if not options.is_ours:
+            if not is_built_in_network(options):
                 find_module(options.network_module or "")
         except ValueError as error:
             return str(error).splitlines()
@@ -80,7 +81,7 @@ class Lora:
 
     def _adapts_text_encoders(self, family: Family, context: Context) -> tuple[bool, ...]:
         options, base = context.settings[NetworkOptions], context.settings[OptimizerOptions].learning_rate
-        preset = options.built_in.preset if options.is_ours else None
+        preset = options.built_in.preset if is_built_in_network(options) else None
         if preset and not preset.text_encoders:
             return (False,) * len(family.lora_text_encoders)
         return tuple(
@@ -90,7 +91,7 @@ class Lora:
 
     def needs_all(self, family: Family, settings: Settings) -> bool:
         """An external network is shown all modules and may read their weights."""
-        return not settings[NetworkOptions].is_ours
+        return not is_built_in_network(settings[NetworkOptions])
 
     def change_base(self, family: Family, components: Components, context: Context, name: str) -> None:
         """Merge the LoRA files of base_weights into the component."""
@@ -109,7 +110,7 @@ class Lora:
         trains_encoder = self._adapts_text_encoders(family, context)
         if options.network_train_text_encoder_only and not any(trains_encoder):
             raise ValueError("learning_rate: all learning rates are 0, so nothing would be trained; set one above 0")
-        if not options.is_ours:
+        if not is_built_in_network(options):
             return make_external_network(family, components, context, trains_encoder=trains_encoder)
         modules = [] if options.network_train_text_encoder_only else _denoiser(family, components, context)
         modules += compress(_text_encoders(family, components, context), trains_encoder)
@@ -309,7 +310,7 @@ def _check_files(family: Family, components: Components, context: Context) -> No
     for file in options.base_weights:
         for sentence in _read_base_weights(file, modules).not_used():
             context.warn_once(sentence, sentence)  # before the start if the header showed it
-    if options.network_weights and options.is_ours:
+    if options.network_weights and is_built_in_network(options):
         for sentence in _read_network_weights(options.network_weights, modules).left_out():
             context.warn_once(sentence, sentence)  # before the start if the header showed it
     elif options.network_weights:

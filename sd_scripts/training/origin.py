@@ -21,8 +21,8 @@ from sd_scripts.options.sampling import SampleOptions
 from sd_scripts.options.saving import HuggingFaceOptions, LoraFileOptions, SavingOptions
 from sd_scripts.options.schedule_table import SCHEDULES
 from sd_scripts.options.settings import Groups, Settings
-from sd_scripts.options.spec import each_option
 from sd_scripts.options.training import DistributedOptions, ResumeOptions
+from sd_scripts.settings.family_options import each_option
 
 FLAG = "resume_changed_model"
 

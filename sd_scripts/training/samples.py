@@ -23,7 +23,7 @@ def prompts_of(settings: Settings, family: Family) -> list[SamplePrompt]:
     file = prompt_file(settings)
     if file is None:
         return []
-    if problems := file.problems(family.card.name):
+    if problems := file.problems(family.card.capabilities):
         raise ValueError("\n".join(problems))
     return file.prompts(family.card.sample_defaults)
 

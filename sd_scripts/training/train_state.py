@@ -15,6 +15,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from sd_scripts.families.registry import is_built_in_network
 from sd_scripts.formats.atomic_files import atomic_folder
 from sd_scripts.formats.documents import read_json
 from sd_scripts.library import optimizers
@@ -199,7 +200,7 @@ class SavedState:
             return _other(self.folder, "optimizer_type", maker)
         then, network = (self.origin.settings if self.origin else {}), settings.get(NetworkOptions)
         rank = then.get("network_dim")
-        if network is None or not network.is_ours or any("dim" in arg for arg in network.network_args):
+        if network is None or not is_built_in_network(network) or any("dim" in arg for arg in network.network_args):
             return ""  # the rank decides no shape, or not alone
         differs = network.network_dim and rank and rank != network.network_dim
         return _other(self.folder, "network_dim", str(rank)) if differs else ""

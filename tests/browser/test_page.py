@@ -32,8 +32,8 @@ from sd_scripts.formats.toml_files import read_toml, write_toml
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.compile_bundles import BUNDLES, CUSTOM, CUSTOM_HELP
 from sd_scripts.options.reading import from_values
-from sd_scripts.options.spec import each_option
 from sd_scripts.runs.folder import RunFolder
+from sd_scripts.settings.family_options import each_option
 
 playwright = pytest.importorskip("playwright.sync_api")
 Page = playwright.Page

@@ -28,7 +28,7 @@ from sd_scripts.formats.text_limit import TextLimit
 from sd_scripts.options.flow import FlowOptions
 from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.prompt_lines import SamplePrompt
-from sd_scripts.options.settings import Settings
+from sd_scripts.options.spec import OptionValues
 
 HUB_MODEL, SCHNELL_MODEL = "black-forest-labs/FLUX.1-dev", "black-forest-labs/FLUX.1-schnell"
 SCHNELL = "flux-1-schnell"
@@ -79,14 +79,14 @@ T5_LENGTHS = {"dev": 512, "schnell": 256}
 """Variant -> tokens that T5 reads."""
 
 
-def text_limit(settings: Settings, variant: str) -> TextLimit:
+def text_limit(settings: OptionValues, variant: str) -> TextLimit:
     """Return what T5 reads."""
     default = T5_LENGTHS["schnell" if is_schnell(variant) else "dev"]
     tokens = settings[FluxModelOptions].t5xxl_max_token_length or default
     return TextLimit(tokens=tokens, remedy="raise t5xxl_max_token_length")
 
 
-def model_remarks(settings: Settings, variant: str) -> Iterator[str]:
+def model_remarks(settings: OptionValues, variant: str) -> Iterator[str]:
     if is_schnell(variant) and settings[FlowOptions].guidance_scale == RECOMMENDED["guidance_scale"]:  # others: load.py
         yield "guidance_scale: has no effect on FLUX.1 schnell, which takes no guidance"
 

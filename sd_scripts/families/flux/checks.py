@@ -3,11 +3,12 @@
 from dataclasses import fields
 
 from sd_scripts.families.flux.options import RECOMMENDED, FluxNetworkOptions, trains_t5xxl
-from sd_scripts.options.checks import Findings
+from sd_scripts.families.registry import is_built_in_network
 from sd_scripts.options.dataset import CacheOptions
 from sd_scripts.options.flow import FlowOptions
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.optimizer import OptimizerOptions
+from sd_scripts.options.spec import Findings
 
 
 def t5_trained_from_cached_outputs(
@@ -30,7 +31,7 @@ def t5_lr_without_t5_training(
 
 
 def layer_ranks_with_external_network(network: NetworkOptions, layers: FluxNetworkOptions) -> Findings:
-    if network.is_ours:
+    if is_built_in_network(network):
         return
     for field in fields(layers):  # type: ignore[arg-type]
         if field.name != "train_t5xxl" and getattr(layers, field.name) != field.default:

@@ -16,6 +16,7 @@ from sd_scripts.families.flux.objective import guidance_vector
 from sd_scripts.families.flux.options import FluxModelOptions
 from sd_scripts.families.flux.packing import predict
 from sd_scripts.families.flux.vae import decode_latents, encode_images
+from sd_scripts.families.registry import card_of
 from sd_scripts.families.sampling import (
     apply_guidance,
     batch_noise,
@@ -69,7 +70,7 @@ def prompt_captions(prompt: SamplePrompt) -> list[Caption]:
 
 def _control_latents(components: Components, prompt: SamplePrompt, settings: Settings) -> list[Tensor]:
     """Return the latents (1, 16, h, w) of the prompt's control images, on the VAE's device."""
-    if not CONTROLS.works_for(settings.script.family):
+    if not CONTROLS.works_with(card_of(settings.script.family).capabilities):
         return []
     height, width = size_of(prompt, CARD.side_multiple)
     return [

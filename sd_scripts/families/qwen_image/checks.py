@@ -1,8 +1,8 @@
 """Rules between options that concern Qwen-Image only; see `options/checks.py`."""
 
 from sd_scripts.families.qwen_image.options import RECOMMENDED, QwenImageModelOptions
-from sd_scripts.options.checks import Findings
 from sd_scripts.options.flow import FlowOptions
+from sd_scripts.options.spec import Findings
 
 
 def timesteps_not_recommended(objective: FlowOptions) -> Findings:

@@ -5,19 +5,15 @@ Activations are not measured yet: they follow from FLUX.1's, whose blocks have t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from sd_scripts.families.memory_facts import Activations, Growing, MemoryFacts
-
-if TYPE_CHECKING:
-    from sd_scripts.options.settings import Settings
+from sd_scripts.options.spec import OptionValues
 
 BLOCKS, BLOCK = 60, 339_831_296
 CAPTION = 128
 """Tokens of a usual caption."""
 
 
-def tokens(width: int, height: int, frames: int, settings: Settings) -> float:
+def tokens(width: int, height: int, frames: int, settings: OptionValues) -> float:
     """Return the tokens of image and text."""
     return float(width // 16 * (height // 16) * frames + CAPTION)
 

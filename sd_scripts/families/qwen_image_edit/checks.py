@@ -1,7 +1,7 @@
 """Rules between options that concern Qwen-Image-Edit only; see `options/checks.py`."""
 
 from sd_scripts.families.qwen_image.options import QwenImageModelOptions
-from sd_scripts.options.checks import Findings
+from sd_scripts.options.spec import Findings
 
 
 def version_without_training(model: QwenImageModelOptions) -> Findings:

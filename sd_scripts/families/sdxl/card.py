@@ -20,7 +20,7 @@ from sd_scripts.families.sdxl.speeds import GRAPHS, SPEEDS
 from sd_scripts.formats.text_limit import TextLimit
 from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.model import ModelOptions
-from sd_scripts.options.settings import Settings
+from sd_scripts.options.spec import OptionValues
 
 HUB_MODEL = "stabilityai/stable-diffusion-xl-base-1.0"
 
@@ -28,7 +28,7 @@ CHUNK, LONGEST = 75, 225
 """Tokens of a chunk of a caption, between a start and an end token, and the most that max_token_length allows."""
 
 
-def text_limit(settings: Settings, variant: str) -> TextLimit:
+def text_limit(settings: OptionValues, variant: str) -> TextLimit:
     tokens = settings[ModelOptions].max_token_length or CHUNK
     return TextLimit(tokens=tokens, remedy="" if tokens == LONGEST else f"set max_token_length = {LONGEST}")
 

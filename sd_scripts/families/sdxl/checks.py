@@ -1,7 +1,7 @@
 """Rules between options that concern SDXL only; see `options/checks.py`."""
 
-from sd_scripts.options.checks import Findings
 from sd_scripts.options.full import FullOptions
+from sd_scripts.options.spec import Findings
 
 U_NET_BLOCKS = 23
 """Number of values in block_lr: one before the blocks, 9 down, 3 middle, 9 up, one after them."""

@@ -24,9 +24,9 @@ from sd_scripts.families.full_size import (
     random_weights,
     unknown,
 )
-from sd_scripts.families.model_file import MODEL
 from sd_scripts.families.sdxl.load import single_file
 from sd_scripts.library.safetensors_io import save_model
+from sd_scripts.options.model import MODEL
 
 SDXL_CONFIG: dict[str, Any] = {
     "sample_size": 128,

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from sd_scripts.families.components import DENOISER, VAE, Components, WeightSource
 from sd_scripts.families.layouts import CLIP_LINEAR, Layout, autoencoder, clip_l, make_text_encoder, whole_file
-from sd_scripts.families.model_file import MODEL
 from sd_scripts.families.outlines import CLIPTextProjectionOutline
 from sd_scripts.families.sdxl import keys as sgm
 from sd_scripts.families.sdxl.card import CARD
@@ -22,7 +21,7 @@ from sd_scripts.library.state_dicts import State
 from sd_scripts.library.tokenizers import CLIP, OPEN_CLIP
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.loss import NoiseOptions
-from sd_scripts.options.model import ModelOptions
+from sd_scripts.options.model import MODEL, ModelOptions
 from sd_scripts.options.run import CudaOptions
 from sd_scripts.options.settings import Settings
 

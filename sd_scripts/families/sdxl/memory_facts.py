@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sd_scripts.families.memory_facts import Activations, Growing, MemoryFacts, Projection
-
-if TYPE_CHECKING:
-    from sd_scripts.options.settings import Settings
+from sd_scripts.options.spec import OptionValues
 
 SWAPPABLE_BLOCK = 34_755_840
 """Values of each of the 60 largest transformer blocks."""
@@ -15,7 +13,7 @@ CONTEXT = 2_048
 """Width of the text encoders' outputs."""
 
 
-def latent_positions(width: int, height: int, frames: int, settings: Settings) -> float:
+def latent_positions(width: int, height: int, frames: int, settings: OptionValues) -> float:
     """Return the positions of the latents."""
     return width / 8 * (height / 8) * frames
 

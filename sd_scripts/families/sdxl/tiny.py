@@ -26,10 +26,10 @@ from sd_scripts.families.miniature import (
     least_squares,
     randomize,
 )
-from sd_scripts.families.model_file import MODEL
 from sd_scripts.families.sdxl.keys import VAE_SCALE
 from sd_scripts.families.sdxl.load import single_file
 from sd_scripts.library.safetensors_io import save_model
+from sd_scripts.options.model import MODEL
 
 TEXT_WIDTHS = (64, 128)
 """They must differ: other programs tell the two encoders apart by them."""

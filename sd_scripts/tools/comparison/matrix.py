@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sd_scripts.families.registry import family_of
+from sd_scripts.families.family import family_of
 from sd_scripts.formats.atomic_files import write_whole
 from sd_scripts.formats.disk import saving
 from sd_scripts.generating.held_out import HeldOutLoss

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sd_scripts.families.model_file import MODEL, describe
+from sd_scripts.families.model_file import describe
 from sd_scripts.families.registry import card_of
 from sd_scripts.formats.toml_files import read_toml
 from sd_scripts.options.catalog import FAMILY_TITLES, GENERATE_SCRIPTS
 from sd_scripts.options.compare_checkpoints import CheckpointOptions, MatrixOptions, ModelPrecisionOptions
 from sd_scripts.options.generate_settings import DTYPES, settings_of
+from sd_scripts.options.model import MODEL
 from sd_scripts.options.model_checks import why_no_lora
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.prompt_lines import SamplePrompt

@@ -12,10 +12,11 @@ from sd_scripts.formats.atomic_files import why_unwritable
 from sd_scripts.options.command_line import Parser, flag_of
 from sd_scripts.options.lora_tools import filled, input_problem, option_problems
 from sd_scripts.options.settings import Groups
-from sd_scripts.options.spec import OptionGroup, each_option
+from sd_scripts.options.spec import OptionGroup
 from sd_scripts.runs.exit_codes import INTERRUPTED
 from sd_scripts.runs.reporter import Reporter
 from sd_scripts.runs.tool import run
+from sd_scripts.settings.family_options import each_option
 
 Values = Mapping[str, Any]
 OUTPUTS = ("save_to", "dst_path")

@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sd_scripts.families.family import Family
+from sd_scripts.families.family import Family, family_of
 from sd_scripts.families.layer_rows import LayerRows, find_modules
 from sd_scripts.families.model_file import describe
-from sd_scripts.families.registry import card_of, common_family, family_of, names
+from sd_scripts.families.registry import card_of, common_family, names
 from sd_scripts.library.safetensors_stream import TensorFile
 from sd_scripts.networks import svd
 from sd_scripts.networks.adapter import Tensors

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from sd_scripts.families import registry
-from sd_scripts.families.family import Family
+from sd_scripts.families.family import Family, family_of
 from sd_scripts.families.layer_rows import LayerRows, adapted_components
-from sd_scripts.families.model_file import SAFETENSORS, describe
-from sd_scripts.families.registry import card_of, family_of, module_of, names
-from sd_scripts.formats.safetensors_header import read_header
+from sd_scripts.families.model_file import describe
+from sd_scripts.families.registry import card_of, module_of, names
+from sd_scripts.formats.safetensors_header import SAFETENSORS, read_header
 from sd_scripts.formats.words import counted, printable, some
 from sd_scripts.library.model_reader import DTYPES
 from sd_scripts.library.safetensors_io import PRECISIONS, save_model, with_hashes

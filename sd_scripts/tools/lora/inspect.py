@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sd_scripts.families.model_file import SAFETENSORS, describe
-from sd_scripts.families.registry import card_of, family_of, names
+from sd_scripts.families.family import family_of
+from sd_scripts.families.model_file import describe
+from sd_scripts.families.registry import card_of, names
 from sd_scripts.formats.atomic_files import write_whole
 from sd_scripts.formats.disk import format_bytes
 from sd_scripts.formats.lora_header import LoraSummary, summarize
-from sd_scripts.formats.safetensors_header import read_header
+from sd_scripts.formats.safetensors_header import SAFETENSORS, read_header
 from sd_scripts.formats.words import printable, some
 from sd_scripts.library.model_reader import read_weights
 from sd_scripts.networks import svd

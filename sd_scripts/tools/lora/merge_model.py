@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sd_scripts.families.family import Family
+from sd_scripts.families.family import Family, family_of
 from sd_scripts.families.layer_rows import FoundModule, LayerRows, adapted_modules, find_modules
 from sd_scripts.families.model_file import describe
-from sd_scripts.families.registry import card_of, family_of, names
+from sd_scripts.families.registry import card_of, names
 from sd_scripts.formats.disk import format_bytes, free_bytes
 from sd_scripts.formats.words import printable, some
 from sd_scripts.library.model_reader import DTYPES

@@ -10,8 +10,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from sd_scripts.families.family import family_of
 from sd_scripts.families.model_file import describe
-from sd_scripts.families.registry import family_of, names
+from sd_scripts.families.registry import names
 from sd_scripts.formats.atomic_files import write_whole
 from sd_scripts.formats.lora_keys import ALPHA, DOWN, UP, group_keys
 from sd_scripts.formats.peft_header import without_alpha

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from sd_scripts.families.card import FamilyCard
-from sd_scripts.families.model_file import SAFETENSORS
 from sd_scripts.families.registry import card_of, names
 from sd_scripts.formats.folder_names import numbered
 from sd_scripts.formats.image_files import open_image
-from sd_scripts.formats.safetensors_header import read_header
+from sd_scripts.formats.safetensors_header import SAFETENSORS, read_header
 from sd_scripts.formats.toml_files import read_toml
 from sd_scripts.options.catalog import METHOD_TITLES, script_for
 from sd_scripts.options.embedding import EmbeddingOptions
