@@ -15,10 +15,9 @@ from typing import Any
 
 import pytest
 import tiers
+from miniatures import MINIATURES
 
 import kohya_gui.lean_gradio  # noqa: F401  # before a test imports Gradio
-from sd_scripts.options.catalog import script_for
-from sd_scripts.options.settings import Settings
 
 pytest_plugins = ["balance", "spending", "warm_python", "pytester"]
 
@@ -37,16 +36,6 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 state = tempfile.mkdtemp(prefix="tests-state-")
 atexit.register(shutil.rmtree, state, ignore_errors=True)
 os.environ["LOCALAPPDATA" if sys.platform == "win32" else "XDG_STATE_HOME"] = state
-
-
-MINIATURES = {
-    "sdxl": "miniature",
-    "flux": "flux_miniature",
-    "flux_kontext": "kontext_miniature",
-    "qwen_image": "qwen_image_miniature",
-    "qwen_image_edit": "edit_miniature",
-}
-"""Family -> the fixture that makes its miniature."""
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -178,9 +167,3 @@ def any_miniature(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def each_miniature(request: pytest.FixtureRequest) -> Any:
     """What is true of every family is tested on each that has code of its own; the contract is tested on all."""
     return request.getfixturevalue(MINIATURES[request.param])
-
-
-def sdxl_settings(model: Path | str | None, **values: Any) -> Settings:
-    """Settings of an SDXL LoRA run with this base model."""
-    name = None if model is None else str(model)
-    return Settings(script_for("sdxl", "lora"), {"pretrained_model_name_or_path": name, **values})

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from conftest import sdxl_settings
+from miniatures import sdxl_settings
 from torch import Tensor
 
 from sd_scripts.data.captions import Caption

@@ -9,9 +9,10 @@ import torch
 from diffusers import UNet2DConditionModel
 from torch import nn
 
+from benchmarks.full_size import full_size
+from benchmarks.full_size.weights import BRANCH_GAINS, operations_per_image, random_weights, unknown
 from sd_scripts.families.components import DENOISER
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
-from sd_scripts.families.full_size import BRANCH_GAINS, operations_per_image, random_weights, unknown
 from sd_scripts.families.qwen_image.model import QwenImageParams, QwenImageTransformer
 from sd_scripts.families.registry import module_of
 from sd_scripts.families.sdxl.full_size import SDXL_CONFIG
@@ -75,7 +76,7 @@ def test_accelerate_takes_the_flags_that_start_several_processes(fsdp: bool) -> 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.file)
 def test_every_row_differs_from_the_others_by_options_of_its_script(script: Script) -> None:
-    module = module_of(script.family, "full_size")
+    module = full_size(script.family)
     rows = module.ROWS[script.method]
     read = [from_values(script, COMMON | module.OPTIONS[script.method] | row).values() for row in rows.values()]
     assert all(settings not in read[:n] for n, settings in enumerate(read))
@@ -100,7 +101,7 @@ def test_operations_of_a_transformer_are_those_of_its_layers_and_of_attention() 
     single = (7 + 5) * width**2 * (image + text) + 3 * width**2
     ends = 64 * width * image * 2 + 4096 * width * text + 2 * width**2 + (2 * 256 + 768 + 3 * width) * width
     pairs = 2 * 2 * width * (image + text) ** 2
-    found = operations_per_image(model, module_of("flux", "full_size").predict, 64, 64, learns=False)
+    found = operations_per_image(model, full_size("flux").predict, 64, 64, learns=False)
     assert found == 2 * (2 * (double + single + ends) + 3 * pairs)
 
 
@@ -118,7 +119,7 @@ ONE_OF_EACH = {"transformer_layers_per_block": 1, "layers_per_block": 1}
 def test_twice_as_many_pixels_take_at_least_twice_the_operations_of_the_image(family: str, model: Any) -> None:
     with torch.device("meta"):
         denoiser = model()
-    predict = module_of(family, "full_size").predict
+    predict = full_size(family).predict
     square, wide, larger = (operations_per_image(denoiser, predict, 512 * n, 512, learns=False) for n in (1, 2, 3))
     assert larger - wide >= wide - square > 0
 

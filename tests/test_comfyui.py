@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from comfyui_help import key_map, merged, weight_names
-from conftest import MINIATURES
 from every_form import FORMS, AdaptedLayer, Model, adapted_model, layers_of
+from miniatures import MINIATURES
 from torch import Tensor
 
 from sd_scripts.families.family import family_of

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from backend_help import backends
-from conftest import sdxl_settings
+from miniatures import sdxl_settings
 from torch import Tensor
 from training_help import Run, equal, train, train_whole
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import sdxl_settings
 from fresh import outcome, processes
+from miniatures import sdxl_settings
 from PIL import Image
 from safetensors.torch import load_file
 

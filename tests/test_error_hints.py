@@ -12,8 +12,8 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from conftest import sdxl_settings
 from faults_help import meanwhile
+from miniatures import sdxl_settings
 from runs_help import wait_for
 from training_help import Run, images, settings_for, train, train_whole
 

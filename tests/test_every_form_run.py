@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 from adapter_help import Together, gradients
-from conftest import MINIATURES
 from every_form import FORMS, TUCKER_FORMS, AdaptedLayer, adapted_model, plan_of
+from miniatures import MINIATURES
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from training_help import Run, equal, train

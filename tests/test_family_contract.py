@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-import conftest
+import miniatures
 import numpy as np
 import pytest
 import torch
@@ -25,7 +25,7 @@ BY_CHANCE = {
 """Four steps, which draw all that a run can draw: of five images, three are an epoch and two are for validation."""
 
 
-MINIATURES = {**conftest.MINIATURES, "flux": "any_miniature"}
+MINIATURES = {**miniatures.MINIATURES, "flux": "any_miniature"}
 FAMILIES = sorted(MINIATURES, key=lambda family: bool(card_of(family).derived_from))
 with_own_code = pytest.mark.parametrize(
     "each_miniature", [family for family in FAMILIES if not card_of(family).derived_from], indirect=True

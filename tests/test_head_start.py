@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import sdxl_settings
 from fresh import found_by_processes
+from miniatures import sdxl_settings
 from scripts_help import FLUX_LORA
 
 from sd_scripts.families.registry import card_of

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from benchmarks.full_size import full_size
 from sd_scripts.data.buckets import Extent
 from sd_scripts.data.epochs import BatchShape
 from sd_scripts.families.family import family_of
@@ -87,7 +88,7 @@ WITHIN = 0.1
 
 
 def settings_of(family: str, method: str, **options: Any) -> Settings:
-    of_rows = module_of(family, "full_size").OPTIONS[method]
+    of_rows = full_size(family).OPTIONS[method]
     return from_values(script_for(family, method), {**COMMON, **of_rows, **options})
 
 
@@ -113,7 +114,7 @@ def test_the_memory_of_training_is_what_was_measured() -> None:
     wrong = {}
     for (family, method), rows in MEASURED.items():
         for row, gib in rows.items():
-            settings = settings_of(family, method, **module_of(family, "full_size").ROWS[method][row])
+            settings = settings_of(family, method, **full_size(family).ROWS[method][row])
             planned = memory_of(settings).phases[TRAINING] / GIB
             if abs(planned / gib - 1) > WITHIN:
                 wrong[family, method, row] = planned, gib

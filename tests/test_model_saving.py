@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import pytest
 import torch
-from conftest import sdxl_settings
 from diffusers import AutoencoderKL, EulerDiscreteScheduler, FluxTransformer2DModel, StableDiffusionXLPipeline
 from diffusers.loaders.single_file_utils import convert_flux_transformer_checkpoint_to_diffusers
 from flux_help import to_diffusers
+from miniatures import sdxl_settings
 from safetensors.torch import load_file, save_file
 from scripts_help import FLUX_FULL
 from sdxl_help import checkpoint_tensors

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import MINIATURES
+from miniatures import MINIATURES
 from training_help import images, run
 
 from kohya_gui.tabs import TABS

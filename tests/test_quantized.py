@@ -10,11 +10,12 @@ from swap_help import CPU, SHAPE, run
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
+from benchmarks.full_size import full_size
 from sd_scripts.families.family import Components, family_of
 from sd_scripts.families.flux.load import T5_LINEAR, finish_t5
 from sd_scripts.families.flux.model import FluxTransformer
 from sd_scripts.families.quantizing import FORMATS, can_be_quantized, quantize_encoder
-from sd_scripts.families.registry import card_of, module_of
+from sd_scripts.families.registry import card_of
 from sd_scripts.families.sdxl.unet import predict
 from sd_scripts.library.fp8 import Fp8, compute_problem
 from sd_scripts.library.int8 import FEWEST_ROWS, Int8, multiplies, quantized_rows
@@ -406,7 +407,7 @@ def test_less_memory_is_planned_for_narrower_weights() -> None:
         facts = card_of(family).plan.memory
         assert facts
         values = facts.quantized["denoiser"][0]
-        assert module_of(family, "full_size").ROWS["lora"]["nf4"]["quantize_base"] == "nf4"
+        assert full_size(family).ROWS["lora"]["nf4"]["quantize_base"] == "nf4"
         needed = {
             name: next(
                 part.bytes

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import MINIATURES, sdxl_settings
+from miniatures import MINIATURES, sdxl_settings
 from training_help import GRAPHS, TEXT_ENCODERS_TOO, equal, train
 
 from sd_scripts.families.components import Components

@@ -270,7 +270,7 @@ def test_kernels_that_cannot_be_built_are_told_and_done_without(caplog: pytest.L
     def fail(kernels: Any) -> None:
         raise RuntimeError("no compiler found")
 
-    assert built_for(CUDA, "rounding_kernels", fail, "updates take longer") is None
+    assert built_for(CUDA, "sd_scripts.library.rounding_kernels", fail, "updates take longer") is None
     assert caplog.messages == [
         "Triton cannot build kernels, so updates take longer; install a C compiler, such as gcc: no compiler found"
     ]

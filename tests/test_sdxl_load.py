@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from conftest import sdxl_settings
 from diffusers import StableDiffusionXLPipeline
+from miniatures import sdxl_settings
 from scripts_help import SDXL_LORA
 from sdxl_help import checkpoint_tensors
 from sdxl_pipeline import pipeline_of

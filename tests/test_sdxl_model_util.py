@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from conftest import sdxl_settings
 from diffusers.loaders import single_file_utils as diffusers_reads
+from miniatures import sdxl_settings
 from torch import nn
 
 from sd_scripts.families.sdxl.card import CARD

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import sdxl_settings
 from diffusers import EulerDiscreteScheduler
+from miniatures import sdxl_settings
 from sdxl_pipeline import pipeline_of
 
 from sd_scripts.families.family import Components

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import sdxl_settings
+from miniatures import sdxl_settings
 from sdxl_pipeline import pipeline_of
 
 from sd_scripts.data.captions import Caption

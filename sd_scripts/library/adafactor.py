@@ -179,4 +179,4 @@ def kernels_on(device: torch.device) -> Any:
         hyper = Hyperparams(0.0, None, rest=0.0, eps=0.0, clip_threshold=1.0, beta1=None, weight_decay=0.0)
         kernels.update(weight, {WHOLE: torch.ones(1, device=device)}, hyper, Key(0, 1, 0))
 
-    return built_for(device, "adafactor_kernels", attempt, "the updates of Adafactor take longer")
+    return built_for(device, "sd_scripts.library.adafactor_kernels", attempt, "the updates of Adafactor take longer")

@@ -45,7 +45,7 @@ def _kernel_on(device: torch.device) -> Any:
     heads, row = torch.ones(1, 1, 2, 32, device=device), torch.ones(32, device=device)
     return built_for(
         device,
-        "norm_rope_kernel",
+        "sd_scripts.library.norm_rope_kernel",
         lambda kernels: kernels.forward([heads], [row], row, row, EPS),
         "normalising and rotating heads takes longer",
     )

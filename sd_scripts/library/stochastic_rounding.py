@@ -85,7 +85,7 @@ def kernels_on(device: torch.device) -> Any:
     values = torch.zeros(1, device=device)
     return built_for(
         device,
-        "rounding_kernels",
+        "sd_scripts.library.rounding_kernels",
         lambda kernels: kernels.round_stochastically(values, values.bfloat16(), Key(0, 0, 0)),
         "the updates of AdamW take longer",
     )

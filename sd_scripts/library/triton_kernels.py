@@ -22,7 +22,7 @@ def built_for(device: torch.device, module: str, attempt: Callable[[Any], object
     if device.type != "cuda" or not importlib.util.find_spec("triton"):
         return None
     try:
-        kernels = importlib.import_module(f"sd_scripts.library.{module}")
+        kernels = importlib.import_module(module)
         with torch.cuda.device(device):
             attempt(kernels)
     except Exception as error:  # of the C compiler, of Triton's own kinds, or of the driver

@@ -28,9 +28,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from benchmarks.full_size import full_size
+from benchmarks.full_size.weights import operations_per_image
 from sd_scripts.data import demo_images
 from sd_scripts.families.card import DENOISER
-from sd_scripts.families.full_size import operations_per_image
 from sd_scripts.families.registry import module_of
 from sd_scripts.formats.toml_files import read_toml, write_toml
 from sd_scripts.options.catalog import FAMILY_TITLES, METHOD_TITLES, script_for
@@ -172,7 +173,7 @@ def write_model(family: str, folder: Path, *, miniature: bool, narrow: bool = Fa
         return Model(files=made.files, images=made.data_dir)
     done, images = folder / "files.toml", folder / "images"
     if not done.exists():
-        written = module_of(family, "full_size").write_files(folder, **parts)
+        written = full_size(family).write_files(folder, **parts)
         files = {option: str(path) for option, path in written.items()}
         demo_images.write_images(images, SIZES)
         write_toml(done, files)
@@ -187,7 +188,7 @@ class Benchmark:
         self.folder = arguments.folder.resolve() / family
         model = write_model(family, self.folder, miniature=arguments.miniature)
         files = {option: str(path) for option, path in model.files.items()}
-        self._own = COMMON | module_of(family, "full_size").OPTIONS[method]
+        self._own = COMMON | full_size(family).OPTIONS[method]
         self._common = self._own | files | {"train_data_dir": str(model.images)} | (TINY if arguments.miniature else {})
         self._flags, self._script = flags, script_for(family, method)
         self._launchers: dict[str, list[str]] = {}
@@ -198,7 +199,7 @@ class Benchmark:
             self._rows[row], self._launchers[row] = rows[name], launch_processes(count, fsdp=arguments.fsdp)
         self._steps, self._curve, self._markdown = arguments.steps, arguments.curve, arguments.markdown
         self._about = machine()
-        self._operations = 0 if arguments.miniature else self._counted(module_of(family, "full_size"), method)
+        self._operations = 0 if arguments.miniature else self._counted(full_size(family), method)
         self.results: dict[str, list[Run]] = {}
         self.failed: list[str] = []
 
@@ -289,7 +290,7 @@ def main(argv: list[str] | None = None) -> int:
     except ValueError as error:
         print(f"--method: {error}", file=sys.stderr)
         return 2
-    module = module_of(arguments.family, "full_size")  # imports torch, which --help should not wait for
+    module = full_size(arguments.family)  # imports torch, which --help should not wait for
     rows: dict[str, dict[str, Any]] = module.ROWS[arguments.method]
     wanted = arguments.rows or list(rows)
     if unknown := [name for name in wanted if name not in rows]:

@@ -17,10 +17,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.full_size import full_size
 from sd_scripts.data import demo_images
 from sd_scripts.data.blueprint import parse_resolution
 from sd_scripts.data.buckets import BucketRules, Size, bucket_resolutions
-from sd_scripts.families.registry import card_of, module_of
+from sd_scripts.families.registry import card_of
 from sd_scripts.options.catalog import FAMILY_TITLES, METHOD_TITLES, script_for
 from sd_scripts.options.dataset import BucketOptions
 from sd_scripts.tools.benchmark import AFTER, COMMON, machine, write_model
@@ -116,7 +117,7 @@ class BucketRuns:
 
     def __init__(self, arguments: argparse.Namespace, flags: Sequence[str]) -> None:
         family, method, tiny = arguments.family, arguments.method, arguments.miniature
-        module = module_of(family, "full_size")
+        module = full_size(family)
         self._folder = arguments.folder.resolve() / (f"{family}_narrow" if tiny else family)
         model = write_model(family, self._folder, miniature=tiny, narrow=True)
         files = {option: str(path) for option, path in model.files.items()}
@@ -154,7 +155,7 @@ def main(argv: list[str] | None = None) -> int:
     except ValueError as error:
         print(f"--method: {error}", file=sys.stderr)
         return 2
-    rows = module_of(arguments.family, "full_size").ROWS[arguments.method]
+    rows = full_size(arguments.family).ROWS[arguments.method]
     if arguments.epochs < 1:
         print("--epochs: must be at least 1", file=sys.stderr)
         return 2

@@ -26,6 +26,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from benchmarks.full_size import full_size
 from sd_scripts.data.blueprint import parse_resolution
 from sd_scripts.families.registry import module_of
 from sd_scripts.options.catalog import FAMILY_TITLES
@@ -180,7 +181,7 @@ def image_flags(arguments: argparse.Namespace, more: Sequence[str]) -> list[str]
 
 def model_flags(arguments: argparse.Namespace) -> list[str]:
     """Return the flags that name the model's files, which are written if they are not there."""
-    short = getattr(module_of(arguments.family, "full_size"), "SHORT_ENCODER", {})
+    short = getattr(full_size(arguments.family), "SHORT_ENCODER", {})
     folder = arguments.folder.resolve() / (f"{arguments.family}_short_encoder" if short else arguments.family)
     files = write_model(arguments.family, folder, miniature=arguments.miniature, **short).files
     return [word for option, path in files.items() for word in (f"--{option}", str(path))]

@@ -1,32 +1,15 @@
-"""FLUX.1 dev at full size with random weights, and the runs that the benchmark times with it."""
+"""FLUX.1 dev at full size, without weights."""
 
-from pathlib import Path
 from typing import Any
 
 import torch
 from diffusers import AutoencoderKL
-from torch import Tensor, nn
+from torch import nn
 from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
 
 from sd_scripts.families.components import DENOISER, VAE
-from sd_scripts.families.flux.card import CARD
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
-from sd_scripts.families.full_size import (
-    ADAFACTOR,
-    ADAPTERS,
-    AUTOENCODER,
-    AUTOTUNED,
-    CHECKPOINTING,
-    CLIP_L,
-    COMPILED,
-    FUSED,
-    GRAPHS,
-    QUANTIZED,
-    UNRECORDED,
-    random_weights,
-    unknown,
-)
-from sd_scripts.library.safetensors_io import save_model
+from sd_scripts.families.full_size import AUTOENCODER, CLIP_L
 
 T5: dict[str, Any] = {
     "vocab_size": 32128,
@@ -38,57 +21,6 @@ T5: dict[str, Any] = {
     "feed_forward_proj": "gated-gelu",
     "is_encoder_decoder": False,
 }
-QUIET = 0.3
-"""Scale of the modulations' weights, without which the activations of random blocks grow from block to block."""
-
-OPTIONS: dict[str, dict[str, Any]] = {
-    "lora": {
-        "network_module": "networks.lora_flux",
-        "network_dim": 16,
-        "network_alpha": 8.0,
-        "network_train_unet_only": True,
-        "learning_rate": 1e-4,
-        "model_prediction_type": "raw",
-        "guidance_scale": 1.0,
-    },
-    "full": {"full_bf16": True, "learning_rate": 1e-5, "model_prediction_type": "raw", "guidance_scale": 1.0},
-}
-"""Options of all rows, by training method."""
-SMALL = COMPILED | CHECKPOINTING
-ROWS: dict[str, dict[str, dict[str, Any]]] = {
-    "lora": {
-        "eager": {},
-        "compiled": COMPILED,
-        "graphs": GRAPHS,
-        "eager_unrecorded": UNRECORDED,
-        "compiled_unrecorded": COMPILED | UNRECORDED,
-        "autotuned": AUTOTUNED,
-        "eager_checkpointing": CHECKPOINTING,
-        "compiled_checkpointing": SMALL,
-        "graphs_checkpointing": GRAPHS | CHECKPOINTING,
-        "budget50": COMPILED | {"activation_memory_budget": 0.5},
-        "budget0": COMPILED | {"activation_memory_budget": 0.0},
-        "fp8_compute": COMPILED | {"fp8_compute": True},
-        "fp8_base": SMALL | {"fp8_base": True},
-        "fp8_all": SMALL | {"fp8_base": True, "fp8_compute": True},
-        "compiled4_checkpointing": SMALL | {"train_batch_size": 4},
-        "fp8_all4": SMALL | {"fp8_base": True, "fp8_compute": True, "train_batch_size": 4},
-        "swap18": SMALL | {"blocks_to_swap": 18},
-        "swap34": SMALL | {"blocks_to_swap": 34},
-        "swap34_fp8": SMALL | {"blocks_to_swap": 34, "fp8_base": True},
-        **ADAPTERS,
-        **QUANTIZED,
-    },
-    "full": {
-        "compiled_checkpointing": SMALL,
-        "fused": FUSED,
-        "fused_swap10": FUSED | {"blocks_to_swap": 10},
-        "fused_swap18": FUSED | {"blocks_to_swap": 18},
-        "adafactor_swap18": ADAFACTOR | {"blocks_to_swap": 18},
-        "adafactor_swap35": ADAFACTOR | {"blocks_to_swap": 35},
-    },
-}
-"""Rows of the benchmark by training method and name: the options that tell each from the others."""
 
 
 def modules() -> dict[str, nn.Module]:
@@ -100,24 +32,3 @@ def modules() -> dict[str, nn.Module]:
             "text_encoder2": T5EncoderModel(T5Config(**T5)),
             VAE: AutoencoderKL(latent_channels=16, use_quant_conv=False, use_post_quant_conv=False, **AUTOENCODER),
         }
-
-
-def predict(denoiser: nn.Module, width: int, height: int, controls: int = 0) -> Tensor:
-    """Call the transformer on the meta device for one image of this size in pixels, and control images of the same."""
-    grid = height // 16, width // 16
-    img, txt = unknown(1, (1 + controls) * grid[0] * grid[1], 64), unknown(1, 512, 4096)
-    predicted: Tensor = denoiser(img, txt, unknown(1, 768), unknown(1), unknown(1), grid, None, (grid,) * controls)
-    return predicted
-
-
-def write_files(folder: Path) -> dict[str, Path]:
-    """Write the model's files, 33 GB in bf16; return them by the options that name them."""
-    files = {}
-    for component in CARD.files.components:
-        weights = random_weights(modules()[component.name])
-        if component.name == DENOISER:
-            for name in weights:
-                weights[name] *= QUIET if "mod" in name else 1.0
-        files[component.option] = folder / f"{component.option}.safetensors"
-        save_model(files[component.option], weights, {})
-    return files

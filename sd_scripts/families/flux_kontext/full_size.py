@@ -1,22 +1,3 @@
-"""FLUX.1 Kontext at full size with random weights, and the runs that the benchmark times with it: those of FLUX.1."""
+"""FLUX.1 Kontext at full size, without weights: FLUX.1's modules."""
 
-from pathlib import Path
-
-from torch import Tensor, nn
-
-from sd_scripts.families.flux.full_size import OPTIONS as OPTIONS
-from sd_scripts.families.flux.full_size import ROWS as ROWS
 from sd_scripts.families.flux.full_size import modules as modules
-from sd_scripts.families.flux.full_size import predict as predict_controlled
-from sd_scripts.families.flux.full_size import write_files as write_model
-
-
-def predict(denoiser: nn.Module, width: int, height: int) -> Tensor:
-    """Call the transformer on the meta device for one image of this size in pixels and its control image."""
-    return predict_controlled(denoiser, width, height, controls=1)
-
-
-def write_files(folder: Path) -> dict[str, Path]:
-    """Write the model's files, 33 GB in bf16; return them by the options that name them. Each image of the benchmark is
-    its own control image."""
-    return {**write_model(folder), "control_directory": folder / "images"}

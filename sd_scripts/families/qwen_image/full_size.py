@@ -1,70 +1,17 @@
-"""Qwen-Image at full size with random weights, and the runs that the benchmark times with it."""
-
-from pathlib import Path
-from typing import Any
+"""Qwen-Image at full size, without weights."""
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import Qwen2_5_VLTextModel
 from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLTextConfig
 
 from sd_scripts.families.components import DENOISER, VAE
-from sd_scripts.families.full_size import (
-    ADAFACTOR,
-    CHECKPOINTING,
-    COMPILED,
-    FUSED,
-    GRAPHS,
-    random_weights,
-    unknown,
-)
 from sd_scripts.families.qwen_image import keys
-from sd_scripts.families.qwen_image.card import ENCODERS
-from sd_scripts.families.qwen_image.memory_facts import CAPTION
 from sd_scripts.families.qwen_image.model import QwenImageParams, QwenImageTransformer
 from sd_scripts.library.lean_diffusers import AutoencoderKLQwenImage
-from sd_scripts.library.safetensors_io import save_model
 
 WORDS, WIDTH, MLP_WIDTH, LAYERS, KEY_WIDTH = 152_064, 3_584, 18_944, 28, 512
 """Sizes of Qwen2.5-VL-7B's language model: rows of its embedding, width, MLP, layers, width of keys and values."""
-SHORT_ENCODER = {"layers": 1}
-"""Arguments of write_files for what never measures the text encoder: files of 42 GB instead of 55."""
-QUIET = 0.3
-"""Scale of the modulations' weights, without which the activations of random blocks grow from block to block."""
-
-OPTIONS: dict[str, dict[str, Any]] = {
-    "lora": {
-        "network_dim": 16,
-        "network_alpha": 8.0,
-        "network_train_unet_only": True,
-        "learning_rate": 1e-4,
-        "timestep_sampling": "qwen_shift",
-    },
-    "full": {"full_bf16": True, "learning_rate": 1e-5, "timestep_sampling": "qwen_shift"},
-}
-"""Options of all rows, by training method."""
-SMALL = COMPILED | CHECKPOINTING
-ROWS: dict[str, dict[str, dict[str, Any]]] = {
-    "lora": {
-        "eager": {},
-        "compiled": COMPILED,
-        "eager_checkpointing": CHECKPOINTING,
-        "compiled_checkpointing": SMALL,
-        "graphs_checkpointing": GRAPHS | CHECKPOINTING,
-        "fp8_compute": SMALL | {"fp8_compute": True},
-        "fp8_base": SMALL | {"fp8_base": True},
-        "fp8_all": SMALL | {"fp8_base": True, "fp8_compute": True},
-        "swap30": SMALL | {"blocks_to_swap": 30},
-        "swap46_fp8": SMALL | {"blocks_to_swap": 46, "fp8_base": True},
-    },
-    "full": {
-        "fused": FUSED,
-        "adafactor": ADAFACTOR,
-        "adafactor_swap20": ADAFACTOR | {"blocks_to_swap": 20},
-        "adafactor_swap40": ADAFACTOR | {"blocks_to_swap": 40},
-    },
-}
-"""Rows of the benchmark by training method and name: the options that tell each from the others."""
 
 
 def modules(layers: int = LAYERS) -> dict[str, nn.Module]:
@@ -77,32 +24,3 @@ def modules(layers: int = LAYERS) -> dict[str, nn.Module]:
             "text_encoder1": Qwen2_5_VLTextModel(Qwen2_5_VLTextConfig(**keys.language_config(shapes))),
             VAE: AutoencoderKLQwenImage(),
         }
-
-
-def predict(denoiser: nn.Module, width: int, height: int) -> Tensor:
-    """Call the transformer on the meta device for one image of this size in pixels, with a usual caption."""
-    grid = height // 16, width // 16
-    predicted: Tensor = denoiser(unknown(1, grid[0] * grid[1], 64), unknown(1, CAPTION, 3584), unknown(1), grid)
-    return predicted
-
-
-def write_files(folder: Path, layers: int = LAYERS) -> dict[str, Path]:
-    """Write the model's files, 55 GB in bf16 with all `layers` of the text encoder; return them by the options that
-    name them."""
-    files = {
-        "pretrained_model_name_or_path": folder / "qwen_image.safetensors",
-        "text_encoder": folder / "text_encoder.safetensors",
-        "vae": folder / "vae.safetensors",
-    }
-    for (name, module), file in zip(modules(layers).items(), files.values(), strict=True):
-        weights = random_weights(module)
-        if name == DENOISER:
-            for key in weights:
-                weights[key] *= QUIET if "_mod." in key or key.startswith("norm_out") else 1.0
-        if name == VAE:
-            weights |= {key: torch.ones_like(tensor) for key, tensor in weights.items() if key.endswith("gamma")}
-        if name == "text_encoder1":
-            weights = {f"model.{key}": tensor for key, tensor in weights.items()}
-            weights[ENCODERS[0]] = torch.zeros(1)  # of the vision tower, by which such files are recognised
-        save_model(file, weights, {})
-    return files

@@ -1,0 +1,62 @@
+"""Random weights for full-size models: their sizes count, not what they know."""
+
+import zlib
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+DRAWN = 2**22 + 1
+"""Numbers that are drawn and then repeated, since drawing billions takes minutes; odd, so that the rows of a matrix
+differ."""
+BRANCH_GAINS = {
+    **dict.fromkeys((".to_out.0", ".to_add_out", "_attn.proj", ".out_proj", ".o_proj", ".SelfAttention.o"), 0.5),
+    **dict.fromkeys((".ff.net.2", "_mlp.2", "_mlp.net.2", ".fc2", ".down_proj", ".wo", ".linear2", ".conv2"), 0.3),
+}
+"""Ends of names of the layers in which a residual branch ends -> size of its result, relative to what it is added to.
+With 1, activations would grow from block to block, and gradients be mostly rounding."""
+UNEVEN, BIASED = 0.1, 0.02
+"""Standard deviations of the weights of norms, around 1, and of biases."""
+
+
+def random_weights(module: nn.Module, dtype: torch.dtype = torch.bfloat16) -> dict[str, Tensor]:
+    """Return a state dict for a module on the meta device. Matrices preserve the variance of activations, but for those
+    in which a residual branch ends; norms are about 1 and biases about 0. Each tensor has numbers of its own."""
+    noise = torch.randn(DRAWN, generator=torch.Generator().manual_seed(0)).repeat(2)
+
+    def drawn(name: str, empty: Tensor, deviation: float) -> Tensor:
+        """Take the numbers from a place on that the name decides, so that no two tensors are alike."""
+        begin, count = zlib.crc32(name.encode()) % DRAWN, empty.numel()
+        numbers = (noise[begin : begin + min(count, DRAWN)] * deviation).to(dtype)
+        return numbers.repeat(-(-count // DRAWN))[:count].view(empty.shape)
+
+    weights = {}
+    for name, empty in module.state_dict().items():
+        layer, _, kind = name.rpartition(".")
+        if empty.ndim >= 2:
+            gain = next((gain for end, gain in BRANCH_GAINS.items() if layer.endswith(end)), 1.0)
+            weights[name] = drawn(name, empty, gain * empty[0].numel() ** -0.5)
+        elif kind in ("weight", "scale"):
+            weights[name] = 1 + drawn(name, empty, UNEVEN)
+        else:
+            weights[name] = drawn(name, empty, BIASED)
+    return weights
+
+
+Predict = Callable[[nn.Module, int, int], Tensor]
+"""Calls a denoiser on the meta device for one image of this width and height in pixels."""
+
+
+def operations_per_image(denoiser: nn.Module, predict: Predict, width: int, height: int, *, learns: bool) -> int:
+    """Return the floating-point operations of a training step for each image: forward, and backward to the inputs, or
+    with `learns` to the weights too. Adapters, and what checkpointing repeats, do not count."""
+    denoiser.requires_grad_(learns)
+    with FlopCounterMode(display=False) as counter:
+        predict(denoiser, width, height).sum().backward()
+    return counter.get_total_flops()
+
+
+def unknown(*shape: int) -> Tensor:
+    """Return an input on the meta device that has a gradient, as what adapted layers return."""
+    return torch.empty(shape, device="meta", requires_grad=True)
