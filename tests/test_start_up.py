@@ -87,7 +87,7 @@ metadata.packages_distributions = ours = lambda: calls.append(1) or theirs()
 from sd_scripts.library import lean_diffusers
 
 looked_up = bool(calls) or metadata.packages_distributions is not ours
-from sd_scripts.families.registry import family_of
+from sd_scripts.families.family import family_of
 from sd_scripts.library.lr_schedulers import dry_run
 from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions
 from sd_scripts.training import launch, lora

@@ -6,6 +6,7 @@ import functools
 import pkgutil
 from collections.abc import Collection
 from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 def cards() -> tuple[FamilyCard, ...]:
     """Return the card of every family, in the order of the page."""
     names = [module.name for module in pkgutil.iter_modules(sd_scripts.families.__path__) if module.ispkg]
-    found: list[FamilyCard] = [module_of(name, "card").CARD for name in names]
+    found: list[FamilyCard] = [
+        module_of(name, "card").CARD for name in names if find_spec(f"{sd_scripts.families.__name__}.{name}.card")
+    ]
     return tuple(sorted(found, key=lambda card: (card.order, card.name)))
 
 
