@@ -20,19 +20,20 @@ from kohya_gui import doctor
 if __name__ == "__main__" and sys.argv[1:2] == ["--doctor"]:  # before what a broken environment cannot import
     sys.exit(doctor.run(sys.argv[2:]))
 
-from kohya_gui import credentials, demo
-from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
-from kohya_gui.login_throttle import LoginLog
-from kohya_gui.sessions import Credential, Sessions
+from kohya_gui import demo
+from kohya_gui.access import credentials
+from kohya_gui.access.allowed_paths import EVERYWHERE, AllowedPaths
+from kohya_gui.access.login_throttle import LoginLog
+from kohya_gui.access.sessions import Credential, Sessions
 from kohya_gui.tabs import TABS
-from sd_scripts.runs import garbage_collection
-from sd_scripts.runs.private import private_file, private_folder
+from sd_scripts.formats.private import private_file, private_folder
+from sd_scripts.machine import garbage_collection
 from sd_scripts.runs.store import state_folder
 
 if TYPE_CHECKING:  # Gradio takes seconds to import; --help, errors in flags and --print-command need none
     from gradio.routes import App
 
-    from kohya_gui.auth import AccessPolicy
+    from kohya_gui.access.auth import AccessPolicy
 
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 
@@ -174,7 +175,7 @@ def access(flags: argparse.Namespace, opens: Credential | None) -> "AccessPolicy
     A foreign name pointed at this machine (DNS rebinding) is refused if every legitimate name is known. If a
     proxy serves the page under an unknown name, the session cookie keeps others out; without one, names are checked.
     """
-    from kohya_gui.auth import OWN_NAMES, AccessPolicy
+    from kohya_gui.access.auth import OWN_NAMES, AccessPolicy
 
     others, shown = open_to_others(flags), urlsplit(flags.root_path)
     listen = f"[{flags.listen}]" if ":" in flags.listen else flags.listen
@@ -225,10 +226,10 @@ def open_page(flags: argparse.Namespace, wait: bool = True) -> "App":
     opens = credential(flags)
     prepare_state_folder()
     with garbage_collection.importing():
-        from kohya_gui import lean_page, studio_routes
         from kohya_gui.app import build
-        from kohya_gui.field_links import FieldLinks
-        from kohya_gui.past_runs import why_not
+        from kohya_gui.form.field_links import FieldLinks
+        from kohya_gui.runs.past_runs import why_not
+        from kohya_gui.server import lean_page, studio_routes
         from kohya_gui.theme import look, scripts
         from sd_scripts.runs.queue import RunQueue
         from sd_scripts.runs.store import RunStore

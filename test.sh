@@ -11,8 +11,8 @@ types=$(mktemp)
 trap 'kill $! 2>/dev/null || true; rm -f "$types"' EXIT
 "$python" -m mypy >"$types" 2>&1 &
 status=0
-# each process takes the longest test file that is left (tests/balance.py); on two cores, three leave none idle while one
-# waits for the browser
+# each process takes the longest test file that is left (tests/support/suite/balance.py); on two cores, three leave
+# none idle while one waits for the browser
 "$python" -m pytest -n 3 --dist loadfile "$@" || status=$?
 wait $! || status=$?
 cat "$types"

@@ -1,3 +1,3 @@
 """The page: a Gradio GUI over the training scripts, without torch."""
 
-import kohya_gui.lean_gradio  # noqa: F401  # before Gradio
+import kohya_gui.server.lean_gradio  # noqa: F401  # before Gradio

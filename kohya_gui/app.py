@@ -5,19 +5,19 @@ from pathlib import Path
 
 import gradio as gr
 
-from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
-from kohya_gui.configuration import tab_for
+from kohya_gui.access.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.dreambooth_gui import DREAMBOOTH
-from kohya_gui.field_links import FieldLinks
 from kohya_gui.finetune_gui import FINETUNE
+from kohya_gui.form.configuration import tab_for
+from kohya_gui.form.field_links import FieldLinks
+from kohya_gui.form.training_tab import TrainingTab
+from kohya_gui.form.visibility import as_element
 from kohya_gui.lora_gui import LORA
-from kohya_gui.runs_gui import generate_tab, lora_tools_tab, machine_tab, runs_tab
+from kohya_gui.runs.runs_gui import generate_tab, lora_tools_tab, machine_tab, runs_tab
 from kohya_gui.textual_inversion_gui import TEXTUAL_INVERSION
-from kohya_gui.training_tab import TrainingTab
-from kohya_gui.visibility import as_element
 from sd_scripts.formats.words import listed
-from sd_scripts.options.catalog import FAMILY_TITLES
 from sd_scripts.runs.queue import RunQueue
+from sd_scripts.settings.catalog import FAMILY_TITLES
 
 TITLE = "SD Scripts Studio"
 HEAD = f"""

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 import gradio as gr
 
-from kohya_gui.controls import Form, slug
+from kohya_gui.form.controls import Form, slug
 from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
 from sd_scripts.options.dataset import AugmentOptions, BucketOptions, CaptionOptions, DatasetOptions, ValidationOptions
 from sd_scripts.options.launch import LaunchOptions
 from sd_scripts.options.logging import LoggingOptions
-from sd_scripts.options.loss import LossOptions, NoiseOptions
 from sd_scripts.options.model import ModelOptions
-from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions
+from sd_scripts.options.optimization.loss import LossOptions, NoiseOptions
+from sd_scripts.options.optimization.optimizer import LrSchedulerOptions, OptimizerOptions
 from sd_scripts.options.run import CudaOptions
 from sd_scripts.options.saving import HuggingFaceOptions
 from sd_scripts.options.spec import OptionGroup

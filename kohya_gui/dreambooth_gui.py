@@ -1,8 +1,8 @@
 """The DreamBooth tab: trains the whole model on a few concepts, one folder each."""
 
-from kohya_gui.dataset_tools_gui import FolderHelper
-from kohya_gui.panels import training
-from kohya_gui.training import Panel
+from kohya_gui.dataset.dataset_tools_gui import FolderHelper
+from kohya_gui.form.panels import training
+from kohya_gui.form.training import Panel
 from sd_scripts.options.dataset import DatasetOptions
 
 DATA = Panel(

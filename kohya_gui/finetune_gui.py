@@ -1,8 +1,8 @@
 """The Fine-tune tab: trains the whole model on many images described by a metadata file."""
 
-from kohya_gui.dataset_tools_gui import MetadataSteps
-from kohya_gui.panels import training
-from kohya_gui.training import Panel
+from kohya_gui.dataset.dataset_tools_gui import MetadataSteps
+from kohya_gui.form.panels import training
+from kohya_gui.form.training import Panel
 from sd_scripts.options.dataset import DatasetOptions
 
 DATA = Panel(

@@ -3,10 +3,10 @@
 import sys
 from pathlib import Path
 
-from kohya_gui.configuration import open_file, prepare, tab_for
-from kohya_gui.shell_line import shell_line
+from kohya_gui.form.configuration import open_file, prepare, tab_for
+from kohya_gui.runs.shell_line import shell_line
 from kohya_gui.tabs import TABS
-from sd_scripts.options.catalog import FAMILY_TITLES, script_for
+from sd_scripts.settings.catalog import FAMILY_TITLES, script_for
 
 
 def print_command(name: str | None, config: Path) -> int:

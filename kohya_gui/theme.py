@@ -5,12 +5,16 @@ from typing import Any
 
 import gradio as gr
 
-STYLES = ("style.css", "chart.css", "prompts.css", "generate.css", "lora_tools.css", "checkpoints.css")
+STYLES = (
+    *("style.css", "runs/chart.css", "form/prompts.css", "generate/generate.css", "tools/lora_tools.css"),
+    "generate/checkpoints.css",
+)
 SCRIPTS = (
-    *("page.js", "visibility.js", "drafts.js", "studio.js", "chart.js", "curves.js", "console.js", "matrix.js"),
-    *("samples.js", "live.js", "compare.js", "runs.js", "doctor.js", "prompts.js", "fields.js", "browse.js"),
-    *("compile_bundle.js", "plan.js", "measure.js", "compile_cache.js", "generate.js", "lora_report.js"),
-    *("lora_tools.js", "publish.js", "checkpoints.js"),
+    *("page.js", "form/visibility.js", "form/drafts.js", "studio.js", "runs/chart.js", "runs/curves.js"),
+    *("runs/console.js", "generate/matrix.js", "runs/samples.js", "runs/live.js", "runs/compare.js", "runs/runs.js"),
+    *("tools/doctor.js", "form/prompts.js", "form/fields.js", "form/browse.js", "form/compile_bundle.js"),
+    *("runs/plan.js", "runs/measure.js", "tools/compile_cache.js", "generate/generate.js", "tools/lora_report.js"),
+    *("tools/lora_tools.js", "tools/publish.js", "generate/checkpoints.js"),
 )
 COLOURS = {
     "body_background_fill": ("*neutral_100", "*neutral_950"),
@@ -53,8 +57,8 @@ def scripts() -> list[str]:
 
 
 def asset(name: str) -> str:
-    """Return the text of a script or style sheet of this package."""
-    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+    """Return the text of a script or style sheet in `static/`."""
+    return (Path(__file__).parent / "static" / name).read_text(encoding="utf-8")
 
 
 def theme() -> gr.themes.Base:

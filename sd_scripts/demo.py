@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sd_scripts.families.registry import card_of, cards, module_of
+from sd_scripts.families.cards.registry import card_of, cards, module_of
 from sd_scripts.formats.toml_files import write_toml
-from sd_scripts.options.catalog import FAMILY_TITLES, script_for, script_path
 from sd_scripts.runs import process
+from sd_scripts.settings.catalog import FAMILY_TITLES, script_for, script_path
 
 COMMON: dict[str, Any] = {
     "caption_extension": ".txt",

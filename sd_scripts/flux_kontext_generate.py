@@ -4,7 +4,7 @@ import sys
 from functools import partial
 
 from sd_scripts.generating import launch
-from sd_scripts.options import generate_settings
+from sd_scripts.settings import generate_settings
 
 setup_parser = partial(generate_settings.setup_parser, "flux_kontext")
 main = partial(launch.main, "flux_kontext")

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiers
-from miniatures import MINIATURES
 
-import kohya_gui.lean_gradio  # noqa: F401  # before a test imports Gradio
+import kohya_gui.server.lean_gradio  # noqa: F401  # before a test imports Gradio
+from tests.support.miniatures import MINIATURES
+from tests.support.suite import tiers
 
-pytest_plugins = ["balance", "spending", "warm_python", "pytester"]
+SUITE = "tests.support.suite"
+pytest_plugins = [f"{SUITE}.balance", f"{SUITE}.spending", f"{SUITE}.warm_python", "pytester"]
 
 gc.disable()  # until everything is imported
 # every server that the tests talk to is on this machine, where a proxy of the environment does not lead
@@ -40,21 +41,17 @@ os.environ["LOCALAPPDATA" if sys.platform == "win32" else "XDG_STATE_HOME"] = st
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """With -m fast alone, modules of other tiers are not even imported, which takes a third of the time."""
-    module = collection_path.relative_to(Path(__file__).parent).as_posix().partition("/")[0].removesuffix(".py")
-    if config.option.markexpr == "fast" and tiers.tier_of(module, set()) != "fast":
-        return True
-    return None
+    return True if config.option.markexpr == "fast" and tiers.tier_of_file(collection_path) != "fast" else None
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
     for item in items:
-        module = item.path.relative_to(here).parts[0].removesuffix(".py")
-        markers = {mark.name for mark in item.iter_markers()}
-        tier = tiers.tier_of(module, markers)
-        if tier not in markers:
-            item.add_marker(tier)
+        tier = tiers.tier_of(item.path, [mark.name for mark in item.iter_markers()])
+        item.own_markers[:] = [mark for mark in item.own_markers if mark.name not in tiers.TIERS]
+        item.add_marker(tier)
+    for module in {item.getparent(pytest.Module) for item in items} - {None}:  # else a test of another tier had two
+        module.own_markers[:] = [mark for mark in module.own_markers if mark.name not in tiers.TIERS]
 
 
 def pytest_collection_finish() -> None:

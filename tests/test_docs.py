@@ -15,28 +15,28 @@ import pytest
 import torch
 from accelerate.commands.launch import launch_command_parser
 from diffusers import UNet2DConditionModel
-from scripts_help import SDXL_LORA
-from tiers import TIERS
 
 import gui
-from kohya_gui.configuration import family_of
-from sd_scripts.data.blueprint import resolve
+from kohya_gui.form.configuration import family_of
+from sd_scripts.data.plan.blueprint import resolve
+from sd_scripts.families.cards.registry import cards
 from sd_scripts.families.flux.family import FLUX
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
-from sd_scripts.families.registry import cards
 from sd_scripts.families.sdxl.family import SDXL
 from sd_scripts.families.sdxl.full_size import SDXL_CONFIG
 from sd_scripts.formats.documents import parse_toml
 from sd_scripts.formats.toml_files import flat
 from sd_scripts.library.compile_utils import MIN_GRAPH_LIMIT
-from sd_scripts.options.catalog import GENERATE_SCRIPTS, SCRIPTS, script_for
-from sd_scripts.options.command_line import given_flags
 from sd_scripts.options.compile import CompileOptions
-from sd_scripts.options.dataset_schema import read_config
-from sd_scripts.options.reading import from_values
-from sd_scripts.options.settings import Script
 from sd_scripts.planning.compile_plan import STATIC_SHAPES
+from sd_scripts.settings.catalog import GENERATE_SCRIPTS, SCRIPTS, script_for
+from sd_scripts.settings.command_line import given_flags
+from sd_scripts.settings.dataset_schema import read_config
 from sd_scripts.settings.family_options import each_option
+from sd_scripts.settings.reading import from_values
+from sd_scripts.settings.settings import Script
+from tests.support.scripts import SDXL_LORA
+from tests.support.suite.tiers import TIERS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -189,7 +189,7 @@ def test_messages_quoted_in_troubleshooting_are_in_the_code(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8").partition("## Troubleshooting")[2].partition("\n## ")[0]
     quoted = re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)
     assert len(quoted) > 3
-    files = [*ROOT.glob("*.py"), *ROOT.glob("*.sh"), *ROOT.glob("sd_scripts/**/*.py"), *ROOT.glob("kohya_gui/*.py")]
+    files = [*ROOT.glob("*.py"), *ROOT.glob("*.sh"), *ROOT.glob("sd_scripts/**/*.py"), *ROOT.glob("kohya_gui/**/*.py")]
     said = "\n".join(file.read_text(encoding="utf-8") for file in files)
     said = re.sub(r'"\s*\n\s*f?"', "", said)  # a sentence over several lines
     others = {"hit config.recompile_limit"}  # PyTorch's
@@ -230,8 +230,8 @@ def test_files_give_the_recommended_timesteps_all_or_none() -> None:
 
 
 def test_names_in_contributing_are_in_the_code() -> None:
-    folders = (ROOT / name for name in ("sd_scripts", "kohya_gui", "tests"))
+    folders = (ROOT / name for name in ("sd_scripts", "kohya_gui", "benchmarks", "tests"))
     code = "\n".join(path.read_text() for folder in folders for path in folder.rglob("*.py"))
-    words = {*re.findall(r"\w+", code), *(path.name for path in ROOT.rglob("sd_scripts/*")), "kohya_gui"}
+    words = {*re.findall(r"\w+", code), *(path.name for path in ROOT.glob("sd_scripts/**/*")), "kohya_gui"}
     named = re.findall(r"`(\w+)`", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
     assert [name for name in named if name not in words and name not in TIERS] == []

@@ -1,45 +1,47 @@
-"""Packages import downwards only, and floor 0 needs no torch."""
+"""A folder is a floor: files import downwards only, in no circle, and the lower floors need no torch."""
 
 import ast
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
-from sd_scripts.families.registry import cards
-from sd_scripts.options.catalog import GENERATE_SCRIPTS, SCRIPTS, flag_groups
-from sd_scripts.options.command_line import parser
+from sd_scripts.families.cards.registry import cards
+from sd_scripts.settings.catalog import GENERATE_SCRIPTS, SCRIPTS, flag_groups
+from sd_scripts.settings.command_line import parser
 from sd_scripts.settings.family_options import each_option
 
 ROOT = Path(__file__).parents[1]
-FLOORS = {
-    **{"options": 0, "formats": 0, "runs": 0, "settings": 0, "library": 1, "data": 2, "networks": 2},
-    **{"families": 3, "planning": 3, "training": 4, "generating": 5},
-}
-CARDS = ("card", "checks", "kohya", "layer_rules", "memory_facts", "model_file", "options", "registry", "speeds")
-"""Modules of families that belong to floor 0, as if they were a package `cards`."""
-FLOORS["cards"] = 0
-SIDEWAYS = {
-    *(("options", "runs"), ("options", "formats"), ("runs", "formats")),
-    *(("options", "settings"), ("options", "cards"), ("cards", "options"), ("cards", "formats")),
-    *(("settings", "options"), ("settings", "cards")),
-}
-"""Allowed within floor 0: options and runs share the code that writes files and reads JSON and TOML; the card of a
-family names option groups, and options say which families they work for."""
+FLOORS = (
+    ("formats",),
+    ("runs",),
+    ("machine",),
+    ("options",),
+    ("cards",),
+    ("settings",),
+    ("library",),
+    ("data", "networks"),
+    ("testing",),
+    ("families",),
+    ("planning",),
+    ("training",),
+    ("generating",),
+    ("tools",),
+    ("finetune",),
+)
+"""Folders of sd_scripts, from below; `cards` are families/cards and the folder `card` of each family."""
+FLOOR_OF = {folder: number for number, folders in enumerate(FLOORS) for folder in folders}
+LIGHT = ("formats", "runs", "machine", "options", "cards", "settings")
+"""Folders that the GUI may import, which work without torch."""
 SCRIPT_FILES = {script.file for script in (*SCRIPTS, *GENERATE_SCRIPTS)}
-REEXPORTS = {
-    *("flux_train_utils.py", "lora_flux.py", "sdxl_model_util.py"),
-    *("sdxl_gen_img.py", "sdxl_minimal_inference.py", "flux_minimal_inference.py"),
-    *("flux_kontext_generate_image.py", "qwen_image_generate_image.py"),
-    *("flux_kontext_cache_latents.py", "flux_kontext_cache_text_encoder_outputs.py"),
-    *("qwen_image_cache_latents.py", "qwen_image_cache_text_encoder_outputs.py"),
-}
-"""Modules that keep the names by which users import or run them."""
-LIGHT = ("options", "formats", "runs", "settings", "cards")
-"""Packages that the GUI may import."""
+REEXPORTS = {"flux_train_utils.py", "lora_flux.py", "sdxl_model_util.py"}
+"""Modules that keep the names by which users import them."""
+LARGEST_FOLDER = 16
+"""Files of Python or of the page in one folder; entry points apart, which are a list of names."""
 
 
 def imports(file: Path) -> Iterator[str]:
@@ -60,37 +62,52 @@ def imports(file: Path) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
 
 
-def floor_of(module: str) -> str | None:
+def module_of(file: Path) -> str:
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def folder_of(module: str) -> str | None:
+    """Return the folder of FLOORS in which a module is."""
     parts = module.split(".")
-    if parts[:2] == ["sd_scripts", "families"] and (len(parts) == 2 or {*parts[2:4]} & {*CARDS}):
-        return "cards"
-    return parts[1] if parts[0] == "sd_scripts" and len(parts) > 1 and parts[1] in FLOORS else None
+    if parts[0] != "sd_scripts" or len(parts) < 2:
+        return None
+    in_card = parts[1] == "families" and ("cards" in parts[2:3] or "card" in parts[3:4] or len(parts) == 2)
+    return "cards" if in_card else parts[1] if parts[1] in FLOOR_OF else None
 
 
-def files_of(floor: str) -> list[Path]:
-    files = (ROOT / "sd_scripts").rglob("*.py")
-    return [file for file in files if floor_of(".".join(file.relative_to(ROOT).with_suffix("").parts)) == floor]
+def files_of(folder: str) -> list[Path]:
+    return [file for file in (ROOT / "sd_scripts").rglob("*.py") if folder_of(module_of(file)) == folder]
 
 
-def test_no_floor_imports_one_above_it():
+def test_no_floor_imports_one_above_it_or_beside_it() -> None:
     for file in (ROOT / "sd_scripts").rglob("*.py"):
-        here = floor_of(".".join(file.relative_to(ROOT).with_suffix("").parts))
+        here = folder_of(module_of(file))
         for module in imports(file) if here else ():
-            there = floor_of(module)
-            if there and there != here and (here, there) not in SIDEWAYS:
-                assert FLOORS[there] < FLOORS[here], f"{file.relative_to(ROOT)} imports {module}"
+            there = folder_of(module)
+            if there and there != here:
+                assert FLOOR_OF[there] < FLOOR_OF[here], f"{file.relative_to(ROOT)} imports {module}"
 
 
-def test_the_gui_imports_floor_0_only():
+def test_no_file_imports_itself_through_others() -> None:
+    files = {module_of(file): file for top in ("sd_scripts", "kohya_gui") for file in (ROOT / top).rglob("*.py")}
+    graph = {}
+    for module, file in files.items():
+        named = (name if name in files else name.rpartition(".")[0] for name in imports(file))
+        graph[module] = {name for name in named if name in files and name != module}
+    TopologicalSorter(graph).prepare()  # raises CycleError with the names of a circle
+
+
+def test_the_gui_imports_light_folders_only() -> None:
     for file in [ROOT / "gui.py", *(ROOT / "kohya_gui").rglob("*.py")]:
         for module in imports(file):
             assert module.split(".")[0] != "torch", f"{file.name} imports torch"
             if module.startswith("sd_scripts."):
-                assert floor_of(module) in LIGHT, f"{file.name} imports {module}"
+                assert folder_of(module) in LIGHT, f"{file.name} imports {module}"
 
 
-@pytest.mark.parametrize("floor", LIGHT)
-def test_floor_0_needs_only_the_standard_library_and_light_packages(floor):
+@pytest.mark.parametrize("folder", LIGHT)
+def test_light_folders_need_only_the_standard_library_and_light_packages(folder: str) -> None:
     allowed = {
         *sys.stdlib_module_names,
         "sd_scripts",
@@ -101,40 +118,47 @@ def test_floor_0_needs_only_the_standard_library_and_light_packages(floor):
         "PIL",
         "psutil",
     }
-    for file in files_of(floor):
+    for file in files_of(folder):
         strange = {module.split(".")[0] for module in imports(file)} - allowed
         assert not strange, f"{file.name} imports {strange}"
 
 
-def test_only_the_folder_of_a_family_names_it():
+def test_light_folders_load_without_torch() -> None:
+    modules = [module_of(file) for folder in LIGHT for file in files_of(folder) if not file.name.startswith("__main__")]
+    code = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+def test_no_folder_outgrows_what_one_reads_at_a_glance() -> None:
+    large = {}
+    for top in ("sd_scripts", "kohya_gui", "benchmarks", "tests"):
+        for folder in (ROOT / top, *(path for path in (ROOT / top).rglob("*") if path.is_dir())):
+            names = {path.name for path in folder.iterdir() if path.suffix in (".py", ".js", ".css")}
+            names -= {"__init__.py", "conftest.py"} | (SCRIPT_FILES if folder == ROOT / "sd_scripts" else set())
+            if len(names) > LARGEST_FOLDER:
+                large[folder.relative_to(ROOT).as_posix()] = len(names)
+    assert large == {}
+
+
+def test_only_the_folder_of_a_family_names_it() -> None:
     names = re.compile("|".join(card.name for card in cards()), re.IGNORECASE)
     told = []
     for file in [ROOT / "gui.py", *(ROOT / "kohya_gui").rglob("*.py"), *(ROOT / "sd_scripts").rglob("*.py")]:
-        own = (file.name in SCRIPT_FILES or file.name in REEXPORTS) or file.parent.parent.name == "families"
-        own |= file.parent.name == "tools" and bool(names.search(file.name))  # the name of a script of sd-scripts
-        text = "" if own else file.read_text(encoding="utf-8")
-        told += [f"{file.relative_to(ROOT)}: {found[0]}" for found in names.finditer(text)]
+        place = file.relative_to(ROOT).parts[1:-1]
+        own = place[:1] == ("aliases",) or (place[:1] == ("families",) and len(place) > 1)
+        if own or file.name in SCRIPT_FILES | REEXPORTS:
+            continue
+        told += [f"{file.relative_to(ROOT)}: {found[0]}" for found in names.finditer(file.read_text(encoding="utf-8"))]
     assert not told, told
 
 
-def test_only_a_derived_family_imports_the_folder_of_another():
+def test_only_a_derived_family_imports_the_folder_of_another() -> None:
     folders = {card.name: card.derived_from for card in cards()}
     for name, base in folders.items():
-        for file in (ROOT / "sd_scripts" / "families" / name).glob("*.py"):
+        for file in (ROOT / "sd_scripts" / "families" / name).rglob("*.py"):
             for module in imports(file):
                 others = {*module.split(".")[2:3]} & (folders.keys() - {name, base})
                 assert not (module.startswith("sd_scripts.families.") and others), f"{name}/{file.name}: {module}"
-
-
-def test_floor_0_loads_without_torch():
-    modules = [
-        ".".join(file.relative_to(ROOT).with_suffix("").parts)
-        for floor in LIGHT
-        for file in files_of(floor)
-        if not file.name.startswith("__")
-    ]
-    code = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.file)

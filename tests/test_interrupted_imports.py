@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from fresh import found_by_processes
+
+from tests.support.suite.fresh import found_by_processes
 
 ROOT = Path(__file__).parents[1]
 INTERRUPT = """
@@ -33,10 +34,10 @@ def interrupted(folder: Path, module: str, *command: str) -> subprocess.Complete
 @pytest.mark.parametrize(
     ("command", "module"),
     [
-        (["sd_scripts/finetune/merge_captions_to_metadata.py"], "sd_scripts.finetune.merging"),
+        (["sd_scripts/finetune/merge_captions_to_metadata.py"], "sd_scripts.tools.captioning.merging"),
         (["-m", "sd_scripts.finetune.merge_dd_tags_to_metadata"], "sd_scripts.runs.tool"),
-        (["sd_scripts/finetune/prepare_buckets_latents.py"], "sd_scripts.families.model_file"),
-        (["-m", "sd_scripts.tools.svd_merge_lora"], "sd_scripts.options.lora_tools"),
+        (["sd_scripts/finetune/prepare_buckets_latents.py"], "sd_scripts.families.cards.model_file"),
+        (["-m", "sd_scripts.tools.svd_merge_lora"], "sd_scripts.settings.lora_tools"),
         (["sd_scripts/flux_kontext_train_network.py"], "sd_scripts.training.launch"),
     ],
 )
@@ -48,7 +49,7 @@ def test_it_is_one_line_and_the_exit_code_of_an_interrupted_program(
 
 
 def test_a_program_of_somebody_else_that_imports_ours_keeps_its_traceback(tmp_path: Path) -> None:
-    (tmp_path / "theirs.py").write_text("import sd_scripts.options.catalog")
-    done = interrupted(tmp_path, "sd_scripts.options.catalog", str(tmp_path / "theirs.py"))
+    (tmp_path / "theirs.py").write_text("import sd_scripts.settings.catalog")
+    done = interrupted(tmp_path, "sd_scripts.settings.catalog", str(tmp_path / "theirs.py"))
     assert done.stdout == ""
     assert done.stderr.endswith("KeyboardInterrupt\n")

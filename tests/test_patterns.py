@@ -14,7 +14,10 @@ LENGTHS = (300, 3_000, 20_000, 100_000)
 MOST = 0.1
 """Seconds of the processor for a text of the greatest length."""
 METHODS = ("match", "fullmatch", "search", "findall", "finditer", "sub", "split")
-OF_PACKAGES = ("sd_scripts.formats", "sd_scripts.runs", "sd_scripts.options", "sd_scripts.tools.doctor", "kohya_gui")
+OF_PACKAGES = (
+    *("sd_scripts.formats", "sd_scripts.machine", "sd_scripts.runs", "sd_scripts.options", "sd_scripts.settings"),
+    *("sd_scripts.tools.doctor", "kohya_gui"),
+)
 """Packages whose patterns are built from parts; elsewhere patterns are literals, which are found in the source."""
 OF_PYTORCH = ("compile_report.py", "cuda_graph_skips.py")
 """Files whose patterns read only what PyTorch says."""
@@ -75,7 +78,7 @@ def patterns() -> dict[str, tuple["re.Pattern[str]", set[str]]]:
     found: dict[str, tuple[re.Pattern[str], set[str]]] = {}
     assigned: dict[str, str] = {}
     uses: dict[str, set[str]] = {}
-    for file in (*(ROOT / "sd_scripts").rglob("*.py"), *(ROOT / "kohya_gui").glob("*.py")):
+    for file in (*(ROOT / "sd_scripts").rglob("*.py"), *(ROOT / "kohya_gui").rglob("*.py")):
         text = file.read_text(encoding="utf-8")
         if file.name in OF_PYTORCH or not re.search(
             r"\b(?:re\.|[A-Z_]{3,}\.(?:match|fullmatch|search|find|sub|split))", text

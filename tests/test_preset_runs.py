@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from miniatures import MINIATURES
-from training_help import images, run
 
 from kohya_gui.tabs import TABS
-from sd_scripts.families.registry import card_of, preset_family
+from sd_scripts.families.cards.registry import card_of, preset_family
 from sd_scripts.formats.toml_files import read_toml, write_toml
+from tests.support.miniatures import MINIATURES
+from tests.support.training import images, run
 
 FOLDER = Path(__file__).parent.parent / "presets"
 PRESETS = sorted(FOLDER.glob("*/*.toml"))
@@ -25,7 +25,10 @@ SMALL: dict[str, Any] = {
 """What a miniature on a CPU asks for in place of what the preset says."""
 
 
-pytestmark = pytest.mark.usefixtures("no_graphs")
+pytestmark = [
+    pytest.mark.deep,
+    pytest.mark.usefixtures("no_graphs"),
+]
 
 
 def name(preset: Path) -> str:

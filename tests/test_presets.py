@@ -3,17 +3,17 @@
 from pathlib import Path
 
 import pytest
-from gui_help import settings_in
 
+from benchmarks.presets import METHODS, presets_of
 from kohya_gui.print_command import print_command
 from kohya_gui.tabs import TABS
-from sd_scripts.families.registry import card_of, names, preset_family
+from sd_scripts.families.cards.registry import card_of, names, preset_family
 from sd_scripts.formats.toml_files import read_toml, write_toml
-from sd_scripts.options.catalog import SCRIPTS, script_for
 from sd_scripts.options.compile import CompileOptions
-from sd_scripts.options.reading import from_values
-from sd_scripts.options.settings import Script
-from sd_scripts.tools.measure_presets import METHODS, presets_of
+from sd_scripts.settings.catalog import SCRIPTS, script_for
+from sd_scripts.settings.reading import from_values
+from sd_scripts.settings.settings import Script
+from tests.support.gui import settings_in
 
 FOLDER = Path(__file__).parent.parent / "presets"
 PRESETS = sorted(FOLDER.glob("*/*.toml"))

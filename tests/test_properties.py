@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from scripts_help import FLUX_LORA, SDXL_LORA
 
-from kohya_gui.legacy_config import from_kohya, is_dropped
-from kohya_gui.legacy_keys import KOHYA_TABS, ZERO_IS_UNSET, own_keys
-from sd_scripts.data.buckets import BucketRules, Buckets
-from sd_scripts.data.captions import CaptionRules, process_caption
+from kohya_gui.kohya.legacy_config import from_kohya, is_dropped
+from kohya_gui.kohya.legacy_keys import KOHYA_TABS, ZERO_IS_UNSET, own_keys
+from sd_scripts.data.plan.buckets import BucketRules, Buckets
+from sd_scripts.data.sources.captions import CaptionRules, process_caption
 from sd_scripts.formats.toml_files import read_toml, write_toml
-from sd_scripts.options.catalog import SCRIPTS
-from sd_scripts.options.reading import from_values
-from sd_scripts.options.settings import Script, Settings
 from sd_scripts.options.spec import Option
+from sd_scripts.settings.catalog import SCRIPTS
+from sd_scripts.settings.reading import from_values
+from sd_scripts.settings.settings import Script, Settings
+from tests.support.scripts import FLUX_LORA, SDXL_LORA
 
 settings.register_profile(
     "same at every run",

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from balance import longest_first, slowest, unit_of
-from spending import BUDGET, FAMILIES, PAGES, PROCESSES, RUNS, VEHICLES, family_of, over_budget
+
+from tests.support.suite.balance import longest_first, slowest, unit_of
+from tests.support.suite.spending import BUDGET, FAMILIES, PAGES, PROCESSES, RUNS, VEHICLES, family_of, over_budget
 
 OVER = BUDGET[RUNS] + 1
 
@@ -32,15 +33,17 @@ def test_common_tests_and_families_within_their_budget_are_not_reported() -> Non
 
 
 def test_the_family_of_a_test_is_the_longest_name_in_it() -> None:
-    assert family_of("tests/test_family_contract.py::test_x[qwen_image_edit]") == "qwen_image_edit"
-    assert family_of("tests/test_flux_run.py::test_x[True]") == "flux"
-    assert family_of("tests/test_noise.py::test_x") == ""
+    assert family_of("tests/families/test_family_contract.py::test_x[qwen_image_edit]") == "qwen_image_edit"
+    assert family_of("tests/families/flux/test_flux_run.py::test_x[True]") == "flux"
+    assert family_of("tests/library/diffusion/test_noise.py::test_x") == ""
 
 
 def test_browser_tests_and_files_that_share_processes_are_one_unit_and_others_a_unit_for_each_file() -> None:
     assert unit_of("tests/browser/test_page.py::test_x[a::b]") == "tests/browser"
-    assert unit_of("tests/test_sharded.py::test_x") == unit_of("tests/test_ddp.py::test_y") == "tests/test_ddp.py"
-    assert unit_of("tests/test_kill.py::test_x") == "tests/test_kill.py"
+    methods = "tests/training/methods"
+    ddp = f"{methods}/test_ddp.py"
+    assert unit_of(f"{methods}/test_sharded.py::test_x") == unit_of(f"{ddp}::test_y") == ddp
+    assert unit_of("tests/training/process/test_kill.py::test_x") == "tests/training/process/test_kill.py"
 
 
 def test_the_longest_files_come_first_and_tests_of_a_file_keep_their_order() -> None:
@@ -57,11 +60,11 @@ def test_a_session_fails_when_the_tests_of_a_family_start_more_processes_than_it
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The real plugin in a session of its own."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
     pytester.makepyfile(
         """
         import subprocess, sys
-        from spending import PROCESSES, BUDGET
+        from tests.support.suite.spending import PROCESSES, BUDGET
 
         def test_of_qwen_image_edit():
             for _ in range(BUDGET[PROCESSES] + 1):
@@ -71,7 +74,7 @@ def test_a_session_fails_when_the_tests_of_a_family_start_more_processes_than_it
             assert subprocess.run([sys.executable, "-S", "-c", ""]).returncode == 0
         """
     )
-    result = pytester.runpytest_subprocess("-p", "spending", "-p", "no:cacheprovider")
+    result = pytester.runpytest_subprocess("-p", "tests.support.suite.spending", "-p", "no:cacheprovider")
     result.assert_outcomes(passed=2)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     allowed = BUDGET[PROCESSES]

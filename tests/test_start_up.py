@@ -9,21 +9,23 @@ from typing import Any
 import pytest
 import torch
 from accelerate import init_empty_weights
-from fresh import found_by_processes
 from safetensors.torch import load_file, save_file
-from training_help import equal, images, settings_for, train
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, T5Config, T5EncoderModel
 
-from sd_scripts.families.components import VAE
+from sd_scripts.families.common.components import VAE
+from sd_scripts.families.common.outlines import CLIPTextOutline, CLIPTextProjectionOutline, T5EncoderOutline
 from sd_scripts.families.flux.family import FLUX
-from sd_scripts.families.outlines import CLIPTextOutline, CLIPTextProjectionOutline, T5EncoderOutline
 from sd_scripts.families.sdxl.family import SDXL
 from sd_scripts.formats.toml_files import write_toml
-from sd_scripts.library.ldm_layout import clip_sizes
-from sd_scripts.library.tokenizers import CLIP, QWEN, T5, Tokenizers
-from sd_scripts.options.catalog import script_for
-from sd_scripts.options.settings import Settings
+from sd_scripts.library.files.ldm_layout import clip_sizes
+from sd_scripts.library.text.tokenizers import CLIP, QWEN, T5, Tokenizers
+from sd_scripts.settings.catalog import script_for
+from sd_scripts.settings.settings import Settings
 from sd_scripts.training.training_data import encoder_key
+from tests.support.suite.fresh import found_by_processes
+from tests.support.training import equal, images, settings_for, train
+
+pytestmark = pytest.mark.run
 
 HEAVY = {
     *("transformers", "peft", "bitsandbytes", "torch._inductor.compile_fx", "torch.utils.tensorboard", "tensorboard"),
@@ -84,13 +86,13 @@ import sys
 
 calls, theirs = [], metadata.packages_distributions
 metadata.packages_distributions = ours = lambda: calls.append(1) or theirs()
-from sd_scripts.library import lean_diffusers
+from sd_scripts.library.files import lean_diffusers
 
 looked_up = bool(calls) or metadata.packages_distributions is not ours
-from sd_scripts.families.family import family_of
-from sd_scripts.library.lr_schedulers import dry_run
-from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions
-from sd_scripts.training import launch, lora
+from sd_scripts.families.common.family import family_of
+from sd_scripts.library.optim.lr_schedulers import dry_run
+from sd_scripts.options.optimization.optimizer import LrSchedulerOptions, OptimizerOptions
+from sd_scripts.training import launch; from sd_scripts.training.methods import lora
 
 family_of("sdxl"), family_of("flux"), dry_run(OptimizerOptions(), LrSchedulerOptions())
 checked = sorted(sys.modules)
@@ -103,7 +105,7 @@ print(json.dumps([looked_up, checked, status, sorted(sys.modules)]))
 
 
 def test_models_that_are_imported_later_are_those_of_diffusers():
-    from sd_scripts.library import lean_diffusers as lean
+    from sd_scripts.library.files import lean_diffusers as lean
 
     import diffusers  # isort: skip  (lean_diffusers is imported before it)
     from diffusers.models.transformers import FluxTransformer2DModel, Transformer2DModel

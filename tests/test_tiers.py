@@ -5,9 +5,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import tiers
-from tiers import DEEP, RUN, TIERS, tier_of
-from training_help import train
+
+from tests.support.suite import tiers
+from tests.support.suite.tiers import TIERS, tier_of, tier_of_file
+from tests.support.training import train
 
 
 def test_every_collected_test_has_one_tier(request: pytest.FixtureRequest) -> None:
@@ -17,19 +18,28 @@ def test_every_collected_test_has_one_tier(request: pytest.FixtureRequest) -> No
     assert [name for name, own in found.items() if len(own) != 1] == []
 
 
-def test_every_name_in_the_table_is_a_module_or_folder_and_in_one_tier() -> None:
-    there = {path.stem for path in Path(__file__).parent.iterdir()}
-    assert there >= RUN | DEEP
-    assert not RUN & DEEP
+def test_the_first_mark_of_a_module_or_its_folder_is_its_tier(tmp_path: Path) -> None:
+    marks = {
+        "": "fast",
+        "pytestmark = pytest.mark.run\n": "run",
+        "pytestmark = [\n    pytest.mark.deep,\n    pytest.mark.skipif(True, reason='')\n]\n": "deep",
+        "pytestmark = pytest.mark.usefixtures('no_graphs')\n": "fast",
+        "@pytest.mark.run\ndef test(): ...\n": "fast",
+    }
+    for number, text in enumerate(marks):
+        (tmp_path / f"test_{number}.py").write_text(text)
+    assert [tier_of_file(tmp_path / f"test_{number}.py") for number in range(len(marks))] == [*marks.values()]
+    assert tier_of_file(tmp_path / "browser" / "test_page.py") == tier_of_file(tmp_path / "browser") == "deep"
 
 
-def test_a_marker_of_the_test_comes_before_its_module() -> None:
-    assert [tier_of("test_kill", set()), tier_of("test_resume", set()), tier_of("test_noise", set())] == [
-        "deep", "run", "fast",
-    ]  # fmt: skip
-    assert tier_of("test_noise", {"run", "skipif"}) == "run"
-    assert tier_of("test_compile", {"inductor"}) == "deep"
-    assert tier_of("test_kill", {"fast"}) == "fast"
+def test_a_marker_of_the_test_comes_before_its_module(tmp_path: Path) -> None:
+    file = tmp_path / "test_x.py"
+    file.write_text("pytestmark = pytest.mark.deep\n")
+    assert tier_of(file, ["skipif"]) == "deep"
+    assert tier_of(file, ["fast", "deep"]) == "fast"
+    file.write_text("")
+    assert tier_of(file, ["run", "skipif"]) == "run"
+    assert tier_of(file, ["inductor"]) == "deep"
 
 
 def test_a_fast_test_cannot_train(tmp_path: Path) -> None:

@@ -17,10 +17,10 @@ from benchmarks.full_size.rows import (
     UNRECORDED,
 )
 from benchmarks.full_size.weights import random_weights, unknown
-from sd_scripts.families.components import DENOISER
+from sd_scripts.families.common.components import DENOISER
 from sd_scripts.families.flux.card import CARD
 from sd_scripts.families.flux.full_size import modules
-from sd_scripts.library.safetensors_io import save_model
+from sd_scripts.library.files.safetensors_io import save_model
 
 QUIET = 0.3
 """Scale of the modulations' weights, without which the activations of random blocks grow from block to block."""

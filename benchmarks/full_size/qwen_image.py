@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from benchmarks.full_size.rows import ADAFACTOR, CHECKPOINTING, COMPILED, FUSED, GRAPHS
 from benchmarks.full_size.weights import random_weights, unknown
-from sd_scripts.families.components import DENOISER, VAE
+from sd_scripts.families.common.components import DENOISER, VAE
 from sd_scripts.families.qwen_image.card import ENCODERS
+from sd_scripts.families.qwen_image.card.memory_facts import CAPTION
 from sd_scripts.families.qwen_image.full_size import LAYERS, modules
-from sd_scripts.families.qwen_image.memory_facts import CAPTION
-from sd_scripts.library.safetensors_io import save_model
+from sd_scripts.library.files.safetensors_io import save_model
 
 SHORT_ENCODER = {"layers": 1}
 """Arguments of write_files for what never measures the text encoder: files of 42 GB instead of 55."""

@@ -9,7 +9,7 @@ from benchmarks.full_size.weights import random_weights
 from sd_scripts.families.qwen_image.load import TEXT_ENCODER
 from sd_scripts.families.qwen_image_edit.full_size import modules
 from sd_scripts.families.qwen_image_edit.load import VISUAL
-from sd_scripts.library.safetensors_io import save_model
+from sd_scripts.library.files.safetensors_io import save_model
 
 
 def write_files(folder: Path) -> dict[str, Path]:

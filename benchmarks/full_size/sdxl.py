@@ -19,7 +19,7 @@ from benchmarks.full_size.rows import (
 from benchmarks.full_size.weights import random_weights, unknown
 from sd_scripts.families.sdxl.full_size import modules
 from sd_scripts.families.sdxl.load import single_file
-from sd_scripts.library.safetensors_io import save_model
+from sd_scripts.library.files.safetensors_io import save_model
 from sd_scripts.options.model import MODEL
 
 TOKEN: dict[str, Any] = {

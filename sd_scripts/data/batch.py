@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from sd_scripts.data.buckets import Extent
-from sd_scripts.data.captions import Caption
-from sd_scripts.data.images import Pixels
+from sd_scripts.data.plan.buckets import Extent
+from sd_scripts.data.sources.captions import Caption
+from sd_scripts.data.sources.images import Pixels
 
 
 @dataclass(kw_only=True)

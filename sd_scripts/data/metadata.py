@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sd_scripts.data.blueprint import Subset
-from sd_scripts.data.buckets import Extent
-from sd_scripts.data.dataset import DataPlan, Item
-from sd_scripts.data.epochs import ShortBatches, batch_shapes
-from sd_scripts.library.ss_metadata import DatasetMetadata
+from sd_scripts.data.plan.blueprint import Subset
+from sd_scripts.data.plan.buckets import Extent
+from sd_scripts.data.plan.dataset import DataPlan, Item
+from sd_scripts.data.plan.epochs import ShortBatches, batch_shapes
+from sd_scripts.library.files.ss_metadata import DatasetMetadata
 
 Tags = dict[str, dict[str, int]]
 Folders = dict[str, dict[str, int]]

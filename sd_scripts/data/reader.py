@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
 from sd_scripts.data.batch import Batch, stack_by_name, stack_pixels
-from sd_scripts.data.buckets import Extent
-from sd_scripts.data.captions import Caption, process_caption
-from sd_scripts.data.dataset import DataPlan, Item
-from sd_scripts.data.epochs import PlannedBatch
-from sd_scripts.data.images import Pixels, UnreadableImage, draw_flip, prepare_image, prepare_mask
-from sd_scripts.data.latent_store import LatentStore
-from sd_scripts.data.text_caching import TextStore
+from sd_scripts.data.caches.latent_store import LatentStore
+from sd_scripts.data.caches.text_caching import TextStore
+from sd_scripts.data.plan.buckets import Extent
+from sd_scripts.data.plan.dataset import DataPlan, Item
+from sd_scripts.data.plan.epochs import PlannedBatch
+from sd_scripts.data.sources.captions import Caption, process_caption
+from sd_scripts.data.sources.images import Pixels, UnreadableImage, draw_flip, prepare_image, prepare_mask
 
 Conditioning = Callable[[Item, bool], dict[str, Tensor]]
 """Item, whether it is flipped -> what the family needs beside latents and text."""

@@ -6,7 +6,7 @@ python sd_scripts/finetune/merge_captions_to_metadata.py images meta_cap.json
 import sys
 from functools import partial
 
-from sd_scripts.finetune import merging
+from sd_scripts.tools.captioning import merging
 
 main = partial(merging.main, __file__, "caption", ".caption")
 

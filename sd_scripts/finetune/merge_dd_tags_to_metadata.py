@@ -6,7 +6,7 @@ python sd_scripts/finetune/merge_dd_tags_to_metadata.py images meta_clean.json -
 import sys
 from functools import partial
 
-from sd_scripts.finetune import merging
+from sd_scripts.tools.captioning import merging
 
 main = partial(merging.main, __file__, "tags", ".txt")
 

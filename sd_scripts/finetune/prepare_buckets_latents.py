@@ -8,18 +8,18 @@ import argparse
 import sys
 from pathlib import Path
 
-from sd_scripts.families.model_file import describe
-from sd_scripts.finetune.tool import parser
-from sd_scripts.formats.metadata_file import check_target, keys_of, read_metadata, require_images, write_metadata
+from sd_scripts.families.cards.model_file import describe
+from sd_scripts.formats.images.metadata_file import check_target, keys_of, read_metadata, require_images, write_metadata
 from sd_scripts.formats.words import listed, some
-from sd_scripts.options.catalog import FAMILY_TITLES, SCRIPTS, script_for
-from sd_scripts.options.command_line import flag_of
-from sd_scripts.options.encoding import ENCODING_OPTIONS
-from sd_scripts.options.settings import Settings
-from sd_scripts.runs import garbage_collection
+from sd_scripts.machine import garbage_collection
 from sd_scripts.runs.reporter import Reporter
 from sd_scripts.runs.tool import run
+from sd_scripts.settings.catalog import FAMILY_TITLES, SCRIPTS, script_for
+from sd_scripts.settings.command_line import flag_of
+from sd_scripts.settings.encoding import ENCODING_OPTIONS
 from sd_scripts.settings.family_options import each_option
+from sd_scripts.settings.settings import Settings
+from sd_scripts.tools.captioning.tool import parser
 
 
 def setup_parser() -> argparse.ArgumentParser:
@@ -61,7 +61,7 @@ def prepare(args: argparse.Namespace, reporter: Reporter) -> Path:
         )
     reporter.phase("loading the VAE")
     with garbage_collection.importing():  # torch is slow to import: fail on bad flags first
-        from sd_scripts.finetune.encoding import encode
+        from sd_scripts.tools.captioning.encoding import encode
 
     for path, (width, height) in encode(args, family, _settings(args, family), images, reporter).items():
         entries[keys[path]] = {**entries.get(keys[path], {}), "train_resolution": [width, height]}

@@ -14,8 +14,8 @@ the mark of a run that writes files of this name."""
 
 
 def beside(path: Path, kind: str) -> Path:
-    """Return this process's hidden name for the PART, OLD, GONE or RUNNING of `path`; training/recovery.py removes
-    those of killed processes."""
+    """Return this process's hidden name for the PART, OLD, GONE or RUNNING of `path`; training/saving/recovery.py
+    removes those of killed processes."""
     return path.with_name(f".{path.name}.{os.getpid()}.{kind}")
 
 

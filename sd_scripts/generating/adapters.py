@@ -9,15 +9,15 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from sd_scripts.families.components import DENOISER, Components
-from sd_scripts.families.family import Family
-from sd_scripts.library import fp8
-from sd_scripts.library.quantized import add_, format_of
-from sd_scripts.networks.lora_files import LoraFile, added, read_lora
+from sd_scripts.families.common.components import DENOISER, Components
+from sd_scripts.families.common.family import Family
+from sd_scripts.library.quantization import fp8
+from sd_scripts.library.quantization.quantized import add_, format_of
+from sd_scripts.networks.files.lora_files import LoraFile, added, read_lora
 from sd_scripts.networks.plan import AdaptedModule
 from sd_scripts.networks.targets import readable
 from sd_scripts.networks.updates import dense_weight
-from sd_scripts.options.generate_settings import AdapterFile
+from sd_scripts.settings.generate_settings import AdapterFile
 
 OPTION = "lora_weights"
 

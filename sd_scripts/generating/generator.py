@@ -13,25 +13,25 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from sd_scripts.data.captions import Caption
-from sd_scripts.families.components import DENOISER, VAE, Components
-from sd_scripts.families.family import Family
-from sd_scripts.families.model_file import describe
-from sd_scripts.families.sampling import Decode, on_device, previewing
+from sd_scripts.data.sources.captions import Caption
+from sd_scripts.families.cards.model_file import describe
+from sd_scripts.families.common.components import DENOISER, VAE, Components
+from sd_scripts.families.common.family import Family
+from sd_scripts.families.common.sampling import Decode, on_device, previewing
 from sd_scripts.generating.adapters import Adapter, component_names, layers_of, merge, replace, written_at
 from sd_scripts.library.compile_utils import compile_model
-from sd_scripts.library.media import Media
-from sd_scripts.library.quantized import format_of
-from sd_scripts.library.safetensors_io import PRECISIONS
+from sd_scripts.library.diffusion.media import Media
+from sd_scripts.library.files.safetensors_io import PRECISIONS
+from sd_scripts.library.quantization.quantized import format_of
 from sd_scripts.options.compile import CompileOptions
-from sd_scripts.options.generate import GenerateOptions
-from sd_scripts.options.generate_settings import DTYPES, AdapterFile, training_settings
+from sd_scripts.options.generating.generate import GenerateOptions
+from sd_scripts.options.generating.prompt_lines import SamplePrompt
 from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.model import ModelOptions
-from sd_scripts.options.prompt_lines import SamplePrompt
-from sd_scripts.options.settings import Settings
 from sd_scripts.runs.reporter import Reporter
-from sd_scripts.training.execution.compiler import graphs_expected
+from sd_scripts.settings.generate_settings import DTYPES, AdapterFile, training_settings
+from sd_scripts.settings.settings import Settings
+from sd_scripts.training.compiling.compiler import graphs_expected
 
 logger = logging.getLogger(__name__)
 

@@ -8,15 +8,15 @@ from tempfile import TemporaryDirectory
 
 from accelerate import Accelerator
 
-from sd_scripts.data.dataset import DataPlan, plan_data, plan_held_out
-from sd_scripts.families.components import VAE
-from sd_scripts.families.family import Family
+from sd_scripts.data.plan.dataset import DataPlan, plan_data, plan_held_out
+from sd_scripts.families.common.components import VAE
+from sd_scripts.families.common.family import Family
 from sd_scripts.generating.generator import Generator
-from sd_scripts.options.settings import Settings
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.runs.reporter import Reporter
+from sd_scripts.settings.settings import Settings
 from sd_scripts.training.context import Context
-from sd_scripts.training.step_inputs import step_loss
+from sd_scripts.training.execution.step_inputs import step_loss
 from sd_scripts.training.training_data import TrainingData, cache_captions, cache_images
 from sd_scripts.training.validation import ValidationLoss
 

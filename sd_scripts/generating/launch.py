@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING
 
 from sd_scripts.formats.disk import sentence_of
 from sd_scripts.formats.secrets import HidingFormatter, without_handed
+from sd_scripts.machine import compile_cache, garbage_collection
 from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
-from sd_scripts.options.generate import GenerateOptions
-from sd_scripts.options.generate_settings import Check, problems, read_command_line, training_settings
+from sd_scripts.options.generating.generate import GenerateOptions
 from sd_scripts.options.memory import MemoryOptions
-from sd_scripts.options.preflight import found_by
 from sd_scripts.options.run import RunOptions
-from sd_scripts.options.settings import Settings
 from sd_scripts.options.spec import Remark
-from sd_scripts.runs import compile_cache, garbage_collection
 from sd_scripts.runs.exit_codes import FAULT, INTERRUPTED, MISTAKE
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.runs.reporter import Reporter
+from sd_scripts.settings.generate_settings import Check, problems, read_command_line, training_settings
+from sd_scripts.settings.preflight import found_by
+from sd_scripts.settings.settings import Settings
 
 if TYPE_CHECKING:
-    from sd_scripts.families.family import Family
+    from sd_scripts.families.common.family import Family
 
 logger = logging.getLogger("sd_scripts")
 
@@ -44,7 +44,7 @@ def main(family_name: str, argv: list[str] | None = None) -> int:
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # less memory lost between sizes
     compile_cache.use_own_folder()
     with garbage_collection.importing():
-        from sd_scripts.families.family import family_of
+        from sd_scripts.families.common.family import family_of
 
         family = family_of(family_name)
 
@@ -69,7 +69,7 @@ def machine(valid: Settings) -> Iterator[str]:
     """Yield what this machine and its libraries cannot do."""
     import torch
 
-    from sd_scripts.families.quantizing import machine_problems
+    from sd_scripts.families.common.quantizing import machine_problems
     from sd_scripts.library import compile_support
 
     device, in_training = torch.device("cuda" if torch.cuda.is_available() else "cpu"), training_settings(valid)

@@ -15,13 +15,13 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from sd_scripts.families.family import Family
+from sd_scripts.families.common.family import Family
 from sd_scripts.formats.disk import sentence_of
 from sd_scripts.generating.work import Cancelled, Worker
-from sd_scripts.options.generate import GENERATE
-from sd_scripts.options.generate_settings import Check, problems, settings_of
+from sd_scripts.options.generating.generate import GENERATE
 from sd_scripts.runs import process
 from sd_scripts.runs.reporter import Reporter
+from sd_scripts.settings.generate_settings import Check, problems, settings_of
 
 PAUSE = 0.1
 """Seconds between two looks for commands."""

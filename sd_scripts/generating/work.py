@@ -14,23 +14,23 @@ from typing import Any
 import torch
 from PIL import Image
 
-from sd_scripts.families.family import Family
-from sd_scripts.families.registry import card_of
-from sd_scripts.families.sampling import Decode
+from sd_scripts.families.cards.registry import card_of
+from sd_scripts.families.common.family import Family
+from sd_scripts.families.common.sampling import Decode
 from sd_scripts.formats.atomic_files import atomic_file, why_unwritable
 from sd_scripts.formats.disk import saving
-from sd_scripts.formats.image_parameters import text_chunks
+from sd_scripts.formats.images.image_parameters import text_chunks
 from sd_scripts.generating.adapters import title_of
 from sd_scripts.generating.generator import Generator
-from sd_scripts.library.media import Media
+from sd_scripts.library.diffusion.media import Media
 from sd_scripts.options.compile import CompileOptions
-from sd_scripts.options.generate import PREVIEW, GenerateOptions
-from sd_scripts.options.generate_settings import adapters_of, batches_of, model_values, prompt_warnings
+from sd_scripts.options.generating.generate import PREVIEW, GenerateOptions
+from sd_scripts.options.generating.prompt_lines import SamplePrompt
 from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.model import ModelOptions
-from sd_scripts.options.prompt_lines import SamplePrompt
-from sd_scripts.options.settings import Settings
 from sd_scripts.runs.reporter import Reporter
+from sd_scripts.settings.generate_settings import adapters_of, batches_of, model_values, prompt_warnings
+from sd_scripts.settings.settings import Settings
 
 Payload = dict[str, Any]
 PREVIEW_SIDE = 512

@@ -7,9 +7,9 @@ from itertools import compress
 import torch
 
 from sd_scripts.library.compile_utils import inductor_option_problems
+from sd_scripts.machine import compile_cache
+from sd_scripts.machine.cpp_compiler import has_msvc
 from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
-from sd_scripts.runs import compile_cache
-from sd_scripts.runs.cpp_compiler import has_msvc
 
 
 def problems(options: CompileOptions, more: CompileMoreOptions, device: torch.device) -> list[str]:

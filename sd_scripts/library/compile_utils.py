@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from sd_scripts.formats.safetensors_header import COMPILED
-from sd_scripts.library.dit_layers import TanhGELU
-from sd_scripts.library.key_values import key_values
-from sd_scripts.options.command_line import add_arguments
+from sd_scripts.formats.models.safetensors_header import COMPILED
+from sd_scripts.library.diffusion.dit_layers import TanhGELU
+from sd_scripts.library.optim.key_values import key_values
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.spec import KINDS
+from sd_scripts.settings.command_line import add_arguments
 
 logger = logging.getLogger(__name__)
 
@@ -93,8 +93,8 @@ def inductor_options(mode: str, more: Iterable[str] = ()) -> dict[str, Any]:
     Inductor fuses the gradient of GEGLU into one kernel that computes both halves everywhere and then selects; one
     kernel per half moves fewer bytes and takes a third of the time on a large GPU. Autotuning elementwise kernels costs
     a seventh of the compile time and gained nothing measurable. Reductions over rows and over columns in one kernel
-    (mix_order_reduction) got the gradients of Qwen-Image's modulations wrong (tests/test_compile_cuda.py), and were
-    slower than two.
+    (mix_order_reduction) got the gradients of Qwen-Image's modulations wrong (tests/library/test_compile_cuda.py), and
+    were slower than two.
     """
     ours: dict[str, Any] = {"triton.mix_order_reduction": False}
     ours |= {"max_pointwise_cat_inputs": 1, "max_complex_pointwise_cat_inputs": 1}

@@ -18,10 +18,10 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from sd_scripts.formats.lora_keys import ALPHA
+from sd_scripts.formats.models.lora_keys import ALPHA
 from sd_scripts.networks import adapters
 from sd_scripts.networks.layers import Dropouts
-from sd_scripts.options.layer_rules import Rank
+from sd_scripts.options.networks.layer_rules import Rank
 
 Tensors = dict[str, Tensor]
 

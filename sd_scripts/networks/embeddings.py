@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from sd_scripts.networks.adapter import Adapter, Group, LayerPlan, Tensors, TrainedTensor
 from sd_scripts.networks.layers import Dropouts
 from sd_scripts.networks.network import AdapterNetwork
-from sd_scripts.options.layer_rules import Rank
+from sd_scripts.options.networks.layer_rules import Rank
 
 GROUP = "embedding"
 """Name of the learning rate in logs."""

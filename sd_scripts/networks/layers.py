@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sd_scripts.library.geglu import geglu
-from sd_scripts.library.quantized import compute_dtype, frozen_linear, share_frozen
+from sd_scripts.library.kernels.geglu import geglu
+from sd_scripts.library.quantization.quantized import compute_dtype, frozen_linear, share_frozen
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from sd_scripts.library.quantized import stored_weight
+from sd_scripts.library.quantization.quantized import stored_weight
 
 if TYPE_CHECKING:
     from sd_scripts.networks.adapter import Adapter

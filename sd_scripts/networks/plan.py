@@ -11,9 +11,9 @@ from sd_scripts.networks.layers import Dropouts
 from sd_scripts.networks.network import AdapterNetwork
 from sd_scripts.networks.perturbation import Perturbation
 from sd_scripts.networks.targets import LoraTarget, adaptable, is_conv
-from sd_scripts.options.layer_rules import Warn
-from sd_scripts.options.network_choice import NetworkChoice
-from sd_scripts.options.settings import Settings
+from sd_scripts.options.networks.layer_rules import Warn
+from sd_scripts.settings.network_choice import NetworkChoice
+from sd_scripts.settings.settings import Settings
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from sd_scripts.formats.lora_keys import ALPHA, NORMS
-from sd_scripts.library.quantized import compute_dtype, empty_weight
+from sd_scripts.formats.models.lora_keys import ALPHA, NORMS
+from sd_scripts.library.quantization.quantized import compute_dtype, empty_weight
 from sd_scripts.networks.adapter import Adapter, LayerPlan, Tensors, TrainedTensor, file_alpha
 from sd_scripts.networks.layers import Dropouts
 from sd_scripts.networks.updates import (
@@ -23,7 +23,7 @@ from sd_scripts.networks.updates import (
     norms_of,
     stored_weight,
 )
-from sd_scripts.options.layer_rules import Rank
+from sd_scripts.options.networks.layer_rules import Rank
 
 Shapes = dict[str, tuple[int, ...]]
 

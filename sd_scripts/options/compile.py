@@ -6,8 +6,8 @@ from dataclasses import replace
 from importlib.metadata import entry_points
 from typing import Literal
 
-from sd_scripts.options.optimizer import pairs
-from sd_scripts.options.optimizer_args import literals
+from sd_scripts.options.optimization.optimizer import pairs
+from sd_scripts.options.optimization.optimizer_args import literals
 from sd_scripts.options.spec import OptionGroup, count, option, switch
 
 MORE = ("compile_text_encoder", "compile_vae")

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from typing import Literal
 
-from sd_scripts.formats.folder_names import is_ending
-from sd_scripts.formats.image_folders import LONGEST_SIDE, MANY_REPEATS, MOST_REPEATS
+from sd_scripts.formats.images.folder_names import is_ending
+from sd_scripts.formats.images.image_folders import LONGEST_SIDE, MANY_REPEATS, MOST_REPEATS
 from sd_scripts.formats.words import is_whole_number
 from sd_scripts.options.spec import OptionGroup, count, option, optional, path_option, switch
 

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from sd_scripts.families.card import DENOISER
-from sd_scripts.families.memory_facts import MemoryFacts, Projection
-from sd_scripts.families.registry import is_built_in_network
+from sd_scripts.families.cards.family_card import DENOISER
+from sd_scripts.families.cards.memory_facts import MemoryFacts, Projection
+from sd_scripts.families.cards.registry import is_built_in_network
 from sd_scripts.networks.lokr_sizes import MULTIPLE, LokrSizes
-from sd_scripts.options.network import DEFAULT_DIM, NetworkOptions
-from sd_scripts.options.network_args import NetworkArguments
-from sd_scripts.options.network_choice import read_lokr_sizes
-from sd_scripts.options.network_types import read_items
+from sd_scripts.options.networks.network import DEFAULT_DIM, NetworkOptions
+from sd_scripts.options.networks.network_args import NetworkArguments
+from sd_scripts.options.networks.network_types import read_items
+from sd_scripts.settings.network_choice import read_lokr_sizes
 
 VALUES_OF_KINDS = {"loha": 2.0, "oft": 0.5, "boft": 4.0}
 """Adapter kind -> trained values at a rank, or block size, relative to LoRA's; OFT's hold for blocks below half a
@@ -116,7 +116,7 @@ class AdapterMemory:
 
     @property
     def _slopes(self) -> float:
-        """The products from which DoRA's gains are computed together (networks/gains.py)."""
+        """The products from which DoRA's gains are computed together (networks/folded/gains.py)."""
         return self._norms * self._dim if self.plain else 0.0
 
     @property

@@ -4,16 +4,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sd_scripts.data.epochs import BatchShape
-from sd_scripts.families.card import FamilyCard
+from sd_scripts.data.plan.epochs import BatchShape
+from sd_scripts.families.cards.family_card import FamilyCard
 from sd_scripts.formats.words import duration
+from sd_scripts.machine.measurements import Measurement
+from sd_scripts.machine.nvidia import CPU, Gpu
 from sd_scripts.options.compile import WITHOUT_CUDA_GRAPHS, CompileOptions
-from sd_scripts.options.recording import keeps_from_recording
-from sd_scripts.options.settings import Settings
 from sd_scripts.planning.compile_plan import expected_graphs
 from sd_scripts.planning.speeds import MEASURED_ON, Source, Speeds
-from sd_scripts.runs.measurements import Measurement
-from sd_scripts.runs.nvidia import CPU, Gpu
+from sd_scripts.settings.recording import keeps_from_recording
+from sd_scripts.settings.settings import Settings
 
 EAGER = "no compiling"
 CANDIDATES: Mapping[str, Mapping[str, Any]] = {

@@ -3,8 +3,8 @@
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from sd_scripts.data.epochs import BatchShape
-from sd_scripts.families.card import FamilyCard, GraphCounts
+from sd_scripts.data.plan.epochs import BatchShape
+from sd_scripts.families.cards.family_card import FamilyCard, GraphCounts
 from sd_scripts.options.compile import CompileOptions
 
 STATIC_SHAPES = 4

@@ -4,8 +4,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sd_scripts.data.buckets import Buckets
-from sd_scripts.data.dataset import DataPlan, Item
+from sd_scripts.data.plan.buckets import Buckets
+from sd_scripts.data.plan.dataset import DataPlan, Item
 
 LISTED = 100
 """Images of a plan that are listed one by one: a list of thousands would make the plan too large to send."""

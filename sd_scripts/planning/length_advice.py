@@ -1,11 +1,11 @@
 """A word about runs that are so short that they hardly teach the model anything."""
 
-from sd_scripts.formats.image_folders import MOST_REPEATS
+from sd_scripts.formats.images.image_folders import MOST_REPEATS
 from sd_scripts.formats.words import counted
 from sd_scripts.options.dataset import DatasetOptions
-from sd_scripts.options.run_length import FEW, USUAL, usual_factor
-from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import TrainingOptions
+from sd_scripts.settings.run_length import FEW, USUAL, usual_factor
+from sd_scripts.settings.settings import Settings
 
 
 def length_advice(settings: Settings, steps: int, seen: float) -> tuple[str, ...]:

@@ -4,24 +4,24 @@ import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from sd_scripts.data.epochs import BatchShape
-from sd_scripts.families.card import DENOISER, VAE, FamilyCard
-from sd_scripts.families.memory_facts import PIXELS_AT_ONCE, Growing, MemoryFacts
+from sd_scripts.data.plan.epochs import BatchShape
+from sd_scripts.families.cards.family_card import DENOISER, VAE, FamilyCard
+from sd_scripts.families.cards.memory_facts import PIXELS_AT_ONCE, Growing, MemoryFacts
 from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
 from sd_scripts.options.dataset import CAPTIONS_AT_ONCE, CacheOptions
 from sd_scripts.options.full import FullOptions, FusedOptions
+from sd_scripts.options.generating.sampling import SampleOptions
 from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.model import ModelOptions
-from sd_scripts.options.network import NetworkOptions
-from sd_scripts.options.optimizer import OptimizerOptions
-from sd_scripts.options.optimizer_table import known_optimizer, optimizer_name
-from sd_scripts.options.quantization import Quantization, bytes_of, quantization_of
+from sd_scripts.options.networks.network import NetworkOptions
+from sd_scripts.options.optimization.optimizer import OptimizerOptions
+from sd_scripts.options.optimization.optimizer_table import known_optimizer, optimizer_name
 from sd_scripts.options.run import CudaOptions
-from sd_scripts.options.sampling import SampleOptions
 from sd_scripts.options.saving import EmaOptions
-from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.planning.adapter_memory import AdapterMemory
+from sd_scripts.settings.quantization import Quantization, bytes_of, quantization_of
+from sd_scripts.settings.settings import Settings
 
 GIB = 2**30
 FULL, HALF = 4, 2

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from sd_scripts.families.registry import card_of
+from sd_scripts.families.cards.registry import card_of
 from sd_scripts.options.memory import MemoryOptions
-from sd_scripts.options.reading import from_values
 from sd_scripts.options.run import CudaOptions
-from sd_scripts.options.settings import Settings
 from sd_scripts.planning.memory import GIB, MemoryPlan, usable_bytes
+from sd_scripts.settings.reading import from_values
+from sd_scripts.settings.settings import Settings
 
 SWAPS = 6
 """Values of blocks_to_swap that are tried, up to the largest."""

@@ -7,20 +7,19 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from sd_scripts.data.buckets import Extent
-from sd_scripts.data.dataset import DataPlan, Item, plan_data
-from sd_scripts.data.epochs import BatchShape, batch_shapes
-from sd_scripts.data.trained_token import require_token_in_captions, trained_token
-from sd_scripts.families.card import FamilyCard
-from sd_scripts.families.registry import card_of
+from sd_scripts.data.plan.buckets import Extent
+from sd_scripts.data.plan.dataset import DataPlan, Item, plan_data
+from sd_scripts.data.plan.epochs import BatchShape, batch_shapes
+from sd_scripts.data.plan.trained_token import require_token_in_captions, trained_token
+from sd_scripts.families.cards.family_card import FamilyCard
+from sd_scripts.families.cards.registry import card_of
+from sd_scripts.machine.measurements import Measurement, remembered
+from sd_scripts.machine.nvidia import Gpu, first_gpu
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.dataset import DatasetOptions
+from sd_scripts.options.generating.prompt_lines import SamplePrompt
 from sd_scripts.options.launch import LaunchOptions
 from sd_scripts.options.model import ModelOptions
-from sd_scripts.options.model_checks import model_variant
-from sd_scripts.options.preflight import prompt_file
-from sd_scripts.options.prompt_lines import SamplePrompt
-from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.planning.compile_choice import choose_compile
 from sd_scripts.planning.compile_plan import CompilePlan, plan_compile, tokens_of
@@ -30,8 +29,9 @@ from sd_scripts.planning.memory import MemoryPlan, plan_memory
 from sd_scripts.planning.memory_advice import memory_advice
 from sd_scripts.planning.speeds import Estimate, Speeds, measured_pair, model_size
 from sd_scripts.planning.steps import plan_training
-from sd_scripts.runs.measurements import Measurement, remembered
-from sd_scripts.runs.nvidia import Gpu, first_gpu
+from sd_scripts.settings.checks.model_files import model_variant
+from sd_scripts.settings.preflight import prompt_file
+from sd_scripts.settings.settings import Settings
 
 Warn = Callable[[str], None]
 

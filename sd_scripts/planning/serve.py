@@ -16,9 +16,9 @@ from typing import Any
 
 import psutil
 
-from sd_scripts.options.catalog import script_for
-from sd_scripts.options.reading import from_values
 from sd_scripts.planning.show import as_answer, checked_plan
+from sd_scripts.settings.catalog import script_for
+from sd_scripts.settings.reading import from_values
 
 MOST_BYTES = 2**30
 """Memory after which the process ends: large datasets leave more behind than the next plans need."""

@@ -7,16 +7,17 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from sd_scripts.options import data_checks, preflight
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.dataset import AugmentOptions, BucketOptions, CaptionOptions, DatasetOptions, ValidationOptions
 from sd_scripts.options.launch import LaunchOptions
-from sd_scripts.options.settings import Groups, Problem, Settings
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.planning.run_plan import RunPlan, plan_run
 from sd_scripts.planning.text import as_texts, lines
 from sd_scripts.runs.exit_codes import MISTAKE
+from sd_scripts.settings import preflight
+from sd_scripts.settings.checks import data_files as data_checks
 from sd_scripts.settings.family_options import each_option
+from sd_scripts.settings.settings import Groups, Problem, Settings
 
 OF_PLANS: Groups = (
     *(DatasetOptions, BucketOptions, CaptionOptions, AugmentOptions, ValidationOptions),

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from sd_scripts.data.buckets import Extent
-from sd_scripts.data.epochs import BatchShape
-from sd_scripts.families.card import FamilyCard, Speed
-from sd_scripts.formats.safetensors_header import read_header
+from sd_scripts.data.plan.buckets import Extent
+from sd_scripts.data.plan.epochs import BatchShape
+from sd_scripts.families.cards.family_card import FamilyCard, Speed
+from sd_scripts.formats.models.safetensors_header import read_header
+from sd_scripts.machine.compile_fingerprint import torch_version
+from sd_scripts.machine.measurements import Measurement
+from sd_scripts.machine.nvidia import Gpu
 from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
 from sd_scripts.options.model import ModelOptions
-from sd_scripts.options.recording import keeps_from_recording
-from sd_scripts.options.settings import Settings
-from sd_scripts.runs.compile_fingerprint import torch_version
-from sd_scripts.runs.measurements import Measurement
-from sd_scripts.runs.nvidia import Gpu
 from sd_scripts.settings.family_options import each_option
+from sd_scripts.settings.recording import keeps_from_recording
+from sd_scripts.settings.settings import Settings
 
 COMPILING = tuple(
     each.name

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from sd_scripts.formats.private import private_file
 from sd_scripts.formats.regular_files import open_regular
 from sd_scripts.runs import process
 from sd_scripts.runs.events import LARGEST, read_event
 from sd_scripts.runs.folder import RunFolder, read_json
-from sd_scripts.runs.private import private_file
 from sd_scripts.runs.run_state import ENDED, RunState
 
 logger = logging.getLogger("sd_scripts")

@@ -111,7 +111,7 @@ class CompileChecks:
     count: int = 0
     last_step: int = 0
     largest_loss: float = 0.0
-    """Relative differences; see Difference in training/compile_check.py."""
+    """Relative differences; see Difference in training/execution/checked.py."""
     largest_gradient: float = 0.0
     exceeded: list[int] = field(default_factory=list)
     """The first steps whose difference was above the bound, or not finite."""

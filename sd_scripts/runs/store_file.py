@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sd_scripts.runs.private import private_file, private_folder
+from sd_scripts.formats.private import private_file, private_folder
 from sd_scripts.runs.rebuild import FolderIndex
 
 logger = logging.getLogger("sd_scripts")

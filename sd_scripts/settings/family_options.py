@@ -4,8 +4,8 @@ import functools
 from collections.abc import Iterator
 from dataclasses import replace
 
-from sd_scripts.families.card import FamilyCard
-from sd_scripts.families.registry import cards
+from sd_scripts.families.cards.family_card import FamilyCard
+from sd_scripts.families.cards.registry import cards
 from sd_scripts.options.spec import Families, Option, OptionGroup, declared_options
 
 

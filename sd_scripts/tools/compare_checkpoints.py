@@ -7,8 +7,8 @@ import os
 import sys
 from pathlib import Path
 
-from sd_scripts.options.compare_checkpoints import COMPARE_GROUPS
-from sd_scripts.runs import compile_cache, garbage_collection
+from sd_scripts.machine import compile_cache, garbage_collection
+from sd_scripts.options.generating.compare_checkpoints import COMPARE_GROUPS
 from sd_scripts.runs.reporter import Reporter
 from sd_scripts.tools.lora.command import Command, Given
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from sd_scripts.formats.disk import format_bytes, sentence_of
 from sd_scripts.formats.words import counted
-from sd_scripts.runs.compile_cache import Contents, clear, contents
-from sd_scripts.runs.compile_cache_file import TRUST, export_cache, import_cache
+from sd_scripts.machine.compile_cache import Contents, clear, contents
+from sd_scripts.machine.compile_cache_file import TRUST, export_cache, import_cache
 from sd_scripts.runs.exit_codes import FAULT, MISTAKE
 
 

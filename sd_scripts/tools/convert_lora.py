@@ -6,8 +6,8 @@ python -m sd_scripts.tools.convert_lora --src_path lora.safetensors --dst diffus
 import sys
 from pathlib import Path
 
-from sd_scripts.options.lora_tools import ConvertOptions, PrecisionOptions
 from sd_scripts.runs.reporter import Reporter
+from sd_scripts.settings.lora_tools import ConvertOptions, PrecisionOptions
 from sd_scripts.tools.lora.command import Command, Given
 
 

@@ -7,13 +7,13 @@ python -m sd_scripts.tools.edit_metadata --model lora.safetensors --save_to edit
 import sys
 from pathlib import Path
 
-from sd_scripts.formats.peft_header import without_alpha
-from sd_scripts.formats.safetensors_header import SAFETENSORS, read_header
-from sd_scripts.formats.safetensors_metadata import edited, write_with_metadata
+from sd_scripts.formats.models.peft_header import without_alpha
+from sd_scripts.formats.models.safetensors_header import SAFETENSORS, read_header
+from sd_scripts.formats.models.safetensors_metadata import edited, write_with_metadata
 from sd_scripts.formats.words import some
-from sd_scripts.options.lora_tools import EditMetadataOptions, LoraInputOptions, OutputOptions
 from sd_scripts.runs.reporter import Reporter
 from sd_scripts.runs.tool import start_phase
+from sd_scripts.settings.lora_tools import EditMetadataOptions, LoraInputOptions, OutputOptions
 from sd_scripts.tools.lora.command import Command, Given
 
 

@@ -7,8 +7,8 @@ python -m sd_scripts.tools.extract_lora_from_models --model_org base.safetensors
 import sys
 from pathlib import Path
 
-from sd_scripts.options.lora_tools import SAVING, ExtractOptions
 from sd_scripts.runs.reporter import Reporter
+from sd_scripts.settings.lora_tools import SAVING, ExtractOptions
 from sd_scripts.tools.lora.command import Command, Given
 
 

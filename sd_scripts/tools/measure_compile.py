@@ -22,28 +22,28 @@ from typing import Any
 from sd_scripts.formats.atomic_files import write_whole
 from sd_scripts.formats.toml_files import read_toml
 from sd_scripts.formats.words import duration, shortened
-from sd_scripts.options import preflight
-from sd_scripts.options.catalog import FAMILY_TITLES, METHOD_TITLES, script_for
+from sd_scripts.machine.compile_fingerprint import torch_version
+from sd_scripts.machine.measurements import RESULT, Measurement, remember
+from sd_scripts.machine.nvidia import CPU, first_gpu
 from sd_scripts.options.compile import CompileOptions
+from sd_scripts.options.generating.sampling import SampleOptions
 from sd_scripts.options.launch import LaunchOptions
 from sd_scripts.options.logging import LoggingOptions
 from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.model import ModelOptions
-from sd_scripts.options.reading import from_values
-from sd_scripts.options.sampling import SampleOptions
 from sd_scripts.options.saving import HuggingFaceOptions, SavingOptions
-from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import ResumeOptions, TrainingOptions
 from sd_scripts.planning.run_plan import RunPlan, plan_run
 from sd_scripts.planning.speeds import deciding, model_size
 from sd_scripts.planning.text import pays
 from sd_scripts.runs import tool
-from sd_scripts.runs.compile_fingerprint import torch_version
 from sd_scripts.runs.exit_codes import MISTAKE
-from sd_scripts.runs.measurements import RESULT, Measurement, remember
-from sd_scripts.runs.nvidia import CPU, first_gpu
 from sd_scripts.runs.reporter import Progress, Reporter
+from sd_scripts.settings import preflight
+from sd_scripts.settings.catalog import FAMILY_TITLES, METHOD_TITLES, script_for
 from sd_scripts.settings.family_options import each_option
+from sd_scripts.settings.reading import from_values
+from sd_scripts.settings.settings import Settings
 from sd_scripts.tools.timed_run import GIB, WARM_UP, Run, Stopped, timed_run
 
 VARIANTS: dict[str, dict[str, Any]] = {

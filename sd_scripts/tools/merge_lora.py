@@ -7,15 +7,15 @@ python -m sd_scripts.tools.merge_lora --base_model model.safetensors --models a.
 import sys
 from pathlib import Path
 
-from sd_scripts.options.lora_tools import (
+from sd_scripts.runs.reporter import Reporter
+from sd_scripts.settings.family_options import each_option
+from sd_scripts.settings.lora_tools import (
     SAVING,
     BaseModelOptions,
     EncoderFileOptions,
     MergedOptions,
     WeightedMergeOptions,
 )
-from sd_scripts.runs.reporter import Reporter
-from sd_scripts.settings.family_options import each_option
 from sd_scripts.tools.lora.command import Command, Given
 
 

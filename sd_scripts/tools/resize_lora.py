@@ -7,8 +7,8 @@ python -m sd_scripts.tools.resize_lora --model lora.safetensors --save_to small.
 import sys
 from pathlib import Path
 
-from sd_scripts.options.lora_tools import LoraInputOptions, OutputOptions, PrecisionOptions, ResizeOptions
 from sd_scripts.runs.reporter import Reporter
+from sd_scripts.settings.lora_tools import LoraInputOptions, OutputOptions, PrecisionOptions, ResizeOptions
 from sd_scripts.tools.lora.command import Command, Given
 
 

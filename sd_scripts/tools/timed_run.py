@@ -16,10 +16,10 @@ from typing import Any
 import psutil
 
 from sd_scripts.formats.toml_files import write_toml
-from sd_scripts.runs import nvidia
+from sd_scripts.machine import nvidia
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.runs.run_state import RunState
-from sd_scripts.training.parent_watchdog import TIMED
+from sd_scripts.training.process.parent_watchdog import TIMED
 
 ROOT = Path(__file__).parents[2]
 WARM_UP = 10

@@ -14,16 +14,16 @@ from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list, gather_object, set_seed
 from torch import Tensor
 
-from sd_scripts.library.safetensors_io import PRECISIONS
+from sd_scripts.library.files.safetensors_io import PRECISIONS
 from sd_scripts.library.seeds import seed_from
 from sd_scripts.options.logging import LoggingOptions
 from sd_scripts.options.run import CudaOptions, RunOptions
 from sd_scripts.options.saving import SavingOptions
-from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import DistributedOptions, TrainingOptions
 from sd_scripts.runs.folder import RunFolder, new_run_folder
 from sd_scripts.runs.reporter import Progress, Reporter
-from sd_scripts.training.device_memory import DeviceMemory, limit_gpu_memory
+from sd_scripts.settings.settings import Settings
+from sd_scripts.training.process.device_memory import DeviceMemory, limit_gpu_memory
 from sd_scripts.training.trackers import Trackers, tracker_folder
 
 logger = logging.getLogger(__name__)

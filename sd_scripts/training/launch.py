@@ -14,30 +14,30 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sd_scripts.families.registry import card_of
+from sd_scripts.families.cards.registry import card_of
 from sd_scripts.formats.atomic_files import why_unwritable
 from sd_scripts.formats.disk import sentence_of
 from sd_scripts.formats.secrets import Hider, HidingFormatter, handed_values, without_handed
 from sd_scripts.formats.toml_files import write_toml
-from sd_scripts.options import command_line, preflight
-from sd_scripts.options.catalog import script_for
+from sd_scripts.machine import compile_cache, garbage_collection
 from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
 from sd_scripts.options.logging import LoggingOptions
-from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions
+from sd_scripts.options.optimization.optimizer import LrSchedulerOptions, OptimizerOptions
 from sd_scripts.options.run import CudaOptions, RunOptions
 from sd_scripts.options.saving import SavingOptions
-from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import TrainingOptions
-from sd_scripts.runs import compile_cache, garbage_collection
 from sd_scripts.runs.exit_codes import FAULT, INTERRUPTED, MISTAKE
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.runs.outputs import LAST
-from sd_scripts.training import head_start, parent_watchdog
+from sd_scripts.settings import command_line, preflight
+from sd_scripts.settings.catalog import script_for
+from sd_scripts.settings.settings import Settings
+from sd_scripts.training.process import head_start, parent_watchdog
 
 if TYPE_CHECKING:
-    from sd_scripts.families.family import Family
+    from sd_scripts.families.common.family import Family
     from sd_scripts.training.context import Context
-    from sd_scripts.training.methods import Method
+    from sd_scripts.training.methods.method import Method
 
 logger = logging.getLogger("sd_scripts")
 
@@ -97,17 +97,17 @@ def _set_environment(cuda: CudaOptions) -> None:
 
 def _load(family: str, method: str) -> tuple[Family, Method]:
     """Import the family and the method, and with them torch; --help need not wait for that."""
-    from sd_scripts.families.family import family_of
+    from sd_scripts.families.common.family import family_of
 
     if method == "lora":
-        from sd_scripts.training.lora import Lora
+        from sd_scripts.training.methods.lora import Lora
 
         return family_of(family), Lora()
     if method == "textual_inversion":
-        from sd_scripts.training.textual_inversion import TextualInversion
+        from sd_scripts.training.methods.textual_inversion import TextualInversion
 
         return family_of(family), TextualInversion()
-    from sd_scripts.training.full import Full
+    from sd_scripts.training.methods.full import Full
 
     return family_of(family), Full()
 
@@ -116,8 +116,9 @@ def _dry_run(settings: Settings) -> Iterator[str]:
     """Yield what this machine and its libraries cannot do, before anything is loaded."""
     import torch
 
-    from sd_scripts.families.quantizing import machine_problems
-    from sd_scripts.library import compile_support, lr_schedulers
+    from sd_scripts.families.common.quantizing import machine_problems
+    from sd_scripts.library import compile_support
+    from sd_scripts.library.optim import lr_schedulers
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     yield from compile_support.problems(settings[CompileOptions], settings[CompileMoreOptions], device)
@@ -128,9 +129,9 @@ def _dry_run(settings: Settings) -> Iterator[str]:
 
 
 def _run(settings: Settings, family: Family, method: Method) -> int:
+    from sd_scripts.training.compiling import compiler
     from sd_scripts.training.context import make_context
-    from sd_scripts.training.execution import compiler
-    from sd_scripts.training.pauses import without_pauses
+    from sd_scripts.training.process.pauses import without_pauses
     from sd_scripts.training.progress import AlreadyFinished
     from sd_scripts.training.trainer import Trainer
 
@@ -190,8 +191,8 @@ def _report_failure(context: Context, error: Exception, training: bool) -> int:
 
 def _explain(error: Exception, settings: Settings, training: bool) -> tuple[str, str] | None:
     """Return what happened and what to change; None if the user can change nothing."""
-    from sd_scripts.training import error_hints
     from sd_scripts.training.context import Failed
+    from sd_scripts.training.process import error_hints
 
     if isinstance(error, Failed):
         return str(error), error.remedy

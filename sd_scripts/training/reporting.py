@@ -12,9 +12,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from sd_scripts.training.context import Context, Failed
-from sd_scripts.training.device_memory import SpillWatch, driver_moves_memory
-from sd_scripts.training.error_hints import nonfinite_hint
 from sd_scripts.training.execution.runner import StepResult
+from sd_scripts.training.process.device_memory import SpillWatch, driver_moves_memory
+from sd_scripts.training.process.error_hints import nonfinite_hint
 from sd_scripts.training.progress import Progress
 
 AVERAGE_OVER = 100

@@ -5,16 +5,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from sd_scripts.families.family import Family
+from sd_scripts.families.common.family import Family
 from sd_scripts.formats.atomic_files import atomic_file
 from sd_scripts.formats.disk import saving
-from sd_scripts.options.preflight import prompt_file
-from sd_scripts.options.prompt_lines import SamplePrompt
-from sd_scripts.options.sampling import SampleOptions
+from sd_scripts.options.generating.prompt_lines import SamplePrompt
+from sd_scripts.options.generating.sampling import SampleOptions
 from sd_scripts.options.saving import SavingOptions
-from sd_scripts.options.settings import Settings
-from sd_scripts.training.error_hints import brief
-from sd_scripts.training.train_state import TrainState
+from sd_scripts.settings.preflight import prompt_file
+from sd_scripts.settings.settings import Settings
+from sd_scripts.training.process.error_hints import brief
+from sd_scripts.training.saving.train_state import TrainState
 from sd_scripts.training.training_data import TrainingData
 
 

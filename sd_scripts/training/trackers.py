@@ -11,7 +11,7 @@ from accelerate import Accelerator
 
 from sd_scripts.formats.disk import why_not_written
 from sd_scripts.options.logging import LoggingOptions
-from sd_scripts.options.settings import Settings
+from sd_scripts.settings.settings import Settings
 
 PROJECT = "network_train"
 RESTART_AFTER = 60.0

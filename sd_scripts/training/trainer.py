@@ -10,42 +10,43 @@ from pathlib import Path
 from typing import TypeVar
 
 from sd_scripts.data.batch import Batch
-from sd_scripts.data.dataset import DataPlan
-from sd_scripts.data.epochs import batch_shapes
-from sd_scripts.families.components import DENOISER, VAE
-from sd_scripts.families.family import Family, StepInputs
-from sd_scripts.library import optimizers
+from sd_scripts.data.plan.dataset import DataPlan
+from sd_scripts.data.plan.epochs import batch_shapes
+from sd_scripts.families.common.components import DENOISER, VAE
+from sd_scripts.families.common.family import Family, StepInputs
+from sd_scripts.library.optim import optimizers
 from sd_scripts.options.dataset import DatasetOptions
-from sd_scripts.options.optimizer import OptimizerOptions
-from sd_scripts.options.prompt_lines import SamplePrompt
+from sd_scripts.options.generating.prompt_lines import SamplePrompt
+from sd_scripts.options.optimization.optimizer import OptimizerOptions
 from sd_scripts.options.saving import SavingOptions
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.planning.steps import plan_training
-from sd_scripts.training.checkpoints import Saver
-from sd_scripts.training.command_listener import CommandListener
+from sd_scripts.training.compiling.compiler import Compiler, choose_automatically
+from sd_scripts.training.compiling.compiler_log import Counts
+from sd_scripts.training.compiling.recovery import Recovery
 from sd_scripts.training.context import Context, Failed
-from sd_scripts.training.dry_save import dry_save
-from sd_scripts.training.emergency import EmergencySaver
-from sd_scripts.training.error_hints import nonfinite_hint
 from sd_scripts.training.execution.checked import require_one_process
 from sd_scripts.training.execution.choose import Execution
-from sd_scripts.training.execution.compiler import Compiler, choose_automatically
-from sd_scripts.training.execution.compiler_log import Counts
 from sd_scripts.training.execution.eager import Eager
 from sd_scripts.training.execution.recorder import records_steps, stream_for
-from sd_scripts.training.execution.recovery import Recovery
-from sd_scripts.training.hub_upload import HubUploads
-from sd_scripts.training.methods import Method
-from sd_scripts.training.origin import origin_of
-from sd_scripts.training.outputs import find_outputs
-from sd_scripts.training.recovery import clean_up, clean_up_caches
+from sd_scripts.training.execution.speed_log import SpeedLog
+from sd_scripts.training.execution.step_inputs import step_inputs, step_loss
+from sd_scripts.training.methods.method import Method
+from sd_scripts.training.process.command_listener import CommandListener
+from sd_scripts.training.process.error_hints import nonfinite_hint
+from sd_scripts.training.process.sigterm import SigtermWatcher
 from sd_scripts.training.reporting import StepReporter
-from sd_scripts.training.resuming import find_state, first_progress, keep_seed, report_changes
 from sd_scripts.training.samples import Sampler, prompts_of
-from sd_scripts.training.sigterm import SigtermWatcher
-from sd_scripts.training.speed_log import SpeedLog
-from sd_scripts.training.step_inputs import step_inputs, step_loss
-from sd_scripts.training.train_state import load_state, new_train_state
+from sd_scripts.training.saving.checkpoints import Saver
+from sd_scripts.training.saving.dry_save import dry_save
+from sd_scripts.training.saving.emergency import EmergencySaver
+from sd_scripts.training.saving.hub_upload import HubUploads
+from sd_scripts.training.saving.origin import origin_of
+from sd_scripts.training.saving.outputs import find_outputs
+from sd_scripts.training.saving.recovery import clean_up, clean_up_caches
+from sd_scripts.training.saving.resuming import find_state, first_progress, keep_seed, report_changes
+from sd_scripts.training.saving.train_state import load_state, new_train_state
+from sd_scripts.training.saving.writer import Writer
 from sd_scripts.training.training_data import (
     TrainingData,
     batches_per_epoch,
@@ -57,7 +58,6 @@ from sd_scripts.training.training_data import (
     warn_about_cut_texts,
 )
 from sd_scripts.training.validation import Validator
-from sd_scripts.training.writer import Writer
 
 logger = logging.getLogger(__name__)
 

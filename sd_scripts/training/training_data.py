@@ -11,27 +11,27 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from sd_scripts.data.caches import CacheJob
-from sd_scripts.data.captions import Caption
-from sd_scripts.data.dataset import DataPlan, plan_data
-from sd_scripts.data.epochs import BatchShape, ShortBatches, batch_shapes
-from sd_scripts.data.latent_caching import cache_latents
-from sd_scripts.data.latent_store import LatentStore
+from sd_scripts.data.caches.caching import CacheJob
+from sd_scripts.data.caches.latent_caching import cache_latents
+from sd_scripts.data.caches.latent_store import LatentStore
+from sd_scripts.data.caches.text_caching import TextStore, cache_text
 from sd_scripts.data.loader import BatchLoader
+from sd_scripts.data.plan.dataset import DataPlan, plan_data
+from sd_scripts.data.plan.epochs import BatchShape, ShortBatches, batch_shapes
 from sd_scripts.data.reader import BatchReader
-from sd_scripts.data.text_caching import TextStore, cache_text
-from sd_scripts.families.components import VAE, Components, FirstValues
-from sd_scripts.families.family import Family, Tokens
-from sd_scripts.families.sampling import eval_mode, on_device
-from sd_scripts.options import model_checks
+from sd_scripts.data.sources.captions import Caption
+from sd_scripts.families.common.components import VAE, Components, FirstValues
+from sd_scripts.families.common.family import Family, Tokens
+from sd_scripts.families.common.sampling import eval_mode, on_device
 from sd_scripts.options.compile import CompileMoreOptions
 from sd_scripts.options.dataset import CAPTIONS_AT_ONCE, CacheOptions, DatasetOptions
+from sd_scripts.options.generating.prompt_lines import SamplePrompt
 from sd_scripts.options.model import ModelOptions
-from sd_scripts.options.network import NetworkOptions
-from sd_scripts.options.prompt_lines import SamplePrompt
+from sd_scripts.options.networks.network import NetworkOptions
+from sd_scripts.settings.checks import model_files as model_checks
+from sd_scripts.training.compiling.recovery import Recovery
 from sd_scripts.training.context import Context
-from sd_scripts.training.execution.recovery import Recovery
-from sd_scripts.training.methods import Method
+from sd_scripts.training.methods.method import Method
 
 
 @dataclass(kw_only=True)

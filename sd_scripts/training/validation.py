@@ -6,13 +6,13 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from sd_scripts.families.family import StepInputs
+from sd_scripts.families.common.family import StepInputs
 from sd_scripts.options.dataset import ValidationOptions
-from sd_scripts.options.loss import NoiseOptions
+from sd_scripts.options.optimization.loss import NoiseOptions
 from sd_scripts.runs.reporter import Progress
-from sd_scripts.training.error_hints import brief
-from sd_scripts.training.step_inputs import step_inputs
-from sd_scripts.training.train_state import TrainState
+from sd_scripts.training.execution.step_inputs import step_inputs
+from sd_scripts.training.process.error_hints import brief
+from sd_scripts.training.saving.train_state import TrainState
 from sd_scripts.training.training_data import TrainingData
 
 

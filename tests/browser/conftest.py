@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from spending import PAGES, spend
 
-from browser.page_help import CHROMIUM, QUIET, SLOW, SMALL, Gui, expect, settled
 from sd_scripts.formats.toml_files import read_toml, write_toml
+from tests.browser.page_help import CHROMIUM, QUIET, SLOW, SMALL, Gui, expect, settled
+from tests.support.suite.spending import PAGES, spend
 
 playwright = pytest.importorskip("playwright.sync_api")
 

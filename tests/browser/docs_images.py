@@ -1,4 +1,4 @@
-"""Make images of the page for docs/: PYTHONPATH=tests python -m browser.docs_images FOLDER [NAME ...]
+"""Make images of the page for docs/: python -m tests.browser.docs_images FOLDER [NAME ...]
 
 Everything that the page shows lies in FOLDER, whose path is seen, such as /home/mia/studio. Each image is of a training
 of a miniature that has ended.
@@ -12,9 +12,9 @@ from typing import Any
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
-from browser.page_help import CHROMIUM, QUIET, TRAINING, Gui, ask_for, expect, settled
 from sd_scripts.demo import make
 from sd_scripts.formats.toml_files import read_toml, write_toml
+from tests.browser.page_help import CHROMIUM, QUIET, TRAINING, Gui, ask_for, expect, settled
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -1,4 +1,4 @@
-"""How soon the page answers in Chromium: PYTHONPATH=tests python -m browser.page_cost prints a table of medians."""
+"""How soon the page answers in Chromium: python -m tests.browser.page_cost prints a table of medians."""
 
 import os
 import statistics
@@ -10,8 +10,8 @@ from typing import Any
 
 from playwright.sync_api import sync_playwright
 
-from browser.page_help import CHROMIUM, QUIET, Gui, ask_for, field, unfold, variant
 from sd_scripts.demo import make
+from tests.browser.page_help import CHROMIUM, QUIET, Gui, ask_for, field, unfold, variant
 
 TIMES = 5
 REST = 0.5

@@ -15,10 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from runs_help import wait_for
-
 from sd_scripts.formats.toml_files import read_toml, write_toml
 from sd_scripts.runs.run_state import LIVING
+from tests.support.runs import wait_for
 
 ROOT = Path(__file__).parents[2]
 STAND_IN = Path(__file__).with_name("stand_in")
@@ -49,7 +48,7 @@ SMALL = {
 
 TELLS, FAILS = {"training_comment": "tells"}, {"training_comment": "fails"}
 """With these settings a GUI under test starts no trainer but a stand-in, which reports what one would report."""
-BREAKS = {"training_comment": "breaks", "network_module": "breaking_network"}
+BREAKS = {"training_comment": "breaks", "network_module": "tests.support.networks.breaking_network"}
 """With these settings it trains a network that torch.compile cannot capture."""
 
 

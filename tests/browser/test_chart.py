@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from browser.page_help import expect
+from tests.browser.page_help import expect
 
 playwright = pytest.importorskip("playwright.sync_api")
 Page = playwright.Page
 
-GUI = Path(__file__).parents[2] / "kohya_gui"
+GUI = Path(__file__).parents[2] / "kohya_gui" / "static" / "runs"
 ADDRESS = "http://chart.test/"  # answered by the test; localStorage needs an address
 HTML = (
     f"<!doctype html><meta charset=utf-8><style>{(GUI / 'chart.css').read_text('utf-8')}</style>"

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from training_help import images, train
 
-from browser.page_help import TRAINING, expect
-from browser.test_page_width import too_wide
 from sd_scripts.runs.store import RunStore
+from tests.browser.page_help import TRAINING, expect
+from tests.browser.test_page_width import too_wide
+from tests.support.training import images, train
 
 pytest.importorskip("playwright.sync_api")
 

@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from data_help import make_image
 
-from browser.page_help import TRAINING, Gui, expect
-from browser.test_page_width import too_wide
 from sd_scripts.formats.toml_files import read_toml
 from sd_scripts.runs.store import RunStore
+from tests.browser.page_help import TRAINING, Gui, expect
+from tests.browser.test_page_width import too_wide
+from tests.support.data import make_image
 
 pytest.importorskip("playwright.sync_api")
 

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from runs_help import TELLING, wait_for
 
-from browser.page_help import SLOW, Gui, expect, field
-from sd_scripts.library.media import Media
+from sd_scripts.library.diffusion.media import Media
 from sd_scripts.runs.events import EventLog
 from sd_scripts.runs.folder import RunFolder, new_run_folder
 from sd_scripts.runs.queue import PlannedRun, RunQueue
 from sd_scripts.runs.run_state import ENDED
 from sd_scripts.runs.store import RunStore
+from tests.browser.page_help import SLOW, Gui, expect, field
+from tests.support.runs import TELLING, wait_for
 
 playwright = pytest.importorskip("playwright.sync_api")
 REPO = Path(__file__).parents[2]

@@ -14,8 +14,8 @@ from starlette.responses import HTMLResponse
 from starlette.routing import Route
 
 import gui as studio
-from browser.page_help import Gui, expect, field, unfold
-from browser.test_page import begin_anew
+from tests.browser.page_help import Gui, expect, field, unfold
+from tests.browser.test_page import begin_anew
 
 playwright = pytest.importorskip("playwright.sync_api")
 

@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lora_tools_help import deltas, write_lora
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from browser.page_help import expect
-from browser.test_page_width import WIDTHS, too_wide
+from tests.browser.page_help import expect
+from tests.browser.test_page_width import WIDTHS, too_wide
+from tests.support.networks.lora_tools import deltas, write_lora
 
 pytest.importorskip("playwright.sync_api")
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from browser.page_help import expect
-from browser.test_page_width import too_wide
 from sd_scripts.tools.doctor.torch_checks import CHECKS
+from tests.browser.page_help import expect
+from tests.browser.test_page_width import too_wide
 
 pytest.importorskip("playwright.sync_api")
 

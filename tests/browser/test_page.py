@@ -7,11 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from data_help import make_folder
-from gui_help import SIX, settings_in
-from scripts_help import FLUX_FULL, FLUX_LORA, SDXL_FULL, SDXL_LORA
 
-from browser.page_help import (
+from kohya_gui.form.configuration import open_file as open_settings
+from kohya_gui.form.controls import shown
+from kohya_gui.tabs import TABS
+from sd_scripts.families.flux.card.options import RECOMMENDED
+from sd_scripts.formats.toml_files import read_toml, write_toml
+from sd_scripts.options.compile import CompileOptions
+from sd_scripts.options.compile_bundles import BUNDLES, CUSTOM, CUSTOM_HELP
+from sd_scripts.runs.folder import RunFolder
+from sd_scripts.settings.family_options import each_option
+from sd_scripts.settings.reading import from_values
+from tests.browser.page_help import (
     BREAKS,
     ROOT,
     TELLS,
@@ -24,16 +31,9 @@ from browser.page_help import (
     unfold,
     variant,
 )
-from kohya_gui.configuration import open_file as open_settings
-from kohya_gui.controls import shown
-from kohya_gui.tabs import TABS
-from sd_scripts.families.flux.options import RECOMMENDED
-from sd_scripts.formats.toml_files import read_toml, write_toml
-from sd_scripts.options.compile import CompileOptions
-from sd_scripts.options.compile_bundles import BUNDLES, CUSTOM, CUSTOM_HELP
-from sd_scripts.options.reading import from_values
-from sd_scripts.runs.folder import RunFolder
-from sd_scripts.settings.family_options import each_option
+from tests.support.data import make_folder
+from tests.support.gui import SIX, settings_in
+from tests.support.scripts import FLUX_FULL, FLUX_LORA, SDXL_FULL, SDXL_LORA
 
 playwright = pytest.importorskip("playwright.sync_api")
 Page = playwright.Page

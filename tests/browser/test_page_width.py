@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from browser.page_help import Gui, expect, settled
 from sd_scripts.runs.folder import new_run_folder
 from sd_scripts.runs.store import RunStore
+from tests.browser.page_help import Gui, expect, settled
 
 playwright = pytest.importorskip("playwright.sync_api")
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from browser.page_help import SMALL, TELLS, TRAINING, choose, expect, field, unfold, variant
-from browser.test_page import begin_anew, open_file
+from tests.browser.page_help import SMALL, TELLS, TRAINING, choose, expect, field, unfold, variant
+from tests.browser.test_page import begin_anew, open_file
 
 playwright = pytest.importorskip("playwright.sync_api")
 

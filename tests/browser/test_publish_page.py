@@ -7,10 +7,10 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from browser.page_help import expect, field, settled
 from sd_scripts.formats.toml_files import write_toml
 from sd_scripts.runs.folder import new_run_folder
 from sd_scripts.runs.store import RunStore
+from tests.browser.page_help import expect, field, settled
 
 
 def test_a_run_is_published_as_a_zip_with_the_card_that_was_edited(page: Any, gui: Any, tmp_path: Path) -> None:

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs_help import wait_for
 
-from browser.page_help import FAILS, TELLS, TRAINING, Gui, ask_for, expect, variant
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.runs.store import RunStore
+from tests.browser.page_help import FAILS, TELLS, TRAINING, Gui, ask_for, expect, variant
+from tests.support.runs import wait_for
 
 playwright = pytest.importorskip("playwright.sync_api")
 Page = playwright.Page

@@ -5,10 +5,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from training_help import Run, train, train_whole
-
-from sd_scripts.families.model_file import describe
-from sd_scripts.families.registry import module_of
+from sd_scripts.families.cards.model_file import describe
+from sd_scripts.families.cards.registry import module_of
+from tests.support.training import Run, train, train_whole
 
 SAMPLES = {"sample_every_n_steps": 3, "sample_prompts": "prompts.txt"}
 CACHES = {"cache_latents_to_disk": True, "cache_text_encoder_outputs_to_disk": True}

@@ -5,11 +5,11 @@ from typing import Any
 import torch
 from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
 
-from sd_scripts.families.components import Components
+from sd_scripts.families.common.components import Components
 from sd_scripts.families.flux.model import FluxParams
-from sd_scripts.library.dit_layers import rope_widths
-from sd_scripts.options.prompt_lines import SamplePrompt
-from sd_scripts.options.settings import Settings
+from sd_scripts.library.diffusion.dit_layers import rope_widths
+from sd_scripts.options.generating.prompt_lines import SamplePrompt
+from sd_scripts.settings.settings import Settings
 
 OPTIONS: dict[str, Any] = {"width": 1024, "height": 1024, "guidance": 3.5}
 """Options of generating that all rows share."""

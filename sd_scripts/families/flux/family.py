@@ -1,6 +1,14 @@
 """FLUX.1, dev and schnell, as a record for the trainer."""
 
-from sd_scripts.families.family import Blocks, Family, FileIdentity, Saving, TextEncoding, blocks_named, blocks_of
+from sd_scripts.families.common.family import (
+    Blocks,
+    Family,
+    FileIdentity,
+    Saving,
+    TextEncoding,
+    blocks_named,
+    blocks_of,
+)
 from sd_scripts.families.flux.card import CARD
 from sd_scripts.families.flux.load import LAYOUTS, prepare, problems
 from sd_scripts.families.flux.lora import BLOCKS, TEXT_ENCODERS, TRANSFORMER
@@ -16,7 +24,7 @@ from sd_scripts.families.flux.text import (
     tokenize,
 )
 from sd_scripts.families.flux.vae import LATENTS, encode_images
-from sd_scripts.library.lean_diffusers import ResnetBlock2D
+from sd_scripts.library.files.lean_diffusers import ResnetBlock2D
 
 FAMILY = FLUX = Family(
     card=CARD,

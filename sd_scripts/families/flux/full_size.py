@@ -7,9 +7,9 @@ from diffusers import AutoencoderKL
 from torch import nn
 from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
 
-from sd_scripts.families.components import DENOISER, VAE
+from sd_scripts.families.common.components import DENOISER, VAE
+from sd_scripts.families.common.full_size import AUTOENCODER, CLIP_L
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
-from sd_scripts.families.full_size import AUTOENCODER, CLIP_L
 
 T5: dict[str, Any] = {
     "vocab_size": 32128,

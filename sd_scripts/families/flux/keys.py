@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sd_scripts.library.state_dicts import Shapes, State, count
+from sd_scripts.library.files.state_dicts import Shapes, State, count
 
 LATENT_SCALE, LATENT_SHIFT = 0.3611, 0.1159
 """latents = (encoded - shift) * scale"""

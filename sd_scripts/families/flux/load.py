@@ -8,21 +8,21 @@ from typing import Any
 
 import torch
 
-from sd_scripts.families.components import DENOISER, VAE, Components, WeightSource
+from sd_scripts.families.common.components import DENOISER, VAE, Components, WeightSource
+from sd_scripts.families.common.layouts import Layout, autoencoder, clip_l, make_text_encoder
+from sd_scripts.families.common.network_problems import network_problems
+from sd_scripts.families.common.outlines import T5EncoderOutline
+from sd_scripts.families.common.placing import swap_problems
 from sd_scripts.families.flux import keys, lora
 from sd_scripts.families.flux.card import CARD, T5_LENGTHS, TRANSFORMERS
+from sd_scripts.families.flux.card.options import RECOMMENDED, FluxModelOptions
 from sd_scripts.families.flux.memory import max_blocks_to_swap
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
-from sd_scripts.families.flux.options import RECOMMENDED, FluxModelOptions
-from sd_scripts.families.layouts import Layout, autoencoder, clip_l, make_text_encoder
-from sd_scripts.families.network_problems import network_problems
-from sd_scripts.families.outlines import T5EncoderOutline
-from sd_scripts.families.placing import swap_problems
-from sd_scripts.library.state_dicts import State
-from sd_scripts.library.tokenizers import CLIP, T5
-from sd_scripts.options.flow import FlowOptions
+from sd_scripts.library.files.state_dicts import State
+from sd_scripts.library.text.tokenizers import CLIP, T5
 from sd_scripts.options.memory import MemoryOptions
-from sd_scripts.options.settings import Settings
+from sd_scripts.options.optimization.flow import FlowOptions
+from sd_scripts.settings.settings import Settings
 
 TEXT_ENCODER, T5XXL = "text_encoder1", "text_encoder2"
 LINEAR = re.compile(r"(double_blocks|single_blocks)\..*\.weight")

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
+from sd_scripts.families.flux.card.layer_rules import IN_LAYERS
 from sd_scripts.families.flux.keys import diffusers_modules, swaps_halves
-from sd_scripts.families.flux.layer_rules import IN_LAYERS
 from sd_scripts.networks.targets import LoraBlocks, LoraTarget, block_label
 
 

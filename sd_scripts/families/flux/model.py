@@ -18,10 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sd_scripts.library.attention import attention
-from sd_scripts.library.checkpoint_offload import CheckpointOffload
-from sd_scripts.library.checkpointing import Checkpoint
-from sd_scripts.library.dit_layers import (
+from sd_scripts.library.diffusion.attention import attention
+from sd_scripts.library.diffusion.checkpoint_offload import CheckpointOffload
+from sd_scripts.library.diffusion.checkpointing import Checkpoint
+from sd_scripts.library.diffusion.dit_layers import (
     TIME_CHANNELS,
     Rope,
     TanhGELU,
@@ -31,7 +31,7 @@ from sd_scripts.library.dit_layers import (
     rope_widths,
     timestep_embedding,
 )
-from sd_scripts.library.norm_rope import normed_and_rotated
+from sd_scripts.library.kernels.norm_rope import normed_and_rotated
 from sd_scripts.networks.layers import project_split
 
 _NOTHING = contextlib.nullcontext()
@@ -80,7 +80,7 @@ def _count(blocks: str, keys: Iterable[str]) -> int:
 
 
 class Swapper(Protocol):
-    """Loads a block's weights before they are needed (library/block_swap.py)."""
+    """Loads a block's weights before they are needed (library/diffusion/block_swap.py)."""
 
     def enter(self, block: nn.Module, *hidden: Tensor) -> tuple[Tensor, ...]: ...
     def leave(self, block: nn.Module, *hidden: Tensor) -> tuple[Tensor, ...]: ...

@@ -6,17 +6,17 @@ import torch
 from torch import Tensor
 
 from sd_scripts.data.batch import Batch
-from sd_scripts.families.family import Components, StepInputs
-from sd_scripts.families.flux.options import FluxModelOptions
+from sd_scripts.families.common.family import Components, StepInputs
+from sd_scripts.families.common.objective import flow_inputs
+from sd_scripts.families.flux.card.options import FluxModelOptions
 from sd_scripts.families.flux.packing import predict
-from sd_scripts.families.objective import flow_inputs
-from sd_scripts.library.dit_layers import grid_of
-from sd_scripts.library.flow_timesteps import loss_weights
-from sd_scripts.library.losses import diffusion_loss
-from sd_scripts.library.noise import TIMESTEPS, expand_to, timestep_bounds
-from sd_scripts.options.flow import FlowOptions
-from sd_scripts.options.loss import LossOptions, NoiseOptions
-from sd_scripts.options.settings import Settings
+from sd_scripts.library.diffusion.dit_layers import grid_of
+from sd_scripts.library.diffusion.flow_timesteps import loss_weights
+from sd_scripts.library.diffusion.losses import diffusion_loss
+from sd_scripts.library.diffusion.noise import TIMESTEPS, expand_to, timestep_bounds
+from sd_scripts.options.optimization.flow import FlowOptions
+from sd_scripts.options.optimization.loss import LossOptions, NoiseOptions
+from sd_scripts.settings.settings import Settings
 
 OBJECTIVE_METADATA = (
     *("weighting_scheme", "logit_mean", "logit_std", "mode_scale", "guidance_scale"),

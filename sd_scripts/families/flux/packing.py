@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sd_scripts.library.dit_layers import grid_of, pack, unpack
+from sd_scripts.library.diffusion.dit_layers import grid_of, pack, unpack
 
 
 def predict(

@@ -8,16 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sd_scripts.data.blueprint import control_rules
-from sd_scripts.data.captions import Caption
-from sd_scripts.families.family import Components
-from sd_scripts.families.flux.card import CARD
-from sd_scripts.families.flux.objective import guidance_vector
-from sd_scripts.families.flux.options import FluxModelOptions
-from sd_scripts.families.flux.packing import predict
-from sd_scripts.families.flux.vae import decode_latents, encode_images
-from sd_scripts.families.registry import card_of
-from sd_scripts.families.sampling import (
+from sd_scripts.data.plan.blueprint import control_rules
+from sd_scripts.data.sources.captions import Caption
+from sd_scripts.families.cards.registry import card_of
+from sd_scripts.families.common.family import Components
+from sd_scripts.families.common.sampling import (
     apply_guidance,
     batch_noise,
     control_pixels,
@@ -27,11 +22,16 @@ from sd_scripts.families.sampling import (
     on_device,
     one_of,
 )
-from sd_scripts.library.dit_layers import grid_of
-from sd_scripts.library.flow_timesteps import sampling_sigmas, shift_of
-from sd_scripts.library.media import Media
-from sd_scripts.options.prompt_lines import CONTROLS, SamplePrompt, size_of
-from sd_scripts.options.settings import Settings
+from sd_scripts.families.flux.card import CARD
+from sd_scripts.families.flux.card.options import FluxModelOptions
+from sd_scripts.families.flux.objective import guidance_vector
+from sd_scripts.families.flux.packing import predict
+from sd_scripts.families.flux.vae import decode_latents, encode_images
+from sd_scripts.library.diffusion.dit_layers import grid_of
+from sd_scripts.library.diffusion.flow_timesteps import sampling_sigmas, shift_of
+from sd_scripts.library.diffusion.media import Media
+from sd_scripts.options.generating.prompt_lines import CONTROLS, SamplePrompt, size_of
+from sd_scripts.settings.settings import Settings
 
 LATENT = 8
 """Pixels along a side of one latent."""

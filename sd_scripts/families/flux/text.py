@@ -6,14 +6,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sd_scripts.data.captions import Caption
-from sd_scripts.families.family import Components, Tokens
+from sd_scripts.data.sources.captions import Caption
+from sd_scripts.families.common.family import Components, Tokens
 from sd_scripts.families.flux import card
-from sd_scripts.families.flux.options import FluxNetworkOptions, trains_t5xxl
+from sd_scripts.families.flux.card.options import FluxNetworkOptions, trains_t5xxl
 from sd_scripts.formats.text_limit import TextLimit
-from sd_scripts.library.tokenizers import CLIP_LENGTH
-from sd_scripts.options.network import NetworkOptions
-from sd_scripts.options.settings import Settings
+from sd_scripts.library.text.tokenizers import CLIP_LENGTH
+from sd_scripts.options.networks.network import NetworkOptions
+from sd_scripts.settings.settings import Settings
 
 CLIP, T5 = 0, 1
 """Indices of the encoders."""

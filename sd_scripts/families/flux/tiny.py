@@ -14,13 +14,16 @@ from diffusers import AutoencoderKL
 from torch import Tensor, nn
 from transformers import CLIPTextModel, T5Config, T5EncoderModel, T5Tokenizer
 
-from sd_scripts.data import demo_images
-from sd_scripts.families.components import DENOISER, VAE
+from sd_scripts.families.common.components import DENOISER, VAE
 from sd_scripts.families.flux import keys
 from sd_scripts.families.flux.card import CARD
 from sd_scripts.families.flux.load import LAYOUTS
 from sd_scripts.families.flux.model import DoubleBlock, FluxParams, FluxTransformer, Modulation, SingleBlock
-from sd_scripts.families.miniature import (
+from sd_scripts.library.diffusion.dit_layers import grid_of, pack
+from sd_scripts.library.files.safetensors_io import save_model
+from sd_scripts.library.text.tokenizers import T5_ROWS
+from sd_scripts.testing import demo_images
+from sd_scripts.testing.miniature import (
     AUTOENCODER,
     DISTURBANCE,
     Miniature,
@@ -31,9 +34,6 @@ from sd_scripts.families.miniature import (
     least_squares,
     randomize,
 )
-from sd_scripts.library.dit_layers import grid_of, pack
-from sd_scripts.library.safetensors_io import save_model
-from sd_scripts.library.tokenizers import T5_ROWS
 
 CLIP_WIDTH, T5_WIDTH = 64, 48
 SHAPE = FluxParams(

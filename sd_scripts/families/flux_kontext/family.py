@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from sd_scripts.families.components import DENOISER, WeightSource
+from sd_scripts.families.common.components import DENOISER, WeightSource
 from sd_scripts.families.flux.family import FLUX
 from sd_scripts.families.flux_kontext.card import ARCHITECTURE, CARD
-from sd_scripts.options.settings import Settings
+from sd_scripts.settings.settings import Settings
 
 
 def problems(sources: Mapping[str, WeightSource], settings: Settings) -> list[str]:

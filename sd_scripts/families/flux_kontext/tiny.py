@@ -7,8 +7,8 @@ from PIL import Image
 
 from sd_scripts.families.flux import tiny
 from sd_scripts.families.flux_kontext.card import CARD
-from sd_scripts.families.miniature import Miniature
-from sd_scripts.formats.image_folders import find_images
+from sd_scripts.formats.images.image_folders import find_images
+from sd_scripts.testing.miniature import Miniature
 
 
 def write_miniature(folder: Path) -> Miniature:

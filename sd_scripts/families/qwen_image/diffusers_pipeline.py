@@ -10,13 +10,13 @@ from diffusers import (
     QwenImageTransformer2DModel,
 )
 
-from sd_scripts.families.components import Components
+from sd_scripts.families.common.components import Components
 from sd_scripts.families.qwen_image.model import QwenImageParams
 from sd_scripts.families.qwen_image.sampling import prompt_captions
 from sd_scripts.families.qwen_image.text import prefix_length, tokenize
-from sd_scripts.library.dit_layers import rope_widths
-from sd_scripts.options.prompt_lines import SamplePrompt
-from sd_scripts.options.settings import Settings
+from sd_scripts.library.diffusion.dit_layers import rope_widths
+from sd_scripts.options.generating.prompt_lines import SamplePrompt
+from sd_scripts.settings.settings import Settings
 
 OPTIONS: dict[str, Any] = {"width": 1328, "height": 1328, "scale": 4.0}
 """Options of generating that all rows share."""

@@ -3,7 +3,7 @@
 from diffusers.models.autoencoders.autoencoder_kl_qwenimage import QwenImageResidualBlock
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLDecoderLayer
 
-from sd_scripts.families.family import Blocks, Family, FileIdentity, Saving, TextEncoding, blocks_of
+from sd_scripts.families.common.family import Blocks, Family, FileIdentity, Saving, TextEncoding, blocks_of
 from sd_scripts.families.qwen_image.card import CARD
 from sd_scripts.families.qwen_image.load import LAYOUTS, problems
 from sd_scripts.families.qwen_image.lora import TEXT_ENCODERS, TRANSFORMER

@@ -5,10 +5,10 @@ from torch import nn
 from transformers import Qwen2_5_VLTextModel
 from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLTextConfig
 
-from sd_scripts.families.components import DENOISER, VAE
+from sd_scripts.families.common.components import DENOISER, VAE
 from sd_scripts.families.qwen_image import keys
 from sd_scripts.families.qwen_image.model import QwenImageParams, QwenImageTransformer
-from sd_scripts.library.lean_diffusers import AutoencoderKLQwenImage
+from sd_scripts.library.files.lean_diffusers import AutoencoderKLQwenImage
 
 WORDS, WIDTH, MLP_WIDTH, LAYERS, KEY_WIDTH = 152_064, 3_584, 18_944, 28, 512
 """Sizes of Qwen2.5-VL-7B's language model: rows of its embedding, width, MLP, layers, width of keys and values."""

@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from sd_scripts.library.state_dicts import Shapes, State, count
+from sd_scripts.library.files.state_dicts import Shapes, State, count
 
 HEAD_WIDTH = 128
 """Of every Qwen2.5 model; shapes do not tell it."""

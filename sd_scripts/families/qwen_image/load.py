@@ -7,17 +7,17 @@ from typing import Any
 from transformers import Qwen2_5_VLTextModel
 from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLTextConfig
 
-from sd_scripts.families.components import DENOISER, VAE, WeightSource
-from sd_scripts.families.layouts import Layout
-from sd_scripts.families.network_problems import network_problems
-from sd_scripts.families.placing import swap_problems
+from sd_scripts.families.common.components import DENOISER, VAE, WeightSource
+from sd_scripts.families.common.layouts import Layout
+from sd_scripts.families.common.network_problems import network_problems
+from sd_scripts.families.common.placing import swap_problems
 from sd_scripts.families.qwen_image import keys, lora
 from sd_scripts.families.qwen_image.model import QwenImageParams, QwenImageTransformer
-from sd_scripts.library.block_swap import SLOTS
-from sd_scripts.library.lean_diffusers import AutoencoderKLQwenImage
-from sd_scripts.library.tokenizers import QWEN
+from sd_scripts.library.diffusion.block_swap import SLOTS
+from sd_scripts.library.files.lean_diffusers import AutoencoderKLQwenImage
+from sd_scripts.library.text.tokenizers import QWEN
 from sd_scripts.options.memory import MemoryOptions
-from sd_scripts.options.settings import Settings
+from sd_scripts.settings.settings import Settings
 
 TEXT_ENCODER = "text_encoder1"
 LINEAR = re.compile(r"transformer_blocks\..*\.weight")

@@ -5,16 +5,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from sd_scripts.families.family import Components
-from sd_scripts.families.placing import blocks_to_swap, place_blocks
-from sd_scripts.families.quantizing import block_quantizer
+from sd_scripts.families.common.family import Components
+from sd_scripts.families.common.placing import blocks_to_swap, place_blocks
+from sd_scripts.families.common.quantizing import block_quantizer
 from sd_scripts.families.qwen_image.model import Modulation, QwenImageTransformer
-from sd_scripts.library.checkpointing import checkpoint_function
+from sd_scripts.library.diffusion.checkpointing import checkpoint_function
 from sd_scripts.options.memory import MemoryOptions
-from sd_scripts.options.network import NetworkOptions
-from sd_scripts.options.quantization import quantization_of
-from sd_scripts.options.settings import Settings
+from sd_scripts.options.networks.network import NetworkOptions
 from sd_scripts.options.training import TrainingOptions
+from sd_scripts.settings.quantization import quantization_of
+from sd_scripts.settings.settings import Settings
 
 
 def place(components: Components, settings: Settings, device: torch.device) -> None:

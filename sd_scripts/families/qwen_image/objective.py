@@ -6,16 +6,16 @@ import torch
 from torch import Tensor, nn
 
 from sd_scripts.data.batch import Batch
-from sd_scripts.families.family import Components, StepInputs
-from sd_scripts.families.objective import flow_inputs
+from sd_scripts.families.common.family import Components, StepInputs
+from sd_scripts.families.common.objective import flow_inputs
 from sd_scripts.families.qwen_image.text import MASK, STATES
-from sd_scripts.library.dit_layers import grid_of, pack, unpack
-from sd_scripts.library.flow_timesteps import draw_sigmas, loss_weights, shift_of, shifted
-from sd_scripts.library.losses import diffusion_loss
-from sd_scripts.library.noise import TIMESTEPS, normal, timestep_bounds
-from sd_scripts.options.flow import FlowOptions
-from sd_scripts.options.loss import LossOptions, NoiseOptions
-from sd_scripts.options.settings import Settings
+from sd_scripts.library.diffusion.dit_layers import grid_of, pack, unpack
+from sd_scripts.library.diffusion.flow_timesteps import draw_sigmas, loss_weights, shift_of, shifted
+from sd_scripts.library.diffusion.losses import diffusion_loss
+from sd_scripts.library.diffusion.noise import TIMESTEPS, normal, timestep_bounds
+from sd_scripts.options.optimization.flow import FlowOptions
+from sd_scripts.options.optimization.loss import LossOptions, NoiseOptions
+from sd_scripts.settings.settings import Settings
 
 MAX_TOKENS, MAX_SHIFT = 8192, 0.9
 """Logarithm of the shift for an image of so many tokens; less for smaller ones."""

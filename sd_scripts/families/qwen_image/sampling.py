@@ -9,14 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sd_scripts.data.blueprint import control_rules
-from sd_scripts.data.captions import Caption
-from sd_scripts.families.family import Components
-from sd_scripts.families.qwen_image.card import CARD
-from sd_scripts.families.qwen_image.objective import predict, qwen_shift
-from sd_scripts.families.qwen_image.text import MASK, pad_text
-from sd_scripts.families.qwen_image.vae import decode_latents, encode_images
-from sd_scripts.families.sampling import (
+from sd_scripts.data.plan.blueprint import control_rules
+from sd_scripts.data.sources.captions import Caption
+from sd_scripts.families.common.family import Components
+from sd_scripts.families.common.sampling import (
     batch_noise,
     control_pixels,
     eval_mode,
@@ -25,11 +21,15 @@ from sd_scripts.families.sampling import (
     on_device,
     one_of,
 )
-from sd_scripts.library.dit_layers import PATCH
-from sd_scripts.library.flow_timesteps import shifted
-from sd_scripts.library.media import Media
-from sd_scripts.options.prompt_lines import SamplePrompt, size_of
-from sd_scripts.options.settings import Settings
+from sd_scripts.families.qwen_image.card import CARD
+from sd_scripts.families.qwen_image.objective import predict, qwen_shift
+from sd_scripts.families.qwen_image.text import MASK, pad_text
+from sd_scripts.families.qwen_image.vae import decode_latents, encode_images
+from sd_scripts.library.diffusion.dit_layers import PATCH
+from sd_scripts.library.diffusion.flow_timesteps import shifted
+from sd_scripts.library.diffusion.media import Media
+from sd_scripts.options.generating.prompt_lines import SamplePrompt, size_of
+from sd_scripts.settings.settings import Settings
 
 LATENT = 8
 """Pixels along a side of one latent."""

@@ -7,12 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sd_scripts.data.captions import Caption
-from sd_scripts.families.family import Components, Tokens
+from sd_scripts.data.sources.captions import Caption
+from sd_scripts.families.common.family import Components, Tokens
 from sd_scripts.families.qwen_image.card import LONGEST
 from sd_scripts.formats.text_limit import TextLimit
 from sd_scripts.options.compile import CompileOptions
-from sd_scripts.options.settings import Settings
+from sd_scripts.settings.settings import Settings
 
 PREFIX = (
     "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, spatial "

@@ -11,17 +11,17 @@ import torch
 from torch import Tensor, nn
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen2Tokenizer
 
-from sd_scripts.data import demo_images
-from sd_scripts.families.components import DENOISER, VAE
-from sd_scripts.families.miniature import DISTURBANCE, Miniature, caption_words, images, least_squares, randomize
+from sd_scripts.families.common.components import DENOISER, VAE
 from sd_scripts.families.qwen_image import keys
 from sd_scripts.families.qwen_image.model import Modulation, QwenImageParams, QwenImageTransformer
 from sd_scripts.families.qwen_image.objective import qwen_shift
-from sd_scripts.library.dit_layers import grid_of, pack
-from sd_scripts.library.flow_timesteps import shifted
-from sd_scripts.library.lean_diffusers import AutoencoderKLQwenImage
-from sd_scripts.library.safetensors_io import save_model
-from sd_scripts.library.tokenizers import make_qwen_tokenizer
+from sd_scripts.library.diffusion.dit_layers import grid_of, pack
+from sd_scripts.library.diffusion.flow_timesteps import shifted
+from sd_scripts.library.files.lean_diffusers import AutoencoderKLQwenImage
+from sd_scripts.library.files.safetensors_io import save_model
+from sd_scripts.library.text.tokenizers import make_qwen_tokenizer
+from sd_scripts.testing import demo_images
+from sd_scripts.testing.miniature import DISTURBANCE, Miniature, caption_words, images, least_squares, randomize
 
 TEXT_WIDTH = keys.HEAD_WIDTH
 """Of an encoder with one head."""

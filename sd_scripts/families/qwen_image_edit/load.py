@@ -10,18 +10,18 @@ from transformers import Qwen2_5_VLTextModel
 from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLTextConfig, Qwen2_5_VLVisionConfig
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTransformerPretrainedModel
 
-from sd_scripts.families.components import DENOISER, Components, WeightSource
+from sd_scripts.families.common.components import DENOISER, Components, WeightSource
 from sd_scripts.families.qwen_image import load as base
+from sd_scripts.families.qwen_image.card.options import QwenImageModelOptions
 from sd_scripts.families.qwen_image.keys import language_config, language_model
 from sd_scripts.families.qwen_image.load import TEXT_ENCODER
-from sd_scripts.families.qwen_image.options import QwenImageModelOptions
 from sd_scripts.families.qwen_image_edit.card import EDIT_PLUS, PIPELINES, told_version
 from sd_scripts.families.qwen_image_edit.text import VERSION
 from sd_scripts.families.qwen_image_edit.vision import MERGED
 from sd_scripts.formats.documents import read_json
-from sd_scripts.formats.safetensors_header import read_header
-from sd_scripts.library.state_dicts import Shapes, State, count
-from sd_scripts.options.settings import Settings
+from sd_scripts.formats.models.safetensors_header import read_header
+from sd_scripts.library.files.state_dicts import Shapes, State, count
+from sd_scripts.settings.settings import Settings
 
 VISUAL = "visual."
 HEAD_WIDTH = 80

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from sd_scripts.data.captions import Caption
-from sd_scripts.data.seen_files import stamps_of
-from sd_scripts.families.family import Components, Tokens
+from sd_scripts.data.sources.captions import Caption
+from sd_scripts.data.sources.seen_files import stamps_of
+from sd_scripts.families.common.family import Components, Tokens
 from sd_scripts.families.qwen_image import sampling as base_sampling
 from sd_scripts.families.qwen_image import text as base
 from sd_scripts.families.qwen_image.card import LONGEST
@@ -19,8 +19,8 @@ from sd_scripts.families.qwen_image.text import MASK, STATES, SUFFIX, padded_len
 from sd_scripts.families.qwen_image_edit.card import EDIT, EDIT_PLUS
 from sd_scripts.families.qwen_image_edit.vision import Grid, count_tokens, patches_of, positions_of
 from sd_scripts.options.compile import CompileOptions
-from sd_scripts.options.prompt_lines import SamplePrompt
-from sd_scripts.options.settings import Settings
+from sd_scripts.options.generating.prompt_lines import SamplePrompt
+from sd_scripts.settings.settings import Settings
 
 PREFIX = (
     "<|im_start|>system\nDescribe the key features of the input image (color, shape, size, texture, objects, "

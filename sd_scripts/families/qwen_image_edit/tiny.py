@@ -8,13 +8,13 @@ import torch
 from PIL import Image
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
-from sd_scripts.families.miniature import Miniature, randomize
 from sd_scripts.families.qwen_image import tiny
 from sd_scripts.families.qwen_image.load import TEXT_ENCODER
 from sd_scripts.families.qwen_image_edit.card import CARD
 from sd_scripts.families.qwen_image_edit.load import HEAD_WIDTH, WHOLE_IMAGE
-from sd_scripts.formats.image_folders import find_images
-from sd_scripts.library.safetensors_io import save_model
+from sd_scripts.formats.images.image_folders import find_images
+from sd_scripts.library.files.safetensors_io import save_model
+from sd_scripts.testing.miniature import Miniature, randomize
 
 VISION = {
     **tiny.VISION,

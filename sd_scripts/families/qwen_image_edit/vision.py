@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from sd_scripts.data.buckets import Size
-from sd_scripts.data.images import read_image
+from sd_scripts.data.plan.buckets import Size
+from sd_scripts.data.sources.images import read_image
 
 PATCH, MERGED, FRAMES = 14, 2, 2
 """Pixels along a patch, patches along a token, and frames of a patch: an image is a video of two equal ones."""

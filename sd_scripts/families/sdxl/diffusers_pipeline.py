@@ -6,11 +6,11 @@ import torch
 from diffusers import AutoencoderKL, StableDiffusionXLPipeline, UNet2DConditionModel
 from torch import Tensor
 
-from sd_scripts.families.components import Components
+from sd_scripts.families.common.components import Components
 from sd_scripts.families.sdxl.samplers import make_sampler
-from sd_scripts.library.tokenizers import CLIP_LENGTH
-from sd_scripts.options.prompt_lines import SamplePrompt
-from sd_scripts.options.settings import Settings
+from sd_scripts.library.text.tokenizers import CLIP_LENGTH
+from sd_scripts.options.generating.prompt_lines import SamplePrompt
+from sd_scripts.settings.settings import Settings
 
 SAMPLER = "euler"
 OPTIONS: dict[str, Any] = {"width": 1024, "height": 1024, "scale": 7.0, "sampler": SAMPLER}

@@ -1,6 +1,14 @@
 """Stable Diffusion XL, as a record for the trainer."""
 
-from sd_scripts.families.family import Blocks, Family, FileIdentity, Saving, TextEncoding, blocks_named, blocks_of
+from sd_scripts.families.common.family import (
+    Blocks,
+    Family,
+    FileIdentity,
+    Saving,
+    TextEncoding,
+    blocks_named,
+    blocks_of,
+)
 from sd_scripts.families.sdxl.card import CARD
 from sd_scripts.families.sdxl.load import LAYOUTS, prepare, width_problems
 from sd_scripts.families.sdxl.lora import BLOCKS, TEXT_ENCODERS, UNET
@@ -11,7 +19,7 @@ from sd_scripts.families.sdxl.saving import checkpoint, saved_form, write_folder
 from sd_scripts.families.sdxl.text import encode_text, text_cache_key, text_limit, tokenize
 from sd_scripts.families.sdxl.unet import block_of, checkpoint_gradients, compile_targets, graph_kinds
 from sd_scripts.families.sdxl.vae import LATENTS, encode_images
-from sd_scripts.library.lean_diffusers import ResnetBlock2D
+from sd_scripts.library.files.lean_diffusers import ResnetBlock2D
 from sd_scripts.options.model import ModelOptions
 
 FAMILY = SDXL = Family(

@@ -7,8 +7,8 @@ from diffusers import AutoencoderKL, UNet2DConditionModel
 from torch import nn
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
-from sd_scripts.families.components import DENOISER, VAE
-from sd_scripts.families.full_size import AUTOENCODER, CLIP_L
+from sd_scripts.families.common.components import DENOISER, VAE
+from sd_scripts.families.common.full_size import AUTOENCODER, CLIP_L
 
 SDXL_CONFIG: dict[str, Any] = {
     "sample_size": 128,

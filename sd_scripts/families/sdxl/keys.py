@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from sd_scripts.library.ldm_layout import HEAD_WIDTH, clip_sizes, replace_start
-from sd_scripts.library.state_dicts import Shapes, State, count, take
+from sd_scripts.library.files.ldm_layout import HEAD_WIDTH, clip_sizes, replace_start
+from sd_scripts.library.files.state_dicts import Shapes, State, count, take
 
 LOGIT_SCALE = "conditioner.embedders.1.model.logit_scale"
 """CLIP's temperature: training does not use it, but a complete checkpoint contains it."""

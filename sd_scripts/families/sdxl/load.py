@@ -9,21 +9,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sd_scripts.families.components import DENOISER, VAE, Components, WeightSource
-from sd_scripts.families.layouts import CLIP_LINEAR, Layout, autoencoder, clip_l, make_text_encoder, whole_file
-from sd_scripts.families.outlines import CLIPTextProjectionOutline
+from sd_scripts.families.common.components import DENOISER, VAE, Components, WeightSource
+from sd_scripts.families.common.layouts import CLIP_LINEAR, Layout, autoencoder, clip_l, make_text_encoder, whole_file
+from sd_scripts.families.common.outlines import CLIPTextProjectionOutline
 from sd_scripts.families.sdxl import keys as sgm
 from sd_scripts.families.sdxl.card import CARD
 from sd_scripts.families.sdxl.unet import prepare_exact_unet, prepare_unet
-from sd_scripts.library.lean_diffusers import UNet2DConditionModel
-from sd_scripts.library.model_reader import read_weights
-from sd_scripts.library.state_dicts import State
-from sd_scripts.library.tokenizers import CLIP, OPEN_CLIP
+from sd_scripts.library.files.lean_diffusers import UNet2DConditionModel
+from sd_scripts.library.files.model_reader import read_weights
+from sd_scripts.library.files.state_dicts import State
+from sd_scripts.library.text.tokenizers import CLIP, OPEN_CLIP
 from sd_scripts.options.compile import CompileOptions
-from sd_scripts.options.loss import NoiseOptions
 from sd_scripts.options.model import MODEL, ModelOptions
+from sd_scripts.options.optimization.loss import NoiseOptions
 from sd_scripts.options.run import CudaOptions
-from sd_scripts.options.settings import Settings
+from sd_scripts.settings.settings import Settings
 
 LOGIT_SCALE = 4.6055
 """OpenCLIP bigG's value, for files saved without it."""

@@ -7,16 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sd_scripts.families.components import DENOISER, WeightSource
-from sd_scripts.families.family import Components
-from sd_scripts.families.placing import blocks_to_swap, place_blocks, swap_problems
-from sd_scripts.families.quantizing import block_quantizer
+from sd_scripts.families.common.components import DENOISER, WeightSource
+from sd_scripts.families.common.family import Components
+from sd_scripts.families.common.placing import blocks_to_swap, place_blocks, swap_problems
+from sd_scripts.families.common.quantizing import block_quantizer
 from sd_scripts.families.sdxl.unet import compile_targets
-from sd_scripts.library.block_swap import SLOTS, SwapGroup
-from sd_scripts.library.lean_diffusers import BasicTransformerBlock, ResnetBlock2D, Transformer2DModel
+from sd_scripts.library.diffusion.block_swap import SLOTS, SwapGroup
+from sd_scripts.library.files.lean_diffusers import BasicTransformerBlock, ResnetBlock2D, Transformer2DModel
 from sd_scripts.options.memory import MemoryOptions
-from sd_scripts.options.quantization import quantization_of
-from sd_scripts.options.settings import Settings
+from sd_scripts.settings.quantization import quantization_of
+from sd_scripts.settings.settings import Settings
 
 
 def place(components: Components, settings: Settings, device: torch.device) -> None:

@@ -4,17 +4,17 @@ import torch
 from torch import Tensor
 
 from sd_scripts.data.batch import Batch
-from sd_scripts.data.buckets import Size, crop_ltrb
-from sd_scripts.data.dataset import Item
-from sd_scripts.families.family import Components, StepInputs
-from sd_scripts.families.objective import loss_inputs
+from sd_scripts.data.plan.buckets import Size, crop_ltrb
+from sd_scripts.data.plan.dataset import Item
+from sd_scripts.families.common.family import Components, StepInputs
+from sd_scripts.families.common.objective import loss_inputs
 from sd_scripts.families.sdxl.keys import VAE_SCALE
 from sd_scripts.families.sdxl.unet import predict
-from sd_scripts.library.losses import per_sample_loss
-from sd_scripts.library.noise import draw_noise, draw_timesteps, noise_schedule, perturb, timestep_bounds
-from sd_scripts.options.loss import LossOptions, NoiseOptions
+from sd_scripts.library.diffusion.losses import per_sample_loss
+from sd_scripts.library.diffusion.noise import draw_noise, draw_timesteps, noise_schedule, perturb, timestep_bounds
 from sd_scripts.options.model import ModelOptions
-from sd_scripts.options.settings import Settings
+from sd_scripts.options.optimization.loss import LossOptions, NoiseOptions
+from sd_scripts.settings.settings import Settings
 
 
 def conditioning(item: Item, flipped: bool) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ from diffusers import (
 )
 from diffusers.schedulers.scheduling_lms_discrete import LMSDiscreteScheduler
 
-from sd_scripts.library.noise import FIRST_BETA, LAST_BETA, TIMESTEPS
+from sd_scripts.library.diffusion.noise import FIRST_BETA, LAST_BETA, TIMESTEPS
 
 
 class LinearMultistep(LMSDiscreteScheduler):

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sd_scripts.data.captions import Caption
-from sd_scripts.families.family import Components
-from sd_scripts.families.sampling import (
+from sd_scripts.data.sources.captions import Caption
+from sd_scripts.families.common.family import Components
+from sd_scripts.families.common.sampling import (
     apply_guidance,
     batch_noise,
     eval_mode,
@@ -22,12 +22,12 @@ from sd_scripts.families.sampling import (
 from sd_scripts.families.sdxl.card import CARD
 from sd_scripts.families.sdxl.unet import predict
 from sd_scripts.families.sdxl.vae import decode_latents
-from sd_scripts.library.media import Media
-from sd_scripts.options.loss import NoiseOptions
+from sd_scripts.library.diffusion.media import Media
+from sd_scripts.options.generating.prompt_lines import SamplePrompt, size_of
+from sd_scripts.options.generating.sampling import SampleOptions
 from sd_scripts.options.model import ModelOptions
-from sd_scripts.options.prompt_lines import SamplePrompt, size_of
-from sd_scripts.options.sampling import SampleOptions
-from sd_scripts.options.settings import Settings
+from sd_scripts.options.optimization.loss import NoiseOptions
+from sd_scripts.settings.settings import Settings
 
 MULTIPLE = CARD.side_multiple
 """Multiple of an image's sides: one latent is 8x8 pixels."""

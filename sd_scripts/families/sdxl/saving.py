@@ -9,14 +9,14 @@ import diffusers
 import torch
 from torch import Tensor
 
-from sd_scripts.families.components import DENOISER, VAE
-from sd_scripts.families.family import Components, ModelWeights
+from sd_scripts.families.common.components import DENOISER, VAE
+from sd_scripts.families.common.family import Components, ModelWeights
 from sd_scripts.families.sdxl.card import CARD
 from sd_scripts.families.sdxl.load import LAYOUTS, MARKERS, single_file
 from sd_scripts.formats.documents import read_json
-from sd_scripts.library.lean_diffusers import ModelMixin
-from sd_scripts.library.safetensors_io import on_cpu, write_tensors
-from sd_scripts.library.state_dicts import State
+from sd_scripts.library.files.lean_diffusers import ModelMixin
+from sd_scripts.library.files.safetensors_io import on_cpu, write_tensors
+from sd_scripts.library.files.state_dicts import State
 
 
 def saved_form(components: Components, save_model_as: str | None) -> str:

@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sd_scripts.data.captions import Caption
-from sd_scripts.families.family import Components, Tokens
+from sd_scripts.data.sources.captions import Caption
+from sd_scripts.families.common.family import Components, Tokens
 from sd_scripts.families.sdxl import card
 from sd_scripts.families.sdxl.card import CHUNK
 from sd_scripts.formats.text_limit import TextLimit
-from sd_scripts.library.weighted_prompt import parse_weights
+from sd_scripts.library.text.weighted_prompt import parse_weights
 from sd_scripts.options.dataset import CaptionOptions
 from sd_scripts.options.model import ModelOptions
-from sd_scripts.options.settings import Settings
+from sd_scripts.settings.settings import Settings
 
 TRAINED_LAYER = 2
 """Counted from the end: the hidden state that SDXL was trained on. clip_skip selects earlier ones, never the last."""

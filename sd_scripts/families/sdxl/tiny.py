@@ -14,9 +14,13 @@ from diffusers import AutoencoderKL, Transformer2DModel, UNet2DConditionModel
 from torch import Tensor, nn
 from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
-from sd_scripts.data import demo_images
-from sd_scripts.families.components import DENOISER, VAE
-from sd_scripts.families.miniature import (
+from sd_scripts.families.common.components import DENOISER, VAE
+from sd_scripts.families.sdxl.keys import VAE_SCALE
+from sd_scripts.families.sdxl.load import single_file
+from sd_scripts.library.files.safetensors_io import save_model
+from sd_scripts.options.model import MODEL
+from sd_scripts.testing import demo_images
+from sd_scripts.testing.miniature import (
     AUTOENCODER,
     DISTURBANCE,
     Miniature,
@@ -26,10 +30,6 @@ from sd_scripts.families.miniature import (
     least_squares,
     randomize,
 )
-from sd_scripts.families.sdxl.keys import VAE_SCALE
-from sd_scripts.families.sdxl.load import single_file
-from sd_scripts.library.safetensors_io import save_model
-from sd_scripts.options.model import MODEL
 
 TEXT_WIDTHS = (64, 128)
 """They must differ: other programs tell the two encoders apart by them."""

@@ -5,11 +5,11 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional
 
+from sd_scripts.families.sdxl.card.layer_rules import block_of as block_of_layer
 from sd_scripts.families.sdxl.keys import lora_unet_name
-from sd_scripts.families.sdxl.layer_rules import block_of as block_of_layer
-from sd_scripts.library.attention import attention
-from sd_scripts.library.checkpointing import checkpoint_function
-from sd_scripts.library.lean_diffusers import (
+from sd_scripts.library.diffusion.attention import attention
+from sd_scripts.library.diffusion.checkpointing import checkpoint_function
+from sd_scripts.library.files.lean_diffusers import (
     GEGLU,
     Attention,
     BasicTransformerBlock,
@@ -17,8 +17,8 @@ from sd_scripts.library.lean_diffusers import (
     UNet2DConditionModel,
 )
 from sd_scripts.networks.layers import project_geglu, project_together
-from sd_scripts.options.network import NetworkOptions
-from sd_scripts.options.settings import Settings
+from sd_scripts.options.networks.network import NetworkOptions
+from sd_scripts.settings.settings import Settings
 
 
 class SharedProjections:

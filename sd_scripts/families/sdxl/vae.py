@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sd_scripts.data.caches import LatentLayout
-from sd_scripts.families.autoencoder import vae_decode, vae_encode
-from sd_scripts.families.family import Components
+from sd_scripts.data.caches.caching import LatentLayout
+from sd_scripts.families.common.autoencoder import vae_decode, vae_encode
+from sd_scripts.families.common.family import Components
 
 LATENTS = LatentLayout(
     suffix="sdxl", shape=lambda extent: (4, extent.height // 8, extent.width // 8), named_after_image=True

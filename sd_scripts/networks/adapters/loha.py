@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sd_scripts.formats.lora_keys import NORMS
-from sd_scripts.library.hadamard_product import hadamard_product
+from sd_scripts.formats.models.lora_keys import NORMS
+from sd_scripts.library.kernels.hadamard_product import hadamard_product
 from sd_scripts.networks.adapter import register
 from sd_scripts.networks.update_adapter import Shapes, UpdateAdapter, normal
 from sd_scripts.networks.updates import FactoredUpdate, UpdatedLinear

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sd_scripts.formats.lora_keys import ALPHA, NORMS
-from sd_scripts.library.folded_kronecker import folded_kronecker_product
-from sd_scripts.library.kronecker import factored_kronecker_product, kronecker_product
+from sd_scripts.formats.models.lora_keys import ALPHA, NORMS
+from sd_scripts.library.kernels.folded_kronecker import folded_kronecker_product
+from sd_scripts.library.kernels.kronecker import factored_kronecker_product, kronecker_product
 from sd_scripts.networks.adapter import register
-from sd_scripts.networks.foldable import FoldableLinear, Tail
+from sd_scripts.networks.folded.foldable import FoldableLinear, Tail
 from sd_scripts.networks.layers import Dropouts
 from sd_scripts.networks.lokr_sizes import LokrSizes, can_fold
 from sd_scripts.networks.update_adapter import Shapes, UpdateAdapter, kaiming_uniform

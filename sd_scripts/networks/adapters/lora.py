@@ -14,14 +14,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sd_scripts.formats.lora_keys import DOWN, UP
-from sd_scripts.library.folded_product import folded_product
+from sd_scripts.formats.models.lora_keys import DOWN, UP
+from sd_scripts.library.kernels.folded_product import folded_product
 from sd_scripts.networks.adapter import Adapter, LayerPlan, Tensors, TrainedTensor, file_alpha, register
-from sd_scripts.networks.foldable import FoldableLinear, Tail
+from sd_scripts.networks.folded.foldable import FoldableLinear, Tail
 from sd_scripts.networks.layers import AdaptedConv2d, Dropouts
 from sd_scripts.networks.starts import STARTS
 from sd_scripts.networks.updates import exact, stored_weight
-from sd_scripts.options.layer_rules import Rank
+from sd_scripts.options.networks.layer_rules import Rank
 
 
 class LoraLinear(FoldableLinear):

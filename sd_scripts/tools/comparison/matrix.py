@@ -13,27 +13,27 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sd_scripts.families.family import family_of
+from sd_scripts.families.common.family import family_of
 from sd_scripts.formats.atomic_files import write_whole
 from sd_scripts.formats.disk import saving
 from sd_scripts.generating.held_out import HeldOutLoss
 from sd_scripts.generating.launch import machine, output
 from sd_scripts.generating.work import Worker, parameters, write_media
-from sd_scripts.options.compare_checkpoints import (
+from sd_scripts.options.dataset import DatasetOptions, ValidationOptions
+from sd_scripts.options.generating.compare_checkpoints import (
     MOST_IMAGES,
     CheckpointOptions,
     LossOptions,
     MatrixOptions,
     ModelPrecisionOptions,
 )
-from sd_scripts.options.dataset import DatasetOptions, ValidationOptions
-from sd_scripts.options.generate_settings import problems, prompts_of, training_settings
+from sd_scripts.options.generating.prompt_lines import SamplePrompt
 from sd_scripts.options.model import ModelOptions
-from sd_scripts.options.prompt_lines import SamplePrompt
-from sd_scripts.options.settings import Settings
 from sd_scripts.runs.comparison import GRID, RESULT, Checkpoint, Rule, best, read_comparison
 from sd_scripts.runs.outputs import fingerprint
 from sd_scripts.runs.reporter import Reporter
+from sd_scripts.settings.generate_settings import problems, prompts_of, training_settings
+from sd_scripts.settings.settings import Settings
 from sd_scripts.tools.comparison.grid_image import write_grid
 from sd_scripts.tools.comparison.source import Source, read_source, rows_of
 from sd_scripts.tools.lora.command import Given

@@ -7,21 +7,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sd_scripts.families.model_file import describe
-from sd_scripts.families.registry import card_of
+from sd_scripts.families.cards.model_file import describe
+from sd_scripts.families.cards.registry import card_of
 from sd_scripts.formats.toml_files import read_toml
-from sd_scripts.options.catalog import FAMILY_TITLES, GENERATE_SCRIPTS
-from sd_scripts.options.compare_checkpoints import CheckpointOptions, MatrixOptions, ModelPrecisionOptions
-from sd_scripts.options.generate_settings import DTYPES, settings_of
+from sd_scripts.options.generating.compare_checkpoints import CheckpointOptions, MatrixOptions, ModelPrecisionOptions
+from sd_scripts.options.generating.prompt_lines import SamplePrompt
+from sd_scripts.options.generating.sampling import SampleOptions
 from sd_scripts.options.model import MODEL
-from sd_scripts.options.model_checks import why_no_lora
-from sd_scripts.options.network import NetworkOptions
-from sd_scripts.options.prompt_lines import SamplePrompt
-from sd_scripts.options.sampling import SampleOptions
-from sd_scripts.options.settings import Settings
+from sd_scripts.options.networks.network import NetworkOptions
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.runs.comparison import FOLDER, Checkpoint, checkpoints_of
 from sd_scripts.runs.run_state import RunState
+from sd_scripts.settings.catalog import FAMILY_TITLES, GENERATE_SCRIPTS
+from sd_scripts.settings.checks.model_files import why_no_lora
+from sd_scripts.settings.generate_settings import DTYPES, settings_of
+from sd_scripts.settings.settings import Settings
 from sd_scripts.tools.publish.trained import read_folder, training_settings
 
 DEFAULT_SEED = 1

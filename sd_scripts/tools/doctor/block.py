@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sd_scripts.library.attention import attention
+from sd_scripts.library.diffusion.attention import attention
 
 WIDTH, HEADS, TOKENS, BATCH = 128, 4, 64, 2
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}

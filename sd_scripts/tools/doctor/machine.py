@@ -8,7 +8,7 @@ from importlib import metadata
 from pathlib import Path
 
 from sd_scripts.formats.disk import format_bytes, free_bytes, same_disk
-from sd_scripts.runs import cpp_compiler
+from sd_scripts.machine import cpp_compiler
 from sd_scripts.tools.doctor import nvidia
 from sd_scripts.tools.doctor.check import REINSTALL, Check, Finding, ok, problem, skipped, warning
 

@@ -17,7 +17,7 @@ from sd_scripts.tools.doctor.machine import NEW_ENVIRONMENT
 if TYPE_CHECKING:
     import torch
 
-    from sd_scripts.options.settings import Settings
+    from sd_scripts.settings.settings import Settings
 
 NEW_TORCH = f"reinstall PyTorch: {NEW_ENVIRONMENT}"
 RUNTIME = "; if that does not help, install the Microsoft Visual C++ Redistributable" if sys.platform == "win32" else ""
@@ -109,8 +109,8 @@ def _why_no_cuda() -> str:
 
 def _settings() -> "Settings":
     """Return settings of a run that compiles as it does by default, but does not fall back to eager blocks."""
-    from sd_scripts.options.catalog import SCRIPTS
-    from sd_scripts.options.settings import Settings
+    from sd_scripts.settings.catalog import SCRIPTS
+    from sd_scripts.settings.settings import Settings
 
     return Settings(SCRIPTS[0], {"compile": True, "compile_fullgraph": True})
 
@@ -133,7 +133,7 @@ def triton() -> Finding:
 def cache() -> Finding:
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
-    from sd_scripts.runs.compile_cache import folder_problem, use_own_folder
+    from sd_scripts.machine.compile_cache import folder_problem, use_own_folder
 
     if _device().type == "cpu" and (found := folder_problem()):
         return problem(*found.split("; "))
@@ -166,8 +166,8 @@ def compiled() -> Finding:
     from torch._inductor.utils import fresh_cache
 
     from sd_scripts.library.compile_utils import compile_model
+    from sd_scripts.machine.compile_cache import use_own_folder
     from sd_scripts.options.compile import CompileOptions
-    from sd_scripts.runs.compile_cache import use_own_folder
     from sd_scripts.tools.doctor import block
 
     use_own_folder()
@@ -184,7 +184,7 @@ def compiled() -> Finding:
 
 
 def _remedy(error: Exception) -> str:
-    from sd_scripts.runs.cpp_compiler import NO_COMPILER
+    from sd_scripts.machine.cpp_compiler import NO_COMPILER
 
     return NO_COMPILER if "InvalidCxxCompiler" in f"{type(error).__name__} {error}" else COMPILE_OFF
 
@@ -237,7 +237,7 @@ def bitsandbytes() -> Finding:
 def fp8() -> Finding:
     import torch
 
-    from sd_scripts.library import fp8
+    from sd_scripts.library.quantization import fp8
 
     if found := fp8.compute_problem(_device()):
         return skipped(found)
@@ -246,8 +246,8 @@ def fp8() -> Finding:
 
 
 def int8() -> Finding:
-    from sd_scripts.library.int8 import Int8, multiplies
-    from sd_scripts.library.quantized import compute_dtype, quantize_
+    from sd_scripts.library.quantization.int8 import Int8, multiplies
+    from sd_scripts.library.quantization.quantized import compute_dtype, quantize_
 
     if not multiplies(_device()):
         return skipped("Weights in int8 are widened for each product: this GPU does not multiply in int8")
@@ -255,8 +255,8 @@ def int8() -> Finding:
 
 
 def nf4() -> Finding:
-    from sd_scripts.library.nf4 import Nf4
-    from sd_scripts.library.quantized import compute_dtype, quantize_
+    from sd_scripts.library.quantization.nf4 import Nf4
+    from sd_scripts.library.quantization.quantized import compute_dtype, quantize_
 
     return _quantized(lambda layer: quantize_(layer, Nf4(), compute_dtype(layer)), NF4_ROUNDING, NO_NF4)
 

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from sd_scripts.formats.atomic_files import why_unwritable
-from sd_scripts.options.command_line import Parser, flag_of
-from sd_scripts.options.lora_tools import filled, input_problem, option_problems
-from sd_scripts.options.settings import Groups
 from sd_scripts.options.spec import OptionGroup
 from sd_scripts.runs.exit_codes import INTERRUPTED
 from sd_scripts.runs.reporter import Reporter
 from sd_scripts.runs.tool import run
+from sd_scripts.settings.command_line import Parser, flag_of
 from sd_scripts.settings.family_options import each_option
+from sd_scripts.settings.lora_tools import filled, input_problem, option_problems
+from sd_scripts.settings.settings import Groups
 
 Values = Mapping[str, Any]
 OUTPUTS = ("save_to", "dst_path")

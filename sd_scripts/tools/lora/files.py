@@ -13,19 +13,19 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sd_scripts.families import registry
-from sd_scripts.families.family import Family, family_of
-from sd_scripts.families.layer_rows import LayerRows, adapted_components
-from sd_scripts.families.model_file import describe
-from sd_scripts.families.registry import card_of, module_of, names
-from sd_scripts.formats.safetensors_header import SAFETENSORS, read_header
+from sd_scripts.families.cards import registry
+from sd_scripts.families.cards.model_file import describe
+from sd_scripts.families.cards.registry import card_of, module_of, names
+from sd_scripts.families.common.family import Family, family_of
+from sd_scripts.families.common.layer_rows import LayerRows, adapted_components
+from sd_scripts.formats.models.safetensors_header import SAFETENSORS, read_header
 from sd_scripts.formats.words import counted, printable, some
-from sd_scripts.library.model_reader import DTYPES
-from sd_scripts.library.safetensors_io import PRECISIONS, save_model, with_hashes
-from sd_scripts.library.safetensors_stream import TensorFile
+from sd_scripts.library.files.model_reader import DTYPES
+from sd_scripts.library.files.safetensors_io import PRECISIONS, save_model, with_hashes
+from sd_scripts.library.files.safetensors_stream import TensorFile
 from sd_scripts.networks.adapter import Tensors
-from sd_scripts.networks.lora_files import LoraFile, read_lora
-from sd_scripts.networks.lora_names import with_our_names
+from sd_scripts.networks.files.lora_files import LoraFile, read_lora
+from sd_scripts.networks.files.lora_names import with_our_names
 from sd_scripts.networks.plan import AdaptedModule
 
 Texts = dict[str, str]

@@ -9,18 +9,20 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sd_scripts.families.family import Family, family_of
-from sd_scripts.families.layer_rows import FoundModule, LayerRows, adapted_modules, find_modules
-from sd_scripts.families.model_file import describe
-from sd_scripts.families.registry import card_of, names
+from sd_scripts.families.cards.model_file import describe
+from sd_scripts.families.cards.registry import card_of, names
+from sd_scripts.families.common.family import Family, family_of
+from sd_scripts.families.common.layer_rows import FoundModule, LayerRows, adapted_modules, find_modules
 from sd_scripts.formats.disk import format_bytes, free_bytes
 from sd_scripts.formats.words import printable, some
-from sd_scripts.library.model_reader import DTYPES
-from sd_scripts.library.safetensors_io import PRECISIONS
-from sd_scripts.library.safetensors_stream import NAMES, TensorFile, TensorSpec, TensorWriter, tensor_writer
-from sd_scripts.networks.lora_files import LoraFile
+from sd_scripts.library.files.model_reader import DTYPES
+from sd_scripts.library.files.safetensors_io import PRECISIONS
+from sd_scripts.library.files.safetensors_stream import NAMES, TensorFile, TensorSpec, TensorWriter, tensor_writer
+from sd_scripts.networks.files.lora_files import LoraFile
 from sd_scripts.networks.plan import AdaptedModule
-from sd_scripts.options.lora_tools import (
+from sd_scripts.runs.reporter import Reporter
+from sd_scripts.runs.tool import start_phase
+from sd_scripts.settings.lora_tools import (
     BaseModelOptions,
     EncoderFileOptions,
     MergedOptions,
@@ -28,8 +30,6 @@ from sd_scripts.options.lora_tools import (
     OutputOptions,
     PrecisionOptions,
 )
-from sd_scripts.runs.reporter import Reporter
-from sd_scripts.runs.tool import start_phase
 from sd_scripts.tools.lora.block_weights import Weigh, weigher
 from sd_scripts.tools.lora.command import Given
 from sd_scripts.tools.lora.files import FLOATS, modelspec_of_result, open_lora, open_model, require_floats

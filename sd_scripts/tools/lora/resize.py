@@ -10,20 +10,20 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sd_scripts.families.family import family_of
-from sd_scripts.families.model_file import describe
-from sd_scripts.families.registry import names
+from sd_scripts.families.cards.model_file import describe
+from sd_scripts.families.cards.registry import names
+from sd_scripts.families.common.family import family_of
 from sd_scripts.formats.atomic_files import write_whole
-from sd_scripts.formats.lora_keys import ALPHA, DOWN, UP, group_keys
-from sd_scripts.formats.peft_header import without_alpha
+from sd_scripts.formats.models.lora_keys import ALPHA, DOWN, UP, group_keys
+from sd_scripts.formats.models.peft_header import without_alpha
 from sd_scripts.formats.words import printable
-from sd_scripts.library.model_reader import read_weights
+from sd_scripts.library.files.model_reader import read_weights
 from sd_scripts.networks import svd
 from sd_scripts.networks.adapters.lora import Pair
-from sd_scripts.networks.lora_files import read_lora
-from sd_scripts.options.lora_tools import REPORT, LoraInputOptions, OutputOptions, PrecisionOptions, ResizeOptions
+from sd_scripts.networks.files.lora_files import read_lora
 from sd_scripts.runs.reporter import Reporter
 from sd_scripts.runs.tool import start_phase
+from sd_scripts.settings.lora_tools import REPORT, LoraInputOptions, OutputOptions, PrecisionOptions, ResizeOptions
 from sd_scripts.tools.lora.command import Given
 from sd_scripts.tools.lora.factors import Shape, flat
 from sd_scripts.tools.lora.files import save_lora, warn_of_unknown_layers

@@ -16,7 +16,7 @@ from typing import Any
 
 from sd_scripts.formats.atomic_files import atomic_file, write_whole
 from sd_scripts.formats.disk import saving, sentence_of
-from sd_scripts.library.hub import Refused, hub_api, hub_reason, open_repository
+from sd_scripts.library.files.hub import Refused, hub_api, hub_reason, open_repository
 from sd_scripts.options.saving import REPOSITORY
 from sd_scripts.tools.publish.card import image_name, make_card
 from sd_scripts.tools.publish.trained import Trained, output_folder, read_run, why_elsewhere

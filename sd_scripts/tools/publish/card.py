@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sd_scripts.families.model_file import is_hub_id
+from sd_scripts.families.cards.model_file import is_hub_id
 from sd_scripts.options.metadata import MetadataOptions
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.saving import SavingOptions
-from sd_scripts.options.settings import Settings
+from sd_scripts.settings.settings import Settings
 from sd_scripts.tools.publish.trained import Trained
 
 IMAGES = "images"

@@ -9,20 +9,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sd_scripts.families.card import FamilyCard
-from sd_scripts.families.registry import card_of, names
-from sd_scripts.formats.folder_names import numbered
-from sd_scripts.formats.image_files import open_image
-from sd_scripts.formats.safetensors_header import SAFETENSORS, read_header
+from sd_scripts.families.cards.family_card import FamilyCard
+from sd_scripts.families.cards.registry import card_of, names
+from sd_scripts.formats.images.folder_names import numbered
+from sd_scripts.formats.images.image_files import open_image
+from sd_scripts.formats.models.safetensors_header import SAFETENSORS, read_header
 from sd_scripts.formats.toml_files import read_toml
-from sd_scripts.options.catalog import METHOD_TITLES, script_for
-from sd_scripts.options.embedding import EmbeddingOptions
 from sd_scripts.options.metadata import MetadataOptions
-from sd_scripts.options.reading import from_values
-from sd_scripts.options.settings import Settings
+from sd_scripts.options.networks.embedding import EmbeddingOptions
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.runs.outputs import EMA_ENDING, EMBEDDING_ENDING, STATE_ENDING
 from sd_scripts.runs.run_state import OutputFile, RunState
+from sd_scripts.settings.catalog import METHOD_TITLES, script_for
+from sd_scripts.settings.reading import from_values
+from sd_scripts.settings.settings import Settings
 
 MOST_SAMPLES = 12
 RUNS = "runs"

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from sd_scripts.data.batch import Batch
-from sd_scripts.families.family import StepInputs
+from sd_scripts.families.common.family import StepInputs
 from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
+from sd_scripts.training.compiling.compiler import Compiler
 from sd_scripts.training.context import Context
-from sd_scripts.training.execution.compiler import Compiler
 from sd_scripts.training.execution.eager import Eager
 from sd_scripts.training.execution.runner import Runner, StepResult
 from sd_scripts.training.execution.timed import StepClock
-from sd_scripts.training.trainable import Trainable
+from sd_scripts.training.methods.trainable import Trainable
 
 logger = logging.getLogger(__name__)
 

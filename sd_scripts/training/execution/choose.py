@@ -6,22 +6,22 @@ import logging
 from collections.abc import Callable, Sequence
 
 from sd_scripts.data.batch import Batch
-from sd_scripts.library.optimizers import keeps_update_from_recording
-from sd_scripts.options.optimizer import OptimizerOptions
-from sd_scripts.training.compile_progress import RECORDING
+from sd_scripts.library.optim.optimizers import keeps_update_from_recording
+from sd_scripts.options.optimization.optimizer import OptimizerOptions
+from sd_scripts.training.compiling.compile_progress import RECORDING
+from sd_scripts.training.compiling.compiler import Compiler
+from sd_scripts.training.compiling.compiler_log import Counts
+from sd_scripts.training.compiling.recovery import Recovery
 from sd_scripts.training.context import Context
 from sd_scripts.training.execution.checked import Checked
 from sd_scripts.training.execution.compiled import Compiled
-from sd_scripts.training.execution.compiler import Compiler
-from sd_scripts.training.execution.compiler_log import Counts
 from sd_scripts.training.execution.eager import Eager
 from sd_scripts.training.execution.fallback import Fallback
 from sd_scripts.training.execution.recorded import Recorded, RecordedUpdates
 from sd_scripts.training.execution.recorder import CudaRecorder, records_steps
-from sd_scripts.training.execution.recovery import Recovery
 from sd_scripts.training.execution.runner import Launch, Runner, StepResult
+from sd_scripts.training.execution.speed_log import SpeedLog
 from sd_scripts.training.execution.timed import StepClock, Timed
-from sd_scripts.training.speed_log import SpeedLog
 
 logger = logging.getLogger(__name__)
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from sd_scripts.data.batch import Batch
-from sd_scripts.families.family import StepInputs
+from sd_scripts.families.common.family import StepInputs
 from sd_scripts.library.compile_utils import KnownInputs
-from sd_scripts.training.ema import Ema
 from sd_scripts.training.execution.eager import Eager
 from sd_scripts.training.execution.runner import StepResult
+from sd_scripts.training.saving.ema import Ema
 
 
 class Compiled:

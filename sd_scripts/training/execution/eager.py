@@ -18,16 +18,16 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from sd_scripts.data.batch import Batch
-from sd_scripts.families.family import StepInputs
-from sd_scripts.library.lr_schedulers import advance
-from sd_scripts.library.optimizers import updater
-from sd_scripts.library.recordable import RecordableOptimizer
+from sd_scripts.families.common.family import StepInputs
+from sd_scripts.library.optim.lr_schedulers import advance
+from sd_scripts.library.optim.optimizers import updater
+from sd_scripts.library.optim.recordable import RecordableOptimizer
 from sd_scripts.library.streams import on_default_stream, updates_on_default_stream
-from sd_scripts.training.ema import Ema
 from sd_scripts.training.execution.runner import Launch, StepResult
+from sd_scripts.training.execution.speed_log import shape_of
+from sd_scripts.training.methods.trainable import Trainable
 from sd_scripts.training.progress import Progress
-from sd_scripts.training.speed_log import shape_of
-from sd_scripts.training.trainable import Trainable
+from sd_scripts.training.saving.ema import Ema
 
 Loss = Callable[[StepInputs], Tensor]
 """Maps the inputs of one micro-step to the loss of each image (B,)."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from sd_scripts.data.batch import Batch
+from sd_scripts.training.compiling.recovery import Recovery
 from sd_scripts.training.execution.eager import Eager
-from sd_scripts.training.execution.recovery import Recovery
 from sd_scripts.training.execution.runner import Runner, StepResult
 
 

@@ -19,12 +19,12 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from sd_scripts.data.batch import Batch
-from sd_scripts.families.family import StepInputs
-from sd_scripts.library.recordable import recordable
-from sd_scripts.training.ema import Ema
+from sd_scripts.families.common.family import StepInputs
+from sd_scripts.library.optim.recordable import recordable
 from sd_scripts.training.execution.eager import Eager, HalfScaler
 from sd_scripts.training.execution.recorder import Recorder, Recording, RecordingFailed, summary
 from sd_scripts.training.execution.runner import Launch, StepResult
+from sd_scripts.training.saving.ema import Ema
 
 WARM_UP = 2
 """Times that inputs of a shape run as usual before they are recorded: they compile, tune kernels and fill caches."""

@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from sd_scripts.options import recording
+from sd_scripts.settings import recording
 from sd_scripts.training.context import Context
 
 T = TypeVar("T")

@@ -9,8 +9,8 @@ from typing import Protocol
 from torch import Tensor
 
 from sd_scripts.data.batch import Batch
-from sd_scripts.families.family import StepInputs
-from sd_scripts.training.ema import Ema
+from sd_scripts.families.common.family import StepInputs
+from sd_scripts.training.saving.ema import Ema
 
 
 @dataclass(frozen=True, kw_only=True)

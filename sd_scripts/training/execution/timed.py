@@ -11,11 +11,11 @@ from dataclasses import replace
 import torch
 
 from sd_scripts.data.batch import Batch
+from sd_scripts.training.compiling.compiler import Compiler
+from sd_scripts.training.compiling.compiler_log import Counts
 from sd_scripts.training.context import Context
-from sd_scripts.training.execution.compiler import Compiler
-from sd_scripts.training.execution.compiler_log import Counts
 from sd_scripts.training.execution.runner import Runner, StepResult
-from sd_scripts.training.speed_log import SpeedLog
+from sd_scripts.training.execution.speed_log import SpeedLog
 
 SLOWER = 1.02
 """How many times the seconds of uncompiled steps compiled ones must take to be called slower."""

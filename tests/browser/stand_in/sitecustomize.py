@@ -5,11 +5,11 @@ import os
 import sys
 from pathlib import Path
 
-TESTS, ROOT = Path(__file__).parents[2], Path(__file__).parents[3]
+ROOT = Path(__file__).parents[3]
 
 
 def main(config: Path) -> None:
-    sys.path[:0] = [str(ROOT), str(TESTS)]
+    sys.path.insert(0, str(ROOT))
     from sd_scripts.formats.toml_files import read_toml
     from sd_scripts.runs.folder import RunFolder
 
@@ -17,7 +17,7 @@ def main(config: Path) -> None:
     folder = RunFolder(Path(settings.get("run_dir") or config.parent))
     match settings.get("training_comment"):
         case "tells":
-            from browser import stand_in_trainer
+            from tests.browser import stand_in_trainer
 
             stand_in_trainer.train(settings, folder)
             leave(0)
@@ -26,19 +26,19 @@ def main(config: Path) -> None:
             folder.log()("failed", error=error, remedy="install it")
             leave(1)
         case comment:
-            del sys.path[:2]
+            del sys.path[0]
             if comment == "breaks":  # its network is a module of the tests
-                os.environ["PYTHONPATH"] = os.pathsep.join([os.environ["PYTHONPATH"], str(TESTS)])
-                sys.path.append(str(TESTS))
+                os.environ["PYTHONPATH"] = os.pathsep.join([os.environ["PYTHONPATH"], str(ROOT)])
+                sys.path.append(str(ROOT))
 
 
 def start_tools_warm() -> None:
     """Let this GUI fork its tools and the process that generates. Runs, measured ones too, begin from nothing: they are
     known by the environment that they were started with."""
-    sys.path[:0] = [str(ROOT), str(TESTS)]
+    sys.path.insert(0, str(ROOT))
     import subprocess
 
-    from warm_python import WarmPython
+    from tests.support.suite.warm_python import WarmPython
 
     class WarmTools(WarmPython):
         def takes(self, words: list[str]) -> bool:

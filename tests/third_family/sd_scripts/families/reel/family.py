@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from sd_scripts.families.reel.card import CARD
+from sd_scripts.families.reel.card.options import ReelOptions
 from sd_scripts.families.reel.model import (
     CHANNELS,
     FACTOR,
@@ -16,13 +17,12 @@ from sd_scripts.families.reel.model import (
     ReelTransformer,
     ReelVAE,
 )
-from sd_scripts.families.reel.options import ReelOptions
 from torch import Tensor
 
 from sd_scripts.data.batch import Batch
-from sd_scripts.data.caches import LatentLayout
-from sd_scripts.data.captions import Caption
-from sd_scripts.families.family import (
+from sd_scripts.data.caches.caching import LatentLayout
+from sd_scripts.data.sources.captions import Caption
+from sd_scripts.families.common.family import (
     Blocks,
     Components,
     Family,
@@ -34,16 +34,16 @@ from sd_scripts.families.family import (
     Tokens,
     blocks_of,
 )
-from sd_scripts.families.layouts import Layout, whole_file
-from sd_scripts.families.objective import flow_inputs
-from sd_scripts.library.flow_timesteps import sampling_sigmas
-from sd_scripts.library.losses import diffusion_loss
-from sd_scripts.library.media import Media
+from sd_scripts.families.common.layouts import Layout, whole_file
+from sd_scripts.families.common.objective import flow_inputs
+from sd_scripts.library.diffusion.flow_timesteps import sampling_sigmas
+from sd_scripts.library.diffusion.losses import diffusion_loss
+from sd_scripts.library.diffusion.media import Media
 from sd_scripts.networks.targets import LoraTarget
-from sd_scripts.options.flow import FlowOptions
-from sd_scripts.options.loss import LossOptions, NoiseOptions
-from sd_scripts.options.prompt_lines import SamplePrompt, size_of
-from sd_scripts.options.settings import Settings
+from sd_scripts.options.generating.prompt_lines import SamplePrompt, size_of
+from sd_scripts.options.optimization.flow import FlowOptions
+from sd_scripts.options.optimization.loss import LossOptions, NoiseOptions
+from sd_scripts.settings.settings import Settings
 
 FRAMES = 2
 """Frames of a sample; images are clips of one frame."""

@@ -5,10 +5,10 @@ from pathlib import Path
 import torch
 from sd_scripts.families.reel.family import CARD, LAYOUTS
 
-from sd_scripts.data import demo_images
-from sd_scripts.families.layouts import whole_file
-from sd_scripts.families.miniature import Miniature
-from sd_scripts.library.safetensors_io import save_model
+from sd_scripts.families.common.layouts import whole_file
+from sd_scripts.library.files.safetensors_io import save_model
+from sd_scripts.testing import demo_images
+from sd_scripts.testing.miniature import Miniature
 
 
 def write_miniature(folder: Path) -> Miniature:

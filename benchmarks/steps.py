@@ -1,0 +1,318 @@
+"""Time training runs of a full-size model with random weights: the training scripts, as users start them.
+
+python -m benchmarks.steps [--family NAME] [--method lora | full] [--rows NAME ...] [--steps 30] [--rounds 2]
+python -m benchmarks.steps --rows eager compiled --steps 200 --curve --learning_rate 4e-4
+python -m benchmarks.steps --rows eager compiled graphs --turns 6
+python -m benchmarks.steps --rows graphs --processes 1 2 --rounds 2
+python -m benchmarks.steps --resolution 1328,1328
+
+Each row is a run of its own, one after another: model files are read, drawn images and their captions are cached, and
+the trainer trains until enough steps are timed; then it is ended, so that it saves nothing. All numbers come from the
+run's events and from nvidia-smi. Rows share a compiler cache, which is empty when the benchmark starts.
+With --turns all rows start at once and train in turn, the others stopped meanwhile: for rows that wait for a CPU whose
+speed varies. The GPU has to hold all of them, and their first steps say nothing about a row alone.
+With --processes each row is run with each of these numbers of GPUs, in turn; with --fsdp they shard the model.
+"""
+
+import argparse
+import contextlib
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from benchmarks.full_size import full_size
+from benchmarks.full_size.weights import operations_per_image
+from benchmarks.side_by_side import supported, time_in_turns
+from sd_scripts.families.cards.family_card import DENOISER
+from sd_scripts.families.cards.registry import module_of
+from sd_scripts.formats.toml_files import read_toml, write_toml
+from sd_scripts.machine.nvidia import first_gpu
+from sd_scripts.settings.catalog import FAMILY_TITLES, METHOD_TITLES, script_for
+from sd_scripts.settings.command_line import given_flags
+from sd_scripts.testing import demo_images
+from sd_scripts.tools.timed_run import GIB, WARM_UP, Run, Running, Stopped, launch_processes, timed_run
+
+TINY = {"resolution": "64,64", "min_bucket_reso": 64, "bucket_reso_steps": 32, "max_data_loader_n_workers": 0}
+"""Options of all rows with --miniature."""
+AFTER = 50
+"""Steps of the schedule after the timed ones and those of each turn that are not timed, so that no run ends."""
+SIZES = ((1024, 1024), (832, 1216))
+"""Width and height of the drawn images in turn. Without buckets all of them are cropped to the resolution."""
+COMMON: dict[str, Any] = {
+    "caption_extension": ".txt",
+    "resolution": "1024,1024",
+    "max_bucket_reso": 2048,
+    "cache_latents": True,
+    "cache_text_encoder_outputs": True,
+    "mixed_precision": "bf16",
+    "optimizer_type": "AdamW",
+    "lr_scheduler": "constant",
+    "seed": 1,
+    "output_name": "benchmark",
+}
+"""Options of all families, methods and rows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """What a benchmark trains: files by the options that name them, and a folder of images."""
+
+    files: dict[str, Path]
+    images: Path
+
+
+def cpu_score() -> float:
+    """Return how many millions of loop iterations Python does per second in one thread: it launches the kernels."""
+
+    def seconds(count: int) -> float:
+        began = time.perf_counter()
+        for _ in range(count):
+            pass
+        return time.perf_counter() - began
+
+    return 2 / min(seconds(2_000_000) for _ in range(3))
+
+
+def machine() -> str:
+    """Return the GPU, PyTorch, and the CPU with its speed in one thread and its load."""
+    found = first_gpu()
+    gpu = f"{found.name}, driver {found.driver}" if found.driver else "no GPU"
+    cpu = platform.processor()
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        cpu = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
+    speed = f"{os.cpu_count()} cores, {cpu_score():.0f} million loop iterations per second in one thread{load}"
+    return f"{gpu}; PyTorch {version('torch')}; {cpu} ({speed})."
+
+
+def spelled(options: dict[str, Any]) -> str:
+    """Return options as people write them: `compile, blocks_to_swap = 18`."""
+    return ", ".join(name if value is True else f"{name} = {value}" for name, value in options.items())
+
+
+def line(name: str, options: dict[str, Any], runs: list[Run], operations: float = 0.0) -> str:
+    """Return a row of the table, over all rounds; the medians of the single rounds are beside the common one.
+
+    `operations`: floating-point operations for each image of a step; 0: not known.
+    """
+    times = sorted(1000 * seconds for run in runs for seconds in run.timed)
+    median, last = statistics.median(times), runs[-1]
+    rounds = ", ".join(f"{1000 * statistics.median(part):.1f}" for run in runs for part in run.parts)
+    cpu, steps = (sum(run.cpu[n] for run in runs) for n in range(2))
+    gpu = [seen for run in runs for seen in run.gpu]
+    cells = [
+        name,
+        spelled(options),
+        f"{median:.1f}",
+        rounds,
+        f"{times[0]:.1f} to {times[int(len(times) * 0.9)]:.1f}",
+        f"{1000 * last.images_per_step / median:.2f}",
+        f"{last.images_per_step * operations / median / 1e9:.0f}" if operations else "",
+        f"{max(run.allocated for run in runs) / GIB:.2f}",
+        f"{max(used for _, used in gpu) / GIB:.2f}" if gpu else "",
+        f"{statistics.fmean(busy for busy, _ in gpu):.0f} %" if gpu else "",
+        f"{1000 * cpu / steps:.0f}" if steps else "",
+        f"{max(run.resident for run in runs) / GIB:.1f}",
+        f"{runs[0].steps[0]:.1f}",
+        f"{runs[0].start:.1f}",
+        f"{runs[0].recording:.1f}",
+        *map(str, last.compiled.values()),
+        f"{statistics.fmean(last.losses[-8:]):.4f}",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+HEADINGS = (
+    *(
+        "row",
+        "options",
+        "median ms",
+        "of rounds",
+        "min to p90",
+        "images/s",
+        "TFLOP/s",
+        "GiB allocated",
+        "GiB in use",
+        "GPU busy",
+        "CPU ms",
+    ),
+    *("GiB RAM", "first s", "start s", "recording s", "graphs", "recompiles", "breaks", "loss"),
+)
+
+
+def table(rows: dict[str, dict[str, Any]], results: dict[str, list[Run]], operations: float = 0.0) -> str:
+    lines = [f"| {' | '.join(HEADINGS)} |", "|---" * len(HEADINGS) + "|"]
+    return "\n".join([*lines, *(line(name, rows[name], runs, operations) for name, runs in results.items())])
+
+
+def curve_table(losses: dict[str, list[float]], part: int = 20) -> str:
+    """Return mean losses of `part` steps at a time, one column for each row."""
+    count = min(map(len, losses.values()))
+    lines = [f"| steps | {' | '.join(losses)} |", "|---" * (len(losses) + 1) + "|"]
+    for start in range(0, count, part):
+        means = [statistics.fmean(each[start : min(start + part, count)]) for each in losses.values()]
+        lines.append(f"| {start + 1} to {min(start + part, count)} | " + " | ".join(f"{m:.4f}" for m in means) + " |")
+    return "\n".join(lines)
+
+
+def write_model(family: str, folder: Path, *, miniature: bool, narrow: bool = False, **parts: int) -> Model:
+    """Write a model and images below `folder`, if they are not there from an earlier call. A miniature that is only
+    `narrow` needs as many graphs as the full-size model. `parts` goes to the family's write_files."""
+    if miniature:
+        tiny = module_of(family, "tiny")
+        made = (tiny.write_narrow if narrow else tiny.write_miniature)(folder)
+        return Model(files=made.files, images=made.data_dir)
+    done, images = folder / "files.toml", folder / "images"
+    if not done.exists():
+        written = full_size(family).write_files(folder, **parts)
+        files = {option: str(path) for option, path in written.items()}
+        demo_images.write_images(images, SIZES)
+        write_toml(done, files)
+    return Model(files={option: Path(path) for option, path in read_toml(done).items()}, images=images)
+
+
+class Benchmark:
+    """Runs of the rows of a family and a method, and what was seen of them."""
+
+    def __init__(self, arguments: argparse.Namespace, flags: Sequence[str], rows: dict[str, dict[str, Any]]) -> None:
+        family, method = arguments.family, arguments.method
+        self.folder = arguments.folder.resolve() / family
+        model = write_model(family, self.folder, miniature=arguments.miniature)
+        files = {option: str(path) for option, path in model.files.items()}
+        self._own = COMMON | full_size(family).OPTIONS[method]
+        self._common = self._own | files | {"train_data_dir": str(model.images)} | (TINY if arguments.miniature else {})
+        self._flags, self._script = flags, script_for(family, method)
+        self._launchers: dict[str, list[str]] = {}
+        """Row -> what starts its processes."""
+        self._rows: dict[str, dict[str, Any]] = {}
+        for name, count in ((name, count) for name in rows for count in arguments.processes):
+            row = name if count == 1 else f"{name} on {count} GPUs"
+            self._rows[row], self._launchers[row] = rows[name], launch_processes(count, fsdp=arguments.fsdp)
+        self._steps, self._curve, self._markdown = arguments.steps, arguments.curve, arguments.markdown
+        self._about = machine()
+        self._operations = 0 if arguments.miniature else self._counted(full_size(family), method)
+        self.results: dict[str, list[Run]] = {}
+        self.failed: list[str] = []
+
+    def _counted(self, module: Any, method: str) -> int:
+        """Return the operations of a training step for each image; 0 where the family does not say how it is called, or
+        the resolution is none, which the runs tell."""
+        if not hasattr(module, "predict"):
+            return 0
+        given = given_flags(self._script, self._flags).values.get("resolution", self._common["resolution"])
+        sides = str(given).split(",")
+        if not all(side.strip().isdecimal() for side in sides):
+            return 0
+        width, height = (2 * [int(side) for side in sides])[:2]
+        learns = method == "full"
+        return operations_per_image(module.modules()[DENOISER], module.predict, width, height, learns=learns)
+
+    def in_rounds(self, rounds: int) -> None:
+        """Time rows one after the other."""
+        for name in [name for _ in range(rounds) for name in self._rows]:
+            if name in self.failed:
+                continue
+            with tempfile.TemporaryDirectory(dir=self.folder) as folder:
+                last = WARM_UP + self._steps
+                try:
+                    run = timed_run(
+                        *(self._script.file, self._options(name), Path(folder) / name, last),
+                        flags=self._flags,
+                        launcher=self._launchers[name],
+                    )
+                except Stopped as error:
+                    self._tell_failed(name, error)
+                    continue
+            self.results.setdefault(name, []).append(run)
+            print(line(name, self._rows[name], self.results[name], self._operations), flush=True)
+            self._write_markdown()
+
+    def in_turns(self, turns: int) -> None:
+        """Time rows side by side."""
+        with tempfile.TemporaryDirectory(dir=self.folder) as folder:
+            runs = {
+                name: Running(self._script.file, self._options(name, turns), Path(folder) / name, flags=self._flags)
+                for name in self._rows
+            }
+            timed = time_in_turns(runs, self._steps, turns, failed=self._tell_failed)
+        self.results = {name: [run] for name, run in timed.items()}
+        if timed:
+            self._write_markdown()
+
+    def report(self) -> str:
+        text = f"{self._about}\n\n{spelled(self._own)}\n\n{table(self._rows, self.results, self._operations)}\n"
+        if self._curve:
+            text += "\n" + curve_table({name: runs[-1].losses for name, runs in self.results.items()}) + "\n"
+        return text
+
+    def _options(self, name: str, turns: int = 0) -> dict[str, Any]:
+        return self._common | self._rows[name] | {"max_train_steps": WARM_UP + self._steps + (turns + 1) * AFTER}
+
+    def _tell_failed(self, name: str, error: Stopped) -> None:
+        self.failed.append(name)
+        print(f"{name} failed:\n{error}", file=sys.stderr, flush=True)
+
+    def _write_markdown(self) -> None:
+        if self._markdown:
+            self._markdown.write_text(self.report())
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--family", choices=FAMILY_TITLES, default=next(iter(FAMILY_TITLES)))
+    parser.add_argument("--method", choices=METHOD_TITLES, default="lora")
+    parser.add_argument("--rows", nargs="*", help="names of rows; all where none is given")
+    parser.add_argument("--steps", type=int, default=30, help="timed steps of each run, after the warm-up")
+    parser.add_argument("--rounds", type=int, default=1, help="times that all rows take turns")
+    parser.add_argument("--turns", type=int, default=0, help="start all rows at once, and time each in so many turns")
+    parser.add_argument(
+        "--processes", type=int, nargs="+", default=[1], metavar="N", help="GPUs of a run; 1 and 2: each row with both"
+    )
+    parser.add_argument("--fsdp", action="store_true", help="shard the model over the processes (FSDP2)")
+    parser.add_argument("--curve", action="store_true", help="compare also how the losses of the rows fall")
+    parser.add_argument("--markdown", type=Path, help="write the tables here too")
+    parser.add_argument("--folder", type=Path, default=Path("benchmark"), help="for model files; they stay there")
+    parser.add_argument("--miniature", action="store_true", help="try the benchmark itself on a tiny model")
+    arguments, flags = parser.parse_known_args(argv)
+    try:
+        script_for(arguments.family, arguments.method)
+    except ValueError as error:
+        print(f"--method: {error}", file=sys.stderr)
+        return 2
+    module = full_size(arguments.family)  # imports torch, which --help should not wait for
+    rows: dict[str, dict[str, Any]] = module.ROWS[arguments.method]
+    wanted = arguments.rows or list(rows)
+    if unknown := [name for name in wanted if name not in rows]:
+        print(f"--rows: there is no row {', '.join(unknown)}; choose from {', '.join(rows)}", file=sys.stderr)
+        return 2
+    if arguments.turns and not supported():
+        print("--turns: runs cannot be stopped for a while on Windows; use --rounds", file=sys.stderr)
+        return 2
+    if arguments.turns and set(arguments.processes) != {1}:
+        print("--turns: runs of several processes cannot be stopped for a while; use --rounds", file=sys.stderr)
+        return 2
+    benchmark = Benchmark(arguments, flags, {name: rows[name] for name in wanted})
+    with tempfile.TemporaryDirectory(dir=benchmark.folder) as cache:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
+        if arguments.turns:
+            benchmark.in_turns(arguments.turns)
+        else:
+            benchmark.in_rounds(arguments.rounds)
+    print("\n" + benchmark.report() if benchmark.results else "no row could be measured; see the errors above")
+    print(f"The model files stay in '{benchmark.folder}' for the next call; delete them when you need the space.")
+    return 1 if benchmark.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,209 @@
+"""Copy images into the folder layout that DreamBooth and LoRA training read. No Gradio."""
+
+import errno
+import filecmp
+import os
+import re
+import shutil
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sd_scripts.formats.atomic_files import atomic_file
+from sd_scripts.formats.images.caption_files import find_captions
+from sd_scripts.formats.images.folder_names import dotted, numbered
+from sd_scripts.formats.images.image_folders import each_image, find_images
+from sd_scripts.formats.words import some
+
+NOT_IN_NAMES = re.compile(r'[\x00-\x1f\x7f/\\:*?"<>|]')
+"""Characters that some file system does not allow in a folder name."""
+LONGEST_NAME = 200
+CAPTIONS = (".txt", ".caption")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Concept:
+    """What to copy and where; texts as typed."""
+
+    instance_prompt: str
+    class_prompt: str = ""
+    training_images: str
+    repeats: int = 40
+    regularisation_images: str = ""
+    regularisation_repeats: int = 1
+    destination: str
+    caption_extension: str = ".txt"
+
+
+@dataclass(kw_only=True)
+class Copied:
+    """The result of copying one folder of images."""
+
+    folder: Path
+    images: int = 0
+    captions: int = 0
+    there: int = 0
+    """Images that were there already, unchanged."""
+    renamed: list[str] = field(default_factory=list)
+    """`a.png as a_2.png`, where another image had the name."""
+    failed: list[str] = field(default_factory=list)
+    """`a.png (Permission denied)`"""
+    remarks: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        where = f"{self.folder.parent.name}/{self.folder.name}"
+        there = f", {self.there} already there" if self.there else ""
+        return f"{where}: {self.images} images and {self.captions} captions copied{there}"
+
+    def told(self) -> list[str]:
+        """Return everything the user may want to check."""
+        named = ((self.renamed, "renamed because the name was taken"), (self.failed, "could not be copied"))
+        return [*(f"{len(files)} {what}: {some(files)}" for files, what in named if files), *self.remarks]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arranged:
+    """The folders created for a training."""
+
+    copied: tuple[Copied, ...]
+    """Results for the training images and, if any, the regularisation images."""
+    options: dict[str, str]
+    """The tab's options that point to these folders."""
+
+
+def arrange(concept: Concept) -> Arranged:
+    """Copy images with captions to `img/40_sks cat` and `reg/1_cat` in the destination; create `log` and `model`.
+
+    Nothing is moved, deleted or overwritten. Raises ValueError, one sentence, before anything is created.
+    """
+    destination = place("destination", concept.destination)
+    jobs = [("img", "training_images", concept.training_images, _folder_name(concept))]
+    if concept.regularisation_images.strip():
+        name = f"{_repeats(concept.regularisation_repeats)}_{_prompt('class_prompt', concept.class_prompt)}"
+        jobs.append(("reg", "regularisation_images", concept.regularisation_images, name))
+    sources = [_source(name, typed, destination) for _, name, typed, _ in jobs]
+    folders = [destination / kind / name for kind, _, _, name in jobs]
+    try:
+        for folder in (*folders, destination / "log", destination / "model"):
+            folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"destination: '{error.filename}' cannot be created ({error.strerror})") from error
+    endings = {*CAPTIONS, dotted(concept.caption_extension.strip() or ".txt")}
+    copied = tuple(_copy_all(source, folder, endings) for source, folder in zip(sources, folders, strict=True))
+    options = {
+        "train_data_dir": destination / "img",
+        **({"reg_data_dir": destination / "reg"} if len(jobs) > 1 else {}),
+        "output_dir": destination / "model",
+        "logging_dir": destination / "log",
+    }
+    return Arranged(copied=copied, options={name: str(path) for name, path in options.items()})
+
+
+def _folder_name(concept: Concept) -> str:
+    words = [_prompt("instance_prompt", concept.instance_prompt)]
+    if concept.class_prompt.strip():
+        words.append(_prompt("class_prompt", concept.class_prompt))
+    name = f"{_repeats(concept.repeats)}_{' '.join(words)}"
+    if len(name.encode()) > LONGEST_NAME:
+        raise ValueError("instance_prompt: too long for the folder name it becomes; shorten it")
+    return name
+
+
+def _prompt(name: str, text: str) -> str:
+    text = " ".join(text.split())
+    if not text:
+        raise ValueError(f"{name}: empty; enter the words for the concept, such as sks cat")
+    if found := NOT_IN_NAMES.search(text):
+        raise ValueError(f"{name}: becomes a folder name, which cannot contain {found[0]!r}; remove it")
+    if text.endswith("."):
+        raise ValueError(f"{name}: becomes a folder name, which cannot end with a period; remove it")
+    return text
+
+
+def _repeats(number: Any) -> int:
+    if not isinstance(number, int | float) or int(number) != number or not 1 <= number <= 100_000:
+        raise ValueError(f"repeats: must be a whole number from 1 to 100000, not {number}")
+    return int(number)
+
+
+def place(name: str, typed: str) -> Path:
+    if not typed.strip():
+        raise ValueError(f"{name}: empty; enter a folder")
+    return Path(os.path.expanduser(typed.strip())).absolute()
+
+
+def _source(name: str, typed: str, destination: Path) -> Path:
+    source = place(name, typed)
+    if not source.is_dir():
+        raise ValueError(f"{name}: folder not found: '{source}'")
+    if destination.resolve().is_relative_to(source.resolve()):
+        raise ValueError(f"destination: '{destination}' is inside the {name} folder; choose another folder")
+    if not find_images(source):
+        raise ValueError(f"{name}: no images (png, jpg, webp, bmp) in '{source}'")
+    return source
+
+
+def _copy_all(source: Path, folder: Path, endings: Collection[str]) -> Copied:
+    copied = Copied(folder=folder)
+    images = find_images(source)
+    found = [find_captions(source, images, ending).found for ending in sorted(endings)]
+    for image in images:
+        captions = [file for files in found if (file := files.get(image)) and file.is_file()]
+        try:
+            _copy(image, captions, copied)
+        except OSError as error:
+            copied.failed.append(f"{image.name} ({error.strerror or error})")
+            if error.errno == errno.ENOSPC:
+                copied.remarks.append("the disk is full: free some space and copy again; files already copied are kept")
+                break
+    if below := sum(path.is_dir() and any(each_image(path)) for path in source.iterdir()):
+        copied.remarks.append(
+            f"{below} subfolders with images in '{source}' were skipped: copy each as its own concept"
+        )
+    others = [path.name for path in folder.parent.iterdir() if path != folder and path.is_dir()]
+    twins = [name for name in others if _words(name) == _words(folder.name)]
+    if twins:
+        copied.remarks.append(f"{some(twins)} has the same prompt and is trained too; delete it if it is outdated")
+    return copied
+
+
+def _words(name: str) -> str | None:
+    said = numbered(name)
+    return said[1] if said else None
+
+
+def _copy(image: Path, captions: list[Path], copied: Copied) -> None:
+    """Copy an image with its captions to the first name that is free."""
+    stems = (image.stem, *(f"{image.stem}_{number}" for number in range(2, 10_000)))
+    for stem in stems:
+        target = copied.folder / f"{stem}{image.suffix}"
+        beside = {caption: target.with_suffix(caption.suffix) for caption in captions}
+        if target.exists():
+            if not _same(image, target):
+                continue
+            copied.there += 1
+        elif any(there.exists() and not _same(caption, there) for caption, there in beside.items()):
+            continue
+        else:
+            _copy_file(image, target)
+            copied.images += 1
+            if stem != image.stem:
+                copied.renamed.append(f"{image.name} as {target.name}")
+        for caption, there in beside.items():
+            if not there.exists():
+                _copy_file(caption, there)
+                copied.captions += 1
+            elif not _same(caption, there):
+                copied.remarks.append(f"{there.name} already exists with another text and was kept")
+        return
+
+
+def _same(one: Path, other: Path) -> bool:
+    return other.is_file() and filecmp.cmp(one, other, shallow=False)
+
+
+def _copy_file(source: Path, target: Path) -> None:
+    """Copy a file completely or not at all."""
+    with atomic_file(target) as part:
+        shutil.copy2(source, part)

@@ -1,0 +1,130 @@
+"""Collect captions and tags in a metadata file, and cache latents for it. No Gradio."""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import sd_scripts
+from kohya_gui.dataset.dataset_tools import place
+from kohya_gui.runs.launch_command import setting_flags
+from kohya_gui.tools.tool_job import ToolJob
+from sd_scripts.formats.images.folder_names import dotted
+from sd_scripts.formats.images.metadata_file import Words, merge_words, read_metadata, write_metadata
+from sd_scripts.runs.queue import RunQueue
+from sd_scripts.settings.encoding import ENCODING_OPTIONS
+
+LATENTS = Path(sd_scripts.__file__).resolve().parent / "finetune" / "prepare_buckets_latents.py"
+LONGEST_ENDING = 60
+RENAMED_FLAGS = {"resolution": "max_resolution", "vae_batch_size": "batch_size", "skip_cache_check": "skip_existing"}
+NEEDED_FOR_LATENTS = ("pretrained_model_name_or_path", *ENCODING_OPTIONS, *RENAMED_FLAGS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gathering:
+    """Where captions and tags come from and go to; texts as typed."""
+
+    image_folder: str
+    metadata_folder: str = ""
+    """Empty: the image folder."""
+    captions: str | None = ".txt"
+    """Extension of the caption files; None leaves captions out."""
+    tags: str | None = None
+    recursive: bool = False
+    full_path: bool = True
+    caption_metadata_filename: str = "meta_cap.json"
+    latent_metadata_filename: str = "meta_lat.json"
+
+    @property
+    def images(self) -> Path:
+        return place("image_folder", self.image_folder)
+
+    def file(self, field: str) -> Path:
+        """Return the metadata file that a field names. Raises ValueError for an invalid name."""
+        name = getattr(self, field).strip()
+        if not name.endswith(".json") or Path(name).name != name:
+            raise ValueError(f"{field}: '{name}' must be a file name that ends in .json")
+        return (place("metadata_folder", self.metadata_folder) if self.metadata_folder.strip() else self.images) / name
+
+    @property
+    def words_file(self) -> Path:
+        return self.file("caption_metadata_filename")
+
+    @property
+    def latents_file(self) -> Path:
+        return self.file("latent_metadata_filename")
+
+
+def gather(asked: Gathering) -> tuple[Path, list[str]]:
+    """Write captions and tags to the metadata file. Returns the file and remarks for the user.
+
+    Entries of other images in the file are kept. Raises ValueError, one sentence.
+    """
+    wanted: dict[Words, str] = {}
+    if asked.captions is not None:
+        wanted["caption"] = dotted(asked.captions.strip() or ".txt")
+    if asked.tags is not None:
+        wanted["tags"] = dotted(asked.tags.strip() or ".tags")
+    if not wanted:
+        raise ValueError("captions: neither captions nor tags are included; turn one on")
+    if len(set(wanted.values())) < len(wanted):
+        raise ValueError(
+            f"tags: {wanted['tags']} files already hold the captions; choose another extension, or include only one"
+        )
+    for words, ending in wanted.items():
+        if len(ending) > LONGEST_ENDING or any(letter in ending for letter in "\0/\\"):
+            field = "captions" if words == "caption" else "tags"
+            raise ValueError(f"{field}: {ending[:LONGEST_ENDING]!r} is not a file extension")
+    images, file = asked.images, asked.words_file
+    entries = read_metadata(file, "caption_metadata_filename") if file.exists() else {}
+    how: dict[str, Any] = {"full_path": asked.full_path, "recursive": asked.recursive, "option": "image_folder"}
+    told = []
+    for words, extension in wanted.items():
+        merged = merge_words(images, entries, words, extension, **how)
+        entries = merged.entries
+        told.append(merged.wordless_text(extension))
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"metadata_folder: '{error.filename}' cannot be created ({error.strerror})") from error
+    write_metadata(file, entries, "caption_metadata_filename")
+    return file, [f"{merged.images} images", *(text for text in told if text)]
+
+
+class LatentsJob(ToolJob):
+    """The single latent caching job of this GUI."""
+
+    def __init__(self, queue: RunQueue) -> None:
+        super().__init__(queue, "latents")
+        record = self.find_again()
+        self.asked = Gathering(**record) if record.keys() == {each.name for each in fields(Gathering)} else None
+        """What the current or last job was asked for."""
+
+    def start(self, asked: Gathering, values: Mapping[str, Any], family: str) -> None:
+        """Start now, or when the run on the GPU ends. Raises ValueError, one sentence, if something is missing."""
+        if self.busy:
+            raise ValueError("latents are already being cached: stop that job or wait for it to finish")
+        self.begin(latents_command(asked, values, family), record=asdict(asked))
+        self.asked = asked
+
+
+def latents_command(asked: Gathering, values: Mapping[str, Any], family: str) -> list[str]:
+    """Return the command that caches latents exactly as a run with these settings would. Raises ValueError."""
+    if not asked.words_file.is_file():
+        raise ValueError(
+            f"caption_metadata_filename: {asked.words_file} does not exist yet; collect the captions first"
+        )
+    if not (model := values.get("pretrained_model_name_or_path")):
+        raise ValueError("pretrained_model_name_or_path: not set; choose a model, whose VAE encodes the latents")
+    if not values.get("resolution"):
+        raise ValueError("resolution: not set; it decides the size of the latents")
+    argv = [
+        *(sys.executable, str(LATENTS), str(asked.images), str(asked.words_file), str(asked.latents_file), str(model)),
+        *("--family", family),
+        *(["--full_path"] if asked.full_path else []),
+        *(["--recursive"] if asked.recursive else []),
+    ]
+    flags = {name: name for name in ENCODING_OPTIONS} | RENAMED_FLAGS
+    given = {flag: value for name, flag in flags.items() if (value := values.get(name)) not in (None, False, "")}
+    return argv + setting_flags(given | {"enable_bucket": bool(values.get("enable_bucket"))})

@@ -1,0 +1,119 @@
+"""Hints for image folders: how many images, how many have captions, how many an epoch sees."""
+
+import os
+from collections import Counter
+from collections.abc import Iterable
+from itertools import islice
+from pathlib import Path
+
+from kohya_gui.form.recognise import Recognised, glance
+from sd_scripts.formats.images.caption_files import find_captions
+from sd_scripts.formats.images.folder_names import dotted, normalized, numbered
+from sd_scripts.formats.images.image_folders import ImageFolder, each_image, image_folders, is_readable
+from sd_scripts.formats.words import some
+
+CAPTIONS = (".txt", ".caption", ".cap", ".tags")
+"""Extensions to look for where captions with the chosen one are missing."""
+SHOWN = 4
+"""Folders named in a hint."""
+MOST_FILES = 20_000
+"""Counting stops here, so that even the root of a disk gets a quick hint."""
+
+
+def train_data(path: str, caption_extension: str, num_repeats: int | None = None, many: bool = False) -> Recognised:
+    """Describe the images of a train_data_dir; `many` is allow_many_repeats."""
+    return glance(path, lambda place: _train_data(place, dotted(caption_extension.strip()), num_repeats, many))
+
+
+def beside_metadata(path: str) -> Recognised:
+    """Describe the images of a folder whose metadata file says which are trained."""
+    return glance(path, _beside_metadata)
+
+
+def _train_data(root: Path, extension: str, num_repeats: int | None, many: bool) -> Recognised:
+    if not root.is_dir():
+        return Recognised("Folder not found", good=False)
+    found = image_folders(root, num_repeats, allow_many_repeats=many)
+    if found.problem and not found.folders and num_repeats is None and _is_flat(root) and (count := len(_images(root))):
+        no_name = "no subfolders named like 10_cat that give the number of repeats"
+        text = f"{_counted(count)} in the folder itself, but {no_name}"
+        return Recognised(text, good=False, flat=True, images=count)
+    if found.problem:
+        instead = _near(root) if not found.folders else None
+        return Recognised(_without_path(found.problem, root), good=False, instead=instead)
+    images = {folder.path: _images(folder.path) for folder in found.folders}
+    total = sum(map(len, images.values()))
+    if not total:
+        return Recognised(f"No images in {some([folder.path.name for folder in found.folders], SHOWN)}", good=False)
+    seen = sum(folder.repeats * len(images[folder.path]) for folder in found.folders)
+    captions, complete, other = _captions(images.values(), extension)
+    shown = _shown(found.folders, images, root)
+    left_out = "".join(f"; {_without_path(remark, root, upper=False)}" for remark in found.remarks[:2])
+    text = f"{_counted(total)}, {captions}, {seen:,} per epoch{shown}{left_out}"
+    return Recognised(text, good=True, warning=not complete or bool(found.remarks), ending=other)
+
+
+def _shown(folders: Iterable[ImageFolder], images: dict[Path, list[Path]], root: Path) -> str:
+    """List folders with their image counts as ": 10_cat (12), 2_dog (3)"."""
+    names = [f"{folder.path.name} ({len(images[folder.path])})" for folder in folders if folder.path != root]
+    return f": {some(names, SHOWN)}" if names else ""
+
+
+def _captions(folders: Iterable[list[Path]], extension: str) -> tuple[str, bool, str]:
+    """Return how many images have a caption, in words, whether all have, and the extension more captions have."""
+    total, captioned, others = 0, 0, Counter[str]()
+    for images in folders:
+        if not images:
+            continue
+        files = find_captions(images[0].parent, images, extension)
+        total, captioned = total + len(images), captioned + len(files.found)
+        there = {normalized(entry.name) for entry in os.scandir(files.folder)} if files.missing else set()
+        for image in files.missing:
+            others.update(ending for ending in CAPTIONS if normalized(f"{image.stem}{ending}") in there)
+    if captioned == total:
+        return "all captioned", True, ""
+    ending, count = next(iter(others.most_common(1)), ("", 0))
+    elsewhere = f", {count} {'have' if count > 1 else 'has'} a {ending} file" if count else ""
+    return f"{captioned or 'none'} with a {extension} file{elsewhere}", False, ending if count > captioned else ""
+
+
+def _beside_metadata(root: Path) -> Recognised:
+    if not root.is_dir():
+        return Recognised("Folder not found", good=False)
+    count = len(_images(root, recursive=True))
+    more = "+" if count >= MOST_FILES else ""
+    if not count:
+        return Recognised("No images here: the metadata file must name them with their full paths", warning=True)
+    return Recognised(f"{count}{more} images; the metadata file says which are trained", good=True)
+
+
+def _images(folder: Path, *, recursive: bool = False) -> list[Path]:
+    """Return images that training reads, MOST_FILES at most."""
+    return list(islice(filter(is_readable, each_image(folder, recursive=recursive)), MOST_FILES))
+
+
+def _counted(count: int) -> str:
+    return f"{count} image{'s' * (count != 1)}"
+
+
+def _is_flat(root: Path) -> bool:
+    """Return whether neither the folder nor a subfolder is named like 10_cat."""
+    names = [root.absolute().name, *(path.name for path in root.iterdir() if path.is_dir())]
+    return not any(map(numbered, names))
+
+
+def _near(root: Path) -> Path | None:
+    """Return the only folder up to two levels below that contains folders named like 10_cat."""
+    near = {
+        path.parent for pattern in ("*/*", "*/*/*") for path in islice(root.glob(pattern), MOST_FILES) if _named(path)
+    }
+    return near.pop() if len(near) == 1 else None
+
+
+def _named(path: Path) -> bool:
+    return numbered(path.name) is not None and path.is_dir()
+
+
+def _without_path(text: str, root: Path, upper: bool = True) -> str:
+    text = text.replace(f" in {str(root)!r}", "")  # the path is right above
+    return text[:1].upper() + text[1:] if upper else text

@@ -1,0 +1,296 @@
+"""Files in and out, and the way from the page's values to a command: all that a tab does and that needs no page."""
+
+import itertools
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from kohya_gui.access.allowed_paths import EVERYWHERE, AllowedPaths
+from kohya_gui.form.recognise import is_foreign
+from kohya_gui.kohya import legacy_config
+from kohya_gui.runs.launch_command import LaunchCommand, build
+from kohya_gui.tabs import TABS, Tab
+from sd_scripts.families.cards.family_card import FamilyCard
+from sd_scripts.families.cards.model_file import describe, is_hub_id
+from sd_scripts.families.cards.registry import card_by_network, card_of, cards
+from sd_scripts.formats.atomic_files import write_whole
+from sd_scripts.formats.secrets import HANDED, SHORTEST, secret_names, without_secrets
+from sd_scripts.formats.toml_files import read_toml, write_toml
+from sd_scripts.options.generating.prompt_lines import parse_prompts
+from sd_scripts.options.saving import SavingOptions
+from sd_scripts.runs.folder import RunFolder, new_run_folder
+from sd_scripts.settings import preflight
+from sd_scripts.settings.catalog import SCRIPTS, options_of_one_method, script_for
+from sd_scripts.settings.family_options import each_option
+from sd_scripts.settings.reading import from_values
+from sd_scripts.settings.settings import Remark, Script, Settings
+
+PROMPTS = "sample_prompts"
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The contents of a settings file: the values it sets and the keys that are no options."""
+
+    values: dict[str, Any]
+    family: str
+    unknown: dict[str, Any] = field(default_factory=dict)
+    remarks: tuple[Remark, ...] = ()
+    not_trained: str = ""
+    """Title of the model the file is for, if no script here trains it; its values are then read for `family`."""
+    prompts: str = ""
+    """Sample prompts in the file itself, as kohya_ss keeps them."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A validated run with its TOML written, ready to start; or a command to print, with nothing written."""
+
+    command: LaunchCommand
+    folder: RunFolder | None
+    remarks: tuple[Remark, ...]
+
+
+def families_of(method: str) -> list[str]:
+    """Return the families that a method can train."""
+    return [script.family for script in SCRIPTS if script.method == method]
+
+
+def config_path(text: str) -> Path:
+    """Return the path a user typed: quotes stripped, ~ expanded, `.toml` added if there is no known suffix."""
+    text = text.strip().strip('"')
+    if not text:
+        raise ValueError("Enter a file name for the configuration, for example ~/cat.toml")
+    if is_foreign(text):
+        raise ValueError(f"{text} is a Windows path, but the GUI does not run on Windows; enter a path on this machine")
+    path = Path(os.path.expanduser(text))
+    if path.name in ("", "..") or text.endswith(("/", os.sep)):
+        raise ValueError(f"{text} is a folder; add a file name, for example {text}cat.toml")
+    return path if path.suffix.lower() in (".toml", ".json") else path.with_name(path.name + ".toml")
+
+
+def path_to_save(text: str) -> Path:
+    """Return the TOML file to save to, even if a kohya_ss JSON was opened."""
+    return config_path(text).with_suffix(".toml").absolute()
+
+
+def open_file(path: Path, tab: Tab, shown: str | None = None, allowed_paths: AllowedPaths = EVERYWHERE) -> Opened:
+    """Read a TOML file, which may be that of a run, or a kohya_ss JSON; `shown` is the family of a file that does not
+    name one.
+
+    Raises ValueError, one sentence, if the file is missing, broken or for another tab.
+    """
+    allowed_paths.check("configuration file", path)
+    families = families_of(tab.method)
+    if path.suffix.lower() == ".json":
+        raw = legacy_config.read(path)
+        _check_tab(path, legacy_config.tab_of(raw), tab)
+        legacy = legacy_config.from_kohya(raw, tab.name)
+        family = legacy.family if legacy.family in families else families[0]
+        settings = from_values(script_for(family, tab.method), legacy.values)
+        remarks = tuple(remark for remark in legacy.remarks if remark.name != PROMPTS)
+        opened = _opened(settings, family, remarks, legacy.prompts)
+        if legacy.prompts:  # they will be in a file, so the sampling options have an effect
+            with_prompts = from_values(script_for(family, tab.method), {**legacy.values, PROMPTS: "prompts.txt"})
+            opened = replace(opened, remarks=(*remarks, *with_prompts.remarks))
+        return replace(opened, not_trained=legacy_config.not_trained(legacy.family))
+    raw = read_toml(path)
+    if isinstance(raw.get("datasets"), list):
+        raise ValueError(f"{path.name} is a dataset configuration, not a settings file; enter it under dataset_config")
+    if (wanted := _tab_of(raw)) and wanted.method != tab.method:
+        _check_tab(path, wanted, tab)
+    family = family_of(raw, tab.method, allowed_paths) or shown or families[0]
+    if shown and "family" not in raw and card_of(shown).trains(family):
+        family = shown  # which reads the same settings
+    return _opened(from_values(script_for(family, tab.method), raw), family)
+
+
+def tab_for(path: Path) -> Tab:
+    """Return the tab that a file is for, LoRA if it does not say. Raises ValueError as open_file does."""
+    legacy = path.suffix.lower() == ".json"
+    return (legacy_config.tab_of(legacy_config.read(path)) if legacy else _tab_of(read_toml(path))) or TABS["lora"]
+
+
+def _tab_of(raw: Mapping[str, Any]) -> Tab | None:
+    """Return the tab of a TOML file by its method or options only one has; in_json tells Fine-tune from DreamBooth, and
+    token_string alone is textual inversion."""
+    own = options_of_one_method()
+    named = str(raw.get("method"))
+    methods = [named] if named in own else [method for method, names in own.items() if not names.isdisjoint(raw)]
+    if not methods and "token_string" in raw:
+        methods = ["textual_inversion"]
+    if len(methods) != 1:
+        return None
+    full = "finetune" if "in_json" in raw else "dreambooth"
+    return TABS[full if methods == ["full"] else methods[0]]
+
+
+def _check_tab(path: Path, told: Tab | None, tab: Tab) -> None:
+    if told not in (None, tab):
+        raise ValueError(f"{path.name} is a {told.title} configuration; open it in the {told.title} tab")
+
+
+def family_of(values: Mapping[str, Any], method: str, allowed_paths: AllowedPaths = EVERYWHERE) -> str | None:
+    """Return the family that settings name, else the one by options and choices only it has, else that of the base
+    model, else the first that has all of these options. The base model tells a family from one derived from it."""
+    families = families_of(method)
+    if values.get("family") in families:
+        return str(values["family"])
+    found = _family_of_model(str(values.get("pretrained_model_name_or_path", "")), allowed_paths)
+    capable = _capable(values, method, families)
+    by_network = card_by_network(str(values.get("network_module", "")))
+    own = capable[0] if len(capable) == 1 else by_network.name if by_network else None
+    if own and not (found in families and card_of(found).trains(own)):
+        return own
+    return found if found in families else next(iter(capable), None)
+
+
+def _capable(values: Mapping[str, Any], method: str, families: Sequence[str]) -> list[str]:
+    """Return the families that have all options of the values that not every family has; none if there are no such
+    options. Groups that every family has do not count: files of other programs hold any of their options. A family with
+    the options of the one that it is derived from does not count beside it."""
+    every = [group for family in families for group in script_for(family, method).groups]
+    special = {group for group in every if every.count(group) < len(families)}
+    named = [o for group in special for o in each_option(group) if o.name in values]
+    takers = [o.family_choices.get(str(values[o.name]), o.families) for o in named]
+    capable = [family for family in families if all(family in each for each in takers)] if takers else []
+    return [family for family in capable if card_of(family).derived_from not in capable]
+
+
+def _family_of_model(name: str, allowed_paths: AllowedPaths) -> str | None:
+    place = Path(os.path.expanduser(name))
+    try:
+        if name and allowed_paths.holds(place) and place.exists():
+            found = describe(place).family
+            return (found and _named(place.name, [card for card in cards() if card.derived_from == found])) or found
+    except (OSError, ValueError):  # not a valid path
+        return None
+    return _named(name, cards()) if is_hub_id(name) else None
+
+
+def _named(name: str, among: Iterable[FamilyCard]) -> str | None:
+    """Return the family that the name of a model reveals; the longest word decides, since one may contain another."""
+    found = [(len(word), card.name) for card in among for word in card.recognition.hub_words if word in name.lower()]
+    return max(found)[1] if found else None
+
+
+def save_prompts(beside: Path, prompts: str, allowed_paths: AllowedPaths = EVERYWHERE) -> Path:
+    """Write sample prompts to a new text file beside a configuration. Raises ValueError, one sentence."""
+    text = prompts.rstrip() + "\n"
+    for number in itertools.count(1):
+        place = beside.with_name(f"{beside.stem}-prompts{f'-{number}' if number > 1 else ''}.txt").absolute()
+        allowed_paths.check(PROMPTS, place)
+        try:
+            if not place.exists():
+                write_whole(place, text)
+            if place.read_bytes() == text.encode():
+                return place
+        except OSError as error:
+            raise ValueError(f"{PROMPTS}: '{place}' cannot be written: {error.strerror}") from error
+    raise AssertionError
+
+
+def _opened(settings: Settings, family: str, remarks: tuple[Remark, ...] = (), prompts: str = "") -> Opened:
+    why = "is named like a secret, so it is neither kept nor saved"
+    left_out = [Remark(name, why) for name in secret_names(settings.unknown)]
+    unknown = without_secrets(settings.unknown)
+    return Opened(settings.changed(), family, unknown, (*remarks, *settings.remarks, *left_out), prompts=prompts)
+
+
+def of_family(values: Mapping[str, Any], script: Script) -> dict[str, Any]:
+    """Return the values that apply to a script: the page also holds hidden values of other families."""
+    known = {o.name: o for group in script.groups for o in each_option(group)}
+    return {name: v for name, v in values.items() if name in known and script.family in known[name].families}
+
+
+def save_file(
+    path: Path,
+    values: Mapping[str, Any],
+    script: Script,
+    unknown: Mapping[str, Any],
+    allowed_paths: AllowedPaths = EVERYWHERE,
+) -> Path:
+    """Write what differs from the defaults, plus unknown keys. Raises ValueError for a bad value or path."""
+    allowed_paths.check("configuration file", path)
+    settings = from_values(script, unknown, of_family(values, script))
+    if wrong := [*settings.wrong_values(), *leaked_secrets(settings)]:
+        raise ValueError("\n".join(wrong))
+    try:
+        write_toml(path, settings.saved(), settings.headings())
+    except OSError as error:
+        raise ValueError(f"{path} cannot be written: {error.strerror}") from error
+    return path
+
+
+def leaked_secrets(settings: Settings) -> list[str]:
+    """Return a problem for every non-secret option that contains a secret, since it would be written and printed."""
+    values = settings.values()
+    secrets = {name: str(values[name]) for name, o in settings.options.items() if o.secret and values[name]}
+    in_environment = {name: os.environ[name] for name in HANDED if name in os.environ}
+    secrets |= {name: word for name, word in in_environment.items() if word not in secrets.values()}
+    return [
+        f"{name}: contains the {secret}, which would be written to files; remove it there"
+        for name, value in settings.saved().items()
+        for secret, word in secrets.items()
+        if len(word) >= SHORTEST and word in str(value)
+    ]
+
+
+def prepare(
+    values: Mapping[str, Any],
+    script: Script,
+    unknown: Mapping[str, Any],
+    print_only: bool,
+    allowed_paths: AllowedPaths = EVERYWHERE,
+    prompts: str = "",
+) -> Prepared:
+    """Validate the settings and write a new run folder for the training; `print_only` writes nothing.
+
+    `prompts` are not in a file yet; they are used if sample_prompts is unset.
+    Raises ValueError with one sentence per line for every problem.
+    """
+    values = of_family(values, script)
+    settings = checked(values, script, unknown, allowed_paths, files=not print_only)
+    output = Path(os.path.expanduser(settings[SavingOptions].output_dir or ".")).absolute()
+    values["output_dir"] = str(output)  # a printed command may be run from any folder
+    prompts = "" if values.get(PROMPTS) else prompts
+    if prompts:
+        parse_prompts(prompts, Path("prompts.txt")).prompts(card_of(script.family).sample_defaults)
+    if print_only:
+        command = build(from_values(script, unknown, values), script)
+        unsaved = Remark(PROMPTS, "the prompts are in no file yet, so the command has none; press Save first")
+        return Prepared(command, None, (*command.remarks, unsaved) if prompts else command.remarks)
+    try:
+        folder = new_run_folder(output / "runs", settings[SavingOptions].output_name or "")
+        if prompts:
+            values[PROMPTS] = str(folder.path / "prompts.txt")
+            write_whole(folder.path / "prompts.txt", prompts.rstrip() + "\n")
+        command = build(from_values(script, unknown, values), script, folder.config, run_dir=folder.path)
+        write_toml(folder.config, command.toml)
+    except OSError as error:
+        raise ValueError(f"output_dir: {output} cannot be written ({error.strerror}); choose another folder") from error
+    return Prepared(command, folder, command.remarks)
+
+
+def checked(
+    values: Mapping[str, Any],
+    script: Script,
+    unknown: Mapping[str, Any],
+    allowed_paths: AllowedPaths,
+    *,
+    files: bool = True,
+) -> Settings:
+    """Return the validated settings. Raises ValueError with one sentence per line.
+
+    `files` also checks the files they name, as a run that starts now would.
+    """
+    settings = from_values(script, unknown, values)
+    # paths first: the other checks reveal what exists there
+    problems = allowed_paths.problems_of(settings)
+    if not problems:
+        problems = list(map(str, preflight.problems(settings) if files else settings.problems()))
+    if told := [*problems, *leaked_secrets(settings)]:
+        raise ValueError("\n".join(told))
+    return settings

@@ -1,0 +1,49 @@
+"""Presets: settings files in `presets/` about how to train, which leave paths and names alone."""
+
+import re
+from itertools import takewhile
+from pathlib import Path
+
+from kohya_gui.form.panels import BASE_MODEL
+from sd_scripts.families.cards.registry import component_options, preset_family
+from sd_scripts.settings.catalog import FAMILY_TITLES
+
+PRESETS = Path(__file__).parents[2] / "presets"
+KEPT_BY_PRESETS = (
+    *dict.fromkeys((BASE_MODEL, "vae", *component_options())),
+    *(
+        "train_data_dir",
+        "num_repeats",
+        "caption_prefix",
+        "reg_data_dir",
+        "dataset_config",
+        "in_json",
+        "conditioning_data_dir",
+    ),
+    "control_directory",
+    *("output_dir", "output_name", "logging_dir", "sample_prompts"),
+)
+"""Paths and names, which a preset leaves alone: it is about how to train."""
+
+
+def preset_file(tab: str, name: str) -> Path:
+    return PRESETS / tab / f"{name}.toml"
+
+
+def first_preset(family: str) -> str:
+    """Return the preset of a fresh page; the bare defaults are those of sd-scripts."""
+    return f"{family}_safe_start"
+
+
+def preset_title(path: Path) -> str:
+    """Return a preset's title: the family's, then "low memory 12 GB" for low_memory_12gb."""
+    family = preset_family(path.stem)
+    rest = path.stem.removeprefix(f"{family}_")
+    words = re.sub(r"(?<!\d)(\d{1,6})gb\b", r"\1 GB", rest.replace("_", " "))
+    return f"{FAMILY_TITLES.get(family, family)} {words}".strip()
+
+
+def preset_words(path: Path) -> str:
+    """Return a preset's description: the comment at its top."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return " ".join(line[1:].strip() for line in takewhile(lambda line: line.startswith("#"), lines))

@@ -1,0 +1,251 @@
+"""The sample prompt editor of the page, which shows how training reads each prompt."""
+
+from collections.abc import Iterable, Mapping
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+from gradio.components import FormComponent
+from starlette.requests import Request
+from starlette.routing import Route
+
+from kohya_gui.access.allowed_paths import EVERYWHERE, AllowedPaths
+from kohya_gui.form.controls import QUIET, Form, shown, unquoted
+from kohya_gui.form.field_links import NO_LINKS, FieldLinks
+from kohya_gui.server.json_routes import post
+from kohya_gui.server.messages import Html, message
+from sd_scripts.families.cards.registry import card_of
+from sd_scripts.formats.atomic_files import write_whole
+from sd_scripts.formats.documents import read_text
+from sd_scripts.formats.words import some
+from sd_scripts.options.generating.prompt_lines import (
+    LINE_OPTIONS,
+    Entry,
+    SamplePrompt,
+    check_kind,
+    parse_prompts,
+    size_of,
+)
+from sd_scripts.options.generating.sampling import SAMPLERS
+from sd_scripts.runs.queue import RunQueue
+from sd_scripts.settings.catalog import FAMILY_TITLES
+
+FILE = "sample_prompts"
+ABOUT = (FILE, "output_dir", "output_name", "sample_sampler")
+"""Options that decide where the prompts are and how they are read."""
+EXAMPLE = "a photo of sks cat on a chair --w 1024 --h 1024 --d 1 --s 30\na drawing of sks cat, side view --d 2"
+LARGEST = 1_000_000
+"""Largest file, in bytes, that the page edits."""
+SHOWN = 40
+"""Prompts explained at most."""
+BUTTON: dict[str, Any] = {"size": "sm", "min_width": 120, "scale": 0}
+Updates = dict[Any, Any]
+
+
+class PromptEditor:
+    """A text with one prompt per line, or TOML or JSON as in the file, checked while typing."""
+
+    def __init__(self, form: Form, family: FormComponent, queue: RunQueue) -> None:
+        self._form, self._family, tab = form, family, form.tab
+        with gr.Row(elem_classes="actions"):
+            self._edit = gr.Button("Edit prompts", elem_id=f"{tab}-edit-prompts", **BUTTON)
+        with gr.Column(visible=False, elem_classes="prompt-editor", elem_id=f"{tab}-prompt-editor") as self._box:
+            self._text = gr.Textbox(
+                label="Prompts",
+                info="One prompt per line, followed by its options. Lines that begin with # are ignored.",
+                placeholder=EXAMPLE,
+                lines=5,
+                max_lines=20,
+                elem_id=f"{tab}-prompts",
+                elem_classes="option",
+            )
+            # filled in by prompts.js: an event per keystroke would make typing slow
+            gr.HTML('<div class="inserts"></div>', elem_id=f"{tab}-prompt-options")
+            gr.HTML('<div class="check" aria-live="polite"></div>', elem_id=f"{tab}-prompts-check")
+            with gr.Row(elem_classes="actions"):
+                self._save = gr.Button("Save prompts", variant="primary", elem_id=f"{tab}-save-prompts", **BUTTON)
+                self._close = gr.Button("Close", elem_id=f"{tab}-close-prompts", **BUTTON)
+        self._message = gr.HTML(elem_id=f"{tab}-prompts-message")
+        self._kept = gr.State(("", ""))
+        """The file opened or saved last, and its text at that time."""
+        form.prompt_editor = self
+
+    @property
+    def inputs(self) -> set[Any]:
+        """The components that `unsaved` reads."""
+        return {self._text, self._kept}
+
+    def unsaved(self, data: Mapping[Any, Any]) -> str:
+        """Return the prompts in the editor if they are in no file; empty otherwise."""
+        text: str = (data.get(self._text) or "").strip()
+        _, saved = data.get(self._kept) or ("", "")
+        return text if text != saved.strip() else ""
+
+    def connect(self) -> None:
+        """Connect the editor to the file named in the form; a saved file is filled in there."""
+        form = self._form
+        about = {form.controls[name] for name in ABOUT if name in form.controls}
+        page: set[Any] = {*about, self._family, self._text, self._kept, form.prompts}
+        shape = [self._edit, self._box, self._text, self._message, self._kept]
+        opened = self._edit.click(self._open, page, shape, **QUIET)
+        opened.then(None, js=f"() => checkPrompts('{form.tab}')", **QUIET)
+        self._close.click(self._shut, None, shape, **QUIET)
+        saved = [form.controls[FILE], self._message, self._kept, form.prompts]
+        form.write_events.append(self._save.click(self._write, page, saved, **QUIET))
+
+    def _open(self, data: Updates) -> Updates:
+        text: str = data[self._text] or ""
+        try:
+            values = self._form.read(data, ABOUT)
+            place = prompt_file(values, self._form.allowed_paths)
+            there = saved_text(place)
+        except ValueError as error:
+            return {self._message: self._form.links.refused(error)}
+        if waiting := not there and not values.get(FILE) and data[self._form.prompts]:
+            there = waiting
+        told = f"Editing {place}" if place.exists() else f"{place} is created when you save"
+        if data[self._kept][0] == str(place) and text != data[self._kept][1]:
+            told, there = f"Your unsaved changes to {place} are still here", text
+            kept = data[self._kept]
+        else:
+            kept = (str(place), "" if waiting else there)
+        return {
+            self._edit: gr.update(visible=False),
+            self._box: gr.update(visible=True),
+            self._text: there,
+            self._kept: kept,
+            self._message: message("ok", told),
+        }
+
+    def _shut(self) -> Updates:
+        return {self._edit: gr.update(visible=True), self._box: gr.update(visible=False), self._message: ""}
+
+    def _write(self, data: Updates) -> Updates:
+        text: str = (data[self._text] or "").rstrip() + "\n"
+        values = self._form.read(data, ABOUT)
+        try:
+            place = prompt_file(values, self._form.allowed_paths)
+            prompts = parse_prompts(text, place).prompts(card_of(data[self._family]).sample_defaults)
+            there = saved_text(place)
+        except ValueError as error:
+            return {self._message: message("error", Html(f"Not saved: {self._form.links.sentence(error)}"))}
+        if there and data[self._kept] != (str(place), there) and there != text:
+            why = f"{place} changed since it was opened here. Save again to overwrite it"
+            return {self._message: message("warning", why), self._kept: (str(place), there)}
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(place, text)
+        except OSError as error:
+            unwritten = ValueError(f"{FILE}: '{place}' cannot be written: {error.strerror}")
+            return {self._message: self._form.links.refused(unwritten)}
+        named = values.get(FILE) or str(place)
+        count = f"{len(prompts)} prompts" if len(prompts) > 1 else "1 prompt"
+        return {
+            self._form.controls[FILE]: shown(self._form.options[FILE], named),
+            self._form.prompts: "",
+            self._message: message("ok", f"Saved to {place}: {count}"),
+            self._kept: (str(place), text),
+        }
+
+
+def prompt_file(values: Mapping[str, Any], allowed_paths: AllowedPaths = EVERYWHERE) -> Path:
+    """Return the prompt file in the settings, else one beside the results. Raises ValueError for an invalid path."""
+    if said := unquoted(values.get(FILE) or "").strip():
+        place = allowed_paths.check(FILE, said)
+        check_kind(place)
+        return place
+    folder = allowed_paths.check("output_dir", values.get("output_dir") or ".")
+    return allowed_paths.check("output_name", folder / f"{values.get('output_name') or 'last'}-prompts.txt")
+
+
+def saved_text(place: Path) -> str:
+    """Return the text of a prompt file, empty if it does not exist. Raises ValueError, one sentence."""
+    try:
+        if place.is_file() and place.stat().st_size > LARGEST:
+            raise ValueError(f"'{place}' has more than 1 MB; edit it elsewhere")
+        return read_text(place) if place.exists() else ""
+    except OSError as error:
+        raise ValueError(f"{FILE}: '{place}' cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ValueError(f"{FILE}: {error}") from error
+
+
+def routes(links: Mapping[str, FieldLinks]) -> list[Route]:
+    """Return the route that checks prompts while typing, for `launch(app_kwargs={"routes": ...})`; `links` to the
+    fields, by tab."""
+
+    def check(request: Request, body: Mapping[str, Any]) -> dict[str, str]:
+        """Check the text in the page; no file is read."""
+        try:
+            tab, text, file, family, sampler = (str(body[key]) for key in ("tab", "text", "file", "family", "sampler"))
+            place, options = Path(unquoted(file).strip() or "prompts.txt"), inserts(family)
+            found = meaning(text[:LARGEST], place, family, sampler, links.get(tab, NO_LINKS))
+        except (ValueError, KeyError) as error:
+            raise ValueError("tab, text, file, family and sampler are required") from error
+        return {"options": options if place.suffix == ".txt" else "", "check": found}
+
+    return [post("prompts", check)]
+
+
+def meaning(text: str, place: Path, family: str, sampler: str, links: FieldLinks = NO_LINKS) -> str:
+    """Explain, prompt by prompt, how training of this family reads the text."""
+    if not text.strip():
+        return ""
+    try:
+        check_kind(place)
+        file = parse_prompts(text, place)
+        prompts = file.prompts(card_of(family).sample_defaults)
+    except ValueError as error:
+        return message("error", links.sentence(error))
+    rows = []
+    for prompt, entry in zip(prompts[:SHOWN], file.entries, strict=False):
+        warned = "".join(f'<p class="warn">{links.sentence(why)}</p>' for why in remarks(prompt, entry, family))
+        words = escape(prompt.prompt) or '<i class="quiet">empty prompt</i>'
+        rows.append(f'<li><b>{words}</b><p class="quiet">{escape(summary(prompt, family, sampler))}</p>{warned}</li>')
+    more = f'<p class="quiet">and {len(prompts) - SHOWN} more</p>' if len(prompts) > SHOWN else ""
+    return f'<ol class="prompts-read">{"".join(rows)}</ol>{more}'
+
+
+def summary(prompt: SamplePrompt, family: str, sampler: str) -> str:
+    """Summarise a prompt as "1024 × 768, 30 steps, seed 1, CFG 7.5, sampler euler_a"."""
+    card = card_of(family)
+    height, width = size_of(prompt, card.side_multiple)
+    embedded, sampled = card.has("guidance"), card.has("noise_schedule")
+    said = [
+        f"{width} × {height}",
+        f"{prompt.steps} steps",
+        "random seed" if prompt.seed is None else f"seed {prompt.seed}",
+        f"guidance {prompt.guidance:g}" if embedded else f"CFG {prompt.scale:g}",
+        f"CFG {prompt.scale:g}" if embedded and prompt.scale != 1 else "",
+        f"sampler {prompt.sampler or sampler}" if sampled else "",
+        f"control images: {some([Path(file).name for file in prompt.control_images])}" if prompt.control_images else "",
+        f"negative prompt: {prompt.negative_prompt}" if prompt.negative_prompt and prompt.scale != 1 else "",
+    ]
+    return ", ".join(part for part in said if part)
+
+
+def remarks(prompt: SamplePrompt, entry: Entry, family: str) -> Iterable[str]:
+    """Yield warnings about options that may not do what was meant."""
+    yield from entry.dropped
+    for option in LINE_OPTIONS:
+        if option.key in entry.keys and not option.works_with(card_of(family).capabilities):
+            yield f"--{option.letters} has no effect for {FAMILY_TITLES[family]}"
+    if prompt.negative_prompt and prompt.scale == 1:
+        yield "the negative prompt has no effect at CFG scale (--l) 1"
+    height, width = size_of(prompt, multiple := card_of(family).side_multiple)
+    if (height, width) != (prompt.height, prompt.width):
+        yield f"{prompt.width} × {prompt.height} becomes {width} × {height}: sides are multiples of {multiple}"
+    if card_of(family).has("noise_schedule") and prompt.sampler and prompt.sampler not in SAMPLERS:
+        yield f"unknown sampler {prompt.sampler}: choose one that sample_sampler lists"
+
+
+def inserts(family: str) -> str:
+    """Return buttons that append an option to the current line (prompts.js)."""
+    buttons = "".join(
+        f'<button type="button" data-insert="{option.letters}" data-value="{option.example}" '
+        f'title="{escape(option.help)}"><code>--{option.letters}</code> {option.label}</button>'
+        for option in LINE_OPTIONS
+        if option.works_with(card_of(family).capabilities)
+    )
+    return f'<span class="quiet">Add to line</span>{buttons}'

@@ -1,0 +1,172 @@
+"""Hints for path fields: what a path contains, read from headers and file names without torch."""
+
+import contextlib
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from kohya_gui.access.allowed_paths import AllowedPaths
+from sd_scripts.families.cards.family_card import ComponentCard
+from sd_scripts.families.cards.model_file import ModelFile, describe, is_hub_id
+from sd_scripts.families.cards.registry import card_of, component_card
+from sd_scripts.formats.images.metadata_file import read_metadata
+from sd_scripts.formats.models.safetensors_header import SAFETENSORS
+from sd_scripts.settings.catalog import FAMILY_TITLES
+
+WINDOWS_PATH = re.compile(r"[A-Za-z]:\\|\\\\\w")
+PICKLED = {".ckpt", ".pt", ".pth", ".bin"}
+MOST_BESIDE = 24
+"""Files next to a base model that are looked at."""
+LONGEST_METADATA = 20_000_000
+"""Largest metadata file, in bytes, that a hint still reads."""
+
+
+@dataclass(frozen=True)
+class Recognised:
+    """What was found at a path; `good` is None if nothing is known to be wrong or right."""
+
+    text: str
+    good: bool | None = None
+    family: str | None = None
+    """Family the file is a base model for."""
+    warning: bool = False
+    """Works, but is probably not what was meant."""
+    flat: bool = False
+    """The folder holds images directly and could be used as is."""
+    ending: str = ""
+    """Extension of the caption files found, if it is not the one set."""
+    images: int = 0
+    """Images that lie directly in a flat folder."""
+    instead: Path | None = None
+    """A folder nearby that was probably meant."""
+
+
+NOTHING = Recognised("")
+
+
+def allowed(allowed_paths: AllowedPaths, option: str, path: str, look: Callable[[str], Recognised]) -> Recognised:
+    """Return what is found at a path; for one outside the allowed folders, not even whether it exists."""
+    why = allowed_paths.problem(option, path) if path.strip() else None
+    return Recognised(why.partition(": ")[2], good=False) if why else look(path)
+
+
+def model(path: str, family: str) -> Recognised:
+    """Identify the base model at `path` and whether `family` can train on it."""
+    return glance(path, lambda place: _model(place, path.strip(), family))
+
+
+def part(path: str, option: str, family: str) -> Recognised:
+    """Identify the file at `path` and whether it is the component that this option of the family expects."""
+    wanted = component_card(family, option)
+    return glance(path, lambda place: _part(place, wanted)) if wanted else NOTHING
+
+
+def part_beside(model: str, option: str, family: str, may_read: Callable[[Path], bool]) -> Path | None:
+    """Return the file next to the base model that is the component which this option of the family expects."""
+    wanted, place = component_card(family, option), Path(os.path.expanduser(model.strip()))
+    with contextlib.suppress(OSError, ValueError):  # a path that cannot be one
+        if wanted and model.strip() and may_read(place) and place.is_file():
+            files = (file for file in place.parent.iterdir() if file.suffix in SAFETENSORS and file != place)
+            near = [file for file in sorted(islice(files, MOST_BESIDE)) if may_read(file) and file.is_file()]
+            return next((file for file in near if describe(file).variant in wanted.fitting), None)
+    return None
+
+
+def metadata(path: str) -> Recognised:
+    """Count the images in a metadata file and how many have a caption or tags."""
+    return glance(path, _metadata)
+
+
+def glance(path: str, look: Callable[[Path], Recognised]) -> Recognised:
+    """Look at a path without ever failing, whatever was typed and whatever the disk says."""
+    if not path.strip():
+        return NOTHING
+    if is_foreign(path.strip()):
+        return Recognised(
+            "A Windows path, but the GUI does not run on Windows; enter a path on this machine", good=False
+        )
+    try:
+        return look(Path(os.path.expanduser(path.strip())))
+    except OSError as error:
+        return Recognised(f"Cannot be read: {error.strerror}", good=False)
+
+
+def is_foreign(path: str) -> bool:
+    """Return whether this is a path on Windows while the GUI runs elsewhere."""
+    return os.name != "nt" and bool(WINDOWS_PATH.match(path))
+
+
+def _model(place: Path, name: str, family: str) -> Recognised:
+    if place.is_dir() or (place.is_file() and place.suffix in SAFETENSORS):
+        return _judged(describe(place), place, family)
+    if place.is_file() and place.suffix in PICKLED:
+        return _pickled(place)
+    if place.is_file():
+        return Recognised("Not a model file: choose a .safetensors or .ckpt file", good=False)
+    if is_hub_id(name):
+        return Recognised("Hugging Face model id: loaded from the local cache or downloaded when the run starts")
+    return Recognised("File or folder not found", good=False)
+
+
+def _judged(found: ModelFile, place: Path, family: str) -> Recognised:
+    if found.problem:
+        return _broken(found.problem, place)
+    text = _words(found, "Unknown model type")
+    base = found.family if found.is_base_model else None
+    if not card_of(family).trains(base):
+        return Recognised(f"{text}: not a base model for {FAMILY_TITLES[family]}", good=False, family=base)
+    return Recognised(text, good=True, family=base)
+
+
+def _part(place: Path, wanted: ComponentCard) -> Recognised:
+    if place.is_file() and place.suffix in PICKLED:
+        return _pickled(place)
+    if not place.exists():
+        return Recognised("File or folder not found", good=False)
+    if place.is_file() and place.suffix not in SAFETENSORS:
+        return Recognised(f"Not a model file: choose the .safetensors file of {wanted.title}", good=False)
+    found = describe(inner if (inner := place / wanted.folder).is_dir() else place)
+    if found.problem:
+        return _broken(found.problem, place)
+    good, text = found.variant in wanted.fitting or wanted.option in found.parts, _words(found, "Unknown file type")
+    return Recognised(text if good else f"{text}: not {wanted.title}", good=good)
+
+
+def _words(found: ModelFile, unknown: str) -> str:
+    """Describe a file as "Chroma, bf16, 17.8 GB"."""
+    inside = f"with {' and '.join(found.parts)} in it" if found.parts else ""
+    return ", ".join(said for said in (found.variant or unknown, found.precision, size(found.bytes), inside) if said)
+
+
+def _pickled(place: Path) -> Recognised:
+    return Recognised(f"{size(place.stat().st_size)}, {place.suffix}: checked when the run starts")
+
+
+def _broken(problem: str, place: Path) -> Recognised:
+    return Recognised(problem.replace(f"'{place}'", "This"), good=False)  # the path is right above
+
+
+def _metadata(file: Path) -> Recognised:
+    if not file.is_file():
+        return Recognised("File not found", good=False)
+    if file.stat().st_size > LONGEST_METADATA:
+        return Recognised(f"{size(file.stat().st_size)}: read when the run starts")
+    try:
+        told = read_metadata(file, "in_json").values()
+        described = sum(any(each.get(key) for key in ("caption", "tags")) for each in told)
+    except ValueError:
+        return Recognised("Not a metadata file: expected a JSON object with an entry per image", good=False)
+    few = "" if described == len(told) else f", {described or 'none'} with a caption"
+    return Recognised(f"{len(told)} images{few}", good=bool(told), warning=described < len(told))
+
+
+def size(bytes_: float) -> str:
+    """Format a size as "6.9 GB", in powers of 1000 as download pages do."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if bytes_ < 1000:
+            return f"{bytes_:.0f} {unit}" if unit in ("bytes", "kB") or bytes_ >= 100 else f"{bytes_:.1f} {unit}"
+        bytes_ /= 1000
+    return f"{bytes_:.1f} TB"

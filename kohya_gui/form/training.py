@@ -1,0 +1,104 @@
+"""A training tab as data: its panels, and how it opens, saves and starts a training."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from gradio.components import FormComponent
+
+from kohya_gui.access.allowed_paths import EVERYWHERE, AllowedPaths
+from kohya_gui.form.configuration import Opened, Prepared, checked, of_family, open_file, prepare, save_file
+from kohya_gui.form.controls import Advice, Form
+from kohya_gui.runs.past_runs import plan
+from kohya_gui.tabs import Tab
+from sd_scripts.options.spec import OptionGroup
+from sd_scripts.runs.queue import RunQueue
+from sd_scripts.settings.catalog import script_for
+
+
+class Tool(Protocol):
+    """Contents of a tab besides options: laid out when constructed, connected once the form has all its controls."""
+
+    def __init__(self, form: Form, family: FormComponent, queue: RunQueue) -> None: ...
+
+    def connect(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Panel:
+    """An accordion: options by name, then those of `rest` that no other panel takes.
+
+    Options that the tab's method lacks are left out, so that tabs can share a panel.
+    """
+
+    title: str
+    names: tuple[str, ...] = ()
+    more: tuple[str, ...] = ()
+    """Folded away, together with `rest`."""
+    rest: tuple[type[OptionGroup], ...] = ()
+    advice: tuple[Advice, ...] = ()
+    tool: type[Tool] | None = None
+    """Placed below the panel or, with tool_inside, at its end."""
+    tool_inside: bool = False
+    open: bool = False
+    late: bool = False
+    """Placed below Advanced Training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """The definition of a training tab."""
+
+    tab: Tab
+    panels: tuple[Panel, ...]
+
+    def save_configuration(
+        self,
+        path: Path,
+        values: Mapping[str, Any],
+        family: str,
+        unknown: Mapping[str, Any],
+        allowed_paths: AllowedPaths = EVERYWHERE,
+    ) -> Path:
+        """Write what differs from the defaults as TOML, with unknown keys preserved. Returns the file written."""
+        return save_file(path, values, script_for(family, self.tab.method), unknown, allowed_paths)
+
+    def open_configuration(
+        self, path: Path, shown: str | None = None, allowed_paths: AllowedPaths = EVERYWHERE
+    ) -> Opened:
+        """Read a TOML file or a kohya_ss JSON file; one that does not name its family gets the family shown.
+
+        Raises ValueError, one sentence, for a file that cannot be read or is for another tab.
+        """
+        return open_file(path, self.tab, shown, allowed_paths)
+
+    def check(
+        self,
+        values: Mapping[str, Any],
+        family: str,
+        unknown: Mapping[str, Any],
+        allowed_paths: AllowedPaths = EVERYWHERE,
+    ) -> None:
+        """Raise ValueError, one sentence per line, for everything that prevents training."""
+        script = script_for(family, self.tab.method)
+        checked(of_family(values, script), script, unknown, allowed_paths)
+
+    def train_model(
+        self,
+        queue: RunQueue,
+        values: Mapping[str, Any],
+        family: str,
+        unknown: Mapping[str, Any],
+        print_only: bool = False,
+        allowed_paths: AllowedPaths = EVERYWHERE,
+        prompts: str = "",
+    ) -> tuple[Prepared, int | None]:
+        """Check, write the TOML into a new run folder and queue it; with `print_only`, neither.
+
+        Also returns the run's number. Raises ValueError, one sentence per line.
+        """
+        prepared = prepare(values, script_for(family, self.tab.method), unknown, print_only, allowed_paths, prompts)
+        if print_only:
+            return prepared, None
+        return prepared, queue.add(plan(prepared, self.tab, family))

@@ -1,0 +1,226 @@
+"""Compare the checkpoints of a run from its view: routes under /studio that start compare_checkpoints, follow it, and
+show its result, which is in the run folder."""
+
+import hashlib
+import secrets
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from kohya_gui.access.allowed_paths import AllowedPaths
+from kohya_gui.form.field_links import FieldLinks
+from kohya_gui.generate.generate_routes import as_form
+from kohya_gui.runs.live_routes import send_file
+from kohya_gui.runs.past_runs import tab_of
+from kohya_gui.server.json_routes import NotFound, get, post
+from kohya_gui.tools.lora_tools import flags_of
+from kohya_gui.tools.tool_job import ToolJob
+from sd_scripts.formats.images.image_files import open_image, texts_of
+from sd_scripts.formats.images.image_folders import MEDIA_TYPES
+from sd_scripts.formats.images.image_parameters import read_chunks
+from sd_scripts.formats.toml_files import read_toml
+from sd_scripts.options.generating.compare_checkpoints import COMPARE_GROUPS
+from sd_scripts.options.spec import Option
+from sd_scripts.runs.comparison import FOLDER, GRID, RESULT, RULES, WITHIN, Rule, best, checkpoints_of, read_comparison
+from sd_scripts.runs.folder import RunFolder
+from sd_scripts.runs.queue import RunQueue
+from sd_scripts.runs.run_state import RunState
+from sd_scripts.runs.store import RunRow
+from sd_scripts.settings.family_options import each_option
+from sd_scripts.settings.lora_tools import defaults, option_problems
+
+TOOL = "sd_scripts.tools.compare_checkpoints"
+OPTIONS: dict[str, Option] = {o.name: o for group in COMPARE_GROUPS for o in each_option(group)}
+FORM = (
+    *("checkpoints", "strengths", "prompt", "seeds", "width", "height", "steps", "scale", "guidance", "sampler"),
+    *("negative_prompt", "no_images", "validation_dir", "no_validation", "rule", "within", "dtype", "compile"),
+)
+"""Options that the page sets from its form."""
+LINKS = FieldLinks("compare", OPTIONS, FORM)
+
+
+class CompareJob(ToolJob):
+    """The single comparing job of this GUI."""
+
+    def __init__(self, queue: RunQueue) -> None:
+        super().__init__(queue, "compare-checkpoints")
+        self.run = int(self.find_again().get("run") or 0)
+        """The run whose checkpoints the current or last job compares."""
+
+    def start(self, run: int, flags: list[str]) -> None:
+        """Start now, or when the run on the GPU ends. Raises ValueError, one sentence."""
+        if self.busy:
+            raise ValueError("Checkpoints are already being compared: stop that, or wait for it to finish")
+        self.begin([sys.executable, "-m", TOOL, *flags], record={"run": run})
+        self.run = run
+
+
+class CheckpointsRoutes:
+    def __init__(self, queue: RunQueue, allowed_paths: AllowedPaths) -> None:
+        self._queue, self._allowed_paths = queue, allowed_paths
+        self._job, self._launch = CompareJob(queue), secrets.token_hex(4)
+
+    def form(self, request: Request) -> dict[str, Any]:
+        """Return what the form of a run offers."""
+        row = self._row(request)
+        state = self._queue.watch(row.id).refresh()
+        values = _settings(row)
+        offered = {name: OPTIONS[name] for name in FORM if row.family in OPTIONS[name].families}
+        found = checkpoints_of(state)
+        if not found:
+            raise ValueError(f"{row.name}: none of the files that it saved is there any more")
+        return {
+            "checkpoints": [{"file": str(each.path), "name": each.name, "label": each.label} for each in found],
+            "adapters": tab_of(row).method == "lora",
+            "held_out": bool(values.get("validation_split") or values.get("dataset_config")),
+            "sampled": _has_prompts(values, state),
+            "rules": [{"value": rule, "title": title} for rule, title in RULES.items()],
+            "within": WITHIN,
+            "fields": {
+                name: {"label": o.label, "help": o.help, "choices": list(o.choices)} for name, o in offered.items()
+            },
+        }
+
+    def start(self, request: Request, body: Mapping[str, Any]) -> dict[str, bool]:
+        """Check a form and start the job. Raises ValueError, one sentence per line."""
+        row = self._row(request)
+        values = defaults(COMPARE_GROUPS)
+        values |= {name: OPTIONS[name].read(value) for name, value in body.items() if name in FORM}
+        if wrong := option_problems(COMPARE_GROUPS, values) or list(self._problems(row, values)):
+            raise LINKS.refusal(wrong)
+        folder = self._allowed_paths.check("run", row.folder)
+        self._job.start(row.id, [str(folder), *flags_of(list(OPTIONS.values()), values)])
+        return {"ok": True}
+
+    def _problems(self, row: RunRow, values: Mapping[str, Any]) -> list[str]:
+        known = {str(each.path) for each in checkpoints_of(self._queue.watch(row.id).refresh())}
+        chosen = values["checkpoints"]
+        found = [] if chosen else ["checkpoints: none is chosen; tick at least one"]
+        found += [f"checkpoints: '{each}' is no file of this run; leave it out" for each in chosen if each not in known]
+        if not values["prompt"] and not values["no_images"] and not self._has_prompts(row):
+            found.append("prompt: not set, and the run made no samples; write a prompt, or tick Losses only")
+        lines = [*values["prompt"], values["negative_prompt"]]
+        found += [f"prompt: '{line}' begins with a -, like a flag; change it" for line in lines if line.startswith("-")]
+        return found + self._allowed_paths.problems(values, [OPTIONS["validation_dir"]])
+
+    def _has_prompts(self, row: RunRow) -> bool:
+        return _has_prompts(_settings(row), self._queue.watch(row.id).refresh())
+
+    def stop(self, request: Request, body: Mapping[str, Any]) -> dict[str, bool]:
+        self._job.stop()
+        return {"ok": True}
+
+    def state(self, request: Request) -> dict[str, Any] | None:
+        """Return the job of a run and its result, if they changed. `rule` and `within` choose the best anew."""
+        row = self._row(request)
+        job = self._job_of(row.id)
+        file = row.folder / FOLDER / RESULT
+        stamp = file.stat().st_mtime_ns if file.is_file() else 0
+        chosen = (request.query_params.get("rule", ""), request.query_params.get("within", ""))
+        seen = repr((self._launch, stamp, job, chosen))
+        known = hashlib.sha256(seen.encode()).hexdigest()[:16]
+        if request.query_params.get("known") == known:
+            return None
+        return {"known": known, "job": job, "result": self._result(row, *chosen)}
+
+    def _job_of(self, run: int) -> dict[str, Any] | None:
+        watched = self._job.watched
+        if watched is None or self._job.run != run:
+            return None
+        run_state, waits = watched.refresh(), watched.waiting
+        error = run_state.failure.get("error", "") if run_state.state in ("failed", "lost") else ""
+        return {
+            "over": not waits and (run_state.over or (watched.run is None and watched.end is not None)),
+            "doing": f"starts when {self._job.waits_for} ends" if waits and self._job.waits_for else _doing(run_state),
+            "error": error,
+            "html": error and LINKS.refused(ValueError(error)),
+            "warnings": [LINKS.sentence(text) for text in run_state.warnings],
+        }
+
+    def _result(self, row: RunRow, rule: str, within: str) -> dict[str, Any] | None:
+        """Return the comparison of a run, with the best by this rule, or by that of the job."""
+        found = read_comparison(row.folder / FOLDER)
+        if found is None:
+            return None
+        found.pop("measured", None)
+        try:
+            return self._chosen(found, rule, within)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):  # others may write into a run folder
+            return None
+
+    def _chosen(self, found: dict[str, Any], rule: str, within: str) -> dict[str, Any]:
+        chosen: Rule = rule if rule in get_args(Rule) else found["rule"]  # type: ignore[assignment]
+        asked = OPTIONS["within"].read(within)
+        percent = float(found["within"] if OPTIONS["within"].problem(asked) else asked)
+        losses = [each["loss"] for each in found["checkpoints"]]
+        series = [each["ema"] for each in found["checkpoints"]]
+        return {**found, "rule": chosen, "within": percent, "best": best(losses, chosen, percent, series)}
+
+    def image(self, request: Request) -> Response:
+        """Return an image of the comparison, or its grid as a download."""
+        path = self._file(request)
+        return send_file(request, path, MEDIA_TYPES[path.suffix], download=path.name == GRID)
+
+    def image_form(self, request: Request) -> dict[str, Any]:
+        """Return the form of the tab Generate that makes an image of the comparison."""
+        try:
+            with open_image(self._file(request)) as image:
+                texts = texts_of(image)
+        except NotFound:
+            raise
+        except Exception as error:  # broken files raise different errors by format
+            raise NotFound("This image no longer exists, or cannot be read") from error
+        return as_form(read_chunks(texts))
+
+    def _file(self, request: Request) -> Path:
+        row, name = self._row(request), request.path_params["name"]
+        path = row.folder / FOLDER / name
+        if path.name != name or path.suffix not in MEDIA_TYPES:
+            raise NotFound("This is not an image of the comparison")
+        try:
+            return self._allowed_paths.check("file", path)
+        except ValueError as error:
+            raise NotFound(str(error)) from error
+
+    def _row(self, request: Request) -> RunRow:
+        row = self._queue.store.row(request.path_params["id"])
+        if row is None:
+            raise NotFound("This run is no longer in the list")
+        return row
+
+
+def _settings(row: RunRow) -> Mapping[str, Any]:
+    """Return the settings that a run was started with; none if they are gone."""
+    config = RunFolder(row.folder).config
+    return read_toml(config) if config.is_file() else {}
+
+
+def _has_prompts(settings: Mapping[str, Any], state: RunState) -> bool:
+    """Return whether a run has prompts of its own."""
+    return bool(settings.get("sample_prompts") or state.samples)
+
+
+def _doing(run_state: RunState) -> str:
+    if run_state.over:
+        return run_state.state
+    if run_state.state == "running" and run_state.total:
+        return f"{run_state.phase} {run_state.done} of {run_state.total}"
+    return run_state.doing
+
+
+def routes(queue: RunQueue, allowed_paths: AllowedPaths) -> list[Route]:
+    """Return the routes; they precede those of live_routes, which take any other action of a run."""
+    tab = CheckpointsRoutes(queue, allowed_paths)
+    return [
+        get("run/{id:row}/checkpoints", tab.form),
+        get("run/{id:row}/comparison", tab.state),
+        get("run/{id:row}/comparison/image/{name}", tab.image),
+        get("run/{id:row}/comparison/form/{name}", tab.image_form),
+        post("run/{id:row}/comparison", tab.start),
+        post("run/{id:row}/comparison/stop", tab.stop),
+    ]

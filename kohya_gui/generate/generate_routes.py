@@ -1,0 +1,284 @@
+"""HTTP routes under /studio of the tab Generate: its form, requests to the resident process, and the gallery."""
+
+import contextlib
+import os
+import secrets
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from kohya_gui.access.allowed_paths import AllowedPaths
+from kohya_gui.form.field_links import NO_LINKS, FieldLinks
+from kohya_gui.generate.control_uploads import CONTROL_FOLDER, keep_control, remove_unused
+from kohya_gui.generate.generate_form import form, form_values, options_of, values_of
+from kohya_gui.generate.generate_job import GenerateJob
+from kohya_gui.runs.live_routes import send_file
+from kohya_gui.runs.past_runs import tab_of
+from kohya_gui.server.json_routes import NotFound, get, post, upload
+from sd_scripts.families.cards.registry import card_of
+from sd_scripts.formats.images.image_files import open_image, texts_of
+from sd_scripts.formats.images.image_folders import MEDIA_TYPES
+from sd_scripts.formats.images.image_parameters import read_chunks, typed
+from sd_scripts.formats.toml_files import read_toml
+from sd_scripts.options.generating.generate import GENERATE, GenerateOptions
+from sd_scripts.options.generating.prompt_lines import CONTROLS, SamplePrompt, line_keys, read_prompt_file
+from sd_scripts.options.spec import WrongValue
+from sd_scripts.runs.folder import RunFolder
+from sd_scripts.runs.outputs import STATE_ENDING
+from sd_scripts.runs.queue import RunQueue
+from sd_scripts.runs.run_state import RunState
+from sd_scripts.runs.store import RunRow
+from sd_scripts.settings.catalog import FAMILY_TITLES, GENERATE_SCRIPTS, script_for
+from sd_scripts.settings.generate_settings import of_generating, problems, prompts_of, settings_of
+from sd_scripts.settings.settings import Settings
+
+MOST_IMAGES = 120
+"""Images in the gallery, the newest ones."""
+MOST_RUNS = 500
+"""Newest runs whose adapters are offered."""
+MOST_BYTES = 100 << 20
+"""Size of a control image that is uploaded."""
+FAMILIES = {script.family for script in GENERATE_SCRIPTS}
+CARRIED = (*("prompt", "negative_prompt", "width", "height", "steps", "scale", "guidance", "sampler"), "seed")
+"""Parameters of an image that the form has."""
+
+
+def routes(queue: RunQueue, allowed_paths: AllowedPaths) -> list[Route]:
+    """Return the routes, for `launch(app_kwargs={"routes": ...})`."""
+    tab = GenerateRoutes(queue, allowed_paths)
+    return [
+        get("generate/form", lambda request: form()),
+        get("generate", tab.state),
+        get("generate/gallery", tab.gallery),
+        get("generate/image/{name}", tab.image),
+        get("generate/preview", tab.preview),
+        get("generate/run/{id:row}", tab.of_run),
+        get("generate/adapters", tab.adapters),
+        post("generate", tab.start),
+        post("generate/cancel", tab.cancel),
+        post("generate/free", tab.free),
+        post("generate/read", tab.read),
+        get("generate/control", tab.control),
+        upload("generate/control", tab.add_control, most=MOST_BYTES),
+    ]
+
+
+class GenerateRoutes:
+    def __init__(self, queue: RunQueue, allowed_paths: AllowedPaths) -> None:
+        self._queue, self._allowed_paths = queue, allowed_paths
+        self._job, self._launch = GenerateJob(queue), secrets.token_hex(4)
+
+    def state(self, request: Request) -> dict[str, Any] | None:
+        """Return the process and its requests if they changed."""
+        self._job.follow()
+        told = self._job.state()
+        known = f"{self._launch}.{self._job.changes}.{told['alive']}.{bool(told['waits_for'])}"
+        if request.query_params.get("known") == known:
+            return None
+        links = _links(self._job.family) if self._job.family in FAMILIES else NO_LINKS
+        for each in told["requests"]:
+            each["html"] = "\n".join(map(links.sentence, each["error"].splitlines()))
+        return {"known": known, **told, "warnings": [links.sentence(text) for text in told["warnings"]]}
+
+    def start(self, request: Request, body: Mapping[str, Any]) -> dict[str, str]:
+        """Check a form and ask for its images. Raises ValueError, one sentence per line."""
+        family, typed = str(body.get("family")), body.get("values")
+        if family not in FAMILIES or not isinstance(typed, dict):
+            raise ValueError("The request does not name a model family and the values of a form")
+        values = values_of(family, typed)
+        values["image_dir"] = str(absolute(values.get("image_dir")))
+        settings = settings_of(family, {}, values)
+        wrong = self._allowed_paths.problems_of(settings)
+        if wrong := wrong or self._controls_outside(settings) or list(map(str, problems(settings))):
+            raise _links(family).refusal(wrong)
+        return {"id": self._job.generate(family, values)}
+
+    def _controls_outside(self, settings: Settings) -> list[str]:
+        """Return a sentence for each control image in prompts that the page may not read."""
+        if self._allowed_paths.allowed is None:
+            return []
+        valid = settings.without({name for problem in settings.problems() for name in problem.names})
+        try:
+            named = {name for prompt in prompts_of(valid) for name in prompt.control_images}
+        except (ValueError, WrongValue):  # reported with the other problems
+            lines = (line for line in settings.value("prompt") if isinstance(line, str))
+            named = {str(name) for line in lines for name in line_keys(line).get(CONTROLS.key, ())}
+        return [why for name in sorted(named) if (why := self._allowed_paths.problem(CONTROLS.key, name))]
+
+    def add_control(self, request: Request, body: bytes) -> dict[str, str]:
+        """Keep a control image that the browser sends, beside the images; return its path."""
+        name = Path(request.query_params.get("name", "")).name
+        folder = self._allowed_paths.check("image_dir", absolute(request.query_params.get("image_dir")))
+        path = keep_control(folder / CONTROL_FOLDER, name, body)
+        remove_unused(folder)
+        return {"path": str(path)}
+
+    def control(self, request: Request) -> Response:
+        """Return a control image for the form."""
+        name = request.query_params.get("path", "")
+        try:
+            path = self._allowed_paths.check(CONTROLS.key, name)
+        except ValueError as error:
+            raise NotFound(str(error)) from error
+        if path.suffix.lower() not in MEDIA_TYPES:
+            raise NotFound("This is not an image that browsers show")
+        return send_file(request, path, MEDIA_TYPES[path.suffix.lower()])
+
+    def cancel(self, request: Request, body: Mapping[str, Any]) -> dict[str, bool]:
+        self._job.cancel(str(body.get("id")))
+        return {"ok": True}
+
+    def free(self, request: Request, body: Mapping[str, Any]) -> dict[str, bool]:
+        self._job.free()
+        return {"ok": True}
+
+    def gallery(self, request: Request) -> dict[str, Any]:
+        """Return the newest images of the folder in the form, each with its parameters."""
+        folder = absolute(request.query_params.get("image_dir"))
+        found: list[tuple[int, Path]] = []
+        with contextlib.suppress(OSError, ValueError):  # a folder that is not there, or not allowed
+            for entry in os.scandir(self._allowed_paths.check("image_dir", folder)):
+                if Path(entry.name).suffix.lower() not in MEDIA_TYPES or entry.name.startswith("."):
+                    continue
+                with contextlib.suppress(OSError):  # it is gone by now
+                    if entry.is_file(follow_symlinks=False):  # send_file sends no other
+                        found.append((entry.stat().st_mtime_ns, Path(entry.path)))
+        newest = sorted(found, reverse=True)[:MOST_IMAGES]
+        images = [{"name": path.name, "time": time, **_described(path, time)} for time, path in newest]
+        return {"folder": str(folder), "images": images, "total": len(found)}
+
+    def image(self, request: Request) -> Response:
+        """Return an image of a folder."""
+        path = absolute(request.query_params.get("image_dir")) / request.path_params["name"]
+        if path.name != request.path_params["name"] or path.suffix.lower() not in MEDIA_TYPES:
+            raise NotFound("This is not an image of the gallery")
+        try:
+            self._allowed_paths.check("image_dir", path)
+        except ValueError as error:
+            raise NotFound(str(error)) from error
+        return send_file(request, path, MEDIA_TYPES[path.suffix.lower()])
+
+    def preview(self, request: Request) -> Response:
+        """Return the image so far of the current request."""
+        if (path := self._job.preview) is None:
+            raise NotFound("No image is being generated")
+        return send_file(request, path, MEDIA_TYPES[path.suffix])
+
+    def read(self, request: Request, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what the text chunks of a dropped image say, for the form. Raises ValueError if they say nothing."""
+        chunks = body.get("chunks")
+        if not isinstance(chunks, dict):
+            raise ValueError("The request holds no texts of an image")
+        texts = {str(key): text for key, text in chunks.items() if isinstance(text, str)}
+        return as_form(read_chunks(texts))
+
+    def adapters(self, request: Request) -> list[dict[str, str]]:
+        """Return the last adapter of each run of a family, the newest run first."""
+        family = request.query_params.get("family")
+        files: dict[str, str] = {}
+        for row in self._queue.store.rows(MOST_RUNS):
+            if row.family != family or not row.results or tab_of(row).method != "lora":
+                continue
+            path = row.results[-1]
+            if not self._allowed_paths.problem("lora_weights", path) and Path(path).is_file():
+                files.setdefault(path, row.name)
+        return [{"path": path, "run": run} for path, run in files.items()]
+
+    def of_run(self, request: Request) -> dict[str, Any]:
+        """Return the form with which to try what a run trained."""
+        row = self._queue.store.row(request.path_params["id"])
+        if row is None:
+            raise NotFound("This run is no longer in the list")
+        return self._trying(row)
+
+    def _trying(self, row: RunRow) -> dict[str, Any]:
+        run_state = self._queue.watch(row.id).refresh()
+        models = [made.find() for made in run_state.saved if not made.path.name.endswith(STATE_ENDING)]
+        newest = next((path for path in reversed(models) if path and path.exists()), None)
+        if newest is None:
+            raise ValueError(f"{row.name}: none of its files is there any more")
+        file = read_toml(RunFolder(row.folder).config)
+        family = row.family or str(file.get("family"))
+        if family not in FAMILIES:
+            raise ValueError(f"{row.name}: there is no script that generates images of this model family")
+        values = of_generating({"learning_rate": 0, **file}, script_for(family, GENERATE))
+        values = {name: value for name, value in values.items() if name in options_of(family)}
+        adapters: list[dict[str, Any]] = []
+        if tab_of(row).method == "lora":
+            adapters = [{"path": str(newest), "strength": 1.0}]
+        else:
+            values["pretrained_model_name_or_path"] = str(newest)
+        if run_state.samples and run_state.samples[-1].note:
+            sample = run_state.samples[-1]
+            values["prompt"] = [sample.note]
+            made = {"width": sample.width, "height": sample.height, "image_seed": sample.seed}
+            values |= {name: value for name, value in made.items() if value}
+        controls = self._controls_of_sample(file, run_state) if card_of(family).has(CONTROLS.needs) else []
+        told = {"family": family, "values": form_values(family, values), "adapters": adapters}
+        return {**told, "controls": controls} if controls else told
+
+    def _controls_of_sample(self, file: Mapping[str, Any], run_state: RunState) -> list[str]:
+        """Return the control images of a run's last sample, as far as its prompts are still there."""
+        name = str(file.get("sample_prompts") or "")
+        try:
+            self._allowed_paths.check("sample_prompts", name)
+            prompts = read_prompt_file(Path(name).expanduser()).prompts(SamplePrompt())
+        except ValueError:
+            return []
+        number = (run_state.samples[-1].number if run_state.samples else 0) or 0
+        return [*prompts[number].control_images] if number < len(prompts) else []
+
+
+def _links(family: str) -> FieldLinks:
+    """Return the links to the fields of a family's form."""
+    return FieldLinks("generate", options_of(family))
+
+
+def absolute(image_dir: object) -> Path:
+    """Return the folder for images that a form names, or the default one."""
+    return Path(os.path.expanduser(str(image_dir or GenerateOptions.image_dir))).absolute()
+
+
+def as_form(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the form that makes an image with these parameters: those that fit, and the adapters whose files are
+    known."""
+    parameters = typed(parameters)
+    family = parameters.get("family") if parameters.get("family") in FAMILIES else None
+    options = options_of(str(family)) if family else {o: None for o in CARRIED}
+    values = {name: parameters[name] for name in CARRIED if parameters.get(name) is not None}
+    values["prompt"] = [str(values.get("prompt", "")).replace("\n", " ")]
+    if "seed" in values:
+        values["image_seed"] = values.pop("seed")
+    values |= {name: parameters[name] for name in ("dtype", "quantize_base") if name in parameters and name in options}
+    if model := parameters.get("model_path"):
+        values["pretrained_model_name_or_path"] = model
+    name = str(family or next(iter(sorted(FAMILIES, key=lambda each: card_of(each).order))))
+    return {
+        "family": family,
+        "title": FAMILY_TITLES.get(str(family), ""),
+        "values": form_values(name, values),
+        "adapters": [
+            {"path": each.get("path") or each.get("name") or "", "strength": each.get("strength", 1.0)}
+            for each in parameters.get("adapters") or ()
+        ],
+        "controls": [each.get("path") or each.get("name") or "" for each in parameters.get("control_images") or ()],
+        "model": parameters.get("model"),
+    }
+
+
+@lru_cache(maxsize=1000)
+def _described(path: Path, time: int) -> dict[str, Any]:
+    """Return the size and the parameters of an image that was written at this time."""
+    size: dict[str, Any] = {}
+    try:
+        with open_image(path) as image:
+            size = {"width": image.width, "height": image.height}
+            parameters = read_chunks(texts_of(image))
+        return {**size, "parameters": parameters, "form": as_form(parameters)}
+    except Exception:  # a broken or odd image costs its own form, never the gallery
+        return size

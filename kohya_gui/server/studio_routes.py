@@ -1,0 +1,34 @@
+"""All routes under /studio."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from starlette.routing import Route
+
+from kohya_gui.access.allowed_paths import AllowedPaths
+from kohya_gui.form import browse, field_check, prompt_editor
+from kohya_gui.form.field_links import FieldLinks
+from kohya_gui.generate import checkpoints_routes, generate_routes
+from kohya_gui.runs import live_routes, measure_routes, plan_card
+from kohya_gui.tools import compile_cache_routes, doctor_routes, lora_tools_routes, publish_routes
+from sd_scripts.runs.queue import RunQueue
+
+
+def routes(
+    queue: RunQueue, allowed_paths: AllowedPaths, links: Mapping[str, FieldLinks] = MappingProxyType({})
+) -> list[Route]:
+    """Return the routes, for `launch(app_kwargs={"routes": ...})`; `links` to the fields, by tab."""
+    return [
+        *publish_routes.routes(queue, allowed_paths),
+        *checkpoints_routes.routes(queue, allowed_paths),
+        *live_routes.routes(queue, allowed_paths, links),
+        *plan_card.routes(allowed_paths, links),
+        *field_check.routes(),
+        *doctor_routes.routes(queue),
+        *measure_routes.routes(queue, allowed_paths, links),
+        *prompt_editor.routes(links),
+        *browse.routes(allowed_paths),
+        *compile_cache_routes.routes(allowed_paths),
+        *lora_tools_routes.routes(queue, allowed_paths),
+        *generate_routes.routes(queue, allowed_paths),
+    ]

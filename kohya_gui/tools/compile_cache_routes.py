@@ -1,0 +1,95 @@
+"""The compiler cache in the tab Machine: HTTP routes under /studio that show, clear, export and import it."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from starlette.background import BackgroundTask
+from starlette.requests import Request
+from starlette.responses import FileResponse
+from starlette.routing import Route
+
+from kohya_gui.access.allowed_paths import AllowedPaths
+from kohya_gui.server.json_routes import NotFound, get, post
+from sd_scripts.formats.disk import format_bytes, sentence_of
+from sd_scripts.formats.private import private_folder
+from sd_scripts.formats.words import counted
+from sd_scripts.machine.compile_cache import clear, contents
+from sd_scripts.machine.compile_cache_file import SUFFIX, export_cache, import_cache
+from sd_scripts.runs.store import state_folder
+
+
+def routes(allowed_paths: AllowedPaths) -> list[Route]:
+    one_at_a_time = threading.Lock()
+
+    def changing(work: Callable[[Mapping[str, Any]], str]) -> Callable[[Request, Mapping[str, Any]], Any]:
+        """Return a route that does `work`, and answers with what it said and the state after it."""
+
+        def change(request: Request, body: Mapping[str, Any]) -> Any:
+            with one_at_a_time, _sentences():
+                return {"done": work(body), **state()}
+
+        return change
+
+    def remove(body: Mapping[str, Any]) -> str:
+        return f"Removed {format_bytes(clear(others=bool(body.get('others'))))}"
+
+    def export(body: Mapping[str, Any]) -> str:
+        private_folder(state_folder())
+        moved = export_cache(exported_file())
+        return f"Exported {counted(moved.graphs, 'graph')}, {format_bytes(moved.size)}"
+
+    def add(body: Mapping[str, Any]) -> str:
+        file = allowed_paths.check("file", str(body.get("file") or "").strip().strip('"'))
+        moved = import_cache(file)
+        done = f"Imported {counted(moved.graphs, 'graph')}"
+        return f"{done}. {moved.note}" if moved.note else done
+
+    def download(request: Request) -> Any:
+        if not (file := exported_file()).is_file():
+            raise NotFound("The compiler cache has not been exported yet")
+        name = f"compiler-cache-{time.strftime('%Y%m%d-%H%M%S', time.localtime(file.stat().st_mtime))}{SUFFIX}"
+        return FileResponse(
+            file,
+            media_type="application/zip",
+            filename=name,
+            headers={"Cache-Control": "no-store"},
+            background=BackgroundTask(file.unlink, missing_ok=True),  # it may be large
+        )
+
+    return [
+        get("compile-cache", lambda request: state()),
+        post("compile-cache/clear", changing(remove)),
+        post("compile-cache/export", changing(export)),
+        post("compile-cache/import", changing(add)),
+        get("compile-cache/file", download),
+    ]
+
+
+def exported_file() -> Path:
+    return state_folder() / f"compiler-cache{SUFFIX}"
+
+
+def state() -> dict[str, Any]:
+    """Return what the page shows."""
+    held = contents()
+    return {
+        "folder": str(held.folder),
+        "chosen_by_user": held.chosen_by_user,
+        "held": f"{counted(held.graphs, 'graph')}, {format_bytes(held.size)}" if held.files else "",
+        "oldest": held.oldest,
+        "newest": held.newest,
+        "others": format_bytes(held.others) if held.others else "",
+    }
+
+
+@contextmanager
+def _sentences() -> Iterator[None]:
+    """Turn errors of the disk into the ValueErrors that routes answer with."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(sentence_of(error)) from error

@@ -1,0 +1,186 @@
+"""The page's checks of this machine: one process at a time, and HTTP routes under /studio that start and follow it."""
+
+import atexit
+import contextlib
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import FileResponse
+from starlette.routing import Route
+
+from kohya_gui import doctor
+from kohya_gui.server.json_routes import NotFound, get, post
+from sd_scripts.formats.private import private_folder
+from sd_scripts.runs.queue import RunQueue
+from sd_scripts.runs.store import state_folder
+
+PATIENCE = 1800.0
+"""Seconds until the process is ended; each check has a limit of its own."""
+
+
+class CheckProcess:
+    """Runs the checks and keeps what they found last, for all browsers."""
+
+    def __init__(self, flags: tuple[str, ...] = ()) -> None:
+        self._flags = flags
+        self._lock = threading.Lock()
+        self._child: subprocess.Popen[str] | None = None
+        self._launch = secrets.token_hex(4)
+        self._changes = 0
+        self._titles: list[str] = []
+        self._findings: list[dict[str, str]] = []
+        self._ended = 0.0
+        self._error = ""
+        self._zip: Path | None = None
+
+    @property
+    def running(self) -> bool:
+        return self._child is not None
+
+    def start(self, zip_file: Path | None = None, runs: tuple[Path, ...] = ()) -> None:
+        """Start the checks, which then also write a zip. Raises ValueError if they are running or cannot be started."""
+        flags = [*self._flags, "--json"]
+        if zip_file:
+            flags += ["--zip", str(zip_file), *(word for run in runs for word in ("--run", str(run)))]
+        with self._lock:
+            if self.running:
+                raise ValueError("The checks are already running")
+            try:
+                self._child = child = subprocess.Popen(
+                    doctor.command(*flags),
+                    env=doctor.environment() | {"PYTHONIOENCODING": "utf-8"},
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    encoding="utf-8",
+                    errors="replace",
+                    start_new_session=True,  # a group of its own on POSIX
+                )
+            except OSError as error:
+                raise ValueError(f"The checks cannot be started: {error.strerror}") from error
+            self._titles, self._findings, self._error, self._zip = [], [], "", None
+            self._changes += 1
+        atexit.register(self.stop)
+        threading.Thread(target=self._follow, args=(child, zip_file), name="doctor", daemon=True).start()
+
+    def stop(self) -> None:
+        """End the checks and their own process, if they are running."""
+        with self._lock:
+            if child := self._child:
+                self._error = "The checks were cancelled"
+                _end(child)
+
+    def state(self, known: str) -> dict[str, Any] | None:
+        """Return what there is to show, or None if the page knows it."""
+        with self._lock:
+            version = f"{self._launch}.{self._changes}"
+            return (
+                None
+                if known == version
+                else {
+                    "known": version,
+                    "running": self.running,
+                    "titles": self._titles,
+                    "findings": self._findings,
+                    "ended": self._ended,
+                    "error": self._error,
+                    "zip": self._zip is not None,
+                }
+            )
+
+    def zip_file(self) -> Path | None:
+        return self._zip
+
+    def _follow(self, child: "subprocess.Popen[str]", zip_file: Path | None) -> None:
+        """Read what the process prints until it ends."""
+        timer = threading.Timer(PATIENCE, _end, (child,))
+        timer.start()
+        said = ""
+        assert child.stdout
+        with child.stdout:
+            for line in child.stdout:
+                told = _object(line)
+                if told is None:
+                    said = line.strip() or said
+                    continue
+                with self._lock:
+                    self._titles = told.get("checks", self._titles)
+                    self._findings = [*self._findings, *([told] if "status" in told else [])]
+                    self._changes += 1
+        code = child.wait()
+        timer.cancel()
+        atexit.unregister(self.stop)
+        with self._lock:
+            complete = bool(self._titles) and len(self._findings) == len(self._titles)
+            self._zip = zip_file if complete and zip_file and zip_file.is_file() else None
+            if not self._error and (not complete or (zip_file and not self._zip)):
+                self._error = said or f"The checks ended with exit code {code}"
+            self._child, self._ended = None, time.time()
+            self._changes += 1
+
+
+def _object(line: str) -> dict[str, Any] | None:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _end(child: "subprocess.Popen[str]") -> None:
+    if sys.platform == "win32":
+        subprocess.run(["taskkill", "/T", "/F", "/PID", str(child.pid)], capture_output=True, check=False)
+        return
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+
+
+CHECKS = CheckProcess()
+"""The one of this process, shared by all browsers."""
+
+
+def routes(queue: RunQueue, checks: CheckProcess = CHECKS) -> list[Route]:
+    def state(request: Request) -> Any:
+        return checks.state(request.query_params.get("known", ""))
+
+    def start(request: Request, body: Mapping[str, Any]) -> Any:
+        """Start the checks; with `zip` also collect the diagnostics, of the run with the id `run` or of the last."""
+        if not body.get("zip"):
+            checks.start()
+            return {"ok": True}
+        id = body.get("run")
+        row = queue.store.row(id) if isinstance(id, int) and not isinstance(id, bool) else None
+        if id is not None and row is None:
+            raise NotFound("This run is no longer in the list")
+        if row and not row.folder.is_dir():
+            raise NotFound(f"The folder of this run no longer exists: '{row.folder}'")
+        folder = private_folder(state_folder())
+        checks.start(folder / "diagnostics.zip", (row.folder,) if row else ())
+        return {"ok": True}
+
+    def stop(request: Request, body: Mapping[str, Any]) -> Any:
+        checks.stop()
+        return {"ok": True}
+
+    def download(request: Request) -> Any:
+        if not (file := checks.zip_file()) or not file.is_file():
+            raise NotFound("There are no diagnostics yet")
+        name = f"diagnostics-{time.strftime('%Y%m%d-%H%M%S', time.localtime(file.stat().st_mtime))}.zip"
+        return FileResponse(file, media_type="application/zip", filename=name, headers={"Cache-Control": "no-store"})
+
+    return [
+        get("doctor", state),
+        post("doctor", start),
+        post("doctor/cancel", stop),
+        get("doctor/zip", download),
+    ]

@@ -1,0 +1,138 @@
+"""The tools of the tab LoRA tools: what each is called, its options, and which of them have no control there."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sd_scripts.settings.lora_tools import (
+    SAVING,
+    BaseModelOptions,
+    ConvertOptions,
+    EditMetadataOptions,
+    ExtractOptions,
+    LoraInputOptions,
+    MergedOptions,
+    OutputOptions,
+    PrecisionOptions,
+    ResizeOptions,
+    SvdMergeOptions,
+    WeightedMergeOptions,
+)
+from sd_scripts.settings.settings import Groups
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraTool:
+    """A tool for LoRA files: what it is called and which options it has."""
+
+    name: str
+    title: str
+    about: str
+    script: str
+    """Its module in `sd_scripts.tools`."""
+    groups: Groups
+    inputs: tuple[str, ...]
+    """Options that name the files to read."""
+    output: str = "save_to"
+    """The option that names the file to write; empty if there is none."""
+    hidden: tuple[str, ...] = ()
+    """Options without a control on the page."""
+    required: tuple[str, ...] = ()
+    """Options that the page requires, beside those that the groups check."""
+    suffix: Callable[[Mapping[str, Any]], str] = lambda values: "-new"
+    """Values -> what the page appends to the name of the first input for that of the output."""
+    suggest: Callable[[Sequence[int]], Mapping[str, Any]] = lambda ranks: {}
+    """Ranks in the chosen LoRAs -> values that the page fills in where the defaults, those of sd-scripts, are small."""
+
+
+def _rank(values: Mapping[str, Any]) -> str:
+    method, target = values.get("dynamic_method"), values.get("dynamic_param")
+    return f"-{method}{target:g}" if method and target else f"-rank{values.get('new_rank')}"
+
+
+LORA_TOOLS = (
+    LoraTool(
+        name="merge-model",
+        title="Merge into a model",
+        about="Add LoRAs to a checkpoint, tensor by tensor: a model of any size needs little memory.",
+        script="merge_lora",
+        groups=(BaseModelOptions, MergedOptions, *SAVING),
+        inputs=("base_model", "models"),
+        required=("base_model",),
+        suffix=lambda values: "-merged",
+    ),
+    LoraTool(
+        name="merge-svd",
+        title="Merge LoRAs",
+        about="One LoRA that does what several do together, approximated by the rank that you choose; rank 0 is exact.",
+        script="svd_merge_lora",
+        groups=(MergedOptions, SvdMergeOptions, *SAVING),
+        inputs=("models",),
+        hidden=("device",),
+        suffix=lambda values: "-merged",
+        suggest=lambda ranks: {"new_rank": max(ranks)} if ranks else {},
+    ),
+    LoraTool(
+        name="merge-weights",
+        title="Average LoRAs",
+        about="Average or join the factors of LoRAs as sd-scripts does. Averaging needs LoRAs of one rank; the result "
+        "is not the sum of what they do, for which there is Merge LoRAs.",
+        script="merge_lora",
+        groups=(MergedOptions, WeightedMergeOptions, *SAVING),
+        inputs=("models",),
+        hidden=("precision",),
+        suffix=lambda values: "-concat" if values.get("concat") else "-average",
+    ),
+    LoraTool(
+        name="resize",
+        title="Resize",
+        about="A smaller LoRA that does nearly the same: the strongest directions of each layer are kept.",
+        script="resize_lora",
+        groups=(LoraInputOptions, ResizeOptions, OutputOptions, PrecisionOptions),
+        inputs=("model",),
+        hidden=("device", "verbose", "svd_lowrank_niter"),
+        suffix=_rank,
+        suggest=lambda ranks: {"new_rank": max(max(ranks) // 2, 1)} if ranks else {},
+    ),
+    LoraTool(
+        name="extract",
+        title="Extract",
+        about="A LoRA of what a trained model has learned: the difference from its original, approximated by a rank.",
+        script="extract_lora_from_models",
+        groups=(ExtractOptions, *SAVING),
+        inputs=("model_org", "model_tuned"),
+        hidden=("device",),
+        suffix=lambda values: f"-lora{values.get('dim')}",
+        suggest=lambda ranks: {"dim": 32},
+    ),
+    LoraTool(
+        name="convert",
+        title="Convert",
+        about="The same LoRA under the key names of another program, or in another precision.",
+        script="convert_lora",
+        groups=(ConvertOptions, PrecisionOptions),
+        inputs=("src_path",),
+        output="dst_path",
+        hidden=("src",),
+        suffix=lambda values: f"-{values.get('dst')}",
+    ),
+    LoraTool(
+        name="metadata",
+        title="Metadata",
+        about="Read what a file says of itself, and change it. The weights are copied unchanged.",
+        script="edit_metadata",
+        groups=(LoraInputOptions, EditMetadataOptions, OutputOptions),
+        inputs=("model",),
+        hidden=("set", "remove"),
+        suffix=lambda values: "-edited",
+    ),
+    LoraTool(
+        name="inspect",
+        title="Inspect",
+        about="Which blocks a LoRA changes and how much, how many of its ranks it uses, and what it was trained with.",
+        script="check_lora_weights",
+        groups=(LoraInputOptions,),
+        inputs=("model",),
+        output="",
+    ),
+)

@@ -1,0 +1,264 @@
+"""The LoRA tools of the page: their fields, hints and jobs. No Gradio, no torch."""
+
+import json
+import sys
+from collections.abc import Container, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kohya_gui.access.allowed_paths import AllowedPaths
+from kohya_gui.form.field_links import FieldLinks
+from kohya_gui.form.recognise import Recognised, allowed, glance, size
+from kohya_gui.tools.lora_tool_list import LORA_TOOLS, LoraTool
+from kohya_gui.tools.tool_job import ToolJob
+from sd_scripts.families.cards.model_file import describe
+from sd_scripts.families.cards.registry import names
+from sd_scripts.formats.models.lora_header import summarize
+from sd_scripts.formats.models.safetensors_header import SAFETENSORS, read_header
+from sd_scripts.options.spec import Option
+from sd_scripts.runs.queue import RunQueue
+from sd_scripts.settings.family_options import each_option
+from sd_scripts.settings.lora_tools import REPORT, MergedOptions, defaults, input_problem, option_problems
+
+TOOLS = {tool.name: tool for tool in LORA_TOOLS}
+MOST_BYTES = 20_000_000
+ROWS = ("models", "ratios", "lbws")
+"""Options that are shown as one row for each LoRA."""
+MODELS = ("base_model", "model_org", "model_tuned")
+"""Options that name a base model; the other inputs are LoRAs."""
+MOST_LORAS = 50
+
+
+def described_tools() -> list[dict[str, Any]]:
+    """Return all tools with their fields, for the page to lay out."""
+    return [
+        {
+            "name": tool.name,
+            "title": tool.title,
+            "about": tool.about,
+            "output": tool.output,
+            "inputs": list(tool.inputs),
+            "fields": [_field(tool, o) for o in options_of(tool) if o.name not in tool.hidden],
+        }
+        for tool in LORA_TOOLS
+    ]
+
+
+def options_of(tool: LoraTool) -> list[Option]:
+    return [o for group in tool.groups for o in each_option(group)]
+
+
+def _field(tool: LoraTool, o: Option) -> dict[str, Any]:
+    kind = "number" if o.type in (int, float) else "switch" if o.type is bool else "choice" if o.choices else "text"
+    kind = "rows" if o.name in ROWS else "output" if o.name == tool.output else "file" if o.path else kind
+    return {
+        "name": o.name,
+        "label": o.label,
+        "help": o.help,
+        "kind": kind,
+        "default": o.default,
+        "choices": list(o.choices),
+        "nullable": o.nullable,
+        "whole": o.type is int,
+        "within": list(o.within) if o.within else None,
+    }
+
+
+def read_values(tool: LoraTool, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of all options from what the page sent; unknown names are left out."""
+    values = defaults(tool.groups)
+    for o in options_of(tool):
+        if o.name in given:
+            value = o.read(given[o.name])
+            values[o.name] = o.default if value in ("", None) and not o.nullable and not o.many else value
+    if (out := values.get(tool.output)) and isinstance(out, str) and not Path(out).suffix:
+        values[tool.output] = f"{out}.safetensors"
+    return values
+
+
+def problems(tool: LoraTool, values: Mapping[str, Any], allowed_paths: AllowedPaths) -> list[str]:
+    """Return a sentence for each mistake; files outside the allowed folders are not looked at."""
+    missing = [f"{name}: not set; choose a file" for name in tool.required if not values[name]]
+    if found := missing + option_problems(tool.groups, values) + _flags_in(tool, values):
+        return found
+    named = [(name, str(path)) for name in tool.inputs for path in _listed(values[name])]
+    targets = [(tool.output, str(values[tool.output]))] if tool.output else []
+    outside = [why for name, path in (*named, *targets) if (why := allowed_paths.problem(name, path))]
+    return outside or [why for name, path in named if (why := input_problem(name, path))]
+
+
+def _flags_in(tool: LoraTool, values: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each text of a list that a command line would take for a flag."""
+    lists = [(o.name, str(each)) for o in options_of(tool) if o.many and o.type is str for each in values[o.name]]
+    return [f"{name}: '{text}' begins with a -, like a flag; change it" for name, text in lists if text.startswith("-")]
+
+
+def links_of(tool: LoraTool) -> FieldLinks:
+    """Return the links to the fields of a tool's form."""
+    return FieldLinks("tool", {o.name: o for o in options_of(tool)})
+
+
+def hints(
+    tool: LoraTool, values: Mapping[str, Any], allowed_paths: AllowedPaths, chosen: Container[str] = ()
+) -> dict[str, Any]:
+    """Return what is found at each file, values for options that are not `chosen` yet, and a name for the output."""
+
+    def look(name: str, path: str) -> dict[str, Any]:
+        found = allowed(allowed_paths, name, path, model_hint if name in MODELS else lora_hint)
+        return {"text": found.text, "good": found.good, "family": found.family}
+
+    told = {name: [look(name, str(path)) for path in _listed(values[name])[:MOST_LORAS]] for name in tool.inputs}
+    named = [(name, str(path)) for name in tool.inputs for path in _listed(values[name])[:MOST_LORAS]]
+    ranks = [rank for name, path in named for rank in _ranks(name, path, allowed_paths)]
+    suggested = {name: value for name, value in tool.suggest(ranks).items() if name not in chosen}
+    output = suggested_output(tool, {**values, **suggested}, allowed_paths) if tool.output else ""
+    target = str(values.get(tool.output) or "") if tool.output else ""
+    exists = bool(target) and not allowed_paths.problem(tool.output, target) and Path(target).is_file()
+    return {"hints": told, "output": output, "suggested": suggested, "replaces": exists}
+
+
+def _ranks(name: str, path: str, allowed_paths: AllowedPaths) -> list[int]:
+    """Return the ranks in a LoRA file; none for any other file."""
+    place = Path(path).expanduser()
+    if allowed_paths.problem(name, path) or place.suffix not in SAFETENSORS or not place.is_file():
+        return []
+    try:
+        summary = summarize(read_header(place))
+    except (ValueError, OSError):
+        return []
+    return list(summary.ranks) if summary else []
+
+
+def suggested_output(tool: LoraTool, values: Mapping[str, Any], allowed_paths: AllowedPaths) -> str:
+    """Return a free name beside the last input: `folder/name-rank8.safetensors`; empty without an input."""
+    named = [str(path) for name in tool.inputs for path in _listed(values[name])[:1]]
+    beside = named[-1] if tool.inputs[0] == "model_org" and named else named[0] if named else ""
+    if not beside or allowed_paths.problem(tool.inputs[0], beside) or not Path(beside).expanduser().is_file():
+        return ""
+    path = Path(beside).expanduser()
+    names = (
+        f"{path.stem}{tool.suffix(values)}{again}.safetensors" for again in ("", *(f"-{n}" for n in range(2, 100)))
+    )
+    return next((str(path.with_name(name)) for name in names if not path.with_name(name).exists()), "")
+
+
+def lora_hint(path: str) -> Recognised:
+    """Say what LoRA a file is: its model, kind, rank, layers, precision, training and size."""
+    return glance(path, _lora)
+
+
+def model_hint(path: str) -> Recognised:
+    """Say what model a file is."""
+    return glance(path, _model)
+
+
+def _lora(place: Path) -> Recognised:
+    found = _described(place)
+    if isinstance(found, Recognised):
+        return found
+    if not found.variant.endswith("LoRA"):
+        return Recognised(f"{found.variant or 'Unknown file'}, {size(found.bytes)}: not a LoRA", good=False)
+    summary = summarize(read_header(place)) if place.suffix in SAFETENSORS else None
+    if summary is None:
+        return Recognised(f"{found.variant}, {size(found.bytes)}", good=True, family=found.family)
+    kind = found.variant.removesuffix("LoRA") + summary.kind
+    return Recognised(f"{kind}, {summary.text()}, {size(found.bytes)}", good=True, family=found.family)
+
+
+def _model(place: Path) -> Recognised:
+    found = _described(place)
+    if isinstance(found, Recognised):
+        return found
+    if found.variant.endswith("LoRA"):
+        return Recognised(f"{found.variant}: not a model", good=False)
+    known = found.family in names()
+    words = ", ".join(part for part in (found.variant or "Unknown file", found.precision, size(found.bytes)) if part)
+    return Recognised(words if known else f"{words}: cannot be read by this tool", good=known, family=found.family)
+
+
+def _described(place: Path) -> Any:
+    """Return what a file is, or why it is none."""
+    if why := input_problem("", str(place)).partition(": ")[2]:
+        return Recognised(why.replace(f"there is no file '{place}'", "There is no such file"), good=False)
+    found = describe(place)
+    if found.problem:
+        return Recognised(found.problem.replace(f"'{place}'", "This file"), good=False)
+    return found
+
+
+def metadata_entries(path: str) -> dict[str, str]:
+    """Return the metadata of a file. Raises ValueError, one sentence."""
+    place = Path(path)
+    if why := input_problem("model", path):
+        raise ValueError(why)
+    if place.suffix not in SAFETENSORS:
+        raise ValueError(f"model: '{path}' holds no metadata; choose a .safetensors file")
+    return dict(read_header(place).metadata)
+
+
+class LoraToolJob(ToolJob):
+    """The single LoRA tool job of this GUI. It computes on the CPU, beside a training."""
+
+    uses_gpu = False
+
+    def __init__(self, queue: RunQueue) -> None:
+        super().__init__(queue, "lora-tool")
+        self.tool: LoraTool | None = None
+        """Of the current or last job."""
+
+    def start(self, tool: LoraTool, values: Mapping[str, Any]) -> None:
+        """Start now. Raises ValueError, one sentence."""
+        if self.busy:
+            raise ValueError("Another LoRA tool is still running: stop it or wait for it to finish")
+        self.begin(command(tool, values))
+        self.tool = tool
+
+    @property
+    def report(self) -> Mapping[str, Any] | None:
+        """What Inspect found."""
+        file = self.watched.folder.path / REPORT if self.watched else None
+        try:
+            found = json.loads(file.read_bytes()[:MOST_BYTES]) if file and file.is_file() else None
+        except (OSError, ValueError):
+            return None
+        return found if isinstance(found, dict) else None
+
+
+def command(tool: LoraTool, values: Mapping[str, Any]) -> list[str]:
+    """Return the command line of a tool with these values; defaults are left out."""
+    return [sys.executable, "-m", f"sd_scripts.tools.{tool.script}", *flags_of(options_of(tool), values)]
+
+
+def flags_of(options: Sequence[Option], values: Mapping[str, Any]) -> list[str]:
+    """Return the flags for the values that are not the defaults of these options."""
+    argv = []
+    for o in options:
+        value = values[o.name]
+        if value == o.default or value is None:
+            continue
+        if o.type is bool:
+            argv.append(f"--{'' if value else 'no-'}{o.name}")
+        elif o.many:
+            argv += [f"--{o.name}", *map(str, value)]
+        else:
+            argv.append(f"--{o.name}={value}")
+    return argv
+
+
+def merged_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return models, ratios and lbws from rows of {path, ratio, lbw}; rows without a path are left out."""
+    kept = [row for row in rows if str(row.get("path") or "").strip()]
+    lbws = [str(row.get("lbw") or "").strip() or "[]" for row in kept]
+    return {
+        "models": [str(row["path"]).strip().strip('"') for row in kept],
+        "ratios": [row.get("ratio", 1.0) for row in kept],
+        "lbws": lbws if any(lbw != "[]" for lbw in lbws) else [],
+    }
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value] if value else []
+
+
+def takes_rows(tool: LoraTool) -> bool:
+    return MergedOptions in tool.groups

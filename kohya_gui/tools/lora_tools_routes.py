@@ -1,0 +1,135 @@
+"""The tab LoRA tools: routes under /studio that describe the tools, look at files, and start and follow a job."""
+
+import secrets
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import FileResponse
+from starlette.routing import Route
+
+from kohya_gui.access.allowed_paths import AllowedPaths
+from kohya_gui.form.recognise import size
+from kohya_gui.server.json_routes import NotFound, get, post
+from kohya_gui.tools.lora_tool_list import LoraTool
+from kohya_gui.tools.lora_tools import (
+    TOOLS,
+    LoraToolJob,
+    described_tools,
+    hints,
+    links_of,
+    merged_rows,
+    metadata_entries,
+    problems,
+    read_values,
+    takes_rows,
+)
+from sd_scripts.runs.queue import RunQueue
+from sd_scripts.runs.run_state import RunState
+
+
+def routes(queue: RunQueue, allowed_paths: AllowedPaths) -> list[Route]:
+    """Return the routes, for `launch(app_kwargs={"routes": ...})`."""
+    job, launch = LoraToolJob(queue), secrets.token_hex(4)
+
+    def describe(request: Request) -> dict[str, Any]:
+        return {"tools": described_tools()}
+
+    def look(request: Request, body: Mapping[str, Any]) -> dict[str, Any]:
+        tool, values = _asked(body)
+        given = body.get("values")
+        return hints(tool, values, allowed_paths, given if isinstance(given, Mapping) else {})
+
+    def start(request: Request, body: Mapping[str, Any]) -> dict[str, bool]:
+        tool, values = _asked(body)
+        if found := problems(tool, values, allowed_paths):
+            raise links_of(tool).refusal(found)
+        job.start(tool, values)
+        return {"ok": True}
+
+    def stop(request: Request, body: Mapping[str, Any]) -> dict[str, bool]:
+        job.stop()
+        return {"ok": True}
+
+    def state(request: Request) -> dict[str, Any] | None:
+        """Return the job if it changed since `known`."""
+        if job.watched is None or job.tool is None:
+            return {"known": launch, "tool": "", "over": True}
+        run_state = job.watched.refresh()
+        known = f"{launch}.{job.watched.folder.path.name}.{run_state.event_count}.{run_state.state}"
+        if request.query_params.get("known") == known:
+            return None
+        report = job.report if run_state.state == "finished" else None
+        return {
+            "known": known,
+            "tool": job.tool.name,
+            "title": job.tool.title,
+            **_told(job.tool, run_state),
+            "report": report,
+        }
+
+    def metadata(request: Request, body: Mapping[str, Any]) -> dict[str, Any]:
+        path = str(body.get("path") or "").strip()
+        return {"entries": metadata_entries(str(allowed_paths.check("model", path)))}
+
+    def download(request: Request) -> FileResponse:
+        saved = job.watched.refresh().saved if job.watched else []
+        if not saved or not saved[-1].path.is_file():
+            raise NotFound("The file of this job no longer exists")
+        path = allowed_paths.check("file", saved[-1].path)
+        return FileResponse(path, filename=path.name, headers={"Cache-Control": "no-store"})
+
+    return [
+        get("lora-tools", describe),
+        get("lora-tools/job", state),
+        get("lora-tools/file", download),
+        post("lora-tools/look", look),
+        post("lora-tools/start", start),
+        post("lora-tools/stop", stop),
+        post("lora-tools/metadata", metadata),
+    ]
+
+
+def _asked(body: Mapping[str, Any]) -> tuple[LoraTool, dict[str, Any]]:
+    """Return the tool and the values that a request names."""
+    tool = TOOLS.get(str(body.get("tool")))
+    if tool is None:
+        raise NotFound("There is no such tool")
+    given = body.get("values")
+    given = dict(given) if isinstance(given, Mapping) else {}
+    rows = given.pop("rows", None)
+    if takes_rows(tool):
+        given |= merged_rows([row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else [])
+    return tool, read_values(tool, given)
+
+
+def _told(tool: LoraTool, run_state: RunState) -> dict[str, Any]:
+    """Return the state of the job for the page."""
+    error = "\n".join(_error(run_state))
+    started, ended = run_state.started, run_state.ended
+    saved = [
+        {"path": str(output.path), "name": output.path.name, "size": size(output.bytes), "there": output.path.is_file()}
+        for output in run_state.saved
+    ]
+    return {
+        "tool": tool.name,
+        "title": tool.title,
+        "state": run_state.state,
+        "over": run_state.over,
+        "doing": run_state.doing,
+        "done": run_state.done,
+        "total": run_state.total,
+        "error": error,
+        "html": error and links_of(tool).refused(ValueError(error)),
+        "warnings": [links_of(tool).words(text) for text in run_state.warnings],
+        "saved": saved,
+        "seconds": (ended or time.time()) - started if started else None,
+    }
+
+
+def _error(run_state: RunState) -> list[str]:
+    """Return what went wrong, a sentence each; of a tool that ended without a word, the last line it printed."""
+    failure = run_state.failure
+    said = failure.get("details", "") if run_state.state == "lost" else failure.get("error", "")
+    return (said or failure.get("error", "")).splitlines()[-1 if run_state.state == "lost" else 0 :]

@@ -1,0 +1,202 @@
+"""Publish a run from its view: HTTP routes under /studio that show its model card, upload and pack it.
+
+The work is done by `sd_scripts.tools.publish` in a process of its own. A token is handed to it in its environment and
+kept nowhere.
+"""
+
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from starlette.background import BackgroundTask
+from starlette.requests import Request
+from starlette.responses import FileResponse
+from starlette.routing import Route
+
+from kohya_gui.access.allowed_paths import EVERYWHERE, AllowedPaths
+from kohya_gui.doctor import environment
+from kohya_gui.form.field_links import FieldLinks
+from kohya_gui.server.json_routes import NotFound, get, post
+from sd_scripts.formats.atomic_files import write_whole
+from sd_scripts.formats.disk import saving
+from sd_scripts.formats.private import private_folder
+from sd_scripts.formats.words import shortened
+from sd_scripts.options.generating.publish import PublishOptions
+from sd_scripts.options.saving import REPOSITORY
+from sd_scripts.options.spec import Option
+from sd_scripts.runs.queue import RunQueue
+from sd_scripts.runs.store import RunRow, state_folder
+from sd_scripts.settings.family_options import each_option
+
+PROGRAM = "sd_scripts.tools.publish"
+SECONDS_FOR_CARD = 60.0
+MOST_TEXT = 200_000
+"""Characters of a card."""
+PACKED = "published-{}.zip"
+"""The zip of a run in the state folder, until it is downloaded."""
+KEPT_SECONDS = 24 * 3600
+"""A zip that was never downloaded is removed by a later GUI."""
+OPTIONS: dict[str, Option] = {o.name: o for o in each_option(PublishOptions)}
+LINKS = FieldLinks("publish", OPTIONS)
+
+
+@dataclass
+class Job:
+    """An upload, or the packing of a zip, of one run."""
+
+    running: bool = True
+    url: str = ""
+    zip: Path | None = None
+    error: str = ""
+
+
+class PublishRoutes:
+    def __init__(self, queue: RunQueue, allowed_paths: AllowedPaths) -> None:
+        self._queue, self._allowed_paths = queue, allowed_paths
+        self._jobs: dict[int, Job] = {}
+        self._lock = threading.Lock()
+
+    def card(self, request: Request) -> Any:
+        """Return the card of a run as it was last edited, else a new one, and what is published from which file."""
+        found = self._content(self._row(request))
+        sources, left_out = found["contents"], found["left_out"]
+        return {
+            "text": found["text"],
+            "file": found["file"],
+            "names": [*sources],
+            "sources": sources,
+            "left_out": left_out,
+            "fields": {
+                o.name: {"label": o.label, "help": o.help, "placeholder": o.placeholder} for o in OPTIONS.values()
+            },
+        }
+
+    def start(self, request: Request, body: Mapping[str, Any]) -> Any:
+        """Save the edited card; then upload the run to `repo_id`, or pack it if `zip` is on."""
+        row, text, token = self._row(request), body.get("text"), body.get("token") or ""
+        repo = "" if body.get("zip") else body.get("repo_id")
+        if not isinstance(text, str) or len(text) > MOST_TEXT or not text.strip():
+            raise LINKS.refusal([f"text: the card must have 1 to {MOST_TEXT:,} characters"])
+        if not isinstance(repo, str) or not isinstance(token, str) or (not repo and not body.get("zip")):
+            raise LINKS.refusal(["repo_id: enter the repository to upload to, such as me/my-lora"])
+        if repo and not REPOSITORY.fullmatch(repo):
+            why = f"{shortened(repr(repo))} is not the name of a repository; write me/my-lora"
+            raise LINKS.refusal([f"repo_id: {why}"])
+        card = self._allowed_paths.check("card", self._content(row)["card"])
+        flags = ["--card", str(card)]
+        if repo:
+            flags += [f"--repo_id={repo}", *(["--public"] if body.get("public") else [])]
+        else:
+            flags += ["--zip", str(private_folder(state_folder()) / PACKED.format(row.id))]
+        with self._lock:
+            if (before := self._jobs.get(row.id)) and before.running:
+                raise ValueError("This run is being published already")
+            job = self._jobs[row.id] = Job()
+        try:
+            with saving(card):
+                write_whole(card, text.rstrip() + "\n")
+        except OSError as error:
+            job.running, job.error = False, str(error)
+            raise ValueError(f"The card {error}") from error
+        hub = {"HF_TOKEN": token.strip()} if token.strip() else {}
+        threading.Thread(target=_work, args=(job, row.folder, flags, hub), name="publish", daemon=True).start()
+        return {"ok": True}
+
+    def state(self, request: Request) -> Any:
+        """Return what the last job of a run made, or why it failed."""
+        job = self._jobs.get(self._row(request).id)
+        if job is None:
+            raise NotFound("This run has not been published")
+        return {
+            "running": job.running,
+            "url": job.url,
+            "zip": job.zip is not None and job.zip.is_file(),
+            "error": job.error,
+            "html": job.error and LINKS.refused(ValueError(job.error)),
+        }
+
+    def download(self, request: Request) -> Any:
+        row = self._row(request)
+        job = self._jobs.get(row.id)
+        if job is None or job.zip is None or not job.zip.is_file():
+            raise NotFound("There is no zip of this run")
+        return FileResponse(
+            job.zip,
+            media_type="application/zip",
+            filename=f"{row.name}.zip",
+            headers={"Cache-Control": "no-store"},
+            background=BackgroundTask(job.zip.unlink, missing_ok=True),  # as large as the file
+        )
+
+    def _content(self, row: RunRow) -> dict[str, Any]:
+        """Return what the program says of a run. Raises ValueError if a file of it may not be read by the page."""
+        found = _run([str(row.folder)], {}, SECONDS_FOR_CARD)
+        for path in found["contents"].values():
+            self._allowed_paths.check("file", path)
+        return found
+
+    def _row(self, request: Request) -> RunRow:
+        row = self._queue.store.row(request.path_params["id"])
+        if row is None:
+            raise NotFound("This run is no longer in the list")
+        return row
+
+
+def routes(queue: RunQueue, allowed_paths: AllowedPaths = EVERYWHERE) -> list[Route]:
+    """Return the routes; they precede those of live_routes, which take any other action of a run."""
+    _remove_old_zips()
+    publish = PublishRoutes(queue, allowed_paths)
+    return [
+        get("run/{id:row}/card", publish.card),
+        get("run/{id:row}/published", publish.state),
+        get("run/{id:row}/published/zip", publish.download),
+        post("run/{id:row}/publish", publish.start),
+    ]
+
+
+def _remove_old_zips() -> None:
+    for file in state_folder().glob(PACKED.format("*")):
+        with contextlib.suppress(OSError):  # another GUI removed it
+            if file.stat().st_mtime < time.time() - KEPT_SECONDS:
+                file.unlink()
+
+
+def _work(job: Job, folder: Path, flags: list[str], hub: Mapping[str, str]) -> None:
+    try:
+        done = _run([str(folder), *flags], hub, None)
+        job.url, job.zip = done.get("url", ""), Path(done["zip"]) if "zip" in done else None
+    except ValueError as error:
+        job.error = str(error)
+    finally:
+        job.running = False
+
+
+def _run(flags: list[str], hub: Mapping[str, str], seconds: float | None) -> dict[str, Any]:
+    """Run the program and return what it prints. Raises ValueError with the sentence that it ends with."""
+    command = [sys.executable, "-m", PROGRAM, *flags, "--json"]
+    try:
+        ran = subprocess.run(
+            command,
+            env={**environment(), **hub, "PYTHONIOENCODING": "utf-8"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=seconds,
+            check=False,
+        )
+        if ran.returncode == 0:
+            return dict(json.loads(ran.stdout.splitlines()[-1]))
+    except subprocess.TimeoutExpired:
+        raise ValueError("The run could not be read in time; try again") from None
+    except (OSError, ValueError, IndexError) as error:
+        raise ValueError(f"{PROGRAM} could not be run: {error}") from None
+    said = [line for line in ran.stderr.splitlines() if line.strip()]
+    raise ValueError(said[-1] if said else f"{PROGRAM} ended with exit code {ran.returncode}")

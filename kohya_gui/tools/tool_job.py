@@ -1,0 +1,139 @@
+"""A tool in a process of its own, one at a time: now or, if it computes on the GPU, when the run there ends."""
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from kohya_gui.runs.launch_command import sees_no_gpu
+from sd_scripts.formats.atomic_files import OLD, beside, write_whole
+from sd_scripts.runs import process
+from sd_scripts.runs.folder import RunFolder, new_run_folder, read_json
+from sd_scripts.runs.queue import RunQueue, gpu_set
+from sd_scripts.runs.store import state_folder
+from sd_scripts.runs.watched import End, WatchedRun
+
+
+class ToolJob:
+    """The current or last process of a tool."""
+
+    uses_gpu = True
+    """Whether it waits for the run on the GPU, and runs wait for it."""
+
+    def __init__(self, queue: RunQueue, name: str) -> None:
+        """`name`: what its folder is called."""
+        self._queue, self._name = queue, name
+        self.watched: WatchedRun | None = None
+        self.waits_for = ""
+        """Name of the run that was active when it was requested."""
+
+    @property
+    def busy(self) -> bool:
+        return self.watched is not None and not self.watched.refresh().over  # one that reported its end may still exit
+
+    def begin(
+        self,
+        argv: Sequence[str],
+        prepare: Callable[[WatchedRun], Sequence[str]] | None = None,
+        record: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Start a command now, or when the run on the GPU ends. Raises ValueError, one sentence, if that fails.
+
+        `prepare` may write files into the folder of the job and returns more arguments. With a `record` of what the
+        job is, a GUI that is started later can `find_again` the job, still waiting or running. Command and record are
+        saved in the folder, so they must not contain secrets.
+        """
+        gpus = gpu_set("", sees_no_gpu())
+        try:
+            folder = new_run_folder(state_folder() / "tools", self._name)
+        except OSError as error:
+            raise ValueError(f"{error.filename} cannot be created ({error.strerror})") from error
+        run = self._queue.run_on(gpus) if self.uses_gpu else None
+        self.waits_for = run.name if run else ""
+        if self.uses_gpu and not run:
+            self._queue.end_idle_tools(gpus)
+        job = WatchedRun(folder, None, waiting=True)
+        command = [*argv, *(prepare(job) if prepare else ()), "--run_dir", str(folder.path)]
+        if record is not None:
+            _write_launch(folder, command, record)
+        self.watched = job
+        if run:
+            self._wait(job, command, gpus)
+        else:
+            self.watched = WatchedRun(folder, process.start(command, {}, folder))
+            if self.uses_gpu:
+                self._queue.reserve(gpus, self.watched, self.make_way)
+
+    def find_again(self) -> Mapping[str, Any]:
+        """Watch the job that an earlier GUI left waiting or running, oldest first; return its record, empty if there is
+        none. One that waits starts at the queue's next tick at which the GPU is free."""
+        gpus = gpu_set("", sees_no_gpu())
+        for path in sorted((state_folder() / "tools").glob(f"*-{self._name}*")):
+            folder = RunFolder(path)
+            launch = read_json(folder.launch)
+            if not _is_launch(launch) or process.is_alive(launch["owner"]):
+                continue
+            started = folder.console.exists()
+            run = process.find(folder) if started else None
+            if (started and run is None) or not _claim(folder, launch):
+                continue
+            self.watched = WatchedRun(folder, run, waiting=run is None)
+            if run:
+                self._queue.reserve(gpus, self.watched, self.make_way)
+                return dict(launch["record"])
+            before = self._queue.run_on(gpus)
+            self.waits_for = before.name if before else ""
+            self._wait(self.watched, launch["argv"], gpus)
+            return dict(launch["record"])
+        return {}
+
+    def _wait(self, job: WatchedRun, argv: Sequence[str], gpus: str) -> None:
+        self._queue.when_free(gpus, lambda: self._begin_waiting(job, argv), self.make_way)
+
+    def _begin_waiting(self, waiting: WatchedRun, argv: Sequence[str]) -> WatchedRun | None:
+        """Start the waiting job, unless it was stopped meanwhile."""
+        if not waiting.waiting:
+            return None
+        try:
+            self.watched = WatchedRun(waiting.folder, process.start(argv, {}, waiting.folder))
+        except ValueError as error:
+            waiting.waiting, waiting.end = False, End("failed", str(error))
+            return None
+        return self.watched
+
+    def make_way(self) -> None:
+        """Called when a queued run waits for the GPU: a process that has nothing to do may end."""
+
+    def stop(self) -> None:
+        if self.watched and self.watched.waiting:
+            self.watched.waiting, self.watched.end = False, End("stopped")
+            with contextlib.suppress(OSError):  # a later GUI must not start it
+                self.watched.folder.launch.unlink(missing_ok=True)
+        elif self.watched:
+            self.watched.stop()
+
+
+def _write_launch(folder: RunFolder, argv: Sequence[str], record: Mapping[str, Any]) -> None:
+    launch = {"owner": process.process_key(), "argv": list(argv), "record": dict(record)}
+    try:
+        write_whole(folder.launch, json.dumps(launch, indent=2) + "\n")
+    except OSError as error:
+        raise ValueError(f"{folder.launch} cannot be written ({error.strerror})") from error
+
+
+def _is_launch(launch: Any) -> bool:
+    kinds = {"owner": str, "argv": list, "record": dict}
+    return isinstance(launch, dict) and all(isinstance(launch.get(key), kind) for key, kind in kinds.items())
+
+
+def _claim(folder: RunFolder, launch: Mapping[str, Any]) -> bool:
+    """Make a job that an earlier GUI left ours; return whether that succeeded, as two GUIs may start at once."""
+    taken = beside(folder.launch, OLD)
+    try:
+        os.rename(folder.launch, taken)  # succeeds for one of them
+        _write_launch(folder, launch["argv"], launch["record"])
+        taken.unlink()
+    except (OSError, ValueError):
+        return False
+    return True

@@ -1,0 +1,462 @@
+"""Plan the data of a run: every image with its bucket, its repeats and its loss weight."""
+
+import dataclasses
+import math
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from random import Random
+
+from sd_scripts.data.plan.blueprint import Blueprint, Dataset, Subset, Warn, read_blueprint
+from sd_scripts.data.plan.buckets import BucketFit, BucketRules, Buckets, Extent, equal_tokens_need, fit_into
+from sd_scripts.data.plan.counted_warnings import counted_warnings
+from sd_scripts.data.sources.captions import Caption, CaptionRules, whole_captions
+from sd_scripts.data.sources.controls import ControlRules
+from sd_scripts.data.sources.folders import ImageRecord, read_sizes, read_subset
+from sd_scripts.data.sources.images import Augmentation, is_too_elongated
+from sd_scripts.data.sources.reading_progress import Progress, ReadingProgress
+from sd_scripts.formats.images.caption_files import UnreadableCaptions
+from sd_scripts.formats.words import counted, some
+from sd_scripts.machine import garbage_collection
+from sd_scripts.options.dataset import VARY_IMAGES, AugmentOptions, rounded_side
+from sd_scripts.settings.settings import Settings
+
+ReadSubsets = list[tuple[Subset, list[ImageRecord]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Item(ImageRecord):
+    """One image in one dataset."""
+
+    index: int
+    """Its index in the plan; part of the seed of its random draws."""
+    fit: BucketFit
+    dataset: int
+    subset: Subset
+    repeats: int
+    """Repeats per epoch."""
+    loss_weight: float
+    controls: tuple["Item", ...] = ()
+
+    @property
+    def masked_by_alpha(self) -> bool:
+        """Whether the opacity of the image is its mask."""
+        return self.mask is None and self.subset.augmentation.alpha_mask
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataPlan:
+    """Everything known about a run's data before the first step."""
+
+    blueprint: Blueprint
+    items: tuple[Item, ...]
+    seed: int
+    validation: "DataPlan | None" = None
+    """The validation images, each once, without augmentation or random captions; None without validation_split."""
+    text_sees_controls: bool = False
+    """Whether the text encoders see the control images beside a caption."""
+
+    def every_item(self) -> Iterator[Item]:
+        """Yield the training images, then the validation images: everything that caches must hold."""
+        yield from self.items
+        if self.validation:
+            yield from self.validation.items
+
+    def every_image(self) -> Iterator[Item]:
+        """Yield every item, each followed by its control images: what the latent cache must hold."""
+        for item in self.every_item():
+            yield item
+            yield from item.controls
+
+    def caption(self, item: Item, text: str, *, flipped: bool = False) -> Caption:
+        """Return what the text encoders read of an item, flipped or not, whose processed caption is `text`."""
+        if not self.text_sees_controls or not item.controls:
+            return Caption(text)
+        return Caption(text, tuple(control.path for control in item.controls), flipped)
+
+    def captions(self, item: Item, text: str) -> list[Caption]:
+        """Return all that the text encoders may read of an item: with flip_aug its control images both ways."""
+        both = [self.caption(item, text)]
+        if item.subset.augmentation.flip_aug:
+            both.append(self.caption(item, text, flipped=True))
+        return list(dict.fromkeys(both))
+
+    def folders(self) -> list[Path]:
+        """Return the folders of all images, control images included."""
+        return [Path(folder) for folder in sorted({os.path.dirname(item.path) for item in self.every_image()})]
+
+    def whole_captions(self) -> Iterator[tuple[Path, str]]:
+        """Yield each image with what its caption becomes if nothing is dropped; with enable_wildcard, each line."""
+        by_rules: dict[CaptionRules, list[Item]] = {}
+        for item in self.every_item():
+            by_rules.setdefault(item.subset.captions, []).append(item)
+        for rules, items in by_rules.items():
+            for item, texts in zip(items, whole_captions((item.caption for item in items), rules), strict=True):
+                yield from ((item.path, text) for text in texts)
+
+    def groups(self) -> dict[tuple[int, Extent], list[Item]]:
+        """Return the images that may share a batch, keyed and sorted by dataset and bucket."""
+        return self._groups
+
+    @cached_property
+    def _groups(self) -> dict[tuple[int, Extent], list[Item]]:
+        groups: dict[tuple[int, Extent], list[Item]] = {}
+        for item in self.items:  # in the order of their indices
+            groups.setdefault((item.dataset, item.fit.bucket), []).append(item)
+        return dict(sorted(groups.items()))
+
+    def buckets(self) -> dict[Extent, int]:
+        """Return the number of images per epoch of each bucket, smallest width first."""
+        counts: Counter[Extent] = Counter()
+        for item in self.items:
+            counts[item.fit.bucket] += item.repeats
+        return dict(sorted(counts.items()))
+
+    @property
+    def wants_masks(self) -> bool:
+        """Whether batches carry a mask: if any image needs one, all batches do, so that their structure is the same."""
+        return any(item.mask is not None or item.masked_by_alpha for item in self.items)
+
+
+@garbage_collection.paused()
+def plan_data(
+    settings: Settings,
+    *,
+    seed: int,
+    warn: Warn,
+    bucket_multiple: int,
+    title: str,
+    token_multiple: int | None = None,
+    takes_controls: bool = False,
+    text_sees_controls: bool = False,
+    progress: Progress | None = None,
+) -> DataPlan:
+    """Read the datasets that the settings describe, with control images for a family that `takes_controls`, whose
+    `text_sees_controls` if its text encoders read them, too.
+
+    `seed` shuffles epochs and, without validation_seed, splits off validation images; sizes are multiples of
+    `bucket_multiple`, with equal_token_buckets of `token_multiple`, as the family called `title` needs. ValueError
+    names the option at fault; skipped images go to `warn`, and how far it is to `progress`.
+    """
+    with counted_warnings(warn) as warn:
+        blueprint = read_blueprint(settings, warn)
+        datasets = [_rounded(dataset, bucket_multiple, token_multiple, title, warn) for dataset in blueprint.datasets]
+        blueprint = dataclasses.replace(blueprint, datasets=tuple(datasets))
+        reading = ReadingProgress(progress)
+        training: list[Item] = []
+        validation: list[Item] = []
+        for number, (dataset, subsets) in enumerate(zip(datasets, _read(datasets, warn, reading), strict=True)):
+            learned, kept_out = _plan_dataset(
+                number, dataset, subsets, seed, bucket_multiple, title, warn, len(training)
+            )
+            training += learned
+            validation += kept_out
+        if not training and all(dataset.validation_split == 1 for dataset in datasets):
+            raise ValueError(
+                "validation_split: 1 leaves no images for training; set less than 1 in one of the datasets"
+            )
+        if not training:
+            raise ValueError(f"{blueprint.source}: no images to train on; {_remedy(blueprint)}")
+        _check_controls(training, title, takes_controls=takes_controls, source=blueprint.source)
+        made = partial(DataPlan, blueprint=blueprint, seed=seed, text_sees_controls=text_sees_controls)
+        plan = made(items=_numbered(training), validation=made(items=_numbered(validation)) if validation else None)
+        if settings[AugmentOptions].masked_loss and not plan.wants_masks:
+            warn("masked_loss: has no effect because no image has a mask; set conditioning_data_dir or alpha_mask")
+        return plan
+
+
+def plan_images(
+    paths: Sequence[Path],
+    rules: BucketRules,
+    augmentation: Augmentation,
+    *,
+    warn: Warn,
+    multiple: int,
+    title: str,
+    token_multiple: int | None = None,
+) -> DataPlan:
+    """Plan images without captions, each once, to encode them ahead of a run; warn about unusable ones."""
+    subset = Subset(captions=CaptionRules(), augmentation=augmentation, controls=ControlRules())
+    dataset = _rounded(Dataset(buckets=rules, subsets=(subset,)), multiple, token_multiple, title, warn)
+    sizes = read_sizes(paths, warn, ReadingProgress())
+    images = [ImageRecord(path=path, size=size, caption="") for path, size in sizes.items()]
+    items = _items(images, 0, subset, 1.0, Buckets(dataset.buckets), warn)
+    if not items:
+        raise ValueError("train_data_dir: none of its images is usable")
+    return DataPlan(blueprint=Blueprint(datasets=(dataset,), source="train_data_dir"), items=_numbered(items), seed=0)
+
+
+def plan_held_out(
+    settings: Settings,
+    folder: Path,
+    *,
+    seed: int,
+    warn: Warn,
+    bucket_multiple: int,
+    title: str,
+    token_multiple: int | None = None,
+) -> DataPlan:
+    """Plan the images of a folder for validation only, with the buckets and captions of the settings' first dataset.
+    Raises ValueError, naming validation_dir, if none is usable."""
+    blueprint = read_blueprint(settings, warn)
+    dataset = _rounded(blueprint.datasets[0], bucket_multiple, token_multiple, title, warn)
+    multiple = dataset.buckets.token_multiple if dataset.buckets.has_equal_tokens else bucket_multiple
+    own = dataclasses.replace(
+        dataset.subsets[0],
+        image_dir=str(folder),
+        metadata_file=None,
+        conditioning_data_dir=None,
+        control_directory=None,
+        class_tokens=None,
+        is_reg=False,
+        cache_info=False,
+    )
+    subset = _without_randomness(own)
+    images = _at_multiples(read_subset(subset, warn, ReadingProgress()), multiple, title, warn)
+    items = _items(images, 0, subset, 1.0, Buckets(dataset.buckets), warn)
+    if not items:
+        raise ValueError(f"validation_dir: '{folder}' has no usable images; choose another folder")
+    held_out = DataPlan(blueprint=blueprint, items=_numbered(items), seed=seed)
+    return DataPlan(blueprint=blueprint, items=(), seed=seed, validation=held_out)
+
+
+def split_validation(
+    images: Sequence[ImageRecord], split: float, seed: int
+) -> tuple[list[ImageRecord], list[ImageRecord]]:
+    """Split images into training and validation, disjoint and deterministic for a seed."""
+    order = list(images)
+    Random(seed).shuffle(order)
+    kept = math.ceil(len(order) * (1 - split))
+    return sorted(order[:kept], key=lambda image: image.path), sorted(order[kept:], key=lambda image: image.path)
+
+
+def balance_regularisation(repeats: Sequence[int], target: int) -> list[int]:
+    """Return the repeats of each regularisation image such that their sum matches `target`.
+
+    Surplus images get 0; if there are too few, each gets one more in turn until the counts match.
+    """
+    if not repeats:
+        return []
+    balanced = [0] * len(repeats)
+    seen = 0
+    for index, repeat in enumerate(repeats):
+        if seen >= target:
+            break
+        balanced[index] = repeat
+        seen += repeat
+    each, more = divmod(max(0, target - seen), len(repeats))
+    return [repeat + each + (index < more) for index, repeat in enumerate(balanced)]
+
+
+def _read(datasets: Sequence[Dataset], warn: Warn, progress: ReadingProgress) -> list[ReadSubsets]:
+    """Return the images of each subset of each dataset. Raises UnreadableCaptions for the captions of all of them."""
+    read: list[ReadSubsets] = []
+    problems: dict[Path, str] = {}
+    for dataset in datasets:
+        read.append([])
+        for subset in _used_subsets(dataset, warn):
+            try:
+                read[-1].append((subset, read_subset(subset, warn, progress)))
+            except UnreadableCaptions as error:
+                problems |= error.problems
+    if problems:
+        raise UnreadableCaptions(problems)
+    return read
+
+
+def _plan_dataset(
+    number: int, dataset: Dataset, subsets: ReadSubsets, seed: int, multiple: int, title: str, warn: Warn, first: int
+) -> tuple[list[Item], list[Item]]:
+    """Return the images to train on, with indices from `first` on, and those to validate on."""
+    buckets = Buckets(dataset.buckets)
+    if dataset.buckets.has_equal_tokens:
+        multiple = dataset.buckets.token_multiple
+    learned: list[Item] = []
+    kept_out: list[Item] = []
+    regularisation: list[Item] = []
+    for subset, found in subsets:
+        images = _at_multiples(found, multiple, title, warn)
+        if not images:
+            warn(f"{subset.name}: this folder has no images")
+        if subset.is_reg:
+            regularisation += _items(images, number, subset, dataset.prior_loss_weight, buckets, warn)
+            continue
+        if dataset.validation_split:
+            split_seed = seed if dataset.validation_seed is None else dataset.validation_seed
+            images, held = split_validation(images, dataset.validation_split, split_seed)
+            kept_out += _items(held, number, _without_randomness(subset), 1.0, buckets, warn)
+        learned += _items(images, number, subset, 1.0, buckets, warn, first=first + len(learned))
+    balanced = balance_regularisation([item.repeats for item in regularisation], sum(item.repeats for item in learned))
+    learned += [
+        dataclasses.replace(item, repeats=repeats)
+        for item, repeats in zip(regularisation, balanced, strict=True)
+        if repeats
+    ]
+    return learned, kept_out
+
+
+def _items(
+    images: Sequence[ImageRecord],
+    dataset: int,
+    subset: Subset,
+    weight: float,
+    buckets: Buckets,
+    warn: Warn,
+    *,
+    first: int = 0,
+) -> list[Item]:
+    """Return the items of a subset's images, with indices from `first` on."""
+    items: list[Item] = []
+    others = 0
+    long = []
+    fits = {size: buckets.fit(size) for size in dict.fromkeys(image.size for image in images)}
+    for image in images:
+        fit, wanted = fits[image.size], image.train_resolution
+        if wanted and (fit is None or fit.bucket.size != wanted):
+            fit = fit_into(Extent(*wanted), image.size)
+            others += 1
+        if fit is None:
+            warn(f"{image.path} is smaller than bucket_reso_steps and bucket_no_upscale is on; it is skipped")
+            continue
+        if is_too_elongated(fit):
+            long.append(f"{image.path.name} ({image.size[0]}x{image.size[1]})")
+        item = Item(
+            **vars(image) | {"controls": ()},
+            index=first + len(items),
+            fit=fit,
+            dataset=dataset,
+            subset=subset,
+            repeats=subset.num_repeats,
+            loss_weight=weight,
+        )
+        items.append(_with_controls(item, image.controls))
+    if long:
+        remedy = "crop them" if buckets.rules.enable_bucket else "turn on enable_bucket, or crop them"
+        warn(
+            f"{len(long)} of {len(images)} images in {subset.name!r} are so elongated that less than a sixteenth of "
+            f"each fits its bucket; {remedy}: {some(long)}"
+        )
+    if others:
+        warn(f"resolution: {others} images of {subset.name} are trained at their train_resolution")
+    own = buckets.rules.has_equal_tokens
+    if own and (strays := sum(item.fit.bucket.size not in buckets.sizes for item in items)):
+        warn(
+            f"equal_token_buckets: the train_resolution of {counted(strays, 'image')} in {subset.name!r} has another "
+            "number of tokens; prepare the metadata file with equal_token_buckets, too"
+        )
+    return items
+
+
+def _with_controls(item: Item, controls: Sequence[ImageRecord]) -> Item:
+    """Return an item with its control images, whose sizes become part of its bucket. They are flipped like it and
+    changed in no other way."""
+    if not controls:
+        return item
+    own = item.subset.augmentation
+    if varied := [name for name in VARY_IMAGES if getattr(own, name)]:
+        raise ValueError(f"{varied[0]}: changes an image and not its control images; turn it off")
+    plain = Augmentation(flip_aug=own.flip_aug, resize_interpolation=own.resize_interpolation)
+    subset = dataclasses.replace(item.subset, augmentation=plain)
+    rules, bucket = item.subset.controls, item.fit.bucket
+    made = []
+    for control in controls:
+        try:
+            fit = rules.fit(control.size, bucket)
+        except ValueError as error:
+            raise ValueError(f"no_resize_control: the control image '{control.path}' {error}") from error
+        made.append(dataclasses.replace(item, path=control.path, size=control.size, fit=fit, subset=subset, mask=None))
+    extent = dataclasses.replace(bucket, controls=tuple(each.fit.bucket.size for each in made))
+    return dataclasses.replace(item, fit=dataclasses.replace(item.fit, bucket=extent), controls=tuple(made))
+
+
+def _check_controls(items: Sequence[Item], title: str, *, takes_controls: bool, source: str) -> None:
+    """Raise ValueError for training data without control images if the family takes them, and with them otherwise."""
+    found = any(item.controls for item in items)
+    if takes_controls and not found:
+        raise ValueError(
+            f"{source}: no image has a control image, which {title} is trained with; set control_directory to the "
+            "folder with one for each image"
+        )
+    if found and not takes_controls:
+        raise ValueError(f"control_directory: {title} takes no control images; remove it")
+
+
+def _numbered(items: Sequence[Item]) -> tuple[Item, ...]:
+    return tuple(
+        item if item.index == index else dataclasses.replace(item, index=index) for index, item in enumerate(items)
+    )
+
+
+def _used_subsets(dataset: Dataset, warn: Warn) -> list[Subset]:
+    used: dict[str, Subset] = {}
+    for subset in dataset.subsets:
+        source = subset.metadata_file or subset.image_dir or ""
+        if subset.num_repeats < 1:
+            warn(f"num_repeats: {source} is skipped because its num_repeats is {subset.num_repeats}")
+        elif source in used:
+            warn(f"{source} is listed twice in one dataset; the first entry is used")
+        else:
+            used[source] = subset
+    return list(used.values())
+
+
+def _without_randomness(subset: Subset) -> Subset:
+    """Return the subset for validation, whose loss must be comparable: no randomness, each image once."""
+    captions = dataclasses.replace(
+        subset.captions,
+        shuffle_caption=False,
+        caption_dropout_rate=0.0,
+        caption_dropout_every_n_epochs=0,
+        caption_tag_dropout_rate=0.0,
+        token_warmup_step=0,
+        templates=subset.captions.templates[:1],
+    )
+    augmentation = Augmentation(
+        resize_interpolation=subset.augmentation.resize_interpolation, alpha_mask=subset.augmentation.alpha_mask
+    )
+    return dataclasses.replace(subset, num_repeats=1, captions=captions, augmentation=augmentation)
+
+
+def _rounded(dataset: Dataset, multiple: int, token_multiple: int | None, title: str, warn: Warn) -> Dataset:
+    """Round the sizes of a dataset to what the family can train."""
+    before, rules = dataset.buckets, dataset.buckets.rounded(multiple, token_multiple)
+    needs = f"a multiple of {multiple}, as {title} needs"
+    if rules.has_equal_tokens:
+        if too_short := equal_tokens_need(rules):
+            warn(too_short)
+    elif rules.bucket_reso_steps != before.bucket_reso_steps:
+        warn(f"bucket_reso_steps: {before.bucket_reso_steps} is rounded up to {rules.bucket_reso_steps}, {needs}")
+    elif rules.resolution != before.resolution:
+        (width, height), (wide, high) = before.resolution, rules.resolution
+        warn(f"resolution: {width},{height} is rounded to {wide},{high}, {needs}")
+    return dataclasses.replace(dataset, buckets=rules)
+
+
+def _at_multiples(images: Sequence[ImageRecord], multiple: int, title: str, warn: Warn) -> list[ImageRecord]:
+    """Round the train_resolution of images in a metadata file to what the family can train."""
+    fitting, changed = [], []
+    for image in images:
+        if image.train_resolution:
+            width, height = (rounded_side(side, multiple) for side in image.train_resolution)
+            changed += [image.path.name] * (image.train_resolution != (width, height))
+            image = dataclasses.replace(image, train_resolution=(width, height))
+        fitting.append(image)
+    if changed:
+        warn(
+            f"metadata_file: train_resolution of {len(changed)} images is rounded to multiples of {multiple}, "
+            f"as {title} needs: {some(changed)}"
+        )
+    return fitting
+
+
+def _remedy(blueprint: Blueprint) -> str:
+    subsets = [subset for dataset in blueprint.datasets for subset in dataset.subsets]
+    if not subsets:
+        return "describe at least one subset with an image_dir"
+    if subsets[0].metadata_file:
+        where = "image_dir" if blueprint.from_config else "train_data_dir"
+        return f"name the folder of the images of {subsets[0].name} in {where}"
+    return f"put images (png, jpg, webp, bmp) into {subsets[0].image_dir!r}"

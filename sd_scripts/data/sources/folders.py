@@ -1,0 +1,414 @@
+"""Read a subset's files: images, caption files, masks, metadata files."""
+
+import glob
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sd_scripts.data.caches.caching import SUFFIX
+from sd_scripts.data.plan.blueprint import Subset, Warn
+from sd_scripts.data.plan.buckets import Size
+from sd_scripts.data.read_ahead import read_ahead
+from sd_scripts.data.sources.images import UnreadableImage, read_header, read_mask
+from sd_scripts.data.sources.reading_progress import ReadingProgress
+from sd_scripts.data.sources.seen_files import Header, known_headers, remember_headers, stamps_of
+from sd_scripts.formats.atomic_files import write_whole
+from sd_scripts.formats.images.caption_files import CaptionFiles, find_captions, read_captions
+from sd_scripts.formats.images.control_images import find_controls
+from sd_scripts.formats.images.folder_names import ByName, existing_folder
+from sd_scripts.formats.images.image_folders import broken_images, files_in, find_images, is_readable, unread_images
+from sd_scripts.formats.images.metadata_file import control_paths, lines_of, read_metadata
+from sd_scripts.formats.words import counted, some
+from sd_scripts.runs.folder import read_json
+
+Result = TypeVar("Result")
+THREADS, AHEAD = 8, 64
+SAME_SHAPE = 0.02
+"""Relative tolerance between the aspect ratios of a mask and its image; rounding of sides stays below it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageRecord:
+    """A readable image with its size and caption."""
+
+    path: Path
+    size: Size
+    caption: str
+    """The caption as written, before the caption pipeline; it has several lines only with enable_wildcard."""
+    mask: Path | None = None
+    train_resolution: Size | None = None
+    """The bucket that a metadata file names."""
+    controls: tuple["ImageRecord", ...] = ()
+    """Its control images, in order, without captions."""
+
+
+def read_subset(subset: Subset, warn: Warn, progress: ReadingProgress) -> list[ImageRecord]:
+    """Return the readable images of a subset, sorted by name within a folder; warn about each one that is skipped."""
+    read = _read_metadata if subset.metadata_file else _read_folder
+    images = read(subset, warn, progress)
+    if subset.control_directory and not subset.metadata_file:
+        images = _with_controls(images, subset, subset.control_directory, warn, progress)
+    if not subset.conditioning_data_dir:
+        return images
+    masks = _find_masks(subset, subset.conditioning_data_dir, [image.path for image in images])
+    _warn_about_masks({masks[image.path]: image.size for image in images}, warn)
+    return [replace(image, mask=masks[image.path]) for image in images]
+
+
+def _read_folder(subset: Subset, warn: Warn, progress: ReadingProgress) -> list[ImageRecord]:
+    folder = Path(subset.image_dir or "")
+    if not folder.is_dir():
+        raise ValueError(f"image_dir: there is no folder {str(folder)!r}")
+    files = files_in(folder)
+    images = _supported_images(find_images(folder, files=files), warn)
+    _warn_about_unread(folder, files, warn)
+    if broken := broken_images(folder, files):
+        where = f"{counted(len(broken), 'image')} in {folder.absolute().name!r}"
+        how = "is a link" if len(broken) == 1 else "are links"
+        warn(f"{where} {how} to a missing file, or no file at all, and skipped: {some(broken)}")
+    progress.expect(2 * len(images))  # caption and size
+    caption_files = find_captions(folder, images, subset.caption_extension, files)
+    captions = _read_captions(caption_files, images, subset, warn, progress)
+    if subset.cache_info:
+        sizes = _cached_sizes(captions, folder / "metadata_cache.json", warn, progress)
+    else:
+        sizes = read_sizes(captions, warn, progress)
+    return [ImageRecord(path=path, size=sizes[path], caption=captions[path]) for path in captions if path in sizes]
+
+
+def _supported_images(images: list[Path], warn: Warn) -> list[Path]:
+    """Return the images whose format this installation of Pillow can read; warn about the others."""
+    unknown = [path for path in images if not is_readable(path)]
+    if unknown:
+        kind = unknown[0].suffix.lower()
+        warn(
+            f"{len(unknown)} images are skipped: Pillow has no plugin for {kind} here. Install one, or "
+            f"convert them: {some([str(path) for path in unknown])}"
+        )
+    return [path for path in images if path not in unknown] if unknown else images
+
+
+def _warn_about_unread(folder: Path, names: Iterable[str], warn: Warn) -> None:
+    if unread := unread_images(names):
+        verb, their, them = ("is", "its", "it") if len(unread) == 1 else ("are", "their", "them")
+        warn(
+            f"{counted(len(unread), 'image')} in {folder.absolute().name!r} {verb} skipped, since {their} kind is not "
+            f"read; convert {them} to PNG, JPEG or WebP: {some(unread)}"
+        )
+
+
+def _read_captions(
+    files: CaptionFiles, images: list[Path], subset: Subset, warn: Warn, progress: ReadingProgress
+) -> dict[Path, str]:
+    """Return the caption of each image; warn with a count about missing, empty and multi-line caption files.
+
+    Only the first non-empty line is used, unless enable_wildcard is set.
+    """
+    instead = " ".join(filter(None, (subset.captions.caption_prefix, subset.class_tokens)))
+    if problem := files.problem(instead, is_reg=subset.is_reg):
+        warn(problem)
+    if orphans := files.orphan_problem():
+        warn(orphans)
+    shared = dict.fromkeys(files.found.values())
+    progress.skip(len(images) - len(shared))
+    texts = read_captions(progress.each(shared))
+    of = f"of {len(files.found)} caption files in {files.folder.absolute().name!r}"
+    if empty := [file.name for file, lines in texts.items() if not lines]:
+        warn(f"{len(empty)} {of} are empty, so these images have no caption: {some(empty)}")
+    _warn_about_lines([file.name for file, lines in texts.items() if len(lines) > 1], of, subset, warn)
+    absent = subset.class_tokens or ""
+    return {image: _used_lines(texts[file], subset) if (file := files.found.get(image)) else absent for image in images}
+
+
+def _used_lines(lines: Sequence[str], subset: Subset) -> str:
+    """Return the first line of a caption; with enable_wildcard all."""
+    return "\n".join(lines if subset.captions.enable_wildcard else lines[:1])
+
+
+def _warn_about_lines(longer: Sequence[str], of: str, subset: Subset, warn: Warn) -> None:
+    """Warn about captions with more than one line if only the first is used."""
+    if longer and not subset.captions.enable_wildcard:
+        warn(
+            f"{len(longer)} {of} have more than one line. Only the first is used; set enable_wildcard "
+            f"to pick a random line each time: {some(longer)}"
+        )
+
+
+def _cached_sizes(captions: dict[Path, str], cache: Path, warn: Warn, progress: ReadingProgress) -> dict[Path, Size]:
+    """Take image sizes from metadata_cache.json; open only the images that changed since it was written."""
+    stamps = {path: _stamp(path) for path in captions}
+    found = _headers_in(read_json(cache), stamps)
+    missing = [path for path in captions if path not in found]
+    progress.skip(len(found))
+    if missing:
+        found |= _read_headers(missing, warn, progress)
+        entries = {
+            str(path): {"caption": captions[path], "resolution": size, "animated": animated, "stamp": stamps[path]}
+            for path, (size, animated) in found.items()
+        }
+        try:
+            write_whole(cache, json.dumps(entries, ensure_ascii=False, indent=1))
+        except OSError as error:
+            warn(f"cache_info: {cache} cannot be written ({error.strerror or error}), so image sizes are not cached")
+    return _sizes(found, warn)
+
+
+def _stamp(path: Path) -> list[object]:
+    """Return what changes when a file does. PNGs carry a tag: older entries hold their size before EXIF rotation."""
+    stat = path.stat()
+    return [stat.st_size, stat.st_mtime_ns, *["upright"] * (path.suffix.lower() == ".png")]
+
+
+def _headers_in(cache: Any, stamps: dict[Path, list[object]]) -> dict[Path, Header]:
+    """Return what a metadata_cache.json has of these images; entries of another format are ignored."""
+    entries = cache if isinstance(cache, dict) else {}
+    headers = {}
+    for path, stamp in stamps.items():
+        entry = entries.get(str(path))
+        if not isinstance(entry, dict) or entry.get("stamp") != stamp or type(entry.get("animated")) is not bool:
+            continue
+        size = entry.get("resolution")
+        if isinstance(size, list) and len(size) == 2 and all(type(side) is int and side > 0 for side in size):
+            headers[path] = ((size[0], size[1]), entry["animated"])
+    return headers
+
+
+def read_sizes(paths: Iterable[Path], warn: Warn, progress: ReadingProgress) -> dict[Path, Size]:
+    """Return the sizes of the images that can be opened, in their order; warn about the others, and about animated
+    ones. Only images that are new or changed are opened."""
+    return _sizes(_read_headers(paths, warn, progress), warn)
+
+
+def _sizes(headers: Mapping[Path, Header], warn: Warn) -> dict[Path, Size]:
+    """Return the sizes alone; warn about animated images."""
+    if animated := [path.name for path, (_, is_animated) in headers.items() if is_animated]:
+        what, its = ("image is", "its") if len(animated) == 1 else ("images are", "their")
+        warn(f"{len(animated):,} {what} animated, and only {its} first frame is used: {some(animated)}")
+    return {path: size for path, (size, _) in headers.items()}
+
+
+def _read_headers(paths: Iterable[Path], warn: Warn, progress: ReadingProgress) -> dict[Path, Header]:
+    """Return the headers of images as read_sizes returns sizes; warn about those that cannot be opened."""
+    paths = list(paths)
+    stamps = stamps_of(paths)
+    known = known_headers(stamps)
+    read: dict[Path, Header] = {}
+    progress.skip(len(known))
+    try:
+        unknown = [path for path in paths if path not in known]
+        for path, header in progress.each(_read_each(read_header, unknown)):
+            if isinstance(header, UnreadableImage):
+                warn(f"{header}; it is skipped")
+            else:
+                read[path] = header
+    finally:  # a run that is stopped meanwhile need not begin again either
+        remember_headers(read, stamps)
+    return {path: found for path in paths if (found := known.get(path) or read.get(path))}
+
+
+def _read_each(
+    read: Callable[[Path], Result], paths: Iterable[Path]
+) -> Iterator[tuple[Path, Result | UnreadableImage]]:
+    """Yield each path with what `read` returns for it, or why it is unreadable."""
+
+    def attempt(path: Path) -> tuple[Path, Result | UnreadableImage]:
+        try:
+            return path, read(path)
+        except UnreadableImage as error:
+            return path, error
+
+    with ThreadPoolExecutor(THREADS) as pool:  # reading is I/O bound
+        yield from read_ahead(pool, attempt, paths, AHEAD)
+
+
+def _find_masks(subset: Subset, folder: str, images: Iterable[Path]) -> dict[Path, Path]:
+    """Return the mask of each image: same stem, in conditioning_data_dir or its subfolder named like the subset."""
+    root = Path(folder)
+    if not root.is_dir():
+        raise ValueError(f"conditioning_data_dir: there is no folder {str(root)!r}")
+    own = existing_folder(root / subset.name)
+    masks = {path.stem: path for folder in (root, own) if folder.is_dir() for path in find_images(folder)}
+    lookup = ByName(masks)
+    found = {path: mask for path in images if (mask := lookup.get(path.stem))}
+    if missing := [path.name for path in images if path not in found]:
+        raise ValueError(
+            f"conditioning_data_dir: {str(root)!r} has no mask for {some(missing)}; name it like the image"
+        )
+    return found
+
+
+def _with_controls(
+    images: list[ImageRecord], subset: Subset, folder: str, warn: Warn, progress: ReadingProgress
+) -> list[ImageRecord]:
+    """Return the images with their control images from control_directory. Raises ValueError if any is missing."""
+    try:
+        found = find_controls(folder, subset.name, [image.path for image in images])
+    except ValueError as error:
+        raise ValueError(f"control_directory: {error}") from error
+    records = control_records({path for paths in found.values() for path in paths}, "control_directory", warn, progress)
+    return [replace(image, controls=tuple(records[path] for path in found[image.path])) for image in images]
+
+
+def control_records(
+    paths: Iterable[Path], option: str, warn: Warn, progress: ReadingProgress
+) -> dict[Path, ImageRecord]:
+    """Return control images by path. Raises ValueError if one cannot be read: its sample would lack what it shows."""
+    paths = sorted(paths)
+    broken: list[str] = []
+    progress.expect(len(paths))
+    headers = _read_headers(paths, lambda text: broken.append(text.removesuffix("; it is skipped")), progress)
+    if broken:
+        raise ValueError(f"{option}: the control image {broken[0]}; replace it, or remove its training image")
+    sizes = _sizes(headers, lambda text: warn(f"{option}: {text}"))
+    return {path: ImageRecord(path=path, size=size, caption="") for path, size in sizes.items()}
+
+
+def _warn_about_masks(masks: dict[Path, Size], warn: Warn) -> None:
+    """Warn about masks that are likely mistakes; `masks` maps each mask to the size of its image."""
+    stretched, black = [], []
+    for path, mask in _read_each(read_mask, masks):
+        if isinstance(mask, UnreadableImage):
+            continue  # the loader warns when it reads the mask
+        size, (height, width) = masks[path], mask.shape
+        if abs(width * size[1] / (height * size[0]) - 1) > SAME_SHAPE:
+            stretched.append(f"{path.name} ({width}x{height} for {size[0]}x{size[1]})")
+        black += [path.name] * (not mask.any())
+    of = f"of {len(masks)} masks"
+    if stretched:
+        warn(
+            f"conditioning_data_dir: {len(stretched)} {of} differ in aspect ratio from their image and are stretched "
+            f"to fit: {some(stretched)}"
+        )
+    if black:
+        warn(
+            f"conditioning_data_dir: {len(black)} {of} are completely black, so nothing is learned from these images: "
+            f"{some(black)}"
+        )
+
+
+def _read_metadata(subset: Subset, warn: Warn, progress: ReadingProgress) -> list[ImageRecord]:
+    """Return the images of a metadata file that exist, or whose cached latents do."""
+    file = Path(subset.metadata_file or "")
+    entries: dict[Path, dict[str, Any]] = {}
+    sizes: dict[Path, Size] = {}
+    missing = []
+    lookup = _ImageLookup(Path(subset.image_dir) if subset.image_dir else None)
+    for key, entry in read_metadata(file, "metadata_file").items():
+        path = lookup.image(key)
+        if path is None:
+            path, cache = lookup.cache(key)
+            if cache is None:
+                missing.append(key)
+                continue
+            told, bucket = _size(entry.get("image_size")), _size(entry.get("train_resolution"))
+            if size := told or _size_in_cache(path, cache) or bucket:
+                sizes[path] = size
+        entries[path] = entry
+    if missing:
+        where = f"in {subset.image_dir}" if subset.image_dir else "at the paths in it, and image_dir is not set"
+        warn(f"metadata_file: {len(missing)} images of {file.name} are not {where} and are skipped: {some(missing)}")
+    unknown = [path for path in entries if path not in sizes]
+    progress.expect(len(unknown))
+    sizes |= read_sizes(unknown, warn, progress)
+    controls = _metadata_controls(entries, lookup, warn, progress)
+    longer = [path.name for path, entry in entries.items() if len(lines_of(entry, "caption")) > 1]
+    _warn_about_lines(longer, f"of {len(entries)} captions in {file.name!r}", subset, warn)
+    return [
+        ImageRecord(
+            path=path,
+            size=sizes[path],
+            caption=_metadata_caption(entry, subset),
+            train_resolution=_size(entry.get("train_resolution")),
+            controls=controls[path],
+        )
+        for path, entry in entries.items()
+        if path in sizes
+    ]
+
+
+def _metadata_controls(
+    entries: dict[Path, dict[str, Any]], lookup: "_ImageLookup", warn: Warn, progress: ReadingProgress
+) -> dict[Path, tuple[ImageRecord, ...]]:
+    """Return the control images that a metadata file names, for each image. Raises ValueError if one is missing."""
+    found = {path: [(key, lookup.image(key)) for key in control_paths(entry)] for path, entry in entries.items()}
+    if missing := [key for paths in found.values() for key, path in paths if path is None]:
+        raise ValueError(f"metadata_file: there is no control image {some(missing)}; correct control_path")
+    existing = {image: [path for _, path in paths if path] for image, paths in found.items()}
+    records = control_records({path for paths in existing.values() for path in paths}, "metadata_file", warn, progress)
+    return {image: tuple(records[path] for path in paths) for image, paths in existing.items()}
+
+
+class _ImageLookup:
+    """Finds images by metadata keys, which may lack folder and extension; lists each folder once."""
+
+    def __init__(self, folder: Path | None):
+        self._folder = folder
+        self._listed: dict[Path, ByName[Path]] = {}
+
+    def image(self, key: str) -> Path | None:
+        """Return the image below the folder, or else at the key's own path."""
+        return next((file for place in self._candidates(key) if (file := self._file(place))), None)
+
+    def cache(self, key: str) -> tuple[Path, Path | None]:
+        """Return the path of an image that is gone but has cached latents, and the cache file, or None for it."""
+        for place in self._candidates(key):
+            # add an extension where there is none, or with_suffix would cut the name at a dot
+            path = place if is_readable(place) else place.with_name(f"{place.name}.png")
+            named_alike = path.with_suffix(".npz")
+            beside = sorted(path.parent.glob(f"{glob.escape(path.stem)}_*"))
+            sized = (c for c in beside if c.suffix in (SUFFIX, ".npz") and _size_in_name(path, c))
+            if cache := next(sized, named_alike if named_alike.is_file() else None):
+                return path, cache
+        return Path(key), None
+
+    def _candidates(self, key: str) -> list[Path]:
+        return [self._folder / key, Path(key)] if self._folder else [Path(key)]
+
+    def _file(self, place: Path) -> Path | None:
+        names = self._names(place.parent)
+        return names.get(place.name) or (None if is_readable(place) else names.get(place.name + "."))
+
+    def _names(self, folder: Path) -> ByName[Path]:
+        """Return the images of a folder by name, and by `stem.` for keys without an extension."""
+        if folder not in self._listed:
+            existing = existing_folder(folder)
+            images = find_images(existing) if existing.is_dir() else []
+            bare = {f"{path.stem}.": path for path in reversed(images)}
+            self._listed[folder] = ByName(bare | {path.name: path for path in images})
+        return self._listed[folder]
+
+
+def _size_in_name(image: Path, cache: Path) -> Size | None:
+    """Return the image size from the name of its latent cache file."""
+    match = re.match(r"_(\d+)x(\d+)_", cache.name[len(image.stem) :])
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def _size_in_cache(image: Path, cache: Path) -> Size | None:
+    """Return the image size from the cache file's name or, where that has none, from its contents."""
+    if size := _size_in_name(image, cache):
+        return size
+    from sd_scripts.data.caches.cache_files import DamagedCache, open_cache  # brings torch, which plans do without
+
+    try:
+        with open_cache(cache) as tensors:
+            width, height = tensors["original_size"]
+            return int(width), int(height)
+    except DamagedCache:
+        return None
+
+
+def _size(sides: Sequence[int] | None) -> Size | None:
+    return (sides[0], sides[1]) if sides else None
+
+
+def _metadata_caption(entry: dict[str, Any], subset: Subset) -> str:
+    """Join caption and tags; with enable_wildcard the tags follow each line of the caption."""
+    glue = subset.captions.caption_separator
+    tags = glue.join(lines_of(entry, "tags"))
+    lines = [f"{line}{glue}{tags}" if tags else line for line in lines_of(entry, "caption")]
+    return _used_lines(lines, subset) or tags

@@ -1,0 +1,291 @@
+"""The interface between the trainer and a model family: each family is a folder that fills in one Family."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from sd_scripts.data.sources.captions import Caption
+from sd_scripts.families.cards.family_card import FamilyCard
+from sd_scripts.families.cards.model_file import locate
+from sd_scripts.families.cards.registry import module_of
+from sd_scripts.families.common.components import DENOISER, VAE, WeightSource
+from sd_scripts.families.common.components import Components as Components
+from sd_scripts.families.common.layouts import Layout
+from sd_scripts.families.common.loading import download
+from sd_scripts.families.common.opening import load_tokenizers, open_sources
+from sd_scripts.families.common.placing import blocks_to_swap
+from sd_scripts.families.common.quantizing import quantize_while_loading
+from sd_scripts.families.common.sampling import Sample, SampleBatch
+from sd_scripts.formats.atomic_files import atomic_file, atomic_folder
+from sd_scripts.formats.disk import saving
+from sd_scripts.formats.text_limit import TextLimit
+from sd_scripts.library.files.safetensors_io import on_cpu, save_model
+from sd_scripts.networks.targets import LoraBlocks, LoraTarget
+from sd_scripts.options.dataset import CacheOptions
+from sd_scripts.options.generating.prompt_lines import SamplePrompt
+from sd_scripts.options.memory import MemoryOptions
+from sd_scripts.options.model import ModelOptions
+from sd_scripts.options.optimization.loss import NoiseOptions
+from sd_scripts.settings.quantization import quantization_of
+from sd_scripts.settings.settings import Settings
+
+if TYPE_CHECKING:
+    from sd_scripts.data.batch import Batch
+    from sd_scripts.data.caches.caching import LatentLayout
+    from sd_scripts.data.plan.dataset import Item
+
+
+Tokens = dict[int, dict[str, Tensor]]
+"""Tensors by name, batch first, by the place of the text encoder that reads them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepInputs:
+    """Everything that a micro-step reads, made outside it: a pytree of tensors of static shape, on the device."""
+
+    model: dict[str, Tensor]
+    """What the family's step_inputs returned, such as noisy latents, target and timesteps."""
+    text: dict[str, Tensor]
+    """Outputs of the text encoders, as TextEncoding.encode returns them."""
+    tokens: Tokens = field(default_factory=dict)
+    """Those of the text encoders that are trained, which the micro-step encodes."""
+    controls: tuple[Tensor, ...] = ()
+    """Latents of the control images, in order: each (B, C, h, w)."""
+
+
+pytree.register_dataclass(StepInputs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelWeights:
+    """Trained weights to be saved: state dicts under the modules' own names, on any device."""
+
+    denoiser: Mapping[str, Tensor]
+    """Complete, frozen tensors included."""
+    text_encoders: Sequence[Mapping[str, Tensor] | None] = ()
+    """One for each text encoder, None if it was not trained; empty if none was."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileIdentity:
+    """What saved files say about the model."""
+
+    base_model_version: str
+    """ss_base_model_version of saved LoRAs."""
+    architecture: Callable[[Components], str]
+    """modelspec.architecture, without "/lora"."""
+    implementation: str
+    """modelspec.implementation."""
+    prediction_type: Callable[[Settings], str | None] = lambda settings: None
+    """modelspec.prediction_type: epsilon, v, or None."""
+    lora_metadata: Callable[[Settings, Components], dict[str, str]] = lambda settings, components: {}
+    """Metadata of this family's LoRA files in addition to the common ss_ entries."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextEncoding:
+    """From captions to what the denoiser reads."""
+
+    tokenize: Callable[[Components, Sequence[Caption], Settings], Tokens]
+    """Captions -> token ids and weights of each encoder, on the CPU."""
+    encode: Callable[[Components, Tokens], dict[str, Tensor]]
+    """Tokens -> what the text cache stores, batch first, for the encoders whose tokens are present. Differentiable for
+    trained encoders."""
+    prompt_captions: Callable[[SamplePrompt], list[Caption]]
+    """What a sample needs of the text encoders: the prompt, preceded by the negative prompt if guidance uses one."""
+    adapted: Callable[[Settings], tuple[bool, ...]]
+    """Which text encoders a LoRA adapts when text encoders are trained."""
+    cache_suffix: str
+    """Suffix of text cache files: "te_outputs" in `name_te_outputs.safetensors`."""
+    cache_key: Callable[[Components, Settings], tuple[object, ...]]
+    """Everything besides the encoders that changes their outputs: a cache with another key is rebuilt."""
+    limit: Callable[[Components, Settings], TextLimit] | None = None
+    """The length at which captions are cut, made without loading a tokenizer; None: they are not."""
+    embeddings: tuple[str, ...] = ()
+    """For each text encoder the key of its embeddings in embedding files; empty: no new token can be trained."""
+    sees_controls: bool = False
+    """Whether captions come with the control images of their sample."""
+    cache_fits: Callable[[Components, Mapping[str, Tensor]], bool] | None = None
+    """Whether a cache file of unknown origin can be used; None: any."""
+    trim: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] = dict
+    """Outputs of one caption -> the same without padding, as caches store them."""
+    pad: Callable[[Mapping[str, Tensor], Settings], dict[str, Tensor]] = lambda text, settings: dict(text)
+    """Outputs of a batch, padded to its longest caption -> what a step reads."""
+
+
+def blocks_of(*classes: type[nn.Module]) -> Callable[[nn.Module], list[nn.Module]]:
+    """Return a function that finds the modules of these classes, in model order."""
+    return lambda module: [block for block in module.modules() if isinstance(block, classes)]
+
+
+def blocks_named(*names: str) -> Callable[[nn.Module], list[nn.Module]]:
+    """Return the same for classes of these names, which are slow to import."""
+    return lambda module: [block for block in module.modules() if type(block).__name__ in names]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blocks:
+    """The repeated blocks of the components: what is compiled, sharded and updated one by one."""
+
+    title: str
+    """The denoiser's name in the compile log."""
+    denoiser: Callable[[nn.Module], list[list[nn.Module]]]
+    """Return the blocks of the denoiser that share graphs, as lists in model order."""
+    graph_kinds: Callable[[nn.Module], dict[str, int]]
+    """How many graphs each class of block needs at one image size."""
+    index: Callable[[str], int] | None = None
+    """Name of a parameter of the denoiser -> its place in block_lr; None: this family has no block_lr."""
+    text_encoder: Callable[[nn.Module], list[nn.Module]] = lambda module: []
+    """Return the layers of a text encoder; none: it is not compiled."""
+    vae: Callable[[nn.Module], list[nn.Module]] = lambda module: []
+    """Return the blocks of the VAE's encoder; none: it is not compiled."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saving:
+    """Writes a complete model."""
+
+    tensors: Callable[[Components, ModelWeights], Mapping[str, Tensor]]
+    """Return what a single file contains, by key."""
+    folder: Callable[[Components, ModelWeights, Path, torch.dtype | None], None] | None = None
+    """Write a diffusers folder into an empty folder; None: this family writes single files only."""
+    writes_all: bool = True
+    """Whether files hold the VAE and all text encoders too."""
+    form: Callable[[Components, str | None], str] = lambda components, save_model_as: "safetensors"
+    """save_model_as (None: unset) -> the format that `write` writes: safetensors or ckpt, which is also the file
+    extension, or diffusers, a folder."""
+
+    def write(
+        self,
+        components: Components,
+        weights: ModelWeights,
+        path: Path,
+        form: str,
+        dtype: torch.dtype | None,
+        metadata: dict[str, str],
+    ) -> None:
+        """Write a complete model atomically, with all tensors in `dtype` (None: unchanged). A .ckpt and a folder hold
+        no metadata. Raises OSError in one sentence on failure, and keeps what was there before."""
+        if form == "diffusers" and self.folder:
+            with saving(path), atomic_folder(path, "model_index.json") as folder:
+                self.folder(components, weights, folder, dtype)
+        elif form == "ckpt":
+            tensors = self.tensors(components, weights)
+            with saving(path), atomic_file(path) as part:  # clone: saving a view would write its whole storage
+                torch.save({"state_dict": {key: on_cpu(each, dtype).clone() for key, each in tensors.items()}}, part)
+        else:
+            save_model(path, self.tensors(components, weights), metadata, dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """All that the trainer knows of a model family."""
+
+    card: FamilyCard
+    identity: FileIdentity
+    latents: LatentLayout
+    text: TextEncoding
+    layouts: Mapping[str, Layout]
+    """How each component of the card is made and filled, by name."""
+    prepare: Callable[[Components, Settings], None] = lambda components, settings: None
+    """Called with the opened components, none of which is loaded: adds extras, and changes how
+    they are loaded."""
+    problems: Callable[[Mapping[str, WeightSource], Settings], list[str]] = lambda sources, settings: []
+    """Return problems of components that do not fit together, and of options that the denoiser limits."""
+    encode_images: Callable[[Components, Tensor], Tensor]
+    """Pixels (B, 3, H, W) -> latents as the cache stores them."""
+    place: Callable[[Components, Settings, torch.device], object] = lambda components, settings, device: (
+        components.denoiser.to(device)
+    )
+    """Move the denoiser to the device, quantized and with swapped blocks as the options say."""
+    checkpoint_gradients: Callable[[nn.Module, Settings], None]
+    """Enable gradient checkpointing of the denoiser."""
+    conditioning: Callable[[Item, bool], dict[str, Tensor]] | None = None
+    """Item, whether it is flipped -> what step_inputs needs beside latents and text: Batch.conditioning of one sample,
+    made in worker processes."""
+    step_inputs: Callable[[Batch, Tensor, Settings, torch.Generator, Tensor | None], dict[str, Tensor]]
+    """Batch, latents as cached but on the device, settings, generator of this step, timesteps float32 (None: drawn)
+    -> StepInputs.model."""
+    validation_timesteps: Callable[[NoiseOptions], list[float]]
+    """Timesteps of the validation loss, in this family's own unit."""
+    loss: Callable[[Components, StepInputs, Settings], Tensor]
+    """Components, inputs with the text of all encoders, settings -> loss of each image (B,)."""
+    blocks: Blocks
+    lora: LoraTarget
+    lora_text_encoders: tuple[LoraTarget, ...]
+    lora_blocks: LoraBlocks = field(default_factory=LoraBlocks)
+    sample: Sample
+    """Components, prompt, text outputs of its captions, settings -> an image or a clip. Compiled blocks run compiled
+    unless the caller says otherwise. It calls `offer_preview` after each step."""
+    sample_batch: SampleBatch | None = None
+    """As `sample`, for several prompts that differ in their seeds alone: with the capability `batches`. The text
+    outputs are those of one of them, and previews show the first."""
+    saving: Saving
+
+    def check(self, settings: Settings) -> list[str]:
+        """Return problems of the model files that names and headers reveal; nothing is loaded."""
+        try:
+            model = locate(settings[ModelOptions].pretrained_model_name_or_path, self.card.files.base_file)
+        except ValueError as error:
+            return [str(error)]
+        sources, problems = open_sources(self.card, self.layouts, settings, lambda: model, online=False)
+        return problems + (self.problems(sources, settings) if DENOISER in sources else [])
+
+    def open(
+        self,
+        settings: Settings,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        *,
+        denoiser_dtype: torch.dtype | None = None,
+        encoder_dtype: torch.dtype | None = None,
+        only: Collection[str] = (),
+    ) -> Components:
+        """Check the base model's files and return its components, or `only` those of these names, none loaded yet.
+
+        They are loaded frozen, in eval mode, in `dtype` and onto `device`. Trained modules can be loaded in a wider
+        dtype, to keep the full precision of the file. Raises ValueError, one sentence that names the option.
+        """
+        options = settings[ModelOptions]
+
+        @functools.cache
+        def find_model() -> Path:
+            model = locate(options.pretrained_model_name_or_path, self.card.files.base_file)
+            return model if isinstance(model, Path) else download(model)
+
+        sources, problems = open_sources(self.card, self.layouts, settings, find_model, only, online=True)
+        if problems := problems or ([] if only else self.problems(sources, settings)):
+            raise ValueError(problems[0])
+        wide_vae = options.no_half_vae and self.card.has("own_vae")
+        dtypes = {DENOISER: denoiser_dtype or dtype, VAE: torch.float32 if wide_vae else dtype}
+        # a denoiser whose blocks are swapped may not fit on the device
+        devices = {DENOISER: "cpu"} if blocks_to_swap(settings.get(MemoryOptions)) else {}
+        for name, source in sources.items():
+            sources[name] = replace(
+                source, dtype=dtypes.get(name, encoder_dtype or dtype), device=devices.get(name, device)
+            )
+        if only:
+            return Components.opened(sources, tokenizers=[], source="")
+        encoders: dict[str, Any] = {n: each.empty for n, each in sources.items() if self.layouts[n].tokenizer}
+        rows = {name: encoder.config.vocab_size for name, encoder in encoders.items()}
+        cached = settings[CacheOptions].cache_text_encoder_outputs_to_disk
+        tokenizers = load_tokenizers(
+            self.card, self.layouts, rows, find_model(), options.tokenizer_cache_dir, late=cached
+        )
+        components = Components.opened(sources, tokenizers=tokenizers, source=find_model())
+        self.prepare(components, settings)
+        quantize_while_loading(components.sources, self.layouts, quantization_of(settings))
+        return components
+
+
+def family_of(name: str) -> Family:
+    """Load a family with its model code."""
+    return module_of(name, "family").FAMILY  # type: ignore[no-any-return]

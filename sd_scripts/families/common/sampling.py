@@ -1,0 +1,108 @@
+"""Shared parts of sampling."""
+
+import os
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from random import Random
+
+import torch
+from torch import Tensor, nn
+
+from sd_scripts.data.batch import stack_pixels
+from sd_scripts.data.plan.buckets import Extent
+from sd_scripts.data.sources.controls import ControlRules
+from sd_scripts.data.sources.images import Augmentation, prepare_image, read_size
+from sd_scripts.families.common.components import Components
+from sd_scripts.library.diffusion.media import Media
+from sd_scripts.options.generating.prompt_lines import SamplePrompt
+from sd_scripts.settings.settings import Settings
+
+Sample = Callable[[Components, SamplePrompt, dict[str, Tensor], Settings], Media]
+SampleBatch = Callable[[Components, Sequence[SamplePrompt], dict[str, Tensor], Settings], list[Media]]
+
+
+def one_of(sample_batch: SampleBatch) -> Sample:
+    """Return what generates one image as `sample_batch` does."""
+    return lambda components, prompt, text, settings: sample_batch(components, [prompt], text, settings)[0]
+
+
+def make_generator(seed: int | None) -> torch.Generator:
+    """Return a generator on the CPU, so that a seed gives the same noise for every device; None: a random seed."""
+    return torch.Generator().manual_seed(secrets.randbits(32) if seed is None else seed)
+
+
+def batch_noise(generators: Sequence[torch.Generator], *shape: int) -> Tensor:
+    """Return noise (B, *shape) float32 on the CPU: that of each image from its own generator."""
+    return torch.stack([torch.randn(shape, generator=generator) for generator in generators])
+
+
+def apply_guidance(prediction: Tensor, scale: float, images: int = 1) -> Tensor:
+    """Combine the predictions (2B, ...) for the negative prompt and the prompt, each of B `images`; those of the prompt
+    alone (B, ...) stay as they are."""
+    if len(prediction) == images:
+        return prediction
+    without, with_prompt = prediction.chunk(2)
+    return without + scale * (with_prompt - without)
+
+
+Decode = Callable[[], Tensor]
+"""Returns the image so far, (3, H, W) in 0..1."""
+_previewer: ContextVar[Callable[[Decode], None] | None] = ContextVar("previewer", default=None)
+
+
+@contextmanager
+def previewing(show: Callable[[Decode], None]) -> Iterator[None]:
+    """Call `show` after each sampling step of the block, for families that offer previews."""
+    token = _previewer.set(show)
+    try:
+        yield
+    finally:
+        _previewer.reset(token)
+
+
+def offer_preview(decode: Decode) -> None:
+    """Offer the image so far to `previewing`, which decodes it if it wants to. A family calls it after each step."""
+    if show := _previewer.get():
+        show(decode)
+
+
+def control_pixels(prompt: SamplePrompt, size: tuple[int, int], rules: ControlRules) -> list[Tensor]:
+    """Return the control images of a prompt, each (1, 3, H, W) float32 in -1..1, resized as those of training images.
+
+    `size`: width and height of the sample. Raises ValueError if one cannot be read.
+    """
+    found = []
+    for path in (Path(os.path.expanduser(name)) for name in prompt.control_images):
+        pixels, _ = prepare_image(path, None, rules.fit(read_size(path), Extent(*size)), Augmentation(), Random(0))
+        found.append(stack_pixels([pixels]))
+    return found
+
+
+@contextmanager
+def eval_mode(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Put the modules in eval mode, and restore each submodule's mode afterwards."""
+    training = [part for module in modules for part in module.modules() if part.training]
+    for module in modules:
+        module.eval()
+    try:
+        yield
+    finally:
+        for part in training:
+            part.training = True
+
+
+@contextmanager
+def on_device(module: nn.Module, device: torch.device) -> Iterator[None]:
+    """Move the module to the device, and afterwards restore its original tensors without copying back."""
+    away = [tensor for tensor in (*module.parameters(), *module.buffers()) if tensor.device != device]
+    originals = [tensor.data for tensor in away]
+    try:
+        for tensor in away:
+            tensor.data = tensor.data.to(device)
+        yield
+    finally:
+        for tensor, original in zip(away, originals, strict=True):
+            tensor.data = original

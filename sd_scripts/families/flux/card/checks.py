@@ -1,0 +1,52 @@
+"""Rules between options that concern FLUX.1 only; see `settings/checks/between.py`."""
+
+from dataclasses import fields
+
+from sd_scripts.families.cards.registry import is_built_in_network
+from sd_scripts.families.flux.card.options import RECOMMENDED, FluxNetworkOptions, trains_t5xxl
+from sd_scripts.options.dataset import CacheOptions
+from sd_scripts.options.networks.network import NetworkOptions
+from sd_scripts.options.optimization.flow import FlowOptions
+from sd_scripts.options.optimization.optimizer import OptimizerOptions
+from sd_scripts.options.spec import Findings
+
+
+def t5_trained_from_cached_outputs(
+    cache: CacheOptions, network: NetworkOptions, optimizer: OptimizerOptions, layers: FluxNetworkOptions
+) -> Findings:
+    trained = not network.network_train_unet_only and network.rate_of_encoder(1, optimizer.learning_rate)
+    if cache.caches_text and trained and trains_t5xxl(network, layers):
+        yield "train_t5xxl", "T5 cannot be trained while its outputs are cached; turn off one of the two"
+
+
+def t5_lr_without_t5_training(
+    network: NetworkOptions, optimizer: OptimizerOptions, layers: FluxNetworkOptions
+) -> Findings:
+    if not trains_t5xxl(network, layers):
+        return
+    if network.network_train_unet_only:
+        yield "train_t5xxl", "has no effect with network_train_unet_only"
+    elif not network.rate_of_encoder(1, optimizer.learning_rate):
+        yield "train_t5xxl", "has no effect: text_encoder_lr is 0 for T5, its second value"
+
+
+def layer_ranks_with_external_network(network: NetworkOptions, layers: FluxNetworkOptions) -> Findings:
+    if is_built_in_network(network):
+        return
+    for field in fields(layers):  # type: ignore[arg-type]
+        if field.name != "train_t5xxl" and getattr(layers, field.name) != field.default:
+            yield field.name, f"has no effect on {network.network_module}, which reads only network_args"
+
+
+def prediction_type_not_recommended(objective: FlowOptions) -> Findings:
+    if objective.model_prediction_type == RECOMMENDED["model_prediction_type"]:
+        return
+    recommended = ", ".join(f"{name} = {value}" for name, value in RECOMMENDED.items())
+    yield (
+        "model_prediction_type",
+        f"{objective.model_prediction_type} does not match what FLUX.1 predicts; recommended: {recommended}",
+    )
+
+
+PROBLEMS = (t5_trained_from_cached_outputs,)
+REMARKS = (t5_lr_without_t5_training, layer_ranks_with_external_network, prediction_type_not_recommended)

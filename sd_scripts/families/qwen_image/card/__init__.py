@@ -1,0 +1,144 @@
+"""Qwen-Image, as the page, the options and the file recognition see it."""
+
+from sd_scripts.families.cards.family_card import (
+    DENOISER,
+    VAE,
+    ComponentCard,
+    FamilyCard,
+    FilesCard,
+    FirstLayer,
+    HubCard,
+    PageCard,
+    PlanCard,
+    RecognitionCard,
+)
+from sd_scripts.families.qwen_image.card.checks import PROBLEMS, REMARKS
+from sd_scripts.families.qwen_image.card.layer_rules import read_rules
+from sd_scripts.families.qwen_image.card.memory_facts import MEMORY
+from sd_scripts.families.qwen_image.card.options import RECOMMENDED, QwenImageModelOptions
+from sd_scripts.families.qwen_image.card.speeds import GRAPHS
+from sd_scripts.formats.models.safetensors_header import Header
+from sd_scripts.formats.text_limit import TextLimit
+from sd_scripts.options.generating.prompt_lines import SamplePrompt
+from sd_scripts.options.memory import MemoryOptions
+from sd_scripts.options.optimization.flow import FlowOptions
+
+HUB_MODEL = "Qwen/Qwen-Image"
+LONGEST = 1024
+"""Tokens of caption and suffix; longer captions are truncated."""
+
+PREFIXES = ("", "model.diffusion_model.")
+TRANSFORMER = "transformer_blocks.0.txt_mlp.net.0.proj.weight"
+"""A key of a transformer of this kind."""
+VARIANTS = (
+    ("__index_timestep_zero__", "Qwen-Image-Edit-2511"),
+    ("addition_t_embedding", "Qwen-Image-Layered"),
+    ("quant_state.bitsandbytes", "Qwen-Image in 4 bits"),
+)
+"""(substring of a key, variant) of models with such a transformer that cannot be trained as Qwen-Image."""
+ENCODERS = ("visual.blocks.0.mlp.gate_proj.weight", "model.visual.blocks.0.mlp.gate_proj.weight")
+VAES = ("decoder.middle.0.residual.0.gamma", "decoder.mid_block.resnets.0.norm1.gamma")
+"""Keys of text encoder and VAE, as in ComfyUI's files, and as transformers and diffusers write them."""
+ENCODER, ENCODER_7B = "Qwen2.5-VL text encoder", "Qwen2.5-VL-7B text encoder"
+AUTOENCODER = "Qwen-Image VAE"
+
+
+def recognise(header: Header) -> tuple[str | None, str] | None:
+    """Return (family, variant) of a file with a transformer of this kind; None for any other file. The first versions
+    of Qwen-Image-Edit have the same tensors as Qwen-Image."""
+    if not any(prefix + TRANSFORMER in header.shapes for prefix in PREFIXES):
+        return None
+    for mark, variant in VARIANTS:
+        if any(mark in key for key in header.shapes):
+            return None, variant
+    return "qwen_image", "Qwen-Image"
+
+
+CARD = FamilyCard(
+    name="qwen_image",
+    title="Qwen-Image",
+    order=3,
+    scripts={
+        "lora": "qwen_image_train_network.py",
+        "full": "qwen_image_train.py",
+        "generate": "qwen_image_generate.py",
+    },
+    groups=(QwenImageModelOptions, FlowOptions, MemoryOptions),
+    capabilities=frozenset({"batches", "blockwise_updates", "fp8", "offload_activations", "own_vae"}),
+    choices={"timestep_sampling": ("qwen_shift", "logsnr", "qinglong_qwen")},
+    notes={
+        "pretrained_model_name_or_path": f"Qwen-Image's ID is {HUB_MODEL}.",
+        "vae": "Qwen-Image's files have none: choose its VAE, such as qwen_image_vae.safetensors. Not needed for a "
+        "diffusers folder.",
+        "timestep_sampling": "qwen_shift shifts as Qwen-Image was trained, more for larger images; logsnr samples "
+        "the signal-to-noise ratio with logit_mean and logit_std; qinglong_qwen takes qwen_shift for 95% of images "
+        "and hardly any noise for the others.",
+        "weighting_scheme": "For Qwen-Image sigma_sqrt and cosmap weight every timestep_sampling.",
+        "network_args": "Qwen-Image: exclude_patterns and include_patterns, lists of regular expressions of layers "
+        "that are not adapted, and of exceptions from them.",
+        "blocks_to_swap": "Qwen-Image takes up to 58, and each saves about 0.7 GB of GPU memory.",
+        "equal_token_buckets": "All buckets of Qwen-Image then share one graph for each length of captions.",
+    },
+    page=PageCard(
+        recommended=RECOMMENDED,
+        recommended_note="The sd-scripts defaults train mostly at high noise.",
+        model_panel=("text_encoder",),
+        use_hints={"full": "Your model. To use it, put it into <b>models/diffusion_models</b> (ComfyUI)."},
+        demo=RECOMMENDED,
+    ),
+    files=FilesCard(
+        components=(
+            ComponentCard(
+                name=DENOISER,
+                kind="Qwen-Image transformer",
+                folder="transformer",
+                prefixes=PREFIXES,
+                signature_keys=(TRANSFORMER,),
+                first_layer=FirstLayer(keys=("img_in.weight",), channels=64, kind="Qwen-Image model"),
+            ),
+            ComponentCard(
+                name="text_encoder1",
+                option="text_encoder",
+                kind="Qwen2.5-VL text encoder",
+                title="the Qwen2.5-VL-7B text encoder",
+                folder="text_encoder",
+                fitting=(ENCODER_7B, ENCODER),
+                prefixes=("", "text_encoders.qwen25_7b.transformer."),
+                signature_keys=ENCODERS,
+            ),
+            ComponentCard(
+                name=VAE,
+                option="vae",
+                kind="VAE",
+                title="Qwen-Image's VAE",
+                folder="vae",
+                fitting=(AUTOENCODER,),
+                prefixes=("", "vae."),
+                signature_keys=VAES,
+            ),
+        ),
+        base_file="a Qwen-Image file",
+        base_model="a Qwen-Image transformer",
+    ),
+    network_modules=("networks.lora", "networks.lora_qwen_image"),
+    network_rules=read_rules,
+    side_multiple=16,
+    token_multiple=16,
+    text_limit=lambda settings, variant: TextLimit(tokens=LONGEST),
+    plan=PlanCard(graphs=GRAPHS, memory=MEMORY),
+    sample_defaults=SamplePrompt(width=1024, height=1024, steps=30, scale=4.0),
+    recognition=RecognitionCard(
+        hub_words=("qwen",),
+        marks=(*((key, None, AUTOENCODER) for key in VAES), *((key, None, ENCODER) for key in ENCODERS)),
+        recognise=recognise,
+        lora_marks=("img_mlp_net_", "img_mlp.net.", "attn_add_q_proj", "attn.add_q_proj", "img_mod_1", "img_mod.1"),
+        pipelines=(
+            ("QwenImageLayered", None, "Qwen-Image-Layered diffusers folder"),
+            ("QwenImage", "qwen_image", "Qwen-Image diffusers folder"),
+        ),
+        widths=((ENCODER, "layers.0.self_attn.q_proj.weight", 1, 3584, ENCODER_7B),),
+    ),
+    hub=HubCard(model=HUB_MODEL),
+    problems=PROBLEMS,
+    remarks=REMARKS,
+)

@@ -1,0 +1,23 @@
+"""Rules between options that concern Qwen-Image only; see `settings/checks/between.py`."""
+
+from sd_scripts.families.qwen_image.card.options import RECOMMENDED, QwenImageModelOptions
+from sd_scripts.options.optimization.flow import FlowOptions
+from sd_scripts.options.spec import Findings
+
+
+def timesteps_not_recommended(objective: FlowOptions) -> Findings:
+    if objective.timestep_sampling == "sigma" and objective.discrete_flow_shift == FlowOptions.discrete_flow_shift:
+        recommended = ", ".join(f"{name} = {value}" for name, value in RECOMMENDED.items())
+        yield "timestep_sampling", f"sigma with its default shift suits Qwen-Image badly; recommended: {recommended}"
+
+
+def version_of_another_model(model: QwenImageModelOptions) -> Findings:
+    match model.model_version:
+        case "edit" | "edit-2509" as version:
+            yield "model_version", f"{version} needs the scripts of Qwen-Image-Edit; set original, or use those"
+        case "edit-2511" | "layered" as version:
+            yield "model_version", f"{version} is not supported; choose a Qwen-Image file and set original"
+
+
+PROBLEMS = (version_of_another_model,)
+REMARKS = (timesteps_not_recommended,)

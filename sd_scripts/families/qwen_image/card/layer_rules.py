@@ -1,0 +1,70 @@
+"""Which layers of Qwen-Image a LoRA adapts: exclude_patterns and include_patterns, as in musubi-tuner."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from sd_scripts.options.networks.layer_rules import Rank, Rules, Warn
+from sd_scripts.options.networks.network_args import NetworkArguments
+
+if TYPE_CHECKING:
+    from torch import nn
+
+EXCLUDE, INCLUDE = "exclude_patterns", "include_patterns"
+Patterns = tuple[re.Pattern[str], ...]
+
+
+def lora_name(path: str) -> str:
+    """Return a layer's name in LoRA files: `transformer_blocks.0.attn.to_q` -> `lora_unet_transformer_blocks_0_...`."""
+    return f"lora_unet_{path.replace('.', '_')}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class QwenImageRules(Rules):
+    """A layer of the transformer is adapted unless a pattern excludes it; one that includes it counts more."""
+
+    exclude: Patterns
+    include: Patterns
+    paths: dict[str, str] = field(default_factory=dict)
+    """Name in LoRA files -> path of the layer, which the patterns match whole."""
+
+    def check(self, model: nn.Module) -> None:
+        self.paths.update((lora_name(path), path) for path, _ in model.named_modules())
+
+    def rank(self, name: str, conv: bool, default: Rank) -> Rank:
+        path = self.paths.get(name)
+        if path is None or not _matches(self.exclude, path) or _matches(self.include, path):
+            return default
+        return default._replace(dim=0)
+
+
+def _matches(patterns: Patterns, path: str) -> bool:
+    return any(pattern.fullmatch(path) for pattern in patterns)
+
+
+def read_rules(arguments: NetworkArguments, warn: Warn) -> QwenImageRules:
+    if "conv_dim" in arguments or "conv_alpha" in arguments:
+        warn("network_args: conv_dim and conv_alpha have no effect because Qwen-Image has no convolutions")
+    if arguments.flag("verbose"):
+        warn("network_args: verbose has no effect; the saved file names every layer with its rank")
+    rules = QwenImageRules(exclude=_patterns(EXCLUDE, arguments), include=_patterns(INCLUDE, arguments))
+    if rules.include and not rules.exclude:
+        warn(f"network_args: {INCLUDE} has no effect without {EXCLUDE}, of which it makes exceptions")
+    return rules
+
+
+def _patterns(key: str, arguments: NetworkArguments) -> Patterns:
+    """Read one regular expression, or a list of them as in Python: `['.*_mod.*', '.*mlp.*']`."""
+    text = arguments.text(key)
+    if not text:
+        return ()
+    try:
+        found = ast.literal_eval(text) if text.startswith("[") else [text]
+        return tuple(re.compile(pattern) for pattern in found)
+    except (SyntaxError, ValueError, TypeError, re.error):
+        raise ValueError(
+            f"network_args: {key}={text} is not a list of regular expressions, such as ['.*_mod.*']"
+        ) from None

@@ -1,0 +1,16 @@
+"""Rules between options that concern Qwen-Image-Edit only; see `settings/checks/between.py`."""
+
+from sd_scripts.families.qwen_image.card.options import QwenImageModelOptions
+from sd_scripts.options.spec import Findings
+
+
+def version_without_training(model: QwenImageModelOptions) -> Findings:
+    match model.model_version:
+        case "original":
+            why = "original needs the scripts of Qwen-Image; set edit or edit-2509, or leave it unset"
+            yield "model_version", why
+        case "edit-2511" | "layered" as version:
+            yield (
+                "model_version",
+                f"{version} is not supported; choose a file of edit or edit-2509",
+            )

@@ -1,0 +1,97 @@
+"""Finds the control images of training images by name: those of `cat.png` are `cat.png`, `cat_0.png`, `cat_1.png`.
+Checks those that a prompt names."""
+
+import functools
+import os
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from sd_scripts.formats.images.folder_names import existing_folder, normalized
+from sd_scripts.formats.images.image_folders import find_images
+from sd_scripts.formats.words import some
+
+
+def control_folders(folder: str, subset: str) -> list[Path]:
+    """Return where the control images of a subset lie: in the folder, and below it in one named like the subset.
+
+    Raises ValueError, to follow the option's name, if there is no such folder or no image in it.
+    """
+    root = Path(folder)
+    if not root.is_dir():
+        raise ValueError(f"there is no folder {folder!r}")
+    folders = [place for place in (root, existing_folder(root / subset)) if place.is_dir()]
+    try:
+        empty = not any(find_images(place) for place in folders)
+    except OSError as error:
+        raise ValueError(f"{error.filename!r} cannot be read: {error.strerror}") from error
+    if empty:
+        raise ValueError(f"no images in {folder!r}; add a control image for each training image")
+    return folders
+
+
+def find_controls(folder: str, subset: str, images: Iterable[Path]) -> dict[Path, tuple[Path, ...]]:
+    """Return the control images of each image: first that of the same stem, then those with a number, in its order.
+
+    Longer names choose first, so `a_b_1.png` belongs to `a_b.png` and not to `a.png`. Raises ValueError, to follow the
+    option's name, if an image has none or a name ends in something other than a number.
+    """
+    images = list(images)
+    files = [path for place in control_folders(folder, subset) for path in find_images(place)]
+    exact = _by_image((path, path.stem) for path in files)
+    loose = functools.cache(lambda: _by_image((path, normalized(path.stem)) for path in files))
+    taken: set[Path] = set()
+
+    def untaken(choice: Sequence[tuple[Path, str]]) -> dict[Path, str]:
+        return {path: end for path, end in choice if path not in taken}
+
+    found: dict[Path, tuple[Path, ...]] = {}
+    for image in sorted(images, key=lambda image: (-len(image.stem), image)):
+        ends = untaken(exact.get(image.stem, ())) or untaken(loose().get(normalized(image.stem), ()))
+        taken.update(ends)
+        if wrong := [path.name for path, end in ends.items() if end and not end.isdecimal()]:
+            raise ValueError(
+                f"{some(wrong)} in {folder!r} must be named like its image, or end in a number like {image.stem}_0.png"
+            )
+        found[image] = tuple(sorted(ends, key=lambda path: (int(ends[path] or -1), path)))
+    if missing := [image.name for image in images if not found[image]]:
+        raise ValueError(
+            f"{folder!r} has no control image for {len(missing)} of {len(images)} images: {some(missing)}; name it "
+            "like the image"
+        )
+    return found
+
+
+def _by_image(stems: Iterable[tuple[Path, str]]) -> dict[str, list[tuple[Path, str]]]:
+    """Return the files by the stem of each image that they may belong to: their own, or what comes before an
+    underscore; each with "" or what follows it."""
+    found: dict[str, list[tuple[Path, str]]] = {}
+    for path, stem in stems:
+        found.setdefault(stem, []).append((path, ""))
+        for underscore in re.finditer("_", stem):
+            found.setdefault(stem[: underscore.start()], []).append((path, stem[underscore.end() :]))
+    return found
+
+
+def why_unreadable(name: str) -> str | None:
+    """Return why a prompt cannot have this control image, one sentence; None if it can be read."""
+    try:
+        path = Path(os.path.expanduser(name))
+        if not path.is_file():
+            return f"there is no file {name!r}"
+        told = path.stat()
+    except (OSError, ValueError):  # a name too long, NUL in it
+        return f"there is no file {name!r}"
+    return _why_not_decoded(path, told.st_mtime_ns, told.st_size)
+
+
+@functools.lru_cache(maxsize=256)
+def _why_not_decoded(path: Path, written: int, size: int) -> str | None:
+    """Return why a file, as it was when last written, is no image."""
+    from sd_scripts.formats.images.image_files import read_with  # Pillow is slow to import
+
+    try:
+        read_with(path, lambda image: image.load())
+    except Exception:  # broken files raise different errors by format
+        return f"'{path}' cannot be read as an image; choose a PNG, JPEG or WebP file"
+    return None

@@ -1,0 +1,90 @@
+"""Options of the scripts that generate images."""
+
+from collections.abc import Iterable
+from typing import Literal
+
+from sd_scripts.options.generating.prompt_lines import LARGEST_SEED, NEW_SEED
+from sd_scripts.options.generating.sampling import SAMPLERS
+from sd_scripts.options.spec import OptionGroup, count, option, optional, path_option, switch
+
+GENERATE = "generate"
+"""The method of the scripts that generate, beside those of training."""
+PREVIEW = "preview.webp"
+"""File in the run folder with the image so far."""
+
+
+class GenerateOptions(OptionGroup, title="Generate", methods=(GENERATE,)):
+    """Which images to generate, and where they go. A prompt may override size, seed, steps, scale, guidance, negative
+    prompt, sampler and control images, as in `a cat --w 1024 --h 1024 --d 1 --s 30 --l 5 --g 3.5 --n blurry`."""
+
+    prompt: list[str] = option([], "Prompts, one image each, with options such as --w 1024 --d 1 at their end.")
+    prompt_file: str | None = path_option(
+        "File with more prompts, as sample_prompts of training: .txt with one per line, .toml or .json."
+    )
+    negative_prompt: str = option("", "What to avoid, unless the prompt sets it (--n). Needs a scale above 1.")
+    width: int = option(1024, "Width in pixels, unless the prompt sets it (--w).", within=(64, 8192))
+    height: int = option(1024, "Height in pixels, unless the prompt sets it (--h).", within=(64, 8192))
+    steps: int | None = optional(
+        "Sampling steps, unless the prompt sets it (--s). Default: what suits the family.", within=(1, 999)
+    )
+    scale: float | None = optional(
+        "Classifier-free guidance, unless the prompt sets it (--l); 1 is off. Default: what suits the family.",
+        label="CFG scale",
+        within=(0.0, 100.0),
+    )
+    guidance: float | None = optional(
+        "Guidance of a distilled model, unless the prompt sets it (--g). Default: what suits the family.",
+        needs="guidance",
+        within=(0.0, 100.0),
+    )
+    sampler: str = option(
+        "euler_a",
+        "Sampler, unless the prompt sets it (--ss).",
+        choices=SAMPLERS,
+        needs="noise_schedule",
+    )
+    image_seed: int | None = optional(
+        "Seed of the first image, unless the prompt sets it (--d); further images of a prompt count up. "
+        "Default, and with -1: a new one for each image.",
+        label="Seed",
+        within=(NEW_SEED, LARGEST_SEED),
+    )
+    images_per_prompt: int = option(1, "Images of each prompt, with different seeds.", within=(1, 1000))
+    batch_size: int = option(
+        1,
+        "Images of a prompt that are generated together, which is faster on a GPU with memory left. Each has the seed "
+        "that it would have alone.",
+        within=(1, 64),
+        needs="batches",
+    )
+    control_image_path: list[str] = option(
+        [],
+        "Control images, such as the image to edit, where the prompt names none (--ci). The model sees all of them.",
+        label="Control images",
+        path=True,
+        needs="control_images",
+    )
+    lora_weights: list[str] = option([], "LoRAs and other adapters to apply together.", label="LoRA files", path=True)
+    lora_multiplier: list[float] = option(
+        [], "Strength of each adapter file; 1 where there is none.", label="LoRA strengths", within=(-100.0, 100.0)
+    )
+    image_dir: str = option("outputs/images", "Folder for the images.", label="Image folder", path=True)
+    no_metadata: bool = switch("Write no parameters into the images.", label="No parameters in images")
+    dtype: Literal["bf16", "fp16", "fp32"] = option("bf16", "Precision of the model.", label="Precision")
+    zero_terminal_snr: bool = switch(
+        "The model was trained with zero_terminal_snr.", label="Zero terminal SNR", needs="noise_schedule"
+    )
+    resident: bool = switch("Keep the model and its graphs, and wait for requests in run_dir.")
+    idle_seconds: int | None = count(
+        "End a resident process that got no request for so many seconds. 0 never ends it.", label="End when idle"
+    )
+
+    def check(self) -> Iterable[tuple[str, str]]:
+        if len(self.lora_multiplier) > len(self.lora_weights):
+            yield (
+                "lora_multiplier",
+                f"has {len(self.lora_multiplier)} numbers for {len(self.lora_weights)} files in lora_weights; give one "
+                "for each file",
+            )
+        if not self.resident and not self.prompt and not self.prompt_file:
+            yield "prompt", "not set; give a prompt, or a file of prompts in prompt_file"

@@ -1,0 +1,89 @@
+"""Checks of torch.compile and of recorded steps."""
+
+from sd_scripts.families.cards.registry import is_built_in_network
+from sd_scripts.options.compile import (
+    MORE,
+    CompileMoreOptions,
+    CompileOptions,
+)
+from sd_scripts.options.dataset import (
+    CacheOptions,
+)
+from sd_scripts.options.full import FullOptions, FusedOptions
+from sd_scripts.options.memory import MemoryOptions
+from sd_scripts.options.networks.network import NetworkOptions
+from sd_scripts.options.spec import Findings
+from sd_scripts.options.training import TrainingOptions
+from sd_scripts.settings.recording import keeps_from_recording
+
+
+def fullgraph_with_external_network(compiled: CompileOptions, network: NetworkOptions) -> Findings:
+    if compiled.compile and compiled.compile_fullgraph and not is_built_in_network(network):
+        yield (
+            "compile_fullgraph",
+            f"{network.network_module} adds code to the model that may not compile as one graph; turn it off",
+        )
+
+
+def compile_check_with_fused_backward(
+    more: CompileMoreOptions, compiled: CompileOptions, fused: FusedOptions, full: FullOptions
+) -> Findings:
+    if more.checks(compiled) and fused.chosen:
+        yield (
+            "compile_check_every",
+            f"{fused.chosen} updates weights within backward, so a step cannot also run eagerly; turn {fused.chosen} "
+            "off, or set compile_check_every = 0",
+        )
+
+
+def compile_check_with_random_layers(
+    more: CompileMoreOptions, compiled: CompileOptions, network: NetworkOptions
+) -> Findings:
+    """Compiled code draws other random numbers than eager code from the same seed."""
+    if more.checks(compiled) and network.draws:
+        yield (
+            "compile_check_every",
+            f"{network.draws} draws other random numbers when compiled, so results cannot be compared; remove it, or "
+            "set compile_check_every = 0",
+        )
+
+
+def steps_that_are_not_recorded(
+    training: TrainingOptions,
+    compiled: CompileOptions,
+    memory: MemoryOptions | None,
+    fused: FusedOptions | None,
+    network: NetworkOptions | None,
+) -> Findings:
+    chosen = compiled.cuda_graphs_from or ("compile_backend" if compiled.compile_backend == "cudagraphs" else "")
+    groups = (training, memory, fused, network)
+    why = keeps_from_recording({type(group): group for group in groups if group is not None})
+    if not (compiled.compile and chosen and why):
+        return
+    instead = "blocks replay graphs of their own, which takes longer"
+    if training.gradient_checkpointing and compiled.cuda_graphs_from:
+        instead = "it runs compiled without CUDA graphs"
+    yield chosen, f"a step cannot be recorded as a CUDA graph with {why}, so {instead}"
+
+
+def compile_mode_with_auto(compiled: CompileOptions) -> Findings:
+    if compiled.compile and compiled.compile_auto and compiled.compile_mode != "default":
+        yield "compile_mode", "has no effect with compile_auto, which chooses it; turn compile_auto off to keep it"
+
+
+def compile_without_effect(
+    more: CompileMoreOptions, compiled: CompileOptions, cache: CacheOptions, network: NetworkOptions | None
+) -> Findings:
+    if compiled.compile_backend == "cudagraphs":
+        for name in MORE:
+            if getattr(more, name):
+                yield name, "has no effect with compile_backend = cudagraphs; set compile_backend = inductor"
+        return
+    learns = network is not None and not network.network_train_unet_only
+    if more.compile_text_encoder and cache.caches_text and not learns:
+        yield "compile_text_encoder", "has no effect: captions are cached and no text encoder is trained"
+    if more.compile_vae and cache.caches_latents:
+        yield (
+            "compile_vae",
+            "latents are cached, so the VAE only runs before the first step; worth it for many images only",
+        )

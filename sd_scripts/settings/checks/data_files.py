@@ -1,0 +1,192 @@
+"""Check, without torch, that the folders and files that describe a run's data exist and contain images."""
+
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from sd_scripts.families.cards.registry import card_of
+from sd_scripts.formats.documents import name_problem
+from sd_scripts.formats.images.control_images import find_controls
+from sd_scripts.formats.images.image_folders import (
+    FoundFolders,
+    each_image,
+    find_images,
+    image_folders,
+    is_readable,
+    regularisation_folders,
+)
+from sd_scripts.formats.images.metadata_file import read_metadata
+from sd_scripts.formats.words import first, some
+from sd_scripts.options.dataset import (
+    VARY_CAPTIONS,
+    VARY_IMAGES,
+    AugmentOptions,
+    CacheOptions,
+    ControlOptions,
+    DatasetOptions,
+)
+from sd_scripts.settings import dataset_schema as schema
+from sd_scripts.settings.settings import Settings
+
+IMAGES = "images (png, jpg, webp, bmp)"
+PLACES = ("metadata_file", "image_dir", "conditioning_data_dir", "control_directory")
+"""Keys of a subset that name a file or folder."""
+
+
+def _images(option: str, find: Callable[..., FoundFolders], valid: Settings) -> Iterator[str]:
+    """Check the folders that an option names, unless dataset_config or in_json describe the data."""
+    options = valid[DatasetOptions]
+    if options.dataset_config or options.in_json or not (root := getattr(options, option)):
+        return
+    found = find(Path(root), options.num_repeats, allow_many_repeats=options.allow_many_repeats)
+    if found.problem:
+        yield f"{option}: {found.problem}"
+        return
+    try:
+        empty = found.folders and not any(_has_images(folder.path) for folder in found.folders)
+    except OSError as error:
+        yield f"{option}: {error.filename!r} cannot be read: {error.strerror}"
+        return
+    if empty:
+        names = some([folder.path.name for folder in found.folders])
+        yield f"{option}: no {IMAGES} in {names}; add some or choose another folder"
+
+
+def _has_images(folder: Path) -> bool:
+    return any(map(is_readable, each_image(folder)))
+
+
+def metadata(valid: Settings) -> Iterator[str]:
+    options = valid[DatasetOptions]
+    if not options.in_json or options.dataset_config:
+        return
+    if options.train_data_dir and not Path(options.train_data_dir).is_dir():
+        yield f"train_data_dir: there is no folder {options.train_data_dir!r}"
+    if not read_metadata(Path(options.in_json), "in_json"):
+        yield f"in_json: '{options.in_json}' lists no images"
+
+
+def masks(valid: Settings) -> Iterator[str]:
+    options = valid[DatasetOptions]
+    folder = options.conditioning_data_dir
+    used = valid[AugmentOptions].masked_loss and not options.dataset_config
+    if folder and used and not Path(folder).is_dir():
+        yield f"conditioning_data_dir: there is no folder {folder!r}"
+
+
+def controls(valid: Settings) -> Iterator[str]:
+    """Check that each image of train_data_dir has its control images, in a family that is trained with them."""
+    options, card = valid[DatasetOptions], card_of(valid.script.family)
+    chosen = valid.get(ControlOptions)
+    if not chosen or options.dataset_config or options.in_json or not (root := options.train_data_dir):
+        return
+    if not chosen.control_directory:
+        yield f"control_directory: not set; choose the folder with the control images that {card.title} is trained with"
+        return
+    found = image_folders(Path(root), options.num_repeats, allow_many_repeats=options.allow_many_repeats)
+    for folder in found.folders:
+        if why := _controls_problem(chosen.control_directory, folder.path):
+            yield f"control_directory: {why}"
+
+
+def _controls_problem(directory: str, folder: Path) -> str:
+    """Return what is wrong with the control images of a folder; empty if nothing is."""
+    try:
+        find_controls(directory, folder.name, filter(is_readable, find_images(folder)))
+    except (OSError, ValueError) as error:
+        return str(error)
+    return ""
+
+
+def dataset_config(valid: Settings) -> Iterator[str]:
+    """Check the file, and the folders and metadata files that it names."""
+    if not (file := valid[DatasetOptions].dataset_config):
+        return
+    config = schema.read_config(Path(file))
+    lines = schema.read_lines(Path(file))
+    yield from (
+        f"dataset_config: {problem}"
+        for problem in schema.problems(config, masked_loss=valid[AugmentOptions].masked_loss, lines=lines)
+    )
+    if not valid[DatasetOptions].resolution:
+        for path in schema.without_resolution(config):
+            yield f"dataset_config: {schema.located(path, lines)} has no resolution; set it there or in [general]"
+    filters = schema.OPTIONS["resize_interpolation"].choices
+    for path, value in schema.effective(config, "resize_interpolation").items():
+        if value not in filters:
+            yield f"dataset_config: {schema.located(path, lines)} must be one of {', '.join(filters)}, not {value!r}"
+    wrong = (
+        f"dataset_config: {schema.located(f'{path}.{key}', lines)}: {why}"
+        for path, subset in _different(config)
+        for key, why in _subset(subset)
+    )
+    yield from first(wrong, "dataset_config: more files and folders have problems, which are not listed")
+
+
+def varying_data_with_cache(valid: Settings) -> Iterator[str]:
+    if not (file := valid[DatasetOptions].dataset_config):
+        return
+    config, lines = schema.read_config(Path(file)), schema.read_lines(Path(file))
+    for key, what in _varying(valid[CacheOptions]):
+        for path, value in schema.effective(config, key).items():
+            if value:
+                yield f"dataset_config: {schema.located(path, lines)} changes {what}; turn it off or disable the cache"
+
+
+def _varying(cache: CacheOptions) -> Iterator[tuple[str, str]]:
+    """Yield the keys that rule out the caches of a run, and why. A face crop is left out of cached latents instead."""
+    if cache.caches_latents:
+        images = "images at every step, so latents cannot be cached"
+        yield from ((key, images) for key in VARY_IMAGES if key != "face_crop_aug_range")
+    if cache.caches_text:
+        yield from ((key, "captions at every step, so they cannot be cached") for key in VARY_CAPTIONS)
+
+
+def _different(config: schema.Config) -> Iterator[tuple[str, schema.Config]]:
+    """Yield the subsets of a description with their paths, each combination of files and folders once."""
+    seen = set()
+    for path, subset in schema.each_subset(config):
+        named = tuple(str(subset.get(key)) for key in PLACES)
+        if named not in seen:
+            seen.add(named)
+            yield path, subset
+
+
+def _subset(subset: schema.Config) -> Iterator[tuple[str, str]]:
+    """Yield the key and the problem of each file and folder that a subset names."""
+    metadata_file, folder, masks, directory = (
+        os.path.expanduser(value) if isinstance(value := subset.get(key), str) and "\0" not in value else ""
+        for key in PLACES
+    )
+    named = {"metadata_file": metadata_file, "image_dir": folder, "conditioning_data_dir": masks}
+    if wrong := {key: why for key, place in named.items() if (why := name_problem(place))}:
+        yield from wrong.items()
+        return
+    try:
+        if folder and not os.path.isdir(folder):
+            yield "image_dir", f"there is no folder {folder!r}"
+        elif folder and not metadata_file and not _has_images(Path(folder)):
+            yield "image_dir", f"no {IMAGES} in {folder!r}"
+    except OSError as error:
+        yield "image_dir", f"{folder!r} cannot be read: {error.strerror}"
+    if directory and os.path.isdir(folder) and (why := _controls_problem(directory, Path(folder))):
+        yield "control_directory", why
+    if masks and not os.path.isdir(masks):
+        yield "conditioning_data_dir", f"there is no folder {masks!r}"
+    if metadata_file:
+        try:
+            read_metadata(Path(metadata_file), "metadata_file")
+        except ValueError as error:
+            yield "metadata_file", str(error).removeprefix("metadata_file: ")
+
+
+CHECKS = (
+    partial(_images, "train_data_dir", image_folders),
+    partial(_images, "reg_data_dir", regularisation_folders),
+    metadata,
+    masks,
+    controls,
+    dataset_config,
+    varying_data_with_cache,
+)

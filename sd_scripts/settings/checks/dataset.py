@@ -1,0 +1,107 @@
+"""Checks of the options of the dataset, its caches and its augmentation."""
+
+from sd_scripts.formats.words import is_whole_number
+from sd_scripts.options.dataset import (
+    NO_SMALL_BUCKETS,
+    VARY_CAPTIONS,
+    VARY_IMAGES,
+    AugmentOptions,
+    BucketOptions,
+    CacheOptions,
+    CaptionOptions,
+    ControlOptions,
+    DatasetOptions,
+    ValidationOptions,
+    rounded_steps,
+)
+from sd_scripts.options.spec import Findings
+
+
+def training_size(data: DatasetOptions, buckets: BucketOptions) -> Findings:
+    if data.dataset_config:
+        return
+    if not data.resolution:
+        yield "resolution", "not set; 1024 suits current models"
+        return
+    sides = [int(side) for side in data.resolution.split(",") if is_whole_number(side.strip())]
+    steps = rounded_steps(buckets.bucket_reso_steps)
+    if not buckets.enable_bucket or buckets.bucket_no_upscale or not sides:  # sizes then come from the images
+        return
+    if min(sides) < buckets.min_bucket_reso // steps * steps:
+        yield "min_bucket_reso", f"{buckets.min_bucket_reso} is above resolution = {data.resolution}; lower it"
+    if max(sides) > -(-buckets.max_bucket_reso // steps) * steps:
+        yield "max_bucket_reso", f"{buckets.max_bucket_reso} is below resolution = {data.resolution}; raise it"
+
+
+def equal_tokens_without_upscale(data: DatasetOptions, buckets: BucketOptions) -> Findings:
+    """A dataset_config may set either option for each dataset; the datasets themselves are checked then."""
+    if buckets.enable_bucket and buckets.equal_token_buckets and buckets.bucket_no_upscale and not data.dataset_config:
+        yield "bucket_no_upscale", NO_SMALL_BUCKETS
+
+
+def cached_latents_with_augmentation(cache: CacheOptions, augment: AugmentOptions) -> Findings:
+    if not cache.caches_latents:
+        return
+    for name in VARY_IMAGES:
+        if getattr(augment, name):
+            yield name, f"changes the image each time, so latents cannot be cached; turn off {name} or cache_latents"
+
+
+def cached_captions_with_changes(cache: CacheOptions, captions: CaptionOptions) -> Findings:
+    if not cache.caches_text:
+        return
+    for name in VARY_CAPTIONS:
+        if getattr(captions, name):
+            yield name, "changes captions at every step, so they cannot be cached; turn it off or disable the cache"
+
+
+def validation_takes_all_images(validation: ValidationOptions, data: DatasetOptions) -> Findings:
+    if validation.validation_split == 1 and not data.dataset_config:
+        yield (
+            "validation_split",
+            "1 keeps every image out of training; set less, or describe a dataset for validation alone in a "
+            "dataset_config",
+        )
+
+
+def dataset_given_twice(data: DatasetOptions) -> Findings:
+    for name in ("train_data_dir", "reg_data_dir", "in_json", "conditioning_data_dir", "num_repeats"):
+        if data.dataset_config and getattr(data, name):
+            yield name, "has no effect: dataset_config describes the data"
+
+
+def control_directory_of_other_data(data: DatasetOptions, controls: ControlOptions) -> Findings:
+    if controls.control_directory and data.dataset_config:
+        yield "control_directory", "has no effect: dataset_config names it for each of its subsets"
+    elif controls.control_directory and data.in_json:
+        yield "control_directory", "has no effect: the metadata file names control images in control_path"
+
+
+def equal_tokens_without_buckets(data: DatasetOptions, buckets: BucketOptions) -> Findings:
+    if buckets.equal_token_buckets and not buckets.enable_bucket and not data.dataset_config:
+        yield "equal_token_buckets", "has no effect without enable_bucket"
+
+
+def num_repeats_with_metadata_file(data: DatasetOptions) -> Findings:
+    if data.in_json and data.num_repeats is not None and not data.dataset_config:
+        yield "num_repeats", "has no effect with in_json; set dataset_repeats instead"
+
+
+def masks_missing(data: DatasetOptions, augment: AugmentOptions) -> Findings:
+    if data.conditioning_data_dir and not data.dataset_config and not augment.masked_loss:
+        yield "conditioning_data_dir", "has no effect without masked_loss"
+    if augment.masked_loss and not (data.conditioning_data_dir or data.dataset_config or augment.alpha_mask):
+        yield "masked_loss", "has no effect without masks; set conditioning_data_dir to their folder"
+
+
+def persistent_workers_without_workers(data: DatasetOptions) -> Findings:
+    if data.persistent_data_loader_workers and data.max_data_loader_n_workers == 0:
+        yield "persistent_data_loader_workers", "has no effect with max_data_loader_n_workers = 0"
+
+
+def validation_without_images(validation: ValidationOptions, data: DatasetOptions) -> Findings:
+    if validation.validation_split or data.dataset_config:
+        return
+    for name in ("validate_every_n_steps", "validate_every_n_epochs", "max_validation_steps"):
+        if getattr(validation, name) is not None:
+            yield name, "has no effect while validation_split is 0"

@@ -1,0 +1,72 @@
+"""Checks of noise, timesteps and loss."""
+
+from collections.abc import Callable
+
+from sd_scripts.families.cards.family_card import FamilyCard
+from sd_scripts.options.model import ModelOptions
+from sd_scripts.options.optimization.flow import FlowOptions
+from sd_scripts.options.optimization.loss import LossOptions, NoiseOptions
+from sd_scripts.options.spec import Findings
+
+
+def v_prediction_losses(model: ModelOptions, loss: LossOptions, card: FamilyCard) -> Findings:
+    if not card.has("noise_schedule"):  # without effect
+        return
+    if loss.scale_v_pred_loss_like_noise_pred and not model.v_parameterization:
+        yield (
+            "scale_v_pred_loss_like_noise_pred",
+            "works only for v-prediction models; set v_parameterization or turn it off",
+        )
+    if loss.v_pred_like_loss and model.v_parameterization:
+        yield "v_pred_like_loss", "works only for models that predict noise; turn it or v_parameterization off"
+
+
+def snr_huber_schedule_without_noise_schedule(card: FamilyCard, loss: LossOptions) -> Findings:
+    if card.has("noise_schedule"):
+        return
+    if loss.loss_type in ("huber", "smooth_l1") and loss.huber_schedule == "snr":
+        yield (
+            "huber_schedule",
+            "snr follows Stable Diffusion's noise schedule; set huber_schedule = constant or exponential",
+        )
+
+
+def zero_terminal_snr_without_v_prediction(model: ModelOptions, noise: NoiseOptions) -> Findings:
+    if noise.zero_terminal_snr and not model.v_parameterization:
+        yield (
+            "zero_terminal_snr",
+            "is meant for v-prediction models; without v_parameterization the last timestep learns nothing",
+        )
+
+
+def random_strength_without_noise(noise: NoiseOptions) -> Findings:
+    if noise.noise_offset_random_strength and not noise.noise_offset:
+        yield "noise_offset_random_strength", "has no effect without noise_offset"
+    if noise.ip_noise_gamma_random_strength and not noise.ip_noise_gamma:
+        yield "ip_noise_gamma_random_strength", "has no effect without ip_noise_gamma"
+
+
+READ_WITH: dict[str, tuple[str, Callable[[str], bool]]] = {
+    "discrete_flow_shift": ("timestep_sampling", lambda how: how in ("sigma", "shift")),
+    "sigmoid_scale": ("timestep_sampling", lambda how: how not in ("sigma", "uniform")),
+    "logit_mean": ("weighting_scheme", lambda scheme: scheme == "logit_normal"),
+    "logit_std": ("weighting_scheme", lambda scheme: scheme == "logit_normal"),
+    "mode_scale": ("weighting_scheme", lambda scheme: scheme == "mode"),
+}
+"""Numeric option of timestep sampling -> the choice that decides whether it is read, and the values that read it."""
+
+
+def timestep_options_without_effect(objective: FlowOptions) -> Findings:
+    for name, (choice, reads) in READ_WITH.items():
+        chosen = getattr(objective, choice)
+        if not reads(chosen) and getattr(objective, name) != getattr(FlowOptions, name):
+            yield name, f"has no effect with {choice} = {chosen}"
+    how, scheme = objective.timestep_sampling, objective.weighting_scheme
+    if scheme in ("logit_normal", "mode") and how != "sigma":
+        yield "weighting_scheme", f"{scheme} has no effect with timestep_sampling = {how}; it needs sigma"
+    if scheme in ("sigma_sqrt", "cosmap") and objective.model_prediction_type != "sigma_scaled":
+        yield (
+            "weighting_scheme",
+            f"{scheme} has no effect with model_prediction_type = {objective.model_prediction_type}; "
+            "it needs sigma_scaled",
+        )

@@ -1,0 +1,285 @@
+"""The settings of a script that generates images: read from a command line or a request, and checked without torch."""
+
+import math
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sd_scripts.families.cards.family_card import FamilyCard
+from sd_scripts.families.cards.registry import card_of
+from sd_scripts.formats.images.control_images import why_unreadable
+from sd_scripts.formats.toml_files import read_toml
+from sd_scripts.options.dataset import ControlOptions
+from sd_scripts.options.generating.generate import GENERATE, GenerateOptions
+from sd_scripts.options.generating.prompt_lines import (
+    CONTROLS,
+    LINE_OPTIONS,
+    NEW_SEED,
+    SamplePrompt,
+    dropped_words,
+    line_keys,
+    prompt_of_line,
+    read_prompt_file,
+)
+from sd_scripts.options.memory import MemoryOptions
+from sd_scripts.options.model import ModelOptions
+from sd_scripts.options.spec import truth
+from sd_scripts.settings.catalog import SCRIPTS, script_for
+from sd_scripts.settings.checks import model_files as model_checks
+from sd_scripts.settings.command_line import ConfigFileOptions, Parser, add_arguments, read_flags
+from sd_scripts.settings.compat.generate_flags import OtherFlags, alias_of, translate
+from sd_scripts.settings.family_options import each_option
+from sd_scripts.settings.preflight import Check, found_by, why_no_folder
+from sd_scripts.settings.reading import from_values
+from sd_scripts.settings.settings import Groups, Problem, Script, Settings
+
+COMPILE_MODE = "max-autotune-no-cudagraphs"
+"""The default of compile_mode here: a model makes many steps of few shapes, and images of another size would need CUDA
+graphs of their own."""
+FROM_TRAINING = (ModelOptions, MemoryOptions)
+"""Groups of a settings file of a training that generating reads, beside those that only the family has."""
+OF_MODEL = ("dtype", "zero_terminal_snr", "resident")
+"""Options of GenerateOptions that are about the model or how it is loaded."""
+DTYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "no"}
+"""dtype -> mixed_precision."""
+
+
+@dataclass(frozen=True)
+class AdapterFile:
+    """An adapter to apply."""
+
+    path: Path
+    strength: float = 1.0
+
+
+def setup_parser(family: str) -> Parser:
+    """Return the parser of a family's script: its flags in sections, with their help."""
+    script = script_for(family, GENERATE)
+    made = Parser(prog=script.file, usage="%(prog)s --prompt TEXT [flags]", allow_abbrev=False)
+    add_arguments(made, ConfigFileOptions, *script.groups, OtherFlags, method=GENERATE)
+    return made
+
+
+def read_command_line(family: str, argv: Sequence[str] | None = None) -> tuple[Settings, list[Problem]]:
+    """Return the settings of a command line (defaults, then --config_file, then the flags) and the flags' problems.
+
+    Exits with code 0 after --help, and with 2, one sentence, if --config_file cannot be read.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    if {"-h", "--help"} & {*words}:
+        setup_parser(family).print_help()
+        sys.exit(0)
+    script, card = script_for(family, GENERATE), card_of(family)
+    groups: Groups = (ConfigFileOptions, *script.groups, OtherFlags)
+    given = read_flags(groups, [_without_alias(word, card) for word in words], card.aliases)
+    translated = translate(given.values, card)
+    flags = translated.values
+    file = os.path.expanduser(flags.pop("config_file", None) or "")
+    flags.pop("output_config", None)
+    try:
+        values = read_toml(Path(file)) if file else {}
+    except ValueError as error:
+        print(f"config_file: {error}", file=sys.stderr)
+        sys.exit(2)
+    settings = settings_of(family, values, flags)
+    settings.remarks = [*translated.remarks, *settings.remarks]
+    return settings, [*given.problems, *translated.problems]
+
+
+def _without_alias(word: str, card: FamilyCard) -> str:
+    """Return a flag under our name."""
+    name, equals, value = word.partition("=")
+    known = alias_of(name.removeprefix("--"), card) if name.startswith("--") else None
+    return f"--{known}{equals}{value}" if known else word
+
+
+def settings_of(family: str, file: Mapping[str, Any], values: Mapping[str, Any]) -> Settings:
+    """Return the settings for the values of a file, which may be one of a training, overridden by `values`."""
+    script = script_for(family, GENERATE)
+    both = {**of_generating(file, script), **values}
+    inductor = both.get("compile_backend", "inductor") == "inductor"
+    mode = {"compile_mode": COMPILE_MODE} if truth(both.get("compile", False)) and inductor else {}
+    settings = from_values(script, mode, both)
+    if truth(both.get("compile_auto", False)):
+        settings.remark("compile_auto: has no effect in generating; set compile, or leave it off")
+    if both.get("control_directory"):
+        settings.remark("control_directory: has no effect in generating; name control images with --ci in the prompt")
+    return settings
+
+
+def of_generating(file: Mapping[str, Any], script: Script) -> dict[str, Any]:
+    """Return what generating reads of a settings file: of one of a training only what is about the model."""
+    if file.get("method", GENERATE) == GENERATE and "learning_rate" not in file and "train_data_dir" not in file:
+        return dict(file)
+    own = [group for group in script.groups if group in (*FROM_TRAINING, *card_of(script.family).groups)]
+    names = {o.name for group in own for o in each_option(group)} - {"control_directory"} | {"family"}
+    in_fp8 = "quantize_base" in names and any(truth(file.get(name, False)) for name in ("fp8_base", "fp8_base_unet"))
+    own_names = {"quantize_base": "fp8"} if in_fp8 else {}
+    return {**{name: value for name, value in file.items() if name in names}, **own_names}
+
+
+def training_settings(settings: Settings) -> Settings:
+    """Return the settings of a LoRA training of the same model, which is what a family reads to load and to sample.
+
+    Raises WrongValue if `settings.without` left out one of its values."""
+    options = settings[GenerateOptions]
+    script = next(each for each in SCRIPTS if (each.family, each.method) == (settings.script.family, "lora"))
+    known = {o.name for group in script.groups for o in each_option(group)}
+    other = {o.name for o in each_option(GenerateOptions)}
+    shared = {name: settings.value(name) for name in settings.options if name in known - other}
+    own = {
+        "mixed_precision": DTYPES[options.dtype],
+        "sample_sampler": options.sampler,
+        "zero_terminal_snr": options.zero_terminal_snr,
+    }
+    return Settings(script, {**shared, **own})
+
+
+def model_values(settings: Settings) -> dict[str, Any]:
+    """Return the values that decide which model is loaded, and how: while they stay, it can be kept."""
+    of_images = {o.name for group in (GenerateOptions, ControlOptions) for o in each_option(group)}
+    of_images = of_images - {*OF_MODEL} | {"run_dir"}
+    return {name: value for name, value in settings.values().items() if name not in of_images}
+
+
+def adapters_of(options: GenerateOptions) -> tuple[AdapterFile, ...]:
+    strengths = [*options.lora_multiplier, *[1.0] * len(options.lora_weights)]
+    return tuple(
+        AdapterFile(Path(file), strength) for file, strength in zip(options.lora_weights, strengths, strict=False)
+    )
+
+
+def prompts_of(settings: Settings) -> list[SamplePrompt]:
+    """Return each image to generate, those without a seed of their own too. Raises ValueError, one sentence each."""
+    options, card = settings[GenerateOptions], card_of(settings.script.family)
+    defaults = replace(
+        card.sample_defaults,
+        negative_prompt=options.negative_prompt,
+        width=options.width,
+        height=options.height,
+        steps=card.sample_defaults.steps if options.steps is None else options.steps,
+        scale=card.sample_defaults.scale if options.scale is None else options.scale,
+        guidance=card.sample_defaults.guidance if options.guidance is None else options.guidance,
+        sampler=options.sampler if card.has("noise_schedule") else None,
+        seed=None if options.image_seed == NEW_SEED else options.image_seed,
+        control_images=tuple(options.control_image_path),
+    )
+    found: list[tuple[str, SamplePrompt]] = []
+    for number, line in enumerate(options.prompt, 1):
+        place = f"prompt: number {number}, " if len(options.prompt) > 1 else "prompt: "
+        try:
+            found.append((place, prompt_of_line(line, defaults, card.capabilities)))
+        except ValueError as error:
+            raise ValueError(f"{place}{error}") from error
+    if options.prompt_file:
+        file = settings.read_once(read_prompt_file, Path(options.prompt_file))
+        if wrong := file.problems(card.capabilities):
+            raise ValueError("\n".join(each.replace("sample_prompts:", "prompt_file:", 1) for each in wrong))
+        in_file = enumerate(file.prompts(defaults), 1)
+        found += [(f"prompt_file: '{file.path}', prompt {number}: ", prompt) for number, prompt in in_file]
+    if problems := [why for place, prompt in found for why in _size_problems(place, prompt, card.side_multiple)]:
+        raise ValueError("\n".join(problems))
+    if not card.has(CONTROLS.needs):
+        found = [(place, replace(prompt, control_images=())) for place, prompt in found]
+    return [
+        replace(prompt, seed=None if prompt.seed is None else prompt.seed + number)
+        for _, prompt in found
+        for number in range(options.images_per_prompt)
+    ]
+
+
+def batches_of(settings: Settings) -> list[list[SamplePrompt]]:
+    """Return the images of prompts_of as batches, each of one prompt: at most batch_size, as equal in number as
+    possible, so that they take the least memory."""
+    options, images = settings[GenerateOptions], prompts_of(settings)
+    count = options.images_per_prompt
+    together = options.batch_size if card_of(settings.script.family).has("batches") else 1
+    size = math.ceil(count / math.ceil(count / together))
+    of_prompts = (images[first : first + count] for first in range(0, len(images), count))
+    return [each[first : first + size] for each in of_prompts for first in range(0, count, size)]
+
+
+def _size_problems(place: str, prompt: SamplePrompt, multiple: int) -> Iterator[str]:
+    for name in ("width", "height"):
+        if (side := getattr(prompt, name)) % multiple or not side:
+            below = max(side - side % multiple, multiple)
+            yield f"{place}{name} {side} is not a multiple of {multiple}; choose {below} or {below + multiple}"
+
+
+def prompt_warnings(settings: Settings) -> list[str]:
+    """Return a message for everything in readable prompts that has no effect, or an unexpected one."""
+    options, card = settings[GenerateOptions], card_of(settings.script.family)
+    found = [f"prompt: {what}" for line in options.prompt for what in (*dropped_words(line), *_idle(line, card))]
+    if options.prompt_file:
+        of_file = settings.read_once(read_prompt_file, Path(options.prompt_file)).remarks()
+        found += [text.replace("sample_prompts:", "prompt_file:", 1) for text in of_file]
+    if card.has("batches") and options.batch_size > options.images_per_prompt:
+        found.append(
+            f"batch_size: {options.batch_size} is more than images_per_prompt = {options.images_per_prompt}, and only "
+            "images of one prompt are generated together"
+        )
+    if card.has(CONTROLS.needs) and not all(prompt.control_images for prompt in prompts_of(settings)):
+        found.append(
+            "control_image_path: a prompt names no control image (--ci), so its image is made from the text alone"
+        )
+    return found
+
+
+def _idle(line: str, card: FamilyCard) -> Iterator[str]:
+    """Yield a message for each option of a line that has no effect in a family."""
+    keys = line_keys(line)
+    for option in LINE_OPTIONS:
+        if option.key in keys and not option.works_with(card.capabilities):
+            yield f"--{option.letters} has no effect for {card.title}"
+
+
+def problems(settings: Settings, *more: Check) -> list[Problem]:
+    """Return every reason not to generate, each once, with what the checks `more` find."""
+    found = settings.problems()
+    for checks in (CHECKS, more):
+        valid = settings.without({name for problem in found for name in problem.names})
+        found += found_by(checks, valid)
+    return list(dict.fromkeys(found))
+
+
+def prompts(valid: Settings) -> Iterator[str]:
+    prompts_of(valid)
+    yield from ()
+
+
+def control_images(valid: Settings) -> Iterator[str]:
+    """Check that the control images can be read that prompts see if they name none."""
+    if card_of(valid.script.family).has(CONTROLS.needs):
+        yield from (
+            f"control_image_path: {why}"
+            for name in valid[GenerateOptions].control_image_path
+            if (why := why_unreadable(name))
+        )
+
+
+def adapters(valid: Settings) -> Iterator[str]:
+    """Check that the files are adapters for this family, as far as their headers tell."""
+    for file in valid[GenerateOptions].lora_weights:
+        if why := model_checks.why_no_lora(Path(file), valid.script.family):
+            yield f"lora_weights: {why}"
+
+
+def image_dir(valid: Settings) -> Iterator[str]:
+    folder = Path(valid[GenerateOptions].image_dir)
+    if why := why_no_folder(folder):
+        yield f"image_dir: '{folder}' cannot be written to ({why}); choose another folder"
+
+
+CHECKS: tuple[Check, ...] = (
+    model_checks.base_model,
+    model_checks.vae,
+    model_checks.components,
+    model_checks.components_in_the_model,
+    prompts,
+    control_images,
+    adapters,
+    image_dir,
+)

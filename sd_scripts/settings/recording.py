@@ -1,0 +1,50 @@
+"""Can the steps of a run be recorded as CUDA graphs, and if not, why? Checks, the plan and the run itself ask here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from sd_scripts.families.cards.registry import is_built_in_network
+from sd_scripts.options.compile import CompileOptions
+from sd_scripts.options.full import FusedOptions
+from sd_scripts.options.memory import MemoryOptions
+from sd_scripts.options.networks.network import NetworkOptions
+from sd_scripts.options.run import CudaOptions
+from sd_scripts.options.spec import OptionGroup
+from sd_scripts.options.training import TrainingOptions
+
+if TYPE_CHECKING:
+    from sd_scripts.settings.settings import Settings
+
+
+def uses_cuda_graphs(options: CompileOptions) -> bool:
+    """Return whether the compile options ask for CUDA graphs."""
+    return options.compile and (bool(options.cuda_graphs_from) or options.compile_backend == "cudagraphs")
+
+
+def records(settings: Settings) -> bool:
+    """Return whether these settings ask to record steps, and have no option that prevents it. It takes a GPU, whose
+    weights no other process shards."""
+    options = settings[CompileOptions]
+    unasked = options.leaves_recording_open and settings[CudaOptions].record_steps
+    wanted = uses_cuda_graphs(options) or unasked
+    return wanted and not keeps_from_recording(settings.filled)
+
+
+def keeps_from_recording(filled: Mapping[type[OptionGroup], OptionGroup]) -> str:
+    """Return the option with which a step cannot be recorded as one CUDA graph; empty if there is none."""
+    training, network = filled[TrainingOptions], filled.get(NetworkOptions)
+    memory, fused = filled.get(MemoryOptions), filled.get(FusedOptions)
+    assert isinstance(training, TrainingOptions)
+    if isinstance(memory, MemoryOptions) and memory.blocks_to_swap:
+        return "blocks_to_swap"
+    if isinstance(fused, FusedOptions) and fused.chosen:
+        return fused.chosen
+    if training.gradient_checkpointing and training.cpu_offload_checkpointing:
+        return "cpu_offload_checkpointing"
+    if isinstance(network, NetworkOptions) and not is_built_in_network(network):
+        return "network_module"
+    # drawn again in backward from the state of the generator, which cannot be read while recording
+    draws = network.draws if isinstance(network, NetworkOptions) else ""
+    return draws if training.gradient_checkpointing else ""

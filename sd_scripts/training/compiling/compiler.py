@@ -1,0 +1,306 @@
+"""torch.compile in a run: what is compiled, with which limits, and whether steps use it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+
+import torch
+from torch import nn
+
+from sd_scripts.data.plan.epochs import BatchShape
+from sd_scripts.families.cards.family_card import FamilyCard
+from sd_scripts.families.common.family import Components, Family
+from sd_scripts.library.compile_support import chosen_of
+from sd_scripts.library.compile_utils import MIN_GRAPH_LIMIT, compile_model
+from sd_scripts.machine.compile_cache import cache_folder, graphs_in
+from sd_scripts.machine.measurements import remembered
+from sd_scripts.machine.nvidia import CPU, Gpu, first_gpu
+from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
+from sd_scripts.options.dataset import CacheOptions
+from sd_scripts.options.run import CudaOptions
+from sd_scripts.options.training import TrainingOptions
+from sd_scripts.planning.compile_choice import choose_compile
+from sd_scripts.planning.compile_plan import STATIC_SHAPES, distinct_shapes, expected_graphs
+from sd_scripts.settings.recording import uses_cuda_graphs
+from sd_scripts.training.compiling.compile_progress import COMPILING
+from sd_scripts.training.compiling.compiler_log import CompilerLog
+from sd_scripts.training.context import Context
+from sd_scripts.training.execution.recorder import records_steps
+
+logger = logging.getLogger(__name__)
+
+GRAPHS_OF_LAYER = 4
+"""Upper bound of the graphs of a text encoder layer at one batch size: it is captured again where its input needs no
+gradient, and T5's first layer computes what the others read."""
+
+_warming: list[threading.Thread] = []
+
+
+def warm_up(options: CompileOptions, more: CompileMoreOptions, device: torch.device) -> None:
+    """Start the compiler in the background while the model loads, since that takes seconds."""
+    if chosen_of(options, more) and options.compile_backend == "inductor":
+        import torch._dynamo  # noqa: F401  # two threads that import the compiler at once may wait for each other
+
+        _warming.append(threading.Thread(target=_start_inductor, args=(device,), daemon=True))
+        _warming[-1].start()
+
+
+def _start_inductor(device: torch.device) -> None:
+    with suppress(Exception):  # failures are reported where it is needed
+        from torch._inductor.async_compile import AsyncCompile
+        from torch._inductor.codecache import torch_key
+        from torch._inductor.cpu_vec_isa import pick_vec_isa
+
+        if device.type == "cuda":
+            AsyncCompile.warm_pool()
+            # the first graph loads pattern tables and Triton; not worth it on a CPU
+            x = torch.ones(64, 64, device=device, requires_grad=True)
+            torch.compile(lambda x: torch.nn.functional.gelu(x @ x).sum())(x).backward()
+            return
+        if not graphs_in(cache_folder()):  # processes that compile would only take a warm start's time
+            AsyncCompile.warm_pool()
+        torch_key()  # hashes the sources of PyTorch
+        pick_vec_isa()  # tries what the CPU can do, in processes of their own
+
+
+def wait_until_warm() -> None:
+    """Wait for warm_up before any module is called: tracing intercepts calls in all threads."""
+    while _warming:
+        _warming.pop().join()
+
+
+def graphs_expected(family: Family, denoiser: nn.Module, sizes: int) -> int:
+    """Return an upper bound of the graphs of one block class for `sizes` batch shapes; past it, blocks run eagerly.
+
+    Equal blocks are captured again where their input needs no gradient, and at each depth of the U-Net, where images
+    are smaller; at equal widths the weights do not show that.
+    """
+    return sizes * max(2 * max(family.blocks.graph_kinds(denoiser).values()), MIN_GRAPH_LIMIT)
+
+
+def choose_automatically(
+    context: Context, card: FamilyCard, shapes: Mapping[BatchShape, int], *, steps: int, accumulation: int
+) -> bool:
+    """Replace compile_auto by what it chooses for so many steps; return whether the run checks the choice."""
+    settings, options = context.settings, context.settings[CompileOptions]
+    if not (options.compile and options.compile_auto):
+        return False
+    choice = None
+    if context.is_main:
+        choice = choose_compile(
+            settings,
+            card,
+            shapes,
+            steps=steps,
+            accumulation=accumulation,
+            gpu=first_gpu() if context.device.type == "cuda" else Gpu(CPU),
+            known=remembered(),
+        )
+    choice = context.agreed(choice)
+    context.settings = settings.replaced(choice.changes)
+    logger.info("compile_auto: %s", choice)
+    context.emit("compile", step=0, text=f"compile_auto: {choice}")
+    # processes would decide differently, and a resumed run must repeat what it would have computed
+    alone = context.world == 1 and not settings[CudaOptions].deterministic
+    return alone and context.settings[CompileOptions].compile
+
+
+class Compiler:
+    """Compiles the modules of a run."""
+
+    def __init__(
+        self,
+        context: Context,
+        family: Family,
+        components: Components,
+        shapes: Iterable[BatchShape],
+        *,
+        checks: bool = False,
+    ):
+        """`checks`: the first steps run uncompiled, to be compared with compiled ones."""
+        settings = context.settings
+        self._context, self._family, self._components, self._shapes = context, family, components, list(shapes)
+        self.options, self._more = settings[CompileOptions], settings[CompileMoreOptions]
+        self.chosen = self.options
+        """The options as they were set; those in use may have no CUDA graphs."""
+        # outside of steps, CUDA graphs would free their memory too early
+        self._options_without_graphs = self.options.without_cuda_graphs()
+        self._records = records_steps(context)
+        """Whether a step is recorded as a whole; blocks then need no CUDA graphs of their own."""
+        checkpoints = settings[TrainingOptions].gradient_checkpointing  # which breaks those of blocks
+        if (self._records or checkpoints) and self._options_without_graphs:
+            self.options = self._options_without_graphs
+        self._vae_ahead = settings[CacheOptions].caches_latents
+        wait_until_warm()
+        self._failed = False
+        if self.active:
+            torch._functorch.config.activation_memory_budget = self._more.activation_memory_budget
+        self.log = CompilerLog(context, self.options, active=self.active)
+        self.checks_guards = False
+        """Whether a skipped guard would have failed, so that none is skipped any more."""
+        self.eager_first = checks and self.active
+        """Whether steps still run uncompiled, to be compared with compiled ones."""
+        self._compile_denoiser: Callable[[CompileOptions], None] | None = None
+
+    @property
+    def active(self) -> bool:
+        return bool(chosen_of(self.options, self._more)) and not self._failed
+
+    @property
+    def compiles_steps(self) -> bool:
+        return self.active and not self.eager_first
+
+    @property
+    def compiles_denoiser(self) -> bool:
+        """Whether the denoiser is compiled, or will be if its steps cannot be recorded."""
+        return self._compile_denoiser is not None
+
+    @property
+    def skips_guards(self) -> bool:
+        """Whether steps may skip guards of graphs whose inputs have been seen."""
+        # beyond the recompile limit, only their guards tell eager code from graphs
+        checks = self.checks_guards or self.log.recompile_limit_hit
+        return self.compiles_steps and self._more.compile_skip_guards and not checks
+
+    @property
+    def cuda_graphs(self) -> bool:
+        """Whether blocks replay CUDA graphs of their own."""
+        return self.active and not self._records and uses_cuda_graphs(self.options)
+
+    @property
+    def records_steps(self) -> bool:
+        """Whether forward and backward are recorded as one CUDA graph for each batch shape."""
+        return self._records and not self.eager_first
+
+    @property
+    def recorded_eagerly(self) -> bool:
+        """Whether the step is recorded as a whole without compiling the denoiser."""
+        return self._records and (not self.options.compile or self.options.compile_backend == "cudagraphs")
+
+    def compile_ahead(self) -> None:
+        """Compile the VAE, if it encodes only before the first step."""
+        if self._more.compile_vae and self._vae_ahead and self._options_without_graphs:
+            self._compile_vae(self._options_without_graphs, self._graphs_of_vae())
+
+    def compile_for_steps(self, encoders: Sequence[nn.Module]) -> None:
+        """Compile what steps run: the denoiser, these text encoders, and the VAE unless it encoded ahead.
+
+        Graphs are counted together: U-Net and VAE share a block class, all text encoders the code around a layer.
+        """
+        if not self.active:
+            return
+        batches, without_graphs = len({shape.images for shape in self._shapes}), self._options_without_graphs
+        text = encoders if self._more.compile_text_encoder and without_graphs else ()
+        vae = self._more.compile_vae and not self._vae_ahead
+        expected = GRAPHS_OF_LAYER * len(text) * batches + vae * self._graphs_of_vae()
+        if self.options.compile:
+            denoiser, sizes = self._components.denoiser, len(self._shapes)
+            expected += graphs_expected(self._family, denoiser, sizes)
+            self._compile_denoiser = partial(
+                self._compile,
+                module=denoiser,
+                blocks=self._family.blocks.denoiser(denoiser),
+                name=self._family.blocks.title,
+                expected=expected,
+                shapes=distinct_shapes(self._family.card, self._shapes),
+                hooked=self._context.sharded,
+            )
+            if not self.recorded_eagerly:
+                self._compile_denoiser(self.options)
+            self.log.expected = None if text or vae else self._planned_graphs()
+        if without_graphs:
+            for encoder in text:
+                name = f"text encoder {self._components.text_encoders.index(encoder) + 1}"
+                if layers := self._family.blocks.text_encoder(encoder):
+                    self._compile(without_graphs, encoder, [layers], name, expected, shapes=batches, hooked=True)
+                else:
+                    self._context.warn(f"compile_text_encoder: {name} has no repeated layers, so it is not compiled")
+            if vae:
+                self._compile_vae(without_graphs, expected)
+        if self.eager_first:
+            torch.compiler.set_stance("force_eager")
+        elif expected and not self.recorded_eagerly:
+            self._context.phase(COMPILING)
+
+    def begin(self) -> None:
+        """Compile from now on: enough uncompiled steps are timed, or memory does not suffice for them."""
+        self.eager_first = False
+        torch.compiler.set_stance("default")
+        self._context.phase(COMPILING)
+
+    def stop_recording(self, *, out_of_memory: bool) -> None:
+        """Continue without recording steps; with compiled blocks, which replay graphs of their own, if the denoiser was
+        to be compiled and memory suffices."""
+        if self.recorded_eagerly and self._compile_denoiser:
+            if out_of_memory:
+                self._failed = True
+            else:
+                self._compile_denoiser(self.options)
+        self._records = False
+
+    def compile_again(self, options: CompileOptions) -> None:
+        """Compile the denoiser with other options, without the graphs that there are."""
+        assert self._compile_denoiser
+        self.options = self.log.options = options
+        torch._dynamo.reset()
+        self._compile_denoiser(options)
+
+    def stop(self) -> None:
+        """Continue without compiled code."""
+        torch.compiler.set_stance("force_eager")
+        torch._dynamo.reset()  # frees the memory of the graphs
+        self._failed = True
+
+    def watch(self, step: int, shape: str = "") -> None:
+        """Report what was compiled in this step (0: before the first), whose batches have this shape."""
+        if self.active:
+            self.log.watch(step, shape)
+
+    def close(self) -> None:
+        """Leave the compiler of this process to others as it was: a run may have ended eagerly."""
+        if chosen_of(self.options, self._more):
+            torch.compiler.set_stance("default")
+
+    def _planned_graphs(self) -> int | None:
+        card = self._family.card
+        return expected_graphs(card, self._shapes, self.options.compile_dynamic) if card.plan.graphs else None
+
+    def _graphs_of_vae(self) -> int:
+        """Return the graphs to expect: image batches may be encoded in slices, the last one smaller."""
+        return 2 * len(self._family.blocks.vae(self._components.vae)) * len(self._shapes)
+
+    def _compile_vae(self, options: CompileOptions, expected: int) -> None:
+        vae = self._components.vae
+        if blocks := self._family.blocks.vae(vae):
+            self._compile(options, vae, [blocks], "VAE encoder", expected, shapes=len(self._shapes))
+        else:
+            self._context.warn("compile_vae: this VAE has no repeated blocks, so it is not compiled")
+
+    def _compile(
+        self,
+        options: CompileOptions,
+        module: nn.Module,
+        blocks: Sequence[Iterable[nn.Module]],
+        name: str,
+        expected: int,
+        *,
+        shapes: int,
+        hooked: bool = False,
+    ) -> None:
+        blocks = [list(part) for part in blocks]
+        limit = options.compile_cache_size_limit or max(expected, MIN_GRAPH_LIMIT)
+        self.log.add(blocks, limit)
+        compile_model(
+            options,
+            module,
+            blocks,
+            log_prefix=name,
+            graphs_expected=expected,
+            static=shapes <= STATIC_SHAPES,
+            hooked=hooked,
+            chosen_mode=self.chosen.compile_mode if self._records else "",
+        )

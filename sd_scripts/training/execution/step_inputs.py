@@ -1,0 +1,60 @@
+"""Inputs of a training step, a batch made ready on the device with noise, timesteps and text; and the loss of them."""
+
+from contextlib import nullcontext
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from sd_scripts.data.batch import Batch
+from sd_scripts.families.common.family import StepInputs, Tokens
+from sd_scripts.training.training_data import TrainingData
+
+
+def step_inputs(data: TrainingData, batch: Batch, *key: object, timestep: float | None = None) -> StepInputs:
+    """Load the data of a micro-step onto the device. Draws are keyed by the seed and `key`."""
+    device, settings = data.context.device, data.context.settings
+    latents = batch.latents
+    if latents is None:
+        assert batch.pixels is not None, "a batch holds pixels or latents"
+        latents, *encoded = (
+            data.family.encode_images(data.components, pixels.to(device, non_blocking=True))
+            for pixels in (batch.pixels, *batch.controls)
+        )
+        batch = replace(batch, controls=tuple(encoded))
+    latents = latents.to(device, torch.float32, non_blocking=True)
+    t = None if timestep is None else torch.full((len(batch),), timestep, device=device, dtype=torch.float32)
+    model = data.family.step_inputs(batch, latents, settings, data.context.generator(*key), t)
+    controls = tuple(control.to(device, torch.float32, non_blocking=True) for control in batch.controls)
+    text, tokens = pytree.tree_map(lambda tensor: tensor.to(device, non_blocking=True), _text_inputs(data, batch))
+    return StepInputs(model=model, text=text, tokens=tokens, controls=controls)
+
+
+def step_loss(data: TrainingData, inputs: StepInputs, *, autocast: bool = False) -> Tensor:
+    """Return the losses (B,) of one micro-batch; trained text encoders encode the captions first. `autocast`: to the
+    dtype that the model computes in."""
+    context, components = data.context, data.components
+    casts = autocast and context.dtype != torch.float32
+    with torch.autocast(context.device.type, context.dtype) if casts else nullcontext():
+        if inputs.tokens:
+            trained = data.family.text.encode(components, inputs.tokens)
+            inputs = replace(inputs, text=inputs.text | trained)
+        return data.family.loss(components, inputs, context.settings)
+
+
+def _text_inputs(data: TrainingData, batch: Batch) -> tuple[dict[str, Tensor], Tokens]:
+    """Return the outputs of frozen encoders, from the cache or computed now, and the tokens of trained ones."""
+    pad = data.family.text.pad
+    if batch.text and not any(data.trains_encoder):
+        return pad(batch.text, data.context.settings), {}
+    tokens = data.family.text.tokenize(data.components, batch.captions, data.context.settings)
+    frozen = {encoder: each for encoder, each in tokens.items() if not data.trains_encoder[encoder]}
+    trained = {encoder: each for encoder, each in tokens.items() if data.trains_encoder[encoder]}
+    text = batch.text
+    if frozen and not text:
+        for encoder, trains in zip(data.components.text_encoders, data.trains_encoder, strict=True):
+            encoder.train(trains and encoder.training)  # T5 has dropout in training mode
+        with torch.no_grad():
+            text = data.family.text.encode(data.components, frozen)
+    return (pad(text, data.context.settings) if text else {}), trained

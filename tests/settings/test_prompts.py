@@ -1,0 +1,188 @@
+"""Prompt files are read as people know them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sd_scripts.families.cards.registry import card_of
+from sd_scripts.options.generating.prompt_lines import (
+    SamplePrompt,
+    dropped_words,
+    line_keys,
+    parse_prompts,
+    read_prompt_file,
+)
+
+CASES = json.loads((Path(__file__).parents[1] / "reference" / "fixtures_prompt_lines.json").read_text())
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case["line"] for case in CASES])
+def test_a_line_is_read_as_in_the_reference(case: dict[str, Any]) -> None:
+    assert line_keys(case["line"]) == case["dict"]
+
+
+def test_every_option_of_a_line_reaches_the_prompt(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text(
+        "\ufeff# a comment\n\n  a cat --w 768 --h 1024 --d 7 --s 2000 --l .5 --g 2 --n bad --ss euler_a \na dog\n",
+        encoding="utf-8",
+    )
+    assert read_prompt_file(file).prompts(SamplePrompt(steps=20)) == [
+        SamplePrompt(
+            prompt="a cat",
+            width=768,
+            height=1024,
+            seed=7,
+            steps=999,
+            scale=0.5,
+            guidance=2.0,
+            negative_prompt="bad",
+            sampler="euler_a",
+        ),
+        SamplePrompt(prompt="a dog", steps=20),
+    ]
+
+
+def test_a_toml_file_shares_what_stands_above_its_prompts(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.toml"
+    file.write_text(
+        '[prompt]\nwidth = 1024\nscale = 5\n[[prompt.subset]]\nprompt = "x"\n[[prompt.subset]]\nwidth = 64\n'
+    )
+    assert read_prompt_file(file).prompts(SamplePrompt()) == [
+        SamplePrompt(prompt="x", width=1024, scale=5.0),
+        SamplePrompt(width=64, scale=5.0),
+    ]
+
+
+def test_a_json_file_is_a_list_of_objects_or_lines(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.json"
+    file.write_text('[{"prompt": "x", "sample_steps": 4, "seed": null, "enum": 0}, "y --d 3"]')
+    assert read_prompt_file(file).prompts(SamplePrompt()) == [
+        SamplePrompt(prompt="x", steps=4),
+        SamplePrompt(prompt="y", seed=3),
+    ]
+
+
+@pytest.mark.parametrize("mark", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1d"])
+def test_a_line_ends_at_a_line_feed_and_nowhere_else(tmp_path: Path, mark: str) -> None:
+    for ending in ("\n", "\r\n", "\r"):
+        text = f"a cat{mark}on a mat --n dark{mark}blurry --w 64{ending}a dog"
+        prompts = parse_prompts(text, Path("x.txt")).prompts(SamplePrompt())
+        cat = SamplePrompt(prompt=f"a cat{mark}on a mat", negative_prompt=f"dark{mark}blurry", width=64)
+        assert prompts == [cat, SamplePrompt(prompt="a dog")]
+
+
+def test_a_seed_of_minus_one_is_a_new_one(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.json"
+    file.write_text('["x --d -1", {"prompt": "x", "seed": -1}, "x", "x --d 0"]')
+    assert [prompt.seed for prompt in read_prompt_file(file).prompts(SamplePrompt(seed=5))] == [None, None, 5, 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("x.txt", "# nothing\n", "sample_prompts: '.*x.txt' has no prompts"),
+        ("x.toml", "prompt = 'x'", r"sample_prompts: .*it has no \[\[prompt.subset\]\]"),
+        ("x.toml", "prompt = ", "sample_prompts: '.*x.toml' cannot be read: "),
+        ("x.json", '{"prompt": "x"}', "sample_prompts: .*it is not a list of prompts"),
+        ("x.json", '[{"width": "wide"}]', "x.json', prompt 1: width: 'wide' is not a whole number"),
+        ("x.yaml", "", "sample_prompts: '.*x.yaml' is not a .txt, .toml or .json file"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_told_in_one_sentence(
+    tmp_path: Path, name: str, content: str, sentence: str
+) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=sentence):
+        read_prompt_file(tmp_path / name).prompts(SamplePrompt())
+
+
+def test_a_missing_file_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"sample_prompts: there is no file '"):
+        read_prompt_file(tmp_path / "x.txt").prompts(SamplePrompt())
+
+
+@pytest.mark.parametrize(
+    ("line", "dropped"),
+    [
+        ("a cat --w 768 --h 1024 --d 7 --s 20 --l .5 --g 2 --n bad, worse --ss euler_a", []),
+        ("a cat -- with a hat", ["--: unknown option"]),
+        ("a cat --q 3 --W 64", ["--q: unknown option"]),
+        ("a cat --w wide", ["--w needs a whole number"]),
+        ("a cat --n", ["--n needs a text"]),
+        ("a cat --d -1", []),
+        ("a cat --d -2", ["--d needs a whole number or -1"]),
+        ("a cat --s 7 in a box", ["'in a box' after --s 7 is ignored: the prompt comes before the first option"]),
+        ("a cat --l 7,5", ["',5' after --l 7 is ignored: the prompt comes before the first option"]),
+        ("a cat --s 0", ["--s 0 becomes 1: steps are 1 to 999"]),
+        ("a cat --s 2000", ["--s 2000 becomes 999: steps are 1 to 999"]),
+        ("d 12 monkeys", ["the prompt starts like the option --d, so it also sets seed = 12"]),
+    ],
+)
+def test_what_a_line_says_without_effect_is_told(line: str, dropped: list[str]) -> None:
+    assert list(dropped_words(line)) == dropped
+
+
+def test_what_a_table_says_without_effect_is_told() -> None:
+    text = '[prompt]\nwidth = 64\nhight = 64\n[[prompt.subset]]\nprompt = "x"\nsteps = 3\n'
+    table = parse_prompts(text, Path("x.toml"))
+    assert table.prompts(SamplePrompt()) == [SamplePrompt(prompt="x", width=64)]
+    assert [entry.dropped for entry in table.entries] == [("hight: unknown key", "steps: unknown key")]
+    line = parse_prompts('["y --q 3"]', Path("x.json"))
+    assert [entry.dropped for entry in line.entries] == [("--q: unknown option",)]
+
+
+JSON = """[
+    {"prompt": "x", "sample_steps": 2000, "width": 100000}, {"sample_steps": 0}, {"sample_sampler": "nope"},
+    {"height": -8}, {"scale": NaN}, {"width": true}, {"seed": 9223372036854775808}, "y --ss nope", {"scale": 5}
+]"""
+OF_JSON = [
+    "prompt 1: sample_steps: 2000 is not between 1 and 999",
+    "prompt 1: width: 100000 is not between 0 and 8192",
+    "prompt 2: sample_steps: 0 is not between 1 and 999",
+    "prompt 3: sample_sampler: 'nope' is not one of ddim, ",
+    "prompt 4: height: -8 is not between 0 and 8192",
+    "prompt 5: scale: nan is not a 63-bit number",
+    "prompt 6: width: True is not a whole number",
+    "prompt 7: seed: 9223372036854775808 is not a 63-bit number",
+    "prompt 8: sample_sampler: 'nope' is not one of ddim, ",
+]
+LINES = "# two\na cat --ss euler_a\n\na dog --ss nope --w 100000\n"
+OF_LINES = [
+    "line 4: sample_sampler: 'nope' is not one of ddim, ",
+    "line 4: width: 100000 is not between 0 and 8192",
+]
+TOML = '[prompt]\nsample_steps = 1000\n[[prompt.subset]]\nprompt = "x"\n[[prompt.subset]]\nsample_steps = 9\n'
+OF_TOML = ["prompt 1: sample_steps: 1000 is not between 1 and 999"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [("x.json", JSON, OF_JSON), ("x.txt", LINES, OF_LINES), ("x.toml", TOML, OF_TOML)],
+)
+def test_values_that_no_sample_can_have_are_all_told_with_their_place(
+    tmp_path: Path, name: str, content: str, expected: list[str]
+) -> None:
+    file = tmp_path / name
+    file.write_text(content)
+    told = read_prompt_file(file).problems(card_of("sdxl").capabilities)
+    assert len(told) == len(expected)
+    for sentence, begin in zip(told, expected, strict=True):
+        assert sentence.startswith(f"sample_prompts: '{file}', {begin}")
+
+
+def test_a_sampler_is_no_problem_where_it_has_no_effect(tmp_path: Path) -> None:
+    (tmp_path / "x.txt").write_text("a cat --ss nope --s 5000\n")
+    file = read_prompt_file(tmp_path / "x.txt")
+    assert file.problems(card_of("flux").capabilities) == []
+    assert file.remarks() == [
+        f"sample_prompts: '{tmp_path / 'x.txt'}', line 1: --s 5000 becomes 999: steps are 1 to 999"
+    ]
+
+
+def test_a_deeply_nested_file_is_told_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text("[" * 100_000)
+    (sentence,) = read_prompt_file(tmp_path / "x.json").problems(card_of("sdxl").capabilities)
+    assert sentence.endswith("cannot be read: it is nested too deeply")

@@ -1,0 +1,22 @@
+"""The miniature of each family, and settings that train one."""
+
+from pathlib import Path
+from typing import Any
+
+from sd_scripts.settings.catalog import script_for
+from sd_scripts.settings.settings import Settings
+
+MINIATURES = {
+    "sdxl": "miniature",
+    "flux": "flux_miniature",
+    "flux_kontext": "kontext_miniature",
+    "qwen_image": "qwen_image_miniature",
+    "qwen_image_edit": "edit_miniature",
+}
+"""Family -> the fixture that makes its miniature."""
+
+
+def sdxl_settings(model: Path | str | None, **values: Any) -> Settings:
+    """Settings of an SDXL LoRA run with this base model."""
+    name = None if model is None else str(model)
+    return Settings(script_for("sdxl", "lora"), {"pretrained_model_name_or_path": name, **values})

@@ -1,0 +1,43 @@
+"""Reel, a family of short clips that exists in tests only."""
+
+from sd_scripts.families.reel.card.options import ReelOptions
+
+from sd_scripts.families.cards.family_card import (
+    ComponentCard,
+    FamilyCard,
+    FilesCard,
+    PageCard,
+    PanelCard,
+    RecognitionCard,
+)
+from sd_scripts.options.optimization.flow import FlowOptions
+
+CARD = FamilyCard(
+    name="reel",
+    title="Reel",
+    order=9,
+    scripts={"lora": "reel_train_network.py", "full": "reel_train.py"},
+    groups=(FlowOptions, ReelOptions),
+    capabilities=frozenset({"prediction_types", "trains_text"}),
+    notes={"discrete_flow_shift": "Reel was trained with 1."},
+    page=PageCard(
+        recommended={"model_prediction_type": "raw"},
+        panels=(PanelCard(group=ReelOptions, names=("reel_text_scale",)),),
+        use_hints={"full": "Your Reel model."},
+        demo={"model_prediction_type": "raw"},
+    ),
+    files=FilesCard(
+        components=tuple(
+            ComponentCard(name=name, kind="Reel model", prefixes=(f"{name}.",), signature_keys=keys)
+            for name, keys in {
+                "denoiser": ("into.weight",),
+                "vae": ("encoder.weight",),
+                "text_encoder1": ("table.weight",),
+            }.items()
+        ),
+    ),
+    recognition=RecognitionCard(
+        hub_words=("reel",),
+        marks=(("denoiser.into.weight", "reel", "Reel checkpoint"),),
+    ),
+)
