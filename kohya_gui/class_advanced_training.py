@@ -1,4 +1,8 @@
-"""The Advanced Training accordion of every training tab: its sections and their order."""
+"""The Advanced Training accordion of every training tab: its sections and their order.
+
+Its first section has a control for each option of `CompileOptions`, the six compile controls. `Form.panel` makes them
+from the options, and they are saved, opened, trained and printed with all others by the functions in lora_gui.py.
+"""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,7 @@
-"""The DreamBooth tab: trains the whole model on a few concepts, one folder each."""
+"""The DreamBooth tab: trains the whole model on a few concepts, one folder each.
+
+What its functions do is in lora_gui.py.
+"""
 
 from kohya_gui.dataset.dataset_tools_gui import FolderHelper
 from kohya_gui.form.panels import training

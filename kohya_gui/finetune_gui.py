@@ -1,4 +1,7 @@
-"""The Fine-tune tab: trains the whole model on many images described by a metadata file."""
+"""The Fine-tune tab: trains the whole model on many images described by a metadata file.
+
+What its functions do is in lora_gui.py.
+"""
 
 from kohya_gui.dataset.dataset_tools_gui import MetadataSteps
 from kohya_gui.form.panels import training

@@ -1,4 +1,13 @@
-"""The LoRA tab: trains a small adapter file for the model."""
+"""The LoRA tab: trains a small adapter file for the model.
+
+Its functions take and return the values of all controls by option, the six of class_advanced_training.py among them;
+its buttons call them (form/training_tab.py):
+
+- Save: `save_configuration` writes what differs from the defaults as TOML.
+- Open: `open_configuration` reads such a file, or a JSON file of kohya_ss, into the controls.
+- Start training: `train_model` checks the values, writes them into a run folder and queues the run.
+- Print command: `train_model` with `print_only` returns the command and writes nothing.
+"""
 
 from kohya_gui.dataset.dataset_tools_gui import FolderHelper
 from kohya_gui.form.panels import training
