@@ -601,7 +601,7 @@ def test_the_state_of_a_run_with_noise_goes_on_bit_for_bit() -> None:
 
     first, again = trainable(), trainable()
     predict(first.modules[0]).square().mean().backward()  # type: ignore[arg-type]
-    first.collect_gradients()
+    first.gradients.collect()
     first.updated()
     again.load_state_dict(first.state_dict())
     torch.manual_seed(3)
