@@ -93,10 +93,22 @@ def make_optimizer(
 
 
 def class_names(options: OptimizerOptions) -> set[str]:
-    """Return the full names of the classes, one of which make_optimizer makes with these options."""
+    """Return the names of the classes, one of which make_optimizer makes with these options."""
     known = known_optimizer(options.optimizer_type)
     kinds = {_class(known), *((MergedAdamW, RoundingAdamW) if known is OPTIMIZERS["AdamW"] else ())}
-    return {f"{kind.__module__}.{kind.__qualname__}" for kind in kinds}
+    return {class_name(kind) for kind in kinds}
+
+
+def class_name(kind: type) -> str:
+    """Return the full name of a class, as states record it."""
+    return without_own_module(f"{kind.__module__}.{kind.__qualname__}")
+
+
+def without_own_module(name: str) -> str:
+    """Return the full name of a class without the module if it is one of ours, which may move after a state was
+    written."""
+    package, last = __name__.partition(".")[0], name.rpartition(".")[2]
+    return f"{package}.{last}" if name.startswith(f"{package}.") else name
 
 
 def optimizer_arguments(options: OptimizerOptions) -> dict[str, Any]:

@@ -109,7 +109,7 @@ class TrainState:
         rates = [group.get("initial_lr", group["lr"]) for group in self.hyperparameters]
         optimizers.set_hyperparameters(self.optimizer, [{"lr": rate, "initial_lr": rate} for rate in rates])
         self.scheduler = self.new_scheduler(self.optimizer)
-        same_kind = saved.makers.get("lr_scheduler") == _class_name(self.scheduler)
+        same_kind = saved.makers.get("lr_scheduler") == optimizers.class_name(type(self.scheduler))
         if isinstance(self.scheduler, ReduceLROnPlateau) and same_kind and saved.hyperparameters:
             before = [group.get("initial_lr", group["lr"]) for group in saved.hyperparameters]
             resume_plateau(self.scheduler, state, before)
@@ -128,8 +128,8 @@ class TrainState:
 
     def makers(self) -> dict[str, str]:
         """Return the class names of optimizer and scheduler, by the option that chooses them."""
-        updater = optimizers.updater(self.optimizer)
-        return {"optimizer_type": _class_name(updater), "lr_scheduler": _class_name(self.scheduler)}
+        made = {"optimizer_type": optimizers.updater(self.optimizer), "lr_scheduler": self.scheduler}
+        return {option: optimizers.class_name(type(instance)) for option, instance in made.items()}
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -265,7 +265,7 @@ def _saved(folder: Path, summary: dict[str, Any]) -> SavedState:
     checksum = summary.pop(CHECKSUM, None)
     progress = Progress(step=int(summary["step"]), epoch=int(summary["epoch"]), batch=int(summary["batch"]))
     batches = int(summary["batches_per_epoch"])
-    makers = {str(option): str(maker) for option, maker in summary["makers"].items()}
+    makers = {str(option): optimizers.without_own_module(str(maker)) for option, maker in summary["makers"].items()}
     if "optimizer_type" not in makers or progress.step < 0 or progress.epoch < 1 or not 0 <= progress.batch <= batches:
         raise ValueError("no run counts like that")
     return SavedState(
@@ -367,10 +367,6 @@ def load_state(saved: SavedState, train_state: TrainState) -> None:
 
 def _other(folder: Path, option: str, value: str) -> str:
     return f"resume: the state in '{folder}' was made with a different {option} ({value}); set that one"
-
-
-def _class_name(made: object) -> str:
-    return f"{type(made).__module__}.{type(made).__qualname__}"
 
 
 def _first_line(error: Exception) -> str:

@@ -490,7 +490,9 @@ def test_latest_takes_the_newest_state_that_fits_and_refuses_before_loading_if_n
     older, newest = put_states(undisturbed, tmp_path / "out", 3, 7)
     adamw = json.loads((newest / "progress.json").read_text())
     lion = adamw["makers"] | {"optimizer_type": "lion_pytorch.lion_pytorch.Lion"}
-    rewrite_progress(older)  # without checksums, so that both are
+    assert adamw["makers"]["optimizer_type"] == "sd_scripts.MergedAdamW"
+    moved = adamw["makers"] | {"optimizer_type": "sd_scripts.earlier_module.MergedAdamW"}
+    rewrite_progress(older, makers=moved)  # without checksums, so that both are
     rewrite_progress(newest, makers=lion)
     own: dict[str, Any] = {"train_data_dir": tmp_path / "images"}
     rest = train(any_miniature, tmp_path / "out", **own, **STATES | {"resume": "latest", "save_every_n_steps": None})
