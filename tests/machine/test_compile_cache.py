@@ -22,7 +22,7 @@ from sd_scripts.machine.compile_cache import VARIABLE, cache_folder, clear, cont
 from sd_scripts.machine.compile_cache_file import HEAD, export_cache, import_cache
 from sd_scripts.machine.compile_fingerprint import features_in, fingerprint
 from sd_scripts.tools import compile_cache as program
-from tests.support.suite.fresh import outcome, processes
+from tests.support.suite.fresh import needs_fork, outcome, processes
 
 pytestmark = pytest.mark.run
 
@@ -125,6 +125,7 @@ def the_compilers_folder() -> str:
 
 
 @POSIX
+@needs_fork
 def test_a_process_that_compiles_and_its_children_use_a_private_folder(home: Path) -> None:
     assert Path(answer_of(the_compilers_folder, home / "answer")) == own_folder()
     assert own_folder().stat().st_mode & 0o777 == 0o700
@@ -430,6 +431,7 @@ def compile_something() -> str:
 
 @POSIX
 @pytest.mark.inductor
+@needs_fork
 def test_with_an_imported_cache_nothing_is_compiled(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert answer_of(compile_something, home / "answer") == "8.0 0 0"
     export_cache(home / "a.zip")

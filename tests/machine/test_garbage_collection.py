@@ -18,8 +18,6 @@ from tests.support.suite import fresh
 
 pytestmark = pytest.mark.run
 
-forks = pytest.mark.skipif(sys.platform == "win32", reason="Windows does not fork processes")
-
 
 class Ring:
     """Refers to itself: only the collector frees it."""
@@ -32,7 +30,7 @@ def _is_preloaded() -> int:
     return 0 if "tests.support.suite.preloaded" in sys.modules and gc.get_freeze_count() > 100_000 else 1
 
 
-@forks
+@fresh.needs_fork
 def test_fresh_processes_begin_with_everything_imported(tmp_path: Path) -> None:
     assert fresh.together(1, tmp_path, _is_preloaded) == ([0], "")
 
@@ -46,7 +44,7 @@ sys.exit(3)
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
+@fresh.needs_fork
 def test_a_forked_python_is_a_child_like_any_other(tmp_path: Path, warm_python: None) -> None:
     started = subprocess.run(
         [sys.executable, "-c", TELLS, "a b"], cwd=tmp_path, env={"NAME": "value"}, capture_output=True, text=True
@@ -75,7 +73,7 @@ def _imports(folder: str) -> int:
     return 0
 
 
-@forks
+@fresh.needs_fork
 def test_imported_objects_are_exempt_and_later_garbage_is_freed(tmp_path: Path) -> None:
     (tmp_path / "many_objects.py").write_text("KEPT = [[number] for number in range(200_000)]\n")
     codes, told = fresh.together(1, tmp_path, _imports, str(tmp_path))
@@ -103,7 +101,7 @@ def _pauses() -> int:
     return 0
 
 
-@forks
+@fresh.needs_fork
 def test_after_a_long_collection_its_survivors_are_exempt(tmp_path: Path) -> None:
     codes, told = fresh.together(1, tmp_path, _pauses)
     assert codes == [0], told

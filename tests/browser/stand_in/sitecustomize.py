@@ -38,7 +38,11 @@ def start_tools_warm() -> None:
     sys.path.insert(0, str(ROOT))
     import subprocess
 
+    from tests.support.suite.fresh import can_fork
     from tests.support.suite.warm_python import WarmPython
+
+    if not can_fork():
+        return
 
     class WarmTools(WarmPython):
         def takes(self, words: list[str]) -> bool:

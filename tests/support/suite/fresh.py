@@ -20,17 +20,28 @@ from tests.support.suite.spending import PROCESSES, spend
 
 if TYPE_CHECKING:  # Windows has none
     from multiprocessing.connection import Connection
-    from multiprocessing.context import ForkServerContext, ForkServerProcess
+    from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, SpawnProcess
 
 PATIENCE = 300.0
 """Seconds until a process is killed that does not end by itself."""
 
 
-def processes() -> ForkServerContext:
-    """Makes them. They are forked from a process with one thread and nothing but imports in it."""
+def can_fork() -> bool:
+    """Return whether processes may be forked from one that has everything imported. Where there is a GPU, some of these
+    imports look at it, and a process that is forked after that cannot use it."""
+    return sys.platform == "linux" and not any(Path("/dev", name).exists() for name in ("nvidiactl", "kfd"))
+
+
+needs_fork = pytest.mark.skipif(not can_fork(), reason="processes are forked on Linux only, and only without a GPU")
+
+
+def processes() -> ForkServerContext | SpawnContext:
+    """Makes them. They are forked from a process with one thread and nothing but imports in it, if possible."""
     from multiprocessing import forkserver
 
     spend(PROCESSES)
+    if not can_fork():
+        return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.support.suite.preloaded"])
     with pytest.MonkeyPatch.context() as patch:  # it has no sys.path of ours, and does not tell what it cannot import
@@ -39,7 +50,7 @@ def processes() -> ForkServerContext:
     return context
 
 
-def outcome(process: ForkServerProcess) -> int:
+def outcome(process: ForkServerProcess | SpawnProcess) -> int:
     """Exit code of one that was started; it is killed when patience is at its end."""
     process.join(PATIENCE)
     process.kill()
@@ -62,7 +73,9 @@ def found_by_processes() -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(folders)}
 
 
-def group(count: int, folder: Path, work: Callable[..., int], *arguments: Any) -> list[ForkServerProcess]:
+def group(
+    count: int, folder: Path, work: Callable[..., int], *arguments: Any
+) -> list[ForkServerProcess | SpawnProcess]:
     """Start `count` processes of one group, each of which runs work(*arguments) in today's environment. Each has its
     rank and the place to meet in the environment, as from a launcher, and tells into console<rank>.txt."""
     environment = group_environment(count)
@@ -104,7 +117,7 @@ def _work_as(
     return work(*arguments)
 
 
-def launch(flags: list[str], program: list[str], console: Path) -> ForkServerProcess:
+def launch(flags: list[str], program: list[str], console: Path) -> ForkServerProcess | SpawnProcess:
     """Start two processes of a program by accelerate's launcher, in today's environment. The launcher has everything
     imported, and those that it starts are forked from it."""
     one_machine = ["--num_processes=2", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"]
@@ -121,7 +134,8 @@ def _launch(words: list[str], environment: dict[str, str], console: Path) -> Non
 
     from tests.support.suite.warm_python import WarmPython  # imports this module
 
-    subprocess_handler.Popen = WarmPython
+    if can_fork():
+        subprocess_handler.Popen = WarmPython
     os.environ.clear()
     os.environ.update(environment)
     console_to(console)
@@ -148,7 +162,7 @@ class Team:
         return [self._answer(*each) for each in zip(self._ranks, self._pipes, strict=True)]
 
     @staticmethod
-    def _answer(rank: ForkServerProcess, pipe: Connection) -> int:
+    def _answer(rank: ForkServerProcess | SpawnProcess, pipe: Connection) -> int:
         with contextlib.suppress(EOFError):
             if pipe.poll(PATIENCE):
                 return int(pipe.recv())

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
-from tests.support.suite.fresh import processes
+from tests.support.suite.fresh import can_fork, processes
 
 if TYPE_CHECKING:  # Windows has none
     from multiprocessing.connection import Connection
@@ -39,8 +39,8 @@ _one_at_a_time = threading.Lock()
 
 @pytest.fixture
 def warm_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fork each Python that is started with a program, and those that it starts; only on Linux."""
-    if sys.platform == "linux":
+    """Fork each Python that is started with a program, and those that it starts, where that is possible."""
+    if can_fork():
         monkeypatch.setattr(subprocess, "Popen", WarmPython)
 
 
@@ -48,7 +48,7 @@ def warm_python(monkeypatch: pytest.MonkeyPatch) -> None:
 def pytest_xdist_setupnodes() -> None:
     """Fork the processes of pytest-xdist too, and let them share the process they fork from. Importing everything in
     each of them, and again in a server of its own, takes 40 seconds of a core."""
-    if sys.platform == "linux":
+    if can_fork():
         subprocess.Popen = WarmTester  # type: ignore[misc]
 
 
