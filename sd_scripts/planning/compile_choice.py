@@ -1,17 +1,15 @@
 """What compile_auto chooses: whether to compile and in which mode, by what is known of the speed of the run."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sd_scripts.data.plan.epochs import BatchShape
-from sd_scripts.families.cards.family_card import FamilyCard
 from sd_scripts.formats.words import duration
 from sd_scripts.machine.measurements import Measurement
 from sd_scripts.machine.nvidia import CPU, Gpu
 from sd_scripts.options.compile import WITHOUT_CUDA_GRAPHS, CompileOptions
-from sd_scripts.planning.compile_plan import expected_graphs
-from sd_scripts.planning.speeds import MEASURED_ON, Source, Speeds
+from sd_scripts.planning.speeds import MEASURED_ON, Estimate, Speeds
 from sd_scripts.settings.recording import keeps_from_recording
 from sd_scripts.settings.settings import Settings
 
@@ -43,65 +41,43 @@ class CompileChoice:
 
 
 def choose_compile(
-    settings: Settings,
-    card: FamilyCard,
-    shapes: Mapping[BatchShape, int],
-    *,
-    steps: int,
-    accumulation: int,
-    gpu: Gpu,
-    known: Iterable[Measurement],
+    settings: Settings, shapes: Mapping[BatchShape, int], *, steps: int, gpu: Gpu, known: Iterable[Measurement]
 ) -> CompileChoice:
     """Return the choice for a run with compile_auto: what takes the least time in all, compiling included."""
-    known = list(known)
-
-    def totals(*, anywhere: bool) -> dict[str, tuple[float, Source]]:
-        found = {}
-        for name, changes in CANDIDATES.items():
-            changed = settings.replaced(changes)
-            options = changed[CompileOptions]
-            replays = options.compile_mode in WITHOUT_CUDA_GRAPHS
-            if replays and (gpu.name == CPU or keeps_from_recording(changed.filled)):
-                continue
-            speeds = Speeds(
-                card=card,
-                method=settings.script.method,
-                settings=changed,
-                gpu=gpu,
-                known=known,
-                accumulation=accumulation,
-                anywhere=anywhere,
-            )
-            graphs = expected_graphs(card, shapes.keys(), options.compile_dynamic) if card.plan.graphs else None
-            step = speeds.step(shapes, compiled=options.compile)
-            first = speeds.compiling(graphs) if options.compile else None
-            if step and (first or not options.compile):
-                found[name] = steps * step.seconds + (first.seconds if first else 0.0), step.source
-        return found
-
-    here = totals(anywhere=False)
-    if EAGER in here and len(here) > 1:
-        return _fastest(here, "measured on this machine" if _all_remembered(here) else "measured on such a GPU")
+    speeds = Speeds(settings=settings, gpu=gpu, known=list(known))
+    here = _totals(speeds, shapes, steps)
+    if here:
+        name = _fastest(here)
+        remembered = all(total.source == "remembered" for total in here.values())
+        basis = "measured on this machine" if remembered else "measured on such a GPU"
+        others = ", ".join(f"{other} {_rounded(total)}" for other, total in here.items() if other != name)
+        return CompileChoice(name=name, reason=f"{basis}: {_rounded(here[name])} in all; {others}")
     if gpu.name == CPU:
         return CompileChoice(name=EAGER, reason="rule of thumb: without a GPU, compiling seldom pays")
-    elsewhere = totals(anywhere=True)
-    if EAGER in elsewhere and len(elsewhere) > 1:
-        name = min(elsewhere, key=lambda each: elsewhere[each][0])
-        return CompileChoice(name=name, reason=f"rule of thumb: fastest for {steps:,} steps on one {MEASURED_ON}")
+    if elsewhere := _totals(replace(speeds, anywhere=True), shapes, steps):
+        reason = f"rule of thumb: fastest for {steps:,} steps on one {MEASURED_ON}"
+        return CompileChoice(name=_fastest(elsewhere), reason=reason)
     name = "default" if steps >= ENOUGH_STEPS else EAGER
     return CompileChoice(name=name, reason=f"rule of thumb: compiling pays after about {ENOUGH_STEPS} steps")
 
 
-def _fastest(totals: Mapping[str, tuple[float, Source]], basis: str) -> CompileChoice:
-    name = min(totals, key=lambda each: totals[each][0])
-    others = ", ".join(f"{other} {_told(total)}" for other, (total, _) in totals.items() if other != name)
-    return CompileChoice(name=name, reason=f"{basis}: {_told(totals[name][0])} in all; {others}")
+def _totals(speeds: Speeds, shapes: Mapping[BatchShape, int], steps: int) -> dict[str, Estimate]:
+    """Return the time of all steps by candidate; empty unless it is known without compiling and in some mode."""
+    totals: dict[str, Estimate] = {}
+    for name, changes in CANDIDATES.items():
+        settings = speeds.settings.replaced(changes)
+        replays = settings[CompileOptions].compile_mode in WITHOUT_CUDA_GRAPHS
+        if replays and (speeds.gpu.name == CPU or keeps_from_recording(settings.filled)):
+            continue
+        if total := replace(speeds, settings=settings).total(shapes, steps):
+            totals[name] = total
+    return totals if EAGER in totals and len(totals) > 1 else {}
 
 
-def _told(seconds: float) -> str:
+def _fastest(totals: Mapping[str, Estimate]) -> str:
+    return min(totals, key=lambda name: totals[name].seconds)
+
+
+def _rounded(total: Estimate) -> str:
     """Return a time that is to be compared with others, so that minutes are not rounded too soon."""
-    return f"{seconds:.0f} s" if seconds < SOON else duration(seconds)
-
-
-def _all_remembered(totals: Mapping[str, tuple[float, Source]]) -> bool:
-    return all(source == "remembered" for _, source in totals.values())
+    return f"{total.seconds:.0f} s" if total.seconds < SOON else duration(total.seconds)

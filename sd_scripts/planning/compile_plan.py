@@ -48,7 +48,7 @@ def plan_compile(
     if not options.compile:
         return None
     setting = options.compile_dynamic
-    graphs = expected_graphs(card, shapes, setting) if card.plan.graphs else None
+    graphs = expected_graphs(card, shapes, setting)
     recompiles = graphs - card.plan.graphs.kinds if card.plan.graphs and graphs else None
     return CompilePlan(
         dynamic=is_dynamic(card, setting, shapes),
@@ -59,9 +59,10 @@ def plan_compile(
     )
 
 
-def expected_graphs(card: FamilyCard, shapes: Collection[BatchShape], setting: str) -> int:
-    """Return the graphs that these shapes take with this compile_dynamic."""
-    assert card.plan.graphs
+def expected_graphs(card: FamilyCard, shapes: Collection[BatchShape], setting: str) -> int | None:
+    """Return the graphs that these shapes take with this compile_dynamic; None: not known for this family."""
+    if not card.plan.graphs:
+        return None
     if not is_dynamic(card, setting, shapes):
         return _static(card.plan.graphs, card, shapes)
     more = card.plan.graphs.dynamic[setting]
@@ -89,9 +90,10 @@ def _on_short_batches(
 ) -> Iterator[str]:
     """Advise to fill short last batches where that leaves fewer graphs."""
     short = len(set(shapes) - set(filled))
-    if not short or not card.plan.graphs:
+    graphs = expected_graphs(card, shapes, setting)
+    fewer = expected_graphs(card, filled, setting)
+    if not short or graphs is None or fewer is None:
         return
-    graphs, fewer = (expected_graphs(card, each, setting) for each in (shapes, filled))
     still = is_dynamic(card, setting, shapes) and not is_dynamic(card, setting, filled)
     if fewer >= graphs and not still:
         return

@@ -27,7 +27,7 @@ from sd_scripts.planning.crops import Crop, Crops, crop_of, crops_of
 from sd_scripts.planning.length_advice import length_advice
 from sd_scripts.planning.memory import MemoryPlan, plan_memory
 from sd_scripts.planning.memory_advice import memory_advice
-from sd_scripts.planning.speeds import Estimate, Speeds, measured_pair, model_size
+from sd_scripts.planning.speeds import Estimate, Speeds, model_size, pays_elsewhere
 from sd_scripts.planning.steps import plan_training
 from sd_scripts.settings.checks.model_files import model_variant
 from sd_scripts.settings.preflight import prompt_file
@@ -136,52 +136,35 @@ def plan_run(settings: Settings, gpu: Gpu | None = None, known: Iterable[Measure
     if not batches:
         raise ValueError("short_batches: drop leaves no batch; choose keep or fill, or a smaller train_batch_size")
     train_plan = plan_training(options, batches)
-    known = [*(remembered() if known is None else known)]
+    speeds = Speeds(settings=settings, gpu=gpu, known=[*(remembered() if known is None else known)])
     choice = None
     if settings[CompileOptions].compile and settings[CompileOptions].compile_auto:
-        choice = choose_compile(
-            settings,
-            card,
-            shapes,
-            steps=train_plan.max_steps,
-            accumulation=train_plan.accumulation,
-            gpu=gpu,
-            known=known,
-        )
+        choice = choose_compile(settings, shapes, steps=train_plan.max_steps, gpu=gpu, known=speeds.known)
         settings = settings.replaced(choice.changes)
+        speeds = dataclasses.replace(speeds, settings=settings)
     filled = batch_shapes(data, short_batches="fill")
     compile_plan = plan_compile(settings[CompileOptions], card, shapes.keys(), filled.keys())
-    speeds = Speeds(
-        card=card,
-        method=settings.script.method,
-        settings=settings,
-        gpu=gpu,
-        known=known,
-        accumulation=train_plan.accumulation,
-    )
+    break_even = _break_even(speeds, shapes, train_plan.max_steps)
+    images = len({item.path for item in data.items})
+    images_per_epoch = sum(item.repeats for item in data.items)
+    images_seen = images_per_epoch * train_plan.max_steps / train_plan.steps_per_epoch
 
     def needs(changed: Settings) -> MemoryPlan | None:
         return plan_memory(
             changed,
             card,
             shapes,
-            captions=len({item.path for item in data.items}),
+            captions=images,
             model_values=model_size(settings[ModelOptions]),
             gpu_bytes=gpu.bytes,
         )
 
     memory = needs(settings)
-    measured = speeds.gpu_bytes(shapes, compiled=compile_plan is not None)
-    images_per_epoch = sum(item.repeats for item in data.items)
-    short = length_advice(
-        settings, train_plan.max_steps, images_per_epoch * train_plan.max_steps / train_plan.steps_per_epoch
-    )
-    times = _times(speeds, shapes, compile_plan, train_plan.max_steps)
     return RunPlan(
         family=card.title,
         method=settings.script.method,
         device=gpu.name,
-        images=len({item.path for item in data.items}),
+        images=images,
         images_per_epoch=images_per_epoch,
         validation_images=len(data.validation.items) if data.validation else 0,
         buckets=_buckets(data),
@@ -193,13 +176,20 @@ def plan_run(settings: Settings, gpu: Gpu | None = None, known: Iterable[Measure
         steps_per_epoch=train_plan.steps_per_epoch,
         epochs=train_plan.epochs,
         steps=train_plan.max_steps,
+        choice=str(choice or ""),
         compile=compile_plan,
-        elsewhere="" if times.break_even else _elsewhere(card, settings.script.method, settings[CompileOptions]),
-        choice=str(choice) if choice else "",
+        step_time=speeds.step(shapes),
+        compile_time=speeds.compiling(shapes),
+        total_time=speeds.total(shapes, train_plan.max_steps),
+        break_even=break_even,
+        elsewhere="" if break_even else pays_elsewhere(settings),
         memory=memory,
-        measured_gpu_bytes=measured,
-        warnings=(*warnings, *short, *(memory_advice(settings, memory, needs) if memory else ())),
-        **{each.name: getattr(times, each.name) for each in dataclasses.fields(times)},
+        measured_gpu_bytes=speeds.gpu_bytes(shapes),
+        warnings=(
+            *warnings,
+            *length_advice(settings, train_plan.max_steps, images_seen),
+            *(memory_advice(settings, memory, needs) if memory else ()),
+        ),
     )
 
 
@@ -233,42 +223,13 @@ def _shapes(card: FamilyCard, shapes: dict[BatchShape, int]) -> tuple[Shape, ...
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Times:
-    step_time: Estimate | None
-    compile_time: Estimate | None
-    total_time: Estimate | None
-    break_even: BreakEven | None
-
-
-def _times(speeds: Speeds, shapes: dict[BatchShape, int], compile_plan: CompilePlan | None, steps: int) -> _Times:
-    compiled = compile_plan is not None
-    step = speeds.step(shapes, compiled=compiled)
-    compiling = speeds.compiling(compile_plan.graphs) if compile_plan else None
-    total = break_even = None
-    if step and (compiling or not compiled):
-        parts = [step, *([compiling] if compiling else [])]
-        weakest = next((part for part in parts if part.source == "estimated"), step)
-        seconds = steps * step.seconds + (compiling.seconds if compiling else 0.0)
-        total = Estimate(seconds=seconds, source=weakest.source, basis=weakest.basis)
-    plain = speeds.step(shapes, compiled=False) if compiled else None
-    if step and plain and compiling:
-        gained = plain.seconds - step.seconds
-        saved = gained * steps - compiling.seconds
-        break_even = BreakEven(step=int(compiling.seconds / gained) + 1 if gained > 0 else 0, saved=saved)
-    return _Times(step_time=step, compile_time=compiling, total_time=total, break_even=break_even)
-
-
-def _elsewhere(card: FamilyCard, method: str, options: CompileOptions) -> str:
-    """Return when compiling paid where it was measured."""
-    pair = measured_pair(card, method, options) if options.compile else None
-    if not pair or not card.plan.graphs:
-        return ""
-    plain, compiled = pair
-    gained = plain.seconds - compiled.seconds
-    seconds = card.plan.graphs.seconds * (card.plan.graphs.per_shape + card.plan.graphs.per_token_count)
-    step = round(seconds / gained, -1)
-    return (
-        f"at 1024x1024 on one NVIDIA H200, compiling paid after about {step:.0f} steps: {plain.seconds * 1000:.0f} ms "
-        f"a step became {compiled.seconds * 1000:.0f}"
-    )
+def _break_even(speeds: Speeds, shapes: dict[BatchShape, int], steps: int) -> BreakEven | None:
+    """Return when compiling pays; None without torch.compile, or if a time is unknown."""
+    step = speeds.step(shapes)
+    plain = speeds.uncompiled().step(shapes)
+    compiling = speeds.compiling(shapes)
+    if not (step and plain and compiling):
+        return None
+    gained = plain.seconds - step.seconds
+    paid_at = int(compiling.seconds / gained) + 1 if gained > 0 else 0
+    return BreakEven(step=paid_at, saved=gained * steps - compiling.seconds)

@@ -1,21 +1,27 @@
 """How long steps and compiling take: remembered from runs on this machine, else estimated from measured tables."""
 
+from __future__ import annotations
+
 import contextlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from sd_scripts.data.plan.buckets import Extent
 from sd_scripts.data.plan.epochs import BatchShape
 from sd_scripts.families.cards.family_card import FamilyCard, Speed
+from sd_scripts.families.cards.registry import card_of
 from sd_scripts.formats.models.safetensors_header import read_header
 from sd_scripts.machine.compile_fingerprint import torch_version
 from sd_scripts.machine.measurements import Measurement
 from sd_scripts.machine.nvidia import Gpu
 from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
 from sd_scripts.options.model import ModelOptions
+from sd_scripts.options.training import TrainingOptions
+from sd_scripts.planning.compile_plan import expected_graphs
 from sd_scripts.settings.family_options import each_option
 from sd_scripts.settings.recording import keeps_from_recording
 from sd_scripts.settings.settings import Settings
@@ -76,102 +82,106 @@ def model_size(model: ModelOptions) -> int:
     name = model.pretrained_model_name_or_path
     with contextlib.suppress(OSError, ValueError):
         shapes = read_header(Path(name or "")).shapes.values() if str(name).endswith(".safetensors") else ()
-        return sum(_product(shape) for shape in shapes)
+        return sum(map(math.prod, shapes))
     return 0
-
-
-def _product(shape: Iterable[int]) -> int:
-    product = 1
-    for side in shape:
-        product *= side
-    return product
 
 
 @dataclass(frozen=True, kw_only=True)
 class Speeds:
     """What is known of the speed of a run on this machine."""
 
-    card: FamilyCard
-    method: str
     settings: Settings
     gpu: Gpu
     known: Sequence[Measurement]
     """All measurements of this machine, newest first."""
-    accumulation: int = 1
     anywhere: bool = False
     """Take the most similar measured step, for any GPU and image size: for comparisons, not for times."""
 
-    def step(self, shapes: Mapping[BatchShape, int], *, compiled: bool) -> Estimate | None:
-        """Return the mean seconds of a step, as the run is set but with or without torch.compile; None if unknown."""
-        if found := self._remembered(compiled=compiled):
-            return self._from_memory(found, shapes)
-        return self._from_table(shapes, compiled=compiled)
+    def uncompiled(self) -> Speeds:
+        """Return the speeds of the same run without torch.compile."""
+        return replace(self, settings=self.settings.replaced({"compile": False}))
 
-    def compiling(self, graphs: int | None, *, compiled: bool = True) -> Estimate | None:
-        """Return the seconds that the first step takes beyond a later one."""
-        if found := self._remembered(compiled=compiled):
-            beyond = found.first_seconds - min(found.seconds.values(), default=0.0)
-            return Estimate(seconds=max(beyond, 0.0), source="remembered", basis="the last such run on this machine")
-        if not graphs or not self.card.plan.graphs:
+    def step(self, shapes: Mapping[BatchShape, int]) -> Estimate | None:
+        """Return the mean seconds of a step; None if unknown. `shapes`: batches per epoch of each shape."""
+        if measurement := self._remembered:
+            return self._from_memory(measurement, shapes)
+        return self._from_table(shapes)
+
+    def compiling(self, shapes: Collection[BatchShape]) -> Estimate | None:
+        """Return the seconds that the first step takes beyond a later one; None if unknown, or nothing is compiled."""
+        options = self.settings[CompileOptions]
+        if not options.compile:
             return None
-        seconds = graphs * self.card.plan.graphs.seconds
+        if measurement := self._remembered:
+            beyond = measurement.first_seconds - min(measurement.seconds.values())
+            return Estimate(seconds=max(beyond, 0.0), source="remembered", basis="the last such run on this machine")
+        graphs = expected_graphs(self._card, shapes, options.compile_dynamic)
+        if not graphs or not self._card.plan.graphs:
+            return None
+        seconds = graphs * self._card.plan.graphs.seconds
         return Estimate(seconds=seconds, source="estimated", basis=f"one {MEASURED_ON} with 16 CPU cores, empty cache")
 
-    def gpu_bytes(self, shapes: Iterable[BatchShape], *, compiled: bool) -> int:
+    def total(self, shapes: Mapping[BatchShape, int], steps: int) -> Estimate | None:
+        """Return the seconds of all steps, and of compiling if the run compiles; None if one of them is unknown."""
+        step = self.step(shapes)
+        compiling = self.compiling(shapes)
+        if not step or (self.settings[CompileOptions].compile and not compiling):
+            return None
+        return replace(step, seconds=steps * step.seconds + (compiling.seconds if compiling else 0.0))
+
+    def gpu_bytes(self, shapes: Iterable[BatchShape]) -> int:
         """Return the peak of all tensors on the GPU in such a run on this machine; 0 if unknown."""
-        found = self._remembered(compiled=compiled)
-        return found.gpu_bytes if found and all(str(shape) in found.seconds for shape in shapes) else 0
+        measurement = self._remembered
+        return measurement.gpu_bytes if measurement and _timed_all(measurement, shapes) else 0
 
-    def _remembered(self, *, compiled: bool) -> Measurement | None:
-        wanted = self._wanted(compiled=compiled)
-        size = model_size(self.settings[ModelOptions])
-        for found in self.known:
-            own = (self.gpu.name, self.gpu.driver, self.card.name, self.method)
-            same = (found.device, found.driver, found.family, found.method) == own
-            if (
-                same
-                and found.torch == torch_version()
-                and found.model_size == size
-                and dict(found.settings) == wanted
-                and found.seconds
-            ):
-                return found
-        return None
+    @property
+    def _card(self) -> FamilyCard:
+        return card_of(self.settings.script.family)
 
-    def _wanted(self, *, compiled: bool) -> dict[str, Any]:
-        plain = deciding(self.settings, DECIDING)
-        return {**plain, **deciding(self.settings, COMPILING), "compile": True} if compiled else plain
+    def _deciding(self) -> dict[str, Any]:
+        return deciding(self.settings) if self.settings[CompileOptions].compile else deciding(self.settings, DECIDING)
 
-    def _from_memory(self, found: Measurement, shapes: Mapping[BatchShape, int]) -> Estimate:
-        total, exact = 0.0, True
+    @cached_property
+    def _remembered(self) -> Measurement | None:
+        script = self.settings.script
+        run = {
+            "device": self.gpu.name,
+            "driver": self.gpu.driver,
+            "torch": torch_version(),
+            "family": script.family,
+            "method": script.method,
+            "model_size": model_size(self.settings[ModelOptions]),
+            "settings": self._deciding(),
+        }
+        return next((each for each in self.known if each.seconds and run.items() <= vars(each).items()), None)
+
+    def _from_memory(self, measurement: Measurement, shapes: Mapping[BatchShape, int]) -> Estimate:
+        total = 0.0
         for shape, batches in shapes.items():
-            seconds = found.seconds.get(str(shape))
-            if seconds is None:  # of the nearest size, in proportion
-                nearest = min(map(_shape, found.seconds), key=lambda each: abs(_work(each) - _work(shape)))
-                seconds = found.seconds[str(nearest)] * _work(shape) / _work(nearest)
-                exact = False
-            total += seconds * batches
+            total += _seconds(measurement, shape) * batches
         mean = total / max(sum(shapes.values()), 1)
-        if exact:
+        if _timed_all(measurement, shapes):
             return Estimate(seconds=mean, source="remembered", basis="the last such run on this machine")
         return Estimate(seconds=mean, source="estimated", basis="a run on this machine with other image sizes")
 
-    def _from_table(self, shapes: Mapping[BatchShape, int], *, compiled: bool) -> Estimate | None:
-        given = self._wanted(compiled=compiled)
+    def _from_table(self, shapes: Iterable[BatchShape]) -> Estimate | None:
+        options = self._deciding()
         if keeps_from_recording(self.settings.filled):
-            given[RECORDING] = False
-        if self.anywhere:
-            return self._similar(given)
+            options[RECORDING] = False
+        speed = self._most_similar(options) if self.anywhere else self._same(options, shapes)
+        if not speed:
+            return None
+        seconds = speed.seconds * self.settings[TrainingOptions].gradient_accumulation_steps
+        return Estimate(seconds=seconds, source="estimated", basis=f"one {MEASURED_ON} (docs/performance.md)")
+
+    def _same(self, options: Mapping[str, Any], shapes: Iterable[BatchShape]) -> Speed | None:
+        """Return the step measured with these options, if it applies to this GPU and these image sizes."""
         if not any(name in self.gpu.name for name in GPUS) or not all(_near(shape) for shape in shapes):
             return None
-        wanted = {name: value for name, value in given.items() if name not in NEARLY_EQUAL}
-        for speed in self.card.plan.speeds:
-            if speed.method == self.method and dict(speed.options) == wanted:
-                seconds = speed.seconds * self.accumulation
-                return Estimate(seconds=seconds, source="estimated", basis=f"one {MEASURED_ON} (docs/performance.md)")
-        return None
+        key = self.settings.script.method, {name: options[name] for name in options if name not in NEARLY_EQUAL}
+        return next((speed for speed in self._card.plan.speeds if (speed.method, speed.options) == key), None)
 
-    def _similar(self, given: Mapping[str, Any]) -> Estimate | None:
+    def _most_similar(self, options: Mapping[str, Any]) -> Speed | None:
         """Return the step measured with these compile options, for the most similar method and batch size that were
         measured uncompiled, so that all estimates compare."""
 
@@ -179,27 +189,34 @@ class Speeds:
             return {name: options[name] for name in names if name in options}
 
         def distance(speed: Speed) -> tuple[bool, float]:
-            return speed.method != self.method, abs(math.log2(_batch(speed.options) / _batch(given)))
+            other_method = speed.method != self.settings.script.method
+            return other_method, abs(math.log2(_batch(speed.options) / _batch(options)))
 
-        agreed = chosen(given, AGREEING)
-        alike = [speed for speed in self.card.plan.speeds if chosen(speed.options, AGREEING) == agreed]
-        plain = min((s for s in alike if not chosen(s.options, COMPILING)), key=distance, default=None)
+        agreed = chosen(options, AGREEING)
+        alike = [speed for speed in self._card.plan.speeds if chosen(speed.options, AGREEING) == agreed]
+        plain = min((speed for speed in alike if not chosen(speed.options, COMPILING)), key=distance, default=None)
         if plain is None:
             return None
-        for speed in alike:
-            same = (speed.method, _batch(speed.options)) == (plain.method, _batch(plain.options))
-            if same and chosen(speed.options, COMPILING) == chosen(given, COMPILING):
-                seconds = speed.seconds * self.accumulation
-                return Estimate(seconds=seconds, source="estimated", basis=f"one {MEASURED_ON}")
-        return None
+        key = plain.method, _batch(plain.options), chosen(options, COMPILING)
+        keys = ((speed.method, _batch(speed.options), chosen(speed.options, COMPILING)) for speed in alike)
+        return next((speed for speed, other in zip(alike, keys, strict=True) if other == key), None)
 
 
-def measured_pair(card: FamilyCard, method: str, options: CompileOptions) -> tuple[Speed, Speed] | None:
-    """Return the measured steps without and with compiling at batch size 1 in this mode; None if not measured."""
+def pays_elsewhere(settings: Settings) -> str:
+    """Return when compiling paid at batch size 1 where it was measured; empty if it was not measured in this mode."""
+    options, plan = settings[CompileOptions], card_of(settings.script.family).plan
     mode = {} if options.compile_mode == "default" else {"compile_mode": options.compile_mode}
-    by_options = {tuple(sorted(speed.options.items())): speed for speed in card.plan.speeds if speed.method == method}
-    plain, compiled = by_options.get(()), by_options.get(tuple(sorted({"compile": True, **mode}.items())))
-    return (plain, compiled) if plain and compiled else None
+    plain, compiled = (
+        next((s.seconds for s in plan.speeds if (s.method, s.options) == (settings.script.method, changes)), 0.0)
+        for changes in ({}, {"compile": True, **mode})
+    )
+    if not (options.compile and plan.graphs and plain and compiled):
+        return ""
+    compiling = plan.graphs.seconds * (plan.graphs.per_shape + plan.graphs.per_token_count)
+    return (
+        f"at 1024x1024 on one NVIDIA H200, compiling paid after about {round(compiling / (plain - compiled), -1):.0f} "
+        f"steps: {plain * 1000:.0f} ms a step became {compiled * 1000:.0f}"
+    )
 
 
 def _batch(options: Mapping[str, Any]) -> int:
@@ -209,6 +226,18 @@ def _batch(options: Mapping[str, Any]) -> int:
 def _shape(text: str) -> BatchShape:
     extent, _, images = text.rpartition("x")
     return BatchShape(extent=Extent.parse(extent), images=int(images))
+
+
+def _timed_all(measurement: Measurement, shapes: Iterable[BatchShape]) -> bool:
+    return all(str(shape) in measurement.seconds for shape in shapes)
+
+
+def _seconds(measurement: Measurement, shape: BatchShape) -> float:
+    """Return the seconds of a step; where its shape was not timed, those of the nearest size, in proportion."""
+    if str(shape) in measurement.seconds:
+        return measurement.seconds[str(shape)]
+    nearest = min(map(_shape, measurement.seconds), key=lambda timed: abs(_work(timed) - _work(shape)))
+    return measurement.seconds[str(nearest)] * _work(shape) / _work(nearest)
 
 
 def _work(shape: BatchShape) -> int:

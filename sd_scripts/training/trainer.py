@@ -96,10 +96,8 @@ class Trainer:
 
         checks = choose_automatically(
             context,
-            family.card,
             batch_shapes(plan, short_batches=settings[DatasetOptions].short_batches),
             steps=self.train_plan.max_steps - self.first,
-            accumulation=self.train_plan.accumulation,
         )
         context.at_end.enter_context(stream_for(context.device, records=records_steps(context)))
         self.training_data = self._load(plan, prompts, checks_compile=checks)

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from sd_scripts.data.plan.epochs import BatchShape
-from sd_scripts.families.cards.family_card import FamilyCard
 from sd_scripts.families.common.family import Components, Family
 from sd_scripts.library.compile_support import chosen_of
 from sd_scripts.library.compile_utils import MIN_GRAPH_LIMIT, compile_model
@@ -82,9 +81,7 @@ def graphs_expected(family: Family, denoiser: nn.Module, sizes: int) -> int:
     return sizes * max(2 * max(family.blocks.graph_kinds(denoiser).values()), MIN_GRAPH_LIMIT)
 
 
-def choose_automatically(
-    context: Context, card: FamilyCard, shapes: Mapping[BatchShape, int], *, steps: int, accumulation: int
-) -> bool:
+def choose_automatically(context: Context, shapes: Mapping[BatchShape, int], *, steps: int) -> bool:
     """Replace compile_auto by what it chooses for so many steps; return whether the run checks the choice."""
     settings, options = context.settings, context.settings[CompileOptions]
     if not (options.compile and options.compile_auto):
@@ -93,10 +90,8 @@ def choose_automatically(
     if context.is_main:
         choice = choose_compile(
             settings,
-            card,
             shapes,
             steps=steps,
-            accumulation=accumulation,
             gpu=first_gpu() if context.device.type == "cuda" else Gpu(CPU),
             known=remembered(),
         )
@@ -211,7 +206,9 @@ class Compiler:
             )
             if not self.recorded_eagerly:
                 self._compile_denoiser(self.options)
-            self.log.expected = None if text or vae else self._planned_graphs()
+            if not (text or vae):
+                setting = self.options.compile_dynamic
+                self.log.expected = expected_graphs(self._family.card, self._shapes, setting)
         if without_graphs:
             for encoder in text:
                 name = f"text encoder {self._components.text_encoders.index(encoder) + 1}"
@@ -264,10 +261,6 @@ class Compiler:
         """Leave the compiler of this process to others as it was: a run may have ended eagerly."""
         if chosen_of(self.options, self._more):
             torch.compiler.set_stance("default")
-
-    def _planned_graphs(self) -> int | None:
-        card = self._family.card
-        return expected_graphs(card, self._shapes, self.options.compile_dynamic) if card.plan.graphs else None
 
     def _graphs_of_vae(self) -> int:
         """Return the graphs to expect: image batches may be encoded in slices, the last one smaller."""

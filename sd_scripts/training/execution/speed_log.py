@@ -39,11 +39,14 @@ class SpeedLog:
     """Collects the seconds of steps by their batch shape."""
 
     def __init__(self) -> None:
+        self.steps = 0
+        """All steps, also those that do not count."""
         self._seconds: dict[str, list[float]] = defaultdict(list)
         self._first: float | None = None
 
     def add(self, shape: str, seconds: float) -> None:
         """Note a step. `shape`: that of all its batches; empty if they differ, and then the step does not count."""
+        self.steps += 1
         if self._first is None:
             self._first = seconds
         if shape and len(times := self._seconds[shape]) < MOST:

@@ -70,16 +70,14 @@ class Timed:
         self._inner, self._context, self._compiler, self._clock = inner, context, compiler, clock
         self._remember = remember
         self._speed = SpeedLog()
-        self._check = SelfCheck() if compiler.eager_first else None
+        self._checks = compiler.eager_first
+        self._uncompiled: Mapping[str, float] = {}
+        """Median seconds of an uncompiled step by batch shape, once enough are timed."""
 
     def step(self, batches: Sequence[Batch]) -> StepResult:
         result = self._inner.step(batches)
         seconds = self._clock.lap()
         self._speed.add(result.shape, seconds)
-        if self._check:
-            if self._check.eager and not self._compiler.eager_first:  # memory did not suffice for uncompiled steps
-                self._check.begin_compiled()
-            self._check.step(result.shape, seconds)
         return replace(result, seconds=seconds)
 
     def forget(self) -> None:
@@ -88,16 +86,21 @@ class Timed:
     def decide(self) -> bool:
         """Compile once uncompiled steps are timed; later compare both, and continue with the faster ones. Return
         whether anything has changed."""
-        check = self._check
-        if not check or not (check.compiles_now or check.over):
+        if not self._checks:
+            return False
+        medians = self._speed.medians()
+        means = means_of_same_shapes(self._uncompiled, medians)
+        compiles_now = self._compiler.eager_first
+        enough = medians if compiles_now else means
+        if not enough and self._speed.steps < LONGEST:
             return False
         self.remember()
-        if check.over:
-            self._check = None
-            self._end(check.medians())
-        else:
-            check.begin_compiled()
+        if compiles_now:
+            self._uncompiled = medians
             self._compiler.begin()
+        else:
+            self._checks = False
+            self._report(means)
         return True
 
     def remember(self) -> None:
@@ -106,13 +109,13 @@ class Timed:
         self._remember(self._speed, compiled)
         self._speed = SpeedLog()
 
-    def _end(self, medians: tuple[float, float] | None) -> None:
+    def _report(self, means: tuple[float, float] | None) -> None:
         """Report which steps are faster, and continue with these."""
-        if medians is None:
+        if means is None:
             return
-        plain, compiled = (1000 * seconds for seconds in medians)
+        plain, compiled = (1000 * seconds for seconds in means)
         times = f"compiled steps take {compiled:.1f} ms, uncompiled ones {plain:.1f} ms"
-        if not slower(medians):
+        if not slower(means):
             self._context.emit("compile", step=0, text=f"compile_auto: {times}")
             return
         self._compiler.stop()
@@ -121,45 +124,17 @@ class Timed:
         )
 
 
-class SelfCheck:
-    """Times the steps of a run, first uncompiled, then compiled."""
-
-    def __init__(self) -> None:
-        self.eager = True
-        """Whether steps are still to run uncompiled."""
-        self.plain, self.compiled = SpeedLog(), SpeedLog()
-        self._steps = 0
-
-    def step(self, shape: str, seconds: float) -> None:
-        self._steps += 1
-        (self.plain if self.eager else self.compiled).add(shape, seconds)
-
-    @property
-    def compiles_now(self) -> bool:
-        """Whether enough uncompiled steps are timed."""
-        return self.eager and (bool(self.plain.medians()) or self._steps >= LONGEST)
-
-    def begin_compiled(self) -> None:
-        self.eager, self._steps = False, 0
-
-    @property
-    def over(self) -> bool:
-        """Whether enough compiled steps are timed as well."""
-        return not self.eager and (bool(self._both()) or self._steps >= LONGEST)
-
-    def medians(self) -> tuple[float, float] | None:
-        """Return the mean seconds of an uncompiled and of a compiled step of the same shapes; None if unknown."""
-        both = self._both()
-        if not both:
-            return None
-        plain, compiled = zip(*both.values(), strict=True)
-        return statistics.fmean(plain), statistics.fmean(compiled)
-
-    def _both(self) -> Mapping[str, tuple[float, float]]:
-        plain, compiled = self.plain.medians(), self.compiled.medians()
-        return {shape: (plain[shape], compiled[shape]) for shape in plain if shape in compiled}
+def means_of_same_shapes(uncompiled: Mapping[str, float], compiled: Mapping[str, float]) -> tuple[float, float] | None:
+    """Return the mean seconds of an uncompiled and of a compiled step over the batch shapes that both have; None if
+    they have none in common."""
+    shapes = [shape for shape in uncompiled if shape in compiled]
+    if not shapes:
+        return None
+    return statistics.fmean(uncompiled[shape] for shape in shapes), statistics.fmean(
+        compiled[shape] for shape in shapes
+    )
 
 
-def slower(medians: tuple[float, float]) -> bool:
-    plain, compiled = medians
-    return compiled > SLOWER * plain
+def slower(means: tuple[float, float]) -> bool:
+    uncompiled, compiled = means
+    return compiled > SLOWER * uncompiled
