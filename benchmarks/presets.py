@@ -27,7 +27,7 @@ from typing import Any
 from benchmarks.steps import AFTER, TINY, machine, write_model
 from sd_scripts.data.plan.buckets import Extent
 from sd_scripts.data.plan.epochs import BatchShape
-from sd_scripts.families.cards.registry import card_of, preset_family
+from sd_scripts.families.cards.registry import preset_family
 from sd_scripts.formats.toml_files import read_toml
 from sd_scripts.planning.memory import LATENTS, TEXT, MemoryPlan, plan_memory
 from sd_scripts.settings.catalog import FAMILY_TITLES, script_for
@@ -69,7 +69,7 @@ class Preset:
         settings = from_values(self.script, {**self.values, **self.limit()})
         shape = BatchShape(extent=Extent(SIDE, SIDE), images=settings.value("train_batch_size"))
         captions = len(demo_images.captions())
-        return plan_memory(settings, card_of(self.script.family), [shape], captions=captions)
+        return plan_memory(settings, [shape], captions=captions)
 
     def limit(self) -> dict[str, Any]:
         return {"gpu_memory_limit": self.cap / GIB} if self.cap else {}

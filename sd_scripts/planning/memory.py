@@ -1,12 +1,19 @@
-"""How much memory a run takes on the GPU and in main memory, phase by phase, added up from the sizes of the model."""
+"""How much memory a run takes on the GPU and in main memory, phase by phase, added up from the sizes of the model.
 
-import functools
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+PyTorch could count in place of these sums: `torch.distributed._tools.mem_tracker` sees each tensor of a model built
+under `FakeTensorMode`. Refused: importing torch and the tracker alone takes about 4 s of CPU time, a whole plan, which
+the page makes anew at each change of the form, 0.1 s. And the tracker follows eager steps: what the compiler keeps for
+the backward pass, and the workspaces of kernels, it does not see. Instead, tests count the sizes of the cards in the
+real models on the meta device, and compare the sums with peaks measured on a GPU.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from sd_scripts.data.plan.epochs import BatchShape
-from sd_scripts.families.cards.family_card import DENOISER, VAE, FamilyCard
+from sd_scripts.families.cards.family_card import DENOISER, VAE
 from sd_scripts.families.cards.memory_facts import PIXELS_AT_ONCE, Growing, MemoryFacts
+from sd_scripts.families.cards.registry import card_of
 from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
 from sd_scripts.options.dataset import CAPTIONS_AT_ONCE, CacheOptions
 from sd_scripts.options.full import FullOptions, FusedOptions
@@ -20,7 +27,7 @@ from sd_scripts.options.run import CudaOptions
 from sd_scripts.options.saving import EmaOptions
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.planning.adapter_memory import AdapterMemory
-from sd_scripts.settings.quantization import Quantization, bytes_of, quantization_of
+from sd_scripts.settings.quantization import bytes_of, quantization_of
 from sd_scripts.settings.settings import Settings
 
 GIB = 2**30
@@ -71,7 +78,6 @@ class MemoryPlan:
 
 def plan_memory(
     settings: Settings,
-    card: FamilyCard,
     shapes: Iterable[BatchShape],
     *,
     captions: int = CAPTIONS_AT_ONCE,
@@ -83,11 +89,13 @@ def plan_memory(
     `captions`: how many there are. `model_values`: values in the base model's file, 0 if unknown. `gpu_bytes`: memory
     of the GPU, 0 if unknown; gpu_memory_limit may leave less of it to the run.
     """
-    facts = card.plan.memory
+    facts = card_of(settings.script.family).plan.memory
     if facts is None or not _is_full_size(facts, model_values):
         return None
-    run = _Run(settings=settings, card=card, facts=facts, shapes=tuple(shapes), captions=captions)
-    phases = {name: parts for name, parts in run.phases().items() if parts}
+    run = _Run(settings, facts, tuple(shapes), captions)
+    phases = {
+        name: [Part(name=part, bytes=int(size)) for part, size in parts.items()] for name, parts in run.phases().items()
+    }
     peaks = {name: sum(part.bytes for part in parts) for name, parts in phases.items()}
     phase = max(peaks, key=lambda name: peaks[name])
     peak = peaks[phase]
@@ -114,279 +122,206 @@ def _is_full_size(facts: MemoryFacts, values: int) -> bool:
     return not values or any(abs(values / size - 1) <= TOLERANCE for size in sizes)
 
 
-@dataclass(frozen=True, kw_only=True)
 class _Run:
-    """Adds up the bytes of a run, as `training/` and the family's `place` hold them."""
+    """Adds up the bytes of a run, as `training/` and the family's `place` allocate them."""
 
-    settings: Settings
-    card: FamilyCard
-    facts: MemoryFacts
-    shapes: tuple[BatchShape, ...]
-    captions: int
-
-    @property
-    def training(self) -> TrainingOptions:
-        return self.settings[TrainingOptions]
-
-    @property
-    def network(self) -> NetworkOptions | None:
-        return self.settings.get(NetworkOptions)
-
-    @property
-    def frozen(self) -> bool:
-        """Whether the base model stays as it is, and an adapter or embeddings are trained."""
-        return FullOptions not in self.settings.filled
-
-    @property
-    def compute(self) -> int:
+    def __init__(self, settings: Settings, facts: MemoryFacts, shapes: Sequence[BatchShape], captions: int):
+        self.settings, self.facts, self.shapes, self.captions = settings, facts, shapes, captions
+        self.card = card_of(settings.script.family)
+        self.training = settings[TrainingOptions]
+        self.cache = settings[CacheOptions]
+        self.compiles = settings[CompileOptions].compile
+        self.quantization = quantization_of(settings)
+        memory, fused = settings.get(MemoryOptions), settings.get(FusedOptions)
+        self.swap = (memory.blocks_to_swap or 0) if memory else 0
+        self.fused = bool(fused and fused.chosen)
+        self.full = settings.get(FullOptions)
+        """None: the base model stays as it is, and an adapter or embeddings are trained."""
+        self.network = settings.get(NetworkOptions)
+        self.compute = FULL if self.training.mixed_precision == "no" else HALF
         """Bytes of a value that the model computes with."""
-        return FULL if self.training.mixed_precision == "no" else HALF
-
-    @property
-    def held(self) -> int:
+        self.held = HALF if self.training.full_bf16 or self.training.full_fp16 else FULL
         """Bytes of a value in which full training holds its weights."""
-        return HALF if self.training.full_bf16 or self.training.full_fp16 else FULL
+        optimizer = settings[OptimizerOptions]
+        self.optimizer = known_optimizer(optimizer.optimizer_type)
+        self.is_adamw = optimizer_name(optimizer.optimizer_type) == "AdamW"
+        self.encoders = [name for name in facts.values if name not in (DENOISER, VAE)]
+        rate = optimizer.learning_rate
+        self.trained_encoders = [name for name in self.encoders if self._trains_encoder(name, rate)]
+        self.adapter = self._adapter(self.network) if self.network else None
+        self.trained = self.adapter.trained if self.adapter else 0  # of embeddings, which are few
+        """How many values are trained."""
+        if self.full:
+            self.trained = sum(facts.values[name] for name in (DENOISER, *self.trained_encoders))
 
-    def phases(self) -> dict[str, tuple[Part, ...]]:
-        """Return the parts of each phase."""
-        cache = self.settings[CacheOptions]
-        phases = {
-            LATENTS: self._caching_latents() if cache.caches_latents else (),
-            TEXT: self._caching_text() if cache.caches_text else (),
-            TRAINING: self._training(),
-        }
-        if self._samples():
-            phases["sampling"] = (*self._static(), Part(name="VAE", bytes=self._vae() + self._encoding(1)))
+    def phases(self) -> dict[str, dict[str, float]]:
+        """Return the bytes of each part, by phase."""
+        phases: dict[str, dict[str, float]] = {}
+        if self.cache.caches_latents:
+            phases[LATENTS] = {"VAE": self._vae(), "encoding": self._encoding(self.cache.vae_batch_size)}
+        if self.cache.caches_text:
+            captions = min(self.cache.text_encoder_batch_size or CAPTIONS_AT_ONCE, self.captions)
+            phases[TEXT] = {
+                "text encoders": sum(map(self._component, self.encoders)),
+                "encoding": self.facts.caption * captions * self.compute / HALF,
+            }
+        phases[TRAINING] = {**self._static(), **self._largest_in_a_step()}
+        if self.settings[SampleOptions].sample_prompts:
+            phases["sampling"] = {**self._static(), "VAE": self._vae() + self._encoding(1)}
         return phases
 
     def main_memory(self) -> int:
         """Return the peak of the process: text encoders as they are read, or blocks that are swapped."""
-        encoders = float(sum(self._values_of_encoders().values()) * HALF)  # as in their files
-        chosen = self._quantization.encoders
-        encoders += sum(self._quantized_bytes(name, chosen) for name in self._values_of_encoders())
-        off = self.facts.swapped(self._swap) * self._bytes_of_blocks() * PINNED
-        cached = self.settings[CacheOptions]
-        read = 0 if cached.cache_text_encoder_outputs_to_disk else encoders
-        return PROCESS + int(max(read, off, self.facts.values[VAE] * FULL))
+        encoders = 0.0
+        if not self.cache.cache_text_encoder_outputs_to_disk:
+            encoders = sum(self.facts.values[name] * HALF + self._quantized(name)[1] for name in self.encoders)
+        return PROCESS + int(max(encoders, self._swapped() * PINNED, self.facts.values[VAE] * FULL))
 
-    # what is in memory in all steps
+    # components
 
-    def _static(self) -> tuple[Part, ...]:
-        trained, state = self._trained(), self._bytes_of_state()
-        own = 0.0
-        if self.frozen:
-            own = trained * FULL  # masters
-            own += self._adapter.held * self.compute if self.network else 0.0
-        elif self.held != self.compute:
-            own = trained * self.held
-        ema = self.settings[EmaOptions]
-        return (
-            Part(name="weights", bytes=int(self._weights())),
-            Part(name="adapter" if self.frozen else "master weights", bytes=int(own)),
-            Part(name="optimizer", bytes=int(trained * state)),
-            Part(name="EMA", bytes=trained * FULL if ema.use_ema and ema.ema_device == "gpu" else 0),
-            Part(name="text encoders and VAE", bytes=int(self._used_by_steps())),
-        )
+    def _quantized(self, name: str) -> tuple[int, float]:
+        """Return how many values of a component are quantized, and their bytes."""
+        weight_format = self.quantization.denoiser if name == DENOISER else self.quantization.encoders
+        if not weight_format or name not in self.facts.quantized:
+            return 0, 0.0
+        values, rows = self.facts.quantized[name]
+        return values, bytes_of(weight_format, values, rows)
 
-    def _weights(self) -> float:
-        """Return the bytes of the denoiser on the device."""
-        off = self.facts.swapped(self._swap)
-        return self._bytes_of_component(DENOISER, self._quantization.denoiser) - off * self._bytes_of_blocks()
+    def _component(self, name: str) -> float:
+        """Return the bytes of the denoiser or a text encoder."""
+        values, quantized = self._quantized(name)
+        return (self.facts.values[name] - values) * self.compute + quantized
 
-    def _bytes_of_blocks(self) -> float:
-        """Return the bytes of a value of the blocks."""
-        chosen = self._quantization.denoiser
-        values = self.facts.quantized.get(DENOISER, (0, 0))[0]
-        return self._quantized_bytes(DENOISER, chosen) / values if chosen and values else float(self.compute)
+    def _swapped(self) -> float:
+        """Return the bytes of the denoiser that are off the device."""
+        values, quantized = self._quantized(DENOISER)
+        return self.facts.swapped(self.swap) * (quantized / values if values else self.compute)
 
-    def _bytes_of_component(self, name: str, weight_format: str) -> float:
-        """Return the bytes of a component; `weight_format` is empty if its weights are not quantized."""
-        values = self.facts.values[name]
-        quantized = self.facts.quantized.get(name, (0, 0))[0] if weight_format else 0
-        return (values - quantized) * self.compute + self._quantized_bytes(name, weight_format)
+    def _bytes_of_vae(self) -> int:
+        """Return the bytes of a value of the VAE."""
+        return FULL if self.settings[ModelOptions].no_half_vae and self.card.has("own_vae") else self.compute
 
-    def _quantized_bytes(self, name: str, weight_format: str) -> float:
-        return bytes_of(weight_format, *self.facts.quantized.get(name, (0, 0))) if weight_format else 0.0
+    def _vae(self) -> int:
+        return self.facts.values[VAE] * self._bytes_of_vae()
 
-    @functools.cached_property
-    def _quantization(self) -> Quantization:
-        return quantization_of(self.settings)
+    def _encoding(self, images: int) -> float:
+        """Return the bytes that the VAE takes beside its weights."""
+        pixels = max((shape.extent.width * shape.extent.height for shape in self.shapes), default=0)
+        at_once = max(pixels, min(images * pixels, PIXELS_AT_ONCE))
+        return self.facts.encode * at_once * (IN_FULL if self._bytes_of_vae() == FULL else 1.0)
 
-    @property
-    def _swap(self) -> int:
-        memory = self.settings.get(MemoryOptions)
-        return (memory.blocks_to_swap or 0) if memory else 0
+    # what is trained
 
-    def _trained(self) -> int:
-        """Return how many values learn."""
-        if not self.frozen:
-            return sum(self.facts.values[name] for name in (DENOISER, *self._trained_encoders()))
-        if not self.network:  # a few embeddings
-            return 0
-        return self._adapter.trained
-
-    @property
-    def _adapter(self) -> AdapterMemory:
-        assert self.network is not None
-        return AdapterMemory(
-            network=self.network,
-            facts=self.facts,
-            encoders=self._trained_encoders(),
-            plain=not self._quantization.denoiser,
-            compiled=self.settings[CompileOptions].compile,
-            checkpointed=self.training.gradient_checkpointing,
-            swaps=self._swap > 0,
-        )
-
-    def _trained_encoders(self) -> list[str]:
-        names = [name for name in self.facts.values if name not in (DENOISER, VAE)]
-        base = self.settings[OptimizerOptions].learning_rate
+    def _trains_encoder(self, name: str, learning_rate: float) -> bool:
+        number = self.encoders.index(name)
         if self.network:
-            trains = not self.network.network_train_unet_only
-            rates = [self.network.rate_of_encoder(number, base) for number in range(len(names))]
-            return [
-                name for name, rate in zip(names, rates, strict=True) if trains and rate and name in self.facts.lora
-            ]
-        if self.frozen:
-            return []
-        full = self.settings[FullOptions]
-        trains = full.train_text_encoder and self.card.has("trains_text")
-        return [name for number, name in enumerate(names) if trains and full.rate_of_encoder(number, base)]
+            adapts = not self.network.network_train_unet_only and name in self.facts.lora
+            return adapts and self.network.rate_of_encoder(number, learning_rate) != 0
+        if self.full:
+            trains = self.full.train_text_encoder and self.card.has("trains_text")
+            return trains and self.full.rate_of_encoder(number, learning_rate) != 0
+        return False
+
+    def _adapter(self, network: NetworkOptions) -> AdapterMemory:
+        return AdapterMemory(
+            network=network,
+            facts=self.facts,
+            encoders=self.trained_encoders,
+            plain=not self.quantization.denoiser,
+            compiled=self.compiles,
+            checkpointed=self.training.gradient_checkpointing,
+            swaps=self.swap > 0,
+        )
 
     def _bytes_of_state(self) -> float:
         """Return the optimizer's bytes for each trained value."""
-        known = known_optimizer(optimizer_name(self.settings[OptimizerOptions].optimizer_type))
-        if self._rounds_itself:
-            return 2 * HALF
-        if known.factored and not self.frozen:
+        if self.full and self.held == HALF and self.is_adamw:
+            return 2 * HALF  # our AdamW keeps its moments in half precision
+        if self.full and self.optimizer.factored:
             return self.facts.factored_state
-        return UNKNOWN_OPTIMIZER if known.state_bytes is None else known.state_bytes
+        return UNKNOWN_OPTIMIZER if self.optimizer.state_bytes is None else self.optimizer.state_bytes
 
-    @property
-    def _rounds_itself(self) -> bool:
-        """Whether our AdamW trains weights in half precision, with moments in half precision."""
-        return not self.frozen and self.held == HALF and self._is_adamw
+    # training
 
-    @property
-    def _is_adamw(self) -> bool:
-        return optimizer_name(self.settings[OptimizerOptions].optimizer_type) == "AdamW"
+    def _static(self) -> dict[str, float]:
+        """Return the parts that are in memory in all steps."""
+        masters = float(self.trained * FULL)
+        if self.full:
+            masters = self.trained * self.held if self.held != self.compute else 0.0
+        if self.adapter:
+            masters += self.adapter.held * self.compute
+        ema = self.settings[EmaOptions]
+        in_steps = self.trained_encoders if self.cache.caches_text else self.encoders
+        vae = 0 if self.cache.caches_latents else self._vae()
+        return {
+            "weights": self._component(DENOISER) - self._swapped(),
+            "master weights" if self.full else "adapter": masters,
+            "optimizer": self.trained * self._bytes_of_state(),
+            "EMA": self.trained * FULL if ema.use_ema and ema.ema_device == "gpu" else 0,
+            "text encoders and VAE": vae + sum(map(self._component, in_steps)),
+        }
 
-    def _used_by_steps(self) -> float:
-        """Return the bytes of the VAE and of text encoders, as far as steps call them."""
-        cache = self.settings[CacheOptions]
-        vae = 0.0 if cache.caches_latents else self._vae()
-        called = self._trained_encoders() if cache.caches_text else self._values_of_encoders()
-        return vae + sum(self._bytes_of_encoder(name) for name in called)
-
-    # phases
-
-    def _training(self) -> tuple[Part, ...]:
-        """Return the parts where they are largest: while images are encoded, at the start of backward, or at its end.
-
-        The gradients of an earlier batch are there from the start."""
-        static, activations = self._static(), self._activations()
-        first, encoding = self._gradients_at_start(), 0
-        if not self.settings[CacheOptions].caches_latents:
+    def _largest_in_a_step(self) -> dict[str, float]:
+        """Return gradients and activations where they are largest: while images are encoded, at the start of backward,
+        or at its end. The gradients of an earlier batch are there from the start."""
+        activations, encoding = self._activations(), 0.0
+        if not self.cache.caches_latents:
             encoding = self._encoding(max((shape.images for shape in self.shapes), default=1))
-        moments = (
-            (first, float(encoding)),
-            (first, activations),
-            (self._gradients_at_end(), self._left_at_end(activations)),
+        earlier = 0
+        if self.training.gradient_accumulation_steps > 1:
+            earlier = self.trained * (self.held if self.full else FULL)
+        moments: tuple[tuple[float, float], ...] = (
+            (earlier, encoding),
+            (earlier, activations),
+            (self._gradients_at_end(), self._activations_at_end(activations)),
         )
-        gradients, kept = max(moments, key=sum)
-        return (
-            *static,
-            Part(name="gradients", bytes=int(gradients)),
-            Part(name="activations", bytes=int(kept)),
-        )
-
-    def _gradients_at_start(self) -> float:
-        accumulates = self.training.gradient_accumulation_steps > 1
-        if not accumulates:
-            return 0.0
-        return self._trained() * float(FULL if self.frozen or self.held == FULL else HALF)
+        gradients, activations = max(moments, key=sum)
+        return {"gradients": gradients, "activations": activations}
 
     def _gradients_at_end(self) -> float:
         """Return the bytes of gradients, and of float32 copies of half-precision weights, before the update."""
-        if self.frozen:
-            return self._trained() * float(FULL)
-        known = known_optimizer(self.settings[OptimizerOptions].optimizer_type)
-        fused, surrogate, temporary = self.settings[FusedOptions].chosen, 0, 0
-        if self.held == HALF and not (self._is_adamw or known.factored):
-            surrogate = 2 * FULL  # weight and gradient, of one block at a time
+        if not self.full:
+            return self.trained * FULL
+        copies = temporary = 0
+        if self.held == HALF and not (self.is_adamw or self.optimizer.factored):
+            copies = 2 * FULL  # weight and gradient, of one block at a time
             temporary = TEMPORARY * FULL * self.facts.largest_weight
-        if known.one_rate:
-            return self._trained() * float(self.compute + surrogate) + temporary
-        largest = self.facts.largest_block
-        if fused:
-            return largest * float(self.compute + surrogate) + temporary
-        reads_copies = self._is_adamw and self.training.mixed_precision != "fp16"
-        each = self.compute if reads_copies or self.held == self.compute else FULL
-        return self._trained() * float(each) + largest * float(surrogate) + temporary
+        if self.optimizer.one_rate:
+            return self.trained * (self.compute + copies) + temporary
+        if self.fused:
+            return self.facts.largest_block * (self.compute + copies) + temporary
+        reads_copies = self.is_adamw and self.training.mixed_precision != "fp16"
+        of_value = self.compute if reads_copies or self.held == self.compute else FULL
+        return self.trained * of_value + self.facts.largest_block * copies + temporary
 
-    def _left_at_end(self, activations: float) -> float:
+    def _activations_at_end(self, activations: float) -> float:
         """Return the activations that are left when the gradients are largest."""
         fixed = self._growing().fixed
-        in_blocks = self.settings[FusedOptions].chosen or self.training.gradient_checkpointing
-        if self.frozen or not in_blocks:
+        if not self.full or not (self.fused or self.training.gradient_checkpointing):
             return fixed
         return (activations - fixed) * self.facts.activations.left + fixed
 
     def _activations(self) -> float:
-        units = max((self._units(shape) for shape in self.shapes), default=0.0)
-        of_adapter = self._adapter.kept if self.network else 0.0
+        units = max(map(self._units, self.shapes), default=0.0)
+        of_adapter = self.adapter.kept if self.adapter else 0.0
         return self._growing()(units * self.compute / HALF) + units * of_adapter * self.compute
 
     def _growing(self) -> Growing:
-        facts, compiled = self.facts.activations, self.settings[CompileOptions]
+        facts = self.facts.activations
         if self.training.gradient_checkpointing:
-            return facts.compiled_checkpointed if compiled.compile else facts.checkpointed
-        if not compiled.compile:
-            wide = self.settings[CudaOptions].float32_norms and self.compute == HALF
-            return Growing(facts.eager.per_unit + facts.float32_norms * wide, facts.eager.fixed)
-        budget = self.settings[CompileMoreOptions].activation_memory_budget
-        return _at(budget, {**facts.budgets, 1.0: facts.compiled})
+            return facts.compiled_checkpointed if self.compiles else facts.checkpointed
+        if self.compiles:
+            budget = self.settings[CompileMoreOptions].activation_memory_budget
+            return _at(budget, {**facts.budgets, 1.0: facts.compiled})
+        if self.settings[CudaOptions].float32_norms and self.compute == HALF:
+            return replace(facts.eager, per_unit=facts.eager.per_unit + facts.float32_norms)
+        return facts.eager
 
     def _units(self, shape: BatchShape) -> float:
         parts = shape.extent.parts
         units = sum(self.facts.units(part.width, part.height, part.frames, self.settings) for part in parts)
         text = self.facts.units(0, 0, 1, self.settings)  # which a sample has once, however many control images
         return shape.images * (units - text * (len(parts) - 1))
-
-    def _caching_latents(self) -> tuple[Part, ...]:
-        batch = self.settings[CacheOptions].vae_batch_size
-        return (
-            Part(name="VAE", bytes=int(self._vae())),
-            Part(name="encoding", bytes=int(self._encoding(batch))),
-        )
-
-    def _caching_text(self) -> tuple[Part, ...]:
-        encoders = sum(self._bytes_of_encoder(name) for name in self._values_of_encoders())
-        at_once = self.settings[CacheOptions].text_encoder_batch_size or CAPTIONS_AT_ONCE
-        work = self.facts.caption * min(at_once, self.captions) * self.compute / HALF
-        return (Part(name="text encoders", bytes=int(encoders)), Part(name="encoding", bytes=int(work)))
-
-    def _encoding(self, images: int) -> int:
-        """Return the bytes that the VAE takes beside its weights."""
-        pixels = max((shape.extent.width * shape.extent.height for shape in self.shapes), default=0)
-        at_once = max(pixels, min(images * pixels, PIXELS_AT_ONCE))
-        return int(self.facts.encode * at_once * (IN_FULL if self._bytes_of_vae() == FULL else 1.0))
-
-    def _vae(self) -> int:
-        return self.facts.values[VAE] * self._bytes_of_vae()
-
-    def _bytes_of_vae(self) -> int:
-        wide = self.settings[ModelOptions].no_half_vae and self.card.has("own_vae")
-        return FULL if wide else self.compute
-
-    def _values_of_encoders(self) -> dict[str, int]:
-        return {name: values for name, values in self.facts.values.items() if name not in (DENOISER, VAE)}
-
-    def _bytes_of_encoder(self, name: str) -> float:
-        return self._bytes_of_component(name, self._quantization.encoders)
-
-    def _samples(self) -> bool:
-        return bool(self.settings[SampleOptions].sample_prompts)
 
 
 def _at(budget: float, known: Mapping[float, Growing]) -> Growing:

@@ -24,13 +24,13 @@ from sd_scripts.options.training import TrainingOptions
 from sd_scripts.planning.compile_choice import choose_compile
 from sd_scripts.planning.compile_plan import CompilePlan, plan_compile, tokens_of
 from sd_scripts.planning.crops import Crop, Crops, crop_of, crops_of
-from sd_scripts.planning.length_advice import length_advice
 from sd_scripts.planning.memory import MemoryPlan, plan_memory
 from sd_scripts.planning.memory_advice import memory_advice
 from sd_scripts.planning.speeds import Estimate, Speeds, model_size, pays_elsewhere
 from sd_scripts.planning.steps import plan_training
 from sd_scripts.settings.checks.model_files import model_variant
 from sd_scripts.settings.preflight import prompt_file
+from sd_scripts.settings.run_length import length_advice
 from sd_scripts.settings.settings import Settings
 
 Warn = Callable[[str], None]
@@ -152,7 +152,6 @@ def plan_run(settings: Settings, gpu: Gpu | None = None, known: Iterable[Measure
     def needs(changed: Settings) -> MemoryPlan | None:
         return plan_memory(
             changed,
-            card,
             shapes,
             captions=images,
             model_values=model_size(settings[ModelOptions]),

@@ -1,5 +1,11 @@
 """How long a first training of a LoRA usually is: the page suggests it, the plan compares with it."""
 
+from sd_scripts.formats.images.image_folders import MOST_REPEATS
+from sd_scripts.formats.words import counted
+from sd_scripts.options.dataset import DatasetOptions
+from sd_scripts.options.training import TrainingOptions
+from sd_scripts.settings.settings import Settings
+
 FEW, USUAL = 500, 1500
 """Images, with repeats, that all steps of a run see together."""
 
@@ -7,3 +13,18 @@ FEW, USUAL = 500, 1500
 def usual_factor(seen: float) -> int:
     """Return how many times as long a run must be to see about as many images as usual; 1: it is long enough."""
     return max(1, round(USUAL / max(seen, 1)))
+
+
+def length_advice(settings: Settings, steps: int, seen: float) -> tuple[str, ...]:
+    """Return a sentence if a LoRA is trained on few images; `seen`: images, with repeats, of all its steps."""
+    if settings.script.method != "lora" or seen >= FEW:
+        return ()
+    factor, epochs = usual_factor(seen), settings[TrainingOptions].max_train_epochs
+    repeats = settings[DatasetOptions].num_repeats
+    name, value = "max_train_steps", factor * steps
+    if epochs and repeats and repeats * factor <= MOST_REPEATS:
+        name, value = "num_repeats", factor * repeats
+    elif epochs:
+        name, value = "max_train_epochs", factor * epochs
+    shown = f"{counted(steps, 'step')} see {counted(round(seen), 'image')}, repeats included"
+    return (f"{name}: {shown}, which is few for a LoRA; about {USUAL:,} are usual: set {name} = {value}",)

@@ -144,7 +144,7 @@ def test_a_batch_has_images_whose_control_images_are_equal_in_number_and_size(ro
 def test_memory_counts_the_tokens_of_control_images_and_the_text_once() -> None:
     settings = from_values(script_for("flux_kontext", "lora"), {"learning_rate": 1e-4, "mixed_precision": "bf16"})
     shapes = [Extent(512, 512), Extent(512, 512, controls=((512, 256), (256, 256)))]
-    plans = [plan_memory(settings, CARD, [BatchShape(extent=extent, images=1)]) for extent in shapes]
+    plans = [plan_memory(settings, [BatchShape(extent=extent, images=1)]) for extent in shapes]
     alone, more = (plan.phases["training"] for plan in plans if plan)
     assert CARD.plan.memory
     assert more - alone == pytest.approx(CARD.plan.memory.activations.eager.per_unit * (32 * 16 + 16 * 16), rel=1e-6)

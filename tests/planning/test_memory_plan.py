@@ -96,7 +96,7 @@ def settings_of(family: str, method: str, **options: Any) -> Settings:
 
 def memory_of(settings: Settings, side: int = 1024, **more: Any) -> MemoryPlan:
     shape = BatchShape(extent=Extent(side, side), images=settings.value("train_batch_size"))
-    found = plan_memory(settings, card_of(settings.script.family), [shape], **more)
+    found = plan_memory(settings, [shape], **more)
     assert found
     return found
 
@@ -278,7 +278,7 @@ def tensors_in(state: Mapping[str, Any]) -> list[torch.Tensor]:
 def test_a_model_of_another_size_has_no_known_memory() -> None:
     shape = [BatchShape(extent=Extent(64, 64), images=1)]
     for card in cards():
-        assert plan_memory(settings_of(card.name, "lora"), card, shape, model_values=1_000_000) is None
+        assert plan_memory(settings_of(card.name, "lora"), shape, model_values=1_000_000) is None
 
 
 def test_advice_names_options_with_which_the_run_fits() -> None:
