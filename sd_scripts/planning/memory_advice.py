@@ -26,18 +26,19 @@ def memory_advice(
     limited = needed.card == usable_bytes(settings[CudaOptions])
     has = f"{'gpu_memory_limit is' if limited else 'the GPU has'} {needed.card / GIB:.1f}"
     short = f"Memory: the run needs about {needed.in_use / GIB:.1f} GiB and {has}"
-    chosen: dict[str, Any] = {}
-    best, at_most = needed, needed.in_use
+    changes: dict[str, Any] = {}
+    lowest = needed
     for name, value in _savings(settings):
-        changed = from_values(settings.script, {**settings.changed(), **chosen, name: value})
-        found = needs(changed)
-        if changed.problems() != settings.problems() or not found or found.in_use >= best.in_use:
+        changed = from_values(settings.script, {**settings.changed(), **changes, name: value})
+        memory = needs(changed)
+        if changed.problems() != settings.problems() or not memory or memory.in_use >= lowest.in_use:
             continue
-        chosen, best = {**chosen, name: value}, found
-        if found.fits:
-            return (f"{short}. It would fit, with about {found.in_use / GIB:.1f} GiB, with {_spelled(chosen)}",)
-    if best.in_use < at_most:
-        return (f"{short}. {_spelled(chosen).capitalize()} would lower it to {best.in_use / GIB:.1f} GiB",)
+        changes[name] = value
+        lowest = memory
+        if memory.fits:
+            return (f"{short}. It would fit, with about {memory.in_use / GIB:.1f} GiB, with {_spelled(changes)}",)
+    if changes:
+        return (f"{short}. {_spelled(changes).capitalize()} would lower it to {lowest.in_use / GIB:.1f} GiB",)
     return (short,)
 
 

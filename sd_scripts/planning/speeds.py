@@ -77,6 +77,20 @@ def deciding(settings: Settings, names: Iterable[str] = (*DECIDING, *COMPILING))
     return {name: changed[name] for name in names if name in changed}
 
 
+def conditions(settings: Settings, gpu: Gpu, *, compiled: bool) -> dict[str, Any]:
+    """Return the fields of a Measurement that a run must agree with for its times to apply. `compiled`: whether the
+    options of torch.compile are among them."""
+    return {
+        "device": gpu.name,
+        "driver": gpu.driver,
+        "torch": torch_version(),
+        "family": settings.script.family,
+        "method": settings.script.method,
+        "model_size": model_size(settings[ModelOptions]),
+        "settings": deciding(settings) if compiled else deciding(settings, DECIDING),
+    }
+
+
 def model_size(model: ModelOptions) -> int:
     """Return how many values the base model's file has; 0 for a folder, a .ckpt and a model of Hugging Face."""
     name = model.pretrained_model_name_or_path
@@ -138,22 +152,14 @@ class Speeds:
     def _card(self) -> FamilyCard:
         return card_of(self.settings.script.family)
 
-    def _deciding(self) -> dict[str, Any]:
-        return deciding(self.settings) if self.settings[CompileOptions].compile else deciding(self.settings, DECIDING)
+    @cached_property
+    def _conditions(self) -> dict[str, Any]:
+        return conditions(self.settings, self.gpu, compiled=self.settings[CompileOptions].compile)
 
     @cached_property
     def _remembered(self) -> Measurement | None:
-        script = self.settings.script
-        run = {
-            "device": self.gpu.name,
-            "driver": self.gpu.driver,
-            "torch": torch_version(),
-            "family": script.family,
-            "method": script.method,
-            "model_size": model_size(self.settings[ModelOptions]),
-            "settings": self._deciding(),
-        }
-        return next((each for each in self.known if each.seconds and run.items() <= vars(each).items()), None)
+        run = self._conditions.items()
+        return next((each for each in self.known if each.seconds and run <= vars(each).items()), None)
 
     def _from_memory(self, measurement: Measurement, shapes: Mapping[BatchShape, int]) -> Estimate:
         total = 0.0
@@ -165,7 +171,7 @@ class Speeds:
         return Estimate(seconds=mean, source="estimated", basis="a run on this machine with other image sizes")
 
     def _from_table(self, shapes: Iterable[BatchShape]) -> Estimate | None:
-        options = self._deciding()
+        options = dict(self._conditions["settings"])
         if keeps_from_recording(self.settings.filled):
             options[RECORDING] = False
         speed = self._most_similar(options) if self.anywhere else self._same(options, shapes)

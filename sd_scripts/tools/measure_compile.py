@@ -22,7 +22,6 @@ from typing import Any
 from sd_scripts.formats.atomic_files import write_whole
 from sd_scripts.formats.toml_files import read_toml
 from sd_scripts.formats.words import duration, shortened
-from sd_scripts.machine.compile_fingerprint import torch_version
 from sd_scripts.machine.measurements import RESULT, Measurement, remember
 from sd_scripts.machine.nvidia import CPU, first_gpu
 from sd_scripts.options.compile import CompileOptions
@@ -30,11 +29,10 @@ from sd_scripts.options.generating.sampling import SampleOptions
 from sd_scripts.options.launch import LaunchOptions
 from sd_scripts.options.logging import LoggingOptions
 from sd_scripts.options.memory import MemoryOptions
-from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.saving import HuggingFaceOptions, SavingOptions
 from sd_scripts.options.training import ResumeOptions, TrainingOptions
 from sd_scripts.planning.run_plan import RunPlan, plan_run
-from sd_scripts.planning.speeds import deciding, model_size
+from sd_scripts.planning.speeds import conditions
 from sd_scripts.planning.text import pays
 from sd_scripts.runs import tool
 from sd_scripts.runs.exit_codes import MISTAKE
@@ -137,7 +135,7 @@ class Measuring:
 
     def __init__(self, settings: Settings, steps: int, folder: Path, progress: Progress):
         self._settings, self._steps, self._folder, self._progress = settings, steps, folder, progress
-        self._gpu, self._model_size = first_gpu(), model_size(settings[ModelOptions])
+        self._gpu = first_gpu()
         launch = settings.get(LaunchOptions)
         self._threads = launch.num_cpu_threads_per_process if launch else 1
 
@@ -188,13 +186,7 @@ class Measuring:
 
     def _remember(self, settings: Settings, row: Row) -> None:
         measured = Measurement(
-            device=self._gpu.name,
-            driver=self._gpu.driver,
-            torch=torch_version(),
-            family=settings.script.family,
-            method=settings.script.method,
-            model_size=self._model_size,
-            settings=deciding(settings),
+            **conditions(settings, self._gpu, compiled=True),
             seconds=row.seconds,
             first_seconds=row.first,
             graphs=row.graphs,

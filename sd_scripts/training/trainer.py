@@ -22,14 +22,12 @@ from sd_scripts.options.saving import SavingOptions
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.planning.steps import plan_training
 from sd_scripts.training.compiling.compiler import Compiler, choose_automatically
-from sd_scripts.training.compiling.compiler_log import Counts
 from sd_scripts.training.compiling.recovery import Recovery
 from sd_scripts.training.context import Context, Failed
 from sd_scripts.training.execution.checked import require_one_process
 from sd_scripts.training.execution.choose import Execution
 from sd_scripts.training.execution.eager import Eager
 from sd_scripts.training.execution.recorder import records_steps, stream_for
-from sd_scripts.training.execution.speed_log import SpeedLog
 from sd_scripts.training.execution.step_inputs import step_inputs, step_loss
 from sd_scripts.training.methods.method import Method
 from sd_scripts.training.process.command_listener import CommandListener
@@ -175,9 +173,7 @@ class Trainer:
             consistent=self.sigterm.consistent if stays else nullcontext,
         )
         shapes = len(self.training_data.shapes())
-        self.runner = Execution(
-            self.context, self.compiler, self.recovery, self.eager, shapes=shapes, remember=self._remember_speed
-        )
+        self.runner = Execution(self.context, self.compiler, self.recovery, self.eager, shapes=shapes)
 
     def train(self) -> Path | None:
         """Train and return the final file; None if the run was stopped."""
@@ -270,9 +266,6 @@ class Trainer:
         inputs = step_inputs(self.training_data, batch, *key)
         self.context.seed_layers("dropout", self.context.rank, *key)
         return inputs
-
-    def _remember_speed(self, speed: SpeedLog, compiled: Counts | None) -> None:
-        speed.remember(self.context, self.family.card.name, self.method.name, compiled)
 
     def _after_step(self) -> bool:
         """Save, validate, sample and obey commands where due; return whether to stop."""

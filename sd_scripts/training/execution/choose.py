@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from sd_scripts.data.batch import Batch
 from sd_scripts.library.optim.optimizers import keeps_update_from_recording
 from sd_scripts.options.optimization.optimizer import OptimizerOptions
 from sd_scripts.training.compiling.compile_progress import RECORDING
 from sd_scripts.training.compiling.compiler import Compiler
-from sd_scripts.training.compiling.compiler_log import Counts
 from sd_scripts.training.compiling.recovery import Recovery
 from sd_scripts.training.context import Context
 from sd_scripts.training.execution.checked import Checked
@@ -20,7 +19,6 @@ from sd_scripts.training.execution.fallback import Fallback
 from sd_scripts.training.execution.recorded import Recorded, RecordedUpdates
 from sd_scripts.training.execution.recorder import CudaRecorder, records_steps
 from sd_scripts.training.execution.runner import Launch, Runner, StepResult
-from sd_scripts.training.execution.speed_log import SpeedLog
 from sd_scripts.training.execution.timed import StepClock, Timed
 
 logger = logging.getLogger(__name__)
@@ -37,16 +35,15 @@ class Execution:
         eager: Eager,
         *,
         shapes: int,
-        remember: Callable[[SpeedLog, Counts | None], None],
     ):
-        """`shapes`: how many batch shapes there are; `remember`: as in Timed."""
+        """`shapes`: how many batch shapes there are."""
         self._context, self._compiler, self._eager, self._shapes = context, compiler, eager, shapes
         self._recorded = self._make_recorded() if records_steps(context) else None
         self._compiled_before = compiler.compiles_steps
         self._fallback = Fallback(eager, recovery, self.ways)
         self.clock = StepClock(context.device)
         checked = Checked(self._fallback, eager, compiler, context, self.clock)
-        self._timed = Timed(checked, context, compiler, self.clock, remember)
+        self._timed = Timed(checked, context, compiler, self.clock)
 
     def ways(self) -> Sequence[Runner]:
         """Return the runners that work by now, the fastest first: recorded, compiled, eager."""

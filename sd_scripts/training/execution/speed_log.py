@@ -11,11 +11,9 @@ import torch
 
 from sd_scripts.data.batch import Batch
 from sd_scripts.data.plan.epochs import BatchShape
-from sd_scripts.machine.compile_fingerprint import torch_version
 from sd_scripts.machine.measurements import Measurement, remember
-from sd_scripts.machine.nvidia import CPU, first_gpu
-from sd_scripts.options.model import ModelOptions
-from sd_scripts.planning.speeds import DECIDING, deciding, model_size
+from sd_scripts.machine.nvidia import CPU, Gpu, first_gpu
+from sd_scripts.planning.speeds import conditions
 
 if TYPE_CHECKING:
     from sd_scripts.training.compiling.compiler_log import Counts
@@ -57,21 +55,16 @@ class SpeedLog:
         warm = {shape: times[WARM_UP:] for shape, times in self._seconds.items()}
         return {shape: statistics.median(times) for shape, times in warm.items() if len(times) >= FEWEST}
 
-    def remember(self, context: Context, family: str, method: str, compiled: Counts | None) -> None:
+    def remember(self, context: Context, compiled: Counts | None) -> None:
         """Write down what was measured, if anything was."""
         medians = self.medians()
         if not medians or self._first is None or not context.is_main:
             return
-        cuda = context.device.type == "cuda"
-        ran_compiled = compiled is not None and compiled.graphs > 0
+        gpu = Gpu(CPU)
+        if context.device.type == "cuda":
+            gpu = Gpu(torch.cuda.get_device_name(context.device), first_gpu().driver)
         measured = Measurement(
-            device=torch.cuda.get_device_name(context.device) if cuda else CPU,
-            driver=first_gpu().driver if cuda else "",
-            torch=torch_version(),
-            family=family,
-            method=method,
-            model_size=model_size(context.settings[ModelOptions]),
-            settings=deciding(context.settings) if ran_compiled else deciding(context.settings, DECIDING),
+            **conditions(context.settings, gpu, compiled=compiled is not None and compiled.graphs > 0),
             seconds=medians,
             first_seconds=self._first,
             graphs=compiled.graphs if compiled else 0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -12,7 +12,6 @@ import torch
 
 from sd_scripts.data.batch import Batch
 from sd_scripts.training.compiling.compiler import Compiler
-from sd_scripts.training.compiling.compiler_log import Counts
 from sd_scripts.training.context import Context
 from sd_scripts.training.execution.runner import Runner, StepResult
 from sd_scripts.training.execution.speed_log import SpeedLog
@@ -58,17 +57,8 @@ class Timed:
     """Times steps. What compile_auto has chosen is checked: the first steps are not compiled, later ones are, and the
     run continues with the faster ones."""
 
-    def __init__(
-        self,
-        inner: Runner,
-        context: Context,
-        compiler: Compiler,
-        clock: StepClock,
-        remember: Callable[[SpeedLog, Counts | None], None],
-    ):
-        """`remember` writes down, for the plans of later runs, what was measured and what was compiled."""
+    def __init__(self, inner: Runner, context: Context, compiler: Compiler, clock: StepClock):
         self._inner, self._context, self._compiler, self._clock = inner, context, compiler, clock
-        self._remember = remember
         self._speed = SpeedLog()
         self._checks = compiler.eager_first
         self._uncompiled: Mapping[str, float] = {}
@@ -104,9 +94,9 @@ class Timed:
         return True
 
     def remember(self) -> None:
-        """Write down what was measured, and begin anew."""
+        """Write down what was measured, for the plans of later runs, and begin anew."""
         compiled = self._compiler.log.totals() if self._compiler.active else None
-        self._remember(self._speed, compiled)
+        self._speed.remember(self._context, compiled)
         self._speed = SpeedLog()
 
     def _report(self, means: tuple[float, float] | None) -> None:
