@@ -66,7 +66,7 @@ def remembered() -> list[Measurement]:
         lines = measurements_file().read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
-    return [found for line in reversed(lines) if (found := _read(line))]
+    return [measurement for line in reversed(lines) if (measurement := _read(line))]
 
 
 def _read(line: str) -> Measurement | None:
@@ -74,9 +74,9 @@ def _read(line: str) -> Measurement | None:
     names = {each.name for each in fields(Measurement)}
     try:
         entry = json.loads(line)
-        found = Measurement(**{name: entry[name] for name in names if name in entry})
-        seconds = {str(shape): float(value) for shape, value in found.seconds.items()}
-        valid = min([found.first_seconds, *seconds.values()]) >= 0 and isinstance(found.settings, dict)
-        return found if valid and isinstance(found.when, float) else None
+        measurement = Measurement(**{name: entry[name] for name in names if name in entry})
+        seconds = {str(shape): float(value) for shape, value in measurement.seconds.items()}
+        valid = min([measurement.first_seconds, *seconds.values()]) >= 0 and isinstance(measurement.settings, dict)
+        return measurement if valid and isinstance(measurement.when, float) else None
     except (ValueError, TypeError, AttributeError, RecursionError):
         return None

@@ -78,5 +78,5 @@ def _ordinary(data: DataPlan) -> Crop | None:
 
 
 def _crop(items: Sequence[Item], cropped: Sequence[float]) -> Crop:
-    worst, item = max(zip(cropped, items, strict=True), key=lambda found: found[0])
+    worst, item = max(zip(cropped, items, strict=True), key=lambda pair: pair[0])
     return Crop(mean=round(statistics.fmean(cropped), 4), worst=round(worst, 4), file=item.path.name)

@@ -184,8 +184,7 @@ class Speeds:
         """Return the step measured with these options, if it applies to this GPU and these image sizes."""
         if not any(name in self.gpu.name for name in GPUS) or not all(_near(shape) for shape in shapes):
             return None
-        key = self.settings.script.method, {name: options[name] for name in options if name not in NEARLY_EQUAL}
-        return next((speed for speed in self._card.plan.speeds if (speed.method, speed.options) == key), None)
+        return _measured(self.settings, {name: options[name] for name in options if name not in NEARLY_EQUAL})
 
     def _most_similar(self, options: Mapping[str, Any]) -> Speed | None:
         """Return the step measured with these compile options, for the most similar method and batch size that were
@@ -203,26 +202,34 @@ class Speeds:
         plain = min((speed for speed in alike if not chosen(speed.options, COMPILING)), key=distance, default=None)
         if plain is None:
             return None
-        key = plain.method, _batch(plain.options), chosen(options, COMPILING)
-        keys = ((speed.method, _batch(speed.options), chosen(speed.options, COMPILING)) for speed in alike)
-        return next((speed for speed, other in zip(alike, keys, strict=True) if other == key), None)
+        for speed in alike:
+            same_run = (speed.method, _batch(speed.options)) == (plain.method, _batch(plain.options))
+            if same_run and chosen(speed.options, COMPILING) == chosen(options, COMPILING):
+                return speed
+        return None
 
 
 def pays_elsewhere(settings: Settings) -> str:
     """Return when compiling paid at batch size 1 where it was measured; empty if it was not measured in this mode."""
-    options, plan = settings[CompileOptions], card_of(settings.script.family).plan
+    options = settings[CompileOptions]
+    graphs = card_of(settings.script.family).plan.graphs
     mode = {} if options.compile_mode == "default" else {"compile_mode": options.compile_mode}
-    plain, compiled = (
-        next((s.seconds for s in plan.speeds if (s.method, s.options) == (settings.script.method, changes)), 0.0)
-        for changes in ({}, {"compile": True, **mode})
-    )
-    if not (options.compile and plan.graphs and plain and compiled):
+    plain = _measured(settings, {})
+    compiled = _measured(settings, {"compile": True, **mode})
+    if not (options.compile and graphs and plain and compiled):
         return ""
-    compiling = plan.graphs.seconds * (plan.graphs.per_shape + plan.graphs.per_token_count)
+    gained = plain.seconds - compiled.seconds
+    step = round(graphs.seconds * (graphs.per_shape + graphs.per_token_count) / gained, -1)
     return (
-        f"at 1024x1024 on one NVIDIA H200, compiling paid after about {round(compiling / (plain - compiled), -1):.0f} "
-        f"steps: {plain * 1000:.0f} ms a step became {compiled * 1000:.0f}"
+        f"at 1024x1024 on one NVIDIA H200, compiling paid after about {step:.0f} steps: {plain.seconds * 1000:.0f} ms "
+        f"a step became {compiled.seconds * 1000:.0f}"
     )
+
+
+def _measured(settings: Settings, options: Mapping[str, Any]) -> Speed | None:
+    """Return the step measured with these options and no others."""
+    method, speeds = settings.script.method, card_of(settings.script.family).plan.speeds
+    return next((speed for speed in speeds if speed.method == method and speed.options == options), None)
 
 
 def _batch(options: Mapping[str, Any]) -> int:

@@ -73,15 +73,14 @@ def notes(plan: RunPlan) -> list[str]:
     return [*(plan.compile.advice if plan.compile else ()), *plan.warnings]
 
 
-def pays(found: BreakEven, steps: int) -> str:
-    """Say after which step a compiled run is ahead, and by how much at its end."""
-    if not found.step:
+def pays(break_even: BreakEven, steps: int) -> str:
+    """Return after which step a compiled run is ahead, and by how much at its end."""
+    if not break_even.step:
         return "never: compiled steps are not faster here"
-    if found.saved <= 0:
-        return (
-            f"not in this run of {steps:,} steps: it would take {found.step:,}, and costs {duration(-found.saved)} more"
-        )
-    return f"after step {found.step:,} of {steps:,}; saves {duration(found.saved)}"
+    if break_even.saved <= 0:
+        loss = duration(-break_even.saved)
+        return f"not in this run of {steps:,} steps: it would take {break_even.step:,}, and costs {loss} more"
+    return f"after step {break_even.step:,} of {steps:,}; saves {duration(break_even.saved)}"
 
 
 def _time(estimate: Estimate | None, unknown: str) -> str:
@@ -91,18 +90,19 @@ def _time(estimate: Estimate | None, unknown: str) -> str:
 
 
 def memory_parts(memory: MemoryPlan) -> list[tuple[str, int]]:
-    """Return (name, bytes) of all that a run holds on the GPU at its peak."""
+    """Return (name, bytes) of all that a run has on the GPU at its peak."""
     return [*((part.name, part.bytes) for part in memory.parts), ("CUDA and reserve", memory.in_use - memory.peak)]
 
 
 def _gpu_memory(plan: RunPlan) -> str:
-    measured = plan.measured_gpu_bytes
-    told = f"; the tensors of the last such run took {_gib(measured)} (remembered)" if measured else ""
+    last_run = ""
+    if plan.measured_gpu_bytes:
+        last_run = f"; the tensors of the last such run took {_gib(plan.measured_gpu_bytes)} (remembered)"
     if not plan.memory:
-        return f"not known for a model of this size{told}"
+        return f"not known for a model of this size{last_run}"
     memory = plan.memory
     of_card = f" of {_gib(memory.card)}" if memory.card else ""
-    return f"{_gib(memory.in_use)}{of_card} while {memory.phase} (estimated){told}"
+    return f"{_gib(memory.in_use)}{of_card} while {memory.phase} (estimated){last_run}"
 
 
 def _gib(bytes: int) -> str:
@@ -116,10 +116,11 @@ def _buckets(plan: RunPlan) -> str:
 
 
 def _crops(plan: RunPlan) -> str:
-    found, ordinary = plan.crops.all, plan.crops.ordinary
+    crop = plan.crops.all
+    ordinary = plan.crops.ordinary
     text = "none"
-    if not _is_nothing(found):
-        text = f"{_percent(found.mean)} of the image area on average, at most {_percent(found.worst)} ({found.file})"
+    if not _is_nothing(crop):
+        text = f"{_percent(crop.mean)} of the image area on average, at most {_percent(crop.worst)} ({crop.file})"
     if ordinary:
         less = f"{_percent(ordinary.mean)}, at most {_percent(ordinary.worst)}"
         text += f"; ordinary buckets: {'none' if _is_nothing(ordinary) else less}"
