@@ -6,15 +6,15 @@ from typing import Any
 import gradio as gr
 
 STYLES = (
-    *("style.css", "runs/chart.css", "form/prompts.css", "generate/generate.css", "tools/lora_tools.css"),
-    "generate/checkpoints.css",
+    *("style.css", "vendor/uplot.min.css", "runs/chart.css", "form/prompts.css", "generate/generate.css"),
+    *("tools/lora_tools.css", "generate/checkpoints.css"),
 )
 SCRIPTS = (
-    *("page.js", "form/visibility.js", "form/drafts.js", "studio.js", "runs/chart.js", "runs/curves.js"),
-    *("runs/console.js", "generate/matrix.js", "runs/samples.js", "runs/live.js", "runs/compare.js", "runs/runs.js"),
-    *("tools/doctor.js", "form/prompts.js", "form/fields.js", "form/browse.js", "form/compile_bundle.js"),
-    *("runs/plan.js", "runs/measure.js", "tools/compile_cache.js", "generate/generate.js", "tools/lora_report.js"),
-    *("tools/lora_tools.js", "tools/publish.js", "generate/checkpoints.js"),
+    *("page.js", "form/visibility.js", "form/drafts.js", "studio.js", "vendor/uplot.min.js", "runs/chart.js"),
+    *("runs/curves.js", "runs/console.js", "generate/matrix.js", "runs/samples.js", "runs/live.js"),
+    *("runs/compare.js", "runs/runs.js", "tools/doctor.js", "form/prompts.js", "form/fields.js", "form/browse.js"),
+    *("form/compile_bundle.js", "runs/plan.js", "runs/measure.js", "tools/compile_cache.js", "generate/generate.js"),
+    *("tools/lora_report.js", "tools/lora_tools.js", "tools/publish.js", "generate/checkpoints.js"),
 )
 COLOURS = {
     "body_background_fill": ("*neutral_100", "*neutral_950"),

@@ -1,39 +1,43 @@
-// Loss curves of one or several runs on a canvas: raw faint, smoothed strong, with zoom, log scale and a cursor that
-// shows the values. `const chart = new StudioChart(element, {title, onZoom(first, last)})`, then chart.set(runs).
+// Loss curves of one or several runs: raw faint, smoothed strong, with zoom, log scale and a cursor that shows the
+// values. uPlot draws lines, spreads and axes. `const chart = new StudioChart(element, {title, onZoom(first, last)})`,
+// then chart.set(runs).
 window.StudioChart = (() => {
+  const { el } = Studio;
   const KINDS = { raw: "raw", mean: "smoothed", validation: "validation", rate: "learning rate", seconds: "step time", marks: "compiler" };
+  const LAYERS = ["raw", "rate", "seconds", "validation", "mean"]; // the last is drawn on top
   const RIGHT = ["rate", "seconds"]; // kinds on the right axis, of which at most one is shown
   const MARKS = { compiled: "mark", recompiled: "recompile", "graph break": "break", differs: "break" }; // colours of chart.css
   const NEAR = 6; // pixels from a mark within which the cursor goes to it
-  const MARGIN = { left: 50, right: 12, rates: 56, top: 10, bottom: 22 };
   const COLOURS = 6; // --chart-1 to --chart-6 of chart.css
   const DASHES = [[], [6, 3], [2, 3], [8, 3, 2, 3]]; // tell the learning rate groups apart
   const WIDEST = 0.2; // the slider's end: smoothing over a fifth of the steps shown
   const SETTLED = 150; // milliseconds of quiet after which a zoom by wheel or key is reported
   const DRAG = 5; // pixels after which a click is a drag
+  const BETWEEN = Array.from({ length: 66 }, (_, i) => Number(`${[1, 2, 5][i % 3]}e${Math.floor(i / 3) - 12}`)); // two ticks
+  const SPACE = 38; // pixels between ticks of the loss
+  const WIDE_GAPS = 2; // of uPlot.join: a gap reaches to the next points of its own line
+  const TINY = 1e-300; // lower edge of a spread that reaches below zero on a log scale
   const finite = Number.isFinite;
-
-  function make(tag, name, attributes = {}, ...children) {
-    const element = Object.assign(document.createElement(tag), { className: name });
-    for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
-    element.append(...children);
-    return element;
-  }
 
   // Debiased moving mean of bins; `reach` in steps, so that a curve looks as smooth at every level of bins.
   function smooth(bins, reach) {
-    let [total, weight, before] = [0, 0, -Infinity];
+    let total = 0;
+    let weight = 0;
+    let before = -Infinity;
     return bins.map(([step, , , mean]) => {
       if (!finite(mean)) return [step, NaN];
       const kept = reach > 0 ? Math.exp((before - step) / reach) : 0;
-      [total, weight, before] = [total * kept + mean, weight * kept + 1, step];
+      total = total * kept + mean;
+      weight = weight * kept + 1;
+      before = step;
       return [step, total / weight];
     });
   }
 
   // Index of the point nearest to `step`; points are in the order of their steps.
   function nearest(points, step) {
-    let [low, high] = [0, points.length - 1];
+    let low = 0;
+    let high = points.length - 1;
     while (low < high) {
       const middle = (low + high) >> 1;
       if (points[middle][0] < step) low = middle + 1;
@@ -42,44 +46,26 @@ window.StudioChart = (() => {
     return low > 0 && step - points[low - 1][0] <= points[low][0] - step ? low - 1 : low;
   }
 
-  // The points within first..last and one more on each side, so that lines go on to the edge.
-  function within(points, [first, last]) {
-    if (!points.length) return points;
-    return points.slice(Math.max(nearest(points, first) - 1, 0), nearest(points, last) + 2);
-  }
-
-  function niceTicks(low, high, most) {
-    const rough = (high - low) / most;
-    const power = 10 ** Math.floor(Math.log10(rough));
-    const step = [1, 2, 5, 10].map((n) => n * power).find((size) => size >= rough * 0.999);
-    const start = Math.ceil(low / step - 1e-9);
-    const count = Math.floor(high / step + 1e-9) - start + 1;
-    return Array.from({ length: Math.max(count, 0) }, (_, i) => Number(((start + i) * step).toPrecision(12)));
-  }
-
-  // 1, 2 and 5 of every power of ten, or fewer of them where those are many; within a narrow range plain ticks.
-  function logTicks(low, high, most) {
+  // Ticks of uPlot's log axis, whose own begin at the lowest value: 1, 2 and 5 of every power of ten, or fewer of them
+  // where those are many; within a narrow range evenly spaced.
+  function logTicks(chart, axis, low, high, increment) {
+    const most = chart.height / SPACE - 1;
     const powers = [];
     for (let n = Math.floor(Math.log10(low)); 10 ** n <= high; n++) powers.push(n);
-    const every = Math.ceil(powers.length / most);
     const some = [[1, 2, 5], [1, 3], [1]].map((digits) =>
-      powers.flatMap((n) => digits.map((digit) => Number(`${digit}e${n}`))).filter((t) => t >= low && t <= high),
+      powers.flatMap((n) => digits.map((digit) => Number(`${digit}e${n}`))).filter((tick) => tick >= low && tick <= high),
     );
+    const every = Math.ceil(powers.length / most);
     const shown = some.find((ticks) => ticks.length <= most + 1) ?? some[2].filter((_, i) => i % every === 0);
-    return shown.length > 2 ? shown : niceTicks(low, high, most);
+    if (shown.length > 2) return shown;
+    const first = Math.ceil(low / increment);
+    const count = Math.floor(high / increment) - first + 1;
+    return Array.from({ length: count }, (_, i) => Number(((first + i) * increment).toPrecision(12)));
   }
 
-  const ticksOf = (axis, most) => (axis.log ? logTicks : niceTicks)(axis.low, axis.high, most);
   const whole = (step) => Math.round(step).toLocaleString("en");
   const short = (value) => (value && Math.abs(value) < 1e-3 ? value.toExponential() : `${value}`);
   const exact = (value) => (finite(value) ? short(Number(value.toPrecision(4))) : "none");
-
-  // From values to pixels; on a log scale, values without a logarithm get none.
-  function scale(low, high, from, to, log = false) {
-    const turn = log ? Math.log : (value) => value;
-    const [start, per] = [turn(low), (to - from) / (turn(high) - turn(low))];
-    return Object.assign((value) => from + (turn(value) - start) * per, { low, high, log });
-  }
 
   const usable = (values, log) => values.filter((value) => finite(value) && (!log || value > 0));
 
@@ -87,7 +73,8 @@ window.StudioChart = (() => {
   function spread(values, log) {
     const shown = usable(values, log);
     if (!shown.length) return null;
-    const [low, high] = [shown.reduce((a, b) => Math.min(a, b)), shown.reduce((a, b) => Math.max(a, b))];
+    const low = shown.reduce((a, b) => Math.min(a, b));
+    const high = shown.reduce((a, b) => Math.max(a, b));
     if (log) return high > low ? [low * (low / high) ** 0.06, high * (high / low) ** 0.06] : [low / 1.5, high * 1.5];
     const air = high > low ? 0.06 * (high - low) : 0.1 * Math.abs(high) || 1;
     return [low - air, high + air];
@@ -106,47 +93,27 @@ window.StudioChart = (() => {
     return Math.min(ranked.at(-1), 3 * ranked[ranked.length >> 1]);
   }
 
-  function trace(pen, points, x, y) {
-    pen.beginPath();
-    let open = false;
-    for (const [step, value] of points) {
-      const [across, down] = [x(step), finite(value) ? y(value) : NaN];
-      if (!finite(down)) open = false;
-      else if (open) pen.lineTo(across, down);
-      else {
-        pen.moveTo(across - 1, down); // so that a point between two gaps is visible
-        pen.lineTo(across + 1, down);
-        open = true;
-      }
-    }
-    pen.stroke();
+  const colourOfMark = (kind) => `var(--chart-${MARKS[kind] ?? "mark"})`;
+
+  // The coloured dash before a row of the readout.
+  function key(colour) {
+    const dash = el("i");
+    dash.style.background = colour;
+    return dash;
   }
 
-  function fillBand(pen, bins, x, y, bottom) {
-    let edge = [];
-    const close = () => {
-      if (edge.length > 1) {
-        pen.beginPath();
-        for (const [across, top] of edge) pen.lineTo(across, top);
-        for (const [across, , low] of edge.reverse()) pen.lineTo(across, low);
-        pen.fill();
-      }
-      edge = [];
-    };
-    for (const [step, low, high] of bins) {
-      const top = finite(low) && finite(high) ? y(high) : NaN;
-      const under = y(low);
-      if (finite(top)) edge.push([x(step), top, finite(under) ? under : bottom]);
-      else close();
-    }
-    close();
+  // Points between two gaps, which uPlot's lines leave out; undefined is a step of a different line.
+  function isolated(chart, line) {
+    const places = [...chart.data[line].keys()].filter((place) => chart.data[line][place] !== undefined);
+    const value = (i) => chart.data[line][places[i]] ?? null;
+    return places.filter((_, i) => value(i) !== null && value(i - 1) === null && value(i + 1) === null);
   }
 
   // A fingerprint that tells new data from old: a bin no longer changes once another one follows it.
-  function signature(runs, maxSteps) {
+  function fingerprint(runs, maxSteps) {
     const ends = (points = []) => [points.length, points[0], points.at(-1)];
     const parts = runs.map((run) => [
-      ...[run.id, run.name, run.color, run.level, ends(run.bins), ends(run.validation), run.marks?.length, ends(run.seconds)],
+      ...[run.id, run.name, run.level, ends(run.bins), ends(run.validation), run.marks?.length, ends(run.seconds)],
       Object.entries(run.rates ?? {}).map(([group, points]) => [group, ends(points)]),
     ]);
     return JSON.stringify([maxSteps, parts]);
@@ -154,22 +121,21 @@ window.StudioChart = (() => {
 
   return class StudioChart {
     constructor(element, { title = "Loss", onZoom = () => {} } = {}) {
-      Object.assign(this, { title, onZoom, runs: [], maxSteps: 0, zoom: null, cursor: null, frame: 0, drawn: 0 });
+      Object.assign(this, { title, onZoom, runs: [], maxSteps: 0, zoom: null, cursor: null, frame: 0 });
       this.extent = [0, 1]; // first and last step of the whole run, in view or not
       this.hidden = new Set(RIGHT);
       this.smoothing = Number(localStorage.getItem("chart-smoothing") ?? 35);
       this.log = localStorage.getItem("chart-log") === "true";
       this.build(element);
       this.listen();
-      this.told = "";
       this.set([]);
     }
 
     // Replace the data; zoom, cursor and choices stay. Unchanged data costs nothing.
     set(runs, { maxSteps = 0 } = {}) {
-      const told = signature(runs, maxSteps);
-      if (told === this.told) return;
-      Object.assign(this, { told, maxSteps });
+      const known = fingerprint(runs, maxSteps);
+      if (known === this.known) return;
+      Object.assign(this, { known, maxSteps });
       this.runs = runs.map((run, i) => ({ validation: [], rates: {}, seconds: [], marks: [], ...run, key: `run-${run.id ?? i}` }));
       this.measure();
       this.showLegend();
@@ -180,34 +146,31 @@ window.StudioChart = (() => {
       cancelAnimationFrame(this.frame);
       clearTimeout(this.telling);
       this.watches.forEach((watch) => watch.disconnect());
+      this.uplot?.destroy();
       this.figure.remove();
     }
 
     build(element) {
-      this.canvas = make("canvas", "curves-canvas", { "aria-hidden": "true" });
-      this.line = make("i", "curves-cursor", { hidden: "" });
-      this.choice = make("i", "curves-choice", { hidden: "" });
-      this.readout = make("output", "curves-readout", { hidden: "" });
-      this.plot = make("div", "curves-plot", { tabindex: 0, role: "application", "aria-roledescription": "chart" });
-      this.plot.append(this.canvas, this.choice, this.line, this.readout);
-      this.legend = make("div", "curves-legend", { role: "group", "aria-label": "Curves shown" });
-      this.slider = make("input", "curves-smoothing", { type: "range", min: 0, max: 100, value: this.smoothing });
-      this.switch = make("input", "curves-log", { type: "checkbox" });
-      this.switch.checked = this.log;
-      this.reset = make("button", "curves-reset", { type: "button", hidden: "", title: "Escape" }, "Whole run");
-      this.figure = make(
+      this.line = el("i", { class: "curves-cursor", hidden: true });
+      this.readout = el("output", { class: "curves-readout", hidden: true });
+      this.nothing = el("p", { class: "curves-nothing" });
+      this.plot = el("div", { class: "curves-plot", tabindex: 0, role: "application", "aria-roledescription": "chart" });
+      this.plot.append(this.nothing, this.line, this.readout);
+      this.legend = el("div", { class: "curves-legend", role: "group", "aria-label": "Curves shown" });
+      this.slider = el("input", { class: "curves-smoothing", type: "range", min: 0, max: 100, value: this.smoothing });
+      this.switch = el("input", { class: "curves-log", type: "checkbox", checked: this.log });
+      this.reset = el("button", { class: "curves-reset", type: "button", hidden: true, title: "Escape" }, "Whole run");
+      this.figure = el(
         "figure",
-        "studio-chart",
-        {},
-        make("figcaption", "curves-head", {}, make("b", "", {}, this.title), this.legend),
+        { class: "studio-chart" },
+        el("figcaption", { class: "curves-head" }, el("b", {}, this.title), this.legend),
         this.plot,
-        make(
+        el(
           "div",
-          "curves-foot",
-          {},
-          make("label", "", {}, "Smoothing", this.slider),
-          make("label", "", {}, this.switch, "Log scale"),
-          make("span", "curves-hint", {}, "Drag to zoom"),
+          { class: "curves-foot" },
+          el("label", {}, "Smoothing", this.slider),
+          el("label", {}, this.switch, "Log scale"),
+          el("span", { class: "curves-hint" }, "Drag to zoom"),
           this.reset,
         ),
       );
@@ -244,11 +207,12 @@ window.StudioChart = (() => {
 
     // First and last step of all. The axis is the whole run, or a half, a quarter ... of it as long as that holds it.
     measure() {
-      const ends = this.runs.flatMap((run) => [run.bins, run.validation].flatMap((p) => [p[0], p.at(-1)]));
+      const ends = this.runs.flatMap((run) => [run.bins, run.validation].flatMap((points) => [points[0], points.at(-1)]));
       const steps = ends.filter(Boolean).map(([step]) => step);
       if (this.zoom) steps.push(...this.extent); // the data may be the zoomed part only
       if (!steps.length) return;
-      let [first, last] = [Math.min(...steps), Math.max(...steps)];
+      const first = Math.min(...steps);
+      let last = Math.max(...steps);
       let end = this.maxSteps;
       while (end / 2 >= last && end > 2) end /= 2;
       last = Math.max(last, end);
@@ -263,8 +227,9 @@ window.StudioChart = (() => {
       return getComputedStyle(this.figure).getPropertyValue(name).trim();
     }
 
-    colourOf(run) {
-      return run.color ?? `var(--chart-${(this.runs.indexOf(run) % COLOURS) + 1})`;
+    // One run has a colour for each kind of line, several have one for each run.
+    colourOf(run, kind) {
+      return `--chart-${this.runs.length === 1 ? kind : (this.runs.indexOf(run) % COLOURS) + 1}`;
     }
 
     // ---- legend
@@ -273,14 +238,14 @@ window.StudioChart = (() => {
       const has = (kind) => this.runs.some((run) => (kind === "rate" ? Object.keys(run.rates) : run[kind]).length);
       const kinds = Object.keys(KINDS).filter((kind) => kind === "raw" || kind === "mean" || has(kind));
       const several = this.runs.length > 1;
-      const entries = several ? this.runs.map((run) => [run.key, run.name, this.colourOf(run)]) : [];
+      const entries = several ? this.runs.map((run) => [run.key, run.name, `var(${this.colourOf(run)})`]) : [];
       entries.push(...kinds.map((kind) => [kind, KINDS[kind], several ? "" : `var(--chart-${kind})`]));
       const spelled = JSON.stringify(entries);
       if (spelled === this.spelled) return;
       this.spelled = spelled;
       const buttons = entries.map(([key, words, colour]) => {
-        const attributes = { type: "button", "data-series": key, "aria-pressed": !this.hidden.has(key), title: words };
-        const button = make("button", colour ? "" : "plain", attributes, make("span", "", {}, words));
+        const attributes = { type: "button", "data-series": key, "aria-pressed": `${!this.hidden.has(key)}`, title: words };
+        const button = el("button", { class: colour ? "" : "plain", ...attributes }, el("span", {}, words));
         button.style.setProperty("--key", colour);
         return button;
       });
@@ -305,179 +270,140 @@ window.StudioChart = (() => {
 
     draw() {
       this.frame = 0;
-      const [width, height] = [this.plot.clientWidth, this.plot.clientHeight];
+      const width = this.plot.clientWidth;
+      const height = this.plot.clientHeight;
       if (!width || !height) return; // hidden; a resize event follows when it is shown
-      const began = performance.now();
-      const pen = this.sheet(width, height);
-      this.arrange(width, height);
-      if (this.y) {
-        this.drawGrid(pen);
-        this.drawCurves(pen);
-        this.marks.forEach((mark) => this.drawMark(pen, mark));
-      } else this.drawNothing(pen, width, height);
+      this.arrange();
+      this.nothing.textContent = this.losses ? "" : this.reason();
+      if (this.losses) {
+        this.fit();
+        this.uplot.batch((chart) => {
+          chart.setSize({ width, height });
+          const tables = this.lines.map(({ points }) => this.table(points));
+          chart.setData(uPlot.join(tables, tables.map(() => [0, WIDE_GAPS])), false);
+          chart.setScale("x", { min: this.view[0], max: this.view[1] });
+        });
+        this.flags.replaceChildren(...this.marks.map((mark) => this.flag(mark)));
+      } else this.forget();
       this.plot.setAttribute("aria-label", this.summary());
       this.point(this.cursor);
-      this.drawn += 1;
-      this.milliseconds = performance.now() - began;
     }
 
-    // An empty canvas at the screen's resolution.
-    sheet(width, height) {
-      const density = devicePixelRatio || 1;
-      const size = [Math.round(width * density), Math.round(height * density)];
-      if (this.canvas.width !== size[0] || this.canvas.height !== size[1])
-        [this.canvas.width, this.canvas.height] = size;
-      const pen = this.canvas.getContext("2d");
-      pen.setTransform(density, 0, 0, density, 0, 0);
-      pen.clearRect(0, 0, width, height);
-      pen.font = `11px ${getComputedStyle(this.plot).fontFamily}`;
-      pen.lineJoin = pen.lineCap = "round";
-      return pen;
-    }
-
-    // What is in view: means, ranges and axes.
-    arrange(width, height) {
+    // What is in view: lines and ranges of the axes.
+    arrange() {
       const view = this.zoom ?? this.extent;
       const reach = (this.smoothing / 100) ** 2 * WIDEST * (view[1] - view[0]);
       for (const run of this.runs) run.mean = smooth(run.bins, reach);
-      const shown = (kind) => !this.hidden.has(kind);
-      const inside = (points) => points.filter(([step]) => step >= view[0] && step <= view[1]);
-      const values = (points) => points.map(([, value]) => value);
-      const wide = (run) => (shown("raw") ? inside(run.bins).map((bin) => bin[3]) : values(inside(run.mean)));
-      const losses = this.shownRuns.flatMap((run) => [
-        ...(shown("raw") || shown("mean") ? common(wide(run), this.log) : []),
-        ...(shown("validation") ? values(inside(run.validation)) : []),
-      ]);
-      const rates = shown("rate") ? this.shownRuns.flatMap((run) => Object.values(run.rates).flatMap(inside)) : [];
-      const times = shown("seconds") ? this.shownRuns.flatMap((run) => inside(run.seconds)) : [];
-      const right = width - (rates.length || times.length ? MARGIN.rates : MARGIN.right);
-      this.area = { left: MARGIN.left, right, top: MARGIN.top, bottom: height - MARGIN.bottom };
-      const upright = (range, log) => range && scale(...range, this.area.bottom, this.area.top, log);
-      this.x = scale(view[0], view[1], MARGIN.left, right);
-      this.y = upright(spread(losses, this.log), this.log);
-      this.rate = upright(rates.length ? spread([0, ...values(rates)], false) : null, false);
-      this.time = upright(times.length ? spread([0, usual(values(times))], false) : null, false);
+      this.view = view;
+      this.lines = this.shownLines();
+      const inside = ({ points }) => points.filter(([step]) => step >= view[0] && step <= view[1]).map(([, value]) => value);
+      const values = (kind) => this.lines.filter((line) => line.kind === kind && !line.edge).map(inside);
+      const losses = this.hidden.has("raw") ? values("mean") : values("raw");
+      const rates = values("rate").flat();
+      const times = values("seconds").flat();
+      this.losses = spread([...losses.flatMap((each) => common(each, this.log)), ...values("validation").flat()], this.log);
+      this.right = rates.length ? spread([0, ...rates]) : times.length ? spread([0, usual(times)]) : null;
     }
 
-    drawGrid(pen) {
-      const { left, right, top, bottom } = this.area;
-      const ink = this.colour("--chart-ink");
-      Object.assign(pen, { strokeStyle: this.colour("--chart-grid"), fillStyle: ink, lineWidth: 1 });
-      const label = (words, x, y, align) => {
-        Object.assign(pen, { textAlign: align, textBaseline: align === "center" ? "top" : "middle" });
-        const half = align === "center" ? pen.measureText(words).width / 2 : 0; // so that the last label is not cut off
-        pen.fillText(words, half ? Math.min(x, pen.canvas.clientWidth - half) : x, y);
-      };
-      pen.beginPath();
-      for (const tick of ticksOf(this.y, (bottom - top) / 38)) {
-        const down = Math.round(this.y(tick)) + 0.5;
-        pen.moveTo(left, down);
-        pen.lineTo(right, down);
-        label(short(tick), left - 8, down, "right");
-      }
-      pen.stroke();
-      const steps = niceTicks(this.x.low, this.x.high, Math.max((right - left) / 80, 2)).filter(Number.isInteger);
-      for (const tick of steps) label(whole(tick), Math.min(this.x(tick), right - 8), bottom + 8, "center");
-      const [axis, kind, unit] = this.rate ? [this.rate, "rate", ""] : [this.time, "seconds", " s"];
-      if (!axis) return;
-      pen.fillStyle = this.colour(`--chart-${kind}`);
-      for (const tick of niceTicks(Math.max(axis.low, 0), axis.high, 4))
-        label(short(tick) + unit, right + 8, axis(tick), "left");
-    }
-
-    drawCurves(pen) {
-      const { left, right, top, bottom } = this.area;
-      pen.save();
-      pen.beginPath();
-      pen.rect(left - 3, top, right - left + 6, bottom - top);
-      pen.clip();
-      const layers = { raw: this.drawRaw, rate: this.drawRates, seconds: this.drawTimes, validation: this.drawValidation, mean: this.drawMean };
-      for (const [kind, draw] of Object.entries(layers))
-        if (!this.hidden.has(kind)) for (const run of this.shownRuns) draw.call(this, pen, run, this.paint(run, kind));
-      pen.restore();
-    }
-
-    // One run has a colour for each kind of line, several have one for each run.
-    paint(run, kind) {
-      if (this.runs.length === 1) return (kind === "mean" && run.color) || this.colour(`--chart-${kind}`);
-      return run.color ?? this.colour(`--chart-${(this.runs.indexOf(run) % COLOURS) + 1}`);
-    }
-
-    drawRaw(pen, run, colour) {
-      const bins = within(run.bins, [this.x.low, this.x.high]);
+    // The lines shown, the last on top: the points of each, and how it looks.
+    shownLines() {
       const alone = this.runs.length === 1;
-      Object.assign(pen, { strokeStyle: colour, fillStyle: colour, lineWidth: 1 });
-      pen.globalAlpha = alone ? 0.22 : 0;
-      if (run.level > 0 && alone) fillBand(pen, bins, this.x, this.y, this.area.bottom);
-      pen.globalAlpha = alone ? 0.75 : 0.25;
-      trace(pen, bins.map(([step, , , mean]) => [step, mean]), this.x, this.y);
-      pen.globalAlpha = 1;
-    }
-
-    drawMean(pen, run, colour) {
-      Object.assign(pen, { strokeStyle: colour, lineWidth: 2 });
-      trace(pen, within(run.mean, [this.x.low, this.x.high]), this.x, this.y);
-    }
-
-    drawValidation(pen, run, colour) {
-      const points = within(run.validation, [this.x.low, this.x.high]);
-      Object.assign(pen, { strokeStyle: colour, fillStyle: colour, lineWidth: 1.25 });
-      trace(pen, points, this.x, this.y);
-      pen.beginPath();
-      for (const [step, value] of points) {
-        const down = finite(value) ? this.y(value) : NaN;
-        if (!finite(down)) continue;
-        pen.moveTo(this.x(step) + 3, down);
-        pen.arc(this.x(step), down, 3, 0, 2 * Math.PI);
-      }
-      pen.fill();
-    }
-
-    drawRates(pen, run, colour) {
-      if (!this.rate) return;
-      Object.assign(pen, { strokeStyle: colour, lineWidth: 1.25 });
-      Object.values(run.rates).forEach((points, i) => {
-        pen.setLineDash(this.runs.length > 1 ? [2, 3] : DASHES[i % DASHES.length]);
-        trace(pen, within(points, [this.x.low, this.x.high]), this.x, this.rate);
+      const lines = this.shownRuns.flatMap((run) => {
+        const column = (place) => run.bins.map((bin) => [bin[0], bin[place]]);
+        const low = run.bins.map((bin) => [bin[0], this.log && bin[1] <= 0 ? TINY : bin[1]]);
+        const edges = [column(2), low].map((points) => ({ kind: "raw", points, edge: true, width: 0, alpha: 0.22 }));
+        const rates = Object.values(run.rates).map((points, i) => ({ kind: "rate", points, dash: DASHES[alone ? i % DASHES.length : 2] }));
+        return [
+          ...(alone && run.level > 0 ? edges : []), // first, as the bands of uPlot say
+          { kind: "raw", points: column(3), width: 1, alpha: alone ? 0.75 : 0.25 },
+          ...rates,
+          { kind: "seconds", points: run.seconds },
+          { kind: "validation", points: run.validation, dots: 6 },
+          { kind: "mean", points: run.mean, width: 2 },
+        ].map((line) => ({ ...line, colour: this.colourOf(run, line.kind) }));
       });
-      pen.setLineDash([]);
+      const shown = lines.filter(({ kind, points }) => points.length && !this.hidden.has(kind));
+      return shown.sort((a, b) => LAYERS.indexOf(a.kind) - LAYERS.indexOf(b.kind));
     }
 
-    drawTimes(pen, run, colour) {
-      if (!this.time) return;
-      Object.assign(pen, { strokeStyle: colour, lineWidth: 1.25 });
-      trace(pen, within(run.seconds, [this.x.low, this.x.high]), this.x, this.time);
+    // A line for uPlot: values that have no place on the axis are gaps.
+    table(points) {
+      const value = (each) => (finite(each) && (!this.log || each > 0) ? each : null);
+      return [points.map(([step]) => step), points.map((point) => value(point[1]))];
+    }
+
+    // A chart with a series for each line; drawn into again as long as they look the same.
+    fit() {
+      const looks = JSON.stringify([this.log, this.lines.map(({ points, ...look }) => look)]);
+      if (looks === this.looks) return;
+      this.forget();
+      this.looks = looks;
+      const [first] = this.lines;
+      const options = {
+        width: 0,
+        height: 0,
+        legend: { show: false },
+        cursor: { show: false },
+        padding: [10, (chart, side, [, right]) => (right ? 0 : 22), 0, 0],
+        series: [{}, ...this.lines.map((line) => this.series(line))],
+        bands: first.edge ? [{ series: [1, 2], fill: () => this.colour(first.colour) }] : [],
+        scales: {
+          x: { time: false, range: () => this.view },
+          y: { distr: this.log ? 3 : 1, range: () => this.losses },
+          right: { range: () => this.right ?? [null, null] },
+        },
+        axes: this.axes(),
+      };
+      this.uplot = new uPlot(options, [[]], this.plot);
+      this.flags = this.uplot.over.appendChild(el("div"));
+    }
+
+    series({ kind, colour, width = 1.25, alpha = 1, dash = [], dots = 0 }) {
+      const stroke = () => this.colour(colour);
+      const points = { show: dots > 0, size: dots || 3, fill: stroke, filter: dots ? null : isolated };
+      return { scale: RIGHT.includes(kind) ? "right" : "y", stroke, width, alpha, dash, cap: "round", points };
+    }
+
+    axes() {
+      const font = `11px ${getComputedStyle(this.plot).fontFamily}`;
+      const axis = (colour, words, more) => {
+        const values = (chart, ticks) => ticks.map(words);
+        const plain = { font, gap: 8, incrs: BETWEEN, ticks: { show: false }, grid: { show: false } };
+        return { ...plain, stroke: () => this.colour(colour), values, ...more };
+      };
+      const grid = { stroke: () => this.colour("--chart-grid"), width: 1 };
+      const log = this.log && { splits: logTicks, filter: (chart, ticks) => ticks };
+      const right = { scale: "right", side: 1, size: 56, space: 50 };
+      return [
+        axis("--chart-ink", whole, { size: 22, space: 80, incrs: BETWEEN.filter(Number.isInteger) }),
+        axis("--chart-ink", short, { size: 50, space: SPACE, grid, ...log }),
+        this.hidden.has("rate") ? axis("--chart-seconds", (tick) => `${short(tick)} s`, right) : axis("--chart-rate", short, right),
+      ];
+    }
+
+    forget() {
+      this.uplot?.destroy();
+      this.uplot = this.looks = null;
     }
 
     // What the compiler did, of a run that is drawn alone and has points to which the cursor can go.
     get marks() {
       const [run] = this.runs;
-      const shown = this.runs.length === 1 && run.bins.length && !this.hidden.has("marks") && this.x;
-      return shown ? run.marks.filter(({ step }) => step >= this.x.low && step <= this.x.high) : [];
+      const shown = this.runs.length === 1 && run.bins.length && !this.hidden.has("marks") && this.losses;
+      return shown ? run.marks.filter(({ step }) => step >= this.view[0] && step <= this.view[1]) : [];
     }
 
-    drawMark(pen, { step, kind }) {
-      const { top, bottom } = this.area;
-      const across = this.x(step);
-      pen.strokeStyle = pen.fillStyle = this.colour(`--chart-${MARKS[kind] ?? "mark"}`);
-      Object.assign(pen, { lineWidth: 1, globalAlpha: 0.45 });
-      pen.setLineDash([2, 3]);
-      pen.beginPath();
-      pen.moveTo(across, top);
-      pen.lineTo(across, bottom);
-      pen.stroke();
-      pen.setLineDash([]);
-      pen.globalAlpha = 1;
-      pen.beginPath();
-      for (const [x, y] of [[-5, 0], [5, 0], [0, 7]]) pen.lineTo(across + x, top - 2 + y);
-      pen.fill();
+    flag({ step, kind }) {
+      const flag = el("i", { class: "curves-mark" });
+      flag.style.left = `${this.uplot.valToPos(step, "x")}px`;
+      flag.style.setProperty("--key", colourOfMark(kind));
+      return flag;
     }
 
-    drawNothing(pen, width, height) {
-      const positive = this.log && this.runs.some((run) => run.bins.length) ? "No values above zero" : "";
-      const hidden = this.runs.some((run) => run.bins.length) ? "Nothing to show in this range" : "";
-      Object.assign(pen, { fillStyle: this.colour("--chart-ink"), textAlign: "center", textBaseline: "middle" });
-      pen.fillText(positive || hidden || "The curve starts with the first step", width / 2, height / 2);
+    // Why there is nothing to show.
+    reason() {
+      if (!this.runs.some((run) => run.bins.length)) return "The curve starts with the first step";
+      return this.log ? "No values above zero" : "Nothing to show in this range";
     }
 
     summary() {
@@ -485,8 +411,8 @@ window.StudioChart = (() => {
       if (!told.length) return `${this.title}: no data yet`;
       const last = (points) => points.findLast(([, value]) => finite(value)) ?? [0, NaN];
       const words = told.map((run) => {
-        const kept = run.validation.length ? `, validation ${exact(last(run.validation)[1])}` : "";
-        return `${run.name}: ${exact(last(run.mean)[1])} at step ${whole(run.bins.at(-1)[0])}${kept}`;
+        const validation = run.validation.length ? `, validation ${exact(last(run.validation)[1])}` : "";
+        return `${run.name}: ${exact(last(run.mean)[1])} at step ${whole(run.bins.at(-1)[0])}${validation}`;
       });
       return `${this.title}, smoothed. ${words.join("; ")}. Arrow keys move the cursor, + and - zoom, Escape shows everything.`;
     }
@@ -520,59 +446,63 @@ window.StudioChart = (() => {
     }
 
     stepAt(event) {
-      const across = event.clientX - this.plot.getBoundingClientRect().left;
-      const { left, right } = this.area;
-      const { low, high } = this.x;
-      return low + ((Math.min(Math.max(across, left), right) - left) / (right - left)) * (high - low);
+      const { left, width } = this.uplot.over.getBoundingClientRect();
+      return this.uplot.posToVal(Math.min(Math.max(event.clientX - left, 0), width), "x");
     }
 
     grab(event) {
-      if (event.button || !this.y) return;
+      if (event.button || !this.uplot) return;
       this.held = { from: event.clientX, step: this.stepAt(event) };
       this.plot.setPointerCapture(event.pointerId);
     }
 
     pull(event) {
-      if (!this.y) return;
+      if (!this.uplot) return;
       const step = this.stepAt(event);
-      const marked = this.marks.find((mark) => Math.abs(this.x(mark.step) - this.x(step)) <= NEAR);
+      const across = (at) => this.uplot.valToPos(at, "x");
+      const marked = this.marks.find((mark) => Math.abs(across(mark.step) - across(step)) <= NEAR);
       this.point(marked && !this.held ? marked.step : step);
-      if (!this.held || Math.abs(event.clientX - this.held.from) < DRAG) return;
-      const [from, to] = [this.x(this.held.step), this.x(step)].sort((a, b) => a - b);
-      Object.assign(this.choice.style, { left: `${from}px`, width: `${to - from}px` });
-      this.choice.hidden = false;
+      if (!this.isDrag(event)) return;
+      const [from, to] = [across(this.held.step), across(step)].sort((a, b) => a - b);
+      this.uplot.setSelect({ left: from, width: to - from, height: this.uplot.over.clientHeight });
+    }
+
+    isDrag(event) {
+      return this.uplot && this.held && Math.abs(event.clientX - this.held.from) >= DRAG;
     }
 
     release(event) {
-      const held = this.held;
+      const steps = this.isDrag(event) ? [this.held.step, this.stepAt(event)] : null;
       this.letGo();
-      if (!held || Math.abs(event.clientX - held.from) < DRAG) return;
-      this.zoomTo([held.step, this.stepAt(event)].sort((a, b) => a - b));
+      if (steps) this.zoomTo(steps.sort((a, b) => a - b));
     }
 
     letGo() {
       this.held = null;
-      this.choice.hidden = true;
+      this.uplot?.setSelect({ width: 0 });
     }
 
     turn(event) {
-      if (!event.ctrlKey || !this.y) return;
+      if (!event.ctrlKey || !this.uplot) return;
       event.preventDefault();
       this.zoomBy(event.deltaY > 0 ? 1.25 : 0.8, this.stepAt(event));
     }
 
     press(event) {
+      if (!this.uplot || event.ctrlKey || event.metaKey || event.altKey) return;
+      const [first, last] = this.view;
+      const centre = this.cursor ?? (first + last) / 2;
       const answer = {
         ArrowLeft: () => this.walk(event.shiftKey ? -10 : -1),
         ArrowRight: () => this.walk(event.shiftKey ? 10 : 1),
-        Home: () => this.point(this.x.low),
-        End: () => this.point(this.x.high),
-        "+": () => this.zoomBy(0.5, this.cursor ?? (this.x.low + this.x.high) / 2),
-        "=": () => this.zoomBy(0.5, this.cursor ?? (this.x.low + this.x.high) / 2),
-        "-": () => this.zoomBy(2, this.cursor ?? (this.x.low + this.x.high) / 2),
+        Home: () => this.point(first),
+        End: () => this.point(last),
+        "+": () => this.zoomBy(0.5, centre),
+        "=": () => this.zoomBy(0.5, centre),
+        "-": () => this.zoomBy(2, centre),
         Escape: () => (this.held ? this.letGo() : (this.point(null), this.zoomTo(null))),
       }[event.key];
-      if (!answer || !this.y || event.ctrlKey || event.metaKey || event.altKey) return;
+      if (!answer) return;
       event.preventDefault();
       answer();
     }
@@ -580,52 +510,43 @@ window.StudioChart = (() => {
     // ---- cursor
 
     walk(bins) {
-      const inside = ([step]) => step >= this.x.low && step <= this.x.high;
-      const steps = this.shownRuns.flatMap((run) => run.bins.filter(inside).map(([step]) => [step]));
-      if (!steps.length) return;
-      steps.sort(([a], [b]) => a - b);
-      const places = steps.filter(([step], i) => !i || step !== steps[i - 1][0]);
-      if (this.cursor === null) return this.point(bins > 0 ? places[0][0] : places.at(-1)[0]);
-      const place = nearest(places, this.cursor) + bins;
-      this.point(places[Math.min(Math.max(place, 0), places.length - 1)][0]);
+      const [first, last] = this.view;
+      const inside = this.shownRuns.flatMap((run) => run.bins.map(([step]) => step)).filter((step) => step >= first && step <= last);
+      if (!inside.length) return;
+      const steps = [...new Set(inside)].sort((a, b) => a - b);
+      if (this.cursor === null) return this.point(steps.at(bins > 0 ? 0 : -1));
+      const place = nearest(steps.map((step) => [step]), this.cursor) + bins;
+      this.point(steps[Math.min(Math.max(place, 0), steps.length - 1)]);
     }
 
     // Move the cursor to the point nearest to the step, or hide it.
     point(step) {
-      const runs = step === null || !this.y ? [] : this.shownRuns.filter((run) => run.bins.length);
+      const runs = step === null || !this.uplot ? [] : this.shownRuns.filter((run) => run.bins.length);
       const near = runs.map((run) => run.bins[nearest(run.bins, step)][0]);
       const at = near.reduce((a, b) => (Math.abs(b - step) < Math.abs(a - step) ? b : a), Infinity);
-      const visible = at >= this.x?.low && at <= this.x?.high;
+      const visible = at >= this.view?.[0] && at <= this.view?.[1];
       this.cursor = visible ? at : null;
       this.line.hidden = this.readout.hidden = !visible;
       if (!visible) return;
-      const across = this.x(at);
+      const across = this.uplot.over.offsetLeft + this.uplot.valToPos(at, "x");
       this.line.style.left = `${across}px`;
       this.tell(runs, at);
-      const after = across < this.plot.clientWidth / 2;
-      Object.assign(this.readout.style, { left: after ? `${across + 10}px` : "", right: "" });
-      if (!after) this.readout.style.right = `${this.plot.clientWidth - across + 10}px`;
+      const width = this.plot.clientWidth;
+      this.readout.style.left = across < width / 2 ? `${across + 10}px` : "";
+      this.readout.style.right = across < width / 2 ? "" : `${width - across + 10}px`;
     }
 
     tell(runs, step) {
       const rows = this.runs.length > 1 ? this.rowsOfSeveral(runs, step) : this.rowsOfOne(runs[0], step);
-      const cells = rows.flatMap(([colour, words, value]) => {
-        const key = make("i", "");
-        key.style.background = colour;
-        return [key, make("span", "", {}, words), make("b", "", {}, value)];
-      });
-      this.readout.replaceChildren(make("strong", "", {}, `step ${whole(step)}`), ...cells, ...this.notesAt(step));
+      const cells = rows.flatMap(([colour, words, value]) => [key(colour), el("span", {}, words), el("b", {}, value)]);
+      this.readout.replaceChildren(el("strong", {}, `step ${whole(step)}`), ...cells, ...this.notesAt(step));
     }
 
     // What the compiler did at the steps for which this one stands.
     notesAt(step) {
       const [{ bins }] = this.runs;
       const here = this.marks.filter((mark) => bins[nearest(bins, mark.step)][0] === step);
-      return here.flatMap(({ kind, lines }) => {
-        const key = make("i", "");
-        key.style.background = `var(--chart-${MARKS[kind] ?? "mark"})`;
-        return [key, make("p", "", {}, ...lines.map((line) => make("span", "", {}, line)))];
-      });
+      return here.flatMap(({ kind, lines }) => [key(colourOfMark(kind)), el("p", {}, ...lines.map((line) => el("span", {}, line)))]);
     }
 
     rowsOfOne(run, step) {
@@ -634,9 +555,8 @@ window.StudioChart = (() => {
       const rows = [["var(--chart-raw)", "raw", exact(mean)]];
       if (run.level > 0) rows.push(["", "within", `${exact(low)} to ${exact(high)}`]);
       rows.push(["var(--chart-mean)", "smoothed", exact(run.mean[place][1])]);
-      const before = (points) => points.findLast(([at]) => at <= step);
-      const kept = before(run.validation);
-      if (kept) rows.push(["var(--chart-validation)", `validation at ${whole(kept[0])}`, exact(kept[1])]);
+      const validation = run.validation.findLast(([at]) => at <= step);
+      if (validation) rows.push(["var(--chart-validation)", `validation at ${whole(validation[0])}`, exact(validation[1])]);
       for (const [group, points] of Object.entries(run.rates)) {
         const rate = points.length ? points[nearest(points, step)][1] : NaN;
         rows.push(["var(--chart-rate)", `rate ${group}`, exact(rate)]);
@@ -650,7 +570,7 @@ window.StudioChart = (() => {
       const there = runs.filter(({ bins }) => step >= bins[0][0] && step <= bins.at(-1)[0]);
       return there.map((run) => {
         const place = nearest(run.bins, step);
-        return [this.colourOf(run), run.name, `${exact(run.mean[place][1])} (raw ${exact(run.bins[place][3])})`];
+        return [`var(${this.colourOf(run)})`, run.name, `${exact(run.mean[place][1])} (raw ${exact(run.bins[place][3])})`];
       });
     }
   };
