@@ -10,7 +10,7 @@ STYLES = (
     *("tools/lora_tools.css", "generate/checkpoints.css"),
 )
 SCRIPTS = (
-    *("page.js", "form/visibility.js", "form/drafts.js", "studio.js", "vendor/uplot.min.js", "runs/chart.js"),
+    *("studio.js", "page.js", "form/visibility.js", "form/drafts.js", "vendor/uplot.min.js", "runs/chart.js"),
     *("runs/curves.js", "runs/console.js", "generate/matrix.js", "runs/samples.js", "runs/live.js"),
     *("runs/compare.js", "runs/runs.js", "tools/doctor.js", "form/prompts.js", "form/fields.js", "form/browse.js"),
     *("form/compile_bundle.js", "runs/plan.js", "runs/measure.js", "tools/compile_cache.js", "generate/generate.js"),

@@ -1,5 +1,7 @@
 // Conveniences without the server: copying a path, light and dark, and returning to the last tab.
 (() => {
+  const { on } = Studio;
+
   // Gradio 6 marks the inputs of each event that was answered, and from then on looks up and updates all that are marked
   // at every event: seconds, once a whole form was sent. Only inputs of streams need a mark, and the page has none.
   for (const { show_progress_on: targets } of window.gradio_config?.dependencies ?? []) {
@@ -10,16 +12,12 @@
   const dark = kept ? kept === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
   const set = (on) => document.body.classList.toggle("dark", on);
   addEventListener("DOMContentLoaded", () => set(dark));
-  document.addEventListener("click", (event) => {
-    if (!event.target.closest?.("#theme-switch")) return;
+  on("click", "#theme-switch", () => {
     set(!document.body.classList.contains("dark"));
     localStorage.setItem("theme", document.body.classList.contains("dark") ? "dark" : "light");
   });
   const tabOf = () => `tab-${document.querySelector("[data-launch]").dataset.launch}`; // a new launch may open a file in another tab
-  document.addEventListener("click", (event) => {
-    const tab = event.target.closest?.("#tabs > .tab-wrapper [role=tab]");
-    if (tab?.id) sessionStorage.setItem(tabOf(), tab.id);
-  });
+  on("click", "#tabs > .tab-wrapper [role=tab][id]", (tab) => sessionStorage.setItem(tabOf(), tab.id));
   new MutationObserver((_, observer) => {
     if (!document.querySelector("#tabs .configuration") || !document.querySelector("[data-launch]")) return;
     observer.disconnect();
@@ -33,18 +31,14 @@
     document.execCommand("copy");
     field.remove();
   };
-  document.addEventListener("click", async (event) => {
-    const button = event.target.closest?.("[data-copy]");
-    if (!button) return;
+  on("click", "[data-copy]", async (button) => {
     await copy(button.dataset.copy);
     if (button.textContent === "Copied") return;
     const words = button.textContent;
     button.textContent = "Copied";
     setTimeout(() => (button.textContent = words), 1500);
   });
-  document.addEventListener("click", (event) => {
-    const button = event.target.closest?.("[data-choose]");
-    if (!button) return;
+  on("click", "[data-choose]", (button) => {
     const [choice, value] = button.dataset.choose.split(":");
     document.querySelector(`#${choice} input[value="${value}"]`)?.click();
   });

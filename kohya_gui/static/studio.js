@@ -1,4 +1,4 @@
-// Shared helpers of the page: requests, elements, and HTML from the server.
+// Shared helpers of the page: requests, events, elements, and HTML from the server. Loaded first.
 window.Studio = (() => {
   // Talking to the server
 
@@ -11,19 +11,77 @@ window.Studio = (() => {
   const ask = async (path, options = {}) => {
     const answer = await fetch(url(path), { signal: AbortSignal.timeout(15000), ...options });
     if (answer.status === 204) return null;
-    const told = await answer.json().catch((error) => {
+    const content = await answer.json().catch((error) => {
       if (answer.ok) throw error; // cut off: half an answer is none
       return {};
     });
-    if (answer.ok) return told;
-    const why = answer.status === 401 ? REFUSED : `The request failed (${answer.status})`;
-    throw Object.assign(new Error(told.error || why), { status: answer.status, html: told.html });
+    if (answer.ok) return content;
+    const problem = answer.status === 401 ? REFUSED : `The request failed (${answer.status})`;
+    throw Object.assign(new Error(content.error || problem), { status: answer.status, html: content.html });
   };
-  const send = (path, body) =>
+  const send = (path, body = {}, options = {}) =>
     ask(path, {
       method: "POST",
       headers: { "X-Studio": "1", "Content-Type": "application/json" },
-      body: JSON.stringify(body ?? {}),
+      body: JSON.stringify(body),
+      ...options,
+    });
+
+  /** Do `work`, of which `place` shows the error, if any; returns whether it succeeded. */
+  const attempt = async (place, work) => {
+    place.replaceChildren();
+    try {
+      await work();
+      return true;
+    } catch (error) {
+      place.replaceChildren(complaint(error));
+      return false;
+    }
+  };
+
+  /** Wait for some seconds for what `look` returns; null if it does not come. */
+  const until = async (look) => {
+    for (let tries = 120; tries; tries--) {
+      const it = look();
+      if (it) return it;
+      await new Promise((done) => setTimeout(done, 50));
+    }
+    return null;
+  };
+
+  // Events
+
+  /** Call `act(element, event)` for events in elements that match, those that are made later included. */
+  const on = (kind, selector, act, capture = false) => {
+    const find = (event) => {
+      const element = event.target.closest?.(selector);
+      if (element) act(element, event);
+    };
+    document.addEventListener(kind, find, capture);
+  };
+
+  /** Call `work(element)` while the element is shown: when a tab is opened, and every so many milliseconds while it
+   * `isDue()`; one call at a time. Returns the function that calls it now. */
+  const whileShown = (selector, every, work, isDue = () => true) => {
+    let isWorking = false;
+    const beat = async () => {
+      const element = document.querySelector(selector);
+      if (isWorking || document.hidden || !element || element.offsetParent === null) return;
+      isWorking = true;
+      await work(element).catch(() => {}); // the live view says that the GUI does not respond
+      isWorking = false;
+    };
+    setInterval(() => isDue() && beat(), every);
+    on("click", "[role=tab]", () => setTimeout(beat));
+    return beat;
+  };
+
+  /** Answer keys that are pressed in an element; `answers`: name of a key -> what it does. */
+  const onKeys = (element, answers) =>
+    element.addEventListener("keydown", (event) => {
+      if (!answers[event.key]) return;
+      event.preventDefault();
+      answers[event.key]();
     });
 
   // Making elements; text is never parsed as HTML here
@@ -38,10 +96,59 @@ window.Studio = (() => {
     made.append(...children.filter((child) => child != null));
     return made;
   };
+  const button = (words, onclick, attributes = {}) => el("button", { type: "button", onclick, ...attributes }, words);
+  const checkbox = (checked, onchange, attributes = {}) =>
+    el("input", { type: "checkbox", checked, onchange, ...attributes });
+  /** A list of choices, [value, words]. */
+  const select = (attributes, choices) =>
+    el("select", attributes, ...choices.map(([value, words]) => el("option", { value }, words)));
+  /** A hidden control by which files are sent; its click opens the browser's dialog. */
+  const upload = (accept, take, attributes = {}) => {
+    const change = async ({ target }) => {
+      await take(target.files);
+      target.value = "";
+    };
+    return el("input", { type: "file", accept, hidden: true, onchange: change, ...attributes });
+  };
+  const image = (src, alt, attributes = {}) =>
+    el("img", { src, alt, loading: "lazy", decoding: "async", ...attributes });
+  const card = (...children) => el("section", { class: "card" }, ...children);
+  const search = (words, oninput) => el("input", { type: "search", placeholder: words, "aria-label": words, oninput });
+  const table = (attributes, heads, rows) =>
+    el(
+      "table",
+      attributes,
+      el("thead", {}, el("tr", {}, ...heads.map((words) => el("th", { scope: "col" }, words)))),
+      el("tbody", {}, ...rows),
+    );
+  const SVG = "http://www.w3.org/2000/svg";
+  const svg = (tag, attributes = {}, ...children) => {
+    const made = document.createElementNS(SVG, tag);
+    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+    made.append(...children);
+    return made;
+  };
+
+  /** A dialog that a click beside it closes; `show` puts it into the page, `closer` is a button in it. */
+  const dialog = (attributes) =>
+    el("dialog", { ...attributes, onclick: ({ target, currentTarget }) => target === currentTarget && target.close() });
+  const show = (dialog) => {
+    if (!dialog.isConnected) document.body.append(dialog);
+    if (!dialog.open) dialog.showModal();
+  };
+  const closer = (dialog) => button("✕", () => dialog.close(), { class: "close", "aria-label": "Close" });
+
   /** An element whose content is HTML from the server. */
   const rendered = (tag, attributes, html) => Object.assign(el(tag, attributes), { innerHTML: html });
   const write = (element, text) => {
     if (element.textContent !== String(text)) element.textContent = text;
+  };
+
+  /** A style sheet of the page for rules about elements that Gradio has not made yet. */
+  const styleSheet = () => {
+    const sheet = new CSSStyleSheet();
+    document.adoptedStyleSheets = [...document.adoptedStyleSheets, sheet];
+    return sheet;
   };
 
   /** Replace HTML from the server if it changed, keeping unfolded details, focus and scroll positions. */
@@ -99,19 +206,18 @@ window.Studio = (() => {
   const toast = (text, word, act) => {
     let box = document.getElementById("studio-toasts");
     if (!box) document.body.append((box = el("div", { id: "studio-toasts", role: "status" })));
-    const close = () => told.remove();
-    const button = el("button", { type: "button" }, word);
-    const told = el("div", {}, el("span", {}, text), button);
-    button.addEventListener("click", async () => {
-      button.disabled = true;
+    const close = () => message.remove();
+    const doing = button(word, async () => {
+      doing.disabled = true;
       try {
         await act();
         close();
       } catch (error) {
-        told.replaceChildren(error.message);
+        message.replaceChildren(error.message);
       }
     });
-    box.append(told);
+    const message = el("div", {}, el("span", {}, text), doing);
+    box.append(message);
     setTimeout(close, TOLD_FOR);
   };
 
@@ -122,5 +228,9 @@ window.Studio = (() => {
     return el("div", { class: "message message-error", role: "alert" }, el("span", { class: "sign" }, "✕"), el("div", {}, ...lines));
   };
 
-  return { ask, send, url, el, rendered, write, put, duration, when, labels, toast, complaint };
+  const requests = { ask, send, url, attempt, until };
+  const events = { on, whileShown, onKeys };
+  const elements = { el, svg, image, card, table, button, checkbox, select, upload, search, dialog, show, closer };
+  const content = { rendered, write, put, complaint, toast, styleSheet, duration, when, labels };
+  return { ...requests, ...events, ...elements, ...content };
 })();

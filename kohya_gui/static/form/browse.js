@@ -1,6 +1,6 @@
 // The dialog for files and folders on the machine that runs the GUI, and settings files dropped on the page.
 (() => {
-  const { el, ask } = Studio;
+  const { el, button, ask, on } = Studio;
   const LAST = "browse-folder"; // where something was chosen last: files of one model lie together
   const LINK = 'a[href$="#browse"]';
   const fieldOf = (id) => document.getElementById(id)?.querySelector("input, textarea");
@@ -14,14 +14,11 @@
     const several = field.element.tagName === "TEXTAREA" && field.element.rows > 1;
     const before = several ? field.element.value.trimEnd() : "";
     field.element.focus();
-    field.element.value = before ? `${before}\n${path}` : path;
-    for (const kind of ["input", "change"]) field.element.dispatchEvent(new Event(kind, { bubbles: true }));
-    if (field.element.role === "combobox" || field.element.getAttribute("role") === "listbox")
-      field.element.dispatchEvent(new KeyboardEvent("keydown", { key: "Enter", bubbles: true }));
+    Fields.enter(field.element, before ? `${before}\n${path}` : path);
     field.then?.();
   };
   const inside = (name) => (here.folder.endsWith(here.separator) ? here.folder + name : here.folder + here.separator + name);
-  const entry = (name, sign, onclick) => el("button", { type: "button", class: "entry", onclick }, `${sign} ${name}`);
+  const entry = (name, sign, onclick) => button(`${sign} ${name}`, onclick, { class: "entry" });
 
   const draw = () => {
     const typed = el("input", { type: "text", value: here.folder, "aria-label": "Folder", class: "where" });
@@ -32,13 +29,13 @@
       ...here.files.map((name) => entry(name, "·", () => choose(inside(name)))),
     ].filter(Boolean);
     const images = here.images ? el("p", { class: "quiet" }, `${here.images} images in this folder`) : null;
-    const take = el("button", { type: "button", class: "take", onclick: () => choose(here.folder) }, "Use this folder");
+    const take = here.takes_folder ? button("Use this folder", () => choose(here.folder), { class: "take" }) : null;
     dialog.replaceChildren(
-      el("div", { class: "starts" }, ...here.starts.map((path) => el("button", { type: "button", onclick: () => list(path) }, path))),
+      el("div", { class: "starts" }, ...here.starts.map((path) => button(path, () => list(path)))),
       typed,
       el("div", { class: "entries" }, ...(rows.length ? rows : [el("p", { class: "quiet" }, "No matching files here")])),
-      ...(images ? [images] : []),
-      el("div", { class: "ways" }, ...(here.takes_folder ? [take] : []), el("button", { type: "button", onclick: () => dialog.close() }, "Cancel")),
+      ...[images].filter(Boolean),
+      el("div", { class: "ways" }, take, button("Cancel", () => dialog.close())),
     );
     (dialog.querySelector(".entries button") ?? typed).focus();
   };
@@ -51,16 +48,13 @@
       dialog.prepend(Studio.complaint(error));
     }
   };
-  const open = (element, name, then) => {
+  Studio.browse = (element, name, then) => {
     if (!element) return;
     field = { element, name, then };
-    if (!dialog.isConnected) document.body.append(dialog);
     dialog.replaceChildren();
-    dialog.showModal();
+    Studio.show(dialog);
     list(element.value.split("\n").pop() || localStorage.getItem(LAST) || "");
   };
-
-  Studio.browse = open;
 
   dialog.addEventListener("keydown", (event) => {
     const rows = [...dialog.querySelectorAll(".entries button")];
@@ -71,26 +65,26 @@
     event.preventDefault();
     rows[to]?.focus();
   });
-  document.addEventListener(
-    "click",
-    (event) => {
-      const link = event.target.closest?.(LINK);
-      const id = link ? link.closest(".option[id]")?.id : null;
-      const [, tab] = event.target.closest?.("button[id$=-browse]")?.id.match(/^([a-z_]+)-browse$/) ?? [];
-      if (!id && !tab) return;
-      event.preventDefault();
-      if (id) return open(fieldOf(id), id.replace(/^[a-z_]+-/, ""));
-      open(fieldOf(`${tab}-file`), "file", () => setTimeout(() => document.getElementById(`${tab}-open`).click(), 300));
-    },
-    true,
-  );
+  const followLink = (link, event) => {
+    const { id } = link.closest(".option[id]") ?? {};
+    if (!id) return;
+    event.preventDefault();
+    Studio.browse(fieldOf(id), id.replace(/^[a-z_]+-/, ""));
+  };
+  on("click", LINK, followLink, true);
+  const openFile = ({ id }, event) => {
+    const tab = id.replace(/-browse$/, "");
+    event.preventDefault();
+    const opens = () => setTimeout(() => document.getElementById(`${tab}-open`).click(), 300);
+    Studio.browse(fieldOf(`${tab}-file`), "file", opens);
+  };
+  on("click", "button[id$=-browse]", openFile, true);
 
   // Gradio's Markdown gives all these links one name, and a window of their own
-  document.addEventListener("focusin", ({ target }) => {
-    const field = target.matches?.(LINK) && target.closest(".option[id]");
-    if (!field) return;
-    target.removeAttribute("target");
-    target.setAttribute("aria-label", `Browse for ${field.querySelector('[data-testid="block-info"]')?.textContent.trim()}`);
+  on("focusin", LINK, (link) => {
+    const title = link.closest(".option[id]")?.querySelector('[data-testid="block-info"]');
+    link.removeAttribute("target");
+    if (title) link.setAttribute("aria-label", `Browse for ${title.textContent.trim()}`);
   });
 
   // A settings file dropped anywhere on a training tab is opened there
@@ -103,11 +97,8 @@
     if (!isFile(event)) return;
     event.preventDefault(); // else the browser leaves the page to show the file
     const [tab, file] = [tabShown(), event.dataTransfer.files[0]];
-    const into = tab && document.querySelector(`#${tab}-dropped :is(input, textarea)`);
-    if (!into || !file) return;
+    if (!tab || !file) return;
     if (file.size > LARGEST) return Studio.toast(`${file.name} is not opened: it has more than 4 MB, and settings files have less`, "OK", () => {});
-    into.value = JSON.stringify({ name: file.name, text: await file.text() });
-    into.dispatchEvent(new Event("input", { bubbles: true }));
-    setTimeout(() => document.getElementById(`${tab}-open`).click(), 150); // once Gradio has read it
+    Fields.submit(tab, "dropped", JSON.stringify({ name: file.name, text: await file.text() }), "open");
   });
 })();

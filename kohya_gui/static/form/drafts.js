@@ -1,6 +1,7 @@
 // Keeps a draft of each form: shortly after a change, and at the latest when the page is left. A form is locked until its
 // draft is restored, since earlier input would overwrite the draft.
 window.Drafts = (() => {
+  const { el } = Studio;
   const PAUSE = 300; // ms
   const LONG = 30_000; // ms after which a restore has failed
   const kept = Object.keys(localStorage); // read before Gradio writes its defaults there
@@ -10,11 +11,7 @@ window.Drafts = (() => {
   addEventListener("pagehide", () => sessionStorage.setItem(SCROLLED, scrollY));
   const paneOf = (tab) => document.querySelector(`#${tab}[role=tabpanel]`);
 
-  const sign = document.createElement("div");
-  sign.id = "studio-restoring";
-  sign.setAttribute("role", "status");
-  sign.textContent = "Restoring your settings…";
-  sign.hidden = true;
+  const sign = el("div", { id: "studio-restoring", role: "status", hidden: true }, "Restoring your settings…");
   const locked = () => document.querySelectorAll("#tabs [role=tabpanel][inert]");
 
   const lock = () => {
@@ -33,8 +30,7 @@ window.Drafts = (() => {
 
   // Unsaved changes: what differs from the form as last opened, saved or set by a preset; Python stamps that baseline
 
-  const sheet = new CSSStyleSheet(); // a CSS rule, since a tab that was never shown has no elements yet
-  document.adoptedStyleSheets = [...document.adoptedStyleSheets, sheet];
+  const sheet = Studio.styleSheet(); // a CSS rule, since a tab that was never shown has no elements yet
   const unsaved = new Set();
   const touched = new Set(); // tabs with changes by hand since their baseline, other than of the family
   const settings = (draft) =>
@@ -84,24 +80,22 @@ window.Drafts = (() => {
   };
   const untouched = (tab) => !touched.has(tab) && !unsaved.has(tab) && !document.querySelector(`#${tab}-file input`)?.value;
 
-  const named = (names, now) => Object.fromEntries(names.map((name, i) => [name, now[i]]));
-
-  /** The new draft of a form; `now` holds its values and, last, the previous draft. */
-  const written = (tab, names, now, launch) => {
-    const draft = named(names, now);
+  /** Take the values of a form, of which the last is its draft before; returns its draft now. */
+  const take = (tab, names, now, restoring = false) => {
+    const draft = Object.fromEntries(names.map((name, i) => [name, now[i]]));
     Forms.held(tab, draft);
     Plans.changed(tab, draft);
+    const saved = compare(tab, draft, now.at(-1)?.saved, restoring);
     note(tab, draft);
-    return { ...draft, launch, saved: compare(tab, draft, now.at(-1)?.saved) };
+    return { ...draft, saved };
   };
+
+  /** The new draft of a form. */
+  const written = (tab, names, now, launch) => ({ ...take(tab, names, now), launch });
 
   /** Unlock a tab's form: its draft is restored, or there was none. */
   const release = (tab, names, now) => {
-    const draft = named(names, now);
-    Forms.held(tab, draft);
-    Plans.changed(tab, draft);
-    compare(tab, draft, now.at(-1)?.saved, true);
-    note(tab, draft);
+    take(tab, names, now, true);
     restored.add(tab);
     if (reloaded && paneOf(tab)?.offsetParent) requestAnimationFrame(() => scrollTo(0, Number(sessionStorage.getItem(SCROLLED))));
     paneOf(tab)?.removeAttribute("inert");
@@ -135,28 +129,28 @@ window.Drafts = (() => {
 
   // Several tabs of one browser keep the same drafts
 
-  const twins = new Set();
-  const me = crypto.getRandomValues(new Uint32Array(2)).join("-");
+  let isTwin = false;
   const channel = new BroadcastChannel(`studio-drafts ${location.host}`);
-  const warning = document.createElement("p");
-  warning.id = "studio-twin";
-  warning.setAttribute("role", "status");
-  warning.textContent = "This page is also open in another tab of this browser. Both keep the same settings: the last change wins.";
-  channel.addEventListener("message", ({ data: { from, kind } }) => {
-    if (kind === "gone") twins.delete(from);
-    else twins.add(from);
-    if (kind === "opened") channel.postMessage({ from: me, kind: "here" });
+  const warning = el(
+    "p",
+    { id: "studio-twin", role: "status" },
+    "This page is also open in another tab of this browser. Both keep the same settings: the last change wins.",
+  );
+  const warn = () => (isTwin ? document.querySelector(".page-head")?.after(warning) : warning.remove());
+  const askOthers = () => {
+    isTwin = false;
+    channel.postMessage("is anybody here?");
+    setTimeout(warn, 1000);
+  };
+  channel.addEventListener("message", ({ data }) => {
+    if (data === "gone") return askOthers();
+    if (data !== "here") channel.postMessage("here");
+    isTwin = true;
     warn();
   });
-  const warn = () => (twins.size ? document.querySelector(".page-head")?.after(warning) : warning.remove());
-  setInterval(() => {
-    if (!twins.size) return;
-    twins.clear(); // one that crashed said nothing
-    channel.postMessage({ from: me, kind: "opened" });
-    setTimeout(warn, 1000);
-  }, 15_000);
-  channel.postMessage({ from: me, kind: "opened" });
-  addEventListener("pagehide", () => channel.postMessage({ from: me, kind: "gone" }));
+  setInterval(() => isTwin && askOthers(), 15_000); // one that crashed said nothing
+  askOthers();
+  addEventListener("pagehide", () => channel.postMessage("gone"));
 
   return { release, written, printed, untouched, restored: (tab) => restored.has(tab) };
 })();

@@ -1,9 +1,9 @@
 // Fields of the training tabs: links to them, error marks, option keys as tooltips, and a busy sign while waiting for an
 // answer.
 (() => {
+  const { on, until } = Studio;
   const wrong = new Map(); // tab -> its marked fields by id, each with its error
-  const sheet = new CSSStyleSheet(); // a CSS rule, since a folded panel has no elements yet
-  document.adoptedStyleSheets = [...document.adoptedStyleSheets, sheet];
+  const sheet = Studio.styleSheet(); // a CSS rule, since a folded panel has no elements yet
   const OUTLINE = "outline: 2px solid var(--bad); outline-offset: 3px; border-radius: 4px;";
   const mark = () => {
     const marked = [...wrong.values()].flatMap((fields) => [...fields]);
@@ -19,19 +19,10 @@
     const said = sentences(told).find((each) => leadsTo(each, id))?.textContent ?? "";
     return said.slice(said.indexOf("): ") + 1).replace(/^: /, "");
   };
-  const found = (look, left = 60) =>
-    new Promise((done) => {
-      const now = () => {
-        const it = look();
-        it || !left-- ? done(it) : setTimeout(now, 50);
-      };
-      now();
-    });
-
   const panelsOf = (element) => (element.dataset.panels || "").split(" ").filter(Boolean);
   const unfold = async (panels) => {
     for (const panel of panels) {
-      const head = await found(() => document.querySelector(`#${CSS.escape(panel)} > .label-wrap`));
+      const head = await until(() => document.querySelector(`#${CSS.escape(panel)} > .label-wrap`));
       if (head && !head.classList.contains("open")) head.click();
     }
   };
@@ -41,7 +32,7 @@
     const [pane, tab] = [`#${form}[role=tabpanel]`, document.getElementById(`${form}-button`)];
     if (tab && !document.querySelector(pane)?.offsetParent) tab.click();
     await unfold(panels);
-    const field = await found(() => document.getElementById(id));
+    const field = await until(() => document.getElementById(id));
     if (!field) return;
     for (let around = field; (around = around.parentElement?.closest("details")); ) around.open = true;
     field.scrollIntoView({ block: "center" });
@@ -50,15 +41,12 @@
   };
 
   // Gradio opens a list again at Tab, and then leaves it open for good: it sees Escape instead, which closes it
-  document.addEventListener(
-    "keydown",
-    (event) => {
-      if (event.key !== "Tab" || !event.target.matches?.("input[role=combobox]")) return;
-      event.stopImmediatePropagation();
-      event.target.dispatchEvent(new KeyboardEvent("keydown", { key: "Escape", bubbles: true }));
-    },
-    true,
-  );
+  const closeList = (input, event) => {
+    if (event.key !== "Tab") return;
+    event.stopImmediatePropagation();
+    input.dispatchEvent(new KeyboardEvent("keydown", { key: "Escape", bubbles: true }));
+  };
+  on("keydown", "input[role=combobox]", closeList, true);
 
   const asked = new Map(); // tab -> whether the answer to Start may jump to a field
   const boxOf = (tab) => document.getElementById(`${tab}-message`);
@@ -106,56 +94,53 @@
   };
   const tabOf = (element) => element.closest("[role=tabpanel]")?.id;
 
-  document.addEventListener(
-    "click",
-    (event) => {
-      const button = event.target.closest?.("button[id]");
-      const [tab, ...rest] = button?.id.split("-") ?? [];
-      if (!tab || !ASKING.includes(rest.join("-"))) return;
-      asked.set(tab, rest.join("-") === "start");
-      boxOf(tab)?.querySelector(".message-error")?.classList.add("stale"); // about what was asked before
-      busy(tab, button);
-    },
-    true,
-  );
-  // a preset is chosen by mouse or Enter while its list is open
-  const chosen = (event) => {
-    const preset = event.target.closest?.('[id$="-preset"]');
-    const byKey = event.type === "keydown" && event.key === "Enter" && preset?.querySelector("[role=listbox]");
-    if (preset && (byKey || event.target.closest("[role=option]"))) busy(tabOf(preset), preset);
+  const ask = (button) => {
+    const [tab, ...rest] = button.id.split("-");
+    const action = rest.join("-");
+    if (!ASKING.includes(action)) return;
+    asked.set(tab, action === "start");
+    boxOf(tab)?.querySelector(".message-error")?.classList.add("stale"); // about what was asked before
+    busy(tab, button);
   };
-  for (const kind of ["mousedown", "keydown"]) document.addEventListener(kind, chosen, true);
+  on("click", "button[id]", ask, true);
+  // a preset is chosen by mouse or Enter while its list is open
+  const chosen = (preset, event) => {
+    const byKey = event.key === "Enter" && preset.querySelector("[role=listbox]");
+    if (byKey || event.target.closest("[role=option]")) busy(tabOf(preset), preset);
+  };
+  for (const kind of ["mousedown", "keydown"]) on(kind, '[id$="-preset"]', chosen, true);
   /** Write into a field as if somebody typed it, for Gradio to see. */
-  const fill = (id, value) => {
-    const field = document.getElementById(id)?.querySelector("input, textarea");
-    if (!field) return false;
+  const enter = (field, value) => {
     if (field.role === "combobox") field.focus();
     field.value = value;
     for (const kind of ["input", "change"]) field.dispatchEvent(new Event(kind, { bubbles: true }));
     // a list takes what is typed, beside its own values, with Enter
     if (field.role === "combobox") field.dispatchEvent(new KeyboardEvent("keydown", { key: "Enter", bubbles: true }));
+  };
+  const fill = (id, value) => {
+    const field = document.getElementById(id)?.querySelector("input, textarea");
+    if (field) enter(field, value);
+    return Boolean(field);
+  };
+  /** Fill a field of a form and press a button of it, with which Gradio sends it; returns whether both are there. */
+  const submit = (tab, name, value, action) => {
+    const button = document.getElementById(`${tab}-${action}`);
+    if (!button || !fill(`${tab}-${name}`, value)) return false;
+    setTimeout(() => button.click(), 150); // once Gradio took the value
     return true;
   };
-  document.addEventListener("click", async (event) => {
-    const button = event.target.closest?.("[data-set]");
-    if (!button) return;
+  on("click", "[data-set]", async (button) => {
     const { set, value } = button.dataset;
     if (!fill(set, value)) await unfold(panelsOf(button));
-    if (await found(() => fill(set, value))) button.hidden = true; // what it offered is done
+    if (await until(() => fill(set, value))) button.hidden = true; // what it offered is done
   });
   // the answer to Start's question is sent to the server with the form
-  document.addEventListener("click", (event) => {
-    const { answer } = event.target.closest?.("[data-answer]")?.dataset ?? {};
-    const tab = answer && event.target.closest("[id$=-message]").id.split("-")[0];
-    if (!tab || !fill(`${tab}-answer`, answer)) return;
-    setTimeout(() => document.getElementById(`${tab}-start`).click(), 150); // once Gradio took it
-  });
-  document.addEventListener("click", (event) => {
-    const button = event.target.closest?.("[data-load]");
-    const tab = button && tabOf(button);
-    if (!tab || !fill(`${tab}-load-run`, button.dataset.load)) return;
-    busy(tab, button);
-    setTimeout(() => document.getElementById(`${tab}-load`).click(), 150); // once Gradio took it
+  on("click", "[data-answer]", (button) =>
+    submit(button.closest("[id$=-message]").id.split("-")[0], "answer", button.dataset.answer, "start"),
+  );
+  on("click", "[data-load]", (button) => {
+    const tab = tabOf(button);
+    if (tab && submit(tab, "load-run", button.dataset.load, "load")) busy(tab, button);
   });
   document.addEventListener("keydown", (event) => {
     if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey)) return;
@@ -165,13 +150,8 @@
     document.activeElement?.blur(); // commit what is being typed
     setTimeout(() => start.click(), 60);
   });
-  document.addEventListener("click", (event) => {
-    const link = event.target.closest?.("[data-field]");
-    if (link && link.dataset.action !== "load") jump(link.dataset.field, panelsOf(link));
-  });
-  document.addEventListener("input", (event) => {
-    const field = event.target.closest?.(".option[id]");
-    if (!field) return;
+  on("click", "[data-field]", (link) => link.dataset.action !== "load" && jump(link.dataset.field, panelsOf(link)));
+  on("input", ".option[id]", (field) => {
     for (const fields of wrong.values()) if (fields.delete(field.id)) mark();
     // a message about a field is outdated once its value changes, an error about none once anything does
     const told = boxOf(field.id.split("-")[0])?.querySelector(".message-error, .message-warning");
@@ -179,7 +159,7 @@
     for (const sentence of told ? sentences(told) : []) if (leadsTo(sentence, field.id)) sentence.classList.add("stale");
     if (told?.querySelector("[data-field]") && sentences(told).every((each) => each.classList.contains("stale"))) told.classList.add("stale");
   });
-  window.Fields = { jump, panelsOf };
+  window.Fields = { jump, panelsOf, enter, submit };
 
   // What is typed is checked when the field is left, by the rules of Start
   document.addEventListener("focusout", async ({ target }) => {
@@ -199,16 +179,13 @@
 
   // On an untouched form a family comes with its recommended settings
   const pristine = new Map(); // tab -> whether the form was untouched when its family was chosen
-  document.addEventListener(
-    "change",
-    ({ target }) => {
-      const tab = target.type === "radio" && target.closest("[id$=-family]")?.id.replace(/-family$/, "");
-      if (!tab) return;
-      pristine.set(tab, Drafts.untouched(tab));
-      watch(tab);
-    },
-    true,
-  );
+  const choosing = (choice, { target }) => {
+    if (target.type !== "radio") return;
+    const tab = choice.id.replace(/-family$/, "");
+    pristine.set(tab, Drafts.untouched(tab));
+    watch(tab);
+  };
+  on("change", "[id$=-family]", choosing, true);
   const useOffer = (tab) => {
     const offer = boxOf(tab)?.querySelector('[data-load^="preset:"]');
     if (offer && pristine.get(tab)) setTimeout(() => offer.click());
@@ -216,8 +193,7 @@
   };
 
   // show a field's key as the tooltip of its label
-  document.addEventListener("mouseover", (event) => {
-    const name = event.target.closest?.('.option[id] :is([data-testid="block-info"], label > span, .label-text)');
-    if (name && !name.title) name.title = name.closest(".option[id]").id.replace(/^[a-z_]+-/, "");
+  on("mouseover", '.option[id] :is([data-testid="block-info"], label > span, .label-text)', (name) => {
+    name.title ||= name.closest(".option[id]").id.replace(/^[a-z_]+-/, "");
   });
 })();

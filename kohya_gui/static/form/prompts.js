@@ -1,5 +1,6 @@
 // The sample prompt editor: explains each prompt while typing, and appends options to the current line.
 (() => {
+  const { on } = Studio;
   const part = (tab, name) => document.querySelector(`#${tab}-${name}`);
   const chosen = (tab, name) => part(tab, name)?.querySelector("input, textarea")?.value ?? "";
   const familyOf = (tab) => part(tab, "family").querySelector("input:checked").value;
@@ -24,17 +25,9 @@
     soon(tab, 50);
     setTimeout(() => part(tab, "prompts")?.querySelector("textarea").focus(), 50);
   };
-  document.addEventListener("input", (event) => {
-    const area = event.target.closest?.(".prompt-editor textarea");
-    if (area) soon(area.closest(".prompt-editor").id.replace("-prompt-editor", ""));
-  });
-  document.addEventListener("change", (event) => {
-    const of = event.target.closest?.("[id$=-family], [id$=-sample_prompts], [id$=-sample_sampler]");
-    if (of) soon(of.id.split("-")[0]);
-  });
-  document.addEventListener("click", (event) => {
-    const button = event.target.closest?.("[data-insert]");
-    if (!button) return;
+  on("input", ".prompt-editor", (editor) => soon(editor.id.replace("-prompt-editor", "")));
+  on("change", "[id$=-family], [id$=-sample_prompts], [id$=-sample_sampler]", (of) => soon(of.id.split("-")[0]));
+  on("click", "[data-insert]", (button) => {
     const { insert, value } = button.dataset;
     const area = button.closest(".prompt-editor").querySelector("textarea");
     const text = area.value;

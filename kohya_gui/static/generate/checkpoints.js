@@ -1,22 +1,20 @@
 // The dialog that compares the checkpoints of a run: its form, the progress of the job, losses and the grid of images.
 (() => {
-  const { el, rendered, ask, send, url, complaint, write } = Studio;
+  const { el, svg, image, button, checkbox, select, rendered, ask, send, attempt, url, complaint, write } = Studio;
   const EVERY = 1000; // milliseconds
-  const SVG = "http://www.w3.org/2000/svg";
   const [NARROWEST, HIGH, EDGE] = [280, 132, 12]; // pixels of the chart
+  const UNFINISHED = "This comparison was not finished. Compare the same again to continue it: what is made stays.";
   const dialog = el("dialog", { class: "browse checkpoints", "aria-label": "Compare checkpoints" });
-  const large = el("dialog", { class: "sample-large checkpoint-large", "aria-label": "Image", tabindex: -1 });
-  let run, offers, parts, told, known, shown, pinned;
+  const large = Studio.dialog({ class: "sample-large checkpoint-large", "aria-label": "Image", tabindex: -1 });
+  let run;
+  let offers;
+  let parts;
+  let told;
+  let known;
+  let shown;
+  let pinned;
 
-  const svg = (tag, attributes = {}, ...children) => {
-    const made = document.createElementNS(SVG, tag);
-    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-    made.append(...children);
-    return made;
-  };
   const numbers = (text) => text.split(/[\s;,]+/).filter(Boolean).map(Number);
-  const button = (action, words, onclick, more = {}) =>
-    el("button", { type: "button", "data-action": action, onclick, ...more }, words);
 
   // The form
 
@@ -29,39 +27,33 @@
   const input = (placeholder = "") => el("input", { type: "text", placeholder });
   const number = (placeholder = "") => el("input", { type: "number", placeholder, step: "any" });
   const tick = (name) => {
-    const box = el("input", { type: "checkbox", name });
-    return el("label", { id: `compare-${name}`, class: "tick", title: offers.fields[name].help }, box, offers.fields[name].label);
+    const { label, help } = offers.fields[name];
+    return el("label", { id: `compare-${name}`, class: "tick", title: help }, checkbox(false, null, { name }), label);
   };
 
   const boxes = () => {
     const all = offers.checkpoints.map(({ file, name, label }) => {
-      const box = el("input", { type: "checkbox", value: file });
-      box.checked = true;
+      const box = checkbox(true, null, { name: "checkpoints", value: file });
       return el("label", { class: "tick", title: `${name}\n${file}` }, box, label);
     });
     const set = (on) => () => all.forEach((each) => (each.firstChild.checked = on));
-    const links = [
-      el("button", { type: "button", class: "link", onclick: set(true) }, "All"),
-      el("button", { type: "button", class: "link", onclick: set(false) }, "None"),
-    ];
+    const links = [button("All", set(true), { class: "link" }), button("None", set(false), { class: "link" })];
     return el("fieldset", { id: "compare-checkpoints", class: "wide" }, el("legend", {}, "Checkpoints ", ...links), el("div", {}, ...all));
   };
 
-  const rules = (value, empty) =>
-    el(
-      "select",
-      {},
-      ...(empty ? [el("option", { value: "" }, "Lowest validation loss, or the last without one")] : []),
-      ...offers.rules.map((rule) => el("option", { value: rule.value, selected: rule.value === value }, rule.title)),
-    );
+  const PIN = "Keep this image on the left, and walk on with the arrow keys";
+  const LAST = ["", "Lowest validation loss, or the last without one"];
+  const rules = (...first) => select({}, [...first, ...offers.rules.map(({ value, title }) => [value, title])]);
 
   const choice = (name) => {
     const choices = offers.fields[name]?.choices ?? [];
-    return field(name, el("select", {}, el("option", { value: "" }, "As in the run"), ...choices.map((each) => el("option", { value: each }, each))));
+    return field(name, select({}, [["", "As in the run"], ...choices.map((each) => [each, each])]));
   };
 
   const drawForm = () => {
-    const prompts = el("textarea", { rows: 3, placeholder: offers.sampled ? "The prompts of the run's samples. Or your own, one in each line" : "One in each line, such as: a photo of sks cat --w 1024 --h 1024" });
+    const own = "One in each line, such as: a photo of sks cat --w 1024 --h 1024";
+    const placeholder = offers.sampled ? "The prompts of the run's samples. Or your own, one in each line" : own;
+    const prompts = el("textarea", { rows: 3, placeholder });
     const images = [
       offers.adapters ? field("strengths", input("1, or several: 0.6, 0.8, 1")) : null,
       field("seeds", input("of the prompts, else 1")),
@@ -72,16 +64,15 @@
       tick("compile"),
       tick("no_images"),
     ];
-    const held = offers.held_out ? "The images that validation_split held out of the run" : "No images were held out of the run: name a folder of others";
-    const [rule, percent] = [rules("", true), field("within", number(String(offers.within)))];
+    const none = "No images were held out of the run: name a folder of others";
+    const held = offers.held_out ? "The images that validation_split held out of the run" : none;
+    const rule = rules(LAST);
+    const percent = field("within", number(String(offers.within)));
     percent.hidden = true;
     rule.addEventListener("change", () => (percent.hidden = rule.value !== "earliest"));
-    const losses = [
-      field("validation_dir", input(held), "wide"),
-      field("rule", rule, "double"),
-      percent,
-      tick("no_validation"),
-    ];
+    const folder = field("validation_dir", input(held), "wide");
+    const losses = [folder, field("rule", rule, "double"), percent, tick("no_validation")];
+    const submit = button("Compare", null, { type: "submit", class: "take", "data-action": "start-comparison" });
     const form = el(
       "form",
       { class: "checkpoints-form", onsubmit: (event) => (event.preventDefault(), start()) },
@@ -89,7 +80,7 @@
       field("prompt", prompts, "wide"),
       ...images.filter(Boolean),
       ...losses,
-      el("div", { class: "wide ways" }, el("button", { type: "submit", class: "take", "data-action": "start-comparison" }, "Compare")),
+      el("div", { class: "wide ways" }, submit),
     );
     const [noImages, noLosses] = ["no_images", "no_validation"].map((name) => form.elements[name]);
     for (const [one, other] of [[noImages, noLosses], [noLosses, noImages]])
@@ -99,26 +90,19 @@
 
   /** The options that the form sets; what is empty is left out. */
   const filled = () => {
-    const form = parts.form;
-    const value = (name) => form.elements[name]?.value.trim() ?? "";
-    const on = (name) => form.elements[name].checked;
-    const chosen = [...form.querySelectorAll("fieldset input:checked")].map((box) => box.value);
-    const lists = Object.fromEntries(["strengths", "seeds"].map((name) => [name, numbers(value(name))]));
-    const single = ["width", "height", "steps", "scale", "guidance", "within", "negative_prompt", "validation_dir", "rule", "sampler", "dtype"];
-    const set = Object.fromEntries(single.map((name) => [name, value(name)]).filter(([, each]) => each !== ""));
-    const switches = Object.fromEntries(["compile", "no_images", "no_validation"].map((name) => [name, on(name)]));
-    const prompt = value("prompt").split("\n").map((line) => line.trim()).filter(Boolean);
-    return { checkpoints: chosen, ...lists, ...set, ...switches, prompt };
+    const data = new FormData(parts.form);
+    const text = (name) => data.get(name) ?? ""; // strengths are of adapters only
+    const prompt = text("prompt").split("\n").map((line) => line.trim()).filter(Boolean);
+    const lists = { prompt, strengths: numbers(text("strengths")), seeds: numbers(text("seeds")) };
+    const isOn = (name) => [name, data.has(name)];
+    const switches = Object.fromEntries(["compile", "no_images", "no_validation"].map(isOn));
+    const values = [...data].map(([name, value]) => [name, value.trim()]).filter(([, value]) => value !== "");
+    return { ...Object.fromEntries(values), ...switches, ...lists, checkpoints: data.getAll("checkpoints") };
   };
 
   const start = async () => {
-    parts.said.replaceChildren();
-    try {
-      await send(`run/${run.id}/comparison`, filled());
-      parts.settings.open = false;
-    } catch (error) {
-      parts.said.replaceChildren(complaint(error));
-    }
+    const began = () => send(`run/${run.id}/comparison`, filled());
+    if (await attempt(parts.said, began)) parts.settings.open = false;
     known = "";
     look(run.id);
   };
@@ -176,20 +160,15 @@
     });
     const dots = points.map((each) => {
       const isBest = each.number === result.best;
-      const title = svg("title");
-      title.textContent = `${each.label}: ${each.loss.toFixed(5)}${isBest ? ", the best" : ""}`;
+      const title = svg("title", {}, `${each.label}: ${each.loss.toFixed(5)}${isBest ? ", the best" : ""}`);
       return svg("circle", { cx: x(each.number), cy: y(each.loss), r: isBest ? 6 : 3.5, class: isBest ? "best" : "" }, title);
     });
-    const text = (words, at) => {
-      const made = svg("text", at);
-      made.textContent = words;
-      return made;
-    };
     const marks = high > low ? [low, high] : [low];
-    const scale = marks.map((loss) => text(loss.toFixed(4), { x: EDGE + 46, y: y(loss) + 4, "text-anchor": "end" }));
+    const left = { x: EDGE + 46, "text-anchor": "end" };
+    const scale = marks.map((loss) => svg("text", { ...left, y: y(loss) + 4 }, loss.toFixed(4)));
     const best = points.find((each) => each.number === result.best) ?? points[0];
     const near = x(best.number) < 120 ? "start" : x(best.number) > wide - 120 ? "end" : "middle";
-    const label = text(best.label, { x: x(best.number), y: HIGH - 4, "text-anchor": near, class: "best" });
+    const label = svg("text", { x: x(best.number), y: HIGH - 4, "text-anchor": near, class: "best" }, best.label);
     const about = `Validation loss of ${points.length} checkpoints; the best is ${best.label}`;
     return svg("svg", { viewBox: `0 0 ${wide} ${HIGH}`, class: "losses", role: "img", "aria-label": about }, ...lines, ...dots, ...scale, label);
   };
@@ -237,13 +216,11 @@
     result.prompts.forEach((prompt, row) => {
       grid.append(el("div", { class: "checkpoint-prompt" }, el("span", { title: prompt.prompt }, prompt.prompt), el("span", { class: "quiet" }, `seed ${prompt.seed}`)));
       for (const column of columns) {
-        const image = cellAt(row, column)?.image;
+        const cell = cellAt(row, column);
         const open = () => show(row, columns.indexOf(column));
-        grid.append(
-          image
-            ? el("button", { type: "button", class: "sample", title: named(row, column), onclick: open }, el("img", { src: address(image), alt: named(row, column), loading: "lazy", decoding: "async" }))
-            : el("span", { class: "matrix-none" }),
-        );
+        const title = named(row, column);
+        const made = cell?.image && button(image(address(cell.image), title), open, { class: "sample", title });
+        grid.append(made || el("span", { class: "matrix-none" }));
       }
     });
     return grid;
@@ -275,16 +252,16 @@
 
   const figure = (at, word) => {
     const column = columnsOf(told.result)[at.column];
-    const image = el("img", { src: address(cellAt(at.row, column).image), alt: named(at.row, column) });
-    const frame = el("div", { class: "zoom" }, image);
-    image.addEventListener("click", () => {
+    const frames = () => [...large.querySelectorAll(".zoom")];
+    const zoom = () => {
       const on = !frame.classList.contains("zoomed");
-      for (const each of large.querySelectorAll(".zoom")) each.classList.toggle("zoomed", on);
-    });
-    frame.addEventListener("scroll", () => {
-      for (const other of large.querySelectorAll(".zoom"))
-        if (other !== frame) [other.scrollLeft, other.scrollTop] = [frame.scrollLeft, frame.scrollTop];
-    });
+      for (const each of frames()) each.classList.toggle("zoomed", on);
+    };
+    const follow = () => {
+      for (const other of frames()) if (other !== frame) other.scrollTo(frame.scrollLeft, frame.scrollTop);
+    };
+    const picture = el("img", { src: address(cellAt(at.row, column).image), alt: named(at.row, column), onclick: zoom });
+    const frame = el("div", { class: "zoom", onscroll: follow }, picture);
     const { checkpoint, strength } = column;
     const loss = checkpoint.loss == null ? "" : ` · loss ${checkpoint.loss.toFixed(4)}`;
     return el("figure", { class: word }, frame, el("figcaption", {}, `${checkpoint.label} × ${strength}${loss}`));
@@ -294,11 +271,15 @@
     shown = { row, column };
     const { result } = told;
     const prompt = result.prompts[row];
-    const image = cellAt(row, columnsOf(result)[column]).image;
+    const file = cellAt(row, columnsOf(result)[column]).image;
     const pin = () => ((pinned = pinned ? null : { ...shown }), show(shown.row, shown.column));
-    const use = () => (large.close(), dialog.close(), Studio.useInGenerate(`run/${run.id}/comparison/form/${encodeURIComponent(image)}`));
+    const use = () => {
+      large.close();
+      dialog.close();
+      Studio.useInGenerate(`run/${run.id}/comparison/form/${encodeURIComponent(file)}`);
+    };
     large.replaceChildren(
-      el("button", { type: "button", class: "close", "aria-label": "Close", onclick: () => large.close() }, "✕"),
+      Studio.closer(large),
       el("div", { class: "figures" }, pinned ? figure(pinned, "pinned") : null, figure(shown, "shown")),
       el(
         "div",
@@ -308,13 +289,13 @@
         el(
           "p",
           { class: "run-actions" },
-          button("pin", pinned ? "Show one image" : "Side by side", pin, { title: "Keep this image on the left, and walk on with the arrow keys" }),
-          image.endsWith(".png") ? button("use", "Use in Generate", use) : null,
-          el("a", { class: "sample-download", href: address(image), download: image }, "Download"),
+          button(pinned ? "Show one image" : "Side by side", pin, { "data-action": "pin", title: PIN }),
+          file.endsWith(".png") ? button("Use in Generate", use, { "data-action": "use" }) : null,
+          el("a", { class: "sample-download", href: address(file), download: file }, "Download"),
         ),
       ),
     );
-    if (!large.open) large.showModal();
+    Studio.show(large);
     large.focus(); // what was focused is replaced
   };
 
@@ -327,54 +308,60 @@
       [row, column] = [row + down, column + right];
     }
   };
-  large.addEventListener("keydown", (event) => {
-    const by = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
-    if (!by) return;
-    event.preventDefault();
-    walk(...by);
+  Studio.onKeys(large, {
+    ArrowLeft: () => walk(0, -1),
+    ArrowRight: () => walk(0, 1),
+    ArrowUp: () => walk(-1, 0),
+    ArrowDown: () => walk(1, 0),
   });
-  large.addEventListener("click", (event) => event.target === large && large.close());
   large.addEventListener("close", () => (pinned = null));
 
   // The dialog
 
   const furnish = () => {
+    const again = () => ((known = ""), look(run.id));
     const form = drawForm();
-    const settings = el("details", { open: true }, el("summary", {}, "What to compare"), form);
-    const bar = el("div", { class: "bar", role: "progressbar", "aria-label": "Progress" }, el("i"));
-    const [doing, said, failed] = [el("span", { role: "status" }), el("div"), el("div")];
-    const stop = button("stop-comparison", "Stop", () => send(`run/${run.id}/comparison/stop`).catch(() => {}));
-    const job = el("div", { class: "checkpoints-job", hidden: true }, bar, doing, stop);
-    const rule = rules("", false);
+    const rule = rules();
     rule.value = "";
     rule.dataset.rule = "";
     const within = number();
-    const again = () => ((known = ""), look(run.id));
     for (const control of [rule, within]) control.addEventListener("change", again);
-    const download = el("a", { class: "sample-download", download: `${run.name}-checkpoints.png`, hidden: true }, "Download as one image");
-    const [best, losses, grid] = [el("b", { class: "verdict" }), el("div"), el("div", { class: "scroll" })];
+    const stop = () => send(`run/${run.id}/comparison/stop`).catch(() => {});
+    const download = `${run.name}-checkpoints.png`;
+    parts = {
+      form,
+      rule,
+      within,
+      settings: el("details", { open: true }, el("summary", {}, "What to compare"), form),
+      bar: el("div", { class: "bar", role: "progressbar", "aria-label": "Progress" }, el("i")),
+      doing: el("span", { role: "status" }),
+      said: el("div"),
+      failed: el("div"),
+      best: el("b", { class: "verdict" }),
+      losses: el("div"),
+      grid: el("div", { class: "scroll" }),
+      unfinished: el("p", { class: "quiet", hidden: true }, UNFINISHED),
+      download: el("a", { class: "sample-download", download, hidden: true }, "Download as one image"),
+    };
+    const { settings, said, failed, bar, doing, best, unfinished, losses, grid } = parts;
     const choose = el("label", {}, "The best is the ", rule);
     const percent = el("label", { hidden: true }, "within ", within, " %");
-    const unfinished = el("p", { class: "quiet", hidden: true }, "This comparison was not finished. Compare the same again to continue it: what is made stays.");
-    const result = el("section", { hidden: true }, unfinished, el("div", { class: "checkpoints-verdict" }, best, choose, percent, download), losses, grid);
-    const close = el("button", { type: "button", class: "close", "aria-label": "Close", onclick: () => dialog.close() }, "✕");
-    dialog.replaceChildren(el("h3", {}, `Checkpoints of ${run.name}`), close, settings, said, job, failed, result);
-    parts = { form, settings, bar, doing, said, failed, job, rule, within, best, losses, grid, result, download, unfinished };
+    const stopping = button("Stop", stop, { "data-action": "stop-comparison" });
+    parts.job = el("div", { class: "checkpoints-job", hidden: true }, bar, doing, stopping);
+    const verdict = el("div", { class: "checkpoints-verdict" }, best, choose, percent, parts.download);
+    parts.result = el("section", { hidden: true }, unfinished, verdict, losses, grid);
+    const title = el("h3", {}, `Checkpoints of ${run.name}`);
+    dialog.replaceChildren(title, Studio.closer(dialog), settings, said, parts.job, failed, parts.result);
   };
 
   new ResizeObserver(() => dialog.open && told && draw()).observe(dialog); // the chart is as wide as there is room
 
-  /** Open the dialog for a run; `refuse` shows why it cannot be opened. */
-  Studio.compareCheckpoints = async (of, refuse) => {
-    try {
-      offers = await ask(`run/${of.id}/checkpoints`);
-    } catch (error) {
-      return refuse(error);
-    }
+  /** Open the dialog for a run. */
+  Studio.compareCheckpoints = async (of) => {
+    offers = await ask(`run/${of.id}/checkpoints`);
     [run, known, told] = [of, "", null];
-    if (!dialog.isConnected) document.body.append(dialog, large);
     furnish();
-    if (!dialog.open) dialog.showModal();
+    Studio.show(dialog);
     await look(run.id);
     if (told?.result || (told?.job && !told.job.over)) parts.settings.open = false;
   };

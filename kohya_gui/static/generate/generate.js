@@ -1,6 +1,7 @@
 // The tab Generate: its form, the progress of requests, and the images with their parameters.
 (() => {
-  const { ask, send, el, rendered, write, url, complaint, duration } = Studio;
+  const { ask, send, attempt, el, image: picture, button, checkbox, select, upload, rendered } = Studio;
+  const { write, url, complaint, duration } = Studio;
   const EVERY = 500; // milliseconds
   const IDLE_EVERY = 3000; // while no images are made
   const KEPT = "generate-form"; // in the browser
@@ -8,7 +9,6 @@
   let home = null; // the elements of the form and of the gallery
   let known = "";
   let state = null;
-  let asking = false;
   let asked = 0; // when
   let images = [];
   let folder = ""; // in the form, whose images are shown
@@ -28,10 +28,10 @@
 
   const control = (field) => {
     const common = { "aria-label": field.label, spellcheck: "false", oninput: changed, onchange: changed };
-    if (field.kind === "switch") return el("input", { type: "checkbox", ...common });
+    if (field.kind === "switch") return checkbox(false, changed, common);
     if (field.kind === "choice") {
       const choices = [...(field.nullable ? [["", "not set"]] : []), ...field.choices.map((choice) => [choice, choice])];
-      return el("select", common, ...choices.map(([value, words]) => el("option", { value }, words)));
+      return select(common, choices);
     }
     if (field.kind === "lines") {
       const placeholder = field.name === "prompt" ? "a photo of sks cat on a chair --d 1\na drawing of sks cat --w 768" : "one per line";
@@ -64,13 +64,17 @@
   };
   const fields = () => family().panels.flatMap((panel) => panel.fields);
 
+  /** A row with a file that can be chosen and removed. */
+  const fileRow = (kind, title, file, option, ...parts) => {
+    const browse = button("Browse…", () => Studio.browse(file, option));
+    const remove = button("✕", () => (row.remove(), changed()), { "aria-label": `Remove ${title}` });
+    const row = el("div", { class: kind }, ...parts, browse, remove);
+    return row;
+  };
   const adapterRow = ({ path = "", strength = 1 } = {}) => {
     const file = el("input", { type: "text", class: "adapter-file", value: path, placeholder: "/models/lora.safetensors", "aria-label": "Adapter file", oninput: changed });
     const by = el("input", { type: "number", class: "adapter-strength", step: "0.05", value: strength, "aria-label": "Strength", oninput: changed });
-    const browse = el("button", { type: "button", onclick: () => Studio.browse(file, "lora_weights") }, "Browse…");
-    const drop = el("button", { type: "button", "aria-label": "Remove adapter", onclick: () => (row.remove(), changed()) }, "✕");
-    const row = el("div", { class: "adapter" }, file, by, browse, drop);
-    return row;
+    return fileRow("adapter", "adapter", file, "lora_weights", file, by);
   };
   /** Offer what the runs of this family trained. */
   const offerAdapters = async () => {
@@ -103,11 +107,8 @@
     const typed = () => (show(), changed());
     const file = el("input", { type: "text", class: "control-file", value: path, placeholder: "/images/before.png", "aria-label": "Control image", onchange: typed });
     preview.addEventListener("error", () => (preview.hidden = true));
-    const browse = el("button", { type: "button", onclick: () => Studio.browse(file, "control_image_path") }, "Browse…");
-    const drop = el("button", { type: "button", "aria-label": "Remove control image", onclick: () => (row.remove(), changed()) }, "✕");
-    const row = el("div", { class: "control" }, preview, file, browse, drop);
     show();
-    return row;
+    return fileRow("control", "control image", file, "control_image_path", preview, file);
   };
   const controls = () => [...home.controls.querySelectorAll(".control-file")].map((file) => file.value.trim()).filter(Boolean);
 
@@ -130,19 +131,16 @@
   const controlBox = (paths) => {
     home.controls = el("div", { class: "controls" }, ...paths.map(controlRow));
     if (!family().controls) return null;
-    const upload = el("input", { type: "file", accept: "image/*", multiple: true, hidden: true, "aria-label": "Upload control images" });
-    upload.addEventListener("change", async () => {
-      await addControls(upload.files);
-      upload.value = "";
-    });
+    const files = upload("image/*", addControls, { multiple: true, "aria-label": "Upload control images" });
     const buttons = el(
       "div",
       { class: "control-ways" },
-      el("button", { type: "button", onclick: () => upload.click() }, "Upload…"),
-      el("button", { type: "button", "data-action": "add-control", onclick: () => home.controls.append(controlRow()) }, "Add a path"),
+      button("Upload…", () => files.click()),
+      button("Add a path", () => home.controls.append(controlRow()), { "data-action": "add-control" }),
       el("span", { class: "quiet" }, "or drop images here"),
     );
-    const box = el("div", { class: "generate-controls" }, el("span", { class: "generate-label" }, "Control images, such as the image to edit"), home.controls, buttons, upload);
+    const title = el("span", { class: "generate-label" }, "Control images, such as the image to edit");
+    const box = el("div", { class: "generate-controls" }, title, home.controls, buttons, files);
     const over = (event, on) => {
       event.preventDefault();
       event.stopPropagation();
@@ -183,7 +181,7 @@
     });
     const [first, ...rest] = panels;
     home.adapters = el("div", { class: "adapters" }, ...files.map(adapterRow));
-    const add = el("button", { type: "button", "data-action": "add-adapter", onclick: () => home.adapters.append(adapterRow()) }, "Add adapter");
+    const add = button("Add adapter", () => home.adapters.append(adapterRow()), { "data-action": "add-adapter" });
     home.trained = el("select", { class: "adapters-of-runs", "aria-label": "Adapters of my runs", hidden: true, onchange: addTrained });
     const ways = el("div", { class: "control-ways" }, add, home.trained);
     const box = el("div", { class: "generate-adapters" }, el("span", { class: "generate-label" }, "LoRAs and other adapters"), home.adapters, ways);
@@ -202,17 +200,20 @@
   };
 
   const generate = async () => {
-    home.said.replaceChildren();
     const files = adapters();
     const values = { ...filled(), lora_weights: files.map((each) => each.path).join("\n"), lora_multiplier: files.map((each) => each.strength).join(" ") };
     if (family().controls) values.control_image_path = controls().join("\n");
-    try {
-      await send("generate", { family: home.family.value, values });
-    } catch (error) {
-      home.said.append(complaint(error));
-    }
+    await attempt(home.said, () => send("generate", { family: home.family.value, values }));
+    lookAgain();
+  };
+  const lookAgain = () => {
     known = "";
     beat();
+  };
+  /** Send something that needs no answer. */
+  const tell = async (what, body) => {
+    await send(`generate/${what}`, body).catch(() => {});
+    lookAgain();
   };
 
   // Progress
@@ -225,18 +226,16 @@
     return request.total ? `Step ${request.done} of ${request.total}${count}` : `${request.phase[0].toUpperCase()}${request.phase.slice(1)}…`;
   };
 
+  const isOpen = (request) => ["waiting", "generating"].includes(request.state);
+
   const requestRow = (request) => {
-    const open = ["waiting", "generating"].includes(request.state);
+    const open = isOpen(request);
     const images = Math.max(request.images, 1);
     const now = Math.max(request.last - request.image + 1, 1);
     const done = request.total ? (Math.max(request.image - 1, 0) + (now * request.done) / request.total) / images : 0;
     const bar = el("div", { class: `bar${open && !request.total ? " bar-unknown" : ""}`, role: "progressbar", "aria-label": "Progress" }, el("i"));
     bar.firstChild.style.width = `${100 * done}%`;
-    const cancel = async () => {
-      await send("generate/cancel", { id: request.id }).catch(() => {});
-      known = "";
-      beat();
-    };
+    const cancel = () => tell("cancel", { id: request.id });
     const preview = open && request.preview ? el("img", { class: "request-preview", src: `${url("generate/preview")}?n=${request.preview}`, alt: "Preview" }) : null;
     return el(
       "li",
@@ -244,15 +243,15 @@
       el("span", { class: "request-prompt", title: request.prompt }, request.prompt),
       open ? bar : null,
       request.state === "failed" ? rendered("span", { class: "request-doing bad" }, request.html) : el("span", { class: "request-doing" }, doing(request)),
-      open ? el("button", { type: "button", class: "link", "data-action": "cancel-request", onclick: cancel }, "Cancel") : null,
+      open ? button("Cancel", cancel, { class: "link", "data-action": "cancel-request" }) : null,
       preview,
     );
   };
 
   const drawState = () => {
     const { alive, requests, warnings } = state;
-    const open = requests.filter((request) => ["waiting", "generating"].includes(request.state));
-    const over = requests.filter((request) => !open.includes(request)).slice(0, 1);
+    const open = requests.filter(isOpen);
+    const over = requests.filter((request) => !isOpen(request)).slice(0, 1);
     home.requests.replaceChildren(...[...open].reverse().map(requestRow), ...over.map(requestRow));
     home.free.hidden = !alive;
     write(home.process, alive ? (open.length ? "The model is generating" : "The model stays loaded") : "");
@@ -280,10 +279,10 @@
     const { parameters: p = {} } = image;
     const used = (p.adapters ?? []).map((each) => `${each.name} × ${each.strength}`).join(", ");
     const from = (p.control_images ?? []).map((each) => each.name).join(", ");
-    const close = el("button", { type: "button", class: "close", "aria-label": "Close", onclick: () => home.dialog.close() }, "✕");
-    const use = el("button", { type: "button", "data-action": "use-parameters", onclick: () => (home.dialog.close(), fill(image.form)) }, "Use these settings");
+    const useForm = () => (home.dialog.close(), fill(image.form));
+    const use = button("Use these settings", useForm, { "data-action": "use-parameters" });
     home.dialog.replaceChildren(
-      close,
+      Studio.closer(home.dialog),
       el("img", { src: source(image), alt: p.prompt ?? "" }),
       el(
         "div",
@@ -296,7 +295,7 @@
         el("p", { class: "run-actions" }, image.form ? use : null, el("a", { href: source(image), download: image.name, class: "sample-download" }, "Download")),
       ),
     );
-    if (!home.dialog.open) home.dialog.showModal();
+    Studio.show(home.dialog);
   };
   const walk = (by) => open(images[images.findIndex((image) => image.name === shown.name) + by]);
 
@@ -307,8 +306,10 @@
     images = told.images;
     const old = new Map(same ? [...home.images.children].map((each) => [each.dataset.name, each]) : []);
     const small = (image) => {
-      const picture = el("img", { src: source(image), alt: image.parameters?.prompt ?? image.name, loading: "lazy", decoding: "async" });
-      return el("button", { type: "button", class: "sample", "data-name": image.name, title: `${image.parameters?.prompt ?? ""}\n${line(image)}`, onclick: () => open(image) }, picture);
+      const { prompt } = image.parameters ?? {};
+      const title = `${prompt ?? ""}\n${line(image)}`;
+      const attributes = { class: "sample", "data-name": image.name, title };
+      return button(picture(source(image), prompt ?? image.name), () => open(image), attributes);
     };
     home.images.replaceChildren(...images.map((image) => old.get(image.name) ?? small(image)));
     write(home.folder, images.length ? `${told.total > images.length ? `The newest ${images.length} of ${told.total}` : told.total} images in ${told.folder}` : "");
@@ -341,18 +342,14 @@
     return found;
   };
 
-  const readImage = async (file) => {
-    home.said.replaceChildren();
-    try {
+  const readImage = (file) =>
+    attempt(home.said, async () => {
       if (!file.name.toLowerCase().endsWith(".png")) throw new Error(`${file.name} is not a PNG; only these hold parameters`);
       const told = await send("generate/read", { chunks: await chunksOf(file) });
       fill(told);
       const model = !told.family && told.model ? ` It was made with ${told.model}; choose its file below.` : "";
       home.said.replaceChildren(el("div", { class: "message message-ok" }, el("div", {}, el("p", {}, `Read the settings of ${file.name}.${model}`))));
-    } catch (error) {
-      home.said.replaceChildren(complaint(error));
-    }
-  };
+    });
   const visible = () => home?.element.offsetParent != null;
   document.addEventListener("drop", (event) => {
     const file = event.dataTransfer?.files[0];
@@ -365,53 +362,43 @@
   /** Fill the form with what a route answers, and show it. */
   Studio.useInGenerate = async (route) => {
     Studio.goTo("generate");
-    try {
-      const told = await ask(route);
-      await ready();
-      fill(told);
-    } catch (error) {
-      await ready();
-      home.said.replaceChildren(complaint(error));
-    }
+    const told = await ask(route).catch((error) => error);
+    await Studio.until(() => visible() || void beat());
+    told instanceof Error ? home.said.replaceChildren(complaint(told)) : fill(told);
   };
 
   // Layout
 
   const furnish = (element, side) => {
     const before = kept();
-    const choice = el("select", { "aria-label": "Model family" }, ...families.map((each) => el("option", { value: each.name }, each.title)));
+    const choice = select({ "aria-label": "Model family" }, families.map(({ name, title }) => [name, title]));
     if (families.some((each) => each.name === before.family)) choice.value = before.family;
-    const form = el("div", { class: "generate-form" });
-    const button = el("button", { type: "button", id: "generate-go", class: "primary", onclick: generate }, "Generate");
-    const said = el("div", { class: "said" });
-    const upload = el("input", { type: "file", accept: "image/png", hidden: true });
-    const from = el("button", { type: "button", onclick: () => upload.click() }, "From an image…");
-    upload.addEventListener("change", () => upload.files[0] && readImage(upload.files[0]));
+    const file = upload("image/png", ([image]) => image && readImage(image));
+    const from = button("From an image…", () => file.click());
+    const start = button("Generate", generate, { id: "generate-go", class: "primary" });
+    const dialog = Studio.dialog({ class: "sample-large", "aria-label": "Image" });
+    Studio.onKeys(dialog, { ArrowLeft: () => walk(-1), ArrowRight: () => walk(1) });
+    const hint =
+      "Choose a model, write a prompt and press Generate. A PNG dropped on the page fills the form with its settings.";
+    home = {
+      element,
+      dialog,
+      family: choice,
+      form: el("div", { class: "generate-form" }),
+      said: el("div", { class: "said" }),
+      free: button("Free the model", () => tell("free"), { class: "link", "data-action": "free-model", hidden: true }),
+      requests: el("ul", { class: "requests" }),
+      warnings: el("ul", { class: "generate-warnings" }),
+      process: el("span", { class: "quiet" }),
+      folder: el("p", { class: "quiet where" }),
+      images: el("div", { class: "generate-images" }),
+      empty: el("div", { class: "run-none" }, el("p", { class: "run-title" }, "No images yet"), el("p", {}, hint)),
+    };
+    const { form, said, free, requests, warnings, process, folder, images: grid, empty } = home;
     element.className = "board";
-    element.replaceChildren(
-      el("section", { class: "card generate-card" }, el("div", { class: "section-head" }, choice, from, upload, button), said, form),
-    );
-    const free = el("button", { type: "button", class: "link", "data-action": "free-model", hidden: true }, "Free the model");
-    free.addEventListener("click", async () => {
-      await send("generate/free").catch(() => {});
-      known = "";
-      beat();
-    });
-    const [requests, warnings] = [el("ul", { class: "requests" }), el("ul", { class: "generate-warnings" })];
-    const [process, folder] = [el("span", { class: "quiet" }), el("p", { class: "quiet where" })];
-    const grid = el("div", { class: "generate-images" });
-    const empty = el("div", { class: "run-none" }, el("p", { class: "run-title" }, "No images yet"), el("p", {}, "Choose a model, write a prompt and press Generate. A PNG dropped on the page fills the form with its settings."));
-    const dialog = el("dialog", { class: "sample-large", "aria-label": "Image" });
-    dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
-    dialog.addEventListener("keydown", (event) => {
-      const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-      if (!by) return;
-      event.preventDefault();
-      walk(by);
-    });
-    document.body.append(dialog);
+    const head = el("div", { class: "section-head" }, choice, from, file, start);
+    element.replaceChildren(el("section", { class: "card generate-card" }, head, said, form));
     side.replaceChildren(el("div", { class: "generate-head" }, process, free), requests, warnings, empty, grid, folder);
-    home = { element, form, family: choice, said, free, requests, warnings, process, folder, images: grid, empty, dialog };
     choice.addEventListener("change", () => {
       draw(kept()[choice.value]);
       changed();
@@ -425,40 +412,22 @@
     if (title) localStorage.setItem(KEPT, JSON.stringify({ ...kept(), [`panel ${title}`]: panel.open }));
   };
 
-  /** Wait until the tab is drawn. */
-  const ready = async () => {
-    for (let tries = 0; tries < 200 && !visible(); tries++) {
-      await beat();
-      await new Promise((done) => setTimeout(done, 50));
-    }
-  };
-
-  const beat = async () => {
-    const [element, side] = [document.querySelector("[data-generate]"), document.querySelector("[data-gallery]")];
-    if (asking || document.hidden || !element || !side || element.offsetParent === null) return;
-    asking = true;
+  const work = async (element) => {
+    const side = document.querySelector("[data-gallery]");
+    if (!side) return;
     asked = Date.now();
-    try {
-      families ??= await ask("generate/form");
-      const fresh = home?.element !== element;
-      if (fresh) furnish(element, side);
-      const news = await ask(`generate?known=${fresh ? "" : known}`);
-      if (news) {
-        known = news.known;
-        state = news;
-        drawState();
-      }
-      if (news || folder !== read("image_dir")) await drawGallery();
-    } catch {
-      // the live view says that the GUI does not respond
+    families ??= await ask("generate/form");
+    const isNew = home?.element !== element;
+    if (isNew) furnish(element, side);
+    const news = await ask(`generate?known=${isNew ? "" : known}`);
+    if (news) {
+      known = news.known;
+      state = news;
+      drawState();
     }
-    asking = false;
+    if (news || folder !== read("image_dir")) await drawGallery();
   };
-  const isIdle = () => home && state && !state.requests.some((request) => ["waiting", "generating"].includes(request.state));
-  setInterval(() => (isIdle() && Date.now() < asked + IDLE_EVERY) || beat(), EVERY);
-  document.addEventListener("click", (event) => {
-    if (!event.target.closest?.("[role=tab]")) return;
-    setTimeout(beat);
-    setTimeout(() => visible() && offerAdapters()); // a run may have ended since
-  });
+  const isIdle = () => home && state && !state.requests.some(isOpen);
+  const beat = Studio.whileShown("[data-generate]", EVERY, work, () => !isIdle() || Date.now() >= asked + IDLE_EVERY);
+  Studio.on("click", "[role=tab]", () => setTimeout(() => visible() && offerAdapters())); // a run may have ended since
 })();

@@ -1,6 +1,6 @@
 // Samples as a matrix: a row for each prompt (and run, if several) and a column for each step.
 window.StudioMatrix = (() => {
-  const { el } = Studio;
+  const { el, button } = Studio;
 
   /** Prompts may repeat within a step: match the first with the first, the second with the second, and so on. */
   const keyed = (run) => {
@@ -13,12 +13,20 @@ window.StudioMatrix = (() => {
     });
   };
 
+  /** A sample that a click enlarges. */
+  const small = (sample, title, open) => {
+    const { width, height } = sample.width && sample.height ? sample : {};
+    const image = Studio.image(Studio.url(sample.url), sample.prompt || "", { width, height });
+    image.addEventListener("error", () => image.replaceWith(el("span", { class: "quiet" }, "Image not found")));
+    return button(image, open, { class: "sample", title });
+  };
+  const heading = (step) => (step ? `Step ${step}` : "Before training");
+
   const cell = (run, sample, step = false) => {
     if (!sample) return el("span", { class: "matrix-none" });
-    const image = el("img", { src: Studio.url(sample.url), alt: sample.prompt || "", loading: "lazy", decoding: "async" });
-    image.addEventListener("error", () => image.replaceWith(el("span", { class: "quiet" }, "Image not found")));
-    const title = `${run.label ?? run.name}, step ${sample.step}`;
-    return el("button", { type: "button", class: "sample", title, onclick: () => run.open(sample) }, image, step ? el("span", { class: "quiet" }, `step ${sample.step}`) : null);
+    const made = small(sample, `${run.label ?? run.name}, step ${sample.step}`, () => run.open(sample));
+    if (step) made.append(el("span", { class: "quiet" }, `step ${sample.step}`));
+    return made;
   };
 
   const line = (run, samples, steps, several) => {
@@ -30,7 +38,7 @@ window.StudioMatrix = (() => {
   };
 
   /** `runs`: {name, label, samples, open(sample)}; `newest`: only the last sample of each run, side by side. */
-  return (runs, { newest = false } = {}) => {
+  const matrix = (runs, { newest = false } = {}) => {
     const several = runs.length > 1;
     const told = runs.map((run) => ({ run, samples: keyed(run) }));
     const prompts = new Map(told.flatMap(({ samples }) => samples.map(({ key, words }) => [key, words])));
@@ -38,9 +46,7 @@ window.StudioMatrix = (() => {
     const of = (samples, key) => samples.filter((each) => each.key === key).map((each) => each.sample);
     const latest = (samples) => samples.reduce((a, b) => (!a || b.step > a.step ? b : a), null);
     const columns = newest ? runs.length : steps.length;
-    const heads = newest
-      ? runs.map((run) => run.label ?? run.name)
-      : steps.map((step) => (step ? `Step ${step}` : "Before training"));
+    const heads = newest ? runs.map((run) => run.label ?? run.name) : steps.map(heading);
     const grid = el("div", { class: `matrix${several && !newest ? " matrix-runs" : ""}` });
     grid.style.setProperty("--columns", columns);
     const head = several && !newest ? [el("span")] : [];
@@ -52,4 +58,6 @@ window.StudioMatrix = (() => {
     }
     return grid;
   };
+
+  return Object.assign(matrix, { small, heading });
 })();

@@ -2,18 +2,26 @@
 // values. uPlot draws lines, spreads and axes. `const chart = new StudioChart(element, {title, onZoom(first, last)})`,
 // then chart.set(runs).
 window.StudioChart = (() => {
-  const { el } = Studio;
-  const KINDS = { raw: "raw", mean: "smoothed", validation: "validation", rate: "learning rate", seconds: "step time", marks: "compiler" };
+  const { el, button } = Studio;
+  const KINDS = {
+    raw: "raw",
+    mean: "smoothed",
+    validation: "validation",
+    rate: "learning rate",
+    seconds: "step time",
+    marks: "compiler",
+  };
   const LAYERS = ["raw", "rate", "seconds", "validation", "mean"]; // the last is drawn on top
   const RIGHT = ["rate", "seconds"]; // kinds on the right axis, of which at most one is shown
-  const MARKS = { compiled: "mark", recompiled: "recompile", "graph break": "break", differs: "break" }; // colours of chart.css
+  const MARKS = { compiled: "mark", recompiled: "recompile", "graph break": "break", differs: "break" }; // colours
   const NEAR = 6; // pixels from a mark within which the cursor goes to it
   const COLOURS = 6; // --chart-1 to --chart-6 of chart.css
   const DASHES = [[], [6, 3], [2, 3], [8, 3, 2, 3]]; // tell the learning rate groups apart
   const WIDEST = 0.2; // the slider's end: smoothing over a fifth of the steps shown
   const SETTLED = 150; // milliseconds of quiet after which a zoom by wheel or key is reported
   const DRAG = 5; // pixels after which a click is a drag
-  const BETWEEN = Array.from({ length: 66 }, (_, i) => Number(`${[1, 2, 5][i % 3]}e${Math.floor(i / 3) - 12}`)); // two ticks
+  const POWERS = Array.from({ length: 22 }, (_, i) => i - 12);
+  const BETWEEN = POWERS.flatMap((n) => [1, 2, 5].map((digit) => Number(`${digit}e${n}`))); // two ticks
   const SPACE = 38; // pixels between ticks of the loss
   const WIDE_GAPS = 2; // of uPlot.join: a gap reaches to the next points of its own line
   const TINY = 1e-300; // lower edge of a spread that reaches below zero on a log scale
@@ -52,11 +60,10 @@ window.StudioChart = (() => {
     const most = chart.height / SPACE - 1;
     const powers = [];
     for (let n = Math.floor(Math.log10(low)); 10 ** n <= high; n++) powers.push(n);
-    const some = [[1, 2, 5], [1, 3], [1]].map((digits) =>
-      powers.flatMap((n) => digits.map((digit) => Number(`${digit}e${n}`))).filter((tick) => tick >= low && tick <= high),
-    );
+    const ticks = (digits) => powers.flatMap((n) => digits.map((digit) => Number(`${digit}e${n}`)));
+    const some = [[1, 2, 5], [1, 3], [1]].map((digits) => ticks(digits).filter((tick) => tick >= low && tick <= high));
     const every = Math.ceil(powers.length / most);
-    const shown = some.find((ticks) => ticks.length <= most + 1) ?? some[2].filter((_, i) => i % every === 0);
+    const shown = some.find(({ length }) => length <= most + 1) ?? some[2].filter((_, i) => i % every === 0);
     if (shown.length > 2) return shown;
     const first = Math.ceil(low / increment);
     const count = Math.floor(high / increment) - first + 1;
@@ -109,16 +116,6 @@ window.StudioChart = (() => {
     return places.filter((_, i) => value(i) !== null && value(i - 1) === null && value(i + 1) === null);
   }
 
-  // A fingerprint that tells new data from old: a bin no longer changes once another one follows it.
-  function fingerprint(runs, maxSteps) {
-    const ends = (points = []) => [points.length, points[0], points.at(-1)];
-    const parts = runs.map((run) => [
-      ...[run.id, run.name, run.level, ends(run.bins), ends(run.validation), run.marks?.length, ends(run.seconds)],
-      Object.entries(run.rates ?? {}).map(([group, points]) => [group, ends(points)]),
-    ]);
-    return JSON.stringify([maxSteps, parts]);
-  }
-
   return class StudioChart {
     constructor(element, { title = "Loss", onZoom = () => {} } = {}) {
       Object.assign(this, { title, onZoom, runs: [], maxSteps: 0, zoom: null, cursor: null, frame: 0 });
@@ -131,12 +128,11 @@ window.StudioChart = (() => {
       this.set([]);
     }
 
-    // Replace the data; zoom, cursor and choices stay. Unchanged data costs nothing.
+    // Replace the data; zoom, cursor and choices stay.
     set(runs, { maxSteps = 0 } = {}) {
-      const known = fingerprint(runs, maxSteps);
-      if (known === this.known) return;
-      Object.assign(this, { known, maxSteps });
-      this.runs = runs.map((run, i) => ({ validation: [], rates: {}, seconds: [], marks: [], ...run, key: `run-${run.id ?? i}` }));
+      const nothing = { validation: [], rates: {}, seconds: [], marks: [] };
+      this.runs = runs.map((run, i) => ({ ...nothing, ...run, key: `run-${run.id ?? i}` }));
+      this.maxSteps = maxSteps;
       this.measure();
       this.showLegend();
       this.redraw();
@@ -154,12 +150,13 @@ window.StudioChart = (() => {
       this.line = el("i", { class: "curves-cursor", hidden: true });
       this.readout = el("output", { class: "curves-readout", hidden: true });
       this.nothing = el("p", { class: "curves-nothing" });
-      this.plot = el("div", { class: "curves-plot", tabindex: 0, role: "application", "aria-roledescription": "chart" });
-      this.plot.append(this.nothing, this.line, this.readout);
+      const role = { tabindex: 0, role: "application", "aria-roledescription": "chart" };
+      this.plot = el("div", { class: "curves-plot", ...role }, this.nothing, this.line, this.readout);
       this.legend = el("div", { class: "curves-legend", role: "group", "aria-label": "Curves shown" });
       this.slider = el("input", { class: "curves-smoothing", type: "range", min: 0, max: 100, value: this.smoothing });
       this.switch = el("input", { class: "curves-log", type: "checkbox", checked: this.log });
-      this.reset = el("button", { class: "curves-reset", type: "button", hidden: true, title: "Escape" }, "Whole run");
+      const hint = { class: "curves-reset", hidden: true, title: "Escape" };
+      this.reset = button("Whole run", () => this.zoomTo(null), hint);
       this.figure = el(
         "figure",
         { class: "studio-chart" },
@@ -181,7 +178,6 @@ window.StudioChart = (() => {
       const on = (target, kind, answer, how) => target.addEventListener(kind, answer.bind(this), how);
       on(this.slider, "input", () => this.choose("smoothing", Number(this.slider.value)));
       on(this.switch, "change", () => this.choose("log", this.switch.checked));
-      on(this.reset, "click", () => this.zoomTo(null));
       on(this.legend, "click", this.toggle);
       on(this.plot, "pointerdown", this.grab);
       on(this.plot, "pointermove", this.pull);
@@ -207,12 +203,11 @@ window.StudioChart = (() => {
 
     // First and last step of all. The axis is the whole run, or a half, a quarter ... of it as long as that holds it.
     measure() {
-      const ends = this.runs.flatMap((run) => [run.bins, run.validation].flatMap((points) => [points[0], points.at(-1)]));
-      const steps = ends.filter(Boolean).map(([step]) => step);
+      const steps = this.runs.flatMap(({ bins, validation }) => [...bins, ...validation].map(([step]) => step));
       if (this.zoom) steps.push(...this.extent); // the data may be the zoomed part only
       if (!steps.length) return;
-      const first = Math.min(...steps);
-      let last = Math.max(...steps);
+      const first = steps.reduce((a, b) => Math.min(a, b));
+      let last = steps.reduce((a, b) => Math.max(a, b));
       let end = this.maxSteps;
       while (end / 2 >= last && end > 2) end /= 2;
       last = Math.max(last, end);
@@ -244,10 +239,10 @@ window.StudioChart = (() => {
       if (spelled === this.spelled) return;
       this.spelled = spelled;
       const buttons = entries.map(([key, words, colour]) => {
-        const attributes = { type: "button", "data-series": key, "aria-pressed": `${!this.hidden.has(key)}`, title: words };
-        const button = el("button", { class: colour ? "" : "plain", ...attributes }, el("span", {}, words));
-        button.style.setProperty("--key", colour);
-        return button;
+        const state = { "data-series": key, "aria-pressed": `${!this.hidden.has(key)}` };
+        const made = button(el("span", {}, words), null, { class: colour ? "" : "plain", title: words, ...state });
+        made.style.setProperty("--key", colour);
+        return made;
       });
       this.legend.replaceChildren(...buttons);
     }
@@ -279,7 +274,7 @@ window.StudioChart = (() => {
         this.fit();
         this.uplot.batch((chart) => {
           chart.setSize({ width, height });
-          const tables = this.lines.map(({ points }) => this.table(points));
+          const tables = this.lines.map((line) => this.table(line));
           chart.setData(uPlot.join(tables, tables.map(() => [0, WIDE_GAPS])), false);
           chart.setScale("x", { min: this.view[0], max: this.view[1] });
         });
@@ -296,13 +291,17 @@ window.StudioChart = (() => {
       for (const run of this.runs) run.mean = smooth(run.bins, reach);
       this.view = view;
       this.lines = this.shownLines();
-      const inside = ({ points }) => points.filter(([step]) => step >= view[0] && step <= view[1]).map(([, value]) => value);
+      const inside = ({ points }) => points.filter(([step]) => this.isInView(step)).map(([, value]) => value);
       const values = (kind) => this.lines.filter((line) => line.kind === kind && !line.edge).map(inside);
-      const losses = this.hidden.has("raw") ? values("mean") : values("raw");
+      const losses = values(this.hidden.has("raw") ? "mean" : "raw").flatMap((each) => common(each, this.log));
       const rates = values("rate").flat();
       const times = values("seconds").flat();
-      this.losses = spread([...losses.flatMap((each) => common(each, this.log)), ...values("validation").flat()], this.log);
+      this.losses = spread([...losses, ...values("validation").flat()], this.log);
       this.right = rates.length ? spread([0, ...rates]) : times.length ? spread([0, usual(times)]) : null;
+    }
+
+    isInView(step) {
+      return step >= this.view?.[0] && step <= this.view[1];
     }
 
     // The lines shown, the last on top: the points of each, and how it looks.
@@ -312,9 +311,10 @@ window.StudioChart = (() => {
         const column = (place) => run.bins.map((bin) => [bin[0], bin[place]]);
         const low = run.bins.map((bin) => [bin[0], this.log && bin[1] <= 0 ? TINY : bin[1]]);
         const edges = [column(2), low].map((points) => ({ kind: "raw", points, edge: true, width: 0, alpha: 0.22 }));
-        const rates = Object.values(run.rates).map((points, i) => ({ kind: "rate", points, dash: DASHES[alone ? i % DASHES.length : 2] }));
+        const dash = (i) => DASHES[alone ? i % DASHES.length : 2];
+        const rates = Object.values(run.rates).map((points, i) => ({ kind: "rate", points, dash: dash(i) }));
         return [
-          ...(alone && run.level > 0 ? edges : []), // first, as the bands of uPlot say
+          ...(alone && run.level > 0 ? edges : []), // first: the band of uPlot is between series 1 and 2
           { kind: "raw", points: column(3), width: 1, alpha: alone ? 0.75 : 0.25 },
           ...rates,
           { kind: "seconds", points: run.seconds },
@@ -327,8 +327,9 @@ window.StudioChart = (() => {
     }
 
     // A line for uPlot: values that have no place on the axis are gaps.
-    table(points) {
-      const value = (each) => (finite(each) && (!this.log || each > 0) ? each : null);
+    table({ kind, points }) {
+      const isLog = this.log && !RIGHT.includes(kind);
+      const value = (each) => (finite(each) && (!isLog || each > 0) ? each : null);
       return [points.map(([step]) => step), points.map((point) => value(point[1]))];
     }
 
@@ -377,7 +378,8 @@ window.StudioChart = (() => {
       return [
         axis("--chart-ink", whole, { size: 22, space: 80, incrs: BETWEEN.filter(Number.isInteger) }),
         axis("--chart-ink", short, { size: 50, space: SPACE, grid, ...log }),
-        this.hidden.has("rate") ? axis("--chart-seconds", (tick) => `${short(tick)} s`, right) : axis("--chart-rate", short, right),
+        ...(this.hidden.has("rate") ? [] : [axis("--chart-rate", short, right)]),
+        ...(this.hidden.has("seconds") ? [] : [axis("--chart-seconds", (tick) => `${short(tick)} s`, right)]),
       ];
     }
 
@@ -390,7 +392,7 @@ window.StudioChart = (() => {
     get marks() {
       const [run] = this.runs;
       const shown = this.runs.length === 1 && run.bins.length && !this.hidden.has("marks") && this.losses;
-      return shown ? run.marks.filter(({ step }) => step >= this.view[0] && step <= this.view[1]) : [];
+      return shown ? run.marks.filter(({ step }) => this.isInView(step)) : [];
     }
 
     flag({ step, kind }) {
@@ -414,7 +416,8 @@ window.StudioChart = (() => {
         const validation = run.validation.length ? `, validation ${exact(last(run.validation)[1])}` : "";
         return `${run.name}: ${exact(last(run.mean)[1])} at step ${whole(run.bins.at(-1)[0])}${validation}`;
       });
-      return `${this.title}, smoothed. ${words.join("; ")}. Arrow keys move the cursor, + and - zoom, Escape shows everything.`;
+      const keys = "Arrow keys move the cursor, + and - zoom, Escape shows everything.";
+      return `${this.title}, smoothed. ${words.join("; ")}. ${keys}`;
     }
 
     // ---- zoom
@@ -509,14 +512,14 @@ window.StudioChart = (() => {
 
     // ---- cursor
 
-    walk(bins) {
-      const [first, last] = this.view;
-      const inside = this.shownRuns.flatMap((run) => run.bins.map(([step]) => step)).filter((step) => step >= first && step <= last);
-      if (!inside.length) return;
-      const steps = [...new Set(inside)].sort((a, b) => a - b);
-      if (this.cursor === null) return this.point(steps.at(bins > 0 ? 0 : -1));
-      const place = nearest(steps.map((step) => [step]), this.cursor) + bins;
-      this.point(steps[Math.min(Math.max(place, 0), steps.length - 1)]);
+    walk(by) {
+      const bins = this.shownRuns.flatMap((run) => run.bins).filter(([step]) => this.isInView(step));
+      if (!bins.length) return;
+      bins.sort(([a], [b]) => a - b);
+      const steps = bins.filter(([step], i) => !i || step !== bins[i - 1][0]);
+      if (this.cursor === null) return this.point(steps.at(by > 0 ? 0 : -1)[0]);
+      const place = nearest(steps, this.cursor) + by;
+      this.point(steps[Math.min(Math.max(place, 0), steps.length - 1)][0]);
     }
 
     // Move the cursor to the point nearest to the step, or hide it.
@@ -524,7 +527,7 @@ window.StudioChart = (() => {
       const runs = step === null || !this.uplot ? [] : this.shownRuns.filter((run) => run.bins.length);
       const near = runs.map((run) => run.bins[nearest(run.bins, step)][0]);
       const at = near.reduce((a, b) => (Math.abs(b - step) < Math.abs(a - step) ? b : a), Infinity);
-      const visible = at >= this.view?.[0] && at <= this.view?.[1];
+      const visible = this.isInView(at);
       this.cursor = visible ? at : null;
       this.line.hidden = this.readout.hidden = !visible;
       if (!visible) return;
@@ -546,31 +549,32 @@ window.StudioChart = (() => {
     notesAt(step) {
       const [{ bins }] = this.runs;
       const here = this.marks.filter((mark) => bins[nearest(bins, mark.step)][0] === step);
-      return here.flatMap(({ kind, lines }) => [key(colourOfMark(kind)), el("p", {}, ...lines.map((line) => el("span", {}, line)))]);
+      const note = (lines) => el("p", {}, ...lines.map((line) => el("span", {}, line)));
+      return here.flatMap(({ kind, lines }) => [key(colourOfMark(kind)), note(lines)]);
     }
 
     rowsOfOne(run, step) {
       const place = nearest(run.bins, step);
       const [, low, high, mean] = run.bins[place];
-      const rows = [["var(--chart-raw)", "raw", exact(mean)]];
-      if (run.level > 0) rows.push(["", "within", `${exact(low)} to ${exact(high)}`]);
-      rows.push(["var(--chart-mean)", "smoothed", exact(run.mean[place][1])]);
+      const near = (points) => exact(points.length ? points[nearest(points, step)][1] : NaN);
       const validation = run.validation.findLast(([at]) => at <= step);
-      if (validation) rows.push(["var(--chart-validation)", `validation at ${whole(validation[0])}`, exact(validation[1])]);
-      for (const [group, points] of Object.entries(run.rates)) {
-        const rate = points.length ? points[nearest(points, step)][1] : NaN;
-        rows.push(["var(--chart-rate)", `rate ${group}`, exact(rate)]);
-      }
-      const { seconds } = run;
-      if (seconds.length) rows.push(["var(--chart-seconds)", "step time", `${exact(seconds[nearest(seconds, step)][1])} s`]);
-      return rows;
+      const rows = [
+        ["raw", "raw", exact(mean)],
+        run.level > 0 ? ["", "within", `${exact(low)} to ${exact(high)}`] : null,
+        ["mean", "smoothed", exact(run.mean[place][1])],
+        validation ? ["validation", `validation at ${whole(validation[0])}`, exact(validation[1])] : null,
+        ...Object.entries(run.rates).map(([group, points]) => ["rate", `rate ${group}`, near(points)]),
+        run.seconds.length ? ["seconds", "step time", `${near(run.seconds)} s`] : null,
+      ];
+      return rows.filter(Boolean).map(([kind, ...words]) => [kind && `var(--chart-${kind})`, ...words]);
     }
 
     rowsOfSeveral(runs, step) {
       const there = runs.filter(({ bins }) => step >= bins[0][0] && step <= bins.at(-1)[0]);
       return there.map((run) => {
         const place = nearest(run.bins, step);
-        return [`var(${this.colourOf(run)})`, run.name, `${exact(run.mean[place][1])} (raw ${exact(run.bins[place][3])})`];
+        const value = `${exact(run.mean[place][1])} (raw ${exact(run.bins[place][3])})`;
+        return [`var(${this.colourOf(run)})`, run.name, value];
       });
     }
   };

@@ -1,13 +1,13 @@
 // Comparison of several runs: curves, settings that differ, and samples.
 window.StudioComparison = class {
   constructor(told, onClose) {
-    const { el } = Studio;
+    const { el, button } = Studio;
     this.runs = told.runs;
     const labels = this.name(told);
     for (const run of this.runs) run.label = labels.get(run.id);
     this.chart = el("div", { class: "curves" });
     this.curves = new StudioCurves(this.chart, "Loss of each run");
-    this.close = el("button", { type: "button", class: "small", onclick: onClose }, "Close");
+    this.close = button("Close", onClose, { class: "small" });
     this.galleries = this.runs.map((run) => this.gallery(run));
     this.samples = el("div");
     this.element = el(
@@ -34,19 +34,12 @@ window.StudioComparison = class {
   }
 
   differences(settings) {
-    const { el } = Studio;
+    const { el, table } = Studio;
     if (!settings.length) return el("p", { class: "quiet" }, "All settings are the same");
-    const head = el("tr", {}, el("th", {}, "Setting"), ...this.runs.map((run) => el("th", { scope: "col" }, run.label)));
-    const rows = settings.map((setting) =>
-      el(
-        "tr",
-        {},
-        el("th", { scope: "row", title: setting.option }, setting.label),
-        ...setting.values.map((value) => el("td", {}, value)),
-      ),
-    );
-    const table = el("table", { class: "differences" }, el("thead", {}, head), el("tbody", {}, ...rows));
-    return el("div", { class: "scroll" }, table);
+    const row = ({ option, label, values }) =>
+      el("tr", {}, el("th", { scope: "row", title: option }, label), ...values.map((value) => el("td", {}, value)));
+    const heads = ["Setting", ...this.runs.map((run) => run.label)];
+    return el("div", { class: "scroll" }, table({ class: "differences" }, heads, settings.map(row)));
   }
 
   gallery(run) {
@@ -57,10 +50,9 @@ window.StudioComparison = class {
   }
 
   samplesSection() {
-    const { el } = Studio;
+    const { el, checkbox } = Studio;
     if (!this.runs.some((run) => run.samples.length)) return el("p", { class: "quiet" }, "These runs have no samples");
-    const every = el("input", { type: "checkbox" });
-    every.addEventListener("change", () => this.drawSamples(!every.checked));
+    const every = checkbox(false, () => this.drawSamples(!every.checked));
     this.drawSamples(true);
     const head = el("div", { class: "section-head" }, el("h4", {}, "Samples"), el("label", {}, every, "All steps"));
     return el("div", { class: "comparison-samples" }, head, this.samples);

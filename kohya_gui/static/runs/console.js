@@ -1,15 +1,15 @@
 // The console of a run, fetched only while open: its last lines, or those that match a search.
 window.StudioConsole = (() => {
-  const { ask, el, write } = Studio;
+  const { ask, el, checkbox, write } = Studio;
 
   class Console {
     constructor() {
-      this.find = el("input", {
-        type: "search",
-        placeholder: "Search the console",
-        "aria-label": "Search the console",
-      });
-      this.follow = el("input", { type: "checkbox", checked: true });
+      const typed = () => {
+        clearTimeout(this.typing);
+        this.typing = setTimeout(() => this.again(), 250);
+      };
+      this.find = Studio.search("Search the console", typed);
+      this.follow = checkbox(true, () => this.scroll());
       this.text = el("pre", { class: "console", tabindex: "0", "aria-label": "Console" });
       this.count = el("span", { class: "quiet" });
       this.element = el(
@@ -21,18 +21,14 @@ window.StudioConsole = (() => {
       );
       this.known = "";
       this.element.addEventListener("toggle", () => this.again());
-      this.find.addEventListener("input", () => {
-        clearTimeout(this.typing);
-        this.typing = setTimeout(() => this.again(), 250);
-      });
       this.text.addEventListener("scroll", () => {
         const atEnd = this.text.scrollHeight - this.text.scrollTop - this.text.clientHeight < 30;
         if (!atEnd) this.follow.checked = false;
       });
-      this.follow.addEventListener(
-        "change",
-        () => this.follow.checked && (this.text.scrollTop = this.text.scrollHeight),
-      );
+    }
+
+    scroll() {
+      if (this.follow.checked) this.text.scrollTop = this.text.scrollHeight;
     }
 
     again() {
@@ -48,25 +44,18 @@ window.StudioConsole = (() => {
       if (!told || id !== this.id) return;
       this.known = told.known;
       this.text.replaceChildren(...told.lines.flatMap(([number, line]) => this.line(number, line, find)));
-      write(
-        this.count,
-        find
-          ? `${told.lines.length} of ${told.total} lines`
-          : told.total > told.lines.length
-            ? `last ${told.lines.length} lines`
-            : "",
-      );
-      if (!told.lines.length) this.text.textContent = find ? "No matching lines" : "No output yet";
-      if (this.follow.checked) this.text.scrollTop = this.text.scrollHeight;
+      const { lines, total } = told;
+      const last = total > lines.length ? `last ${lines.length} lines` : "";
+      write(this.count, find ? `${lines.length} of ${total} lines` : last);
+      if (!lines.length) this.text.textContent = find ? "No matching lines" : "No output yet";
+      this.scroll();
     }
 
     line(number, line, find) {
       if (!find) return [line + "\n"];
       const at = line.toLowerCase().indexOf(find.toLowerCase());
-      const marked =
-        at < 0
-          ? [line]
-          : [line.slice(0, at), el("mark", {}, line.slice(at, at + find.length)), line.slice(at + find.length)];
+      const end = at + find.length;
+      const marked = at < 0 ? [line] : [line.slice(0, at), el("mark", {}, line.slice(at, end)), line.slice(end)];
       return [el("i", {}, `${number} `), ...marked, "\n"];
     }
   }

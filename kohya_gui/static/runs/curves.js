@@ -5,8 +5,8 @@ window.StudioCurves = (() => {
 
   class Curve {
     constructor({ id, name, joined }) {
-      Object.assign(this, { id, name, joined });
-      Object.assign(this, { level: 0, start: 0, bins: [], validation: [], rates: {}, seconds: [], marks: [], told: -1, range: "" });
+      Object.assign(this, { id, name, joined, level: 0, start: 0, told: -1, range: "" });
+      Object.assign(this, { bins: [], validation: [], rates: {}, seconds: [], marks: [] });
     }
 
     /** Fetch new points; `told` is how many the server has. Returns whether any came. */
@@ -23,11 +23,14 @@ window.StudioCurves = (() => {
       const from = sent.start - this.start;
       const fits = onward && sent.level === this.level && from >= 0 && from <= this.bins.length;
       this.bins = fits ? [...this.bins.slice(0, from), ...sent.bins] : sent.bins;
-      if (!fits) [this.level, this.start] = [sent.level, sent.start];
-      [this.validation, this.rates, this.maxSteps] = [sent.validation, sent.rates, sent.max_steps];
+      if (!fits) Object.assign(this, { level: sent.level, start: sent.start });
+      this.validation = sent.validation;
+      this.rates = sent.rates;
       this.seconds = sent.seconds;
       this.marks = sent.marks ?? this.marks;
-      [this.told, this.range] = [told, range];
+      this.maxSteps = sent.max_steps;
+      this.told = told;
+      this.range = range;
       return true;
     }
   }
@@ -35,7 +38,7 @@ window.StudioCurves = (() => {
   /** Curves of one or several runs in one chart; zooming fetches them finer. */
   class Curves {
     constructor(element, title) {
-      [this.element, this.title, this.curves, this.zoom] = [element, title, [], null];
+      Object.assign(this, { element, title, curves: [], zoom: null });
     }
 
     /** Draw these runs, {id, name, curves, joined}; `joined` includes the runs that they continue. */
@@ -53,15 +56,10 @@ window.StudioCurves = (() => {
     draw() {
       const points = Math.max(0, ...this.curves.map((curve) => curve.bins.length));
       this.element.hidden = points === 0;
-      if (!points || typeof StudioChart === "undefined") return;
+      if (!points) return;
       this.chart ??= new StudioChart(this.element, { title: this.title, onZoom: (a, b) => this.zoomed(a, b) });
       const maxSteps = Math.max(1, ...this.curves.map((curve) => curve.maxSteps || 0));
-      this.chart.set(
-        this.curves.map(({ name, level, bins, validation, rates, seconds, marks }) => (
-          { name, level, bins, validation, rates, seconds, marks }
-        )),
-        { maxSteps },
-      );
+      this.chart.set(this.curves, { maxSteps });
     }
 
     zoomed(first, last) {

@@ -1,7 +1,7 @@
 // The live view of a run: a single view, moved into the column of the tab being shown and drawn from /studio/...
 // It polls the server once a second and redraws only what changed.
 (() => {
-  const { ask, send, el, write, put, complaint } = Studio;
+  const { ask, send, attempt, on, el, button, checkbox, write, put } = Studio;
   const NO_RUN = [
     "No run yet",
     "Choose a model and an image folder, then press Start. The loss, samples and files of the run appear here.",
@@ -29,12 +29,11 @@
       this.said = el("div", { class: "said" });
       this.about = el("div", { class: "run-about" });
       this.chart = el("div", { class: "curves", hidden: true });
-      this.join = el("input", { type: "checkbox" });
-      this.join.checked = localStorage.getItem("chart-joined") !== "false";
-      this.join.addEventListener("change", () => {
+      const join = () => {
         localStorage.setItem("chart-joined", this.join.checked);
         beat();
-      });
+      };
+      this.join = checkbox(localStorage.getItem("chart-joined") !== "false", join);
       this.joined = el("label", { class: "run-joined", hidden: true }, this.join, el("span"));
       this.curves = new StudioCurves(this.chart, "Loss");
       this.samples = new StudioSamples();
@@ -84,9 +83,8 @@
       if (id == null) return;
       let told;
       try {
-        told = await ask(
-          `run/${id}?known=${encodeURIComponent(this.known)}&samples=${this.known ? this.samples.samples.length : -1}`,
-        );
+        const samples = this.known ? this.samples.samples.length : -1;
+        told = await ask(`run/${id}?known=${encodeURIComponent(this.known)}&samples=${samples}`);
       } catch (error) {
         if (error.status !== 404) throw error;
         if (id === this.id) this.nothing("Run not found", error.message);
@@ -138,16 +136,14 @@
       [called.value, noted.value] = [name, note];
       const save = async (event) => {
         event.preventDefault();
-        try {
+        await attempt(this.said, async () => {
           await send(`run/${id}/describe`, { name: called.value, note: noted.value });
           this.about.replaceChildren();
-        } catch (error) {
-          this.said.replaceChildren(complaint(error));
-        }
+        });
         this.known = "";
         beat();
       };
-      const cancel = el("button", { type: "button", onclick: () => this.about.replaceChildren() }, "Cancel");
+      const cancel = button("Cancel", () => this.about.replaceChildren());
       const buttons = el("div", { class: "run-actions" }, el("button", { type: "submit" }, "Save"), cancel);
       this.about.replaceChildren(el("form", { onsubmit: save }, called, noted, buttons));
       called.focus();
@@ -170,32 +166,22 @@
         return Studio.load(this.told).then(() => field && Fields.jump(field, Fields.panelsOf(button)));
       }
       if (action === "try") return Studio.tryRun(this.told);
-      if (action === "checkpoints") return Studio.compareCheckpoints(this.told, (error) => this.said.replaceChildren(complaint(error)));
+      if (action === "checkpoints") return attempt(this.said, () => Studio.compareCheckpoints(this.told));
       button.disabled = true;
-      if (action === "publish") return this.publish(button);
+      if (action === "publish") {
+        await attempt(this.said, () => Studio.publish(this.id));
+        return void (button.disabled = false);
+      }
       if (["save", "sample", "stop"].includes(action)) button.textContent = "Requested…";
       await this.act(this.id, action);
     }
 
-    async publish(button) {
-      try {
-        await Studio.publish(this.id);
-        this.said.replaceChildren();
-      } catch (error) {
-        this.said.replaceChildren(complaint(error));
-      }
-      button.disabled = false;
-    }
-
     async act(id, action) {
-      try {
+      await attempt(this.said, async () => {
         const told = action === "remove" ? await removeQueued(this.told) : await send(`run/${id}/${action}`);
-        this.said.replaceChildren();
         if (told.id) choose(told.id);
         if (["remove", "forget"].includes(action)) choose(null);
-      } catch (error) {
-        this.said.replaceChildren(complaint(error));
-      }
+      });
       this.sections.controls.sent = null; // redraw its buttons, whatever the answer
       this.known = "";
       setTimeout(beat, TAKEN);
@@ -206,21 +192,19 @@
 
   const board = { runs: [], known: "", limit: 0, paused: false, after_failure: true };
   const listeners = []; // called on every change of the board
-  let view,
-    chosen = null,
-    slot = null,
-    many = MANY;
+  let view;
+  let chosen = null;
+  let slot = null;
+  let many = MANY;
 
+  const livingRuns = () => board.runs.filter((run) => LIVING.includes(run.state));
   const shownSlot = () => [...document.querySelectorAll("[data-live]")].find((each) => each.offsetParent !== null);
 
   /** The run that a training tab shows: the active one of any tab, else of its own the one that ended last, else the
    * next. The Runs tab shows those of all tabs. */
   const followed = () => {
     const latest = (runs, when) => runs.reduce((a, b) => (!a || when(b) > when(a) ? b : a), null);
-    const living = latest(
-      board.runs.filter((run) => LIVING.includes(run.state)),
-      (run) => run.started,
-    );
+    const living = latest(livingRuns(), (run) => run.started);
     const own = board.runs.filter((run) => slot === "runs" || !run.tab || run.tab === slot);
     const over = latest(
       own.filter((run) => run.state !== "queued" && !LIVING.includes(run.state)),
@@ -284,20 +268,15 @@
     const key = JSON.stringify([[...named], board.paused]);
     if (strip.key === key) return;
     strip.key = key;
-    const words = waiting.length ? `${waiting.length} queued` : "No runs queued";
+    const link = (words, act, more) => button(words, act, { class: "link", ...more });
+    const links = waiting.slice(0, 4).map(({ id }) =>
+      link(named.get(id), () => goTo("runs", id), { title: "Show in the Runs tab" }),
+    );
     strip.replaceChildren(
-      el("b", {}, words),
-      ...waiting
-        .slice(0, 4)
-        .map((run) =>
-          el(
-            "button",
-            { type: "button", class: "link", title: "Show in the Runs tab", onclick: () => goTo("runs", run.id) },
-            named.get(run.id),
-          ),
-        ),
+      el("b", {}, waiting.length ? `${waiting.length} queued` : "No runs queued"),
+      ...links,
       board.paused ? el("span", { class: "warn" }, "the queue is paused") : "",
-      el("button", { type: "button", class: "link all", onclick: () => goTo("runs") }, "All runs"),
+      link("All runs", () => goTo("runs"), { class: "link all" }),
     );
   };
 
@@ -308,7 +287,7 @@
   let news = ""; // what ended while the page was hidden
 
   const nameTab = () => {
-    const living = board.runs.filter((run) => LIVING.includes(run.state)).sort((a, b) => b.started - a.started)[0];
+    const [living] = livingRuns().sort((a, b) => b.started - a.started);
     if (!document.hidden) news = "";
     const on = living && `${living.max_steps ? `${Math.floor(100 * living.fraction)} % ` : ""}${living.name}`;
     const words = [news || on, title].filter(Boolean).join(" - ");
@@ -346,15 +325,13 @@
     for (const button of document.querySelectorAll(STARTS)) {
       const gpus =
         document.querySelector(`#${button.id.replace(/-start$/, "-gpu_ids")} input`)?.value.replace(/\s/g, "") || "all";
-      const busy =
-        board.paused || board.runs.some((run) => [...LIVING, "queued"].includes(run.state) && shares(run.gpus, gpus));
+      const isBusy = board.paused || board.runs.some((run) => isOn(run) && shares(run.gpus, gpus));
       const text = [...button.childNodes].find((node) => node.nodeType === Node.TEXT_NODE && node.nodeValue.trim());
-      const words = busy ? "Add to queue" : "Start training";
+      const words = isBusy ? "Add to queue" : "Start training";
       if (text && text.nodeValue.trim() !== words) text.nodeValue = words;
-      const why = board.paused
-        ? "The queue is paused"
-        : "A run is active; this one starts automatically when its GPUs are free";
-      const title = busy ? why : "";
+      const waits = "A run is active; this one starts automatically when its GPUs are free";
+      const reason = board.paused ? "The queue is paused" : waits;
+      const title = isBusy ? reason : "";
       if (button.title !== title) button.title = title;
     }
   };
@@ -381,10 +358,7 @@
     }
   };
   const shares = (some, others) =>
-    some === "cpu" ||
-    some === "all" ||
-    others === "all" ||
-    some.split(",").some((gpu) => others.split(",").includes(gpu));
+    ["cpu", "all"].includes(some) || others === "all" || some.split(",").some((gpu) => others.split(",").includes(gpu));
 
   const goTo = (tab, run) => {
     if (run != null) choose(run);
@@ -393,15 +367,16 @@
 
   // Polling
 
-  let timer = null,
-    beating = false,
-    again = false,
-    failures = 0;
+  let timer = null;
+  let isBeating = false;
+  let again = false;
+  let failures = 0;
 
   const beat = async () => {
-    if (beating) return void (again = true);
+    if (isBeating) return void (again = true);
     clearTimeout(timer);
-    [beating, again] = [true, false];
+    isBeating = true;
+    again = false;
     try {
       if (place()) {
         await askBoard();
@@ -416,7 +391,7 @@
     } catch (error) {
       answered(error);
     }
-    beating = false;
+    isBeating = false;
     const idle = !failures && board.known && !board.runs.some(isOn);
     timer = setTimeout(beat, again ? 0 : !view ? SOON : document.hidden ? HIDDEN_EVERY : idle ? IDLE_EVERY : SEEN_EVERY);
   };
@@ -430,7 +405,7 @@
         "div",
         { id: "studio-banner", role: "status", "aria-live": "polite", hidden: true },
         el("span"),
-        el("button", { type: "button", onclick: () => location.reload() }, "Reload page"),
+        button("Reload page", () => location.reload()),
       );
       document.body.append(banner);
     }
@@ -456,10 +431,8 @@
   document.addEventListener("click", closeMenus);
   document.addEventListener("keydown", closeMenus);
   document.addEventListener("visibilitychange", () => document.hidden || beat());
-  document.addEventListener("click", (event) => {
-    if (event.target.closest?.("[role=tab]")) setTimeout(beat); // another tab's column is shown
-    if (event.target.closest?.(STARTS)) setTimeout(beat, 700);
-  });
+  on("click", "[role=tab]", () => setTimeout(beat)); // another tab's column is shown
+  on("click", STARTS, () => setTimeout(beat, 700));
   const begin = () => {
     chosen = Number(sessionStorage.getItem("chosen-run")) || null;
     beat(); // repeats until there is a slot for the view

@@ -26,9 +26,7 @@
   };
   setInterval(look, EVERY);
 
-  document.addEventListener("click", async (event) => {
-    const button = event.target.closest?.("[data-measure]");
-    if (!button) return;
+  Studio.on("click", "[data-measure]", async (button) => {
     const tab = button.closest("[role=tabpanel]").id;
     button.disabled = true;
     try {

@@ -23,16 +23,12 @@ window.Plans = (() => {
   const ask = async () => {
     const tab = visible();
     if (!tab || asking || shown.get(tab) === stateOf(tab)) return;
-    const [slot, state] = [slotOf(tab), stateOf(tab)];
+    const slot = slotOf(tab);
+    const state = stateOf(tab);
     asking = true;
     slot.dataset.busy = "";
     try {
-      const answer = await Studio.ask("plan", {
-        method: "POST",
-        headers: { "X-Studio": "1", "Content-Type": "application/json" },
-        body: JSON.stringify(form(tab)),
-        signal: AbortSignal.timeout(LONGEST),
-      });
+      const answer = await Studio.send("plan", form(tab), { signal: AbortSignal.timeout(LONGEST) });
       shown.set(tab, state);
       Studio.put(slot, answer.html);
     } catch {

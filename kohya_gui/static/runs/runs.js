@@ -1,11 +1,11 @@
 // The Runs tab: the queue, past runs, and comparisons.
 (() => {
-  const { el, write, send, ask, board } = Studio;
+  const { attempt, el, button, card, checkbox, table, write, send, ask, board } = Studio;
   const ROWS = 25; // past runs that are shown at first, and more of them by each press
   const picked = new Set();
-  let home = null,
-    comparing = null,
-    rowsShown = ROWS;
+  let home = null;
+  let comparing = null;
+  let rowsShown = ROWS;
 
   // Update a table or list while keeping the elements of its rows, so that focus and hover are kept
 
@@ -22,12 +22,7 @@
   };
 
   const act = async (work) => {
-    try {
-      await work();
-      home.said.replaceChildren();
-    } catch (error) {
-      home.said.replaceChildren(Studio.complaint(error));
-    }
+    await attempt(home.said, work);
     Studio.beat();
   };
 
@@ -41,26 +36,19 @@
   ];
 
   const queueRow = (run) => {
-    const button = ([action, sign, word]) =>
-      el(
-        "button",
-        {
-          type: "button",
-          "data-action": action,
-          title: word,
-          "aria-label": `${word}: ${run.name}`,
-          onclick: () => act(() => (action === "remove" ? Studio.removeQueued(run) : send(`run/${run.id}/${action}`))),
-        },
-        sign,
-      );
+    const change = (action) => (action === "remove" ? Studio.removeQueued(run) : send(`run/${run.id}/${action}`));
+    const order = ORDER.map(([action, sign, word]) => {
+      const names = { "data-action": action, title: word, "aria-label": `${word}: ${run.name}` };
+      return button(sign, () => act(() => change(action)), names);
+    });
     return el(
       "li",
       {},
       el("span", { class: "badge" }),
-      el("button", { type: "button", class: "link run-link", onclick: () => choose(run.id) }),
+      button("", () => choose(run.id), { class: "link run-link" }),
       el("span", { class: "quiet gpus" }),
       el("span", { class: "bar" }, el("i")),
-      el("span", { class: "order" }, ...ORDER.map(button)),
+      el("span", { class: "order" }, ...order),
     );
   };
 
@@ -70,12 +58,8 @@
     row.className = `run-${run.state}${run.id === Studio.shown() ? " chosen" : ""}`;
     write(badge, waits ? `${run.place}` : run.word);
     write(name, label);
-    write(
-      gpus,
-      waits && run.error
-        ? run.error
-        : `${run.tab_title}${run.gpus === "all" || run.gpus === "cpu" ? "" : ` · GPU ${run.gpus}`}`,
-    );
+    const place = ["all", "cpu"].includes(run.gpus) ? "" : ` · GPU ${run.gpus}`;
+    write(gpus, (waits && run.error) || run.tab_title + place);
     bar.hidden = waits;
     bar.firstChild.style.width = `${100 * run.fraction}%`;
     order.hidden = !waits;
@@ -86,18 +70,14 @@
   const COLUMNS = ["Run", "State", "Steps", "Loss", "Duration", "Started"];
 
   const historyRow = (run) => {
-    const box = el("input", { type: "checkbox" });
-    box.addEventListener(
-      "change",
-      () => (box.checked ? picked.add(run.id) : picked.delete(run.id), drawPicked()),
-    );
-    box.addEventListener("click", (event) => event.stopPropagation());
+    const pick = ({ target }) => (target.checked ? picked.add(run.id) : picked.delete(run.id), drawPicked());
+    const box = checkbox(false, pick, { onclick: (event) => event.stopPropagation() });
     const small = () => el("span", { class: "row-small" });
     return el(
       "tr",
       { onclick: () => choose(run.id) },
       el("td", {}, box),
-      el("td", {}, el("button", { type: "button", class: "link run-link" }), small()),
+      el("td", {}, button("", null, { class: "link run-link" }), small()),
       el("td", {}, el("span", { class: "badge" }), small()),
       ...COLUMNS.slice(2).map(() => el("td")),
     );
@@ -173,13 +153,13 @@
         ids.forEach((id) => picked.delete(id));
         away();
       });
-    const yes = el("button", { type: "button", "data-action": "confirm-remove", onclick: remove }, "Remove from list");
+    const yes = button("Remove from list", remove, { "data-action": "confirm-remove" });
     const what = ids.length === 1 ? "this run" : `these ${ids.length} runs`;
     home.confirm.asked = ids.join();
     home.confirm.replaceChildren(
       el("span", {}, `Remove ${what} from the list? Folders and files are kept.`),
       yes,
-      el("button", { type: "button", onclick: away }, "Cancel"),
+      button("Cancel", away),
     );
     yes.focus();
   };
@@ -211,95 +191,51 @@
   // The tab
 
   const furnish = (element) => {
-    const pause = el("input", { type: "checkbox", role: "switch", "data-switch": "paused" });
-    pause.addEventListener("change", () => act(() => send("queue", { paused: pause.checked })));
-    const goOn = el("input", { type: "checkbox", role: "switch", "data-switch": "after_failure" });
-    goOn.addEventListener("change", () => act(() => send("queue", { after_failure: goOn.checked })));
-    const queue = el("ul", { class: "queue", "aria-label": "Queue" });
-    const notice = el("p", { class: "warn", role: "status" });
-    const empty = el(
-      "p",
-      { class: "quiet" },
-      "No active or queued runs. Runs started in a training tab appear here.",
-    );
-    const find = el("input", { type: "search", placeholder: "Search runs", "aria-label": "Search runs" });
-    find.addEventListener("input", () => drawBoard());
-    const button = (action, words, onclick) =>
-      el("button", { type: "button", class: "small", "data-action": action, disabled: true, onclick }, words);
-    const compareButton = button("compare", "Compare", compare);
-    const removeButton = button("remove-runs", "Remove", askToRemove);
-    const confirm = el("div", { class: "confirm", role: "alertdialog", "aria-label": "Remove runs" });
-    const all = el("input", { type: "checkbox", "aria-label": "Select all finished runs", onchange: pickAll });
-    const notify = el("input", { type: "checkbox", role: "switch", "data-switch": "notify" });
-    notify.checked = Studio.notifies();
-    notify.addEventListener("change", () =>
-      act(async () => {
-        const refused = await Studio.setNotify(notify.checked);
-        notify.checked = Studio.notifies();
-        if (refused) throw new Error(refused);
-      }),
-    );
-    const none = el("p", { class: "quiet", hidden: true });
-    const rows = el("tbody");
-    const older = el("button", { type: "button", class: "link", onclick: showMore }, "Show older runs");
-    const said = el("div");
+    const toggle = (name, act, on = false) => checkbox(on, act, { role: "switch", "data-switch": name });
+    const setQueue = (name) => toggle(name, ({ target }) => act(() => send("queue", { [name]: target.checked })));
+    const notifyOrSayWhyNot = async () => {
+      const refused = await Studio.setNotify(notify.checked);
+      notify.checked = Studio.notifies();
+      if (refused) throw new Error(refused);
+    };
+    const notify = toggle("notify", () => act(notifyOrSayWhyNot), Studio.notifies());
+    const action = (name, words, work) => button(words, work, { class: "small", "data-action": name, disabled: true });
+    home = {
+      element,
+      said: el("div"),
+      pause: setQueue("paused"),
+      goOn: setQueue("after_failure"),
+      notice: el("p", { class: "warn", role: "status" }),
+      queue: el("ul", { class: "queue", "aria-label": "Queue" }),
+      empty: el("p", { class: "quiet" }, "No active or queued runs. Runs started in a training tab appear here."),
+      find: Studio.search("Search runs", () => drawBoard()),
+      compare: action("compare", "Compare", compare),
+      remove: action("remove-runs", "Remove", askToRemove),
+      confirm: el("div", { class: "confirm", role: "alertdialog", "aria-label": "Remove runs" }),
+      all: checkbox(false, pickAll, { "aria-label": "Select all finished runs" }),
+      none: el("p", { class: "quiet", hidden: true }),
+      older: button("Show older runs", showMore, { class: "link" }),
+      found: 0, // past runs that match the search, of those that are loaded
+      shown: [],
+      right: document.querySelector(".runs-right"),
+    };
+    const history = table({ class: "history" }, COLUMNS, []);
+    history.tHead.rows[0].prepend(el("td", {}, home.all));
+    home.rows = history.tBodies[0];
+    const { pause, goOn } = home;
+    const switches = [el("label", {}, pause, "Pause"), el("label", {}, goOn, "Continue after a failed run")];
+    const queueHead = el("div", { class: "section-head" }, el("h3", {}, "Queue"), ...switches);
     element.className = "board";
     element.replaceChildren(
-      said,
-      el(
-        "section",
-        { class: "card" },
-        el(
-          "div",
-          { class: "section-head" },
-          el("h3", {}, "Queue"),
-          el("label", {}, pause, "Pause"),
-          el("label", {}, goOn, "Continue after a failed run"),
-        ),
-        notice,
-        queue,
-        empty,
-      ),
-      el(
-        "section",
-        { class: "card" },
-        el("div", { class: "section-head" }, el("h3", {}, "Runs"), find, compareButton, removeButton),
-        confirm,
-        el(
-          "div",
-          { class: "scroll past" },
-          el(
-            "table",
-            { class: "history" },
-            el("thead", {}, el("tr", {}, el("td", {}, all), ...COLUMNS.map((title) => el("th", { scope: "col" }, title)))),
-            rows,
-          ),
-          none,
-          older,
-        ),
+      home.said,
+      card(queueHead, home.notice, home.queue, home.empty),
+      card(
+        el("div", { class: "section-head" }, el("h3", {}, "Runs"), home.find, home.compare, home.remove),
+        home.confirm,
+        el("div", { class: "scroll past" }, history, home.none, home.older),
         el("label", { class: "quiet" }, notify, "Notify me in this browser when a run ends"),
       ),
     );
-    home = {
-      element,
-      said,
-      notice,
-      pause,
-      goOn,
-      queue,
-      empty,
-      find,
-      compare: compareButton,
-      remove: removeButton,
-      confirm,
-      all,
-      none,
-      found: 0, // past runs that match the search, of those that are loaded
-      shown: [],
-      rows,
-      older,
-      right: document.querySelector(".runs-right"),
-    };
   };
 
   const drawBoard = () => {
@@ -333,24 +269,8 @@
 
   // Load a run's settings into the form of its tab
 
-  const until = async (look, tries = 60) => {
-    for (; tries; tries--) {
-      const found = look();
-      if (found) return found;
-      await new Promise((resolve) => setTimeout(resolve, 100));
-    }
-    return null;
-  };
-
   Studio.load = async (run) => {
     Studio.goTo(run.tab);
-    const field = await until(() =>
-      document.querySelector(`#${run.tab}-load-run input, #${run.tab}-load-run textarea`),
-    );
-    const button = await until(() => document.getElementById(`${run.tab}-load`));
-    if (!field || !button) return;
-    field.value = run.id;
-    field.dispatchEvent(new Event("input", { bubbles: true }));
-    setTimeout(() => button.click(), 150); // once Gradio has read the number
+    await Studio.until(() => Fields.submit(run.tab, "load-run", run.id, "load"));
   };
 })();

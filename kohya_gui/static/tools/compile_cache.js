@@ -1,6 +1,6 @@
 // The tab Machine: what the compiler keeps on disk, to be cleared, exported and imported.
 (() => {
-  const { ask, el, write, url, complaint, when } = Studio;
+  const { ask, send, attempt, el, button, card, checkbox, write, url, when } = Studio;
   const LONGEST = 600000; // milliseconds that packing a large cache may take
   let home = null;
 
@@ -19,17 +19,12 @@
   };
 
   const act = async (work) => {
-    home.said.replaceChildren();
-    home.buttons.forEach((button) => (button.disabled = true));
+    const enable = (on) => home.buttons.forEach((button) => (button.disabled = !on));
     let told = null;
-    try {
-      told = await work();
-      write(home.status, told.done ?? "");
-    } catch (error) {
-      write(home.status, "");
-      home.said.replaceChildren(complaint(error));
-    }
-    home.buttons.forEach((button) => (button.disabled = false));
+    enable(false);
+    await attempt(home.said, async () => (told = await work()));
+    write(home.status, told?.done ?? "");
+    enable(true);
     if (told) draw(told);
     return told;
   };
@@ -38,25 +33,20 @@
     act(() => {
       home.confirm.replaceChildren();
       write(home.status, meanwhile);
-      return ask(`compile-cache/${what}`, {
-        method: "POST",
-        headers: { "X-Studio": "1", "Content-Type": "application/json" },
-        body: JSON.stringify(body),
-        signal: AbortSignal.timeout(LONGEST),
-      });
+      return send(`compile-cache/${what}`, body, { signal: AbortSignal.timeout(LONGEST) });
     });
 
   /** Ask before something that cannot be undone; `more` is an element of the question, or null. */
   const confirm = (question, action, words, work, more = null) => {
-    const yes = el("button", { type: "button", "data-action": `confirm-${action}`, onclick: work }, words);
+    const yes = button(words, work, { "data-action": `confirm-${action}` });
     write(home.status, "");
-    const no = el("button", { type: "button", onclick: () => home.confirm.replaceChildren() }, "Cancel");
+    const no = button("Cancel", () => home.confirm.replaceChildren());
     home.confirm.replaceChildren(...[el("span", {}, question), more, yes, no].filter(Boolean));
     yes.focus();
   };
 
   const clear = () => {
-    const box = el("input", { type: "checkbox", id: "compile-cache-others" });
+    const box = checkbox(false, null, { id: "compile-cache-others" });
     const label = home.others.hidden ? null : el("label", {}, box, " also for other CPUs and versions of PyTorch");
     const work = () => change("clear", { others: box.checked }, "Clearing…");
     confirm("Clear the compiler cache? The next runs compile everything again.", "clear-compile-cache", "Clear", work, label);
@@ -74,46 +64,36 @@
     });
 
   const furnish = (element) => {
-    const button = (action, words, onclick) =>
-      el("button", { type: "button", "data-action": `${action}-compile-cache`, onclick }, words);
-    const buttons = [button("export", "Export", save), button("import", "Import", choose), button("clear", "Clear", clear)];
-    const facts = el("dl", { class: "facts" });
-    const others = el("span", { hidden: true });
-    const [status, said] = [el("p", { role: "status" }), el("div")];
-    const confirmation = el("div", { class: "confirm", role: "alertdialog", "aria-label": "Compiler cache" });
-    const file = el("input", { type: "text", hidden: true });
-    const link = el("a", { href: url("compile-cache/file"), download: "", hidden: true });
+    const action = (name, words, onclick) => button(words, onclick, { "data-action": `${name}-compile-cache` });
+    home = {
+      element,
+      export: action("export", "Export", save),
+      import: action("import", "Import", choose),
+      clear: action("clear", "Clear", clear),
+      facts: el("dl", { class: "facts" }),
+      others: el("span", { hidden: true }),
+      status: el("p", { role: "status" }),
+      said: el("div"),
+      confirm: el("div", { class: "confirm", role: "alertdialog", "aria-label": "Compiler cache" }),
+      file: el("input", { type: "text", hidden: true }),
+      link: el("a", { href: url("compile-cache/file"), download: "", hidden: true }),
+    };
+    home.buttons = [home.export, home.import, home.clear];
+    const { facts, buttons, file, link, confirm, status, said } = home;
+    const about =
+      "torch.compile keeps here what it has compiled, so that later runs start quickly. Export it as one file to " +
+      "start quickly on another machine with the same GPU, CPU and version of PyTorch.";
+    const actions = el("div", { class: "run-actions" }, ...buttons, file, link);
+    const head = [el("h3", {}, "Compiler cache"), el("p", { class: "quiet" }, about)];
     element.className = "board";
-    element.replaceChildren(
-      el(
-        "section",
-        { class: "card" },
-        el("h3", {}, "Compiler cache"),
-        el(
-          "p",
-          { class: "quiet" },
-          "torch.compile keeps here what it has compiled, so that later runs start quickly. Export it as one file to " +
-            "start quickly on another machine with the same GPU, CPU and version of PyTorch.",
-        ),
-        facts,
-        el("div", { class: "run-actions" }, ...buttons, file, link),
-        confirmation,
-        status,
-        said,
-      ),
-    );
-    home = { element, facts, others, status, said, confirm: confirmation, file, link, buttons };
-    [home.export, home.import, home.clear] = buttons;
+    element.replaceChildren(card(...head, facts, actions, confirm, status, said));
     act(() => ask("compile-cache"));
   };
 
   /** Look when the tab is opened: counting the files of a large cache takes a moment. */
-  const look = () => {
-    const element = document.querySelector("[data-compile-cache]");
-    if (document.hidden || !element || element.offsetParent === null) return;
+  const look = async (element) => {
     if (home?.element !== element) furnish(element);
     else if (!home.confirm.firstChild) act(() => ask("compile-cache"));
   };
-  document.addEventListener("click", (event) => event.target.closest?.("[role=tab]") && setTimeout(look, 50));
-  const first = setInterval(() => (look(), home && clearInterval(first)), 500); // if the page opens with this tab
+  Studio.whileShown("[data-compile-cache]", 500, look, () => !home); // if the page opens with this tab
 })();

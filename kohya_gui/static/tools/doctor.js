@@ -1,13 +1,12 @@
 // The tab Machine: the checks, and the diagnostics for a bug report.
 (() => {
-  const { ask, send, el, write, url, complaint, when } = Studio;
+  const { ask, send, attempt, el, button, card, write, url, complaint, when } = Studio;
   const EVERY = 500; // milliseconds
   const SIGNS = { ok: "✓", warning: "!", problem: "✕", skipped: "–" };
   const WORDS = { ok: "OK", warning: "Warning", problem: "Problem", skipped: "Skipped" };
-  let home = null,
-    told = null,
-    asking = false,
-    downloads = false; // whether this browser waits for the zip
+  let home = null;
+  let told = null;
+  let downloads = false; // whether this browser waits for the zip
 
   const row = ({ status, title, text, remedy }) =>
     el(
@@ -47,20 +46,14 @@
   };
 
   const act = async (work) => {
-    try {
-      await work();
-    } catch (error) {
-      downloads = false;
-      home.said.replaceChildren(complaint(error));
-    }
+    if (!(await attempt(home.said, work))) downloads = false;
     beat();
   };
 
-  const collect = () =>
-    act(async () => {
-      await send("doctor", { zip: true, run: Number(home.runs.value) || null });
-      downloads = true;
-    });
+  const collect = async () => {
+    await send("doctor", { zip: true, run: Number(home.runs.value) || null });
+    downloads = true;
+  };
 
   const listRuns = async () => {
     const { runs } = await ask("board?limit=20");
@@ -75,70 +68,46 @@
   };
 
   const furnish = (element) => {
-    const button = (action, words, onclick, more = {}) =>
-      el("button", { type: "button", "data-action": action, onclick, ...more }, words);
-    const check = button("check-machine", "Check this machine", () => act(() => send("doctor")));
-    const cancel = button("cancel-check", "Cancel", () => act(() => send("doctor/cancel")), { hidden: true });
-    const bar = el("span", { class: "bar", hidden: true }, el("i"));
-    const status = el("p", { role: "status" });
-    const rows = el("tbody");
-    const table = el("table", { class: "findings", hidden: true }, rows);
-    const said = el("div");
-    const runs = el("select", { "aria-label": "Runs in the diagnostics" });
-    const collectButton = button("download-diagnostics", "Download diagnostics", collect);
-    const link = el("a", { href: url("doctor/zip"), download: "", hidden: true }, "Download again");
+    const action = (name, words, work, more) => button(words, () => act(work), { "data-action": name, ...more });
+    home = {
+      element,
+      check: action("check-machine", "Check this machine", () => send("doctor")),
+      cancel: action("cancel-check", "Cancel", () => send("doctor/cancel"), { hidden: true }),
+      collect: action("download-diagnostics", "Download diagnostics", collect),
+      bar: el("span", { class: "bar", hidden: true }, el("i")),
+      status: el("p", { role: "status" }),
+      rows: el("tbody"),
+      said: el("div"),
+      runs: el("select", { "aria-label": "Runs in the diagnostics", onfocus: () => listRuns().catch(() => {}) }),
+      link: el("a", { href: url("doctor/zip"), download: "", hidden: true }, "Download again"),
+    };
+    home.table = el("table", { class: "findings", hidden: true }, home.rows);
+    const checks =
+      "Checks Python and its packages, the GPU and its driver, the compiler, disks and memory, and computes a small " +
+      "block in each way that training may use. It takes about a minute.";
+    const diagnostics =
+      "A zip with these checks, the versions of all packages, and settings, events and console output of runs. Keys " +
+      "and tokens, home folders and the names of user and machine are removed. Look through it before you send it.";
+    const head = el("div", { class: "section-head" }, el("h3", {}, "This machine"), home.cancel, home.check);
     element.className = "board";
     element.replaceChildren(
-      el(
-        "section",
-        { class: "card" },
-        el("div", { class: "section-head" }, el("h3", {}, "This machine"), cancel, check),
-        el(
-          "p",
-          { class: "quiet" },
-          "Checks Python and its packages, the GPU and its driver, the compiler, disks and memory, and computes a small " +
-            "block in each way that training may use. It takes about a minute.",
-        ),
-        bar,
-        status,
-        said,
-        table,
-      ),
-      el(
-        "section",
-        { class: "card" },
+      card(head, el("p", { class: "quiet" }, checks), home.bar, home.status, home.said, home.table),
+      card(
         el("h3", {}, "Diagnostics for a bug report"),
-        el(
-          "p",
-          { class: "quiet" },
-          "A zip with these checks, the versions of all packages, and settings, events and console output of runs. Keys " +
-            "and tokens, home folders and the names of user and machine are removed. Look through it before you send it.",
-        ),
-        el("div", { class: "run-actions" }, runs, collectButton, link),
+        el("p", { class: "quiet" }, diagnostics),
+        el("div", { class: "run-actions" }, home.runs, home.collect, home.link),
       ),
     );
-    home = { element, check, cancel, bar, status, rows, table, said, runs, collect: collectButton, link };
     told = null;
-    runs.addEventListener("focus", () => act(listRuns));
     listRuns().catch(() => {});
   };
 
-  const beat = async () => {
-    const element = document.querySelector("[data-doctor]");
-    if (asking || document.hidden || !element || element.offsetParent === null) return;
+  const work = async (element) => {
     if (home?.element !== element) furnish(element);
-    asking = true;
-    try {
-      const news = await ask(`doctor?known=${told?.known ?? ""}`);
-      if (news) {
-        told = news;
-        draw();
-      }
-    } catch {
-      // the live view says that the GUI does not respond
-    }
-    asking = false;
+    const news = await ask(`doctor?known=${told?.known ?? ""}`);
+    if (!news) return;
+    told = news;
+    draw();
   };
-  setInterval(() => (!told || told.running) && beat(), EVERY);
-  document.addEventListener("click", (event) => event.target.closest?.("[role=tab]") && setTimeout(beat));
+  const beat = Studio.whileShown("[data-doctor]", EVERY, work, () => !told || told.running);
 })();

@@ -1,16 +1,9 @@
 // What Inspect found in a LoRA: facts, the norms of its blocks, its singular values, its strongest layers.
 window.StudioLoraReport = (() => {
-  const { el } = Studio;
-  const SVG = "http://www.w3.org/2000/svg";
+  const { el, svg, table } = Studio;
   const WIDTH = 520; // units of a drawing, which is scaled to its place
   const MARGIN = { left: 40, right: 6, top: 8, bottom: 40 };
 
-  const svg = (tag, attributes = {}, ...children) => {
-    const made = document.createElementNS(SVG, tag);
-    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-    made.append(...children);
-    return made;
-  };
   const short = (value) => Number(value.toPrecision(3)).toString();
   const section = (title, ...children) => el("div", {}, el("h4", {}, title), ...children);
   const pairs = (rows) => el("dl", {}, ...rows.flatMap(([name, text]) => [el("dt", {}, name), el("dd", {}, text)]));
@@ -67,10 +60,9 @@ window.StudioLoraReport = (() => {
   };
 
   const layerTable = (layers) => {
-    const head = el("tr", {}, ...["Layer", "Norm", "Ranks", "For 95%"].map((words) => el("th", { scope: "col" }, words)));
     const row = ({ name, norm, rank, needed }) =>
-      el("tr", {}, el("td", {}, name), el("td", {}, short(norm)), el("td", {}, String(rank)), el("td", {}, needed ? String(needed) : ""));
-    return el("table", {}, el("thead", {}, head), el("tbody", {}, ...layers.map(row)));
+      el("tr", {}, ...[name, short(norm), `${rank}`, needed ? `${needed}` : ""].map((words) => el("td", {}, words)));
+    return table({}, ["Layer", "Norm", "Ranks", "For 95%"], layers.map(row));
   };
 
   return (report) => {

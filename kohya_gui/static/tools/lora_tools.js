@@ -1,6 +1,6 @@
 // The tab LoRA tools: a form for each tool, hints about its files, one job at a time, and its result.
 (() => {
-  const { ask, send, el, write, url, complaint, duration } = Studio;
+  const { ask, send, attempt, el, button, card, checkbox, select, write, url, complaint } = Studio;
   const EVERY = 500; // milliseconds between two looks at a running job
   const QUIET = 350; // milliseconds after typing before files are looked at
   const KEPT = "lora-tools"; // what was filled in, by tool, for this browser window
@@ -15,11 +15,10 @@
     ["ss_training_comment", "Comment"],
   ];
   const UNDONE = { stopped: "Stopped. No file was written", lost: "The tool ended without a result" };
-  let home = null,
-    tools = [],
-    tool = null, // the one shown
-    job = null,
-    asking = false;
+  let home = null;
+  let tools = [];
+  let tool = null; // the one shown
+  let job = null;
   const kept = JSON.parse(sessionStorage.getItem(KEPT) || "{}");
   const keep = () => sessionStorage.setItem(KEPT, JSON.stringify({ ...kept, shown: tool?.name }));
   const valuesOf = (name) => (kept[name] ??= {});
@@ -35,74 +34,75 @@
       "div",
       { class: wide ? "wide" : "" },
       el("label", { class: "tool-label", for: `tool-${field.name}` }, field.label),
-      control.closest?.(".picker") ?? control,
+      control,
       hint,
       field.help ? el("div", { class: "tool-help" }, field.help) : null,
     );
 
-  const browse = (input, name, chosen) =>
-    el("button", { type: "button", onclick: () => Studio.browse(input, name, chosen) }, "Browse");
+  const browse = (input, name, chosen) => button("Browse", () => Studio.browse(input, name, chosen));
+
+  /** The input of a field, which keeps what is typed. */
+  const typed = (field, value, attributes) => {
+    const oninput = ({ target }) => set(field.name, target.value);
+    return el("input", { id: `tool-${field.name}`, value, oninput, ...attributes });
+  };
+  const PATH = { type: "text", spellcheck: "false", autocomplete: "off" };
+  const hintOf = (field) => el("div", { class: "file-hint", "data-hint": field.name });
 
   const file = (field, values) => {
-    const input = el("input", { type: "text", id: `tool-${field.name}`, value: values[field.name] ?? "", spellcheck: "false", autocomplete: "off" });
-    input.addEventListener("input", () => set(field.name, input.value));
-    const hint = el("div", { class: "file-hint", "data-hint": field.name });
-    return labelled(field, el("div", { class: "picker" }, input, browse(input, field.name)), { wide: true, hint });
+    const input = typed(field, values[field.name], PATH);
+    const picker = el("div", { class: "picker" }, input, browse(input, field.name));
+    return labelled(field, picker, { wide: true, hint: hintOf(field) });
   };
 
   // The output: a folder is chosen, the name stays. Until somebody changes it, it follows the input.
   const output = (field, values) => {
-    const input = el("input", { type: "text", id: `tool-${field.name}`, value: values[field.name] ?? "", spellcheck: "false", autocomplete: "off" });
     const folder = el("input", { type: "text", hidden: true });
-    const taken = () => {
+    const take = () => {
       const sign = folder.value.includes("\\") ? "\\" : "/";
       const name = input.value.split(/[/\\]/).pop() || "lora.safetensors";
       input.value = folder.value.replace(/[/\\]$/, "") + sign + name;
       input.dispatchEvent(new Event("input"));
     };
-    const open = el("button", { type: "button", onclick: () => ((folder.value = input.value.replace(/[^/\\]*$/, "")), Studio.browse(folder, "folder", taken)) }, "Folder");
-    input.addEventListener("input", () => {
+    const open = () => {
+      folder.value = input.value.replace(/[^/\\]*$/, "");
+      Studio.browse(folder, "folder", take);
+    };
+    const change = () => {
       values.ownOutput = Boolean(input.value);
       set(field.name, input.value);
-    });
-    const hint = el("div", { class: "file-hint", "data-hint": field.name });
+    };
+    const input = typed(field, values[field.name], { ...PATH, oninput: change });
+    const hint = hintOf(field);
     home.output = { input, hint, name: field.name };
-    return labelled(field, el("div", { class: "picker" }, input, open, folder), { wide: true, hint });
+    return labelled(field, el("div", { class: "picker" }, input, button("Folder", open), folder), { wide: true, hint });
   };
 
   const number = (field, values) => {
-    const [low, high] = field.within ?? [];
-    const input = el("input", { type: "number", id: `tool-${field.name}`, value: values[field.name] ?? field.default ?? "", min: low, max: high, step: field.whole ? 1 : "any", placeholder: field.nullable ? "unset" : null });
-    input.addEventListener("input", () => set(field.name, input.value));
-    return labelled(field, input);
+    const [min, max] = field.within ?? [];
+    const step = field.whole ? 1 : "any";
+    const placeholder = field.nullable ? "unset" : null;
+    const value = values[field.name] ?? field.default;
+    return labelled(field, typed(field, value, { type: "number", min, max, step, placeholder }));
   };
 
   const choice = (field, values) => {
     const options = [...(field.nullable ? [["", "unchanged"]] : []), ...field.choices.map((each) => [each, each])];
     if (field.name === "dynamic_method") options[0][1] = "fixed rank";
-    const select = el("select", { id: `tool-${field.name}` }, ...options.map(([value, words]) => el("option", { value }, words)));
-    select.value = values[field.name] ?? field.default ?? "";
-    select.addEventListener("change", () => set(field.name, select.value));
-    return labelled(field, select);
+    const onchange = ({ target }) => set(field.name, target.value);
+    const list = select({ id: `tool-${field.name}`, onchange }, options);
+    list.value = values[field.name] ?? field.default ?? "";
+    return labelled(field, list);
   };
 
   const toggle = (field, values) => {
-    const input = el("input", { type: "checkbox", id: `tool-${field.name}` });
-    input.checked = values[field.name] ?? field.default;
-    input.addEventListener("change", () => set(field.name, input.checked));
-    return el(
-      "div",
-      {},
-      el("label", { class: "tool-switch" }, input, field.label),
-      el("div", { class: "tool-help" }, field.help),
-    );
+    const change = ({ target }) => set(field.name, target.checked);
+    const box = checkbox(values[field.name] ?? field.default, change, { id: `tool-${field.name}` });
+    const label = el("label", { class: "tool-switch" }, box, field.label);
+    return el("div", {}, label, el("div", { class: "tool-help" }, field.help));
   };
 
-  const text = (field, values) => {
-    const input = el("input", { type: "text", id: `tool-${field.name}`, value: values[field.name] ?? "" });
-    input.addEventListener("input", () => set(field.name, input.value));
-    return labelled(field, input);
-  };
+  const text = (field, values) => labelled(field, typed(field, values[field.name], { type: "text" }));
 
   // A row for each LoRA: file, strength, and block weights if they are wanted
   const loraRows = (values) => {
@@ -110,30 +110,31 @@
     const box = el("div", { class: "rows" });
     const changed = () => set("rows", rows);
     const line = (row, index) => {
-      const path = el("input", { type: "text", value: row.path, placeholder: "LoRA file", spellcheck: "false", autocomplete: "off", "aria-label": `LoRA ${index + 1}` });
-      path.addEventListener("input", () => ((row.path = path.value), changed()));
+      const keepsIn = (name) => ({ target }) => ((row[name] = target.value), changed());
+      const file = { value: row.path, placeholder: "LoRA file", "aria-label": `LoRA ${index + 1}` };
+      const path = el("input", { ...PATH, ...file, oninput: keepsIn("path") });
       const strength = el("input", { type: "number", value: row.ratio, step: "any", "aria-label": `Strength of LoRA ${index + 1}` });
       const slider = el("input", { type: "range", min: -1, max: 2, step: 0.05, value: row.ratio, "aria-hidden": "true", tabindex: -1 });
       const weigh = (from, to) => () => ((to.value = from.value), (row.ratio = from.value), changed());
       strength.addEventListener("input", weigh(strength, slider));
       slider.addEventListener("input", weigh(slider, strength));
       const remove = () => (rows.splice(index, 1), rows.length || rows.push({ path: "", ratio: 1 }), draw(), changed());
-      const blocks = el("input", { type: "text", class: "blocks", value: row.lbw ?? "", placeholder: "Block weights: IN=0, MID=0.5 or [1,0,0,...]; empty is 1", "aria-label": `Block weights of LoRA ${index + 1}` });
-      blocks.addEventListener("input", () => ((row.lbw = blocks.value), changed()));
+      const placeholder = "Block weights: IN=0, MID=0.5 or [1,0,0,...]; empty is 1";
+      const names = { class: "blocks", placeholder, "aria-label": `Block weights of LoRA ${index + 1}` };
+      const weights = () => el("input", { type: "text", value: row.lbw, ...names, oninput: keepsIn("lbw") });
       return el(
         "div",
         { class: "lora-row" },
         el("div", { class: "picker" }, path, browse(path, "models")),
         el("div", { class: "ratio", title: "Strength" }, slider, strength),
-        el("button", { type: "button", title: "Remove", "aria-label": `Remove LoRA ${index + 1}`, onclick: remove }, "✕"),
+        button("✕", remove, { title: "Remove", "aria-label": `Remove LoRA ${index + 1}` }),
         el("div", { class: "file-hint", "data-hint": "models", "data-row": index }),
-        values.blocks ? blocks : null,
+        values.blocks ? weights() : null,
       );
     };
-    const add = el("button", { type: "button", "data-action": "add-lora", onclick: () => (rows.push({ path: "", ratio: 1 }), draw(), changed()) }, "Add LoRA");
-    const shown = el("input", { type: "checkbox" });
-    shown.checked = Boolean(values.blocks);
-    shown.addEventListener("change", () => ((values.blocks = shown.checked), draw(), changed()));
+    const addRow = () => (rows.push({ path: "", ratio: 1 }), draw(), changed());
+    const add = button("Add LoRA", addRow, { "data-action": "add-lora" });
+    const shown = checkbox(Boolean(values.blocks), () => ((values.blocks = shown.checked), draw(), changed()));
     const foot = el("div", { class: "rows-foot" }, add, el("label", {}, shown, "Block weights"));
     const draw = () => box.replaceChildren(...rows.map(line));
     draw();
@@ -157,12 +158,13 @@
           keep();
         };
         input.addEventListener("input", note);
-        const remove = el("button", { type: "button", title: `Remove ${key}`, onclick: () => {
+        const toggleEntry = () => {
           const gone = line.classList.toggle("removed");
           if (gone) changes[key] = null;
           else note();
           remove.textContent = gone ? "Keep" : "Remove";
-        } }, "Remove");
+        };
+        const remove = button("Remove", toggleEntry, { title: `Remove ${key}` });
         line.append(key in entries ? remove : el("span"));
         return line;
       };
@@ -287,14 +289,7 @@
     look();
   };
 
-  const act = async (work) => {
-    home.said.replaceChildren();
-    try {
-      await work();
-    } catch (error) {
-      home.said.replaceChildren(complaint(error));
-    }
-  };
+  const act = (work) => attempt(home.said, work);
 
   const start = () =>
     act(async () => {
@@ -324,7 +319,7 @@
     for (const text of job.tool ? warnings : []) parts.push(note("warning", text));
     if (report?.note) parts.push(el("p", {}, report.note));
     if (report?.facts) parts.push(StudioLoraReport(report));
-    else if (over && state === "finished") parts.push(el("p", { class: "quiet" }, `Took ${duration(seconds)}`));
+    else if (over && state === "finished") parts.push(el("p", { class: "quiet" }, `Took ${Studio.duration(seconds)}`));
     home.result.replaceChildren(...parts);
   };
 
@@ -342,8 +337,8 @@
   const resultFile = ({ path, name, size, there }) => {
     const ours = !there ? [el("span", { class: "quiet" }, "no longer there")] : [
       el("a", { href: url("lora-tools/file"), download: name }, "Download"),
-      el("button", { type: "button", "data-copy": path }, "Copy path"),
-      ...(job.tool === "merge-model" ? [] : [el("button", { type: "button", onclick: () => use(path, "inspect") }, "Inspect")]),
+      button("Copy path", null, { "data-copy": path }),
+      ...(job.tool === "merge-model" ? [] : [button("Inspect", () => use(path, "inspect"))]),
     ];
     return el(
       "div",
@@ -354,43 +349,34 @@
   };
 
   const furnish = async (element) => {
-    home = { element };
     tools = (await ask("lora-tools")).tools;
-    home.nav = el("nav", { class: "tools", "aria-label": "LoRA tools" }, ...tools.map(({ name, title }) => el("button", { type: "button", "data-tool": name, onclick: () => show(name) }, title)));
-    home.title = el("h3");
-    home.about = el("p", { class: "quiet" });
-    home.form = el("div", { class: "tool-fields" });
-    home.start = el("button", { type: "button", class: "start", "data-action": "start-tool", onclick: start }, "Start");
-    home.stop = el("button", { type: "button", "data-action": "stop-tool", hidden: true, onclick: () => act(() => send("lora-tools/stop")) }, "Stop");
-    home.said = el("div");
-    home.result = el("section", { class: "card result-panel", "aria-live": "polite" });
+    const links = tools.map(({ name, title }) => button(title, () => show(name), { "data-tool": name }));
+    home = {
+      element,
+      nav: el("nav", { class: "tools", "aria-label": "LoRA tools" }, ...links),
+      title: el("h3"),
+      about: el("p", { class: "quiet" }),
+      form: el("div", { class: "tool-fields" }),
+      start: button("Start", start, { class: "start", "data-action": "start-tool" }),
+      stop: button("Stop", () => act(() => send("lora-tools/stop")), { "data-action": "stop-tool", hidden: true }),
+      said: el("div"),
+      result: el("section", { class: "card result-panel", "aria-live": "polite" }),
+    };
+    const { nav, title, about, form, said, result } = home;
     element.className = "lora-tools";
-    element.replaceChildren(
-      home.nav,
-      el("section", { class: "card" }, home.title, home.about, home.form, el("div", { class: "tool-actions" }, home.start, home.stop), home.said),
-      home.result,
-    );
+    const actions = el("div", { class: "tool-actions" }, home.start, home.stop);
+    element.replaceChildren(nav, card(title, about, form, actions, said), result);
     job = null;
     show(kept.shown);
   };
 
-  const beat = async () => {
-    const element = document.querySelector("[data-lora-tools]");
-    if (asking || document.hidden || !element || element.offsetParent === null) return;
-    asking = true;
-    try {
-      if (home?.element !== element) await furnish(element);
-      const news = await ask(`lora-tools/job?known=${job?.known ?? ""}`);
-      if (news) {
-        job = news;
-        drawResult();
-        if (job.over) look();
-      }
-    } catch {
-      // the live view says that the GUI does not respond
-    }
-    asking = false;
+  const work = async (element) => {
+    if (home?.element !== element) await furnish(element);
+    const news = await ask(`lora-tools/job?known=${job?.known ?? ""}`);
+    if (!news) return;
+    job = news;
+    drawResult();
+    if (job.over) look();
   };
-  setInterval(() => (!job || !job.over) && beat(), EVERY);
-  document.addEventListener("click", (event) => event.target.closest?.("[role=tab]") && setTimeout(beat));
+  const beat = Studio.whileShown("[data-lora-tools]", EVERY, work, () => !job || !job.over);
 })();

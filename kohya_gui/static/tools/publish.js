@@ -1,18 +1,22 @@
 // The dialog that publishes a run: its model card to edit, then an upload to the Hugging Face Hub, or a zip.
 (() => {
-  const { el, ask, send, url, complaint, write } = Studio;
+  const { el, button, ask, send, attempt, url, complaint, write } = Studio;
   const EVERY = 1000; // milliseconds
   const dialog = el("dialog", { class: "browse publish", "aria-label": "Publish" });
-  let run, fields;
+  let run;
+  let fields;
 
   const say = (...children) => fields.said.replaceChildren(...children);
+  const wait = (words) => {
+    for (const button of fields.buttons) button.disabled = Boolean(words);
+    write(fields.status, words);
+  };
 
   const follow = async (id) => {
     const told = await ask(`run/${id}/published`).catch((error) => ({ error: error.message }));
     if (id !== run || !dialog.open) return;
     if (told.running) return setTimeout(follow, EVERY, id);
-    for (const button of fields.buttons) button.disabled = false;
-    write(fields.status, "");
+    wait("");
     if (told.error) return say(complaint(Object.assign(new Error(told.error), { html: told.html })));
     if (told.url) say(el("p", {}, "Uploaded: ", el("a", { href: told.url, target: "_blank", rel: "noreferrer" }, told.url)));
     if (!told.zip) return;
@@ -22,17 +26,9 @@
   };
 
   const start = async (body, words) => {
-    for (const button of fields.buttons) button.disabled = true;
-    say();
-    write(fields.status, words);
-    try {
-      await send(`run/${run}/publish`, { text: fields.text.value, ...body });
-      follow(run);
-    } catch (error) {
-      write(fields.status, "");
-      say(complaint(error));
-      for (const button of fields.buttons) button.disabled = false;
-    }
+    wait(words);
+    const sent = await attempt(fields.said, () => send(`run/${run}/publish`, { text: fields.text.value, ...body }));
+    sent ? follow(run) : wait("");
   };
 
   const upload = () =>
@@ -48,11 +44,9 @@
     const repo = control("repo_id", "input", { type: "text", class: "where" });
     const token = control("token", "input", { type: "password", class: "where", autocomplete: "off", placeholder: told.fields.token.help });
     const everyone = control("public", "input", { type: "checkbox" });
-    const button = (action, words, onclick, more = {}) =>
-      el("button", { type: "button", "data-action": action, onclick, ...more }, words);
     const buttons = [
-      button("upload", "Upload", upload, { class: "take" }),
-      button("zip", "Download as a zip", () => start({ zip: true }, "Packing…")),
+      button("Upload", upload, { class: "take", "data-action": "upload" }),
+      button("Download as a zip", () => start({ zip: true }, "Packing…"), { "data-action": "zip" }),
     ];
     const [status, said] = [el("p", { role: "status", class: "quiet" }), el("div")];
     fields = { text, repo, token, public: everyone, buttons, status, said };
@@ -67,17 +61,16 @@
       el("label", {}, everyone, ` ${told.fields.public.label}`),
       said,
       status,
-      el("div", { class: "ways" }, ...buttons, button("close", "Close", () => dialog.close())),
+      el("div", { class: "ways" }, ...buttons, button("Close", () => dialog.close(), { "data-action": "close" })),
     );
     text.setSelectionRange(0, 0); // at its top
-    text.focus();
   };
 
   Studio.publish = async (id) => {
     run = id;
     const told = await ask(`run/${id}/card`, { signal: AbortSignal.timeout(70000) });
-    if (!dialog.isConnected) document.body.append(dialog);
     draw(told);
-    if (!dialog.open) dialog.showModal();
+    Studio.show(dialog);
+    fields.text.focus();
   };
 })();
