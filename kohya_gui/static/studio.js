@@ -174,9 +174,12 @@ window.Studio = (() => {
   const duration = (seconds) => {
     if (seconds == null || !isFinite(seconds)) return "";
     const whole = Math.round(Math.max(seconds, 0));
-    const [hours, minutes, rest] = [Math.floor(whole / 3600), Math.floor(whole / 60) % 60, whole % 60];
+    const hours = Math.floor(whole / 3600);
+    const minutes = Math.floor(whole / 60) % 60;
+    const rest = whole % 60;
     const two = (number) => String(number).padStart(2, "0");
-    return hours ? `${hours}:${two(minutes)}:${two(rest)}` : minutes ? `${minutes}:${two(rest)}` : `${rest} s`;
+    if (hours) return `${hours}:${two(minutes)}:${two(rest)}`;
+    return minutes ? `${minutes}:${two(rest)}` : `${rest} s`;
   };
 
   /** A time of day, or the date if it is not today. */

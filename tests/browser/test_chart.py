@@ -301,6 +301,14 @@ def test_the_log_scale_puts_equal_ratios_at_equal_distances(page):
     assert first - second == pytest.approx(second - third)
 
 
+def test_a_learning_rate_of_zero_is_drawn_beside_losses_on_a_log_scale(page):
+    page.evaluate("chart.choose('log', true)")
+    show(page, run(rates={"unet": [[step, 0] for step in range(1, 101)]}))
+    series(page, "rate").click()
+    synchronize(page)
+    assert inked(page, "--chart-rate") > 200
+
+
 @pytest.mark.parametrize("log", [False, True])
 def test_missing_zero_and_negative_values_are_gaps_and_break_nothing(page, log):
     holes = [[21, None, None, None], [22, 0, 0, 0], [23, -1, -1, -1], [24, -1, 0.5, 0.2]]

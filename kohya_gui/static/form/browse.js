@@ -96,7 +96,8 @@
   document.addEventListener("drop", async (event) => {
     if (!isFile(event)) return;
     event.preventDefault(); // else the browser leaves the page to show the file
-    const [tab, file] = [tabShown(), event.dataTransfer.files[0]];
+    const tab = tabShown();
+    const [file] = event.dataTransfer.files;
     if (!tab || !file) return;
     if (file.size > LARGEST) return Studio.toast(`${file.name} is not opened: it has more than 4 MB, and settings files have less`, "OK", () => {});
     Fields.submit(tab, "dropped", JSON.stringify({ name: file.name, text: await file.text() }), "open");

@@ -13,10 +13,10 @@
     if (named) sheet.insertRule(`${named} { display: block; color: var(--bad); font-size: 12px; line-height: 1.4; margin-top: 4px; }`);
   };
   /** The sentences of a message; whyOf returns that of a field, without the field's name. */
-  const sentences = (told) => [...told.querySelectorAll("li")].concat(told.querySelector("li") ? [] : [...told.querySelectorAll("p")]);
+  const sentences = (message) => [...message.querySelectorAll("li")].concat(message.querySelector("li") ? [] : [...message.querySelectorAll("p")]);
   const leadsTo = (sentence, id) => [...sentence.querySelectorAll("[data-field]")].some((link) => link.dataset.field === id);
-  const whyOf = (told, id) => {
-    const said = sentences(told).find((each) => leadsTo(each, id))?.textContent ?? "";
+  const whyOf = (message, id) => {
+    const said = sentences(message).find((each) => leadsTo(each, id))?.textContent ?? "";
     return said.slice(said.indexOf("): ") + 1).replace(/^: /, "");
   };
   const panelsOf = (element) => (element.dataset.panels || "").split(" ").filter(Boolean);
@@ -29,8 +29,8 @@
   /** Show the tab of a field, open the panels around it and focus it. */
   const jump = async (id, panels) => {
     const form = id.split("-")[0];
-    const [pane, tab] = [`#${form}[role=tabpanel]`, document.getElementById(`${form}-button`)];
-    if (tab && !document.querySelector(pane)?.offsetParent) tab.click();
+    const pane = document.querySelector(`#${form}[role=tabpanel]`);
+    if (!pane?.offsetParent) document.getElementById(`${form}-button`)?.click();
     await unfold(panels);
     const field = await until(() => document.getElementById(id));
     if (!field) return;
@@ -51,15 +51,15 @@
   const asked = new Map(); // tab -> whether the answer to Start may jump to a field
   const boxOf = (tab) => document.getElementById(`${tab}-message`);
   const look = (tab) => {
-    const told = boxOf(tab)?.querySelector(".message");
-    const ids = (told?.dataset.wrong || "").split(" ").filter(Boolean);
-    wrong.set(tab, new Map(ids.map((id) => [id, whyOf(told, id)])));
+    const message = boxOf(tab)?.querySelector(".message");
+    const ids = (message?.dataset.wrong || "").split(" ").filter(Boolean);
+    wrong.set(tab, new Map(ids.map((id) => [id, whyOf(message, id)])));
     mark();
     if (!asked.get(tab)) return;
-    if (told && "question" in told.dataset) told.querySelector("[data-answer]").focus();
+    if (message && "question" in message.dataset) message.querySelector("[data-answer]").focus();
     asked.set(tab, false);
-    if (!told || !("go" in told.dataset)) return;
-    const first = told.querySelector("[data-field]");
+    if (!message || !("go" in message.dataset)) return;
+    const first = message.querySelector("[data-field]");
     if (first) jump(first.dataset.field, panelsOf(first));
   };
   const watched = new WeakSet();
@@ -154,10 +154,13 @@
   on("input", ".option[id]", (field) => {
     for (const fields of wrong.values()) if (fields.delete(field.id)) mark();
     // a message about a field is outdated once its value changes, an error about none once anything does
-    const told = boxOf(field.id.split("-")[0])?.querySelector(".message-error, .message-warning");
-    if (told?.matches(".message-error") && !told.querySelector("[data-field]")) told.classList.add("stale");
-    for (const sentence of told ? sentences(told) : []) if (leadsTo(sentence, field.id)) sentence.classList.add("stale");
-    if (told?.querySelector("[data-field]") && sentences(told).every((each) => each.classList.contains("stale"))) told.classList.add("stale");
+    const message = boxOf(field.id.split("-")[0])?.querySelector(".message-error, .message-warning");
+    if (!message) return;
+    const isLinked = message.querySelector("[data-field]");
+    if (!isLinked && message.matches(".message-error")) message.classList.add("stale");
+    if (!isLinked) return;
+    for (const sentence of sentences(message)) if (leadsTo(sentence, field.id)) sentence.classList.add("stale");
+    if (sentences(message).every((each) => each.classList.contains("stale"))) message.classList.add("stale");
   });
   window.Fields = { jump, panelsOf, enter, submit };
 
@@ -168,12 +171,12 @@
     if (!tab || !Forms.tabs().includes(tab)) return;
     const { value } = target;
     const family = document.querySelector(`#${tab}-family input:checked`)?.value;
-    const told = await Studio.send("field", { tab, family, name, value }).catch(() => null);
-    if (!told || target.value !== value) return;
+    const answer = await Studio.send("field", { tab, family, name, value }).catch(() => null);
+    if (!answer || target.value !== value) return;
     const typed = wrong.get(`${tab} typed`) ?? new Map();
     wrong.set(`${tab} typed`, typed);
-    if (!told.problem && !typed.delete(field.id)) return;
-    if (told.problem) typed.set(field.id, told.problem);
+    if (!answer.problem && !typed.delete(field.id)) return;
+    if (answer.problem) typed.set(field.id, answer.problem);
     mark();
   });
 

@@ -9,13 +9,14 @@
     const area = part(tab, "prompts")?.querySelector("textarea");
     if (!area) return;
     const text = area.value;
-    const [file, sampler] = [chosen(tab, "sample_prompts"), chosen(tab, "sample_sampler")];
+    const file = chosen(tab, "sample_prompts");
+    const sampler = chosen(tab, "sample_sampler");
     const body = { tab, text, file, family: familyOf(tab), sampler };
-    const told = await Studio.send("prompts", body).catch(() => null);
-    if (!told || area.value !== text) return; // the text has changed meanwhile
+    const answer = await Studio.send("prompts", body).catch(() => null);
+    if (!answer || area.value !== text) return; // the text has changed meanwhile
     const show = (place, html) => place && place.innerHTML !== html && (place.innerHTML = html);
-    show(part(tab, "prompt-options")?.querySelector(".inserts"), told.options);
-    show(part(tab, "prompts-check")?.querySelector(".check"), told.check);
+    show(part(tab, "prompt-options")?.querySelector(".inserts"), answer.options);
+    show(part(tab, "prompts-check")?.querySelector(".check"), answer.check);
   };
   const soon = (tab, pause = 300) => {
     clearTimeout(waiting[tab]);

@@ -9,7 +9,7 @@
   let run;
   let offers;
   let parts;
-  let told;
+  let answer;
   let known;
   let shown;
   let pinned;
@@ -117,7 +117,8 @@
       const news = await ask(`run/${id}/comparison?known=${known}&rule=${rule}&within=${parts.within.value}`);
       if (id !== run?.id || !dialog.open) return;
       if (news) {
-        [known, told] = [news.known, news];
+        known = news.known;
+        answer = news;
         draw();
       }
     } catch {
@@ -128,7 +129,7 @@
   };
 
   const drawJob = () => {
-    const { job, result } = told;
+    const { job, result } = answer;
     const living = job && !job.over;
     parts.job.hidden = !living;
     const cells = result?.cells ?? [];
@@ -192,8 +193,8 @@
       result.strengths.map((strength, place) => ({ checkpoint, number, strength, place })),
     );
   const cellAt = (row, column) =>
-    told.result.cells.find((cell) => cell.prompt === row && cell.checkpoint === column.number && cell.strength === column.place);
-  const named = (row, column) => `${column.checkpoint.label} × ${column.strength}, ${told.result.prompts[row].prompt}, seed ${told.result.prompts[row].seed}`;
+    answer.result.cells.find((cell) => cell.prompt === row && cell.checkpoint === column.number && cell.strength === column.place);
+  const named = (row, column) => `${column.checkpoint.label} × ${column.strength}, ${answer.result.prompts[row].prompt}, seed ${answer.result.prompts[row].seed}`;
 
   const head = (column, result) => {
     const { checkpoint, number, strength } = column;
@@ -228,7 +229,7 @@
 
   const draw = () => {
     drawJob();
-    const { result } = told;
+    const { result } = answer;
     parts.result.hidden = !result;
     if (!result) return;
     if (!parts.rule.value) [parts.rule.value, parts.within.value] = [result.rule, result.within];
@@ -243,7 +244,7 @@
       [parts.grid.scrollLeft, dialog.scrollTop] = [left, top];
     }
     write(parts.best, conclusion(result));
-    parts.unfinished.hidden = result.complete || Boolean(told.job && !told.job.over);
+    parts.unfinished.hidden = result.complete || Boolean(answer.job && !answer.job.over);
     parts.download.hidden = !result.grid;
     if (result.grid) parts.download.href = address(result.grid);
   };
@@ -251,7 +252,7 @@
   // One image large, or two side by side
 
   const figure = (at, word) => {
-    const column = columnsOf(told.result)[at.column];
+    const column = columnsOf(answer.result)[at.column];
     const frames = () => [...large.querySelectorAll(".zoom")];
     const zoom = () => {
       const on = !frame.classList.contains("zoomed");
@@ -269,7 +270,7 @@
 
   const show = (row, column) => {
     shown = { row, column };
-    const { result } = told;
+    const { result } = answer;
     const prompt = result.prompts[row];
     const file = cellAt(row, columnsOf(result)[column]).image;
     const pin = () => ((pinned = pinned ? null : { ...shown }), show(shown.row, shown.column));
@@ -301,9 +302,9 @@
 
   /** Go to the next cell in a direction that has an image. */
   const walk = (down, right) => {
-    const columns = columnsOf(told.result);
+    const columns = columnsOf(answer.result);
     let [row, column] = [shown.row + down, shown.column + right];
-    while (columns[column] && told.result.prompts[row]) {
+    while (columns[column] && answer.result.prompts[row]) {
       if (cellAt(row, columns[column])?.image) return show(row, column);
       [row, column] = [row + down, column + right];
     }
@@ -354,15 +355,17 @@
     dialog.replaceChildren(title, Studio.closer(dialog), settings, said, parts.job, failed, parts.result);
   };
 
-  new ResizeObserver(() => dialog.open && told && draw()).observe(dialog); // the chart is as wide as there is room
+  new ResizeObserver(() => dialog.open && answer && draw()).observe(dialog); // the chart is as wide as there is room
 
   /** Open the dialog for a run. */
   Studio.compareCheckpoints = async (of) => {
     offers = await ask(`run/${of.id}/checkpoints`);
-    [run, known, told] = [of, "", null];
+    run = of;
+    known = "";
+    answer = null;
     furnish();
     Studio.show(dialog);
     await look(run.id);
-    if (told?.result || (told?.job && !told.job.over)) parts.settings.open = false;
+    if (answer?.result || (answer?.job && !answer.job.over)) parts.settings.open = false;
   };
 })();

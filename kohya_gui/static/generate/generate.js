@@ -192,10 +192,10 @@
   };
 
   /** Fill the form with what an image or a run says; what it does not say stays. */
-  const fill = (told) => {
-    if (told.family) home.family.value = told.family;
+  const fill = (answer) => {
+    if (answer.family) home.family.value = answer.family;
     const before = kept()[home.family.value] ?? {};
-    draw({ values: { ...before.values, ...told.values }, adapters: told.adapters ?? before.adapters, controls: told.controls ?? before.controls });
+    draw({ values: { ...before.values, ...answer.values }, adapters: answer.adapters ?? before.adapters, controls: answer.controls ?? before.controls });
     changed();
   };
 
@@ -302,8 +302,8 @@
   const drawGallery = async () => {
     const same = folder === read("image_dir");
     folder = read("image_dir");
-    const told = await ask(ofFolder("generate/gallery"));
-    images = told.images;
+    const answer = await ask(ofFolder("generate/gallery"));
+    images = answer.images;
     const old = new Map(same ? [...home.images.children].map((each) => [each.dataset.name, each]) : []);
     const small = (image) => {
       const { prompt } = image.parameters ?? {};
@@ -312,7 +312,7 @@
       return button(picture(source(image), prompt ?? image.name), () => open(image), attributes);
     };
     home.images.replaceChildren(...images.map((image) => old.get(image.name) ?? small(image)));
-    write(home.folder, images.length ? `${told.total > images.length ? `The newest ${images.length} of ${told.total}` : told.total} images in ${told.folder}` : "");
+    write(home.folder, images.length ? `${answer.total > images.length ? `The newest ${images.length} of ${answer.total}` : answer.total} images in ${answer.folder}` : "");
     home.empty.hidden = images.length > 0 || state.requests.length > 0;
   };
 
@@ -345,9 +345,9 @@
   const readImage = (file) =>
     attempt(home.said, async () => {
       if (!file.name.toLowerCase().endsWith(".png")) throw new Error(`${file.name} is not a PNG; only these hold parameters`);
-      const told = await send("generate/read", { chunks: await chunksOf(file) });
-      fill(told);
-      const model = !told.family && told.model ? ` It was made with ${told.model}; choose its file below.` : "";
+      const answer = await send("generate/read", { chunks: await chunksOf(file) });
+      fill(answer);
+      const model = !answer.family && answer.model ? ` It was made with ${answer.model}; choose its file below.` : "";
       home.said.replaceChildren(el("div", { class: "message message-ok" }, el("div", {}, el("p", {}, `Read the settings of ${file.name}.${model}`))));
     });
   const visible = () => home?.element.offsetParent != null;
@@ -362,9 +362,9 @@
   /** Fill the form with what a route answers, and show it. */
   Studio.useInGenerate = async (route) => {
     Studio.goTo("generate");
-    const told = await ask(route).catch((error) => error);
+    const answer = await ask(route).catch((error) => error);
     await Studio.until(() => visible() || void beat());
-    told instanceof Error ? home.said.replaceChildren(complaint(told)) : fill(told);
+    answer instanceof Error ? home.said.replaceChildren(complaint(answer)) : fill(answer);
   };
 
   // Layout

@@ -40,8 +40,8 @@ window.StudioMatrix = (() => {
   /** `runs`: {name, label, samples, open(sample)}; `newest`: only the last sample of each run, side by side. */
   const matrix = (runs, { newest = false } = {}) => {
     const several = runs.length > 1;
-    const told = runs.map((run) => ({ run, samples: keyed(run) }));
-    const prompts = new Map(told.flatMap(({ samples }) => samples.map(({ key, words }) => [key, words])));
+    const entries = runs.map((run) => ({ run, samples: keyed(run) }));
+    const prompts = new Map(entries.flatMap(({ samples }) => samples.map(({ key, words }) => [key, words])));
     const steps = [...new Set(runs.flatMap((run) => run.samples.map((sample) => sample.step)))].sort((a, b) => a - b);
     const of = (samples, key) => samples.filter((each) => each.key === key).map((each) => each.sample);
     const latest = (samples) => samples.reduce((a, b) => (!a || b.step > a.step ? b : a), null);
@@ -53,8 +53,8 @@ window.StudioMatrix = (() => {
     grid.append(...head, ...heads.map((words) => el("span", { class: "matrix-head", title: words }, words)));
     for (const [key, words] of prompts) {
       grid.append(el("p", { class: "matrix-prompt" }, words));
-      if (newest) grid.append(...told.map(({ run, samples }) => cell(run, latest(of(samples, key)), true)));
-      else for (const { run, samples } of told) grid.append(...line(run, of(samples, key), steps, several));
+      if (newest) grid.append(...entries.map(({ run, samples }) => cell(run, latest(of(samples, key)), true)));
+      else for (const { run, samples } of entries) grid.append(...line(run, of(samples, key), steps, several));
     }
     return grid;
   };

@@ -409,10 +409,10 @@ window.StudioChart = (() => {
     }
 
     summary() {
-      const told = this.runs.filter((run) => run.bins.length);
-      if (!told.length) return `${this.title}: no data yet`;
+      const runs = this.runs.filter((run) => run.bins.length);
+      if (!runs.length) return `${this.title}: no data yet`;
       const last = (points) => points.findLast(([, value]) => finite(value)) ?? [0, NaN];
-      const words = told.map((run) => {
+      const words = runs.map((run) => {
         const validation = run.validation.length ? `, validation ${exact(last(run.validation)[1])}` : "";
         return `${run.name}: ${exact(last(run.mean)[1])} at step ${whole(run.bins.at(-1)[0])}${validation}`;
       });

@@ -1,9 +1,9 @@
 // Comparison of several runs: curves, settings that differ, and samples.
 window.StudioComparison = class {
-  constructor(told, onClose) {
+  constructor(answer, onClose) {
     const { el, button } = Studio;
-    this.runs = told.runs;
-    const labels = this.name(told);
+    this.runs = answer.runs;
+    const labels = this.name(answer);
     for (const run of this.runs) run.label = labels.get(run.id);
     this.chart = el("div", { class: "curves" });
     this.curves = new StudioCurves(this.chart, "Loss of each run");
@@ -16,21 +16,21 @@ window.StudioComparison = class {
       el("div", { class: "section-head" }, el("h3", {}, `Comparing ${this.runs.length} runs`), this.close),
       this.chart,
       el("h4", {}, "Different settings"),
-      this.differences(told.settings),
+      this.differences(answer.settings),
       this.samplesSection(),
     );
   }
 
   /** Run -> its label: runs that share a name get the setting that tells them apart, else their start time. */
-  name(told) {
-    const named = Studio.labels(told.runs);
-    const names = told.runs.map((run) => run.name);
+  name(answer) {
+    const named = Studio.labels(answer.runs);
+    const names = answer.runs.map((run) => run.name);
     if (new Set(names).size === names.length) return named;
-    const telling = told.settings.find(
+    const telling = answer.settings.find(
       ({ values }) => new Set(values).size === values.length && values.every((value) => value.length <= 12),
     );
     if (!telling) return named;
-    return new Map(told.runs.map((run, i) => [run.id, `${run.name} (${telling.label}: ${telling.values[i]})`]));
+    return new Map(answer.runs.map((run, i) => [run.id, `${run.name} (${telling.label}: ${telling.values[i]})`]));
   }
 
   differences(settings) {

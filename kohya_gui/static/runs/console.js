@@ -40,11 +40,11 @@ window.StudioConsole = (() => {
       if (!this.element.open || !this.element.isConnected) return;
       if (id !== this.id) [this.id, this.known] = [id, ""];
       const find = this.find.value.trim();
-      const told = await ask(`run/${id}/console?known=${this.known}&find=${encodeURIComponent(find)}`);
-      if (!told || id !== this.id) return;
-      this.known = told.known;
-      this.text.replaceChildren(...told.lines.flatMap(([number, line]) => this.line(number, line, find)));
-      const { lines, total } = told;
+      const answer = await ask(`run/${id}/console?known=${this.known}&find=${encodeURIComponent(find)}`);
+      if (!answer || id !== this.id) return;
+      this.known = answer.known;
+      this.text.replaceChildren(...answer.lines.flatMap(([number, line]) => this.line(number, line, find)));
+      const { lines, total } = answer;
       const last = total > lines.length ? `last ${lines.length} lines` : "";
       write(this.count, find ? `${lines.length} of ${total} lines` : last);
       if (!lines.length) this.text.textContent = find ? "No matching lines" : "No output yet";

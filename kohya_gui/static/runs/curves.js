@@ -5,15 +5,15 @@ window.StudioCurves = (() => {
 
   class Curve {
     constructor({ id, name, joined }) {
-      Object.assign(this, { id, name, joined, level: 0, start: 0, told: -1, range: "" });
+      Object.assign(this, { id, name, joined, level: 0, start: 0, count: -1, range: "" });
       Object.assign(this, { bins: [], validation: [], rates: {}, seconds: [], marks: [] });
     }
 
-    /** Fetch new points; `told` is how many the server has. Returns whether any came. */
-    async ask(told, zoom = null) {
+    /** Fetch new points; `count` is how many the server has. Returns whether any came. */
+    async ask(count, zoom = null) {
       // include what smoothing looks back on, so that a zoomed curve starts as the whole one passes there
       const range = zoom ? `first=${Math.max(0, 2 * zoom[0] - zoom[1])}&last=${zoom[1]}` : "";
-      if (told === this.told && range === this.range) return false;
+      if (count === this.count && range === this.range) return false;
       const onward = !zoom && range === this.range && this.bins.length > 0 && this.bins.length < MOST_BINS;
       const wanted = onward ? `level=${this.level}&after=${this.start + this.bins.length - 1}` : range;
       const mine = (this.asked = {});
@@ -29,7 +29,7 @@ window.StudioCurves = (() => {
       this.seconds = sent.seconds;
       this.marks = sent.marks ?? this.marks;
       this.maxSteps = sent.max_steps;
-      this.told = told;
+      this.count = count;
       this.range = range;
       return true;
     }
@@ -64,7 +64,7 @@ window.StudioCurves = (() => {
 
     zoomed(first, last) {
       this.zoom = first == null || last == null ? null : [first, last];
-      this.show(this.curves.map(({ id, name, told, joined }) => ({ id, name, curves: told, joined }))).catch(() => {});
+      this.show(this.curves.map(({ id, name, count, joined }) => ({ id, name, curves: count, joined }))).catch(() => {});
     }
 
     forget() {

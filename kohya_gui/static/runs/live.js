@@ -18,13 +18,10 @@
 
   // The view of one run
 
-  const SECTIONS = ["head", "progress", "controls", "failure", "result", "tiles"];
-  const LATER = ["files", "warnings", "compile", "where"];
-
   class LiveView {
     constructor() {
-      const section = (name) => (this.sections[name] = el("div", { "data-section": name }));
       this.sections = {};
+      const section = (name) => (this.sections[name] = el("div", { "data-section": name }));
       this.waiting = el("div", { class: "waiting", hidden: true });
       this.said = el("div", { class: "said" });
       this.about = el("div", { class: "run-about" });
@@ -43,16 +40,17 @@
       this.run = el(
         "div",
         { class: "run", hidden: true },
-        ...SECTIONS.map(section),
+        section("head"),
+        this.about,
+        ...["progress", "controls", "failure", "result", "tiles"].map(section),
         this.said,
         this.chart,
         this.joined,
         this.samples.element,
-        ...LATER.map(section),
+        ...["files", "warnings", "compile"].map(section),
         this.console.element,
+        section("where"),
       );
-      this.run.append(this.sections.where);
-      this.sections.head.after(this.about);
       this.title = el("h4", { class: "live-title", hidden: true });
       this.element = el("div", { class: "live" }, this.waiting, this.title, this.none, this.run, this.status);
       this.element.addEventListener("click", (event) => this.clicked(event));
@@ -68,7 +66,7 @@
     /** Show another run; null shows none. */
     show(id) {
       if (id === this.id) return;
-      Object.assign(this, { id, known: "", told: null });
+      Object.assign(this, { id, known: "", answer: null });
       this.run.hidden = this.none.hidden = true; // until its own sections arrive
       this.curves.forget();
       this.samples.show([]);
@@ -81,56 +79,56 @@
     async ask() {
       const id = this.id;
       if (id == null) return;
-      let told;
+      let answer;
       try {
         const samples = this.known ? this.samples.samples.length : -1;
-        told = await ask(`run/${id}?known=${encodeURIComponent(this.known)}&samples=${samples}`);
+        answer = await ask(`run/${id}?known=${encodeURIComponent(this.known)}&samples=${samples}`);
       } catch (error) {
         if (error.status !== 404) throw error;
         if (id === this.id) this.nothing("Run not found", error.message);
         return;
       }
       if (id !== this.id) return; // another run was chosen meanwhile
-      if (told) this.draw(told);
-      if (this.told)
+      if (answer) this.draw(answer);
+      if (this.answer)
         await Promise.all([
-          this.curves.show([{ id, name: this.told.name, curves: this.told.curves, joined: this.isJoined }]),
+          this.curves.show([{ id, name: this.answer.name, curves: this.answer.curves, joined: this.isJoined }]),
           this.console.ask(id),
         ]);
     }
 
-    draw(told) {
-      if (this.told?.state !== told.state) write(this.status, `${told.name}: ${told.word}`);
-      this.told = told;
-      this.known = told.known;
-      this.behind = told.now - Date.now() / 1000; // the server's clock may differ
+    draw(answer) {
+      if (this.answer?.state !== answer.state) write(this.status, `${answer.name}: ${answer.word}`);
+      this.answer = answer;
+      this.known = answer.known;
+      this.behind = answer.now - Date.now() / 1000; // the server's clock may differ
       this.none.hidden = true;
       this.run.hidden = false;
       this.entitle();
-      this.run.className = `run run-${told.state}`;
-      this.run.dataset.run = told.id;
-      for (const [name, section] of Object.entries(this.sections)) put(section, told.sections[name] || "");
-      if (told.samples) this.samples.show(told.samples);
-      this.joined.hidden = !told.before;
-      write(this.joined.lastChild, `Include ${told.before === 1 ? "the previous run" : `the ${told.before} previous runs`}`);
+      this.run.className = `run run-${answer.state}`;
+      this.run.dataset.run = answer.id;
+      for (const [name, section] of Object.entries(this.sections)) put(section, answer.sections[name] || "");
+      if (answer.samples) this.samples.show(answer.samples);
+      this.joined.hidden = !answer.before;
+      write(this.joined.lastChild, `Include ${answer.before === 1 ? "the previous run" : `the ${answer.before} previous runs`}`);
       this.tick();
     }
 
     /** Part the run from the plan of the next run above it, which the tab Runs does not have. */
     entitle() {
-      this.title.hidden = slot === "runs" || this.run.hidden || this.told.state === "queued";
-      write(this.title, this.told?.over ? "Last run" : "Current run");
+      this.title.hidden = slot === "runs" || this.run.hidden || this.answer.state === "queued";
+      write(this.title, this.answer?.over ? "Last run" : "Current run");
     }
 
     /** Whether the curve includes the runs that this one continues. */
     get isJoined() {
-      return this.told.before > 0 && this.join.checked;
+      return this.answer.before > 0 && this.join.checked;
     }
 
     /** Let the user rename the run and add a note. */
     describe() {
       if (this.about.firstChild) return this.about.replaceChildren();
-      const { id, name, note } = this.told;
+      const { id, name, note } = this.answer;
       const called = el("input", { type: "text", maxlength: 200, "aria-label": "Run name" });
       const noted = el("textarea", { rows: 3, maxlength: 4000, "aria-label": "Note", placeholder: "Note" });
       [called.value, noted.value] = [name, note];
@@ -163,10 +161,10 @@
       const action = button.dataset.action;
       if (action === "load") {
         const { field } = button.dataset;
-        return Studio.load(this.told).then(() => field && Fields.jump(field, Fields.panelsOf(button)));
+        return Studio.load(this.answer).then(() => field && Fields.jump(field, Fields.panelsOf(button)));
       }
-      if (action === "try") return Studio.tryRun(this.told);
-      if (action === "checkpoints") return attempt(this.said, () => Studio.compareCheckpoints(this.told));
+      if (action === "try") return Studio.tryRun(this.answer);
+      if (action === "checkpoints") return attempt(this.said, () => Studio.compareCheckpoints(this.answer));
       button.disabled = true;
       if (action === "publish") {
         await attempt(this.said, () => Studio.publish(this.id));
@@ -178,8 +176,8 @@
 
     async act(id, action) {
       await attempt(this.said, async () => {
-        const told = action === "remove" ? await removeQueued(this.told) : await send(`run/${id}/${action}`);
-        if (told.id) choose(told.id);
+        const answer = action === "remove" ? await removeQueued(this.answer) : await send(`run/${id}/${action}`);
+        if (answer.id) choose(answer.id);
         if (["remove", "forget"].includes(action)) choose(null);
       });
       this.sections.controls.sent = null; // redraw its buttons, whatever the answer
@@ -234,12 +232,12 @@
 
   /** Remove a run from the queue; for a while this can be undone. */
   const removeQueued = async (run) => {
-    const told = await send(`run/${run.id}/remove`);
+    const answer = await send(`run/${run.id}/remove`);
     Studio.toast(`Removed ${run.name} from the queue`, "Undo", async () => {
       await send(`run/${run.id}/put_back`);
       beat();
     });
-    return told;
+    return answer;
   };
 
   const showOlder = () => {
@@ -249,11 +247,11 @@
 
   const askBoard = async () => {
     const limit = slot === "runs" ? many : FEW;
-    const told = await ask(`board?limit=${limit}&known=${limit === board.limit ? board.known : ""}`);
-    if (!told) return;
-    const begun = board.launch && board.launch !== told.launch;
+    const answer = await ask(`board?limit=${limit}&known=${limit === board.limit ? board.known : ""}`);
+    if (!answer) return;
+    const begun = board.launch && board.launch !== answer.launch;
     const states = new Map(board.runs.map((run) => [run.id, run.state]));
-    Object.assign(board, told, { known: told.version, limit });
+    Object.assign(board, answer, { known: answer.version, limit });
     for (const run of board.runs) if (isOn({ state: states.get(run.id) }) && !isOn(run)) ended(run);
     if (begun) document.body.dataset.restarted = "true";
     drawWaiting();

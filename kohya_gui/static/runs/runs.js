@@ -167,9 +167,9 @@
   const compare = () =>
     act(async () => {
       const order = board.runs.filter((run) => picked.has(run.id)).map((run) => run.id);
-      const told = await ask(`compare?ids=${order.reverse().join(",")}`);
+      const answer = await ask(`compare?ids=${order.reverse().join(",")}`);
       closeComparison();
-      comparing = new StudioComparison(told, closeComparison);
+      comparing = new StudioComparison(answer, closeComparison);
       home.right.prepend(comparing.element);
       home.right.parentElement.classList.add("comparing");
       comparing.close.focus();

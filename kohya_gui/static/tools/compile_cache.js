@@ -20,13 +20,13 @@
 
   const act = async (work) => {
     const enable = (on) => home.buttons.forEach((button) => (button.disabled = !on));
-    let told = null;
+    let answer = null;
     enable(false);
-    await attempt(home.said, async () => (told = await work()));
-    write(home.status, told?.done ?? "");
+    await attempt(home.said, async () => (answer = await work()));
+    write(home.status, answer?.done ?? "");
     enable(true);
-    if (told) draw(told);
-    return told;
+    if (answer) draw(answer);
+    return answer;
   };
 
   const change = (what, body, meanwhile) =>

@@ -5,7 +5,7 @@
   const SIGNS = { ok: "✓", warning: "!", problem: "✕", skipped: "–" };
   const WORDS = { ok: "OK", warning: "Warning", problem: "Problem", skipped: "Skipped" };
   let home = null;
-  let told = null;
+  let answer = null;
   let downloads = false; // whether this browser waits for the zip
 
   const row = ({ status, title, text, remedy }) =>
@@ -18,12 +18,12 @@
     );
 
   const counted = (status) => {
-    const count = told.findings.filter((finding) => finding.status === status).length;
+    const count = answer.findings.filter((finding) => finding.status === status).length;
     return count ? [`${count} ${status}${count > 1 ? "s" : ""}`] : [];
   };
 
   const conclusion = () => {
-    const { running, titles, findings, ended } = told;
+    const { running, titles, findings, ended } = answer;
     if (running) return titles[findings.length] ? `Checking: ${titles[findings.length]}…` : "Working…";
     if (!findings.length) return "";
     const found = [...counted("problem"), ...counted("warning")].join(" and ") || "No problems";
@@ -31,7 +31,7 @@
   };
 
   const draw = () => {
-    const { running, titles, findings, error } = told;
+    const { running, titles, findings, error } = answer;
     home.check.disabled = home.collect.disabled = running;
     home.cancel.hidden = home.bar.hidden = !running;
     home.bar.firstChild.style.width = `${(100 * findings.length) / (titles.length || 1)}%`;
@@ -39,10 +39,10 @@
     home.table.hidden = !findings.length;
     write(home.status, conclusion());
     home.said.replaceChildren(...(error ? [complaint(new Error(error))] : []));
-    home.link.hidden = running || !told.zip;
+    home.link.hidden = running || !answer.zip;
     if (running || !downloads) return;
     downloads = false;
-    if (told.zip) home.link.click();
+    if (answer.zip) home.link.click();
   };
 
   const act = async (work) => {
@@ -98,16 +98,16 @@
         el("div", { class: "run-actions" }, home.runs, home.collect, home.link),
       ),
     );
-    told = null;
+    answer = null;
     listRuns().catch(() => {});
   };
 
   const work = async (element) => {
     if (home?.element !== element) furnish(element);
-    const news = await ask(`doctor?known=${told?.known ?? ""}`);
+    const news = await ask(`doctor?known=${answer?.known ?? ""}`);
     if (!news) return;
-    told = news;
+    answer = news;
     draw();
   };
-  const beat = Studio.whileShown("[data-doctor]", EVERY, work, () => !told || told.running);
+  const beat = Studio.whileShown("[data-doctor]", EVERY, work, () => !answer || answer.running);
 })();

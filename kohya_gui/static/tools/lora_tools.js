@@ -186,8 +186,8 @@
       home.entriesOf = path;
       values.changes = {};
       try {
-        const told = path ? await send("lora-tools/metadata", { path }) : null;
-        if (home.entriesOf === path) told ? draw(told.entries) : box.replaceChildren();
+        const answer = path ? await send("lora-tools/metadata", { path }) : null;
+        if (home.entriesOf === path) answer ? draw(answer.entries) : box.replaceChildren();
       } catch {
         box.replaceChildren(); // the hint says what is wrong with the file
       }
@@ -222,8 +222,8 @@
   const look = later(async () => {
     const asked = tool;
     try {
-      const told = await send("lora-tools/look", sent());
-      if (asked === tool) showHints(told);
+      const answer = await send("lora-tools/look", sent());
+      if (asked === tool) showHints(answer);
     } catch {
       // the live view says that the GUI does not respond
     }

@@ -13,13 +13,13 @@
   };
 
   const follow = async (id) => {
-    const told = await ask(`run/${id}/published`).catch((error) => ({ error: error.message }));
+    const answer = await ask(`run/${id}/published`).catch((error) => ({ error: error.message }));
     if (id !== run || !dialog.open) return;
-    if (told.running) return setTimeout(follow, EVERY, id);
+    if (answer.running) return setTimeout(follow, EVERY, id);
     wait("");
-    if (told.error) return say(complaint(Object.assign(new Error(told.error), { html: told.html })));
-    if (told.url) say(el("p", {}, "Uploaded: ", el("a", { href: told.url, target: "_blank", rel: "noreferrer" }, told.url)));
-    if (!told.zip) return;
+    if (answer.error) return say(complaint(Object.assign(new Error(answer.error), { html: answer.html })));
+    if (answer.url) say(el("p", {}, "Uploaded: ", el("a", { href: answer.url, target: "_blank", rel: "noreferrer" }, answer.url)));
+    if (!answer.zip) return;
     const link = el("a", { href: url(`run/${id}/published/zip`), download: true }, "Download the zip");
     say(el("p", {}, link));
     link.click();
@@ -34,31 +34,37 @@
   const upload = () =>
     start({ repo_id: fields.repo.value.trim(), public: fields.public.checked, token: fields.token.value }, "Uploading…");
 
-  const draw = (told) => {
+  const draw = ({ fields: options, text: words, sources, left_out: omissions }) => {
     /** The control of an option; its id is what messages lead to. */
-    const control = (name, tag, more) =>
-      el(tag, { id: `publish-${name}`, title: told.fields[name].help, placeholder: told.fields[name].placeholder, ...more });
-    const labelled = (input) => el("label", {}, told.fields[input.id.replace("publish-", "")].label, input);
-    const text = control("text", "textarea", { rows: 18, class: "where", "aria-label": told.fields.text.label, spellcheck: "false" });
-    text.value = told.text;
+    const control = (name, tag, more) => {
+      const { help: title, placeholder } = options[name];
+      return el(tag, { id: `publish-${name}`, title, placeholder, ...more });
+    };
+    const labelled = (input) => el("label", {}, options[input.id.replace("publish-", "")].label, input);
+    const { label, help } = options.text;
+    const text = control("text", "textarea", { rows: 18, class: "where", "aria-label": label, spellcheck: "false" });
+    text.value = words;
     const repo = control("repo_id", "input", { type: "text", class: "where" });
-    const token = control("token", "input", { type: "password", class: "where", autocomplete: "off", placeholder: told.fields.token.help });
+    const secret = { type: "password", class: "where", autocomplete: "off", placeholder: options.token.help };
+    const token = control("token", "input", secret);
     const everyone = control("public", "input", { type: "checkbox" });
     const buttons = [
       button("Upload", upload, { class: "take", "data-action": "upload" }),
       button("Download as a zip", () => start({ zip: true }, "Packing…"), { "data-action": "zip" }),
     ];
-    const [status, said] = [el("p", { role: "status", class: "quiet" }), el("div")];
+    const status = el("p", { role: "status", class: "quiet" });
+    const said = el("div");
     fields = { text, repo, token, public: everyone, buttons, status, said };
+    const lines = [...Object.entries(sources).map(([name, path]) => `${name}: ${path}`), ...omissions];
     dialog.replaceChildren(
       el("h3", {}, "Publish"),
-      el("p", {}, `${told.fields.text.label}: ${told.fields.text.help}`),
+      el("p", {}, `${label}: ${help}`),
       text,
       el("p", {}, "Published:"),
-      el("ul", { class: "quiet" }, ...Object.entries(told.sources).map(([name, path]) => el("li", {}, `${name}: ${path}`)), ...told.left_out.map((why) => el("li", {}, why))),
+      el("ul", { class: "quiet" }, ...lines.map((line) => el("li", {}, line))),
       labelled(repo),
       labelled(token),
-      el("label", {}, everyone, ` ${told.fields.public.label}`),
+      el("label", {}, everyone, ` ${options.public.label}`),
       said,
       status,
       el("div", { class: "ways" }, ...buttons, button("Close", () => dialog.close(), { "data-action": "close" })),
@@ -68,8 +74,8 @@
 
   Studio.publish = async (id) => {
     run = id;
-    const told = await ask(`run/${id}/card`, { signal: AbortSignal.timeout(70000) });
-    draw(told);
+    const answer = await ask(`run/${id}/card`, { signal: AbortSignal.timeout(70000) });
+    draw(answer);
     Studio.show(dialog);
     fields.text.focus();
   };
