@@ -91,11 +91,9 @@ class Origin(ModelOrigin):
     max_steps: int
 
     @classmethod
-    def read(cls, found: Any) -> "Origin | None":
-        """Return the origin in a state's JSON; None if it has none. Raises TypeError if it is invalid."""
-        if found is None:
-            return None
-        origin = cls(**found)
+    def read(cls, values: dict[str, Any]) -> "Origin":
+        """Return the origin in a state's JSON. Raises TypeError if it is invalid."""
+        origin = cls(**values)
         if not isinstance(origin.settings, dict) or not isinstance(origin.models, dict):
             raise TypeError("the origin has no settings")
         return origin

@@ -28,7 +28,7 @@ def newest_state(
 ) -> SavedState | None:
     """Return the intact state with the most steps, the later of two, or None. A damaged one is reported through `warn`,
     and so is one for which `why_not` returns a sentence why the run cannot resume from it; the one before is taken.
-    Raises ValueError if that leaves none. States whose summary has no checksum come last.
+    Raises ValueError if that leaves none.
 
     A process that was killed while it wrote or removed a state leaves nothing under its name.
     """
@@ -43,17 +43,14 @@ def newest_state(
             readable.append(read_saved(str(path)))
         except ValueError:
             damaged.append(f"'{path}' is damaged ({PROGRESS} cannot be read)")
-    order = sorted(readable, key=lambda saved: (saved.has_checksum, saved.progress.step, saved.time), reverse=True)
-    for number, saved in enumerate(order, 1):
+    for saved in sorted(readable, key=lambda saved: (saved.progress.step, saved.time), reverse=True):
         if why := damage(saved):
             damaged.append(f"'{saved.folder}' is damaged ({why})")
         elif why := why_not(saved):
             unsuitable[saved.folder] = why
         else:
-            unchecked = (each for each in order[number:] if each.progress.step > saved.progress.step)
-            damaged += (f"'{each.folder}' has no checksum of {PROGRESS}" for each in unchecked)
-            for each in damaged:
-                warn(f"resume: {each} and is skipped")
+            for problem in damaged:
+                warn(f"resume: {problem} and is skipped")
             for path, why in unsuitable.items():
                 warn(f"resume: '{path}' is skipped, since it does not fit: {why.removeprefix('resume: ')}")
             return saved

@@ -48,7 +48,7 @@ def _newest(context: Context) -> SavedState | None:
         """Return a sentence if the run cannot continue from a state, by its summary; else an empty text."""
         if problem := saved.why_not_loaded(settings):
             return problem
-        if saved.origin is None or settings[ResumeOptions].resume_changed_model:
+        if settings[ResumeOptions].resume_changed_model:
             return ""
         return next((_refused(change) for change in changed_models(saved.origin, model_origin_of(settings))), "")
 
@@ -85,9 +85,6 @@ def report_changes(saved: SavedState, origin: Origin, source: str, context: Cont
 
     `source`: the option that names the images.
     """
-    if saved.origin is None:
-        context.warn("resume: the state does not record its settings, so changes since cannot be reported")
-        return
     if models := list(changed_models(saved.origin, origin)):
         if not context.settings[ResumeOptions].resume_changed_model:
             raise ValueError("\n".join(map(_refused, models)))

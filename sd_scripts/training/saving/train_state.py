@@ -3,7 +3,6 @@
 import hashlib
 import json
 import time
-import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -35,8 +34,7 @@ from sd_scripts.training.saving.origin import SCHEDULE, Origin, plain
 
 STATE, PROGRESS = "state.pt", "progress.json"
 CHECKSUM = "sha256"
-"""Key of the checksum over the rest of PROGRESS; a state without it is taken only if it is named, or if there is no
-other."""
+"""Key of the checksum over the rest of PROGRESS."""
 
 
 @dataclass(kw_only=True)
@@ -97,9 +95,8 @@ class TrainState:
         ]
 
     def _schedule_changed(self, saved: "SavedState") -> bool:
-        then, now = saved.origin, self.origin
-        if then is None:
-            return saved.makers.get("lr_scheduler") != self.makers()["lr_scheduler"]
+        then = saved.origin
+        now = self.origin
         return then.max_steps != now.max_steps or any(
             then.settings.get(name) != now.settings.get(name) for name in SCHEDULE
         )
@@ -110,7 +107,7 @@ class TrainState:
         optimizers.set_hyperparameters(self.optimizer, [{"lr": rate, "initial_lr": rate} for rate in rates])
         self.scheduler = self.new_scheduler(self.optimizer)
         same_kind = saved.makers.get("lr_scheduler") == optimizers.class_name(type(self.scheduler))
-        if isinstance(self.scheduler, ReduceLROnPlateau) and same_kind and saved.hyperparameters:
+        if isinstance(self.scheduler, ReduceLROnPlateau) and same_kind:
             before = [group.get("initial_lr", group["lr"]) for group in saved.hyperparameters]
             resume_plateau(self.scheduler, state, before)
         advance_to(self.scheduler, int(state.get("last_epoch", saved.progress.step)))
@@ -182,24 +179,22 @@ class SavedState:
     makers: dict[str, str]
     time: float
     """When it was written (Unix time)."""
-    origin: Origin | None = None
-    """What it was trained from; None if not recorded."""
+    origin: Origin
+    """What it was trained from."""
     hyperparameters: list[dict[str, Any]]
-    """Hyperparameters of each optimizer group before its first step; empty if not recorded."""
+    """Hyperparameters of each optimizer group before its first step."""
     files: dict[str, str]
-    """Name -> SHA-256; empty if not recorded."""
-    has_checksum: bool = True
-    """Whether the summary has a checksum of its own, as every state that is written here."""
-    as_written: bool = True
-    """Whether the summary matches its own checksum, if it has one."""
+    """Name -> SHA-256."""
+    as_written: bool
+    """Whether the summary matches its own checksum."""
 
     def why_not_loaded(self, settings: Settings) -> str:
         """Return a sentence if a run with these settings cannot load the state, as far as its summary shows; else an
         empty text."""
         if (maker := self.makers["optimizer_type"]) not in optimizers.class_names(settings[OptimizerOptions]):
             return _other(self.folder, "optimizer_type", maker)
-        then, network = (self.origin.settings if self.origin else {}), settings.get(NetworkOptions)
-        rank = then.get("network_dim")
+        network = settings.get(NetworkOptions)
+        rank = self.origin.settings.get("network_dim")
         if network is None or not is_built_in_network(network) or any("dim" in arg for arg in network.network_args):
             return ""  # the rank decides no shape, or not alone
         differs = network.network_dim and rank and rank != network.network_dim
@@ -261,8 +256,7 @@ def read_saved(resume: str) -> SavedState:
 
 
 def _saved(folder: Path, summary: dict[str, Any]) -> SavedState:
-    hyperparameters, files = summary.get("hyperparameters", []), summary.get("files", {})
-    checksum = summary.pop(CHECKSUM, None)
+    checksum = summary.pop(CHECKSUM)
     progress = Progress(step=int(summary["step"]), epoch=int(summary["epoch"]), batch=int(summary["batch"]))
     batches = int(summary["batches_per_epoch"])
     makers = {str(option): optimizers.without_own_module(str(maker)) for option, maker in summary["makers"].items()}
@@ -274,12 +268,11 @@ def _saved(folder: Path, summary: dict[str, Any]) -> SavedState:
         seed=int(summary["seed"]),
         batches_per_epoch=batches,
         makers=makers,
-        time=float(summary.get("time", 0.0)),
-        origin=Origin.read(summary.get("origin")),
-        hyperparameters=[dict(group) for group in hyperparameters],
-        files={str(name): str(digest) for name, digest in files.items()},
-        has_checksum=checksum is not None,
-        as_written=checksum is None or checksum == _digest(summary),
+        time=float(summary["time"]),
+        origin=Origin.read(summary["origin"]),
+        hyperparameters=[dict(group) for group in summary["hyperparameters"]],
+        files={str(name): str(digest) for name, digest in summary["files"].items()},
+        as_written=checksum == _digest(summary),
     )
 
 
@@ -303,25 +296,22 @@ def damage(saved: SavedState) -> str:
     if not saved.as_written:
         return f"the checksum of {PROGRESS} does not match"
     try:
-        for name, digest in (saved.files or {STATE: ""}).items():
-            if not _is_as_written(saved.folder / name, digest):
+        for name, digest in saved.files.items():
+            if _digest_of_file(saved.folder / name) != digest:
                 return f"the checksum of {name} does not match"
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
-    except (OSError, zipfile.BadZipFile) as error:
+    except OSError as error:
         return f"it cannot be read ({_first_line(error)})"
     return ""
 
 
-def _is_as_written(file: Path, digest: str) -> bool:
-    if not digest:  # a state without checksums still has those of its zip entries
-        with zipfile.ZipFile(file) as archive:
-            return archive.testzip() is None
-    found = hashlib.sha256()
+def _digest_of_file(file: Path) -> str:
+    digest = hashlib.sha256()
     with file.open("rb") as content:
         while chunk := content.read(2**20):
-            found.update(chunk)
-    return found.hexdigest() == digest
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def resume_point(
