@@ -79,7 +79,7 @@ class Sampler:
         except OSError as error:
             failure = SampleFailure(f"{type(error).__name__} {error.errno}", f"output_dir: the sample {error}")
         except Exception as error:
-            why = brief(error, self._context.settings)
+            why = brief(error)
             failure = SampleFailure(
                 type(error).__name__,
                 f"sample_prompts: the sample of prompt {number + 1} could not be made: {why}. The run continues "

@@ -12,6 +12,7 @@ from typing import TypeVar
 from sd_scripts.data.batch import Batch
 from sd_scripts.data.plan.dataset import DataPlan
 from sd_scripts.data.plan.epochs import batch_shapes
+from sd_scripts.data.plan.trained_token import require_token_in_captions, trained_token
 from sd_scripts.families.common.components import DENOISER, VAE
 from sd_scripts.families.common.family import Family, StepInputs
 from sd_scripts.library.optim import optimizers
@@ -82,7 +83,7 @@ class Trainer:
             keep_seed(saved, context)
         prompts = prompts_of(settings, family)
         plan = read_dataset(context, family)
-        method.check_data(family, context, plan)
+        require_token_in_captions(trained_token(settings), plan, context.warn)
         if context.is_main:
             clean_up_caches(plan.folders())
         self.train_plan = plan_training(self.options, batches_per_epoch(context, plan))

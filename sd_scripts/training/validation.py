@@ -75,7 +75,7 @@ class Validator:
             with self._train_state.averaged():
                 mean = self._loss.measure(self._context.phase("validating"))
         except Exception as error:
-            why = brief(error, self._context.settings)
+            why = brief(error)
         if failures := [each for each in self._context.gathered([why]) if each]:
             self._context.warn_once(
                 "validation",

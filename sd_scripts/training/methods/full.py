@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sd_scripts.data.plan.dataset import DataPlan
 from sd_scripts.families.common.components import DENOISER, Components
 from sd_scripts.families.common.family import Family, ModelWeights
 from sd_scripts.library.diffusion.block_swap import SwapGroup, host_value
@@ -57,14 +56,11 @@ class Full:
     def check(self, family: Family, settings: Settings) -> list[str]:
         return []
 
-    def check_data(self, family: Family, context: Context, plan: DataPlan) -> None:
-        """Accept every dataset."""
-
     def open(self, family: Family, context: Context, device: torch.device) -> Components:
         """Open the model; trained weights are in float32, unless full_bf16 or full_fp16 is on."""
         if context.sharded:
             require_fsdp_support(context.settings)
-        held = held_dtype(context.settings)
+        held = held_dtype(context.settings[TrainingOptions])
         encoders = held if any(self.trains_text_encoders(family, context)) else None
         return family.open(context.settings, context.dtype, device, denoiser_dtype=held, encoder_dtype=encoders)
 
@@ -89,7 +85,7 @@ class Full:
             raise ValueError("learning_rate: all learning rates are 0, so nothing would be trained; set one above 0")
         trained_encoders = compress(components.text_encoders, self.trains_text_encoders(family, context))
         modules = [components.denoiser, *trained_encoders]
-        if held_dtype(context.settings) != context.dtype:
+        if held_dtype(context.settings[TrainingOptions]) != context.dtype:
             for weight in weights:
                 weight.master = nn.Parameter(weight.copy.detach())
         for module in (components.denoiser, *components.text_encoders):

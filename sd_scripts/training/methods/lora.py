@@ -13,8 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from sd_scripts.data.plan.dataset import DataPlan
-from sd_scripts.data.plan.trained_token import require_token_in_captions, trained_token
+from sd_scripts.data.plan.trained_token import trained_token
 from sd_scripts.families.cards.registry import is_built_in_network
 from sd_scripts.families.common.family import Components, Family
 from sd_scripts.formats.words import some
@@ -54,9 +53,6 @@ class Lora:
         except ValueError as error:
             return str(error).splitlines()
         return []
-
-    def check_data(self, family: Family, context: Context, plan: DataPlan) -> None:
-        require_token_in_captions(trained_token(context.settings), plan, context.warn)
 
     def open(self, family: Family, context: Context, device: torch.device) -> Components:
         if context.sharded:

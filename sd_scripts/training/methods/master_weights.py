@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from sd_scripts.library.files.safetensors_io import PRECISIONS
 from sd_scripts.options.training import TrainingOptions
-from sd_scripts.settings.settings import Settings
 
 
 @dataclass(eq=False)
@@ -38,10 +37,9 @@ class Weight:
         return self.copy if self.master is None else self.master
 
 
-def held_dtype(settings: Settings) -> torch.dtype:
+def held_dtype(options: TrainingOptions) -> torch.dtype:
     """Return the dtype that trained weights are held in."""
-    training = settings[TrainingOptions]
-    return PRECISIONS[training.mixed_precision] if training.full_bf16 or training.full_fp16 else torch.float32
+    return PRECISIONS[options.mixed_precision] if options.full_bf16 or options.full_fp16 else torch.float32
 
 
 def gradients_of(weights: Iterable[Weight]) -> list[Tensor]:

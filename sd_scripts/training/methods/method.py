@@ -5,7 +5,6 @@ from typing import Protocol
 
 import torch
 
-from sd_scripts.data.plan.dataset import DataPlan
 from sd_scripts.families.common.family import Components, Family
 from sd_scripts.settings.settings import Settings
 from sd_scripts.training.context import Context
@@ -17,9 +16,6 @@ class Method(Protocol):
 
     def check(self, family: Family, settings: Settings) -> list[str]:
         """Return the problems that names and small files reveal; nothing is loaded."""
-
-    def check_data(self, family: Family, context: Context, plan: DataPlan) -> None:
-        """Raise ValueError if the dataset does not suit the method; nothing is loaded."""
 
     def open(self, family: Family, context: Context, device: torch.device) -> Components:
         """Open the base model; each component will be loaded in the dtype that the method starts with."""

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import torch
 
-from sd_scripts.data.plan.dataset import DataPlan
-from sd_scripts.data.plan.trained_token import require_token_in_captions, trained_token
 from sd_scripts.families.common.family import Components, Family
 from sd_scripts.networks.layers import Dropouts
 from sd_scripts.networks.network import attach
@@ -33,9 +31,6 @@ class TextualInversion:
 
     def check(self, family: Family, settings: Settings) -> list[str]:
         return []
-
-    def check_data(self, family: Family, context: Context, plan: DataPlan) -> None:
-        require_token_in_captions(trained_token(context.settings), plan, context.warn)
 
     def open(self, family: Family, context: Context, device: torch.device) -> Components:
         if context.sharded:

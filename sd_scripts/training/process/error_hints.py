@@ -127,11 +127,19 @@ def nonfinite_hint(settings: Settings) -> str:
 
 def explain(error: BaseException, settings: Settings) -> tuple[str, str] | None:
     """Explain a lack of memory, of a process or of a kernel, with the remedies; return None for any other error."""
+    if not (known := _known(error)):
+        return None
+    sentence, remedy = known
+    return sentence, remedy if isinstance(remedy, str) else advice(remedy, settings)
+
+
+def _known(error: BaseException) -> tuple[str, str | tuple[ErrorHint, ...]] | None:
+    """Return a sentence about a known error, with its remedy or those that may help."""
     words = str(error)
     if isinstance(error, torch.OutOfMemoryError) or any(mark in words for mark in GPU_IS_FULL):
-        return "the GPU is out of memory", advice(GPU, settings)
+        return "the GPU is out of memory", GPU
     if isinstance(error, MemoryError) or "DefaultCPUAllocator: can't allocate" in words:
-        return "the system is out of RAM", advice(MAIN_MEMORY, settings)
+        return "the system is out of RAM", MAIN_MEMORY
     if "does not have a deterministic implementation" in words:
         return words.split(", but you set")[0], "turn deterministic off"
     if isinstance(error, RuntimeError) and words.startswith("DataLoader worker"):
@@ -139,13 +147,13 @@ def explain(error: BaseException, settings: Settings) -> tuple[str, str] | None:
             remedy = "set max_data_loader_n_workers = 0, or give the container more with --shm-size"
             return "a data loader process ran out of shared memory", remedy
         killed = "a data loader process was killed, usually because the system ran out of RAM"
-        return killed, advice(MAIN_MEMORY, settings)
+        return killed, MAIN_MEMORY
     return None
 
 
-def brief(error: BaseException, settings: Settings) -> str:
+def brief(error: BaseException) -> str:
     """Return a short description without remedy, for warnings about errors that do not end the run."""
-    if known := explain(error, settings):
+    if known := _known(error):
         return known[0]
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__

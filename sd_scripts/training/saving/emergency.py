@@ -53,7 +53,7 @@ class EmergencySaver:
             if self._train_state.is_finite():
                 context.emergency_state = self._saver.save_in_emergency()
         except Exception as error:  # the GPU may be lost, and the weights with it
-            reason = brief(error, context.settings)
+            reason = brief(error)
             context.warn(f"the state of step {progress.step} could not be saved: {reason}")
 
     def save_before_exit(self, consistent: bool) -> None:

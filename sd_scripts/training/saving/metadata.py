@@ -43,7 +43,7 @@ class FileMetadata:
         try:
             self._last = self._make(epochs, self._hashing.result() if self._hashing else {})
         except Exception as error:
-            why = brief(error, self._context.settings)
+            why = brief(error)
             self._context.warn_once(
                 "metadata", f"the metadata could not be made ({why}); the file has those of the previous save"
             )

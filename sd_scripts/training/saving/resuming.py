@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 
+from sd_scripts.options.networks.network import NetworkOptions
+from sd_scripts.options.optimization.optimizer import OptimizerOptions
 from sd_scripts.options.saving import SavingOptions
 from sd_scripts.options.training import LATEST, ResumeOptions, TrainingOptions
 from sd_scripts.planning.steps import TrainPlan
@@ -36,9 +38,13 @@ def find_state(context: Context) -> SavedState | None:
 
 def _named(resume: str, context: Context) -> SavedState:
     saved = read_whole(resume)
-    if problem := saved.why_not_loaded(context.settings):
+    if problem := _why_not_loaded(saved, context):
         raise ValueError(problem)
     return saved
+
+
+def _why_not_loaded(saved: SavedState, context: Context) -> str:
+    return saved.why_not_loaded(context.settings[OptimizerOptions], context.settings.get(NetworkOptions))
 
 
 def _newest(context: Context) -> SavedState | None:
@@ -46,7 +52,7 @@ def _newest(context: Context) -> SavedState | None:
 
     def why_not_resumed(saved: SavedState) -> str:
         """Return a sentence if the run cannot continue from a state, by its summary; else an empty text."""
-        if problem := saved.why_not_loaded(settings):
+        if problem := _why_not_loaded(saved, context):
             return problem
         if settings[ResumeOptions].resume_changed_model:
             return ""

@@ -24,7 +24,6 @@ from sd_scripts.options.optimization.optimizer import LrSchedulerOptions, Optimi
 from sd_scripts.options.saving import EmaOptions
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.planning.steps import TrainPlan
-from sd_scripts.settings.settings import Settings
 from sd_scripts.training.context import Context
 from sd_scripts.training.execution.eager import HalfScaler
 from sd_scripts.training.methods.trainable import Trainable
@@ -188,12 +187,11 @@ class SavedState:
     as_written: bool
     """Whether the summary matches its own checksum."""
 
-    def why_not_loaded(self, settings: Settings) -> str:
-        """Return a sentence if a run with these settings cannot load the state, as far as its summary shows; else an
+    def why_not_loaded(self, optimizer: OptimizerOptions, network: NetworkOptions | None) -> str:
+        """Return a sentence if a run with these options cannot load the state, as far as its summary shows; else an
         empty text."""
-        if (maker := self.makers["optimizer_type"]) not in optimizers.class_names(settings[OptimizerOptions]):
+        if (maker := self.makers["optimizer_type"]) not in optimizers.class_names(optimizer):
             return _other(self.folder, "optimizer_type", maker)
-        network = settings.get(NetworkOptions)
         rank = self.origin.settings.get("network_dim")
         if network is None or not is_built_in_network(network) or any("dim" in arg for arg in network.network_args):
             return ""  # the rank decides no shape, or not alone

@@ -98,7 +98,7 @@ class Writer:
         except OSError as error:
             return [Failure(f"output_dir: {error}", errno_of(error))]
         except Exception as error:
-            return [Failure(f"'{path}' could not be written: {brief(error, self._context.settings)}", None)]
+            return [Failure(f"'{path}' could not be written: {brief(error)}", None)]
         self._emit_saved(path)
         return []
 
@@ -121,7 +121,7 @@ class Writer:
         """Write without cast and metadata, or else as a dict of tensors; return the path."""
         if self._train_state.trainable.shards:  # the other processes have gathered already and would not do it again
             raise error
-        why = brief(error, self._context.settings)
+        why = brief(error)
         self._context.warn(f"'{path}' could not be written as planned ({why}); writing it in a simpler form")
         try:
             save(None, {})
