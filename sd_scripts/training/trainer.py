@@ -18,6 +18,7 @@ from sd_scripts.families.common.family import Family, StepInputs
 from sd_scripts.library.optim import optimizers
 from sd_scripts.options.dataset import DatasetOptions
 from sd_scripts.options.generating.prompt_lines import SamplePrompt
+from sd_scripts.options.networks.network import NetworkOptions
 from sd_scripts.options.optimization.optimizer import OptimizerOptions
 from sd_scripts.options.saving import SavingOptions
 from sd_scripts.options.training import TrainingOptions
@@ -130,7 +131,7 @@ class Trainer:
         context.phase("loading")
         training_data = open_training_data(context, family, self.method, plan, prompts)
         components = training_data.components
-        keep_all = self.method.needs_all(family, context.settings)
+        keep_all = self.method.needs_all(family, context.settings.get(NetworkOptions))
         if not reads_vae_late(training_data, keep_all=keep_all):
             components.load(VAE)
         warn_about_cut_texts(training_data)

@@ -25,6 +25,7 @@ from sd_scripts.library.optim.optimizers import make_optimizer, rounds_weights
 from sd_scripts.library.optim.partitioned_optimizer import PartitionedOptimizer
 from sd_scripts.library.optim.recordable import ScalesGradients
 from sd_scripts.options.full import FullOptions, FusedOptions, ModelFileOptions
+from sd_scripts.options.networks.network import NetworkOptions
 from sd_scripts.options.optimization.optimizer import OptimizerOptions
 from sd_scripts.options.optimization.optimizer_table import known_optimizer
 from sd_scripts.options.training import TrainingOptions
@@ -42,19 +43,17 @@ from sd_scripts.training.methods.master_weights import (
     refresh_copies,
     require_shapes,
 )
+from sd_scripts.training.methods.method import Method
 from sd_scripts.training.methods.sharded import Shards, require_fsdp_support, shard
 from sd_scripts.training.methods.trainable import Trainable
 
 ENDINGS = {"safetensors": ".safetensors", "ckpt": ".ckpt", "diffusers": ""}
 
 
-class Full:
+class Full(Method):
     """Trains all weights of the denoiser, and of the text encoders where asked for."""
 
     name = "full"
-
-    def check(self, family: Family, settings: Settings) -> list[str]:
-        return []
 
     def open(self, family: Family, context: Context, device: torch.device) -> Components:
         """Open the model; trained weights are in float32, unless full_bf16 or full_fp16 is on."""
@@ -68,7 +67,7 @@ class Full:
         """Return which text encoders are trained; a learning rate of 0 freezes one."""
         return tuple(rate > 0 for rate in _encoder_rates(family, context.settings))
 
-    def needs_all(self, family: Family, settings: Settings) -> bool:
+    def needs_all(self, family: Family, network: NetworkOptions | None) -> bool:
         return family.saving.writes_all
 
     def change_base(self, family: Family, components: Components, context: Context, name: str) -> None:

@@ -37,10 +37,11 @@ from sd_scripts.training.execution.gradient_clipping import clip_factor
 from sd_scripts.training.execution.gradients import GradientBuffer
 from sd_scripts.training.methods.embeddings import add_token, find_end_by_id, plan_embeddings, save_embeddings
 from sd_scripts.training.methods.external_network import find_module, make_external_network
+from sd_scripts.training.methods.method import Method
 from sd_scripts.training.methods.trainable import NetworkTrainable, Trainable
 
 
-class Lora:
+class Lora(Method):
     """Trains low-rank adapters on frozen layers."""
 
     name = "lora"
@@ -80,9 +81,9 @@ class Lora:
             for number, adapted in enumerate(family.text.adapted(context.settings))
         )
 
-    def needs_all(self, family: Family, settings: Settings) -> bool:
+    def needs_all(self, family: Family, network: NetworkOptions | None) -> bool:
         """An external network is shown all modules and may read their weights."""
-        return not is_built_in_network(settings[NetworkOptions])
+        return network is not None and not is_built_in_network(network)
 
     def change_base(self, family: Family, components: Components, context: Context, name: str) -> None:
         """Merge the LoRA files of base_weights into the component."""

@@ -11,7 +11,6 @@ from sd_scripts.networks.layers import Dropouts
 from sd_scripts.networks.network import attach
 from sd_scripts.networks.plan import parameter_groups
 from sd_scripts.options.networks.embedding import EmbeddingFileOptions
-from sd_scripts.settings.settings import Settings
 from sd_scripts.training.context import Context
 from sd_scripts.training.methods.embeddings import (
     TEXTUAL_INVERSION,
@@ -21,16 +20,14 @@ from sd_scripts.training.methods.embeddings import (
     save_embeddings,
 )
 from sd_scripts.training.methods.lora import LoraTrainable
+from sd_scripts.training.methods.method import Method
 from sd_scripts.training.methods.trainable import Trainable
 
 
-class TextualInversion:
+class TextualInversion(Method):
     """Trains the embeddings of a new token in every text encoder."""
 
     name = "textual_inversion"
-
-    def check(self, family: Family, settings: Settings) -> list[str]:
-        return []
 
     def open(self, family: Family, context: Context, device: torch.device) -> Components:
         if context.sharded:
@@ -43,12 +40,6 @@ class TextualInversion:
 
     def trains_text_encoders(self, family: Family, context: Context) -> tuple[bool, ...]:
         return (True,) * len(family.text.embeddings)
-
-    def needs_all(self, family: Family, settings: Settings) -> bool:
-        return False
-
-    def change_base(self, family: Family, components: Components, context: Context, name: str) -> None:
-        """Change nothing: the base model stays as it is."""
 
     def prepare(self, family: Family, components: Components, context: Context) -> Trainable:
         plans = plan_embeddings(family, components, context)
