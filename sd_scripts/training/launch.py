@@ -132,7 +132,7 @@ def _run(settings: Settings, family: Family, method: Method) -> int:
     from sd_scripts.training.compiling import compiler
     from sd_scripts.training.context import make_context
     from sd_scripts.training.process.pauses import without_pauses
-    from sd_scripts.training.progress import AlreadyFinished
+    from sd_scripts.training.saving.resuming import AlreadyFinished
     from sd_scripts.training.trainer import Trainer
 
     try:

@@ -63,7 +63,9 @@ class LatentsOnDisk(DiskCache[Item]):
         own = self.file(item)
         if own.is_file() and self._has_size(own, item):
             return own
-        npz = [own.with_suffix(".npz"), *[item.path.with_suffix(".npz")] * self._layout.named_after_image]
+        npz = [own.with_suffix(".npz")]
+        if self._layout.named_after_image:
+            npz.append(item.path.with_suffix(".npz"))
         return next((path for path in npz if path.is_file()), None)
 
     def images(self, item: Item) -> tuple[Path]:

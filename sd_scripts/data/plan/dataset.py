@@ -441,7 +441,8 @@ def _at_multiples(images: Sequence[ImageRecord], multiple: int, title: str, warn
     for image in images:
         if image.train_resolution:
             width, height = (rounded_side(side, multiple) for side in image.train_resolution)
-            changed += [image.path.name] * (image.train_resolution != (width, height))
+            if image.train_resolution != (width, height):
+                changed.append(image.path.name)
             image = dataclasses.replace(image, train_resolution=(width, height))
         fitting.append(image)
     if changed:

@@ -160,7 +160,8 @@ def _cached_sizes(captions: dict[Path, str], cache: Path, warn: Warn, progress: 
 def _stamp(path: Path) -> list[object]:
     """Return what changes when a file does. PNGs carry a tag: older entries hold their size before EXIF rotation."""
     stat = path.stat()
-    return [stat.st_size, stat.st_mtime_ns, *["upright"] * (path.suffix.lower() == ".png")]
+    stamp: list[object] = [stat.st_size, stat.st_mtime_ns]
+    return [*stamp, "upright"] if path.suffix.lower() == ".png" else stamp
 
 
 def _headers_in(cache: Any, stamps: dict[Path, list[object]]) -> dict[Path, Header]:
@@ -276,7 +277,8 @@ def _warn_about_masks(masks: dict[Path, Size], warn: Warn) -> None:
         size, (height, width) = masks[path], mask.shape
         if abs(width * size[1] / (height * size[0]) - 1) > SAME_SHAPE:
             stretched.append(f"{path.name} ({width}x{height} for {size[0]}x{size[1]})")
-        black += [path.name] * (not mask.any())
+        if not mask.any():
+            black.append(path.name)
     of = f"of {len(masks)} masks"
     if stretched:
         warn(

@@ -115,8 +115,9 @@ class WeightGradients(GradientBuffer):
         self._move()
 
     def written_by_graph(self) -> None:
-        for parameter, gradient in self._fixed.items() if not self._in_place else ():
-            parameter.grad = gradient
+        if not self._in_place:
+            for parameter, gradient in self._fixed.items():
+                parameter.grad = gradient
         self.filled = self._in_place = True
 
     def used_by_graph(self) -> None:

@@ -29,7 +29,6 @@ from sd_scripts.options.networks.network import NetworkOptions
 from sd_scripts.options.optimization.optimizer import OptimizerOptions
 from sd_scripts.options.optimization.optimizer_table import known_optimizer
 from sd_scripts.options.training import TrainingOptions
-from sd_scripts.settings.settings import Settings
 from sd_scripts.training.context import Context
 from sd_scripts.training.execution.fused_backward import FusedBackward
 from sd_scripts.training.execution.recorder import records_steps
@@ -65,7 +64,8 @@ class Full(Method):
 
     def trains_text_encoders(self, family: Family, context: Context) -> tuple[bool, ...]:
         """Return which text encoders are trained; a learning rate of 0 freezes one."""
-        return tuple(rate > 0 for rate in _encoder_rates(family, context.settings))
+        base = context.settings[OptimizerOptions].learning_rate
+        return tuple(rate > 0 for rate in _encoder_rates(family, context.settings[FullOptions], base))
 
     def needs_all(self, family: Family, network: NetworkOptions | None) -> bool:
         return family.saving.writes_all
@@ -76,7 +76,8 @@ class Full(Method):
             components.module(name).requires_grad_(True)
 
     def prepare(self, family: Family, components: Components, context: Context) -> Trainable:
-        weights = list(_weights(family, components, context.settings))
+        base = context.settings[OptimizerOptions].learning_rate
+        weights = list(_weights(family, components, context.settings[FullOptions], base))
         for weight in weights:
             weight.copy.requires_grad_(weight.rate > 0)
         weights = [weight for weight in weights if weight.rate > 0]
@@ -245,24 +246,28 @@ def _blocks(family: Family, components: Components) -> list[nn.Module]:
     return [block for part in family.blocks.denoiser(components.denoiser) for block in part]
 
 
-def _encoder_rates(family: Family, settings: Settings) -> list[float]:
-    """Return the learning rate of each text encoder of the family; 0 freezes it."""
-    options, base = settings[FullOptions], settings[OptimizerOptions].learning_rate
-    trains, encoders = family.card.has("trains_text") and options.train_text_encoder, len(family.lora_text_encoders)
-    return [options.rate_of_encoder(number, base) if trains else 0.0 for number in range(encoders)]
+def _encoder_rates(family: Family, options: FullOptions, base: float) -> list[float]:
+    """Return the learning rate of each text encoder of the family, whose default is `base`; 0 freezes it."""
+    count = len(family.lora_text_encoders)
+    if not (family.card.has("trains_text") and options.train_text_encoder):
+        return [0.0] * count
+    return [options.rate_of_encoder(number, base) for number in range(count)]
 
 
-def _weights(family: Family, components: Components, settings: Settings) -> Iterator[Weight]:
-    """Yield every weight of the denoiser and of the text encoders that are trained, at its learning rate."""
-    rates, base = settings[FullOptions].block_rates, settings[OptimizerOptions].learning_rate
+def _weights(family: Family, components: Components, options: FullOptions, base: float) -> Iterator[Weight]:
+    """Yield every weight of the denoiser and of the text encoders that are trained, at its learning rate, which is
+    `base` unless the options set one for its part of the model."""
+    rates = options.block_rates
     for name, parameter in components.denoiser.named_parameters():
         if rates and family.blocks.index:
             block = family.blocks.index(name)
             yield Weight(f"denoiser.{name}", parameter, f"unet_block{block}", rates[block])
         else:
             yield Weight(f"denoiser.{name}", parameter, "unet", base)
-    encoder_rates = _encoder_rates(family, settings)
+    encoder_rates = _encoder_rates(family, options, base)
     for number, (encoder, rate) in enumerate(zip(components.text_encoders, encoder_rates, strict=True), 1):
+        if rate <= 0:
+            continue
         group = f"text_encoder{number}"
-        for name, parameter in encoder.named_parameters() if rate > 0 else ():
+        for name, parameter in encoder.named_parameters():
             yield Weight(f"{group}.{name}", parameter, group, rate)

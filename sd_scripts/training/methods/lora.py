@@ -204,8 +204,12 @@ class LoraTrainable(NetworkTrainable):
 
     @property
     def companions(self) -> tuple[str, ...]:  # type: ignore[override]
-        embeddings = len(self.network.layers) != len(self.network.layers_in_file)
-        return (*[DIFFUSERS_ENDING] * (self.form == BOTH), *[EMBEDDING_ENDING] * embeddings)
+        suffixes = []
+        if self.form == BOTH:
+            suffixes.append(DIFFUSERS_ENDING)
+        if len(self.network.layers) != len(self.network.layers_in_file):
+            suffixes.append(EMBEDDING_ENDING)
+        return tuple(suffixes)
 
     def save_companion(self, suffix: str, path: Path, dtype: torch.dtype | None, metadata: dict[str, str]) -> None:
         if suffix == DIFFUSERS_ENDING:

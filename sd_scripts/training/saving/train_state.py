@@ -312,28 +312,6 @@ def _digest_of_file(file: Path) -> str:
     return digest.hexdigest()
 
 
-def resume_point(
-    saved: SavedState, train_plan: TrainPlan, warn: Callable[[str], None], *, again: bool = False
-) -> Progress:
-    """Return where the run resumes. Raises ValueError when nothing is left to do, unless `again`: the same command was
-    given once more, and resuming at the end is fine, since the last file may not be written yet."""
-    progress = saved.progress
-    if again and progress.step == train_plan.max_steps:
-        return progress
-    if progress.step >= train_plan.max_steps:
-        raise ValueError(
-            f"resume: the state is at step {progress.step}, but the run ends at step {train_plan.max_steps}; "
-            "raise max_train_steps or max_train_epochs"
-        )
-    if saved.batches_per_epoch != train_plan.batches_per_epoch and progress.batch:
-        warn(
-            f"resume: an epoch now has {train_plan.batches_per_epoch} batches instead of {saved.batches_per_epoch}, so "
-            f"epoch {progress.epoch} restarts from its first batch"
-        )
-        return Progress(step=progress.step, epoch=progress.epoch)
-    return progress
-
-
 def load_state(saved: SavedState, train_state: TrainState) -> None:
     """Load a state. Raises ValueError naming resume if it does not fit these settings."""
     option, maker = "optimizer_type", train_state.makers()["optimizer_type"]
