@@ -203,6 +203,10 @@ class Option:
     """Where the option has an effect; setting it elsewhere is a warning."""
     not_yet: str = ""
     """Why the option has no effect yet and what to use instead. Such an option gets no control."""
+    refused: str = ""
+    """Why a command of another program with this flag cannot run here, and what to do."""
+    stands_for: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Values of our options that a switch of another program means."""
     path: bool = False
     """The value is a file or folder; a leading ~ is the user's home."""
     secret: str = ""

@@ -51,16 +51,18 @@ In full training:
 - `blocks_to_swap` needs `full_bf16` and works with every optimizer; gradients may be accumulated.
 """
 
+OF_OTHER_PROGRAMS: Groups = (LegacyOptions, MusubiOptions, OtherFlags)
+
 
 def page() -> str:
     groups: Groups = tuple(dict.fromkeys(group for script in SCRIPTS for group in script.groups))
-    shown: Groups = (ConfigFileOptions, PlanOptions, *groups, GenerateOptions, LegacyOptions, MusubiOptions, OtherFlags)
+    shown: Groups = (ConfigFileOptions, PlanOptions, *groups, GenerateOptions, *OF_OTHER_PROGRAMS)
     sections = [_section(group) for group in shown]
     return "\n".join([OPENING, *sections, _without_effect(groups), DIFFERENCES])
 
 
 def _section(group: type[OptionGroup]) -> str:
-    works = [o for o in each_option(group) if not o.not_yet]
+    works = [o for o in each_option(group) if not o.not_yet or group in OF_OTHER_PROGRAMS]
     where = "These are keys of a file and controls on the page, not flags.\n" if group in FILE_ONLY else ""
     rows = [f"| `{o.name}` | {_kind(o)} | {_default(o)} | {_cell(_help(o))}{_effect(o)} |" for o in works]
     table = ["| option | type | default | meaning |", "|---|---|---|---|", *rows]

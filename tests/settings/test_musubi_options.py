@@ -12,7 +12,6 @@ import sd_scripts
 from sd_scripts.data.plan.blueprint import read_blueprint
 from sd_scripts.settings.catalog import script_for
 from sd_scripts.settings.command_line import given_flags
-from sd_scripts.settings.compat.generate_flags import NO_EFFECT, REFUSED, SILENT, VALUES, OtherFlags
 from sd_scripts.settings.compat.musubi import MUSUBI, MusubiOptions
 from sd_scripts.settings.dataset_schema import problems
 from sd_scripts.settings.family_options import each_option
@@ -149,8 +148,6 @@ def test_every_flag_of_its_generating_scripts_is_known(family: str) -> None:
         words = {"bool": [], "str": ["1"], "int": ["1"], "float": ["1"]}[kind]
         _, problems = read_generate_flags(family, [f"--{name}", *words])
         assert not [problem for problem in problems if "unknown" in problem.text], name
-    names = {o.name for o in each_option(OtherFlags)}
-    assert names == {"image_size", *VALUES, *SILENT, *NO_EFFECT, *REFUSED}
 
 
 def test_its_commands_generate_here() -> None:

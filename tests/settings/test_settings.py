@@ -214,7 +214,6 @@ def test_what_does_nothing_is_a_remark(values, named):
         ({"use_8bit_adam": 1}, {"optimizer_type": "AdamW8bit"}),
         ({"use_lion_optimizer": True}, {"optimizer_type": "Lion"}),
         ({"caption_extention": ".txt"}, {"caption_extension": ".txt"}),
-        ({"max_broken_steps": 5}, {"max_nonfinite_steps": 5}),
         ({"mixed_precision": "fp8"}, {"mixed_precision": "bf16"}),
         ({"lr_scheduler": "cosine", "lr_warmup_steps": "10%"}, {"lr_scheduler": "cosine", "lr_warmup_steps": 0.1}),
         ({"lr_scheduler": "cosine", "lr_warmup_steps": 100.0}, {"lr_scheduler": "cosine", "lr_warmup_steps": 100}),

@@ -8,9 +8,9 @@ from typing import Any
 from sd_scripts.families.cards.family_card import FamilyCard
 from sd_scripts.options.generating.generate import GENERATE
 from sd_scripts.options.generating.prompt_lines import CONTROLS
-from sd_scripts.options.spec import OptionGroup, Remark, option, switch, truth
-from sd_scripts.settings.compat.musubi import ATTENTION
-from sd_scripts.settings.family_options import each_option
+from sd_scripts.options.spec import OptionGroup, Remark, declared_options, option, switch, truth
+from sd_scripts.settings.compat.flags import name_of, refused, unused
+from sd_scripts.settings.compat.musubi import ATTENTION, NUM_LAYERS
 from sd_scripts.settings.settings import Problem
 
 ALIASES = {
@@ -24,100 +24,68 @@ ALIASES = {
 }
 """Flag -> our option."""
 
+WHOLE = "images are decoded whole, one after the other"
+ADAPTERS = "all kinds of adapters are read as they are"
+LAYERED = "Layered models are not supported"
+ALL_LAYERS = "all layers of an adapter are applied; leave it out"
+MASKS = "masks are not supported; leave it out"
+
 
 class OtherFlags(OptionGroup, title="Flags of sd-scripts and musubi-tuner", methods=(GENERATE,)):
     """Accepted for their commands; each is replaced by another option, needed no more, or answered with what to do."""
 
     image_size: list[str] = option([], "Two numbers, height and width: now height and width.")
-    fp8: bool = switch("Name of quantize_base = fp8.")
-    fp8_scaled: bool = switch("Name of quantize_base = fp8.")
-    fp8_t5: bool = switch("Name of quantize_text_encoders = fp8.")
-    bf16: bool = switch("Name of dtype = bf16.")
-    fp16: bool = switch("Name of dtype = fp16.")
+    fp8: bool = name_of("quantize_base", "fp8")
+    fp8_scaled: bool = name_of("quantize_base", "fp8")
+    fp8_t5: bool = name_of("quantize_text_encoders", "fp8")
+    bf16: bool = name_of("dtype", "bf16")
+    fp16: bool = name_of("dtype", "fp16")
     resize_control_to_image_size: bool = switch("This is so unless control_resolution or no_resize_control is set.")
-    resize_control_to_official_size: bool = switch("Name of control_resolution = 1024.")
-    edit: bool = switch("Old form of model_version = edit.")
-    edit_plus: bool = switch("Old form of model_version = edit-2509.")
-    num_layers: list[str] = option([], "The number of blocks is read from the file.")
-    device: list[str] = option([], "The GPU is used if there is one.")
-    attn_mode: list[str] = option([], "Attention is always PyTorch's.")
-    xformers: bool = switch("Attention is always PyTorch's.")
+    resize_control_to_official_size: bool = name_of("control_resolution", "1024")
+    edit: bool = name_of("model_version", "edit", "Old form")
+    edit_plus: bool = name_of("model_version", "edit-2509", "Old form")
+    num_layers: list[str] = unused(NUM_LAYERS, [])
+    device: list[str] = unused("the GPU is used if there is one; CUDA_VISIBLE_DEVICES chooses among several", [])
+    attn_mode: list[str] = unused(ATTENTION, [])
+    xformers: bool = unused(ATTENTION)
     sdpa: bool = switch("Attention is always PyTorch's.")
-    text_encoder_cpu: bool = switch("Text encoders compute on the GPU only if they fit there.")
-    offload: bool = switch("Components are loaded one after the other.")
-    use_pinned_memory_for_block_swap: bool = switch("Swapped blocks are always in pinned memory.")
-    vae_enable_tiling: bool = switch("Images are decoded whole, one after the other.")
-    vae_batch_size: list[str] = option([], "Images are decoded whole, one after the other.")
-    lycoris: bool = switch("All kinds of adapters are read as they are.")
-    network_module: list[str] = option([], "All kinds of adapters are read as they are.")
+    text_encoder_cpu: bool = unused("the text encoders compute on the GPU only if they fit there")
+    offload: bool = unused("components are loaded one after the other")
+    use_pinned_memory_for_block_swap: bool = unused("swapped blocks are always in pinned memory")
+    vae_enable_tiling: bool = unused(WHOLE)
+    vae_batch_size: list[str] = unused(WHOLE, [])
+    lycoris: bool = unused(ADAPTERS)
+    network_module: list[str] = unused(ADAPTERS, [])
     network_merge: bool = switch("Adapters are always merged.")
     merge_lora_weights: bool = switch("Adapters are always merged.")
-    append_original_name: bool = switch("Images are named by time and seed.")
+    append_original_name: bool = unused("images are named by time and seed; their parameters name the control images")
     no_preview: bool = switch("Scripts show no images.")
     bell: bool = switch("Scripts are silent.")
-    output_layers: list[str] = option([], "Only for Layered models, which are not supported.")
-    automatic_prompt_lang_for_layered: list[str] = option([], "Only for Layered models, which are not supported.")
-    output_type: list[str] = option([], "Only images are written.")
-    latent_path: list[str] = option([], "Only images are written.")
-    save_merged_model: list[str] = option([], "A tool merges.")
-    include_patterns: list[str] = option([], "All layers of an adapter are applied.")
-    exclude_patterns: list[str] = option([], "All layers of an adapter are applied.")
-    flow_shift: list[str] = option([], "The shift follows from the size of the image.")
-    interactive: bool = switch("The page, or a resident process, keeps the model.")
-    mask_path: list[str] = option([], "Masks are not supported.")
-    rcm_threshold: list[str] = option([], "Masks are not supported.")
-    rcm_relative_threshold: bool = switch("Masks are not supported.")
-    rcm_kernel_size: list[str] = option([], "Masks are not supported.")
-    rcm_dilate_size: list[str] = option([], "Masks are not supported.")
-    rcm_debug_save: bool = switch("Masks are not supported.")
+    output_layers: list[str] = unused(LAYERED, [])
+    automatic_prompt_lang_for_layered: list[str] = unused(LAYERED, [])
+    output_type: list[str] = refused("only images are written; leave it out", [])
+    latent_path: list[str] = refused("latents are neither written nor read; generate the image again with its seed", [])
+    save_merged_model: list[str] = refused(
+        "images only are made here; merge in the tab LoRA tools or with sd_scripts/tools", []
+    )
+    include_patterns: list[str] = refused(ALL_LAYERS, [])
+    exclude_patterns: list[str] = refused(ALL_LAYERS, [])
+    flow_shift: list[str] = refused(
+        "is not supported, since the shift follows from the size of the image; leave it out", []
+    )
+    interactive: bool = refused("is not supported; use the tab Generate, or --resident")
+    mask_path: list[str] = refused(MASKS, [])
+    rcm_threshold: list[str] = refused(MASKS, [])
+    rcm_relative_threshold: bool = refused(MASKS)
+    rcm_kernel_size: list[str] = refused(MASKS, [])
+    rcm_dilate_size: list[str] = refused(MASKS, [])
+    rcm_debug_save: bool = refused(MASKS)
 
 
-VALUES: Mapping[str, Mapping[str, Any]] = {
-    "fp8": {"quantize_base": "fp8"},
-    "fp8_scaled": {"quantize_base": "fp8"},
-    "fp8_t5": {"quantize_text_encoders": "fp8"},
-    "bf16": {"dtype": "bf16"},
-    "fp16": {"dtype": "fp16"},
-    "edit": {"model_version": "edit"},
-    "edit_plus": {"model_version": "edit-2509"},
-    "resize_control_to_official_size": {"control_resolution": "1024"},
-}
-"""Switch -> values that it stands for."""
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float": "fp32"}
 """Names of precisions there -> here."""
 WITH_STRENGTH = re.compile(r"(.+);(-?[0-9]*\.?[0-9]+)")
 """A file in lora_weights with its strength."""
-SILENT = ("resize_control_to_image_size", "sdpa", "network_merge", "merge_lora_weights", "no_preview", "bell")
-"""What is so anyway."""
-NO_EFFECT: Mapping[str, str] = {
-    "num_layers": "the number of blocks is read from the model's file",
-    "device": "the GPU is used if there is one; CUDA_VISIBLE_DEVICES chooses among several",
-    **dict.fromkeys(("attn_mode", "xformers"), ATTENTION),
-    "text_encoder_cpu": "the text encoders compute on the GPU only if they fit there",
-    "offload": "components are loaded one after the other",
-    "use_pinned_memory_for_block_swap": "swapped blocks are always in pinned memory",
-    **dict.fromkeys(("vae_enable_tiling", "vae_batch_size"), "images are decoded whole, one after the other"),
-    **dict.fromkeys(("lycoris", "network_module"), "all kinds of adapters are read as they are"),
-    "append_original_name": "images are named by time and seed; their parameters name the control images",
-    **dict.fromkeys(("output_layers", "automatic_prompt_lang_for_layered"), "Layered models are not supported"),
-}
-"""Flag -> why it has no effect."""
-REFUSED: Mapping[str, str] = {
-    "output_type": "only images are written; leave it out",
-    "latent_path": "latents are neither written nor read; generate the image again with its seed",
-    "save_merged_model": "images only are made here; merge in the tab LoRA tools or with sd_scripts/tools",
-    **dict.fromkeys(("include_patterns", "exclude_patterns"), "all layers of an adapter are applied; leave it out"),
-    "flow_shift": "is not supported, since the shift follows from the size of the image; leave it out",
-    "interactive": "is not supported; use the tab Generate, or --resident",
-    **dict.fromkeys(
-        (
-            *("mask_path", "rcm_threshold", "rcm_relative_threshold", "rcm_kernel_size", "rcm_dilate_size"),
-            "rcm_debug_save",
-        ),
-        "masks are not supported; leave it out",
-    ),
-}
-"""Flag -> what to do, since the images would be others without it."""
 
 
 @dataclass
@@ -138,23 +106,24 @@ def alias_of(name: str, card: FamilyCard) -> str | None:
 
 def translate(flags: Mapping[str, Any], card: FamilyCard) -> Translated:
     """Replace the flags of OtherFlags."""
-    other = {o.name for o in each_option(OtherFlags)}
-    made = Translated(_as_here({name: value for name, value in flags.items() if name not in other}))
+    others = {o.name: o for o in declared_options(OtherFlags)}
+    made = Translated(_as_here({name: value for name, value in flags.items() if name not in others}))
     for name, value in flags.items():
-        if name in made.values or name in SILENT or truth(value) is False:
+        if name in made.values or truth(value) is False:
             continue
+        flag = others[name]
         if name == "image_size":
             _set_size(value, made)
-        elif name in NO_EFFECT:
-            made.remarks.append(Remark(name, f"has no effect: {NO_EFFECT[name]}"))
+        elif flag.not_yet:
+            made.remarks.append(Remark(name, f"has no effect: {flag.not_yet}"))
         elif name == "output_type" and value == ["images"]:
             continue
-        elif name in REFUSED:
-            made.problems.append(Problem((name,), REFUSED[name]))
+        elif flag.refused:
+            made.problems.append(Problem((name,), flag.refused))
         elif name == "resize_control_to_official_size" and not card.has(CONTROLS.needs):
             made.remarks.append(Remark(name, f"has no effect for {card.title}"))
         else:
-            made.values = {**VALUES[name], **made.values}
+            made.values = {**flag.stands_for, **made.values}
     return made
 
 

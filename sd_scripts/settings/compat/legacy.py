@@ -16,7 +16,6 @@ class LegacyOptions(OptionGroup, title="Old names"):
     use_8bit_adam: bool = switch("Old form of optimizer_type = AdamW8bit.")
     use_lion_optimizer: bool = switch("Old form of optimizer_type = Lion.")
     skip_latents_validity_check: bool = switch("Old name of skip_cache_check.")
-    max_broken_steps: int | None = optional("Old name of max_nonfinite_steps.", within=(1, 10_000))
     torch_compile: bool = switch("Old form of compile, which compiled the whole model, slowly.")
     dynamo_backend: str | None = optional("Backend of torch_compile; now compile_backend.")
     split_mode: bool = switch("Old form of blocks_to_swap = 18.")
@@ -170,7 +169,6 @@ def _is_zero(value: Any) -> bool:
 TRANSLATORS: dict[str, Translator] = {
     "caption_extention": _renamed("caption_extension"),
     "skip_latents_validity_check": _renamed("skip_cache_check"),
-    "max_broken_steps": _renamed("max_nonfinite_steps"),
     "use_8bit_adam": _optimizer("AdamW8bit"),
     "use_lion_optimizer": _optimizer("Lion"),
     "dynamo_backend": _dynamo_backend,
