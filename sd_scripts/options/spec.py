@@ -1,14 +1,13 @@
 """Defines an option in one place: its control, flag, TOML key, check and documentation all derive from it."""
 
 import dataclasses
-import functools
 import math
 import os
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 
 from typing_extensions import dataclass_transform
 
@@ -83,6 +82,14 @@ class Remark:
         return f"{self.name}: {self.text}"
 
 
+class WrongValue(Exception):
+    """Raised when a check reads a value that is already known to be wrong."""
+
+
+WRONG = object()
+"""In the place of a value that is known to be wrong."""
+
+
 @dataclass_transform(
     kw_only_default=True, frozen_default=True, field_specifiers=(option, switch, optional, path_option, count)
 )
@@ -98,6 +105,14 @@ class OptionGroup:
     def __init_subclass__(cls, title: str, methods: tuple[str, ...] = ALL_METHODS, **shared: Any) -> None:
         cls.title, cls.methods, cls.shared = title, methods, shared
         dataclass(frozen=True, kw_only=True)(cls)
+
+    if not TYPE_CHECKING:  # else a type checker accepts any attribute
+
+        def __getattribute__(self, name: str) -> Any:
+            value = super().__getattribute__(name)
+            if value is WRONG:
+                raise WrongValue(name)
+            return value
 
     def check(self) -> Findings:
         """Yield conflicts between options of this group as (name, why). Ranges are checked elsewhere."""
@@ -118,34 +133,11 @@ class OptionValues(Protocol):
     def value(self, name: str) -> Any: ...
 
 
-class WrongValue(Exception):
-    """Raised when a check reads a value that is already known to be wrong."""
-
-
-def without(filled: OptionGroup, wrong: Collection[str]) -> OptionGroup:
+def without(filled: Group, wrong: Collection[str]) -> Group:
     """Return a copy of the group in which reading a value named in `wrong` raises WrongValue, so that only the checks
     that need it end."""
-    names = frozenset(field.name for field in dataclasses.fields(filled) if field.name in wrong)  # type: ignore[arg-type]
-    if not names:
-        return filled
-    copy: OptionGroup = object.__new__(_checked(type(filled), names))  # type: ignore[arg-type]
-    vars(copy).update(vars(filled))
-    return copy
-
-
-@functools.lru_cache
-def _checked(group: type[OptionGroup], wrong: frozenset[str]) -> type[OptionGroup]:
-    """Return the group's class with values that raise WrongValue when they are read."""
-
-    def read(self: OptionGroup, name: str) -> Any:
-        if name in wrong:
-            raise WrongValue(name)
-        return object.__getattribute__(self, name)
-
-    class Checked(group, title=group.title, methods=group.methods):  # type: ignore[misc, valid-type, call-arg]
-        __getattribute__ = read
-
-    return Checked
+    names = (field.name for field in dataclasses.fields(filled) if field.name in wrong)  # type: ignore[arg-type]
+    return dataclasses.replace(filled, **dict.fromkeys(names, WRONG))  # type: ignore[type-var]
 
 
 def until_wrong(check: Callable[[], Findings]) -> Iterator[tuple[str, str]]:
