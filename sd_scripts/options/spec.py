@@ -83,7 +83,7 @@ class Remark:
 
 
 class WrongValue(Exception):
-    """Raised when a check reads a value that is already known to be wrong."""
+    """Raised when a check reads a value that is already known to be wrong, or a group that the run does not have."""
 
 
 WRONG = object()

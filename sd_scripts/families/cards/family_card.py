@@ -15,12 +15,12 @@ from sd_scripts.options.generating.prompt_lines import SamplePrompt
 from sd_scripts.options.model import MODEL
 from sd_scripts.options.networks.layer_rules import Rules, Warn
 from sd_scripts.options.networks.network_args import NetworkArguments
-from sd_scripts.options.spec import CAPABILITIES, OptionGroup, OptionValues
+from sd_scripts.options.spec import CAPABILITIES, Findings, OptionGroup, OptionValues
 
 Groups = tuple[type[OptionGroup], ...]
 Mark = tuple[str, "str | None", str]
 """(text that only such a file has, family or None if it cannot be trained, variant)."""
-Check = Callable[..., Any]
+Check = Callable[[OptionValues], Findings]
 """A rule like those of `settings/checks/between.py`."""
 
 

@@ -1,43 +1,29 @@
-"""Find options of different groups that conflict or have no effect together.
+"""Find options of different groups that conflict or have no effect together. Each family adds checks of its own."""
 
-The parameters of each check are the groups it compares; a check is skipped if the run lacks one of them. A group that
-may be missing is annotated `| None`. A check may also take the FamilyCard. Each family adds checks of its own.
-"""
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
-import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache, partial
-from types import NoneType
-from typing import Any, get_args
-
-from sd_scripts.families.cards.family_card import FamilyCard
 from sd_scripts.families.cards.registry import card_of
 from sd_scripts.options.spec import Filled, Findings, until_wrong
 from sd_scripts.settings.checks import compiling, dataset, loss, memory, network, optimizer, outputs
+from sd_scripts.settings.checks.run_values import RunValues
 
 
 def problems_between(filled: Filled, family: str) -> Findings:
     """Return every conflict between groups that prevents the run from starting."""
-    return _ask((*PROBLEMS, *card_of(family).problems), filled, family)
+    values = RunValues(filled, card_of(family))
+    return _findings((*PROBLEMS, *values.card.problems), values)
 
 
 def remarks_between(filled: Filled, family: str) -> Findings:
     """Return warnings to show before the start: choices without effect, or with one that was hardly meant."""
-    return _ask((*REMARKS, *card_of(family).remarks), filled, family)
+    values = RunValues(filled, card_of(family))
+    return _findings((*REMARKS, *values.card.remarks), values)
 
 
-def _ask(checks: Iterable[Callable[..., Findings]], filled: Filled, family: str) -> Iterator[tuple[str, str]]:
-    known: Mapping[type, object] = {**filled, FamilyCard: card_of(family)}
+def _findings(checks: Iterable[Callable[[RunValues], Findings]], values: RunValues) -> Iterator[tuple[str, str]]:
     for check in checks:
-        wanted = _parameter_kinds(check)
-        if all(kind in known or NoneType in get_args(kind) for kind in wanted):
-            asked = [known.get((*get_args(kind), kind)[0]) for kind in wanted]
-            yield from until_wrong(partial(check, *asked))
-
-
-@cache  # the page asks after every change
-def _parameter_kinds(check: Callable[..., Findings]) -> list[Any]:
-    return [parameter.annotation for parameter in inspect.signature(check).parameters.values()]
+        yield from until_wrong(partial(check, values))
 
 
 PROBLEMS = (
@@ -82,7 +68,7 @@ REMARKS = (
     outputs.uploads_without_repository,
     memory.activation_memory_budget_without_effect,
     outputs.steps_replaced_by_epochs,
-    compiling.compile_mode_with_auto,
+    compiling.mode_with_auto,
     compiling.compile_without_effect,
     memory.cpu_offload_checkpointing_conflicts,
     dataset.dataset_given_twice,

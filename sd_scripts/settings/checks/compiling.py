@@ -1,23 +1,19 @@
 """Checks of torch.compile and of recorded steps."""
 
 from sd_scripts.families.cards.registry import is_built_in_network
-from sd_scripts.options.compile import (
-    MORE,
-    CompileMoreOptions,
-    CompileOptions,
-)
-from sd_scripts.options.dataset import (
-    CacheOptions,
-)
+from sd_scripts.options.compile import MORE, CompileMoreOptions, CompileOptions
+from sd_scripts.options.dataset import CacheOptions
 from sd_scripts.options.full import FullOptions, FusedOptions
-from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.networks.network import NetworkOptions
 from sd_scripts.options.spec import Findings
 from sd_scripts.options.training import TrainingOptions
+from sd_scripts.settings.checks.run_values import RunValues
 from sd_scripts.settings.recording import keeps_from_recording
 
 
-def fullgraph_with_external_network(compiled: CompileOptions, network: NetworkOptions) -> Findings:
+def fullgraph_with_external_network(values: RunValues) -> Findings:
+    compiled = values[CompileOptions]
+    network = values[NetworkOptions]
     if compiled.compile and compiled.compile_fullgraph and not is_built_in_network(network):
         yield (
             "compile_fullgraph",
@@ -25,9 +21,12 @@ def fullgraph_with_external_network(compiled: CompileOptions, network: NetworkOp
         )
 
 
-def compile_check_with_fused_backward(
-    more: CompileMoreOptions, compiled: CompileOptions, fused: FusedOptions, full: FullOptions
-) -> Findings:
+def compile_check_with_fused_backward(values: RunValues) -> Findings:
+    if not values.get(FullOptions):
+        return
+    more = values[CompileMoreOptions]
+    compiled = values[CompileOptions]
+    fused = values[FusedOptions]
     if more.checks(compiled) and fused.chosen:
         yield (
             "compile_check_every",
@@ -36,10 +35,11 @@ def compile_check_with_fused_backward(
         )
 
 
-def compile_check_with_random_layers(
-    more: CompileMoreOptions, compiled: CompileOptions, network: NetworkOptions
-) -> Findings:
+def compile_check_with_random_layers(values: RunValues) -> Findings:
     """Compiled code draws other random numbers than eager code from the same seed."""
+    more = values[CompileMoreOptions]
+    compiled = values[CompileOptions]
+    network = values[NetworkOptions]
     if more.checks(compiled) and network.draws:
         yield (
             "compile_check_every",
@@ -48,16 +48,11 @@ def compile_check_with_random_layers(
         )
 
 
-def steps_that_are_not_recorded(
-    training: TrainingOptions,
-    compiled: CompileOptions,
-    memory: MemoryOptions | None,
-    fused: FusedOptions | None,
-    network: NetworkOptions | None,
-) -> Findings:
+def steps_that_are_not_recorded(values: RunValues) -> Findings:
+    training = values[TrainingOptions]
+    compiled = values[CompileOptions]
     chosen = compiled.cuda_graphs_from or ("compile_backend" if compiled.compile_backend == "cudagraphs" else "")
-    groups = (training, memory, fused, network)
-    why = keeps_from_recording({type(group): group for group in groups if group is not None})
+    why = keeps_from_recording(values.filled)
     if not (compiled.compile and chosen and why):
         return
     instead = "blocks replay graphs of their own, which takes longer"
@@ -66,14 +61,17 @@ def steps_that_are_not_recorded(
     yield chosen, f"a step cannot be recorded as a CUDA graph with {why}, so {instead}"
 
 
-def compile_mode_with_auto(compiled: CompileOptions) -> Findings:
+def mode_with_auto(values: RunValues) -> Findings:
+    compiled = values[CompileOptions]
     if compiled.compile and compiled.compile_auto and compiled.compile_mode != "default":
         yield "compile_mode", "has no effect with compile_auto, which chooses it; turn compile_auto off to keep it"
 
 
-def compile_without_effect(
-    more: CompileMoreOptions, compiled: CompileOptions, cache: CacheOptions, network: NetworkOptions | None
-) -> Findings:
+def compile_without_effect(values: RunValues) -> Findings:
+    more = values[CompileMoreOptions]
+    compiled = values[CompileOptions]
+    cache = values[CacheOptions]
+    network = values.get(NetworkOptions)
     if compiled.compile_backend == "cudagraphs":
         for name in MORE:
             if getattr(more, name):

@@ -15,9 +15,12 @@ from sd_scripts.options.dataset import (
     rounded_steps,
 )
 from sd_scripts.options.spec import Findings
+from sd_scripts.settings.checks.run_values import RunValues
 
 
-def training_size(data: DatasetOptions, buckets: BucketOptions) -> Findings:
+def training_size(values: RunValues) -> Findings:
+    data = values[DatasetOptions]
+    buckets = values[BucketOptions]
     if data.dataset_config:
         return
     if not data.resolution:
@@ -33,13 +36,17 @@ def training_size(data: DatasetOptions, buckets: BucketOptions) -> Findings:
         yield "max_bucket_reso", f"{buckets.max_bucket_reso} is below resolution = {data.resolution}; raise it"
 
 
-def equal_tokens_without_upscale(data: DatasetOptions, buckets: BucketOptions) -> Findings:
+def equal_tokens_without_upscale(values: RunValues) -> Findings:
     """A dataset_config may set either option for each dataset; the datasets themselves are checked then."""
+    data = values[DatasetOptions]
+    buckets = values[BucketOptions]
     if buckets.enable_bucket and buckets.equal_token_buckets and buckets.bucket_no_upscale and not data.dataset_config:
         yield "bucket_no_upscale", NO_SMALL_BUCKETS
 
 
-def cached_latents_with_augmentation(cache: CacheOptions, augment: AugmentOptions) -> Findings:
+def cached_latents_with_augmentation(values: RunValues) -> Findings:
+    cache = values[CacheOptions]
+    augment = values[AugmentOptions]
     if not cache.caches_latents:
         return
     for name in VARY_IMAGES:
@@ -47,7 +54,9 @@ def cached_latents_with_augmentation(cache: CacheOptions, augment: AugmentOption
             yield name, f"changes the image each time, so latents cannot be cached; turn off {name} or cache_latents"
 
 
-def cached_captions_with_changes(cache: CacheOptions, captions: CaptionOptions) -> Findings:
+def cached_captions_with_changes(values: RunValues) -> Findings:
+    cache = values[CacheOptions]
+    captions = values[CaptionOptions]
     if not cache.caches_text:
         return
     for name in VARY_CAPTIONS:
@@ -55,7 +64,9 @@ def cached_captions_with_changes(cache: CacheOptions, captions: CaptionOptions) 
             yield name, "changes captions at every step, so they cannot be cached; turn it off or disable the cache"
 
 
-def validation_takes_all_images(validation: ValidationOptions, data: DatasetOptions) -> Findings:
+def validation_takes_all_images(values: RunValues) -> Findings:
+    validation = values[ValidationOptions]
+    data = values[DatasetOptions]
     if validation.validation_split == 1 and not data.dataset_config:
         yield (
             "validation_split",
@@ -64,42 +75,53 @@ def validation_takes_all_images(validation: ValidationOptions, data: DatasetOpti
         )
 
 
-def dataset_given_twice(data: DatasetOptions) -> Findings:
+def dataset_given_twice(values: RunValues) -> Findings:
+    data = values[DatasetOptions]
     for name in ("train_data_dir", "reg_data_dir", "in_json", "conditioning_data_dir", "num_repeats"):
         if data.dataset_config and getattr(data, name):
             yield name, "has no effect: dataset_config describes the data"
 
 
-def control_directory_of_other_data(data: DatasetOptions, controls: ControlOptions) -> Findings:
+def control_directory_of_other_data(values: RunValues) -> Findings:
+    data = values[DatasetOptions]
+    controls = values[ControlOptions]
     if controls.control_directory and data.dataset_config:
         yield "control_directory", "has no effect: dataset_config names it for each of its subsets"
     elif controls.control_directory and data.in_json:
         yield "control_directory", "has no effect: the metadata file names control images in control_path"
 
 
-def equal_tokens_without_buckets(data: DatasetOptions, buckets: BucketOptions) -> Findings:
+def equal_tokens_without_buckets(values: RunValues) -> Findings:
+    data = values[DatasetOptions]
+    buckets = values[BucketOptions]
     if buckets.equal_token_buckets and not buckets.enable_bucket and not data.dataset_config:
         yield "equal_token_buckets", "has no effect without enable_bucket"
 
 
-def num_repeats_with_metadata_file(data: DatasetOptions) -> Findings:
+def num_repeats_with_metadata_file(values: RunValues) -> Findings:
+    data = values[DatasetOptions]
     if data.in_json and data.num_repeats is not None and not data.dataset_config:
         yield "num_repeats", "has no effect with in_json; set dataset_repeats instead"
 
 
-def masks_missing(data: DatasetOptions, augment: AugmentOptions) -> Findings:
+def masks_missing(values: RunValues) -> Findings:
+    data = values[DatasetOptions]
+    augment = values[AugmentOptions]
     if data.conditioning_data_dir and not data.dataset_config and not augment.masked_loss:
         yield "conditioning_data_dir", "has no effect without masked_loss"
     if augment.masked_loss and not (data.conditioning_data_dir or data.dataset_config or augment.alpha_mask):
         yield "masked_loss", "has no effect without masks; set conditioning_data_dir to their folder"
 
 
-def persistent_workers_without_workers(data: DatasetOptions) -> Findings:
+def persistent_workers_without_workers(values: RunValues) -> Findings:
+    data = values[DatasetOptions]
     if data.persistent_data_loader_workers and data.max_data_loader_n_workers == 0:
         yield "persistent_data_loader_workers", "has no effect with max_data_loader_n_workers = 0"
 
 
-def validation_without_images(validation: ValidationOptions, data: DatasetOptions) -> Findings:
+def validation_without_images(values: RunValues) -> Findings:
+    validation = values[ValidationOptions]
+    data = values[DatasetOptions]
     if validation.validation_split or data.dataset_config:
         return
     for name in ("validate_every_n_steps", "validate_every_n_epochs", "max_validation_steps"):

@@ -2,15 +2,17 @@
 
 from collections.abc import Callable
 
-from sd_scripts.families.cards.family_card import FamilyCard
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.optimization.flow import FlowOptions
 from sd_scripts.options.optimization.loss import LossOptions, NoiseOptions
 from sd_scripts.options.spec import Findings
+from sd_scripts.settings.checks.run_values import RunValues
 
 
-def v_prediction_losses(model: ModelOptions, loss: LossOptions, card: FamilyCard) -> Findings:
-    if not card.has("noise_schedule"):  # without effect
+def v_prediction_losses(values: RunValues) -> Findings:
+    model = values[ModelOptions]
+    loss = values[LossOptions]
+    if not values.card.has("noise_schedule"):  # without effect
         return
     if loss.scale_v_pred_loss_like_noise_pred and not model.v_parameterization:
         yield (
@@ -21,8 +23,9 @@ def v_prediction_losses(model: ModelOptions, loss: LossOptions, card: FamilyCard
         yield "v_pred_like_loss", "works only for models that predict noise; turn it or v_parameterization off"
 
 
-def snr_huber_schedule_without_noise_schedule(card: FamilyCard, loss: LossOptions) -> Findings:
-    if card.has("noise_schedule"):
+def snr_huber_schedule_without_noise_schedule(values: RunValues) -> Findings:
+    loss = values[LossOptions]
+    if values.card.has("noise_schedule"):
         return
     if loss.loss_type in ("huber", "smooth_l1") and loss.huber_schedule == "snr":
         yield (
@@ -31,7 +34,9 @@ def snr_huber_schedule_without_noise_schedule(card: FamilyCard, loss: LossOption
         )
 
 
-def zero_terminal_snr_without_v_prediction(model: ModelOptions, noise: NoiseOptions) -> Findings:
+def zero_terminal_snr_without_v_prediction(values: RunValues) -> Findings:
+    model = values[ModelOptions]
+    noise = values[NoiseOptions]
     if noise.zero_terminal_snr and not model.v_parameterization:
         yield (
             "zero_terminal_snr",
@@ -39,7 +44,8 @@ def zero_terminal_snr_without_v_prediction(model: ModelOptions, noise: NoiseOpti
         )
 
 
-def random_strength_without_noise(noise: NoiseOptions) -> Findings:
+def random_strength_without_noise(values: RunValues) -> Findings:
+    noise = values[NoiseOptions]
     if noise.noise_offset_random_strength and not noise.noise_offset:
         yield "noise_offset_random_strength", "has no effect without noise_offset"
     if noise.ip_noise_gamma_random_strength and not noise.ip_noise_gamma:
@@ -56,7 +62,8 @@ READ_WITH: dict[str, tuple[str, Callable[[str], bool]]] = {
 """Numeric option of timestep sampling -> the choice that decides whether it is read, and the values that read it."""
 
 
-def timestep_options_without_effect(objective: FlowOptions) -> Findings:
+def timestep_options_without_effect(values: RunValues) -> Findings:
+    objective = values[FlowOptions]
     for name, (choice, reads) in READ_WITH.items():
         chosen = getattr(objective, choice)
         if not reads(chosen) and getattr(objective, name) != getattr(FlowOptions, name):

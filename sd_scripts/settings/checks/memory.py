@@ -1,25 +1,28 @@
 """Checks of what saves memory: quantized weights, swapped blocks, checkpointing, updates during backward."""
 
 from sd_scripts.families.cards.registry import is_built_in_network
-from sd_scripts.options.compile import (
-    PARTITIONED,
-    CompileMoreOptions,
-    CompileOptions,
-)
+from sd_scripts.options.compile import PARTITIONED, CompileMoreOptions, CompileOptions
 from sd_scripts.options.full import FullOptions, FusedOptions
 from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.networks.network import NetworkOptions
 from sd_scripts.options.run import CudaOptions
 from sd_scripts.options.spec import Findings
 from sd_scripts.options.training import TrainingOptions
+from sd_scripts.settings.checks.run_values import RunValues
 
 
-def fp8_compute_without_bf16(memory: MemoryOptions, training: TrainingOptions) -> Findings:
+def fp8_compute_without_bf16(values: RunValues) -> Findings:
+    memory = values[MemoryOptions]
+    training = values[TrainingOptions]
     if memory.fp8_compute and training.mixed_precision != "bf16":
         yield "fp8_compute", f"needs mixed_precision = bf16, not {training.mixed_precision}"
 
 
-def weights_quantized_twice(memory: MemoryOptions, training: TrainingOptions, network: NetworkOptions) -> Findings:
+def weights_quantized_twice(values: RunValues) -> Findings:
+    if not values.get(NetworkOptions):
+        return
+    memory = values[MemoryOptions]
+    training = values[TrainingOptions]
     flag = "fp8_base" if training.fp8_base else "fp8_base_unet" if training.fp8_base_unet else ""
     if flag and memory.chosen(memory.quantize_base) not in ("", "fp8"):
         yield (
@@ -43,8 +46,10 @@ def _arguments_that_train_the_base(network: NetworkOptions) -> list[str]:
     return [arg for arg in given if arg in ("algo=full", "dora_wd=true", "weight_decompose=true")]
 
 
-def swapped_adapter_conflicts(memory: MemoryOptions, network: NetworkOptions) -> Findings:
+def swapped_adapter_conflicts(values: RunValues) -> Findings:
     """Refuse LyCORIS networks that start from the base weights, which swapped blocks do not have on the device."""
+    memory = values[MemoryOptions]
+    network = values[NetworkOptions]
     for arg in _arguments_that_train_the_base(network) if memory.blocks_to_swap else ():
         yield (
             "blocks_to_swap",
@@ -53,8 +58,11 @@ def swapped_adapter_conflicts(memory: MemoryOptions, network: NetworkOptions) ->
         )
 
 
-def quantized_adapter_conflicts(memory: MemoryOptions, training: TrainingOptions, network: NetworkOptions) -> Findings:
+def quantized_adapter_conflicts(values: RunValues) -> Findings:
     """Refuse LyCORIS networks that start from the base weights, of which quantized layers have no full precision."""
+    memory = values[MemoryOptions]
+    training = values[TrainingOptions]
+    network = values[NetworkOptions]
     flags = {"fp8_base": training.fp8_base, "fp8_base_unet": training.fp8_base_unet, "fp8_compute": memory.fp8_compute}
     formats = {name: memory.chosen(getattr(memory, name)) for name in ("quantize_base", "quantize_text_encoders")}
     name = next((name for name, on in {**formats, **flags}.items() if on), "")
@@ -67,7 +75,11 @@ def quantized_adapter_conflicts(memory: MemoryOptions, training: TrainingOptions
         )
 
 
-def fused_backward_conflicts(fused: FusedOptions, training: TrainingOptions, full: FullOptions) -> Findings:
+def fused_backward_conflicts(values: RunValues) -> Findings:
+    if not values.get(FullOptions):
+        return
+    fused = values[FusedOptions]
+    training = values[TrainingOptions]
     if not (name := fused.chosen):
         return
     if training.gradient_accumulation_steps > 1:
@@ -76,9 +88,12 @@ def fused_backward_conflicts(fused: FusedOptions, training: TrainingOptions, ful
         yield name, "does not support the loss scaling of fp16; set mixed_precision = bf16"
 
 
-def swapped_model_conflicts(
-    memory: MemoryOptions, training: TrainingOptions, fused: FusedOptions, full: FullOptions
-) -> Findings:
+def swapped_model_conflicts(values: RunValues) -> Findings:
+    if not values.get(FullOptions):
+        return
+    memory = values[MemoryOptions]
+    training = values[TrainingOptions]
+    fused = values[FusedOptions]
     if memory.blocks_to_swap and not training.full_bf16:
         yield "blocks_to_swap", "trained blocks can be swapped only in bf16; set full_bf16 and mixed_precision = bf16"
     if memory.blocks_to_swap and fused.fused_optimizer_groups:
@@ -89,7 +104,9 @@ def swapped_model_conflicts(
         )
 
 
-def cpu_offload_checkpointing_conflicts(training: TrainingOptions, compiled: CompileOptions) -> Findings:
+def cpu_offload_checkpointing_conflicts(values: RunValues) -> Findings:
+    training = values[TrainingOptions]
+    compiled = values[CompileOptions]
     if not training.cpu_offload_checkpointing:
         return
     if not training.gradient_checkpointing:
@@ -102,9 +119,10 @@ def cpu_offload_checkpointing_conflicts(training: TrainingOptions, compiled: Com
         )
 
 
-def activation_memory_budget_without_effect(
-    more: CompileMoreOptions, compiled: CompileOptions, training: TrainingOptions
-) -> Findings:
+def activation_memory_budget_without_effect(values: RunValues) -> Findings:
+    more = values[CompileMoreOptions]
+    compiled = values[CompileOptions]
+    training = values[TrainingOptions]
     if more.activation_memory_budget == 1.0:
         return
     if not compiled.compile:
@@ -122,7 +140,11 @@ def activation_memory_budget_without_effect(
         )
 
 
-def int8_without_compile(memory: MemoryOptions, compiled: CompileOptions, network: NetworkOptions) -> Findings:
+def int8_without_compile(values: RunValues) -> Findings:
+    if not values.get(NetworkOptions):
+        return
+    memory = values[MemoryOptions]
+    compiled = values[CompileOptions]
     if memory.quantize_base == "int8" and not compiled.compile:
         yield (
             "quantize_base",
@@ -131,7 +153,10 @@ def int8_without_compile(memory: MemoryOptions, compiled: CompileOptions, networ
         )
 
 
-def float32_norms_without_effect(cuda: CudaOptions, training: TrainingOptions, compiled: CompileOptions) -> Findings:
+def float32_norms_without_effect(values: RunValues) -> Findings:
+    cuda = values[CudaOptions]
+    training = values[TrainingOptions]
+    compiled = values[CompileOptions]
     if not cuda.float32_norms:
         return
     if compiled.compile:

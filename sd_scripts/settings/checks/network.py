@@ -1,10 +1,7 @@
 """Checks of what is trained: the network, the embeddings of new tokens, text encoders."""
 
-from sd_scripts.families.cards.family_card import FamilyCard
 from sd_scripts.families.cards.registry import card_by_network, is_built_in_network
-from sd_scripts.options.dataset import (
-    CacheOptions,
-)
+from sd_scripts.options.dataset import CacheOptions
 from sd_scripts.options.full import FullOptions
 from sd_scripts.options.networks.embedding import EmbeddingOptions
 from sd_scripts.options.networks.network import NetworkOptions
@@ -13,20 +10,24 @@ from sd_scripts.options.networks.network_types import LYCORIS, MODULE, read_item
 from sd_scripts.options.optimization.optimizer import OptimizerOptions
 from sd_scripts.options.saving import SavingOptions
 from sd_scripts.options.spec import Findings
+from sd_scripts.settings.checks.run_values import RunValues
 
 
-def text_encoder_training_conflicts(
-    cache: CacheOptions, network: NetworkOptions, optimizer: OptimizerOptions, card: FamilyCard
-) -> Findings:
+def text_encoder_training_conflicts(values: RunValues) -> Findings:
+    cache = values[CacheOptions]
+    network = values[NetworkOptions]
+    optimizer = values[OptimizerOptions]
+    partly = values.card.has("partial_text_cache")
     trained = any(network.rate_of_encoder(number, optimizer.learning_rate) for number in (0, 1))
-    if cache.caches_text and trained and not network.network_train_unet_only and not card.has("partial_text_cache"):
+    if cache.caches_text and trained and not network.network_train_unet_only and not partly:
         yield (
             "cache_text_encoder_outputs",
             "text encoders cannot be trained from cached outputs; set network_train_unet_only or turn the cache off",
         )
 
 
-def built_in_network_conflicts(network: NetworkOptions) -> Findings:
+def built_in_network_conflicts(values: RunValues) -> Findings:
+    network = values[NetworkOptions]
     if not is_built_in_network(network):
         return
     for problem in problems(network.built_in.arguments):
@@ -43,7 +44,8 @@ def built_in_network_conflicts(network: NetworkOptions) -> Findings:
         yield "lora_init", f"{network.lora_init} is for plain LoRA; leave it unset"
 
 
-def network_type_given_twice(network: NetworkOptions) -> Findings:
+def network_type_given_twice(values: RunValues) -> Findings:
+    network = values[NetworkOptions]
     if not network.network_type:
         return
     if network.module == LYCORIS or MODULE.fullmatch(network.module) or not is_built_in_network(network):
@@ -55,7 +57,9 @@ def network_type_given_twice(network: NetworkOptions) -> Findings:
         yield "network_type", "adapter in network_args decides what is trained; leave one of the two unset"
 
 
-def network_of_another_family(network: NetworkOptions, card: FamilyCard) -> Findings:
+def network_of_another_family(values: RunValues) -> Findings:
+    card = values.card
+    network = values[NetworkOptions]
     other = card_by_network(network.network_module or "")
     if other and not card.trains(other.name):
         yield (
@@ -65,7 +69,9 @@ def network_of_another_family(network: NetworkOptions, card: FamilyCard) -> Find
         )
 
 
-def text_encoders_trained_and_cached(cache: CacheOptions, full: FullOptions) -> Findings:
+def text_encoders_trained_and_cached(values: RunValues) -> Findings:
+    cache = values[CacheOptions]
+    full = values[FullOptions]
     if full.train_text_encoder and cache.caches_text:
         yield (
             "cache_text_encoder_outputs",
@@ -73,28 +79,37 @@ def text_encoders_trained_and_cached(cache: CacheOptions, full: FullOptions) -> 
         )
 
 
-def token_missing(embedding: EmbeddingOptions, network: NetworkOptions | None, full: FullOptions | None) -> Findings:
+def token_missing(values: RunValues) -> Findings:
+    embedding = values[EmbeddingOptions]
+    network = values.get(NetworkOptions)
+    full = values.get(FullOptions)
     if network is None and full is None and not embedding.token_string:
         yield "token_string", "not set; write the new word that the captions contain, such as mycat"
 
 
-def embedding_learning_rate_missing(
-    embedding: EmbeddingOptions, optimizer: OptimizerOptions, network: NetworkOptions | None
-) -> Findings:
+def embedding_learning_rate_missing(values: RunValues) -> Findings:
+    if not values.get(EmbeddingOptions):
+        return
+    optimizer = values[OptimizerOptions]
+    network = values.get(NetworkOptions)
     if network is None and not optimizer.learning_rate:
         yield "learning_rate", "is 0, so nothing would be trained; set it above 0"
 
 
-def cached_captions_with_new_token(cache: CacheOptions, embedding: EmbeddingOptions, card: FamilyCard) -> Findings:
-    if cache.caches_text and embedding.token_string and card.has("learns_embeddings"):
+def cached_captions_with_new_token(values: RunValues) -> Findings:
+    cache = values[CacheOptions]
+    embedding = values[EmbeddingOptions]
+    if cache.caches_text and embedding.token_string and values.card.has("learns_embeddings"):
         yield (
             "cache_text_encoder_outputs",
             "captions with a token that is being trained change at every step, so they cannot be cached; turn it off",
         )
 
 
-def new_token_with_external_network(embedding: EmbeddingOptions, network: NetworkOptions, card: FamilyCard) -> Findings:
-    if embedding.token_string and not is_built_in_network(network) and card.has("learns_embeddings"):
+def new_token_with_external_network(values: RunValues) -> Findings:
+    embedding = values[EmbeddingOptions]
+    network = values[NetworkOptions]
+    if embedding.token_string and not is_built_in_network(network) and values.card.has("learns_embeddings"):
         yield (
             "token_string",
             "embeddings cannot be trained together with an external network; leave network_module unset, or train the "
@@ -102,14 +117,16 @@ def new_token_with_external_network(embedding: EmbeddingOptions, network: Networ
         )
 
 
-def embedding_options_without_token(embedding: EmbeddingOptions) -> Findings:
+def embedding_options_without_token(values: RunValues) -> Findings:
+    embedding = values[EmbeddingOptions]
     for name in embedding.without_token():
         yield name, "has no effect without token_string"
 
 
-def embedding_named_otherwise(
-    saving: SavingOptions, embedding: EmbeddingOptions, network: NetworkOptions | None
-) -> Findings:
+def embedding_named_otherwise(values: RunValues) -> Findings:
+    saving = values[SavingOptions]
+    embedding = values[EmbeddingOptions]
+    network = values.get(NetworkOptions)
     if network is None and embedding.token_string and not saving.output_name:
         yield (
             "output_name",
@@ -118,7 +135,8 @@ def embedding_named_otherwise(
         )
 
 
-def lr_without_training(network: NetworkOptions) -> Findings:
+def lr_without_training(values: RunValues) -> Findings:
+    network = values[NetworkOptions]
     if network.network_train_unet_only and network.text_encoder_lr:
         yield "text_encoder_lr", "has no effect with network_train_unet_only"
     if network.network_train_text_encoder_only and network.unet_lr is not None:

@@ -12,9 +12,12 @@ from sd_scripts.options.optimization.optimizer import LrSchedulerOptions, Optimi
 from sd_scripts.options.optimization.optimizer_table import known_optimizer
 from sd_scripts.options.optimization.schedule_table import SCHEDULES
 from sd_scripts.options.spec import Findings
+from sd_scripts.settings.checks.run_values import RunValues
 
 
-def learning_rates_missing(optimizer: OptimizerOptions, network: NetworkOptions) -> Findings:
+def learning_rates_missing(values: RunValues) -> Findings:
+    optimizer = values[OptimizerOptions]
+    network = values[NetworkOptions]
     rated = any(item.startswith("network_reg_lrs") for item in network.network_args)
     if not is_built_in_network(network) or rated:
         return
@@ -27,7 +30,9 @@ def learning_rates_missing(optimizer: OptimizerOptions, network: NetworkOptions)
         yield "learning_rate", "all learning rates are 0, so nothing would be trained; set one above 0"
 
 
-def warmup_unsupported_by_schedule(optimizer: OptimizerOptions, schedule: LrSchedulerOptions) -> Findings:
+def warmup_unsupported_by_schedule(values: RunValues) -> Findings:
+    optimizer = values[OptimizerOptions]
+    schedule = values[LrSchedulerOptions]
     if not schedule.lr_warmup_steps or known_optimizer(optimizer.optimizer_type).schedule_free:
         return
     name = schedule.lr_scheduler_type or schedule.lr_scheduler.partition(":")[0]
@@ -40,7 +45,9 @@ def warmup_unsupported_by_schedule(optimizer: OptimizerOptions, schedule: LrSche
         )
 
 
-def adafactor_schedule_without_adafactor(optimizer: OptimizerOptions, schedule: LrSchedulerOptions) -> Findings:
+def adafactor_schedule_without_adafactor(values: RunValues) -> Findings:
+    optimizer = values[OptimizerOptions]
+    schedule = values[LrSchedulerOptions]
     adafactor = schedule.lr_scheduler.partition(":")[0] == "adafactor" and not schedule.lr_scheduler_type
     if adafactor and not optimizer.sets_its_own_rate:
         yield (
@@ -49,9 +56,12 @@ def adafactor_schedule_without_adafactor(optimizer: OptimizerOptions, schedule: 
         )
 
 
-def one_learning_rate_for_partitioned_weights(
-    optimizer: OptimizerOptions, fused: FusedOptions, full: FullOptions, memory: MemoryOptions | None
-) -> Findings:
+def one_learning_rate_for_partitioned_weights(values: RunValues) -> Findings:
+    if not values.get(FullOptions):
+        return
+    optimizer = values[OptimizerOptions]
+    fused = values[FusedOptions]
+    memory = values.get(MemoryOptions)
     partitioned = fused.chosen or ("blocks_to_swap" if memory and memory.blocks_to_swap else "")
     if partitioned and known_optimizer(optimizer.optimizer_type).one_rate:
         yield (
@@ -61,12 +71,13 @@ def one_learning_rate_for_partitioned_weights(
         )
 
 
-def several_rates_for_an_optimizer_of_one(
-    optimizer: OptimizerOptions, network: NetworkOptions | None, full: FullOptions | None, card: FamilyCard
-) -> Findings:
+def several_rates_for_an_optimizer_of_one(values: RunValues) -> Findings:
     """Refuse what surely gives weights different learning rates. What depends on the layers of the model, or on an
     external network, is found when the optimizer is made."""
-    name, rates = optimizer.optimizer_type, [*_learning_rates(optimizer, network, full, card)]
+    optimizer = values[OptimizerOptions]
+    network = values.get(NetworkOptions)
+    full = values.get(FullOptions)
+    name, rates = optimizer.optimizer_type, [*_learning_rates(optimizer, network, full, values.card)]
     if not known_optimizer(name).one_rate:
         return
     if len({rate for _, rate in rates} - {0.0}) > 1:
@@ -104,19 +115,24 @@ def _learning_rates(
             yield from ((f"learning_rate_te{number + 1}", full.rate_of_encoder(number, base)) for number in (0, 1))
 
 
-def model_learning_rates_missing(optimizer: OptimizerOptions, full: FullOptions) -> Findings:
+def model_learning_rates_missing(values: RunValues) -> Findings:
+    optimizer = values[OptimizerOptions]
+    full = values[FullOptions]
     encoders = (full.learning_rate_te1, full.learning_rate_te2) if full.train_text_encoder else ()
     if not any((optimizer.learning_rate, *encoders, *full.block_rates)):
         yield "learning_rate", "all learning rates are 0, so nothing would be trained; set one above 0"
 
 
-def ignored_warmup(schedule: LrSchedulerOptions) -> Findings:
+def ignored_warmup(values: RunValues) -> Findings:
+    schedule = values[LrSchedulerOptions]
     known = SCHEDULES.get(schedule.lr_scheduler)
     if schedule.lr_warmup_steps and known and known.ignores_warmup and not schedule.lr_scheduler_type:
         yield "lr_warmup_steps", f"has no effect with lr_scheduler = {schedule.lr_scheduler}"
 
 
-def lora_learning_rate(optimizer: OptimizerOptions, network: NetworkOptions) -> Findings:
+def lora_learning_rate(values: RunValues) -> Findings:
+    optimizer = values[OptimizerOptions]
+    network = values[NetworkOptions]
     rates = [optimizer.learning_rate, network.unet_lr, *network.text_encoder_lr]
     if known_optimizer(optimizer.optimizer_type).finds_its_rate:
         if all(rate is None or rate < 0.1 for rate in rates):
@@ -127,9 +143,11 @@ def lora_learning_rate(optimizer: OptimizerOptions, network: NetworkOptions) -> 
         yield "learning_rate", "not set, so 2e-06 is used; 1e-4 is usual for a LoRA"
 
 
-def embedding_learning_rate(
-    optimizer: OptimizerOptions, embedding: EmbeddingOptions, network: NetworkOptions | None
-) -> Findings:
+def embedding_learning_rate(values: RunValues) -> Findings:
+    if not values.get(EmbeddingOptions):
+        return
+    optimizer = values[OptimizerOptions]
+    network = values.get(NetworkOptions)
     if network is None and optimizer.learning_rate == 2e-06 and not optimizer.sets_its_own_rate:
         yield "learning_rate", "not set, so 2e-06 is used; 5e-4 to 5e-3 is usual for an embedding"
 
@@ -138,7 +156,10 @@ HIGH = 5e-5
 """Above this learning rate full training damages the model; LoRAs train at 1e-4."""
 
 
-def full_learning_rate(optimizer: OptimizerOptions, full: FullOptions) -> Findings:
+def full_learning_rate(values: RunValues) -> Findings:
+    if not values.get(FullOptions):
+        return
+    optimizer = values[OptimizerOptions]
     small = known_optimizer(optimizer.optimizer_type).small_rates
     if small and optimizer.learning_rate > HIGH and not optimizer.sets_its_own_rate:
         yield (
@@ -147,13 +168,16 @@ def full_learning_rate(optimizer: OptimizerOptions, full: FullOptions) -> Findin
         )
 
 
-def te_lr_without_te_training(full: FullOptions) -> Findings:
+def te_lr_without_te_training(values: RunValues) -> Findings:
+    full = values[FullOptions]
     for name in ("learning_rate_te1", "learning_rate_te2"):
         if getattr(full, name) and not full.train_text_encoder:
             yield name, "has no effect without train_text_encoder"
 
 
-def schedule_without_effect(optimizer: OptimizerOptions, schedule: LrSchedulerOptions) -> Findings:
+def schedule_without_effect(values: RunValues) -> Findings:
+    optimizer = values[OptimizerOptions]
+    schedule = values[LrSchedulerOptions]
     if known_optimizer(optimizer.optimizer_type).schedule_free:
         for name, without_effect in (("lr_scheduler", "constant"), ("lr_warmup_steps", 0)):
             if getattr(schedule, name) != without_effect:
@@ -162,6 +186,7 @@ def schedule_without_effect(optimizer: OptimizerOptions, schedule: LrSchedulerOp
         yield "lr_scheduler", "has no effect: Adafactor sets its own rate; add relative_step=False to optimizer_args"
 
 
-def lr_decay_without_effect(schedule: LrSchedulerOptions) -> Findings:
+def lr_decay_without_effect(values: RunValues) -> Findings:
+    schedule = values[LrSchedulerOptions]
     if schedule.lr_decay_steps and schedule.lr_scheduler != "warmup_stable_decay":
         yield "lr_decay_steps", f"has no effect with lr_scheduler = {schedule.lr_scheduler}"

@@ -4,9 +4,11 @@ from sd_scripts.options.generating.sampling import SampleOptions
 from sd_scripts.options.saving import HuggingFaceOptions, SavingOptions
 from sd_scripts.options.spec import Findings
 from sd_scripts.options.training import TrainingOptions
+from sd_scripts.settings.checks.run_values import RunValues
 
 
-def samples_without_prompts(sample: SampleOptions) -> Findings:
+def samples_without_prompts(values: RunValues) -> Findings:
+    sample = values[SampleOptions]
     if sample.sample_prompts:
         if not (sample.sample_every_n_steps or sample.sample_every_n_epochs or sample.sample_at_first):
             yield (
@@ -19,14 +21,16 @@ def samples_without_prompts(sample: SampleOptions) -> Findings:
             yield name, "has no effect without sample_prompts"
 
 
-def keep_last_without_saving(saving: SavingOptions) -> Findings:
+def keep_last_without_saving(values: RunValues) -> Findings:
+    saving = values[SavingOptions]
     if saving.save_last_n_steps and not saving.save_every_n_steps:
         yield "save_last_n_steps", "has no effect without save_every_n_steps"
     if saving.save_last_n_epochs and not (saving.save_every_n_epochs or saving.save_n_epoch_ratio):
         yield "save_last_n_epochs", "has no effect without save_every_n_epochs"
 
 
-def steps_replaced_by_epochs(training: TrainingOptions) -> Findings:
+def steps_replaced_by_epochs(values: RunValues) -> Findings:
+    training = values[TrainingOptions]
     if training.max_train_epochs and training.max_train_steps != TrainingOptions.max_train_steps:
         yield (
             "max_train_steps",
@@ -34,7 +38,8 @@ def steps_replaced_by_epochs(training: TrainingOptions) -> Findings:
         )
 
 
-def uploads_without_repository(hub: HuggingFaceOptions) -> Findings:
+def uploads_without_repository(values: RunValues) -> Findings:
+    hub = values[HuggingFaceOptions]
     chosen = {
         "huggingface_repo_type": hub.huggingface_repo_type,
         "huggingface_path_in_repo": hub.huggingface_path_in_repo,

@@ -8,20 +8,23 @@ from sd_scripts.options.dataset import CacheOptions
 from sd_scripts.options.networks.network import NetworkOptions
 from sd_scripts.options.optimization.flow import FlowOptions
 from sd_scripts.options.optimization.optimizer import OptimizerOptions
-from sd_scripts.options.spec import Findings
+from sd_scripts.options.spec import Findings, OptionValues
 
 
-def t5_trained_from_cached_outputs(
-    cache: CacheOptions, network: NetworkOptions, optimizer: OptimizerOptions, layers: FluxNetworkOptions
-) -> Findings:
+def t5_trained_from_cached_outputs(values: OptionValues) -> Findings:
+    cache = values[CacheOptions]
+    network = values[NetworkOptions]
+    optimizer = values[OptimizerOptions]
+    layers = values[FluxNetworkOptions]
     trained = not network.network_train_unet_only and network.rate_of_encoder(1, optimizer.learning_rate)
     if cache.caches_text and trained and trains_t5xxl(network, layers):
         yield "train_t5xxl", "T5 cannot be trained while its outputs are cached; turn off one of the two"
 
 
-def t5_lr_without_t5_training(
-    network: NetworkOptions, optimizer: OptimizerOptions, layers: FluxNetworkOptions
-) -> Findings:
+def t5_lr_without_t5_training(values: OptionValues) -> Findings:
+    network = values[NetworkOptions]
+    optimizer = values[OptimizerOptions]
+    layers = values[FluxNetworkOptions]
     if not trains_t5xxl(network, layers):
         return
     if network.network_train_unet_only:
@@ -30,7 +33,9 @@ def t5_lr_without_t5_training(
         yield "train_t5xxl", "has no effect: text_encoder_lr is 0 for T5, its second value"
 
 
-def layer_ranks_with_external_network(network: NetworkOptions, layers: FluxNetworkOptions) -> Findings:
+def layer_ranks_with_external_network(values: OptionValues) -> Findings:
+    network = values[NetworkOptions]
+    layers = values[FluxNetworkOptions]
     if is_built_in_network(network):
         return
     for field in fields(layers):  # type: ignore[arg-type]
@@ -38,7 +43,8 @@ def layer_ranks_with_external_network(network: NetworkOptions, layers: FluxNetwo
             yield field.name, f"has no effect on {network.network_module}, which reads only network_args"
 
 
-def prediction_type_not_recommended(objective: FlowOptions) -> Findings:
+def prediction_type_not_recommended(values: OptionValues) -> Findings:
+    objective = values[FlowOptions]
     if objective.model_prediction_type == RECOMMENDED["model_prediction_type"]:
         return
     recommended = ", ".join(f"{name} = {value}" for name, value in RECOMMENDED.items())

@@ -2,16 +2,18 @@
 
 from sd_scripts.families.qwen_image.card.options import RECOMMENDED, QwenImageModelOptions
 from sd_scripts.options.optimization.flow import FlowOptions
-from sd_scripts.options.spec import Findings
+from sd_scripts.options.spec import Findings, OptionValues
 
 
-def timesteps_not_recommended(objective: FlowOptions) -> Findings:
+def timesteps_not_recommended(values: OptionValues) -> Findings:
+    objective = values[FlowOptions]
     if objective.timestep_sampling == "sigma" and objective.discrete_flow_shift == FlowOptions.discrete_flow_shift:
         recommended = ", ".join(f"{name} = {value}" for name, value in RECOMMENDED.items())
         yield "timestep_sampling", f"sigma with its default shift suits Qwen-Image badly; recommended: {recommended}"
 
 
-def version_of_another_model(model: QwenImageModelOptions) -> Findings:
+def version_of_another_model(values: OptionValues) -> Findings:
+    model = values[QwenImageModelOptions]
     match model.model_version:
         case "edit" | "edit-2509" as version:
             yield "model_version", f"{version} needs the scripts of Qwen-Image-Edit; set original, or use those"

@@ -1,10 +1,11 @@
 """Rules between options that concern Qwen-Image-Edit only; see `settings/checks/between.py`."""
 
 from sd_scripts.families.qwen_image.card.options import QwenImageModelOptions
-from sd_scripts.options.spec import Findings
+from sd_scripts.options.spec import Findings, OptionValues
 
 
-def version_without_training(model: QwenImageModelOptions) -> Findings:
+def version_without_training(values: OptionValues) -> Findings:
+    model = values[QwenImageModelOptions]
     match model.model_version:
         case "original":
             why = "original needs the scripts of Qwen-Image; set edit or edit-2509, or leave it unset"
