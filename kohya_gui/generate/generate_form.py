@@ -13,7 +13,7 @@ from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.spec import Option
 from sd_scripts.settings.catalog import FAMILY_TITLES, GENERATE_SCRIPTS, script_for
 from sd_scripts.settings.family_options import each_option
-from sd_scripts.settings.generate_settings import COMPILE_MODE
+from sd_scripts.settings.generate_settings import DEFAULTS
 
 HIDDEN = ("resident", "idle_seconds", "run_dir", "compile_auto", "control_directory")
 """Options that the page sets itself, or that say nothing here."""
@@ -29,8 +29,6 @@ SHORT = ("prompt", "negative_prompt")
 USUAL = ("width", "height", "steps", "scale", "guidance")
 """Options whose field shows the family's own value while it is empty."""
 RANDOM = "random each time"
-START = {"compile_mode": COMPILE_MODE}
-"""Option -> value with which the page begins, where it is not the option's default."""
 
 
 def options_of(family: str) -> dict[str, Option]:
@@ -92,7 +90,7 @@ def _field(option: Option, family: str) -> dict[str, Any]:
         "help": option.help_for(GENERATE),
         "kind": "lines" if option.many and option.type is str else kind(option),
         "choices": [str(choice) for choice in option.choices],
-        "value": shown(option, START.get(option.name, option.default)),
+        "value": shown(option, DEFAULTS.get(option.name, option.default)),
         "path": option.path,
         "placeholder": RANDOM if option.name == "image_seed" else option.placeholder or str(usual or ""),
         "wide": option.name in SHORT or option.path,
@@ -107,7 +105,7 @@ def values_of(family: str, typed: Mapping[str, Any]) -> dict[str, Any]:
     read = {name: given(options[name], value) for name, value in typed.items() if name in options}
     if lines := read.get("prompt"):  # as in a prompt file
         read["prompt"] = [line for line in lines if not (isinstance(line, str) and is_comment(line))]
-    return {name: value for name, value in read.items() if value != options[name].default or name in START}
+    return {name: value for name, value in read.items() if value != options[name].default or name in DEFAULTS}
 
 
 def form_values(family: str, values: Mapping[str, Any]) -> dict[str, Any]:

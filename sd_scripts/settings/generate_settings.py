@@ -36,9 +36,9 @@ from sd_scripts.settings.preflight import Check, found_by, why_no_folder
 from sd_scripts.settings.reading import from_values
 from sd_scripts.settings.settings import Groups, Problem, Script, Settings
 
-COMPILE_MODE = "max-autotune-no-cudagraphs"
-"""The default of compile_mode here: a model makes many steps of few shapes, and images of another size would need CUDA
-graphs of their own."""
+DEFAULTS = {"compile_mode": "max-autotune-no-cudagraphs"}
+"""Option -> its default here: a model makes many steps of few shapes, and images of another size would need CUDA graphs
+of their own."""
 FROM_TRAINING = (ModelOptions, MemoryOptions)
 """Groups of a settings file of a training that generating reads, beside those that only the family has."""
 OF_MODEL = ("dtype", "zero_terminal_snr", "resident")
@@ -101,8 +101,8 @@ def settings_of(family: str, file: Mapping[str, Any], values: Mapping[str, Any])
     script = script_for(family, GENERATE)
     both = {**of_generating(file, script), **values}
     inductor = both.get("compile_backend", "inductor") == "inductor"
-    mode = {"compile_mode": COMPILE_MODE} if truth(both.get("compile", False)) and inductor else {}
-    settings = from_values(script, mode, both)
+    defaults = DEFAULTS if truth(both.get("compile", False)) and inductor else {}
+    settings = from_values(script, defaults, both)
     if truth(both.get("compile_auto", False)):
         settings.remark("compile_auto: has no effect in generating; set compile, or leave it off")
     if both.get("control_directory"):

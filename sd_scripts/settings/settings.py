@@ -44,7 +44,7 @@ class Problem:
 
 
 class Settings:
-    """The options of a run by group: `settings[CompileOptions].compile_mode`; flat in the file, typed in the code.
+    """The options of a run by group: `settings[SavingOptions].output_name`; flat in the file, typed in the code.
 
     Paths read through a group are expanded; values written to a file keep their ~.
     """

@@ -31,6 +31,7 @@ from sd_scripts.options.logging import LoggingOptions
 from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.saving import HuggingFaceOptions, SavingOptions
 from sd_scripts.options.training import ResumeOptions, TrainingOptions
+from sd_scripts.planning.compile_choice import CANDIDATES
 from sd_scripts.planning.run_plan import RunPlan, plan_run
 from sd_scripts.planning.speeds import conditions
 from sd_scripts.planning.text import pays
@@ -47,8 +48,7 @@ from sd_scripts.tools.timed_run import GIB, WARM_UP, Run, Stopped, timed_run
 VARIANTS: dict[str, dict[str, Any]] = {
     "eager": {},
     "default": {"compile": True},
-    "reduce-overhead": {"compile": True, "compile_mode": "reduce-overhead"},
-    "max-autotune-no-cudagraphs": {"compile": True, "compile_mode": "max-autotune-no-cudagraphs"},
+    **{mode: {"compile": True, **CANDIDATES[mode]} for mode in ("reduce-overhead", "max-autotune-no-cudagraphs")},
     "dynamic": {"compile": True, "compile_dynamic": "true"},
     "checkpointed": {"gradient_checkpointing": True},
     "checkpointed default": {"gradient_checkpointing": True, "compile": True},
