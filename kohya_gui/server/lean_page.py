@@ -2,9 +2,9 @@
 
 For each of the page's components Gradio looks through all of its events; each time a component is read or set, it walks
 through the tree of components to find it; a new page is put together twice; and numbers and texts are copied by a
-function that is made for whole objects. Together that is more than half of the work of loading the page, and half of
-the work of a click that sends the whole form. And the clock of the loading screen keeps running, 60 times a second, for
-as long as the page is open.
+function that is made for whole objects. Without that, loading the page takes 2.3 s of CPU time instead of
+5.2 s, and a click that sends the whole form takes half. And the clock of the loading screen keeps running, 60 times a
+second, for as long as the page is open.
 """
 
 from pathlib import Path
