@@ -22,21 +22,21 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from benchmarks.full_size import full_size
+from benchmarks.pipelines import FAMILIES as WITH_PIPELINE
+from benchmarks.pipelines import pipeline_module
 from benchmarks.steps import machine, write_model
 from sd_scripts.data.plan.blueprint import parse_resolution
-from sd_scripts.families.cards.registry import module_of
 from sd_scripts.machine.compile_cache import VARIABLE
 from sd_scripts.machine.nvidia import CPU, first_gpu
 from sd_scripts.settings.catalog import FAMILY_TITLES
 from sd_scripts.settings.generate_settings import prompts_of, read_command_line
 from sd_scripts.tools.timed_run import GIB, POLL, ROOT, look_at_gpu
 
-FAMILIES = tuple(name for name in FAMILY_TITLES if find_spec(f"sd_scripts.families.{name}.diffusers_pipeline"))
+FAMILIES = tuple(name for name in FAMILY_TITLES if name in WITH_PIPELINE)
 OURS: dict[str, tuple[str, ...]] = {"eager": (), "compiled": ("--compile",)}
 """Rows of our generator: flags of the script that tell each from the others."""
 DIFFUSERS: dict[str, dict[str, Any] | None] = {
@@ -167,7 +167,7 @@ def problems(arguments: argparse.Namespace, flags: Sequence[str]) -> Iterator[st
 
 def image_flags(arguments: argparse.Namespace, more: Sequence[str]) -> list[str]:
     """Return the flags of the generating script that all rows share. Raises ValueError, one sentence."""
-    options = dict(module_of(arguments.family, "diffusers_pipeline").OPTIONS)
+    options = dict(pipeline_module(arguments.family).OPTIONS)
     if arguments.miniature:
         options |= {"width": SMALL_SIDE, "height": SMALL_SIDE}
     if arguments.resolution:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from benchmarks.generating import DIFFUSERS, OURS, ROWS
-from sd_scripts.families.cards.registry import module_of
+from benchmarks.pipelines import pipeline_module
 from sd_scripts.families.common.family import family_of
 from sd_scripts.formats.disk import sentence_of
 from sd_scripts.generating import launch
@@ -119,7 +119,7 @@ def diffusers_images(settings: Settings, prompt: SamplePrompt, compiling: dict[s
     from sd_scripts.testing.miniature import randomize  # imports transformers, which our rows start without
 
     family, ours = settings.script.family, training_settings(settings)
-    module, device = module_of(family, "diffusers_pipeline"), "cuda" if torch.cuda.is_available() else "cpu"
+    module, device = pipeline_module(family), "cuda" if torch.cuda.is_available() else "cpu"
     dtype = PRECISIONS[DTYPES[settings[GenerateOptions].dtype]]
     opened = family_of(family).open(ours, dtype)
     with torch.device(device), default_dtype(dtype):

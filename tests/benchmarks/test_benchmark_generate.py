@@ -8,7 +8,7 @@ import torch
 
 from benchmarks import timed_images
 from benchmarks.generating import COMPARED, FAMILIES, HEADINGS, ROWS, SMALL, Row, main, table
-from sd_scripts.families.cards.registry import module_of
+from benchmarks.pipelines import pipeline_module
 from sd_scripts.families.common.family import family_of
 from sd_scripts.settings.generate_settings import prompts_of, read_command_line, training_settings
 from sd_scripts.tools.timed_run import GIB
@@ -71,7 +71,7 @@ def test_diffusers_has_as_many_weights_and_takes_text_of_the_same_shape(
 ) -> None:
     settings = settings_of(request.getfixturevalue(FIXTURES[family]), "--scale", "4")
     (prompt,) = prompts_of(settings)
-    ours, module, of_family = training_settings(settings), module_of(family, "diffusers_pipeline"), family_of(family)
+    ours, module, of_family = training_settings(settings), pipeline_module(family), family_of(family)
     components = of_family.open(ours, torch.float32).load()
     made = module.make_modules(components)
     for part, own in zip(made, (components.denoiser, components.vae), strict=True):

@@ -4,8 +4,8 @@ from typing import Any
 
 from diffusers import FluxPipeline
 
+from benchmarks.pipelines.flux import make_scheduler, make_transformer
 from sd_scripts.families.common.family import Components
-from sd_scripts.families.flux.diffusers_pipeline import make_scheduler, make_transformer
 from tests.support.families.flux import to_diffusers
 
 

@@ -8,8 +8,8 @@ from torch import Tensor
 from transformers import BatchFeature
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from benchmarks.pipelines.qwen_image import make_scheduler, make_transformer
 from sd_scripts.families.common.family import Components
-from sd_scripts.families.qwen_image.diffusers_pipeline import make_scheduler, make_transformer
 from sd_scripts.families.qwen_image.model import QwenImageParams
 
 IMAGE = "<|image_pad|>"

@@ -1,4 +1,4 @@
-"""diffusers' pipeline of SDXL without weights, which benchmark_generate times beside our own generating."""
+"""The pipeline of SDXL in diffusers, without weights."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""diffusers' pipeline of FLUX.1 without weights, which benchmark_generate times beside our own generating."""
+"""The pipeline of FLUX.1 in diffusers, without weights."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""diffusers' pipeline of Qwen-Image without weights, which benchmark_generate times beside our own generating."""
+"""The pipeline of Qwen-Image in diffusers, without weights."""
 
 from typing import Any
 

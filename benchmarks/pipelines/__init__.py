@@ -1,0 +1,13 @@
+"""The pipelines of diffusers that images are timed with beside our own generating: a module for each family."""
+
+from importlib import import_module
+from pkgutil import iter_modules
+from types import ModuleType
+
+FAMILIES = tuple(module.name for module in iter_modules(__path__))
+"""Families that have one."""
+
+
+def pipeline_module(family: str) -> ModuleType:
+    """Import the module of a family: what makes its pipeline, and the options that all rows share."""
+    return import_module(f"benchmarks.pipelines.{family}")
