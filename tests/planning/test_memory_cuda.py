@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sd_scripts.families.common.family import Components
-from sd_scripts.families.flux.memory import checkpoint_gradients, place
+from sd_scripts.families.common.placing import checkpoint_gradients
+from sd_scripts.families.flux.load import place
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
 from sd_scripts.families.sdxl import memory as sdxl_memory
 from sd_scripts.families.sdxl import tiny

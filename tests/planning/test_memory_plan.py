@@ -18,7 +18,7 @@ from sd_scripts.families.cards.registry import card_of, cards, module_of
 from sd_scripts.families.common.family import family_of
 from sd_scripts.families.common.quantizing import can_be_quantized
 from sd_scripts.families.flux.card.memory_facts import swap_counts
-from sd_scripts.families.flux.memory import max_blocks_to_swap
+from sd_scripts.families.flux.load import max_blocks_to_swap
 from sd_scripts.families.sdxl.card import memory_facts
 from sd_scripts.families.sdxl.memory import swappable_blocks
 from sd_scripts.families.sdxl.unet import predict, prepare_exact_unet, prepare_unet

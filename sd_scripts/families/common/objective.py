@@ -1,15 +1,18 @@
 """Inputs of a training step that families share."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
 
 from sd_scripts.data.batch import Batch
+from sd_scripts.library.diffusion.dit_layers import grid_of
 from sd_scripts.library.diffusion.flow_timesteps import draw_sigmas, within_bounds
-from sd_scripts.library.diffusion.noise import expand_to, normal, perturb, timestep_bounds
+from sd_scripts.library.diffusion.noise import TIMESTEPS, expand_to, normal, perturb, timestep_bounds
 from sd_scripts.options.optimization.flow import FlowOptions
 from sd_scripts.options.optimization.loss import NoiseOptions
+from sd_scripts.settings.settings import Settings
 
 
 def loss_inputs(batch: Batch, device: torch.device) -> dict[str, Tensor]:
@@ -21,22 +24,23 @@ def loss_inputs(batch: Batch, device: torch.device) -> dict[str, Tensor]:
 def flow_inputs(
     batch: Batch,
     latents: Tensor,
-    flow: FlowOptions,
-    noise_options: NoiseOptions,
+    settings: Settings,
     generator: torch.Generator,
-    timesteps: Tensor | None,
+    timesteps: Tensor | None = None,
     *,
-    tokens: int,
+    tokens: int | None = None,
     draw: Callable[[int, FlowOptions, int, torch.Generator], Tensor] = draw_sigmas,
 ) -> dict[str, Tensor]:
     """Return the inputs of flow matching, on the latents' device.
 
     noisy and target, the velocity, as latents (B, C, *S); timesteps (B,) float32, 0 is the image and 1 noise alone,
-    drawn by `draw` for images of so many `tokens` unless they are given; those of loss_inputs.
+    drawn by `draw` for images of so many `tokens` (None: 2x2 latents each) unless they are given; those of loss_inputs.
     """
+    noise_options = settings[NoiseOptions]
     noise = normal(latents.shape, generator)
     if timesteps is None:
-        sigmas = draw(len(latents), flow, tokens, generator)
+        tokens = math.prod(grid_of(latents)) if tokens is None else tokens
+        sigmas = draw(len(latents), settings[FlowOptions], tokens, generator)
         timesteps = within_bounds(sigmas, *timestep_bounds(noise_options))
     t = expand_to(timesteps.float(), latents)
     return {
@@ -45,3 +49,14 @@ def flow_inputs(
         "timesteps": timesteps.float(),
         **loss_inputs(batch, latents.device),
     }
+
+
+def flow_validation_timesteps(noise: NoiseOptions) -> list[float]:
+    """Return four, evenly spaced in the range that is trained: 0.2, 0.4, 0.6 and 0.8 of the whole."""
+    low, high = timestep_bounds(noise)
+    return [(low + (high - low) * part / 5) / TIMESTEPS for part in (1, 2, 3, 4)]
+
+
+def option_metadata(options: object, names: Iterable[str]) -> dict[str, str]:
+    """Return the ss_ entries of these options under their own names."""
+    return {f"ss_{name}": str(getattr(options, name)) for name in names}

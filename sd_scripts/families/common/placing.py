@@ -1,17 +1,22 @@
 """Place a denoiser for training: its blocks one by one, quantized, some of them swapped; all else at once."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
 from torch import nn
 
+from sd_scripts.families.common.quantizing import Quantize, block_quantizer
 from sd_scripts.library.diffusion.block_swap import BlockSwap, CopyStreams, SwapGroup, swapped_blocks
+from sd_scripts.library.diffusion.block_transformer import BlockTransformer
+from sd_scripts.library.diffusion.checkpointing import checkpoint_function
 from sd_scripts.options.memory import MemoryOptions
+from sd_scripts.options.networks.network import NetworkOptions
+from sd_scripts.options.training import TrainingOptions
+from sd_scripts.settings.quantization import quantization_of
+from sd_scripts.settings.settings import Settings
 
 Kind = tuple[Sequence[nn.Module], int]
 """Blocks of about the same size in the order of the forward pass, and how many of them stay off the device."""
-Quantize = Callable[[nn.Module, bool], object]
-"""Quantizes a block that is on the device; the flag says whether it stays there."""
 
 
 def blocks_to_swap(memory: MemoryOptions | None) -> int:
@@ -40,17 +45,40 @@ def place_blocks(
     lists = [(list(blocks), off) for blocks, off in kinds]
     _move_except({block for blocks, _ in lists for block in blocks}, denoiser, device)
     swaps = []
-    streams, trainable = CopyStreams.of(device), any(p.requires_grad for p in denoiser.parameters())
+    streams = CopyStreams.of(device)
+    trainable = any(p.requires_grad for p in denoiser.parameters())
     for blocks, off in lists:
-        swapped = swapped_blocks(len(blocks), off)
-        for number, block in enumerate(blocks) if quantize else ():
-            assert quantize
-            block.to(device)  # where quantizing is quick
-            quantize(block, number not in swapped)
-            block.to("cpu" if number in swapped else device)
+        if quantize:
+            swapped = swapped_blocks(len(blocks), off)
+            for number, block in enumerate(blocks):
+                block.to(device)  # where quantizing is quick
+                quantize(block, number not in swapped)
+                block.to("cpu" if number in swapped else device)
         swaps.append(BlockSwap(blocks, off, device, streams=streams, trainable=trainable))
     group = SwapGroup(swaps)
     return group if len(group) else None
+
+
+def place_transformer(
+    transformer: BlockTransformer,
+    kinds: Iterable[Kind],
+    settings: Settings,
+    device: torch.device,
+    *,
+    few_tokens: type[nn.Module],
+) -> None:
+    """Move a transformer to the device, quantized as the options say and with swapped blocks. `few_tokens` as in
+    block_quantizer."""
+    quantize = block_quantizer(quantization_of(settings), transformer.dtype, device, few_tokens=few_tokens)
+    transformer.swapper = place_blocks(transformer, kinds, device, quantize=quantize)
+
+
+def checkpoint_gradients(transformer: nn.Module, settings: Settings) -> None:
+    """Enable gradient checkpointing of a transformer as the options say."""
+    assert isinstance(transformer, BlockTransformer)
+    transformer.enable_gradient_checkpointing(
+        checkpoint_function(settings.get(NetworkOptions)), offload=settings[TrainingOptions].cpu_offload_checkpointing
+    )
 
 
 def _move_except(blocks: Collection[nn.Module], module: nn.Module, device: torch.device) -> None:

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from sd_scripts.families.common.components import DENOISER, WeightSource
 from sd_scripts.families.common.layouts import Layout
-from sd_scripts.families.common.placing import Quantize
 from sd_scripts.library.quantization import fp8, int8
 from sd_scripts.library.quantization.fp8 import Fp8
 from sd_scripts.library.quantization.int8 import Int8
@@ -24,6 +23,9 @@ from sd_scripts.library.quantization.quantized import MULTIPLE, WeightFormat, fi
 from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.settings.quantization import Quantization, quantization_of
 from sd_scripts.settings.settings import Settings
+
+Quantize = Callable[[nn.Module, bool], object]
+"""Quantizes a block that is on the device; the flag says whether it stays there."""
 
 FORMATS: Mapping[str, WeightFormat] = {"fp8": Fp8(), "int8": Int8(), "int8_weight_only": Int8(), "nf4": Nf4()}
 """By their names in options, multiplying in the model's dtype."""

@@ -9,11 +9,12 @@ from sd_scripts.families.common.family import (
     blocks_named,
     blocks_of,
 )
+from sd_scripts.families.common.objective import flow_inputs, flow_validation_timesteps
+from sd_scripts.families.common.placing import checkpoint_gradients
 from sd_scripts.families.flux.card import CARD
-from sd_scripts.families.flux.load import LAYOUTS, prepare, problems
+from sd_scripts.families.flux.load import LAYOUTS, place, prepare, problems
 from sd_scripts.families.flux.lora import BLOCKS, TEXT_ENCODERS, TRANSFORMER
-from sd_scripts.families.flux.memory import checkpoint_gradients, place
-from sd_scripts.families.flux.objective import architecture, loss, metadata, step_inputs, validation_timesteps
+from sd_scripts.families.flux.objective import architecture, loss, metadata
 from sd_scripts.families.flux.sampling import prompt_captions, sample, sample_batch
 from sd_scripts.families.flux.text import (
     adapted_encoders,
@@ -59,8 +60,8 @@ FAMILY = FLUX = Family(
     encode_images=encode_images,
     place=place,
     checkpoint_gradients=checkpoint_gradients,
-    step_inputs=step_inputs,
-    validation_timesteps=validation_timesteps,
+    step_inputs=flow_inputs,
+    validation_timesteps=flow_validation_timesteps,
     loss=loss,
     lora=TRANSFORMER,
     lora_text_encoders=TEXT_ENCODERS,

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -12,12 +12,13 @@ from sd_scripts.families.common.components import DENOISER, VAE, Components, Wei
 from sd_scripts.families.common.layouts import Layout, autoencoder, clip_l, make_text_encoder
 from sd_scripts.families.common.network_problems import network_problems
 from sd_scripts.families.common.outlines import T5EncoderOutline
-from sd_scripts.families.common.placing import swap_problems
+from sd_scripts.families.common.placing import blocks_to_swap, place_transformer, swap_problems
 from sd_scripts.families.flux import keys, lora
 from sd_scripts.families.flux.card import CARD, T5_LENGTHS, TRANSFORMERS
+from sd_scripts.families.flux.card.memory_facts import swap_counts
 from sd_scripts.families.flux.card.options import RECOMMENDED, FluxModelOptions
-from sd_scripts.families.flux.memory import max_blocks_to_swap
-from sd_scripts.families.flux.model import FluxParams, FluxTransformer
+from sd_scripts.families.flux.model import FluxParams, FluxTransformer, Modulation
+from sd_scripts.library.diffusion.block_swap import SLOTS
 from sd_scripts.library.files.state_dicts import State
 from sd_scripts.library.text.tokenizers import CLIP, T5
 from sd_scripts.options.memory import MemoryOptions
@@ -78,6 +79,20 @@ def finish_t5(t5: Any, dtype: torch.dtype) -> None:
         dense.__class__ = GatedDense
         if dtype == torch.float16:
             dense.wo.float()  # its output overflows in fp16
+
+
+def place(components: Components, settings: Settings, device: torch.device) -> None:
+    """Move the transformer to the device, quantized and with swapped blocks as the options say: 24 GB in bf16."""
+    flux = cast(FluxTransformer, components.denoiser)
+    counts = swap_counts(blocks_to_swap(settings.get(MemoryOptions)))
+    kinds: Any = zip((flux.double_blocks, flux.single_blocks), counts, strict=True)
+    place_transformer(flux, kinds, settings, device, few_tokens=Modulation)
+
+
+def max_blocks_to_swap(double: int, single: int) -> int:
+    """Return the largest blocks_to_swap of a model with so many blocks: 35 for 19 double and 38 single ones."""
+    fits = (swap_counts(n) for n in range(double + single + 1))
+    return max((n for n, (d, s) in enumerate(fits) if d <= double - SLOTS and s <= single - SLOTS), default=0)
 
 
 def _params(sources: Mapping[str, WeightSource]) -> FluxParams:

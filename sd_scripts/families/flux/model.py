@@ -6,23 +6,21 @@ separate weights for text and image and let them attend to each other; single bl
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sd_scripts.library.diffusion.attention import attention
-from sd_scripts.library.diffusion.checkpoint_offload import CheckpointOffload
-from sd_scripts.library.diffusion.checkpointing import Checkpoint
+from sd_scripts.library.diffusion.block_transformer import BlockTransformer, with_gradients
 from sd_scripts.library.diffusion.dit_layers import (
     TIME_CHANNELS,
+    Grid,
     Rope,
     TanhGELU,
     heads_of,
@@ -33,11 +31,6 @@ from sd_scripts.library.diffusion.dit_layers import (
 )
 from sd_scripts.library.kernels.norm_rope import normed_and_rotated
 from sd_scripts.networks.layers import project_split
-
-_NOTHING = contextlib.nullcontext()
-
-Grid = tuple[int, int]
-"""Rows and columns of the tokens of an image."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,13 +70,6 @@ class FluxParams:
 
 def _count(blocks: str, keys: Iterable[str]) -> int:
     return len({m[1] for key in keys if (m := re.match(rf"{blocks}\.(\d+)\.", key))})
-
-
-class Swapper(Protocol):
-    """Loads a block's weights before they are needed (library/diffusion/block_swap.py)."""
-
-    def enter(self, block: nn.Module, *hidden: Tensor) -> tuple[Tensor, ...]: ...
-    def leave(self, block: nn.Module, *hidden: Tensor) -> tuple[Tensor, ...]: ...
 
 
 class Embedder(nn.Module):
@@ -213,7 +199,7 @@ class FinalLayer(nn.Module):
         return self.linear(modulate(x, shift, scale))
 
 
-class FluxTransformer(nn.Module):
+class FluxTransformer(BlockTransformer):
     def __init__(self, shape: FluxParams):
         super().__init__()
         self.shape = shape
@@ -226,18 +212,6 @@ class FluxTransformer(nn.Module):
         self.double_blocks = nn.ModuleList(DoubleBlock(shape) for _ in range(shape.double_blocks))
         self.single_blocks = nn.ModuleList(SingleBlock(shape) for _ in range(shape.single_blocks))
         self.final_layer = FinalLayer(shape)
-        self.checkpoint: Checkpoint | None = None
-        self.offload: CheckpointOffload | None = None
-        self.swapper: Swapper | None = None
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The compute dtype; block weights may be held in a narrower one."""
-        return self.img_in.weight.dtype
-
-    def enable_gradient_checkpointing(self, checkpoint: Checkpoint, *, offload: bool = False) -> None:
-        """Keep only the input of each block for backward; with `offload`, in main memory."""
-        self.checkpoint, self.offload = checkpoint, CheckpointOffload() if offload else None
 
     def forward(
         self,
@@ -262,32 +236,17 @@ class FluxTransformer(nn.Module):
         if self.shape.guidance:
             assert guidance is not None, "FLUX.1 dev needs a guidance value"
             vec = vec + self.guidance_in(timestep_embedding(guidance).to(dtype))
-        img, txt = self.img_in(img.to(dtype)), self.txt_in(txt.to(dtype))
-        if torch.is_grad_enabled():  # so that the first block is like the others, and shares their graph
-            img, txt = (x if x.requires_grad else x.requires_grad_() for x in (img, txt))
+        img, txt = with_gradients(self.img_in(img.to(dtype)), self.txt_in(txt.to(dtype)))
         rope = rope_table(self.shape, txt.shape[1], (grid, *control_grids), img.device)
         mask = None if txt_mask is None else joint_mask(txt_mask, img.shape[1])
 
         for block in self.double_blocks:
-            img, txt = self._through(block, (img, txt), vec, rope, mask)
+            img, txt = self.run_block(block, (img, txt), vec, rope, mask)
         x = torch.cat((txt, img), dim=1)
         for block in self.single_blocks:
-            (x,) = self._through(block, (x,), vec, rope, mask)
+            (x,) = self.run_block(block, (x,), vec, rope, mask)
         start, predicted = txt.shape[1], math.prod(grid)
         return self.final_layer(x[:, start : start + predicted], vec)
-
-    def _through(
-        self, block: nn.Module, hidden: tuple[Tensor, ...], vec: Tensor, rope: Rope, mask: Tensor | None
-    ) -> tuple[Tensor, ...]:
-        if self.swapper:
-            hidden = self.swapper.enter(block, *hidden)
-        if self.checkpoint and torch.is_grad_enabled():
-            with self.offload.saving(hidden) if self.offload else _NOTHING:
-                out = self.checkpoint(block, *hidden, vec, rope, mask)
-        else:
-            out = block(*hidden, vec, rope, mask)
-        hidden = out if isinstance(out, tuple) else (out,)
-        return self.swapper.leave(block, *hidden) if self.swapper else hidden
 
 
 def joint_mask(txt_mask: Tensor, tokens: int) -> Tensor:

@@ -1,37 +1,26 @@
 """FLUX.1's training objective: flow matching, in which the model predicts the velocity from image to noise."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from sd_scripts.data.batch import Batch
 from sd_scripts.families.common.family import Components, StepInputs
-from sd_scripts.families.common.objective import flow_inputs
+from sd_scripts.families.common.objective import option_metadata
 from sd_scripts.families.flux.card.options import FluxModelOptions
-from sd_scripts.families.flux.packing import predict
-from sd_scripts.library.diffusion.dit_layers import grid_of
+from sd_scripts.library.diffusion.dit_layers import grid_of, pack, unpack
 from sd_scripts.library.diffusion.flow_timesteps import loss_weights
 from sd_scripts.library.diffusion.losses import diffusion_loss
-from sd_scripts.library.diffusion.noise import TIMESTEPS, expand_to, timestep_bounds
+from sd_scripts.library.diffusion.noise import expand_to
 from sd_scripts.options.optimization.flow import FlowOptions
-from sd_scripts.options.optimization.loss import LossOptions, NoiseOptions
+from sd_scripts.options.optimization.loss import LossOptions
 from sd_scripts.settings.settings import Settings
 
 OBJECTIVE_METADATA = (
     *("weighting_scheme", "logit_mean", "logit_std", "mode_scale", "guidance_scale"),
     *("timestep_sampling", "sigmoid_scale", "model_prediction_type", "discrete_flow_shift"),
 )
-
-
-def step_inputs(
-    batch: Batch, latents: Tensor, settings: Settings, generator: torch.Generator, timesteps: Tensor | None = None
-) -> dict[str, Tensor]:
-    """As flow_inputs; `latents` (B, 16, h, w) float32, shifted and scaled."""
-    rows, columns = grid_of(latents)
-    return flow_inputs(
-        batch, latents, settings[FlowOptions], settings[NoiseOptions], generator, timesteps, tokens=rows * columns
-    )
 
 
 def loss(components: Components, inputs: StepInputs, settings: Settings) -> Tensor:
@@ -59,16 +48,35 @@ def loss(components: Components, inputs: StepInputs, settings: Settings) -> Tens
     )
 
 
+def predict(
+    transformer: nn.Module,
+    noisy: Tensor,
+    timesteps: Tensor,
+    text: dict[str, Tensor],
+    guidance: Tensor | None,
+    *,
+    masked: bool,
+    controls: Sequence[Tensor] = (),
+) -> Tensor:
+    """Predict the velocity, noise - image, (B, 16, h, w) float32.
+
+    noisy (B, 16, h, w), timesteps (B,) float32 in 0..1, text as returned by encode_text, guidance (B,) or None for
+    schnell; `masked`: attention ignores the padding of the text; `controls`: latents of the control images, each
+    (B, 16, h', w').
+    """
+    images = (noisy, *controls)
+    mask = text["t5_attn_mask"] if masked else None
+    flux: Any = transformer
+    tokens = torch.cat([pack(image) for image in images], dim=1)
+    grid, *others = (grid_of(image) for image in images)
+    tokens = flux(tokens, text["t5_out"], text["l_pooled"], timesteps, guidance, grid, mask, tuple(others))
+    return unpack(tokens, grid).float()
+
+
 def guidance_vector(components: Components, timesteps: Tensor, guidance: float) -> Tensor | None:
     """Return the guidance of each image (B,), on the device of the timesteps; None for schnell, which takes none."""
     flux: Any = components.denoiser
     return torch.full_like(timesteps, guidance) if flux.shape.guidance else None
-
-
-def validation_timesteps(noise: NoiseOptions) -> list[float]:
-    """Return four, evenly spaced in the range that is trained: 0.2, 0.4, 0.6 and 0.8 of the whole."""
-    low, high = timestep_bounds(noise)
-    return [(low + (high - low) * part / 5) / TIMESTEPS for part in (1, 2, 3, 4)]
 
 
 def architecture(components: Components) -> str:
@@ -78,7 +86,5 @@ def architecture(components: Components) -> str:
 
 def metadata(settings: Settings, components: Components) -> dict[str, str]:
     """Return the metadata that LoRA files of FLUX.1 have in addition to that of every family."""
-    model, objective = settings[FluxModelOptions], settings[FlowOptions]
-    values = {name: getattr(model, name) for name in ("model_type", "apply_t5_attn_mask")}
-    values |= {name: getattr(objective, name) for name in OBJECTIVE_METADATA}
-    return {f"ss_{name}": str(value) for name, value in values.items()}
+    model = option_metadata(settings[FluxModelOptions], ("model_type", "apply_t5_attn_mask"))
+    return model | option_metadata(settings[FlowOptions], OBJECTIVE_METADATA)

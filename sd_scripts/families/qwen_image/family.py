@@ -4,11 +4,12 @@ from diffusers.models.autoencoders.autoencoder_kl_qwenimage import QwenImageResi
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLDecoderLayer
 
 from sd_scripts.families.common.family import Blocks, Family, FileIdentity, Saving, TextEncoding, blocks_of
+from sd_scripts.families.common.objective import flow_validation_timesteps
+from sd_scripts.families.common.placing import checkpoint_gradients
 from sd_scripts.families.qwen_image.card import CARD
-from sd_scripts.families.qwen_image.load import LAYOUTS, problems
+from sd_scripts.families.qwen_image.load import LAYOUTS, place, problems
 from sd_scripts.families.qwen_image.lora import TEXT_ENCODERS, TRANSFORMER
-from sd_scripts.families.qwen_image.memory import checkpoint_gradients, place
-from sd_scripts.families.qwen_image.objective import loss, metadata, step_inputs, validation_timesteps
+from sd_scripts.families.qwen_image.objective import loss, metadata, step_inputs
 from sd_scripts.families.qwen_image.sampling import prompt_captions, sample, sample_batch
 from sd_scripts.families.qwen_image.text import (
     encode_text,
@@ -56,7 +57,7 @@ FAMILY = QWEN_IMAGE = Family(
     place=place,
     checkpoint_gradients=checkpoint_gradients,
     step_inputs=step_inputs,
-    validation_timesteps=validation_timesteps,
+    validation_timesteps=flow_validation_timesteps,
     loss=loss,
     lora=TRANSFORMER,
     lora_text_encoders=TEXT_ENCODERS,

@@ -7,24 +7,23 @@ control images, such as the image to edit, follow those of the noisy image.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sd_scripts.library.diffusion.attention import attention, padding_mask
-from sd_scripts.library.diffusion.checkpoint_offload import CheckpointOffload
-from sd_scripts.library.diffusion.checkpointing import Checkpoint
+from sd_scripts.library.diffusion.block_transformer import BlockTransformer, with_gradients
 from sd_scripts.library.diffusion.dit_layers import (
     EPS,
     TIME_CHANNELS,
+    Grid,
     Rope,
     TanhGELU,
     heads_of,
@@ -36,9 +35,6 @@ from sd_scripts.library.diffusion.dit_layers import (
 from sd_scripts.library.kernels.norm_rope import normed_and_rotated
 from sd_scripts.networks.layers import project_together
 
-_NOTHING = contextlib.nullcontext()
-Grid = tuple[int, int]
-"""Rows and columns of the tokens of an image."""
 DIAGONAL = 4096
 """Positions of text tokens that have a row in the rotary table."""
 
@@ -71,13 +67,6 @@ class QwenImageParams:
             text_width=shapes["txt_in.weight"][1],
             blocks=len({found[1] for key in shapes if (found := re.match(r"transformer_blocks\.(\d+)\.", key))}),
         )
-
-
-class Swapper(Protocol):
-    """Loads a block's weights before they are needed (library/diffusion/block_swap.py)."""
-
-    def enter(self, block: nn.Module, *hidden: Tensor) -> tuple[Tensor, ...]: ...
-    def leave(self, block: nn.Module, *hidden: Tensor) -> tuple[Tensor, ...]: ...
 
 
 class RMSNorm(nn.Module):
@@ -212,7 +201,7 @@ class AdaLayerNorm(nn.Module):
         return modulate(x, shift, scale)
 
 
-class QwenImageTransformer(nn.Module):
+class QwenImageTransformer(BlockTransformer):
     def __init__(self, params: QwenImageParams):
         super().__init__()
         self.params = params
@@ -223,18 +212,6 @@ class QwenImageTransformer(nn.Module):
         self.transformer_blocks = nn.ModuleList(QwenImageTransformerBlock(params) for _ in range(params.blocks))
         self.norm_out = AdaLayerNorm(params.width)
         self.proj_out = nn.Linear(params.width, params.channels)
-        self.checkpoint: Checkpoint | None = None
-        self.offload: CheckpointOffload | None = None
-        self.swapper: Swapper | None = None
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The compute dtype; block weights may be held in a narrower one."""
-        return self.img_in.weight.dtype
-
-    def enable_gradient_checkpointing(self, checkpoint: Checkpoint, *, offload: bool = False) -> None:
-        """Keep only the input of each block for backward; with `offload`, in main memory."""
-        self.checkpoint, self.offload = checkpoint, CheckpointOffload() if offload else None
 
     def forward(
         self,
@@ -254,28 +231,14 @@ class QwenImageTransformer(nn.Module):
         """
         dtype = self.dtype
         vec = self.time_text_embed(timesteps, dtype)
-        img, txt = self.img_in(img.to(dtype)), self.txt_in(self.txt_norm(txt).to(dtype))
-        if torch.is_grad_enabled():  # so that the first block is like the others, and shares their graph
-            img, txt = (x if x.requires_grad else x.requires_grad_() for x in (img, txt))
+        img, txt = with_gradients(self.img_in(img.to(dtype)), self.txt_in(self.txt_norm(txt).to(dtype)))
         rope = rope_table(self.params, (grid, *control_grids), txt.shape[1], img.device)
         mask = None if txt_mask is None else padding_mask(joint_mask(img.shape[1], txt_mask), dtype)
 
         for block in self.transformer_blocks:
-            img, txt = self._through(block, (img, txt), vec, rope, mask)
+            img, txt = self.run_block(block, (img, txt), vec, rope, mask)
         img = _Used.apply(img, txt)
         return self.proj_out(self.norm_out(img[:, : math.prod(grid)], vec))
-
-    def _through(
-        self, block: nn.Module, hidden: tuple[Tensor, ...], vec: Tensor, rope: Rope, mask: Tensor | None
-    ) -> tuple[Tensor, ...]:
-        if self.swapper:
-            hidden = self.swapper.enter(block, *hidden)
-        if self.checkpoint and torch.is_grad_enabled():
-            with self.offload.saving(hidden) if self.offload else _NOTHING:
-                hidden = self.checkpoint(block, *hidden, vec, rope, mask)
-        else:
-            hidden = block(*hidden, vec, rope, mask)
-        return self.swapper.leave(block, *hidden) if self.swapper else hidden
 
 
 class _Used(torch.autograd.Function):

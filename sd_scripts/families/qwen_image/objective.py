@@ -1,20 +1,20 @@
 """Qwen-Image's training objective: flow matching, in which the model predicts the velocity from image to noise."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from sd_scripts.data.batch import Batch
 from sd_scripts.families.common.family import Components, StepInputs
-from sd_scripts.families.common.objective import flow_inputs
+from sd_scripts.families.common.objective import flow_inputs, option_metadata
 from sd_scripts.families.qwen_image.text import MASK, STATES
 from sd_scripts.library.diffusion.dit_layers import grid_of, pack, unpack
 from sd_scripts.library.diffusion.flow_timesteps import draw_sigmas, loss_weights, shift_of, shifted
 from sd_scripts.library.diffusion.losses import diffusion_loss
-from sd_scripts.library.diffusion.noise import TIMESTEPS, normal, timestep_bounds
+from sd_scripts.library.diffusion.noise import normal
 from sd_scripts.options.optimization.flow import FlowOptions
-from sd_scripts.options.optimization.loss import LossOptions, NoiseOptions
+from sd_scripts.options.optimization.loss import LossOptions
 from sd_scripts.settings.settings import Settings
 
 MAX_TOKENS, MAX_SHIFT = 8192, 0.9
@@ -25,23 +25,6 @@ OBJECTIVE_METADATA = (
     *("timestep_sampling", "discrete_flow_shift", "sigmoid_scale"),
     *("weighting_scheme", "logit_mean", "logit_std", "mode_scale"),
 )
-
-
-def step_inputs(
-    batch: Batch, latents: Tensor, settings: Settings, generator: torch.Generator, timesteps: Tensor | None = None
-) -> dict[str, Tensor]:
-    """As flow_inputs; `latents` (B, 16, h, w) float32, normalised."""
-    rows, columns = grid_of(latents)
-    return flow_inputs(
-        batch,
-        latents,
-        settings[FlowOptions],
-        settings[NoiseOptions],
-        generator,
-        timesteps,
-        tokens=rows * columns,
-        draw=draw_timesteps,
-    )
 
 
 def qwen_shift(tokens: int) -> float:
@@ -73,6 +56,9 @@ def _by_signal_to_noise(count: int, mean: float, std: float, generator: torch.Ge
     return torch.sigmoid(-(mean + std * normal((count,), generator)) / 2)
 
 
+step_inputs = partial(flow_inputs, draw=draw_timesteps)
+
+
 def loss(components: Components, inputs: StepInputs, settings: Settings) -> Tensor:
     """Return the loss of each image (B,) float32."""
     model = inputs.model
@@ -99,13 +85,6 @@ def predict(
     return unpack(velocity, grid).float()
 
 
-def validation_timesteps(noise: NoiseOptions) -> list[float]:
-    """Return four, evenly spaced in the range that is trained: 0.2, 0.4, 0.6 and 0.8 of the whole."""
-    low, high = timestep_bounds(noise)
-    return [(low + (high - low) * part / 5) / TIMESTEPS for part in (1, 2, 3, 4)]
-
-
 def metadata(settings: Settings, components: Components) -> dict[str, str]:
     """Return the metadata that LoRA files of Qwen-Image have in addition to that of every family."""
-    values = {name: getattr(settings[FlowOptions], name) for name in OBJECTIVE_METADATA}
-    return {f"ss_{name}": str(value) for name, value in values.items()}
+    return option_metadata(settings[FlowOptions], OBJECTIVE_METADATA)

@@ -1,71 +1,57 @@
-"""Sample Qwen-Image with Euler steps, without changing the training's RNG state."""
+"""Sample Qwen-Image images."""
 
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import pairwise
-from typing import Any
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from sd_scripts.data.plan.blueprint import control_rules
 from sd_scripts.data.sources.captions import Caption
 from sd_scripts.families.common.family import Components
-from sd_scripts.families.common.sampling import (
-    batch_noise,
-    control_pixels,
-    eval_mode,
-    make_generator,
-    offer_preview,
-    on_device,
-    one_of,
-)
-from sd_scripts.families.qwen_image.card import CARD
+from sd_scripts.families.common.flow_sampling import Velocity, sample_flow
+from sd_scripts.families.common.sampling import one_of
+from sd_scripts.families.qwen_image.model import QwenImageTransformer
 from sd_scripts.families.qwen_image.objective import predict, qwen_shift
 from sd_scripts.families.qwen_image.text import MASK, pad_text
 from sd_scripts.families.qwen_image.vae import decode_latents, encode_images
-from sd_scripts.library.diffusion.dit_layers import PATCH
+from sd_scripts.library.diffusion.dit_layers import PATCH, grid_of
 from sd_scripts.library.diffusion.flow_timesteps import shifted
 from sd_scripts.library.diffusion.media import Media
-from sd_scripts.options.generating.prompt_lines import SamplePrompt, size_of
+from sd_scripts.options.generating.prompt_lines import SamplePrompt
 from sd_scripts.settings.settings import Settings
 
-LATENT = 8
-"""Pixels along a side of one latent."""
 LAST_SIGMA = 0.02
 """Where the last step begins."""
 NOTHING = " "
 """The negative prompt that stands for none: the model was never shown an empty one."""
 
 
-@torch.no_grad()
 def sample_batch(
     components: Components, prompts: Sequence[SamplePrompt], text: dict[str, Tensor], settings: Settings
 ) -> list[Media]:
-    """Generate images that differ in their seeds alone, with the current model and its LoRA, on the denoiser's device.
-
-    The denoiser is not moved, since its blocks may be swapped; the VAE is moved to its device, and decodes one image
-    after the other. A seed gives the same noise on every device.
-    """
+    """Generate images that differ in their seeds alone, as sample_flow does."""
     prompt, images = prompts[0], len(prompts)
-    transformer: Any = components.denoiser
-    device = transformer.img_in.weight.device
-    with eval_mode([components.denoiser, components.vae]):
-        height, width = size_of(prompt, CARD.side_multiple)
-        with on_device(components.vae, device):
-            pixels = control_pixels(prompt, (width, height), control_rules(settings.values().get))
-            controls = [encode_images(components, each).expand(images, -1, -1, -1) for each in pixels]
-        generators = [make_generator(each.seed) for each in prompts]
-        noise = batch_noise(generators, 16, height // LATENT, width // LATENT).to(device)
+    transformer = cast(QwenImageTransformer, components.denoiser)
+
+    def velocity_of(control_latents: list[Tensor]) -> Velocity:
         captions = [
             {name: each.expand(images, *each.shape[1:]) for name, each in caption.items()}
-            for caption in captions_of(text, device, settings)
+            for caption in captions_of(text, transformer.device, settings)
         ]
-        predicted = partial(predict, transformer, controls=controls)
-        latents = denoise(predicted, noise, captions, prompt.steps, prompt.scale, partial(_decoded, components))
-        with on_device(components.vae, device):
-            return [Media.of(_decoded(components, each)) for each in latents.split(1)]
+        controls = [each.expand(images, -1, -1, -1) for each in control_latents]
+        return guided_velocity(partial(predict, transformer, controls=controls), captions, prompt.scale)
+
+    return sample_flow(
+        components,
+        prompts,
+        settings,
+        encode=encode_images,
+        decode=decode_latents,
+        sigmas_of=lambda noise: sampling_sigmas(prompt.steps, math.prod(grid_of(noise))),
+        velocity_of=velocity_of,
+    )
 
 
 sample = one_of(sample_batch)
@@ -94,31 +80,13 @@ def sampling_sigmas(steps: int, tokens: int) -> Tensor:
     return torch.cat((sigmas, sigmas.new_zeros(1))).float()
 
 
-def denoise(
-    predicted: Callable[[Tensor, Tensor, dict[str, Tensor]], Tensor],
-    noise: Tensor,
-    captions: list[dict[str, Tensor]],
-    steps: int,
-    scale: float,
-    decode: Callable[[Tensor], Tensor],
-) -> Tensor:
-    """Return latents (B, 16, h, w) float32, normalised. `predicted`: noisy latents, timesteps, text -> the velocity;
+def guided_velocity(
+    predicted: Callable[[Tensor, Tensor, dict[str, Tensor]], Tensor], captions: list[dict[str, Tensor]], scale: float
+) -> Velocity:
+    """Return what predicts the velocity with guidance. `predicted`: noisy latents, timesteps, text -> the velocity;
     `captions`: the prompt, preceded by the negative one if there is guidance. They are read one after the other, since
-    their lengths differ. `decode` makes previews of latents."""
-    latents = noise
-    sigmas = sampling_sigmas(steps, math.prod(side // PATCH for side in noise.shape[-2:])).to(noise.device)
-    for t, after in pairwise(sigmas):
-        velocities = [predicted(latents, t.expand(len(latents)), text) for text in captions]
-        velocity = guided(velocities, scale)
-        offer_preview(partial(decode, (latents - t * velocity)[:1]))
-        latents = latents + (after - t) * velocity
-    return latents
-
-
-def _decoded(components: Components, latents: Tensor) -> Tensor:
-    """Decode latents (1, 16, h, w), whose noise is taken away, with the VAE on their device."""
-    with on_device(components.vae, latents.device):
-        return decode_latents(components, latents)[0]
+    their lengths differ."""
+    return lambda latents, t: guided([predicted(latents, t.expand(len(latents)), text) for text in captions], scale)
 
 
 def guided(velocities: list[Tensor], scale: float) -> Tensor:

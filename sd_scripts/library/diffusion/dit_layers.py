@@ -17,11 +17,13 @@ EPS = 1e-6
 GELU_LINEAR = 2 * math.sqrt(2 / math.pi)
 GELU_CUBIC = 0.044715 * GELU_LINEAR
 
+Grid = tuple[int, int]
+"""Rows and columns of the tokens of an image."""
 Rope = tuple[Tensor, Tensor]
 """Cosines and sines (1, S, 1, D/2) float32 of every token's position."""
 
 
-def grid_of(latents: Tensor) -> tuple[int, int]:
+def grid_of(latents: Tensor) -> Grid:
     """Return the rows and columns of tokens of latents (B, C, h, w)."""
     return latents.shape[-2] // PATCH, latents.shape[-1] // PATCH
 
@@ -32,7 +34,7 @@ def pack(latents: Tensor) -> Tensor:
     return patches.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
 
 
-def unpack(tokens: Tensor, grid: tuple[int, int]) -> Tensor:
+def unpack(tokens: Tensor, grid: Grid) -> Tensor:
     """Unpack (B, rows · columns, 4C) -> (B, C, 2 · rows, 2 · columns)."""
     patches = tokens.unflatten(1, grid).unflatten(-1, (-1, PATCH, PATCH))  # (B, rows, columns, C, 2, 2)
     return patches.permute(0, 3, 1, 4, 2, 5).flatten(4).flatten(2, 3)

@@ -15,14 +15,14 @@ from sd_scripts.families.cards.model_file import describe, recognise
 from sd_scripts.families.cards.registry import card_by_network, card_of, common_family
 from sd_scripts.families.common.family import Components
 from sd_scripts.families.flux.model import FluxParams, rope_table
-from sd_scripts.families.flux.packing import pack, predict, unpack
+from sd_scripts.families.flux.objective import predict
 from sd_scripts.families.flux.sampling import prompt_captions, sample
 from sd_scripts.families.flux.text import encode_text, tokenize
 from sd_scripts.families.flux.tiny import t5_tokenizer, tiny_modules
 from sd_scripts.families.flux_kontext.card import CARD
 from sd_scripts.families.flux_kontext.family import KONTEXT
 from sd_scripts.formats.models.safetensors_header import Header
-from sd_scripts.library.diffusion.dit_layers import rope_widths
+from sd_scripts.library.diffusion.dit_layers import pack, rope_widths, unpack
 from sd_scripts.options.generating.prompt_lines import SamplePrompt
 from sd_scripts.settings.catalog import script_for
 from sd_scripts.settings.command_line import given_flags

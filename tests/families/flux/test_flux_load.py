@@ -20,10 +20,9 @@ from sd_scripts.families.common.quantizing import can_be_quantized
 from sd_scripts.families.flux import full_size
 from sd_scripts.families.flux import keys as flux
 from sd_scripts.families.flux.family import FLUX
-from sd_scripts.families.flux.load import LAYOUTS, T5_LINEAR
-from sd_scripts.families.flux.memory import max_blocks_to_swap, place
+from sd_scripts.families.flux.load import LAYOUTS, T5_LINEAR, max_blocks_to_swap, place
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
-from sd_scripts.families.flux.packing import predict
+from sd_scripts.families.flux.objective import predict
 from sd_scripts.families.flux.text import encode_text
 from sd_scripts.families.flux.tiny import SHAPE
 from sd_scripts.families.flux.vae import encode_images

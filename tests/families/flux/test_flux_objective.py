@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from sd_scripts.families.common.family import Components, StepInputs
+from sd_scripts.families.common.objective import flow_inputs, flow_validation_timesteps
 from sd_scripts.families.flux import objective
 from sd_scripts.families.flux.model import FluxParams, rope_table
-from sd_scripts.families.flux.objective import architecture, metadata, step_inputs, validation_timesteps
-from sd_scripts.families.flux.packing import predict
+from sd_scripts.families.flux.objective import architecture, metadata, predict
 from sd_scripts.families.flux.vae import decode_latents, encode_images
 from sd_scripts.library.diffusion.dit_layers import grid_of, pack, rope_widths, unpack
 from sd_scripts.options.optimization.loss import NoiseOptions
@@ -36,7 +36,7 @@ def text() -> dict[str, Tensor]:
 
 def inputs_of(mask: Tensor | None = None, timesteps: Tensor | None = None, **values: Any) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(1)
-    return step_inputs(batch_of(LATENTS, mask), LATENTS, flux_settings(**values), generator, timesteps)
+    return flow_inputs(batch_of(LATENTS, mask), LATENTS, flux_settings(**values), generator, timesteps)
 
 
 def loss(components: Components, inputs: dict[str, Tensor], text: dict[str, Tensor], settings: Settings) -> Tensor:
@@ -61,7 +61,7 @@ def test_timesteps_are_drawn_in_float32_within_their_bounds() -> None:
     drawn = inputs_of(timestep_sampling="shift", min_timestep=100, max_timestep=300)["timesteps"]
     assert drawn.dtype == torch.float32
     latents, bounds = torch.zeros(500, 16, 2, 2), flux_settings(min_timestep=100, max_timestep=300)
-    many = step_inputs(batch_of(latents), latents, bounds, torch.Generator().manual_seed(1))["timesteps"]
+    many = flow_inputs(batch_of(latents), latents, bounds, torch.Generator().manual_seed(1))["timesteps"]
     assert 0.1 <= many.min() < many.max() <= 0.3
 
 
@@ -181,7 +181,7 @@ def test_nothing_in_a_step_waits_for_the_gpu(sampling: str) -> None:
 
     def step() -> Tensor:
         generator = torch.Generator(device).manual_seed(1)
-        return loss(components, step_inputs(batch, latents, settings, generator), text, settings)
+        return loss(components, flow_inputs(batch, latents, settings, generator), text, settings)
 
     first = step()  # tables are made once
     torch.cuda.set_sync_debug_mode("error")
@@ -250,8 +250,8 @@ def test_what_is_for_sdxl_is_told_once_and_stops_nothing() -> None:
 
 
 def test_validation_stands_at_four_sigmas_of_the_trained_range() -> None:
-    assert validation_timesteps(NoiseOptions()) == [0.2, 0.4, 0.6, 0.8]
-    bounded = validation_timesteps(NoiseOptions(min_timestep=500, max_timestep=1000))
+    assert flow_validation_timesteps(NoiseOptions()) == [0.2, 0.4, 0.6, 0.8]
+    bounded = flow_validation_timesteps(NoiseOptions(min_timestep=500, max_timestep=1000))
     assert bounded == pytest.approx([0.6, 0.7, 0.8, 0.9])
 
 

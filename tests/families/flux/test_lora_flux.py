@@ -17,8 +17,8 @@ from sd_scripts.families.cards.model_file import describe
 from sd_scripts.families.common.family import Components
 from sd_scripts.families.flux.card.options import FluxNetworkOptions
 from sd_scripts.families.flux.keys import bfl_key, diffusers_modules
+from sd_scripts.families.flux.load import place
 from sd_scripts.families.flux.lora import TEXT_ENCODERS, TRANSFORMER
-from sd_scripts.families.flux.memory import place
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
 from sd_scripts.library.diffusion.dit_layers import rope_widths
 from sd_scripts.library.quantization.int8 import Int8

@@ -14,6 +14,7 @@ from torch import Tensor
 from sd_scripts.data.sources.captions import Caption
 from sd_scripts.families.common.components import DENOISER, VAE, Components
 from sd_scripts.families.common.family import StepInputs
+from sd_scripts.families.common.flow_sampling import euler_steps
 from sd_scripts.families.qwen_image import keys
 from sd_scripts.families.qwen_image.card.memory_facts import MEMORY
 from sd_scripts.families.qwen_image.family import QWEN_IMAGE
@@ -21,7 +22,13 @@ from sd_scripts.families.qwen_image.load import LAYOUTS, TEXT_ENCODER
 from sd_scripts.families.qwen_image.lora import TRANSFORMER
 from sd_scripts.families.qwen_image.model import QwenImageParams, QwenImageTransformer
 from sd_scripts.families.qwen_image.objective import draw_timesteps, loss, predict, qwen_shift, step_inputs
-from sd_scripts.families.qwen_image.sampling import captions_of, denoise, prompt_captions, sample, sampling_sigmas
+from sd_scripts.families.qwen_image.sampling import (
+    captions_of,
+    guided_velocity,
+    prompt_captions,
+    sample,
+    sampling_sigmas,
+)
 from sd_scripts.families.qwen_image.text import (
     MASK,
     STATES,
@@ -323,8 +330,9 @@ def test_samples_are_denoised_as_by_diffusers(
     prompt = SamplePrompt(prompt="a red circle", negative_prompt=negative, scale=scale)
     noise = torch.randn(1, 16, 8, 10, generator=torch.Generator().manual_seed(1))
     text = encode_text(components, tokenize(components, prompt_captions(prompt), settings_of()))
-    predicted = partial(predict, components.denoiser)
-    ours = denoise(predicted, noise, captions_of(text, torch.device("cpu"), settings_of()), 4, scale, torch.clone)
+    captions = captions_of(text, torch.device("cpu"), settings_of())
+    velocity = guided_velocity(partial(predict, components.denoiser), captions, scale)
+    ours = euler_steps(noise, sampling_sigmas(4, 4 * 5), velocity, torch.clone)
     theirs = pipeline_of(components, modules[TEXT_ENCODER])(
         "a red circle",
         negative_prompt=(negative or " ") if scale != 1 else None,

@@ -16,7 +16,7 @@ from sd_scripts.families.common.family import Components
 from sd_scripts.families.flux.family import FLUX
 from sd_scripts.families.qwen_image.card import CARD, ENCODERS
 from sd_scripts.families.qwen_image.family import QWEN_IMAGE
-from sd_scripts.families.qwen_image.memory import place
+from sd_scripts.families.qwen_image.load import place
 from sd_scripts.families.qwen_image.model import QwenImageParams
 from sd_scripts.families.qwen_image.objective import predict
 from sd_scripts.families.qwen_image.text import PREFIX, SUFFIX, encode_text, tokenize

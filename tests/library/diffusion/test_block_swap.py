@@ -12,7 +12,7 @@ from torch._dynamo.utils import counters
 
 from sd_scripts.families.common.family import Components
 from sd_scripts.families.flux.card.memory_facts import swap_counts
-from sd_scripts.families.flux.memory import max_blocks_to_swap, place
+from sd_scripts.families.flux.load import max_blocks_to_swap, place
 from sd_scripts.families.flux.model import FluxTransformer
 from sd_scripts.library.diffusion import block_swap
 from sd_scripts.library.diffusion.block_swap import BlockSwap, PeakHeadroom, SwapGroup, host_value, swapped_blocks

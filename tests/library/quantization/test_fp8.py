@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
+from sd_scripts.families.common.placing import checkpoint_gradients
 from sd_scripts.families.common.quantizing import quantize_encoder
-from sd_scripts.families.flux.load import T5_LINEAR, finish_t5
-from sd_scripts.families.flux.memory import checkpoint_gradients, place
+from sd_scripts.families.flux.load import T5_LINEAR, finish_t5, place
 from sd_scripts.families.flux.model import FluxTransformer
 from sd_scripts.library.quantization import fp8
 from sd_scripts.library.quantization.fp8 import Fp8

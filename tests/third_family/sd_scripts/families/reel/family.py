@@ -41,8 +41,7 @@ from sd_scripts.library.diffusion.losses import diffusion_loss
 from sd_scripts.library.diffusion.media import Media
 from sd_scripts.networks.targets import LoraTarget
 from sd_scripts.options.generating.prompt_lines import SamplePrompt, size_of
-from sd_scripts.options.optimization.flow import FlowOptions
-from sd_scripts.options.optimization.loss import LossOptions, NoiseOptions
+from sd_scripts.options.optimization.loss import LossOptions
 from sd_scripts.settings.settings import Settings
 
 FRAMES = 2
@@ -77,15 +76,7 @@ def checkpoint_gradients(denoiser: Any, settings: Settings) -> None:
 def step_inputs(
     batch: Batch, latents: Tensor, settings: Settings, generator: torch.Generator, timesteps: Tensor | None = None
 ) -> dict[str, Tensor]:
-    return flow_inputs(
-        batch,
-        latents,
-        settings[FlowOptions],
-        settings[NoiseOptions],
-        generator,
-        timesteps,
-        tokens=latents[0, 0].numel(),
-    )
+    return flow_inputs(batch, latents, settings, generator, timesteps, tokens=latents[0, 0].numel())
 
 
 def loss(components: Components, inputs: StepInputs, settings: Settings) -> Tensor:

@@ -1,0 +1,82 @@
+"""Sample by flow matching with Euler steps, without changing the training's RNG state."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from sd_scripts.data.plan.blueprint import control_rules
+from sd_scripts.families.cards.registry import card_of
+from sd_scripts.families.common.components import Components
+from sd_scripts.families.common.sampling import (
+    batch_noise,
+    control_pixels,
+    eval_mode,
+    make_generator,
+    offer_preview,
+    on_device,
+)
+from sd_scripts.library.diffusion.block_transformer import BlockTransformer
+from sd_scripts.library.diffusion.media import Media
+from sd_scripts.options.generating.prompt_lines import CONTROLS, SamplePrompt, size_of
+from sd_scripts.settings.settings import Settings
+
+LATENT = 8
+"""Pixels along a side of one latent."""
+CHANNELS = 16
+
+Velocity = Callable[[Tensor, Tensor], Tensor]
+"""Latents (B, 16, h, w) and one timestep -> the velocity that guidance makes of all captions, (B, 16, h, w)."""
+
+
+@torch.no_grad()
+def sample_flow(
+    components: Components,
+    prompts: Sequence[SamplePrompt],
+    settings: Settings,
+    *,
+    encode: Callable[[Components, Tensor], Tensor],
+    decode: Callable[[Components, Tensor], Tensor],
+    sigmas_of: Callable[[Tensor], Tensor],
+    velocity_of: Callable[[list[Tensor]], Velocity],
+) -> list[Media]:
+    """Generate images that differ in their seeds alone, with the current model and its LoRA, on the denoiser's device.
+
+    The denoiser is not moved, since its blocks may be swapped; the VAE is moved to its device, and decodes one image
+    after the other. A seed gives the same noise on every device. `encode` and `decode`: pixels and latents of the VAE;
+    `sigmas_of`: noise -> where the steps begin and the last ends; `velocity_of`: latents of the control images, each
+    (1, 16, h, w) -> what predicts the velocity.
+    """
+    card, prompt = card_of(settings.script.family), prompts[0]
+    height, width = size_of(prompt, card.side_multiple)
+    device = cast(BlockTransformer, components.denoiser).device
+
+    def decoded(latents: Tensor) -> Tensor:
+        """Decode latents (1, 16, h, w), whose noise is taken away, with the VAE on their device."""
+        with on_device(components.vae, latents.device):
+            return decode(components, latents)[0]
+
+    with eval_mode([components.denoiser, components.vae]):
+        controls: list[Tensor] = []
+        if CONTROLS.works_with(card.capabilities):
+            with on_device(components.vae, device):
+                pixels = control_pixels(prompt, (width, height), control_rules(settings.values().get))
+                controls = [encode(components, each) for each in pixels]
+        generators = [make_generator(each.seed) for each in prompts]
+        noise = batch_noise(generators, CHANNELS, height // LATENT, width // LATENT).to(device)
+        latents = euler_steps(noise, sigmas_of(noise), velocity_of(controls), decoded)
+        with on_device(components.vae, device):
+            return [Media.of(decoded(each)) for each in latents.split(1)]
+
+
+def euler_steps(noise: Tensor, sigmas: Tensor, velocity: Velocity, decode: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return latents (B, 16, h, w) float32 without noise; `decode` makes previews of the first, (1, 16, h, w)."""
+    latents = noise
+    for t, after in pairwise(sigmas.to(noise.device)):
+        predicted = velocity(latents, t)
+        offer_preview(partial(decode, (latents - t * predicted)[:1]))
+        latents = latents + (after - t) * predicted
+    return latents
