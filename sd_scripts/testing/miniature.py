@@ -1,14 +1,19 @@
 """Shared parts of the families' miniatures: models of the real layout with tiny widths, and training images."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from PIL import Image
+from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTokenizer
 
+from sd_scripts.formats.images.image_folders import find_images
+from sd_scripts.library.diffusion.dit_layers import pack
 from sd_scripts.library.text.tokenizers import make_clip_tokenizer
 from sd_scripts.testing import demo_images
 
@@ -20,6 +25,8 @@ AUTOENCODER: dict[str, Any] = {
 }
 DISTURBANCE = 2.5
 """How strong attention is compared with what bypasses it."""
+CONDITIONING = 0.2
+"""Strength of the vector of timestep and guidance in a transformer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +41,17 @@ class Miniature:
     @property
     def checkpoint(self) -> Path:
         return self.files["pretrained_model_name_or_path"]
+
+
+def with_controls(miniature: Miniature, family: str, folder: Path) -> Miniature:
+    """Return a miniature of a family with control images, and draw a grey one for each of its images."""
+    controls = folder / "controls"
+    for path in find_images(miniature.data_dir, recursive=True):
+        before = controls / path.relative_to(miniature.data_dir)
+        before.parent.mkdir(parents=True, exist_ok=True)
+        with Image.open(path) as image:
+            image.convert("L").save(before)
+    return replace(miniature, family=family, files={**miniature.files, "control_directory": controls})
 
 
 def caption_words() -> list[str]:
@@ -81,17 +99,23 @@ def calibrate(vae: Any) -> Tensor:
     """Give the latents of the drawn images mean 0, deviation 1 and a narrow distribution; return them, shifted and
     scaled."""
     pixels, shift, scale = images(), vae.config.shift_factor or 0.0, vae.config.scaling_factor
-    moments = vae.encode(pixels).latent_dist.parameters
-    channels = vae.config.latent_channels
-    spread, middle = moments.std((0, 2, 3)), moments.mean((0, 2, 3))
-    gain = 1 / (scale * spread)
-    offset = torch.full_like(gain, shift)
-    gain[channels:] = 1e-3
-    offset[channels:] = -12.0  # logarithm of the variance
-    conv = vae.quant_conv or vae.encoder.conv_out
-    conv.weight.mul_(gain[:, None, None, None])
-    conv.bias.copy_((conv.bias - middle) * gain + offset)
+    moments = vae.encode(pixels).latent_dist.parameters  # (12, 2C, h, w)
+    gain = 1 / (scale * moments.std((0, 2, 3)))
+    set_moments(vae.quant_conv or vae.encoder.conv_out, moments, gain, shift)
     return (vae.encode(pixels).latent_dist.mode() - shift) * scale
+
+
+def set_moments(conv: Any, moments: Tensor, gain: Tensor, mean: Tensor | float) -> None:
+    """Give latents this mean, (C,) or one for all, and a narrow distribution: `conv` is the last layer of an encoder,
+    `moments` (B, 2C, ...) what it makes of images, and `gain` (2C,) multiplies the first half of them."""
+    channels = len(gain) // 2
+    middle = moments.mean((0, *range(2, moments.ndim)))
+    offset = torch.empty_like(gain)
+    offset[:channels] = mean
+    offset[channels:] = -12.0  # logarithm of the variance
+    gain[channels:] = 1e-3
+    conv.weight.mul_(gain.view(-1, *[1] * (conv.weight.ndim - 1)))
+    conv.bias.copy_((conv.bias - middle) * gain + offset)
 
 
 def images() -> Tensor:
@@ -106,3 +130,42 @@ def least_squares(features: Tensor, wanted: Tensor) -> Tensor:
     square = features.T @ features
     damping = 1e-4 * square.trace() / len(square) * torch.eye(len(square))  # no large weights that cancel each other
     return torch.linalg.solve(square + damping, features.T @ wanted).T
+
+
+def weaken_conditioning(modulations: Iterable[nn.Linear], last: nn.Linear) -> None:
+    """Make tokens matter more than the vector that all share. `modulations` compute shifts, scales and gates of the
+    blocks, which each add half of their output, `last` shift and scale after them."""
+    for linear in modulations:
+        linear.weight.mul_(CONDITIONING)
+        linear.bias.view(-1, 3, linear.in_features)[:, 2] = 0.5  # shift, scale, gate
+    last.weight.mul_(CONDITIONING)
+
+
+@contextmanager
+def without_attention(outputs: Sequence[Tensor], generator: torch.Generator) -> Iterator[None]:
+    """Leave attention out inside the block, and let it disturb afterwards what was fitted there. `outputs`: the weights
+    (O, F) that add it to what bypasses it."""
+    for weight in outputs:
+        weight.zero_()
+    yield
+    for weight in outputs:
+        weight.normal_(std=DISTURBANCE * len(weight) ** -0.5, generator=generator)
+
+
+def input_of(layer: nn.Module, run: Callable[[], object]) -> Tensor:
+    """Return what a layer reads while `run` runs its model."""
+    features: list[Tensor] = []
+    hook = layer.register_forward_hook(lambda _, inputs, __: features.append(inputs[0]))
+    run()
+    hook.remove()
+    return features[0]
+
+
+def fit_velocity(
+    last: nn.Linear, latents: Tensor, noise: Tensor, times: Tensor, run: Callable[[Tensor], object]
+) -> None:
+    """Fit the last layer of a transformer by least squares to predict the velocity from its input features. `run`
+    calls the transformer with noisy latents at these times (B,)."""
+    t = times[:, None, None, None]
+    features = input_of(last, lambda: run((1 - t) * latents + t * noise))
+    last.weight.copy_(least_squares(features.flatten(0, 1), pack(noise - latents).flatten(0, 1)))

@@ -25,14 +25,15 @@ from sd_scripts.library.text.tokenizers import T5_ROWS
 from sd_scripts.testing import demo_images
 from sd_scripts.testing.miniature import (
     AUTOENCODER,
-    DISTURBANCE,
     Miniature,
     calibrate,
     caption_words,
     clip_config,
     clip_tokenizer,
-    least_squares,
+    fit_velocity,
     randomize,
+    weaken_conditioning,
+    without_attention,
 )
 
 CLIP_WIDTH, T5_WIDTH = 64, 48
@@ -45,8 +46,6 @@ SHAPE = FluxParams(
     double_blocks=3,  # the fewest that can take turns, with blocks_to_swap = 2
     single_blocks=4,
 )
-CONDITIONING = 0.2
-"""Strength of the vector of time, guidance and text."""
 SHIFT, GUIDANCE = 3.1582, 1.0
 """Timestep shift and guidance of the fit, as recommended for training."""
 
@@ -107,44 +106,26 @@ def tiny_modules(clip_vocabulary: int, shape: FluxParams = SHAPE) -> dict[str, n
     generator = torch.Generator().manual_seed(0)
     for module in modules.values():
         randomize(module, generator)
-    _weaken_conditioning(transformer)
+    modulations = [module.lin for module in transformer.modules() if isinstance(module, Modulation)]
+    weaken_conditioning(modulations, transformer.get_submodule("final_layer.adaLN_modulation.1"))  # type: ignore[arg-type]
     _fit(transformer, calibrate(vae).repeat(4, 1, 1, 1), generator)
     return modules
 
 
-def _weaken_conditioning(transformer: FluxTransformer) -> None:
-    """Make tokens matter more than the vector, which all share; each layer adds half of its output."""
-    for module in transformer.modules():
-        if isinstance(module, Modulation):
-            module.lin.weight.mul_(CONDITIONING)
-            module.lin.bias.view(-1, 3, SHAPE.width)[:, 2] = 0.5  # shift, scale, gate
-    transformer.get_parameter("final_layer.adaLN_modulation.1.weight").mul_(CONDITIONING)
-
-
 def _fit(transformer: FluxTransformer, latents: Tensor, generator: torch.Generator) -> None:
-    """Fit the last layer by least squares to predict the velocity from its input features, without attention."""
+    """Fit the last layer to predict the velocity without attention, which disturbs it afterwards."""
     attention_outputs = [_attention_output(block) for block in (*transformer.double_blocks, *transformer.single_blocks)]
-    for weight in attention_outputs:
-        weight.zero_()
-    noise = torch.randn(latents.shape, generator=generator)
-    times = torch.sigmoid(torch.randn(len(latents), generator=generator) + math.log(SHIFT))
-    t = times[:, None, None, None]
-    noisy = (1 - t) * latents + t * noise
-    wanted = noise - latents
-    features: list[Tensor] = []
-    hook = transformer.final_layer.linear.register_forward_hook(lambda _, inputs, __: features.append(inputs[0]))
-    transformer(
-        pack(noisy),
-        torch.zeros(len(latents), 8, T5_WIDTH),
-        torch.randn(len(latents), CLIP_WIDTH, generator=generator),
-        times,
-        torch.full((len(latents),), GUIDANCE),
-        grid_of(latents),
-    )
-    hook.remove()
-    transformer.final_layer.linear.weight.copy_(least_squares(features[0].flatten(0, 1), pack(wanted).flatten(0, 1)))
-    for weight in attention_outputs:
-        weight.normal_(std=DISTURBANCE * SHAPE.width**-0.5, generator=generator)
+    with without_attention(attention_outputs, generator):
+        noise = torch.randn(latents.shape, generator=generator)
+        times = torch.sigmoid(torch.randn(len(latents), generator=generator) + math.log(SHIFT))
+        text = torch.zeros(len(latents), 8, T5_WIDTH)
+        pooled = torch.randn(len(latents), CLIP_WIDTH, generator=generator)
+        guidance = torch.full((len(latents),), GUIDANCE)
+
+        def run(noisy: Tensor) -> object:
+            return transformer(pack(noisy), text, pooled, times, guidance, grid_of(latents))
+
+        fit_velocity(transformer.final_layer.linear, latents, noise, times, run)
 
 
 def _attention_output(block: Any) -> Tensor:

@@ -4,6 +4,7 @@ Latents have the mean and variance of Qwen-Image's, and the last layer is fitted
 attention. Attention, which LoRA adapts, then disturbs a fair denoiser, so that the loss falls within a few dozen steps.
 """
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,16 @@ from sd_scripts.library.files.lean_diffusers import AutoencoderKLQwenImage
 from sd_scripts.library.files.safetensors_io import save_model
 from sd_scripts.library.text.tokenizers import make_qwen_tokenizer
 from sd_scripts.testing import demo_images
-from sd_scripts.testing.miniature import DISTURBANCE, Miniature, caption_words, images, least_squares, randomize
+from sd_scripts.testing.miniature import (
+    Miniature,
+    caption_words,
+    fit_velocity,
+    images,
+    randomize,
+    set_moments,
+    weaken_conditioning,
+    without_attention,
+)
 
 TEXT_WIDTH = keys.HEAD_WIDTH
 """Of an encoder with one head."""
@@ -46,8 +56,6 @@ VISION: dict[str, Any] = {
     "out_hidden_size": TEXT_WIDTH,
     "fullatt_block_indexes": [0],
 }
-CONDITIONING = 0.2
-"""Strength of the embedded timestep."""
 TEMPLATE_WORDS = ("system", "user", "assistant")
 
 
@@ -91,7 +99,8 @@ def tiny_modules(vocabulary: int) -> dict[str, nn.Module]:
     generator = torch.Generator().manual_seed(0)
     for module in modules.values():
         randomize(module, generator)
-    _weaken_conditioning(transformer)
+    modulations: Any = [module[1] for module in transformer.modules() if isinstance(module, Modulation)]
+    weaken_conditioning(modulations, transformer.norm_out.linear)
     _fit(transformer, _calibrate(vae).repeat(4, 1, 1, 1), generator)
     return modules
 
@@ -109,47 +118,27 @@ def _language(vocabulary: int) -> dict[str, Any]:
 def _calibrate(vae: Any) -> Tensor:
     """Give the latents of the drawn images the mean and deviation of Qwen-Image's, and a narrow distribution; return
     them normalised, (12, 16, h, w)."""
-    pixels, channels = images()[:, :, None], vae.config.z_dim
+    mean = torch.tensor(vae.config.latents_mean)
+    std = torch.tensor(vae.config.latents_std)
+    pixels = images()[:, :, None]
     moments = vae.encode(pixels).latent_dist.parameters  # (12, 32, 1, h, w)
-    spread, middle = moments.std((0, 2, 3, 4)), moments.mean((0, 2, 3, 4))
-    mean, std = torch.tensor(vae.config.latents_mean), torch.tensor(vae.config.latents_std)
-    gain, offset = 1 / spread, torch.zeros_like(spread)
-    gain[:channels] *= std
-    offset[:channels] = mean
-    gain[channels:] = 1e-3
-    offset[channels:] = -12.0  # logarithm of the variance
-    conv = vae.quant_conv
-    conv.weight.mul_(gain[:, None, None, None, None])
-    conv.bias.copy_((conv.bias - middle) * gain + offset)
+    gain = 1 / moments.std((0, 2, 3, 4))
+    gain[: len(std)] *= std
+    set_moments(vae.quant_conv, moments, gain, mean)
     latents = vae.encode(pixels).latent_dist.mode().squeeze(2)
     return (latents - mean[:, None, None]) / std[:, None, None]
 
 
-def _weaken_conditioning(transformer: QwenImageTransformer) -> None:
-    """Make tokens matter more than the timestep, which all share; each layer adds half of its output."""
-    for module in transformer.modules():
-        if isinstance(module, Modulation):
-            linear: Any = module[1]
-            linear.weight.mul_(CONDITIONING)
-            linear.bias.view(-1, 3, PARAMS.width)[:, 2] = 0.5  # shift, scale, gate
-    transformer.get_parameter("norm_out.linear.weight").mul_(CONDITIONING)
-
-
 def _fit(transformer: QwenImageTransformer, latents: Tensor, generator: torch.Generator) -> None:
-    """Fit the last layer by least squares to predict the velocity from its input features, without attention."""
+    """Fit the last layer to predict the velocity without attention, which disturbs it afterwards."""
     attention_outputs = [block.attn.to_out[0].weight for block in transformer.transformer_blocks]  # type: ignore[union-attr, index]
-    for weight in attention_outputs:
-        weight.zero_()
-    noise = torch.randn(latents.shape, generator=generator)
-    rows, columns = grid_of(latents)
-    times = shifted(torch.sigmoid(torch.randn(len(latents), generator=generator)), qwen_shift(rows * columns))
-    t = times[:, None, None, None]
-    noisy = (1 - t) * latents + t * noise
-    wanted = noise - latents
-    features: list[Tensor] = []
-    hook = transformer.proj_out.register_forward_hook(lambda _, inputs, __: features.append(inputs[0]))
-    transformer(pack(noisy), torch.zeros(len(latents), 8, TEXT_WIDTH), times, (rows, columns))
-    hook.remove()
-    transformer.proj_out.weight.copy_(least_squares(features[0].flatten(0, 1), pack(wanted).flatten(0, 1)))
-    for weight in attention_outputs:
-        weight.normal_(std=DISTURBANCE * PARAMS.width**-0.5, generator=generator)
+    with without_attention(attention_outputs, generator):
+        noise = torch.randn(latents.shape, generator=generator)
+        grid = grid_of(latents)
+        times = shifted(torch.sigmoid(torch.randn(len(latents), generator=generator)), qwen_shift(math.prod(grid)))
+        text = torch.zeros(len(latents), 8, TEXT_WIDTH)
+
+        def run(noisy: Tensor) -> object:
+            return transformer(pack(noisy), text, times, grid)
+
+        fit_velocity(transformer.proj_out, latents, noise, times, run)

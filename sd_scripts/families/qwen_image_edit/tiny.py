@@ -1,20 +1,17 @@
 """Qwen-Image-Edit in miniature: Qwen-Image's, whose text encoder has a vision tower of the real layout, and a grey
 control image for each of its images."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import torch
-from PIL import Image
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
 from sd_scripts.families.qwen_image import tiny
 from sd_scripts.families.qwen_image.load import TEXT_ENCODER
 from sd_scripts.families.qwen_image_edit.card import CARD
 from sd_scripts.families.qwen_image_edit.load import HEAD_WIDTH, WHOLE_IMAGE
-from sd_scripts.formats.images.image_folders import find_images
 from sd_scripts.library.files.safetensors_io import save_model
-from sd_scripts.testing.miniature import Miniature, randomize
+from sd_scripts.testing.miniature import Miniature, randomize, with_controls
 
 VISION = {
     **tiny.VISION,
@@ -43,13 +40,7 @@ def write_miniature(folder: Path) -> Miniature:
     made = tiny.write_miniature(folder)
     encoder = tiny_encoder(tiny.tiny_modules(len(tiny.qwen_tokenizer()))[TEXT_ENCODER])  # type: ignore[arg-type]
     save_model(made.files["text_encoder"], encoder.state_dict(), {})
-    controls = folder / "controls"
-    for path in find_images(made.data_dir, recursive=True):
-        before = controls / path.relative_to(made.data_dir)
-        before.parent.mkdir(parents=True, exist_ok=True)
-        with Image.open(path) as image:
-            image.convert("L").save(before)
-    return replace(made, family=CARD.name, files={**made.files, "control_directory": controls})
+    return with_controls(made, CARD.name, folder)
 
 
 write_narrow = write_miniature

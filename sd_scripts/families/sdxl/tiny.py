@@ -17,18 +17,20 @@ from transformers import CLIPTextModel, CLIPTextModelWithProjection
 from sd_scripts.families.common.components import DENOISER, VAE
 from sd_scripts.families.sdxl.keys import VAE_SCALE
 from sd_scripts.families.sdxl.load import single_file
+from sd_scripts.library.diffusion.noise import expand_to, noise_schedule
 from sd_scripts.library.files.safetensors_io import save_model
 from sd_scripts.options.model import MODEL
 from sd_scripts.testing import demo_images
 from sd_scripts.testing.miniature import (
     AUTOENCODER,
-    DISTURBANCE,
     Miniature,
     calibrate,
     clip_config,
     clip_tokenizer,
+    input_of,
     least_squares,
     randomize,
+    without_attention,
 )
 
 TEXT_WIDTHS = (64, 128)
@@ -46,7 +48,6 @@ UNET: dict[str, Any] = {
     "addition_time_embed_dim": 256,
     "projection_class_embeddings_input_dim": 6 * 256 + TEXT_WIDTHS[1],
 }
-
 
 NARROW: dict[str, Any] = {"block_out_channels": (160, 192, 224), "attention_head_dim": (2, 3, 3)}
 """Widths that differ from level to level as in SDXL, so that as many graphs are needed. Like SDXL's they are larger
@@ -88,11 +89,8 @@ def tiny_modules(vocabulary: int, config: Mapping[str, Any] = UNET) -> dict[str,
         randomize(module, generator)
     latents = calibrate(vae)
     attention_outputs = [m.proj_out.weight for m in unet.modules() if isinstance(m, Transformer2DModel)]
-    for weight in attention_outputs:
-        weight.zero_()
-    _fit(unet, latents.repeat(4, 1, 1, 1), generator)
-    for weight in attention_outputs:
-        weight.normal_(std=DISTURBANCE * len(weight) ** -0.5, generator=generator)
+    with without_attention(attention_outputs, generator):
+        _fit(unet, latents.repeat(4, 1, 1, 1), generator)
     return modules
 
 
@@ -100,21 +98,13 @@ def _fit(unet: Any, latents: Tensor, generator: torch.Generator) -> None:
     """Fit the last convolution by least squares to predict the noise in `latents` from its input features."""
     noise = torch.randn(latents.shape, generator=generator)
     steps = torch.randint(1000, (len(latents),), generator=generator)
-    signal = _signal(steps)
+    signal = expand_to(noise_schedule(latents.device).alphas_cumprod[steps], latents)
     noisy = signal.sqrt() * latents + (1 - signal).sqrt() * noise
-    features: list[Tensor] = []
-    hook = unet.conv_out.register_forward_hook(lambda _, inputs, __: features.append(inputs[0]))
     added = {"text_embeds": torch.zeros(len(latents), TEXT_WIDTHS[1]), "time_ids": torch.full((len(latents), 6), 256)}
-    unet(noisy, steps, torch.zeros(len(latents), 77, sum(TEXT_WIDTHS)), added_cond_kwargs=added)
-    hook.remove()
-    patches = F.unfold(features[0], 3, padding=1).movedim(1, -1).flatten(0, 1)  # (B·H·W, C·9)
+    text = torch.zeros(len(latents), 77, sum(TEXT_WIDTHS))
+    features = input_of(unet.conv_out, lambda: unet(noisy, steps, text, added_cond_kwargs=added))
+    patches = F.unfold(features, 3, padding=1).movedim(1, -1).flatten(0, 1)  # (B·H·W, C·9)
     wanted = noise.flatten(2).movedim(1, -1).flatten(0, 1)  # (B·H·W, 4)
     weight = least_squares(patches, wanted)  # (4, C·9)
     unet.conv_out.weight.copy_(weight.view_as(unet.conv_out.weight))
     unet.conv_out.bias.zero_()
-
-
-def _signal(steps: Tensor) -> Tensor:
-    """Return SDXL's alphas_cumprod at `steps`, (B, 1, 1, 1)."""
-    betas = torch.linspace(0.00085**0.5, 0.012**0.5, 1000) ** 2
-    return torch.cumprod(1 - betas, 0)[steps][:, None, None, None]
