@@ -43,7 +43,7 @@ def _kernel_on(device: torch.device) -> Any:
     few, scale = torch.ones(1, 16, dtype=torch.int8, device=device), torch.ones(1, 1, device=device)
     return built_for(
         device,
-        "sd_scripts.library.quantization.dequantize_kernel",
+        "sd_scripts.library.quantization.byte_kernels",
         lambda kernels: kernels.fill_rows(few, scale, torch.empty_like(scale.expand(1, 16)), e4m3=False),
         "products with weights of 8 bits take longer",
     )

@@ -1,7 +1,6 @@
 """Frozen weights in fp8: e4m3 with a scale per row, multiplied in the model's dtype or in fp8.
 
-Our own scales are powers of two, so that applying one is exact; those of a file are applied in float32. The products
-are custom operators: otherwise the compiler would keep the dequantized weight of every layer for backward.
+Our own scales are powers of two, so that applying one is exact; those of a file are applied in float32.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sd_scripts.library.quantization.dequantizing import E4M3, dequantized_rows
@@ -18,6 +16,7 @@ from sd_scripts.library.quantization.quantized import (
     MULTIPLE,
     SCALE,
     WeightFormat,
+    define_product,
     dequantized,
     format_of,
     hold_,
@@ -62,14 +61,17 @@ class Fp8(WeightFormat):
             y = _QuantizedProduct.apply(x, weight, scale, layer.weight_transposed)
             return y if bias is None else y + bias
         if x.dtype == torch.float16:  # the unscaled product could overflow
-            y = torch.ops.sd_scripts.fp8_product(x, weight, scale)
+            y = fp8_product(x, weight, scale, None)
             return y if bias is None else y + bias
-        y = torch.ops.sd_scripts.fp8_product(x, weight, None)
+        y = fp8_product(x, weight, None, None)
         if not self.exact:
             y = y * scale.view(-1)  # type: ignore[operator]
             return (y if bias is None else y + bias).to(x.dtype)
         rows = scale.view(-1).to(x.dtype)  # type: ignore[operator]
         return y * rows if bias is None else torch.addcmul(bias, y, rows)
+
+
+fp8_product = define_product("fp8", dequantized_rows)
 
 
 @torch.no_grad()
@@ -98,50 +100,6 @@ def scale_(layer: nn.Linear, scale: Tensor, dtype: torch.dtype) -> None:
     assert layer.weight.dtype == STORAGE, "only e4m3 weights have scales"
     rows = scale.float().view(-1, 1).expand(len(layer.weight), 1).contiguous()
     hold_(layer, Fp8(exact=False), dtype, layer.weight, {SCALE: rows})
-
-
-# Stored in fp8, multiplied in the dtype of x
-
-
-@torch.library.custom_op(
-    "sd_scripts::fp8_product", mutates_args=(), schema="(Tensor x, Tensor weight, Tensor? scale) -> Tensor"
-)
-def _product(x: Tensor, weight: Tensor, scale: Tensor | None) -> Tensor:
-    """(..., in), (out, in) -> (..., out)."""
-    return F.linear(x, dequantized_rows(weight, scale, x.dtype))
-
-
-@torch.library.custom_op(
-    "sd_scripts::fp8_product_back", mutates_args=(), schema="(Tensor grad, Tensor weight, Tensor? scale) -> Tensor"
-)
-def _product_back(grad: Tensor, weight: Tensor, scale: Tensor | None) -> Tensor:
-    """(..., out), (out, in) -> (..., in)."""
-    return grad @ dequantized_rows(weight, scale, grad.dtype)
-
-
-@_product.register_fake
-def _(x: Tensor, weight: Tensor, scale: Tensor | None) -> Tensor:
-    return x.new_empty(*x.shape[:-1], weight.shape[0])
-
-
-@_product_back.register_fake
-def _(grad: Tensor, weight: Tensor, scale: Tensor | None) -> Tensor:
-    return grad.new_empty(*grad.shape[:-1], weight.shape[1])
-
-
-def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _, weight, scale = inputs
-    ctx.save_for_backward(weight, scale)
-
-
-def _product_gradient(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-    return torch.ops.sd_scripts.fp8_product_back(grad, *ctx.saved_tensors), None, None
-
-
-_product.register_autograd(_product_gradient, setup_context=_save_for_backward)
-
-
-# Multiplied in fp8
 
 
 class _QuantizedProduct(torch.autograd.Function):

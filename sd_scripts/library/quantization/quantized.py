@@ -1,7 +1,8 @@
 """Frozen Linears whose weights are quantized: what the formats, fp8.py, int8.py and nf4.py, have in common.
 
 What a layer holds of its weight are its parameter `weight` and the buffers of its format, so that block swap, moves
-between devices and adapters that share the weight know nothing of formats.
+between devices and adapters that share the weight know nothing of formats. torchao's weights are subclasses of tensors
+instead, which cannot be views of the slots that blocks share, and its formats for inference have no backward pass.
 """
 
 from __future__ import annotations
@@ -152,8 +153,8 @@ def share_frozen(layer: nn.Linear, base: nn.Linear) -> None:
             layer.register_buffer(name, getattr(base, name), persistent=name in known.buffers)
 
 
-Dequantize = Callable[[Tensor, Tensor, torch.dtype], Tensor]
-"""What a layer holds of a weight, its scales, dtype -> the weight (out, in)."""
+Dequantize = Callable[[Tensor, Any, torch.dtype], Tensor]
+"""What a layer holds of a weight, its scales or None, dtype -> the weight (out, in)."""
 
 
 def define_product(name: str, dequantize: Dequantize, values_per_column: int = 1) -> Callable[..., Tensor]:
@@ -166,25 +167,25 @@ def define_product(name: str, dequantize: Dequantize, values_per_column: int = 1
     @torch.library.custom_op(
         f"sd_scripts::{name}_product",
         mutates_args=(),
-        schema="(Tensor x, Tensor weight, Tensor scale, Tensor? bias) -> Tensor",
+        schema="(Tensor x, Tensor weight, Tensor? scale, Tensor? bias) -> Tensor",
     )
-    def product(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    def product(x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
         return F.linear(x, dequantize(weight, scale, x.dtype), bias)
 
     @torch.library.custom_op(
         f"sd_scripts::{name}_product_back",
         mutates_args=(),
-        schema="(Tensor grad, Tensor weight, Tensor scale) -> Tensor",
+        schema="(Tensor grad, Tensor weight, Tensor? scale) -> Tensor",
     )
-    def product_back(grad: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+    def product_back(grad: Tensor, weight: Tensor, scale: Tensor | None) -> Tensor:
         return grad @ dequantize(weight, scale, grad.dtype)
 
     @product.register_fake
-    def _(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    def _(x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
         return x.new_empty(*x.shape[:-1], weight.shape[0])
 
     @product_back.register_fake
-    def _(grad: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+    def _(grad: Tensor, weight: Tensor, scale: Tensor | None) -> Tensor:
         return grad.new_empty(*grad.shape[:-1], weight.shape[1] * values_per_column)
 
     def keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -200,7 +201,7 @@ def define_product(name: str, dequantize: Dequantize, values_per_column: int = 1
 def transposed(weight: Tensor) -> Tensor:
     """Transpose (out, in), one byte each, to a contiguous (in, out)."""
     if weight.is_cuda and importlib.util.find_spec("triton"):
-        from sd_scripts.library.quantization.byte_transpose import transposed_bytes
+        from sd_scripts.library.quantization.byte_kernels import transposed_bytes
 
         return transposed_bytes(weight.detach().view(torch.uint8)).view(weight.dtype)
     return weight.detach().view(torch.uint8).t().contiguous().view(weight.dtype)
