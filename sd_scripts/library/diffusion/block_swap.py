@@ -64,7 +64,8 @@ class _Slot:
         """Which block is loaded, or being loaded."""
         self.changed = False
         """Whether the device copy is newer than the host copy."""
-        self._streams, self._host = streams, self.bytes[:0]
+        self._streams = streams
+        self._host = self.bytes[:0]
         if streams.to_device:
             self._last_use, self._loaded, self._written_back = (torch.cuda.Event() for _ in range(3))
 
@@ -72,8 +73,10 @@ class _Slot:
         """Copy a block in as soon as the work queued so far has left it. `chunks`: its first bytes, where they lie on
         the device already."""
         self.write_back()
-        self.block_number, self._host = number, host
-        target, to_device = self.bytes[: len(host)], self._streams.to_device
+        self.block_number = number
+        self._host = host
+        target = self.bytes[: len(host)]
+        to_device = self._streams.to_device
         if to_device:
             self._last_use.record(torch.cuda.current_stream(to_device.device))
             to_device.wait_event(self._last_use)
@@ -96,7 +99,8 @@ class _Slot:
         """Copy the block back to main memory if it has changed, after the work queued so far."""
         if not self.changed:
             return
-        self.changed, to_host = False, self._streams.to_host
+        self.changed = False
+        to_host = self._streams.to_host
         if to_host:
             to_host.wait_stream(torch.cuda.current_stream(to_host.device))
         with torch.cuda.stream(to_host):
@@ -129,7 +133,8 @@ class _Layout:
 
     @classmethod
     def of(cls, block: nn.Module, trainable: bool) -> _Layout:
-        offsets, end = [], 0
+        offsets = []
+        end = 0
         for tensor in (*block.parameters(), *block.buffers()):
             if trainable or not tensor.requires_grad:
                 offsets.append((tensor, end))
@@ -138,14 +143,19 @@ class _Layout:
 
     @torch.no_grad()
     def move_to_host(self, slot: _Slot) -> Tensor:
-        """Copy the block to main memory, make its tensors permanent views of the slot, and attach a host_copy to each.
-        Return the host buffer."""
+        """Copy the block to main memory, make its tensors permanent views of the slot, and attach a host_copy to each,
+        which `is_swapped` and `host_value` read. Return the host buffer."""
         host = _host_bytes(self.size, slot.bytes.device)
         for tensor, start in self.offsets:
             value = _view_of(host, start, tensor).copy_(tensor)
             tensor.data = _view_of(slot.bytes, start, tensor)
             tensor.host_copy = _HostCopy(value=value, slot=slot)  # type: ignore[attr-defined]
         return host
+
+
+def is_swapped(tensor: Tensor) -> bool:
+    """Return whether a weight shares its memory on the device with other blocks, so that it may not be moved."""
+    return hasattr(tensor, "host_copy")
 
 
 def host_value(tensor: Tensor) -> Tensor:
@@ -185,7 +195,8 @@ class BlockSwap:
         trainable: bool = False,
     ):
         chosen = swapped_blocks(len(blocks), count, slots)
-        self.blocks, self.trainable = [blocks[i] for i in chosen], trainable
+        self.blocks = [blocks[i] for i in chosen]
+        self.trainable = trainable
         self.streams = streams or CopyStreams.of(device)
         layouts = [_Layout.of(block, trainable) for block in self.blocks]
         size = max((layout.size for layout in layouts), default=0)
@@ -260,17 +271,20 @@ class BlockSwap:
         for number in range(len(self._slots), len(self._host_copies)):
             if self._slot(number).block_number == number:
                 continue
-            chunks, host = self._prefetched.setdefault(number, []), self._host_copies[number]
+            chunks = self._prefetched.setdefault(number, [])
+            host = self._host_copies[number]
             begin = sum(len(chunk) for chunk in chunks)
             while begin < len(host):
                 chunk = host[begin : begin + CHUNK_BYTES]
                 if len(chunk) > room:
                     return
                 chunks.append(self._on_device(chunk))
-                begin, room = begin + len(chunk), room - len(chunk)
+                begin += len(chunk)
+                room -= len(chunk)
 
     def _on_device(self, chunk: Tensor) -> Tensor:
-        to_device, stream = torch.empty_like(chunk, device=self._slots[0].bytes.device), self.streams.to_device
+        to_device = torch.empty_like(chunk, device=self._slots[0].bytes.device)
+        stream = self.streams.to_device
         if stream:  # the previous owner of this memory may still be in use
             stream.wait_stream(torch.cuda.current_stream(stream.device))
             to_device.record_stream(stream)
@@ -305,7 +319,8 @@ class _SwapHook(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, swap: BlockSwap, number: int, *hidden: Tensor) -> Hidden:  # type: ignore[override]
-        ctx.swap, ctx.number = swap, number
+        ctx.swap = swap
+        ctx.number = number
         ctx.set_materialize_grads(False)
         return _copies_of(hidden)
 
@@ -337,8 +352,10 @@ class PeakHeadroom:
     into it."""
 
     def __init__(self, first: BlockSwap, allocated: Callable[[], int]):
-        self._first, self._allocated, self._peak = first, allocated, 0
-        """`first` swaps the blocks that a forward begins with."""
+        """`first` swaps the blocks that a forward begins with; `allocated` returns the bytes in use on the device."""
+        self._first = first
+        self._allocated = allocated
+        self._peak = 0
 
     def record_peak(self) -> None:
         """Call before a block's backward: record the memory allocated now, checkpoints included."""
@@ -365,37 +382,45 @@ class SwapGroup:
             headroom = PeakHeadroom(first, partial(_allocated, stream.device))
             for swap in self._swaps:
                 swap.headroom = headroom
-        self._swap_of = {block: (swap, number) for swap in self._swaps for number, block in enumerate(swap.blocks)}
+        self._swap_of: dict[nn.Module | None, tuple[BlockSwap, int]] = {
+            block: (swap, number) for swap in self._swaps for number, block in enumerate(swap.blocks)
+        }
 
     def __len__(self) -> int:
         return len(self._swap_of)
 
     def enter(self, block: nn.Module, *hidden: Tensor) -> Hidden:
-        swap, number = self._swap_of.get(block, (None, 0))
-        return swap.enter(number, hidden) if swap else hidden
+        if block not in self._swap_of:
+            return hidden
+        swap, number = self._swap_of[block]
+        return swap.enter(number, hidden)
 
     def leave(self, block: nn.Module, *hidden: Tensor) -> Hidden:
-        swap, number = self._swap_of.get(block, (None, 0))
-        return swap.leave(number, hidden) if swap else hidden
+        if block not in self._swap_of:
+            return hidden
+        swap, number = self._swap_of[block]
+        return swap.leave(number, hidden)
 
     def changed(self, block: nn.Module | None) -> None:
         """Mark `block` as changed by an optimizer; None stands for weights outside of the blocks. It is written back
         when backward or `resident` releases it, and at the latest when its values are read."""
-        swap, number = self._swap_of.get(block, (None, 0)) if block else (None, 0)
-        if swap:
+        if block in self._swap_of:
+            swap, number = self._swap_of[block]
             swap.changed(number)
 
     @contextlib.contextmanager
     def updating(self, block: nn.Module | None) -> Iterator[None]:
         """Keep `block` on the device while an optimizer changes it."""
-        with self.resident(block) if block else contextlib.nullcontext():
+        with self.resident(block):
             yield
             self.changed(block)
 
-    def resident(self, block: nn.Module) -> contextlib.AbstractContextManager[None]:
+    def resident(self, block: nn.Module | None) -> contextlib.AbstractContextManager[None]:
         """Keep `block` on the device inside the `with` block."""
-        swap, number = self._swap_of.get(block, (None, 0))
-        return swap.resident(number) if swap else contextlib.nullcontext()
+        if block not in self._swap_of:
+            return contextlib.nullcontext()
+        swap, number = self._swap_of[block]
+        return swap.resident(number)
 
     def synchronize(self) -> None:
         """Wait until all host copies are up to date; `state_dict` and `host_value` do so themselves."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from sd_scripts.library.diffusion.block_swap import is_swapped
 from sd_scripts.library.kernels.folded_product import Ways
 from sd_scripts.library.quantization.quantized import compute_dtype
 from sd_scripts.networks.folded.foldable import FoldableLinear, Tail
@@ -84,7 +85,7 @@ def fold(
         if isinstance(layer, FoldableLinear):
             layer.ways = layer.ways._replace(output=False)
     foldable = [layer for layer in layers if isinstance(layer, FoldableLinear)]
-    swapped = {_sizes(layer) for layer in foldable if _is_swapped(layer)}  # blocks of one kind share graphs
+    swapped = {_sizes(layer) for layer in foldable if is_swapped(layer.weight)}  # blocks of one kind share graphs
     chosen = [layer for layer in foldable if _can_fold(layer) and _sizes(layer) not in swapped]
     known, folds = set(chosen), []
     for group in groups:
@@ -99,16 +100,12 @@ def _sizes(layer: FoldableLinear) -> tuple[int, int]:
     return layer.in_features, layer.out_features
 
 
-def _is_swapped(layer: FoldableLinear) -> bool:
-    return hasattr(layer.weight, "host_copy")
-
-
 def _can_fold(layer: FoldableLinear) -> bool:
     """Return whether a layer's adapter can be folded, and its weight is a plain one that stays where it is."""
     return (
         layer.foldable
         and layer.weight.dtype == compute_dtype(layer)
-        and not _is_swapped(layer)
+        and not is_swapped(layer.weight)
         and not layer.dropouts.any()
         and layer.row_noise is None
     )

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from sd_scripts.library.diffusion.block_swap import is_swapped
 from sd_scripts.networks.adapters.dora import DoraLinear
 
 if importlib.util.find_spec("triton"):
@@ -159,4 +160,4 @@ def gains_of(layers: Iterable[nn.Module]) -> Gains:
 
 
 def _stays(layer: DoraLinear) -> bool:
-    return layer.weight.dtype == layer.lora_up.dtype and not hasattr(layer.weight, "host_copy")
+    return layer.weight.dtype == layer.lora_up.dtype and not is_swapped(layer.weight)

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sd_scripts.library.diffusion.block_swap import is_swapped
 from sd_scripts.library.quantization.quantized import compute_dtype
 from sd_scripts.networks.layers import AdaptedLinear, Dropouts
 
@@ -62,5 +63,5 @@ def join(groups: Iterable[Sequence[nn.Module]]) -> None:
 
 
 def _can_join(layer: ChangedLinear) -> bool:
-    plain = layer.weight.dtype == compute_dtype(layer) and not hasattr(layer.weight, "host_copy")
+    plain = layer.weight.dtype == compute_dtype(layer) and not is_swapped(layer.weight)
     return plain and layer.joins and layer.bias is None
