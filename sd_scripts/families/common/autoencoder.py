@@ -1,6 +1,6 @@
 """Encode and decode images with a diffusers autoencoder, as all families do."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
@@ -101,12 +101,18 @@ def _has_room(vae: Any, latents: Tensor, widest: int) -> bool:
 @contextmanager
 def tiled_decoding(vae: Any, side: int) -> Iterator[None]:
     """Let the VAE decode overlapping tiles of `side` latents and blend them."""
-    names = ("use_tiling", "tile_latent_min_size", "tile_sample_min_size")
-    before = {name: getattr(vae, name) for name in names}
-    pixels = side * 2 ** (len(vae.config.block_out_channels) - 1)
-    try:
+    with attributes_restored(vae, ("use_tiling", "tile_latent_min_size", "tile_sample_min_size")):
         vae.enable_tiling()
-        vae.tile_latent_min_size, vae.tile_sample_min_size = side, pixels
+        vae.tile_latent_min_size = side
+        vae.tile_sample_min_size = side * 2 ** (len(vae.config.block_out_channels) - 1)
+        yield
+
+
+@contextmanager
+def attributes_restored(vae: Any, names: Sequence[str]) -> Iterator[None]:
+    """Restore these attributes of a VAE after the block."""
+    before = {name: getattr(vae, name) for name in names}
+    try:
         yield
     finally:
         for name, value in before.items():

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from sd_scripts.data.batch import stack_pixels
 from sd_scripts.data.plan.buckets import Extent
+from sd_scripts.data.sources.captions import Caption
 from sd_scripts.data.sources.controls import ControlRules
 from sd_scripts.data.sources.images import Augmentation, prepare_image, read_size
 from sd_scripts.families.common.components import Components
@@ -27,6 +28,15 @@ SampleBatch = Callable[[Components, Sequence[SamplePrompt], dict[str, Tensor], S
 def one_of(sample_batch: SampleBatch) -> Sample:
     """Return what generates one image as `sample_batch` does."""
     return lambda components, prompt, text, settings: sample_batch(components, [prompt], text, settings)[0]
+
+
+def prompt_captions(prompt: SamplePrompt, *, unset: str | None = "") -> list[Caption]:
+    """Return the prompt, preceded by the negative prompt if guidance uses one. `unset`: what stands for a negative
+    prompt that is not set; None: there is no guidance without one."""
+    negative = prompt.negative_prompt or unset
+    if prompt.scale == 1 or negative is None:
+        return [Caption(prompt.prompt)]
+    return [Caption(negative), Caption(prompt.prompt)]
 
 
 def make_generator(seed: int | None) -> torch.Generator:
@@ -74,11 +84,11 @@ def control_pixels(prompt: SamplePrompt, size: tuple[int, int], rules: ControlRu
 
     `size`: width and height of the sample. Raises ValueError if one cannot be read.
     """
-    found = []
+    images = []
     for path in (Path(os.path.expanduser(name)) for name in prompt.control_images):
         pixels, _ = prepare_image(path, None, rules.fit(read_size(path), Extent(*size)), Augmentation(), Random(0))
-        found.append(stack_pixels([pixels]))
-    return found
+        images.append(stack_pixels([pixels]))
+    return images
 
 
 @contextmanager

@@ -3,10 +3,11 @@
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from sd_scripts.families.common.components import DENOISER, VAE, Components, WeightSource
 from sd_scripts.families.common.layouts import Layout, autoencoder, clip_l, make_text_encoder
@@ -71,14 +72,28 @@ def prepare(components: Components, settings: Settings) -> None:
 
 
 def finish_t5(t5: Any, dtype: torch.dtype) -> None:
-    from sd_scripts.families.flux.t5 import GatedDense  # imports transformers' model classes
-
+    """Tie the embeddings, which files may hold once, and give the MLPs our forward."""
     t5.encoder.embed_tokens.weight = t5.shared.weight
     for block in t5.encoder.block:
         dense = block.layer[1].DenseReluDense
-        dense.__class__ = GatedDense
+        dense.__class__ = _gated_dense()
         if dtype == torch.float16:
             dense.wo.float()  # its output overflows in fp16
+
+
+@cache
+def _gated_dense() -> type:
+    """Return T5's MLP, which casts activations by their own dtype, not by that of the weights, which may be
+    quantized."""
+    from transformers.models.t5.modeling_t5 import T5DenseGatedActDense  # takes longer to import than PyTorch
+
+    class GatedDense(T5DenseGatedActDense):
+        def forward(self, hidden_states: Tensor) -> Tensor:
+            gated = self.act(self.wi_0(hidden_states)) * self.wi_1(hidden_states)
+            wide = gated.float() if gated.dtype == torch.float16 else gated
+            return self.wo(self.dropout(wide))
+
+    return GatedDense
 
 
 def place(components: Components, settings: Settings, device: torch.device) -> None:

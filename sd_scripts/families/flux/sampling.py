@@ -1,14 +1,15 @@
 """Sample FLUX.1 images."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import cast
 
 from torch import Tensor
 
-from sd_scripts.data.sources.captions import Caption
 from sd_scripts.families.common.family import Components
 from sd_scripts.families.common.flow_sampling import Velocity, sample_flow
 from sd_scripts.families.common.sampling import apply_guidance, one_of
+from sd_scripts.families.common.sampling import prompt_captions as common_captions
 from sd_scripts.families.flux.card.options import FluxModelOptions
 from sd_scripts.families.flux.model import FluxTransformer
 from sd_scripts.families.flux.objective import guidance_vector, predict
@@ -59,10 +60,4 @@ def sample_batch(
 
 
 sample = one_of(sample_batch)
-
-
-def prompt_captions(prompt: SamplePrompt) -> list[Caption]:
-    """Return the prompt, preceded by the negative prompt if guidance uses one."""
-    guided = prompt.scale != 1 and prompt.negative_prompt
-    negative = [Caption(prompt.negative_prompt)] if guided else []
-    return [*negative, Caption(prompt.prompt)]
+prompt_captions = partial(common_captions, unset=None)

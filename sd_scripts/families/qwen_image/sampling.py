@@ -8,10 +8,10 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from sd_scripts.data.sources.captions import Caption
 from sd_scripts.families.common.family import Components
 from sd_scripts.families.common.flow_sampling import Velocity, sample_flow
 from sd_scripts.families.common.sampling import one_of
+from sd_scripts.families.common.sampling import prompt_captions as common_captions
 from sd_scripts.families.qwen_image.model import QwenImageTransformer
 from sd_scripts.families.qwen_image.objective import predict, qwen_shift
 from sd_scripts.families.qwen_image.text import MASK, pad_text
@@ -55,12 +55,7 @@ def sample_batch(
 
 
 sample = one_of(sample_batch)
-
-
-def prompt_captions(prompt: SamplePrompt) -> list[Caption]:
-    """Return the prompt, preceded by the negative prompt if guidance uses one."""
-    negative = [Caption(prompt.negative_prompt or NOTHING)] if prompt.scale != 1 else []
-    return [*negative, Caption(prompt.prompt)]
+prompt_captions = partial(common_captions, unset=NOTHING)
 
 
 def captions_of(text: dict[str, Tensor], device: torch.device, settings: Settings) -> list[dict[str, Tensor]]:

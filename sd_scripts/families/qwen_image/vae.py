@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sd_scripts.data.caches.caching import LatentLayout
-from sd_scripts.families.common.autoencoder import vae_decode, vae_encode
+from sd_scripts.families.common.autoencoder import attributes_restored, vae_decode, vae_encode
 from sd_scripts.families.common.family import Components
 
 LATENTS = LatentLayout(suffix="qwen_image", shape=lambda extent: (16, extent.height // 8, extent.width // 8))
@@ -48,11 +48,6 @@ def tiled(vae: Any, side: int) -> Iterator[None]:
     """Let the VAE decode overlapping tiles of `side` latents and blend them."""
     tile, stride = 8 * side, 6 * side  # pixels
     sizes = (f"tile_sample_{kind}_{axis}" for kind in ("min", "stride") for axis in ("height", "width"))
-    names = ("use_tiling", *sizes)
-    before = {name: getattr(vae, name) for name in names}
-    try:
+    with attributes_restored(vae, ("use_tiling", *sizes)):
         vae.enable_tiling(tile, tile, stride, stride)
         yield
-    finally:
-        for name, value in before.items():
-            setattr(vae, name, value)

@@ -27,7 +27,9 @@ def place(components: Components, settings: Settings, device: torch.device) -> N
     quantize = block_quantizer(quantization_of(settings), unet.dtype, device, few_tokens=ResnetBlock2D)
     kinds = [(swappable, blocks_to_swap(settings.get(MemoryOptions))), (others, 0)]
     unet.swapper = place_blocks(unet, kinds, device, quantize=quantize)
-    for part in unet.modules() if unet.swapper else ():
+    if not unet.swapper:
+        return
+    for part in unet.modules():
         if isinstance(part, Transformer2DModel):
             part.forward = partial(_forward, part, unet.swapper)  # type: ignore[method-assign]
 

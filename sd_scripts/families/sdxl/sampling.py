@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sd_scripts.data.sources.captions import Caption
 from sd_scripts.families.common.family import Components
 from sd_scripts.families.common.sampling import (
     apply_guidance,
@@ -18,6 +17,9 @@ from sd_scripts.families.common.sampling import (
     offer_preview,
     on_device,
     one_of,
+)
+from sd_scripts.families.common.sampling import (
+    prompt_captions as prompt_captions,
 )
 from sd_scripts.families.sdxl.card import CARD
 from sd_scripts.families.sdxl.unet import predict
@@ -50,12 +52,6 @@ def sample_batch(
 
 
 sample = one_of(sample_batch)
-
-
-def prompt_captions(prompt: SamplePrompt) -> list[Caption]:
-    """Return the prompt, preceded by the negative prompt if guidance uses one."""
-    negative = [Caption(prompt.negative_prompt)] if prompt.scale != 1 else []
-    return [*negative, Caption(prompt.prompt)]
 
 
 def _denoise(

@@ -21,7 +21,7 @@ def read_weights(
     Raises ValueError naming `option` if the file is missing, incomplete or not a weights file.
     """
     if path.suffix in SAFETENSORS:
-        header = _header(path, option)  # raises if the file is damaged
+        header = header_at(path, option)  # raises if the file is damaged
         try:
             return _read_safetensors(path, header, prefix, mmap=mmap)
         except (ValueError, RuntimeError, OSError) as error:
@@ -57,14 +57,15 @@ def read_empty(path: Path, option: str) -> dict[str, Tensor]:
     """
     if path.suffix not in SAFETENSORS:
         return {key: tensor.to("meta") for key, tensor in read_weights(path, option).items()}
-    header = _header(path, option)
+    header = header_at(path, option)
     return {
         key: torch.empty(shape, dtype=DTYPES.get(header.dtypes[key], torch.int8), device="meta")
         for key, shape in header.shapes.items()
     }
 
 
-def _header(path: Path, option: str) -> Header:
+def header_at(path: Path, option: str) -> Header:
+    """Return the header of a .safetensors file. Raises ValueError naming `option` if it is missing or damaged."""
     try:
         return read_header(path)
     except FileNotFoundError:

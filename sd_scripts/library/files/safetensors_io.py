@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sd_scripts.formats.atomic_files import atomic_file
 from sd_scripts.formats.disk import saving
-from sd_scripts.library.files.safetensors_stream import TensorSpec, header_of
+from sd_scripts.library.files.safetensors_stream import TensorSpec, bytes_of, header_of
 
 PRECISIONS = {"no": torch.float32, "float": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 """mixed_precision or save_precision -> dtype."""
@@ -41,17 +41,14 @@ def write_tensors(
     with path.open("wb") as file:
         file.write(first)
         for key in spans:
-            file.write(on_cpu(tensors[key], dtype).flatten().view(torch.uint8).numpy().data)
-
-
-def _dtype(tensor: Tensor, wanted: torch.dtype | None) -> torch.dtype:
-    return wanted if wanted is not None and tensor.is_floating_point() else tensor.dtype
+            file.write(bytes_of(on_cpu(tensors[key], dtype)))
 
 
 def on_cpu(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Return the tensor contiguous on the CPU, floats in `dtype`; cast first, so that less is copied if it is
     narrower."""
-    return tensor.detach().to(_dtype(tensor, dtype)).cpu().contiguous()
+    narrowed = tensor.detach().to(dtype) if dtype and tensor.is_floating_point() else tensor.detach()
+    return narrowed.cpu().contiguous()
 
 
 def with_hashes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, str]:

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from sd_scripts.formats.atomic_files import atomic_file
 from sd_scripts.formats.disk import saving
-from sd_scripts.formats.models.safetensors_header import BITS, SAFETENSORS, Header, read_header
-from sd_scripts.library.files.model_reader import DTYPES, read_weights
+from sd_scripts.formats.models.safetensors_header import BITS, SAFETENSORS, Header
+from sd_scripts.library.files.model_reader import DTYPES, header_at, read_weights
 
 PIECE = 1 << 24
 """Bytes that are copied at once."""
@@ -68,13 +68,8 @@ class TensorFile:
         self._state: dict[str, Tensor] = {}
         self._file: BinaryIO | None = None
         if path.suffix in SAFETENSORS:
-            try:
-                self.header = read_header(path)
-                self._file = path.open("rb")
-            except FileNotFoundError:
-                raise ValueError(f"{option}: there is no file '{path}'") from None
-            except ValueError as problem:
-                raise ValueError(f"{option}: {problem}") from None
+            self.header = header_at(path, option)
+            self._file = path.open("rb")
         else:
             self._state = read_weights(path, option)
             self.header = Header(
@@ -100,7 +95,7 @@ class TensorFile:
     def pieces(self, key: str) -> Iterator[bytes]:
         """Yield the bytes of a tensor, a piece at a time."""
         if self._file is None:
-            yield _bytes_of(self._state[key].contiguous())
+            yield bytes_of(self._state[key].contiguous())
             return
         begin, end = self.header.spans[key]
         self._file.seek(begin)
@@ -116,7 +111,8 @@ class TensorFile:
             self._file.close()
 
 
-def _bytes_of(tensor: Tensor) -> Any:
+def bytes_of(tensor: Tensor) -> Any:
+    """Return the memory of a contiguous tensor on the CPU."""
     return tensor.flatten().view(torch.uint8).numpy().data
 
 
@@ -135,7 +131,7 @@ class TensorWriter:
         """Write a tensor, cast to the dtype of its spec."""
         spec = self.specs[key]
         assert tuple(tensor.shape) == spec.shape, f"{key}: {tuple(tensor.shape)} is not {spec.shape}"
-        self._put(key, [_bytes_of(tensor.detach().to(DTYPES[spec.dtype]).cpu().contiguous())])
+        self._put(key, [bytes_of(tensor.detach().to(DTYPES[spec.dtype]).cpu().contiguous())])
 
     def copy(self, key: str, source: TensorFile) -> None:
         """Write a tensor of another file unchanged, whatever its dtype."""

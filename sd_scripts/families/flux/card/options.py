@@ -54,29 +54,22 @@ class FluxModelOptions(OptionGroup, title="FLUX.1 model"):
             yield "model_type", "Chroma is not supported; choose a FLUX.1 model and set model_type = flux"
 
 
+def _rank(layers: str, them: str = "it") -> int | None:
+    """Declare the rank of a kind of layer."""
+    return optional(f"Rank of the {layers}. Default: network_dim; 0 skips {them}.", within=(0, 4096))
+
+
 class FluxNetworkOptions(OptionGroup, title="FLUX.1 layers", methods=("lora",)):
     """The rank of each kind of layer, and which blocks are trained. All of them work in network_args too."""
 
-    img_attn_dim: int | None = optional(
-        "Rank of the image attention. Default: network_dim; 0 skips it.", within=(0, 4096)
-    )
-    txt_attn_dim: int | None = optional(
-        "Rank of the text attention. Default: network_dim; 0 skips it.", within=(0, 4096)
-    )
-    img_mlp_dim: int | None = optional("Rank of the image MLP. Default: network_dim; 0 skips it.", within=(0, 4096))
-    txt_mlp_dim: int | None = optional("Rank of the text MLP. Default: network_dim; 0 skips it.", within=(0, 4096))
-    img_mod_dim: int | None = optional(
-        "Rank of the image modulation. Default: network_dim; 0 skips it.", within=(0, 4096)
-    )
-    txt_mod_dim: int | None = optional(
-        "Rank of the text modulation. Default: network_dim; 0 skips it.", within=(0, 4096)
-    )
-    single_dim: int | None = optional(
-        "Rank of the single blocks. Default: network_dim; 0 skips them.", within=(0, 4096)
-    )
-    single_mod_dim: int | None = optional(
-        "Rank of the modulation in single blocks. Default: network_dim; 0 skips it.", within=(0, 4096)
-    )
+    img_attn_dim: int | None = _rank("image attention")
+    txt_attn_dim: int | None = _rank("text attention")
+    img_mlp_dim: int | None = _rank("image MLP")
+    txt_mlp_dim: int | None = _rank("text MLP")
+    img_mod_dim: int | None = _rank("image modulation")
+    txt_mod_dim: int | None = _rank("text modulation")
+    single_dim: int | None = _rank("single blocks", them="them")
+    single_mod_dim: int | None = _rank("modulation in single blocks")
     in_dims: str | None = optional(
         "Ranks of the layers before the blocks, five numbers: image, time, vector, guidance, text. Unset skips them.",
         placeholder="4,0,0,0,4",
