@@ -46,10 +46,10 @@ class CompileBundleControl:
             for bundle in BUNDLES
         ]
         custom = {"title": CUSTOM, "help": CUSTOM_HELP}
-        given = f"'{self._form.tab}', {json.dumps(table)}, {json.dumps(custom)}"
+        arguments = f"'{self._form.tab}', {json.dumps(table)}, {json.dumps(custom)}"
         changes = [control.change for control in controls]  # type: ignore[attr-defined]
-        show = f"(...now) => CompileBundles.shown({given}, now)"
+        show = f"(...now) => CompileBundles.shown({arguments}, now)"
         # a bundle changes several controls at once; the last event sees them all
         gr.on(changes, None, controls, self._bundle, js=show, trigger_mode="always_last", **QUIET)
-        take = f"(chosen, ...now) => CompileBundles.taken({given}, chosen, now)"
+        take = f"(chosen, ...now) => CompileBundles.taken({arguments}, chosen, now)"
         self._bundle.input(None, [self._bundle, *controls], [self._bundle, *controls], js=take, **QUIET)

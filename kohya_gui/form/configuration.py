@@ -99,8 +99,8 @@ def open_file(path: Path, tab: Tab, shown: str | None = None, allowed_paths: All
     raw = read_toml(path)
     if isinstance(raw.get("datasets"), list):
         raise ValueError(f"{path.name} is a dataset configuration, not a settings file; enter it under dataset_config")
-    if (wanted := _tab_of(raw)) and wanted.method != tab.method:
-        _check_tab(path, wanted, tab)
+    if (own_tab := _tab_of(raw)) and own_tab.method != tab.method:
+        _check_tab(path, own_tab, tab)
     family = family_of(raw, tab.method, allowed_paths) or shown or families[0]
     if shown and "family" not in raw and card_of(shown).trains(family):
         family = shown  # which reads the same settings
@@ -116,9 +116,11 @@ def tab_for(path: Path) -> Tab:
 def _tab_of(raw: Mapping[str, Any]) -> Tab | None:
     """Return the tab of a TOML file by its method or options only one has; in_json tells Fine-tune from DreamBooth, and
     token_string alone is textual inversion."""
-    own = options_of_one_method()
+    by_method = options_of_one_method()
     named = str(raw.get("method"))
-    methods = [named] if named in own else [method for method, names in own.items() if not names.isdisjoint(raw)]
+    methods = (
+        [named] if named in by_method else [method for method, names in by_method.items() if not names.isdisjoint(raw)]
+    )
     if not methods and "token_string" in raw:
         methods = ["textual_inversion"]
     if len(methods) != 1:
@@ -127,9 +129,9 @@ def _tab_of(raw: Mapping[str, Any]) -> Tab | None:
     return TABS[full if methods == ["full"] else methods[0]]
 
 
-def _check_tab(path: Path, told: Tab | None, tab: Tab) -> None:
-    if told not in (None, tab):
-        raise ValueError(f"{path.name} is a {told.title} configuration; open it in the {told.title} tab")
+def _check_tab(path: Path, own_tab: Tab | None, tab: Tab) -> None:
+    if own_tab not in (None, tab):
+        raise ValueError(f"{path.name} is a {own_tab.title} configuration; open it in the {own_tab.title} tab")
 
 
 def family_of(values: Mapping[str, Any], method: str, allowed_paths: AllowedPaths = EVERYWHERE) -> str | None:
@@ -138,13 +140,13 @@ def family_of(values: Mapping[str, Any], method: str, allowed_paths: AllowedPath
     families = families_of(method)
     if values.get("family") in families:
         return str(values["family"])
-    found = _family_of_model(str(values.get("pretrained_model_name_or_path", "")), allowed_paths)
+    by_model = _family_of_model(str(values.get("pretrained_model_name_or_path", "")), allowed_paths)
     capable = _capable(values, method, families)
     by_network = card_by_network(str(values.get("network_module", "")))
-    own = capable[0] if len(capable) == 1 else by_network.name if by_network else None
-    if own and not (found in families and card_of(found).trains(own)):
-        return own
-    return found if found in families else next(iter(capable), None)
+    by_options = capable[0] if len(capable) == 1 else by_network.name if by_network else None
+    if by_options and not (by_model in families and card_of(by_model).trains(by_options)):
+        return by_options
+    return by_model if by_model in families else next(iter(capable), None)
 
 
 def _capable(values: Mapping[str, Any], method: str, families: Sequence[str]) -> list[str]:
@@ -163,8 +165,8 @@ def _family_of_model(name: str, allowed_paths: AllowedPaths) -> str | None:
     place = Path(os.path.expanduser(name))
     try:
         if name and allowed_paths.holds(place) and place.exists():
-            found = describe(place).family
-            return (found and _named(place.name, [card for card in cards() if card.derived_from == found])) or found
+            family = describe(place).family
+            return (family and _named(place.name, [card for card in cards() if card.derived_from == family])) or family
     except (OSError, ValueError):  # not a valid path
         return None
     return _named(name, cards()) if is_hub_id(name) else None
@@ -172,8 +174,8 @@ def _family_of_model(name: str, allowed_paths: AllowedPaths) -> str | None:
 
 def _named(name: str, among: Iterable[FamilyCard]) -> str | None:
     """Return the family that the name of a model reveals; the longest word decides, since one may contain another."""
-    found = [(len(word), card.name) for card in among for word in card.recognition.hub_words if word in name.lower()]
-    return max(found)[1] if found else None
+    matches = [(len(word), card.name) for card in among for word in card.recognition.hub_words if word in name.lower()]
+    return max(matches)[1] if matches else None
 
 
 def save_prompts(beside: Path, prompts: str, allowed_paths: AllowedPaths = EVERYWHERE) -> Path:
@@ -201,8 +203,8 @@ def _opened(settings: Settings, family: str, remarks: tuple[Remark, ...] = (), p
 
 def of_family(values: Mapping[str, Any], script: Script) -> dict[str, Any]:
     """Return the values that apply to a script: the page also holds hidden values of other families."""
-    known = {o.name: o for group in script.groups for o in each_option(group)}
-    return {name: v for name, v in values.items() if name in known and script.family in known[name].families}
+    options = {o.name: o for group in script.groups for o in each_option(group)}
+    return {name: v for name, v in values.items() if name in options and script.family in options[name].families}
 
 
 def save_file(
@@ -215,8 +217,8 @@ def save_file(
     """Write what differs from the defaults, plus unknown keys. Raises ValueError for a bad value or path."""
     allowed_paths.check("configuration file", path)
     settings = from_values(script, unknown, of_family(values, script))
-    if wrong := [*settings.wrong_values(), *leaked_secrets(settings)]:
-        raise ValueError("\n".join(wrong))
+    if sentences := [*settings.wrong_values(), *leaked_secrets(settings)]:
+        raise ValueError("\n".join(sentences))
     try:
         write_toml(path, settings.saved(), settings.headings())
     except OSError as error:
@@ -291,6 +293,6 @@ def checked(
     problems = allowed_paths.problems_of(settings)
     if not problems:
         problems = list(map(str, preflight.problems(settings) if files else settings.problems()))
-    if told := [*problems, *leaked_secrets(settings)]:
-        raise ValueError("\n".join(told))
+    if sentences := [*problems, *leaked_secrets(settings)]:
+        raise ValueError("\n".join(sentences))
     return settings

@@ -258,8 +258,8 @@ class Form:
 
     def read(self, data: Mapping[Any, Any], names: Iterable[str] | None = None) -> dict[str, Any]:
         """Return the values of these or all options from the dict that Gradio passes for a set of inputs."""
-        asked = self.controls if names is None else [name for name in names if name in self.controls]
-        return {name: given(self.options[name], data[self.controls[name]]) for name in asked}
+        read_names = self.controls if names is None else [name for name in names if name in self.controls]
+        return {name: given(self.options[name], data[self.controls[name]]) for name in read_names}
 
     def write(self, values: Mapping[str, Any]) -> tuple[dict[Any, Any], list[Remark]]:
         """Return updates by control for the defaults overlaid by `values`, and remarks on values it cannot show."""

@@ -21,10 +21,14 @@ class Draft:
     def __init__(self, form: Form, family: Component, file: Component, preset: Component, launch: str) -> None:
         self._form, self._launch = form, launch
         self.state = gr.BrowserState({}, storage_key=f"{form.tab}-draft", secret=BROWSER_SECRET, render=False)
-        kept = {"family": family, "file": file, "preset": preset}
-        kept |= {f"option:{name}": c for name, c in form.controls.items() if not form.options[name].secret}
-        self._names = json.dumps(list(kept))
-        self._held: dict[str, Any] = {"fn": None, "inputs": [*kept.values(), self.state], "api_visibility": "private"}
+        components = {"family": family, "file": file, "preset": preset}
+        components |= {f"option:{name}": c for name, c in form.controls.items() if not form.options[name].secret}
+        self._names = json.dumps(list(components))
+        self._held: dict[str, Any] = {
+            "fn": None,
+            "inputs": [*components.values(), self.state],
+            "api_visibility": "private",
+        }
         self._write: dict[str, Any] = {
             **self._held,
             "outputs": self.state,
@@ -45,8 +49,8 @@ class Draft:
     ) -> dict[str, Any]:
         """Return the draft of a form filled by Python; unless `unsaved`, it is the baseline for unsaved changes."""
         options = self._form.options
-        kept = {name: shown(options[name], values[name]) for name in self._form.controls if name in values}
-        texts = {f"option:{name}": value for name, value in kept.items() if not options[name].secret}
+        contents = {name: shown(options[name], values[name]) for name in self._form.controls if name in values}
+        texts = {f"option:{name}": value for name, value in contents.items() if not options[name].secret}
         saved = {} if unsaved else {"saved": str(time.time_ns())}
         return {"family": family, "file": file, "preset": preset, "launch": self._launch, **saved, **texts}
 

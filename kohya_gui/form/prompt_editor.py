@@ -99,23 +99,23 @@ class PromptEditor:
         try:
             values = self._form.read(data, ABOUT)
             place = prompt_file(values, self._form.allowed_paths)
-            there = saved_text(place)
+            content = saved_text(place)
         except ValueError as error:
             return {self._message: self._form.links.refused(error)}
-        if waiting := not there and not values.get(FILE) and data[self._form.prompts]:
-            there = waiting
-        told = f"Editing {place}" if place.exists() else f"{place} is created when you save"
+        if waiting := not content and not values.get(FILE) and data[self._form.prompts]:
+            content = waiting
+        notice = f"Editing {place}" if place.exists() else f"{place} is created when you save"
         if data[self._kept][0] == str(place) and text != data[self._kept][1]:
-            told, there = f"Your unsaved changes to {place} are still here", text
-            kept = data[self._kept]
+            notice, content = f"Your unsaved changes to {place} are still here", text
+            edited = data[self._kept]
         else:
-            kept = (str(place), "" if waiting else there)
+            edited = (str(place), "" if waiting else content)
         return {
             self._edit: gr.update(visible=False),
             self._box: gr.update(visible=True),
-            self._text: there,
-            self._kept: kept,
-            self._message: message("ok", told),
+            self._text: content,
+            self._kept: edited,
+            self._message: message("ok", notice),
         }
 
     def _shut(self) -> Updates:
@@ -127,12 +127,12 @@ class PromptEditor:
         try:
             place = prompt_file(values, self._form.allowed_paths)
             prompts = parse_prompts(text, place).prompts(card_of(data[self._family]).sample_defaults)
-            there = saved_text(place)
+            content = saved_text(place)
         except ValueError as error:
             return {self._message: message("error", Html(f"Not saved: {self._form.links.sentence(error)}"))}
-        if there and data[self._kept] != (str(place), there) and there != text:
+        if content and data[self._kept] != (str(place), content) and content != text:
             why = f"{place} changed since it was opened here. Save again to overwrite it"
-            return {self._message: message("warning", why), self._kept: (str(place), there)}
+            return {self._message: message("warning", why), self._kept: (str(place), content)}
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
             write_whole(place, text)
@@ -151,8 +151,8 @@ class PromptEditor:
 
 def prompt_file(values: Mapping[str, Any], allowed_paths: AllowedPaths = EVERYWHERE) -> Path:
     """Return the prompt file in the settings, else one beside the results. Raises ValueError for an invalid path."""
-    if said := unquoted(values.get(FILE) or "").strip():
-        place = allowed_paths.check(FILE, said)
+    if name := unquoted(values.get(FILE) or "").strip():
+        place = allowed_paths.check(FILE, name)
         check_kind(place)
         return place
     folder = allowed_paths.check("output_dir", values.get("output_dir") or ".")
@@ -180,10 +180,10 @@ def routes(links: Mapping[str, FieldLinks]) -> list[Route]:
         try:
             tab, text, file, family, sampler = (str(body[key]) for key in ("tab", "text", "file", "family", "sampler"))
             place, options = Path(unquoted(file).strip() or "prompts.txt"), inserts(family)
-            found = meaning(text[:LARGEST], place, family, sampler, links.get(tab, NO_LINKS))
+            explanation = meaning(text[:LARGEST], place, family, sampler, links.get(tab, NO_LINKS))
         except (ValueError, KeyError) as error:
             raise ValueError("tab, text, file, family and sampler are required") from error
-        return {"options": options if place.suffix == ".txt" else "", "check": found}
+        return {"options": options if place.suffix == ".txt" else "", "check": explanation}
 
     return [post("prompts", check)]
 
@@ -212,7 +212,7 @@ def summary(prompt: SamplePrompt, family: str, sampler: str) -> str:
     card = card_of(family)
     height, width = size_of(prompt, card.side_multiple)
     embedded, sampled = card.has("guidance"), card.has("noise_schedule")
-    said = [
+    parts = [
         f"{width} × {height}",
         f"{prompt.steps} steps",
         "random seed" if prompt.seed is None else f"seed {prompt.seed}",
@@ -222,7 +222,7 @@ def summary(prompt: SamplePrompt, family: str, sampler: str) -> str:
         f"control images: {some([Path(file).name for file in prompt.control_images])}" if prompt.control_images else "",
         f"negative prompt: {prompt.negative_prompt}" if prompt.negative_prompt and prompt.scale != 1 else "",
     ]
-    return ", ".join(part for part in said if part)
+    return ", ".join(part for part in parts if part)
 
 
 def remarks(prompt: SamplePrompt, entry: Entry, family: str) -> Iterable[str]:

@@ -60,18 +60,18 @@ def model(path: str, family: str) -> Recognised:
 
 def part(path: str, option: str, family: str) -> Recognised:
     """Identify the file at `path` and whether it is the component that this option of the family expects."""
-    wanted = component_card(family, option)
-    return glance(path, lambda place: _part(place, wanted)) if wanted else NOTHING
+    component = component_card(family, option)
+    return glance(path, lambda place: _part(place, component)) if component else NOTHING
 
 
 def part_beside(model: str, option: str, family: str, may_read: Callable[[Path], bool]) -> Path | None:
     """Return the file next to the base model that is the component which this option of the family expects."""
-    wanted, place = component_card(family, option), Path(os.path.expanduser(model.strip()))
+    component, place = component_card(family, option), Path(os.path.expanduser(model.strip()))
     with contextlib.suppress(OSError, ValueError):  # a path that cannot be one
-        if wanted and model.strip() and may_read(place) and place.is_file():
+        if component and model.strip() and may_read(place) and place.is_file():
             files = (file for file in place.parent.iterdir() if file.suffix in SAFETENSORS and file != place)
-            near = [file for file in sorted(islice(files, MOST_BESIDE)) if may_read(file) and file.is_file()]
-            return next((file for file in near if describe(file).variant in wanted.fitting), None)
+            files_beside = [file for file in sorted(islice(files, MOST_BESIDE)) if may_read(file) and file.is_file()]
+            return next((file for file in files_beside if describe(file).variant in component.fitting), None)
     return None
 
 
@@ -111,34 +111,34 @@ def _model(place: Path, name: str, family: str) -> Recognised:
     return Recognised("File or folder not found", good=False)
 
 
-def _judged(found: ModelFile, place: Path, family: str) -> Recognised:
-    if found.problem:
-        return _broken(found.problem, place)
-    text = _words(found, "Unknown model type")
-    base = found.family if found.is_base_model else None
+def _judged(file: ModelFile, place: Path, family: str) -> Recognised:
+    if file.problem:
+        return _broken(file.problem, place)
+    text = _words(file, "Unknown model type")
+    base = file.family if file.is_base_model else None
     if not card_of(family).trains(base):
         return Recognised(f"{text}: not a base model for {FAMILY_TITLES[family]}", good=False, family=base)
     return Recognised(text, good=True, family=base)
 
 
-def _part(place: Path, wanted: ComponentCard) -> Recognised:
+def _part(place: Path, component: ComponentCard) -> Recognised:
     if place.is_file() and place.suffix in PICKLED:
         return _pickled(place)
     if not place.exists():
         return Recognised("File or folder not found", good=False)
     if place.is_file() and place.suffix not in SAFETENSORS:
-        return Recognised(f"Not a model file: choose the .safetensors file of {wanted.title}", good=False)
-    found = describe(inner if (inner := place / wanted.folder).is_dir() else place)
-    if found.problem:
-        return _broken(found.problem, place)
-    good, text = found.variant in wanted.fitting or wanted.option in found.parts, _words(found, "Unknown file type")
-    return Recognised(text if good else f"{text}: not {wanted.title}", good=good)
+        return Recognised(f"Not a model file: choose the .safetensors file of {component.title}", good=False)
+    file = describe(inner if (inner := place / component.folder).is_dir() else place)
+    if file.problem:
+        return _broken(file.problem, place)
+    good, text = file.variant in component.fitting or component.option in file.parts, _words(file, "Unknown file type")
+    return Recognised(text if good else f"{text}: not {component.title}", good=good)
 
 
-def _words(found: ModelFile, unknown: str) -> str:
+def _words(file: ModelFile, unknown: str) -> str:
     """Describe a file as "Chroma, bf16, 17.8 GB"."""
-    inside = f"with {' and '.join(found.parts)} in it" if found.parts else ""
-    return ", ".join(said for said in (found.variant or unknown, found.precision, size(found.bytes), inside) if said)
+    inside = f"with {' and '.join(file.parts)} in it" if file.parts else ""
+    return ", ".join(said for said in (file.variant or unknown, file.precision, size(file.bytes), inside) if said)
 
 
 def _pickled(place: Path) -> Recognised:
@@ -155,12 +155,12 @@ def _metadata(file: Path) -> Recognised:
     if file.stat().st_size > LONGEST_METADATA:
         return Recognised(f"{size(file.stat().st_size)}: read when the run starts")
     try:
-        told = read_metadata(file, "in_json").values()
-        described = sum(any(each.get(key) for key in ("caption", "tags")) for each in told)
+        entries = read_metadata(file, "in_json").values()
+        captioned = sum(any(each.get(key) for key in ("caption", "tags")) for each in entries)
     except ValueError:
         return Recognised("Not a metadata file: expected a JSON object with an entry per image", good=False)
-    few = "" if described == len(told) else f", {described or 'none'} with a caption"
-    return Recognised(f"{len(told)} images{few}", good=bool(told), warning=described < len(told))
+    few = "" if captioned == len(entries) else f", {captioned or 'none'} with a caption"
+    return Recognised(f"{len(entries)} images{few}", good=bool(entries), warning=captioned < len(entries))
 
 
 def size(bytes_: float) -> str:

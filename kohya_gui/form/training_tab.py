@@ -104,11 +104,13 @@ class TrainingTab:
         values: dict[str, Any] = {"output_dir": FIRST_OUTPUT}
         for family in families:
             preset = preset_file(self.name, first_preset(family))
-            found = preset.is_file()  # a family may come without presets
-            said = (
-                self.training.open_configuration(preset, family).values if found else card_of(family).page.recommended
+            has_preset = preset.is_file()  # a family may come without presets
+            own_values = (
+                self.training.open_configuration(preset, family).values
+                if has_preset
+                else card_of(family).page.recommended
             )
-            values |= {n: v for n, v in said.items() if first_with[n] == family}
+            values |= {n: v for n, v in own_values.items() if first_with[n] == family}
         return values
 
     # Layout
@@ -188,12 +190,12 @@ class TrainingTab:
         components = [name for name in component_options() if name in self.form.hints]
 
         def model_hint(path: str, family: str, *files: str) -> str:
-            found = self._seen(BASE_MODEL, path, lambda place: recognise.model(place, family))
-            other = found.family if found.family in self._families else None
+            model = self._seen(BASE_MODEL, path, lambda place: recognise.model(place, family))
+            other = model.family if model.family in self._families else None
             if other and other != family:
-                return hint(found, offer(self.family.elem_id or "", other))
+                return hint(model, offer(self.family.elem_id or "", other))
             unset = [name for name, file in zip(components, files, strict=True) if not (file or "").strip()]
-            return hint(found, "".join(self._beside(name, unquoted(path or ""), family) for name in unset))
+            return hint(model, "".join(self._beside(name, unquoted(path or ""), family) for name in unset))
 
         self._connect_hint(BASE_MODEL, model_hint, self.family, read=[controls[name] for name in components])
         self._connect_hint("train_data_dir", self._image_hint, *(controls[n] for n in ABOUT_IMAGES))
@@ -237,8 +239,8 @@ class TrainingTab:
 
     def _beside(self, name: str, model: str, family: str) -> Html:
         """Return a button that takes a component from the folder of the base model; empty if it is not there."""
-        found = recognise.part_beside(model, name, family, self._allowed_paths.holds)
-        return self.form.links.set_button(name, str(found), f"Use {found.name} next to it") if found else Html()
+        file = recognise.part_beside(model, name, family, self._allowed_paths.holds)
+        return self.form.links.set_button(name, str(file), f"Use {file.name} next to it") if file else Html()
 
     def _seen(self, name: str, path: str, look: Callable[[str], Recognised]) -> Recognised:
         return recognise.allowed(self._allowed_paths, name, unquoted(path or ""), look)
@@ -302,8 +304,8 @@ class TrainingTab:
                 logger.exception("A request of the page failed")
                 why = f"Internal error ({type(error).__name__}: {error})"
                 updates = {self.run.message: message("error", f"{why}; see the console of the GUI for the traceback")}
-            said = updates.get(self.run.message, "")
-            return {**updates, self.run.message: f'{said}<i hidden data-at="{time.monotonic_ns()}"></i>'}
+            shown = updates.get(self.run.message, "")
+            return {**updates, self.run.message: f'{shown}<i hidden data-at="{time.monotonic_ns()}"></i>'}
 
         return answer
 
@@ -342,13 +344,13 @@ class TrainingTab:
 
     def _chosen(self, family: str, preset: str | None) -> list[Any]:
         """Switch the family: shared options stay, and the other family's preset is no longer shown as selected."""
-        name, said, button = first_preset(family), f"{FAMILY_TITLES[family]} selected. Your settings stay", ""
+        name, text, button = first_preset(family), f"{FAMILY_TITLES[family]} selected. Your settings stay", ""
         if (file := preset_file(self.name, name)).is_file():
             title = preset_title(file)
-            said += f"; the preset {title} sets recommended values"
+            text += f"; the preset {title} sets recommended values"
             button = f'<div class="ways"><button type="button" data-load="preset:{name}">Use {title}</button></div>'
-        kept = preset if preset and preset_family(preset) == family else None
-        return [kept, message("ok", said, more=Html("" if kept else button))]
+        shown = preset if preset and preset_family(preset) == family else None
+        return [shown, message("ok", text, more=Html("" if shown else button))]
 
     def _opened(self, text: str, recent: list[str], family: str) -> Updates:
         try:
@@ -361,8 +363,8 @@ class TrainingTab:
             why = f"the prompts in {path.name} are kept in the page; Save and Start write them to a file"
             remarks = (*remarks, Remark("sample_prompts", why))
         updates = self._filled(opened.values, opened.family, str(path), remarks, f"Opened {path.name}")
-        kept = {self.unknown: opened.unknown, self.form.prompts: opened.prompts}
-        return updates | self._remember(path, recent) | kept
+        others = {self.unknown: opened.unknown, self.form.prompts: opened.prompts}
+        return updates | self._remember(path, recent) | others
 
     def _open_dropped(self, data: Updates) -> Updates:
         """Open a settings file that was dropped on the page, which knows its name and text but not its path."""
@@ -384,9 +386,9 @@ class TrainingTab:
             opened = self.training.open_configuration(path, preset_family(data[self.preset]))
         except ValueError as error:
             return {self.run.message: self.form.links.refused(error)}
-        kept = {name: value for name, value in self.form.read(data).items() if name in KEPT_BY_PRESETS}
+        paths = {name: value for name, value in self.form.read(data).items() if name in KEPT_BY_PRESETS}
         title = f"Preset {preset_title(path)} applied; your model, folders and names stay. {preset_words(path)}"
-        values = {**opened.values, **kept}
+        values = {**opened.values, **paths}
         updates = self._filled(values, opened.family, data[self.file] or "", opened.remarks, title, data[self.preset])
         return self._undoable(self.form.changed(updates, data) | {self.unknown: opened.unknown}, data)
 
@@ -395,7 +397,7 @@ class TrainingTab:
         values: Mapping[str, Any],
         family: str,
         file: str,
-        said: tuple[Remark, ...],
+        remarks: tuple[Remark, ...],
         title: str,
         preset: str | None = None,
         *,
@@ -409,7 +411,7 @@ class TrainingTab:
             self.file: gr.update(value=file),
             self.preset: preset,
             self.draft.state: self.draft.of(full, family, file, preset, unsaved=unsaved),
-            self.run.message: self._message([*said, *refusals], title),
+            self.run.message: self._message([*remarks, *refusals], title),
             **self._not_saving(),
         }
 
@@ -504,12 +506,12 @@ class TrainingTab:
         except ValueError as error:
             return {self.run.message: self.form.links.refused(error, start=True), **again}
         until = f' data-waits="{run}"' if waits else " data-started"  # when it is outdated, see live.js
-        said = message("ok", waits, attributes=until) if waits else ""
+        shown = message("ok", waits, attributes=until) if waits else ""
         if prepared.remarks:
             title = f"{waits}. Note:" if waits else "Started. Note:"
-            said = self.form.links.told("warning", title, prepared.remarks, attributes=until)
+            shown = self.form.links.told("warning", title, prepared.remarks, attributes=until)
         return {
-            self.run.message: said,
+            self.run.message: shown,
             self.run.command: gr.update(visible=False),
             **({self.form.controls["output_name"]: values["output_name"]} if answer.startswith("rename") else {}),
             **again,
@@ -531,43 +533,45 @@ class TrainingTab:
     def _open_past(self, data: Updates) -> Updates:
         """Load what fields.js or runs.js asks for: a past run by number, a preset or tab by name, the options of a
         measured variant, or "undo"."""
-        asked: str = data[self.run.past] or ""
-        if asked.startswith("options:"):
-            updates = self._use_measured(asked.removeprefix("options:"), data)
+        source: str = data[self.run.past] or ""
+        if source.startswith("options:"):
+            updates = self._use_measured(source.removeprefix("options:"), data)
             return self._undoable(self.form.changed(updates, data), data)
-        if asked.startswith("tab:"):
-            other = self._others.get(asked.removeprefix("tab:"))
+        if source.startswith("tab:"):
+            other = self._others.get(source.removeprefix("tab:"))
             if other is None:
                 return {self.run.message: message("error", "There is no such tab to copy settings from")}
             updates = self._take_over(other, data)
             return self._undoable(self.form.changed(updates, data), data)
-        if asked == "undo":
+        if source == "undo":
             return self.form.changed(self._undo(data), data)
-        if asked.startswith("preset:"):
-            return self._open_preset({**data, self.preset: asked.removeprefix("preset:")})
-        return self._undoable(self.form.changed(self._load_past(asked), data), data)
+        if source.startswith("preset:"):
+            return self._open_preset({**data, self.preset: source.removeprefix("preset:")})
+        return self._undoable(self.form.changed(self._load_past(source), data), data)
 
     def _use_measured(self, text: str, data: Updates) -> Updates:
         """Set the compile options, and those that save memory, as in a variant that was measured."""
         try:
-            wanted = json.loads(text)
+            options = json.loads(text)
         except ValueError:
-            wanted = None
-        if not isinstance(wanted, dict) or not wanted.keys() <= {*SET_BY_VARIANTS, *SET_BY_SOME}:
+            options = None
+        if not isinstance(options, dict) or not options.keys() <= {*SET_BY_VARIANTS, *SET_BY_SOME}:
             return {self.run.message: message("error", "These are not the options of a measured variant")}
         defaults = {name: self.form.options[name].default for name in SET_BY_VARIANTS}
-        values = {**self.form.read(data), **defaults, **wanted}
-        said = ", ".join(f"{name} = {str(value).lower()}" for name, value in wanted.items())
-        said = f"Set {said}" if said else "Turned torch.compile off"
-        return self._filled(values, data[self.family], data[self.file] or "", (), said, data[self.preset], unsaved=True)
+        values = {**self.form.read(data), **defaults, **options}
+        title = ", ".join(f"{name} = {str(value).lower()}" for name, value in options.items())
+        title = f"Set {title}" if title else "Turned torch.compile off"
+        return self._filled(
+            values, data[self.family], data[self.file] or "", (), title, data[self.preset], unsaved=True
+        )
 
     def _undoable(self, updates: Updates, data: Updates) -> Updates:
         """Return the updates with an Undo button, if they replace the form's settings."""
         if self.draft.state not in updates:
             return updates
         draft = self.draft.of(self.form.read(data), data[self.family], data[self.file] or "", data[self.preset])
-        kept = {"unknown": data[self.unknown], "prompts": data[self.form.prompts], "opened": data[self.opened]}
-        return {**updates, self.before: {**draft, **kept}, self.run.message: updates[self.run.message] + UNDO}
+        others = {"unknown": data[self.unknown], "prompts": data[self.form.prompts], "opened": data[self.opened]}
+        return {**updates, self.before: {**draft, **others}, self.run.message: updates[self.run.message] + UNDO}
 
     def _undo(self, data: Updates) -> Updates:
         before = data[self.before]
@@ -575,25 +579,25 @@ class TrainingTab:
             return {self.run.message: message("warning", "Nothing to undo")}
         secrets = {name: value for name, value in self.form.read(data).items() if self.form.options[name].secret}
         values = {**self.draft.values(before), **secrets}
-        told = "Restored the previous settings"
-        updates = self._filled(values, before["family"], before["file"], (), told, before["preset"], unsaved=True)
+        title = "Restored the previous settings"
+        updates = self._filled(values, before["family"], before["file"], (), title, before["preset"], unsaved=True)
         updates |= {self.unknown: before["unknown"], self.form.prompts: before["prompts"]}
         return updates | {self.opened: before["opened"], self.before: {}}
 
     def _take_over(self, other: "TrainingTab", data: Updates) -> Updates:
         """Copy model, images and output folder from another tab; everything else stays."""
         draft, title = data[other.draft.state] or {}, other.training.tab.title
-        found = other.draft.values(draft)
-        names = [name for name in SHARED if name in found and name in self.form.controls]
-        taken = {name: found[name] for name in names if found[name] != self.form.options[name].default}
+        offered = other.draft.values(draft)
+        names = [name for name in SHARED if name in offered and name in self.form.controls]
+        taken = {name: offered[name] for name in names if offered[name] != self.form.options[name].default}
         if not taken:
             return {self.run.message: message("warning", f"No model, images or folders are set in the {title} tab yet")}
         family = draft["family"] if draft.get("family") in self._families else data[self.family]
         values = {**self.form.read(data), **taken}
-        said = f"Copied from {title}"
-        updates = self._filled(values, family, data[self.file] or "", (), said, data[self.preset], unsaved=True)
-        named = ", ".join(self.form.links.named(name) for name in taken)
-        return {**updates, self.run.message: message("ok", Html(f"Copied from {escape(title)}: {named}"))}
+        text = f"Copied from {title}"
+        updates = self._filled(values, family, data[self.file] or "", (), text, data[self.preset], unsaved=True)
+        links = ", ".join(self.form.links.named(name) for name in taken)
+        return {**updates, self.run.message: message("ok", Html(f"Copied from {escape(title)}: {links}"))}
 
     def _load_past(self, run: str) -> Updates:
         """Load a past run's settings into the form. Save does not write to that run's own file."""
@@ -615,8 +619,8 @@ class TrainingTab:
         line = shell_line(prepared.command.argv)
         print(line, flush=True)
         title = "The command below contains all settings; it does not need a settings file"
-        said = self._message(prepared.remarks, title)
-        return {self.run.message: said, self.run.command: gr.update(value=printed_command(line), visible=True)}
+        shown = self._message(prepared.remarks, title)
+        return {self.run.message: shown, self.run.command: gr.update(value=printed_command(line), visible=True)}
 
     def _train(self, data: Updates, values: dict[str, Any], print_only: bool) -> tuple[Prepared, int | None]:
         family, unknown, prompts = data[self.family], data[self.unknown], self._prompts(data, values)

@@ -16,26 +16,26 @@ def problems(options: CompileOptions, more: CompileMoreOptions, device: torch.de
     """Return why this machine cannot compile with these options, with remedies."""
     if not (names := chosen_of(options, more)):
         return []
-    found, named, off = [], ", ".join(names), f"turn {' and '.join(names)} off"
+    sentences, named, off = [], ", ".join(names), f"turn {' and '.join(names)} off"
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2] if part.isdigit())
     if version < (2, 1):
-        found.append(f"{named}: PyTorch {torch.__version__} is too old; install 2.1 or newer, or {off}")
+        sentences.append(f"{named}: PyTorch {torch.__version__} is too old; install 2.1 or newer, or {off}")
     needs_triton = options.compile_backend == "inductor" and device.type == "cuda"
     if needs_triton and importlib.util.find_spec("triton") is None:
         package = "triton-windows" if sys.platform == "win32" else "triton"
-        found.append(f"{named}: Triton is not installed; run `pip install {package}`, or {off}")
+        sentences.append(f"{named}: Triton is not installed; run `pip install {package}`, or {off}")
     if options.compile_backend != "inductor":  # the others generate no code
-        return found
-    found += inductor_option_problems(options.compile_options)
+        return sentences
+    sentences += inductor_option_problems(options.compile_options)
     compiles_cpp = device.type == "cpu" or options.compile_dynamic == "true"
     if compiles_cpp and (problem := compile_cache.folder_problem()):
-        found.append(problem)
+        sentences.append(problem)
     if options.compile_dynamic == "true" and sys.platform == "win32" and not has_msvc():
-        found.append(
+        sentences.append(
             "compile_dynamic: true needs the C++ compiler of Visual Studio on Windows; install its Build Tools and "
             "start from the x64 Native Tools prompt, or set compile_dynamic = auto"
         )
-    return found
+    return sentences
 
 
 def chosen_of(options: CompileOptions, more: CompileMoreOptions) -> list[str]:

@@ -101,22 +101,22 @@ def inductor_options(mode: str, more: Iterable[str] = ()) -> dict[str, Any]:
     if not mode.startswith("max-autotune"):
         ours["triton.autotune_pointwise"] = False
     inductor = _inductor()
-    known = inductor.list_options()
-    by_mode = inductor.list_mode_options(mode) | {key: value for key, value in ours.items() if key in known}
+    options = inductor.list_options()
+    by_mode = inductor.list_mode_options(mode) | {key: value for key, value in ours.items() if key in options}
     return by_mode | {key: _converted(key, value) for key, value in key_values("compile_options", more).items()}
 
 
 def inductor_option_problems(items: Iterable[str]) -> list[str]:
     """Return what inductor would refuse of options given as key=value."""
-    found = []
+    problems = []
     for key, value in key_values("compile_options", items).items():
         if key not in (known := _inductor().list_options()):
             near = difflib.get_close_matches(key, known, 1)
             remedy = f"Did you mean {near[0]}?" if near else "torch._inductor.list_options() names all"
-            found.append(f"compile_options: inductor has no option {key}. {remedy}")
+            problems.append(f"compile_options: inductor has no option {key}. {remedy}")
         elif not _fits(_converted(key, value), hint := _hint(key)):
-            found.append(f"compile_options: {key}={value!r} must be {_described(hint)}")
-    return found
+            problems.append(f"compile_options: {key}={value!r} must be {_described(hint)}")
+    return problems
 
 
 def _inductor() -> Any:

@@ -87,11 +87,11 @@ def locate(name: str | None, kind: str = "a model file") -> Path | str:
 
 def shards_of(file: Path) -> tuple[Path, ...]:
     """Return the files that are read for one that is named: all shards if it is one of `x-00001-of-00004`."""
-    found = re.fullmatch(r"(.+-)\d{5}(-of-\d{5})", file.stem)
-    if not found:
+    shard = re.fullmatch(r"(.+-)\d{5}(-of-\d{5})", file.stem)
+    if not shard:
         return (file,)
     others = (each for each in file.parent.iterdir() if each.suffix == file.suffix)
-    return tuple(sorted(e for e in others if re.fullmatch(re.escape(found[1]) + r"\d{5}" + found[2], e.stem)))
+    return tuple(sorted(e for e in others if re.fullmatch(re.escape(shard[1]) + r"\d{5}" + shard[2], e.stem)))
 
 
 def header_of(file: Path) -> Header:
@@ -138,12 +138,12 @@ def _joined(headers: Sequence[Header]) -> Header:
 
 def _describe_pickle(path: Path, size: int) -> ModelFile:
     """Describe a .ckpt or .pt file, from which the names of the tensors are read but not their shapes."""
-    found = read_pickle_file(path)
-    if found.strange:
+    file = read_pickle_file(path)
+    if file.strange:
         raise ValueError(
-            f"'{path}' contains more than weights ({found.strange[0]}) and could run code; convert it to .safetensors"
+            f"'{path}' contains more than weights ({file.strange[0]}) and could run code; convert it to .safetensors"
         )
-    keys = [text.replace(COMPILED, "") for text in found.texts]
+    keys = [text.replace(COMPILED, "") for text in file.texts]
     family, variant = recognise(Header(metadata={}, shapes=dict.fromkeys(keys, (0,)), dtypes={}))
     variant = variant or f"{path.suffix.lstrip('.') or 'unknown'} file"
     objective = objective_of_file(keys, {})
@@ -261,11 +261,11 @@ def _recognise_lora(header: Header) -> tuple[str | None, str]:
             return card.name, f"{card.title} LoRA"
     if version.startswith("sd_v1"):
         return "sd15", SD15_LORA
-    own = ((mark, card.name, f"{card.title} LoRA") for card in cards() for mark in card.recognition.lora_marks)
+    of_denoisers = ((mark, card.name, f"{card.title} LoRA") for card in cards() for mark in card.recognition.lora_marks)
     of_encoders = (
         (mark, card.name, f"{card.title} LoRA") for card in cards() for mark in card.recognition.lora_encoder_marks
     )
-    for mark, family, variant in (*own, *LORA_MARKS, *of_encoders):
+    for mark, family, variant in (*of_denoisers, *LORA_MARKS, *of_encoders):
         if any(mark in key for key in header.shapes):
             return family, variant
     return None, "LoRA"
@@ -289,8 +289,8 @@ def _describe_folder(folder: Path) -> ModelFile:
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     if shard := _missing_shard(folder):
         return ModelFile(bytes=size, problem=f"'{folder}' lacks {shard}; download it again")
-    own = sorted((each for card in cards() for each in card.recognition.pipelines), key=lambda each: -len(each[0]))
-    for beginning, family, variant in (*own, *PIPELINES):
+    known = sorted((each for card in cards() for each in card.recognition.pipelines), key=lambda each: -len(each[0]))
+    for beginning, family, variant in (*known, *PIPELINES):
         if pipeline.startswith(beginning):
             exact = card_of(family).recognition.folder_variant(folder, variant) if family in names() else variant
             other, objective = _folder_inputs(family, folder), objective_of_folder(folder)

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 def cards() -> tuple[FamilyCard, ...]:
     """Return the card of every family, in the order of the page."""
     names = [module.name for module in pkgutil.iter_modules(sd_scripts.families.__path__) if module.ispkg]
-    found: list[FamilyCard] = [
+    unsorted: list[FamilyCard] = [
         module_of(name, "card").CARD for name in names if find_spec(f"{sd_scripts.families.__name__}.{name}.card")
     ]
-    return tuple(sorted(found, key=lambda card: (card.order, card.name)))
+    return tuple(sorted(unsorted, key=lambda card: (card.order, card.name)))
 
 
 def names() -> set[str]:
@@ -51,15 +51,15 @@ def card_of(name: str) -> FamilyCard:
 def card_by_network(network_module: str) -> FamilyCard | None:
     """Return the card of the family whose LoRAs, beside those of families derived from it, this network_module makes;
     None if no or every family's."""
-    found = [card for card in cards() if network_module.endswith(card.network_modules) and not card.derived_from]
-    return found[0] if len(found) == 1 else None
+    matching = [card for card in cards() if network_module.endswith(card.network_modules) and not card.derived_from]
+    return matching[0] if len(matching) == 1 else None
 
 
 def is_built_in_network(network: NetworkOptions) -> bool:
     """Whether a built-in adapter is trained, and not an external network."""
     name = network.module
-    own = not name or any(name in card.network_modules for card in cards())
-    return own or is_built_in(name, read_items(network.network_args))
+    named = not name or any(name in card.network_modules for card in cards())
+    return named or is_built_in(name, read_items(network.network_args))
 
 
 def preset_family(preset: str) -> str:

@@ -72,12 +72,12 @@ class WeightSource:
 
     def _fill(self, module: nn.Module, state: State) -> None:
         """Assign the tensors, each converted and moved in place of the one in `state`: none is in memory twice."""
-        wanted = module.state_dict()
+        expected = module.state_dict()
         for name in list(state):
             tensor = state.pop(name)
             tensor = tensor.to(self.device, None if self.keep and self.keep(name, tensor) else self.dtype)
-            if name in wanted and tensor.numel() == wanted[name].numel():
-                tensor = tensor.reshape(wanted[name].shape)  # a 1x1 convolution may be stored as a matrix
+            if name in expected and tensor.numel() == expected[name].numel():
+                tensor = tensor.reshape(expected[name].shape)  # a 1x1 convolution may be stored as a matrix
             state[name] = tensor
         module.load_state_dict(state, assign=True)
 

@@ -81,7 +81,7 @@ def find_modules(family: Family, header: Header, option: str, path: Path) -> dic
 
     Raises ValueError, one sentence that names the option, if a component is incomplete.
     """
-    found = {}
+    modules = {}
     for component in family.card.files.components:
         target = adapted_components(family).get(component.name)
         prefix = component.prefix_in(header.shapes)
@@ -93,8 +93,8 @@ def find_modules(family: Family, header: Header, option: str, path: Path) -> dic
         labels = _labelled(layout, shapes, module)
         keys = [prefix + key for key in shapes]
         layers = tuple(_layers(module, target, labels, keys))
-        found[component.name] = FoundModule(component, module, target, layers)
-    return found
+        modules[component.name] = FoundModule(component, module, target, layers)
+    return modules
 
 
 def adapted_modules(family: Family, found: Mapping[str, FoundModule]) -> list[AdaptedModule]:
@@ -130,9 +130,9 @@ def _labels(number: int, shape: tuple[int, ...]) -> Tensor:
 
 def _layers(module: nn.Module, target: LoraTarget, labels: State, keys: list[str]) -> Iterator[LayerRows]:
     for path, layer in readable(module):
-        own = labels.get(f"{path}.weight")
-        if own is not None and len(own) == len(layer.weight):
-            yield LayerRows(target.name(path), tuple(layer.weight.shape), tuple(_runs(own.flatten(), keys)))
+        row_labels = labels.get(f"{path}.weight")
+        if row_labels is not None and len(row_labels) == len(layer.weight):
+            yield LayerRows(target.name(path), tuple(layer.weight.shape), tuple(_runs(row_labels.flatten(), keys)))
 
 
 def _runs(labels: Tensor, keys: list[str]) -> Iterator[Rows]:

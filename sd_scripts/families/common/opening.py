@@ -52,12 +52,12 @@ def open_sources(
         if only and component.name not in only:
             continue
         try:
-            given = component.option != MODEL and settings.value(component.option)
-            if wrong_model and not given:
+            file = component.option != MODEL and settings.value(component.option)
+            if wrong_model and not file:
                 continue
             opener = _Opener(component, layouts[component.name], card, settings[ModelOptions])
-            if given:
-                source = opener.open_given(given, online=online)
+            if file:
+                source = opener.open_given(file, online=online)
             else:
                 model = find_model()
                 source = opener.open_within(model, alone=len(only) == 1) if isinstance(model, Path) else None
@@ -98,8 +98,8 @@ def load_tokenizers(
             for kind, component in kinds
         ]
 
-    found = late and all(kind.fits(kind.size, rows[component.name]) for kind, component in kinds)
-    return Tokenizers(make) if found else make()
+    can_wait = late and all(kind.fits(kind.size, rows[component.name]) for kind, component in kinds)
+    return Tokenizers(make) if can_wait else make()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,8 +153,8 @@ class _Opener:
             return self._open_files(model, shards_of(model), MODEL)
         folder, whole = model / component.folder, (model / "model_index.json").is_file()
         several = sum(each.option == MODEL for each in card.files.components) > 1
-        if (whole or (several and not alone)) and not card.trains((found := describe(model)).family):
-            problem = found.problem or f"'{model}' is not {card.title} but {found.is_a}"
+        if (whole or (several and not alone)) and not card.trains((description := describe(model)).family):
+            problem = description.problem or f"'{model}' is not {card.title} but {description.is_a}"
             raise ValueError(f"{MODEL}: {problem}")
         if whole or folder.is_dir():
             return self._open_folder(folder, MODEL)
@@ -183,8 +183,8 @@ class _Opener:
         empty = {key: tensor for file in files for key, tensor in read_empty(file, option).items()}
         prefix = component.prefix_in(empty)
         if prefix is None:
-            wanted = self.card.files.base_model if component.option == MODEL else component.title
-            raise ValueError(f"{option}: '{path}' is not {wanted} but {self._what_else(empty)}")
+            suitable = self.card.files.base_model if component.option == MODEL else component.title
+            raise ValueError(f"{option}: '{path}' is not {suitable} but {self._what_else(empty)}")
         if component.name == DENOISER:
             family, variant = _recognised(empty)
             if variant and not self.card.trains(family):

@@ -99,22 +99,22 @@ def from_diffusers(state: State) -> State:
         except KeyError:
             ours[name] = state.pop(name)
             continue
-        found = parts.setdefault(key, {})
-        found[index] = state.pop(name)
-        if len(found) == len(diffusers_modules(key.rpartition(".")[0])):
+        pieces = parts.setdefault(key, {})
+        pieces[index] = state.pop(name)
+        if len(pieces) == len(diffusers_modules(key.rpartition(".")[0])):
             ours[key] = _joined(key, parts.pop(key))
-    return ours | {key: _joined(key, found) for key, found in parts.items()}
+    return ours | {key: _joined(key, pieces) for key, pieces in parts.items()}
 
 
-def _joined(key: str, found: dict[int, Tensor]) -> Tensor:
+def _joined(key: str, pieces: dict[int, Tensor]) -> Tensor:
     module, _, kind = key.rpartition(".")
     names = diffusers_modules(module)
     for index, name in enumerate(names):
-        if index not in found:
+        if index not in pieces:
             raise ValueError(f"'{name}.{kind}' is missing")
     if key.startswith(_SWAPPED):
-        return torch.cat(found[0].chunk(2)[::-1])
-    return torch.cat([found[index] for index in range(len(names))]) if len(names) > 1 else found[0]
+        return torch.cat(pieces[0].chunk(2)[::-1])
+    return torch.cat([pieces[index] for index in range(len(names))]) if len(names) > 1 else pieces[0]
 
 
 AUTOENCODER: dict[str, Any] = {

@@ -126,18 +126,18 @@ def problems(sources: Mapping[str, WeightSource], settings: Settings) -> list[st
 
 def _width_problems(sources: Mapping[str, WeightSource], params: FluxParams) -> list[str]:
     """Return a problem for each component whose width is not what the transformer expects."""
-    wanted = {
+    expected = {
         TEXT_ENCODER: ("hidden_size", params.pooled_width, "vectors of {} values"),
         T5XXL: ("d_model", params.text_width, "vectors of {} values"),
         VAE: ("latent_channels", params.channels // 4, "latents of {} channels"),
     }
     problems = []
     for component in CARD.files.separate_components:
-        width, size, what = wanted[component.name]
+        width, size, what = expected[component.name]
         source = sources.get(component.name)
-        if source and (given := getattr(source.empty.config, width)) != size:
+        if source and (actual := getattr(source.empty.config, width)) != size:
             problems.append(
-                f"{component.option}: '{source.path}' produces {what.format(given)}, but the transformer expects "
+                f"{component.option}: '{source.path}' produces {what.format(actual)}, but the transformer expects "
                 f"{size}; choose the {component.kind} of FLUX.1"
             )
     return problems

@@ -17,14 +17,14 @@ from sd_scripts.settings.settings import Settings
 def problems(sources: Mapping[str, WeightSource], settings: Settings) -> list[str]:
     """Return the problems of FLUX.1, and one if the transformer is that of schnell."""
     transformer: Any = sources[DENOISER].empty
-    found = FLUX.problems(sources, settings)
+    flux_problems = FLUX.problems(sources, settings)
     if transformer.shape.guidance:
-        return found
+        return flux_problems
     path = sources[DENOISER].path
     schnell = (
         f"pretrained_model_name_or_path: '{path}' is FLUX.1 schnell, not {CARD.title}; choose {CARD.files.base_file}"
     )
-    return [schnell, *found]
+    return [schnell, *flux_problems]
 
 
 FAMILY = KONTEXT = replace(

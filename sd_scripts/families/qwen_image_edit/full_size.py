@@ -14,8 +14,8 @@ VISION = {"depth": 32, "hidden_size": 1280, "num_heads": 16, "intermediate_size"
 
 def modules() -> dict[str, nn.Module]:
     """Return the components on the meta device, of the text encoder the language model and the vision tower."""
-    made = base.modules()
-    language = made[TEXT_ENCODER].config
+    components = base.modules()
+    language = components[TEXT_ENCODER].config
     assert isinstance(language, Qwen2_5_VLTextConfig)
     with torch.device("meta"):
-        return {**made, TEXT_ENCODER: VisionLanguageModel(language, Qwen2_5_VLVisionConfig(**VISION))}
+        return {**components, TEXT_ENCODER: VisionLanguageModel(language, Qwen2_5_VLVisionConfig(**VISION))}

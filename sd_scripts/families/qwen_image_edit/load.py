@@ -77,26 +77,26 @@ LAYOUTS = {
 def problems(sources: Mapping[str, WeightSource], settings: Settings) -> list[str]:
     """Return the problems of Qwen-Image, and one if a folder says that it is a release that cannot be trained, or if
     the text encoder's parts are of different models."""
-    found = base.problems(sources, settings)
+    sentences = base.problems(sources, settings)
     if encoder := sources.get(TEXT_ENCODER):
         language: Any = encoder.empty
         seen, read = language.visual.config.out_hidden_size, language.config.hidden_size
         if seen != read:
             why = f"has a vision tower for {seen} values, but its language model reads {read}; choose another file"
-            found.append(f"text_encoder: '{encoder.path}' {why}")
+            sentences.append(f"text_encoder: '{encoder.path}' {why}")
     transformer = Path(sources[DENOISER].path)
     for place in (transformer, transformer / "transformer"):
         with contextlib.suppress(OSError, ValueError):
             if read_json(place / "config.json").get("zero_cond_t"):
                 why = "is Qwen-Image-Edit-2511, which cannot be trained here; choose a Qwen-Image-Edit file"
-                return [f"pretrained_model_name_or_path: '{transformer}' {why}", *found]
-    return found
+                return [f"pretrained_model_name_or_path: '{transformer}' {why}", *sentences]
+    return sentences
 
 
 def prepare(components: Components, settings: Settings) -> None:
     """Note which version is trained: model_version, else what the model's folder or file says, else edit-2509."""
-    told = settings[QwenImageModelOptions].model_version
-    components.extras[VERSION] = told or _version_of(Path(components.source)) or EDIT_PLUS
+    version = settings[QwenImageModelOptions].model_version
+    components.extras[VERSION] = version or _version_of(Path(components.source)) or EDIT_PLUS
 
 
 def _version_of(model: Path) -> str | None:

@@ -60,8 +60,8 @@ def tokenize(components: Components, captions: Sequence[Caption], settings: Sett
     most = 1 if version == EDIT else None
     shown = [[(path, caption.flipped) for path in caption.images[:most]] for caption in captions]
     distinct = dict.fromkeys(image for each in shown for image in each)
-    seen = {(path, flipped): patches_of(path, AREA[version], flipped=flipped) for path, flipped in distinct}
-    grids = [[seen[image][1] for image in each] for each in shown]
+    patches = {(path, flipped): patches_of(path, AREA[version], flipped=flipped) for path, flipped in distinct}
+    grids = [[patches[image][1] for image in each] for each in shown]
     rows = [_row(components, caption.text, each) for caption, each in zip(captions, grids, strict=True)]
 
     longest = padded_length(max(len(row.ids) - row.start for row in rows), settings[CompileOptions])
@@ -72,10 +72,10 @@ def tokenize(components: Components, captions: Sequence[Caption], settings: Sett
         "start": torch.tensor([row.start for row in rows]),
         "mask": torch.stack([_padded(torch.ones(len(row.ids) - row.start).long(), longest) for row in rows]),
     }
-    if seen:
+    if patches:
         tokens |= {
             "image": torch.stack([_padded(_at_images(row.places), length) for row in rows]),
-            "pixels": torch.cat([seen[image][0] for each in shown for image in each]),
+            "pixels": torch.cat([patches[image][0] for each in shown for image in each]),
             "grids": torch.tensor([(1, *grid) for each in grids for grid in each]),
         }
     return {0: tokens}
@@ -115,16 +115,16 @@ def encode_text(components: Components, tokens: Tokens) -> dict[str, Tensor]:
     if 0 not in tokens:
         return {}
     encoder: Any = components.text_encoders[0]
-    given = {name: tensor.to(encoder.embed_tokens.weight.device) for name, tensor in tokens[0].items()}
-    embedded = encoder.embed_tokens(given["ids"])
-    if "pixels" in given:
-        seen = encoder.visual(given["pixels"].to(encoder.visual.dtype), grid_thw=given["grids"]).pooler_output
-        embedded = embedded.masked_scatter(given["image"][..., None], seen.to(embedded.dtype))
-    positions = given["positions"].transpose(0, 1)  # (3, B, L)
+    inputs = {name: tensor.to(encoder.embed_tokens.weight.device) for name, tensor in tokens[0].items()}
+    embedded = encoder.embed_tokens(inputs["ids"])
+    if "pixels" in inputs:
+        image_states = encoder.visual(inputs["pixels"].to(encoder.visual.dtype), grid_thw=inputs["grids"]).pooler_output
+        embedded = embedded.masked_scatter(inputs["image"][..., None], image_states.to(embedded.dtype))
+    positions = inputs["positions"].transpose(0, 1)  # (3, B, L)
     hidden = encoder(inputs_embeds=embedded, position_ids=positions, use_cache=False).last_hidden_state
-    mask = given["mask"].bool()
-    kept = given["start"][:, None] + torch.arange(mask.shape[1], device=mask.device)
-    hidden = hidden.gather(1, kept[..., None].expand(-1, -1, hidden.shape[-1]))
+    mask = inputs["mask"].bool()
+    places = inputs["start"][:, None] + torch.arange(mask.shape[1], device=mask.device)
+    hidden = hidden.gather(1, places[..., None].expand(-1, -1, hidden.shape[-1]))
     return {STATES: hidden * mask[..., None], MASK: mask}
 
 

@@ -29,18 +29,18 @@ def tiny_encoder(encoder: Qwen2_5_VLForConditionalGeneration) -> Qwen2_5_VLForCo
     config = Qwen2_5_VLConfig(
         text_config=encoder.config.text_config.to_dict(), vision_config=VISION, image_token_id=image_token
     )
-    made = Qwen2_5_VLForConditionalGeneration(config)
-    randomize(made, torch.Generator().manual_seed(0))
-    made.load_state_dict({k: t for k, t in encoder.state_dict().items() if "visual." not in k}, strict=False)
-    return made
+    visual_encoder = Qwen2_5_VLForConditionalGeneration(config)
+    randomize(visual_encoder, torch.Generator().manual_seed(0))
+    visual_encoder.load_state_dict({k: t for k, t in encoder.state_dict().items() if "visual." not in k}, strict=False)
+    return visual_encoder
 
 
 def write_miniature(folder: Path) -> Miniature:
     """Make the model's files, the tokenizer beside them, captioned images, and what they looked like before."""
-    made = tiny.write_miniature(folder)
+    miniature = tiny.write_miniature(folder)
     encoder = tiny_encoder(tiny.tiny_modules(len(tiny.qwen_tokenizer()))[TEXT_ENCODER])  # type: ignore[arg-type]
-    save_model(made.files["text_encoder"], encoder.state_dict(), {})
-    return with_controls(made, CARD.name, folder)
+    save_model(miniature.files["text_encoder"], encoder.state_dict(), {})
+    return with_controls(miniature, CARD.name, folder)
 
 
 write_narrow = write_miniature

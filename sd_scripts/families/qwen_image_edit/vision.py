@@ -43,9 +43,9 @@ def patches_of(path: Path, area: int, *, flipped: bool = False) -> tuple[Tensor,
     if flipped:
         image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     image = image.resize(area_size(image.size, area), Image.Resampling.LANCZOS)
-    seen = PROCESSOR([image], return_tensors="pt")
-    _, rows, columns = seen["image_grid_thw"][0].tolist()
-    return seen["pixel_values"], (rows, columns)
+    features = PROCESSOR([image], return_tensors="pt")
+    _, rows, columns = features["image_grid_thw"][0].tolist()
+    return features["pixel_values"], (rows, columns)
 
 
 def count_tokens(grid: Grid) -> int:

@@ -60,10 +60,10 @@ def make_sampler(name: str, *, velocity: bool, zero_terminal_snr: bool) -> Any:
     if plain not in SAMPLERS:
         raise ValueError(f"sample_sampler: '{name}' is not one of {', '.join(SAMPLERS)}")
     kind, own = SAMPLERS[plain]
-    wanted = {**SDXL, "prediction_type": "v_prediction" if velocity else "epsilon", **own}
+    config = {**SDXL, "prediction_type": "v_prediction" if velocity else "epsilon", **own}
     if zero_terminal_snr:
-        wanted |= {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
-    known = inspect.signature(kind.__init__).parameters
+        config |= {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
+    accepted = inspect.signature(kind.__init__).parameters
     if kind is LinearMultistep:
-        known = inspect.signature(LMSDiscreteScheduler.__init__).parameters
-    return kind(**{key: value for key, value in wanted.items() if key in known})
+        accepted = inspect.signature(LMSDiscreteScheduler.__init__).parameters
+    return kind(**{key: value for key, value in config.items() if key in accepted})

@@ -73,7 +73,7 @@ def _denoise(
     )
     sampler.set_timesteps(prompt.steps, device=weight.device)
     generators = [make_generator(each.seed) for each in prompts]  # steps draw from them, too
-    own = {"generator": generators} if "generator" in inspect.signature(sampler.step).parameters else {}
+    step_arguments = {"generator": generators} if "generator" in inspect.signature(sampler.step).parameters else {}
 
     captions = len(text["pool2"])
     context = torch.cat([text["hidden_state1"], text["hidden_state2"]], dim=-1).to(weight).repeat_interleave(images, 0)
@@ -88,15 +88,15 @@ def _denoise(
         out = predict(components.denoiser, noisy.to(weight.dtype), at, context, pooled, sizes)
         out = apply_guidance(out, prompt.scale, images)
         offer_preview(partial(_preview, components, sampler, noisy[:1], out[:1], t))
-        latents = sampler.step(out, t, latents, **own, return_dict=False)[0]
+        latents = sampler.step(out, t, latents, **step_arguments, return_dict=False)[0]
     return latents.float()
 
 
 def _preview(components: Components, sampler: Any, noisy: Tensor, out: Tensor, t: Tensor) -> Tensor:
     """Decode what the U-Net predicts of the image (1, 4, h, w) at timestep t: the noisy one without its noise."""
-    kept = sampler.alphas_cumprod[int(t)].to(noisy.device)  # the share of the image in the variance
+    signal = sampler.alphas_cumprod[int(t)].to(noisy.device)  # the share of the image in the variance
     if sampler.config.prediction_type == "v_prediction":
-        latents = kept.sqrt() * noisy - (1 - kept).sqrt() * out
+        latents = signal.sqrt() * noisy - (1 - signal).sqrt() * out
     else:
-        latents = (noisy - (1 - kept).sqrt() * out) / kept.sqrt()
+        latents = (noisy - (1 - signal).sqrt() * out) / signal.sqrt()
     return decode_latents(components, latents.float())[0]

@@ -139,19 +139,19 @@ def _scheduler(components: Components) -> dict[str, Any]:
     from sd_scripts.families.sdxl.samplers import make_sampler  # which imports SciPy
 
     schedule = components.extras["schedule"]
-    learned = json.loads(make_sampler("euler", **schedule).to_json_string())
+    trained = json.loads(make_sampler("euler", **schedule).to_json_string())
     if not schedule["zero_terminal_snr"]:
-        learned["timestep_spacing"] = "leading"
+        trained["timestep_spacing"] = "leading"
     try:
-        own = dict(read_json(Path(components.source) / "scheduler/scheduler_config.json"))
+        config = dict(read_json(Path(components.source) / "scheduler/scheduler_config.json"))
     except (ValueError, TypeError):
-        return learned
+        return trained
     changed = ["prediction_type"]
     if schedule["zero_terminal_snr"]:
         changed += ["rescale_betas_zero_snr", "timestep_spacing"]
-    elif own.get("rescale_betas_zero_snr"):
+    elif config.get("rescale_betas_zero_snr"):
         changed += ["rescale_betas_zero_snr"]
-    return own | {name: learned[name] for name in changed}
+    return config | {name: trained[name] for name in changed}
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

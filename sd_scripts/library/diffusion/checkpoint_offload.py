@@ -29,9 +29,9 @@ class CheckpointOffload:
             return nullcontext()
         if self._streams is None:
             self._streams = torch.cuda.Stream(hidden[0].device), torch.cuda.Stream(hidden[0].device)
-        wanted = {h.data_ptr() for h in hidden}
+        addresses = {h.data_ptr() for h in hidden}
         return torch.autograd.graph.saved_tensors_hooks(
-            lambda tensor: self._send(tensor) if tensor.data_ptr() in wanted else tensor, self._fetch
+            lambda tensor: self._send(tensor) if tensor.data_ptr() in addresses else tensor, self._fetch
         )
 
     def _send(self, tensor: Tensor) -> _Sent:

@@ -45,8 +45,8 @@ class NoiseSchedule:
         return (signal * noise - spread * latents).to(latents.dtype)
 
     def _amounts(self, timesteps: Tensor, latents: Tensor) -> tuple[Tensor, Tensor]:
-        kept = expand_to(self.alphas_cumprod[timesteps], latents)
-        return kept.sqrt(), (1 - kept).sqrt()
+        signal = expand_to(self.alphas_cumprod[timesteps], latents)
+        return signal.sqrt(), (1 - signal).sqrt()
 
 
 @lru_cache

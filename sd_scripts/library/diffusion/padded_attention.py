@@ -67,10 +67,10 @@ def _all_keys(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Attention to all keys, and the logarithms of the softmax sums: (B, S, H, D) -> (B, S, H, D), (B, H, S)."""
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     if q.is_cuda:
-        found = _ATEN._scaled_dot_product_cudnn_attention(q, k, v, None, True)
+        results = _ATEN._scaled_dot_product_cudnn_attention(q, k, v, None, True)
     else:
-        found = _ATEN._scaled_dot_product_flash_attention_for_cpu(q, k, v)
-    return found[0].transpose(1, 2).contiguous(), found[1].view(q.shape[:3]).contiguous()
+        results = _ATEN._scaled_dot_product_flash_attention_for_cpu(q, k, v)
+    return results[0].transpose(1, 2).contiguous(), results[1].view(q.shape[:3]).contiguous()
 
 
 @_all_keys.register_fake
@@ -88,12 +88,12 @@ def _all_keys_back(
     if q.is_cuda:
         unused = torch.zeros((), dtype=torch.int64, device=q.device)  # the seed and offset of a dropout
         length = q.shape[2]
-        found = _ATEN._scaled_dot_product_cudnn_attention_backward(
+        gradients = _ATEN._scaled_dot_product_cudnn_attention_backward(
             *(grad, q, k, v, out, sums[..., None], unused, unused, None, None, None, length, length, 0.0, False)
         )
     else:
-        found = _ATEN._scaled_dot_product_flash_attention_for_cpu_backward(grad, q, k, v, out, sums, 0.0, False)
-    dq, dk, dv = (x.transpose(1, 2).contiguous() for x in found)
+        gradients = _ATEN._scaled_dot_product_flash_attention_for_cpu_backward(grad, q, k, v, out, sums, 0.0, False)
+    dq, dk, dv = (x.transpose(1, 2).contiguous() for x in gradients)
     return dq, dk, dv
 
 

@@ -41,8 +41,8 @@ def hub_reason(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     with contextlib.suppress(AttributeError):
         lines.append(error.server_message)  # type: ignore[attr-defined]
-    said = next((line for line in reversed(lines) if line), type(error).__name__)
-    return str(said)[:LONGEST_REASON].rstrip(".")
+    message = next((line for line in reversed(lines) if line), type(error).__name__)
+    return str(message)[:LONGEST_REASON].rstrip(".")
 
 
 def _refusal(error: Exception) -> str:

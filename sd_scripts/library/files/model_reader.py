@@ -78,13 +78,13 @@ def _read_safetensors(path: Path, header: Header, prefix: str | tuple[str, ...],
     """Return the tensors in the order of the file. With `mmap`, neighbours share a mapping, which is freed with the
     last of them; otherwise each tensor has its own memory."""
     state: dict[str, Tensor] = {}
-    wanted = {key: span for key, span in header.spans.items() if key.startswith(prefix)}
+    spans = {key: span for key, span in header.spans.items() if key.startswith(prefix)}
     with path.open("rb") as file:
-        for group in _groups(wanted, max(MAPPED, path.stat().st_size // MAPPINGS) if mmap else 0):
-            start, stop = wanted[group[0]][0], wanted[group[-1]][1]
+        for group in _groups(spans, max(MAPPED, path.stat().st_size // MAPPINGS) if mmap else 0):
+            start, stop = spans[group[0]][0], spans[group[-1]][1]
             data = _read_bytes(file, start, stop - start, mmap=mmap)
             for key in group:
-                begin, end = (offset - start for offset in wanted[key])
+                begin, end = (offset - start for offset in spans[key])
                 dtype = DTYPES.get(header.dtypes[key])
                 tensor = data[begin:end].clone() if dtype and begin % dtype.itemsize else data[begin:end]
                 shaped = tensor.view(dtype).view(header.shapes[key]) if dtype else tensor

@@ -110,7 +110,7 @@ ALWAYS = (
 def training_metadata(settings: Settings, run: TrainingMetadata, *, epoch: int, steps: int, now: float) -> Texts:
     """Return the ss_* entries of a LoRA saved at `now` (Unix seconds) after so many epochs and optimizer steps."""
     values = settings.values()
-    found: dict[str, Any] = {
+    entries: dict[str, Any] = {
         **_same_name(values, SAME_NAME),
         **_identity(run, epoch, steps, now),
         **_adjusted(settings, run),
@@ -118,8 +118,8 @@ def training_metadata(settings: Settings, run: TrainingMetadata, *, epoch: int, 
         **run.base_files,
     }
     if settings[MetadataOptions].no_metadata:
-        found = {key: value for key, value in found.items() if key in ALWAYS}
-    return {key: str(value) for key, value in found.items()}
+        entries = {key: value for key, value in entries.items() if key in ALWAYS}
+    return {key: str(value) for key, value in entries.items()}
 
 
 def base_file_metadata(settings: Settings) -> Texts:
@@ -146,7 +146,7 @@ def modelspec(
     `title` is the fallback for metadata_title, `resolution` is (width, height), prediction_type is epsilon, v or None.
     `suffix` tells what an adapter's file is; empty for a whole model.
     """
-    found: dict[str, str | None] = {
+    entries: dict[str, str | None] = {
         "sai_model_spec": "1.0.1",
         "architecture": architecture + suffix,
         "implementation": implementation,
@@ -167,7 +167,7 @@ def modelspec(
         "preprocessor": options.metadata_preprocessor,
         "is_negative_embedding": options.metadata_is_negative_embedding,
     }
-    return {f"modelspec.{key}": value for key, value in found.items() if value is not None}
+    return {f"modelspec.{key}": value for key, value in entries.items() if value is not None}
 
 
 @functools.cache

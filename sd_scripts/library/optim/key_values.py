@@ -12,16 +12,16 @@ def key_values(option: str, items: Iterable[str]) -> dict[str, Any]:
 
     Raises ValueError naming `option` if an item has no "=" or its value is no literal.
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for item in items:
         key, equals, text = item.partition("=")
         if not equals or not key.strip():
             raise ValueError(f"{option}: {item!r} is not of the form key=value")
         try:
-            found[key.strip()] = literal(key.strip(), text.strip())
+            values[key.strip()] = literal(key.strip(), text.strip())
         except ValueError as error:
             raise ValueError(f"{option}: {error}") from error
-    return found
+    return values
 
 
 def class_by_path(option: str, path: str) -> type:
@@ -30,9 +30,9 @@ def class_by_path(option: str, path: str) -> type:
     if not module or not all(part.isidentifier() for part in path.split(".")):
         raise ValueError(f"{option}: {path!r} is not a dotted path, such as torch.optim.AdamW")
     try:
-        found = getattr(importlib.import_module(module), name)
+        kind = getattr(importlib.import_module(module), name)
     except Exception as error:  # a module that cannot be imported may raise anything
         raise ValueError(f"{option}: there is no {path!r} ({error})") from error
-    if not isinstance(found, type):
+    if not isinstance(kind, type):
         raise ValueError(f"{option}: {path!r} is not a class")
-    return found
+    return kind

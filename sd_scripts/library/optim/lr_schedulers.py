@@ -79,15 +79,15 @@ def dry_run(optimizer: OptimizerOptions, scheduler: LrSchedulerOptions) -> list[
     Raises ValueError as make_optimizer and make_scheduler do; returns warnings, one sentence each.
     """
     with _as_value_error(f"optimizer_type, optimizer_args: {optimizer_name(optimizer.optimizer_type)}"):
-        made = make_optimizer(optimizer, [{"params": [torch.nn.Parameter(torch.zeros(1))]}])
+        instance = make_optimizer(optimizer, [{"params": [torch.nn.Parameter(torch.zeros(1))]}])
     with _as_value_error(f"lr_scheduler_args: {scheduler.lr_scheduler_type or scheduler.lr_scheduler}"):
-        schedule = make_scheduler(scheduler, made, total_steps=1000)
+        schedule = make_scheduler(scheduler, instance, total_steps=1000)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PyTorch warns that the optimizer has not stepped
             advance(schedule, torch.tensor(1.0))
-    if is_schedule_free(made) and (scheduler.lr_scheduler != "constant" or scheduler.lr_warmup_steps):
+    if is_schedule_free(instance) and (scheduler.lr_scheduler != "constant" or scheduler.lr_warmup_steps):
         return [
-            f"lr_scheduler, lr_warmup_steps: {type(made).__name__} needs no schedule and ignores them; "
+            f"lr_scheduler, lr_warmup_steps: {type(instance).__name__} needs no schedule and ignores them; "
             "its own warm-up is warmup_steps=100 in optimizer_args"
         ]
     return []

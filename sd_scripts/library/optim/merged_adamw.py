@@ -79,9 +79,9 @@ class MergedAdamW(torch.optim.AdamW):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as torch's AdamW takes it: with a number of steps for each parameter."""
-        found = super().state_dict()
-        states = {number: {**each, "step": each["step"].clone()} for number, each in found["state"].items()}
-        return {**found, "state": states}
+        state = super().state_dict()
+        states = {number: {**each, "step": each["step"].clone()} for number, each in state["state"].items()}
+        return {**state, "state": states}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
@@ -89,12 +89,12 @@ class MergedAdamW(torch.optim.AdamW):
 
     def _found(self, group: dict[str, Any]) -> _Runs:
         """Return the runs of a group, and move the moments of neighbours side by side."""
-        own, gradients = [*group["params"]], [p.grad for p in group["params"]]
+        parameters, gradients = [*group["params"]], [p.grad for p in group["params"]]
         self._init_group(group, *([] for _ in range(6)))  # makes the state of parameters that have none
-        learning = [p for p in own if p.grad is not None]
-        for p in learning:
+        trained = [p for p in parameters if p.grad is not None]
+        for p in trained:
             self.state[p]["step"] = self.state[p]["step"].clone()  # neighbours may have shared it until now
-        runs = _neighbours(learning)
+        runs = _neighbours(trained)
         runs = [part for run in runs for part in ([run] if self._in_step(run) else [[p] for p in run])]
         for run in runs:
             for name in MOMENTS:
@@ -103,7 +103,7 @@ class MergedAdamW(torch.optim.AdamW):
                 self.state[p]["step"] = self.state[run[0]]["step"]
         states = [[self.state[p] for p in run] for run in runs]
         return _Runs(
-            of=(own, gradients),
+            of=(parameters, gradients),
             firsts=[run[0] for run in runs],
             values=[_merged(run) for run in runs],
             gradients=[_merged([p.grad for p in run]) for run in runs],

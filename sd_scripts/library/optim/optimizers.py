@@ -36,8 +36,8 @@ TORCH_ONLY = ("foreach", "amsgrad", "fused", "maximize", "differentiable", "capt
 
 def is_rounding_adamw(options: OptimizerOptions) -> bool:
     """Return whether make_optimizer's `rounding` or `copies` chooses RoundingAdamW."""
-    own = key_values("optimizer_args", options.optimizer_args)
-    return optimizer_name(options.optimizer_type) == "AdamW" and own.keys().isdisjoint(TORCH_ONLY)
+    arguments = key_values("optimizer_args", options.optimizer_args)
+    return optimizer_name(options.optimizer_type) == "AdamW" and arguments.keys().isdisjoint(TORCH_ONLY)
 
 
 def rounds_weights(optimizer: Optimizer) -> bool:

@@ -106,21 +106,21 @@ class PartitionedOptimizer(Optimizer):
             key = partition_of(weight)
             stepped = _surrogate(weight) if rounds and weight.dtype != torch.float32 else weight
             members.setdefault(key, []).append(_Member(weight=weight, stepped=stepped, number=number))
-        asked = [dict(group) for group in self.param_groups]
+        initial = [dict(group) for group in self.param_groups]
         complete: set[int] = set()
-        self._parts = {key: self._partition(make, asked, complete, of_key) for key, of_key in members.items()}
+        self._parts = {key: self._partition(make, initial, complete, of_key) for key, of_key in members.items()}
         self._stepped: set[Hashable] = set()
         self.defaults = self.representative.defaults
 
     def _partition(
-        self, make: Callable[[list[Group]], Optimizer], asked: list[Group], complete: set[int], members: list[_Member]
+        self, make: Callable[[list[Group]], Optimizer], initial: list[Group], complete: set[int], members: list[_Member]
     ) -> _Partition:
         """`asked`: the groups as they were given; `complete`: which of the facade's hold what the optimizer adds."""
         stepped = {member.weight: member.stepped for member in members}
-        mine = [[stepped[weight] for weight in group["params"] if weight in stepped] for group in asked]
+        mine = [[stepped[weight] for weight in group["params"] if weight in stepped] for group in initial]
         places = [place for place, params in enumerate(mine) if params]
         seed = self._seed + members[0].number
-        optimizer = make([{**asked[i], "params": mine[i], "seed": seed} for i in places])
+        optimizer = make([{**initial[i], "params": mine[i], "seed": seed} for i in places])
         for i, group in zip(places, optimizer.param_groups, strict=True):
             if i not in complete:
                 self.param_groups[i].update({name: value for name, value in group.items() if name not in OWN})

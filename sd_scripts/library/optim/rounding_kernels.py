@@ -266,7 +266,7 @@ def _parts(jobs: list[ParamUpdate]) -> Iterator[_Part]:
 
 def _rows(jobs: list[ParamUpdate]) -> Tensor:
     """Return the address table, (T, COLUMNS) int64."""
-    known = (
+    columns = (
         [job.weight.data_ptr() for job in jobs],
         [job.grad.data_ptr() for job in jobs],
         [job.exp_avg.data_ptr() for job in jobs],
@@ -276,7 +276,7 @@ def _rows(jobs: list[ParamUpdate]) -> Tensor:
         [job.number for job in jobs],
     )
     # through an array, because torch.tensor takes milliseconds for a whole model's numbers
-    numbers = array("q", chain.from_iterable(known))
+    numbers = array("q", chain.from_iterable(columns))
     return torch.frombuffer(numbers, dtype=torch.int64).view(COLUMNS, len(jobs)).t().contiguous()
 
 

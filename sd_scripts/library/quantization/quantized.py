@@ -62,8 +62,8 @@ def fits(layer: nn.Module) -> bool:
 
 def format_of(layer: nn.Module) -> WeightFormat | None:
     """Return the format of a layer's weight, or None if it is not quantized."""
-    found: WeightFormat | None = getattr(layer, "weight_format", None)
-    return found
+    weight_format: WeightFormat | None = getattr(layer, "weight_format", None)
+    return weight_format
 
 
 @torch.no_grad()

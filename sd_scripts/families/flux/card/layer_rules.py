@@ -121,7 +121,7 @@ def _first(patterns: Sequence[tuple[str, Value]], name: str) -> Value | None:
 def _patterns(key: str, arguments: NetworkArguments, read: Callable[[str, str], Value]) -> list[tuple[str, Value]]:
     """`regex=value,regex=value`; a regex may hold commas, and no equals sign."""
     text = arguments.text(key)
-    found: list[tuple[str, Value]] = []
+    pairs: list[tuple[str, Value]] = []
     while text:
         match = re.match(r"([^=]+)=([^=,]*)(?:,|$)", text)
         if match is None:
@@ -131,9 +131,9 @@ def _patterns(key: str, arguments: NetworkArguments, read: Callable[[str, str], 
             re.compile(pattern)
         except re.error as error:
             raise ValueError(f"network_args: {key}: {pattern!r} is not a valid regular expression: {error}") from None
-        found.append((pattern, read(key, value)))
+        pairs.append((pattern, read(key, value)))
         text = text[match.end() :]
-    return found
+    return pairs
 
 
 def block_indices(option: str, text: str | None) -> frozenset[int] | None:
@@ -141,12 +141,12 @@ def block_indices(option: str, text: str | None) -> frozenset[int] | None:
     text = (text or "all").strip().lower()
     if text in ("all", "none"):
         return None if text == "all" else frozenset()
-    found: set[int] = set()
+    indices: set[int] = set()
     for word in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,4})\s*(?:-\s*(\d{1,4})\s*)?", word)
         if match is None or int(match[2] or match[1]) < int(match[1]):
             raise ValueError(
                 f"{option}: {word.strip()!r} is not a number or range; write all, none, or a list such as 0-3,7"
             )
-        found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
-    return frozenset(found)
+        indices.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return frozenset(indices)

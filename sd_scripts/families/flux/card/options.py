@@ -94,5 +94,5 @@ class FluxNetworkOptions(OptionGroup, title="FLUX.1 layers", methods=("lora",)):
 
 def trains_t5xxl(network: NetworkOptions, flux: FluxNetworkOptions) -> bool:
     """Whether T5 is trained too, by the option or by network_args."""
-    given = (item.lower().replace(" ", "") for item in network.network_args)
-    return flux.train_t5xxl or any(item in ("train_t5xxl=true", "train_t5xxl=1") for item in given)
+    arguments = (item.lower().replace(" ", "") for item in network.network_args)
+    return flux.train_t5xxl or any(item in ("train_t5xxl=true", "train_t5xxl=1") for item in arguments)

@@ -16,8 +16,8 @@ ARCHITECTURE = "flux-1-kontext-dev"
 
 def recognise(header: Header) -> tuple[str, str] | None:
     """Return (family, variant) of a transformer whose metadata say so: its keys and shapes are those of FLUX.1 dev."""
-    told = header.metadata.get("modelspec.architecture", "").lower()
-    if "kontext" in told and any(key in header.shapes for key in TRANSFORMERS):
+    architecture = header.metadata.get("modelspec.architecture", "").lower()
+    if "kontext" in architecture and any(key in header.shapes for key in TRANSFORMERS):
         return CARD.name, CARD.title
     return None
 

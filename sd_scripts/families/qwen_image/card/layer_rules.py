@@ -62,8 +62,8 @@ def _patterns(key: str, arguments: NetworkArguments) -> Patterns:
     if not text:
         return ()
     try:
-        found = ast.literal_eval(text) if text.startswith("[") else [text]
-        return tuple(re.compile(pattern) for pattern in found)
+        expressions = ast.literal_eval(text) if text.startswith("[") else [text]
+        return tuple(re.compile(pattern) for pattern in expressions)
     except (SyntaxError, ValueError, TypeError, re.error):
         raise ValueError(
             f"network_args: {key}={text} is not a list of regular expressions, such as ['.*_mod.*']"

@@ -21,8 +21,8 @@ VARIANTS = {EDIT: "Qwen-Image-Edit", EDIT_PLUS: "Qwen-Image-Edit-2509"}
 
 def told_version(header: Header) -> str | None:
     """Return the model_version that a file's metadata tell: its keys and shapes are those of Qwen-Image."""
-    told = header.metadata.get("modelspec.architecture", "").lower()
-    return next((version for version, name in ARCHITECTURES.items() if told == name.lower()), None)
+    architecture = header.metadata.get("modelspec.architecture", "").lower()
+    return next((version for version, name in ARCHITECTURES.items() if architecture == name.lower()), None)
 
 
 def recognise(header: Header) -> tuple[str, str] | None:

@@ -96,8 +96,8 @@ def _lr_curve(key: str, text: str, count: int, warn: Warn) -> list[float]:
         return [SHAPES[name.strip()](i / max(1, count - 1)) + add for i in range(count)]
     if any(word.strip().isalpha() for word in text.split(",")):
         raise ValueError(f"network_args: {key}={text} is neither numbers nor one of {', '.join(SHAPES)}")
-    found = numbers(key, text)
-    if len(found) != count:
-        what = "the rest are 1" if len(found) < count else "extra values are ignored"
-        warn(f"network_args: {key} has {len(found)} values for {count} blocks; {what}")
-    return (found + [1.0] * count)[:count]
+    values = numbers(key, text)
+    if len(values) != count:
+        what = "the rest are 1" if len(values) < count else "extra values are ignored"
+        warn(f"network_args: {key} has {len(values)} values for {count} blocks; {what}")
+    return (values + [1.0] * count)[:count]
