@@ -78,5 +78,6 @@ class AdvancedTraining:
             for section in SECTIONS:
                 left = form.left_of(*(group for group in section.groups if group not in groups))
                 mine = [name for name in left if name not in names]
-                lead, tool = leads.get(section.title), tools.get(section.title)
+                lead = leads.get(section.title)
+                tool = tools.get(section.title)
                 form.panel(section.title, mine, note=section.note, lead=lead, tool=tool)

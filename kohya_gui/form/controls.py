@@ -165,7 +165,10 @@ class Form:
         hinted: Collection[str] = (),
         allowed_paths: AllowedPaths = EVERYWHERE,
     ) -> None:
-        self.tab, self._method, self._hinted, self.allowed_paths = tab, method, hinted, allowed_paths
+        self.tab = tab
+        self._method = method
+        self._hinted = hinted
+        self.allowed_paths = allowed_paths
         self.options: dict[str, Option] = {
             o.name: o
             for group in groups
@@ -192,7 +195,8 @@ class Form:
                 lead()
             for name in names:
                 if name in self.options:
-                    option, width = self.options[name], self._width(name)
+                    option = self.options[name]
+                    width = self._width(name)
                     self.controls[name] = control(option, self.tab, width, self.options, self._method)
                 if name in self._hinted:
                     self.hints[name] = gr.HTML(elem_id=f"{self.tab}-{name}-hint", elem_classes="found")

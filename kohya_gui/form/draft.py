@@ -19,7 +19,8 @@ class Draft:
     """
 
     def __init__(self, form: Form, family: Component, file: Component, preset: Component, launch: str) -> None:
-        self._form, self._launch = form, launch
+        self._form = form
+        self._launch = launch
         self.state = gr.BrowserState({}, storage_key=f"{form.tab}-draft", secret=BROWSER_SECRET, render=False)
         components = {"family": family, "file": file, "preset": preset}
         components |= {f"option:{name}": c for name, c in form.controls.items() if not form.options[name].secret}

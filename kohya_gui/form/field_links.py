@@ -60,12 +60,15 @@ class FieldLinks:
         shown: Collection[str] | None = None,
         panels: Callable[[str], Sequence[str]] = lambda name: (),
     ) -> None:
-        self._form, self._options, self._panels = form, options, panels
+        self._form = form
+        self._options = options
+        self._panels = panels
         self._shown = options if shown is None else shown
 
     def with_fields(self, fields: Mapping[str, Labelled], *panels: str) -> "FieldLinks":
         """Return links that lead to the fields of a tool on the form, too, which are in these panels."""
-        shown, options = {*self._shown, *fields}, {**self._options, **fields}
+        shown = {*self._shown, *fields}
+        options = {**self._options, **fields}
         return FieldLinks(self._form, options, shown, lambda name: panels if name in fields else self._panels(name))
 
     def _begins(self, said: str) -> tuple[list[str], str]:

@@ -47,7 +47,9 @@ class PromptEditor:
     """A text with one prompt per line, or TOML or JSON as in the file, checked while typing."""
 
     def __init__(self, form: Form, family: FormComponent, queue: RunQueue) -> None:
-        self._form, self._family, tab = form, family, form.tab
+        self._form = form
+        self._family = family
+        tab = form.tab
         with gr.Row(elem_classes="actions"):
             self._edit = gr.Button("Edit prompts", elem_id=f"{tab}-edit-prompts", **BUTTON)
         with gr.Column(visible=False, elem_classes="prompt-editor", elem_id=f"{tab}-prompt-editor") as self._box:
@@ -106,7 +108,8 @@ class PromptEditor:
             content = waiting
         notice = f"Editing {place}" if place.exists() else f"{place} is created when you save"
         if data[self._kept][0] == str(place) and text != data[self._kept][1]:
-            notice, content = f"Your unsaved changes to {place} are still here", text
+            notice = f"Your unsaved changes to {place} are still here"
+            content = text
             edited = data[self._kept]
         else:
             edited = (str(place), "" if waiting else content)
@@ -179,7 +182,8 @@ def routes(links: Mapping[str, FieldLinks]) -> list[Route]:
         """Check the text in the page; no file is read."""
         try:
             tab, text, file, family, sampler = (str(body[key]) for key in ("tab", "text", "file", "family", "sampler"))
-            place, options = Path(unquoted(file).strip() or "prompts.txt"), inserts(family)
+            place = Path(unquoted(file).strip() or "prompts.txt")
+            options = inserts(family)
             explanation = meaning(text[:LARGEST], place, family, sampler, links.get(tab, NO_LINKS))
         except (ValueError, KeyError) as error:
             raise ValueError("tab, text, file, family and sampler are required") from error

@@ -66,7 +66,8 @@ def part(path: str, option: str, family: str) -> Recognised:
 
 def part_beside(model: str, option: str, family: str, may_read: Callable[[Path], bool]) -> Path | None:
     """Return the file next to the base model that is the component which this option of the family expects."""
-    component, place = component_card(family, option), Path(os.path.expanduser(model.strip()))
+    component = component_card(family, option)
+    place = Path(os.path.expanduser(model.strip()))
     with contextlib.suppress(OSError, ValueError):  # a path that cannot be one
         if component and model.strip() and may_read(place) and place.is_file():
             files = (file for file in place.parent.iterdir() if file.suffix in SAFETENSORS and file != place)
@@ -131,7 +132,8 @@ def _part(place: Path, component: ComponentCard) -> Recognised:
     file = describe(inner if (inner := place / component.folder).is_dir() else place)
     if file.problem:
         return _broken(file.problem, place)
-    good, text = file.variant in component.fitting or component.option in file.parts, _words(file, "Unknown file type")
+    good = file.variant in component.fitting or component.option in file.parts
+    text = _words(file, "Unknown file type")
     return Recognised(text if good else f"{text}: not {component.title}", good=good)
 
 

@@ -69,8 +69,11 @@ class TrainingTab:
     def __init__(
         self, training: Training, queue: RunQueue, launch: str, allowed_paths: AllowedPaths = EVERYWHERE
     ) -> None:
-        self.training, self._queue, self._allowed_paths = training, queue, allowed_paths
-        self.name, method = training.tab.name, training.tab.method
+        self.training = training
+        self._queue = queue
+        self._allowed_paths = allowed_paths
+        self.name = training.tab.name
+        method = training.tab.method
         self._families = families = families_of(method)
         groups = tuple(dict.fromkeys(g for family in families for g in script_for(family, method).groups))
         self.form = Form(self.name, groups, method, WITHOUT, HINTED, allowed_paths)
@@ -210,7 +213,8 @@ class TrainingTab:
         after_changes(about, tell, [*about, *read], self.form.hints[name])
 
     def _image_hint(self, path: str, extension: str, metadata: str, repeats: str, many: bool, epochs: str) -> str:
-        options, links = self.form.options, self.form.links
+        options = self.form.options
+        links = self.form.links
 
         def number(name: str, typed: str) -> int | None:
             value = given(options[name], typed)
@@ -250,7 +254,8 @@ class TrainingTab:
 
     def _connect_compile(self) -> None:
         """Keep the switch beside the presets and the control under Advanced Training in step, in the browser."""
-        switch, setting = self.compile, self.form.controls[COMPILE]
+        switch = self.compile
+        setting = self.form.controls[COMPILE]
         assert isinstance(setting, gr.Checkbox)
         switch.value = setting.value
         switch.input(None, switch, setting, js="(on) => on", **QUIET)
@@ -449,7 +454,8 @@ class TrainingTab:
         return self._saved(data, data[self.new_name] or "")
 
     def _saved(self, data: Updates, text: str) -> Updates:
-        values, family = self.form.read(data), data[self.family]
+        values = self.form.read(data)
+        family = data[self.family]
         try:
             place = path_to_save(text)
             self._allowed_paths.check("configuration file", place)
@@ -488,7 +494,8 @@ class TrainingTab:
         return [Remark(name, "is a secret and is not saved to the file") for name in secrets]
 
     def _start(self, data: Updates) -> Updates:
-        answer, again = data[self.run.answer] or "", {self.run.answer: ""}
+        answer = data[self.run.answer] or ""
+        again = {self.run.answer: ""}
         values = self.form.read(data)
         try:
             outside = self._allowed_paths.problem("output_dir", values.get("output_dir") or ".")
@@ -586,7 +593,8 @@ class TrainingTab:
 
     def _take_over(self, other: "TrainingTab", data: Updates) -> Updates:
         """Copy model, images and output folder from another tab; everything else stays."""
-        draft, title = data[other.draft.state] or {}, other.training.tab.title
+        draft = data[other.draft.state] or {}
+        title = other.training.tab.title
         offered = other.draft.values(draft)
         names = [name for name in SHARED if name in offered and name in self.form.controls]
         taken = {name: offered[name] for name in names if offered[name] != self.form.options[name].default}
@@ -623,7 +631,9 @@ class TrainingTab:
         return {self.run.message: shown, self.run.command: gr.update(value=printed_command(line), visible=True)}
 
     def _train(self, data: Updates, values: dict[str, Any], print_only: bool) -> tuple[Prepared, int | None]:
-        family, unknown, prompts = data[self.family], data[self.unknown], self._prompts(data, values)
+        family = data[self.family]
+        unknown = data[self.unknown]
+        prompts = self._prompts(data, values)
         return self.training.train_model(self._queue, values, family, unknown, print_only, self._allowed_paths, prompts)
 
 

@@ -16,7 +16,9 @@ def problems(options: CompileOptions, more: CompileMoreOptions, device: torch.de
     """Return why this machine cannot compile with these options, with remedies."""
     if not (names := chosen_of(options, more)):
         return []
-    sentences, named, off = [], ", ".join(names), f"turn {' and '.join(names)} off"
+    sentences = []
+    named = ", ".join(names)
+    off = f"turn {' and '.join(names)} off"
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2] if part.isdigit())
     if version < (2, 1):
         sentences.append(f"{named}: PyTorch {torch.__version__} is too old; install 2.1 or newer, or {off}")

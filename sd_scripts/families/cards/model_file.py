@@ -293,7 +293,8 @@ def _describe_folder(folder: Path) -> ModelFile:
     for beginning, family, variant in (*known, *PIPELINES):
         if pipeline.startswith(beginning):
             exact = card_of(family).recognition.folder_variant(folder, variant) if family in names() else variant
-            other, objective = _folder_inputs(family, folder), objective_of_folder(folder)
+            other = _folder_inputs(family, folder)
+            objective = objective_of_folder(folder)
             return ModelFile(
                 family=family,
                 variant=other or exact + (V_PREDICTION if objective.velocity else ""),

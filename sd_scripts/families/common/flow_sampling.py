@@ -50,7 +50,8 @@ def sample_flow(
     `sigmas_of`: noise -> where the steps begin and the last ends; `velocity_of`: latents of the control images, each
     (1, 16, h, w) -> what predicts the velocity.
     """
-    card, prompt = card_of(settings.script.family), prompts[0]
+    card = card_of(settings.script.family)
+    prompt = prompts[0]
     height, width = size_of(prompt, card.side_multiple)
     device = cast(BlockTransformer, components.denoiser).device
 

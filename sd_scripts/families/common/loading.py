@@ -113,7 +113,8 @@ FORMER = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.
 
 def open_library(layout: Layout, place: Path | str, option: str, kind: str) -> WeightSource:
     """Open a component's folder with its config.json, or a Hugging Face id, as diffusers or transformers do."""
-    library, local = pkgutil.resolve_name(str(layout.library)), isinstance(place, Path)
+    library = pkgutil.resolve_name(str(layout.library))
+    local = isinstance(place, Path)
     if isinstance(place, Path) and not (place / "config.json").is_file():
         raise ValueError(f"{option}: '{place}' is incomplete; missing: 'config.json'")
     diffusers = issubclass(library, ModelMixin)

@@ -134,7 +134,8 @@ class _Opener:
     def open_given(self, name: str, *, online: bool) -> WeightSource | None:
         """Open what the component's own option names: a file, its folder, the folder of a complete model, or, if the
         library knows these and `online`, a Hugging Face id."""
-        option, path = self.component.option, Path(name)
+        option = self.component.option
+        path = Path(name)
         if not path.exists() and self.layout.library and is_hub_id(name):
             return open_library(self.layout, name, option, self.component.kind) if online else None
         if not path.exists():
@@ -151,7 +152,8 @@ class _Opener:
             if component.option != MODEL and component.prefix_in(read_empty(model, MODEL)) is None:
                 raise ValueError(component.absent_from(model))
             return self._open_files(model, shards_of(model), MODEL)
-        folder, whole = model / component.folder, (model / "model_index.json").is_file()
+        folder = model / component.folder
+        whole = (model / "model_index.json").is_file()
         several = sum(each.option == MODEL for each in card.files.components) > 1
         if (whole or (several and not alone)) and not card.trains((description := describe(model)).family):
             problem = description.problem or f"'{model}' is not {card.title} but {description.is_a}"

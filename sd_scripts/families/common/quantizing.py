@@ -54,7 +54,8 @@ def quantize_while_loading(
         pattern = layouts[name].quantizable
         if not pattern or not (of_denoiser if name == DENOISER else of_encoders):
             continue
-        keep, quantize = partial(can_be_quantized, pattern), None
+        keep = partial(can_be_quantized, pattern)
+        quantize = None
         if name != DENOISER:
             quantize = partial(
                 quantize_encoder, weight_format=FORMATS[of_encoders], dtype=source.dtype, pattern=pattern

@@ -58,7 +58,8 @@ LAYOUTS = {
 
 
 def prepare(components: Components, settings: Settings) -> None:
-    sources, flux = components.sources, settings[FluxModelOptions]
+    sources = components.sources
+    flux = settings[FluxModelOptions]
     t5 = sources[T5XXL]
     sources[T5XXL] = replace(t5, finish=partial(finish_t5, dtype=t5.dtype))
     guided = _params(sources).guidance

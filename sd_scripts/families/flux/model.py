@@ -245,7 +245,8 @@ class FluxTransformer(BlockTransformer):
         x = torch.cat((txt, img), dim=1)
         for block in self.single_blocks:
             (x,) = self.run_block(block, (x,), vec, rope, mask)
-        start, predicted = txt.shape[1], math.prod(grid)
+        start = txt.shape[1]
+        predicted = math.prod(grid)
         return self.final_layer(x[:, start : start + predicted], vec)
 
 

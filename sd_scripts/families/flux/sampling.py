@@ -25,7 +25,8 @@ def sample_batch(
     components: Components, prompts: Sequence[SamplePrompt], text: dict[str, Tensor], settings: Settings
 ) -> list[Media]:
     """Generate images that differ in their seeds alone, as sample_flow does. Both captions are read together."""
-    prompt, images = prompts[0], len(prompts)
+    prompt = prompts[0]
+    images = len(prompts)
     captions = len(text["l_pooled"])
     flux = cast(FluxTransformer, components.denoiser)
 

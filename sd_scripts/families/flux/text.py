@@ -73,7 +73,8 @@ def _pooled(components: Components, ids: Tensor) -> Tensor:
 
 
 def _states(components: Components, ids: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    encoder, masked = components.text_encoders[T5], bool(components.extras["apply_t5_attn_mask"])
+    encoder = components.text_encoders[T5]
+    masked = bool(components.extras["apply_t5_attn_mask"])
     device = next(encoder.parameters()).device
     ids, mask = ids.to(device), mask.to(device)
     hidden = encoder(ids, attention_mask=mask if masked else None).last_hidden_state

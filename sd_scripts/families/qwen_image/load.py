@@ -48,7 +48,8 @@ def problems(sources: Mapping[str, WeightSource], settings: Settings) -> list[st
     """Return problems of components of another model, and of options that the transformer limits."""
     transformer: Any = sources[DENOISER].empty
     params: QwenImageParams = transformer.params
-    most, model = max(0, params.blocks - SLOTS), f"a model with {params.blocks} blocks"
+    most = max(0, params.blocks - SLOTS)
+    model = f"a model with {params.blocks} blocks"
     return [
         *_component_problems(sources, params),
         *swap_problems(settings.get(MemoryOptions), most, model),

@@ -140,7 +140,8 @@ class JointAttention(nn.Module):
 
     def __init__(self, params: QwenImageParams):
         super().__init__()
-        self.heads, width = params.heads, params.width
+        self.heads = params.heads
+        width = params.width
         self.to_q, self.to_k, self.to_v = (nn.Linear(width, width) for _ in range(3))
         self.add_q_proj, self.add_k_proj, self.add_v_proj = (nn.Linear(width, width) for _ in range(3))
         self.norm_q, self.norm_k = RMSNorm(params.head_width), RMSNorm(params.head_width)

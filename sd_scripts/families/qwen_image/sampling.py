@@ -32,7 +32,8 @@ def sample_batch(
     components: Components, prompts: Sequence[SamplePrompt], text: dict[str, Tensor], settings: Settings
 ) -> list[Media]:
     """Generate images that differ in their seeds alone, as sample_flow does."""
-    prompt, images = prompts[0], len(prompts)
+    prompt = prompts[0]
+    images = len(prompts)
     transformer = cast(QwenImageTransformer, components.denoiser)
 
     def velocity_of(control_latents: list[Tensor]) -> Velocity:

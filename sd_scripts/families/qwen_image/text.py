@@ -30,7 +30,8 @@ def tokenize(components: Components, captions: Sequence[Caption], settings: Sett
 
     Longer captions than LONGEST are truncated.
     """
-    tokenizer, prefix = components.tokenizers[0], prefix_length(components)
+    tokenizer = components.tokenizers[0]
+    prefix = prefix_length(components)
     texts = [f"{PREFIX}{caption.text}{SUFFIX}" for caption in captions]
     rows = tokenizer(texts, max_length=prefix + LONGEST, truncation=True).input_ids
     length = prefix + padded_length(max(map(len, rows)) - prefix, settings[CompileOptions])
@@ -46,7 +47,8 @@ def text_limit(components: Components, settings: Settings) -> TextLimit:
     """Return the length of a caption with its suffix. Control images, which come first, do not count."""
 
     def count(captions: Sequence[str]) -> list[int]:
-        texts, prefix = [f"{PREFIX}{caption}{SUFFIX}" for caption in captions], prefix_length(components)
+        texts = [f"{PREFIX}{caption}{SUFFIX}" for caption in captions]
+        prefix = prefix_length(components)
         return [len(ids) - prefix for ids in components.tokenizers[0](texts, verbose=False).input_ids]
 
     return TextLimit(tokens=LONGEST, count=count, short=LONGEST - len(SUFFIX))

@@ -82,7 +82,8 @@ def tokenize(components: Components, captions: Sequence[Caption], settings: Sett
 
 
 def _row(components: Components, text: str, grids: Sequence[Grid]) -> Row:
-    tokenizer, version = components.tokenizers[0], components.extras[VERSION]
+    tokenizer = components.tokenizers[0]
+    version = components.extras[VERSION]
     prefix = PREFIX if grids else base.PREFIX
     images = [SEEN if version == EDIT else f"Picture {number}: {SEEN}" for number in range(1, len(grids) + 1)]
     before = len(tokenizer("".join((prefix, *images))).input_ids)
@@ -130,7 +131,8 @@ def encode_text(components: Components, tokens: Tokens) -> dict[str, Tensor]:
 
 def text_cache_key(components: Components, settings: Settings) -> tuple[object, ...]:
     """Return what changes the outputs beside encoder, caption and images: tokens around these, and their size."""
-    tokenizer, version = components.tokenizers[0], components.extras[VERSION]
+    tokenizer = components.tokenizers[0]
+    version = components.extras[VERSION]
     return (*tokenizer(f"{PREFIX}{SEEN}{SUFFIX}").input_ids, version, AREA[version])
 
 

@@ -20,7 +20,8 @@ from sd_scripts.settings.settings import Settings
 def conditioning(item: Item, flipped: bool) -> dict[str, Tensor]:
     """Return sizes (6,) int64: height and width of the image, top and left of the crop, height and width of the
     bucket."""
-    (width, height), bucket = item.size, item.fit.bucket
+    (width, height) = item.size
+    bucket = item.fit.bucket
     top, left = crop_top_left(bucket.size, item.size, flipped=flipped)
     return {"sizes": torch.tensor([height, width, top, left, bucket.height, bucket.width])}
 
@@ -38,7 +39,8 @@ def step_inputs(
 
     `latents` (B, 4, h, w) float32, not yet scaled.
     """
-    noise_options, device = settings[NoiseOptions], latents.device
+    noise_options = settings[NoiseOptions]
+    device = latents.device
     schedule = noise_schedule(device, noise_options.zero_terminal_snr)
     latents = latents * VAE_SCALE
     noise = draw_noise(latents, noise_options, generator)
@@ -56,7 +58,8 @@ def step_inputs(
 
 def loss(components: Components, inputs: StepInputs, settings: Settings) -> Tensor:
     """Return the loss of each image (B,) float32."""
-    model, text = inputs.model, inputs.text
+    model = inputs.model
+    text = inputs.text
     dtype = next(components.denoiser.parameters()).dtype
     context = torch.cat([text["hidden_state1"], text["hidden_state2"]], dim=-1).to(dtype)  # (B, T, 2048)
     prediction = predict(

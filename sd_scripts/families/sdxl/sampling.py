@@ -64,7 +64,8 @@ def _denoise(
     """Return latents (B, 4, h, w) float32, scaled as the U-Net sees them."""
     from sd_scripts.families.sdxl.samplers import make_sampler  # most runs draw no sample, and SciPy is slow to import
 
-    prompt, images = prompts[0], len(prompts)
+    prompt = prompts[0]
+    images = len(prompts)
     height, width = size_of(prompt, MULTIPLE)
     sampler = make_sampler(
         prompt.sampler or settings[SampleOptions].sample_sampler,

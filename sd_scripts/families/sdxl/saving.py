@@ -50,7 +50,8 @@ def write_folder(components: Components, weights: ModelWeights, folder: Path, dt
     tokenizers = iter(components.tokenizers)
     states = _states(components, weights)
     for component in CARD.files.components:
-        name, library = component.name, str(LAYOUTS[component.name].library)
+        name = component.name
+        library = str(LAYOUTS[component.name].library)
         state = states[name]
         index[component.folder] = library.split(".")
         if name == "text_encoder1":  # transformers 4 needs the prefix, transformers 5 accepts it
@@ -93,7 +94,8 @@ def _with_original_precision(components: Components, name: str, held: State) -> 
 
     An original that does not round to the held value belongs to another model and is ignored.
     """
-    state, originals = _on_cpu(held), _originals(components, name)
+    state = _on_cpu(held)
+    originals = _originals(components, name)
     for key, tensor in state.items():
         original = originals.get(key)
         if original is None or original.shape != tensor.shape or original.element_size() == 1:  # fp8 is never written

@@ -45,7 +45,8 @@ def tokenize(components: Components, captions: Sequence[Caption], settings: Sett
 
 def text_limit(components: Components, settings: Settings) -> TextLimit:
     """Return the length that both encoders read, as `tokenize` counts it."""
-    limit, learned = card.text_limit(settings, ""), components.learned.get(0)
+    limit = card.text_limit(settings, "")
+    learned = components.learned.get(0)
     weighted = settings[CaptionOptions].weighted_captions
 
     def count(captions: Sequence[str]) -> list[int]:
@@ -86,7 +87,8 @@ def _read_before(encoder: Any, state: int) -> Iterator[list[Tensor]]:
 
     output_hidden_states would hook all layers, which causes graph breaks in compiled ones.
     """
-    layers, read = getattr(encoder, "text_model", encoder).encoder.layers, []
+    layers = getattr(encoder, "text_model", encoder).encoder.layers
+    read = []
     hook = layers[max(len(layers) + 1 + state, 0)].register_forward_pre_hook(lambda _, args: read.append(args[0]))
     try:
         yield read

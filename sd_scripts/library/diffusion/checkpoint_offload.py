@@ -57,7 +57,8 @@ class _Sent:
     """A tensor that was copied to main memory."""
 
     def __init__(self, tensor: Tensor, to_host: torch.cuda.Stream, to_device: torch.cuda.Stream):
-        self._device, self._to_device = tensor.device, to_device
+        self._device = tensor.device
+        self._to_device = to_device
         self._host = torch.empty_like(tensor, device="cpu", pin_memory=True)
         self._fetched: Tensor | None = None
         to_host.wait_stream(torch.cuda.current_stream(tensor.device))

@@ -64,7 +64,8 @@ class TensorFile:
 
     def __init__(self, path: Path, option: str):
         """Raises ValueError, one sentence that names the option, if the file is missing or damaged."""
-        self.path, self.option = path, option
+        self.path = path
+        self.option = option
         self._state: dict[str, Tensor] = {}
         self._file: BinaryIO | None = None
         if path.suffix in SAFETENSORS:
@@ -120,7 +121,8 @@ class TensorWriter:
     """Fills a file whose tensors are all known beforehand, in any order."""
 
     def __init__(self, file: BinaryIO, specs: Mapping[str, TensorSpec], metadata: Mapping[str, str]):
-        self.specs, self._file = specs, file
+        self.specs = specs
+        self._file = file
         first, self._spans = header_of(specs, metadata)
         self.left = set(specs)
         """Keys that are not written yet."""

@@ -208,7 +208,8 @@ def _identity(run: TrainingMetadata, epoch: int, steps: int, now: float) -> dict
 
 def _adjusted(settings: Settings, run: TrainingMetadata) -> dict[str, Any]:
     """Return the options whose entry has another name or format."""
-    network, cache = settings.get(NetworkOptions), settings[CacheOptions]
+    network = settings.get(NetworkOptions)
+    cache = settings[CacheOptions]
     warmup = settings[LrSchedulerOptions].lr_warmup_steps
     adjusted: dict[str, Any] = {
         "ss_lr_warmup_steps": int(warmup) if warmup >= 1 or not warmup else warmup,

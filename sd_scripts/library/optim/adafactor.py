@@ -111,7 +111,8 @@ class Adafactor(Optimizer):
             beta1=group["beta1"],
             weight_decay=group["weight_decay"],
         )
-        key, kernels = Key(group["seed"], state["step"], number), kernels_on(weight.device)
+        key = Key(group["seed"], state["step"], number)
+        kernels = kernels_on(weight.device)
         if kernels and hyper.beta1 is None and kernels.fits(weight):
             kernels.update(weight, state, hyper, key)
         else:

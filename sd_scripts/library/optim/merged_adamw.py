@@ -89,7 +89,8 @@ class MergedAdamW(torch.optim.AdamW):
 
     def _found(self, group: dict[str, Any]) -> _Runs:
         """Return the runs of a group, and move the moments of neighbours side by side."""
-        parameters, gradients = [*group["params"]], [p.grad for p in group["params"]]
+        parameters = [*group["params"]]
+        gradients = [p.grad for p in group["params"]]
         self._init_group(group, *([] for _ in range(6)))  # makes the state of parameters that have none
         trained = [p for p in parameters if p.grad is not None]
         for p in trained:

@@ -67,7 +67,8 @@ def make_optimizer(
     ours = bool(rounding or copies) and is_rounding_adamw(options)
     more: dict[str, Any] = {}
     if ours:
-        kind, more = RoundingAdamW, {"seed": seed, "copies": copies}
+        kind = RoundingAdamW
+        more = {"seed": seed, "copies": copies}
         del arguments["fused"]
     elif name == "Adafactor":
         more = {"seed": seed}
@@ -75,7 +76,8 @@ def make_optimizer(
         _check_one_rate(name, groups)
     rate: float | None = options.learning_rate
     if arguments.get("relative_step"):  # Adafactor then accepts no rate, neither in general nor for a group
-        rate, groups = None, [{**group, "lr": None} for group in groups]
+        rate = None
+        groups = [{**group, "lr": None} for group in groups]
     if name == "AdamW" and not ours:
         on_cuda = all(parameter.is_cuda for group in groups for parameter in group["params"])
         arguments = {"capturable": on_cuda, **arguments}

@@ -100,7 +100,8 @@ class PartitionedOptimizer(Optimizer):
         surrogates. `resident` is entered around every change of a partition's weights, except in step_partition, whose
         caller has made them resident. The weights must already be on the training device."""
         super().__init__(groups, defaults={})
-        self._seed, self._resident = seed, resident or (lambda key: nullcontext())
+        self._seed = seed
+        self._resident = resident or (lambda key: nullcontext())
         members: dict[Hashable, list[_Member]] = {}
         for number, weight in enumerate(weight for group in self.param_groups for weight in group["params"]):
             key = partition_of(weight)

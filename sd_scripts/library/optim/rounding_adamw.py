@@ -190,7 +190,8 @@ class RoundingAdamW(Optimizer):
     def _plans(self) -> list[_Plan]:
         """Return each group's update plan. Making one takes milliseconds, so it is reused while no tensor has moved,
         as in replayed CUDA graphs."""
-        begin, plans = 0, []
+        begin = 0
+        plans = []
         for index, group in enumerate(self.param_groups):
             weights = group["params"]
             grads = [self.gradient(weight) for weight in weights]
@@ -238,7 +239,8 @@ class RoundingAdamW(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         self._plan_cache.clear()
-        self._recorded, self._replays = [], 0
+        self._recorded = []
+        self._replays = 0
         weights = [weight for group in self.param_groups for weight in group["params"]]
         for number, saved in state_dict["state"].items():
             weight = weights[number]

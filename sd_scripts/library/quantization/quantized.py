@@ -93,7 +93,8 @@ def empty_weight(layer: nn.Module) -> Tensor:
 @torch.no_grad()
 def stored_weight(layer: nn.Linear, device: torch.device) -> Tensor:
     """Return the weight of a layer, quantized or not, also if its block is swapped out: (out, in) float32."""
-    known, weight = format_of(layer), host_value(layer.weight).detach().to(device)
+    known = format_of(layer)
+    weight = host_value(layer.weight).detach().to(device)
     if known is None:
         return weight.float()
     scale: Tensor = layer.weight_scale  # type: ignore[assignment]

@@ -29,7 +29,8 @@ def parse_weights(prompt: str) -> list[tuple[str, float]]:
     def close(factor: float) -> None:
         kinds.pop()
         place = opened.pop()
-        ends[place], factors[place] = len(pieces), factor
+        ends[place] = len(pieces)
+        factors[place] = factor
 
     for text, number in TOKENS.findall(prompt):
         innermost = kinds[-1] if kinds else ""
