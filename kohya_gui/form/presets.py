@@ -11,17 +11,8 @@ from sd_scripts.settings.catalog import FAMILY_TITLES
 PRESETS = Path(__file__).parents[2] / "presets"
 KEPT_BY_PRESETS = (
     *dict.fromkeys((BASE_MODEL, "vae", *component_options())),
-    *(
-        "train_data_dir",
-        "num_repeats",
-        "caption_prefix",
-        "reg_data_dir",
-        "dataset_config",
-        "in_json",
-        "conditioning_data_dir",
-    ),
-    "control_directory",
-    *("output_dir", "output_name", "logging_dir", "sample_prompts"),
+    *("train_data_dir", "num_repeats", "caption_prefix", "reg_data_dir", "dataset_config", "in_json"),
+    *("conditioning_data_dir", "control_directory", "output_dir", "output_name", "logging_dir", "sample_prompts"),
 )
 """Paths and names, which a preset leaves alone: it is about how to train."""
 

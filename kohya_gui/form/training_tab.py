@@ -343,9 +343,9 @@ class TrainingTab:
 
     def _open(self, data: Updates) -> Updates:
         if data[self.dropped]:
-            return {**self._undoable(self.form.changed(self._open_dropped(data), data), data), self.dropped: ""}
+            return {**self._undoable(self._open_dropped(data), data), self.dropped: ""}
         updates = self._opened(data[self.file] or "", data[self.recent], data[self.family])
-        return self._undoable(self.form.changed(updates, data), data)
+        return self._undoable(updates, data)
 
     def _chosen(self, family: str, preset: str | None) -> list[Any]:
         """Switch the family: shared options stay, and the other family's preset is no longer shown as selected."""
@@ -395,7 +395,7 @@ class TrainingTab:
         title = f"Preset {preset_title(path)} applied; your model, folders and names stay. {preset_words(path)}"
         values = {**opened.values, **paths}
         updates = self._filled(values, opened.family, data[self.file] or "", opened.remarks, title, data[self.preset])
-        return self._undoable(self.form.changed(updates, data) | {self.unknown: opened.unknown}, data)
+        return self._undoable(updates | {self.unknown: opened.unknown}, data)
 
     def _filled(
         self,
@@ -541,20 +541,19 @@ class TrainingTab:
         """Load what fields.js or runs.js asks for: a past run by number, a preset or tab by name, the options of a
         measured variant, or "undo"."""
         source: str = data[self.run.past] or ""
-        if source.startswith("options:"):
-            updates = self._use_measured(source.removeprefix("options:"), data)
-            return self._undoable(self.form.changed(updates, data), data)
-        if source.startswith("tab:"):
-            other = self._others.get(source.removeprefix("tab:"))
-            if other is None:
-                return {self.run.message: message("error", "There is no such tab to copy settings from")}
-            updates = self._take_over(other, data)
-            return self._undoable(self.form.changed(updates, data), data)
-        if source == "undo":
-            return self.form.changed(self._undo(data), data)
-        if source.startswith("preset:"):
-            return self._open_preset({**data, self.preset: source.removeprefix("preset:")})
-        return self._undoable(self.form.changed(self._load_past(source), data), data)
+        kind, _, name = source.partition(":")
+        match kind:
+            case "undo":
+                return self.form.changed(self._undo(data), data)
+            case "preset":
+                return self._open_preset({**data, self.preset: name})
+            case "tab":
+                updates = self._take_over(name, data)
+            case "options":
+                updates = self._use_measured(name, data)
+            case _:
+                updates = self._load_past(source)
+        return self._undoable(updates, data)
 
     def _use_measured(self, text: str, data: Updates) -> Updates:
         """Set the compile options, and those that save memory, as in a variant that was measured."""
@@ -573,7 +572,8 @@ class TrainingTab:
         )
 
     def _undoable(self, updates: Updates, data: Updates) -> Updates:
-        """Return the updates with an Undo button, if they replace the form's settings."""
+        """Return the updates that change something, with an Undo button if they replace the form's settings."""
+        updates = self.form.changed(updates, data)
         if self.draft.state not in updates:
             return updates
         draft = self.draft.of(self.form.read(data), data[self.family], data[self.file] or "", data[self.preset])
@@ -591,8 +591,11 @@ class TrainingTab:
         updates |= {self.unknown: before["unknown"], self.form.prompts: before["prompts"]}
         return updates | {self.opened: before["opened"], self.before: {}}
 
-    def _take_over(self, other: "TrainingTab", data: Updates) -> Updates:
+    def _take_over(self, tab: str, data: Updates) -> Updates:
         """Copy model, images and output folder from another tab; everything else stays."""
+        other = self._others.get(tab)
+        if other is None:
+            return {self.run.message: message("error", "There is no such tab to copy settings from")}
         draft = data[other.draft.state] or {}
         title = other.training.tab.title
         offered = other.draft.values(draft)

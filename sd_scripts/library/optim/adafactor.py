@@ -2,7 +2,7 @@
 2018, https://arxiv.org/abs/1804.04235). For tensors of more dimensions the last two are the matrix, as in transformers.
 
 transformers' own class takes 5 s to import, launches some twenty kernels for each weight, and cannot round
-stochastically.
+stochastically. Nor can torch's, which has neither a first moment nor the switches of transformers' that settings name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""AdamW for half-precision weights, with stochastic rounding of weights and moments."""
+"""AdamW for half-precision weights, with stochastic rounding of weights and moments.
+
+torch's AdamW rounds to nearest, which loses small updates. torchao's can round stochastically, but draws from the
+generator of the device, so that its numbers depend on what else was drawn, and differ from process to process.
+"""
 
 from __future__ import annotations
 
