@@ -31,12 +31,12 @@ CHUNK_BYTES = 64 * 2**20
 Hidden = tuple[Tensor, ...]
 
 
-def swapped_blocks(blocks: int, count: int, slots: int = SLOTS) -> list[int]:
+def swapped_blocks(blocks: int, count: int) -> list[int]:
     """Return which blocks are swapped so that `count` are always off the device: evenly spread, so that the others
     compute during the copies."""
     if not count:
         return []
-    turns = count + slots
+    turns = count + SLOTS
     assert turns <= blocks, f"{count} of {blocks} blocks cannot be off the device"
     return [(2 * i + 1) * blocks // (2 * turns) for i in range(turns)]
 
@@ -189,18 +189,17 @@ class BlockSwap:
         blocks: Sequence[nn.Module],
         count: int,
         device: torch.device,
-        slots: int = SLOTS,
         streams: CopyStreams | None = None,
         *,
         trainable: bool = False,
     ):
-        chosen = swapped_blocks(len(blocks), count, slots)
+        chosen = swapped_blocks(len(blocks), count)
         self.blocks = [blocks[i] for i in chosen]
         self.trainable = trainable
         self.streams = streams or CopyStreams.of(device)
         layouts = [_Layout.of(block, trainable) for block in self.blocks]
         size = max((layout.size for layout in layouts), default=0)
-        self._slots = [_Slot(size, device, self.streams) for _ in self.blocks[:slots]]
+        self._slots = [_Slot(size, device, self.streams) for _ in self.blocks[:SLOTS]]
         self._host_copies: list[Tensor] = []
         """Each swapped block's bytes in main memory."""
         for number, (block, layout) in enumerate(zip(self.blocks, layouts, strict=True)):
@@ -216,7 +215,7 @@ class BlockSwap:
             self._load(number)
 
     def _slot(self, number: int) -> _Slot:
-        return self._slots[number % len(self._slots)]
+        return self._slots[number % SLOTS]
 
     def _load(self, number: int) -> None:
         self._slot(number).load(number, self._host_copies[number], self._prefetched.pop(number, ()))
@@ -259,8 +258,8 @@ class BlockSwap:
 
     def _next_number(self, number: int) -> int:
         """Return the block to load into the slot of block `number` in forward order, wrapping to the next forward."""
-        after = number + len(self._slots)
-        return after if after < len(self._host_copies) else number % len(self._slots)
+        after = number + SLOTS
+        return after if after < len(self._host_copies) else number % SLOTS
 
     def prefetch(self, room: int) -> None:
         """Copy bytes of the first blocks of the next forward to the device, using at most `room` bytes.
@@ -268,7 +267,7 @@ class BlockSwap:
         With checkpointing a forward takes less than half of a step's time but needs half of the copies: there they
         would be late, while backward has time to spare.
         """
-        for number in range(len(self._slots), len(self._host_copies)):
+        for number in range(SLOTS, len(self._host_copies)):
             if self._slot(number).block_number == number:
                 continue
             chunks = self._prefetched.setdefault(number, [])
@@ -301,7 +300,7 @@ class BlockSwap:
         if not _needs_backward(hidden):
             self.release(number, self._next_number(number))
             return hidden
-        self.release(number, number + len(self._slots))
+        self.release(number, number + SLOTS)
         return _Leave.apply(self, number, *hidden)
 
 
@@ -330,7 +329,7 @@ class _Enter(_SwapHook):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        ctx.swap.release(ctx.number, ctx.number - len(ctx.swap._slots))
+        ctx.swap.release(ctx.number, ctx.number - SLOTS)
         if ctx.swap.headroom:
             ctx.swap.headroom.prefetch()
         return None, None, *grads

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sd_scripts.library.diffusion.block_swap import SwapGroup
-from sd_scripts.library.diffusion.checkpoint_offload import CheckpointOffload
-from sd_scripts.library.diffusion.checkpointing import Checkpoint
+from sd_scripts.library.diffusion.checkpointing import Checkpoint, CheckpointOffload
 
 _NOTHING = nullcontext()
 

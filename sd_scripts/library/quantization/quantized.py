@@ -77,10 +77,10 @@ def quantize_(layer: nn.Linear, weight_format: WeightFormat, dtype: torch.dtype)
     return hold_(layer, weight_format, dtype, *weight_format.quantize(weight))
 
 
-def dequantized(layer: nn.Linear, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return the weight of a layer that is on the device, quantized or not, (out, in)."""
+def dequantized(layer: nn.Linear) -> Tensor:
+    """Return the weight of a layer that is on the device, quantized or not, (out, in) float32."""
     known = format_of(layer)
-    return known.dequantize(layer.weight, layer.weight_scale, dtype) if known else layer.weight.to(dtype)  # type: ignore[arg-type]
+    return known.dequantize(layer.weight, layer.weight_scale, torch.float32) if known else layer.weight.float()  # type: ignore[arg-type]
 
 
 def empty_weight(layer: nn.Module) -> Tensor:
