@@ -182,7 +182,8 @@ def save_prompts(beside: Path, prompts: str, allowed_paths: AllowedPaths = EVERY
     """Write sample prompts to a new text file beside a configuration. Raises ValueError, one sentence."""
     text = prompts.rstrip() + "\n"
     for number in itertools.count(1):
-        place = beside.with_name(f"{beside.stem}-prompts{f'-{number}' if number > 1 else ''}.txt").absolute()
+        end = f"-{number}" if number > 1 else ""
+        place = beside.with_name(f"{beside.stem}-prompts{end}.txt").absolute()
         allowed_paths.check(PROMPTS, place)
         try:
             if not place.exists():

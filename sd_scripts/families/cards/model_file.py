@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sd_scripts.families.cards.family_card import FilesCard
 from sd_scripts.families.cards.registry import card_of, cards, names
 from sd_scripts.formats.documents import check_name, read_json
 from sd_scripts.formats.models.model_objective import ModelObjective, objective_of_file, objective_of_folder
@@ -61,8 +62,8 @@ def with_article(variant: str) -> str:
     """Return a variant as part of a sentence: "Stable Diffusion 1.5 LoRA" with an article, a name without one."""
     if not variant.partition(",")[0].partition(" (")[0].endswith(NOUNS):
         return variant
-    spelt = variant.startswith("SD")  # as people say it: an SD checkpoint
-    return f"{'an' if spelt else 'a'} {variant}"
+    article = "an" if variant.startswith("SD") else "a"  # as people say it: an SD checkpoint
+    return f"{article} {variant}"
 
 
 def is_hub_id(name: str) -> bool:
@@ -152,9 +153,9 @@ def _describe_pickle(path: Path, size: int) -> ModelFile:
 
 def _described(header: Header, size: int) -> ModelFile:
     family, variant = recognise(header)
-    components = card_of(family).files.separate_components if family in names() else ()
-    parts = tuple(component.option for component in components if component.prefix_in(header.shapes) is not None)
-    other = _other_inputs(family, header)
+    files = _files_of(family)
+    parts = tuple(part.option for part in files.separate_components if part.prefix_in(header.shapes) is not None)
+    other = files.denoiser.other_variant(header.shapes) if files.denoiser else ""
     return ModelFile(
         family=family,
         variant=other or variant,
@@ -170,15 +171,14 @@ def _described(header: Header, size: int) -> ModelFile:
 def _lacking(family: str | None, keys: Collection[str]) -> tuple[str, ...]:
     """Return the options of components that a whole model of the family contains, and a file with these keys does
     not."""
-    components = card_of(family).files.components if family in names() else ()
+    components = _files_of(family).components
     within = (component for component in components if not component.fitting and component.option != MODEL)
     return tuple(component.option for component in within if component.prefix_in(keys) is None)
 
 
-def _other_inputs(family: str | None, header: Header) -> str:
-    """Return what a file is whose denoiser has other input channels than the family's models; else an empty text."""
-    denoiser = card_of(family).files.denoiser if family in names() else None
-    return denoiser.other_variant(header.shapes) if denoiser else ""
+def _files_of(family: str | None) -> FilesCard:
+    """Return the files of a family, or those of none for another model."""
+    return card_of(family).files if family in names() else FilesCard()
 
 
 CLIP_L, T5_XXL = "CLIP-L text encoder", "T5-XXL text encoder"
@@ -308,7 +308,7 @@ def _describe_folder(folder: Path) -> ModelFile:
 
 def _folder_inputs(family: str | None, folder: Path) -> str:
     """Return what a diffusers folder is whose denoiser has other input channels; else an empty text."""
-    denoiser = card_of(family).files.denoiser if family in names() else None
+    denoiser = _files_of(family).denoiser
     if not denoiser or not denoiser.first_layer:
         return ""
     for file in sorted((folder / denoiser.folder).glob("*.safetensors")):
