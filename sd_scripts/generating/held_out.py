@@ -53,23 +53,12 @@ class HeldOutLoss:
                 "images that validation_split held out"
             )
         if folder:
-            return plan_held_out(
-                context.settings,
-                folder,
-                seed=context.seed,
-                warn=context.warn,
-                bucket_multiple=card.bucket_multiple,
-                token_multiple=card.token_multiple,
-                title=card.title,
-            )
+            return plan_held_out(context.settings, folder, card, seed=context.seed, warn=context.warn)
         plan = plan_data(
             context.settings,
+            card,
             seed=context.seed,
             warn=context.warn,
-            bucket_multiple=card.bucket_multiple,
-            token_multiple=card.token_multiple,
-            takes_controls=card.has("control_images"),
-            title=card.title,
             progress=context.cancellable_phase("reading the dataset"),
         )
         return DataPlan(blueprint=plan.blueprint, items=(), seed=plan.seed, validation=plan.validation)

@@ -118,15 +118,7 @@ def plan_run(settings: Settings, gpu: Gpu | None = None, known: Iterable[Measure
     card, options = card_of(settings.script.family), settings[TrainingOptions]
     gpu = gpu or first_gpu()
     warnings: list[str] = []
-    data = plan_data(
-        settings,
-        seed=options.seed or 0,
-        warn=warnings.append,
-        bucket_multiple=card.bucket_multiple,
-        token_multiple=card.token_multiple,
-        takes_controls=card.has("control_images"),
-        title=card.title,
-    )
+    data = plan_data(settings, card, seed=options.seed or 0, warn=warnings.append)
     require_token_in_captions(trained_token(settings), data, warnings.append)
     warnings += _cut_texts(settings, card, data)
     shapes = batch_shapes(data, short_batches=settings[DatasetOptions].short_batches)

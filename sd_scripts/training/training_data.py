@@ -113,13 +113,10 @@ def read_dataset(context: Context, family: Family) -> DataPlan:
     """Return the images of a run. Raises ValueError for mistakes in the dataset."""
     return plan_data(
         context.settings,
+        family.card,
         seed=context.seed,
         warn=context.warn,
-        bucket_multiple=family.card.bucket_multiple,
-        token_multiple=family.card.token_multiple,
-        takes_controls=family.card.has("control_images"),
         text_sees_controls=family.text.sees_controls,
-        title=family.card.title,
         progress=context.cancellable_phase("reading the dataset"),
     )
 

@@ -22,6 +22,8 @@ from sd_scripts.data.plan.epochs import BatchShape, batch_shapes
 from sd_scripts.data.reader import BatchReader
 from sd_scripts.data.sources.captions import Caption
 from sd_scripts.data.sources.controls import ControlRules
+from sd_scripts.families.cards.family_card import FamilyCard
+from sd_scripts.families.cards.registry import card_of
 from sd_scripts.families.flux.vae import LATENTS
 from sd_scripts.families.flux_kontext.card import CARD
 from sd_scripts.formats.images.control_images import find_controls
@@ -45,16 +47,13 @@ def settings_of(**values: Any) -> Settings:
     return Settings(script_for("flux_kontext", "lora"), SMALL | texts)
 
 
-def plan_of(*, takes_controls: bool = True, text_sees_controls: bool = False, **values: Any) -> DataPlan:
+def plan_of(card: FamilyCard = CARD, *, text_sees_controls: bool = False, **values: Any) -> DataPlan:
     return plan_data(
         settings_of(**values),
+        card,
         seed=7,
         warn=pytest.fail,
-        bucket_multiple=32,
-        token_multiple=16,
-        takes_controls=takes_controls,
         text_sees_controls=text_sees_controls,
-        title="FLUX.1 Kontext",
     )
 
 
@@ -266,8 +265,8 @@ def test_a_dataset_file_and_a_metadata_file_name_them(root: Path) -> None:
     """)
     plan = plan_of(dataset_config=config)
     assert {size for extent in plan.buckets() for size in extent.controls} == {(80, 64)}
-    with pytest.raises(ValueError, match=r"^control_directory: FLUX.1 Kontext takes no control images"):
-        plan_of(dataset_config=config, takes_controls=False)
+    with pytest.raises(ValueError, match=r"^control_directory: FLUX.1 takes no control images"):
+        plan_of(card_of("flux"), dataset_config=config)
 
 
 def test_the_dataset_files_of_musubi_tuner_are_read(root: Path) -> None:
@@ -284,9 +283,7 @@ def test_the_dataset_files_of_musubi_tuner_are_read(root: Path) -> None:
         num_repeats = 3
     """)
     settings, told = settings_of(dataset_config=config, enable_bucket=False), list[str]()
-    plan = plan_data(
-        settings, seed=1, warn=told.append, bucket_multiple=32, takes_controls=True, title="FLUX.1 Kontext"
-    )
+    plan = plan_data(settings, CARD, seed=1, warn=told.append)
     assert plan.buckets() == {
         Extent(96, 64, controls=((48, 32),) * 2): 3,
         Extent(96, 64, controls=((64, 64),)): 6,

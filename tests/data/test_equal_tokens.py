@@ -8,7 +8,7 @@ import pytest
 
 from sd_scripts.data.plan.buckets import BucketFit, BucketRules, Buckets, bucket_resolutions, equal_tokens_need
 from sd_scripts.data.plan.dataset import plan_data
-from sd_scripts.families.cards.registry import cards
+from sd_scripts.families.cards.registry import card_of, cards
 from sd_scripts.settings.catalog import script_for
 from sd_scripts.settings.reading import from_values
 from tests.support.data import make_folder, plan_of, settings_of
@@ -88,7 +88,7 @@ def test_each_dataset_of_a_file_chooses_for_its_own_resolution(tmp_path: Path) -
         {"resolution": 128, "subsets": subsets},
     ]
     file.write_text(json.dumps({"general": {"max_bucket_reso": 512}, "datasets": datasets}))
-    plan = plan_data(settings_of(dataset_config=file), seed=1, warn=pytest.fail, bucket_multiple=32, title="SDXL")
+    plan = plan_data(settings_of(dataset_config=file), card_of("sdxl"), seed=1, warn=pytest.fail)
     areas: dict[int, set[int]] = {}
     for item in plan.items:
         areas.setdefault(item.dataset, set()).add(item.fit.bucket.width * item.fit.bucket.height)
@@ -104,7 +104,7 @@ def test_images_keep_their_train_resolution_and_are_told_if_it_has_other_tokens(
     told: list[str] = []
     values = {"in_json": tmp_path / "meta.json", "train_data_dir": tmp_path, "resolution": "1024"}
     settings = settings_of(**values, max_bucket_reso=2048, equal_token_buckets=True)
-    plan = plan_data(settings, seed=1, warn=told.append, bucket_multiple=32, token_multiple=16, title="FLUX.1")
+    plan = plan_data(settings, card_of("flux"), seed=1, warn=told.append)
     assert [item.fit.bucket.size for item in plan.items] == [(1008, 1024), (64, 64)]
     assert told[-1] == (
         "equal_token_buckets: the train_resolution of 1 image in 'meta.json' has another number of tokens; prepare the "

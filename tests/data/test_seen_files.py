@@ -19,6 +19,7 @@ from sd_scripts.data.sources.seen_files import (
     seen_files_path,
     stamps_of,
 )
+from sd_scripts.families.cards.registry import card_of
 from sd_scripts.formats.images.image_folders import find_images
 from tests.data.test_data_caches import Encoders
 from tests.support.data import make_folder, make_image, plan_of, settings_of
@@ -177,10 +178,9 @@ def test_progress_counts_captions_and_images_of_all_folders(root: Path, monkeypa
     told: list[tuple[int, int]] = []
     dataset.plan_data(
         settings_of(train_data_dir=root),
+        card_of("sdxl"),
         seed=1,
         warn=pytest.fail,
-        bucket_multiple=32,
-        title="SDXL",
         progress=lambda done, total: told.append((done, total)),
     )
     assert told[0] == (1, 6)

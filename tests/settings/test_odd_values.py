@@ -13,6 +13,7 @@ from kohya_gui.kohya.legacy_config import from_kohya
 from sd_scripts import sdxl_train_network
 from sd_scripts.data.plan.counted_warnings import MOST_ALIKE, counted_warnings
 from sd_scripts.data.plan.dataset import plan_data
+from sd_scripts.families.cards.registry import card_of
 from sd_scripts.formats.documents import DEEPEST, parse_json, parse_toml
 from sd_scripts.formats.images.metadata_file import read_metadata
 from sd_scripts.formats.toml_files import toml_text
@@ -214,7 +215,7 @@ def test_a_folder_that_is_listed_thousands_of_times_is_one_warning(tmp_path: Pat
     )
     told: list[str] = []
     settings = from_values(SDXL_LORA, {"dataset_config": str(tmp_path / "data.toml")})
-    plan_data(settings, seed=1, warn=told.append, bucket_multiple=32, title="SDXL")
+    plan_data(settings, card_of("sdxl"), seed=1, warn=told.append)
     assert [text for text in told if "listed" in text] == [
         f"{tmp_path / 'cats'} is listed twice in one dataset; the first entry is used (499 times)"
     ]

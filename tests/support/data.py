@@ -12,6 +12,7 @@ from sd_scripts.data.loader import BatchLoader
 from sd_scripts.data.plan import dataset
 from sd_scripts.data.plan.dataset import DataPlan
 from sd_scripts.data.reader import BatchReader
+from sd_scripts.families.cards.registry import card_of
 from sd_scripts.families.sdxl.objective import conditioning
 from sd_scripts.settings.catalog import script_for
 from sd_scripts.settings.settings import Settings
@@ -50,7 +51,7 @@ def settings_of(**values: Any) -> Settings:
 
 def plan_data(settings: Settings, *, seed: int, warn: Any) -> DataPlan:
     """The plan of an SDXL run."""
-    return dataset.plan_data(settings, seed=seed, warn=warn, bucket_multiple=32, title="SDXL")
+    return dataset.plan_data(settings, card_of("sdxl"), seed=seed, warn=warn)
 
 
 def plan_of(root: Path, *, seed: int = 7, told: list[str] | None = None, **values: Any) -> DataPlan:

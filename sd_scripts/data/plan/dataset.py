@@ -18,6 +18,7 @@ from sd_scripts.data.sources.controls import ControlRules
 from sd_scripts.data.sources.folders import ImageRecord, read_sizes, read_subset
 from sd_scripts.data.sources.images import Augmentation, is_too_elongated
 from sd_scripts.data.sources.reading_progress import Progress, ReadingProgress
+from sd_scripts.families.cards.family_card import FamilyCard
 from sd_scripts.formats.images.caption_files import UnreadableCaptions
 from sd_scripts.formats.words import counted, some
 from sd_scripts.machine import garbage_collection
@@ -124,34 +125,28 @@ class DataPlan:
 @garbage_collection.paused()
 def plan_data(
     settings: Settings,
+    card: FamilyCard,
     *,
     seed: int,
     warn: Warn,
-    bucket_multiple: int,
-    title: str,
-    token_multiple: int | None = None,
-    takes_controls: bool = False,
     text_sees_controls: bool = False,
     progress: Progress | None = None,
 ) -> DataPlan:
-    """Read the datasets that the settings describe, with control images for a family that `takes_controls`, whose
+    """Read the datasets that the settings describe, in the sizes and with the control images that the family needs.
     `text_sees_controls` if its text encoders read them, too.
 
-    `seed` shuffles epochs and, without validation_seed, splits off validation images; sizes are multiples of
-    `bucket_multiple`, with equal_token_buckets of `token_multiple`, as the family called `title` needs. ValueError
-    names the option at fault; skipped images go to `warn`, and how far it is to `progress`.
+    `seed` shuffles epochs and, without validation_seed, splits off validation images. ValueError names the option at
+    fault; `warn` is called about skipped images, and `progress` with the files that are read.
     """
     with counted_warnings(warn) as warn:
         blueprint = read_blueprint(settings, warn)
-        datasets = [_rounded(dataset, bucket_multiple, token_multiple, title, warn) for dataset in blueprint.datasets]
+        datasets = [_rounded(dataset, card, warn) for dataset in blueprint.datasets]
         blueprint = dataclasses.replace(blueprint, datasets=tuple(datasets))
         reading = ReadingProgress(progress)
         training: list[Item] = []
         validation: list[Item] = []
         for number, (dataset, subsets) in enumerate(zip(datasets, _read(datasets, warn, reading), strict=True)):
-            learned, kept_out = _plan_dataset(
-                number, dataset, subsets, seed, bucket_multiple, title, warn, len(training)
-            )
+            learned, kept_out = _plan_dataset(number, dataset, subsets, card, seed, warn, len(training))
             training += learned
             validation += kept_out
         if not training and all(dataset.validation_split == 1 for dataset in datasets):
@@ -160,7 +155,7 @@ def plan_data(
             )
         if not training:
             raise ValueError(f"{blueprint.source}: no images to train on; {_remedy(blueprint)}")
-        _check_controls(training, title, takes_controls=takes_controls, source=blueprint.source)
+        _check_controls(training, card, blueprint.source)
         made = partial(DataPlan, blueprint=blueprint, seed=seed, text_sees_controls=text_sees_controls)
         plan = made(items=_numbered(training), validation=made(items=_numbered(validation)) if validation else None)
         if settings[AugmentOptions].masked_loss and not plan.wants_masks:
@@ -169,18 +164,11 @@ def plan_data(
 
 
 def plan_images(
-    paths: Sequence[Path],
-    rules: BucketRules,
-    augmentation: Augmentation,
-    *,
-    warn: Warn,
-    multiple: int,
-    title: str,
-    token_multiple: int | None = None,
+    paths: Sequence[Path], rules: BucketRules, augmentation: Augmentation, card: FamilyCard, *, warn: Warn
 ) -> DataPlan:
     """Plan images without captions, each once, to encode them ahead of a run; warn about unusable ones."""
     subset = Subset(captions=CaptionRules(), augmentation=augmentation, controls=ControlRules())
-    dataset = _rounded(Dataset(buckets=rules, subsets=(subset,)), multiple, token_multiple, title, warn)
+    dataset = _rounded(Dataset(buckets=rules, subsets=(subset,)), card, warn)
     sizes = read_sizes(paths, warn, ReadingProgress())
     images = [ImageRecord(path=path, size=size, caption="") for path, size in sizes.items()]
     items = _items(images, 0, subset, 1.0, Buckets(dataset.buckets), warn)
@@ -189,21 +177,11 @@ def plan_images(
     return DataPlan(blueprint=Blueprint(datasets=(dataset,), source="train_data_dir"), items=_numbered(items), seed=0)
 
 
-def plan_held_out(
-    settings: Settings,
-    folder: Path,
-    *,
-    seed: int,
-    warn: Warn,
-    bucket_multiple: int,
-    title: str,
-    token_multiple: int | None = None,
-) -> DataPlan:
+def plan_held_out(settings: Settings, folder: Path, card: FamilyCard, *, seed: int, warn: Warn) -> DataPlan:
     """Plan the images of a folder for validation only, with the buckets and captions of the settings' first dataset.
     Raises ValueError, naming validation_dir, if none is usable."""
     blueprint = read_blueprint(settings, warn)
-    dataset = _rounded(blueprint.datasets[0], bucket_multiple, token_multiple, title, warn)
-    multiple = dataset.buckets.token_multiple if dataset.buckets.has_equal_tokens else bucket_multiple
+    dataset = _rounded(blueprint.datasets[0], card, warn)
     own = dataclasses.replace(
         dataset.subsets[0],
         image_dir=str(folder),
@@ -215,7 +193,7 @@ def plan_held_out(
         cache_info=False,
     )
     subset = _without_randomness(own)
-    images = _at_multiples(read_subset(subset, warn, ReadingProgress()), multiple, title, warn)
+    images = _at_multiples(read_subset(subset, warn, ReadingProgress()), dataset, card, warn)
     items = _items(images, 0, subset, 1.0, Buckets(dataset.buckets), warn)
     if not items:
         raise ValueError(f"validation_dir: '{folder}' has no usable images; choose another folder")
@@ -268,17 +246,15 @@ def _read(datasets: Sequence[Dataset], warn: Warn, progress: ReadingProgress) ->
 
 
 def _plan_dataset(
-    number: int, dataset: Dataset, subsets: ReadSubsets, seed: int, multiple: int, title: str, warn: Warn, first: int
+    number: int, dataset: Dataset, subsets: ReadSubsets, card: FamilyCard, seed: int, warn: Warn, first: int
 ) -> tuple[list[Item], list[Item]]:
     """Return the images to train on, with indices from `first` on, and those to validate on."""
     buckets = Buckets(dataset.buckets)
-    if dataset.buckets.has_equal_tokens:
-        multiple = dataset.buckets.token_multiple
     learned: list[Item] = []
     kept_out: list[Item] = []
     regularisation: list[Item] = []
     for subset, found in subsets:
-        images = _at_multiples(found, multiple, title, warn)
+        images = _at_multiples(found, dataset, card, warn)
         if not images:
             warn(f"{subset.name}: this folder has no images")
         if subset.is_reg:
@@ -372,16 +348,17 @@ def _with_controls(item: Item, controls: Sequence[ImageRecord]) -> Item:
     return dataclasses.replace(item, fit=dataclasses.replace(item.fit, bucket=extent), controls=tuple(made))
 
 
-def _check_controls(items: Sequence[Item], title: str, *, takes_controls: bool, source: str) -> None:
-    """Raise ValueError for training data without control images if the family takes them, and with them otherwise."""
-    found = any(item.controls for item in items)
-    if takes_controls and not found:
+def _check_controls(items: Sequence[Item], card: FamilyCard, source: str) -> None:
+    """Raise ValueError if the images have no control images and the family is trained with them, or the reverse."""
+    has_controls = any(item.controls for item in items)
+    takes_controls = card.has("control_images")
+    if takes_controls and not has_controls:
         raise ValueError(
-            f"{source}: no image has a control image, which {title} is trained with; set control_directory to the "
+            f"{source}: no image has a control image, which {card.title} is trained with; set control_directory to the "
             "folder with one for each image"
         )
-    if found and not takes_controls:
-        raise ValueError(f"control_directory: {title} takes no control images; remove it")
+    if has_controls and not takes_controls:
+        raise ValueError(f"control_directory: {card.title} takes no control images; remove it")
 
 
 def _numbered(items: Sequence[Item]) -> tuple[Item, ...]:
@@ -420,10 +397,11 @@ def _without_randomness(subset: Subset) -> Subset:
     return dataclasses.replace(subset, num_repeats=1, captions=captions, augmentation=augmentation)
 
 
-def _rounded(dataset: Dataset, multiple: int, token_multiple: int | None, title: str, warn: Warn) -> Dataset:
+def _rounded(dataset: Dataset, card: FamilyCard, warn: Warn) -> Dataset:
     """Round the sizes of a dataset to what the family can train."""
-    before, rules = dataset.buckets, dataset.buckets.rounded(multiple, token_multiple)
-    needs = f"a multiple of {multiple}, as {title} needs"
+    before = dataset.buckets
+    rules = before.rounded(card.bucket_multiple, card.token_multiple)
+    needs = f"a multiple of {card.bucket_multiple}, as {card.title} needs"
     if rules.has_equal_tokens:
         if too_short := equal_tokens_need(rules):
             warn(too_short)
@@ -435,9 +413,11 @@ def _rounded(dataset: Dataset, multiple: int, token_multiple: int | None, title:
     return dataclasses.replace(dataset, buckets=rules)
 
 
-def _at_multiples(images: Sequence[ImageRecord], multiple: int, title: str, warn: Warn) -> list[ImageRecord]:
+def _at_multiples(images: Sequence[ImageRecord], dataset: Dataset, card: FamilyCard, warn: Warn) -> list[ImageRecord]:
     """Round the train_resolution of images in a metadata file to what the family can train."""
-    fitting, changed = [], []
+    multiple = dataset.buckets.token_multiple if dataset.buckets.has_equal_tokens else card.bucket_multiple
+    fitting = []
+    changed = []
     for image in images:
         if image.train_resolution:
             width, height = (rounded_side(side, multiple) for side in image.train_resolution)
@@ -448,7 +428,7 @@ def _at_multiples(images: Sequence[ImageRecord], multiple: int, title: str, warn
     if changed:
         warn(
             f"metadata_file: train_resolution of {len(changed)} images is rounded to multiples of {multiple}, "
-            f"as {title} needs: {some(changed)}"
+            f"as {card.title} needs: {some(changed)}"
         )
     return fitting
 

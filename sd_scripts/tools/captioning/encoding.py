@@ -38,10 +38,8 @@ def encode(
         Augmentation(
             flip_aug=args.flip_aug, alpha_mask=args.alpha_mask, resize_interpolation=args.resize_interpolation
         ),
+        record.card,
         warn=reporter.warn,
-        multiple=record.card.bucket_multiple,
-        token_multiple=record.card.token_multiple,
-        title=record.card.title,
     )
     components = record.open(settings, PRECISIONS[args.mixed_precision], only=(VAE,)).load(VAE)
     key = encoder_key([components.first_values(VAE)])
