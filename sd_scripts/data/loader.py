@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Sampler
 
 from sd_scripts.data.batch import Batch
-from sd_scripts.data.plan.blueprint import Warn
+from sd_scripts.data.plan.counted_warnings import Warn
 from sd_scripts.data.plan.epochs import PlannedBatch, ShortBatches, batch_shapes, plan_epoch, share_of_rank
 from sd_scripts.data.read_ahead import read_ahead
 from sd_scripts.data.reader import REPLACED, BatchReader, Read

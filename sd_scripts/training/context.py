@@ -51,10 +51,14 @@ class Context(Reporter):
     folder: RunFolder
 
     def __init__(self, settings: Settings, accelerator: Accelerator, folder: RunFolder, seed: int):
-        self.is_main, self.rank = accelerator.is_main_process, accelerator.process_index
+        self.is_main = accelerator.is_main_process
+        self.rank = accelerator.process_index
         self.world = accelerator.num_processes
         super().__init__(folder, is_main=self.is_main)
-        self.settings, self.accelerator, self.seed, self.run_dir = settings, accelerator, seed, folder.path
+        self.settings = settings
+        self.accelerator = accelerator
+        self.seed = seed
+        self.run_dir = folder.path
         self.dtype = PRECISIONS[settings[TrainingOptions].mixed_precision]
         """The dtype that the model computes in."""
         self.memory = DeviceMemory(self.device)
@@ -108,12 +112,14 @@ class Context(Reporter):
         of what PyTorch held for them."""
         if self.is_main:
             logger.info("%s", name)
-        reserved, used = self.memory.peak_reserved(), self.memory.next_phase()
+        reserved = self.memory.peak_reserved()
+        used = self.memory.next_phase()
         return super().phase(name, **payload, **({"vram": used, "reserved": reserved} if used else {}))
 
     def cancellable_phase(self, name: str) -> Progress:
         """Begin a phase as a Reporter does, and log its progress now and then if it is long."""
-        report, logged = super().cancellable_phase(name), time.monotonic()
+        report = super().cancellable_phase(name)
+        logged = time.monotonic()
 
         def progress(done: int, total: int, note: str = "") -> None:
             nonlocal logged
@@ -193,7 +199,8 @@ class Context(Reporter):
 
 def make_context(settings: Settings) -> Context:
     """Start the processes that accelerate launched; choose a seed and a run folder, the same in all."""
-    training, cuda = settings[TrainingOptions], settings[CudaOptions]
+    training = settings[TrainingOptions]
+    cuda = settings[CudaOptions]
     timeout = settings[DistributedOptions].ddp_timeout
     handlers = [InitProcessGroupKwargs(timeout=timedelta(minutes=timeout))] if timeout else []
     logging_options = settings[LoggingOptions]

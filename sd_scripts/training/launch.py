@@ -208,7 +208,8 @@ def _explain(error: Exception, settings: Settings, training: bool) -> tuple[str,
 
 def _refuse(settings: Settings, found: Iterable[object]) -> int:
     """Report problems in the console, once per machine, and in the folder that the GUI made for the run."""
-    problems, notes = list(dict.fromkeys(map(str, found))), preflight.notes(settings)
+    problems = list(dict.fromkeys(map(str, found)))
+    notes = preflight.notes(settings)
     if os.environ.get("LOCAL_RANK", "0") == "0":
         print(without_handed("\n".join((*problems, *notes))), file=sys.stderr, flush=True)
     else:
@@ -258,5 +259,6 @@ def _set_up_console(options: LoggingOptions) -> None:
         handler = RichHandler(show_path=False)
     handler.setFormatter(HidingFormatter("%(message)s"))
     ours = logging.getLogger("sd_scripts")
-    ours.handlers, ours.propagate = [handler], False
+    ours.handlers = [handler]
+    ours.propagate = False
     ours.setLevel(options.console_log_level or "INFO")

@@ -33,7 +33,8 @@ class StepReporter:
         self._context, self._max_nonfinite = context, max_nonfinite
         self.nonfinite_steps = 0
         """Consecutive non-finite steps up to the last one."""
-        self._process, self._looked = psutil.Process(), -math.inf
+        self._process = psutil.Process()
+        self._looked = -math.inf
         self._waiting: deque[tuple[dict[str, Any], Tensor, torch.cuda.Event | None]] = deque()
         self._recent: deque[float] = deque(maxlen=AVERAGE_OVER)
         self._shape = ""
@@ -44,7 +45,9 @@ class StepReporter:
     def step(self, progress: Progress, rates: dict[str, float], result: StepResult, checks_norm: bool) -> None:
         """Queue a step. Its shape is reported where it differs from that of the step before. `checks_norm`: its
         gradient norm must be finite too."""
-        seconds, shape, loss = result.seconds, result.shape, result.loss
+        seconds = result.seconds
+        shape = result.shape
+        loss = result.loss
         report = {"step": progress.step, "epoch": progress.epoch, "lr": rates, "seconds": seconds}
         if shape != self._shape:
             report["shape"] = self._shape = shape

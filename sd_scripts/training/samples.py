@@ -37,7 +37,9 @@ class SampleFailure(NamedTuple):
 
 class Sampler:
     def __init__(self, training_data: TrainingData, train_state: TrainState):
-        self._context, self._data, self._train_state = training_data.context, training_data, train_state
+        self._context = training_data.context
+        self._data = training_data
+        self._train_state = train_state
         self._options = self._context.settings[SampleOptions]
         self.prompts = training_data.prompts
 
@@ -60,7 +62,8 @@ class Sampler:
             return
         progress = self._context.phase("sampling")
         when = f"{step:06d}" if epoch is None else f"e{epoch:06d}"
-        together, total = self._train_state.trainable.shards is not None, len(self.prompts)
+        together = self._train_state.trainable.shards is not None
+        total = len(self.prompts)
         world = 1 if together else self._context.world
         for first in range(0, total, world):
             number = first if together else first + self._context.rank
@@ -96,8 +99,10 @@ class Sampler:
         with torch.random.fork_rng(), self._train_state.averaged(), uncompiled:
             text = self._data.text_of_prompt(number)
             media = self._data.family.sample(self._data.components, prompt, text, self._context.settings)
-        name, seed = self._context.settings[SavingOptions].output_name, "" if prompt.seed is None else f"_{prompt.seed}"
-        file = f"{f'{name}_' if name else ''}{when}_{number:02d}_{time.strftime('%Y%m%d%H%M%S')}{seed}{media.suffix}"
+        name = self._context.settings[SavingOptions].output_name
+        prefix = f"{name}_" if name else ""
+        seed = "" if prompt.seed is None else f"_{prompt.seed}"
+        file = f"{prefix}{when}_{number:02d}_{time.strftime('%Y%m%d%H%M%S')}{seed}{media.suffix}"
         path = self._context.output_dir / "sample" / file
         if self._context.is_main or not self._train_state.trainable.shards:
             with saving(path), atomic_file(path) as part:

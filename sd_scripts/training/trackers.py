@@ -46,7 +46,8 @@ class Trackers:
         # types that every tracker takes
         changed = {name: str(v) if isinstance(v, list) else v for name, v in settings.changed().items()}
         try:
-            name, config = options.log_tracker_name or PROJECT, changed if options.log_config else None
+            name = options.log_tracker_name or PROJECT
+            config = changed if options.log_config else None
             self._accelerator.init_trackers(name, config=config, init_kwargs=arguments)
         except Exception as error:  # each tracker raises its own
             option = "logging_dir" if names == ["tensorboard"] else "log_with"

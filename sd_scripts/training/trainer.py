@@ -126,16 +126,16 @@ class Trainer:
 
     def _load(self, plan: DataPlan, prompts: list[SamplePrompt], *, checks_compile: bool) -> TrainingData:
         """Load the model's components one after the other, and encode what the options ask to encode ahead."""
-        context, family = self.context, self.family
+        context = self.context
         context.began = True
         context.phase("loading")
-        training_data = open_training_data(context, family, self.method, plan, prompts)
+        training_data = open_training_data(context, self.family, self.method, plan, prompts)
         components = training_data.components
-        keep_all = self.method.needs_all(family, context.settings.get(NetworkOptions))
+        keep_all = self.method.needs_all(self.family, context.settings.get(NetworkOptions))
         if not reads_vae_late(training_data, keep_all=keep_all):
             components.load(VAE)
         warn_about_cut_texts(training_data)
-        self.compiler = Compiler(context, family, components, training_data.shapes(), checks=checks_compile)
+        self.compiler = Compiler(context, self.family, components, training_data.shapes(), checks=checks_compile)
         self.recovery = Recovery(context, self.compiler)
         self.compiler.compile_ahead()
         encode_ahead(training_data, self.recovery, keep_all=keep_all)
@@ -158,7 +158,7 @@ class Trainer:
 
     def _choose_execution(self) -> None:
         """Choose how steps run."""
-        state, stays = self.train_state, self.trainable.consistent_in_backward
+        state = self.train_state
         self.eager = Eager(
             trainable=self.trainable,
             optimizer=state.optimizer,
@@ -172,26 +172,26 @@ class Trainer:
             max_grad_norm=self.context.settings[OptimizerOptions].max_grad_norm,
             processes=self.context.world,
             mean=self.context.mean,
-            consistent=self.sigterm.consistent if stays else nullcontext,
+            consistent=self.sigterm.consistent if self.trainable.consistent_in_backward else nullcontext,
         )
         shapes = len(self.training_data.shapes())
         self.runner = Execution(self.context, self.compiler, self.recovery, self.eager, shapes=shapes)
 
     def train(self) -> Path | None:
         """Train and return the final file; None if the run was stopped."""
-        progress, train_plan = self.train_state.progress, self.train_plan
+        progress = self.train_state.progress
         self._report_start()
         self._phase_of_steps()
         self.began = time.monotonic()
         max_nonfinite = self.options.max_nonfinite_steps if self.trainable.skips_nonfinite else 1
-        self.reporter = StepReporter(self.context, train_plan.max_steps, progress.step, max_nonfinite)
+        self.reporter = StepReporter(self.context, self.train_plan.max_steps, progress.step, max_nonfinite)
         self.listener.open()
         self.sigterm.open()
         try:
             self._between_steps(lambda: self.sampler.run(progress.step), due=self.sampler.due_at_first())
             self.runner.clock.restart()
             stopped = False
-            while progress.step < train_plan.max_steps and not stopped:
+            while progress.step < self.train_plan.max_steps and not stopped:
                 stopped = self._epoch()
             self.reporter.flush()
         except Exception:
@@ -294,7 +294,8 @@ class Trainer:
         return True
 
     def _after_epoch(self, epoch: int) -> None:
-        step, last = self.train_state.progress.step, self.train_state.progress.step >= self.train_plan.max_steps
+        step = self.train_state.progress.step
+        last = step >= self.train_plan.max_steps
         self.context.emit("epoch", epoch=epoch)
         saves = self.saver.due_at_epoch(epoch) and not last
         self._between_steps(lambda: self._save(lambda: self.saver.at_epoch(epoch)), due=saves, saves=True)

@@ -87,7 +87,8 @@ class TrainingData:
 
     def text_of_prompt(self, number: int) -> dict[str, Tensor]:
         """Return the text outputs of a sample's captions: those encoded ahead, and those of the step encoders now."""
-        text, encoders = self.prompt_text[number] if self.prompt_text else {}, self.step_encoders
+        text = self.prompt_text[number] if self.prompt_text else {}
+        encoders = self.step_encoders
         if encoders:
             tokens = self._tokens(self.family.text.prompt_captions(self.prompts[number]), of_steps=True)
             with torch.no_grad(), torch.compiler.set_stance("force_eager"), eval_mode(encoders):
@@ -149,7 +150,8 @@ def batches_per_epoch(context: Context, plan: DataPlan) -> int:
 
 def warn_about_cut_texts(training_data: TrainingData) -> None:
     """Warn about captions and prompts that are longer than the text encoders read, also if they are cached."""
-    context, text = training_data.context, training_data.family.text
+    context = training_data.context
+    text = training_data.family.text
     if not (text.limit and context.is_main):
         return
     limit = text.limit(training_data.components, context.settings)
@@ -162,7 +164,8 @@ def warn_about_cut_texts(training_data: TrainingData) -> None:
 def encode_ahead(training_data: TrainingData, recovery: Recovery, *, keep_all: bool) -> None:
     """Fill the caches that the options ask for and encode the sample prompts. The VAE, which is loaded or read late,
     and then the text encoders, which are loaded here, are freed unless steps or samples need them, or `keep_all`."""
-    components, cache = training_data.components, training_data.context.settings[CacheOptions]
+    components = training_data.components
+    cache = training_data.context.settings[CacheOptions]
     if cache.caches_latents:
         cache_images(training_data, recovery.with_fallback)
         if not keep_all and not training_data.prompts:
@@ -182,7 +185,8 @@ def reads_vae_late(training_data: TrainingData, *, keep_all: bool) -> bool:
     """Return whether the VAE is loaded only once an image must be encoded: if all latents are on disk, the run needs
     none."""
     settings = training_data.context.settings
-    to_disk, compiled = settings[CacheOptions].cache_latents_to_disk, settings[CompileMoreOptions].compile_vae
+    to_disk = settings[CacheOptions].cache_latents_to_disk
+    compiled = settings[CompileMoreOptions].compile_vae
     needed = keep_all or bool(training_data.prompts) or compiled
     return to_disk and not needed and _load_plainly(training_data.components, [VAE])
 
@@ -190,7 +194,8 @@ def reads_vae_late(training_data: TrainingData, *, keep_all: bool) -> bool:
 def _reads_encoders_late(training_data: TrainingData, *, keep_all: bool) -> bool:
     """Return whether the text encoders are loaded only once a caption must be encoded. With
     base_weights they are loaded first, since the cache key depends on the merged weights."""
-    settings, components = training_data.context.settings, training_data.components
+    settings = training_data.context.settings
+    components = training_data.components
     network = settings.get(NetworkOptions)
     unchanged = not (network and network.base_weights)
     to_disk = settings[CacheOptions].cache_text_encoder_outputs_to_disk
@@ -205,7 +210,9 @@ def _load_plainly(components: Components, names: Iterable[str]) -> bool:
 
 def cache_images(training_data: TrainingData, run: Callable[[Callable[[], Tensor]], Tensor]) -> None:
     """Fill the latent cache with the VAE; `run` calls what it is given, such as compiled code."""
-    context, components, family = training_data.context, training_data.components, training_data.family
+    context = training_data.context
+    components = training_data.components
+    family = training_data.family
     cache = context.settings[CacheOptions]
     with _ready_on_demand(training_data, [VAE]) as ready:
 
@@ -224,9 +231,13 @@ def cache_images(training_data: TrainingData, run: Callable[[Callable[[], Tensor
 
 def cache_captions(training_data: TrainingData) -> None:
     """Fill the text cache with the text encoders, and encode the sample prompts."""
-    context, components, family = training_data.context, training_data.components, training_data.family
-    cache, fits = context.settings[CacheOptions], family.text.cache_fits
-    to_disk, batch_size = cache.cache_text_encoder_outputs_to_disk, cache.text_encoder_batch_size or CAPTIONS_AT_ONCE
+    context = training_data.context
+    components = training_data.components
+    family = training_data.family
+    cache = context.settings[CacheOptions]
+    fits = family.text.cache_fits
+    to_disk = cache.cache_text_encoder_outputs_to_disk
+    batch_size = cache.text_encoder_batch_size or CAPTIONS_AT_ONCE
     with _ready_on_demand(training_data, components.encoder_names) as ready:
 
         def encode(captions: list[Caption]) -> dict[str, Tensor]:
@@ -254,7 +265,8 @@ def cache_captions(training_data: TrainingData) -> None:
 
 def place_on_device(training_data: TrainingData) -> None:
     """Move what the steps need to the device; frozen modules that encoded ahead stay in main memory."""
-    components, device = training_data.components, training_data.context.device
+    components = training_data.components
+    device = training_data.context.device
     if not training_data.context.sharded:  # shards are moved block by block
         training_data.family.place(components, training_data.context.settings, device)
     if training_data.latents is None:
@@ -279,7 +291,8 @@ def _cache_job(context: Context, phase: str, to_disk: bool, batch_size: int) -> 
 def _ready_on_demand(training_data: TrainingData, names: Sequence[str]) -> Iterator[Callable[[], None]]:
     """Yield a function that loads the components, if they are not, and moves them to the device until the end of the
     block: full caches need none."""
-    components, device = training_data.components, training_data.context.device
+    components = training_data.components
+    device = training_data.context.device
     with ExitStack() as moved:
 
         def ready() -> None:

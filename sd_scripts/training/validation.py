@@ -55,7 +55,8 @@ class Validator:
     """Measures the validation loss of a training when it is due."""
 
     def __init__(self, training_data: TrainingData, train_state: TrainState, loss: Callable[[StepInputs], Tensor]):
-        self._context, self._train_state = training_data.context, train_state
+        self._context = training_data.context
+        self._train_state = train_state
         self._options = self._context.settings[ValidationOptions]
         self._loss = ValidationLoss(training_data, loss)
 
@@ -70,7 +71,8 @@ class Validator:
 
     def run(self, step: int) -> None:
         """Measure and report the loss. If one process fails, all warn and the run continues."""
-        mean, why = torch.zeros(()), ""
+        mean = torch.zeros(())
+        why = ""
         try:
             with self._train_state.averaged():
                 mean = self._loss.measure(self._context.phase("validating"))

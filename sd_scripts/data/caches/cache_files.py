@@ -77,7 +77,8 @@ class _Safetensors(CacheFile):
         length = int.from_bytes(file.read(8), "little")
         self._entries = json.loads(file.read(length))
         self._metadata = self._entries.pop("__metadata__", {})
-        self._file, self._start = file, 8 + length
+        self._file = file
+        self._start = 8 + length
 
     def __getitem__(self, name: str) -> Tensor:
         entry = self._entries[name]

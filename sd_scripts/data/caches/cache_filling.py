@@ -61,7 +61,8 @@ class DiskCache(ABC, Generic[Source]):
     def stamp_key(self, source: Source, stamps: Mapping[Path, Stamp]) -> str | None:
         """Return a cache key that has the stamps of files in place of their content: as long as it is the same, so is
         what is_valid returns. None if a file is missing or an image was just changed."""
-        file, images = self.file(source), self.images(source)
+        file = self.file(source)
+        images = self.images(source)
         if file not in stamps or not all(image in stamps and is_settled(stamps[image]) for image in images):
             return None
         stamped = [[str(path.absolute()), stamps[path]] for path in (file, *images)]

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sd_scripts.data.plan.blueprint import Warn
 from sd_scripts.data.plan.buckets import Extent
+from sd_scripts.data.plan.counted_warnings import Warn
 from sd_scripts.data.sources.reading_progress import Progress
 from sd_scripts.formats.documents import LONGEST_PART
 
@@ -65,7 +65,8 @@ def claim_files(endings: Mapping[Path, str]) -> dict[Path, Path]:
 
 def _shortened(name: str, ending: str) -> str:
     """Return a name with its ending; of one that is too long the start, with a digest of the whole."""
-    encoded, room = os.fsencode(name), LONGEST_NAME - len(ending)
+    encoded = os.fsencode(name)
+    room = LONGEST_NAME - len(ending)
     if len(encoded) <= room:
         return name + ending
     digest = hashlib.sha256(encoded).hexdigest()[:DIGITS]

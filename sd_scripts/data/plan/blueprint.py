@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sd_scripts.data.plan.buckets import BucketRules, Size
+from sd_scripts.data.plan.counted_warnings import Warn
 from sd_scripts.data.sources.captions import CaptionRules
 from sd_scripts.data.sources.controls import ControlRules
 from sd_scripts.data.sources.images import Augmentation
@@ -20,7 +21,6 @@ from sd_scripts.options.networks.embedding import EmbeddingOptions
 from sd_scripts.settings import dataset_schema as schema
 from sd_scripts.settings.settings import Settings
 
-Warn = Callable[[str], None]
 Lookup = Callable[[str], Any]
 PLACES = ("image_dir", "metadata_file", "conditioning_data_dir", "control_directory")
 """Keys of a dataset description that name a file or folder."""
@@ -80,7 +80,8 @@ def read_blueprint(settings: Settings, warn: Warn) -> Blueprint:
     options = settings[DatasetOptions]
     if options.dataset_config:
         file = Path(options.dataset_config)
-        config, lines = schema.read_config(file), schema.read_lines(file)
+        config = schema.read_config(file)
+        lines = schema.read_lines(file)
         blueprint = resolve(config, settings, lines)
         for remark in schema.remarks(config, lines):
             warn(f"dataset_config: {remark}")
@@ -165,7 +166,8 @@ def _filled(record: type, lookup: Lookup) -> dict[str, Any]:
 
 def _fallback(settings: Settings) -> dict[str, Any]:
     """Return the settings under their names in a dataset_config, without what is valid for a subset only."""
-    values, embedding = settings.values(), settings.get(EmbeddingOptions)
+    values = settings.values()
+    embedding = settings.get(EmbeddingOptions)
     face = values["face_crop_aug_range"]
     return values | {
         "batch_size": values["train_batch_size"],
@@ -192,7 +194,8 @@ def _described_by_options(options: DatasetOptions, masked_loss: bool, warn: Warn
         return [{"metadata_file": options.in_json, "image_dir": options.train_data_dir}]
     if not options.train_data_dir:
         raise ValueError("train_data_dir: is required unless dataset_config is set")
-    repeats, many = options.num_repeats, options.allow_many_repeats
+    repeats = options.num_repeats
+    many = options.allow_many_repeats
     found = image_folders(Path(options.train_data_dir), repeats, allow_many_repeats=many)
     subsets = _folder_subsets("train_data_dir", found, warn)
     if options.conditioning_data_dir and masked_loss:

@@ -131,7 +131,8 @@ def bucket_resolutions(rules: BucketRules) -> list[Size]:
         return [rules.resolution]
     if rules.has_equal_tokens:
         return equal_token_resolutions(rules.resolution, rules.token_multiple, rules.bounds)
-    steps, area = rules.bucket_reso_steps, math.prod(rules.resolution)
+    steps = rules.bucket_reso_steps
+    area = math.prod(rules.resolution)
     low, high = rules.bounds
     square = int(math.sqrt(area) // steps * steps)
     sizes = {(square, square)}

@@ -10,9 +10,9 @@ from functools import cached_property, partial
 from pathlib import Path
 from random import Random
 
-from sd_scripts.data.plan.blueprint import Blueprint, Dataset, Subset, Warn, read_blueprint
+from sd_scripts.data.plan.blueprint import Blueprint, Dataset, Subset, read_blueprint
 from sd_scripts.data.plan.buckets import BucketFit, BucketRules, Buckets, Extent, equal_tokens_need, fit_into
-from sd_scripts.data.plan.counted_warnings import counted_warnings
+from sd_scripts.data.plan.counted_warnings import Warn, counted_warnings
 from sd_scripts.data.sources.captions import Caption, CaptionRules, whole_captions
 from sd_scripts.data.sources.controls import ControlRules
 from sd_scripts.data.sources.folders import ImageRecord, read_sizes, read_subset
@@ -290,7 +290,8 @@ def _items(
     long = []
     fits = {size: buckets.fit(size) for size in dict.fromkeys(image.size for image in images)}
     for image in images:
-        fit, wanted = fits[image.size], image.train_resolution
+        fit = fits[image.size]
+        wanted = image.train_resolution
         if wanted and (fit is None or fit.bucket.size != wanted):
             fit = fit_into(Extent(*wanted), image.size)
             others += 1
@@ -336,7 +337,8 @@ def _with_controls(item: Item, controls: Sequence[ImageRecord]) -> Item:
         raise ValueError(f"{varied[0]}: changes an image and not its control images; turn it off")
     plain = Augmentation(flip_aug=own.flip_aug, resize_interpolation=own.resize_interpolation)
     subset = dataclasses.replace(item.subset, augmentation=plain)
-    rules, bucket = item.subset.controls, item.fit.bucket
+    rules = item.subset.controls
+    bucket = item.fit.bucket
     made = []
     for control in controls:
         try:

@@ -1,7 +1,6 @@
 """The new token of textual inversion, looked for in the captions: a plan and a run report the same."""
 
-from collections.abc import Callable
-
+from sd_scripts.data.plan.counted_warnings import Warn
 from sd_scripts.data.plan.dataset import DataPlan
 from sd_scripts.families.cards.registry import card_of
 from sd_scripts.options.networks.embedding import EmbeddingOptions
@@ -15,7 +14,7 @@ def trained_token(settings: Settings) -> EmbeddingOptions | None:
     return options if options and options.token_string and learns else None
 
 
-def require_token_in_captions(options: EmbeddingOptions | None, plan: DataPlan, warn: Callable[[str], None]) -> None:
+def require_token_in_captions(options: EmbeddingOptions | None, plan: DataPlan, warn: Warn) -> None:
     """Raise ValueError if no caption of a training image contains the token, and warn if some do not.
     `options`: what trained_token returned."""
     if not options or options.templates:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sd_scripts.data.caches.caching import SUFFIX
-from sd_scripts.data.plan.blueprint import Subset, Warn
+from sd_scripts.data.plan.blueprint import Subset
 from sd_scripts.data.plan.buckets import Size
+from sd_scripts.data.plan.counted_warnings import Warn
 from sd_scripts.data.read_ahead import read_ahead
 from sd_scripts.data.sources.images import UnreadableImage, read_header, read_mask
 from sd_scripts.data.sources.reading_progress import ReadingProgress
@@ -306,7 +307,8 @@ def _read_metadata(subset: Subset, warn: Warn, progress: ReadingProgress) -> lis
             if cache is None:
                 missing.append(key)
                 continue
-            told, bucket = _size(entry.get("image_size")), _size(entry.get("train_resolution"))
+            told = _size(entry.get("image_size"))
+            bucket = _size(entry.get("train_resolution"))
             if size := told or _size_in_cache(path, cache) or bucket:
                 sizes[path] = size
         entries[path] = entry

@@ -249,7 +249,8 @@ def _read(path: Path, read: Callable[[Image.Image], Result]) -> Result:
 
 def _ends_whole(image: Image.Image) -> bool:
     """Return whether the pixels in the file of an open image end, as far as its last bytes show."""
-    file, last = getattr(image, "fp", None), LAST_BYTES.get(image.format or "")
+    file = getattr(image, "fp", None)
+    last = LAST_BYTES.get(image.format or "")
     if file is None or last is None:
         return image.format != "BMP"
     place, size = file.tell(), file.seek(0, os.SEEK_END)

@@ -42,7 +42,8 @@ def png_profile(image: Image.Image, *, grey: bool) -> bytes:
         return _profile((D65, *PRIMARIES[code[0]]), CURVES[code[1]], grey)
     if info.get("icc_profile") or "srgb" in info:
         return b""
-    gamma, numbers = info.get("gamma", 0.0), info.get("chromaticity")
+    gamma = info.get("gamma", 0.0)
+    numbers = info.get("chromaticity")
     usable = 0.1 <= gamma <= 10
     if not usable and not numbers:
         return b""
@@ -71,7 +72,9 @@ def _profile(points: tuple[Point, ...], curve: tuple[float, ...], grey: bool) ->
 
 
 def _file(space: bytes, tags: dict[bytes, bytes]) -> bytes:
-    table, content, start = b"", b"", 128 + 4 + 12 * len(tags)
+    table = b""
+    content = b""
+    start = 128 + 4 + 12 * len(tags)
     for name, tag in tags.items():
         table += name + struct.pack(">II", start + len(content), len(tag))
         content += tag

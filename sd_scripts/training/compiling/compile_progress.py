@@ -26,7 +26,8 @@ class CompileProgress:
         """`note` says how far compiling is, or nothing yet, given the number of backward passes that were begun."""
         self._context, self._note = context, note
         self._backward = self._recorded = 0
-        self._last_phase, self._last_time = "", 0.0
+        self._last_phase = ""
+        self._last_time = 0.0
 
     def install(self) -> None:
         """Listen from now on, in place of an earlier run in this process."""

@@ -83,7 +83,8 @@ def graphs_expected(family: Family, denoiser: nn.Module, sizes: int) -> int:
 
 def choose_automatically(context: Context, shapes: Mapping[BatchShape, int], *, steps: int) -> bool:
     """Replace compile_auto by what it chooses for so many steps; return whether the run checks the choice."""
-    settings, options = context.settings, context.settings[CompileOptions]
+    settings = context.settings
+    options = context.settings[CompileOptions]
     if not (options.compile and options.compile_auto):
         return False
     choice = None
@@ -118,8 +119,12 @@ class Compiler:
     ):
         """`checks`: the first steps run uncompiled, to be compared with compiled ones."""
         settings = context.settings
-        self._context, self._family, self._components, self._shapes = context, family, components, list(shapes)
-        self.options, self._more = settings[CompileOptions], settings[CompileMoreOptions]
+        self._context = context
+        self._family = family
+        self._components = components
+        self._shapes = list(shapes)
+        self.options = settings[CompileOptions]
+        self._more = settings[CompileMoreOptions]
         self.chosen = self.options
         """The options as they were set; those in use may have no CUDA graphs."""
         # outside of steps, CUDA graphs would free their memory too early
@@ -188,12 +193,14 @@ class Compiler:
         """
         if not self.active:
             return
-        batches, without_graphs = len({shape.images for shape in self._shapes}), self._options_without_graphs
+        batches = len({shape.images for shape in self._shapes})
+        without_graphs = self._options_without_graphs
         text = encoders if self._more.compile_text_encoder and without_graphs else ()
         vae = self._more.compile_vae and not self._vae_ahead
         expected = GRAPHS_OF_LAYER * len(text) * batches + vae * self._graphs_of_vae()
         if self.options.compile:
-            denoiser, sizes = self._components.denoiser, len(self._shapes)
+            denoiser = self._components.denoiser
+            sizes = len(self._shapes)
             expected += graphs_expected(self._family, denoiser, sizes)
             self._compile_denoiser = partial(
                 self._compile,

@@ -41,7 +41,9 @@ class CompilerLog:
             _keep_metrics()
         self._before = self._seen = Counts.so_far()
         self._places: dict[compile_report.Place, str] = {}
-        self._metrics, self._known_breaks, self._reported_breaks = 0, set[str](), set[str]()
+        self._metrics = 0
+        self._known_breaks = set[str]()
+        self._reported_breaks = set[str]()
         self._progress = CompileProgress(context, self._progress_note)
         self._skips = CudaGraphSkips()
         if active:
@@ -73,7 +75,8 @@ class CompilerLog:
         self._warn_about_skips(now)
         if now.graphs == self._seen.graphs:
             return
-        total, metrics = now - self._before, self._new_metrics()
+        total = now - self._before
+        metrics = self._new_metrics()
         where = f"step {step}" + (f" ({shape})" if shape else "") if step else "before the first step"
         graphs = compile_report.graphs_in(metrics, self._places)
         self._warn_about_breaks(metrics)
@@ -125,7 +128,8 @@ class CompilerLog:
         from torch._dynamo.utils import get_compilation_metrics
 
         metrics = list(get_compilation_metrics())
-        new, self._metrics = metrics[self._metrics :], len(metrics)
+        new = metrics[self._metrics :]
+        self._metrics = len(metrics)
         return new
 
     def _warn_about_breaks(self, metrics: Sequence[Any]) -> None:

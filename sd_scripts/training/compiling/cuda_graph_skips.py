@@ -46,7 +46,8 @@ class CudaGraphSkips(logging.Handler):
 
     def take(self) -> list[str]:
         """Return the reasons since the last call, each once."""
-        reasons, self._reasons = self._reasons, []
+        reasons = self._reasons
+        self._reasons = []
         return list(dict.fromkeys(reasons))
 
 

@@ -84,7 +84,8 @@ class Execution:
 
     def _make_recorded(self) -> Recorded:
         """Return what records the steps, and their update too where that can be recorded."""
-        eager, recorder = self._eager, CudaRecorder()
+        eager = self._eager
+        recorder = CudaRecorder()
         reason = keeps_update_from_recording(
             eager.optimizer,
             self._context.settings[OptimizerOptions],

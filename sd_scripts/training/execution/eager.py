@@ -91,7 +91,8 @@ class Eager:
 
     def update(self, ema: Ema | None, *, recorded: RecordableOptimizer | None = None) -> Tensor | None:
         """As Launch.update. `recorded`: launch what a CUDA graph contains, which reads all scalars from the device."""
-        gradients, scaler = self.trainable.gradients, self.scaler
+        gradients = self.trainable.gradients
+        scaler = self.scaler
         if self.processes > 1:
             gradients.average(self.processes)
         if scaler:

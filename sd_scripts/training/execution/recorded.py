@@ -128,7 +128,8 @@ class Recorded:
             graph, loss = self._recorder.record(whole)
         except Exception as error:
             self._records = False
-            reason, out_of_memory = summary(error), isinstance(error, torch.OutOfMemoryError)
+            reason = summary(error)
+            out_of_memory = isinstance(error, torch.OutOfMemoryError)
             traceback.clear_frames(error.__traceback__)  # they hold what was allocated
         else:
             return _MicroStep(inputs=static, graph=graph, loss=loss)

@@ -57,7 +57,8 @@ class CudaRecorder:
         return torch.cuda.mem_get_info()[0] >= 2 * self._largest + SPARE_BYTES
 
     def record(self, run: Callable[[], T]) -> tuple[Recording, T]:
-        graph, available = torch.cuda.CUDAGraph(), _available()
+        graph = torch.cuda.CUDAGraph()
+        available = _available()
         error: Exception | None = None
         try:
             # the threads of the data loader may use CUDA meanwhile; entering frees what the warm-up has cached

@@ -14,7 +14,8 @@ from sd_scripts.training.training_data import TrainingData
 
 def step_inputs(data: TrainingData, batch: Batch, *key: object, timestep: float | None = None) -> StepInputs:
     """Load the data of a micro-step onto the device. Draws are keyed by the seed and `key`."""
-    device, settings = data.context.device, data.context.settings
+    device = data.context.device
+    settings = data.context.settings
     latents = batch.latents
     if latents is None:
         assert batch.pixels is not None, "a batch holds pixels or latents"
@@ -34,7 +35,8 @@ def step_inputs(data: TrainingData, batch: Batch, *key: object, timestep: float 
 def step_loss(data: TrainingData, inputs: StepInputs, *, autocast: bool = False) -> Tensor:
     """Return the losses (B,) of one micro-batch; trained text encoders encode the captions first. `autocast`: to the
     dtype that the model computes in."""
-    context, components = data.context, data.components
+    context = data.context
+    components = data.components
     casts = autocast and context.dtype != torch.float32
     with torch.autocast(context.device.type, context.dtype) if casts else nullcontext():
         if inputs.tokens:

@@ -58,7 +58,8 @@ class WeightGradients(GradientBuffer):
         collect_shard_gradients(self._weights)
         if self._accumulates or not self.refreshes:
             collect_gradients(self._weights)
-        self.filled, self._in_place = True, False
+        self.filled = True
+        self._in_place = False
 
     def named(self) -> dict[str, Tensor]:
         gradients = {weight.name: gradients_of([weight]) for weight in self._weights}
@@ -125,7 +126,8 @@ class WeightGradients(GradientBuffer):
 
     def release(self) -> None:
         self.begin()
-        self._fixed, self._in_place = {}, False
+        self._fixed = {}
+        self._in_place = False
 
     def _all(self) -> dict[nn.Parameter, Tensor]:
         return {p: p.grad for w in self._weights for p in (w.copy, w.trained) if p.grad is not None}

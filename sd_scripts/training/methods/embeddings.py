@@ -33,9 +33,11 @@ def add_token(family: Family, components: Components, context: Context) -> None:
     options = trained_token(context.settings)
     if not options:
         return
-    token, count = str(options.token_string), options.num_vectors_per_token
+    token = str(options.token_string)
+    count = options.num_vectors_per_token
     for place, key in enumerate(family.text.embeddings):
-        tokenizer, embedding = components.tokenizers[place], token_embedding(components.text_encoders[place])
+        tokenizer = components.tokenizers[place]
+        embedding = token_embedding(components.text_encoders[place])
         if len(_word_ids(components, place, token)) == 1:
             raise ValueError(
                 f"token_string: '{token}' is a word that the model knows; choose one that it does not, such as "
@@ -88,7 +90,8 @@ def save_embeddings(network: AdapterNetwork, path: Path, dtype: torch.dtype | No
 
 def _initial(components: Components, context: Context, options: EmbeddingOptions, place: int, key: str) -> Tensor:
     """Return the initial embeddings (n, D) float32 for a text encoder."""
-    count, weight = options.num_vectors_per_token, token_embedding(components.text_encoders[place]).weight
+    count = options.num_vectors_per_token
+    weight = token_embedding(components.text_encoders[place]).weight
     if options.weights:
         return read_weights(Path(options.weights), "weights")[key].reshape(count, weight.shape[1]).float()
     ids = _word_ids(components, place, options.init_word or "")
@@ -101,7 +104,8 @@ def _word_ids(components: Components, place: int, text: str) -> list[int]:
 
 
 def _require_rows(options: EmbeddingOptions, key: str, width: int) -> None:
-    file, count = options.weights or "", options.num_vectors_per_token
+    file = options.weights or ""
+    count = options.num_vectors_per_token
     tensor = read_empty(Path(file), "weights").get(key)
     if tensor is None:
         raise ValueError(f"weights: '{file}' has no tensor {key}; choose an embedding for this model")

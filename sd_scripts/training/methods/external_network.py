@@ -60,7 +60,8 @@ def make_external_network(
     family: Family, components: Components, context: Context, *, trains_encoder: tuple[bool, ...]
 ) -> "ExternalNetwork":
     """Create and attach the network. It sees the text encoders that are trained; if none is, all, to adapt none."""
-    options, base = context.settings[NetworkOptions], context.settings[OptimizerOptions].learning_rate
+    options = context.settings[NetworkOptions]
+    base = context.settings[OptimizerOptions].learning_rate
     shown = trains_encoder if any(trains_encoder) else (True,) * len(trains_encoder)
     encoders = list(compress(components.text_encoders, shown))
     rates = [options.rate_of_encoder(number, base) for number in compress(range(len(shown)), shown)]
@@ -214,7 +215,8 @@ class ExternalNetwork(NetworkTrainable):
         self, network: Any, groups: list[dict[str, Any]], modules: list[nn.Module], names: Names, **options: Any
     ):
         super().__init__(network, groups, [network, *modules], **options)
-        self._names, self._parameters = names, [p for group in groups for p in group["params"]]
+        self._names = names
+        self._parameters = [p for group in groups for p in group["params"]]
         self.gradients = ExternalGradients(network, self._parameters)
 
     def updated(self) -> None:

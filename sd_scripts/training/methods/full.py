@@ -114,7 +114,8 @@ class FullTrainable(Trainable):
         self.weights, self.modules, self._form, self.shards = weights, modules, form, shards
         self.ending = ENDINGS[form]
         settings = context.settings
-        self._fused, self._max_norm = bool(settings[FusedOptions].chosen), settings[OptimizerOptions].max_grad_norm
+        self._fused = bool(settings[FusedOptions].chosen)
+        self._max_norm = settings[OptimizerOptions].max_grad_norm
         self._accumulates = settings[TrainingOptions].gradient_accumulation_steps > 1
         self._swapper: SwapGroup = getattr(components.denoiser, "swapper", None) or SwapGroup([])
         self.consistent_in_backward = not (self._fused or len(self._swapper) or shards)

@@ -51,7 +51,8 @@ def _buckets(gradients: Iterable[Tensor]) -> Iterator[list[Tensor]]:
         size += gradient.numel() * gradient.element_size()
         if size >= BUCKET:
             yield bucket
-            bucket, size = [], 0
+            bucket = []
+            size = 0
     if bucket:
         yield bucket
 

@@ -72,7 +72,8 @@ class Lora(Method):
         return self._adapts_text_encoders(family, context)
 
     def _adapts_text_encoders(self, family: Family, context: Context) -> tuple[bool, ...]:
-        options, base = context.settings[NetworkOptions], context.settings[OptimizerOptions].learning_rate
+        options = context.settings[NetworkOptions]
+        base = context.settings[OptimizerOptions].learning_rate
         preset = options.built_in.preset if is_built_in_network(options) else None
         if preset and not preset.text_encoders:
             return (False,) * len(family.lora_text_encoders)
@@ -302,7 +303,8 @@ def _check_files(family: Family, components: Components, context: Context) -> No
 
     Raises ValueError, one sentence that names the option, for a file that cannot be used.
     """
-    options, modules = context.settings[NetworkOptions], _all_targets(family, components, context)
+    options = context.settings[NetworkOptions]
+    modules = _all_targets(family, components, context)
     for file in options.base_weights:
         for sentence in _read_base_weights(file, modules).not_used():
             context.warn_once(sentence, sentence)  # before the start if the header showed it
@@ -328,7 +330,8 @@ def _read_network_weights(file: str, modules: list[AdaptedModule]) -> LoraFile:
 
 
 def _load_initial_weights(weights: LoraFile, network: AdapterNetwork, context: Context) -> None:
-    absent, file = network.load_tensors(weights.tensors), weights.path
+    absent = network.load_tensors(weights.tensors)
+    file = weights.path
     if len(absent) == len(network.layers_in_file):
         if theirs := {weights.layers[layer.name][0].kind for layer in network.layers if layer.name in weights.layers}:
             ours = {layer.kind for layer in network.layers}
@@ -352,12 +355,14 @@ def _all_targets(family: Family, components: Components, context: Context) -> li
 
 
 def _denoiser(family: Family, components: Components, context: Context) -> list[AdaptedModule]:
-    lr, base = context.settings[NetworkOptions].unet_lr, context.settings[OptimizerOptions].learning_rate
+    lr = context.settings[NetworkOptions].unet_lr
+    base = context.settings[OptimizerOptions].learning_rate
     return [AdaptedModule(module=components.denoiser, target=family.lora, lr=base if lr is None else lr)]
 
 
 def _text_encoders(family: Family, components: Components, context: Context) -> list[AdaptedModule]:
-    options, base = context.settings[NetworkOptions], context.settings[OptimizerOptions].learning_rate
+    options = context.settings[NetworkOptions]
+    base = context.settings[OptimizerOptions].learning_rate
     pairs = zip(components.text_encoders, family.lora_text_encoders, strict=True)
     return [
         AdaptedModule(module=encoder, target=target, lr=options.rate_of_encoder(number, base))

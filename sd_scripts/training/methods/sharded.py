@@ -41,7 +41,9 @@ ALIGNMENT = 16
 
 def require_fsdp_support(settings: Settings) -> None:
     """Raise ValueError for settings that FSDP does not support, before anything is loaded."""
-    found, training, optimizer = [], settings[TrainingOptions], settings[OptimizerOptions]
+    found = []
+    training = settings[TrainingOptions]
+    optimizer = settings[OptimizerOptions]
     if os.environ.get("FSDP_VERSION", "1") != "2":
         found.append("fsdp_version: FSDP 1 is not supported; launch with fsdp_version 2")
     if os.environ.get("FSDP_OFFLOAD_PARAMS", "false").lower() == "true":
@@ -64,7 +66,8 @@ def require_fsdp_support(settings: Settings) -> None:
         )
     compiled = settings[CompileOptions]
     if uses_cuda_graphs(compiled):
-        chosen, instead = compiled.cuda_graphs_from or "compile_backend", f"remove {CUDA_GRAPHS_KEY}"
+        chosen = compiled.cuda_graphs_from or "compile_backend"
+        instead = f"remove {CUDA_GRAPHS_KEY}"
         if chosen != "compile_options":
             instead = f"choose {getattr(CompileOptions, chosen)}"
         found.append(f"{chosen}: CUDA graphs need weights at fixed addresses; {instead} with FSDP")
@@ -118,7 +121,8 @@ class Shards:
             size += self._length(shape) * math.prod(shape[1:]) * each.element_size()  # the same in all processes
             if size >= MESSAGE:
                 yield from self._gathered(message)
-                message, size = [], 0
+                message = []
+                size = 0
         if message:
             yield from self._gathered(message)
 
@@ -127,7 +131,8 @@ class Shards:
         return -(-shape[0] // self.mesh.size())
 
     def _gathered(self, message: list[tuple[Tensor, torch.Size]]) -> Iterator[Tensor]:
-        device, world = self.mesh.device_type, self.mesh.size()
+        device = self.mesh.device_type
+        world = self.mesh.size()
         lengths = [self._length(shape) for _, shape in message]
         padded = []
         for (rows, shape), length in zip(message, lengths, strict=True):
@@ -222,7 +227,8 @@ def collect_shard_gradients(weights: Iterable[Weight]) -> None:
     for weight in weights:
         if weight.sharded is None or not isinstance(weight.sharded.grad, DTensor):
             continue
-        rows, weight.sharded.grad = weight.sharded.grad.to_local(), None
+        rows = weight.sharded.grad.to_local()
+        weight.sharded.grad = None
         weight.copy.grad = rows if weight.copy.grad is None else weight.copy.grad.add_(rows)
 
 

@@ -39,7 +39,8 @@ def make_cuda_context() -> int | None:
     os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")  # as PyTorch sets it before it starts CUDA
     with contextlib.suppress(OSError, AttributeError, ValueError):
         cuda = ctypes.CDLL("libcuda.so.1")
-        device, context = ctypes.c_int(), ctypes.c_void_p()
+        device = ctypes.c_int()
+        context = ctypes.c_void_p()
         number = int(os.environ.get("LOCAL_RANK", "0"))
         if (
             cuda.cuInit(0) == 0

@@ -23,7 +23,8 @@ TIMED = "SD_SCRIPTS_TIMED"
 def end_with_launcher() -> None:
     """Turn the death of the launcher into SIGTERM, that of a timing tool into SIGKILL, from now on. Call it before
     anything slow."""
-    timed, parent = TIMED in os.environ, os.getppid()
+    timed = TIMED in os.environ
+    parent = os.getppid()
     by_gui = os.environ.get(STARTED_BY) == str(parent)  # which the training outlives
     if os.name != "posix" or not (timed or (any(name in os.environ for name in LAUNCHED) and not by_gui)):
         return

@@ -23,7 +23,8 @@ class Saver:
 
     def __init__(self, context: Context, train_state: TrainState, writer: Writer):
         self._context, self._train_state, self._writer = context, train_state, writer
-        self._saving, self._resume = context.settings[SavingOptions], context.settings[ResumeOptions]
+        self._saving = context.settings[SavingOptions]
+        self._resume = context.settings[ResumeOptions]
         self._every_epochs = train_state.train_plan.epochs_between_saves(self._saving)
 
     def due_at_step(self) -> bool:
@@ -52,7 +53,8 @@ class Saver:
 
     def tidy(self) -> None:
         """Remove what the run that this one resumes would have removed, had it not died."""
-        progress, train_plan = self._train_state.progress, self._train_state.train_plan
+        progress = self._train_state.progress
+        train_plan = self._train_state.train_plan
         if every := self._saving.save_every_n_steps:  # the last step is saved under another name
             self._close_window_of_steps(min(progress.step, train_plan.max_steps - 1) // every * every)
         if every := self._every_epochs:
@@ -132,7 +134,8 @@ class Saver:
 
     def _wait(self, path: Path, rescued: Path | None, written: Callable[[Path], list[Failure]]) -> bool:
         """Wait for room in output_dir; return whether it was written there in the end."""
-        files, end = rescued.parent.rglob("*") if rescued else (), time.monotonic() + rescue.WAIT
+        files = rescued.parent.rglob("*") if rescued else ()
+        end = time.monotonic() + rescue.WAIT
         size = sum(each.stat().st_size for each in files if each.is_file())
         main = self._context.is_main
         while True:
@@ -152,13 +155,15 @@ class Saver:
             self._context.warn(f"output_dir: '{self._context.output_dir}' was deleted and has been recreated")
 
     def _close_window_of_steps(self, step: int) -> None:
-        every, models = self._saving.save_every_n_steps or 1, self._saving.save_last_n_steps
+        every = self._saving.save_every_n_steps or 1
+        models = self._saving.save_last_n_steps
         states = self._resume.save_last_n_steps_state or models
         last_model, last_state = (keep and (step - keep - 1) // every * every for keep in (models, states))
         self._close_window(self._step_file, every, last_model, last_state)
 
     def _close_window_of_epochs(self, epoch: int) -> None:
-        every, models = self._every_epochs or 1, self._saving.save_last_n_epochs
+        every = self._every_epochs or 1
+        models = self._saving.save_last_n_epochs
         states = self._resume.save_last_n_epochs_state or models
         last_model, last_state = (keep and epoch - every * keep for keep in (models, states))
         self._close_window(self._epoch_file, every, last_model, last_state)

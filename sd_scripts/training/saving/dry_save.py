@@ -30,10 +30,12 @@ def dry_save(context: Context, train_state: TrainState, writer: Writer) -> None:
 
 def _check_room(context: Context, train_state: TrainState, size: int) -> str:
     """Return why the last file does not fit on the disk, or ""."""
-    folder, free = context.output_dir, free_bytes(context.output_dir)
+    folder = context.output_dir
+    free = free_bytes(context.output_dir)
     if free is None or train_state.trainable.shards:  # with shards this process knows only its own part
         return ""
-    saving, resume = context.settings[SavingOptions], context.settings[ResumeOptions]
+    saving = context.settings[SavingOptions]
+    resume = context.settings[ResumeOptions]
     size *= 1 + len(train_state.trainable.companions)
     if train_state.ema:
         size *= 2
@@ -58,7 +60,8 @@ def _check_room(context: Context, train_state: TrainState, size: int) -> str:
 def kept_files(saving: SavingOptions, resume: ResumeOptions, train_plan: TrainPlan, step: int) -> tuple[int, int]:
     """Return how many files and states will be in output_dir at the end of a run that is at this step."""
     at_steps = _kept(step, train_plan.max_steps - 1, saving.save_every_n_steps, saving.save_last_n_steps)
-    every, epoch = train_plan.epochs_between_saves(saving), step // train_plan.steps_per_epoch
+    every = train_plan.epochs_between_saves(saving)
+    epoch = step // train_plan.steps_per_epoch
     at_epochs = _kept(epoch, train_plan.epochs - 1, every, saving.save_last_n_epochs)
     between = at_steps + at_epochs
     states = between * resume.save_state + (resume.save_state or resume.save_state_on_train_end)

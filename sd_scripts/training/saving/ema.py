@@ -15,7 +15,9 @@ class Ema:
     """Averages every tensor of the trainable's state, in float32 on the device that the options name."""
 
     def __init__(self, trainable: Trainable, options: EmaOptions):
-        self._trainable, self.options, self.updates = trainable, options, 0
+        self._trainable = trainable
+        self.options = options
+        self.updates = 0
         self.average = {name: self._on_ema_device(t).clone() for name, t in trainable.state_dict().items()}
         self._weight = torch.zeros((), device=next(iter(self.average.values())).device)
         """The weight of the new values in a recorded update."""
@@ -31,7 +33,8 @@ class Ema:
     @torch.no_grad()
     def update(self) -> None:
         """Update the average."""
-        weight, state = self._next_weight(), self._trainable.state_dict()
+        weight = self._next_weight()
+        state = self._trainable.state_dict()
         averages = [self.average[name] for name in state]
         torch._foreach_lerp_(averages, [self._on_ema_device(tensor) for tensor in state.values()], weight)
 

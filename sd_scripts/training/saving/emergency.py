@@ -37,7 +37,9 @@ class EmergencySaver:
 
     def save(self) -> None:
         """Save the state of the last complete step before an error ends the run."""
-        progress, complete, context = self._train_state.progress, self._complete, self._context
+        progress = self._train_state.progress
+        complete = self._complete
+        context = self._context
         if complete.step == self._first or self._diverges():
             return
         if self._train_state.trainable.shards:  # other processes may be gone, and this one has only its own shard

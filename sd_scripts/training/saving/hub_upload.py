@@ -23,7 +23,8 @@ class HubUploads:
     """The uploads of a run, one after the other, on a thread of their own; only the main process has any."""
 
     def __init__(self, context: Context):
-        self._context, self._options = context, context.settings[HuggingFaceOptions]
+        self._context = context
+        self._options = context.settings[HuggingFaceOptions]
         self._waiting: queue.Queue[Path | None] = queue.Queue()
         self._thread: threading.Thread | None = None
         if self._options.huggingface_repo_id and context.is_main:
@@ -31,7 +32,8 @@ class HubUploads:
 
     def _open(self, repo: str) -> None:
         """Create the repository if it does not exist. Raises ValueError if the Hub refuses: before the model loads."""
-        self._repo, self._api = repo, hub_api()
+        self._repo = repo
+        self._api = hub_api()
         private = self._options.huggingface_repo_visibility != "public"
         try:
             open_repository(self._api, repo, private=private, repo_type=self._options.huggingface_repo_type)
@@ -80,7 +82,8 @@ class HubUploads:
     def _upload(self, path: Path) -> str:
         folder = (self._options.huggingface_path_in_repo or "").strip("/")
         place = f"{folder}/{path.name}" if folder else path.name
-        kind, message = self._options.huggingface_repo_type, f"Upload {path.name}"
+        kind = self._options.huggingface_repo_type
+        message = f"Upload {path.name}"
         api = self._api
         if path.is_dir():
             commit = api.upload_folder(

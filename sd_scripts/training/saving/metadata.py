@@ -25,8 +25,11 @@ class FileMetadata:
     model, which is computed in the background."""
 
     def __init__(self, training_data: TrainingData, train_state: TrainState):
-        self._context, self._family = training_data.context, training_data.family
-        self._components, self._train_state, settings = training_data.components, train_state, self._context.settings
+        self._context = training_data.context
+        self._family = training_data.family
+        self._components = training_data.components
+        self._train_state = train_state
+        settings = self._context.settings
         self._run = _run_metadata(training_data, train_state)
         self._options = options = settings[MetadataOptions]
         if options.metadata_thumbnail:  # read once: the file may be gone when the last file is saved
@@ -65,7 +68,9 @@ class FileMetadata:
         return self._last
 
     def _make(self, epochs: int, base_files: dict[str, str]) -> dict[str, str]:
-        now, settings, identity = time.time(), self._context.settings, self._family.identity
+        now = time.time()
+        settings = self._context.settings
+        identity = self._family.identity
         noise = settings[NoiseOptions]
         bounded = noise.min_timestep is not None or noise.max_timestep is not None
         spec = modelspec(
@@ -81,7 +86,8 @@ class FileMetadata:
         )
         if self._hashing is None:
             return _encodable(spec)
-        complete, steps = replace(self._run, base_files=base_files), self._train_state.progress.step
+        complete = replace(self._run, base_files=base_files)
+        steps = self._train_state.progress.step
         common = training_metadata(settings, complete, epoch=epochs, steps=steps, now=now)
         own = {} if self._options.no_metadata else identity.lora_metadata(settings, self._components)
         return _encodable({**common, **own, **spec})
@@ -89,7 +95,8 @@ class FileMetadata:
 
 def _run_metadata(training_data: TrainingData, train_state: TrainState) -> TrainingMetadata:
     """Return the part of the metadata that stays the same during the run."""
-    context, train_plan = training_data.context, train_state.train_plan
+    context = training_data.context
+    train_plan = train_state.train_plan
     network = context.settings.get(NetworkOptions)
     data = dataset_metadata(training_data.plan, short_batches=training_data.short_batches)
     batch_size = max(dataset.batch_size for dataset in training_data.plan.blueprint.datasets)

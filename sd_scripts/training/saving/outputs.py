@@ -62,7 +62,8 @@ class OwnOutputs:
         all of them count as this run's."""
         found = existing_outputs(values)
         resumes = state is not None and state.resolve() in (path.resolve() for path in found)
-        self._values, self._replaces = values, bool(values.get("overwrite")) and not resumes
+        self._values = values
+        self._replaces = bool(values.get("overwrite")) and not resumes
         self._earlier = [] if resumes else found
         owned = found if resumes or self._replaces else []
         self._own: dict[Path, Fingerprint | None] = {path: fingerprint(path) for path in owned}
@@ -116,9 +117,10 @@ def find_outputs(context: Context, state: Path | None) -> OwnOutputs:
         context.at_end.enter_context(marked_as_running(context.output_dir, name, context.run_dir))
     outputs = OwnOutputs(values, state)
     if kept := outputs.kept:
+        more = f" and {len(kept) - 1} more" if kept[1:] else ""
         context.warn(
-            f"output_name: '{context.output_dir}' holds files of an earlier run ({kept[0].name}"
-            f"{f' and {len(kept) - 1} more' if kept[1:] else ''}). Before this run saves its first file, they are "
-            f"renamed to '{dated_name(kept, name)}...'. Set overwrite to replace them instead"
+            f"output_name: '{context.output_dir}' holds files of an earlier run ({kept[0].name}{more}). Before "
+            f"this run saves its first file, they are renamed to '{dated_name(kept, name)}...'. Set overwrite to "
+            "replace them instead"
         )
     return outputs

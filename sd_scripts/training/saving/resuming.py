@@ -62,7 +62,8 @@ def _why_not_loaded(saved: SavedState, context: Context) -> str:
 
 
 def _newest(context: Context) -> SavedState | None:
-    folder, settings = context.output_dir, context.settings
+    folder = context.output_dir
+    settings = context.settings
 
     def why_not_resumed(saved: SavedState) -> str:
         """Return a sentence if the run cannot continue from a state, by its summary; else an empty text."""

@@ -225,7 +225,8 @@ class _HashingFile:
     """A file for torch.save that hashes what is written to it."""
 
     def __init__(self, file: IO[bytes]):
-        self._file, self.hash = file, hashlib.sha256()
+        self._file = file
+        self.hash = hashlib.sha256()
         self.flush = file.flush
         self.error: OSError | None = None
         """Why a write failed; torch replaces this error by its own."""
@@ -314,7 +315,8 @@ def _digest_of_file(file: Path) -> str:
 
 def load_state(saved: SavedState, train_state: TrainState) -> None:
     """Load a state. Raises ValueError naming resume if it does not fit these settings."""
-    option, maker = "optimizer_type", train_state.makers()["optimizer_type"]
+    option = "optimizer_type"
+    maker = train_state.makers()["optimizer_type"]
     if saved.makers[option] != maker:
         raise ValueError(_other(saved.folder, option, saved.makers[option]))
     try:

@@ -38,7 +38,8 @@ class Writer:
     """Writes from the main process; with shards, all processes gather."""
 
     def __init__(self, training_data: TrainingData, train_state: TrainState, outputs: OwnOutputs, uploads: HubUploads):
-        self._context, self._components = training_data.context, training_data.components
+        self._context = training_data.context
+        self._components = training_data.components
         self._train_state, self._outputs, self._uploads = train_state, outputs, uploads
         self._metadata = FileMetadata(training_data, train_state)
         precision = self._context.settings[SavingOptions].save_precision
@@ -79,10 +80,12 @@ class Writer:
 
     def write_model(self, path: Path, epochs: int) -> list[Failure]:
         """Write the trainable's file and those that belong to it."""
-        trainable, metadata = self._train_state.trainable, self._metadata.of_file(epochs)
+        trainable = self._train_state.trainable
+        metadata = self._metadata.of_file(epochs)
         failed = self._write(path, partial(trainable.save, path), metadata)
         for suffix in trainable.companions:
-            file, own = self.companion_file(path, suffix), self._metadata.of_companion(suffix, metadata)
+            file = self.companion_file(path, suffix)
+            own = self._metadata.of_companion(suffix, metadata)
             failed += self._write(file, partial(trainable.save_companion, suffix, file), own)
         return failed
 
@@ -105,7 +108,8 @@ class Writer:
     def try_out(self, probe: Path) -> int:
         """Save for a test and remove the file; return the bytes that a file will take at least. Of a whole model only
         one tensor is written, to save time. Raises what the save would raise."""
-        trainable, metadata = self._train_state.trainable, self._metadata.of_trial()
+        trainable = self._train_state.trainable
+        metadata = self._metadata.of_trial()
         try:
             if trainable.is_network:
                 with self._train_state.averaged():
@@ -184,7 +188,8 @@ class Writer:
             else:
                 self._context.warn(f"output_name: another run wrote '{old}' meanwhile; it is kept as '{new.name}'")
         if moved:  # follow a base model that had the name of our files: each save reads it again
-            targets, extras = {old.resolve(): new for old, new in moved.items()}, self._components.extras
+            targets = {old.resolve(): new for old, new in moved.items()}
+            extras = self._components.extras
             extras |= {name: targets.get(v.resolve(), v) for name, v in extras.items() if isinstance(v, Path)}
 
     def _emit_saved(self, path: Path) -> None:
