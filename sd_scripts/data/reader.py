@@ -64,7 +64,7 @@ class BatchReader(TorchDataset[Read]):
         self.text = text
         self.conditioning = conditioning
         self.wants_masks = plan.wants_masks
-        self.groups = plan.groups()
+        self.groups = plan.groups
 
     def __getitem__(self, batch: PlannedBatch) -> Read:
         """Return the batch, and a warning for each unreadable image that was replaced.

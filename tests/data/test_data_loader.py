@@ -206,7 +206,7 @@ def listed_epoch(plan: DataPlan, epoch: int, short_batches: str) -> list[Any]:
     """As an epoch was first planned, every repeat in a list: what a run that is resumed must find again."""
     random = Random(f"{plan.seed}/order/{epoch}")
     batches = []
-    for (dataset, bucket), items in plan.groups().items():
+    for (dataset, bucket), items in plan.groups.items():
         size = plan.blueprint.datasets[dataset].batch_size
         picks = [(item.index, repeat) for item in items for repeat in range(item.repeats)]
         random.shuffle(picks)

@@ -98,12 +98,9 @@ class DataPlan:
             for item, texts in zip(items, whole_captions((item.caption for item in items), rules), strict=True):
                 yield from ((item.path, text) for text in texts)
 
-    def groups(self) -> dict[tuple[int, Extent], list[Item]]:
-        """Return the images that may share a batch, keyed and sorted by dataset and bucket."""
-        return self._groups
-
     @cached_property
-    def _groups(self) -> dict[tuple[int, Extent], list[Item]]:
+    def groups(self) -> dict[tuple[int, Extent], list[Item]]:
+        """The images that may share a batch, keyed and sorted by dataset and bucket."""
         groups: dict[tuple[int, Extent], list[Item]] = {}
         for item in self.items:  # in the order of their indices
             groups.setdefault((item.dataset, item.fit.bucket), []).append(item)
@@ -286,15 +283,14 @@ def _items(
 ) -> list[Item]:
     """Return the items of a subset's images, with indices from `first` on."""
     items: list[Item] = []
-    others = 0
+    at_own_resolution = 0
     long = []
-    fits = {size: buckets.fit(size) for size in dict.fromkeys(image.size for image in images)}
     for image in images:
-        fit = fits[image.size]
+        fit = buckets.fit(image.size)
         wanted = image.train_resolution
         if wanted and (fit is None or fit.bucket.size != wanted):
             fit = fit_into(Extent(*wanted), image.size)
-            others += 1
+            at_own_resolution += 1
         if fit is None:
             warn(f"{image.path} is smaller than bucket_reso_steps and bucket_no_upscale is on; it is skipped")
             continue
@@ -316,8 +312,8 @@ def _items(
             f"{len(long)} of {len(images)} images in {subset.name!r} are so elongated that less than a sixteenth of "
             f"each fits its bucket; {remedy}: {some(long)}"
         )
-    if others:
-        warn(f"resolution: {others} images of {subset.name} are trained at their train_resolution")
+    if at_own_resolution:
+        warn(f"resolution: {at_own_resolution} images of {subset.name} are trained at their train_resolution")
     own = buckets.rules.has_equal_tokens
     if own and (strays := sum(item.fit.bucket.size not in buckets.sizes for item in items)):
         warn(

@@ -96,7 +96,7 @@ def plan_epoch(plan: DataPlan, epoch: int, *, short_batches: ShortBatches = "kee
     repeat of every image."""
     random = Random(f"{plan.seed}/order/{epoch}")
     groups = []
-    for (dataset, bucket), items in plan.groups().items():
+    for (dataset, bucket), items in plan.groups.items():
         size = plan.blueprint.datasets[dataset].batch_size
         ends = list(accumulate(item.repeats for item in items))
         order = array("q", range(ends[-1]))
@@ -126,7 +126,7 @@ def share_of_rank(count: int, rank: int, world: int) -> Sequence[int]:
 def batch_shapes(plan: DataPlan, *, short_batches: ShortBatches = "keep") -> dict[BatchShape, int]:
     """Return how many batches of each shape an epoch has; it is the same in every epoch."""
     shapes: Counter[BatchShape] = Counter()
-    for (dataset, extent), items in plan.groups().items():
+    for (dataset, extent), items in plan.groups.items():
         size = plan.blueprint.datasets[dataset].batch_size
         full, rest = divmod(sum(item.repeats for item in items), size)
         if rest and short_batches == "keep":
