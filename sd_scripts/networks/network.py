@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from sd_scripts.networks.adapter import Adapter, LayerPlan, Tensors, TrainedTensor, read_layer
 from sd_scripts.networks.adapters.lora import StartedLora
-from sd_scripts.networks.folded.folding import FoldedLayers, fold
+from sd_scripts.networks.folded.folding import FoldedLayers, fold, join
 from sd_scripts.networks.folded.gains import Gains, gains_of
-from sd_scripts.networks.folded.joined import join
 from sd_scripts.networks.layers import Dropouts
 from sd_scripts.networks.perturbation import Perturbation, RowNoise
 

@@ -19,7 +19,7 @@ from sd_scripts.library.diffusion.block_swap import host_value
 from sd_scripts.library.kernels.gained_output import gained_output
 from sd_scripts.library.quantization import quantized
 from sd_scripts.library.quantization.quantized import compute_dtype, dequantized, format_of, frozen_linear
-from sd_scripts.networks.folded.joined import ChangedLinear
+from sd_scripts.networks.folded.folding import ChangedLinear
 from sd_scripts.networks.layers import AdaptedConv2d, AdaptedLinear, Dropouts
 
 Axis = Literal["out", "in"]

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from sd_scripts.families.common.components import Components
 from sd_scripts.families.common.family import family_of
 from sd_scripts.generating.adapters import modules_of
-from sd_scripts.networks.files.lora_export import with_names_of
+from sd_scripts.networks.files.lora_names import with_names_of
 from sd_scripts.networks.targets import adaptable
 from sd_scripts.settings.generate_settings import AdapterFile, settings_of, training_settings
 from tests.generating.test_generate import SMALL, TEXT, generator_of, image_of, values_of

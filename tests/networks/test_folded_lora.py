@@ -19,7 +19,7 @@ from sd_scripts.networks.adapters.dora import Dora, DoraLinear
 from sd_scripts.networks.adapters.lokr import Lokr, LokrLinear
 from sd_scripts.networks.adapters.lora import Lora
 from sd_scripts.networks.adapters.oft import Oft
-from sd_scripts.networks.folded.joined import ChangedLinear
+from sd_scripts.networks.folded.folding import ChangedLinear
 from sd_scripts.networks.layers import Dropouts, project_geglu, project_together
 from sd_scripts.networks.network import AdapterNetwork, attach
 from sd_scripts.options.compile import CompileOptions

@@ -15,8 +15,8 @@ from sd_scripts.families.flux.keys import diffusers_modules
 from sd_scripts.families.flux.lora import BLOCKS, TRANSFORMER
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
 from sd_scripts.library.files.safetensors_stream import TensorFile
-from sd_scripts.networks.files.lora_export import with_names_of
 from sd_scripts.networks.files.lora_files import merge, read_lora
+from sd_scripts.networks.files.lora_names import with_names_of
 from sd_scripts.networks.plan import AdaptedModule
 from sd_scripts.settings.checks.model_files import why_no_lora
 from sd_scripts.tools import merge_lora

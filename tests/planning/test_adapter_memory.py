@@ -15,7 +15,7 @@ from sd_scripts.families.common.family import family_of
 from sd_scripts.families.sdxl.lora import UNET
 from sd_scripts.families.sdxl.memory import swappable_blocks
 from sd_scripts.families.sdxl.tiny import UNET as TINY
-from sd_scripts.networks.folded.foldable import FoldableLinear
+from sd_scripts.networks.folded.folding import FoldableLinear
 from sd_scripts.networks.layers import Dropouts
 from sd_scripts.networks.network import AdapterNetwork, attach
 from sd_scripts.networks.plan import AdaptedModule, plan_layers, read_args

@@ -16,7 +16,7 @@ from sd_scripts.formats.models.lora_keys import DOWN, MID, NORMS, UP
 from sd_scripts.library.kernels.gained_product import gained_product
 from sd_scripts.networks.adapter import Adapter, register
 from sd_scripts.networks.adapters.lora import Lora, LoraLinear
-from sd_scripts.networks.folded.foldable import FoldableLinear
+from sd_scripts.networks.folded.folding import FoldableLinear
 from sd_scripts.networks.layers import Dropouts
 from sd_scripts.networks.targets import is_conv
 from sd_scripts.networks.update_adapter import Shapes, UpdateAdapter, kaiming_uniform

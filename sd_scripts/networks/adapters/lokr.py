@@ -17,7 +17,7 @@ from sd_scripts.formats.models.lora_keys import ALPHA, NORMS
 from sd_scripts.library.kernels.folded_kronecker import folded_kronecker_product
 from sd_scripts.library.kernels.kronecker import factored_kronecker_product, kronecker_product
 from sd_scripts.networks.adapter import register
-from sd_scripts.networks.folded.foldable import FoldableLinear, Tail
+from sd_scripts.networks.folded.folding import FoldableLinear, Tail
 from sd_scripts.networks.layers import Dropouts
 from sd_scripts.networks.lokr_sizes import LokrSizes, can_fold
 from sd_scripts.networks.update_adapter import Shapes, UpdateAdapter, kaiming_uniform

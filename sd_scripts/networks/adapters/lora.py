@@ -1,12 +1,16 @@
 """LoRA, and LoCon for convolutions: a layer's update is the product of two small matrices, up · down.
 
 Hu et al. 2021, https://arxiv.org/abs/2106.09685. Keys in files are those of sd-scripts.
+
+It starts from values that are random, or that come from the base weight and train faster at first. PiSSA, Meng et al.
+2024, https://arxiv.org/abs/2404.02948: the largest singular vectors. OLoRA, Büyükakyüz 2024,
+https://arxiv.org/abs/2406.01775: the first columns of an orthonormal basis.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +21,15 @@ from torch import Tensor, nn
 from sd_scripts.formats.models.lora_keys import DOWN, UP
 from sd_scripts.library.kernels.folded_product import folded_product
 from sd_scripts.networks.adapter import Adapter, LayerPlan, Tensors, TrainedTensor, file_alpha, register
-from sd_scripts.networks.folded.foldable import FoldableLinear, Tail
+from sd_scripts.networks.folded.folding import FoldableLinear, Tail
 from sd_scripts.networks.layers import AdaptedConv2d, Dropouts
-from sd_scripts.networks.starts import STARTS
 from sd_scripts.networks.updates import exact, stored_weight
 from sd_scripts.options.networks.layer_rules import Rank
+
+ITERATIONS = 4
+"""Of the randomized decomposition, which takes seconds for a whole model; with 4 the vectors agree to 3 digits."""
+EXTRA = 16
+"""More vectors than are needed, which make the last of these exact."""
 
 
 class LoraLinear(FoldableLinear):
@@ -268,6 +276,36 @@ class Lora(Adapter):
 def _row_squares(up: Tensor, down: Tensor) -> Tensor:
     """Return (out,): squared norms of the rows of up (out, r) · down (r, in), without forming it."""
     return ((up @ (down @ down.t())) * up).sum(dim=1).clamp_min(0)
+
+
+def pissa(weight: Tensor, rank: int, scale: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return up (out, r) and down (r, in) whose product times `scale` is the best approximation of the weight."""
+    weight = _repeatable(weight)
+    devices = [weight.device] if weight.is_cuda else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(int(torch.randint(2**31, (), generator=generator)))
+        count = min(rank + EXTRA, *weight.shape)
+        left, values, right = torch.svd_lowrank(weight, q=count, niter=ITERATIONS)
+    roots = (values[:rank] / scale).sqrt()
+    return left[:, :rank] * roots, (right[:, :rank] * roots).t()
+
+
+def olora(weight: Tensor, rank: int, scale: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return up (out, r), the first columns of the weight's QR decomposition, and down (r, in), the rows for them."""
+    basis, _ = torch.linalg.qr(_repeatable(weight[:, :rank]))
+    basis = basis.to(weight.device)
+    return basis, basis.t() @ weight
+
+
+def _repeatable(weight: Tensor) -> Tensor:
+    """Return a weight where it is decomposed: with `deterministic` on the CPU, since a GPU's last bits vary."""
+    return weight.cpu() if torch.are_deterministic_algorithms_enabled() else weight
+
+
+STARTS: dict[str, Callable[[Tensor, int, float, torch.Generator], tuple[Tensor, Tensor]]] = {
+    "pissa": pissa,
+    "olora": olora,
+}
 
 
 class StartedLoraLinear(LoraLinear):

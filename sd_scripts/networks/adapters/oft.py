@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from sd_scripts.library.kernels.block_inverse import inverse_of_blocks
 from sd_scripts.library.quantization.quantized import compute_dtype
 from sd_scripts.networks.adapter import Adapter, LayerPlan, Tensors, TrainedTensor, register
-from sd_scripts.networks.folded.joined import ChangedLinear
+from sd_scripts.networks.folded.folding import ChangedLinear
 from sd_scripts.networks.layers import AdaptedConv2d, Dropouts
 from sd_scripts.networks.lokr_sizes import factors
 from sd_scripts.networks.updates import dropped_channels, exact

@@ -1,18 +1,25 @@
-"""Which adapted layers compute in one matrix product with their base weights, and the joint matrices they share."""
+"""Base products that more than one layer or adapter shares, in one matrix: what is in it, and who computes with it.
+
+A foldable layer computes its adapter in the product with its base weight, where it is compiled
+(library/kernels/folded_product.py). Layers with the same input, such as q, k and v, compute their base products, with
+their folded adapters if they have them, as one product.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sd_scripts.library.diffusion.block_swap import is_swapped
-from sd_scripts.library.kernels.folded_product import Ways
+from sd_scripts.library.kernels.folded_product import BOTH, Ways
 from sd_scripts.library.quantization.quantized import compute_dtype
-from sd_scripts.networks.folded.foldable import FoldableLinear, Tail
+from sd_scripts.networks.layers import AdaptedLinear, Dropouts
 from sd_scripts.networks.lokr_sizes import MULTIPLE
 
 LARGE = 3072
@@ -21,6 +28,73 @@ What the other adds is small beside a product of this size (docs/performance.md)
 
 Run = tuple[int, Tensor, int | None]
 """Where a part begins in the flat buffer, its place in a joint matrix, and where the factor of it is, if it has one."""
+
+
+def stays_plain(layer: AdaptedLinear) -> bool:
+    """Return whether a layer's weight is neither quantized nor swapped, so that other code may keep its address."""
+    return layer.weight.dtype == compute_dtype(layer) and not is_swapped(layer.weight)
+
+
+class Tail(NamedTuple):
+    """A part of a joint matrix that follows a parameter."""
+
+    parameter: nn.Parameter
+    place: Tensor
+    moves: bool = False
+    """Whether the parameter itself is there from then on."""
+    factor: tuple[nn.Parameter, int] | None = None
+    """A parameter and which of its values the part is multiplied by."""
+
+
+class FoldableLinear(AdaptedLinear):
+    """A Linear whose adapter is the product of two matrices, A (r, in) and B (out, r)."""
+
+    joint: Tensor | None
+    """Base weight and adapter of this layer, or of it and those it projects together with, in one matrix (folding.py).
+    """
+    joint_layers = 1
+    ways = BOTH
+    """Which of its products are joint ones."""
+    fold_takes_memory = False
+    """Whether the matrices that it computes with in one product are larger than its own."""
+
+    def __init__(self, base: nn.Linear, dropouts: Dropouts):
+        super().__init__(base, dropouts)
+        self.register_buffer("joint", None, persistent=False)
+
+    @property
+    def foldable(self) -> bool:
+        """Whether it can compute in one product with its base weight."""
+        return True
+
+    @property
+    def folded_rank(self) -> int:
+        """Rows of A."""
+        raise NotImplementedError
+
+    def tails(self, down: Tensor, up: Tensor) -> Iterator[Tail]:
+        """Yield what to write into `down`, (r, in), and `up`, (out, r), which are 0."""
+        raise NotImplementedError
+
+    def is_folded(self, layers: int) -> bool:
+        """Return whether this layer computes in one product for `layers` layers, of which it is the first."""
+        return self.joint is not None and self.joint_layers == layers and torch.compiler.is_compiling()
+
+    def folded(self, layers: Sequence[FoldableLinear], x: Tensor, pieces: Sequence[int] = ()) -> list[Tensor]:
+        """Return the outputs of `layers` for one input (..., in), side by side and split into `pieces`."""
+        return self.fold_of(layers, x, pieces=pieces, ways=self.ways)
+
+    def fold_of(self, layers: Sequence[FoldableLinear], x: Tensor, **how: Any) -> list[Tensor]:
+        """Return the product of `layers` for one input; `how` is for the function that computes it."""
+        raise NotImplementedError
+
+    def project_split(self, x: Tensor, widths: Sequence[int]) -> Sequence[Tensor]:
+        return self.folded([self], x, widths) if self.is_folded(1) else super().project_split(x, widths)
+
+    def project_geglu(self, x: Tensor) -> Tensor:
+        if self.is_folded(1):
+            return self.fold_of([self], x, gated=True, ways=self.ways)[0]
+        return super().project_geglu(x)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +161,8 @@ def fold(
     foldable = [layer for layer in layers if isinstance(layer, FoldableLinear)]
     swapped = {_sizes(layer) for layer in foldable if is_swapped(layer.weight)}  # blocks of one kind share graphs
     chosen = [layer for layer in foldable if _can_fold(layer) and _sizes(layer) not in swapped]
-    known, folds = set(chosen), []
+    known = set(chosen)
+    folds = []
     for group in groups:
         together = [layer for layer in group if isinstance(layer, FoldableLinear)]
         if len(together) == len(group) and known.issuperset(together) and _can_share(together):
@@ -101,14 +176,7 @@ def _sizes(layer: FoldableLinear) -> tuple[int, int]:
 
 
 def _can_fold(layer: FoldableLinear) -> bool:
-    """Return whether a layer's adapter can be folded, and its weight is a plain one that stays where it is."""
-    return (
-        layer.foldable
-        and layer.weight.dtype == compute_dtype(layer)
-        and not is_swapped(layer.weight)
-        and not layer.dropouts.any()
-        and layer.row_noise is None
-    )
+    return layer.foldable and stays_plain(layer) and not layer.dropouts.any() and layer.row_noise is None
 
 
 def _can_share(layers: Sequence[FoldableLinear]) -> bool:
@@ -124,7 +192,8 @@ def _aligned(layers: Sequence[FoldableLinear]) -> bool:
 @torch.no_grad()
 def _joined(layers: Sequence[FoldableLinear]) -> Fold:
     """Move the weights of `layers` into a joint matrix."""
-    rank, out = sum(layer.folded_rank for layer in layers), sum(layer.out_features for layer in layers)
+    rank = sum(layer.folded_rank for layer in layers)
+    out = sum(layer.out_features for layer in layers)
     width = layers[0].in_features
     joint = layers[0].weight.new_zeros(out + rank, width + rank)
     row = 0
@@ -137,3 +206,56 @@ def _joined(layers: Sequence[FoldableLinear]) -> Fold:
     if min(width, out) >= LARGE:
         first.ways = Ways(output=first.ways.output and out > width, gradient=width >= out)
     return Fold(layers=layers, joint=joint)
+
+
+class ChangedLinear(AdaptedLinear):
+    """A Linear whose output the adapter changes once it is there."""
+
+    joined: Tensor | None
+    """Base weights of this layer and of those it projects together with, below each other."""
+    joined_layers = 1
+
+    def __init__(self, base: nn.Linear, dropouts: Dropouts):
+        super().__init__(base, dropouts)
+        self.register_buffer("joined", None, persistent=False)
+
+    @property
+    def joins(self) -> bool:
+        """Whether `changed` is all that the layer does beside its base."""
+        return True
+
+    def changed(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return the layer's output (..., out) from its input and the base's output."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.changed(x, self.base(x))
+
+    @staticmethod
+    def project_together(layers: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
+        own: Sequence[ChangedLinear] = layers  # type: ignore[assignment]
+        first = own[0]
+        if first.joined is None or first.joined_layers != len(own):
+            return [layer(x) for layer in own]
+        outputs = F.linear(x, first.joined).split([layer.out_features for layer in own], dim=-1)
+        return [layer.changed(x, y) for layer, y in zip(own, outputs, strict=True)]
+
+
+@torch.no_grad()
+def join(groups: Iterable[Sequence[nn.Module]]) -> None:
+    """Put the base weights of each group into one matrix, of which they are views from here on; they must not move.
+
+    `groups`: layers that project_together applies to one input.
+    """
+    for group in groups:
+        layers = [layer for layer in group if isinstance(layer, ChangedLinear) and _can_join(layer)]
+        if len(layers) < len(group) or len({type(layer) for layer in layers}) > 1:
+            continue
+        joined = torch.cat([layer.weight for layer in layers])
+        for layer, rows in zip(layers, joined.split([layer.out_features for layer in layers]), strict=True):
+            layer.weight.data = rows
+        layers[0].joined, layers[0].joined_layers = joined, len(layers)
+
+
+def _can_join(layer: ChangedLinear) -> bool:
+    return layer.joins and stays_plain(layer) and layer.bias is None

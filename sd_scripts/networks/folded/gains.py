@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from sd_scripts.library.diffusion.block_swap import is_swapped
 from sd_scripts.networks.adapters.dora import DoraLinear
+from sd_scripts.networks.folded.folding import stays_plain
 
 if importlib.util.find_spec("triton"):
     from sd_scripts.library.kernels import low_rank_norms as kernels
@@ -121,7 +121,9 @@ class Gains:
 
     def refresh_before(self, modules: Iterable[nn.Module]) -> None:
         """Refresh outdated gains whenever one of `modules` is called, so that a recorded step does it too."""
-        for module in modules if self.stacks else ():
+        if not self.stacks:
+            return
+        for module in modules:
             module.register_forward_pre_hook(self._refresh_if_needed)
 
     def _refresh_if_needed(self, *_: object) -> None:
@@ -149,7 +151,7 @@ def gains_of(layers: Iterable[nn.Module]) -> Gains:
     """Return the gains of those layers of DoRA whose weights are neither quantized nor swapped."""
     shapes: dict[tuple[int, ...], list[DoraLinear]] = {}
     for layer in layers:
-        if isinstance(layer, DoraLinear) and _stays(layer):
+        if isinstance(layer, DoraLinear) and stays_plain(layer):
             shapes.setdefault((*layer.lora_up.shape, *layer.lora_down.shape), []).append(layer)
     return Gains(
         [
@@ -157,7 +159,3 @@ def gains_of(layers: Iterable[nn.Module]) -> Gains:
             for alike in shapes.values()
         ]
     )
-
-
-def _stays(layer: DoraLinear) -> bool:
-    return layer.weight.dtype == layer.lora_up.dtype and not is_swapped(layer.weight)

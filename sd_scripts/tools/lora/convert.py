@@ -7,7 +7,7 @@ from pathlib import Path
 from sd_scripts.formats.models.peft_header import without_alpha
 from sd_scripts.formats.words import some
 from sd_scripts.library.files.safetensors_io import PRECISIONS, save_model, with_hashes
-from sd_scripts.networks.files.lora_export import with_names_of
+from sd_scripts.networks.files.lora_names import with_names_of
 from sd_scripts.runs.reporter import Reporter
 from sd_scripts.settings.lora_tools import ConvertOptions, PrecisionOptions
 from sd_scripts.tools.lora.command import Given

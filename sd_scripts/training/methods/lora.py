@@ -19,9 +19,9 @@ from sd_scripts.families.common.family import Components, Family
 from sd_scripts.formats.words import some
 from sd_scripts.library.files.safetensors_io import save_model, with_hashes
 from sd_scripts.networks.adapters.lora import StartedLora
-from sd_scripts.networks.files.lora_export import with_names_of
 from sd_scripts.networks.files.lora_files import LoraFile, merge, read_finite_tensors, read_lora
-from sd_scripts.networks.folded.foldable import FoldableLinear
+from sd_scripts.networks.files.lora_names import with_names_of
+from sd_scripts.networks.folded.folding import FoldableLinear
 from sd_scripts.networks.network import AdapterNetwork, attach
 from sd_scripts.networks.plan import AdaptedModule, parameter_groups, plan_layers, read_args
 from sd_scripts.networks.targets import layers_after_attention, projected_together
