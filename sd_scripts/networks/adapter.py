@@ -101,8 +101,12 @@ class Adapter(ABC):
 
     @abstractmethod
     def __init__(self, plan: LayerPlan, base: nn.Module, dropouts: Dropouts):
-        self.plan, self.name, self.group = plan, plan.name, plan.group
-        self.rank, self.alpha, self.scale = plan.rank, plan.alpha, plan.scale
+        self.plan = plan
+        self.name = plan.name
+        self.group = plan.group
+        self.rank = plan.rank
+        self.alpha = plan.alpha
+        self.scale = plan.scale
 
     @abstractmethod
     def initialize(self, generator: torch.Generator) -> None:

@@ -39,15 +39,17 @@ class ExtendedEmbedding(nn.Embedding):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return (..., D) for ids (...)."""
-        known = super().forward(ids.clamp(max=self.num_embeddings - 1))
-        new = F.embedding((ids - self.num_embeddings).clamp(min=0), self.rows)
-        return torch.where((ids >= self.num_embeddings).unsqueeze(-1), new, known)
+        frozen = super().forward(ids.clamp(max=self.num_embeddings - 1))
+        trained = F.embedding((ids - self.num_embeddings).clamp(min=0), self.rows)
+        return torch.where((ids >= self.num_embeddings).unsqueeze(-1), trained, frozen)
 
 
 class EmbeddingRows(Adapter):
     """The trained rows of one text encoder. LayerPlan.name is their key in files, its rank their number."""
 
-    kind, endings, in_file = GROUP, ("rows",), False
+    kind = GROUP
+    endings = ("rows",)
+    in_file = False
 
     def __init__(self, plan: LayerPlan, base: nn.Module, dropouts: Dropouts):
         super().__init__(plan, base, dropouts)
@@ -80,9 +82,15 @@ def plan_rows(encoder: nn.Module, key: str, initial: Tensor, lr: float) -> Layer
     embedding = token_embedding(encoder)
     path = next(path for path, module in encoder.named_modules() if module is embedding)
     rows = len(initial)
-    options, group = {INITIAL: initial}, Group(GROUP, lr)
     return LayerPlan(
-        name=key, module=encoder, path=path, kind=EmbeddingRows, rank=rows, alpha=rows, group=group, options=options
+        name=key,
+        module=encoder,
+        path=path,
+        kind=EmbeddingRows,
+        rank=rows,
+        alpha=rows,
+        group=Group(GROUP, lr),
+        options={INITIAL: initial},
     )
 
 

@@ -29,7 +29,8 @@ class LokrSizes:
     @classmethod
     def of(cls, out: int, into: int, rank: int, options: Mapping[str, Any]) -> LokrSizes:
         """Return the sizes for a weight (out, into); `options` are those of `read_lokr_sizes`."""
-        factor, full = options.get("factor", -1), options.get("full", False)
+        factor = options.get("factor", -1)
+        full = options.get("full", False)
         (p, c), (q, d) = factors(out, factor), factors(into, factor)
         if options.get("unbalanced"):
             p, c = c, p

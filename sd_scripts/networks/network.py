@@ -136,7 +136,8 @@ class AdapterNetwork:
         """Move the gradients of the compute copies to the masters, adding to what earlier micro-steps left there."""
         self.gains.pass_on()
         self._allocate_gradients()
-        target, views = self.gradients, self._gradient_views
+        target = self.gradients
+        views = self._gradient_views
         if self.collected:  # a later micro-step of an accumulation
             target = torch.empty_like(self.gradients)
             views = self._views_of(target)
@@ -198,14 +199,14 @@ class AdapterNetwork:
 
         Raises ValueError if a rank or a width differs.
         """
-        absent = []
+        missing = []
         for layer in self.layers_in_file:
-            kind, found = read_layer(tensors, layer.name) or (None, {})
+            kind, layer_tensors = read_layer(tensors, layer.name) or (None, {})
             if kind is type(layer) or (kind and kind.kind in layer.continues):
-                layer.load(found)
+                layer.load(layer_tensors)
             else:
-                absent.append(layer.name)
-        return absent
+                missing.append(layer.name)
+        return missing
 
 
 def attach(
@@ -241,24 +242,29 @@ def _with_masters(
     order, last = _buffer_order(layers)
     dtype = (order or last)[0].copy.dtype
     assert all(tensor.copy.dtype == dtype for tensor in order), "modules compute in different dtypes"
-    copied, uncopied = (sum(tensor.copy.numel() for tensor in tensors) for tensors in (order, last))
+    copied = sum(tensor.copy.numel() for tensor in order)
+    uncopied = sum(tensor.copy.numel() for tensor in last)
     masters = torch.zeros(copied + uncopied, device=device, dtype=masters_dtype)
     compute = torch.zeros(copied, device=device, dtype=dtype)
 
     master_of: dict[nn.Parameter, nn.Parameter] = {}
-    segments, start = [], 0
+    segments = []
+    start = 0
     for scale, run in groupby(order, key=lambda tensor: tensor.scale):
         begin = start
         for tensor in run:
-            copy, end = tensor.copy, start + tensor.copy.numel()
+            copy = tensor.copy
+            end = start + copy.numel()
             master_of[copy] = nn.Parameter(masters[start:end].view(copy.shape))
             copy.data = compute[start:end].view(copy.shape)
             start = end
         segments.append((slice(begin, start), scale))
     for tensor in last:
-        copy, end = tensor.copy, start + tensor.copy.numel()
+        copy = tensor.copy
+        end = start + copy.numel()
         master_of[copy] = nn.Parameter(masters[start:end].view(copy.shape))
-        copy.data, start = master_of[copy].data, end
+        copy.data = master_of[copy].data
+        start = end
 
     for layer in layers:
         layer.masters = [master_of[tensor.copy] for tensor in layer.tensors]

@@ -60,19 +60,23 @@ def plan_layers(
 
     With the tensors of a file (dim_from_weights) its layers are planned, with the kinds, ranks and alphas there.
     """
-    plans, rules = [], args.rules
+    plans = []
+    rules = args.rules
     for each in modules:
         rules.check(each.module)
         target = each.target if file is not None else args.chosen(each.target)
         for path, layer in adaptable(each.module, target, conv=args.adapts_conv or file is not None):
-            name, conv = each.target.name(path), is_conv(layer)
-            kind, options, split_dims = args.kind, args.kind_options, rules.split_dims(name, layer)
+            name = each.target.name(path)
+            conv = is_conv(layer)
+            kind = args.kind
+            options = args.kind_options
+            split_dims = rules.split_dims(name, layer)
             if file is None:
                 rank = rules.rank(name, conv, args.conv if conv else args.linear)
-            elif found := read_layer(file, name):
-                kind, of_layer = found
-                options = {**(options if kind is args.kind else {}), **kind.options_in_file(of_layer)}
-                rank, split_dims = kind.rank_in_file(of_layer, split_dims)
+            elif layer_in_file := read_layer(file, name):
+                kind, tensors = layer_in_file
+                options = {**(options if kind is args.kind else {}), **kind.options_in_file(tensors)}
+                rank, split_dims = kind.rank_in_file(tensors, split_dims)
             else:
                 continue
             group = _group(each, name, args)

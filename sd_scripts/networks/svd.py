@@ -80,7 +80,9 @@ def choose_rank(values: Tensor, method: str | None, target: float, most: int) ->
     if method == "sv_ratio":
         rank = int((values > values[0] / target).sum())
     elif method in ("sv_fro", "sv_cumulative"):
-        parts, share = (values.square(), target**2) if method == "sv_fro" else (values, target)
+        squares = method == "sv_fro"
+        parts = values.square() if squares else values
+        share = target**2 if squares else target
         rank = int(torch.searchsorted(parts.cumsum(0) / parts.sum(), share)) + 1
     else:
         rank = most

@@ -11,11 +11,11 @@ from torch import nn
 
 def block_label(name: str) -> str:
     """Return the block of a layer by its name in files: `lora_unet_double_blocks_3_img_mlp_0` -> `double_blocks 3`."""
-    if found := re.match(r"lora_(te\d*)_", name):
-        return found[1].upper()
+    if encoder := re.match(r"lora_(te\d*)_", name):
+        return encoder[1].upper()
     inner = re.sub(r"^lora_[a-z]+_", "", name)
-    found = re.match(r"(.*?)_(\d+)(?:_|$)", inner)
-    return f"{found[1]} {found[2]}" if found else inner
+    block = re.match(r"(.*?)_(\d+)(?:_|$)", inner)
+    return f"{block[1]} {block[2]}" if block else inner
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +114,9 @@ def projected_together(model: nn.Module, target: LoraTarget) -> list[list[nn.Mod
 def layers_after_attention(model: nn.Module, target: LoraTarget) -> list[nn.Module]:
     """Return the layers in `model` whose input is attention's output."""
     endings = tuple(f".{ending}" for ending in target.after_attention)
-    return [module for path, module in model.named_modules() if f".{path}".endswith(endings)] if endings else []
+    if not endings:
+        return []
+    return [module for path, module in model.named_modules() if f".{path}".endswith(endings)]
 
 
 def is_conv(layer: nn.Module) -> bool:

@@ -147,7 +147,8 @@ class UpdateAdapter(Adapter):
 
     @classmethod
     def options_in_file(cls, tensors: Mapping[str, Tensor]) -> Mapping[str, Any]:
-        axis, norms = None, tensors.get(NORMS)
+        axis = None
+        norms = tensors.get(NORMS)
         if norms is not None:
             axis = "in" if norms.shape[0] == 1 and norms.numel() > 1 else "out"
         own = {ending: tuple(tensor.shape) for ending, tensor in tensors.items() if ending not in ("alpha", NORMS)}
@@ -160,7 +161,8 @@ class UpdateAdapter(Adapter):
             if any(part.ndim < 2 for part in parts.values()):
                 raise ValueError
             weight = cls.update_class({ending: part.to("meta") for ending, part in parts.items()}).weight()
-            out, into = len(weight), weight[0].numel()
+            out = len(weight)
+            into = weight[0].numel()
         except (RuntimeError, IndexError, ValueError, AttributeError):  # what it is depends on the kind
             listed = " and ".join(f"{ending} of {tuple(part.shape)}" for ending, part in parts.items())
             raise ValueError(f"{listed}, which do not fit together") from None

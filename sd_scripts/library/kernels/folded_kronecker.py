@@ -119,5 +119,5 @@ class _FoldedKronecker(torch.autograd.Function):
         ranks = [w1.shape[1] * up.shape[1] for w1, up in zip(w1s, ups, strict=True)]
         outs = [len(w1) * len(up) for w1, up in zip(w1s, ups, strict=True)]
         own = zip(h.split(ranks, 1), grad.split(outs, 1), low.split(ranks, 1), w1s, ups, strict=True)
-        found = [torch.ops.sd_scripts.kronecker_gradients(x, *each) for each in own]
-        return x_grad, None, None, None, None, None, None, *(each[place] for place in range(3) for each in found)
+        gradients = [torch.ops.sd_scripts.kronecker_gradients(x, *each) for each in own]
+        return x_grad, None, None, None, None, None, None, *(each[place] for place in range(3) for each in gradients)

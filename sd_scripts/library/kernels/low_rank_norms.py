@@ -198,14 +198,14 @@ def _compiled_correctly(device: torch.device, dtype: torch.dtype, rank: int) -> 
     layer.norms(down, squares, slopes, roots, gains, 0.0)
     layer.add_products(left, sums)
     changed = weight.double() + up.double() @ down[0].double()
-    found = (slopes, roots, gains, sums)
-    wanted = (
+    results = (slopes, roots, gains, sums)
+    exact = (
         changed @ down.double().mT,
         changed.norm(dim=1),
         1 / changed.norm(dim=1),
         left.double().mT @ weight.double(),
     )
-    if all((own - right).norm() < ROUNDING * right.norm() for own, right in zip(found, wanted, strict=True)):
+    if all((ours - plain).norm() < ROUNDING * plain.norm() for ours, plain in zip(results, exact, strict=True)):
         return True
     logger.warning("Triton's kernel for the norms of DoRA errs on this GPU; they are computed without it, slower")
     return False

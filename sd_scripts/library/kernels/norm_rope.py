@@ -60,12 +60,12 @@ def _plain(parts: Sequence[Tensor], scales: Sequence[Tensor], rope: Rope) -> Ten
 def _plain_back(grad: Tensor, parts: Sequence[Tensor], scales: Sequence[Tensor], rope: Rope) -> list[Tensor]:
     """Return the gradients of the parts from that of the result: turned back, then through the norm."""
     turned = apply_rope(grad.float(), (rope[0], -rope[1])).split([x.shape[1] for x in parts], dim=1)
-    found = []
+    gradients = []
     for x, slope, scale in zip(parts, turned, scales, strict=True):
         root = torch.rsqrt(x.float().square().mean(-1, keepdim=True) + EPS)
         normed, slope = x.float() * root, slope * scale.float()
-        found.append((root * (slope - normed * (slope * normed).mean(-1, keepdim=True))).to(x.dtype))
-    return found
+        gradients.append((root * (slope - normed * (slope * normed).mean(-1, keepdim=True))).to(x.dtype))
+    return gradients
 
 
 @torch.library.custom_op("sd_scripts::norm_rope", mutates_args=())

@@ -77,7 +77,8 @@ class DoraLinear(LoraLinear):
 
 @register
 class Dora(UpdateAdapter):
-    kind, continues = "dora", ("lora",)
+    kind = "dora"
+    continues = ("lora",)
     endings = (DOWN, UP, MID, NORMS)
     forms = ((DOWN, UP, NORMS), (DOWN, UP, MID))
     update_class = LowRankUpdate

@@ -136,8 +136,8 @@ class Lokr(UpdateAdapter):
 
     @classmethod
     def rank_of(cls, parts: Mapping[str, Tensor]) -> int | None:
-        found = parts.get(W2_B, parts.get(W1_B))
-        return None if found is None else len(found)
+        down = parts.get(W2_B, parts.get(W1_B))
+        return None if down is None else len(down)
 
     @classmethod
     def sizes_in_file(cls, tensors: Mapping[str, Tensor]) -> tuple[int, int | None]:

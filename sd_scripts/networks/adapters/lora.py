@@ -153,11 +153,15 @@ class Lora(Adapter):
     up and n times the alpha, so that alpha / rank is unchanged.
     """
 
-    kind, endings, degree, splits = "lora", (DOWN, UP), 2, True
+    kind = "lora"
+    endings = (DOWN, UP)
+    degree = 2
+    splits = True
 
     def __init__(self, plan: LayerPlan, base: nn.Module, dropouts: Dropouts):
         super().__init__(plan, base, dropouts)
-        self.split_dims, self.split_count = plan.split_dims, len(plan.split_dims) or 1
+        self.split_dims = plan.split_dims
+        self.split_count = len(plan.split_dims) or 1
         layer = self.layer = self._layer(base, dropouts)
         self.tensors = [TrainedTensor(copy=layer.lora_down)]
         self.tensors.append(TrainedTensor(copy=layer.lora_up, scale=self.scale, plus=True))
@@ -357,15 +361,19 @@ class StartedLora(Lora):
 
     def start_from(self, down: Tensor, up: Tensor) -> None:
         """Set what the update is measured from."""
-        self.first, layer = (down, up), self.layer
+        self.first = (down, up)
+        layer = self.layer
         assert isinstance(layer, StartedLoraLinear)
         layer.first_down.copy_(down)
         layer.first_up.copy_(up * -self.scale)
 
     def pair(self) -> Pair:
         down, up = self.first
-        both = torch.cat((self.down.detach(), down)), torch.cat((self.up.detach(), -up), dim=1)
-        return Pair(down=both[0], up=both[1], alpha=2 * self.alpha)
+        return Pair(
+            down=torch.cat((self.down.detach(), down)),
+            up=torch.cat((self.up.detach(), -up), dim=1),
+            alpha=2 * self.alpha,
+        )
 
     def norm(self) -> Tensor:
         pair = self.pair()

@@ -108,7 +108,9 @@ class RotatedConv2d(AdaptedConv2d):
 class Oft(Adapter):
     """Rotations of blocks of `rank` outputs, or of `block_count` blocks."""
 
-    kind, endings, forms = "oft", (BLOCKS, RESCALE), ((BLOCKS,),)
+    kind = "oft"
+    endings = (BLOCKS, RESCALE)
+    forms = ((BLOCKS,),)
     dimensions = 3
 
     @classmethod
@@ -131,14 +133,16 @@ class Oft(Adapter):
     def __init__(self, plan: LayerPlan, base: nn.Module, dropouts: Dropouts):
         super().__init__(plan, base, dropouts)
         assert isinstance(base, nn.Linear | nn.Conv2d)
-        out, options = len(base.weight), plan.options
+        out = len(base.weight)
+        options = plan.options
         dtype = exact(compute_dtype(base))
         shape = options.get("shape") or self.shape(plan.name, out, plan.rank, options.get("block_count"))
         blocks = nn.Parameter(base.weight.new_empty(shape, dtype=dtype))
         rescale = base.weight.new_ones((out, *[1] * (base.weight.ndim - 1)), dtype=dtype)
         rotation = Rotation(blocks, rescale if options.get("rescaled") else None, options.get("constraint", 0.0) * out)
         layer_class: Any = RotatedLinear if isinstance(base, nn.Linear) else RotatedConv2d
-        self.layer, self.rotation = layer_class(base, rotation, dropouts), rotation
+        self.layer = layer_class(base, rotation, dropouts)
+        self.rotation = rotation
         parts = [blocks] if rotation.rescale is None else [blocks, rotation.rescale]
         self.tensors = [TrainedTensor(copy=part, exact=True) for part in parts]
 
@@ -157,7 +161,8 @@ class Oft(Adapter):
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        blocks, masters = tensors[BLOCKS], self.masters
+        blocks = tensors[BLOCKS]
+        masters = self.masters
         if blocks.shape != masters[0].shape:
             raise ValueError(
                 f"network_weights: {self.name} has blocks of {tuple(blocks.shape)} in the file and of "
@@ -192,7 +197,8 @@ class Oft(Adapter):
     @classmethod
     def sizes_in_file(cls, tensors: Mapping[str, Tensor]) -> tuple[int, int | None]:
         *_, count, rows, columns = tensors[BLOCKS].shape
-        out, rescale = count * rows, tensors.get(RESCALE)
+        out = count * rows
+        rescale = tensors.get(RESCALE)
         if rows != columns:
             raise ValueError(f"{BLOCKS} of {tuple(tensors[BLOCKS].shape)}, which are not square")
         if rescale is not None and rescale.numel() != out:
@@ -201,8 +207,8 @@ class Oft(Adapter):
 
     @classmethod
     def delta(cls, tensors: Mapping[str, Tensor], weight: Tensor, strength: float = 1.0) -> Tensor:
-        found = {ending: tensor.to(weight.device).float() for ending, tensor in tensors.items()}
-        rotation = Rotation(found[BLOCKS], found.get(RESCALE), _constraint(tensors, len(weight)))
+        parts = {ending: tensor.to(weight.device).float() for ending, tensor in tensors.items()}
+        rotation = Rotation(parts[BLOCKS], parts.get(RESCALE), _constraint(tensors, len(weight)))
         return rotation(weight.float().flatten(1).t()).t() * strength
 
     def norm(self) -> Tensor:

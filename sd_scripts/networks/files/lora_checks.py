@@ -25,7 +25,8 @@ def checked_layers(raw: Tensors, keys: LoraKeys, header: PeftHeader) -> Layers:
     """
     layers = Layers()
     for layer, own in keys.layers.items():
-        tensors, scale = {ending: raw[key] for ending, key in own.items()}, 1.0
+        tensors = {ending: raw[key] for ending, key in own.items()}
+        scale = 1.0
         for ending, tensor in tensors.items():
             norm = norm_of(tensor)
             if why := _problem(ending, tensor, norm):
@@ -69,7 +70,8 @@ def norm_of(tensor: Tensor) -> float:
 
 def _require_complete(layer: str, keys: Mapping[str, str], tensors: Tensors) -> None:
     """Raise ValueError unless the tensors belong to one adapter kind, and fit together."""
-    name, first = printable(layer), printable(next(iter(keys.values())))
+    name = printable(layer)
+    first = printable(next(iter(keys.values())))
     kind = kind_of(tensors)
     if kind is None:
         forms = [form for kind in adapter_kinds().values() for form in kind.forms or (kind.endings,)]

@@ -60,9 +60,9 @@ class LoraFile:
 
     def pairs(self) -> dict[str, Pair]:
         """Return the factors of each layer. Raises ValueError if the file is not a plain LoRA."""
-        if others := {kind.kind for kind, _ in self.layers.values() if kind is not Lora}:
+        if kinds := {kind.kind for kind, _ in self.layers.values() if kind is not Lora}:
             raise ValueError(
-                f"{self.option}: '{self.path}' is {' and '.join(sorted(others))}, not a plain LoRA; merge it into a "
+                f"{self.option}: '{self.path}' is {' and '.join(sorted(kinds))}, not a plain LoRA; merge it into a "
                 "model instead"
             )
         return {name: Pair.read(tensors) for name, (_, tensors) in self.layers.items()}
@@ -97,15 +97,18 @@ class LoraFile:
     def fits(self, name: str, shape: torch.Size) -> bool:
         """Return whether a layer of the file is for a weight of this shape, as far as its tensors show."""
         kind, tensors = self.layers[name]
-        sizes, own = kind.sizes_in_file(tensors), (shape[0], shape[1:].numel())
-        return sizes is None or all(size in (None, ours) for size, ours in zip(sizes, own, strict=True))
+        sizes = kind.sizes_in_file(tensors)
+        if sizes is None:
+            return True
+        out, inputs = sizes
+        return out == shape[0] and inputs in (None, shape[1:].numel())
 
     def change(self, name: str, weight: Tensor, strength: float) -> Tensor | None:
         """Return what the file adds to a layer's `weight` (out, in, ...) at a strength, float32 and of its shape; None
         if it does not have the layer."""
-        if (found := self.layers.get(name)) is None:
+        if (layer := self.layers.get(name)) is None:
             return None
-        kind, tensors = found
+        kind, tensors = layer
         on_device = {ending: tensor.to(weight.device) for ending, tensor in tensors.items()}
         return kind.delta(on_device, weight, strength).view(weight.shape)
 
@@ -163,7 +166,8 @@ def merge(modules: Iterable[AdaptedModule], file: LoraFile, strength: float) -> 
 
     Raises ValueError naming the option if the shapes differ.
     """
-    modules, merged = list(modules), 0
+    modules = list(modules)
+    merged = 0
     file.require_fit(modules)
     for each in modules:
         for path, layer in readable(each.module):

@@ -35,17 +35,18 @@ def with_our_names(layers: Mapping[str, Tensors], modules: Sequence[AdaptedModul
     one pair with a block-diagonal up; rows that the file does not cover are 0. Raises ValueError, to follow the file's
     name, if that is not possible.
     """
-    left, found = dict(layers), Layers()
+    left = dict(layers)
+    renamed = Layers()
     for number, each in enumerate(modules):
         for path, layer in readable(each.module):
             ours = each.target.name(path)
             same = _taken(left, (ours, *_spellings(each, number, path)))
             parts = [] if same else _parts(left, each, number, path)
             if same:
-                found[ours] = same
+                renamed[ours] = same
             elif any(parts):
-                found[ours] = _joined(ours, parts, empty_weight(layer), each.target.swaps_halves(path))
-    return found, left
+                renamed[ours] = _joined(ours, parts, empty_weight(layer), each.target.swaps_halves(path))
+    return renamed, left
 
 
 def _parts(left: Layers, each: AdaptedModule, number: int, path: str) -> list[Tensors | None]:
@@ -123,13 +124,13 @@ def with_names_of(program: str, tensors: Mapping[str, Tensor], modules: Sequence
 
     Raises ValueError, without an option's name, for an adapter kind that the program does not read.
     """
-    found: Tensors = {}
+    renamed: Tensors = {}
     for number, each in enumerate(modules):
         for path, _ in readable(each.module):
             name = each.target.name(path)
             if layer := read_layer(tensors, name):
-                found |= dict(_named(program, each, number, path, name, *layer))
-    return found
+                renamed |= dict(_named(program, each, number, path, name, *layer))
+    return renamed
 
 
 def _named(

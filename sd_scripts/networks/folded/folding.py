@@ -107,11 +107,13 @@ class Fold:
     def tails(self) -> Iterator[Tail]:
         """Yield the parts of the joint matrix that follow parameters."""
         out, width = (size - sum(layer.folded_rank for layer in self.layers) for size in self.joint.shape)
-        row, rank = 0, 0
+        row = rank = 0
         for layer in self.layers:
-            rows, ranks = slice(row, row + layer.out_features), slice(rank, rank + layer.folded_rank)
+            rows = slice(row, row + layer.out_features)
+            ranks = slice(rank, rank + layer.folded_rank)
             yield from layer.tails(self.joint[out:][ranks, :width], self.joint[rows, width:][:, ranks])
-            row, rank = rows.stop, ranks.stop
+            row = rows.stop
+            rank = ranks.stop
 
 
 class FoldedLayers:
@@ -161,14 +163,14 @@ def fold(
     foldable = [layer for layer in layers if isinstance(layer, FoldableLinear)]
     swapped = {_sizes(layer) for layer in foldable if is_swapped(layer.weight)}  # blocks of one kind share graphs
     chosen = [layer for layer in foldable if _can_fold(layer) and _sizes(layer) not in swapped]
-    known = set(chosen)
+    remaining = set(chosen)
     folds = []
     for group in groups:
         together = [layer for layer in group if isinstance(layer, FoldableLinear)]
-        if len(together) == len(group) and known.issuperset(together) and _can_share(together):
+        if len(together) == len(group) and remaining.issuperset(together) and _can_share(together):
             folds.append(_joined(together))
-            known.difference_update(together)
-    return folds + [_joined([layer]) for layer in chosen if layer in known and _aligned([layer])]
+            remaining.difference_update(together)
+    return folds + [_joined([layer]) for layer in chosen if layer in remaining and _aligned([layer])]
 
 
 def _sizes(layer: FoldableLinear) -> tuple[int, int]:
@@ -202,7 +204,8 @@ def _joined(layers: Sequence[FoldableLinear]) -> Fold:
         layer.weight.data = place.copy_(layer.weight)
         row += layer.out_features
     first = layers[0]
-    first.joint, first.joint_layers = joint, len(layers)
+    first.joint = joint
+    first.joint_layers = len(layers)
     if min(width, out) >= LARGE:
         first.ways = Ways(output=first.ways.output and out > width, gradient=width >= out)
     return Fold(layers=layers, joint=joint)
@@ -254,7 +257,8 @@ def join(groups: Iterable[Sequence[nn.Module]]) -> None:
         joined = torch.cat([layer.weight for layer in layers])
         for layer, rows in zip(layers, joined.split([layer.out_features for layer in layers]), strict=True):
             layer.weight.data = rows
-        layers[0].joined, layers[0].joined_layers = joined, len(layers)
+        layers[0].joined = joined
+        layers[0].joined_layers = len(layers)
 
 
 def _can_join(layer: ChangedLinear) -> bool:

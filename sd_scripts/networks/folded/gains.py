@@ -73,10 +73,10 @@ class Stack:
 
     def pass_on(self) -> None:
         """Add what the gradients of the gains mean for norms, ups and downs to their gradients."""
-        found = [each.gains.grad for each in self.magnitudes]  # type: ignore[union-attr]
-        if all(grad is None for grad in found):
+        gain_grads = [each.gains.grad for each in self.magnitudes]  # type: ignore[union-attr]
+        if all(grad is None for grad in gain_grads):
             return
-        grads = torch.stack([torch.zeros_like(self.gains[0]) if grad is None else grad for grad in found])
+        grads = torch.stack([torch.zeros_like(self.gains[0]) if grad is None else grad for grad in gain_grads])
         per_norm = grads / (self.roots + self.eps)
         for each, own in zip(self.magnitudes, per_norm, strict=True):
             each.norms.grad = own.view(each.norms.shape)
