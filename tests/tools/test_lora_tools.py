@@ -17,7 +17,6 @@ from sd_scripts.aliases import flux_merge_lora
 from sd_scripts.families.common.family import family_of
 from sd_scripts.formats.models.lora_header import summarize
 from sd_scripts.formats.models.safetensors_header import read_header
-from sd_scripts.networks import svd
 from sd_scripts.networks.adapter import layer_names
 from sd_scripts.networks.targets import adaptable
 from sd_scripts.runs.folder import RunFolder
@@ -32,6 +31,7 @@ from sd_scripts.tools import (
     show_metadata,
     svd_merge_lora,
 )
+from sd_scripts.tools.lora import svd
 from sd_scripts.tools.lora.command import Command
 from sd_scripts.tools.lora.files import full_size_modules
 from tests.support.families.flux import flux_settings

@@ -23,7 +23,6 @@ from sd_scripts.formats.models.lora_header import LoraSummary, summarize
 from sd_scripts.formats.models.safetensors_header import SAFETENSORS, read_header
 from sd_scripts.formats.words import printable, some
 from sd_scripts.library.files.model_reader import read_weights
-from sd_scripts.networks import svd
 from sd_scripts.networks.adapters.lora import DOWN, UP, Pair
 from sd_scripts.networks.files.lora_files import LoraFile
 from sd_scripts.networks.plan import AdaptedModule
@@ -31,6 +30,7 @@ from sd_scripts.networks.targets import LoraBlocks, readable
 from sd_scripts.runs.reporter import Progress, Reporter
 from sd_scripts.runs.tool import start_phase
 from sd_scripts.settings.lora_tools import REPORT, InspectOptions, LoraInputOptions
+from sd_scripts.tools.lora import svd
 from sd_scripts.tools.lora.command import Given
 from sd_scripts.tools.lora.factors import flat
 from sd_scripts.tools.lora.files import full_size_modules, metadata_of, open_lora

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from sd_scripts.families.common.family import Family
 from sd_scripts.formats.words import printable
-from sd_scripts.networks import svd
 from sd_scripts.networks.adapter import Tensors
 from sd_scripts.networks.adapters.lora import Pair
 from sd_scripts.runs.reporter import Reporter
@@ -25,6 +24,7 @@ from sd_scripts.settings.lora_tools import (
     SvdMergeOptions,
     WeightedMergeOptions,
 )
+from sd_scripts.tools.lora import svd
 from sd_scripts.tools.lora.block_weights import Weigh, weigher
 from sd_scripts.tools.lora.command import Given
 from sd_scripts.tools.lora.factors import Shape, file_tensors, flat, ranks_of

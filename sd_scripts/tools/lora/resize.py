@@ -18,12 +18,12 @@ from sd_scripts.formats.models.lora_keys import ALPHA, DOWN, UP, group_keys
 from sd_scripts.formats.models.peft_header import without_alpha
 from sd_scripts.formats.words import printable
 from sd_scripts.library.files.model_reader import read_weights
-from sd_scripts.networks import svd
 from sd_scripts.networks.adapters.lora import Pair
 from sd_scripts.networks.files.lora_files import read_lora
 from sd_scripts.runs.reporter import Reporter
 from sd_scripts.runs.tool import start_phase
 from sd_scripts.settings.lora_tools import REPORT, LoraInputOptions, OutputOptions, PrecisionOptions, ResizeOptions
+from sd_scripts.tools.lora import svd
 from sd_scripts.tools.lora.command import Given
 from sd_scripts.tools.lora.factors import Shape, flat
 from sd_scripts.tools.lora.files import save_lora, warn_of_unknown_layers
