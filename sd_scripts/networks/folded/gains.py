@@ -151,7 +151,7 @@ def gains_of(layers: Iterable[nn.Module]) -> Gains:
     """Return the gains of those layers of DoRA whose weights are neither quantized nor swapped."""
     shapes: dict[tuple[int, ...], list[DoraLinear]] = {}
     for layer in layers:
-        if isinstance(layer, DoraLinear) and stays_plain(layer):
+        if isinstance(layer, DoraLinear) and stays_plain(layer) and layer.weight.dtype == layer.lora_up.dtype:
             shapes.setdefault((*layer.lora_up.shape, *layer.lora_down.shape), []).append(layer)
     return Gains(
         [
