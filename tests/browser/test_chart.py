@@ -194,6 +194,7 @@ def test_a_click_does_not_zoom_and_a_double_click_shows_the_whole_run(page):
     drag(page, 20, 60)
     expect(page.locator(".curves-reset")).to_be_visible()
     page.mouse.dblclick(*pixel(page, 40))
+    synchronize(page)
     assert page.evaluate("zooms") == [[20, 60], [None, None]]
     drag(page, 30, 50)
     page.get_by_role("button", name="Whole run").click()

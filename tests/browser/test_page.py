@@ -472,7 +472,7 @@ def expect_unsaved(page: Page, is_unsaved: bool) -> None:
 
 def test_another_file_is_written_over_only_after_a_second_click(page, tmp_path):
     mine, other = tmp_path / "mine.toml", tmp_path / "other.toml"
-    mine.write_text("seed = 1\n")
+    write_toml(mine, {**SDXL_LORA.identity, "seed": 1})
     other.write_text("seed = 2\n")
     open_file(page, mine)
     expect_unsaved(page, False)
