@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sd_scripts.networks.adapter import Adapter, LayerPlan, Tensors, TrainedTensor, read_layer
 from sd_scripts.networks.adapters.lora import StartedLora
-from sd_scripts.networks.folded.folding import FoldedLayers, fold, join
+from sd_scripts.networks.folded.folding import FoldedLayers, fold
 from sd_scripts.networks.folded.gains import Gains, gains_of
 from sd_scripts.networks.layers import Dropouts
 from sd_scripts.networks.perturbation import Perturbation, RowNoise
@@ -104,14 +104,12 @@ class AdapterNetwork:
         kept_inputs: Iterable[nn.Module] = (),
     ) -> None:
         """Let those of `layers` that are foldable compute in one product with their base weights, where they are
-        compiled, and others of one input in one product of their base weights. The weights must not move from here on.
+        compiled. The weights must not move from here on.
 
         `groups`: layers that project_together applies to one input; `kept_inputs`: layers whose input is in memory
         until the backward pass anyway.
         """
         folds = fold(layers, groups, kept_inputs)
-        folded = {layer for each in folds for layer in each.layers}
-        join(group for group in groups if folded.isdisjoint(group))
         if folds:
             ends = accumulate(copy.numel() for copy in self.copies)
             pairs = [(copy, end) for copy, end in zip(self.copies, ends, strict=True) if end <= self.compute.numel()]

@@ -19,7 +19,6 @@ from sd_scripts.library.diffusion.block_swap import host_value
 from sd_scripts.library.kernels.gained_output import gained_output
 from sd_scripts.library.quantization import quantized
 from sd_scripts.library.quantization.quantized import compute_dtype, dequantized, format_of, frozen_linear
-from sd_scripts.networks.folded.folding import ChangedLinear
 from sd_scripts.networks.layers import AdaptedConv2d, AdaptedLinear, Dropouts
 
 Axis = Literal["out", "in"]
@@ -53,11 +52,6 @@ class Update(nn.Module):
         """Return parts that are there."""
         return tuple(getattr(self, _attribute(ending)) for ending in endings)
 
-    @property
-    def forms_weight(self) -> bool:
-        """Whether it adds the change to the base weight before applying both."""
-        return False
-
     def weight(self) -> Tensor:
         """Return the change itself, (out, in), (out, in · kh · kw) or (out, in, kh, kw)."""
         raise NotImplementedError
@@ -68,7 +62,7 @@ class Update(nn.Module):
 
     def add_to(self, layer: UpdatedLinear, x: Tensor) -> Tensor:
         """Apply a Linear and the change, (..., in) -> (..., out)."""
-        return layer.changed(x, layer.base(x))
+        return layer.base(x) + layer.dropped(self.output(x))
 
     def convolve(self, x: Tensor, conv: nn.Conv2d) -> Tensor | None:
         """Apply the change to the input of a convolution, or return None if it has to be formed for that."""
@@ -199,31 +193,19 @@ def decomposed(norms: Tensor, weight: Tensor) -> Tensor:
     return weight * (norms.flatten() / _norm(_matrix(weight, axis).square().sum(1))).view(shape)
 
 
-class UpdatedLinear(ChangedLinear):
+class UpdatedLinear(AdaptedLinear):
     """y = W x + b + D x, or the same with trained norms: diag(g) (W + D) x + b or (W + D) diag(g) x + b."""
 
     def __init__(self, base: nn.Linear, update: Update, dropouts: Dropouts, magnitudes: Magnitudes | None):
         super().__init__(base, dropouts)
         self.update, self.magnitudes = update, magnitudes
 
-    @property
-    def joins(self) -> bool:
-        if self.magnitudes is None:
-            return not self.update.forms_weight
-        return self.magnitudes.axis == "out"
-
-    def changed(self, x: Tensor, y: Tensor) -> Tensor:
-        if self.magnitudes is None:
-            return y + self.dropped(self.update.output(x))
-        gain = self.magnitudes.gain(self.update, self)
-        return decomposed_output(self, y, self.update.output(x), gain)
-
     def forward(self, x: Tensor) -> Tensor:
         if self.magnitudes is None:
             return self.update.add_to(self, x)
-        if self.magnitudes.axis == "out":
-            return self.changed(x, self.base(x))
         gain = self.magnitudes.gain(self.update, self)
+        if self.magnitudes.axis == "out":
+            return decomposed_output(self, self.base(x), self.update.output(x), gain)
         keep = _kept(self, x)
         x = x + x * ((gain - 1) if keep is None else keep * (gain - 1)).to(x.dtype)
         change = self.update.output(x)

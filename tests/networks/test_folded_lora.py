@@ -18,8 +18,6 @@ from sd_scripts.networks.adapter import Adapter, Group, LayerPlan
 from sd_scripts.networks.adapters.dora import Dora, DoraLinear
 from sd_scripts.networks.adapters.lokr import Lokr, LokrLinear
 from sd_scripts.networks.adapters.lora import Lora
-from sd_scripts.networks.adapters.oft import Oft
-from sd_scripts.networks.folded.folding import ChangedLinear
 from sd_scripts.networks.layers import Dropouts, project_geglu, project_together
 from sd_scripts.networks.network import AdapterNetwork, attach
 from sd_scripts.options.compile import CompileOptions
@@ -159,7 +157,7 @@ def test_lokr_is_folded_too_and_computes_what_its_layers_do_by_themselves(no_gra
         if folded:
             network.fold(block.modules(), [[block.q, block.k, block.v]], [block.down])
             assert isinstance(block.q, LokrLinear)
-            assert (block.q.joint_layers, block.q.joined, block.down.joint is None) == (3, None, False)
+            assert (block.q.joint_layers, block.down.joint is None) == (3, False)
             block.q.weight.data = block.q.weight[:0]  # the joint matrix has it
         run = torch.compile(block, backend="aot_eager", fullgraph=True) if folded else block
         x = torch.randn(3, 10, 16, requires_grad=True)
@@ -208,28 +206,6 @@ def test_where_memory_is_saved_lokr_is_not_folded() -> None:
     assert network.folded is None
     network.fold(layers_to_fold(block, saves_memory=False), [[block.q, block.k, block.v]])
     assert network.folded is not None
-
-
-@pytest.mark.parametrize(("kind", "options"), [(Lokr, {"factor": 4}), (Oft, {})])
-def test_base_products_of_one_input_are_one(kind: type[Adapter], options: dict[str, Any]) -> None:
-    results = []
-    for joined in (False, True):
-        torch.manual_seed(0)
-        block = Block(16)
-        network = attached(block, kind, options)
-        if joined:
-            network.fold(block.modules(), [[block.q, block.k, block.v]])
-            assert isinstance(block.q, ChangedLinear)
-            assert block.q.joined is not None
-            assert block.q.joined.shape == (24 + 24 + 32, 16)
-            assert block.v.weight.untyped_storage().data_ptr() == block.q.joined.untyped_storage().data_ptr()
-        x = torch.randn(3, 10, 16, requires_grad=True)
-        y = block(x)
-        y.square().sum().backward()
-        network.collect_gradients()
-        results.append((y.detach(), x.grad, network.gradients.clone()))
-    for ours, theirs in zip(*results, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
 def attached(

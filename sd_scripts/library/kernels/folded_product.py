@@ -197,7 +197,7 @@ def geglu_gradients(grad: Tensor, projected: Tensor, gain: Tensor | None = None)
     return lambda padded: torch.ops.sd_scripts.fill_geglu_gradients(padded, grad, projected, gain)
 
 
-def shares_kernel(grad: Tensor, ranks: Sequence[int], outs: Sequence[int]) -> bool:
+def _shares_kernel(grad: Tensor, ranks: Sequence[int], outs: Sequence[int]) -> bool:
     """Return whether one kernel makes the gradients of the matrices of layers of these ranks and outputs."""
     alike = len({*ranks}) == len({*outs}) == 1 and ranks[0] <= LARGEST_RANK
     # in float32 its products are inexact
@@ -208,7 +208,7 @@ def low_rank_gradients_of(
     x: Tensor, h: Tensor, grad: Tensor, low: Tensor, ranks: Sequence[int], outs: Sequence[int]
 ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
     """Return the gradients of downs and ups from x (M, in), h = x A', the output's gradient and low = grad B."""
-    if shares_kernel(grad, ranks, outs):
+    if _shares_kernel(grad, ranks, outs):
         downs, ups = low_rank_gradients(x, h, grad, low, len(ranks))
         return downs.split(ranks), ups.split(outs)
     pairs = zip(grad.split(outs, dim=1), h.split(ranks, dim=1), strict=True)

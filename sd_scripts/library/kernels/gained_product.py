@@ -5,7 +5,6 @@ For the backward pass it keeps the result, which the layers that follow, such as
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,12 +20,8 @@ from sd_scripts.library.kernels.folded_product import (
     joint_backward,
     joint_forward,
     low_rank_gradients_of,
-    shares_kernel,
 )
 from sd_scripts.library.kernels.geglu import geglu
-
-if importlib.util.find_spec("triton"):
-    from sd_scripts.library.kernels.low_rank_gradients import gained_gradients
 
 
 def gained_product(
@@ -83,13 +78,8 @@ class _GainedProduct(torch.autograd.Function):
         x_grad, factors = joint_backward(
             fill, *rest, sizes=ctx.sizes, learns=ctx.needs_input_grad[0], joins=ctx.joins_gradient
         )
+        downs, ups = low_rank_gradients_of(*factors, ctx.ranks, ctx.outs)
         grad = factors[2]
-        if shares_kernel(grad, ctx.ranks, ctx.outs):
-            more = (y, gain, gain if bias is None else bias, bias is not None, len(ctx.ranks))
-            down_grads, up_grads, gain_grad = gained_gradients(*factors, *more)
-            downs, ups = down_grads.split(ctx.ranks), up_grads.split(ctx.outs)
-        else:
-            downs, ups = low_rank_gradients_of(*factors, ctx.ranks, ctx.outs)
-            product = (y if bias is None else y - bias) * grad  # gain² times its part of the gradient
-            gain_grad = torch.where(gain == 0, 0.0, product.to(gain.dtype).sum(0) / gain.square())
+        product = (y if bias is None else y - bias) * grad  # gain² times its part of the gradient
+        gain_grad = torch.where(gain == 0, 0.0, product.to(gain.dtype).sum(0) / gain.square())
         return x_grad, None, None, None, None, None, None, *gain_grad.split(ctx.outs), *downs, *ups

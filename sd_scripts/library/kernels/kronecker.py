@@ -21,13 +21,6 @@ def kronecker_product(x: Tensor, w1: Tensor, w2: Tensor) -> Tensor:
     return _KroneckerProduct.apply(x.flatten(0, -2), w1, w2).unflatten(0, x.shape[:-1])
 
 
-def factored_kronecker_product(x: Tensor, w1: Tensor, up: Tensor, down: Tensor) -> Tensor:
-    """Apply w1 (p, q) x (up (c, r) · down (r, d)) to x, (..., q·d) -> (..., p·c); in between it has q·r values."""
-    low = F.linear(_split(x.flatten(0, -2), w1.shape[1]), down)  # (M, q, r)
-    y = F.linear(_Mixed.apply(w1, low), up)  # (M, p, c)
-    return y.flatten(1).unflatten(0, x.shape[:-1])
-
-
 def _split(x: Tensor, count: int) -> Tensor:
     """(M, n) -> (M, count, n / count)"""
     return x.unflatten(-1, (count, x.shape[-1] // count))
@@ -44,18 +37,6 @@ def _mixed(w1: Tensor, h: Tensor) -> Tensor:
 def _mixing_gradient(grad: Tensor, h: Tensor) -> Tensor:
     """Return the gradient of w1 (p, q) from that of `_mixed`, (M, p, n), and h (M, q, n)."""
     return torch.bmm(grad, h.transpose(1, 2)).sum(dim=0)
-
-
-class _Mixed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, w1: Tensor, h: Tensor) -> Tensor:  # type: ignore[override]
-        ctx.save_for_backward(w1, h)
-        return _mixed(w1, h)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        w1, h = ctx.saved_tensors
-        return _mixing_gradient(grad, h), _mixed(w1.t(), grad)
 
 
 class _KroneckerProduct(torch.autograd.Function):

@@ -1,8 +1,4 @@
-"""The gradients of a LoRA's two matrices on the GPU, in one launch: products of tall, narrow matrices.
-
-With trained norms (DoRA) those of the factors of its outputs are made in the same launch, which reads the output's
-gradient anyway.
-"""
+"""The gradients of a LoRA's two matrices on the GPU, in one launch: products of tall, narrow matrices."""
 
 import triton
 import triton.language as tl
@@ -32,28 +28,13 @@ def _product(  # type: ignore[no-untyped-def]
     right_stride,
     row_stride,
     column_stride,
-    y,
-    bias,
-    gain,
-    gain_result,
-    y_stride,
     R: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
-    GAINED: tl.constexpr,
-    BIASED: tl.constexpr,
 ):
-    """result[r, c] = sum over rows of left[row, r] right[row, c] for the columns from `begin`.
-
-    If GAINED, y = gain z + bias and right = gain * the gradient of y: also gain_result[c], the gradient of gain.
-    """
+    """result[r, c] = sum over rows of left[row, r] right[row, c] for the columns from `begin`."""
     column, r, row = begin + tl.arange(0, COLUMNS), tl.arange(0, R), tl.arange(0, ROWS)
     sums = tl.zeros((R, COLUMNS), dtype=tl.float32)
-    if GAINED:
-        products = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)  # summing over rows each time would synchronize
-        offset = tl.zeros((COLUMNS,), dtype=tl.float32)
-        if BIASED:
-            offset += tl.load(bias + column, mask=column < width, other=0.0).to(tl.float32)
     for start in range(0, m, ROWS):
         at = (start + row).to(tl.int64)
         inside = (start + row) < m
@@ -66,16 +47,8 @@ def _product(  # type: ignore[no-untyped-def]
             other=0.0,
         )
         sums = tl.dot(narrow, wide, sums)
-        if GAINED:
-            known = inside[:, None] & (column < width)[None, :]
-            value = tl.load(y + at[:, None] * y_stride + column[None, :], mask=known, other=0.0).to(tl.float32)
-            products += wide.to(tl.float32) * (value - offset[None, :])  # other rows of wide are 0
     place = result + r.to(tl.int64)[:, None] * row_stride + column.to(tl.int64)[None, :] * column_stride
     tl.store(place, sums.to(result.dtype.element_ty), mask=(r < rank)[:, None] & (column < width)[None, :])
-    if GAINED:
-        own = tl.load(gain + column, mask=column < width, other=1.0)
-        sums_of_gain = tl.sum(products, axis=0)
-        tl.store(gain_result + column, tl.where(own == 0, 0.0, sums_of_gain / (own * own)), mask=column < width)
 
 
 @triton.jit
@@ -84,12 +57,8 @@ def _gradients(  # type: ignore[no-untyped-def]
     h,
     grad,
     low,
-    y,
-    bias,
-    gain,
     downs,
     ups,
-    gains,
     m,
     width,
     out,
@@ -98,12 +67,9 @@ def _gradients(  # type: ignore[no-untyped-def]
     h_stride,
     grad_stride,
     low_stride,
-    y_stride,
     R: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
-    GAINED: tl.constexpr,
-    BIASED: tl.constexpr,
 ):
     """Program (i, n) makes columns of the gradients of down n and up n of layers with the same input."""
     n = tl.program_id(1)
@@ -122,16 +88,9 @@ def _gradients(  # type: ignore[no-untyped-def]
             x_stride,
             width,
             1,
-            y,
-            bias,
-            gain,
-            gains,
-            y_stride,
             R,
             ROWS,
             COLUMNS,
-            False,
-            False,
         )
     else:
         _product(
@@ -146,16 +105,9 @@ def _gradients(  # type: ignore[no-untyped-def]
             grad_stride,
             1,
             rank,
-            y + n * out,
-            bias + n * out,
-            gain + n * out,
-            gains + n * out,
-            y_stride,
             R,
             ROWS,
             COLUMNS,
-            GAINED,
-            BIASED,
         )
 
 
@@ -177,40 +129,12 @@ def low_rank_gradients(x: Tensor, h: Tensor, grad: Tensor, low: Tensor, count: i
     rows, columns = tile_of(width, out, count, padded_rank)
     grid = (triton.cdiv(width, columns) + triton.cdiv(out, columns), count)
     wrap_triton(_gradients)[grid](
-        *(x, h, grad, low, x, x, x, downs, ups, ups, len(x), width, out, rank),
-        *(x.stride(0), h.stride(0), grad.stride(0), low.stride(0), 0),
+        *(x, h, grad, low, downs, ups, len(x), width, out, rank),
+        *(x.stride(0), h.stride(0), grad.stride(0), low.stride(0)),
         R=padded_rank,
         ROWS=rows,
         COLUMNS=columns,
-        GAINED=False,
-        BIASED=False,
         num_warps=4,
         num_stages=4 if padded_rank <= 32 else 3,  # wider tiles would not fit the shared memory of smaller GPUs
     )
     return downs, ups
-
-
-@triton_op("sd_scripts::gained_gradients", mutates_args={})
-def gained_gradients(
-    x: Tensor, h: Tensor, grad: Tensor, low: Tensor, y: Tensor, gain: Tensor, bias: Tensor, biased: bool, count: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return also the gradient of gain (n out,), float32, for y (M, n out) = gain z + bias, or gain z if not `biased`.
-
-    grad is the gradient of z, gain * that of y.
-    """
-    rank, out, width = h.shape[1] // count, grad.shape[1] // count, x.shape[1]
-    downs, ups, gains = x.new_empty(count * rank, width), x.new_empty(count * out, rank), gain.new_empty(count * out)
-    rows, columns = TILE
-    grid = (triton.cdiv(width, columns) + triton.cdiv(out, columns), count)
-    wrap_triton(_gradients)[grid](
-        *(x, h, grad, low, y, bias, gain, downs, ups, gains, len(x), width, out, rank),
-        *(x.stride(0), h.stride(0), grad.stride(0), low.stride(0), y.stride(0)),
-        R=max(16, triton.next_power_of_2(rank)),
-        ROWS=rows,
-        COLUMNS=columns,
-        GAINED=True,
-        BIASED=biased,
-        num_warps=4,
-        num_stages=3,
-    )
-    return downs, ups, gains

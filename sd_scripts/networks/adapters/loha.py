@@ -34,10 +34,6 @@ class HadamardUpdate(FactoredUpdate):
         a, b = self.parts(A1, B1)
         return 3 * a.shape[1] ** 2 * (len(a) + b.shape[1]) <= len(a) * b.shape[1]
 
-    @property
-    def forms_weight(self) -> bool:
-        return not self.is_small
-
     def factors(self) -> tuple[Tensor, Tensor]:
         a1, b1, a2, b2 = self.parts(A1, B1, A2, B2)
         return (a1[:, :, None] * a2[:, None]).flatten(1), (b1[:, None] * b2[None]).flatten(0, 1)

@@ -11,11 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sd_scripts.formats.models.lora_keys import ALPHA, NORMS
 from sd_scripts.library.kernels.folded_kronecker import folded_kronecker_product
-from sd_scripts.library.kernels.kronecker import factored_kronecker_product, kronecker_product
+from sd_scripts.library.kernels.kronecker import kronecker_product
 from sd_scripts.networks.adapter import register
 from sd_scripts.networks.folded.folding import FoldableLinear, Tail
 from sd_scripts.networks.layers import Dropouts
@@ -50,8 +51,15 @@ class KroneckerUpdate(Update):
 
     def output(self, x: Tensor) -> Tensor:
         if self.part(W2) is None:
-            return factored_kronecker_product(x, self.w1(), *self.parts(W2_A, W2_B))
+            return self._factored_output(x)
         return kronecker_product(x, self.w1(), self.w2())
+
+    def _factored_output(self, x: Tensor) -> Tensor:
+        """Apply w1 (p, q) x (up (c, r) · down (r, d)), (..., q·d) -> (..., p·c), with q·r values in between."""
+        w1 = self.w1()
+        up, down = self.parts(W2_A, W2_B)
+        low = F.linear(x.unflatten(-1, (w1.shape[1], -1)), down)
+        return F.linear(torch.einsum("pq,...qr->...pr", w1, low), up).flatten(-2)
 
     def overlap(self, layer: nn.Linear, axis: Axis) -> Tensor:
         w1, w2 = self.w1(), self.w2()

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from sd_scripts.library.kernels.block_inverse import inverse_of_blocks
 from sd_scripts.library.quantization.quantized import compute_dtype
 from sd_scripts.networks.adapter import Adapter, LayerPlan, Tensors, TrainedTensor, register
-from sd_scripts.networks.folded.folding import ChangedLinear
-from sd_scripts.networks.layers import AdaptedConv2d, Dropouts
+from sd_scripts.networks.layers import AdaptedConv2d, AdaptedLinear, Dropouts
 from sd_scripts.networks.lokr_sizes import factors
 from sd_scripts.networks.updates import dropped_channels, exact
 from sd_scripts.options.networks.layer_rules import Rank
@@ -76,14 +75,15 @@ def _turned(z: Tensor, blocks: Tensor) -> Tensor:
     return torch.bmm(parts, blocks.mT).transpose(0, 1).flatten(1)
 
 
-class RotatedLinear(ChangedLinear):
+class RotatedLinear(AdaptedLinear):
     """y = R (W x) + b"""
 
     def __init__(self, base: nn.Linear, rotation: Rotation, dropouts: Dropouts):
         super().__init__(base, dropouts)
         self.rotation = rotation
 
-    def changed(self, x: Tensor, y: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.base(x)
         added = self.rotation(y if self.bias is None else y - self.bias)
         return y + (self.dropouts(added) if self.training and self.dropouts.any() else added)
 

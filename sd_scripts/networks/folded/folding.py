@@ -1,8 +1,7 @@
-"""Base products that more than one layer or adapter shares, in one matrix: what is in it, and who computes with it.
+"""Base weights and adapters in one matrix: what is in it, and who computes with it.
 
 A foldable layer computes its adapter in the product with its base weight, where it is compiled
-(library/kernels/folded_product.py). Layers with the same input, such as q, k and v, compute their base products, with
-their folded adapters if they have them, as one product.
+(library/kernels/folded_product.py); foldable layers with the same input, such as q, k and v, all compute in one.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sd_scripts.library.diffusion.block_swap import is_swapped
@@ -209,57 +207,3 @@ def _joined(layers: Sequence[FoldableLinear]) -> Fold:
     if min(width, out) >= LARGE:
         first.ways = Ways(output=first.ways.output and out > width, gradient=width >= out)
     return Fold(layers=layers, joint=joint)
-
-
-class ChangedLinear(AdaptedLinear):
-    """A Linear whose output the adapter changes once it is there."""
-
-    joined: Tensor | None
-    """Base weights of this layer and of those it projects together with, below each other."""
-    joined_layers = 1
-
-    def __init__(self, base: nn.Linear, dropouts: Dropouts):
-        super().__init__(base, dropouts)
-        self.register_buffer("joined", None, persistent=False)
-
-    @property
-    def joins(self) -> bool:
-        """Whether `changed` is all that the layer does beside its base."""
-        return True
-
-    def changed(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the layer's output (..., out) from its input and the base's output."""
-        raise NotImplementedError
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.changed(x, self.base(x))
-
-    @staticmethod
-    def project_together(layers: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
-        own: Sequence[ChangedLinear] = layers  # type: ignore[assignment]
-        first = own[0]
-        if first.joined is None or first.joined_layers != len(own):
-            return [layer(x) for layer in own]
-        outputs = F.linear(x, first.joined).split([layer.out_features for layer in own], dim=-1)
-        return [layer.changed(x, y) for layer, y in zip(own, outputs, strict=True)]
-
-
-@torch.no_grad()
-def join(groups: Iterable[Sequence[nn.Module]]) -> None:
-    """Put the base weights of each group into one matrix, of which they are views from here on; they must not move.
-
-    `groups`: layers that project_together applies to one input.
-    """
-    for group in groups:
-        layers = [layer for layer in group if isinstance(layer, ChangedLinear) and _can_join(layer)]
-        if len(layers) < len(group) or len({type(layer) for layer in layers}) > 1:
-            continue
-        joined = torch.cat([layer.weight for layer in layers])
-        for layer, rows in zip(layers, joined.split([layer.out_features for layer in layers]), strict=True):
-            layer.weight.data = rows
-        layers[0].joined = joined
-        layers[0].joined_layers = len(layers)
-
-
-def _can_join(layer: ChangedLinear) -> bool:
-    return layer.joins and stays_plain(layer) and layer.bias is None
