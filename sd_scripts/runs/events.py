@@ -14,6 +14,7 @@ from sd_scripts.formats.secrets import Hider, handed_values
 Ending = Literal["stopped", "failed", "finished"]
 Kind = (
     Literal["started", "phase", "step", "epoch", "validation", "sample", "saved", "uploaded", "warning", "heard"]
+    | Literal["ended"]  # written by the GUI for a run that ended without a word
     | Literal["compile", "compile_check"]
     | Literal["accepted", "preview", "image", "answered"]
     | Ending
@@ -32,7 +33,7 @@ NUMBERS = frozenset(
 TEXTS = frozenset(
     (
         *("kind", "id", "name", "text", "path", "prompt", "option", "error", "remedy", "details", "family"),
-        *("method", "note", "resumed_from", "media", "url"),
+        *("method", "note", "resumed_from", "media", "url", "state"),
     )
 )
 """Keys whose values are strings."""

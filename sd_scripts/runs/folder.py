@@ -57,6 +57,17 @@ class RunFolder:
     def events(self) -> EventTail:
         return EventTail(self.events_file)
 
+    def record_end(self, state: str, error: str, ended: float | None) -> None:
+        """Log how a run ended that did not report it itself, so that the folder tells it. A folder that was deleted
+        stays away. Raises OSError if the events cannot be written."""
+        if not self.path.is_dir():
+            return
+        log = self.log()
+        try:
+            log("ended", time=ended or time.time(), state=state, error=error)
+        finally:
+            log.close()
+
     @property
     def commands_file(self) -> Path:
         return self.path / "commands.jsonl"

@@ -14,7 +14,7 @@ from sd_scripts.formats.atomic_files import write_whole
 from sd_scripts.runs import process
 from sd_scripts.runs.events import Command
 from sd_scripts.runs.folder import RunFolder, read_json
-from sd_scripts.runs.outputs import STATE_ENDING
+from sd_scripts.runs.rebuild import row_values
 from sd_scripts.runs.run_state import ENDED, LIVING, RunState, State
 from sd_scripts.runs.store import RunRow, RunStore, gpus_overlap
 from sd_scripts.runs.watched import End, WatchedRun
@@ -303,10 +303,10 @@ class RunQueue:
         """After the list was damaged or deleted, add the rows in memory that the run folders did not restore."""
         notice = self.store.notice
         queued = [row for row in self._alive.values() if row.state == "queued"]
-        self.store.restore(list(self._alive.values()))
+        added = self.store.restore(list(self._alive.values()))
         for place, row in enumerate(queued, 1):
             self.store.move(row.id, place)
-        if queued:
+        if any(row.state == "queued" for row in added):
             self.store.pause(True, notice)  # it may have been paused for a reason
         self._damage = notice
 
@@ -335,14 +335,23 @@ class RunQueue:
         run_state = watched.refresh()
         if watched.run and watched.run.orphaned:
             watched.stop_orphans()
-        columns = _row_values(run_state)
+        columns = row_values(run_state)
         if watched.alive or not run_state.over:
             self._write_down(row, columns | {"state": "stopping" if run_state.over else run_state.state})
             return
-        columns["results"] = [path for path in columns["results"] if Path(path).exists()]
-        if self.store.end(row.id, run_state.state, run_state.ended, **columns) and not run_state.stop_sent:
-            self._pause_after(row, run_state.state)
+        if self.store.end(row.id, run_state.state, run_state.ended, **columns):
+            if watched.end:
+                self._record_end(watched.folder, run_state.state, columns["error"], run_state.ended)
+            if not run_state.stop_sent:
+                self._pause_after(row, run_state.state)
         self._written.pop(row.id, None)
+
+    def _record_end(self, folder: RunFolder, state: State, error: str, ended: float | None = None) -> None:
+        """Have the folder tell an end that no trainer reported, for a list that is rebuilt from it."""
+        try:
+            folder.record_end(state, error, ended)
+        except OSError as problem:
+            self._warn(f"{folder.path}: the end of the run cannot be written ({problem.strerror})")
 
     def _has_begun(self, row: RunRow) -> bool:
         """Return whether a claimed run has a process; queue it again if its GUI died before starting one."""
@@ -355,12 +364,19 @@ class RunQueue:
             return True
         if row.owner == self._me:
             if time.time() - (row.started or 0.0) > STARTING_SECONDS:
-                self.store.end(row.id, "failed", error="it could not be started, and the reason could not be recorded")
+                self._fail(row, "it could not be started, and the reason could not be recorded")
             return False
         if folder.console.exists():
             return True  # it may have started, and must not start twice
         self.store.update(row.id, state="queued", started=None)
         return False
+
+    def _fail(self, row: RunRow, why: str) -> bool:
+        """Record the end of a run that never began; return whether this call did."""
+        ended = self.store.end(row.id, "failed", error=why)
+        if ended:
+            self._record_end(RunFolder(row.folder), "failed", why)
+        return ended
 
     def _write_down(self, row: RunRow, columns: dict[str, Any]) -> None:
         when, before = self._written.get(row.id, (0.0, {}))
@@ -401,7 +417,7 @@ class RunQueue:
                 self._watched[row.id] = WatchedRun(folder, run, grace=self._grace)
                 self._secrets.pop(row.id, None)
         except ValueError as error:
-            if self.store.end(row.id, "failed", error=str(error)):
+            if self._fail(row, str(error)):
                 self._pause_after(row, "failed")
             return
         self.store.update(row.id, process=f"{run.pid} {run.born}")
@@ -427,16 +443,6 @@ def _open_run(row: RunRow, grace: float) -> WatchedRun:
         waiting = run is None and row.state == "starting" and process.is_alive(row.owner)
         return WatchedRun(folder, run, waiting=waiting, grace=grace)
     return WatchedRun(folder, None, End(row.state, row.error, row.ended))
-
-
-def _row_values(run_state: RunState) -> dict[str, Any]:
-    results = [made.path for made in run_state.saved if not made.path.name.endswith(STATE_ENDING)]
-    return {
-        "step": run_state.step,
-        "max_steps": run_state.max_steps,
-        "results": [str(path) for path in dict.fromkeys(results)],
-        "error": run_state.failure.get("error", ""),
-    }
 
 
 def _missing(launch: Any, mine: Mapping[str, str]) -> str:

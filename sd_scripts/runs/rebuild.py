@@ -1,18 +1,22 @@
 """Rebuild the list of runs from the run folders, whose paths are kept in an index file beside the list."""
 
+import contextlib
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from sd_scripts.formats.private import private_file
 from sd_scripts.formats.regular_files import open_regular
 from sd_scripts.runs import process
 from sd_scripts.runs.events import LARGEST, read_event
 from sd_scripts.runs.folder import RunFolder, read_json
+from sd_scripts.runs.outputs import STATE_ENDING
 from sd_scripts.runs.run_state import ENDED, RunState
+from sd_scripts.runs.watched import unreported_end
 
 logger = logging.getLogger("sd_scripts")
 
@@ -27,8 +31,45 @@ DESCRIBED = ("name", "note")
 """Row values that a user may edit."""
 
 
+@dataclass
+class Remembered:
+    """What the index says of a list."""
+
+    runs: dict[int, dict[str, str]] = field(default_factory=dict)
+    """Folder, name and note of the newest runs by id, oldest first."""
+    order: list[int] = field(default_factory=list)
+    """The queue when it was last reordered."""
+    settings: dict[str, int | str] = field(default_factory=dict)
+
+    def add(self, entry: dict[str, Any]) -> None:
+        """Fold a line in; it may hold anything."""
+        if isinstance(order := entry.get("queue"), list):
+            self.order = [id for id in order if _is_id(id)]
+        for name in ("paused", "after_failure"):
+            if name in entry:
+                self.settings[name] = int(bool(entry[name]))
+        if isinstance(reason := entry.get("pause_reason"), str):
+            self.settings["pause_reason"] = reason
+        id = entry.get("run")
+        if not _is_id(id):
+            return
+        texts = {name: entry[name] for name in ("folder", *DESCRIBED) if isinstance(entry.get(name), str)}
+        if entry.get("forgotten"):
+            self.runs.pop(id, None)
+        elif "folder" in texts:
+            self.runs.pop(id, None)
+            self.runs[id] = texts
+        elif id in self.runs:
+            self.runs[id] |= texts
+
+
+def _is_id(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**62
+
+
 class FolderIndex:
-    """A log of runs added to and removed from the list, from which a lost list is rebuilt."""
+    """A log of what the run folders do not tell of a list, from which a lost list is rebuilt: which runs are in it,
+    how the user described them, and the queue's order and settings."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -42,42 +83,39 @@ class FolderIndex:
         """Record the folder of a run, a name or note by the user, which the folder does not have, or `forgotten`."""
         self._append([{"run": id, **entry}])
 
-    def runs(self) -> dict[int, dict[str, str]]:
-        """Return folder, name and note of the newest runs by id, oldest first."""
-        found: dict[int, dict[str, str]] = {}
+    def record_queue(self, order: Sequence[int]) -> None:
+        """Record in which order the queued runs start."""
+        self._append([{"queue": list(order)}])
+
+    def record_settings(self, **values: int | str) -> None:
+        self._append([values])
+
+    def remembered(self) -> Remembered:
+        found = Remembered()
         try:
             lines = self.path.read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:
-            return {}
+            return found
         for line in lines:
-            entry = read_event(line) or {}  # cut by a full disk
-            id = entry.get("run")
-            if not isinstance(id, int) or isinstance(id, bool) or not 0 < id < 2**62:
-                continue
-            texts = {name: entry[name] for name in ("folder", *DESCRIBED) if isinstance(entry.get(name), str)}
-            if entry.get("forgotten"):
-                found.pop(id, None)
-            elif "folder" in texts:
-                found.pop(id, None)
-                found[id] = texts
-            elif id in found:
-                found[id] |= texts
-        return dict(list(found.items())[-KEPT:])
+            found.add(read_event(line) or {})  # cut by a full disk
+        found.runs = dict(list(found.runs.items())[-KEPT:])
+        return found
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield rows of the runs whose folders exist; queued ones in the order in which they were added."""
-        place = 0
+        """Yield rows of the runs whose folders exist; queued ones have their places."""
+        remembered = self.remembered()
         seen: set[str] = set()
-        for id, texts in self.runs().items():
-            folder = texts.pop("folder")
-            if folder in seen or not Path(folder).is_dir():
-                continue
-            seen.add(folder)
-            row = {"id": id, **row_of(RunFolder(Path(folder))), **texts}
-            if row["state"] == "queued":
-                place += 1
-                row["place"] = place
-            yield row
+        rows: dict[int, dict[str, Any]] = {}
+        for id, texts in remembered.runs.items():
+            folder = texts["folder"]
+            if folder not in seen and Path(folder).is_dir():
+                seen.add(folder)
+                rows[id] = {"id": id, **row_of(RunFolder(Path(folder))), **texts}
+        queue = [id for id, row in rows.items() if row["state"] == "queued"]  # later ones were added at the end
+        queue.sort(key=lambda id: remembered.order.index(id) if id in remembered.order else len(remembered.order))
+        for place, id in enumerate(queue, 1):
+            rows[id]["place"] = place
+        yield from rows.values()
 
     def _append(self, lines: list[dict[str, Any]]) -> None:
         try:
@@ -112,12 +150,15 @@ def row_of(folder: RunFolder) -> dict[str, Any]:
     run_state = RunState()
     for event in _events(folder.events_file):
         run_state.apply(event)
+    with contextlib.suppress(OSError):
+        for command in folder.commands():
+            run_state.add_command(command)
     run = None if run_state.over else process.find(folder)
     waits = bool(launch) and not (run or run_state.event_count or folder.process.exists() or folder.console.exists())
     if not run_state.over and run is None and not waits:
-        run_state.mark_ended("lost", "The training process disappeared without reporting an error")
+        end = unreported_end(folder, run_state)
+        run_state.mark_ended(end.state, end.why, ended=end.ended)
     made = _made(folder, launch)
-    results = dict.fromkeys(output.path for output in run_state.saved)
     return {
         "folder": str(folder.path),
         "name": folder.path.name,
@@ -127,11 +168,21 @@ def row_of(folder: RunFolder) -> dict[str, Any]:
         "created": made,
         "started": None if waits else run_state.started or made,
         "ended": (run_state.ended or made) if run_state.over else None,
+        "process": f"{run.pid} {run.born}" if run else "",
+        **row_values(run_state),
+    }
+
+
+def row_values(run_state: RunState) -> dict[str, Any]:
+    """Return the columns that follow from how far a run is."""
+    results = [output.path for output in run_state.saved if not output.path.name.endswith(STATE_ENDING)]
+    if run_state.over:
+        results = [path for path in results if path.exists()]
+    return {
         "step": int(run_state.step),
         "max_steps": int(run_state.max_steps),
+        "results": [str(path) for path in dict.fromkeys(results)],
         "error": run_state.failure.get("error", ""),
-        "results": json.dumps([str(path) for path in results if path.is_file()]),
-        "process": f"{run.pid} {run.born}" if run else "",
     }
 
 

@@ -243,13 +243,13 @@ class RunState:
             if handler:
                 handler(event)
 
-    def mark_ended(self, state: State, why: str = "", details: str = "", ended: float | None = None) -> None:
+    def mark_ended(self, state: State, why: str = "", ended: float | None = None) -> None:
         """Record the end of a run that did not report it itself."""
         if not self.over:
             self.state = state
             self.ended = ended or self.ended
             if why:
-                self.failure = {"error": why} | ({"details": details} if details else {})
+                self.failure = {"error": why}
             self.event_count += 1
 
     def warn(self, text: str) -> None:
@@ -396,7 +396,14 @@ class RunState:
         self.state, self.ended = "stopped", event.get("time")
 
     def _on_failed(self, event: dict[str, Any]) -> None:
-        self.state, self.ended = "failed", event.get("time")
+        self._end("failed", event)
+
+    def _on_ended(self, event: dict[str, Any]) -> None:
+        if event["state"] in ENDED:
+            self._end(event["state"], event)
+
+    def _end(self, state: State, event: dict[str, Any]) -> None:
+        self.state, self.ended = state, event.get("time")
         self.failure = {k: str(event[k]) for k in ("error", "remedy", "details") if event.get(k)}
 
     def _on_finished(self, event: dict[str, Any]) -> None:

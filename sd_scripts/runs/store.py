@@ -7,7 +7,7 @@ import platform
 import sqlite3
 import sys
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -186,30 +186,32 @@ class RunStore(StoreFile):
     def move(self, id: int, to: int) -> None:
         """Move a queued run to position `to`, counted from 1 and clamped to the end."""
 
-        def reorder(db: sqlite3.Connection) -> None:
+        def reorder(db: sqlite3.Connection) -> list[int]:
             order = [row.id for row in _queued(db) if row.id != id]
             order.insert(max(to - 1, 0), id)
             db.executemany(
                 "UPDATE runs SET place = ? WHERE id = ? AND state = 'queued'",
                 [(place, each) for place, each in enumerate(order, 1)],
             )
+            return order
 
-        self.write(reorder)
+        self.index.record_queue(self.write(reorder))
 
-    def restore(self, rows: Iterable[RunRow]) -> None:
-        """Restore lost rows in one transaction, so that nobody sees queued runs without the live ones."""
+    def restore(self, rows: Sequence[RunRow]) -> list[RunRow]:
+        """Restore lost rows in one transaction, so that nobody sees queued runs without the live ones; return those
+        that were lost."""
 
-        def put_back(db: sqlite3.Connection) -> None:
-            for row in rows:
-                columns = vars(row) | {"folder": str(row.folder), "results": json.dumps(row.results)}
-                if not _rows(db, "WHERE id = ? OR folder = ?", row.id, str(row.folder)):
-                    insert(db, columns)
+        def put_back(db: sqlite3.Connection) -> list[RunRow]:
+            lost = [row for row in rows if not _rows(db, "WHERE id = ? OR folder = ?", row.id, str(row.folder))]
+            for row in lost:
+                insert(db, vars(row) | {"folder": str(row.folder)})
             _renumber_queue(db)
+            return lost
 
-        rows = list(rows)
-        self.write(put_back)
-        for row in rows:
+        lost = self.write(put_back)
+        for row in lost:
             self.index.record(row.id, folder=str(row.folder), name=row.name, note=row.note)
+        return lost
 
     def find(self, folder: Path) -> int:
         """Add the finished runs below a folder that are not in the list; return how many."""
@@ -269,6 +271,7 @@ class RunStore(StoreFile):
 
     def _set(self, **values: int | str) -> None:
         self.write(lambda db: set_values(db, **values))
+        self.index.record_settings(**values)
 
 
 def _rows(db: sqlite3.Connection, which: str, *values: Any) -> list[RunRow]:

@@ -171,11 +171,13 @@ class StoreFile:
                 self._notify(
                     f"The list of runs {self.path} was deleted; {len(rows)} runs were restored into a new list"
                 )
-            waiting = had_one and any(columns["state"] == "queued" for columns in rows)  # it may have been paused
             # a rebuilt list continues with a higher version than the old one had
-            settings = [("version", time.time_ns() // 10**6), ("paused", int(waiting)), ("after_failure", 1)]
-            reason = ("pause_reason", self.notice if waiting else "")
-            db.executemany("INSERT INTO settings VALUES (?, ?)", [*settings, reason])
+            settings = {"version": time.time_ns() // 10**6, "paused": 0, "pause_reason": "", "after_failure": 1}
+            if had_one:
+                settings |= self.index.remembered().settings
+            if not settings["paused"] and any(columns["state"] == "queued" for columns in rows):
+                settings |= {"paused": 1, "pause_reason": self.notice}  # the user decides whether they still start
+            db.executemany("INSERT INTO settings VALUES (?, ?)", settings.items())
             db.execute(f"PRAGMA application_id = {OURS}")
             db.execute(f"PRAGMA user_version = {SCHEMA}")
 
@@ -227,6 +229,7 @@ class StoreFile:
 
 def insert(db: sqlite3.Connection, columns: dict[str, Any]) -> int:
     """Insert a row; return its id."""
+    columns = columns | {"results": json.dumps(columns.get("results", ()))}
     slots = ", ".join("?" * len(columns))
     made = db.execute(f"INSERT INTO runs ({', '.join(columns)}) VALUES ({slots})", list(columns.values()))
     assert made.lastrowid
@@ -282,6 +285,6 @@ def _salvage(file: Path) -> list[dict[str, Any]]:
         there = [name for name in COLUMNS if name in _columns(db)]
         for each in db.execute(f"SELECT {', '.join(there)} FROM runs ORDER BY id"):
             columns = dict(zip(there, each, strict=True))
-            json.loads(columns["results"])  # keep only readable rows
+            columns["results"] = json.loads(columns["results"])  # keep only readable rows
             rows.append(columns)
     return rows

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sd_scripts.runs.events import END, Command, EventTail, Kill
 from sd_scripts.runs.folder import RunFolder
@@ -15,11 +15,45 @@ FRESH = 0.2
 
 @dataclass(frozen=True)
 class End:
-    """The end of a run according to the list of runs, for a run that did not report it itself."""
+    """The end of a run that did not report it itself."""
 
     state: State
     why: str = ""
     ended: float | None = None
+
+
+def unreported_end(folder: RunFolder, run_state: RunState, run: RunningRun | None = None) -> End:
+    """Return why the process of a run is gone, as far as known, as no event says so; `run` if it was watched."""
+    ended = time.time() if run else _last_activity(folder)
+    if any(sent.kind == END for sent in run_state.commands):
+        return End("stopped", _ended_at_once(run_state), ended)
+    return End("lost", _explain(folder, run_state, run.exit_code if run else None), ended)
+
+
+def _last_activity(folder: RunFolder) -> float | None:
+    """Return when a run that ended unobserved wrote its last line."""
+    written = [path.stat().st_mtime for path in (folder.events_file, folder.console) if path.is_file()]
+    return max(written, default=None)
+
+
+def _ended_at_once(run_state: RunState) -> str:
+    step = f" at step {run_state.step}" if run_state.step else ""
+    saved = "What it had saved before is still there." if run_state.saved else "It had not saved anything yet."
+    return f"You stopped this run at once{step}, without saving. {saved}"
+
+
+def _explain(folder: RunFolder, run_state: RunState, exit_code: int | None) -> str:
+    if exit_code == 0:
+        return "The run exited normally, but its events are gone: was its folder deleted? Saved files may still exist"
+    if run_state.state == "stopping":
+        return "The run was ended before it could save; earlier saves still exist"
+    if not folder.path.is_dir():
+        return "The training process and the run folder are gone; files saved elsewhere still exist"
+    if exit_code is None:
+        return "The training process disappeared without reporting an error"
+    if exit_code < 0 or exit_code == 137:
+        return "The training process was killed by the system, often because memory ran out"
+    return f"The training process ended with exit code {exit_code}; see its last lines under Details"
 
 
 @dataclass
@@ -29,6 +63,7 @@ class WatchedRun:
     folder: RunFolder
     run: RunningRun | None
     end: End | None = None
+    """According to the list of runs or the process itself, where no event says so."""
     run_state: RunState = field(default_factory=RunState)
     waiting: bool = False
     """Whether it has no process yet."""
@@ -51,29 +86,22 @@ class WatchedRun:
             alive = self.alive  # checked before reading: a process writes its last events before it exits
             trouble = self._read_files()
             self._read = time.monotonic()
-            if not alive and self.end:
-                self.run_state.mark_ended(self.end.state, self.end.why, self.folder.console_tail(), self.end.ended)
-            elif not alive and not self.run_state.over:
-                self._record_end(trouble)
+            if not alive and not self.run_state.over:
+                self._mark_ended(trouble)
             return self.run_state
 
-    def _record_end(self, trouble: str) -> None:
-        """Record why the process is gone, as far as known, as no event says so."""
-        ended = time.time() if self.run else self._last_activity()
-        if any(sent.kind == END for sent in self.run_state.commands):
-            self.run_state.mark_ended("stopped", self._ended_at_once(), ended=ended)
-        else:
-            self.run_state.mark_ended("lost", trouble or self._explain_end(), self.folder.console_tail(), ended)
+    def _mark_ended(self, trouble: str) -> None:
+        if self.end is None:
+            end = unreported_end(self.folder, self.run_state, self.run)
+            self.end = replace(end, why=trouble) if trouble and end.state == "lost" else end
+        self.run_state.mark_ended(self.end.state, self.end.why, self.end.ended)
+        self._add_last_lines()
 
-    def _last_activity(self) -> float | None:
-        """Return when a run that ended unobserved wrote its last line."""
-        written = [path.stat().st_mtime for path in (self.folder.events_file, self.folder.console) if path.is_file()]
-        return max(written, default=None)
-
-    def _ended_at_once(self) -> str:
-        step = f" at step {self.run_state.step}" if self.run_state.step else ""
-        kept = "What it had saved before is still there." if self.run_state.saved else "It had not saved anything yet."
-        return f"You stopped this run at once{step}, without saving. {kept}"
+    def _add_last_lines(self) -> None:
+        """Show the last output of a run that did not say why it ended."""
+        tail = self.folder.console_tail()
+        if tail and self.run_state.failure and self.run_state.state != "stopped":
+            self.run_state.failure.setdefault("details", tail)
 
     def _read_files(self) -> str:
         """Read new events and commands; return a sentence if they cannot be read."""
@@ -82,6 +110,8 @@ class WatchedRun:
         try:
             for event in self._tail:
                 self.run_state.apply(event)
+                if event.get("kind") == "ended":  # without the output, which may name what no event may
+                    self._add_last_lines()
             for command in self._commands:
                 self.run_state.add_command(command)
         except OSError as error:
@@ -138,19 +168,3 @@ class WatchedRun:
             self._send(kind)
         except OSError:
             self.run_state.add_command({"kind": kind})
-
-    def _explain_end(self) -> str:
-        code = self.run.exit_code if self.run else None
-        if code == 0:
-            return (
-                "The run exited normally, but its events are gone: was its folder deleted? Saved files may still exist"
-            )
-        if self.run_state.state == "stopping":
-            return "The run was ended before it could save; earlier saves still exist"
-        if not self.folder.path.is_dir():
-            return "The training process and the run folder are gone; files saved elsewhere still exist"
-        if code is None:
-            return "The training process disappeared without reporting an error"
-        if code < 0 or code == 137:
-            return "The training process was killed by the system, often because memory ran out"
-        return f"The training process ended with exit code {code}; see its last lines under Details"

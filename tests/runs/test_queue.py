@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -775,6 +776,98 @@ def test_a_list_that_is_deleted_under_a_living_gui_comes_back_and_nothing_starts
     assert queue.store.row(first).state == queue.store.row(second).state == "finished"
 
 
+def delete_list(store: RunStore) -> None:
+    for ending in ENDINGS:
+        Path(f"{store.path}{ending}").unlink(missing_ok=True)
+
+
+def told_by_folders(store: RunStore) -> list[dict[str, Any]]:
+    """The rows, oldest first, without what only this moment knows: times, and the owner's and the run's processes."""
+    passing = ("created", "started", "ended", "owner", "process")
+    return [{k: v for k, v in vars(row).items() if k not in passing} for row in reversed(store.rows())]
+
+
+def test_a_list_that_was_deleted_is_rebuilt_as_it_was_whatever_ended_its_runs(place: Place):
+    queue = place.queue(why_not=lambda row: "vae: the file is gone" if row.name == "unfit" else "")
+    plans = {
+        "finished": place.plan(gpus="0"),
+        "failed": place.plan(FAILING, gpus="1"),
+        "stopped": place.plan(LASTING, gpus="2"),
+        "lost": place.plan("raise SystemExit(7)", gpus="3"),
+        "unfit": place.plan(gpus="4", name="unfit"),
+        "unstartable": place.plan(gpus="5"),
+    }
+    plans["unstartable"] = replace(plans["unstartable"], argv=["/no/such/program"])
+    ids = {name: queue.add(plan) for name, plan in plans.items()}
+    wait_for(lambda: queue.store.row(ids["stopped"]).state == "running" or queue.watch(ids["stopped"]).alive)
+    queue.end_now(ids["stopped"])
+    wait_for(lambda: over(queue))
+    ends = [(row.state, row.error) for row in reversed(queue.store.rows())]
+    assert [state for state, _ in ends] == ["finished", "failed", "stopped", "lost", "failed", "failed"]
+    assert all(error for state, error in ends if state != "finished")
+    queue.store.pause(True, "lunch")
+    queue.store.after_failure = False
+    first, second, third = (queue.add(place.plan()) for _ in range(3))
+    queue.move(third, "first")
+    queue.describe(ids["lost"], "my cat", "a good one")
+    queue.close()
+    before = told_by_folders(queue.store)
+    delete_list(queue.store)
+    rebuilt = RunStore(queue.store.path)
+    assert told_by_folders(rebuilt) == before
+    assert [row.id for row in rebuilt.queued()] == [third, first, second]
+    assert (rebuilt.paused, rebuilt.pause_reason, rebuilt.after_failure) == (True, "lunch", False)
+    lost = queue.watch(ids["lost"]).refresh()
+    assert (lost.state, lost.failure["error"]) == ("lost", rebuilt.row(ids["lost"]).error)
+
+
+def test_a_run_that_nobody_saw_end_is_rebuilt_as_it_would_have_been_seen(place: Place):
+    queue = place.queue()
+    id = queue.add(place.plan(LASTING))
+    wait_for(lambda: queue.watch(id).alive)
+    queue.close()  # before it is told to end
+    watched = queue.watch(id)
+    watched.end_now()
+    wait_for(lambda: not watched.alive)
+    delete_list(queue.store)
+    rebuilt = RunStore(queue.store.path).row(id)
+    assert (rebuilt.state, rebuilt.error) == ("stopped", watched.refresh().failure["error"])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"queue": [1',
+        '{"queue": {"1": 2}, "paused": [], "pause_reason": 5}',
+        '{"queue": [true, "1", null, 1e400, -3, 99999999999999999999999]}',
+        '{"after_failure": 1000000000000000000000000000000, "paused": NaN}',
+        "[[[[",
+    ],
+)
+def test_an_odd_line_of_the_index_harms_no_other(line: str, place: Place):
+    queue = place.queue(opened=False)
+    first, second = queue.add(place.plan()), queue.add(place.plan())
+    queue.move(second, "first")
+    index = queue.store.path.with_suffix(".folders.jsonl")
+    index.write_text(f"{index.read_text()}{line}\n")
+    queue.close()
+    delete_list(queue.store)
+    rebuilt = RunStore(queue.store.path)
+    assert {row.id for row in rebuilt.queued()} == {first, second}
+    assert rebuilt.paused
+    assert rebuilt.after_failure
+
+
+def test_an_end_that_cannot_be_written_into_the_folder_is_still_in_the_list(place: Place, caplog):
+    queue = place.queue(why_not=lambda row: "vae: the file is gone")
+    plan = place.plan()
+    (plan.folder.path / "events.jsonl").mkdir()  # nobody can append to it
+    id = queue.add(plan)
+    wait_for(lambda: over(queue))
+    assert (queue.store.row(id).state, queue.store.row(id).error) == ("failed", "vae: the file is gone")
+    assert "the end of the run cannot be written" in caplog.text
+
+
 def _find_it_deleted_at_once(path: Path, threads: int = 8) -> int:
     """In a process of its own, which a connection that is closed twice at a time would crash."""
     store, together, faults = RunStore(path), threading.Barrier(threads, timeout=60), []
@@ -814,8 +907,7 @@ def test_a_list_that_is_deleted_between_two_guis_comes_back_from_the_folders(pla
     waits = queue.add(place.plan())
     queue.describe(over_, "my cat", "a good one")
     queue.close()
-    for ending in ENDINGS:
-        Path(f"{queue.store.path}{ending}").unlink(missing_ok=True)
+    delete_list(queue.store)
     later = place.queue()
     assert [row.id for row in reversed(later.store.rows())] == [over_, on, waits]
     assert states(later) == ["finished", "running", "queued"]
