@@ -179,7 +179,9 @@ def living_controls(run_state: RunState) -> str:
     heard = {asked.kind: asked.handled_step for asked in run_state.commands if asked.handled_step is not None}
     heard = {kind: step for kind, step in heard.items() if PHASE_OF.get(kind) != run_state.phase}
     done = " · ".join(
-        f"{DONE[kind]} at step {step}" for kind, step in heard.items() if kind not in run_state.pending_commands
+        f"{words} at step {heard[kind]}"
+        for kind, words in DONE.items()
+        if kind in heard and kind not in run_state.pending_commands
     )
     told = f'<span class="done">✓ {done}</span>' if done else ""
     return f'<div class="run-actions">{"".join(buttons)}{menu}{told}</div>'

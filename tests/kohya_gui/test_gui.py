@@ -902,6 +902,13 @@ def test_a_run_that_a_person_ended_is_not_told_as_a_failure():
     assert "message-error" not in html
 
 
+def test_a_run_that_heard_of_its_end_and_still_saves_is_shown():
+    run_state = trained()
+    run_state.add_command({"kind": "end", "id": "a"})
+    run_state.apply({"kind": "heard", "ids": ["a"], "step": 30})
+    assert "✓" not in sections(run_state, row())["controls"]
+
+
 @pytest.mark.parametrize(
     ("saved", "lost"),
     [
