@@ -323,6 +323,19 @@ def test_a_broken_one_and_options_that_change_its_image_alone_are_refused(root: 
         plan_of(**files)
 
 
+def test_one_that_its_text_encoder_cannot_see_is_refused_when_the_data_is_planned(root: Path) -> None:
+    files = {"train_data_dir": root / "train", "control_directory": root / "before", "control_resolution": 64}
+    edit = card_of("qwen_image_edit")
+    make_image(root / "before/02.png", (6400, 32))
+    assert len(plan_of(edit, **files).items) == 3
+    make_image(root / "before/02.png", (6432, 32))
+    with pytest.raises(
+        ValueError, match=r"^control_directory: the control image '.*02.png' is too elongated: .*crop it"
+    ):
+        plan_of(edit, **files)
+    assert len(plan_of(CARD, **files).items) == 3
+
+
 def test_control_directory_is_for_train_data_dir_alone() -> None:
     for other in ("dataset_config", "in_json"):
         values = {"learning_rate": 1e-4, "control_directory": "/before", other: "/data.json"}

@@ -153,6 +153,7 @@ def plan_data(
         if not training:
             raise ValueError(f"{blueprint.source}: no images to train on; {_remedy(blueprint)}")
         _check_controls(training, card, blueprint.source)
+        _check_control_shapes((*training, *validation), card)
         made = partial(DataPlan, blueprint=blueprint, seed=seed, text_sees_controls=text_sees_controls)
         plan = made(items=_numbered(training), validation=made(items=_numbered(validation)) if validation else None)
         if settings[AugmentOptions].masked_loss and not plan.wants_masks:
@@ -357,6 +358,13 @@ def _check_controls(items: Sequence[Item], card: FamilyCard, source: str) -> Non
         )
     if has_controls and not takes_controls:
         raise ValueError(f"control_directory: {card.title} takes no control images; remove it")
+
+
+def _check_control_shapes(items: Sequence[Item], card: FamilyCard) -> None:
+    for item in items:
+        for control in item.controls:
+            if why := card.control_problem(control.path, control.size):
+                raise ValueError(f"control_directory: {why}")
 
 
 def _numbered(items: Sequence[Item]) -> tuple[Item, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -281,6 +282,8 @@ class FamilyCard:
     token_multiple: int = 32
     """Multiple to which sides are rounded with equal_token_buckets: buckets of equal area with such sides have equally
     many tokens at each level of the model that has attention."""
+    longest_control: float = math.inf
+    """The longer side of a control image, relative to the shorter one."""
     text_limit: Callable[[OptionValues, str], TextLimit] | None = None
     """Settings, variant of the base model (empty: not known) -> the length at which captions are cut; None: not
     known."""
@@ -296,6 +299,13 @@ class FamilyCard:
     def __post_init__(self) -> None:
         if unknown := self.capabilities - CAPABILITIES.keys():
             raise ValueError(f"unknown capability of {self.name}: {', '.join(sorted(unknown))}")
+
+    def control_problem(self, path: Path, size: tuple[int, int]) -> str:
+        """Return why a control image of this width and height cannot be used; empty if it can."""
+        if max(size) <= self.longest_control * min(size):
+            return ""
+        most = f"{self.title} reads images up to {self.longest_control:g} times as long as wide"
+        return f"the control image '{path}' is too elongated: {most}; crop it"
 
     def trains(self, family: str | None) -> bool:
         """Whether a model file that was recognised as of `family` may be one of this family."""

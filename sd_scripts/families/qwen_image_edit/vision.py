@@ -14,6 +14,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from sd_scripts.data.plan.buckets import Size
 from sd_scripts.data.sources.images import read_image
+from sd_scripts.families.qwen_image_edit.card import CARD
 
 MERGED = 2
 """Patches along a token."""
@@ -37,12 +38,15 @@ def patches_of(path: Path, area: int, *, flipped: bool = False) -> tuple[Tensor,
     """Read an image at about `area` pixels, `flipped` left to right: return its patches (rows * columns, 1176) float32,
     by token, and its grid.
 
-    Raises UnreadableImage, a ValueError.
+    Raises ValueError if the image cannot be read or is too elongated.
     """
     image = Image.fromarray(read_image(path)[0])
     if flipped:
         image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-    image = image.resize(area_size(image.size, area), Image.Resampling.LANCZOS)
+    size = area_size(image.size, area)
+    if why := CARD.control_problem(path, size):
+        raise ValueError(f"control_directory, control_image_path: {why}")
+    image = image.resize(size, Image.Resampling.LANCZOS)
     features = PROCESSOR([image], return_tensors="pt")
     _, rows, columns = features["image_grid_thw"][0].tolist()
     return features["pixel_values"], (rows, columns)

@@ -116,6 +116,12 @@ def test_patches_of_a_flipped_image_are_those_of_its_flipped_file(images: list[P
     assert not torch.equal(patches_of(images[0], 384**2)[0], patches_of(mirrored, 384**2)[0])
 
 
+def test_an_elongated_image_is_refused_by_name(tmp_path: Path) -> None:
+    path = make_image(tmp_path / "line.png", (3000, 8))
+    with pytest.raises(ValueError, match=r"^control_directory, control_image_path: .*line\.png' is too elongated"):
+        patches_of(path, 384**2)
+
+
 def test_a_caption_shows_its_images_flipped(components: Components, images: list[Path], tmp_path: Path) -> None:
     mirrored = tmp_path / "mirrored.png"
     Image.open(images[0]).transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(mirrored)

@@ -45,6 +45,7 @@ CARD = replace(
     },
     groups=(*QWEN_IMAGE.groups, ControlOptions),
     capabilities=QWEN_IMAGE.capabilities | {"control_images"},
+    longest_control=200,  # in the image processor of its text encoder
     notes={
         "pretrained_model_name_or_path": f"Qwen-Image-Edit's IDs are {FIRST_MODEL} and {HUB_MODEL}.",
         "model_version": "For Qwen-Image-Edit edit or edit-2509. Default: what the model specifies, else edit-2509.",
