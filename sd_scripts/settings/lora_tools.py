@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import types
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from sd_scripts.families.cards.model_file import SUFFIXES
-from sd_scripts.families.cards.registry import cards
 from sd_scripts.formats.models.safetensors_header import SAFETENSORS
 from sd_scripts.options.spec import OptionGroup, option, optional, path_option, switch
 from sd_scripts.settings.family_options import each_option
@@ -29,30 +27,29 @@ class BaseModelOptions(OptionGroup, title="Model"):
     base_model: str | None = path_option("Model file to merge the LoRAs into.", label="Model")
 
 
-def _encoder_files() -> type[OptionGroup]:
-    """Make the options that name files of text encoders, for families that have such files."""
-    separate = (component for card in cards() for component in card.files.separate_components)
-    named = {card.option: card for card in separate if card.name.startswith("text_encoder")}
-    fields: dict[str, Any] = {}
-    for name, card in named.items():
-        fields[name] = path_option(f"File of {card.title} to merge its LoRA layers into.")
-        fields[f"{name}_save_to"] = path_option(f"File to write for {name}, .safetensors.")
+class EncoderFileOptions(OptionGroup, title="Text encoders"):
+    """Text encoders in files of their own."""
 
-    def check(self: OptionGroup) -> Iterable[tuple[str, str]]:
-        for name in named:
-            if getattr(self, name) or getattr(self, f"{name}_save_to"):
-                yield from check_output(f"{name}_save_to", getattr(self, f"{name}_save_to"))
-            if getattr(self, f"{name}_save_to") and not getattr(self, name):
+    clip_l: str | None = path_option("File of the CLIP-L text encoder to merge its LoRA layers into.")
+    clip_l_save_to: str | None = path_option("File to write for clip_l, .safetensors.")
+    t5xxl: str | None = path_option("File of the T5-XXL text encoder to merge its LoRA layers into.")
+    t5xxl_save_to: str | None = path_option("File to write for t5xxl, .safetensors.")
+    text_encoder: str | None = path_option(
+        "File of the Qwen2.5-VL-7B text encoder with its vision tower to merge its LoRA layers into."
+    )
+    text_encoder_save_to: str | None = path_option("File to write for text_encoder, .safetensors.")
+
+    def check(self) -> Iterable[tuple[str, str]]:
+        for name in ENCODER_FILES:
+            save_to = getattr(self, f"{name}_save_to")
+            if getattr(self, name) or save_to:
+                yield from check_output(f"{name}_save_to", save_to)
+            if save_to and not getattr(self, name):
                 yield name, f"not set, while {name}_save_to is"
 
-    body = {**fields, "__annotations__": dict.fromkeys(fields, "str | None"), "check": check, "__module__": __name__}
-    body["__doc__"] = "Text encoders in files of their own."
-    return types.new_class(
-        "EncoderFileOptions", (OptionGroup,), {"title": "Text encoders"}, lambda names: names.update(body)
-    )
 
-
-EncoderFileOptions = _encoder_files()
+ENCODER_FILES = ("clip_l", "t5xxl", "text_encoder")
+"""Options of EncoderFileOptions that name a file to read."""
 
 
 class MergedOptions(OptionGroup, title="LoRAs"):

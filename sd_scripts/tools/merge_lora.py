@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from sd_scripts.runs.reporter import Reporter
-from sd_scripts.settings.family_options import each_option
 from sd_scripts.settings.lora_tools import (
+    ENCODER_FILES,
     SAVING,
     BaseModelOptions,
     EncoderFileOptions,
@@ -29,16 +29,11 @@ def work(given: Given, reporter: Reporter) -> Path:
     return merge_by_weight(given, reporter)
 
 
-def encoder_files() -> list[str]:
-    """Return the options that name a text encoder's file."""
-    return [o.name for o in each_option(EncoderFileOptions) if not o.name.endswith("_save_to")]
-
-
 COMMAND = Command(
     about="Merge LoRAs into a model, or with each other if no model is given.",
     groups=(BaseModelOptions, EncoderFileOptions, MergedOptions, WeightedMergeOptions, *SAVING),
     work=work,
-    inputs=("base_model", "models", *encoder_files()),
+    inputs=("base_model", "models", *ENCODER_FILES),
 )
 
 if __name__ == "__main__":

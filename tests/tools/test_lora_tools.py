@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from sd_scripts.aliases import flux_merge_lora
+from sd_scripts.families.cards.registry import cards
 from sd_scripts.families.common.family import family_of
 from sd_scripts.formats.models.lora_header import summarize
 from sd_scripts.formats.models.safetensors_header import read_header
@@ -21,6 +22,7 @@ from sd_scripts.networks.adapter import layer_names
 from sd_scripts.networks.targets import adaptable
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.settings.family_options import each_option
+from sd_scripts.settings.lora_tools import ENCODER_FILES, EncoderFileOptions
 from sd_scripts.tools import (
     check_lora_weights,
     convert_lora,
@@ -87,6 +89,14 @@ def test_every_flag_is_in_the_docs() -> None:
 
 
 # --- merge
+
+
+def test_each_text_encoder_with_a_file_of_its_own_can_be_merged_into() -> None:
+    components = [component for card in cards() for component in card.files.separate_components]
+    encoders = dict.fromkeys(each.option for each in components if each.name.startswith("text_encoder"))
+    assert tuple(encoders) == ENCODER_FILES
+    options = {o.name for o in each_option(EncoderFileOptions)}
+    assert options == {*ENCODER_FILES, *(f"{name}_save_to" for name in ENCODER_FILES)}
 
 
 def test_by_svd_the_result_is_the_sum_if_the_rank_suffices(lora: Path, other: Path, tmp_path: Path) -> None:
