@@ -9,8 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sd_scripts.families.cards.model_file import describe
-from sd_scripts.families.cards.registry import card_of, common_family, names
+from sd_scripts.families.cards.registry import card_of, common_family
 from sd_scripts.families.common.family import Family, family_of
 from sd_scripts.families.common.layer_rows import LayerRows, find_modules
 from sd_scripts.library.files.safetensors_stream import TensorFile
@@ -24,6 +23,7 @@ from sd_scripts.tools.lora.factors import Shape, file_tensors, ranks_of
 from sd_scripts.tools.lora.files import (
     lora_metadata,
     metadata_of,
+    model_family,
     modelspec_of_result,
     open_model,
     require_floats,
@@ -101,18 +101,13 @@ def _shape(layer: LayerRows) -> Shape:
 
 
 def _common_family(options: ExtractOptions) -> Family:
-    found = []
-    for name in ("model_org", "model_tuned"):
-        file = describe(Path(getattr(options, name)))
-        if file.problem:
-            raise ValueError(f"{name}: {file.problem}")
-        if file.family not in names() or file.variant.endswith("LoRA"):
-            known = " or ".join(card_of(each).files.base_model for each in sorted(names()))
-            raise ValueError(f"{name}: '{getattr(options, name)}' is {file.is_a or 'no known model'}; choose {known}")
-        found.append(str(file.family))
-    if not (common := common_family(found)):
-        one, other = (card_of(each).title for each in found)
-        raise ValueError(f"model_tuned: it is {other}, but the original is {one}; choose models of one kind")
+    original = model_family("model_org", Path(options.model_org))
+    tuned = model_family("model_tuned", Path(options.model_tuned))
+    if not (common := common_family([original, tuned])):
+        raise ValueError(
+            f"model_tuned: it is {card_of(tuned).title}, but the original is {card_of(original).title}; choose models "
+            "of one kind"
+        )
     return family_of(common)
 
 

@@ -7,6 +7,7 @@ import functools
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
@@ -24,9 +25,12 @@ from sd_scripts.library.files.model_reader import DTYPES
 from sd_scripts.library.files.safetensors_io import PRECISIONS, save_model, with_hashes
 from sd_scripts.library.files.safetensors_stream import TensorFile
 from sd_scripts.networks.adapter import Tensors
+from sd_scripts.networks.adapters.lora import Pair
 from sd_scripts.networks.files.lora_files import LoraFile, read_lora
 from sd_scripts.networks.files.lora_names import with_our_names
 from sd_scripts.networks.plan import AdaptedModule
+from sd_scripts.settings.lora_tools import MergedOptions
+from sd_scripts.tools.lora.block_weights import Weigh, weigher
 
 Texts = dict[str, str]
 SCALES = ("scale_weight", "weight_scale", "scaled_fp8", "comfy_quant")
@@ -60,6 +64,17 @@ def common_family(option: str, paths: Sequence[str]) -> Family:
     return family_of(common)
 
 
+def model_family(option: str, path: Path) -> str:
+    """Return the family of a model's file. Raises ValueError, one sentence, if it is unknown or the file a LoRA."""
+    file = describe(path)
+    if file.problem:
+        raise ValueError(f"{option}: {file.problem}")
+    if file.family not in names() or file.variant.endswith("LoRA"):
+        known = " or ".join(card_of(name).files.base_model for name in sorted(names()))
+        raise ValueError(f"{option}: '{path}' is {file.is_a or 'no known model'}; choose {known}")
+    return str(file.family)
+
+
 def full_size_modules(family: Family) -> tuple[AdaptedModule, ...]:
     """Return the modules that adapters change, at full size and without weights: they tell the names of all layers."""
     return _full_size(family.card.name)
@@ -80,6 +95,34 @@ def open_lora(option: str, path: str, modules: Iterable[AdaptedModule], warn: Ca
     for sentence in file.left_out():
         warn(sentence)
     return file
+
+
+@dataclass(frozen=True, kw_only=True)
+class Merged:
+    """A LoRA to merge, how strong it is, and how its blocks are weighed."""
+
+    file: LoraFile
+    ratio: float
+    weigh: Weigh
+
+    def strength(self, name: str) -> float:
+        return self.ratio * self.weigh(name)
+
+    @functools.cached_property
+    def pairs(self) -> dict[str, Pair]:
+        return self.file.pairs()
+
+
+def open_loras(
+    options: MergedOptions, family: Family, modules: Sequence[AdaptedModule], warn: Callable[[str], None]
+) -> list[Merged]:
+    """Read the LoRAs to merge, as `open_lora` does."""
+    ratios = options.ratios or [1.0] * len(options.models)
+    lbws = options.lbws or [""] * len(options.models)
+    return [
+        Merged(file=open_lora("models", path, modules, warn), ratio=ratio, weigh=weigher(family.lora_blocks, lbw))
+        for path, ratio, lbw in zip(options.models, ratios, lbws, strict=True)
+    ]
 
 
 def warn_of_unknown_layers(file: LoraFile, family: Family, warn: Callable[[str], None]) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -13,7 +12,6 @@ from torch import Tensor
 from sd_scripts.families.common.family import Family
 from sd_scripts.formats.words import printable
 from sd_scripts.networks.adapter import Tensors
-from sd_scripts.networks.adapters.lora import Pair
 from sd_scripts.runs.reporter import Reporter
 from sd_scripts.runs.tool import start_phase
 from sd_scripts.settings.lora_tools import (
@@ -25,29 +23,18 @@ from sd_scripts.settings.lora_tools import (
     WeightedMergeOptions,
 )
 from sd_scripts.tools.lora import svd
-from sd_scripts.tools.lora.block_weights import Weigh, weigher
 from sd_scripts.tools.lora.command import Given
 from sd_scripts.tools.lora.factors import Shape, file_tensors, flat, ranks_of
 from sd_scripts.tools.lora.files import (
-    LoraFile,
+    Merged,
     common_family,
     full_size_modules,
     lora_metadata,
     modelspec_of_result,
-    open_lora,
+    open_loras,
     save_lora,
     warn_of_unknown_layers,
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """A LoRA to merge, and how strong it is."""
-
-    file: LoraFile
-    pairs: Mapping[str, Pair]
-    ratio: float
-    weigh: Weigh
 
 
 def merge_by_weight(given: Given, reporter: Reporter) -> Path:
@@ -62,7 +49,7 @@ def merge_by_weight(given: Given, reporter: Reporter) -> Path:
     return _save(given, family, sources, tensors)
 
 
-def weighted(name: str, sources: Sequence[Source], *, concat: bool, shuffle: bool) -> Tensors:
+def weighted(name: str, sources: Sequence[Merged], *, concat: bool, shuffle: bool) -> Tensors:
     """Return a layer of the result. Each factor is scaled by ratio · sqrt(alpha / first alpha), so that the product has
     the square of the ratio; the sign of the ratio is that of down. The result has the first alpha.
 
@@ -114,7 +101,7 @@ def merge_by_svd(given: Given, reporter: Reporter) -> Path:
     return _save(given, family, sources, tensors)
 
 
-def summed(name: str, sources: Sequence[Source]) -> tuple[Tensor, Tensor, Shape]:
+def summed(name: str, sources: Sequence[Merged]) -> tuple[Tensor, Tensor, Shape]:
     """Return factors of the exact sum of what the LoRAs do in a layer: their ranks side by side."""
     owners = [(source, source.pairs[name]) for source in sources if name in source.pairs]
     shape = Shape.of(owners[0][1])
@@ -122,12 +109,12 @@ def summed(name: str, sources: Sequence[Source]) -> tuple[Tensor, Tensor, Shape]
     for source, pair in owners:
         _require(Shape.of(pair) == shape, name, source)
         up, down = flat(pair)
-        ups.append(up * (source.ratio * source.weigh(name) * pair.alpha / pair.rank))
+        ups.append(up * (source.strength(name) * pair.alpha / pair.rank))
         downs.append(down)
     return torch.cat(ups, dim=1), torch.cat(downs), shape
 
 
-def _require(fits: bool, name: str, source: Source) -> None:
+def _require(fits: bool, name: str, source: Merged) -> None:
     if not fits:
         raise ValueError(
             f"models: {printable(name)} has another shape in '{source.file.path}' than in the first LoRA; choose LoRAs "
@@ -135,21 +122,17 @@ def _require(fits: bool, name: str, source: Source) -> None:
         )
 
 
-def _open(options: MergedOptions, reporter: Reporter) -> tuple[Family, list[Source]]:
+def _open(options: MergedOptions, reporter: Reporter) -> tuple[Family, list[Merged]]:
     family = common_family("models", options.models)
     reporter.phase("reading LoRAs")
     modules = full_size_modules(family)
-    files = [open_lora("models", path, modules, reporter.warn) for path in options.models]
-    for file in files:
-        warn_of_unknown_layers(file, family, reporter.warn)
-    ratios, lbws = options.ratios or [1.0] * len(files), options.lbws or [""] * len(files)
-    return family, [
-        Source(file=file, pairs=file.pairs(), ratio=ratio, weigh=weigher(family.lora_blocks, lbw))
-        for file, ratio, lbw in zip(files, ratios, lbws, strict=True)
-    ]
+    merged = open_loras(options, family, modules, reporter.warn)
+    for each in merged:
+        warn_of_unknown_layers(each.file, family, reporter.warn)
+    return family, merged
 
 
-def _save(given: Given, family: Family, sources: Sequence[Source], tensors: Tensors) -> Path:
+def _save(given: Given, family: Family, sources: Sequence[Merged], tensors: Tensors) -> Path:
     files, save_to = [source.file for source in sources], Path(given[OutputOptions].save_to)
     metadata = lora_metadata(family, files, ranks_of(tensors))
     if not given[ModelspecOptions].no_metadata:

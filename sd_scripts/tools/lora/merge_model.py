@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from sd_scripts.families.cards.model_file import describe
-from sd_scripts.families.cards.registry import card_of, names
 from sd_scripts.families.common.family import Family, family_of
 from sd_scripts.families.common.layer_rows import FoundModule, LayerRows, adapted_modules, find_modules
 from sd_scripts.formats.disk import format_bytes, free_bytes
@@ -18,11 +17,10 @@ from sd_scripts.formats.words import printable, some
 from sd_scripts.library.files.model_reader import DTYPES
 from sd_scripts.library.files.safetensors_io import PRECISIONS
 from sd_scripts.library.files.safetensors_stream import NAMES, TensorFile, TensorSpec, TensorWriter, tensor_writer
-from sd_scripts.networks.files.lora_files import LoraFile
-from sd_scripts.networks.plan import AdaptedModule
 from sd_scripts.runs.reporter import Reporter
 from sd_scripts.runs.tool import start_phase
 from sd_scripts.settings.lora_tools import (
+    ENCODER_FILES,
     BaseModelOptions,
     EncoderFileOptions,
     MergedOptions,
@@ -30,24 +28,19 @@ from sd_scripts.settings.lora_tools import (
     OutputOptions,
     PrecisionOptions,
 )
-from sd_scripts.tools.lora.block_weights import Weigh, weigher
 from sd_scripts.tools.lora.command import Given
-from sd_scripts.tools.lora.files import FLOATS, modelspec_of_result, open_lora, open_model, require_floats
+from sd_scripts.tools.lora.files import (
+    FLOATS,
+    Merged,
+    model_family,
+    modelspec_of_result,
+    open_loras,
+    open_model,
+    require_floats,
+)
 
 OPTION = "base_model"
 NARROW = {"F8_E4M3", "F8_E5M2"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Merged:
-    """A LoRA, how strong it is, and how its blocks are weighed."""
-
-    file: LoraFile
-    ratio: float
-    weigh: Weigh
-
-    def strength(self, name: str) -> float:
-        return self.ratio * self.weigh(name)
 
 
 @dataclass(frozen=True)
@@ -90,40 +83,22 @@ def merge_into_model(given: Given, reporter: Reporter) -> Path:
     reporter.phase("reading headers")
     family = family_of(_family_name(path))
     targets = [Target.open(family, OPTION, path, save_to)]
-    for option, file, output in _encoders(given):
-        targets.append(Target.open(family, option, Path(file), Path(output)))
+    encoders = vars(given[EncoderFileOptions])
+    for option in ENCODER_FILES:
+        if encoders[option]:
+            targets.append(Target.open(family, option, Path(encoders[option]), Path(encoders[f"{option}_save_to"])))
     reporter.phase("reading LoRAs")
     found = {name: module for target in targets for name, module in target.found.items()}
-    merged = _open_loras(given[MergedOptions], family, adapted_modules(family, found), reporter)
+    modules = adapted_modules(family, found)
+    merged = open_loras(given[MergedOptions], family, modules, reporter.warn)
+    for each in merged:
+        each.file.require_fit(modules)
     _require_layers(
         merged, {name: layer for target in targets for name, layer in target.layers.items()}, path, reporter
     )
     for target in targets:
         _write_target(target, merged, given, reporter)
     return save_to
-
-
-def _encoders(given: Given) -> Iterator[tuple[str, str, str]]:
-    """Yield the options that name files of text encoders, with the file to read and the one to write."""
-    values = vars(given[EncoderFileOptions])
-    yield from (
-        (name, file, values[f"{name}_save_to"]) for name, file in values.items() if file and f"{name}_save_to" in values
-    )
-
-
-def _open_loras(
-    options: MergedOptions, family: Family, modules: Sequence[AdaptedModule], reporter: Reporter
-) -> list[Merged]:
-    ratios, lbws = options.ratios or [1.0] * len(options.models), options.lbws or [""] * len(options.models)
-    merged = [
-        Merged(
-            file=open_lora("models", name, modules, reporter.warn), ratio=ratio, weigh=weigher(family.lora_blocks, lbw)
-        )
-        for name, ratio, lbw in zip(options.models, ratios, lbws, strict=True)
-    ]
-    for each in merged:
-        each.file.require_fit(modules)
-    return merged
 
 
 def _write_target(target: Target, merged: Sequence[Merged], given: Given, reporter: Reporter) -> None:
@@ -144,14 +119,9 @@ def _write_target(target: Target, merged: Sequence[Merged], given: Given, report
 
 def _family_name(path: Path) -> str:
     file = describe(path)
-    if file.problem:
-        raise ValueError(f"{OPTION}: {file.problem}")
-    if file.variant.endswith("LoRA"):
+    if file.variant.endswith("LoRA") and not file.problem:
         raise ValueError(f"{OPTION}: '{path}' is itself a LoRA; choose a model, or leave it out to merge LoRAs")
-    if file.family not in names():
-        known = " or ".join(card_of(name).files.base_model for name in sorted(names()))
-        raise ValueError(f"{OPTION}: '{path}' is {file.is_a or 'no known model'}; choose {known}")
-    return str(file.family)
+    return model_family(OPTION, path)
 
 
 def _require_layers(merged: Sequence[Merged], layers: Mapping[str, LayerRows], path: Path, reporter: Reporter) -> None:
