@@ -25,6 +25,7 @@ from sd_scripts.formats.disk import NotWritten, format_bytes, free_bytes, why_no
 from sd_scripts.formats.private import private_folder
 from sd_scripts.formats.regular_files import open_regular
 from sd_scripts.formats.words import shortened
+from sd_scripts.machine import nvidia
 from sd_scripts.machine.compile_cache import COMPILERS, SHARD, cache_folder, files_in, graphs_in, refuse_in_use
 from sd_scripts.machine.compile_fingerprint import Fingerprint, fingerprint, read_fingerprint
 
@@ -131,10 +132,10 @@ def _is_count(value: object) -> bool:
 
 
 def _refuse_another_machine(file: Path, there: Fingerprint) -> None:
-    here = fingerprint(with_gpus=bool(there.gpus) or shutil.which("nvidia-smi") is not None)
+    here = fingerprint(with_gpus=bool(there.gpus) or nvidia.program() is not None)
     if differences := here.differences(there):
-        told = "".join(filter(str.isprintable, "; ".join(differences)))
-        raise ValueError(shortened(f"'{file}' was compiled for a different machine: {told}"))
+        shown = "".join(filter(str.isprintable, "; ".join(differences)))
+        raise ValueError(shortened(f"'{file}' was compiled for a different machine: {shown}"))
 
 
 def _checked(file: Path, members: Iterable[zipfile.ZipInfo]) -> list[zipfile.ZipInfo]:

@@ -15,6 +15,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from sd_scripts.machine import nvidia
+
 CPU_INFO = Path("/proc/cpuinfo")
 CAPABILITY = "ATEN_CPU_CAPABILITY"
 INSTRUCTIONS = re.compile(
@@ -129,13 +131,11 @@ def features_in(cpu_info: str) -> tuple[str, ...]:
 
 def _cpu_difference(there: tuple[str, ...], here: tuple[str, ...]) -> str:
     more, less = sorted({*there} - {*here}), sorted({*here} - {*there})
-    told = [f"{which} {', '.join(names[:6])}" for which, names in (("with", more), ("without", less)) if names]
-    return f"another CPU, {' and '.join(told)}"
+    parts = [f"{which} {', '.join(names[:6])}" for which, names in (("with", more), ("without", less)) if names]
+    return f"another CPU, {' and '.join(parts)}"
 
 
 def _gpus() -> tuple[str, ...]:
-    command = ["nvidia-smi", "--query-gpu=name,compute_cap", "--format=csv,noheader"]
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True, env=os.environ).stdout
-        return tuple(sorted({" ".join(line.split(", ")).strip() for line in found.splitlines() if line.strip()}))
+    with contextlib.suppress(OSError, ValueError):
+        return tuple(sorted({" ".join(row) for row in nvidia.query("name", "compute_cap")}))
     return ()

@@ -1,36 +1,74 @@
-"""What nvidia-smi says about the GPU that a run uses; needs no torch."""
+"""What nvidia-smi says about GPUs and their driver; needs no torch."""
 
 import contextlib
 import os
+import shutil
 import subprocess
 from dataclasses import dataclass
 
 CPU = "cpu"
-PATIENCE = 10.0
+LEAST_DRIVER = 580
+"""The first driver for CUDA 13, with which PyTorch is built."""
+UPDATE_DRIVER = f"install the NVIDIA driver {LEAST_DRIVER} or newer from https://www.nvidia.com/drivers and restart"
+ALSO_HERE = ("/usr/lib/wsl/lib", os.path.expandvars(r"%ProgramFiles%\NVIDIA Corporation\NVSMI"))
+"""Folders that have nvidia-smi without being in PATH."""
+PATIENCE = 30.0
+_FIELDS = ("name", "driver_version", "memory.total")
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """The first GPU that a run may use; without one its name is "cpu"."""
-
     name: str
     driver: str = ""
     bytes: int = 0
+    """0: not known."""
 
 
-def query(fields: str) -> list[str]:
-    """Return the values of nvidia-smi's fields, which are separated by commas; none without a GPU."""
+def program() -> str | None:
+    """Return the path of nvidia-smi, or None."""
+    return shutil.which("nvidia-smi") or shutil.which("nvidia-smi", path=os.pathsep.join(ALSO_HERE))
+
+
+def query(*fields: str, gpu: str = "") -> list[list[str]]:
+    """Return the values of nvidia-smi's fields for each GPU, or for the one of this number; none without nvidia-smi.
+
+    Raises ValueError with nvidia-smi's own words if it fails.
+    """
+    if not (path := program()):
+        return []
+    command = [path, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+    if gpu:
+        command += ["-i", gpu]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise ValueError(f"no answer after {PATIENCE:.0f} s") from error
+    lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
+    if done.returncode:
+        raise ValueError(lines[0] if lines else f"ended with exit code {done.returncode}")
+    rows = [line.rsplit(",", len(fields) - 1) for line in lines]  # a name may have a comma
+    return [[cell.strip() for cell in row] for row in rows if len(row) == len(fields)]
+
+
+def gpus() -> list[Gpu]:
+    """Return the GPUs that the driver finds. Raises ValueError as `query` does."""
+    return [_gpu(*row) for row in query(*_FIELDS)]
+
+
+def query_first(*fields: str) -> list[str]:
+    """Return the values of nvidia-smi's fields for the first GPU that a run may use; none without one."""
     number = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] or "0"
-    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits", "-i", number]
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True)
-        return [value.strip() for value in done.stdout.strip().split(",")]
+    with contextlib.suppress(OSError, ValueError):
+        return next(iter(query(*fields, gpu=number)), [])
     return []
 
 
 def first_gpu() -> Gpu:
-    found = query("name,driver_version,memory.total")
-    if len(found) != 3:
-        return Gpu(CPU)
-    name, driver, mib = found
-    return Gpu(name, driver, int(float(mib)) * 2**20 if mib.replace(".", "").isdecimal() else 0)
+    """Return the first GPU that a run may use; without one, its name is "cpu"."""
+    row = query_first(*_FIELDS)
+    return _gpu(*row) if row else Gpu(CPU)
+
+
+def _gpu(name: str, driver: str, mib: str) -> Gpu:
+    known = mib.replace(".", "").isdecimal()  # it may be [N/A]
+    return Gpu(name, driver, int(float(mib)) * 2**20 if known else 0)

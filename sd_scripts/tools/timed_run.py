@@ -276,6 +276,6 @@ def launch_processes(count: int, *, fsdp: bool) -> list[str]:
 def look_at_gpu() -> tuple[float, float] | None:
     """Return what nvidia-smi says: percent of the time in which a kernel ran, and bytes in use; None without it."""
     with contextlib.suppress(ValueError):  # [N/A] on some GPUs, nothing without one
-        busy, mib = map(float, nvidia.query("utilization.gpu,memory.used"))
+        busy, mib = map(float, nvidia.query_first("utilization.gpu", "memory.used"))
         return busy, mib * 2**20
     return None

@@ -25,12 +25,13 @@ from torch import nn
 from kohya_gui import doctor
 from kohya_gui.tools.doctor_routes import CheckProcess, routes
 from sd_scripts.library import compile_utils
+from sd_scripts.machine import nvidia
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.store import RunStore
 from sd_scripts.settings.catalog import SCRIPTS
 from sd_scripts.settings.family_options import each_option
 from sd_scripts.tools.doctor import __main__ as program
-from sd_scripts.tools.doctor import block, diagnostics, machine, nvidia, torch_checks
+from sd_scripts.tools.doctor import block, diagnostics, machine, torch_checks
 from sd_scripts.tools.doctor.check import Check, Finding, ok, problem, warning
 from sd_scripts.tools.doctor.torch_process import TorchProcess
 from tests.support.runs import wait_for

@@ -8,8 +8,8 @@ from importlib import metadata
 from pathlib import Path
 
 from sd_scripts.formats.disk import format_bytes, free_bytes, same_disk
-from sd_scripts.machine import cpp_compiler
-from sd_scripts.tools.doctor import nvidia
+from sd_scripts.formats.words import some
+from sd_scripts.machine import cpp_compiler, nvidia
 from sd_scripts.tools.doctor.check import REINSTALL, Check, Finding, ok, problem, skipped, warning
 
 ROOT = Path(__file__).parents[3]
@@ -55,9 +55,9 @@ def packages() -> Finding:
         if found.partition("+")[0] != version:  # 2.13.0+cu130 is a build of 2.13.0
             others.append(f"{name} {found} instead of {version}")
     if missing:
-        return problem(f"Not installed: {_some(missing)}", REINSTALL)
+        return problem(f"Not installed: {some(missing, NAMED)}", REINSTALL)
     if others:
-        return warning(f"Other versions than the tested ones: {_some(others)}", REINSTALL)
+        return warning(f"Other versions than the tested ones: {some(others, NAMED)}", REINSTALL)
     return ok(f"All {len(wanted)} packages of requirements.txt have the wanted versions")
 
 
@@ -84,11 +84,6 @@ def _applies(marker: str) -> bool:
     return {"==": here == there, "!=": here != there, ">=": here >= there, "<": here < there}[sign]
 
 
-def _some(names: list[str]) -> str:
-    more = len(names) - NAMED
-    return ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")
-
-
 def driver() -> Finding:
     if not nvidia.program():
         return warning(
@@ -101,7 +96,7 @@ def driver() -> Finding:
         return problem(f"nvidia-smi: {error}", nvidia.UPDATE_DRIVER)
     if not gpus:
         return warning("The NVIDIA driver finds no GPU", "check in nvidia-smi that it lists the GPU")
-    named = ", ".join(f"{gpu.name} with {gpu.memory / 1024:.0f} GiB" for gpu in gpus)
+    named = ", ".join(f"{gpu.name} with {gpu.bytes / 2**30:.0f} GiB" for gpu in gpus)
     version = gpus[0].driver
     if int(version.partition(".")[0]) < nvidia.LEAST_DRIVER:
         return problem(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sd_scripts.formats.disk import format_bytes, free_bytes
-from sd_scripts.tools.doctor import nvidia
+from sd_scripts.machine import nvidia
 from sd_scripts.tools.doctor.check import REINSTALL, Check, Finding, ok, problem, skipped, summary, warning
 from sd_scripts.tools.doctor.machine import NEW_ENVIRONMENT
 
