@@ -6,22 +6,21 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import traceback
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sd_scripts.formats.disk import sentence_of
-from sd_scripts.formats.secrets import HidingFormatter, without_handed
+from sd_scripts.formats.atomic_files import why_unwritable
+from sd_scripts.formats.secrets import HidingFormatter
 from sd_scripts.machine import compile_cache, garbage_collection
 from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
 from sd_scripts.options.generating.generate import GenerateOptions
 from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.run import RunOptions
 from sd_scripts.options.spec import Remark
-from sd_scripts.runs.exit_codes import FAULT, INTERRUPTED, MISTAKE
-from sd_scripts.runs.folder import RunFolder
+from sd_scripts.runs.exit_codes import MISTAKE
 from sd_scripts.runs.reporter import Reporter
+from sd_scripts.runs.tool import reported
 from sd_scripts.settings.generate_settings import Check, problems, read_command_line, training_settings
 from sd_scripts.settings.preflight import found_by
 from sd_scripts.settings.settings import Settings
@@ -72,7 +71,8 @@ def machine(valid: Settings) -> Iterator[str]:
     from sd_scripts.families.common.quantizing import machine_problems
     from sd_scripts.library import compile_support
 
-    device, in_training = torch.device("cuda" if torch.cuda.is_available() else "cpu"), training_settings(valid)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    in_training = training_settings(valid)
     yield from compile_support.problems(valid[CompileOptions], in_training[CompileMoreOptions], device)
     if valid[GenerateOptions].dtype == "fp16" and device.type == "cpu":
         yield "dtype: fp16 is for GPUs; set bf16 or fp32"
@@ -83,15 +83,10 @@ def machine(valid: Settings) -> Iterator[str]:
 
 
 def output(valid: Settings) -> Iterator[str]:
-    """Create the folder for the images and check that it can be written to."""
+    """Check, by trying, that images can be written into the folder."""
     folder = Path(valid[GenerateOptions].image_dir)
-    probe = folder / f".write-test-{os.getpid()}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe.write_bytes(b"")
-        probe.unlink()
-    except OSError as error:
-        yield f"image_dir: '{folder}' cannot be written to ({error.strerror}); choose another folder"
+    if why := why_unwritable(folder / "image.png"):
+        yield f"image_dir: '{folder}' cannot be written to ({why}); choose another folder"
 
 
 def _run(settings: Settings, family: Family, checks: tuple[Check, ...]) -> int:
@@ -99,38 +94,24 @@ def _run(settings: Settings, family: Family, checks: tuple[Check, ...]) -> int:
     from sd_scripts.generating.work import Worker
 
     _set_up_console()
-    run_dir, options = settings[RunOptions].run_dir, settings[GenerateOptions]
-    try:
-        reporter = Reporter(RunFolder(Path(run_dir)) if run_dir else None)
-    except OSError as error:
-        print(f"run_dir: '{run_dir}' cannot be written ({error.strerror}); choose another folder", file=sys.stderr)
-        return MISTAKE
-    try:
+    options = settings[GenerateOptions]
+
+    def work(reporter: Reporter) -> None:
         if options.resident:
             Server(family, reporter, checks, options.idle_seconds).run()
             reporter.emit("finished")
-        else:
-            reporter.emit("started", family=family.card.name)
-            files = Worker(family, reporter).run(settings)
-            reporter.emit("finished", path=str(files[-1]))
-    except KeyboardInterrupt:
-        reporter.emit("stopped")
-        print("Stopped; images written so far are complete", flush=True)
-        return INTERRUPTED
-    except Exception as error:
-        known = isinstance(error, ValueError | OSError)
-        sentence, details = sentence_of(error), traceback.format_exc()
-        reporter.emit("failed", error=sentence if known else f"{type(error).__name__}: {error}", details=details)
-        print(without_handed(sentence if known else details), file=sys.stderr, flush=True)
-        return MISTAKE if isinstance(error, ValueError) else FAULT
-    finally:
-        reporter.close()
-    return 0
+            return
+        reporter.emit("started", family=family.card.name)
+        files = Worker(family, reporter).run(settings)
+        reporter.emit("finished", path=str(files[-1]))
+
+    return reported(work, settings[RunOptions].run_dir, "images")
 
 
 def _set_up_console() -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(HidingFormatter("%(message)s"))
     ours = logging.getLogger("sd_scripts")
-    ours.handlers, ours.propagate = [handler], False
+    ours.handlers = [handler]
+    ours.propagate = False
     ours.setLevel("INFO")

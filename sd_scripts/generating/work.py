@@ -17,7 +17,7 @@ from PIL import Image
 from sd_scripts.families.cards.registry import card_of
 from sd_scripts.families.common.family import Family
 from sd_scripts.families.common.sampling import Decode
-from sd_scripts.formats.atomic_files import atomic_file, why_unwritable
+from sd_scripts.formats.atomic_files import atomic_file
 from sd_scripts.formats.disk import saving
 from sd_scripts.formats.images.image_parameters import text_chunks
 from sd_scripts.generating.adapters import title_of
@@ -58,9 +58,7 @@ class Worker:
         """Generate all images of a request and return their files. `check` is called after each sampling step and ends
         the work by an exception. Raises ValueError, one sentence, for what cannot be done, and OSError if an image
         cannot be written."""
-        batches, folder = batches_of(settings), Path(settings[GenerateOptions].image_dir)
-        if why := why_unwritable(free_path(folder, 0, ".png")):
-            raise ValueError(f"image_dir: '{folder}' cannot be written to ({why}); choose another folder")
+        batches = batches_of(settings)
         for text in prompt_warnings(settings):
             self._reporter.warn(text)
         with self.generator(settings) as generator:

@@ -32,24 +32,33 @@ def start_phase(reporter: Reporter, name: str) -> Progress:
 
 def run(work: Callable[[Reporter], Path | None], run_dir: str | None) -> int:
     """Run `work`, which returns the file it wrote, if any, and return the exit status."""
+
+    def finish(reporter: Reporter) -> None:
+        path = work(reporter)
+        reporter.emit("finished", path=str(path or ""))
+        if path:
+            print(f"Wrote {path}", flush=True)
+
+    return reported(finish, run_dir)
+
+
+def reported(work: Callable[[Reporter], None], run_dir: str | None, files: str = "all files") -> int:
+    """Run `work`, which reports that it is finished, and report if it is not; return the exit status. `files` names
+    what is complete if it is stopped."""
     try:
         reporter = Reporter(RunFolder(Path(run_dir)) if run_dir else None)
     except OSError as error:
         print(f"run_dir: '{run_dir}' cannot be written ({error.strerror}); choose another folder", file=sys.stderr)
         return MISTAKE
     try:
-        path = work(reporter)
+        work(reporter)
+        return 0
     except KeyboardInterrupt:
         reporter.emit("stopped")
-        print("Stopped; all files written so far are complete", flush=True)
+        print(f"Stopped; {files} written so far are complete", flush=True)
         return INTERRUPTED
     except Exception as error:
         return _failed(reporter, error)
-    else:
-        reporter.emit("finished", path=str(path or ""))
-        if path:
-            print(f"Wrote {path}", flush=True)
-        return 0
     finally:
         reporter.close()
 
