@@ -1,4 +1,4 @@
-"""Cache latents beside the images, and write each image's bucket resolution into the metadata file.
+"""Cache latents next to the images, and write each image's bucket resolution into the metadata file.
 
 python sd_scripts/finetune/prepare_buckets_latents.py images meta_clean.json meta_lat.json model.safetensors \
     --max_resolution 1024,1024 --mixed_precision bf16
@@ -23,7 +23,7 @@ from sd_scripts.tools.captioning.tool import parser
 
 
 def setup_parser() -> argparse.ArgumentParser:
-    """Return the parser; flags that affect encoding are those of the training options."""
+    """Return the parser; flags that affect encoding are the training options'."""
     flags = parser(__file__, "Encode the images of a metadata file ahead of training.")
     flags.add_argument("in_json", help="Metadata file to read.")
     flags.add_argument("out_json", help="Metadata file to write; may be in_json.")

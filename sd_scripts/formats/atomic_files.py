@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all: written beside under a hidden name, flushed, renamed."""
+"""Files and folders that appear whole or not at all: written under a hidden name, flushed and renamed."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ the mark of a run that writes files of this name."""
 
 def beside(path: Path, kind: str) -> Path:
     """Return this process's hidden name for the PART, OLD, GONE or RUNNING of `path`; training/saving/recovery.py
-    removes those of killed processes."""
+    removes the files of killed processes."""
     return path.with_name(f".{path.name}.{os.getpid()}.{kind}")
 
 

@@ -1,4 +1,4 @@
-"""Apply adapter files to a model by merging, from its file's own weights: what is applied leaves no trace behind."""
+"""Apply adapter files to a model by merging, from its file's own weights: removing it leaves no trace."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Adapter:
     file: AdapterFile
     lora: LoraFile
     layers: frozenset[str]
-    """The names of those that the model has."""
+    """The names of its layers that the model has."""
     written: int
     """When the file was last written."""
 
@@ -100,7 +100,7 @@ def replace(
     layers: Iterable[tuple[str, tuple[str, nn.Module]]], originals: dict[str, Tensor], adapters: Sequence[Adapter]
 ) -> None:
     """Write the weights of the model's file, by path, with the adapters added, into these layers, in place: nothing is
-    compiled again, and the result is that of `merge` into a model just loaded."""
+    compiled again, and the result is the same as from `merge` into a model just loaded."""
     for name, (path, layer) in layers:
         weight: Tensor = layer.weight  # type: ignore[assignment]
         original = originals[f"{path}.weight"].to(weight.device, weight.dtype).reshape(weight.shape)

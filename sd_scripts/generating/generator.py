@@ -40,7 +40,7 @@ SIZES = 8
 MOST_TEXTS = 256
 """Encoded prompts that are kept."""
 SPARE = 1.2
-"""Free GPU memory, relative to a text encoder's size, from which on it encodes there beside the denoiser."""
+"""Free GPU memory, relative to a text encoder's size, from which on it encodes there next to the denoiser."""
 Step = Callable[[int, int], None]
 """Called after each sampling step with (done, total); what it raises ends the image."""
 
@@ -67,7 +67,7 @@ class Generator:
             reporter.warn(remark)
 
     def use(self, settings: Settings) -> None:
-        """Follow the options of the next images that are not about the model, such as the size of control images."""
+        """Follow the options of the next images that do not concern the model, such as the size of control images."""
         self._settings = training_settings(settings).replaced(self._switches)
 
     def _follow_objective(self, model: Path) -> None:
@@ -172,7 +172,7 @@ class Generator:
         self._texts.clear()
 
     def load(self, *names: str) -> None:
-        """Load those of the components that are not loaded, with the adapters."""
+        """Load the components that are not loaded yet, with the adapters."""
         absent = [name for name in names if _is_empty(self._components.module(name))]
         if absent:
             self._reporter.phase("loading")

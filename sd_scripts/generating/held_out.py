@@ -24,7 +24,7 @@ IN_MEMORY = {
     **{"cache_latents": True, "cache_latents_to_disk": False},
     **{"cache_text_encoder_outputs": True, "cache_text_encoder_outputs_to_disk": False},
 }
-"""Latents and captions are encoded once and kept in memory: the encoders may differ from those of the run's caches."""
+"""Latents and captions are encoded once and kept in memory: the run's caches may be from different encoders."""
 
 
 class HeldOutLoss:
@@ -32,8 +32,8 @@ class HeldOutLoss:
     on them: latents, noise and timesteps are the same for all."""
 
     def __init__(self, family: Family, settings: Settings, folder: Path | None, seed: int, reporter: Reporter):
-        """`settings`: those of the training. `folder` holds the images; None: those that validation_split of the
-        settings holds out. Raises ValueError, one sentence, if there are none."""
+        """`settings` of the training. `folder` contains the images; None: validation_split of the settings holds them
+        out. Raises ValueError, one sentence, if there are none."""
         self._family = family
         self._scratch = TemporaryDirectory()
         run = reporter.folder or RunFolder(Path(self._scratch.name))
@@ -45,7 +45,7 @@ class HeldOutLoss:
         """The components and the changes of their encoders that the cached captions are from."""
 
     def _plan(self, folder: Path | None) -> DataPlan:
-        """Return a plan without training images: only the others are to be encoded."""
+        """Return a plan without training images: only held-out images are to be encoded."""
         card, context = self._family.card, self._context
         if folder and card.has("control_images"):
             raise ValueError(

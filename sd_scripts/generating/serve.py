@@ -2,7 +2,7 @@
 
 Commands, one JSON object a line: {"kind": "generate", "id": ..., "values": {option: value}}, {"kind": "cancel", "id":
 ...}, {"kind": "stop"}. Events: `accepted` (id), `phase` (name, done, total, id), `image` (id, path, parameters) and
-`answered` (id, and error if it failed), beside those of every run.
+`answered` (id, and error if it failed), besides the events of every run.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Server:
         self._parent = process.parent()
 
     def run(self) -> None:
-        """Answer requests until told to stop, until idle for long enough, or until its parent is gone."""
+        """Answer requests until a command stops it, until idle for long enough, or until its parent is gone."""
         self._reporter.emit("started", family=self._family.card.name, method=GENERATE)
         self._reporter.phase("waiting")
         since = time.monotonic()
@@ -70,7 +70,7 @@ class Server:
                     self._stopping = True
 
     def _cancel(self, id: str) -> None:
-        """Answer a request that waits at once, since the one before it may take minutes; note another's id for it."""
+        """Answer a waiting request immediately, since the one before it may take minutes; note another's id for it."""
         waits = next((command for command in self._waiting if str(command.get("id")) == id), None)
         if waits is None:
             self._cancelled.add(id)
@@ -84,7 +84,7 @@ class Server:
             raise Cancelled
 
     def _answer(self, command: Mapping[str, Any]) -> None:
-        """Do what a request asks; whatever is wrong with it is told, and the next one is answered."""
+        """Do what a request asks; whatever is wrong with it is reported, and the next one is answered."""
         id, began = str(command.get("id")), time.monotonic()
         error, details = "", ""
         try:
@@ -97,8 +97,8 @@ class Server:
         except Exception as unknown:  # the model may be in any state
             error, details = f"{type(unknown).__name__}: {unknown}", traceback.format_exc()
             self._worker.close()
-        told = {"error": error, "details": details} if error else {}
-        self._reporter.emit("answered", id=id, seconds=round(time.monotonic() - began, 2), **told)
+        failure = {"error": error, "details": details} if error else {}
+        self._reporter.emit("answered", id=id, seconds=round(time.monotonic() - began, 2), **failure)
 
     def _generate(self, values: object, id: str, check: Callable[[], None]) -> None:
         if not isinstance(values, dict):

@@ -121,11 +121,11 @@ class Worker:
         for number, (prompt, media) in enumerate(made, progress.made):
             values = parameters(settings, prompt, media.size)
             files.append(self._write(settings[GenerateOptions], media, values))
-            told = {"path": str(files[-1]), "id": progress.id, "number": number, "media": media.kind}
-            told |= {"parameters": values, "seconds": seconds, "width": values["width"], "height": values["height"]}
+            fields = {"path": str(files[-1]), "id": progress.id, "number": number, "media": media.kind}
+            fields |= {"parameters": values, "seconds": seconds, "width": values["width"], "height": values["height"]}
             if compiled and number == progress.made:
-                told["graphs"] = compiled
-            self._reporter.emit("image", **told)
+                fields["graphs"] = compiled
+            self._reporter.emit("image", **fields)
             print(f"{files[-1]} ({seconds:.1f} s)", flush=True)
         return files
 

@@ -141,7 +141,7 @@ def graphs_in(folder: Path) -> int:
 
 
 def other_folders() -> list[Path]:
-    """Return our cache folders for other versions and CPUs than those of this machine."""
+    """Return our cache folders for versions and CPUs other than this machine's."""
     own = own_folder()
     with contextlib.suppress(OSError):
         return sorted(each for each in own.parent.glob("torch-*") if each != own and each.is_dir())

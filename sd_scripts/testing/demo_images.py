@@ -9,7 +9,7 @@ from PIL import Image, ImageDraw
 COLOURS = {"red": "#d8433b", "blue": "#3f6fd8", "green": "#3fa34d", "yellow": "#e8c33c"}
 BACKGROUNDS = {"white": "#f6f4ef", "grey": "#9a9a9a", "black": "#16181c"}
 SIDES = {"circle": 60, "triangle": 3, "square": 4}
-"""Shapes as polygons with so many sides."""
+"""Shape -> sides of the polygon that draws it."""
 SIZES = ((256, 256), (320, 240), (240, 256), (384, 256))
 """(width, height): several aspect ratios, which make two buckets."""
 FOLDER = "10_shapes"

@@ -1,1 +1,1 @@
-"""Programs for people beside the training scripts."""
+"""Programs for people, besides the training scripts."""

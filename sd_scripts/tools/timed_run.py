@@ -27,18 +27,18 @@ WARM_UP = 10
 OF_STEPS = ("compiling", "training")
 """Phases with which the first step begins."""
 POLL = 0.2
-"""Seconds between two looks at the run and the GPU."""
+"""Seconds between two readings of the run and the GPU."""
 GIB = 2**30
 
 
 @dataclass(kw_only=True)
 class Run:
-    """What was seen of one run: its own events, its memory, and the GPU meanwhile."""
+    """What was seen of one run: its own events, its memory, and the GPU during it."""
 
     began: float
     events: list[dict[str, Any]] = field(default_factory=list)
     resident: int = 0
-    """Most bytes of main memory that its processes had at once."""
+    """Most bytes of main memory that its processes had at a time."""
     gpu: list[tuple[float, float]] = field(default_factory=list)
     """Percent of the time in which a kernel ran, and bytes of GPU memory in use, during the timed steps."""
     cpu: tuple[float, int] = (0.0, 0)
@@ -146,7 +146,7 @@ class Running:
         environment: Mapping[str, str] | None = None,
         launcher: Sequence[str] = (),
     ):
-        """`launcher`: arguments of Python that come before the script, such as those of launch_processes."""
+        """`launcher`: arguments of Python that come before the script, such as from launch_processes."""
         run_folder = RunFolder(folder / "run")
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -170,7 +170,7 @@ class Running:
 
     @property
     def done(self) -> int:
-        """Return how many steps the run has told of."""
+        """Return how many steps the run has reported."""
         return len(self.run.steps)
 
     @property

@@ -194,7 +194,7 @@ def test_keys_typed_in_a_terminal_are_handed_over_and_reach_neither_console_nor_
     assert told_in(" ".join(sys.argv).encode()) == []
 
 
-def test_a_key_in_another_option_is_told_with_all_other_problems(tmp_path):
+def test_a_key_in_another_option_is_reported_with_all_other_problems(tmp_path):
     values = {"output_dir": str(tmp_path / "out"), "wandb_api_key": "s3cret-key", "training_comment": "s3cret-key"}
     with pytest.raises(ValueError, match=r"^pretrained_model_name_or_path: (.|\n)*\ntraining_comment: contains the "):
         prepare(values, SDXL_LORA, {}, print_only=False)

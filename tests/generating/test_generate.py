@@ -324,7 +324,7 @@ def test_a_prompt_names_its_control_images_or_sees_those_of_the_option(
     assert not np.array_equal(several(generator, **asked)[1], one), "its size is followed without loading again"
 
 
-def test_a_control_image_that_cannot_be_read_is_told(
+def test_a_control_image_that_cannot_be_read_is_reported(
     kontext_miniature: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "text.png").write_text("no image")
@@ -339,7 +339,7 @@ def test_a_control_image_that_cannot_be_read_is_told(
         assert told in line
 
 
-def test_what_has_no_effect_on_images_is_told() -> None:
+def test_what_has_no_effect_on_images_is_reported() -> None:
     asked: dict[str, Any] = {"prompt": ["a --ci b.png --g 2"], "control_image_path": ["b.png"], "batch_size": 2}
     kontext = settings_of("flux_kontext", {}, {"prompt": ["a"], "batch_size": 2, "control_directory": "c"})
     assert [str(remark) for remark in settings_of("flux", {}, asked).remarks] == [
@@ -381,7 +381,7 @@ BAD: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("told", BAD)
-def test_bad_input_is_told_in_a_sentence(
+def test_bad_input_is_reported_in_a_sentence(
     told: str, flux_miniature: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(flux_miniature, tmp_path, **BAD[told]) == 2

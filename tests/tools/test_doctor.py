@@ -252,7 +252,7 @@ def test_the_driver_is_found_without_torch(script, status, said, tmp_path, monke
 
 
 @POSIX
-def test_pytorch_without_cuda_beside_a_gpu_is_a_problem(tmp_path, monkeypatch) -> None:
+def test_pytorch_without_cuda_next_to_a_gpu_is_a_problem(tmp_path, monkeypatch) -> None:
     smi(tmp_path, monkeypatch, "echo NVIDIA A, 590.48.01, 24576")
     monkeypatch.setattr(torch.version, "cuda", None)
     assert torch_checks.torch_import().text.endswith("for the CPU only, although this machine has an NVIDIA GPU.")
@@ -298,7 +298,7 @@ def test_the_docs_have_a_row_for_each_check_in_order() -> None:
     assert rows[1:] == [f"| {each.title}" for each in program.CHECKS]
 
 
-def test_what_compile_lacks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_compile_lacks_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sd_scripts.machine.cpp_compiler.has_python_headers", lambda: False)
     monkeypatch.setattr("sd_scripts.machine.cpp_compiler.find_compiler", lambda: "g++")
     assert "Python.h is missing" in machine.compiler().text
@@ -306,7 +306,7 @@ def test_what_compile_lacks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.compiler().remedy == "Install a C++ compiler (g++; on Windows the Visual Studio Build Tools)."
 
 
-def test_little_space_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_little_space_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     for free, status in ((30e9, "ok"), (5e9, "warning"), (0.5e9, "problem")):
         monkeypatch.setattr(machine, "free_bytes", lambda folder, free=free: free)
         assert machine.disk().status == status
@@ -371,7 +371,7 @@ def test_a_block_that_inductor_compiles_here_is_in_order() -> None:
     assert DAMAGE[""] in found.text
 
 
-def test_a_compiler_that_fails_is_told_with_its_remedy(tmp_path, monkeypatch) -> None:
+def test_a_compiler_that_fails_is_reported_with_its_remedy(tmp_path, monkeypatch) -> None:
     class InvalidCxxCompiler(RuntimeError):
         pass
 
@@ -698,7 +698,7 @@ def test_the_page_shows_each_finding_as_it_comes(page: Any) -> None:
     assert ended(page)["error"] == "The checks were cancelled"
 
 
-def test_a_process_that_dies_is_told_with_its_last_words(page: Any) -> None:
+def test_a_process_that_dies_is_reported_with_its_last_words(page: Any) -> None:
     page.more = "sys.exit('out of luck')"
     page.client.post("/studio/doctor", json={})
     assert ended(page)["error"] == "out of luck"

@@ -138,7 +138,7 @@ def write_foreign(path: Path, bucket: tuple[int, int], size: tuple[int, int]) ->
 
 @pytest.mark.parametrize("name", ["a.npz", "a_0064x0064_sdxl.npz"], ids=["old name", "new name"])
 @pytest.mark.parametrize("image", ["there", "gone"])
-def test_latents_prepared_beside_the_images_are_used(images: Path, name: str, image: str) -> None:
+def test_latents_prepared_next_to_the_images_are_used(images: Path, name: str, image: str) -> None:
     write_foreign(images / name, (96, 32), (64, 64))
     if image == "gone":
         (images / "a.png").unlink()
@@ -299,7 +299,7 @@ def test_a_run_uses_what_was_prepared_and_learns_the_same(
     assert prepared.told("warning") == plain.told("warning") == []
 
 
-def test_buckets_with_equal_tokens_are_prepared_and_cached_beside_the_others(miniature: Any, captions: Path) -> None:
+def test_buckets_with_equal_tokens_are_prepared_and_cached_with_the_others(miniature: Any, captions: Path) -> None:
     flags = [*flags_of(miniature, captions), "--max_resolution", "192,192", "--max_bucket_reso", "288"]
     file, found = captions.parent / "meta_lat.json", captions.parent / "images/b_0128x0064_sdxl.safetensors"
     for more, wide in (([], [256, 128]), (["--equal_token_buckets"], [288, 128])):

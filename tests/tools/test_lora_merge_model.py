@@ -101,7 +101,7 @@ def test_block_weights_decide_which_blocks_change(miniature: Any, tmp_path: Path
     assert all(torch.equal(listed[key], named[key]) for key in block)
 
 
-def test_the_precision_is_that_of_the_model_unless_another_is_asked_for(any_miniature: Any, tmp_path: Path) -> None:
+def test_the_precision_is_the_models_unless_a_different_one_is_set(any_miniature: Any, tmp_path: Path) -> None:
     write_lora(any_miniature, tmp_path / "a.safetensors")
     half = {key: tensor.half() for key, tensor in load_file(any_miniature.checkpoint).items()}
     save_file(half, tmp_path / "half.safetensors")

@@ -121,7 +121,7 @@ def test_by_svd_a_lower_rank_is_the_best_approximation(lora: Path, other: Path, 
         assert len(made[f"{name}.lora_down.weight"]) == 3
 
 
-def test_averaged_factors_are_those_of_sd_scripts(any_miniature: Any, tmp_path: Path) -> None:
+def test_averaged_factors_equal_sd_scripts(any_miniature: Any, tmp_path: Path) -> None:
     """Factors are scaled by ratio · sqrt(alpha / first alpha), up by its absolute value; the first alpha stays."""
     first = write_lora(any_miniature, tmp_path / "a.safetensors", alpha=2.0)
     second = write_lora(any_miniature, tmp_path / "b.safetensors", alpha=8.0, seed=2)
@@ -271,7 +271,7 @@ def test_diffusers_adds_to_each_module_of_a_transformer_its_rows(flux_miniature:
         torch.testing.assert_close(layer.get_delta_weight("default_0").double(), delta[rows], rtol=1e-4, atol=1e-5)
 
 
-def test_names_of_diffusers_are_those_of_the_reference(lora: Path, tmp_path: Path) -> None:
+def test_names_of_diffusers_equal_the_reference(lora: Path, tmp_path: Path) -> None:
     reference = json.loads((REFERENCE / "flux_keys.json").read_text())["map"]
     out = tmp_path / "out.safetensors"
     run(convert_lora, "--src_path", lora, "--dst", "diffusers", "--dst_path", out)
@@ -438,7 +438,7 @@ def test_what_is_more_than_two_factors_is_not_resized(lora: Path, capsys: pytest
         ),
     ],
 )
-def test_a_mistake_is_told_in_one_sentence(
+def test_a_mistake_is_reported_in_one_sentence(
     any_miniature: Any,
     lora: Path,
     other: Path,
@@ -500,7 +500,7 @@ def test_a_tool_that_is_interrupted_before_its_work_ends_without_a_traceback(
     assert capsys.readouterr().out == "Stopped\n"
 
 
-def test_mistakes_in_names_are_told_before_torch_is_imported(tmp_path: Path) -> None:
+def test_mistakes_in_names_are_reported_before_torch_is_imported(tmp_path: Path) -> None:
     code = (
         "import sys; from sd_scripts.tools import merge_lora;"
         "code = merge_lora.COMMAND.main('x', ['--base_model', 'no', '--models', 'no', '--save_to', 'x.safetensors']);"

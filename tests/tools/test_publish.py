@@ -136,7 +136,7 @@ def test_card_file_and_samples_are_uploaded_to_a_private_repository(
     assert hub.tokens == {f"Bearer {TOKEN}"}
 
 
-def test_what_cannot_be_published_is_told_in_one_sentence(
+def test_what_cannot_be_published_is_reported_in_one_sentence(
     copy: Run, hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = str(copy.folder.path)

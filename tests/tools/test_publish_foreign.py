@@ -117,6 +117,6 @@ def test_a_model_card_that_leads_elsewhere_is_not_published(
         assert "is not published as the model card" in capsys.readouterr().err
 
 
-def test_a_run_beside_its_outputs_is_published_too(foreign: Foreign) -> None:
+def test_a_run_next_to_its_outputs_is_published_too(foreign: Foreign) -> None:
     foreign.run.path.rename(foreign.output / "run")
     assert read_run(foreign.output / "run").files == (foreign.file,)

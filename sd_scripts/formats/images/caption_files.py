@@ -129,7 +129,7 @@ def _read_caption(file: Path) -> str:
 
 
 def _by_stem(names: Iterable[str], ending: str) -> dict[str, str]:
-    """Return the file names with this extension by stem, preferring those of the same case."""
+    """Return the file names with this extension by stem, preferring the same case."""
     files: dict[str, str] = {}
     lower = ending.lower()
     for name in names:

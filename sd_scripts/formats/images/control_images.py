@@ -1,5 +1,5 @@
-"""Finds the control images of training images by name: those of `cat.png` are `cat.png`, `cat_0.png`, `cat_1.png`.
-Checks those that a prompt names."""
+"""Finds the control images of training images by name: `cat.png` has `cat.png`, `cat_0.png`, `cat_1.png`.
+Checks the ones that a prompt names."""
 
 import functools
 import os
@@ -13,7 +13,7 @@ from sd_scripts.formats.words import some
 
 
 def control_folders(folder: str, subset: str) -> list[Path]:
-    """Return where the control images of a subset lie: in the folder, and below it in one named like the subset.
+    """Return where the control images of a subset are: in the folder, and below it in one named like the subset.
 
     Raises ValueError, to follow the option's name, if there is no such folder or no image in it.
     """
@@ -31,7 +31,7 @@ def control_folders(folder: str, subset: str) -> list[Path]:
 
 
 def find_controls(folder: str, subset: str, images: Iterable[Path]) -> dict[Path, tuple[Path, ...]]:
-    """Return the control images of each image: first that of the same stem, then those with a number, in its order.
+    """Return the control images of each image: first the one of the same stem, then by number.
 
     Longer names choose first, so `a_b_1.png` belongs to `a_b.png` and not to `a.png`. Raises ValueError, to follow the
     option's name, if an image has none or a name ends in something other than a number.
@@ -45,7 +45,7 @@ def find_controls(folder: str, subset: str, images: Iterable[Path]) -> dict[Path
     def untaken(choice: Sequence[tuple[Path, str]]) -> dict[Path, str]:
         return {path: end for path, end in choice if path not in taken}
 
-    found: dict[Path, tuple[Path, ...]] = {}
+    controls: dict[Path, tuple[Path, ...]] = {}
     for image in sorted(images, key=lambda image: (-len(image.stem), image)):
         ends = untaken(exact.get(image.stem, ())) or untaken(loose().get(normalized(image.stem), ()))
         taken.update(ends)
@@ -53,13 +53,13 @@ def find_controls(folder: str, subset: str, images: Iterable[Path]) -> dict[Path
             raise ValueError(
                 f"{some(wrong)} in {folder!r} must be named like its image, or end in a number like {image.stem}_0.png"
             )
-        found[image] = tuple(sorted(ends, key=lambda path: (int(ends[path] or -1), path)))
-    if missing := [image.name for image in images if not found[image]]:
+        controls[image] = tuple(sorted(ends, key=lambda path: (int(ends[path] or -1), path)))
+    if missing := [image.name for image in images if not controls[image]]:
         raise ValueError(
             f"{folder!r} has no control image for {len(missing)} of {len(images)} images: {some(missing)}; name it "
             "like the image"
         )
-    return found
+    return controls
 
 
 def _by_image(stems: Iterable[tuple[Path, str]]) -> dict[str, list[tuple[Path, str]]]:
@@ -79,10 +79,10 @@ def why_unreadable(name: str) -> str | None:
         path = Path(os.path.expanduser(name))
         if not path.is_file():
             return f"there is no file {name!r}"
-        told = path.stat()
+        status = path.stat()
     except (OSError, ValueError):  # a name too long, NUL in it
         return f"there is no file {name!r}"
-    return _why_not_decoded(path, told.st_mtime_ns, told.st_size)
+    return _why_not_decoded(path, status.st_mtime_ns, status.st_size)
 
 
 @functools.lru_cache(maxsize=256)

@@ -68,7 +68,7 @@ def _quoted(text: str) -> str:
 
 
 def read_chunks(chunks: Mapping[str, str]) -> dict[str, Any]:
-    """Return the parameters in the text chunks of an image: those of `text_chunks`, as far as they are there.
+    """Return the parameters of `text_chunks` that the text chunks of an image contain.
 
     Anyone can write an image, so values that are not of the type of `text_chunks` are left out. Raises ValueError, one
     sentence, if there are no parameters.

@@ -63,12 +63,14 @@ class ModelObjective:
 
 def objective_of_file(keys: Collection[str], metadata: Mapping[str, str]) -> ModelObjective:
     """Read the marker keys that programs look for, and the metadata of modelspec."""
-    told = metadata.get("modelspec.prediction_type", "").strip().lower()
-    velocity = "v_pred" in keys or told in ("v", "v_prediction", "v-prediction")
+    prediction = metadata.get("modelspec.prediction_type", "").strip().lower()
+    velocity = "v_pred" in keys or prediction in ("v", "v_prediction", "v-prediction")
     return ModelObjective(
-        velocity=velocity or (False if told == "epsilon" else None),
+        velocity=velocity or (False if prediction == "epsilon" else None),
         zero_terminal_snr="ztsnr" in keys or None,
-        other="with EDM's noise levels" if any(key in keys for key in EDM_KEYS) else OTHER_PREDICTIONS.get(told, ""),
+        other="with EDM's noise levels"
+        if any(key in keys for key in EDM_KEYS)
+        else OTHER_PREDICTIONS.get(prediction, ""),
     )
 
 

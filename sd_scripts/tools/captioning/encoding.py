@@ -1,4 +1,4 @@
-"""Encode images to cached latents beside them, exactly as a run with the same settings would."""
+"""Encode images to cached latents next to them, exactly as a run with the same settings would."""
 
 from argparse import Namespace
 from collections.abc import Sequence

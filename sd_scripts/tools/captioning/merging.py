@@ -1,4 +1,4 @@
-"""Merge text files beside the images into a metadata file: the shared part of the two merging tools."""
+"""Merge text files next to the images into a metadata file: the shared part of the two merging tools."""
 
 from argparse import SUPPRESS
 from pathlib import Path

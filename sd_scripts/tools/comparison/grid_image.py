@@ -26,17 +26,20 @@ MOST_LINES = 12
 """Lines of a prompt."""
 
 
-def write_grid(path: Path, told: Mapping[str, Any]) -> None:
-    """Write the images of a comparison, as its RESULT file tells it, into one. Raises OSError, one sentence."""
-    grid = draw_grid(path.parent, told)
+def write_grid(path: Path, comparison: Mapping[str, Any]) -> None:
+    """Write the images of a comparison, as in its RESULT file, into one. Raises OSError, one sentence."""
+    grid = draw_grid(path.parent, comparison)
     with saving(path), atomic_file(path) as part:
         grid.save(part, format="PNG")
 
 
-def draw_grid(folder: Path, told: Mapping[str, Any]) -> Image.Image:
+def draw_grid(folder: Path, comparison: Mapping[str, Any]) -> Image.Image:
     """Return the grid; an image that is not there leaves its place empty."""
-    images = {(c["checkpoint"], c["strength"], c["prompt"]): folder / c["image"] for c in told["cells"] if c["image"]}
-    checkpoints, strengths, prompts = told["checkpoints"], told["strengths"], told["prompts"]
+    cells = [cell for cell in comparison["cells"] if cell["image"]]
+    images = {(cell["checkpoint"], cell["strength"], cell["prompt"]): folder / cell["image"] for cell in cells}
+    checkpoints = comparison["checkpoints"]
+    strengths = comparison["strengths"]
+    prompts = comparison["prompts"]
     columns = [(c, s) for c in range(len(checkpoints)) for s in range(len(strengths))]
     side = cell_side(len(columns), len(prompts))
     heights = [_height(prompt, side) for prompt in prompts]
@@ -44,9 +47,10 @@ def draw_grid(folder: Path, told: Mapping[str, Any]) -> Image.Image:
     head = 4 * LINE + GAP
     grid = Image.new("RGB", (LEFT + len(columns) * (side + GAP), head + sum(heights) + GAP * len(heights)), PAPER)
     pen = ImageDraw.Draw(grid)
-    pen.multiline_text((GAP, GAP), "\n".join(wrapped(told["title"], LEFT - 2 * GAP, font)[:3]), INK, font)
+    pen.multiline_text((GAP, GAP), "\n".join(wrapped(comparison["title"], LEFT - 2 * GAP, font)[:3]), INK, font)
     for column, (checkpoint, strength) in enumerate(columns):
-        left, best = LEFT + column * (side + GAP), told["best"] == checkpoint
+        left = LEFT + column * (side + GAP)
+        best = comparison["best"] == checkpoint
         if best:
             pen.rectangle((left, 0, left + side, 4), BEST)
         lines = _column_head(checkpoints[checkpoint], strengths[strength], best=best)

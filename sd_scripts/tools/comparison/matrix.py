@@ -1,4 +1,4 @@
-"""Make a comparison: one checkpoint after the other, its validation loss and then its images, each kept as it is made.
+"""Make a comparison: checkpoint by checkpoint, its validation loss and then its images, each kept as it is made.
 
 Names of images and keys of losses are digests of all that decides them. So a comparison that was stopped continues,
 and one with more checkpoints, strengths or prompts makes only what is new.
@@ -73,23 +73,23 @@ class Comparison:
         if matrix.no_images and not self._held_out:
             raise ValueError("no_images: is on, and no validation loss is measured, so nothing is left to compare")
         self._worker = Worker(self._family, reporter)
-        self._told = self._begin()
+        self._result = self._begin()
 
     def make(self) -> Path:
         self._write()
         # at full strength first: its loss is measured with the same adapters
         order = sorted(range(len(self._strengths)), key=lambda place: self._strengths[place] != AT_FULL_STRENGTH)
         for number, checkpoint in enumerate(self._source.checkpoints):
-            if self._held_out and self._told["checkpoints"][number]["loss"] is None:
+            if self._held_out and self._result["checkpoints"][number]["loss"] is None:
                 self._measure(number, checkpoint)
             for strength in order:
                 for row in range(len(self._rows)):
                     self._image(number, strength, row)
-        self._told["complete"] = True
+        self._result["complete"] = True
         if self._rows:
             self._reporter.phase("drawing the grid")
-            write_grid(self._folder / GRID, self._told)
-            self._told["grid"] = GRID
+            write_grid(self._folder / GRID, self._result)
+            self._result["grid"] = GRID
         self._write()
         return self._folder / RESULT
 
@@ -150,7 +150,7 @@ class Comparison:
         return self._source.generating(checkpoint, strength, self._model, {**images, "image_dir": str(self._folder)})
 
     def _begin(self) -> dict[str, Any]:
-        """Return what RESULT tells before anything is made: with what an earlier comparison left."""
+        """Return the content of RESULT before anything is made, with the losses and images of an earlier comparison."""
         known = (read_comparison(self._folder) or {}).get("measured")
         measured = known if isinstance(known, dict) else {}
         checkpoints = []
@@ -194,26 +194,26 @@ class Comparison:
         if loss != loss or abs(loss) == float("inf"):
             self._reporter.warn(f"checkpoints: the loss of '{checkpoint.path}' is not finite, so it cannot be the best")
             return
-        self._told["checkpoints"][number]["loss"] = loss
-        self._told["measured"][self._loss_key(checkpoint)] = loss
+        self._result["checkpoints"][number]["loss"] = loss
+        self._result["measured"][self._loss_key(checkpoint)] = loss
         self._write()
 
     def _image(self, number: int, strength: int, row: int) -> None:
         """Make an image unless it is there."""
-        cell = next(c for c in self._told["cells"] if _place_of(c) == (number, strength, row))
+        cell = next(c for c in self._result["cells"] if _place_of(c) == (number, strength, row))
         if cell["image"]:
             return
         settings = self._settings(self._source.checkpoints[number], self._strengths[strength])
         with self._worker.generator(settings) as generator:
-            generator.encode(self._rows)  # all at once: the text encoders are loaded for it
+            generator.encode(self._rows)  # all together: the text encoders are loaded for it
             prompt, media = generator.image(self._rows[row], self._step)
         file = self._folder / f"{self._stem(number, strength, row)}{media.suffix}"
         values = parameters(settings, prompt, media.size)
         write_media(file, media, values)
         cell["image"] = file.name
         self._reporter.emit("image", path=str(file), number=number, media=media.kind)
-        done = sum(bool(c["image"]) for c in self._told["cells"])
-        print(f"{file} ({done} of {len(self._told['cells'])})", flush=True)
+        done = sum(bool(c["image"]) for c in self._result["cells"])
+        print(f"{file} ({done} of {len(self._result['cells'])})", flush=True)
         self._write()
 
     def _step(self, done: int, total: int) -> None:
@@ -242,17 +242,17 @@ class Comparison:
         return _digest(self._source.settings.saved(), images, seed, self._model.dtype, *self._files(checkpoint))
 
     def _files(self, checkpoint: Checkpoint) -> Iterator[object]:
-        """Yield what tells whether the checkpoint and the base model are the same files as before."""
+        """Yield what identifies the files of the checkpoint and of the base model."""
         base = self._source.settings[ModelOptions].pretrained_model_name_or_path or ""
         for path in (checkpoint.path, Path(base)):
             yield str(path.absolute()), fingerprint(path)
 
     def _write(self) -> None:
-        losses = [each["loss"] for each in self._told["checkpoints"]]
-        series = [each["ema"] for each in self._told["checkpoints"]]
-        self._told["best"] = best(losses, self._rule, self._losses.within, series)
+        losses = [each["loss"] for each in self._result["checkpoints"]]
+        series = [each["ema"] for each in self._result["checkpoints"]]
+        self._result["best"] = best(losses, self._rule, self._losses.within, series)
         with saving(self._folder / RESULT):
-            write_whole(self._folder / RESULT, json.dumps(self._told, indent=1, ensure_ascii=False) + "\n")
+            write_whole(self._folder / RESULT, json.dumps(self._result, indent=1, ensure_ascii=False) + "\n")
 
 
 def _place_of(cell: dict[str, Any]) -> tuple[int, int, int]:

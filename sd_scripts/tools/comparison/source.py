@@ -57,7 +57,7 @@ class Source:
     def generating(
         self, checkpoint: Checkpoint, strength: float, model: ModelPrecisionOptions, images: Mapping[str, Any]
     ) -> Settings:
-        """Return the settings that generate images with a checkpoint: of the training those of the model."""
+        """Return the settings that generate images with a checkpoint, with the training's options of the model."""
         values: dict[str, Any] = {"dtype": model.dtype or self._dtype, "compile": model.compile, **images}
         file: dict[str, Any] = {**self.settings.saved(), "learning_rate": 0}
         network = self.settings.get(NetworkOptions)
@@ -89,8 +89,8 @@ class Source:
         values["negative_prompt"] = options.negative_prompt or card.sample_defaults.negative_prompt
         file, prompts = options.prompt_file, list(options.prompt)
         if not file and not prompts:
-            told = self.settings[SampleOptions].sample_prompts
-            file = told if told and Path(told).is_file() else None
+            sample_prompts = self.settings[SampleOptions].sample_prompts
+            file = sample_prompts if sample_prompts and Path(sample_prompts).is_file() else None
             prompts = [] if file else list(self._sampled())
         if not file and not prompts:
             raise ValueError("prompt: not set, and the run made no samples; give a prompt, or set no_images")
@@ -168,7 +168,7 @@ def _problems(source: Source, options: CheckpointOptions) -> Iterator[str]:
 
 
 def _why_not(path: Path, source: Source) -> str:
-    """Return why a file is not a checkpoint of this family and method; empty if it is, as far as its header tells."""
+    """Return why a file is not a checkpoint of this family and method, going by its header; empty if it is."""
     if not path.exists():
         return f"there is no file '{path}'; leave it out"
     if source.has_adapters:

@@ -1,4 +1,4 @@
-"""A small block like those of our models, whose outputs and gradients are compared between ways to run it."""
+"""A small block like the models', whose outputs and gradients are compared between ways to run it."""
 
 import math
 from collections.abc import Callable

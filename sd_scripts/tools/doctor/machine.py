@@ -18,7 +18,7 @@ LITTLE, TOO_LITTLE = 20e9, 1e9
 """Bytes of free disk space: a whole model with its state has about 20 GB, a LoRA less than one."""
 SHARED_MEMORY = Path("/dev/shm")
 SMALL_SHARED_MEMORY = 1 << 30
-"""Containers get 64 MiB unless told otherwise, which a few batches of images fill."""
+"""Containers get 64 MiB by default, which a few batches of images fill."""
 PIN = re.compile(r"([\w.-]+)==([^\s;]+)(?:\s*;\s*(.+))?")
 MARKER = re.compile(r'(python_version|sys_platform)\s*(==|!=|>=|<)\s*"([^"]+)"')
 NAMED = 4

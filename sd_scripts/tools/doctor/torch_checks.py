@@ -262,7 +262,7 @@ def nf4() -> Finding:
 
 
 def _quantized(quantize: "Callable[[torch.nn.Linear], object]", rounding: float, remedy: str) -> Finding:
-    """Compare the product of a layer, and its gradient, with those of the same layer once `quantize` has changed it."""
+    """Compare a layer's product and gradient before `quantize` changes the layer and after."""
     import torch
 
     device = _device()
@@ -296,8 +296,8 @@ def _compared(
     if not math.isfinite(by):
         return problem(f"The {name} has NaN or infinite values, unlike that of {reference}", remedy)
     if by > tolerance:
-        said = f"The {name} differs from {reference} by {by:.2g} of its size; rounding explains {tolerance:.2g} at most"
-        return problem(said, remedy)
+        text = f"The {name} differs from {reference} by {by:.2g} of its size; rounding explains {tolerance:.2g} at most"
+        return problem(text, remedy)
     return ok(f"Output and gradients agree with {reference}: they differ by {by:.1g} of their size ({_device().type})")
 
 

@@ -1,1 +1,1 @@
-"""What the tools for LoRA files do; the scripts beside this package are their commands."""
+"""What the tools for LoRA files do; the scripts next to this package are their commands."""

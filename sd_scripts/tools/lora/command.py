@@ -46,7 +46,7 @@ class Command:
         return Command(**{**vars(self), "aliases": {**self.aliases, **aliases}})
 
     def main(self, script: str, argv: Sequence[str] | None = None) -> int:
-        """Run the tool and return its exit status: 2 for mistakes, of which all are told."""
+        """Run the tool and return its exit status: 2 for mistakes, all of which are reported."""
         try:
             with _terminated_as_interrupted():
                 return self._main(script, argv)

@@ -51,7 +51,7 @@ def merge_by_weight(given: Given, reporter: Reporter) -> Path:
 
 def weighted(name: str, sources: Sequence[Merged], *, concat: bool, shuffle: bool) -> Tensors:
     """Return a layer of the result. Each factor is scaled by ratio · sqrt(alpha / first alpha), so that the product has
-    the square of the ratio; the sign of the ratio is that of down. The result has the first alpha.
+    the square of the ratio; down has the sign of the ratio. The result has the first alpha.
 
     Raises ValueError if factors are to be averaged that differ in rank.
     """
@@ -102,7 +102,7 @@ def merge_by_svd(given: Given, reporter: Reporter) -> Path:
 
 
 def summed(name: str, sources: Sequence[Merged]) -> tuple[Tensor, Tensor, Shape]:
-    """Return factors of the exact sum of what the LoRAs do in a layer: their ranks side by side."""
+    """Return factors of the exact sum of what the LoRAs do in a layer: their ranks joined."""
     owners = [(source, source.pairs[name]) for source in sources if name in source.pairs]
     shape = Shape.of(owners[0][1])
     ups, downs = [], []

@@ -138,7 +138,7 @@ def _require_layers(merged: Sequence[Merged], layers: Mapping[str, LayerRows], p
 
 
 def _specs(source: TensorFile, precision: str | None) -> dict[str, TensorSpec]:
-    """Return the tensors of the result: those of the model, floats in `precision`."""
+    """Return the tensors of the result: the model's, floats in `precision`."""
     wanted = NAMES[PRECISIONS[precision]] if precision else None
     specs = {}
     for key in source.header.shapes:

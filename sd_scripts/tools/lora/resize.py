@@ -71,10 +71,10 @@ def resize(given: Given, reporter: Reporter) -> Path:
             print(f"{printable(name)}: {ranks}, alpha {new.alpha:g}, {new.kept:.1%} of the norm kept")
         progress(done, len(pairs))
     before = max(pair.rank for pair in pairs.values())
-    told = _summary(kept, before)
-    print(told)
+    summary = _summary(kept, before)
+    print(summary)
     if reporter.folder:
-        write_whole(reporter.folder.path / REPORT, json.dumps({"note": told}))
+        write_whole(reporter.folder.path / REPORT, json.dumps({"note": summary}))
     metadata = without_alpha(file.metadata) | _changed(file.metadata, options, before, kept)
     precision = given[PrecisionOptions].save_precision
     return save_lora(Path(given[OutputOptions].save_to), result, metadata, precision, file.dtype)
@@ -88,7 +88,7 @@ def _summary(kept: Sequence[Resized], before: int) -> str:
 
 
 def resize_layer(pair: Pair, options: ResizeOptions) -> Resized:
-    """Return a layer at its new rank. alpha / rank stays; a rank never grows beyond that of the update."""
+    """Return a layer at its new rank. alpha / rank stays; a rank never exceeds the update's."""
     up, down = (each.to(options.device or "cpu") for each in flat(pair))
     singular = svd.of_product(up, down)
     conv_rank = options.new_conv_rank or options.new_rank
@@ -106,8 +106,8 @@ def _changed(
     """Return the entries that sd-scripts changes."""
     comment = metadata.get("ss_training_comment", "")
     if options.dynamic_method:
-        told = f"Dynamic resize with {options.dynamic_method}: {options.dynamic_param} from {before}; {comment}"
-        return {"ss_training_comment": told, "ss_network_dim": "Dynamic", "ss_network_alpha": "Dynamic"}
+        comment = f"Dynamic resize with {options.dynamic_method}: {options.dynamic_param} from {before}; {comment}"
+        return {"ss_training_comment": comment, "ss_network_dim": "Dynamic", "ss_network_alpha": "Dynamic"}
     conv = options.new_conv_rank
     more = f" (conv: {conv})" if conv not in (None, options.new_rank) else ""
     return {

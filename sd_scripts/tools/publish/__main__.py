@@ -2,7 +2,7 @@
 
 python -m sd_scripts.tools.publish RUN_FOLDER [--repo_id me/my-lora [--public]] [--zip FILE]
 
-The token is that of HF_TOKEN or of `hf auth login`.
+The token comes from HF_TOKEN or `hf auth login`.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print(sentence_of(error) if isinstance(error, OSError) else error, file=sys.stderr)
         return 2
-    print(json.dumps(done) if arguments.json else "\n".join(_told(done)))
+    print(json.dumps(done) if arguments.json else "\n".join(_sentences(done)))
     return 0
 
 
@@ -67,8 +67,13 @@ def publish(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.json and not (arguments.repo_id or arguments.zip or arguments.card):
         text = card.read_text(encoding="utf-8") if card.is_file() else make_card(trained)
         sources = {name: str(path) for name, path in contents(trained, card)}
-        told = {"card": str(card), "file": str(trained.file), "contents": sources, "left_out": trained.left_out}
-        return {"text": text, **told}
+        return {
+            "text": text,
+            "card": str(card),
+            "file": str(trained.file),
+            "contents": sources,
+            "left_out": trained.left_out,
+        }
     if arguments.card and not card.is_file():
         raise ValueError(f"--card: there is no file '{card}'")
     if not card.is_file():
@@ -122,7 +127,7 @@ def _upload(trained: Trained, card: Path, repo: str, *, private: bool) -> str:
     return str(commit.commit_url)
 
 
-def _told(done: dict[str, str]) -> Iterator[str]:
+def _sentences(done: dict[str, str]) -> Iterator[str]:
     yield f"The model card is '{done['card']}'; edit it, then publish with --repo_id or --zip."
     if "zip" in done:
         yield f"Packed '{done['zip']}'."

@@ -87,8 +87,8 @@ def read_run(folder: Path) -> Trained:
         raise ValueError(f"'{folder}' has no saved file; a whole model in a diffusers folder cannot be published here")
     if why := _why_no_weights(file, output):
         raise ValueError(f"{why}, so it is not published")
-    beside = file.with_name(f"{file.stem}{EMBEDDING_ENDING}{file.suffix}")
-    embeddings = [beside] if os.path.lexists(beside) and not _why_no_weights(beside, output) else []
+    embedding = file.with_name(f"{file.stem}{EMBEDDING_ENDING}{file.suffix}")
+    embeddings = [embedding] if os.path.lexists(embedding) and not _why_no_weights(embedding, output) else []
     samples = _last_samples(state)
     reasons = {made.path: why for made in samples if (why := _why_no_sample(made.path, output))}
     return Trained(
