@@ -62,9 +62,10 @@ def extract(given: Given, reporter: Reporter) -> Path:
     options, save_to = given[ExtractOptions], Path(given[OutputOptions].save_to)
     svd.computing_device(options.device)
     reporter.phase("reading headers")
-    family = _common_family(options)
-    original = Model.open(family, "model_org", Path(options.model_org))
-    tuned = Model.open(family, "model_tuned", Path(options.model_tuned))
+    model_org, model_tuned = Path(options.model_org), Path(options.model_tuned)
+    family = _common_family(model_org, model_tuned)
+    original = Model.open(family, "model_org", model_org)
+    tuned = Model.open(family, "model_tuned", model_tuned)
     chosen = [name for name in original.layers if name in tuned.layers]
     if not options.conv_dim:
         chosen = [name for name in chosen if not _shape(original.layers[name]).has_kernel]
@@ -100,9 +101,9 @@ def _shape(layer: LayerRows) -> Shape:
     return Shape(layer.shape[0], layer.shape[1:])
 
 
-def _common_family(options: ExtractOptions) -> Family:
-    original = model_family("model_org", Path(options.model_org))
-    tuned = model_family("model_tuned", Path(options.model_tuned))
+def _common_family(model_org: Path, model_tuned: Path) -> Family:
+    original = model_family("model_org", model_org)
+    tuned = model_family("model_tuned", model_tuned)
     if not (common := common_family([original, tuned])):
         raise ValueError(
             f"model_tuned: it is {card_of(tuned).title}, but the original is {card_of(original).title}; choose models "
