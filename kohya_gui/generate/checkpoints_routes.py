@@ -17,7 +17,7 @@ from kohya_gui.form.field_links import FieldLinks
 from kohya_gui.generate.generate_routes import as_form
 from kohya_gui.runs.live_routes import send_file
 from kohya_gui.runs.past_runs import tab_of
-from kohya_gui.server.json_routes import NotFound, get, post
+from kohya_gui.server.json_routes import NotFound, allowed_file, get, post, row_of
 from kohya_gui.tools.lora_tools import flags_of
 from kohya_gui.tools.tool_job import ToolJob
 from sd_scripts.formats.images.image_files import open_image, texts_of
@@ -67,7 +67,7 @@ class CheckpointsRoutes:
 
     def form(self, request: Request) -> dict[str, Any]:
         """Return what the form of a run offers."""
-        row = self._row(request)
+        row = row_of(request, self._queue)
         state = self._queue.watch(row.id).refresh()
         values = _settings(row)
         offered = {name: OPTIONS[name] for name in FORM if row.family in OPTIONS[name].families}
@@ -86,16 +86,15 @@ class CheckpointsRoutes:
             },
         }
 
-    def start(self, request: Request, body: Mapping[str, Any]) -> dict[str, bool]:
+    def start(self, request: Request, body: Mapping[str, Any]) -> None:
         """Check a form and start the job. Raises ValueError, one sentence per line."""
-        row = self._row(request)
+        row = row_of(request, self._queue)
         values = defaults(COMPARE_GROUPS)
         values |= {name: OPTIONS[name].read(value) for name, value in body.items() if name in FORM}
         if wrong := option_problems(COMPARE_GROUPS, values) or list(self._problems(row, values)):
             raise LINKS.refusal(wrong)
         folder = self._allowed_paths.check("run", row.folder)
         self._job.start(row.id, [str(folder), *flags_of(list(OPTIONS.values()), values)])
-        return {"ok": True}
 
     def _problems(self, row: RunRow, values: Mapping[str, Any]) -> list[str]:
         known = {str(each.path) for each in checkpoints_of(self._queue.watch(row.id).refresh())}
@@ -111,13 +110,12 @@ class CheckpointsRoutes:
     def _has_prompts(self, row: RunRow) -> bool:
         return _has_prompts(_settings(row), self._queue.watch(row.id).refresh())
 
-    def stop(self, request: Request, body: Mapping[str, Any]) -> dict[str, bool]:
+    def stop(self, request: Request, body: Mapping[str, Any]) -> None:
         self._job.stop()
-        return {"ok": True}
 
     def state(self, request: Request) -> dict[str, Any] | None:
         """Return the job of a run and its result, if they changed. `rule` and `within` choose the best anew."""
-        row = self._row(request)
+        row = row_of(request, self._queue)
         job = self._job_of(row.id)
         file = row.folder / FOLDER / RESULT
         stamp = file.stat().st_mtime_ns if file.is_file() else 0
@@ -178,20 +176,11 @@ class CheckpointsRoutes:
         return as_form(read_chunks(texts))
 
     def _file(self, request: Request) -> Path:
-        row, name = self._row(request), request.path_params["name"]
+        row, name = row_of(request, self._queue), request.path_params["name"]
         path = row.folder / FOLDER / name
         if path.name != name or path.suffix not in MEDIA_TYPES:
             raise NotFound("This is not an image of the comparison")
-        try:
-            return self._allowed_paths.check("file", path)
-        except ValueError as error:
-            raise NotFound(str(error)) from error
-
-    def _row(self, request: Request) -> RunRow:
-        row = self._queue.store.row(request.path_params["id"])
-        if row is None:
-            raise NotFound("This run is no longer in the list")
-        return row
+        return allowed_file(self._allowed_paths, "file", path)
 
 
 def _settings(row: RunRow) -> Mapping[str, Any]:

@@ -19,7 +19,7 @@ from kohya_gui.generate.generate_form import form, form_values, options_of, valu
 from kohya_gui.generate.generate_job import GenerateJob
 from kohya_gui.runs.live_routes import send_file
 from kohya_gui.runs.past_runs import tab_of
-from kohya_gui.server.json_routes import NotFound, get, post, upload
+from kohya_gui.server.json_routes import NotFound, allowed_file, get, post, row_of, upload
 from sd_scripts.families.cards.registry import card_of
 from sd_scripts.formats.images.image_files import open_image, texts_of
 from sd_scripts.formats.images.image_folders import MEDIA_TYPES
@@ -121,21 +121,16 @@ class GenerateRoutes:
     def control(self, request: Request) -> Response:
         """Return a control image for the form."""
         name = request.query_params.get("path", "")
-        try:
-            path = self._allowed_paths.check(CONTROLS.key, name)
-        except ValueError as error:
-            raise NotFound(str(error)) from error
+        path = allowed_file(self._allowed_paths, CONTROLS.key, name)
         if path.suffix.lower() not in MEDIA_TYPES:
             raise NotFound("This is not an image that browsers show")
         return send_file(request, path, MEDIA_TYPES[path.suffix.lower()])
 
-    def cancel(self, request: Request, body: Mapping[str, Any]) -> dict[str, bool]:
+    def cancel(self, request: Request, body: Mapping[str, Any]) -> None:
         self._job.cancel(str(body.get("id")))
-        return {"ok": True}
 
-    def free(self, request: Request, body: Mapping[str, Any]) -> dict[str, bool]:
+    def free(self, request: Request, body: Mapping[str, Any]) -> None:
         self._job.free()
-        return {"ok": True}
 
     def gallery(self, request: Request) -> dict[str, Any]:
         """Return the newest images of the folder in the form, each with its parameters."""
@@ -157,10 +152,7 @@ class GenerateRoutes:
         path = absolute(request.query_params.get("image_dir")) / request.path_params["name"]
         if path.name != request.path_params["name"] or path.suffix.lower() not in MEDIA_TYPES:
             raise NotFound("This is not an image of the gallery")
-        try:
-            self._allowed_paths.check("image_dir", path)
-        except ValueError as error:
-            raise NotFound(str(error)) from error
+        allowed_file(self._allowed_paths, "image_dir", path)
         return send_file(request, path, MEDIA_TYPES[path.suffix.lower()])
 
     def preview(self, request: Request) -> Response:
@@ -191,10 +183,7 @@ class GenerateRoutes:
 
     def of_run(self, request: Request) -> dict[str, Any]:
         """Return the form with which to try what a run trained."""
-        row = self._queue.store.row(request.path_params["id"])
-        if row is None:
-            raise NotFound("This run is no longer in the list")
-        return self._trying(row)
+        return self._trying(row_of(request, self._queue))
 
     def _trying(self, row: RunRow) -> dict[str, Any]:
         run_state = self._queue.watch(row.id).refresh()

@@ -24,7 +24,7 @@ from kohya_gui.access.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.form.field_links import NO_LINKS, FieldLinks
 from kohya_gui.runs.past_runs import continued, differences, tab_of
 from kohya_gui.runs.run_view import STATE_LABELS, newest_state, sections, shown_state
-from kohya_gui.server.json_routes import NotFound, get, post
+from kohya_gui.server.json_routes import NotFound, allowed_file, get, post, row_of
 from kohya_gui.tabs import TABS
 from sd_scripts.formats.images.image_folders import MEDIA_TYPES
 from sd_scripts.formats.regular_files import open_regular
@@ -271,10 +271,7 @@ class LiveRoutes:
         return self._links.get(tab_of(row).name, NO_LINKS)
 
     def _row(self, request: Request) -> RunRow:
-        row = self._queue.store.row(request.path_params["id"])
-        if row is None:
-            raise NotFound("This run is no longer in the list")
-        return row
+        return row_of(request, self._queue)
 
     def _summary(self, row: RunRow) -> dict[str, Any]:
         run_state = self._queue.watch(row.id).refresh() if row.state in LIVING else None
@@ -308,10 +305,7 @@ class LiveRoutes:
         path = made[number].find() if kind == "saved" else made[number].path
         if path is None:
             raise NotFound(f"{made[number].path.name} of this run was overwritten by a later run")
-        try:
-            return self._allowed_paths.check("file", path)
-        except ValueError as error:
-            raise NotFound(str(error)) from error
+        return allowed_file(self._allowed_paths, "file", path)
 
 
 def send_file(request: Request, path: Path, kind: str, download: bool = False) -> Response:

@@ -1,19 +1,27 @@
-"""Routes under /studio that answer in JSON; an error is one sentence."""
+"""Routes under /studio that answer in JSON or with a file; an error is one sentence."""
 
 import json
 import math
+import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
+from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 
+from kohya_gui.access.allowed_paths import AllowedPaths
 from sd_scripts.formats.documents import is_utf8
+from sd_scripts.runs.queue import RunQueue
+from sd_scripts.runs.store import RunRow
 
 DEEPEST = 40
 """Levels of lists and objects in a request."""
+DONE = {"ok": True}
+"""Answer of a POST route that has nothing else to say."""
 
 
 class NotFound(ValueError):
@@ -38,7 +46,7 @@ def get(path: str, answer: Callable[[Request], Any]) -> Route:
 
 
 def post(path: str, answer: Callable[[Request, Mapping[str, Any]], Any]) -> Route:
-    """Return a POST route, whose `answer` also gets the request's JSON object."""
+    """Return a POST route, whose `answer` also gets the request's JSON object; None becomes {"ok": true}."""
 
     async def route(request: Request) -> Response:
         try:
@@ -49,7 +57,7 @@ def post(path: str, answer: Callable[[Request, Mapping[str, Any]], Any]) -> Rout
             return Answer({"error": "The request is not a JSON object"}, 400)
         if why := value_problem(body):
             return Answer({"error": why}, 400)
-        return await run_in_threadpool(_respond, lambda: answer(request, body))
+        return await run_in_threadpool(_respond, lambda: answer(request, body) or DONE)
 
     return Route(f"/studio/{path}", route, methods=["POST"])
 
@@ -92,7 +100,7 @@ def _renderable(value: Any) -> Any:
 
 
 def upload(path: str, answer: Callable[[Request, bytes], Any], *, most: int) -> Route:
-    """Return a POST route, whose `answer` also gets the request's bytes, at most so many."""
+    """Return a POST route, whose `answer` also gets the request's bytes, at most `most`."""
 
     async def route(request: Request) -> Response:
         body = bytearray()
@@ -115,3 +123,30 @@ def _respond(work: Callable[[], Any]) -> Response:
         return answer
     headers = {"Cache-Control": "no-store"}
     return Response(status_code=204, headers=headers) if answer is None else Answer(answer, headers=headers)
+
+
+def row_of(request: Request, queue: RunQueue) -> RunRow:
+    """Return the run that a request's path names. Raises NotFound."""
+    row = queue.store.row(request.path_params["id"])
+    if row is None:
+        raise NotFound("This run is no longer in the list")
+    return row
+
+
+def allowed_file(allowed_paths: AllowedPaths, option: str, path: str | Path) -> Path:
+    """Return a path that the page may read. Raises NotFound for any other."""
+    try:
+        return allowed_paths.check(option, path)
+    except ValueError as error:
+        raise NotFound(str(error)) from error
+
+
+def download(path: Path, name: str = "", *, once: bool = False) -> FileResponse:
+    """Return a file as a download that browsers do not cache; `once` removes it after it was sent."""
+    remove = BackgroundTask(path.unlink, missing_ok=True) if once else None
+    return FileResponse(path, filename=name or path.name, headers={"Cache-Control": "no-store"}, background=remove)
+
+
+def dated(name: str, path: Path) -> str:
+    """Return `name-20260131-235959` for a file that was written then."""
+    return f"{name}-{time.strftime('%Y%m%d-%H%M%S', time.localtime(path.stat().st_mtime))}"

@@ -1,19 +1,16 @@
 """The compiler cache in the tab Machine: HTTP routes under /studio that show, clear, export and import it."""
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from starlette.background import BackgroundTask
 from starlette.requests import Request
-from starlette.responses import FileResponse
 from starlette.routing import Route
 
 from kohya_gui.access.allowed_paths import AllowedPaths
-from kohya_gui.server.json_routes import NotFound, get, post
+from kohya_gui.server.json_routes import NotFound, dated, download, get, post
 from sd_scripts.formats.disk import format_bytes, sentence_of
 from sd_scripts.formats.private import private_folder
 from sd_scripts.formats.words import counted
@@ -48,24 +45,18 @@ def routes(allowed_paths: AllowedPaths) -> list[Route]:
         done = f"Imported {counted(moved.graphs, 'graph')}"
         return f"{done}. {moved.note}" if moved.note else done
 
-    def download(request: Request) -> Any:
-        if not (file := exported_file()).is_file():
+    def exported(request: Request) -> Any:
+        file = exported_file()
+        if not file.is_file():
             raise NotFound("The compiler cache has not been exported yet")
-        name = f"compiler-cache-{time.strftime('%Y%m%d-%H%M%S', time.localtime(file.stat().st_mtime))}{SUFFIX}"
-        return FileResponse(
-            file,
-            media_type="application/zip",
-            filename=name,
-            headers={"Cache-Control": "no-store"},
-            background=BackgroundTask(file.unlink, missing_ok=True),  # it may be large
-        )
+        return download(file, f"{dated('compiler-cache', file)}{SUFFIX}", once=True)  # it may be large
 
     return [
         get("compile-cache", lambda request: state()),
         post("compile-cache/clear", changing(remove)),
         post("compile-cache/export", changing(export)),
         post("compile-cache/import", changing(add)),
-        get("compile-cache/file", download),
+        get("compile-cache/file", exported),
     ]
 
 

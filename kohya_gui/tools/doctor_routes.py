@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import FileResponse
 from starlette.routing import Route
 
 from kohya_gui import doctor
-from kohya_gui.server.json_routes import NotFound, get, post
+from kohya_gui.server.json_routes import NotFound, dated, download, get, post
 from sd_scripts.formats.private import private_folder
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.store import state_folder
@@ -41,7 +40,7 @@ class CheckProcess:
         self._findings: list[dict[str, str]] = []
         self._ended = 0.0
         self._error = ""
-        self._zip: Path | None = None
+        self.zip_file: Path | None = None
 
     @property
     def running(self) -> bool:
@@ -68,7 +67,7 @@ class CheckProcess:
                 )
             except OSError as error:
                 raise ValueError(f"The checks cannot be started: {error.strerror}") from error
-            self._titles, self._findings, self._error, self._zip = [], [], "", None
+            self._titles, self._findings, self._error, self.zip_file = [], [], "", None
             self._changes += 1
         atexit.register(self.stop)
         threading.Thread(target=self._follow, args=(child, zip_file), name="doctor", daemon=True).start()
@@ -94,12 +93,9 @@ class CheckProcess:
                     "findings": self._findings,
                     "ended": self._ended,
                     "error": self._error,
-                    "zip": self._zip is not None,
+                    "zip": self.zip_file is not None,
                 }
             )
-
-    def zip_file(self) -> Path | None:
-        return self._zip
 
     def _follow(self, child: "subprocess.Popen[str]", zip_file: Path | None) -> None:
         """Read what the process prints until it ends."""
@@ -122,8 +118,8 @@ class CheckProcess:
         atexit.unregister(self.stop)
         with self._lock:
             complete = bool(self._titles) and len(self._findings) == len(self._titles)
-            self._zip = zip_file if complete and zip_file and zip_file.is_file() else None
-            if not self._error and (not complete or (zip_file and not self._zip)):
+            self.zip_file = zip_file if complete and zip_file and zip_file.is_file() else None
+            if not self._error and (not complete or (zip_file and not self.zip_file)):
                 self._error = said or f"The checks ended with exit code {code}"
             self._child, self._ended = None, time.time()
             self._changes += 1
@@ -153,11 +149,11 @@ def routes(queue: RunQueue, checks: CheckProcess = CHECKS) -> list[Route]:
     def state(request: Request) -> Any:
         return checks.state(request.query_params.get("known", ""))
 
-    def start(request: Request, body: Mapping[str, Any]) -> Any:
+    def start(request: Request, body: Mapping[str, Any]) -> None:
         """Start the checks; with `zip` also collect the diagnostics, of the run with the id `run` or of the last."""
         if not body.get("zip"):
             checks.start()
-            return {"ok": True}
+            return
         id = body.get("run")
         row = queue.store.row(id) if isinstance(id, int) and not isinstance(id, bool) else None
         if id is not None and row is None:
@@ -166,21 +162,16 @@ def routes(queue: RunQueue, checks: CheckProcess = CHECKS) -> list[Route]:
             raise NotFound(f"The folder of this run no longer exists: '{row.folder}'")
         folder = private_folder(state_folder())
         checks.start(folder / "diagnostics.zip", (row.folder,) if row else ())
-        return {"ok": True}
 
-    def stop(request: Request, body: Mapping[str, Any]) -> Any:
-        checks.stop()
-        return {"ok": True}
-
-    def download(request: Request) -> Any:
-        if not (file := checks.zip_file()) or not file.is_file():
+    def diagnostics(request: Request) -> Any:
+        file = checks.zip_file
+        if file is None or not file.is_file():
             raise NotFound("There are no diagnostics yet")
-        name = f"diagnostics-{time.strftime('%Y%m%d-%H%M%S', time.localtime(file.stat().st_mtime))}.zip"
-        return FileResponse(file, media_type="application/zip", filename=name, headers={"Cache-Control": "no-store"})
+        return download(file, f"{dated('diagnostics', file)}.zip")
 
     return [
         get("doctor", state),
         post("doctor", start),
-        post("doctor/cancel", stop),
-        get("doctor/zip", download),
+        post("doctor/cancel", lambda request, body: checks.stop()),
+        get("doctor/zip", diagnostics),
     ]

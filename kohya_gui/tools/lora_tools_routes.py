@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from kohya_gui.access.allowed_paths import AllowedPaths
 from kohya_gui.form.recognise import size
-from kohya_gui.server.json_routes import NotFound, get, post
+from kohya_gui.server.json_routes import NotFound, download, get, post
 from kohya_gui.tools.lora_tool_list import LoraTool
 from kohya_gui.tools.lora_tools import (
     TOOLS,
@@ -41,16 +41,11 @@ def routes(queue: RunQueue, allowed_paths: AllowedPaths) -> list[Route]:
         given = body.get("values")
         return hints(tool, values, allowed_paths, given if isinstance(given, Mapping) else {})
 
-    def start(request: Request, body: Mapping[str, Any]) -> dict[str, bool]:
+    def start(request: Request, body: Mapping[str, Any]) -> None:
         tool, values = _asked(body)
         if found := problems(tool, values, allowed_paths):
             raise links_of(tool).refusal(found)
         job.start(tool, values)
-        return {"ok": True}
-
-    def stop(request: Request, body: Mapping[str, Any]) -> dict[str, bool]:
-        job.stop()
-        return {"ok": True}
 
     def state(request: Request) -> dict[str, Any] | None:
         """Return the job if it changed since `known`."""
@@ -73,20 +68,19 @@ def routes(queue: RunQueue, allowed_paths: AllowedPaths) -> list[Route]:
         path = str(body.get("path") or "").strip()
         return {"entries": metadata_entries(str(allowed_paths.check("model", path)))}
 
-    def download(request: Request) -> FileResponse:
+    def result(request: Request) -> FileResponse:
         saved = job.watched.refresh().saved if job.watched else []
         if not saved or not saved[-1].path.is_file():
             raise NotFound("The file of this job no longer exists")
-        path = allowed_paths.check("file", saved[-1].path)
-        return FileResponse(path, filename=path.name, headers={"Cache-Control": "no-store"})
+        return download(allowed_paths.check("file", saved[-1].path))
 
     return [
         get("lora-tools", describe),
         get("lora-tools/job", state),
-        get("lora-tools/file", download),
+        get("lora-tools/file", result),
         post("lora-tools/look", look),
         post("lora-tools/start", start),
-        post("lora-tools/stop", stop),
+        post("lora-tools/stop", lambda request, body: job.stop()),
         post("lora-tools/metadata", metadata),
     ]
 

@@ -15,15 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from starlette.background import BackgroundTask
 from starlette.requests import Request
-from starlette.responses import FileResponse
 from starlette.routing import Route
 
 from kohya_gui.access.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.doctor import environment
 from kohya_gui.form.field_links import FieldLinks
-from kohya_gui.server.json_routes import NotFound, get, post
+from kohya_gui.server.json_routes import NotFound, download, get, post, row_of
 from sd_scripts.formats.atomic_files import write_whole
 from sd_scripts.formats.disk import saving
 from sd_scripts.formats.private import private_folder
@@ -65,7 +63,7 @@ class PublishRoutes:
 
     def card(self, request: Request) -> Any:
         """Return the card of a run as it was last edited, else a new one, and what is published from which file."""
-        found = self._content(self._row(request))
+        found = self._content(row_of(request, self._queue))
         sources, left_out = found["contents"], found["left_out"]
         return {
             "text": found["text"],
@@ -78,9 +76,9 @@ class PublishRoutes:
             },
         }
 
-    def start(self, request: Request, body: Mapping[str, Any]) -> Any:
+    def start(self, request: Request, body: Mapping[str, Any]) -> None:
         """Save the edited card; then upload the run to `repo_id`, or pack it if `zip` is on."""
-        row, text, token = self._row(request), body.get("text"), body.get("token") or ""
+        row, text, token = row_of(request, self._queue), body.get("text"), body.get("token") or ""
         repo = "" if body.get("zip") else body.get("repo_id")
         if not isinstance(text, str) or len(text) > MOST_TEXT or not text.strip():
             raise LINKS.refusal([f"text: the card must have 1 to {MOST_TEXT:,} characters"])
@@ -107,11 +105,10 @@ class PublishRoutes:
             raise ValueError(f"The card {error}") from error
         hub = {"HF_TOKEN": token.strip()} if token.strip() else {}
         threading.Thread(target=_work, args=(job, row.folder, flags, hub), name="publish", daemon=True).start()
-        return {"ok": True}
 
     def state(self, request: Request) -> Any:
         """Return what the last job of a run made, or why it failed."""
-        job = self._jobs.get(self._row(request).id)
+        job = self._jobs.get(row_of(request, self._queue).id)
         if job is None:
             raise NotFound("This run has not been published")
         return {
@@ -122,18 +119,12 @@ class PublishRoutes:
             "html": job.error and LINKS.refused(ValueError(job.error)),
         }
 
-    def download(self, request: Request) -> Any:
-        row = self._row(request)
+    def packed(self, request: Request) -> Any:
+        row = row_of(request, self._queue)
         job = self._jobs.get(row.id)
         if job is None or job.zip is None or not job.zip.is_file():
             raise NotFound("There is no zip of this run")
-        return FileResponse(
-            job.zip,
-            media_type="application/zip",
-            filename=f"{row.name}.zip",
-            headers={"Cache-Control": "no-store"},
-            background=BackgroundTask(job.zip.unlink, missing_ok=True),  # as large as the file
-        )
+        return download(job.zip, f"{row.name}.zip", once=True)  # as large as the file
 
     def _content(self, row: RunRow) -> dict[str, Any]:
         """Return what the program says of a run. Raises ValueError if a file of it may not be read by the page."""
@@ -141,12 +132,6 @@ class PublishRoutes:
         for path in found["contents"].values():
             self._allowed_paths.check("file", path)
         return found
-
-    def _row(self, request: Request) -> RunRow:
-        row = self._queue.store.row(request.path_params["id"])
-        if row is None:
-            raise NotFound("This run is no longer in the list")
-        return row
 
 
 def routes(queue: RunQueue, allowed_paths: AllowedPaths = EVERYWHERE) -> list[Route]:
@@ -156,7 +141,7 @@ def routes(queue: RunQueue, allowed_paths: AllowedPaths = EVERYWHERE) -> list[Ro
     return [
         get("run/{id:row}/card", publish.card),
         get("run/{id:row}/published", publish.state),
-        get("run/{id:row}/published/zip", publish.download),
+        get("run/{id:row}/published/zip", publish.packed),
         post("run/{id:row}/publish", publish.start),
     ]
 
