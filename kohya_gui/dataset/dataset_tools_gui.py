@@ -233,7 +233,7 @@ class MetadataSteps:
         cached = dict.fromkeys(("cache_latents", "cache_latents_to_disk"), True) if ready else {}
         return [
             now,
-            latents_view(run_state, file, self._job.waits_for if job.waiting else "", self._form.links),
+            latents_view(run_state, file, self._job.waits_for, self._form.links),
             gr.update(interactive=run_state.over),
             gr.update(visible=not run_state.over, interactive=run_state.state != "stopping"),
             gr.update(visible=run_state.over),

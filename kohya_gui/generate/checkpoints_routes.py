@@ -2,7 +2,6 @@
 show its result, which is in the run folder."""
 
 import hashlib
-import secrets
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -62,8 +61,9 @@ class CompareJob(ToolJob):
 
 class CheckpointsRoutes:
     def __init__(self, queue: RunQueue, allowed_paths: AllowedPaths) -> None:
-        self._queue, self._allowed_paths = queue, allowed_paths
-        self._job, self._launch = CompareJob(queue), secrets.token_hex(4)
+        self._queue = queue
+        self._allowed_paths = allowed_paths
+        self._job = CompareJob(queue)
 
     def form(self, request: Request) -> dict[str, Any]:
         """Return what the form of a run offers."""
@@ -120,8 +120,7 @@ class CheckpointsRoutes:
         file = row.folder / FOLDER / RESULT
         stamp = file.stat().st_mtime_ns if file.is_file() else 0
         chosen = (request.query_params.get("rule", ""), request.query_params.get("within", ""))
-        seen = repr((self._launch, stamp, job, chosen))
-        known = hashlib.sha256(seen.encode()).hexdigest()[:16]
+        known = hashlib.sha256(repr((stamp, job, chosen)).encode()).hexdigest()[:16]
         if request.query_params.get("known") == known:
             return None
         return {"known": known, "job": job, "result": self._result(row, *chosen)}
@@ -134,7 +133,7 @@ class CheckpointsRoutes:
         error = run_state.failure.get("error", "") if run_state.state in ("failed", "lost") else ""
         return {
             "over": not waits and (run_state.over or (watched.run is None and watched.end is not None)),
-            "doing": f"starts when {self._job.waits_for} ends" if waits and self._job.waits_for else _doing(run_state),
+            "doing": f"starts when {self._job.waits_for} ends" if self._job.waits_for else _doing(run_state),
             "error": error,
             "html": error and LINKS.refused(ValueError(error)),
             "warnings": [LINKS.sentence(text) for text in run_state.warnings],

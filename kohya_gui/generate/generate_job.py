@@ -191,10 +191,12 @@ class GenerateJob(ToolJob):
         """Return what the page shows of the process and its requests, the newest first."""
         with self._lock:
             alive = self.busy
+            waits_for = self.waits_for
             return {
+                "known": f"{self._launch}.{self.changes}.{alive}.{bool(waits_for)}",
                 "alive": alive,
                 "family": self.family if alive else "",
-                "waits_for": self.waits_for if self.watched and self.watched.waiting else "",
+                "waits_for": waits_for,
                 "warnings": self.warnings,
                 "requests": [asdict(request) for request in reversed(self.requests.values())][:12],
             }

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import secrets
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -70,20 +69,20 @@ def routes(queue: RunQueue, allowed_paths: AllowedPaths) -> list[Route]:
 
 class GenerateRoutes:
     def __init__(self, queue: RunQueue, allowed_paths: AllowedPaths) -> None:
-        self._queue, self._allowed_paths = queue, allowed_paths
-        self._job, self._launch = GenerateJob(queue), secrets.token_hex(4)
+        self._queue = queue
+        self._allowed_paths = allowed_paths
+        self._job = GenerateJob(queue)
 
     def state(self, request: Request) -> dict[str, Any] | None:
         """Return the process and its requests if they changed."""
         self._job.follow()
-        told = self._job.state()
-        known = f"{self._launch}.{self._job.changes}.{told['alive']}.{bool(told['waits_for'])}"
-        if request.query_params.get("known") == known:
+        state = self._job.state()
+        if request.query_params.get("known") == state["known"]:
             return None
         links = _links(self._job.family) if self._job.family in FAMILIES else NO_LINKS
-        for each in told["requests"]:
-            each["html"] = "\n".join(map(links.sentence, each["error"].splitlines()))
-        return {"known": known, **told, "warnings": [links.sentence(text) for text in told["warnings"]]}
+        for asked in state["requests"]:
+            asked["html"] = "\n".join(map(links.sentence, asked["error"].splitlines()))
+        return {**state, "warnings": [links.sentence(text) for text in state["warnings"]]}
 
     def start(self, request: Request, body: Mapping[str, Any]) -> dict[str, str]:
         """Check a form and ask for its images. Raises ValueError, one sentence per line."""

@@ -1,7 +1,6 @@
 """Measure from the page what torch.compile is worth: routes under /studio that start measure_compile and follow it."""
 
 import json
-import secrets
 import sys
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -33,7 +32,6 @@ from sd_scripts.settings.settings import Settings
 
 TOOL = "sd_scripts.tools.measure_compile"
 GIB = 2**30
-MOST_BYTES = 1_000_000
 SETTINGS = "settings.toml"
 SHOWN_SETTINGS = {"resolution": "resolution", "train_batch_size": "batch size", "network_dim": "rank"}
 """Settings that stand above a result, by their words there."""
@@ -83,49 +81,37 @@ class MeasureJob(ToolJob):
         named += [f"{label} {values[name]}" for name, label in SHOWN_SETTINGS.items() if name in values]
         return ", ".join(filter(None, named))
 
-    @property
-    def result(self) -> Mapping[str, Any] | None:
-        """What was measured, if the job is finished."""
-        file = self.watched.folder.path / RESULT if self.watched else None
-        try:
-            found = json.loads(file.read_bytes()[:MOST_BYTES]) if file else None
-        except (OSError, ValueError):
-            return None
-        return found if isinstance(found, dict) else None
-
 
 def routes(
     queue: RunQueue, allowed_paths: AllowedPaths, links: Mapping[str, FieldLinks] = MappingProxyType({})
 ) -> list[Route]:
     """Return the routes, for `launch(app_kwargs={"routes": ...})`; `links` to the fields, by tab."""
-    job, launch = MeasureJob(queue), secrets.token_hex(4)
+    job = MeasureJob(queue)
 
     def state(request: Request) -> dict[str, Any] | None:
         """Return the HTML of the job if it changed, and whether the page must ask again."""
         if job.watched is None:
-            return {"known": launch, "tab": "", "html": "", "over": True}
+            return {"known": job.version, "tab": "", "html": "", "over": True}
         run_state = job.watched.refresh()
-        name, waiting = job.watched.folder.path.name, job.watched.waiting
-        known = f"{launch}.{name}.{waiting}.{run_state.event_count}.{run_state.state}"
+        known = job.version
         if request.query_params.get("known") == known:
             return None
         of_tab = links.get(job.tab, NO_LINKS)
-        shown = view(run_state, job.result, job.waits_for if waiting else "", job.about, of_tab)
+        shown = view(run_state, job.result(RESULT), job.waits_for, job.about, of_tab)
         return {"known": known, "tab": job.tab, "html": shown, "over": run_state.over}
 
-    def start(request: Request, body: Mapping[str, Any]) -> dict[str, bool]:
+    def start(request: Request, body: Mapping[str, Any]) -> None:
         settings, tab = settings_of(body), str(body["tab"])
         of_tab = links.get(tab, NO_LINKS)
         if problems := allowed_paths.problems_of(settings):
             raise of_tab.refusal(problems[:1])
         job.start(settings, tab, of_tab)
-        return {"ok": True}
 
-    def stop(request: Request, body: Mapping[str, Any]) -> dict[str, bool]:
-        job.stop()
-        return {"ok": True}
-
-    return [get("measure", state), post("measure", start), post("measure/stop", stop)]
+    return [
+        get("measure", state),
+        post("measure", start),
+        post("measure/stop", lambda request, body: job.stop()),
+    ]
 
 
 def view(

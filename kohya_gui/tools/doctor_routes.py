@@ -155,7 +155,7 @@ def routes(queue: RunQueue, checks: CheckProcess = CHECKS) -> list[Route]:
             checks.start()
             return
         id = body.get("run")
-        row = queue.store.row(id) if isinstance(id, int) and not isinstance(id, bool) else None
+        row = queue.store.row(id) if type(id) is int else None
         if id is not None and row is None:
             raise NotFound("This run is no longer in the list")
         if row and not row.folder.is_dir():

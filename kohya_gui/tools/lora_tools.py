@@ -1,6 +1,5 @@
 """The LoRA tools of the page: their fields, hints and jobs. No Gradio, no torch."""
 
-import json
 import sys
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 from kohya_gui.access.allowed_paths import AllowedPaths
 from kohya_gui.form.field_links import FieldLinks
 from kohya_gui.form.recognise import Recognised, allowed, glance, size
+from kohya_gui.runs.launch_command import setting_flags
 from kohya_gui.tools.lora_tool_list import LORA_TOOLS, LoraTool
 from kohya_gui.tools.tool_job import ToolJob
 from sd_scripts.families.cards.model_file import describe
@@ -18,10 +18,9 @@ from sd_scripts.formats.models.safetensors_header import SAFETENSORS, read_heade
 from sd_scripts.options.spec import Option
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.settings.family_options import each_option
-from sd_scripts.settings.lora_tools import REPORT, MergedOptions, defaults, input_problem, option_problems
+from sd_scripts.settings.lora_tools import MergedOptions, defaults, input_problem, option_problems
 
 TOOLS = {tool.name: tool for tool in LORA_TOOLS}
-MOST_BYTES = 20_000_000
 ROWS = ("models", "ratios", "lbws")
 """Options that are shown as one row for each LoRA."""
 MODELS = ("base_model", "model_org", "model_tuned")
@@ -213,16 +212,6 @@ class LoraToolJob(ToolJob):
         self.begin(command(tool, values))
         self.tool = tool
 
-    @property
-    def report(self) -> Mapping[str, Any] | None:
-        """What Inspect found."""
-        file = self.watched.folder.path / REPORT if self.watched else None
-        try:
-            found = json.loads(file.read_bytes()[:MOST_BYTES]) if file and file.is_file() else None
-        except (OSError, ValueError):
-            return None
-        return found if isinstance(found, dict) else None
-
 
 def command(tool: LoraTool, values: Mapping[str, Any]) -> list[str]:
     """Return the command line of a tool with these values; defaults are left out."""
@@ -231,18 +220,7 @@ def command(tool: LoraTool, values: Mapping[str, Any]) -> list[str]:
 
 def flags_of(options: Sequence[Option], values: Mapping[str, Any]) -> list[str]:
     """Return the flags for the values that are not the defaults of these options."""
-    argv = []
-    for o in options:
-        value = values[o.name]
-        if value == o.default or value is None:
-            continue
-        if o.type is bool:
-            argv.append(f"--{'' if value else 'no-'}{o.name}")
-        elif o.many:
-            argv += [f"--{o.name}", *map(str, value)]
-        else:
-            argv.append(f"--{o.name}={value}")
-    return argv
+    return setting_flags({o.name: values[o.name] for o in options if values[o.name] not in (None, o.default)})
 
 
 def merged_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

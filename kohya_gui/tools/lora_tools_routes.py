@@ -1,6 +1,5 @@
 """The tab LoRA tools: routes under /studio that describe the tools, look at files, and start and follow a job."""
 
-import secrets
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -27,11 +26,12 @@ from kohya_gui.tools.lora_tools import (
 )
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.run_state import RunState
+from sd_scripts.settings.lora_tools import REPORT
 
 
 def routes(queue: RunQueue, allowed_paths: AllowedPaths) -> list[Route]:
     """Return the routes, for `launch(app_kwargs={"routes": ...})`."""
-    job, launch = LoraToolJob(queue), secrets.token_hex(4)
+    job = LoraToolJob(queue)
 
     def describe(request: Request) -> dict[str, Any]:
         return {"tools": described_tools()}
@@ -50,12 +50,12 @@ def routes(queue: RunQueue, allowed_paths: AllowedPaths) -> list[Route]:
     def state(request: Request) -> dict[str, Any] | None:
         """Return the job if it changed since `known`."""
         if job.watched is None or job.tool is None:
-            return {"known": launch, "tool": "", "over": True}
+            return {"known": job.version, "tool": "", "over": True}
         run_state = job.watched.refresh()
-        known = f"{launch}.{job.watched.folder.path.name}.{run_state.event_count}.{run_state.state}"
+        known = job.version
         if request.query_params.get("known") == known:
             return None
-        report = job.report if run_state.state == "finished" else None
+        report = job.result(REPORT) if run_state.state == "finished" else None
         return {
             "known": known,
             "tool": job.tool.name,

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -23,14 +24,36 @@ class ToolJob:
 
     def __init__(self, queue: RunQueue, name: str) -> None:
         """`name`: what its folder is called."""
-        self._queue, self._name = queue, name
-        self.watched: WatchedRun | None = None
-        self.waits_for = ""
+        self._queue = queue
+        self._name = name
+        self._launch = secrets.token_hex(4)
+        self._before = ""
         """Name of the run that was active when it was requested."""
+        self.watched: WatchedRun | None = None
 
     @property
     def busy(self) -> bool:
         return self.watched is not None and not self.watched.refresh().over  # one that reported its end may still exit
+
+    @property
+    def waits_for(self) -> str:
+        """Name of the run that it waits for; empty if it does not wait."""
+        return self._before if self.watched and self.watched.waiting else ""
+
+    @property
+    def version(self) -> str:
+        """A text that changes whenever the job or its state does, and with each start of the GUI."""
+        if self.watched is None:
+            return self._launch
+        state = self.watched.run_state
+        return (
+            f"{self._launch}.{self.watched.folder.path.name}.{self.watched.waiting}.{state.event_count}.{state.state}"
+        )
+
+    def result(self, name: str) -> Mapping[str, Any] | None:
+        """Return the JSON object in a file that the process wrote into its folder; None if there is none."""
+        content = read_json(self.watched.folder.path / name) if self.watched else None
+        return content if isinstance(content, dict) else None
 
     def begin(
         self,
@@ -50,7 +73,7 @@ class ToolJob:
         except OSError as error:
             raise ValueError(f"{error.filename} cannot be created ({error.strerror})") from error
         run = self._queue.run_on(gpus) if self.uses_gpu else None
-        self.waits_for = run.name if run else ""
+        self._before = run.name if run else ""
         if self.uses_gpu and not run:
             self._queue.end_idle_tools(gpus)
         job = WatchedRun(folder, None, waiting=True)
@@ -83,7 +106,7 @@ class ToolJob:
                 self._queue.reserve(gpus, self.watched, self.make_way)
                 return dict(launch["record"])
             before = self._queue.run_on(gpus)
-            self.waits_for = before.name if before else ""
+            self._before = before.name if before else ""
             self._wait(self.watched, launch["argv"], gpus)
             return dict(launch["record"])
         return {}

@@ -149,5 +149,5 @@ def test_rows_without_block_weights_may_stand_beside_rows_with_them() -> None:
 def test_the_command_line_is_what_was_filled_in() -> None:
     tool = TOOLS["merge-svd"]
     values = read_values(tool, {"models": ["a", "b"], "ratios": ["0.5", "-1"], "new_rank": "8", "save_to": "o"})
-    expected = ["--models", "a", "b", "--ratios", "0.5", "-1.0", "--new_rank=8", "--save_to=o.safetensors"]
+    expected = ["--models", "a", "b", "--ratios", "0.5", "-1.0", "--new_rank", "8", "--save_to", "o.safetensors"]
     assert command(tool, values)[3:] == expected
