@@ -43,23 +43,23 @@ class Copied:
     folder: Path
     images: int = 0
     captions: int = 0
-    there: int = 0
-    """Images that were there already, unchanged."""
+    unchanged: int = 0
+    """Images that were there already."""
     renamed: list[str] = field(default_factory=list)
-    """`a.png as a_2.png`, where another image had the name."""
+    """`a.png as a_2.png`, where a different image had the name."""
     failed: list[str] = field(default_factory=list)
     """`a.png (Permission denied)`"""
     remarks: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         where = f"{self.folder.parent.name}/{self.folder.name}"
-        there = f", {self.there} already there" if self.there else ""
-        return f"{where}: {self.images} images and {self.captions} captions copied{there}"
+        unchanged = f", {self.unchanged} already there" if self.unchanged else ""
+        return f"{where}: {self.images} images and {self.captions} captions copied{unchanged}"
 
-    def told(self) -> list[str]:
+    def warnings(self) -> list[str]:
         """Return everything the user may want to check."""
-        named = ((self.renamed, "renamed because the name was taken"), (self.failed, "could not be copied"))
-        return [*(f"{len(files)} {what}: {some(files)}" for files, what in named if files), *self.remarks]
+        listed = ((self.renamed, "renamed because the name was taken"), (self.failed, "could not be copied"))
+        return [*(f"{len(files)} {what}: {some(files)}" for files, what in listed if files), *self.remarks]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,12 +91,10 @@ def arrange(concept: Concept) -> Arranged:
         raise ValueError(f"destination: '{error.filename}' cannot be created ({error.strerror})") from error
     endings = {*CAPTIONS, dotted(concept.caption_extension.strip() or ".txt")}
     copied = tuple(_copy_all(source, folder, endings) for source, folder in zip(sources, folders, strict=True))
-    options = {
-        "train_data_dir": destination / "img",
-        **({"reg_data_dir": destination / "reg"} if len(jobs) > 1 else {}),
-        "output_dir": destination / "model",
-        "logging_dir": destination / "log",
-    }
+    options = {"train_data_dir": destination / "img"}
+    if len(jobs) > 1:
+        options["reg_data_dir"] = destination / "reg"
+    options |= {"output_dir": destination / "model", "logging_dir": destination / "log"}
     return Arranged(copied=copied, options={name: str(path) for name, path in options.items()})
 
 
@@ -114,8 +112,8 @@ def _prompt(name: str, text: str) -> str:
     text = " ".join(text.split())
     if not text:
         raise ValueError(f"{name}: empty; enter the words for the concept, such as sks cat")
-    if found := NOT_IN_NAMES.search(text):
-        raise ValueError(f"{name}: becomes a folder name, which cannot contain {found[0]!r}; remove it")
+    if invalid := NOT_IN_NAMES.search(text):
+        raise ValueError(f"{name}: becomes a folder name, which cannot contain {invalid[0]!r}; remove it")
     if text.endswith("."):
         raise ValueError(f"{name}: becomes a folder name, which cannot end with a period; remove it")
     return text
@@ -147,9 +145,9 @@ def _source(name: str, typed: str, destination: Path) -> Path:
 def _copy_all(source: Path, folder: Path, endings: Collection[str]) -> Copied:
     copied = Copied(folder=folder)
     images = find_images(source)
-    found = [find_captions(source, images, ending).found for ending in sorted(endings)]
+    caption_files = [find_captions(source, images, ending).found for ending in sorted(endings)]
     for image in images:
-        captions = [file for files in found if (file := files.get(image)) and file.is_file()]
+        captions = [file for files in caption_files if (file := files.get(image)) and file.is_file()]
         try:
             _copy(image, captions, copied)
         except OSError as error:
@@ -169,8 +167,8 @@ def _copy_all(source: Path, folder: Path, endings: Collection[str]) -> Copied:
 
 
 def _words(name: str) -> str | None:
-    said = numbered(name)
-    return said[1] if said else None
+    repeats_and_words = numbered(name)
+    return repeats_and_words[1] if repeats_and_words else None
 
 
 def _copy(image: Path, captions: list[Path], copied: Copied) -> None:
@@ -178,24 +176,24 @@ def _copy(image: Path, captions: list[Path], copied: Copied) -> None:
     stems = (image.stem, *(f"{image.stem}_{number}" for number in range(2, 10_000)))
     for stem in stems:
         target = copied.folder / f"{stem}{image.suffix}"
-        beside = {caption: target.with_suffix(caption.suffix) for caption in captions}
+        targets = {caption: target.with_suffix(caption.suffix) for caption in captions}
         if target.exists():
             if not _same(image, target):
                 continue
-            copied.there += 1
-        elif any(there.exists() and not _same(caption, there) for caption, there in beside.items()):
+            copied.unchanged += 1
+        elif any(file.exists() and not _same(caption, file) for caption, file in targets.items()):
             continue
         else:
             _copy_file(image, target)
             copied.images += 1
             if stem != image.stem:
                 copied.renamed.append(f"{image.name} as {target.name}")
-        for caption, there in beside.items():
-            if not there.exists():
-                _copy_file(caption, there)
+        for caption, file in targets.items():
+            if not file.exists():
+                _copy_file(caption, file)
                 copied.captions += 1
-            elif not _same(caption, there):
-                copied.remarks.append(f"{there.name} already exists with another text and was kept")
+            elif not _same(caption, file):
+                copied.remarks.append(f"{file.name} already exists with another text and was kept")
         return
 
 

@@ -95,7 +95,7 @@ def place_fields(form: Form, note: str, fields: Iterable[Field]) -> dict[str, Fo
 
 
 def typed(fields: Mapping[str, FormComponent], data: Updates) -> dict[str, Any]:
-    """Return what the fields hold, by name."""
+    """Return the contents of the fields by name."""
     values = {name: data[control] for name, control in fields.items()}
     texts = {name for name, control in fields.items() if isinstance(control, gr.Textbox | gr.Dropdown)}
     return {name: unquoted(value or "") if name in texts else value for name, value in values.items()}
@@ -107,7 +107,7 @@ def panel_of(tab: str) -> str:
 
 
 def refused(error: ValueError | OSError, form: Form, fields: Iterable[Field]) -> str:
-    """Return the error message of a tool, with links to its own fields and to those of the form."""
+    """Return the error message of a tool, with links to its own fields and the form's."""
     links = form.links.with_fields({field.name: field for field in fields}, panel_of(form.tab))
     return links.refused(ValueError(sentence_of(error)))
 
@@ -116,7 +116,8 @@ class FolderHelper:
     """Copies images into `img/40_sks cat` and `reg/1_cat`, then fills in the tab's folders."""
 
     def __init__(self, form: Form, family: FormComponent, queue: RunQueue) -> None:
-        self._form, tab = form, form.tab
+        self._form = form
+        tab = form.tab
         with gr.Accordion("Dataset preparation", open=False, elem_id=panel_of(tab)):
             note = (
                 "Copy images and their caption files into the folder layout that training reads. "
@@ -146,21 +147,23 @@ class FolderHelper:
             done = arrange(concept)
         except (ValueError, OSError) as error:
             return [refused(error, self._form, CONCEPT), gr.update(visible=False), {}]
-        told = [text for copied in done.copied for text in copied.told()]
-        said = message("warning" if told else "ok", "; ".join(map(str, done.copied)), told)
-        return [said, gr.update(visible=True), done.options]
+        warnings = [text for copied in done.copied for text in copied.warnings()]
+        shown_message = message("warning" if warnings else "ok", "; ".join(map(str, done.copied)), warnings)
+        return [shown_message, gr.update(visible=True), done.options]
 
 
 class MetadataSteps:
     """Collects captions in a metadata file, caches latents in a separate process, then fills both in."""
 
     def __init__(self, form: Form, family: FormComponent, queue: RunQueue) -> None:
-        self._form, self._family, tab = form, family, form.tab
+        self._form = form
+        self._family = family
+        tab = form.tab
         self._job = LatentsJob(queue)
         with gr.Accordion("Dataset preparation", open=False, elem_id=panel_of(tab)):
             note = (
                 "Create the metadata file that this training reads in two steps. The second pays off for large "
-                "datasets: it caches the latents with the settings below, so that later runs start at once."
+                "datasets: it caches the latents with the settings below, so that later runs start immediately."
             )
             self.fields = place_fields(form, note, GATHERING)
             with gr.Row(elem_classes="actions"):
@@ -172,7 +175,8 @@ class MetadataSteps:
                 )
             self._message = gr.HTML(elem_id=f"{tab}-gathered")
             self._progress = gr.HTML(elem_id=f"{tab}-latents-progress")
-        self._options, self._seen = gr.State({}), gr.State(())
+        self._options = gr.State({})
+        self._seen = gr.State(())
 
     def connect(self) -> None:
         """Connect the buttons; the form's own settings decide how latents are cached."""
@@ -194,12 +198,13 @@ class MetadataSteps:
     def _collect(self, data: Updates) -> list[Any]:
         try:
             asked = self._asked(data)
-            file, told = gather(asked)
+            gathered = gather(asked)
         except (ValueError, OSError) as error:
             return [refused(error, self._form, GATHERING), gr.skip(), gr.skip()]
-        options = {"in_json": str(file), "train_data_dir": str(asked.images)}
-        said = message("warning" if told[1:] else "ok", f"Saved the captions of {told[0]} to {file}", told[1:])
-        return [said, gr.update(visible=True), options]
+        options = {"in_json": str(gathered.file), "train_data_dir": str(asked.images)}
+        text = f"Saved the captions of {gathered.images} images to {gathered.file}"
+        shown_message = message("warning" if gathered.remarks else "ok", text, gathered.remarks)
+        return [shown_message, gr.update(visible=True), options]
 
     def _start(self, data: Updates) -> str:
         try:
@@ -221,7 +226,8 @@ class MetadataSteps:
 
     def _show(self, seen: tuple[str, bool, int]) -> list[Any]:
         """Return updates if anything changed since `seen`, otherwise none."""
-        job, asked = self._job.watched, self._job.asked
+        job = self._job.watched
+        asked = self._job.asked
         if job is None or asked is None:
             return [gr.skip()] * 7
         run_state = job.refresh()
@@ -247,29 +253,29 @@ def latents_view(run_state: RunState, file: Path, waits_for: str = "", links: Fi
     if waits_for:
         return message("note", f"Starts when {waits_for} ends, before queued runs, if the GUI runs then")
     if run_state.state == "finished":
-        said = f"Cached the latents of {run_state.total} images next to them and saved their sizes to {file}"
-        return links.told("warning" if run_state.warnings else "ok", said, run_state.warnings)
+        text = f"Cached the latents of {run_state.total} images next to them and saved their sizes to {file}"
+        return links.box("warning" if run_state.warnings else "ok", text, run_state.warnings)
     if run_state.state == "stopped":
         return message("warning", "Stopped. Finished latents are kept, and the next start continues from there")
     if run_state.over:
-        return links.told("error", links.sentence(run_state.failure.get("error", "")), run_state.warnings)
+        return links.box("error", links.sentence(run_state.failure.get("error", "")), run_state.warnings)
     if not run_state.total:
         return f'<div class="run">{progress_bar(None, run_state.doing)}</div>'
     count = f"{run_state.doing} {run_state.done} of {run_state.total}"
     return f'<div class="run">{progress_bar(run_state.done / run_state.total, count)}</div>'
 
 
-def filled_by(button: gr.Button, options: gr.State, told: gr.HTML, form: Form) -> None:
+def filled_by(button: gr.Button, options: gr.State, message_box: gr.HTML, form: Form) -> None:
     """Let a button write a tool's options into their controls."""
-    outputs = [*(form.controls[name] for name in FILLED if name in form.controls), told]
+    outputs = [*(form.controls[name] for name in FILLED if name in form.controls), message_box]
 
-    def write(made: Mapping[str, Any]) -> Updates:
-        named = ", ".join(form.links.named(name) for name in made if name in form.controls)
-        return {**fill(form, made), told: message("ok", Html(f"Filled in: {named}"))}
+    def write(values: Mapping[str, Any]) -> Updates:
+        labels = ", ".join(form.links.named(name) for name in values if name in form.controls)
+        return {**fill(form, values), message_box: message("ok", Html(f"Filled in: {labels}"))}
 
     form.write_events.append(button.click(write, options, outputs, **QUIET))
 
 
-def fill(form: Form, made: Mapping[str, Any]) -> Updates:
+def fill(form: Form, values: Mapping[str, Any]) -> Updates:
     """Return updates that write these options into their controls."""
-    return {form.controls[name]: shown(form.options[name], made[name]) for name in made if name in form.controls}
+    return {form.controls[name]: shown(form.options[name], values[name]) for name in values if name in form.controls}

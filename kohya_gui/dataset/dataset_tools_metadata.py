@@ -4,7 +4,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import sd_scripts
 from kohya_gui.dataset.dataset_tools import place
@@ -56,40 +56,50 @@ class Gathering:
         return self.file("latent_metadata_filename")
 
 
-def gather(asked: Gathering) -> tuple[Path, list[str]]:
-    """Write captions and tags to the metadata file. Returns the file and remarks for the user.
+class Gathered(NamedTuple):
+    """The metadata file that was written."""
 
-    Entries of other images in the file are kept. Raises ValueError, one sentence.
+    file: Path
+    images: int
+    remarks: list[str]
+    """Images without captions or tags."""
+
+
+def gather(asked: Gathering) -> Gathered:
+    """Write captions and tags to the metadata file; entries of other images in it stay.
+
+    Raises ValueError, one sentence.
     """
-    wanted: dict[Words, str] = {}
+    endings: dict[Words, str] = {}
     if asked.captions is not None:
-        wanted["caption"] = dotted(asked.captions.strip() or ".txt")
+        endings["caption"] = dotted(asked.captions.strip() or ".txt")
     if asked.tags is not None:
-        wanted["tags"] = dotted(asked.tags.strip() or ".tags")
-    if not wanted:
+        endings["tags"] = dotted(asked.tags.strip() or ".tags")
+    if not endings:
         raise ValueError("captions: neither captions nor tags are included; turn one on")
-    if len(set(wanted.values())) < len(wanted):
+    if len(set(endings.values())) < len(endings):
         raise ValueError(
-            f"tags: {wanted['tags']} files already hold the captions; choose another extension, or include only one"
+            f"tags: {endings['tags']} files already hold the captions; choose another extension, or include only one"
         )
-    for words, ending in wanted.items():
+    for words, ending in endings.items():
         if len(ending) > LONGEST_ENDING or any(letter in ending for letter in "\0/\\"):
             field = "captions" if words == "caption" else "tags"
             raise ValueError(f"{field}: {ending[:LONGEST_ENDING]!r} is not a file extension")
-    images, file = asked.images, asked.words_file
+    file = asked.words_file
     entries = read_metadata(file, "caption_metadata_filename") if file.exists() else {}
     how: dict[str, Any] = {"full_path": asked.full_path, "recursive": asked.recursive, "option": "image_folder"}
-    told = []
-    for words, extension in wanted.items():
-        merged = merge_words(images, entries, words, extension, **how)
+    remarks = []
+    for words, extension in endings.items():
+        merged = merge_words(asked.images, entries, words, extension, **how)
         entries = merged.entries
-        told.append(merged.wordless_text(extension))
+        if missing := merged.wordless_text(extension):
+            remarks.append(missing)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"metadata_folder: '{error.filename}' cannot be created ({error.strerror})") from error
     write_metadata(file, entries, "caption_metadata_filename")
-    return file, [f"{merged.images} images", *(text for text in told if text)]
+    return Gathered(file, merged.images, remarks)
 
 
 class LatentsJob(ToolJob):
@@ -99,7 +109,7 @@ class LatentsJob(ToolJob):
         super().__init__(queue, "latents")
         record = self.find_again()
         self.asked = Gathering(**record) if record.keys() == {each.name for each in fields(Gathering)} else None
-        """What the current or last job was asked for."""
+        """The request of the current or last job."""
 
     def start(self, asked: Gathering, values: Mapping[str, Any], family: str) -> None:
         """Start now, or when the run on the GPU ends. Raises ValueError, one sentence, if something is missing."""
@@ -119,12 +129,12 @@ def latents_command(asked: Gathering, values: Mapping[str, Any], family: str) ->
         raise ValueError("pretrained_model_name_or_path: not set; choose a model, whose VAE encodes the latents")
     if not values.get("resolution"):
         raise ValueError("resolution: not set; it decides the size of the latents")
-    argv = [
-        *(sys.executable, str(LATENTS), str(asked.images), str(asked.words_file), str(asked.latents_file), str(model)),
-        *("--family", family),
-        *(["--full_path"] if asked.full_path else []),
-        *(["--recursive"] if asked.recursive else []),
-    ]
+    argv = [sys.executable, str(LATENTS), str(asked.images), str(asked.words_file), str(asked.latents_file), str(model)]
+    argv += ["--family", family]
+    if asked.full_path:
+        argv.append("--full_path")
+    if asked.recursive:
+        argv.append("--recursive")
     flags = {name: name for name in ENCODING_OPTIONS} | RENAMED_FLAGS
     given = {flag: value for name, flag in flags.items() if (value := values.get(name)) not in (None, False, "")}
     return argv + setting_flags(given | {"enable_bucket": bool(values.get("enable_bucket"))})

@@ -95,7 +95,7 @@ class FieldLinks:
         key = f" <code>({name})</code>" if isinstance(self._options[name], Option) else ""
         return Html(f"{self._link(name, _label(self._options[name]))}{key}")
 
-    def told(self, kind: Kind, text: object, remarks: Sequence[object] = (), *, attributes: str = "") -> str:
+    def box(self, kind: Kind, text: object, remarks: Sequence[object] = (), *, attributes: str = "") -> str:
         """Return a message with a sentence for each remark."""
         return message(kind, text, map(self.sentence, remarks), attributes=attributes)
 

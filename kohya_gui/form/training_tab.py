@@ -250,7 +250,7 @@ class TrainingTab:
         return recognise.allowed(self._allowed_paths, name, unquoted(path or ""), look)
 
     def _message(self, remarks: Sequence[Remark], title: str) -> str:
-        return self.form.links.told("warning" if remarks else "ok", title, remarks)
+        return self.form.links.box("warning" if remarks else "ok", title, remarks)
 
     def _connect_compile(self) -> None:
         """Keep the switch beside the presets and the control under Advanced Training in step, in the browser."""
@@ -516,7 +516,7 @@ class TrainingTab:
         shown = message("ok", waits, attributes=until) if waits else ""
         if prepared.remarks:
             title = f"{waits}. Note:" if waits else "Started. Note:"
-            shown = self.form.links.told("warning", title, prepared.remarks, attributes=until)
+            shown = self.form.links.box("warning", title, prepared.remarks, attributes=until)
         return {
             self.run.message: shown,
             self.run.command: gr.update(visible=False),

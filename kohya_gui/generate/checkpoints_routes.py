@@ -71,11 +71,14 @@ class CheckpointsRoutes:
         state = self._queue.watch(row.id).refresh()
         values = _settings(row)
         offered = {name: OPTIONS[name] for name in FORM if row.family in OPTIONS[name].families}
-        found = checkpoints_of(state)
-        if not found:
+        checkpoints = checkpoints_of(state)
+        if not checkpoints:
             raise ValueError(f"{row.name}: none of the files that it saved is there any more")
         return {
-            "checkpoints": [{"file": str(each.path), "name": each.name, "label": each.label} for each in found],
+            "checkpoints": [
+                {"file": str(checkpoint.path), "name": checkpoint.name, "label": checkpoint.label}
+                for checkpoint in checkpoints
+            ],
             "adapters": tab_of(row).method == "lora",
             "held_out": bool(values.get("validation_split") or values.get("dataset_config")),
             "sampled": _has_prompts(values, state),
@@ -91,30 +94,30 @@ class CheckpointsRoutes:
         row = row_of(request, self._queue)
         values = defaults(COMPARE_GROUPS)
         values |= {name: OPTIONS[name].read(value) for name, value in body.items() if name in FORM}
-        if wrong := option_problems(COMPARE_GROUPS, values) or list(self._problems(row, values)):
-            raise LINKS.refusal(wrong)
+        if problems := option_problems(COMPARE_GROUPS, values) or self._problems(row, values):
+            raise LINKS.refusal(problems)
         folder = self._allowed_paths.check("run", row.folder)
         self._job.start(row.id, [str(folder), *flags_of(list(OPTIONS.values()), values)])
 
     def _problems(self, row: RunRow, values: Mapping[str, Any]) -> list[str]:
-        known = {str(each.path) for each in checkpoints_of(self._queue.watch(row.id).refresh())}
-        chosen = values["checkpoints"]
-        found = [] if chosen else ["checkpoints: none is chosen; tick at least one"]
-        found += [f"checkpoints: '{each}' is no file of this run; leave it out" for each in chosen if each not in known]
-        if not values["prompt"] and not values["no_images"] and not self._has_prompts(row):
-            found.append("prompt: not set, and the run made no samples; write a prompt, or tick Losses only")
-        lines = [*values["prompt"], values["negative_prompt"]]
-        found += [f"prompt: '{line}' begins with a -, like a flag; change it" for line in lines if line.startswith("-")]
-        return found + self._allowed_paths.problems(values, [OPTIONS["validation_dir"]])
-
-    def _has_prompts(self, row: RunRow) -> bool:
-        return _has_prompts(_settings(row), self._queue.watch(row.id).refresh())
+        state = self._queue.watch(row.id).refresh()
+        files = {str(checkpoint.path) for checkpoint in checkpoints_of(state)}
+        others = [file for file in values["checkpoints"] if file not in files]
+        problems = [f"checkpoints: '{file}' is no file of this run; leave it out" for file in others]
+        if not values["checkpoints"]:
+            problems.append("checkpoints: none is chosen; tick at least one")
+        if not values["prompt"] and not values["no_images"] and not _has_prompts(_settings(row), state):
+            problems.append("prompt: not set, and the run made no samples; write a prompt, or tick Losses only")
+        for line in (*values["prompt"], values["negative_prompt"]):
+            if line.startswith("-"):
+                problems.append(f"prompt: '{line}' begins with a -, like a flag; change it")
+        return problems + self._allowed_paths.problems(values, [OPTIONS["validation_dir"]])
 
     def stop(self, request: Request, body: Mapping[str, Any]) -> None:
         self._job.stop()
 
     def state(self, request: Request) -> dict[str, Any] | None:
-        """Return the job of a run and its result, if they changed. `rule` and `within` choose the best anew."""
+        """Return the job of a run and its result if they changed. The query may choose another `rule` and `within`."""
         row = row_of(request, self._queue)
         job = self._job_of(row.id)
         file = row.folder / FOLDER / RESULT
@@ -129,10 +132,10 @@ class CheckpointsRoutes:
         watched = self._job.watched
         if watched is None or self._job.run != run:
             return None
-        run_state, waits = watched.refresh(), watched.waiting
+        run_state = watched.refresh()
         error = run_state.failure.get("error", "") if run_state.state in ("failed", "lost") else ""
         return {
-            "over": not waits and (run_state.over or (watched.run is None and watched.end is not None)),
+            "over": not watched.waiting and (run_state.over or (watched.run is None and watched.end is not None)),
             "doing": f"starts when {self._job.waits_for} ends" if self._job.waits_for else _doing(run_state),
             "error": error,
             "html": error and LINKS.refused(ValueError(error)),
@@ -140,23 +143,23 @@ class CheckpointsRoutes:
         }
 
     def _result(self, row: RunRow, rule: str, within: str) -> dict[str, Any] | None:
-        """Return the comparison of a run, with the best by this rule, or by that of the job."""
-        found = read_comparison(row.folder / FOLDER)
-        if found is None:
+        """Return the comparison of a run, with the best by this rule or, without one, by the job's."""
+        comparison = read_comparison(row.folder / FOLDER)
+        if comparison is None:
             return None
-        found.pop("measured", None)
+        comparison.pop("measured", None)
         try:
-            return self._chosen(found, rule, within)
+            return self._chosen(comparison, rule, within)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError):  # others may write into a run folder
             return None
 
-    def _chosen(self, found: dict[str, Any], rule: str, within: str) -> dict[str, Any]:
-        chosen: Rule = rule if rule in get_args(Rule) else found["rule"]  # type: ignore[assignment]
+    def _chosen(self, comparison: dict[str, Any], rule: str, within: str) -> dict[str, Any]:
+        chosen: Rule = rule if rule in get_args(Rule) else comparison["rule"]  # type: ignore[assignment]
         asked = OPTIONS["within"].read(within)
-        percent = float(found["within"] if OPTIONS["within"].problem(asked) else asked)
-        losses = [each["loss"] for each in found["checkpoints"]]
-        series = [each["ema"] for each in found["checkpoints"]]
-        return {**found, "rule": chosen, "within": percent, "best": best(losses, chosen, percent, series)}
+        percent = float(comparison["within"] if OPTIONS["within"].problem(asked) else asked)
+        losses = [checkpoint["loss"] for checkpoint in comparison["checkpoints"]]
+        series = [checkpoint["ema"] for checkpoint in comparison["checkpoints"]]
+        return {**comparison, "rule": chosen, "within": percent, "best": best(losses, chosen, percent, series)}
 
     def image(self, request: Request) -> Response:
         """Return an image of the comparison, or its grid as a download."""
@@ -175,8 +178,8 @@ class CheckpointsRoutes:
         return as_form(read_chunks(texts))
 
     def _file(self, request: Request) -> Path:
-        row, name = row_of(request, self._queue), request.path_params["name"]
-        path = row.folder / FOLDER / name
+        name = request.path_params["name"]
+        path = row_of(request, self._queue).folder / FOLDER / name
         if path.name != name or path.suffix not in MEDIA_TYPES:
             raise NotFound("This is not an image of the comparison")
         return allowed_file(self._allowed_paths, "file", path)
@@ -202,7 +205,7 @@ def _doing(run_state: RunState) -> str:
 
 
 def routes(queue: RunQueue, allowed_paths: AllowedPaths) -> list[Route]:
-    """Return the routes; they precede those of live_routes, which take any other action of a run."""
+    """Return the routes. They must come before live_routes, which match any action of a run."""
     tab = CheckpointsRoutes(queue, allowed_paths)
     return [
         get("run/{id:row}/checkpoints", tab.form),

@@ -1,4 +1,4 @@
-"""Control images that the browser uploads: kept beside the images that are made with them, and removed once unused."""
+"""Control images that the browser uploads: saved next to the images generated with them, and removed once unused."""
 
 import contextlib
 import hashlib
@@ -14,15 +14,16 @@ from sd_scripts.formats.images.image_folders import readable_suffixes
 from sd_scripts.formats.images.image_parameters import read_chunks
 
 CONTROL_FOLDER = "control_images"
-"""Folder for uploaded control images, in that of the images."""
+"""Folder for uploaded control images, in the folder of the images."""
 KEPT_SECONDS = 30 * 24 * 3600
-"""An upload that no image names is kept as long: a form or a prompt may still name it."""
+"""Age at which an upload that no image names is removed: a form or a prompt may still name a younger one."""
 
 
 def keep_control(folder: Path, name: str, content: bytes) -> Path:
-    """Write an image into the folder, under its name and hash. Raises ValueError for what is no image, and OSError in
-    one sentence."""
-    if (suffix := Path(name).suffix.lower()) not in readable_suffixes():
+    """Write an image into the folder, under its name and hash. Raises ValueError, one sentence, if it is not an image
+    or cannot be written."""
+    suffix = Path(name).suffix.lower()
+    if suffix not in readable_suffixes():
         raise ValueError(f"{name or 'The file'} is not a PNG, JPEG or WebP file; convert it")
     try:
         read_with(content, lambda image: image.load())
@@ -43,13 +44,13 @@ def _digest(content: bytes) -> str:
 
 
 def _is_upload(path: Path) -> bool:
-    """Return whether `keep_control` wrote a file; others in its folder are the user's own."""
+    """Return whether `keep_control` wrote a file; other files in its folder are the user's own."""
     return path.stem.endswith(f"-{_digest(path.read_bytes())}")
 
 
 def remove_unused(image_dir: Path) -> None:
-    """Remove the uploads that are older than KEPT_SECONDS and that no image in `image_dir`, or in a folder in it, was
-    made with. What cannot be read or removed stays."""
+    """Remove uploads older than KEPT_SECONDS that no image in `image_dir`, or in a folder in it, was generated with.
+    Files that cannot be read or removed stay."""
     before = time.time() - KEPT_SECONDS
     with contextlib.suppress(OSError):
         files = [path for path in (image_dir / CONTROL_FOLDER).iterdir() if path.is_file()]

@@ -34,9 +34,12 @@ RANDOM = "random each time"
 def options_of(family: str) -> dict[str, Option]:
     """Return the options of a family's script that the page has, by name."""
     script = script_for(family, GENERATE)
-    every = (o for group in script.groups for o in each_option(group))
-    mine = (o for o in every if not o.not_yet and family in o.families and o.name not in HIDDEN)
-    return {o.name: o.for_family(family) for o in mine}
+    return {
+        o.name: o.for_family(family)
+        for group in script.groups
+        for o in each_option(group)
+        if not o.not_yet and family in o.families and o.name not in HIDDEN
+    }
 
 
 def form() -> list[dict[str, Any]]:
@@ -58,10 +61,11 @@ def form() -> list[dict[str, Any]]:
 
 
 def _panels(family: str) -> list[tuple[str, list[Option]]]:
-    options, card = options_of(family), card_of(family)
-    own = {*card.groups}.intersection(script_for(family, GENERATE).groups) - {ControlOptions}
+    options = options_of(family)
+    card = card_of(family)
+    own_groups = {*card.groups}.intersection(script_for(family, GENERATE).groups) - {ControlOptions}
     groups = {o.name: group for group in script_for(family, GENERATE).groups for o in each_option(group)}
-    names = {
+    names_by_title = {
         "": IMAGES,
         "Model": (
             *MODEL,
@@ -69,21 +73,18 @@ def _panels(family: str) -> list[tuple[str, list[Option]]]:
             *(c.option for c in card.files.separate_components),
             *(name for name in options if groups[name] is ModelOptions),
         ),
-        "Memory and precision": ("dtype", *(name for name in options if groups[name] in own)),
+        "Memory and precision": ("dtype", *(name for name in options if groups[name] in own_groups)),
         CompileOptions.title: tuple(name for name in options if groups[name] is CompileOptions),
         "More": tuple(n for n in options if groups[n] in (GenerateOptions, ControlOptions) and n not in ROWS),
     }
-    taken: set[str] = set()
     panels = []
-    for title, wanted in names.items():
-        fields = [name for name in dict.fromkeys(wanted) if name in options and name not in taken]
-        taken |= {*fields}
-        panels.append((title, [options[name] for name in fields]))
+    for title, names in names_by_title.items():
+        panels.append((title, [options.pop(name) for name in names if name in options]))  # the first panel gets it
     return panels
 
 
 def _field(option: Option, family: str) -> dict[str, Any]:
-    usual = getattr(card_of(family).sample_defaults, option.name, None) if option.name in USUAL else None
+    family_default = getattr(card_of(family).sample_defaults, option.name, "") if option.name in USUAL else ""
     return {
         "name": option.name,
         "label": option.label,
@@ -92,7 +93,7 @@ def _field(option: Option, family: str) -> dict[str, Any]:
         "choices": [str(choice) for choice in option.choices],
         "value": shown(option, DEFAULTS.get(option.name, option.default)),
         "path": option.path,
-        "placeholder": RANDOM if option.name == "image_seed" else option.placeholder or str(usual or ""),
+        "placeholder": RANDOM if option.name == "image_seed" else option.placeholder or str(family_default or ""),
         "wide": option.name in SHORT or option.path,
         "nullable": option.nullable,
         "shown_when": option.shown_when if option.shown_when != option.name else None,
@@ -100,12 +101,12 @@ def _field(option: Option, family: str) -> dict[str, Any]:
 
 
 def values_of(family: str, typed: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that a form holds, without those that have their defaults."""
+    """Return the options of a form as it was typed, without options that have their defaults."""
     options = options_of(family)
-    read = {name: given(options[name], value) for name, value in typed.items() if name in options}
-    if lines := read.get("prompt"):  # as in a prompt file
-        read["prompt"] = [line for line in lines if not (isinstance(line, str) and is_comment(line))]
-    return {name: value for name, value in read.items() if value != options[name].default or name in DEFAULTS}
+    values = {name: given(options[name], value) for name, value in typed.items() if name in options}
+    if lines := values.get("prompt"):  # as in a prompt file
+        values["prompt"] = [line for line in lines if not (isinstance(line, str) and is_comment(line))]
+    return {name: value for name, value in values.items() if value != options[name].default or name in DEFAULTS}
 
 
 def form_values(family: str, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ State = Literal["waiting", "generating", "done", "failed"]
 
 @dataclass
 class Request:
-    """Images that were asked for, and how far they are."""
+    """A request for images, and its progress."""
 
     id: str
     prompt: str
@@ -59,7 +59,7 @@ class GenerateJob(ToolJob):
         self.requests: OrderedDict[str, Request] = OrderedDict()
         self.warnings: list[str] = []
         self.changes = 0
-        """Number of changes so far: a page that has seen as many is up to date."""
+        """Number of changes so far; a page that has seen them all is up to date."""
         self._tail: EventTail | None = None
         self._lock = threading.RLock()
         self.family = str(self.find_again().get("family") or "")
@@ -68,12 +68,14 @@ class GenerateJob(ToolJob):
             self._requests_of(self.watched.folder)
 
     def generate(self, family: str, values: Mapping[str, Any]) -> str:
-        """Send a request with these options to the process of the family, which is started if it is not there; return
-        its id. Raises ValueError, one sentence, if it cannot be started."""
+        """Send a request with these options to the family's process, which is started if needed; return its id.
+
+        Raises ValueError, one sentence, if it cannot be started.
+        """
         with self._lock:
             self.follow()
             if self.busy and family != self.family:
-                if any(request.open for request in self.requests.values()):
+                if self._open_requests():
                     raise ValueError(
                         "Images of another model family are being generated: wait for them, or cancel them"
                     )
@@ -86,6 +88,14 @@ class GenerateJob(ToolJob):
             self._remember(id, values)
             return id
 
+    def _open_requests(self) -> list[Request]:
+        return [request for request in self.requests.values() if request.open]
+
+    def _fail(self, request: Request, error: str) -> None:
+        request.state = "failed"
+        request.error = error
+        self.changes += 1
+
     def _remember(self, id: str, values: Mapping[str, Any]) -> None:
         self.requests[id] = Request(id, " · ".join(values.get("prompt") or ["prompt file"]))
         while len(self.requests) > KEPT:
@@ -93,7 +103,7 @@ class GenerateJob(ToolJob):
         self.changes += 1
 
     def _requests_of(self, folder: RunFolder) -> None:
-        """Take over what an earlier GUI asked a process for; the process answers all of it before it ends."""
+        """Take over the requests of an earlier GUI to a process, which answers all of them before it ends."""
         self._tail = folder.events()
         for command in folder.commands():
             values = command.get("values")
@@ -102,21 +112,23 @@ class GenerateJob(ToolJob):
 
     def cancel(self, id: str) -> None:
         with self._lock:
-            if (request := self.requests.get(id)) and request.open and self.watched:
-                if self.watched.waiting:
-                    request.state, request.error = "failed", "Cancelled"
-                self._send("cancel", id=id)
-                self.changes += 1
+            request = self.requests.get(id)
+            if request is None or not request.open or not self.watched:
+                return
+            if self.watched.waiting:
+                self._fail(request, "Cancelled")
+            self._send("cancel", id=id)
+            self.changes += 1
 
     def make_way(self) -> None:
         """End an idle process, which holds the model's memory."""
         with self._lock:
             self.follow()
-            if not any(request.open for request in self.requests.values()):
+            if not self._open_requests():
                 self.stop()
 
     def free(self) -> None:
-        """End the process, and with it what waits."""
+        """End the process and the requests that wait for it."""
         with self._lock:
             self.stop()
             self.changes += 1
@@ -127,20 +139,19 @@ class GenerateJob(ToolJob):
             for event in self._tail or ():
                 self._apply(event)
             if self.watched and self.watched.refresh().over:
-                for request in self.requests.values():
-                    if request.open:
-                        request.state, request.error = "failed", self._why_ended(self.watched)
-                        self.changes += 1
+                for request in self._open_requests():
+                    self._fail(request, self._why_ended(self.watched))
 
     def _why_ended(self, process: WatchedRun) -> str:
-        """Return why the process ended while it had something to do, with the last line that it printed."""
-        why = process.run_state.failure.get("error") or "The process ended before the images were made"
+        """Return why the process ended before it answered, with the last line that it printed."""
+        reason = process.run_state.failure.get("error") or "The process ended before the images were made"
         printed = process.folder.console_tail(1)
-        return f"{why}: {printed}" if process.run_state.state == "lost" and printed else why
+        return f"{reason}: {printed}" if process.run_state.state == "lost" and printed else reason
 
     def _start(self, family: str) -> None:
         script = script_path(script_for(family, GENERATE))
-        self.family, self.warnings = family, []
+        self.family = family
+        self.warnings = []
         command = [sys.executable, str(script), "--resident", "--idle_seconds", str(IDLE_SECONDS)]
         self.begin(command, record={"family": family})
         assert self.watched
@@ -159,17 +170,17 @@ class GenerateJob(ToolJob):
 
     def _apply(self, event: Mapping[str, Any]) -> None:
         self.changes += 1
-        request = self.requests.get(str(event.get("id"))) or next(
-            (each for each in self.requests.values() if each.open), None
-        )
+        request = self.requests.get(str(event.get("id"))) or next(iter(self._open_requests()), None)
         if event["kind"] == "warning":
             self.warnings = [*self.warnings, str(event.get("text"))][-8:]
         if request is None:
             return
         match event["kind"]:
             case "phase" if event.get("name") != "waiting":
-                request.state, request.phase = "generating", str(event.get("name"))
-                request.done, request.total = int(event.get("done") or 0), int(event.get("total") or 0)
+                request.state = "generating"
+                request.phase = str(event.get("name"))
+                request.done = int(event.get("done") or 0)
+                request.total = int(event.get("total") or 0)
                 request.image = int(event.get("image") or request.image)
                 request.last = int(event.get("last") or request.image)
                 request.images = int(event.get("images") or request.images)
@@ -179,7 +190,8 @@ class GenerateJob(ToolJob):
                 request.preview = 0
                 request.files.append(str(event.get("path")))
             case "answered":
-                request.error, request.seconds = str(event.get("error") or ""), float(event.get("seconds") or 0)
+                request.error = str(event.get("error") or "")
+                request.seconds = float(event.get("seconds") or 0)
                 request.state = "failed" if request.error else "done"
 
     @property

@@ -31,7 +31,6 @@ from sd_scripts.runs.folder import RunFolder
 from sd_scripts.runs.outputs import STATE_ENDING
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.run_state import RunState
-from sd_scripts.runs.store import RunRow
 from sd_scripts.settings.catalog import FAMILY_TITLES, GENERATE_SCRIPTS, script_for
 from sd_scripts.settings.generate_settings import of_generating, problems, prompts_of, settings_of
 from sd_scripts.settings.settings import Settings
@@ -86,15 +85,16 @@ class GenerateRoutes:
 
     def start(self, request: Request, body: Mapping[str, Any]) -> dict[str, str]:
         """Check a form and ask for its images. Raises ValueError, one sentence per line."""
-        family, typed = str(body.get("family")), body.get("values")
-        if family not in FAMILIES or not isinstance(typed, dict):
+        family = str(body.get("family"))
+        typed_values = body.get("values")
+        if family not in FAMILIES or not isinstance(typed_values, dict):
             raise ValueError("The request does not name a model family and the values of a form")
-        values = values_of(family, typed)
+        values = values_of(family, typed_values)
         values["image_dir"] = str(absolute(values.get("image_dir")))
         settings = settings_of(family, {}, values)
-        wrong = self._allowed_paths.problems_of(settings)
-        if wrong := wrong or self._controls_outside(settings) or list(map(str, problems(settings))):
-            raise _links(family).refusal(wrong)
+        outside = self._allowed_paths.problems_of(settings) or self._controls_outside(settings)
+        if sentences := outside or problems(settings):
+            raise _links(family).refusal(list(sentences))
         return {"id": self._job.generate(family, values)}
 
     def _controls_outside(self, settings: Settings) -> list[str]:
@@ -110,7 +110,7 @@ class GenerateRoutes:
         return [why for name in sorted(named) if (why := self._allowed_paths.problem(CONTROLS.key, name))]
 
     def add_control(self, request: Request, body: bytes) -> dict[str, str]:
-        """Keep a control image that the browser sends, beside the images; return its path."""
+        """Save a control image that the browser sends next to the generated images; return its path."""
         name = Path(request.query_params.get("name", "")).name
         folder = self._allowed_paths.check("image_dir", absolute(request.query_params.get("image_dir")))
         path = keep_control(folder / CONTROL_FOLDER, name, body)
@@ -134,22 +134,23 @@ class GenerateRoutes:
     def gallery(self, request: Request) -> dict[str, Any]:
         """Return the newest images of the folder in the form, each with its parameters."""
         folder = absolute(request.query_params.get("image_dir"))
-        found: list[tuple[int, Path]] = []
+        files: list[tuple[int, Path]] = []
         with contextlib.suppress(OSError, ValueError):  # a folder that is not there, or not allowed
             for entry in os.scandir(self._allowed_paths.check("image_dir", folder)):
                 if Path(entry.name).suffix.lower() not in MEDIA_TYPES or entry.name.startswith("."):
                     continue
                 with contextlib.suppress(OSError):  # it is gone by now
                     if entry.is_file(follow_symlinks=False):  # send_file sends no other
-                        found.append((entry.stat().st_mtime_ns, Path(entry.path)))
-        newest = sorted(found, reverse=True)[:MOST_IMAGES]
+                        files.append((entry.stat().st_mtime_ns, Path(entry.path)))
+        newest = sorted(files, reverse=True)[:MOST_IMAGES]
         images = [{"name": path.name, "time": time, **_described(path, time)} for time, path in newest]
-        return {"folder": str(folder), "images": images, "total": len(found)}
+        return {"folder": str(folder), "images": images, "total": len(files)}
 
     def image(self, request: Request) -> Response:
         """Return an image of a folder."""
-        path = absolute(request.query_params.get("image_dir")) / request.path_params["name"]
-        if path.name != request.path_params["name"] or path.suffix.lower() not in MEDIA_TYPES:
+        name = request.path_params["name"]
+        path = absolute(request.query_params.get("image_dir")) / name
+        if path.name != name or path.suffix.lower() not in MEDIA_TYPES:
             raise NotFound("This is not an image of the gallery")
         allowed_file(self._allowed_paths, "image_dir", path)
         return send_file(request, path, MEDIA_TYPES[path.suffix.lower()])
@@ -161,7 +162,7 @@ class GenerateRoutes:
         return send_file(request, path, MEDIA_TYPES[path.suffix])
 
     def read(self, request: Request, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what the text chunks of a dropped image say, for the form. Raises ValueError if they say nothing."""
+        """Return the form that the text chunks of a dropped image describe. Raises ValueError if they describe none."""
         chunks = body.get("chunks")
         if not isinstance(chunks, dict):
             raise ValueError("The request holds no texts of an image")
@@ -181,20 +182,18 @@ class GenerateRoutes:
         return [{"path": path, "run": run} for path, run in files.items()]
 
     def of_run(self, request: Request) -> dict[str, Any]:
-        """Return the form with which to try what a run trained."""
-        return self._trying(row_of(request, self._queue))
-
-    def _trying(self, row: RunRow) -> dict[str, Any]:
+        """Return the form with which to try the model that a run trained."""
+        row = row_of(request, self._queue)
         run_state = self._queue.watch(row.id).refresh()
-        models = [made.find() for made in run_state.saved if not made.path.name.endswith(STATE_ENDING)]
+        models = [output.find() for output in run_state.saved if not output.path.name.endswith(STATE_ENDING)]
         newest = next((path for path in reversed(models) if path and path.exists()), None)
         if newest is None:
             raise ValueError(f"{row.name}: none of its files is there any more")
-        file = read_toml(RunFolder(row.folder).config)
-        family = row.family or str(file.get("family"))
+        run_settings = read_toml(RunFolder(row.folder).config)
+        family = row.family or str(run_settings.get("family"))
         if family not in FAMILIES:
             raise ValueError(f"{row.name}: there is no script that generates images of this model family")
-        values = of_generating({"learning_rate": 0, **file}, script_for(family, GENERATE))
+        values = of_generating({"learning_rate": 0, **run_settings}, script_for(family, GENERATE))
         values = {name: value for name, value in values.items() if name in options_of(family)}
         adapters: list[dict[str, Any]] = []
         if tab_of(row).method == "lora":
@@ -204,15 +203,16 @@ class GenerateRoutes:
         if run_state.samples and run_state.samples[-1].note:
             sample = run_state.samples[-1]
             values["prompt"] = [sample.note]
-            made = {"width": sample.width, "height": sample.height, "image_seed": sample.seed}
-            values |= {name: value for name, value in made.items() if value}
-        controls = self._controls_of_sample(file, run_state) if card_of(family).has(CONTROLS.needs) else []
-        told = {"family": family, "values": form_values(family, values), "adapters": adapters}
-        return {**told, "controls": controls} if controls else told
+            shape = {"width": sample.width, "height": sample.height, "image_seed": sample.seed}
+            values |= {name: value for name, value in shape.items() if value}
+        filled_form = {"family": family, "values": form_values(family, values), "adapters": adapters}
+        if card_of(family).has(CONTROLS.needs) and (controls := self._controls_of_sample(run_settings, run_state)):
+            filled_form["controls"] = controls
+        return filled_form
 
-    def _controls_of_sample(self, file: Mapping[str, Any], run_state: RunState) -> list[str]:
+    def _controls_of_sample(self, run_settings: Mapping[str, Any], run_state: RunState) -> list[str]:
         """Return the control images of a run's last sample, as far as its prompts are still there."""
-        name = str(file.get("sample_prompts") or "")
+        name = str(run_settings.get("sample_prompts") or "")
         try:
             self._allowed_paths.check("sample_prompts", name)
             prompts = read_prompt_file(Path(name).expanduser()).prompts(SamplePrompt())
@@ -233,30 +233,34 @@ def absolute(image_dir: object) -> Path:
 
 
 def as_form(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the form that makes an image with these parameters: those that fit, and the adapters whose files are
-    known."""
+    """Return the form that generates an image with these parameters, as far as the form has them."""
     parameters = typed(parameters)
     family = parameters.get("family") if parameters.get("family") in FAMILIES else None
-    options = options_of(str(family)) if family else {o: None for o in CARRIED}
     values = {name: parameters[name] for name in CARRIED if parameters.get(name) is not None}
     values["prompt"] = [str(values.get("prompt", "")).replace("\n", " ")]
     if "seed" in values:
         values["image_seed"] = values.pop("seed")
-    values |= {name: parameters[name] for name in ("dtype", "quantize_base") if name in parameters and name in options}
+    if family:
+        values |= {name: parameters[name] for name in ("dtype", "quantize_base") if name in parameters}
     if model := parameters.get("model_path"):
         values["pretrained_model_name_or_path"] = model
-    name = str(family or next(iter(sorted(FAMILIES, key=lambda each: card_of(each).order))))
+    form_family = str(family or min(FAMILIES, key=lambda name: card_of(name).order))
     return {
         "family": family,
         "title": FAMILY_TITLES.get(str(family), ""),
-        "values": form_values(name, values),
+        "values": form_values(form_family, values),
         "adapters": [
-            {"path": each.get("path") or each.get("name") or "", "strength": each.get("strength", 1.0)}
-            for each in parameters.get("adapters") or ()
+            {"path": _path_in(adapter), "strength": adapter.get("strength", 1.0)}
+            for adapter in parameters.get("adapters") or ()
         ],
-        "controls": [each.get("path") or each.get("name") or "" for each in parameters.get("control_images") or ()],
+        "controls": [_path_in(control) for control in parameters.get("control_images") or ()],
         "model": parameters.get("model"),
     }
+
+
+def _path_in(file: Mapping[str, Any]) -> str:
+    """Return the path of a file among an image's parameters, or its name if they have no path."""
+    return file.get("path") or file.get("name") or ""
 
 
 @lru_cache(maxsize=1000)

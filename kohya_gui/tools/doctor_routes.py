@@ -1,13 +1,9 @@
 """The page's checks of this machine: one process at a time, and HTTP routes under /studio that start and follow it."""
 
 import atexit
-import contextlib
 import json
-import os
 import secrets
-import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -20,6 +16,7 @@ from starlette.routing import Route
 from kohya_gui import doctor
 from kohya_gui.server.json_routes import NotFound, dated, download, get, post
 from sd_scripts.formats.private import private_folder
+from sd_scripts.runs import process
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.store import state_folder
 
@@ -28,7 +25,7 @@ PATIENCE = 1800.0
 
 
 class CheckProcess:
-    """Runs the checks and keeps what they found last, for all browsers."""
+    """Runs the checks and remembers their last findings, for all browsers."""
 
     def __init__(self, flags: tuple[str, ...] = ()) -> None:
         self._flags = flags
@@ -67,7 +64,10 @@ class CheckProcess:
                 )
             except OSError as error:
                 raise ValueError(f"The checks cannot be started: {error.strerror}") from error
-            self._titles, self._findings, self._error, self.zip_file = [], [], "", None
+            self._titles = []
+            self._findings = []
+            self._error = ""
+            self.zip_file = None
             self._changes += 1
         atexit.register(self.stop)
         threading.Thread(target=self._follow, args=(child, zip_file), name="doctor", daemon=True).start()
@@ -77,41 +77,40 @@ class CheckProcess:
         with self._lock:
             if child := self._child:
                 self._error = "The checks were cancelled"
-                _end(child)
+                process.signal_group(child.pid, kill=True)
 
     def state(self, known: str) -> dict[str, Any] | None:
-        """Return what there is to show, or None if the page knows it."""
+        """Return what the page shows, or None if it has this version already."""
         with self._lock:
             version = f"{self._launch}.{self._changes}"
-            return (
-                None
-                if known == version
-                else {
-                    "known": version,
-                    "running": self.running,
-                    "titles": self._titles,
-                    "findings": self._findings,
-                    "ended": self._ended,
-                    "error": self._error,
-                    "zip": self.zip_file is not None,
-                }
-            )
+            if known == version:
+                return None
+            return {
+                "known": version,
+                "running": self.running,
+                "titles": self._titles,
+                "findings": self._findings,
+                "ended": self._ended,
+                "error": self._error,
+                "zip": self.zip_file is not None,
+            }
 
     def _follow(self, child: "subprocess.Popen[str]", zip_file: Path | None) -> None:
         """Read what the process prints until it ends."""
-        timer = threading.Timer(PATIENCE, _end, (child,))
+        timer = threading.Timer(PATIENCE, process.signal_group, (child.pid, True))
         timer.start()
-        said = ""
+        last_line = ""
         assert child.stdout
         with child.stdout:
             for line in child.stdout:
-                told = _object(line)
-                if told is None:
-                    said = line.strip() or said
+                report = _object(line)
+                if report is None:
+                    last_line = line.strip() or last_line
                     continue
                 with self._lock:
-                    self._titles = told.get("checks", self._titles)
-                    self._findings = [*self._findings, *([told] if "status" in told else [])]
+                    self._titles = report.get("checks", self._titles)
+                    if "status" in report:
+                        self._findings = [*self._findings, report]
                     self._changes += 1
         code = child.wait()
         timer.cancel()
@@ -120,25 +119,18 @@ class CheckProcess:
             complete = bool(self._titles) and len(self._findings) == len(self._titles)
             self.zip_file = zip_file if complete and zip_file and zip_file.is_file() else None
             if not self._error and (not complete or (zip_file and not self.zip_file)):
-                self._error = said or f"The checks ended with exit code {code}"
-            self._child, self._ended = None, time.time()
+                self._error = last_line or f"The checks ended with exit code {code}"
+            self._child = None
+            self._ended = time.time()
             self._changes += 1
 
 
 def _object(line: str) -> dict[str, Any] | None:
     try:
-        found = json.loads(line)
+        content = json.loads(line)
     except ValueError:
         return None
-    return found if isinstance(found, dict) else None
-
-
-def _end(child: "subprocess.Popen[str]") -> None:
-    if sys.platform == "win32":
-        subprocess.run(["taskkill", "/T", "/F", "/PID", str(child.pid)], capture_output=True, check=False)
-        return
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
+    return content if isinstance(content, dict) else None
 
 
 CHECKS = CheckProcess()

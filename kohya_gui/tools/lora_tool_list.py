@@ -38,15 +38,16 @@ class LoraTool:
     hidden: tuple[str, ...] = ()
     """Options without a control on the page."""
     required: tuple[str, ...] = ()
-    """Options that the page requires, beside those that the groups check."""
+    """Options that the page requires in addition to those that the groups check."""
     suffix: Callable[[Mapping[str, Any]], str] = lambda values: "-new"
-    """Values -> what the page appends to the name of the first input for that of the output."""
+    """Values -> what the page appends to the first input's name to name the output."""
     suggest: Callable[[Sequence[int]], Mapping[str, Any]] = lambda ranks: {}
-    """Ranks in the chosen LoRAs -> values that the page fills in where the defaults, those of sd-scripts, are small."""
+    """Ranks in the chosen LoRAs -> values that the page fills in where the defaults, sd-scripts' own, are small."""
 
 
 def _rank(values: Mapping[str, Any]) -> str:
-    method, target = values.get("dynamic_method"), values.get("dynamic_param")
+    method = values.get("dynamic_method")
+    target = values.get("dynamic_param")
     return f"-{method}{target:g}" if method and target else f"-rank{values.get('new_rank')}"
 
 

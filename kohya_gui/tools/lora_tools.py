@@ -11,7 +11,7 @@ from kohya_gui.form.recognise import Recognised, allowed, glance, size
 from kohya_gui.runs.launch_command import setting_flags
 from kohya_gui.tools.lora_tool_list import LORA_TOOLS, LoraTool
 from kohya_gui.tools.tool_job import ToolJob
-from sd_scripts.families.cards.model_file import describe
+from sd_scripts.families.cards.model_file import ModelFile, describe
 from sd_scripts.families.cards.registry import names
 from sd_scripts.formats.models.lora_header import summarize
 from sd_scripts.formats.models.safetensors_header import SAFETENSORS, read_header
@@ -78,12 +78,22 @@ def read_values(tool: LoraTool, given: Mapping[str, Any]) -> dict[str, Any]:
 def problems(tool: LoraTool, values: Mapping[str, Any], allowed_paths: AllowedPaths) -> list[str]:
     """Return a sentence for each mistake; files outside the allowed folders are not looked at."""
     missing = [f"{name}: not set; choose a file" for name in tool.required if not values[name]]
-    if found := missing + option_problems(tool.groups, values) + _flags_in(tool, values):
-        return found
-    named = [(name, str(path)) for name in tool.inputs for path in _listed(values[name])]
-    targets = [(tool.output, str(values[tool.output]))] if tool.output else []
-    outside = [why for name, path in (*named, *targets) if (why := allowed_paths.problem(name, path))]
-    return outside or [why for name, path in named if (why := input_problem(name, path))]
+    if invalid := missing + option_problems(tool.groups, values) + _flags_in(tool, values):
+        return invalid
+    inputs = _input_files(tool, values)
+    outputs = [(tool.output, str(values[tool.output]))] if tool.output else []
+    outside = [problem for name, path in (*inputs, *outputs) if (problem := allowed_paths.problem(name, path))]
+    return outside or [problem for name, path in inputs if (problem := input_problem(name, path))]
+
+
+def _input_files(tool: LoraTool, values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return (option, path) of every input that is set."""
+    inputs = []
+    for name in tool.inputs:
+        value = values[name]
+        paths = value if isinstance(value, list) else [value] if value else []
+        inputs += [(name, str(path)) for path in paths]
+    return inputs
 
 
 def _flags_in(tool: LoraTool, values: Mapping[str, Any]) -> list[str]:
@@ -100,20 +110,20 @@ def links_of(tool: LoraTool) -> FieldLinks:
 def hints(
     tool: LoraTool, values: Mapping[str, Any], allowed_paths: AllowedPaths, chosen: Container[str] = ()
 ) -> dict[str, Any]:
-    """Return what is found at each file, values for options that are not `chosen` yet, and a name for the output."""
-
-    def look(name: str, path: str) -> dict[str, Any]:
-        found = allowed(allowed_paths, name, path, model_hint if name in MODELS else lora_hint)
-        return {"text": found.text, "good": found.good, "family": found.family}
-
-    told = {name: [look(name, str(path)) for path in _listed(values[name])[:MOST_LORAS]] for name in tool.inputs}
-    named = [(name, str(path)) for name in tool.inputs for path in _listed(values[name])[:MOST_LORAS]]
-    ranks = [rank for name, path in named for rank in _ranks(name, path, allowed_paths)]
+    """Return a hint for each input, values for options that are not `chosen` yet, and a name for the output."""
+    seen: dict[str, list[dict[str, Any]]] = {name: [] for name in tool.inputs}
+    ranks: list[int] = []
+    for name, path in _input_files(tool, values):
+        if len(seen[name]) == MOST_LORAS:
+            continue
+        hint = allowed(allowed_paths, name, path, model_hint if name in MODELS else lora_hint)
+        seen[name].append({"text": hint.text, "good": hint.good, "family": hint.family})
+        ranks += _ranks(name, path, allowed_paths)
     suggested = {name: value for name, value in tool.suggest(ranks).items() if name not in chosen}
     output = suggested_output(tool, {**values, **suggested}, allowed_paths) if tool.output else ""
     target = str(values.get(tool.output) or "") if tool.output else ""
     exists = bool(target) and not allowed_paths.problem(tool.output, target) and Path(target).is_file()
-    return {"hints": told, "output": output, "suggested": suggested, "replaces": exists}
+    return {"hints": seen, "output": output, "suggested": suggested, "replaces": exists}
 
 
 def _ranks(name: str, path: str, allowed_paths: AllowedPaths) -> list[int]:
@@ -129,16 +139,19 @@ def _ranks(name: str, path: str, allowed_paths: AllowedPaths) -> list[int]:
 
 
 def suggested_output(tool: LoraTool, values: Mapping[str, Any], allowed_paths: AllowedPaths) -> str:
-    """Return a free name beside the last input: `folder/name-rank8.safetensors`; empty without an input."""
-    named = [str(path) for name in tool.inputs for path in _listed(values[name])[:1]]
-    beside = named[-1] if tool.inputs[0] == "model_org" and named else named[0] if named else ""
-    if not beside or allowed_paths.problem(tool.inputs[0], beside) or not Path(beside).expanduser().is_file():
+    """Return a free name next to the main input: `folder/name-rank8.safetensors`; empty without an input."""
+    inputs = [path for _, path in _input_files(tool, values)]
+    if not inputs:
         return ""
-    path = Path(beside).expanduser()
-    names = (
-        f"{path.stem}{tool.suffix(values)}{again}.safetensors" for again in ("", *(f"-{n}" for n in range(2, 100)))
-    )
-    return next((str(path.with_name(name)) for name in names if not path.with_name(name).exists()), "")
+    main_input = inputs[-1] if tool.inputs[0] == "model_org" else inputs[0]  # the model that was trained
+    path = Path(main_input).expanduser()
+    if allowed_paths.problem(tool.inputs[0], main_input) or not path.is_file():
+        return ""
+    for number in ("", *(f"-{n}" for n in range(2, 100))):
+        target = path.with_name(f"{path.stem}{tool.suffix(values)}{number}.safetensors")
+        if not target.exists():
+            return str(target)
+    return ""
 
 
 def lora_hint(path: str) -> Recognised:
@@ -152,37 +165,36 @@ def model_hint(path: str) -> Recognised:
 
 
 def _lora(place: Path) -> Recognised:
-    found = _described(place)
-    if isinstance(found, Recognised):
-        return found
-    if not found.variant.endswith("LoRA"):
-        return Recognised(f"{found.variant or 'Unknown file'}, {size(found.bytes)}: not a LoRA", good=False)
+    file = _described(place)
+    if isinstance(file, Recognised):
+        return file
+    if not file.variant.endswith("LoRA"):
+        return Recognised(f"{file.variant or 'Unknown file'}, {size(file.bytes)}: not a LoRA", good=False)
     summary = summarize(read_header(place)) if place.suffix in SAFETENSORS else None
     if summary is None:
-        return Recognised(f"{found.variant}, {size(found.bytes)}", good=True, family=found.family)
-    kind = found.variant.removesuffix("LoRA") + summary.kind
-    return Recognised(f"{kind}, {summary.text()}, {size(found.bytes)}", good=True, family=found.family)
+        return Recognised(f"{file.variant}, {size(file.bytes)}", good=True, family=file.family)
+    kind = file.variant.removesuffix("LoRA") + summary.kind
+    return Recognised(f"{kind}, {summary.text()}, {size(file.bytes)}", good=True, family=file.family)
 
 
 def _model(place: Path) -> Recognised:
-    found = _described(place)
-    if isinstance(found, Recognised):
-        return found
-    if found.variant.endswith("LoRA"):
-        return Recognised(f"{found.variant}: not a model", good=False)
-    known = found.family in names()
-    words = ", ".join(part for part in (found.variant or "Unknown file", found.precision, size(found.bytes)) if part)
-    return Recognised(words if known else f"{words}: cannot be read by this tool", good=known, family=found.family)
+    file = _described(place)
+    if isinstance(file, Recognised):
+        return file
+    if file.variant.endswith("LoRA"):
+        return Recognised(f"{file.variant}: not a model", good=False)
+    readable = file.family in names()
+    words = ", ".join(filter(None, (file.variant or "Unknown file", file.precision, size(file.bytes))))
+    text = words if readable else f"{words}: cannot be read by this tool"
+    return Recognised(text, good=readable, family=file.family)
 
 
-def _described(place: Path) -> Any:
-    """Return what a file is, or why it is none."""
+def _described(place: Path) -> ModelFile | Recognised:
+    """Return what a file is, or why it cannot be read."""
     if why := input_problem("", str(place)).partition(": ")[2]:
         return Recognised(why.replace(f"there is no file '{place}'", "There is no such file"), good=False)
-    found = describe(place)
-    if found.problem:
-        return Recognised(found.problem.replace(f"'{place}'", "This file"), good=False)
-    return found
+    file = describe(place)
+    return Recognised(file.problem.replace(f"'{place}'", "This file"), good=False) if file.problem else file
 
 
 def metadata_entries(path: str) -> dict[str, str]:
@@ -196,7 +208,7 @@ def metadata_entries(path: str) -> dict[str, str]:
 
 
 class LoraToolJob(ToolJob):
-    """The single LoRA tool job of this GUI. It computes on the CPU, beside a training."""
+    """The single LoRA tool job of this GUI. It computes on the CPU, also during a training."""
 
     uses_gpu = False
 
@@ -225,17 +237,13 @@ def flags_of(options: Sequence[Option], values: Mapping[str, Any]) -> list[str]:
 
 def merged_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Return models, ratios and lbws from rows of {path, ratio, lbw}; rows without a path are left out."""
-    kept = [row for row in rows if str(row.get("path") or "").strip()]
-    lbws = [str(row.get("lbw") or "").strip() or "[]" for row in kept]
+    with_path = [row for row in rows if str(row.get("path") or "").strip()]
+    lbws = [str(row.get("lbw") or "").strip() or "[]" for row in with_path]
     return {
-        "models": [str(row["path"]).strip().strip('"') for row in kept],
-        "ratios": [row.get("ratio", 1.0) for row in kept],
+        "models": [str(row["path"]).strip().strip('"') for row in with_path],
+        "ratios": [row.get("ratio", 1.0) for row in with_path],
         "lbws": lbws if any(lbw != "[]" for lbw in lbws) else [],
     }
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value] if value else []
 
 
 def takes_rows(tool: LoraTool) -> bool:

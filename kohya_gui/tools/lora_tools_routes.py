@@ -43,8 +43,8 @@ def routes(queue: RunQueue, allowed_paths: AllowedPaths) -> list[Route]:
 
     def start(request: Request, body: Mapping[str, Any]) -> None:
         tool, values = _asked(body)
-        if found := problems(tool, values, allowed_paths):
-            raise links_of(tool).refusal(found)
+        if mistakes := problems(tool, values, allowed_paths):
+            raise links_of(tool).refusal(mistakes)
         job.start(tool, values)
 
     def state(request: Request) -> dict[str, Any] | None:
@@ -56,13 +56,7 @@ def routes(queue: RunQueue, allowed_paths: AllowedPaths) -> list[Route]:
         if request.query_params.get("known") == known:
             return None
         report = job.result(REPORT) if run_state.state == "finished" else None
-        return {
-            "known": known,
-            "tool": job.tool.name,
-            "title": job.tool.title,
-            **_told(job.tool, run_state),
-            "report": report,
-        }
+        return {"known": known, **_shown(job.tool, run_state), "report": report}
 
     def metadata(request: Request, body: Mapping[str, Any]) -> dict[str, Any]:
         path = str(body.get("path") or "").strip()
@@ -98,10 +92,10 @@ def _asked(body: Mapping[str, Any]) -> tuple[LoraTool, dict[str, Any]]:
     return tool, read_values(tool, given)
 
 
-def _told(tool: LoraTool, run_state: RunState) -> dict[str, Any]:
+def _shown(tool: LoraTool, run_state: RunState) -> dict[str, Any]:
     """Return the state of the job for the page."""
-    error = "\n".join(_error(run_state))
-    started, ended = run_state.started, run_state.ended
+    error = _error(run_state)
+    started = run_state.started
     saved = [
         {"path": str(output.path), "name": output.path.name, "size": size(output.bytes), "there": output.path.is_file()}
         for output in run_state.saved
@@ -118,12 +112,14 @@ def _told(tool: LoraTool, run_state: RunState) -> dict[str, Any]:
         "html": error and links_of(tool).refused(ValueError(error)),
         "warnings": [links_of(tool).words(text) for text in run_state.warnings],
         "saved": saved,
-        "seconds": (ended or time.time()) - started if started else None,
+        "seconds": (run_state.ended or time.time()) - started if started else None,
     }
 
 
-def _error(run_state: RunState) -> list[str]:
-    """Return what went wrong, a sentence each; of a tool that ended without a word, the last line it printed."""
+def _error(run_state: RunState) -> str:
+    """Return what went wrong, a sentence a line; if the tool reported nothing, the last line that it printed."""
     failure = run_state.failure
-    said = failure.get("details", "") if run_state.state == "lost" else failure.get("error", "")
-    return (said or failure.get("error", "")).splitlines()[-1 if run_state.state == "lost" else 0 :]
+    if run_state.state == "lost":
+        printed = (failure.get("details") or failure.get("error", "")).splitlines()
+        return printed[-1] if printed else ""
+    return "\n".join(failure.get("error", "").splitlines())

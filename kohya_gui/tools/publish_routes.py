@@ -1,7 +1,7 @@
 """Publish a run from its view: HTTP routes under /studio that show its model card, upload and pack it.
 
-The work is done by `sd_scripts.tools.publish` in a process of its own. A token is handed to it in its environment and
-kept nowhere.
+The work is done by `sd_scripts.tools.publish` in a process of its own. A token is passed in its environment and never
+stored.
 """
 
 import contextlib
@@ -57,20 +57,20 @@ class Job:
 
 class PublishRoutes:
     def __init__(self, queue: RunQueue, allowed_paths: AllowedPaths) -> None:
-        self._queue, self._allowed_paths = queue, allowed_paths
+        self._queue = queue
+        self._allowed_paths = allowed_paths
         self._jobs: dict[int, Job] = {}
         self._lock = threading.Lock()
 
     def card(self, request: Request) -> Any:
         """Return the card of a run as it was last edited, else a new one, and what is published from which file."""
-        found = self._content(row_of(request, self._queue))
-        sources, left_out = found["contents"], found["left_out"]
+        content = self._content(row_of(request, self._queue))
         return {
-            "text": found["text"],
-            "file": found["file"],
-            "names": [*sources],
-            "sources": sources,
-            "left_out": left_out,
+            "text": content["text"],
+            "file": content["file"],
+            "names": [*content["contents"]],
+            "sources": content["contents"],
+            "left_out": content["left_out"],
             "fields": {
                 o.name: {"label": o.label, "help": o.help, "placeholder": o.placeholder} for o in OPTIONS.values()
             },
@@ -78,7 +78,9 @@ class PublishRoutes:
 
     def start(self, request: Request, body: Mapping[str, Any]) -> None:
         """Save the edited card; then upload the run to `repo_id`, or pack it if `zip` is on."""
-        row, text, token = row_of(request, self._queue), body.get("text"), body.get("token") or ""
+        row = row_of(request, self._queue)
+        text = body.get("text")
+        token = body.get("token") or ""
         repo = "" if body.get("zip") else body.get("repo_id")
         if not isinstance(text, str) or len(text) > MOST_TEXT or not text.strip():
             raise LINKS.refusal([f"text: the card must have 1 to {MOST_TEXT:,} characters"])
@@ -90,24 +92,27 @@ class PublishRoutes:
         card = self._allowed_paths.check("card", self._content(row)["card"])
         flags = ["--card", str(card)]
         if repo:
-            flags += [f"--repo_id={repo}", *(["--public"] if body.get("public") else [])]
+            flags.append(f"--repo_id={repo}")
+            if body.get("public"):
+                flags.append("--public")
         else:
             flags += ["--zip", str(private_folder(state_folder()) / PACKED.format(row.id))]
         with self._lock:
-            if (before := self._jobs.get(row.id)) and before.running:
+            if row.id in self._jobs and self._jobs[row.id].running:
                 raise ValueError("This run is being published already")
             job = self._jobs[row.id] = Job()
         try:
             with saving(card):
                 write_whole(card, text.rstrip() + "\n")
         except OSError as error:
-            job.running, job.error = False, str(error)
+            job.running = False
+            job.error = str(error)
             raise ValueError(f"The card {error}") from error
         hub = {"HF_TOKEN": token.strip()} if token.strip() else {}
         threading.Thread(target=_work, args=(job, row.folder, flags, hub), name="publish", daemon=True).start()
 
     def state(self, request: Request) -> Any:
-        """Return what the last job of a run made, or why it failed."""
+        """Return the result of a run's last job, or why it failed."""
         job = self._jobs.get(row_of(request, self._queue).id)
         if job is None:
             raise NotFound("This run has not been published")
@@ -127,15 +132,15 @@ class PublishRoutes:
         return download(job.zip, f"{row.name}.zip", once=True)  # as large as the file
 
     def _content(self, row: RunRow) -> dict[str, Any]:
-        """Return what the program says of a run. Raises ValueError if a file of it may not be read by the page."""
-        found = _run([str(row.folder)], {}, SECONDS_FOR_CARD)
-        for path in found["contents"].values():
+        """Return what the program reports about a run. Raises ValueError if the page may not read one of its files."""
+        content = _run([str(row.folder)], {}, SECONDS_FOR_CARD)
+        for path in content["contents"].values():
             self._allowed_paths.check("file", path)
-        return found
+        return content
 
 
 def routes(queue: RunQueue, allowed_paths: AllowedPaths = EVERYWHERE) -> list[Route]:
-    """Return the routes; they precede those of live_routes, which take any other action of a run."""
+    """Return the routes. They must come before live_routes, which match any action of a run."""
     _remove_old_zips()
     publish = PublishRoutes(queue, allowed_paths)
     return [
@@ -155,8 +160,9 @@ def _remove_old_zips() -> None:
 
 def _work(job: Job, folder: Path, flags: list[str], hub: Mapping[str, str]) -> None:
     try:
-        done = _run([str(folder), *flags], hub, None)
-        job.url, job.zip = done.get("url", ""), Path(done["zip"]) if "zip" in done else None
+        report = _run([str(folder), *flags], hub, None)
+        job.url = report.get("url", "")
+        job.zip = Path(report["zip"]) if "zip" in report else None
     except ValueError as error:
         job.error = str(error)
     finally:
@@ -164,10 +170,10 @@ def _work(job: Job, folder: Path, flags: list[str], hub: Mapping[str, str]) -> N
 
 
 def _run(flags: list[str], hub: Mapping[str, str], seconds: float | None) -> dict[str, Any]:
-    """Run the program and return what it prints. Raises ValueError with the sentence that it ends with."""
+    """Run the program and return the JSON that it prints. Raises ValueError with its last line on stderr."""
     command = [sys.executable, "-m", PROGRAM, *flags, "--json"]
     try:
-        ran = subprocess.run(
+        ended = subprocess.run(
             command,
             env={**environment(), **hub, "PYTHONIOENCODING": "utf-8"},
             stdin=subprocess.DEVNULL,
@@ -177,11 +183,11 @@ def _run(flags: list[str], hub: Mapping[str, str], seconds: float | None) -> dic
             timeout=seconds,
             check=False,
         )
-        if ran.returncode == 0:
-            return dict(json.loads(ran.stdout.splitlines()[-1]))
+        if ended.returncode == 0:
+            return dict(json.loads(ended.stdout.splitlines()[-1]))
     except subprocess.TimeoutExpired:
         raise ValueError("The run could not be read in time; try again") from None
     except (OSError, ValueError, IndexError) as error:
         raise ValueError(f"{PROGRAM} could not be run: {error}") from None
-    said = [line for line in ran.stderr.splitlines() if line.strip()]
-    raise ValueError(said[-1] if said else f"{PROGRAM} ended with exit code {ran.returncode}")
+    lines = [line for line in ended.stderr.splitlines() if line.strip()]
+    raise ValueError(lines[-1] if lines else f"{PROGRAM} ended with exit code {ended.returncode}")

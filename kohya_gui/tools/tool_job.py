@@ -115,13 +115,14 @@ class ToolJob:
         self._queue.when_free(gpus, lambda: self._begin_waiting(job, argv), self.make_way)
 
     def _begin_waiting(self, waiting: WatchedRun, argv: Sequence[str]) -> WatchedRun | None:
-        """Start the waiting job, unless it was stopped meanwhile."""
+        """Start the waiting job, unless it was stopped in the meantime."""
         if not waiting.waiting:
             return None
         try:
             self.watched = WatchedRun(waiting.folder, process.start(argv, {}, waiting.folder))
         except ValueError as error:
-            waiting.waiting, waiting.end = False, End("failed", str(error))
+            waiting.waiting = False
+            waiting.end = End("failed", str(error))
             return None
         return self.watched
 
@@ -130,7 +131,8 @@ class ToolJob:
 
     def stop(self) -> None:
         if self.watched and self.watched.waiting:
-            self.watched.waiting, self.watched.end = False, End("stopped")
+            self.watched.waiting = False
+            self.watched.end = End("stopped")
             with contextlib.suppress(OSError):  # a later GUI must not start it
                 self.watched.folder.launch.unlink(missing_ok=True)
         elif self.watched:
@@ -151,7 +153,7 @@ def _is_launch(launch: Any) -> bool:
 
 
 def _claim(folder: RunFolder, launch: Mapping[str, Any]) -> bool:
-    """Make a job that an earlier GUI left ours; return whether that succeeded, as two GUIs may start at once."""
+    """Take over a job that an earlier GUI left; return whether that succeeded, as two GUIs may start together."""
     taken = beside(folder.launch, OLD)
     try:
         os.rename(folder.launch, taken)  # succeeds for one of them

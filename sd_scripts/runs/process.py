@@ -103,14 +103,17 @@ class RunningRun:
             self.wait(grace)
 
     def _signal_group(self, kill: bool) -> None:
-        if not self.alive:
-            return
-        if sys.platform == "win32":
-            subprocess.run(["taskkill", "/T", "/F", "/PID", str(self.pid)], capture_output=True, check=False)
-            return
-        with contextlib.suppress(ProcessLookupError):  # it may have just exited
-            # start() made the process the leader of its own group
-            os.killpg(self.pid, signal.SIGKILL if kill else signal.SIGTERM)
+        if self.alive:
+            signal_group(self.pid, kill)
+
+
+def signal_group(leader: int, kill: bool) -> None:
+    """Terminate or kill a process, started as the leader of its own group, and its children."""
+    if sys.platform == "win32":
+        subprocess.run(["taskkill", "/T", "/F", "/PID", str(leader)], capture_output=True, check=False)
+        return
+    with contextlib.suppress(ProcessLookupError):  # it may have just exited
+        os.killpg(leader, signal.SIGKILL if kill else signal.SIGTERM)
 
 
 STARTED_BY = "SD_SCRIPTS_STARTED_BY"

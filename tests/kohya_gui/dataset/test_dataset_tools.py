@@ -51,7 +51,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def told(arranged: Arranged) -> list[str]:
-    return [text for copied in arranged.copied for text in copied.told()]
+    return [text for copied in arranged.copied for text in copied.warnings()]
 
 
 def test_what_is_copied_is_what_training_reads(source: Path, concept: Concept) -> None:
@@ -173,10 +173,10 @@ def test_a_mistake_is_one_sentence_and_nothing_is_made(
 def test_gathered_words_train(source: Path) -> None:
     (source / "a.tags").write_text("cute")
     asked = Gathering(image_folder=str(source), metadata_folder=str(source.parent / "new/meta"), tags="tags")
-    file, said = gather(asked)
+    file, images, remarks = gather(asked)
     assert file == source.parent / "new/meta/meta_cap.json"
-    assert said == [
-        "3 images",
+    assert images == 3
+    assert remarks == [
         "2 of 3 images have no .txt file, or an empty one: b.JPG, c.webp",
         "2 of 3 images have no .tags file, or an empty one: b.JPG, c.webp",
     ]

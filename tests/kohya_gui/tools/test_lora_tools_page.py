@@ -20,7 +20,7 @@ from kohya_gui.tools.lora_tools import (
     options_of,
     read_values,
 )
-from kohya_gui.tools.lora_tools_routes import _told, routes
+from kohya_gui.tools.lora_tools_routes import _shown, routes
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.store import RunStore
 from sd_scripts.settings.family_options import each_option
@@ -135,7 +135,7 @@ def test_a_tool_that_ends_without_a_word_is_told_by_what_it_printed_last(lora: P
     job.begin([sys.executable, "-c", "print(chr(49)); exit('model: it is gone')"])
     assert job.watched
     wait_for(lambda: job.watched.refresh().over)
-    told = _told(TOOLS["resize"], job.watched.run_state)
+    told = _shown(TOOLS["resize"], job.watched.run_state)
     assert (told["state"], text_of(told["html"])) == ("lost", "LoRA (model): it is gone")
 
 
