@@ -27,6 +27,13 @@ HEAD = f"""
 </header>
 """
 TRAININGS = (LORA, DREAMBOOTH, FINETUNE, TEXTUAL_INVERSION)
+OTHER_TABS = {
+    "generate": ("Generate", generate_tab),
+    "loratools": ("LoRA tools", lora_tools_tab),
+    "runs": ("Runs", runs_tab),
+    "machine": ("Machine", machine_tab),
+}
+"""Element id -> title and layout."""
 
 
 def build(
@@ -49,14 +56,9 @@ def build(
                     tabs.append(TrainingTab(training, queue, launch, allowed_paths))
                     if links is not None:
                         links[training.tab.name] = tabs[-1].form.links
-            with gr.Tab("Generate", id="generate", elem_id="generate"):
-                generate_tab()
-            with gr.Tab("LoRA tools", id="loratools", elem_id="loratools"):
-                lora_tools_tab()
-            with gr.Tab("Runs", id="runs", elem_id="runs"):
-                runs_tab()
-            with gr.Tab("Machine", id="machine", elem_id="machine"):
-                machine_tab()
+            for name, (title, lay_out) in OTHER_TABS.items():
+                with gr.Tab(title, id=name, elem_id=name):
+                    lay_out()
         head.value = f"{head.value}{as_element({tab.name: tab.form.rules for tab in tabs})}"
         for tab in tabs:
             tab.connect_others(tabs)

@@ -19,7 +19,7 @@ MODELS = (".safetensors", ".sft", ".ckpt", ".pt", ".pth", ".bin")
 SETTINGS = (".toml", ".json")
 LORA_TOOL_INPUTS = {name for tool in LORA_TOOLS for name in tool.inputs}
 ALSO_FOLDERS = tuple(dict.fromkeys(("pretrained_model_name_or_path", "vae", *component_options())))
-"""Fields that also take a folder, that of a diffusers model."""
+"""Fields that also take the folder of a diffusers model."""
 ENDINGS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys((*ALSO_FOLDERS, "network_weights", "base_weights", "lora_weights", *LORA_TOOL_INPUTS), MODELS),
     **dict.fromkeys(("file", "new-name", "dataset_config", "log_tracker_config"), SETTINGS),
@@ -45,16 +45,18 @@ def routes(allowed_paths: AllowedPaths) -> list[Route]:
 
 def listing(path: str, field: str, allowed_paths: AllowedPaths) -> dict[str, Any]:
     """List the folder at or around a path: subfolders and files that fit the field. Raises ValueError, one sentence."""
-    folder = _nearest(
-        allowed_paths.check("folder", path.strip().strip('"') or first_folder(allowed_paths)), allowed_paths
-    )
+    start = path.strip().strip('"') or first_folder(allowed_paths)
+    folder = _nearest(allowed_paths.check("folder", start), allowed_paths)
     endings = ENDINGS.get(field, ())
-    folders, files = [], []
+    folders = []
+    files = []
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name.lower())
     except OSError as error:
         raise ValueError(f"'{folder}' cannot be listed: {error.strerror}") from error
-    for entry in (entry for entry in entries if not entry.name.startswith(".")):
+    for entry in entries:
+        if entry.name.startswith("."):
+            continue
         if entry.is_dir():
             folders.append(entry.name)
         elif entry.name.lower().endswith(endings or ("\0",)):
@@ -79,10 +81,11 @@ def starts(allowed_paths: AllowedPaths) -> list[Path]:
     return list(dict.fromkeys([Path.home(), Path.cwd(), *(drive for drive in drives if drive.exists())]))
 
 
-def first_folder(allowed_paths: AllowedPaths) -> str:
-    if not (found := starts(allowed_paths)):
+def first_folder(allowed_paths: AllowedPaths) -> Path:
+    folders = starts(allowed_paths)
+    if not folders:
         raise ValueError("path: none of the allowed folders exists; create one, or start the GUI with --allowed_path")
-    return str(found[0])
+    return folders[0]
 
 
 def _nearest(place: Path, allowed_paths: AllowedPaths) -> Path:
@@ -90,4 +93,4 @@ def _nearest(place: Path, allowed_paths: AllowedPaths) -> Path:
     for folder in (place, *place.parents):
         if folder.is_dir() and allowed_paths.holds(folder):
             return folder
-    return Path(first_folder(allowed_paths))
+    return first_folder(allowed_paths)

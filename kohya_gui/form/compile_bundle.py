@@ -1,4 +1,4 @@
-"""The control "Compile bundle": it shows which bundle the compile controls hold, and sets them all."""
+"""The control "Compile bundle": it shows which bundle the compile controls are set to, and sets them all."""
 
 import json
 from dataclasses import asdict
@@ -15,7 +15,7 @@ from sd_scripts.settings.family_options import each_option
 
 
 class CompileBundleControl:
-    """A list of the bundles, kept in step with the compile controls by the browser (compile_bundle.js)."""
+    """A list of the bundles, which the browser keeps in step with the compile controls (compile_bundle.js)."""
 
     def __init__(self, form: Form, family: FormComponent, queue: RunQueue) -> None:
         self._form = form
@@ -49,7 +49,7 @@ class CompileBundleControl:
         arguments = f"'{self._form.tab}', {json.dumps(table)}, {json.dumps(custom)}"
         changes = [control.change for control in controls]  # type: ignore[attr-defined]
         show = f"(...now) => CompileBundles.shown({arguments}, now)"
-        # a bundle changes several controls at once; the last event sees them all
+        # a bundle changes several controls together; the last event sees them all
         gr.on(changes, None, controls, self._bundle, js=show, trigger_mode="always_last", **QUIET)
         take = f"(chosen, ...now) => CompileBundles.taken({arguments}, chosen, now)"
         self._bundle.input(None, [self._bundle, *controls], [self._bundle, *controls], js=take, **QUIET)

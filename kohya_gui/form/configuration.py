@@ -77,8 +77,7 @@ def path_to_save(text: str) -> Path:
 
 
 def open_file(path: Path, tab: Tab, shown: str | None = None, allowed_paths: AllowedPaths = EVERYWHERE) -> Opened:
-    """Read a TOML file, which may be that of a run, or a kohya_ss JSON; `shown` is the family of a file that does not
-    name one.
+    """Read a TOML file, which may be a run's, or a kohya_ss JSON; `shown` is the family of a file that names none.
 
     Raises ValueError, one sentence, if the file is missing, broken or for another tab.
     """
@@ -109,19 +108,19 @@ def open_file(path: Path, tab: Tab, shown: str | None = None, allowed_paths: All
 
 def tab_for(path: Path) -> Tab:
     """Return the tab that a file is for, LoRA if it does not say. Raises ValueError as open_file does."""
-    legacy = path.suffix.lower() == ".json"
-    return (legacy_config.tab_of(legacy_config.read(path)) if legacy else _tab_of(read_toml(path))) or TABS["lora"]
+    is_legacy = path.suffix.lower() == ".json"
+    tab = legacy_config.tab_of(legacy_config.read(path)) if is_legacy else _tab_of(read_toml(path))
+    return tab or TABS["lora"]
 
 
 def _tab_of(raw: Mapping[str, Any]) -> Tab | None:
-    """Return the tab of a TOML file by its method or options only one has; in_json tells Fine-tune from DreamBooth, and
-    token_string alone is textual inversion."""
+    """Return the tab of a TOML file by its method or options only one has; in_json distinguishes Fine-tune from
+    DreamBooth, and token_string alone is textual inversion."""
     by_method = options_of_one_method()
-    named = str(raw.get("method"))
-    methods = (
-        [named] if named in by_method else [method for method, names in by_method.items() if not names.isdisjoint(raw)]
-    )
-    if not methods and "token_string" in raw:
+    methods = [method for method, names in by_method.items() if not names.isdisjoint(raw)]
+    if str(raw.get("method")) in by_method:
+        methods = [str(raw["method"])]
+    elif not methods and "token_string" in raw:
         methods = ["textual_inversion"]
     if len(methods) != 1:
         return None
@@ -135,8 +134,8 @@ def _check_tab(path: Path, own_tab: Tab | None, tab: Tab) -> None:
 
 
 def family_of(values: Mapping[str, Any], method: str, allowed_paths: AllowedPaths = EVERYWHERE) -> str | None:
-    """Return the family that settings name, else the one by options and choices only it has, else that of the base
-    model, else the first that has all of these options. The base model tells a family from one derived from it."""
+    """Return the family that settings name, else the only one with these options and choices, else the base model's,
+    else the first that has all of these options. The base model distinguishes a family from one derived from it."""
     families = families_of(method)
     if values.get("family") in families:
         return str(values["family"])
@@ -151,13 +150,15 @@ def family_of(values: Mapping[str, Any], method: str, allowed_paths: AllowedPath
 
 def _capable(values: Mapping[str, Any], method: str, families: Sequence[str]) -> list[str]:
     """Return the families that have all options of the values that not every family has; none if there are no such
-    options. Groups that every family has do not count: files of other programs hold any of their options. A family with
-    the options of the one that it is derived from does not count beside it."""
+    options. Groups that every family has do not count: files of other programs contain any of their options. Nor does a
+    family count if the one that it is derived from has the same options."""
     every = [group for family in families for group in script_for(family, method).groups]
     special = {group for group in every if every.count(group) < len(families)}
     named = [o for group in special for o in each_option(group) if o.name in values]
-    takers = [o.family_choices.get(str(values[o.name]), o.families) for o in named]
-    capable = [family for family in families if all(family in each for each in takers)] if takers else []
+    if not named:
+        return []
+    families_with_option = [o.family_choices.get(str(values[o.name]), o.families) for o in named]
+    capable = [family for family in families if all(family in names for names in families_with_option)]
     return [family for family in capable if card_of(family).derived_from not in capable]
 
 
@@ -166,7 +167,8 @@ def _family_of_model(name: str, allowed_paths: AllowedPaths) -> str | None:
     try:
         if name and allowed_paths.holds(place) and place.exists():
             family = describe(place).family
-            return (family and _named(place.name, [card for card in cards() if card.derived_from == family])) or family
+            derived = [card for card in cards() if family and card.derived_from == family]
+            return _named(place.name, derived) or family
     except (OSError, ValueError):  # not a valid path
         return None
     return _named(name, cards()) if is_hub_id(name) else None
@@ -178,12 +180,12 @@ def _named(name: str, among: Iterable[FamilyCard]) -> str | None:
     return max(matches)[1] if matches else None
 
 
-def save_prompts(beside: Path, prompts: str, allowed_paths: AllowedPaths = EVERYWHERE) -> Path:
-    """Write sample prompts to a new text file beside a configuration. Raises ValueError, one sentence."""
+def save_prompts(configuration: Path, prompts: str, allowed_paths: AllowedPaths = EVERYWHERE) -> Path:
+    """Write sample prompts to a new text file next to a configuration. Raises ValueError, one sentence."""
     text = prompts.rstrip() + "\n"
     for number in itertools.count(1):
         end = f"-{number}" if number > 1 else ""
-        place = beside.with_name(f"{beside.stem}-prompts{end}.txt").absolute()
+        place = configuration.with_name(f"{configuration.stem}-prompts{end}.txt").absolute()
         allowed_paths.check(PROMPTS, place)
         try:
             if not place.exists():
@@ -203,7 +205,7 @@ def _opened(settings: Settings, family: str, remarks: tuple[Remark, ...] = (), p
 
 
 def of_family(values: Mapping[str, Any], script: Script) -> dict[str, Any]:
-    """Return the values that apply to a script: the page also holds hidden values of other families."""
+    """Return the values that apply to a script: the page also has hidden values of other families."""
     options = {o.name: o for group in script.groups for o in each_option(group)}
     return {name: v for name, v in values.items() if name in options and script.family in options[name].families}
 
@@ -232,12 +234,12 @@ def leaked_secrets(settings: Settings) -> list[str]:
     values = settings.values()
     secrets = {name: str(values[name]) for name, o in settings.options.items() if o.secret and values[name]}
     in_environment = {name: os.environ[name] for name in HANDED if name in os.environ}
-    secrets |= {name: word for name, word in in_environment.items() if word not in secrets.values()}
+    secrets |= {name: text for name, text in in_environment.items() if text not in secrets.values()}
     return [
         f"{name}: contains the {secret}, which would be written to files; remove it there"
         for name, value in settings.saved().items()
-        for secret, word in secrets.items()
-        if len(word) >= SHORTEST and word in str(value)
+        for secret, text in secrets.items()
+        if len(text) >= SHORTEST and text in str(value)
     ]
 
 

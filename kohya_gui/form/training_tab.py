@@ -50,7 +50,7 @@ logger = logging.getLogger("sd_scripts")
 SHARED = (*(name for name in KEPT_BY_PRESETS if name not in ("output_name", "sample_prompts")), "caption_extension")
 """Options that one tab can copy from another: model, images and output folder."""
 COMPILE = "compile"
-"""The option that also has a switch beside the presets."""
+"""The option that also has a switch next to the presets."""
 FIRST_OUTPUT = "outputs"
 """Output folder of a fresh page."""
 ABOUT_IMAGES = ("caption_extension", "in_json", "num_repeats", "allow_many_repeats", "max_train_epochs")
@@ -107,12 +107,9 @@ class TrainingTab:
         values: dict[str, Any] = {"output_dir": FIRST_OUTPUT}
         for family in families:
             preset = preset_file(self.name, first_preset(family))
-            has_preset = preset.is_file()  # a family may come without presets
-            own_values = (
-                self.training.open_configuration(preset, family).values
-                if has_preset
-                else card_of(family).page.recommended
-            )
+            own_values = card_of(family).page.recommended
+            if preset.is_file():  # a family may come without presets
+                own_values = self.training.open_configuration(preset, family).values
             values |= {n: v for n, v in own_values.items() if first_with[n] == family}
         return values
 
@@ -253,7 +250,7 @@ class TrainingTab:
         return self.form.links.box("warning" if remarks else "ok", title, remarks)
 
     def _connect_compile(self) -> None:
-        """Keep the switch beside the presets and the control under Advanced Training in step, in the browser."""
+        """Keep the switch next to the presets and the control under Advanced Training in step, in the browser."""
         switch = self.compile
         setting = self.form.controls[COMPILE]
         assert isinstance(setting, gr.Checkbox)
@@ -264,47 +261,53 @@ class TrainingTab:
     # Buttons
 
     def _wire(self) -> None:
-        self._everything = [
-            *self.form.outputs(), self.family, self.file, self.preset, *self._saving(), self.opened,
-            self.unknown, self.recent, self.form.prompts, self.draft.state, self.run.message, self.run.command,
-            self.run.answer, self.dropped, self.before,
-        ]  # fmt: skip
-        page: set[Any] = {
-            *self.form.inputs(), self.family, self.file, self.preset, self.new_name, self.unknown, self.recent,
-            self.opened, self.replacing, self.form.prompts, self.run.answer, self.dropped,
-            self.before,
-        }  # fmt: skip
+        state = (
+            *(self.family, self.file, self.preset, self.opened, self.unknown, self.recent, self.form.prompts),
+            *(self.run.answer, self.dropped, self.before),
+        )
+        shown = (*self._saving(), self.draft.state, self.run.message, self.run.command)
+        self._everything = [*self.form.outputs(), *state, *shown]
+        self._page: set[Any] = {*self.form.inputs(), *state, self.new_name, self.replacing}
         if self.form.prompt_editor:
-            page |= self.form.prompt_editor.inputs
+            self._page |= self.form.prompt_editor.inputs
         slow = {**QUIET, "queue": True}
-        opened = self.open.click(self._answering(self._open), page, self._everything, **QUIET)
         last = {**QUIET, "trigger_mode": "always_last"}  # a choice made while an earlier one is answered counts, too
-        family = self.family.input(self._chosen, [self.family, self.preset], [self.preset, self.run.message], **last)
-        preset = self.preset.select(self._answering(self._open_preset), page, self._everything, **last)
-        self._page = page
-        started = self.run.start.click(self._answering(self._start), page, self._everything, **slow)
-        saved = self.save.click(self._answering(self._save), page, self._everything, **QUIET)
-        saved_as = self.save_new.click(self._answering(self._save_as), page, self._everything, **QUIET)
-        for event in (family, opened, preset, started, saved, saved_as, *self.form.write_events):
+        changes = (
+            self.family.input(self._chosen, [self.family, self.preset], [self.preset, self.run.message], **last),
+            self._answer(self.open.click, self._open, QUIET),
+            self._answer(self.preset.select, self._open_preset, last),
+            self._answer(self.run.start.click, self._start, slow),
+            self._answer(self.save.click, self._save, QUIET),
+            self._answer(self.save_new.click, self._save_as, QUIET),
+        )
+        for event in (*changes, *self.form.write_events):
             self.draft.keep_after(event)
         self.save_as.click(lambda file: self._ask_name(file or ""), self.file, self._saving(), **QUIET)
         self.cancel.click(self._not_saving, None, self._saving(), **QUIET)
         self.new_name.input(self._not_replacing, None, self._saving(), **QUIET)
-        self.run.print.click(self._answering(self._print), page, self._everything, **slow)
+        self._answer(self.run.print.click, self._print, slow)
 
     def connect_others(self, tabs: Sequence["TrainingTab"]) -> None:
         """Let settings be loaded from past runs, from presets and from the other tabs."""
         self._others = {tab.name: tab for tab in tabs if tab is not self}
-        page = {*self._page, self.run.past, *(tab.draft.state for tab in self._others.values())}
-        past = self.run.load.click(self._answering(self._open_past), page, self._everything, **QUIET)
-        self.draft.keep_after(past)
+        drafts = [tab.draft.state for tab in self._others.values()]
+        self.draft.keep_after(self._answer(self.run.load.click, self._open_past, QUIET, self.run.past, *drafts))
+
+    def _answer(self, event: Any, handler: Callable[[Updates], Updates], how: Mapping[str, Any], *more: Any) -> Any:
+        """Let `handler` answer an event with the values of the page, and of `more` components."""
+        return event(self._answering(handler), {*self._page, *more}, self._everything, **how)
 
     def _answering(self, handler: Callable[[Updates], Updates]) -> Callable[[Updates], Updates]:
-        """Wrap a handler so that it always answers, with a message that is new to the page (fields.js)."""
+        """Wrap a handler so that it always answers, with a message that is new to the page (fields.js).
+
+        A ValueError is a mistake of the user, one sentence per line.
+        """
 
         def answer(data: Updates) -> Updates:
             try:
                 updates = handler(data)
+            except ValueError as error:
+                updates = {self.run.message: self.form.links.refused(error)}
             except Exception as error:  # the page waits for an answer
                 logger.exception("A request of the page failed")
                 why = f"Internal error ({type(error).__name__}: {error})"
@@ -327,7 +330,7 @@ class TrainingTab:
             recent = [file for file in recent if os.path.isfile(file)]  # the rest may be gone by now
             if config and not self.draft.of_this_launch(draft):
                 return self._opened(str(config), recent, draft.get("family") or families[0])
-            if not draft:  # a new browser: nothing to restore, and nothing typed meanwhile may be lost
+            if not draft:  # a new browser: nothing to restore, and nothing typed in the meantime may be lost
                 return {self.file: gr.update(choices=recent)}
             family = draft["family"] if draft.get("family") in families else families[0]
             updates, remarks = self.form.write(self.draft.values(draft))
@@ -349,13 +352,16 @@ class TrainingTab:
 
     def _chosen(self, family: str, preset: str | None) -> list[Any]:
         """Switch the family: shared options stay, and the other family's preset is no longer shown as selected."""
-        name, text, button = first_preset(family), f"{FAMILY_TITLES[family]} selected. Your settings stay", ""
-        if (file := preset_file(self.name, name)).is_file():
+        name = first_preset(family)
+        file = preset_file(self.name, name)
+        text = f"{FAMILY_TITLES[family]} selected. Your settings stay"
+        button = ""
+        if file.is_file():
             title = preset_title(file)
             text += f"; the preset {title} sets recommended values"
             button = f'<div class="ways"><button type="button" data-load="preset:{name}">Use {title}</button></div>'
-        shown = preset if preset and preset_family(preset) == family else None
-        return [shown, message("ok", text, more=Html("" if shown else button))]
+        selected = preset if preset and preset_family(preset) == family else None
+        return [selected, message("ok", text, more=Html("" if selected else button))]
 
     def _opened(self, text: str, recent: list[str], family: str) -> Updates:
         try:
@@ -375,11 +381,12 @@ class TrainingTab:
         """Open a settings file that was dropped on the page, which knows its name and text but not its path."""
         try:
             dropped = json.loads(data[self.dropped])
-            name, text = Path(str(dropped["name"])).name, str(dropped["text"])
+            name = Path(str(dropped["name"])).name
             if not name.lower().endswith((".toml", ".json")):
                 raise ValueError(f"{name} is not a settings file: drop a .toml or a kohya_ss .json file")
             with tempfile.TemporaryDirectory(dir=state_folder()) as folder:
-                (place := Path(folder) / name).write_text(text, encoding="utf-8")
+                place = Path(folder) / name
+                place.write_text(str(dropped["text"]), encoding="utf-8")
                 updates = self._opened(str(place), [], data[self.family])
         except (KeyError, TypeError, ValueError, OSError) as error:
             return {self.run.message: self.form.links.refused(ValueError(str(error)))}
@@ -387,10 +394,7 @@ class TrainingTab:
 
     def _open_preset(self, data: Updates) -> Updates:
         path = preset_file(self.name, data[self.preset])
-        try:
-            opened = self.training.open_configuration(path, preset_family(data[self.preset]))
-        except ValueError as error:
-            return {self.run.message: self.form.links.refused(error)}
+        opened = self.training.open_configuration(path, preset_family(data[self.preset]))
         paths = {name: value for name, value in self.form.read(data).items() if name in KEPT_BY_PRESETS}
         title = f"Preset {preset_title(path)} applied; your model, folders and names stay. {preset_words(path)}"
         values = {**opened.values, **paths}
@@ -456,20 +460,18 @@ class TrainingTab:
     def _saved(self, data: Updates, text: str) -> Updates:
         values = self.form.read(data)
         family = data[self.family]
-        try:
-            place = path_to_save(text)
-            self._allowed_paths.check("configuration file", place)
-            if os.path.isfile(place) and str(place) not in (data[self.opened], data[self.replacing]):
-                return self._ask_to_replace(place)
-            if prompts := self._prompts(data, values):
-                values["sample_prompts"] = str(save_prompts(place, prompts, self._allowed_paths))
-            path = self.training.save_configuration(place, values, family, data[self.unknown], self._allowed_paths)
-        except ValueError as error:
-            return {self.run.message: self.form.links.refused(error)}
-        in_file = {self.form.controls["sample_prompts"]: values["sample_prompts"], self.form.prompts: ""}
+        place = path_to_save(text)
+        self._allowed_paths.check("configuration file", place)
+        if os.path.isfile(place) and str(place) not in (data[self.opened], data[self.replacing]):
+            return self._ask_to_replace(place)
+        prompt_updates: Updates = {}
+        if prompts := self._prompts(data, values):
+            values["sample_prompts"] = str(save_prompts(place, prompts, self._allowed_paths))
+            prompt_updates = {self.form.controls["sample_prompts"]: values["sample_prompts"], self.form.prompts: ""}
+        path = self.training.save_configuration(place, values, family, data[self.unknown], self._allowed_paths)
         return {
             **self._remember(path, data[self.recent]),
-            **(in_file if prompts else {}),
+            **prompt_updates,
             self.draft.state: self.draft.of(values, family, str(path), data[self.preset]),
             **self._not_saving(),
             self.run.message: self._message(self._left_out(values), f"Saved to {path}"),
@@ -525,8 +527,9 @@ class TrainingTab:
         }
 
     def _why_waiting(self, run: int) -> str:
-        """Return why a run does not start at once; empty if it does."""
-        living, queued = self._queue.store.living(), self._queue.store.queued()  # in this order: it may start meanwhile
+        """Return why a run does not start immediately; empty if it does."""
+        living = self._queue.store.living()  # before the queued ones: it may start in between
+        queued = self._queue.store.queued()
         row = next((row for row in queued if row.id == run), None)
         if row is None:
             return ""
@@ -615,18 +618,12 @@ class TrainingTab:
         row = self._queue.store.row(int(run)) if run.strip().isdecimal() else None
         if row is None:
             return {self.run.message: message("error", "This run is no longer in the list")}
-        try:
-            _, opened = opened_run(row)
-        except ValueError as error:
-            return {self.run.message: self.form.links.refused(error)}
+        _, opened = opened_run(row)
         updates = self._filled(opened.values, opened.family, "", opened.remarks, f"Loaded the settings of {row.name}")
         return updates | {self.unknown: opened.unknown, self.opened: "", self.form.prompts: ""}
 
     def _print(self, data: Updates) -> Updates:
-        try:
-            prepared, _ = self._train(data, self.form.read(data), print_only=True)
-        except ValueError as error:
-            return {self.run.message: self.form.links.refused(error)}
+        prepared, _ = self._train(data, self.form.read(data), print_only=True)
         line = shell_line(prepared.command.argv)
         print(line, flush=True)
         title = "The command below contains all settings; it does not need a settings file"

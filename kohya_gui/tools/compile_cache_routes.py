@@ -1,8 +1,7 @@
 """The compiler cache in the tab Machine: HTTP routes under /studio that show, clear, export and import it."""
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +22,14 @@ def routes(allowed_paths: AllowedPaths) -> list[Route]:
     one_at_a_time = threading.Lock()
 
     def changing(work: Callable[[Mapping[str, Any]], str]) -> Callable[[Request, Mapping[str, Any]], Any]:
-        """Return a route that does `work`, and answers with what it said and the state after it."""
+        """Return a route that does `work`, and answers with the sentence it returns and the state after it."""
 
         def change(request: Request, body: Mapping[str, Any]) -> Any:
-            with one_at_a_time, _sentences():
-                return {"done": work(body), **state()}
+            with one_at_a_time:
+                try:
+                    return {"done": work(body), **state()}
+                except OSError as error:
+                    raise ValueError(sentence_of(error)) from error
 
         return change
 
@@ -40,8 +42,7 @@ def routes(allowed_paths: AllowedPaths) -> list[Route]:
         return f"Exported {counted(moved.graphs, 'graph')}, {format_bytes(moved.size)}"
 
     def add(body: Mapping[str, Any]) -> str:
-        file = allowed_paths.check("file", str(body.get("file") or "").strip().strip('"'))
-        moved = import_cache(file)
+        moved = import_cache(allowed_paths.check("file", str(body.get("file") or "").strip().strip('"')))
         done = f"Imported {counted(moved.graphs, 'graph')}"
         return f"{done}. {moved.note}" if moved.note else done
 
@@ -66,21 +67,12 @@ def exported_file() -> Path:
 
 def state() -> dict[str, Any]:
     """Return what the page shows."""
-    held = contents()
+    cache = contents()
     return {
-        "folder": str(held.folder),
-        "chosen_by_user": held.chosen_by_user,
-        "held": f"{counted(held.graphs, 'graph')}, {format_bytes(held.size)}" if held.files else "",
-        "oldest": held.oldest,
-        "newest": held.newest,
-        "others": format_bytes(held.others) if held.others else "",
+        "folder": str(cache.folder),
+        "chosen_by_user": cache.chosen_by_user,
+        "held": f"{counted(cache.graphs, 'graph')}, {format_bytes(cache.size)}" if cache.files else "",
+        "oldest": cache.oldest,
+        "newest": cache.newest,
+        "others": format_bytes(cache.others) if cache.others else "",
     }
-
-
-@contextmanager
-def _sentences() -> Iterator[None]:
-    """Turn errors of the disk into the ValueErrors that routes answer with."""
-    try:
-        yield
-    except OSError as error:
-        raise ValueError(sentence_of(error)) from error

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Container, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,7 @@ def hints(
     for name, path in _input_files(tool, values):
         if len(seen[name]) == MOST_LORAS:
             continue
-        hint = allowed(allowed_paths, name, path, model_hint if name in MODELS else lora_hint)
+        hint = allowed(allowed_paths, name, path, partial(glance, look=_model if name in MODELS else _lora))
         seen[name].append({"text": hint.text, "good": hint.good, "family": hint.family})
         ranks += _ranks(name, path, allowed_paths)
     suggested = {name: value for name, value in tool.suggest(ranks).items() if name not in chosen}
@@ -154,17 +155,8 @@ def suggested_output(tool: LoraTool, values: Mapping[str, Any], allowed_paths: A
     return ""
 
 
-def lora_hint(path: str) -> Recognised:
-    """Say what LoRA a file is: its model, kind, rank, layers, precision, training and size."""
-    return glance(path, _lora)
-
-
-def model_hint(path: str) -> Recognised:
-    """Say what model a file is."""
-    return glance(path, _model)
-
-
 def _lora(place: Path) -> Recognised:
+    """Describe a LoRA file: its model, kind, rank, layers, precision, training and size."""
     file = _described(place)
     if isinstance(file, Recognised):
         return file
@@ -178,6 +170,7 @@ def _lora(place: Path) -> Recognised:
 
 
 def _model(place: Path) -> Recognised:
+    """Describe a model file."""
     file = _described(place)
     if isinstance(file, Recognised):
         return file

@@ -1076,7 +1076,8 @@ def test_a_past_run_fills_in_the_form_and_its_own_file_is_not_the_one_to_save(ta
 def test_a_past_run_without_its_folder_or_off_the_list_is_reported(tab, tmp_path):
     run = past_run(tab, tmp_path / "cat", "seed = 3\n")
     (tmp_path / "cat" / "config.toml").unlink()
-    assert "settings file not found" in tab._load_past(run)[tab.run.message]
+    with pytest.raises(ValueError, match="settings file not found"):
+        tab._load_past(run)
     assert "no longer in the list" in tab._load_past("4711")[tab.run.message]
     assert "no longer in the list" in tab._load_past("")[tab.run.message]
 
