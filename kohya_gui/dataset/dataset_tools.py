@@ -22,17 +22,29 @@ LONGEST_NAME = 200
 CAPTIONS = (".txt", ".caption")
 
 
+def shown_field(label: str, info: str | None = None, value: bool | int | str = "", **face: bool | str) -> Any:
+    """Return a dataclass field that the page shows: a switch, a number or a text, by the type of its value.
+
+    `face` may have a `placeholder`, and be `wide` or a `folder`, which gets a link to the folder dialog.
+    """
+    return field(default=value, metadata={"label": label, "info": info, **face})
+
+
 @dataclass(frozen=True, kw_only=True)
 class Concept:
     """What to copy and where; texts as typed."""
 
-    instance_prompt: str
-    class_prompt: str = ""
-    training_images: str
-    repeats: int = 40
-    regularisation_images: str = ""
-    regularisation_repeats: int = 1
-    destination: str
+    instance_prompt: str = shown_field("Instance prompt", "A rare word that stands for the concept.", placeholder="sks")
+    class_prompt: str = shown_field("Class prompt", "What kind of thing the concept is.", placeholder="cat")
+    training_images: str = shown_field("Training images", "Folder of the images to train on.", folder=True)
+    repeats: int = shown_field("Repeats", "How often each image is seen per epoch.", 40)
+    regularisation_images: str = shown_field(
+        "Regularisation images", "Optional: folder of other images of the class.", folder=True
+    )
+    regularisation_repeats: int = shown_field("Regularisation repeats", value=1)
+    destination: str = shown_field(
+        "Destination", "Folder in which img, reg, log and model are created.", folder=True, wide=True
+    )
     caption_extension: str = ".txt"
 
 

@@ -1,7 +1,7 @@
 """Dataset preparation panels: concept folders for DreamBooth and LoRA, a metadata file for fine-tuning."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +32,14 @@ Updates = dict[Any, Any]
 
 @dataclass(frozen=True)
 class Field:
-    """A field of a tool: a switch, a number or a text, by the type of its value."""
+    """A `shown_field` of a tool's record."""
 
     name: str
+    value: bool | int | str
     label: str
-    info: str | None = None
-    value: bool | int | str = ""
+    info: str | None
     placeholder: str = ""
     folder: bool = False
-    """With a link to the folder dialog."""
     wide: bool = False
 
     def control(self, tab: str) -> FormComponent:
@@ -59,32 +58,12 @@ class Field:
                 return gr.Textbox(text, placeholder=self.placeholder, max_lines=1, **face)
 
 
-CONCEPT = (
-    Field("instance_prompt", "Instance prompt", "A rare word that stands for the concept.", placeholder="sks"),
-    Field("class_prompt", "Class prompt", "What kind of thing the concept is.", placeholder="cat"),
-    Field("training_images", "Training images", "Folder of the images to train on.", folder=True),
-    Field("repeats", "Repeats", "How often each image is seen per epoch.", 40),
-    Field(
-        "regularisation_images", "Regularisation images", "Optional: folder of other images of the class.", folder=True
-    ),
-    Field("regularisation_repeats", "Regularisation repeats", value=1),
-    Field("destination", "Destination", "Folder in which img, reg, log and model are created.", folder=True, wide=True),
-)
-"""The fields of a Concept."""
-METADATA_FOLDER = "Folder for the metadata files; empty is the image folder."
-GATHERING = (
-    Field("image_folder", "Image folder", "Folder of the training images.", folder=True, wide=True),
-    Field("metadata_folder", "Metadata folder", METADATA_FOLDER, folder=True, wide=True),
-    Field("take_captions", "Include captions", value=True),
-    Field("captions", "Caption extension", "Extension of the caption files.", ".txt"),
-    Field("take_tags", "Include tags", value=False),
-    Field("tags", "Tag extension", "Extension of the tag files.", ".tags"),
-    Field("recursive", "Recursive", "Include images in subfolders.", False),
-    Field("full_path", "Full paths", "Use full paths as keys, for images in several folders.", True),
-    Field("caption_metadata_filename", "Captions file", value="meta_cap.json"),
-    Field("latent_metadata_filename", "Latents file", value="meta_lat.json"),
-)
-"""The fields of a Gathering, and whether it takes captions and tags."""
+def fields_of(record: type[Concept] | type[Gathering]) -> tuple[Field, ...]:
+    return tuple(Field(field.name, field.default, **field.metadata) for field in fields(record) if field.metadata)
+
+
+CONCEPT = fields_of(Concept)
+GATHERING = fields_of(Gathering)
 
 
 def place_fields(form: Form, note: str, fields: Iterable[Field]) -> dict[str, FormComponent]:
@@ -214,11 +193,7 @@ class MetadataSteps:
         return ""
 
     def _asked(self, data: Updates) -> Gathering:
-        values = typed(self.fields, data)
-        for words in ("captions", "tags"):
-            if not values.pop(f"take_{words}"):
-                values[words] = None
-        asked = Gathering(**values)
+        asked = Gathering(**typed(self.fields, data))
         self._form.allowed_paths.check("image_folder", asked.images)
         for file in (asked.words_file, asked.latents_file):
             self._form.allowed_paths.check("metadata_folder", file)

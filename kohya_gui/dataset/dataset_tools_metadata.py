@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import sd_scripts
-from kohya_gui.dataset.dataset_tools import place
+from kohya_gui.dataset.dataset_tools import place, shown_field
 from kohya_gui.runs.launch_command import setting_flags
 from kohya_gui.tools.tool_job import ToolJob
 from sd_scripts.formats.images.folder_names import dotted
 from sd_scripts.formats.images.metadata_file import Words, merge_words, read_metadata, write_metadata
-from sd_scripts.runs.queue import RunQueue
 from sd_scripts.settings.encoding import ENCODING_OPTIONS
 
 LATENTS = Path(sd_scripts.__file__).resolve().parent / "finetune" / "prepare_buckets_latents.py"
@@ -25,16 +24,18 @@ NEEDED_FOR_LATENTS = ("pretrained_model_name_or_path", *ENCODING_OPTIONS, *RENAM
 class Gathering:
     """Where captions and tags come from and go to; texts as typed."""
 
-    image_folder: str
-    metadata_folder: str = ""
-    """Empty: the image folder."""
-    captions: str | None = ".txt"
-    """Extension of the caption files; None leaves captions out."""
-    tags: str | None = None
-    recursive: bool = False
-    full_path: bool = True
-    caption_metadata_filename: str = "meta_cap.json"
-    latent_metadata_filename: str = "meta_lat.json"
+    image_folder: str = shown_field("Image folder", "Folder of the training images.", folder=True, wide=True)
+    metadata_folder: str = shown_field(
+        "Metadata folder", "Folder for the metadata files; empty is the image folder.", folder=True, wide=True
+    )
+    take_captions: bool = shown_field("Include captions", value=True)
+    captions: str = shown_field("Caption extension", "Extension of the caption files.", ".txt")
+    take_tags: bool = shown_field("Include tags", value=False)
+    tags: str = shown_field("Tag extension", "Extension of the tag files.", ".tags")
+    recursive: bool = shown_field("Recursive", "Include images in subfolders.", False)
+    full_path: bool = shown_field("Full paths", "Use full paths as keys, for images in several folders.", True)
+    caption_metadata_filename: str = shown_field("Captions file", value="meta_cap.json")
+    latent_metadata_filename: str = shown_field("Latents file", value="meta_lat.json")
 
     @property
     def images(self) -> Path:
@@ -71,9 +72,9 @@ def gather(asked: Gathering) -> Gathered:
     Raises ValueError, one sentence.
     """
     endings: dict[Words, str] = {}
-    if asked.captions is not None:
+    if asked.take_captions:
         endings["caption"] = dotted(asked.captions.strip() or ".txt")
-    if asked.tags is not None:
+    if asked.take_tags:
         endings["tags"] = dotted(asked.tags.strip() or ".tags")
     if not endings:
         raise ValueError("captions: neither captions nor tags are included; turn one on")
@@ -105,18 +106,19 @@ def gather(asked: Gathering) -> Gathered:
 class LatentsJob(ToolJob):
     """The single latent caching job of this GUI."""
 
-    def __init__(self, queue: RunQueue) -> None:
-        super().__init__(queue, "latents")
-        record = self.find_again()
-        self.asked = Gathering(**record) if record.keys() == {each.name for each in fields(Gathering)} else None
+    name = "latents"
+    busy_sentence = "latents are already being cached: stop that job or wait for it to finish"
+
+    @property
+    def asked(self) -> Gathering | None:
         """The request of the current or last job."""
+        known_fields = {field.name for field in fields(Gathering)}
+        return Gathering(**self.record) if self.record.keys() == known_fields else None
 
     def start(self, asked: Gathering, values: Mapping[str, Any], family: str) -> None:
         """Start now, or when the run on the GPU ends. Raises ValueError, one sentence, if something is missing."""
-        if self.busy:
-            raise ValueError("latents are already being cached: stop that job or wait for it to finish")
+        self.check_idle()
         self.begin(latents_command(asked, values, family), record=asdict(asked))
-        self.asked = asked
 
 
 def latents_command(asked: Gathering, values: Mapping[str, Any], family: str) -> list[str]:

@@ -44,19 +44,10 @@ LINKS = FieldLinks("compare", OPTIONS, FORM)
 
 
 class CompareJob(ToolJob):
-    """The single comparing job of this GUI."""
+    """The single comparing job of this GUI; its record has the `run` whose checkpoints it compares."""
 
-    def __init__(self, queue: RunQueue) -> None:
-        super().__init__(queue, "compare-checkpoints")
-        self.run = int(self.find_again().get("run") or 0)
-        """The run whose checkpoints the current or last job compares."""
-
-    def start(self, run: int, flags: list[str]) -> None:
-        """Start now, or when the run on the GPU ends. Raises ValueError, one sentence."""
-        if self.busy:
-            raise ValueError("Checkpoints are already being compared: stop that, or wait for it to finish")
-        self.begin([sys.executable, "-m", TOOL, *flags], record={"run": run})
-        self.run = run
+    name = "compare-checkpoints"
+    busy_sentence = "Checkpoints are already being compared: stop that, or wait for it to finish"
 
 
 class CheckpointsRoutes:
@@ -97,7 +88,8 @@ class CheckpointsRoutes:
         if problems := option_problems(COMPARE_GROUPS, values) or self._problems(row, values):
             raise LINKS.refusal(problems)
         folder = self._allowed_paths.check("run", row.folder)
-        self._job.start(row.id, [str(folder), *flags_of(list(OPTIONS.values()), values)])
+        flags = flags_of(list(OPTIONS.values()), values)
+        self._job.begin([sys.executable, "-m", TOOL, str(folder), *flags], record={"run": row.id})
 
     def _problems(self, row: RunRow, values: Mapping[str, Any]) -> list[str]:
         state = self._queue.watch(row.id).refresh()
@@ -130,7 +122,7 @@ class CheckpointsRoutes:
 
     def _job_of(self, run: int) -> dict[str, Any] | None:
         watched = self._job.watched
-        if watched is None or self._job.run != run:
+        if watched is None or self._job.record.get("run") != run:
             return None
         run_state = watched.refresh()
         error = run_state.failure.get("error", "") if run_state.state in ("failed", "lost") else ""

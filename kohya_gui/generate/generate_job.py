@@ -54,18 +54,23 @@ class Request:
 class GenerateJob(ToolJob):
     """The process and the requests to it. All methods are thread-safe."""
 
+    name = GENERATE
+
     def __init__(self, queue: RunQueue) -> None:
-        super().__init__(queue, GENERATE)
+        super().__init__(queue)
         self.requests: OrderedDict[str, Request] = OrderedDict()
         self.warnings: list[str] = []
         self.changes = 0
         """Number of changes so far; a page that has seen them all is up to date."""
         self._tail: EventTail | None = None
         self._lock = threading.RLock()
-        self.family = str(self.find_again().get("family") or "")
-        """The model family of the current or last process."""
         if self.watched:
             self._requests_of(self.watched.folder)
+
+    @property
+    def family(self) -> str:
+        """The model family of the current or last process."""
+        return str(self.record.get("family") or "")
 
     def generate(self, family: str, values: Mapping[str, Any]) -> str:
         """Send a request with these options to the family's process, which is started if needed; return its id.
@@ -150,7 +155,6 @@ class GenerateJob(ToolJob):
 
     def _start(self, family: str) -> None:
         script = script_path(script_for(family, GENERATE))
-        self.family = family
         self.warnings = []
         command = [sys.executable, str(script), "--resident", "--idle_seconds", str(IDLE_SECONDS)]
         self.begin(command, record={"family": family})

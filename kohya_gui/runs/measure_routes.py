@@ -47,15 +47,17 @@ SET_BY_SOME = ("blocks_to_swap",)
 class MeasureJob(ToolJob):
     """The single measuring job of this GUI."""
 
-    def __init__(self, queue: RunQueue) -> None:
-        super().__init__(queue, "measure")
-        self.tab = str(self.find_again().get("tab") or "")
+    name = "measure"
+    busy_sentence = "A measurement is already running: stop it or wait for it to finish"
+
+    @property
+    def tab(self) -> str:
         """The tab in which the current or last job was started."""
+        return str(self.record.get("tab") or "")
 
     def start(self, settings: Settings, tab: str, links: FieldLinks = NO_LINKS) -> None:
         """Start now, or when the run on the GPU ends. Raises ValueError, one sentence per line."""
-        if self.busy:
-            raise ValueError("A measurement is already running: stop it or wait for it to finish")
+        self.check_idle()
         if problems := [*map(str, preflight.problems(settings)), *leaked_secrets(settings)]:
             raise links.refusal(problems)
 
@@ -68,7 +70,6 @@ class MeasureJob(ToolJob):
             return ["--config_file", str(config)]
 
         self.begin([sys.executable, "-m", TOOL], prepare, record={"tab": tab})
-        self.tab = tab
 
     @property
     def about(self) -> str:

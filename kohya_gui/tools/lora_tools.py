@@ -17,7 +17,6 @@ from sd_scripts.families.cards.registry import names
 from sd_scripts.formats.models.lora_header import summarize
 from sd_scripts.formats.models.safetensors_header import SAFETENSORS, read_header
 from sd_scripts.options.spec import Option
-from sd_scripts.runs.queue import RunQueue
 from sd_scripts.settings.family_options import each_option
 from sd_scripts.settings.lora_tools import MergedOptions, defaults, input_problem, option_problems
 
@@ -203,17 +202,14 @@ def metadata_entries(path: str) -> dict[str, str]:
 class LoraToolJob(ToolJob):
     """The single LoRA tool job of this GUI. It computes on the CPU, also during a training."""
 
+    name = "lora-tool"
+    busy_sentence = "Another LoRA tool is still running: stop it or wait for it to finish"
     uses_gpu = False
-
-    def __init__(self, queue: RunQueue) -> None:
-        super().__init__(queue, "lora-tool")
-        self.tool: LoraTool | None = None
-        """Of the current or last job."""
+    tool: LoraTool | None = None
+    """Of the current or last job."""
 
     def start(self, tool: LoraTool, values: Mapping[str, Any]) -> None:
         """Start now. Raises ValueError, one sentence."""
-        if self.busy:
-            raise ValueError("Another LoRA tool is still running: stop it or wait for it to finish")
         self.begin(command(tool, values))
         self.tool = tool
 

@@ -19,17 +19,23 @@ from sd_scripts.runs.watched import End, WatchedRun
 class ToolJob:
     """The current or last process of a tool."""
 
+    name = ""
+    """Part of the names of its folders."""
+    busy_sentence = ""
+    """Why it cannot be started while it is busy; empty if its requests go to the process that is there."""
     uses_gpu = True
     """Whether it waits for the run on the GPU, and runs wait for it."""
 
-    def __init__(self, queue: RunQueue, name: str) -> None:
-        """`name`: what its folder is called."""
+    def __init__(self, queue: RunQueue) -> None:
+        """Watch the job that an earlier GUI left waiting or running, if there is one."""
         self._queue = queue
-        self._name = name
         self._launch = secrets.token_hex(4)
         self._before = ""
         """Name of the run that was active when it was requested."""
         self.watched: WatchedRun | None = None
+        self.record: Mapping[str, Any] = {}
+        """What the current or last job is about, as given to `begin`."""
+        self._find_again()
 
     @property
     def busy(self) -> bool:
@@ -50,6 +56,11 @@ class ToolJob:
             f"{self._launch}.{self.watched.folder.path.name}.{self.watched.waiting}.{state.event_count}.{state.state}"
         )
 
+    def check_idle(self) -> None:
+        """Raise ValueError, one sentence, if it cannot be started because it is busy."""
+        if self.busy_sentence and self.busy:
+            raise ValueError(self.busy_sentence)
+
     def result(self, name: str) -> Mapping[str, Any] | None:
         """Return the JSON object in a file that the process wrote into its folder; None if there is none."""
         content = read_json(self.watched.folder.path / name) if self.watched else None
@@ -64,12 +75,13 @@ class ToolJob:
         """Start a command now, or when the run on the GPU ends. Raises ValueError, one sentence, if that fails.
 
         `prepare` may write files into the folder of the job and returns more arguments. With a `record` of what the
-        job is, a GUI that is started later can `find_again` the job, still waiting or running. Command and record are
+        job is about, a GUI that is started later finds the job again, still waiting or running. Command and record are
         saved in the folder, so they must not contain secrets.
         """
+        self.check_idle()
         gpus = gpu_set("", sees_no_gpu())
         try:
-            folder = new_run_folder(state_folder() / "tools", self._name)
+            folder = new_run_folder(state_folder() / "tools", self.name)
         except OSError as error:
             raise ValueError(f"{error.filename} cannot be created ({error.strerror})") from error
         run = self._queue.run_on(gpus) if self.uses_gpu else None
@@ -81,6 +93,7 @@ class ToolJob:
         if record is not None:
             _write_launch(folder, command, record)
         self.watched = job
+        self.record = record or {}
         if run:
             self._wait(job, command, gpus)
         else:
@@ -88,11 +101,11 @@ class ToolJob:
             if self.uses_gpu:
                 self._queue.reserve(gpus, self.watched, self.make_way)
 
-    def find_again(self) -> Mapping[str, Any]:
-        """Watch the job that an earlier GUI left waiting or running, oldest first; return its record, empty if there is
-        none. One that waits starts at the queue's next tick at which the GPU is free."""
+    def _find_again(self) -> None:
+        """Watch the oldest job that an earlier GUI left. One that waits starts at the queue's next tick at which the
+        GPU is free."""
         gpus = gpu_set("", sees_no_gpu())
-        for path in sorted((state_folder() / "tools").glob(f"*-{self._name}*")):
+        for path in sorted((state_folder() / "tools").glob(f"*-{self.name}*")):
             folder = RunFolder(path)
             launch = read_json(folder.launch)
             if not _is_launch(launch) or process.is_alive(launch["owner"]):
@@ -102,14 +115,14 @@ class ToolJob:
             if (started and run is None) or not _claim(folder, launch):
                 continue
             self.watched = WatchedRun(folder, run, waiting=run is None)
+            self.record = launch["record"]
             if run:
                 self._queue.reserve(gpus, self.watched, self.make_way)
-                return dict(launch["record"])
-            before = self._queue.run_on(gpus)
-            self._before = before.name if before else ""
-            self._wait(self.watched, launch["argv"], gpus)
-            return dict(launch["record"])
-        return {}
+            else:
+                before = self._queue.run_on(gpus)
+                self._before = before.name if before else ""
+                self._wait(self.watched, launch["argv"], gpus)
+            return
 
     def _wait(self, job: WatchedRun, argv: Sequence[str], gpus: str) -> None:
         self._queue.when_free(gpus, lambda: self._begin_waiting(job, argv), self.make_way)

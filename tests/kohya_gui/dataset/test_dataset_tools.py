@@ -172,7 +172,9 @@ def test_a_mistake_is_one_sentence_and_nothing_is_made(
 
 def test_gathered_words_train(source: Path) -> None:
     (source / "a.tags").write_text("cute")
-    asked = Gathering(image_folder=str(source), metadata_folder=str(source.parent / "new/meta"), tags="tags")
+    asked = Gathering(
+        image_folder=str(source), metadata_folder=str(source.parent / "new/meta"), take_tags=True, tags="tags"
+    )
     file, images, remarks = gather(asked)
     assert file == source.parent / "new/meta/meta_cap.json"
     assert images == 3
@@ -190,12 +192,12 @@ def test_gathered_words_train(source: Path) -> None:
     [
         ({"captions": "x" * 300}, "captions: '.xxx"),
         ({"captions": "a/b"}, "captions: '.a/b' is not a file extension"),
-        ({"tags": "..\\x"}, "tags: "),
+        ({"take_tags": True, "tags": "..\\x"}, "tags: "),
         ({"captions": "\0"}, "captions: "),
         ({"image_folder": ""}, "image_folder: empty"),
         ({"image_folder": "nowhere"}, "image_folder: "),
-        ({"captions": None}, "captions: neither captions nor tags are included"),
-        ({"tags": ".txt"}, "tags: .txt files already hold the captions"),
+        ({"take_captions": False}, "captions: neither captions nor tags are included"),
+        ({"take_tags": True, "tags": ".txt"}, "tags: .txt files already hold the captions"),
         (
             {"caption_metadata_filename": "meta"},
             "caption_metadata_filename: 'meta' must be a file name that ends in .json",
@@ -259,7 +261,7 @@ def test_latents_that_wait_outlive_the_gui(
 ) -> None:
     row = queue.store.add(RunFolder(tmp_path / "run"), name="cat", gpus=gpu_set("", sees_no_gpu()))
     queue.store.update(row.id, state="running")
-    asked = Gathering(image_folder=str(source), tags=".tags")
+    asked = Gathering(image_folder=str(source), take_tags=True)
     gather(asked)
     given = settings_of(pretrained_model_name_or_path="m.safetensors", min_bucket_reso=64)
     LatentsJob(queue).start(asked, given.values(), "sdxl")

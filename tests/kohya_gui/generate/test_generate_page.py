@@ -321,7 +321,7 @@ def test_an_image_that_no_form_could_have_made_still_fills_what_fits() -> None:
 
 def test_failures_and_warnings_lead_to_the_fields_of_the_family(tab: Tab) -> None:
     page = GenerateRoutes(tab.queue, EVERYWHERE)
-    page._job.family = "flux"
+    page._job.record = {"family": "flux"}
     page._job.requests["1"] = Asked("1", "a cat", state="failed", error="guidance: <too> high\nae: not found")
     page._job.warnings = ["t5xxl_max_token_length: cuts 1 prompt", "slow"]
     told = page.state(Request({"type": "http", "query_string": b""}))
