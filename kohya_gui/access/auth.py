@@ -76,7 +76,9 @@ class AuthMiddleware:
     """Plain ASGI middleware, so that responses keep streaming. It runs before the routes and knows none of them."""
 
     def __init__(self, app: ASGIApp, access: AccessPolicy) -> None:
-        self._app, self._policy, self._throttle = app, access, LoginThrottle()
+        self._app = app
+        self._policy = access
+        self._throttle = LoginThrottle()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -92,16 +94,13 @@ class AuthMiddleware:
 
     def _refusal(self, scope: Scope) -> Response | None:
         """Return the response to a request that no login would permit, or None."""
-        headers, path = Headers(scope=scope), _path(scope)
-        if why := self._foreign_origin(scope, headers, path):
+        if why := self._foreign_origin(scope):
             return PlainTextResponse(why, 403)
-        if path.startswith(NOT_OURS):
-            return Response(status_code=404)
-        return None
+        return Response(status_code=404) if _path(scope).startswith(NOT_OURS) else None
 
     async def _login(self, scope: Scope, receive: Receive) -> Response | None:
         """Handle login, logout and missing sessions; return None to let the request through."""
-        headers, path = Headers(scope=scope), _path(scope)
+        path = _path(scope)
         reads = scope["method"] in ("GET", "HEAD")
         sessions = self._policy.sessions
         if sessions and path.rstrip("/") == "/login" and scope["method"] == "POST":
@@ -111,18 +110,19 @@ class AuthMiddleware:
             if token is not None and sessions.credential.kind == "token":
                 wrong = self._guess(sessions, scope, "token", token)
                 return wrong or self._with_session(sessions, scope, self._clean_address(scope))
-            if not self._bears_token(sessions, scope, headers):
+            if not self._bears_token(sessions, scope):
                 return _login_page(sessions) if reads and path == "/" else Response(status_code=401)
         if sessions and path == "/logout" and reads:
             return self._log_out(sessions, scope)
         if path == "/" and reads and _token(scope) is not None:
             return self._clean_address(scope)
-        if path.startswith("/studio/") and not reads and "x-studio" not in headers:  # no form can send this header
+        if path.startswith("/studio/") and not reads and "x-studio" not in Headers(scope=scope):  # no form can send it
             return PlainTextResponse("Header X-Studio is missing: the request does not come from the page", 403)
         return None
 
-    def _foreign_origin(self, scope: Scope, headers: Headers, path: str) -> str | None:
+    def _foreign_origin(self, scope: Scope) -> str | None:
         """Return why a request does not come from our own page, or None."""
+        headers = Headers(scope=scope)
         host = headers.get("host", "")
         if not self._policy.answers_to(host) and (not host or host != _shared(scope)):
             return (
@@ -136,7 +136,7 @@ class AuthMiddleware:
         if origin is not None and (not urlsplit(origin).netloc or urlsplit(origin).netloc not in ours):
             return f"The request comes from another site ({origin}). Behind a proxy, set its address with --root_path"
         # "none": typed by the user; a link on another site may lead to the page and no deeper
-        if headers.get("sec-fetch-site", "none") not in ("same-origin", "none") and path != "/":
+        if headers.get("sec-fetch-site", "none") not in ("same-origin", "none") and _path(scope) != "/":
             return "The request comes from another site"
         return None
 
@@ -145,15 +145,16 @@ class AuthMiddleware:
             return PlainTextResponse("The login request is too long", 413)
         try:
             form = parse_qs((await _body(receive)).decode(), strict_parsing=True)
-            username, password = form["username"][0], form["password"][0]
+            username = form["username"][0]
+            password = form["password"][0]
         except (ValueError, KeyError):
             return PlainTextResponse("Username and password are required", 422)
         wrong = self._guess(sessions, scope, "password", password, username)
         return wrong or self._with_session(sessions, scope, JSONResponse({"success": True}))
 
-    def _bears_token(self, sessions: Sessions, scope: Scope, headers: Headers) -> bool:
-        """Return whether the request carries the token as a bearer token, as scripts send it."""
-        scheme, _, token = headers.get("authorization", "").partition(" ")
+    def _bears_token(self, sessions: Sessions, scope: Scope) -> bool:
+        """Return whether the request has the token as a bearer token, as scripts send it."""
+        scheme, _, token = Headers(scope=scope).get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or sessions.credential.kind != "token":
             return False
         return self._guess(sessions, scope, "token", token.strip()) is None
@@ -161,12 +162,12 @@ class AuthMiddleware:
     def _guess(
         self, sessions: Sessions, scope: Scope, kind: Literal["password", "token"], secret: str, username: str = ""
     ) -> Response | None:
-        """Return None if the secret opens the page, or the response to a wrong guess or to one too many."""
-        address, credential = _address(scope), sessions.credential
+        """Return None if the secret opens the page, else the response to a wrong guess or to too many of them."""
+        address = _address(scope)
         if wait := self._throttle.wait(address):
             headers = {"Retry-After": f"{wait:.0f}"}
             return PlainTextResponse(f"Too many wrong {kind}s. Try again in {wait:.0f} s", 429, headers)
-        if credential.kind == kind and credential.matches(secret, username):
+        if sessions.credential.kind == kind and sessions.credential.matches(secret, username):
             self._throttle.succeeded(address)
             return None
         if self._policy.log:
@@ -205,14 +206,17 @@ class AuthMiddleware:
 
 def _path(scope: Scope) -> str:
     """Return the path as the router sees it, without a prefix that a proxy may have left on it."""
-    path, root = scope["path"], scope.get("root_path", "")
-    return (path[len(root) :] if root and (path == root or path.startswith(root + "/")) else path) or "/"
+    path: str = scope["path"]
+    root = scope.get("root_path", "")
+    if root and (path == root or path.startswith(f"{root}/")):
+        path = path.removeprefix(root)
+    return path or "/"
 
 
 def _name(host: str) -> str:
-    """Return `localhost` for `localhost:7860`; empty if it is no host."""
-    found = re.fullmatch(r"(\[[^]]*]|[^:[\]]*)(:\d+)?", host)
-    return found[1].lower() if found else ""
+    """Return `localhost` for `localhost:7860`; empty if it is not a host."""
+    name_and_port = re.fullmatch(r"(\[[^]]*]|[^:[\]]*)(:\d+)?", host)
+    return name_and_port[1].lower() if name_and_port else ""
 
 
 def _shared(scope: Scope) -> str:
@@ -272,13 +276,13 @@ def _too_long(scope: Scope) -> Response | None:
 
 def _limited(most: int, receive: Receive) -> Receive:
     """Cut off a request at the limit even if it declares no length, or too little."""
-    got = 0
+    received = 0
 
     async def receiving() -> Message:
-        nonlocal got
+        nonlocal received
         message = await receive()
-        got += len(message.get("body", b""))
-        if got > most:
+        received += len(message.get("body", b""))
+        if received > most:
             raise HTTPException(413, f"The request is larger than {most} bytes")
         return message
 
@@ -301,7 +305,8 @@ async def _read(scope: Scope, receive: Receive) -> tuple[Response | None, Receiv
 
 
 async def _body(receive: Receive) -> bytes:
-    parts, more = [], True
+    parts = []
+    more = True
     while more:
         message = await receive()
         parts.append(message.get("body", b""))
@@ -319,7 +324,8 @@ class _WithHeaders:
     """Adds the common headers to a response; a page is buffered until complete, since its policy lists its scripts."""
 
     def __init__(self, send: Send, scripts: tuple[str, ...]) -> None:
-        self._send, self._scripts = send, scripts
+        self._send = send
+        self._scripts = scripts
         self._start: Message | None = None
         """Start message of a page that is not complete yet."""
         self._parts: list[bytes] = []

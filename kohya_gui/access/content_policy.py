@@ -28,13 +28,13 @@ def page_policy(html: bytes, more: Iterable[str] = ()) -> str:
     Scripts are allowed by hash, so injected scripts and `onerror` handlers do not run. Gradio compiles the texts it is
     given as `js=` into functions, for which it needs `unsafe-eval`.
     """
-    found = _InlineScripts()
-    found.feed(html.decode("utf-8", errors="replace"))
-    hashes = dict.fromkeys(f"'sha256-{_hash(text)}'" for text in (*found.texts, *more))
-    elsewhere = " ".join(found.hosts)
-    sources = {name: f"{value} {elsewhere}".strip() for name, value in SOURCES.items()}
-    scripts = " ".join(["'self'", "'unsafe-eval'", *hashes, *found.hosts])
-    sources |= {"default-src": "'none'", "script-src": scripts, "script-src-attr": "'none'"}
+    scripts = _Scripts()
+    scripts.feed(html.decode("utf-8", errors="replace"))
+    hashes = dict.fromkeys(f"'sha256-{_hash(text)}'" for text in (*scripts.texts, *more))
+    hosts = " ".join(scripts.hosts)
+    sources = {name: f"{value} {hosts}".strip() for name, value in SOURCES.items()}
+    script_sources = " ".join(["'self'", "'unsafe-eval'", *hashes, *scripts.hosts])
+    sources |= {"default-src": "'none'", "script-src": script_sources, "script-src-attr": "'none'"}
     return "; ".join([*(f"{name} {value}" for name, value in sources.items()), FRAMES])
 
 
@@ -42,7 +42,7 @@ def _hash(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-class _InlineScripts(HTMLParser):
+class _Scripts(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
         self.texts: list[str] = []

@@ -50,37 +50,37 @@ def refusal(flags: argparse.Namespace) -> str | None:
 
 def password(flags: argparse.Namespace) -> str:
     """Return the password from its source. Raises ValueError if it cannot be read or is empty."""
-    given = os.environ.pop(PASSWORD, "")  # so that training processes do not inherit it
+    secret = os.environ.pop(PASSWORD, "")  # so that training processes do not inherit it
     if flags.password_file:
-        given = _first_line(flags.password_file.expanduser())
+        secret = _first_line(flags.password_file.expanduser())
     elif flags.password == ASK:
-        given = _asked()
+        secret = _ask()
     elif flags.password:
         _warn("--password", f"use --password_file, {PASSWORD} or --password without a value")
-        given = flags.password
-    if not given:
+        secret = flags.password
+    if not secret:
         raise ValueError("--password: the password is empty")
-    return str(given)
+    return str(secret)
 
 
 def token(flags: argparse.Namespace, folder: Path) -> str:
-    """Return the token that was chosen, or the one kept in the state folder, which is generated on first use."""
+    """Return the token that was chosen, or the one in the state folder, which is generated on first use."""
     chosen = os.environ.pop(TOKEN, "")
     if flags.token:
         _warn("--token", f"use {TOKEN}")
         return str(flags.token)
-    return chosen or _kept_token(folder)
+    return chosen or _stored_token(folder)
 
 
-def _kept_token(folder: Path) -> str:
+def _stored_token(folder: Path) -> str:
     try:
         file = private_file(private_folder(folder) / "token")
-        kept = file.read_text(encoding="ascii", errors="replace").strip()
-        if TOKEN_FORM.fullmatch(kept):
-            return kept
+        stored = file.read_text(encoding="ascii", errors="replace").strip()
+        if TOKEN_FORM.fullmatch(stored):
+            return stored
         with atomic_file(file) as part:
             private_file(part).write_text(f"{secrets.token_urlsafe(32)}\n", encoding="ascii")
-        return file.read_text(encoding="ascii").strip()  # of two GUIs starting at once, the last one wins
+        return file.read_text(encoding="ascii").strip()  # of two GUIs that start together, the last one wins
     except OSError as error:
         raise ValueError(f"{folder}: the token cannot be stored there ({error.strerror})") from error
 
@@ -92,11 +92,11 @@ def _first_line(file: Path) -> str:
                 print(f"--password_file: other accounts can read {file}; run chmod 600 on it", file=sys.stderr)
         return file.read_text(encoding="utf-8").split("\n", 1)[0].rstrip("\r")
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise ValueError(f"--password_file: {file} cannot be read ({why})") from error
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise ValueError(f"--password_file: {file} cannot be read ({reason})") from error
 
 
-def _asked() -> str:
+def _ask() -> str:
     try:
         return getpass.getpass("Password for the page: ")
     except EOFError as error:

@@ -38,7 +38,7 @@ LOGIN_PAGE = _page(
 
 def token_page(wrong: bool = False) -> str:
     """Return the page that says where to find the token, with a field to enter it."""
-    told = "Wrong token: the address or token may be outdated" if wrong else ""
+    error = "Wrong token: the address or token may be outdated" if wrong else ""
     return _page(
         "Token required",
         f"""<form method="get" class="wide">
@@ -48,6 +48,6 @@ def token_page(wrong: bool = False) -> str:
 the GUI (~/.local/state/sd-scripts-studio, on Windows %LOCALAPPDATA%\\sd-scripts-studio).</p>
   <label>Token <input name="token" type="password" autocomplete="off" autofocus required></label>
   <button>Open</button>
-  <p role="alert">{told}</p>
+  <p role="alert">{error}</p>
 </form>""",
     )

@@ -41,7 +41,8 @@ class Count:
             self.failed = 0
         # bound the exponent: 2.0 ** 1024 overflows
         pause = 0.0 if self.failed < free else min(2.0 ** min(self.failed - free, 16), longest)
-        self.failed, self.until = self.failed + 1, now + pause
+        self.failed += 1
+        self.until = now + pause
 
 
 @dataclass
@@ -51,19 +52,20 @@ class LoginThrottle:
     now: Callable[[], float] = time.monotonic
     _failed: OrderedDict[str, Count] = field(default_factory=OrderedDict)
     _all: Count = field(default_factory=Count)
-    _known: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    _trusted: OrderedDict[str, None] = field(default_factory=OrderedDict)
     """Networks from which somebody logged in: others' guesses do not make them wait."""
 
     def wait(self, address: str) -> float:
         """Return the seconds until this address may try again; 0 counts as an attempt, whatever its outcome."""
-        network, now = network_of(address), self.now()
-        mine = self._failed.get(network, Count())
-        left = max(mine.until, 0.0 if network in self._known else self._all.until) - now
-        if left > 0:
-            return left
-        mine.add(now, FREE_GUESSES, LONGEST_WAIT)
+        network = network_of(address)
+        now = self.now()
+        count = self._failed.get(network, Count())
+        seconds = max(count.until, 0.0 if network in self._trusted else self._all.until) - now
+        if seconds > 0:
+            return seconds
+        count.add(now, FREE_GUESSES, LONGEST_WAIT)
         self._all.add(now, FREE_GUESSES_OF_ALL, LONGEST_WAIT_OF_ALL)
-        _keep(self._failed, network, mine)
+        _remember(self._failed, network, count)
         return 0.0
 
     def succeeded(self, address: str) -> None:
@@ -71,14 +73,14 @@ class LoginThrottle:
         network = network_of(address)
         self._failed.pop(network, None)
         self._all.failed = max(self._all.failed - 1, 0)
-        _keep(self._known, network, None)
+        _remember(self._trusted, network, None)
 
 
-def _keep(where: OrderedDict[str, T], key: str, value: T) -> None:
-    where[key] = value
-    where.move_to_end(key)
-    if len(where) > MAX_NETWORKS:
-        where.popitem(last=False)
+def _remember(networks: OrderedDict[str, T], network: str, value: T) -> None:
+    networks[network] = value
+    networks.move_to_end(network)
+    if len(networks) > MAX_NETWORKS:
+        networks.popitem(last=False)
 
 
 def network_of(address: str) -> str:
@@ -105,12 +107,14 @@ class LoginLog:
     def failed(self, address: str, what: str) -> None:
         """Log a wrong `what` (password or token), never what was typed: it may be a password elsewhere."""
         if self.now() - self._minute >= 60.0:
-            self._minute, self._lines = self.now(), 0
+            self._minute = self.now()
+            self._lines = 0
         if self._lines >= LINES_A_MINUTE:
             self._left_out += 1
             return
         more = f" ({self._left_out} more before it)" if self._left_out else ""
-        self._lines, self._left_out = self._lines + 1, 0
+        self._lines += 1
+        self._left_out = 0
         text = f"failed login: wrong {what} from {address or 'an unknown address'}{more}"
         logger.warning(text)
         with suppress(OSError):  # a full disk must not let anybody in

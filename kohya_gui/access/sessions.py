@@ -38,8 +38,9 @@ class Sessions:
 
     def __init__(self, folder: Path, credential: Credential, now: Callable[[], float] = time.time) -> None:
         self.credential = credential
-        self._folder, self._now = folder, now
-        self._found: dict[str, float] = {}
+        self._folder = folder
+        self._now = now
+        self._checked: dict[str, float] = {}
         """Session id -> time until which it is valid without another check."""
         # browsers send cookies to every port of a host, so tunnels to two machines would share them
         self.name = f"studio-session-{hashlib.sha256(f'{platform.node()} {folder}'.encode()).hexdigest()[:8]}"
@@ -54,24 +55,24 @@ class Sessions:
 
     def is_open(self, id: str) -> bool:
         """Return whether a session with this id is open."""
-        if self._found.get(id, 0.0) > self._now():
+        if self._checked.get(id, 0.0) > self._now():
             return True
         if not id or not self._is_young(self._file(id)):
-            self._found.pop(id, None)
+            self._checked.pop(id, None)
             return False
-        self._found = {known: until for known, until in self._found.items() if until > self._now()}
-        self._found[id] = self._now() + CHECKED_AGAIN
+        self._checked = {other: until for other, until in self._checked.items() if until > self._now()}
+        self._checked[id] = self._now() + CHECKED_AGAIN
         return True
 
     def end(self, id: str) -> None:
         """End a session."""
-        self._found.pop(id, None)
+        self._checked.pop(id, None)
         with suppress(OSError):
             self._file(id).unlink()
 
     def _file(self, id: str) -> Path:
-        mine = f"{self.credential.kind}\0{self.credential.username}\0{self.credential.secret}"
-        return self._folder / hmac.new(_digest(mine), id.encode(), "sha256").hexdigest()
+        credential = f"{self.credential.kind}\0{self.credential.username}\0{self.credential.secret}"
+        return self._folder / hmac.new(_digest(credential), id.encode(), "sha256").hexdigest()
 
     def _is_young(self, file: Path) -> bool:
         try:

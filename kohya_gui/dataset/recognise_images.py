@@ -26,31 +26,38 @@ def train_data(path: str, caption_extension: str, num_repeats: int | None = None
 
 
 def beside_metadata(path: str) -> Recognised:
-    """Describe the images of a folder whose metadata file says which are trained."""
+    """Describe the images of a folder whose metadata file names those that are trained."""
     return glance(path, _beside_metadata)
 
 
 def _train_data(root: Path, extension: str, num_repeats: int | None, many: bool) -> Recognised:
     if not root.is_dir():
         return Recognised("Folder not found", good=False)
-    found = image_folders(root, num_repeats, allow_many_repeats=many)
-    if found.problem and not found.folders and num_repeats is None and _is_flat(root) and (count := len(_images(root))):
-        no_name = "no subfolders named like 10_cat that give the number of repeats"
-        text = f"{_counted(count)} in the folder itself, but {no_name}"
-        return Recognised(text, good=False, flat=True, images=count)
-    if found.problem:
-        instead = _near(root) if not found.folders else None
-        return Recognised(_without_path(found.problem, root), good=False, instead=instead)
-    images = {folder.path: _images(folder.path) for folder in found.folders}
+    listing = image_folders(root, num_repeats, allow_many_repeats=many)
+    if listing.problem and not listing.folders:
+        return _without_folders(root, _without_path(listing.problem, root), num_repeats)
+    if listing.problem:
+        return Recognised(_without_path(listing.problem, root), good=False)
+    images = {folder.path: _images(folder.path) for folder in listing.folders}
     total = sum(map(len, images.values()))
     if not total:
-        return Recognised(f"No images in {some([folder.path.name for folder in found.folders], SHOWN)}", good=False)
-    seen = sum(folder.repeats * len(images[folder.path]) for folder in found.folders)
+        return Recognised(f"No images in {some([folder.path.name for folder in listing.folders], SHOWN)}", good=False)
+    per_epoch = sum(folder.repeats * len(images[folder.path]) for folder in listing.folders)
     captions, complete, other = _captions(images.values(), extension)
-    shown = _shown(found.folders, images, root)
-    left_out = "".join(f"; {_without_path(remark, root, upper=False)}" for remark in found.remarks[:2])
-    text = f"{_counted(total)}, {captions}, {seen:,} per epoch{shown}{left_out}"
-    return Recognised(text, good=True, warning=not complete or bool(found.remarks), ending=other)
+    names = _shown(listing.folders, images, root)
+    left_out = "".join(f"; {_without_path(remark, root, upper=False)}" for remark in listing.remarks[:2])
+    text = f"{_counted(total)}, {captions}, {per_epoch:,} per epoch{names}{left_out}"
+    return Recognised(text, good=True, warning=not complete or bool(listing.remarks), ending=other)
+
+
+def _without_folders(root: Path, problem: str, num_repeats: int | None) -> Recognised:
+    """Describe a folder without image folders: the images in it, or the folder nearby that was probably meant."""
+    count = len(_images(root)) if num_repeats is None and _is_flat(root) else 0
+    if not count:
+        return Recognised(problem, good=False, instead=_near(root))
+    no_name = "no subfolders named like 10_cat that give the number of repeats"
+    text = f"{_counted(count)} in the folder itself, but {no_name}"
+    return Recognised(text, good=False, flat=True, images=count)
 
 
 def _shown(folders: Iterable[ImageFolder], images: dict[Path, list[Path]], root: Path) -> str:
@@ -60,16 +67,20 @@ def _shown(folders: Iterable[ImageFolder], images: dict[Path, list[Path]], root:
 
 
 def _captions(folders: Iterable[list[Path]], extension: str) -> tuple[str, bool, str]:
-    """Return how many images have a caption, in words, whether all have, and the extension more captions have."""
-    total, captioned, others = 0, 0, Counter[str]()
+    """Return how many images have a caption, in words, whether all have, and the extension that more captions have."""
+    total = 0
+    captioned = 0
+    others = Counter[str]()
     for images in folders:
         if not images:
             continue
         files = find_captions(images[0].parent, images, extension)
-        total, captioned = total + len(images), captioned + len(files.found)
-        there = {normalized(entry.name) for entry in os.scandir(files.folder)} if files.missing else set()
-        for image in files.missing:
-            others.update(ending for ending in CAPTIONS if normalized(f"{image.stem}{ending}") in there)
+        total += len(images)
+        captioned += len(files.found)
+        if files.missing:
+            names = {normalized(entry.name) for entry in os.scandir(files.folder)}
+            for image in files.missing:
+                others.update(ending for ending in CAPTIONS if normalized(f"{image.stem}{ending}") in names)
     if captioned == total:
         return "all captioned", True, ""
     ending, count = next(iter(others.most_common(1)), ("", 0))

@@ -63,7 +63,7 @@ def read(path: Path) -> Values:
 
 
 def tab_of(legacy: Mapping[str, Any]) -> Tab | None:
-    """Return the tab that wrote a file, if its keys tell."""
+    """Return the tab that wrote a file, if its keys identify it."""
     for name, keys in KOHYA_TABS.items():
         if not keys.marks.union(*(own_keys(name, family).marks for family in RECORDS)).isdisjoint(legacy):
             return TABS[name]
@@ -74,31 +74,32 @@ def from_kohya(legacy: Mapping[str, Any], tab: str = "lora") -> LegacyConfig:
     """Convert the keys of a kohya_ss tab; a missing key gets the default it had there."""
     family = next((name for key, name in FAMILIES.items() if truth(legacy.get(key))), "sd15")
     keys = KOHYA_TABS[tab] | own_keys(tab, family)
-    said = [Remark(key, why) for key, why in keys.cannot.items() if _asks(legacy.get(key))]
-    said += _without_effect(legacy, family, tab)
+    remarks = [Remark(key, reason) for key, reason in keys.cannot.items() if _asks(legacy.get(key))]
+    remarks += _without_effect(legacy, family, tab)
     if title := not_trained(family):
-        said.insert(0, Remark(next(iter(FAMILIES)), f"off: these settings are for {title}, which is not supported"))
+        remarks.insert(0, Remark(next(iter(FAMILIES)), f"off: these settings are for {title}, which is not supported"))
     zeros = [key for key in ZERO_IS_UNSET if legacy.get(key) not in (None, "") and _number(legacy[key]) == 0]
-    said += [Remark(key, READ_AS_UNSET) for key in zeros if _number(keys.defaults.get(key)) != 0]
+    remarks += [Remark(key, READ_AS_UNSET) for key in zeros if _number(keys.defaults.get(key)) != 0]
     values = _same_meaning(legacy, family, tab, keys)
     for function in (_warmup, _length, _tracker):
         values |= function(legacy, keys)
     for meaning in MEANINGS[tab]:
-        more, told = meaning(legacy, family)
-        values |= more
-        said += told
+        more_values, more_remarks = meaning(legacy, family)
+        values |= more_values
+        remarks += more_remarks
     unset = record_of(family).unset.items()
     values |= {key: None for key, number in unset if _number(_of(legacy, key, keys)) == number}
     flags, unread = _additional(legacy, family, TABS[tab].method)
-    said += unread
+    remarks += unread
     schedule = str(values.get("lr_scheduler"))
     if values.get("lr_warmup_steps") and schedule in SCHEDULES and not SCHEDULES[schedule].has_warmup:
         del values["lr_warmup_steps"]
-        said.append(Remark("lr_warmup", f"left out: the scheduler {schedule} has no warmup"))
+        remarks.append(Remark("lr_warmup", f"left out: the scheduler {schedule} has no warmup"))
     prompts = str(legacy.get("sample_prompts") or "").strip()
     if prompts:
-        said.append(Remark("sample_prompts", "the prompts were in the configuration itself; save them to a text file"))
-    return LegacyConfig(family=family, values=values | flags, prompts=prompts, remarks=tuple(said))
+        text = "the prompts were in the configuration itself; save them to a text file"
+        remarks.append(Remark("sample_prompts", text))
+    return LegacyConfig(family=family, values=values | flags, prompts=prompts, remarks=tuple(remarks))
 
 
 def not_trained(family: str) -> str:
@@ -108,11 +109,11 @@ def not_trained(family: str) -> str:
 
 def _same_meaning(legacy: Mapping[str, Any], family: str, tab: str, keys: KohyaTab) -> Values:
     """Convert every key that maps to one option, plus unknown keys."""
-    given = {key: value for key, value in legacy.items() if value is not None}
-    if "use_8bit_adam" in given and not given.get("optimizer"):
-        given["optimizer"] = "AdamW8bit" if truth(given["use_8bit_adam"]) else "AdamW"
+    set_keys = {key: value for key, value in legacy.items() if value is not None}
+    if "use_8bit_adam" in set_keys and not set_keys.get("optimizer"):
+        set_keys["optimizer"] = "AdamW8bit" if truth(set_keys["use_8bit_adam"]) else "AdamW"
     values: Values = {}
-    for key, value in {**keys.defaults, **given}.items():
+    for key, value in {**keys.defaults, **set_keys}.items():
         if is_dropped(key, family, tab) or (key in ZERO_IS_UNSET and _number(value) == 0):
             continue
         if value == "" and isinstance(keys.defaults.get(key, ""), str):
@@ -128,19 +129,21 @@ def _same_meaning(legacy: Mapping[str, Any], family: str, tab: str, keys: KohyaT
 
 def is_dropped(key: str, family: str, tab: str = "lora") -> bool:
     """Return whether a key is not an option on its own in a file for this family."""
-    own, keys = own_keys(tab, family), KOHYA_TABS[tab]
+    own = own_keys(tab, family)
     if key in own.renamed or key in own.same:
         return False
+    keys = KOHYA_TABS[tab]
     names = [FAMILIES, FIELDS, keys.cannot, keys.dropped, *(record.lora_fields for record in RECORDS.values())]
     for other in RECORDS:
-        own = own_keys(tab, other)
-        names += [own.same, own.renamed, own.dropped]
+        others_own = own_keys(tab, other)
+        names += [others_own.same, others_own.renamed, others_own.dropped]
     return key.startswith(PREFIXES) or any(key in some for some in names)
 
 
 def _without_effect(legacy: Mapping[str, Any], family: str, tab: str) -> Iterator[Remark]:
     """Yield a remark for each key that was changed and has no effect here."""
-    record, title = record_of(family), FAMILY_TITLES.get(family) or TITLES.get(family, family)
+    record = record_of(family)
+    title = FAMILY_TITLES.get(family) or TITLES.get(family, family)
     silent = {*COMBINED, *OF_PAGE, *COMBINED_METADATA, *PREPARATION, *FAMILIES, *FIELDS}
     silent |= {*KOHYA_TABS[tab].cannot, *own_keys(tab, family).cannot}  # reported already
     if tab == "lora" and record.network:
@@ -174,8 +177,8 @@ def _rates(legacy: Mapping[str, Any], family: str) -> Converted:
 
 
 def _lora_file(legacy: Mapping[str, Any], family: str) -> Converted:
-    known = legacy.get("save_model_as") in ("safetensors", "ckpt")
-    return ({} if known else {"save_model_as": "safetensors"}), []
+    is_known = legacy.get("save_model_as") in ("safetensors", "ckpt")
+    return ({} if is_known else {"save_model_as": "safetensors"}), []
 
 
 def _noise(legacy: Mapping[str, Any], family: str) -> Converted:
@@ -198,10 +201,11 @@ def _text_encoders_by_switch(legacy: Mapping[str, Any], family: str) -> Converte
     return _text_encoders(bool(truth(_of(legacy, "train_text_encoder", FINETUNE))), family)
 
 
-def _text_encoders(learn: bool, family: str) -> Converted:
+def _text_encoders(are_trained: bool, family: str) -> Converted:
     if not any(card.name == family and card.has("trains_text") for card in cards()):
         return {}, []
-    return {"train_text_encoder": learn, **({} if learn else dict.fromkeys(RATES_OF_ENCODERS))}, []
+    unset_rates = {} if are_trained else dict.fromkeys(RATES_OF_ENCODERS)
+    return {"train_text_encoder": are_trained, **unset_rates}, []
 
 
 def _model_file(legacy: Mapping[str, Any], family: str) -> Converted:
@@ -240,22 +244,25 @@ MEANINGS: dict[str, tuple[Meaning, ...]] = {
 
 
 def _warmup(legacy: Mapping[str, Any], keys: KohyaTab) -> Values:
-    steps, percent = _number(legacy.get("lr_warmup_steps")), _number(_of(legacy, "lr_warmup", keys))
-    return {"lr_warmup_steps": int(steps) if steps else percent / 100}
+    steps = _number(legacy.get("lr_warmup_steps"))
+    return {"lr_warmup_steps": int(steps) if steps else _number(_of(legacy, "lr_warmup", keys)) / 100}
 
 
 def _length(legacy: Mapping[str, Any], keys: KohyaTab) -> Values:
-    """Convert the length: steps if given; 0 steps meant as many as the epochs take."""
-    steps, epochs = _number(_of(legacy, "max_train_steps", keys)), _number(legacy.get("max_train_epochs"))
+    """Convert the length: steps if given; 0 steps meant that epochs decide."""
+    steps = _number(_of(legacy, "max_train_steps", keys))
+    epochs = _number(legacy.get("max_train_epochs"))
     if not steps and not epochs:
         epochs = _number(_of(legacy, "epoch", keys))
     return {"max_train_steps": int(steps) or 1600, "max_train_epochs": int(epochs) or None}
 
 
 def _tracker(legacy: Mapping[str, Any], keys: KohyaTab) -> Values:
-    wandb = legacy.get("log_with") in ("wandb", "all") or str(legacy.get("use_wandb")) == "True"
-    named = legacy.get("wandb_run_name") or (_of(legacy, "output_name", keys) if wandb else None)
-    return {"wandb_run_name": named, **({"log_with": legacy.get("log_with") or "wandb"} if wandb else {})}
+    uses_wandb = legacy.get("log_with") in ("wandb", "all") or str(legacy.get("use_wandb")) == "True"
+    if not uses_wandb:
+        return {"wandb_run_name": legacy.get("wandb_run_name") or None}
+    name = legacy.get("wandb_run_name") or _of(legacy, "output_name", keys)
+    return {"wandb_run_name": name, "log_with": legacy.get("log_with") or "wandb"}
 
 
 def _additional(legacy: Mapping[str, Any], family: str, method: str) -> Converted:

@@ -9,7 +9,7 @@ from sd_scripts.families.cards.registry import cards
 from sd_scripts.options.training import ALWAYS_SDPA
 
 RECORDS: dict[str, KohyaFamily] = {card.name: card.page.kohya for card in cards() if card.page.kohya}
-"""What the families say of themselves in these files, in the order of the page."""
+"""Family -> its keys in these files, in the order of the page."""
 
 FAMILIES = {
     **{key: name for name, record in RECORDS.items() for key in record.checkboxes},
@@ -23,11 +23,11 @@ FAMILIES = {
 
 TITLES = {"sd3": "SD 3", "hunyuan_image": "HunyuanImage", "anima": "Anima", "lumina": "Lumina"}
 TITLES |= {"sd2": "Stable Diffusion 2", "sd15": "Stable Diffusion 1.5"}
-"""Of models that kohya_ss trains but no script here does."""
+"""Titles of models that kohya_ss trains but no script here does."""
 
 
 def record_of(family: str) -> KohyaFamily:
-    """Return what a family says of itself in these files; nothing for a model that no script here trains."""
+    """Return a family's keys in these files; none for a model that no script here trains."""
     return RECORDS.get(family, KohyaFamily())
 
 
@@ -116,7 +116,7 @@ DREAMBOOTH = KohyaTab(
     marks=_names("learning_rate_te learning_rate_te1 blockwise_fused_optimizers"),
     renamed=RENAMED,
     defaults={**DEFAULTS, **dict.fromkeys(("learning_rate", "learning_rate_te1", "learning_rate_te2"), 1e-5)},
-    # clip_l and t5xxl are those of SD 3 in this tab
+    # clip_l and t5xxl belong to SD 3 in this tab
     dropped=DROPPED | _names("learning_rate_te clip_l t5xxl"),
     cannot={
         **CANNOT,

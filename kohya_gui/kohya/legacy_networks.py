@@ -37,7 +37,7 @@ KOHYA = {
     "Kohya LoHa": "networks.loha use_tucker rank_dropout module_dropout",
     "Kohya LoKr": "networks.lokr use_tucker factor rank_dropout module_dropout",
 }
-"""LoRA type -> module of sd-scripts, then the fields it reads besides those of convolutions."""
+"""LoRA type -> module of sd-scripts, then the fields it reads in addition to CONV_ARGS."""
 
 LYCORIS_NAMES = {"unit": "block_size", "constrain": "constraint"}
 """Fields that have another name in the lycoris package."""
@@ -73,15 +73,17 @@ def network_from(legacy: Mapping[str, Any], family: str) -> Converted:
         args += [f"algo={algorithm}", *plus]
         values = {"network_module": LYCORIS_MODULE, "network_args": args}
         missing = needs_package(read_items(args))
-        said = f"{kind} with {missing} needs the lycoris package, which is not included: pip install lycoris_lora"
-        return values, [Remark("LoRA_type", said)] if missing else []
+        if not missing:
+            return values, []
+        text = f"{kind} with {missing} needs the lycoris package, which is not included: pip install lycoris_lora"
+        return values, [Remark("LoRA_type", text)]
     if kind in KOHYA:
         module, *names = KOHYA[kind].split()
         conv = pairs(fields, CONV_ARGS) if fields["conv_dim"] else []
         args = [*conv, *pairs({**fields, "factor": _chosen_factor(fields)}, tuple(names)), *plus]
         return {"network_module": module, "network_args": args}, []
-    if own := record_of(family).network:
-        return own(kind, legacy, [*pairs(fields, ("rank_dropout", "module_dropout")), *plus])
+    if own_network := record_of(family).network:
+        return own_network(kind, legacy, [*pairs(fields, ("rank_dropout", "module_dropout")), *plus])
     conv = [f"{name}={fields[name]}" for name in CONV_ARGS] if kind == "Kohya LoCon" else []
     remarks = [] if kind in ("Standard", "Kohya LoCon") else [standard_instead(kind)]
     return {"network_module": "networks.lora", "network_args": [*conv, *pairs(fields, LORA_ARGS), *plus]}, remarks

@@ -29,7 +29,7 @@ class NotFound(ValueError):
 
 
 class Refused(ValueError):
-    """What a form asks for is refused; `html` says so with links to the fields."""
+    """A form was refused; `html` is the message with links to the fields."""
 
     def __init__(self, text: str, html: str) -> None:
         super().__init__(text)
@@ -55,15 +55,15 @@ def post(path: str, answer: Callable[[Request, Mapping[str, Any]], Any]) -> Rout
             body = None
         if not isinstance(body, dict):
             return Answer({"error": "The request is not a JSON object"}, 400)
-        if why := value_problem(body):
-            return Answer({"error": why}, 400)
+        if problem := value_problem(body):
+            return Answer({"error": problem}, 400)
         return await run_in_threadpool(_respond, lambda: answer(request, body) or DONE)
 
     return Route(f"/studio/{path}", route, methods=["POST"])
 
 
 def value_problem(value: Any, name: str = "The request", depth: int = DEEPEST) -> str:
-    """Return why parsed JSON cannot be used, after the name that it is under; "" if it can be."""
+    """Return why parsed JSON cannot be used, preceded by its name in the request; "" if it can be."""
     if isinstance(value, str):
         return "" if is_utf8(value) else f"{name}: contains characters that are not valid Unicode; type it again"
     if isinstance(value, float):
@@ -72,15 +72,15 @@ def value_problem(value: Any, name: str = "The request", depth: int = DEEPEST) -
         return ""
     if not depth:
         return f"{name}: nested too deeply"
-    named = value.items() if isinstance(value, dict) else ((name, each) for each in value)
-    for key, each in named:
-        if why := value_problem(key, f"{name}: a name in it", depth) or value_problem(each, key, depth - 1):
-            return why
+    items = value.items() if isinstance(value, dict) else ((name, item) for item in value)
+    for key, item in items:
+        if problem := value_problem(key, f"{name}: a name in it", depth) or value_problem(item, key, depth - 1):
+            return problem
     return ""
 
 
 class Answer(JSONResponse):
-    """JSON whatever it holds: a file name that is not UTF-8, or a number that is not finite, costs only itself."""
+    """JSON with any contents: a file name that is not UTF-8 is replaced, a number that is not finite becomes null."""
 
     def render(self, content: Any) -> bytes:
         try:
@@ -95,8 +95,8 @@ def _renderable(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {_renderable(str(name)): _renderable(each) for name, each in value.items()}
-    return [_renderable(each) for each in value] if isinstance(value, list | tuple) else value
+        return {_renderable(str(name)): _renderable(item) for name, item in value.items()}
+    return [_renderable(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def upload(path: str, answer: Callable[[Request, bytes], Any], *, most: int) -> Route:

@@ -1,9 +1,9 @@
 """Import Gradio without two habits that cost a form of this size its speed.
 
 For each class of components Gradio parses the source again and compares, or writes, a .pyi file, which only editors
-read: 1.3 s of CPU time at each start of the GUI. And for each component that it makes, changes or describes, it asks
-`inspect` anew for the parameters of the class: 0.5 s at each start, and more at each new page. A start takes 3.0 s with
-this module and 4.9 s without it (medians of 20 runs each, in turn).
+read: 1.3 s of CPU time at each start of the GUI. And for each component that it creates, changes or describes, it asks
+`inspect` again for the parameters of the class: 0.5 s at each start, and more at each new page. A start takes 3.0 s
+with this module and 4.9 s without it (medians of 20 alternating runs each).
 
 Imported by the package, so before any module of it imports Gradio.
 """

@@ -1,10 +1,10 @@
 """Serve Gradio's code of the page without five habits that cost a form of this size its speed.
 
 For each of the page's components Gradio looks through all of its events; each time a component is read or set, it walks
-through the tree of components to find it; a new page is put together twice; and numbers and texts are copied by a
-function that is made for whole objects. Without that, loading the page takes 2.3 s of CPU time instead of
-5.2 s, and a click that sends the whole form takes half. And the clock of the loading screen keeps running, 60 times a
-second, for as long as the page is open.
+through the tree of components to find it; a new page is rendered twice; and numbers and texts are copied by a function
+for whole objects. Without that, loading the page takes 2.3 s of CPU time instead of 5.2 s, and a click that sends the
+whole form takes half. The clock of the loading screen also keeps running, 60 times a second, as long as the page is
+open.
 """
 
 from pathlib import Path
@@ -46,7 +46,7 @@ NODES = Change(
 RENDERED = Change("a.children=i.children,this.#f(i)", "a.children=i.children,knownNodes.delete(this.root),this.#f(i)")
 """A part of the page that is rendered again has new components."""
 ONCE = Change("le(()=>{v(),oe(()=>{O.reload(", "le(()=>{v()&&oe(()=>{O.reload(")
-"""A new page is not put together a second time; a reloaded one is, as before."""
+"""A new page is not rendered a second time; a reloaded one is, as before."""
 COPIES = Change(
     "function Ni(e,t,n,r,i=null,a=!1){if(typeof e==`object`&&e){",
     "function Ni(e,t,n,r,i=null,a=!1){if(Object(e)!==e&&typeof e!=`symbol`)return e;if(typeof e==`object`&&e){",
@@ -63,22 +63,22 @@ CHANGES = {
 
 
 def routes() -> list[Route]:
-    """Return the routes of the changed files, for `launch(app_kwargs={"routes": ...})`. A file that does
-    not contain each text to be changed exactly once is left to Gradio."""
+    """Return the routes of the changed files, for `launch(app_kwargs={"routes": ...})`. A file that does not contain
+    each text to be changed exactly once is left to Gradio."""
     return [_serving(name, text) for name, text in changed().items()]
 
 
 def changed() -> dict[str, str]:
     """Return the changed files: name -> text."""
-    found = {}
+    changed_files = {}
     for pattern, changes in CHANGES.items():
         for path in ASSETS.glob(pattern):
             text = path.read_text(encoding="utf-8")
             if all(text.count(before) == 1 for before, _ in changes):
                 for before, after in changes:
                     text = text.replace(before, after)
-                found[path.name] = text
-    return found
+                changed_files[path.name] = text
+    return changed_files
 
 
 def _serving(name: str, text: str) -> Route:

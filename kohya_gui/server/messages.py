@@ -19,7 +19,7 @@ def html(text: object) -> str:
 def message(
     kind: Kind, text: object, details: Iterable[object] = (), *, more: Html | str = "", attributes: str = ""
 ) -> str:
-    """Return a box with a sentence, a list of details and `more` below; `attributes` are those of its HTML element."""
+    """Return a box with a sentence, a list of details and `more` below; `attributes` go into its HTML element."""
     rows = "".join(f"<li>{html(detail)}</li>" for detail in details)
     return (
         f'<div class="message message-{kind}" role="{"alert" if kind == "error" else "status"}"{attributes}>'
