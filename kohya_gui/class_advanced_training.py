@@ -1,15 +1,17 @@
 """The Advanced Training accordion of every training tab: its sections and their order.
 
-Its first section has a control for each option of `CompileOptions`, the six compile controls. `Form.panel` makes them
-from the options, and they are saved, opened, trained and printed with all others by the functions in lora_gui.py.
+Its first section has a control for each option of `CompileOptions`, the six compile controls, and before them the
+compile bundle, which sets them all. `Form.panel` makes the controls from the options, and they are saved, opened,
+trained and printed with all others by the functions in lora_gui.py.
 """
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import gradio as gr
 
-from kohya_gui.form.controls import Form, slug
+from kohya_gui.form.compile_bundle import CompileBundleControl
+from kohya_gui.form.controls import Panel
+from kohya_gui.runs.tensorboard_gui import TensorBoardButtons
 from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
 from sd_scripts.options.dataset import AugmentOptions, BucketOptions, CaptionOptions, DatasetOptions, ValidationOptions
 from sd_scripts.options.launch import LaunchOptions
@@ -19,7 +21,6 @@ from sd_scripts.options.optimization.loss import LossOptions, NoiseOptions
 from sd_scripts.options.optimization.optimizer import LrSchedulerOptions, OptimizerOptions
 from sd_scripts.options.run import CudaOptions
 from sd_scripts.options.saving import HuggingFaceOptions
-from sd_scripts.options.spec import OptionGroup
 from sd_scripts.options.training import DistributedOptions, ResumeOptions, TrainingOptions
 
 COMPILE_NOTE = (
@@ -33,51 +34,29 @@ COMPILE_ADVICE = "Slow first steps, faster after that. Worth it in longer runs: 
 """Help text of the switch at the top of a tab."""
 
 
-@dataclass(frozen=True)
-class Section:
-    """An accordion with the options of some groups that the tab's own panels have not taken."""
-
-    title: str
-    groups: tuple[type[OptionGroup], ...]
-    note: str = ""
-
-
 SECTIONS = (
-    Section(CompileOptions.title, (CompileOptions, CompileMoreOptions), COMPILE_NOTE),
-    Section("Memory and precision", (TrainingOptions, CudaOptions, ModelOptions)),
-    Section("Captions", (CaptionOptions,)),
-    Section("Buckets and loading", (BucketOptions, DatasetOptions)),
-    Section("Augmentation and masks", (AugmentOptions,)),
-    Section("Optimizer and schedule", (OptimizerOptions, LrSchedulerOptions)),
-    Section("Noise", (NoiseOptions,)),
-    Section("Loss", (LossOptions,)),
-    Section("Validation", (ValidationOptions,)),
-    Section("State and resume", (ResumeOptions,)),
-    Section("Logging", (LoggingOptions,)),
-    Section("Accelerate launch", (LaunchOptions, DistributedOptions)),
-    Section("Hugging Face", (HuggingFaceOptions,)),
+    Panel(
+        CompileOptions.title, rest=(CompileOptions, CompileMoreOptions), note=COMPILE_NOTE, lead=CompileBundleControl
+    ),
+    Panel("Memory and precision", rest=(TrainingOptions, CudaOptions, ModelOptions)),
+    Panel("Captions", rest=(CaptionOptions,)),
+    Panel("Buckets and loading", rest=(BucketOptions, DatasetOptions)),
+    Panel("Augmentation and masks", rest=(AugmentOptions,)),
+    Panel("Optimizer and schedule", rest=(OptimizerOptions, LrSchedulerOptions)),
+    Panel("Noise", rest=(NoiseOptions,)),
+    Panel("Loss", rest=(LossOptions,)),
+    Panel("Validation", rest=(ValidationOptions,)),
+    Panel("State and resume", rest=(ResumeOptions,)),
+    Panel(LoggingOptions.title, rest=(LoggingOptions,), tool=TensorBoardButtons, tool_inside=True),
+    Panel("Accelerate launch", rest=(LaunchOptions, DistributedOptions)),
+    Panel("Hugging Face", rest=(HuggingFaceOptions,)),
 )
 
 
 class AdvancedTraining:
-    """Lays out every option that no panel takes.
+    """Lays out the sections with every option that no panel of the tab has; `place` lays out one."""
 
-    `groups` and `names` are reserved for panels below it; `leads` and `tools` are extra contents at the beginning and
-    the end of its sections, by title.
-    """
-
-    def __init__(
-        self,
-        form: Form,
-        groups: Collection[type[OptionGroup]],
-        names: Collection[str],
-        leads: Mapping[str, Callable[[], None]],
-        tools: Mapping[str, Callable[[], None]],
-    ) -> None:
-        with gr.Accordion("Advanced Training", open=False, elem_id=f"{form.tab}-panel-{slug('Advanced Training')}"):
+    def __init__(self, tab: str, place: Callable[[Panel], None]) -> None:
+        with gr.Accordion("Advanced Training", open=False, elem_id=f"{tab}-panel-advanced-training"):
             for section in SECTIONS:
-                left = form.left_of(*(group for group in section.groups if group not in groups))
-                mine = [name for name in left if name not in names]
-                lead = leads.get(section.title)
-                tool = tools.get(section.title)
-                form.panel(section.title, mine, note=section.note, lead=lead, tool=tool)
+                place(section)

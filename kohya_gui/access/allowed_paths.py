@@ -71,8 +71,8 @@ class AllowedPaths:
         try:
             os.stat(place)
         except OSError as error:
-            if why := NO_PATH.get(error.errno or 0):
-                raise ValueError(f"{option}: '{_short(text)}' {why}") from None
+            if problem := NO_PATH.get(error.errno or 0):
+                raise ValueError(f"{option}: '{_short(text)}' {problem}") from None
         return place
 
     def holds(self, path: Path) -> bool:
@@ -93,10 +93,11 @@ class AllowedPaths:
         """Return a sentence for each disallowed path in the values of these options."""
         if self.allowed is None:
             return []
-        return [why for name, path in _paths(values, options) if (why := self.problem(name, path, read_prompts))]
+        problems = (self.problem(name, path, read_prompts) for name, path in _paths(values, options))
+        return [problem for problem in problems if problem]
 
     def problem(self, name: str, path: str, read_prompts: ReadPrompts = read_prompt_file) -> str | None:
-        """Return why an option cannot have this path; None if it can, or if the value is no path."""
+        """Return why an option cannot have this path; None if it can, or if the value is not a path."""
         if self.allowed is None:
             return None
         if path in NO_PATHS.get(name, ()) or (name in HUB_NAMES and is_hub_id(path) and not os.path.lexists(path)):
@@ -146,8 +147,8 @@ def _paths(values: Mapping[str, Any], options: Iterable[Option]) -> Iterator[tup
     for option in options:
         value = values.get(option.name)
         if option.path:
-            each = value if isinstance(value, list) else [value]
-            yield from ((option.name, path) for path in each if isinstance(path, str) and path.strip())
+            paths = value if isinstance(value, list) else [value]
+            yield from ((option.name, path) for path in paths if isinstance(path, str) and path.strip())
         elif option.name in NAMES_IN and isinstance(value, str):
             yield option.name, os.path.join(values.get(NAMES_IN[option.name]) or ".", value)
         elif option.name == "extra_accelerate_launch_args" and isinstance(value, str):

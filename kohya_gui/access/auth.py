@@ -94,8 +94,8 @@ class AuthMiddleware:
 
     def _refusal(self, scope: Scope) -> Response | None:
         """Return the response to a request that no login would permit, or None."""
-        if why := self._foreign_origin(scope):
-            return PlainTextResponse(why, 403)
+        if reason := self._foreign_origin(scope):
+            return PlainTextResponse(reason, 403)
         return Response(status_code=404) if _path(scope).startswith(NOT_OURS) else None
 
     async def _login(self, scope: Scope, receive: Receive) -> Response | None:

@@ -104,7 +104,9 @@ def _ask() -> str:
 
 
 def _source(flags: argparse.Namespace) -> str:
-    return "--password_file" if flags.password_file else "--password" if flags.password else PASSWORD
+    if flags.password_file:
+        return "--password_file"
+    return "--password" if flags.password else PASSWORD
 
 
 def _warn(flag: str, instead: str) -> None:

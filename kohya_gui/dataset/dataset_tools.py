@@ -27,7 +27,7 @@ def shown_field(label: str, info: str | None = None, value: bool | int | str = "
 
     `face` may have a `placeholder`, and be `wide` or a `folder`, which gets a link to the folder dialog.
     """
-    return field(default=value, metadata={"label": label, "info": info, **face})
+    return field(default=value, metadata={"label": label, "info": info, "value": value, **face})
 
 
 @dataclass(frozen=True, kw_only=True)

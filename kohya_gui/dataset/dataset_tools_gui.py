@@ -11,7 +11,7 @@ from gradio.context import Context
 
 from kohya_gui.dataset.dataset_tools import Concept, arrange
 from kohya_gui.dataset.dataset_tools_metadata import NEEDED_FOR_LATENTS, Gathering, LatentsJob, gather
-from kohya_gui.form.controls import BROWSE, QUIET, Form, shown, unquoted
+from kohya_gui.form.controls import BROWSE, QUIET, Form, Updates, shown, unquoted
 from kohya_gui.form.field_links import NO_LINKS, FieldLinks
 from kohya_gui.runs.run_view import progress_bar
 from kohya_gui.server.messages import Html, message
@@ -27,7 +27,6 @@ FILLED = (
 )
 """Options that the tools fill in."""
 BUTTON: dict[str, Any] = {"size": "sm", "min_width": 170, "scale": 0}
-Updates = dict[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class Field:
 
 
 def fields_of(record: type[Concept] | type[Gathering]) -> tuple[Field, ...]:
-    return tuple(Field(field.name, field.default, **field.metadata) for field in fields(record) if field.metadata)
+    return tuple(Field(field.name, **field.metadata) for field in fields(record) if field.metadata)
 
 
 CONCEPT = fields_of(Concept)

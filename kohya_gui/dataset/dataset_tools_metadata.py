@@ -138,5 +138,5 @@ def latents_command(asked: Gathering, values: Mapping[str, Any], family: str) ->
     if asked.recursive:
         argv.append("--recursive")
     flags = {name: name for name in ENCODING_OPTIONS} | RENAMED_FLAGS
-    given = {flag: value for name, flag in flags.items() if (value := values.get(name)) not in (None, False, "")}
-    return argv + setting_flags(given | {"enable_bucket": bool(values.get("enable_bucket"))})
+    settings = {flag: values.get(name) for name, flag in flags.items() if values.get(name) not in (None, False, "")}
+    return argv + setting_flags(settings | {"enable_bucket": bool(values.get("enable_bucket"))})

@@ -142,7 +142,9 @@ def family_of(values: Mapping[str, Any], method: str, allowed_paths: AllowedPath
     by_model = _family_of_model(str(values.get("pretrained_model_name_or_path", "")), allowed_paths)
     capable = _capable(values, method, families)
     by_network = card_by_network(str(values.get("network_module", "")))
-    by_options = capable[0] if len(capable) == 1 else by_network.name if by_network else None
+    by_options = by_network.name if by_network else None
+    if len(capable) == 1:
+        by_options = capable[0]
     if by_options and not (by_model in families and card_of(by_model).trains(by_options)):
         return by_options
     return by_model if by_model in families else next(iter(capable), None)
@@ -198,8 +200,8 @@ def save_prompts(configuration: Path, prompts: str, allowed_paths: AllowedPaths 
 
 
 def _opened(settings: Settings, family: str, remarks: tuple[Remark, ...] = (), prompts: str = "") -> Opened:
-    why = "is named like a secret, so it is neither kept nor saved"
-    left_out = [Remark(name, why) for name in secret_names(settings.unknown)]
+    text = "is named like a secret, so it is neither kept nor saved"
+    left_out = [Remark(name, text) for name in secret_names(settings.unknown)]
     unknown = without_secrets(settings.unknown)
     return Opened(settings.changed(), family, unknown, (*remarks, *settings.remarks, *left_out), prompts=prompts)
 

@@ -12,7 +12,8 @@ from kohya_gui.access.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.form.field_links import FieldLinks, labelled, panels_around
 from kohya_gui.form.visibility import rules, watched
 from sd_scripts.formats.documents import split_lines
-from sd_scripts.options.spec import Option
+from sd_scripts.options.spec import Option, OptionGroup
+from sd_scripts.runs.queue import RunQueue
 from sd_scripts.settings.family_options import each_option
 from sd_scripts.settings.settings import Groups, Remark
 
@@ -24,6 +25,8 @@ BROWSER_SECRET = "no-secret"
 """Gradio encrypts what it keeps in the browser; a fixed key lets the next start of the GUI read it back."""
 BROWSE = "[Browse…](#browse)"
 """Link in a path's help that opens the file dialog (browse.js)."""
+Updates = dict[Any, Any]
+"""Component -> its new value, or the update of its properties."""
 UNSET = ("not set", "")
 """Gradio reserves None for "nothing chosen", so an unset choice is the empty string; Option.read understands it."""
 
@@ -74,7 +77,7 @@ def control(option: Option, tab: str, width: str, others: Mapping[str, Option], 
 
 
 def kind(option: Option) -> str:
-    """Return which kind of control an option gets, decided by its type, never by its name."""
+    """Return the kind of control for an option, decided by its type, never by its name."""
     if option.secret:
         return "secret"
     if option.type is bool:
@@ -118,8 +121,8 @@ def given(option: Option, value: Any) -> Any:
 
 
 def unquoted(text: str) -> str:
-    """Return a path without what file managers and terminals put around a copied one: quotes, or a file:// URL. Other
-    texts keep their quotes."""
+    """Return a path without the quotes or file:// that file managers and terminals put around a copied one. Other texts
+    keep their quotes."""
     bare = text.strip()
     if bare.startswith("file:///") and "\n" not in bare:
         return url2pathname(bare.removeprefix("file://"))
@@ -142,6 +145,38 @@ class Advice:
 
     def wanted(self, values: Mapping[str, Any]) -> bool:
         return any(values.get(name) != good for name, good in self.good(values).items())
+
+
+class Tool(Protocol):
+    """Contents of a tab besides options: laid out when constructed, connected once the form has all its controls."""
+
+    def __init__(self, form: "Form", family: FormComponent, queue: RunQueue) -> None: ...
+
+    def connect(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Panel:
+    """An accordion: options by name, then the options of `rest` that no other panel takes.
+
+    Options that the tab's method lacks are left out, so that tabs can share a panel.
+    """
+
+    title: str
+    names: tuple[str, ...] = ()
+    more: tuple[str, ...] = ()
+    """Folded away, together with `rest`."""
+    rest: tuple[type[OptionGroup], ...] = ()
+    advice: tuple[Advice, ...] = ()
+    note: str = ""
+    lead: type[Tool] | None = None
+    """Placed before the first option."""
+    tool: type[Tool] | None = None
+    """Placed below the panel or, with tool_inside, at its end."""
+    tool_inside: bool = False
+    open: bool = False
+    late: bool = False
+    """Placed below Advanced Training."""
 
 
 class PromptSource(Protocol):
@@ -182,14 +217,14 @@ class Form:
         """Sample prompts from a kohya_ss file that have no file of their own yet."""
         self.prompt_editor: PromptSource | None = None
         self.hints: dict[str, gr.HTML] = {}
-        """Line under a path control that says what was found there."""
+        """Option -> the line under its path control that describes what is there."""
         self.advice: list[tuple[Advice, gr.Row, gr.Button]] = []
         self.write_events: list[Any] = []
         """Events of tools and advice that write values into the form."""
         self._panels: list[tuple[gr.Accordion, list[str]]] = []
 
     def place(self, names: Iterable[str], lead: Callable[[], None] | None = None) -> None:
-        """Place the controls of these options here, in a grid; `lead` lays out what comes before them."""
+        """Place the controls of these options here, in a grid; `lead` lays out contents before them."""
         with gr.Row(elem_classes="fields"):
             if lead:
                 lead()
@@ -209,35 +244,31 @@ class Form:
 
     def panel(
         self,
-        title: str,
-        names: Iterable[str],
+        panel: Panel,
         more: Iterable[str] = (),
-        *,
-        note: str = "",
-        advice: Iterable[Advice] = (),
         lead: Callable[[], None] | None = None,
         tool: Callable[[], None] | None = None,
-        open: bool = False,
     ) -> None:
-        """Lay out an accordion with these options, those of `more` folded away; hidden where none has an effect.
+        """Lay out the accordion of a panel with `more` options folded away in it; hidden where none has an effect.
 
         `lead` lays out another control before the first, `tool` anything else at the end.
         """
-        first, later = ([name for name in some if name in self.options] for some in (names, more))
+        first = [name for name in panel.names if name in self.options]
+        later = [name for name in more if name in self.options]
         if not first:
-            first, later = later, []
+            first = later
+            later = []
         if not first:
             return
-        with gr.Accordion(title, open=open, elem_id=f"{self.tab}-panel-{slug(title)}") as accordion:
-            if note:
-                gr.Markdown(note, elem_classes="note")
-            for each in advice:
-                self._advise(each)
+        id = f"{self.tab}-panel-{slug(panel.title)}"
+        with gr.Accordion(panel.title, open=panel.open, elem_id=id) as accordion:
+            if panel.note:
+                gr.Markdown(panel.note, elem_classes="note")
+            for advice in panel.advice:
+                self._advise(advice)
             self.place(first, lead)
             if later:
-                with gr.Accordion(
-                    "More", open=False, elem_id=f"{self.tab}-panel-{slug(title)}-more", elem_classes="more"
-                ) as folded:
+                with gr.Accordion("More", open=False, elem_id=f"{id}-more", elem_classes="more") as folded:
                     self.place(later)
                 self._panels.append((folded, later))
             if tool:
@@ -289,8 +320,8 @@ class Form:
             if name not in values:
                 continue
             read = option.read(values[name])
-            if why := option.problem(read):
-                remarks.append(Remark(name, f"{why}; the page shows the default instead"))
+            if problem := option.problem(read):
+                remarks.append(Remark(name, f"{problem}; the page shows the default instead"))
             else:
                 full[name] = read
         return full, remarks
@@ -345,10 +376,10 @@ class Form:
 def after_changes(
     controls: Iterable[Any], look: Callable[..., Any], inputs: Collection[Any], output: gr.HTML | gr.Row
 ) -> None:
-    """Call `look` when one of the controls has changed; several changes at once make one call, after the last.
+    """Call `look` when one of the controls has changed; several changes together cause one call, after the last.
 
-    Gradio repeats an event that came too early for all that listen to it, and two that listen then keep each other busy
-    for ever. Therefore the call listens to an event of its own, which follows the change.
+    Gradio repeats an event that came too early for all of its listeners, and two listeners then keep each other busy
+    forever. Therefore the call listens to an event of its own, which follows the change.
     """
     changes = [control.change for control in controls]
     gr.on(changes, None, js="() => {}", **QUIET).then(look, inputs, output, trigger_mode="always_last", **QUIET)

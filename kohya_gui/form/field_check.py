@@ -1,4 +1,4 @@
-"""The check of what is typed into a field of a training tab, when it is left, by the rules of Start."""
+"""The check of a training tab's field when it loses the focus, by the rules of Start."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,9 +16,10 @@ def routes() -> list[Route]:
 
 
 def check(request: Request, body: Mapping[str, Any]) -> dict[str, str]:
-    """Return what is wrong with the text of a field; empty if nothing is. Files are not checked."""
-    name, value = body.get("name"), body.get("value")
-    if not (isinstance(name, str) and isinstance(value, str)):
+    """Return the problem of a field's text; empty if it is valid. Files are not checked."""
+    name = body.get("name")
+    text = body.get("value")
+    if not (isinstance(name, str) and isinstance(text, str)):
         raise ValueError("The request does not name a field and its text")
-    wrong = settings_of({**body, "values": {name: value}}).wrong_values()
-    return {"problem": next((why.removeprefix(f"{name}: ") for why in wrong), "")}
+    problems = settings_of({**body, "values": {name: text}}).wrong_values()
+    return {"problem": problems[0].removeprefix(f"{name}: ") if problems else ""}

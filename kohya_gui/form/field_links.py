@@ -32,24 +32,24 @@ class Labelled(Protocol):
 
 def labelled(text: str, options: Mapping[str, Option]) -> str:
     """Replace option keys in a Markdown help text by the labels of their fields."""
-    return NAME.sub(lambda found: f"*{_label(options[found[1]])}*" if found[1] in options else found[0], text)
+    return NAME.sub(lambda name: f"*{_label(options[name[1]])}*" if name[1] in options else name[0], text)
 
 
 def _label(option: Labelled) -> str:
     return option.label.removesuffix(f" ({option.name})")
 
 
-def _head(said: str) -> tuple[list[str], str]:
+def _head(sentence: str) -> tuple[list[str], str]:
     """Split a sentence into the words before its first colon, which may be options or flags, and the rest."""
-    names, colon, why = said.partition(": ")
-    return ([name.removeprefix("--") for name in names.split(", ")], why) if colon else ([], said)
+    names, colon, rest = sentence.partition(": ")
+    return ([name.removeprefix("--") for name in names.split(", ")], rest) if colon else ([], sentence)
 
 
 class FieldLinks:
     """Renders sentences that begin with an option's name for the page.
 
-    `options` may include the fields of a tool; their names are not keys, so they are not shown. `shown` are those that
-    have a field, whose element has the id `form-name`; `panels` returns the ids of the folded panels around it,
+    `options` may include the fields of a tool; their names are not keys, so they are not shown. `shown` are the options
+    that have a field, whose element has the id `form-name`; `panels` returns the ids of the folded panels around it,
     outermost first.
     """
 
@@ -66,27 +66,27 @@ class FieldLinks:
         self._shown = options if shown is None else shown
 
     def with_fields(self, fields: Mapping[str, Labelled], *panels: str) -> "FieldLinks":
-        """Return links that lead to the fields of a tool on the form, too, which are in these panels."""
+        """Return links that also lead to the fields of a tool on the form, which are in these panels."""
         shown = {*self._shown, *fields}
         options = {**self._options, **fields}
         return FieldLinks(self._form, options, shown, lambda name: panels if name in fields else self._panels(name))
 
-    def _begins(self, said: str) -> tuple[list[str], str]:
-        """Split a sentence into the options that it begins with, none if it does not, and the rest."""
-        names, why = _head(said)
-        return (names, why) if names and all(each in self._shown for each in names) else ([], said)
+    def _split(self, sentence: str) -> tuple[list[str], str]:
+        """Split a sentence into the options that it begins with, if any, and the rest."""
+        names, rest = _head(sentence)
+        return (names, rest) if all(name in self._shown for name in names) else ([], sentence)
 
-    def sentence(self, said: object) -> Html:
+    def sentence(self, text: object) -> Html:
         """Render a sentence that begins with a key as "Base model (pretrained_model_name_or_path): ..."."""
-        names, why = self._begins(str(said))
+        names, rest = self._split(str(text))
         if not names:
-            return self._linked(why)
-        return Html(f"{', '.join(map(self.named, names))}: {self._linked(why)}")
+            return self._linked(rest)
+        return Html(f"{', '.join(map(self.named, names))}: {self._linked(rest)}")
 
-    def words(self, said: object) -> str:
+    def words(self, text: object) -> str:
         """Return a sentence that begins with a key as plain text: "Base model: ..."."""
-        names, why = self._begins(str(said))
-        return f"{', '.join(_label(self._options[name]) for name in names)}: {why}" if names else why
+        names, rest = self._split(str(text))
+        return f"{', '.join(_label(self._options[name]) for name in names)}: {rest}" if names else rest
 
     def named(self, name: str) -> Html:
         """Return an option's label as a link, followed by its key."""
@@ -104,9 +104,10 @@ class FieldLinks:
         lines = "\n".join(map(str, sentences))
         return Refused(lines, self.refused(ValueError(lines)))
 
-    def target(self, said: object) -> str:
+    def target(self, sentence: object) -> str:
         """Return the attributes of an element that leads to the first field of a sentence; empty without one."""
-        return next((self._face(name) for name in self._begins(str(said))[0]), "")
+        names, _ = self._split(str(sentence))
+        return self._face(names[0]) if names else ""
 
     def set_button(self, name: str, value: str, words: str) -> Html:
         """Return a button that writes a value into a field (fields.js); empty if there is no such field."""
@@ -118,7 +119,7 @@ class FieldLinks:
     def refused(self, error: ValueError, *, start: bool = False) -> str:
         """List every problem with a link to its field; the page marks the fields and, at `start`, goes to the first."""
         sentences = str(error).splitlines() or [type(error).__name__]
-        names = [name for said in sentences for name in _head(said)[0] if name in self._shown]
+        names = [name for sentence in sentences for name in _head(sentence)[0] if name in self._shown]
         wrong = " ".join(dict.fromkeys(self._id(name) for name in names))
         face = f' data-wrong="{wrong}"{" data-go" if start and wrong else ""}'
         if len(sentences) == 1:
@@ -127,11 +128,12 @@ class FieldLinks:
 
     def _linked(self, text: str) -> Html:
         """Link option names within a sentence to their fields, keeping the names."""
-        parts, end = [], 0
-        for found in NAME.finditer(text):
-            if found[1] in self._shown:
-                parts += [escape(text[end : found.start()]), self._link(found[1], found[1])]
-                end = found.end()
+        parts = []
+        end = 0
+        for name in NAME.finditer(text):
+            if name[1] in self._shown:
+                parts += [escape(text[end : name.start()]), self._link(name[1], name[1])]
+                end = name.end()
         return Html("".join([*parts, escape(text[end:])]))
 
     def _link(self, name: str, words: str) -> str:
@@ -148,14 +150,15 @@ class FieldLinks:
 
 
 NO_LINKS = FieldLinks("", {})
-"""For sentences about no form."""
+"""For sentences that belong to no form."""
 
 
 def panels_around(component: FormComponent) -> list[str]:
     """Return the ids of the accordions around a control, outermost first."""
-    found, block = [], component.parent
+    ids = []
+    block = component.parent
     while block is not None:
         if isinstance(block, gr.Accordion) and block.elem_id:
-            found.append(block.elem_id)
+            ids.append(block.elem_id)
         block = block.parent
-    return found[::-1]
+    return ids[::-1]

@@ -37,11 +37,9 @@ def _advice(card: FamilyCard) -> Advice:
 
 
 def _recommended(card: FamilyCard, base_model: str) -> Mapping[str, Any]:
-    return (
-        card.page.recommend(recognise.model(base_model, card.name).text)
-        if card.page.recommend
-        else card.page.recommended
-    )
+    if not card.page.recommend:
+        return card.page.recommended
+    return card.page.recommend(recognise.model(base_model, card.name).text)
 
 
 MODEL = Panel(
@@ -121,12 +119,13 @@ MEMORY_OF_FULL = Panel(
     open=True,
 )
 OF_FAMILIES = tuple(
-    Panel(own.group.title, own.names, rest=(own.group,))
-    for own in sorted(
-        (own for card in cards() for own in card.page.panels), key=lambda own: own.group.methods == ALL_METHODS
+    Panel(panel.group.title, panel.names, rest=(panel.group,))
+    for panel in sorted(
+        (panel for card in cards() for panel in card.page.panels),
+        key=lambda panel: panel.group.methods == ALL_METHODS,
     )
 )
-"""Options that only one family has, those of a single method first."""
+"""Options that only one family has; options of a single method first."""
 CONTROLS = Panel(ControlOptions.title, rest=(ControlOptions,), open=True)
 EMA = Panel(EmaOptions.title, rest=(EmaOptions,))
 SAMPLES = Panel("Samples", rest=(SampleOptions,), tool=PromptEditor, tool_inside=True, late=True)

@@ -22,15 +22,15 @@ def preset_file(tab: str, name: str) -> Path:
 
 
 def first_preset(family: str) -> str:
-    """Return the preset of a fresh page; the bare defaults are those of sd-scripts."""
+    """Return the preset of a fresh page, since the bare defaults are sd-scripts' own."""
     return f"{family}_safe_start"
 
 
 def preset_title(path: Path) -> str:
     """Return a preset's title: the family's, then "low memory 12 GB" for low_memory_12gb."""
     family = preset_family(path.stem)
-    rest = path.stem.removeprefix(f"{family}_")
-    words = re.sub(r"(?<!\d)(\d{1,6})gb\b", r"\1 GB", rest.replace("_", " "))
+    words = path.stem.removeprefix(f"{family}_").replace("_", " ")
+    words = re.sub(r"(?<!\d)(\d{1,6})gb\b", r"\1 GB", words)
     return f"{FAMILY_TITLES.get(family, family)} {words}".strip()
 
 

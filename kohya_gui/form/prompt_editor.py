@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from kohya_gui.access.allowed_paths import EVERYWHERE, AllowedPaths
-from kohya_gui.form.controls import QUIET, Form, shown, unquoted
+from kohya_gui.form.controls import QUIET, Form, Updates, shown, unquoted
 from kohya_gui.form.field_links import NO_LINKS, FieldLinks
 from kohya_gui.server.json_routes import post
 from kohya_gui.server.messages import Html, message
@@ -40,7 +40,6 @@ LARGEST = 1_000_000
 SHOWN = 40
 """Prompts explained at most."""
 BUTTON: dict[str, Any] = {"size": "sm", "min_width": 120, "scale": 0}
-Updates = dict[Any, Any]
 
 
 class PromptEditor:
@@ -69,31 +68,31 @@ class PromptEditor:
                 self._save = gr.Button("Save prompts", variant="primary", elem_id=f"{tab}-save-prompts", **BUTTON)
                 self._close = gr.Button("Close", elem_id=f"{tab}-close-prompts", **BUTTON)
         self._message = gr.HTML(elem_id=f"{tab}-prompts-message")
-        self._kept = gr.State(("", ""))
+        self._opened = gr.State(("", ""))
         """The file opened or saved last, and its text at that time."""
         form.prompt_editor = self
 
     @property
     def inputs(self) -> set[Any]:
         """The components that `unsaved` reads."""
-        return {self._text, self._kept}
+        return {self._text, self._opened}
 
     def unsaved(self, data: Mapping[Any, Any]) -> str:
         """Return the prompts in the editor if they are in no file; empty otherwise."""
         text: str = (data.get(self._text) or "").strip()
-        _, saved = data.get(self._kept) or ("", "")
+        _, saved = data.get(self._opened) or ("", "")
         return text if text != saved.strip() else ""
 
     def connect(self) -> None:
         """Connect the editor to the file named in the form; a saved file is filled in there."""
         form = self._form
         about = {form.controls[name] for name in ABOUT if name in form.controls}
-        page: set[Any] = {*about, self._family, self._text, self._kept, form.prompts}
-        shape = [self._edit, self._box, self._text, self._message, self._kept]
+        page: set[Any] = {*about, self._family, self._text, self._opened, form.prompts}
+        shape = [self._edit, self._box, self._text, self._message, self._opened]
         opened = self._edit.click(self._open, page, shape, **QUIET)
         opened.then(None, js=f"() => checkPrompts('{form.tab}')", **QUIET)
         self._close.click(self._shut, None, shape, **QUIET)
-        saved = [form.controls[FILE], self._message, self._kept, form.prompts]
+        saved = [form.controls[FILE], self._message, self._opened, form.prompts]
         form.write_events.append(self._save.click(self._write, page, saved, **QUIET))
 
     def _open(self, data: Updates) -> Updates:
@@ -104,20 +103,20 @@ class PromptEditor:
             content = saved_text(place)
         except ValueError as error:
             return {self._message: self._form.links.refused(error)}
-        if waiting := not content and not values.get(FILE) and data[self._form.prompts]:
-            content = waiting
         notice = f"Editing {place}" if place.exists() else f"{place} is created when you save"
-        if data[self._kept][0] == str(place) and text != data[self._kept][1]:
+        opened = (str(place), content)
+        if not content and not values.get(FILE):
+            content = data[self._form.prompts] or ""  # in no file yet
+        last_place, last_text = data[self._opened]
+        if last_place == str(place) and text != last_text:
             notice = f"Your unsaved changes to {place} are still here"
             content = text
-            edited = data[self._kept]
-        else:
-            edited = (str(place), "" if waiting else content)
+            opened = data[self._opened]
         return {
             self._edit: gr.update(visible=False),
             self._box: gr.update(visible=True),
             self._text: content,
-            self._kept: edited,
+            self._opened: opened,
             self._message: message("ok", notice),
         }
 
@@ -133,9 +132,9 @@ class PromptEditor:
             content = saved_text(place)
         except ValueError as error:
             return {self._message: message("error", Html(f"Not saved: {self._form.links.sentence(error)}"))}
-        if content and data[self._kept] != (str(place), content) and content != text:
-            why = f"{place} changed since it was opened here. Save again to overwrite it"
-            return {self._message: message("warning", why), self._kept: (str(place), content)}
+        if content and data[self._opened] != (str(place), content) and content != text:
+            warning = f"{place} changed since it was opened here. Save again to overwrite it"
+            return {self._message: message("warning", warning), self._opened: (str(place), content)}
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
             write_whole(place, text)
@@ -148,12 +147,12 @@ class PromptEditor:
             self._form.controls[FILE]: shown(self._form.options[FILE], named),
             self._form.prompts: "",
             self._message: message("ok", f"Saved to {place}: {count}"),
-            self._kept: (str(place), text),
+            self._opened: (str(place), text),
         }
 
 
 def prompt_file(values: Mapping[str, Any], allowed_paths: AllowedPaths = EVERYWHERE) -> Path:
-    """Return the prompt file in the settings, else one beside the results. Raises ValueError for an invalid path."""
+    """Return the prompt file in the settings, else one next to the results. Raises ValueError for an invalid path."""
     if name := unquoted(values.get(FILE) or "").strip():
         place = allowed_paths.check(FILE, name)
         check_kind(place)
@@ -204,9 +203,9 @@ def meaning(text: str, place: Path, family: str, sampler: str, links: FieldLinks
         return message("error", links.sentence(error))
     rows = []
     for prompt, entry in zip(prompts[:SHOWN], file.entries, strict=False):
-        warned = "".join(f'<p class="warn">{links.sentence(why)}</p>' for why in remarks(prompt, entry, family))
+        warnings = "".join(f'<p class="warn">{links.sentence(text)}</p>' for text in remarks(prompt, entry, family))
         words = escape(prompt.prompt) or '<i class="quiet">empty prompt</i>'
-        rows.append(f'<li><b>{words}</b><p class="quiet">{escape(summary(prompt, family, sampler))}</p>{warned}</li>')
+        rows.append(f'<li><b>{words}</b><p class="quiet">{escape(summary(prompt, family, sampler))}</p>{warnings}</li>')
     more = f'<p class="quiet">and {len(prompts) - SHOWN} more</p>' if len(prompts) > SHOWN else ""
     return f'<ol class="prompts-read">{"".join(rows)}</ol>{more}'
 
@@ -215,14 +214,14 @@ def summary(prompt: SamplePrompt, family: str, sampler: str) -> str:
     """Summarise a prompt as "1024 × 768, 30 steps, seed 1, CFG 7.5, sampler euler_a"."""
     card = card_of(family)
     height, width = size_of(prompt, card.side_multiple)
-    embedded, sampled = card.has("guidance"), card.has("noise_schedule")
+    embedded = card.has("guidance")
     parts = [
         f"{width} × {height}",
         f"{prompt.steps} steps",
         "random seed" if prompt.seed is None else f"seed {prompt.seed}",
         f"guidance {prompt.guidance:g}" if embedded else f"CFG {prompt.scale:g}",
         f"CFG {prompt.scale:g}" if embedded and prompt.scale != 1 else "",
-        f"sampler {prompt.sampler or sampler}" if sampled else "",
+        f"sampler {prompt.sampler or sampler}" if card.has("noise_schedule") else "",
         f"control images: {some([Path(file).name for file in prompt.control_images])}" if prompt.control_images else "",
         f"negative prompt: {prompt.negative_prompt}" if prompt.negative_prompt and prompt.scale != 1 else "",
     ]
@@ -237,7 +236,8 @@ def remarks(prompt: SamplePrompt, entry: Entry, family: str) -> Iterable[str]:
             yield f"--{option.letters} has no effect for {FAMILY_TITLES[family]}"
     if prompt.negative_prompt and prompt.scale == 1:
         yield "the negative prompt has no effect at CFG scale (--l) 1"
-    height, width = size_of(prompt, multiple := card_of(family).side_multiple)
+    multiple = card_of(family).side_multiple
+    height, width = size_of(prompt, multiple)
     if (height, width) != (prompt.height, prompt.width):
         yield f"{prompt.width} × {prompt.height} becomes {width} × {height}: sides are multiples of {multiple}"
     if card_of(family).has("noise_schedule") and prompt.sampler and prompt.sampler not in SAMPLERS:

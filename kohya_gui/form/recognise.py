@@ -26,7 +26,7 @@ LONGEST_METADATA = 20_000_000
 
 @dataclass(frozen=True)
 class Recognised:
-    """What was found at a path; `good` is None if nothing is known to be wrong or right."""
+    """A description of what is at a path; `good` is None if it cannot be judged."""
 
     text: str
     good: bool | None = None
@@ -48,9 +48,9 @@ NOTHING = Recognised("")
 
 
 def allowed(allowed_paths: AllowedPaths, option: str, path: str, look: Callable[[str], Recognised]) -> Recognised:
-    """Return what is found at a path; for one outside the allowed folders, not even whether it exists."""
-    why = allowed_paths.problem(option, path) if path.strip() else None
-    return Recognised(why.partition(": ")[2], good=False) if why else look(path)
+    """Describe what is at a path; outside the allowed folders, not even whether it exists."""
+    problem = allowed_paths.problem(option, path) if path.strip() else None
+    return Recognised(problem.partition(": ")[2], good=False) if problem else look(path)
 
 
 def model(path: str, family: str) -> Recognised:
@@ -82,7 +82,7 @@ def metadata(path: str) -> Recognised:
 
 
 def glance(path: str, look: Callable[[Path], Recognised]) -> Recognised:
-    """Look at a path without ever failing, whatever was typed and whatever the disk says."""
+    """Look at a path without ever failing, whatever was typed and whatever the disk answers."""
     if not path.strip():
         return NOTHING
     if is_foreign(path.strip()):
@@ -129,7 +129,8 @@ def _part(place: Path, component: ComponentCard) -> Recognised:
         return Recognised("File or folder not found", good=False)
     if place.is_file() and place.suffix not in SAFETENSORS:
         return Recognised(f"Not a model file: choose the .safetensors file of {component.title}", good=False)
-    file = describe(inner if (inner := place / component.folder).is_dir() else place)
+    folder = place / component.folder
+    file = describe(folder if folder.is_dir() else place)
     if file.problem:
         return _broken(file.problem, place)
     good = file.variant in component.fitting or component.option in file.parts
@@ -140,7 +141,7 @@ def _part(place: Path, component: ComponentCard) -> Recognised:
 def _words(file: ModelFile, unknown: str) -> str:
     """Describe a file as "Chroma, bf16, 17.8 GB"."""
     inside = f"with {' and '.join(file.parts)} in it" if file.parts else ""
-    return ", ".join(said for said in (file.variant or unknown, file.precision, size(file.bytes), inside) if said)
+    return ", ".join(filter(None, (file.variant or unknown, file.precision, size(file.bytes), inside)))
 
 
 def _pickled(place: Path) -> Recognised:
@@ -158,7 +159,7 @@ def _metadata(file: Path) -> Recognised:
         return Recognised(f"{size(file.stat().st_size)}: read when the run starts")
     try:
         entries = read_metadata(file, "in_json").values()
-        captioned = sum(any(each.get(key) for key in ("caption", "tags")) for each in entries)
+        captioned = sum(any(entry.get(key) for key in ("caption", "tags")) for entry in entries)
     except ValueError:
         return Recognised("Not a metadata file: expected a JSON object with an entry per image", good=False)
     few = "" if captioned == len(entries) else f", {captioned or 'none'} with a caption"

@@ -3,47 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
-
-from gradio.components import FormComponent
+from typing import Any
 
 from kohya_gui.access.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.form.configuration import Opened, Prepared, checked, of_family, open_file, prepare, save_file
-from kohya_gui.form.controls import Advice, Form
+from kohya_gui.form.controls import Panel
 from kohya_gui.runs.past_runs import plan
 from kohya_gui.tabs import Tab
-from sd_scripts.options.spec import OptionGroup
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.settings.catalog import script_for
-
-
-class Tool(Protocol):
-    """Contents of a tab besides options: laid out when constructed, connected once the form has all its controls."""
-
-    def __init__(self, form: Form, family: FormComponent, queue: RunQueue) -> None: ...
-
-    def connect(self) -> None: ...
-
-
-@dataclass(frozen=True)
-class Panel:
-    """An accordion: options by name, then those of `rest` that no other panel takes.
-
-    Options that the tab's method lacks are left out, so that tabs can share a panel.
-    """
-
-    title: str
-    names: tuple[str, ...] = ()
-    more: tuple[str, ...] = ()
-    """Folded away, together with `rest`."""
-    rest: tuple[type[OptionGroup], ...] = ()
-    advice: tuple[Advice, ...] = ()
-    tool: type[Tool] | None = None
-    """Placed below the panel or, with tool_inside, at its end."""
-    tool_inside: bool = False
-    open: bool = False
-    late: bool = False
-    """Placed below Advanced Training."""
 
 
 @dataclass(frozen=True, kw_only=True)

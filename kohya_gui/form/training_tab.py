@@ -19,26 +19,22 @@ from kohya_gui.access.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.class_advanced_training import COMPILE_ADVICE, AdvancedTraining
 from kohya_gui.dataset import recognise_images
 from kohya_gui.form import recognise
-from kohya_gui.form.compile_bundle import CompileBundleControl
 from kohya_gui.form.configuration import Prepared, config_path, families_of, path_to_save, save_prompts
-from kohya_gui.form.controls import BROWSER_SECRET, QUIET, Form, after_changes, given, unquoted
+from kohya_gui.form.controls import BROWSER_SECRET, QUIET, Form, Panel, Tool, Updates, after_changes, given, unquoted
 from kohya_gui.form.draft import Draft
 from kohya_gui.form.panels import BASE_MODEL
 from kohya_gui.form.presets import KEPT_BY_PRESETS, PRESETS, first_preset, preset_file, preset_title, preset_words
 from kohya_gui.form.prompt_editor import saved_text
 from kohya_gui.form.recognise import Recognised
-from kohya_gui.form.training import Panel, Tool, Training
+from kohya_gui.form.training import Training
 from kohya_gui.runs.measure_routes import SET_BY_SOME, SET_BY_VARIANTS
 from kohya_gui.runs.overwriting import answered, find_taken, question
 from kohya_gui.runs.past_runs import opened_run
 from kohya_gui.runs.runs_gui import RunPanel, printed_command
 from kohya_gui.runs.shell_line import shell_line
-from kohya_gui.runs.tensorboard_gui import TensorBoardButtons
 from kohya_gui.server.messages import Html, message
 from kohya_gui.tabs import TABS, Tab
 from sd_scripts.families.cards.registry import card_of, component_options, preset_family
-from sd_scripts.options.compile import CompileOptions
-from sd_scripts.options.logging import LoggingOptions
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.store import gpus_overlap, state_folder
 from sd_scripts.settings.catalog import FAMILY_TITLES, script_for
@@ -62,7 +58,6 @@ UNSAVED_PROMPTS = Remark("sample_prompts", "the run has the prompts of the file;
 RECENT = 12
 UNDO = '<p class="undo"><button type="button" data-load="undo">Undo</button></p>'
 """Restores the previous values of the form (fields.js)."""
-Updates = dict[Any, Any]
 
 
 class TrainingTab:
@@ -158,25 +153,21 @@ class TrainingTab:
         )
         others = [tab for tab in TABS.values() if tab is not self.training.tab]
         gr.HTML(take_over(others), elem_id=f"{self.name}-others", elem_classes="others")
-        spoken_for = tuple(group for panel in self.training.panels for group in panel.rest)
         for panel in self.training.panels:
             if not panel.late:
                 self._panel(panel)
-        late = [name for panel in self.training.panels if panel.late for name in panel.names]
-        leads = {CompileOptions.title: partial(self._tool, CompileBundleControl)}
-        tools = {LoggingOptions.title: partial(self._tool, TensorBoardButtons)}
-        AdvancedTraining(self.form, spoken_for, late, leads, tools)
+        AdvancedTraining(self.name, self._panel)
         for panel in self.training.panels:
             if panel.late:
                 self._panel(panel)
 
     def _panel(self, panel: Panel) -> None:
-        named = {name for each in self.training.panels for name in (*each.names, *each.more)}
+        named = {name for other in self.training.panels for name in (*other.names, *other.more)}
         rest = [name for name in self.form.left_of(*panel.rest) if name not in named]
+        lead = partial(self._tool, panel.lead) if panel.lead else None
         tool = partial(self._tool, panel.tool) if panel.tool else None
         inside = tool if panel.tool_inside else None
-        more = [*panel.more, *rest]
-        self.form.panel(panel.title, panel.names, more, advice=panel.advice, tool=inside, open=panel.open)
+        self.form.panel(panel, [*panel.more, *rest], lead, inside)
         if tool and not inside:
             tool()
 
@@ -184,9 +175,8 @@ class TrainingTab:
         self._tools.append(tool(self.form, self.family, self._queue))
 
     def _connect_hints(self) -> None:
-        """Show a hint under each path field: what was found there."""
+        """Show a hint under each path field: what is there."""
         controls = self.form.controls
-
         components = [name for name in component_options() if name in self.form.hints]
 
         def model_hint(path: str, family: str, *files: str) -> str:
@@ -209,7 +199,7 @@ class TrainingTab:
         about = [self.form.controls[name], *others]
         after_changes(about, tell, [*about, *read], self.form.hints[name])
 
-    def _image_hint(self, path: str, extension: str, metadata: str, repeats: str, many: bool, epochs: str) -> str:
+    def _image_hint(self, path: str, extension: str, metadata: str, num_repeats: str, many: bool, epochs: str) -> str:
         options = self.form.options
         links = self.form.links
 
@@ -220,20 +210,20 @@ class TrainingTab:
         def look(place: str) -> Recognised:
             if metadata:
                 return recognise_images.beside_metadata(place)
-            return recognise_images.train_data(place, extension or ".caption", number("num_repeats", repeats), many)
+            return recognise_images.train_data(place, extension or ".caption", number("num_repeats", num_repeats), many)
 
-        found = self._seen("train_data_dir", path, look)
-        if found.ending:
-            return hint(found, links.set_button("caption_extension", found.ending, f"Use the {found.ending} files"))
-        if found.instead:
-            near = os.path.relpath(found.instead, os.path.expanduser(unquoted(path).strip()))
-            return hint(found, links.set_button("train_data_dir", str(found.instead), f"Use {near}"))
-        if not found.flat:
-            return hint(found)
+        images = self._seen("train_data_dir", path, look)
+        if images.ending:
+            return hint(images, links.set_button("caption_extension", images.ending, f"Use the {images.ending} files"))
+        if images.instead:
+            near = os.path.relpath(images.instead, os.path.expanduser(unquoted(path).strip()))
+            return hint(images, links.set_button("train_data_dir", str(images.instead), f"Use {near}"))
+        if not images.flat:
+            return hint(images)
         passes = number("max_train_epochs", epochs)  # without them the number of steps is set
-        fitting = usual_factor(found.images * passes) if passes and passes > 0 else 1
-        often = f", {fitting} repeats" if fitting > 1 else " as is"
-        return hint(found, links.set_button("num_repeats", str(fitting), f"Use this folder{often}"))
+        factor = usual_factor(images.images * passes) if passes and passes > 0 else 1
+        repeats = f", {factor} repeats" if factor > 1 else " as is"
+        return hint(images, links.set_button("num_repeats", str(factor), f"Use this folder{repeats}"))
 
     def _component_hint(self, name: str) -> Callable[[str, str], str]:
         return lambda path, family: hint(self._seen(name, path, lambda place: recognise.part(place, name, family)))
@@ -310,20 +300,20 @@ class TrainingTab:
                 updates = {self.run.message: self.form.links.refused(error)}
             except Exception as error:  # the page waits for an answer
                 logger.exception("A request of the page failed")
-                why = f"Internal error ({type(error).__name__}: {error})"
-                updates = {self.run.message: message("error", f"{why}; see the console of the GUI for the traceback")}
+                text = f"Internal error ({type(error).__name__}: {error}); see the console of the GUI for the traceback"
+                updates = {self.run.message: message("error", text)}
             shown = updates.get(self.run.message, "")
             return {**updates, self.run.message: f'{shown}<i hidden data-at="{time.monotonic_ns()}"></i>'}
 
         return answer
 
     def on_load(self, page: gr.Blocks, config: Path | None) -> None:
-        """Restore what the browser kept or, once per start of the GUI, open the file named on the command line.
+        """Restore the browser's draft or, once per start of the GUI, open the file named on the command line.
 
         Called outside the tab: the contents of a tab do not exist in the browser until it is first shown.
         """
-        for kept in (self.draft.state, self.unknown, self.recent, self.opened, self.form.prompts):
-            kept.render()
+        for state in (self.draft.state, self.unknown, self.recent, self.opened, self.form.prompts):
+            state.render()
 
         def load(draft: dict[str, Any], recent: list[str]) -> Updates:
             families = self._families
@@ -363,16 +353,16 @@ class TrainingTab:
         selected = preset if preset and preset_family(preset) == family else None
         return [selected, message("ok", text, more=Html("" if selected else button))]
 
-    def _opened(self, text: str, recent: list[str], family: str) -> Updates:
+    def _opened(self, typed_path: str, recent: list[str], family: str) -> Updates:
         try:
-            path = config_path(text)
+            path = config_path(typed_path)
             opened = self.training.open_configuration(path, family, self._allowed_paths)
         except ValueError as error:
             return {self.run.message: self.form.links.refused(error)}
         remarks = opened.remarks
         if opened.prompts:
-            why = f"the prompts in {path.name} are kept in the page; Save and Start write them to a file"
-            remarks = (*remarks, Remark("sample_prompts", why))
+            text = f"the prompts in {path.name} are kept in the page; Save and Start write them to a file"
+            remarks = (*remarks, Remark("sample_prompts", text))
         updates = self._filled(opened.values, opened.family, str(path), remarks, f"Opened {path.name}")
         others = {self.unknown: opened.unknown, self.form.prompts: opened.prompts}
         return updates | self._remember(path, recent) | others
@@ -501,7 +491,8 @@ class TrainingTab:
         values = self.form.read(data)
         try:
             outside = self._allowed_paths.problem("output_dir", values.get("output_dir") or ".")
-            if taken := None if outside else find_taken(values, self._queue):
+            taken = None if outside else find_taken(values, self._queue)
+            if taken:
                 self.training.check(values, data[self.family], data[self.unknown], self._allowed_paths)
                 decided = answered(values, answer, taken)
                 if decided is None:
@@ -515,16 +506,14 @@ class TrainingTab:
         except ValueError as error:
             return {self.run.message: self.form.links.refused(error, start=True), **again}
         until = f' data-waits="{run}"' if waits else " data-started"  # when it is outdated, see live.js
-        shown = message("ok", waits, attributes=until) if waits else ""
+        text = message("ok", waits, attributes=until) if waits else ""
         if prepared.remarks:
             title = f"{waits}. Note:" if waits else "Started. Note:"
-            shown = self.form.links.box("warning", title, prepared.remarks, attributes=until)
-        return {
-            self.run.message: shown,
-            self.run.command: gr.update(visible=False),
-            **({self.form.controls["output_name"]: values["output_name"]} if answer.startswith("rename") else {}),
-            **again,
-        }
+            text = self.form.links.box("warning", title, prepared.remarks, attributes=until)
+        updates = {self.run.message: text, self.run.command: gr.update(visible=False), **again}
+        if answer.startswith("rename"):
+            updates[self.form.controls["output_name"]] = values["output_name"]
+        return updates
 
     def _why_waiting(self, run: int) -> str:
         """Return why a run does not start immediately; empty if it does."""
@@ -643,11 +632,11 @@ def output_hint(path: str) -> str:
     return "" if folder.is_absolute() else hint(Recognised(f"Saves to {folder.absolute()}"))
 
 
-def hint(found: Recognised, more: str = "") -> str:
-    if not found.text:
+def hint(recognised: Recognised, more: str = "") -> str:
+    if not recognised.text:
         return ""
-    tone = "warning" if found.warning else {True: "good", False: "bad", None: "plain"}[found.good]
-    return f'<p class="hint hint-{tone}">{escape(found.text)}{more}</p>'
+    tone = "warning" if recognised.warning else {True: "good", False: "bad", None: "plain"}[recognised.good]
+    return f'<p class="hint hint-{tone}">{escape(recognised.text)}{more}</p>'
 
 
 def offer(choice: str, family: str) -> str:

@@ -107,7 +107,7 @@ class GenerateRoutes:
         except (ValueError, WrongValue):  # reported with the other problems
             lines = (line for line in settings.value("prompt") if isinstance(line, str))
             named = {str(name) for line in lines for name in line_keys(line).get(CONTROLS.key, ())}
-        return [why for name in sorted(named) if (why := self._allowed_paths.problem(CONTROLS.key, name))]
+        return [problem for name in sorted(named) if (problem := self._allowed_paths.problem(CONTROLS.key, name))]
 
     def add_control(self, request: Request, body: bytes) -> dict[str, str]:
         """Save a control image that the browser sends next to the generated images; return its path."""

@@ -165,12 +165,16 @@ Meaning = Callable[[Mapping[str, Any], str], Converted]
 
 def _rates(legacy: Mapping[str, Any], family: str) -> Converted:
     """Convert learning rates: 0 meant that a component is not trained, both 0 meant learning_rate for all."""
-    text, unet = (_number(_of(legacy, key)) for key in ("text_encoder_lr", "unet_lr"))
-    others = [_number(legacy.get(key)) for key in record_of(family).text_rates]
+    unet = _number(_of(legacy, "unet_lr"))
+    text = _number(_of(legacy, "text_encoder_lr"))
+    other_text = [_number(legacy.get(key)) for key in record_of(family).text_rates]
+    text_rates = [text, text] if text else []
+    if any(other_text):
+        text_rates = [text, *other_text]
     rates = {
-        "text_encoder_lr": [text, *others] if any(others) else [text, text] if text else [],
+        "text_encoder_lr": text_rates,
         "unet_lr": unet or None,
-        "network_train_unet_only": bool(unet and not any((text, *others))),
+        "network_train_unet_only": bool(unet and not text_rates),
         "network_train_text_encoder_only": bool(text and not unet),
     }
     return rates, []
@@ -270,11 +274,11 @@ def _additional(legacy: Mapping[str, Any], family: str, method: str) -> Converte
     scripts = [script for script in SCRIPTS if script.method == method]
     script = next((script for script in scripts if script.family == family), scripts[0])
     try:
-        given = given_flags(script, shell_words(str(legacy.get("additional_parameters") or "")))
+        flags = given_flags(script, shell_words(str(legacy.get("additional_parameters") or "")))
     except ValueError as error:  # an open quotation mark
         return {}, [Remark("additional_parameters", f"left out: {error}")]
-    values = {name: value for name, value in given.values.items() if name not in OF_COMMAND_LINE}
-    return values, [Remark("additional_parameters", f"left out: {problem}") for problem in given.problems]
+    values = {name: value for name, value in flags.values.items() if name not in OF_COMMAND_LINE}
+    return values, [Remark("additional_parameters", f"left out: {problem}") for problem in flags.problems]
 
 
 def _of(legacy: Mapping[str, Any], key: str, keys: KohyaTab = LORA) -> Any:

@@ -48,19 +48,29 @@ def options_of(tool: LoraTool) -> list[Option]:
 
 
 def _field(tool: LoraTool, o: Option) -> dict[str, Any]:
-    kind = "number" if o.type in (int, float) else "switch" if o.type is bool else "choice" if o.choices else "text"
-    kind = "rows" if o.name in ROWS else "output" if o.name == tool.output else "file" if o.path else kind
     return {
         "name": o.name,
         "label": o.label,
         "help": o.help,
-        "kind": kind,
+        "kind": _kind(tool, o),
         "default": o.default,
         "choices": list(o.choices),
         "nullable": o.nullable,
         "whole": o.type is int,
         "within": list(o.within) if o.within else None,
     }
+
+
+def _kind(tool: LoraTool, o: Option) -> str:
+    if o.name in ROWS:
+        return "rows"
+    if o.path:
+        return "output" if o.name == tool.output else "file"
+    if o.type is bool:
+        return "switch"
+    if o.type in (int, float):
+        return "number"
+    return "choice" if o.choices else "text"
 
 
 def read_values(tool: LoraTool, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -90,16 +100,16 @@ def _input_files(tool: LoraTool, values: Mapping[str, Any]) -> list[tuple[str, s
     """Return (option, path) of every input that is set."""
     inputs = []
     for name in tool.inputs:
-        value = values[name]
-        paths = value if isinstance(value, list) else [value] if value else []
-        inputs += [(name, str(path)) for path in paths]
+        value = values[name] or []
+        inputs += [(name, str(path)) for path in (value if isinstance(value, list) else [value])]
     return inputs
 
 
 def _flags_in(tool: LoraTool, values: Mapping[str, Any]) -> list[str]:
     """Return a sentence for each text of a list that a command line would take for a flag."""
-    lists = [(o.name, str(each)) for o in options_of(tool) if o.many and o.type is str for each in values[o.name]]
-    return [f"{name}: '{text}' begins with a -, like a flag; change it" for name, text in lists if text.startswith("-")]
+    lists = [o.name for o in options_of(tool) if o.many and o.type is str]
+    texts = [(name, str(text)) for name in lists for text in values[name]]
+    return [f"{name}: '{text}' begins with a -, like a flag; change it" for name, text in texts if text.startswith("-")]
 
 
 def links_of(tool: LoraTool) -> FieldLinks:
@@ -183,8 +193,8 @@ def _model(place: Path) -> Recognised:
 
 def _described(place: Path) -> ModelFile | Recognised:
     """Return what a file is, or why it cannot be read."""
-    if why := input_problem("", str(place)).partition(": ")[2]:
-        return Recognised(why.replace(f"there is no file '{place}'", "There is no such file"), good=False)
+    if problem := input_problem("", str(place)).partition(": ")[2]:
+        return Recognised(problem.replace(f"there is no file '{place}'", "There is no such file"), good=False)
     file = describe(place)
     return Recognised(file.problem.replace(f"'{place}'", "This file"), good=False) if file.problem else file
 
@@ -192,8 +202,8 @@ def _described(place: Path) -> ModelFile | Recognised:
 def metadata_entries(path: str) -> dict[str, str]:
     """Return the metadata of a file. Raises ValueError, one sentence."""
     place = Path(path)
-    if why := input_problem("model", path):
-        raise ValueError(why)
+    if problem := input_problem("model", path):
+        raise ValueError(problem)
     if place.suffix not in SAFETENSORS:
         raise ValueError(f"model: '{path}' holds no metadata; choose a .safetensors file")
     return dict(read_header(place).metadata)

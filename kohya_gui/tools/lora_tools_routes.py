@@ -37,12 +37,12 @@ def routes(queue: RunQueue, allowed_paths: AllowedPaths) -> list[Route]:
         return {"tools": described_tools()}
 
     def look(request: Request, body: Mapping[str, Any]) -> dict[str, Any]:
-        tool, values = _asked(body)
-        given = body.get("values")
-        return hints(tool, values, allowed_paths, given if isinstance(given, Mapping) else {})
+        tool, typed = _form(body)
+        return hints(tool, read_values(tool, typed), allowed_paths, chosen=typed)
 
     def start(request: Request, body: Mapping[str, Any]) -> None:
-        tool, values = _asked(body)
+        tool, typed = _form(body)
+        values = read_values(tool, typed)
         if mistakes := problems(tool, values, allowed_paths):
             raise links_of(tool).refusal(mistakes)
         job.start(tool, values)
@@ -79,17 +79,17 @@ def routes(queue: RunQueue, allowed_paths: AllowedPaths) -> list[Route]:
     ]
 
 
-def _asked(body: Mapping[str, Any]) -> tuple[LoraTool, dict[str, Any]]:
-    """Return the tool and the values that a request names."""
+def _form(body: Mapping[str, Any]) -> tuple[LoraTool, dict[str, Any]]:
+    """Return the tool that a request names, and the contents of its form."""
     tool = TOOLS.get(str(body.get("tool")))
     if tool is None:
         raise NotFound("There is no such tool")
-    given = body.get("values")
-    given = dict(given) if isinstance(given, Mapping) else {}
-    rows = given.pop("rows", None)
+    values = body.get("values")
+    typed = dict(values) if isinstance(values, Mapping) else {}
+    rows = typed.pop("rows", None)
     if takes_rows(tool):
-        given |= merged_rows([row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else [])
-    return tool, read_values(tool, given)
+        typed |= merged_rows([row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else [])
+    return tool, typed
 
 
 def _shown(tool: LoraTool, run_state: RunState) -> dict[str, Any]:

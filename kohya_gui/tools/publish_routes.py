@@ -87,8 +87,8 @@ class PublishRoutes:
         if not isinstance(repo, str) or not isinstance(token, str) or (not repo and not body.get("zip")):
             raise LINKS.refusal(["repo_id: enter the repository to upload to, such as me/my-lora"])
         if repo and not REPOSITORY.fullmatch(repo):
-            why = f"{shortened(repr(repo))} is not the name of a repository; write me/my-lora"
-            raise LINKS.refusal([f"repo_id: {why}"])
+            name = shortened(repr(repo))
+            raise LINKS.refusal([f"repo_id: {name} is not the name of a repository; write me/my-lora"])
         card = self._allowed_paths.check("card", self._content(row)["card"])
         flags = ["--card", str(card)]
         if repo:

@@ -1246,7 +1246,7 @@ def test_a_windows_path_is_no_name_elsewhere():
 
 def test_prompts_that_are_being_typed_are_used_or_told(tab, form, tmp_path):
     assert form.prompt_editor
-    text, kept = form.prompt_editor._text, form.prompt_editor._kept
+    text, kept = form.prompt_editor._text, form.prompt_editor._opened
     (file := tmp_path / "p.txt").write_text("a dog\n")
     typed = {form.prompts: "", text: "a fox --w 512\n", kept: ("", "")}
     assert {text, kept} <= tab._page

@@ -17,7 +17,7 @@ from kohya_gui.dataset.dataset_tools_gui import FolderHelper, MetadataSteps
 from kohya_gui.dataset.dataset_tools_metadata import NEEDED_FOR_LATENTS
 from kohya_gui.form import recognise
 from kohya_gui.form.configuration import open_file, prepare, save_file
-from kohya_gui.form.controls import Form
+from kohya_gui.form.controls import Form, Panel
 from kohya_gui.tabs import TABS
 from sd_scripts.formats.toml_files import write_toml
 from sd_scripts.runs.queue import RunQueue
@@ -267,7 +267,8 @@ def test_advice_does_not_tell_which_model_lies_elsewhere(inside, flux_miniature)
     for allowed_paths in (EVERYWHERE, AllowedPaths.within([inside])):
         with gr.Blocks():
             form = Form("lora", FLUX_LORA.groups, "lora", allowed_paths=allowed_paths)
-            form.panel("Model", ["pretrained_model_name_or_path"], advice=[replace(TIMESTEPS.advice[0], good=good)])
+            advice = replace(TIMESTEPS.advice[0], good=good)
+            form.panel(Panel("Model", ("pretrained_model_name_or_path",), advice=(advice,)))
         form.advised({"pretrained_model_name_or_path": model})
     assert looked_at == [model, None]
 
@@ -320,7 +321,7 @@ def test_gathering_captions_stays_inside(tool, allowed_paths, inside):
         with pytest.raises(ValueError, match=OUTSIDE):
             steps._asked(fields(image_folder=images, metadata_folder=metadata))
     asked = steps._asked(fields(image_folder=str(inside)))
-    assert (asked.images, asked.captions, asked.tags) == (inside, ".txt", None)
+    assert (asked.images, asked.captions, asked.take_tags) == (inside, ".txt", False)
 
 
 def served(words: str) -> AllowedPaths:

@@ -12,7 +12,7 @@ import pytest
 from kohya_gui.dataset.dataset_tools import Arranged, Concept, arrange
 from kohya_gui.dataset.dataset_tools_gui import FolderHelper, MetadataSteps, fill, latents_view
 from kohya_gui.dataset.dataset_tools_metadata import NEEDED_FOR_LATENTS, Gathering, LatentsJob, gather, latents_command
-from kohya_gui.form.controls import Form
+from kohya_gui.form.controls import Form, Panel
 from kohya_gui.runs.launch_command import sees_no_gpu
 from sd_scripts.finetune import prepare_buckets_latents
 from sd_scripts.runs.folder import RunFolder
@@ -322,7 +322,7 @@ def test_what_a_tool_refuses_leads_to_its_own_field_by_label_or_to_that_of_the_f
     with gr.Blocks():
         form = Form("finetune", SDXL_FULL.groups, "full")
         steps = MetadataSteps(form, family := gr.Radio(["sdxl"], value="sdxl"), queue)
-        form.panel("Model", NEEDED_FOR_LATENTS)
+        form.panel(Panel("Model", NEEDED_FOR_LATENTS))
     data = {control: control.value for control in (*steps.fields.values(), *form.controls.values(), family)}
     steps_of = {name: steps.fields[name] for name in ("image_folder", "tags", "take_tags")}
     (source / "meta_cap.json").write_text("[]")
@@ -346,7 +346,7 @@ def test_the_tools_fill_in_what_the_tab_has(source: Path, concept: Concept, queu
     with gr.Blocks():
         form, family = Form("finetune", SDXL_FULL.groups, "full"), gr.Radio(["sdxl"])
         tools = [tool(form, family, queue) for tool in (FolderHelper, MetadataSteps)]
-        form.panel("Dataset", names)
+        form.panel(Panel("Dataset", tuple(names)))
         for tool in tools:
             tool.connect()
     assert len(form.write_events) == 2

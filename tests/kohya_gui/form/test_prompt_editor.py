@@ -35,7 +35,7 @@ class Page:
             self.editor = PromptEditor(self.form, self.family, queue)
             self.editor.connect()
         self.data: dict[Any, Any] = {control: "" for control in self.form.controls.values()}
-        self.data |= {self.family: "sdxl", self.editor._text: "", self.editor._kept: ("", "")}
+        self.data |= {self.family: "sdxl", self.editor._text: "", self.editor._opened: ("", "")}
         self.data[self.form.prompts] = ""
         self.set(**values)
 
