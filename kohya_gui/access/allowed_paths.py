@@ -26,7 +26,7 @@ HUB_NAMES = ("pretrained_model_name_or_path", "vae")
 """Options that also take a Hugging Face Hub model id."""
 METADATA_KEYS = ("metadata_file", "image_jsonl_file")
 PATH_KEYS = ("image_dir", "image_directory", "conditioning_data_dir", "control_directory", *METADATA_KEYS)
-"""Keys of a dataset_config that hold paths."""
+"""Keys of a dataset_config whose values are paths."""
 NAMES_IN = {"output_name": "output_dir", "log_prefix": "logging_dir", "log_tracker_name": "logging_dir"}
 """Options that name a file in the folder of another option: a / in them leads elsewhere."""
 

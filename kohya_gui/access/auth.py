@@ -42,7 +42,7 @@ LARGEST_BODY = 16_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class AccessPolicy:
-    """How the page is served, and so who is let in."""
+    """How the page is served, and therefore who may open it."""
 
     sessions: Sessions | None = None
     """Users without a session get the login page and nothing else; None lets everybody in."""

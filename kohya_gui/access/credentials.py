@@ -16,7 +16,7 @@ ASK = "\0ask"
 """Value of --password given without a word; no command line can contain it."""
 PASSWORD, TOKEN = "STUDIO_PASSWORD", "STUDIO_TOKEN"
 TOKEN_FORM = re.compile(r"[A-Za-z0-9._~-]{8,}")
-"""Characters that a URL holds without escaping."""
+"""Characters that need no escaping in a URL."""
 
 
 def has_password(flags: argparse.Namespace) -> bool:

@@ -80,7 +80,7 @@ def gather(asked: Gathering) -> Gathered:
         raise ValueError("captions: neither captions nor tags are included; turn one on")
     if len(set(endings.values())) < len(endings):
         raise ValueError(
-            f"tags: {endings['tags']} files already hold the captions; choose another extension, or include only one"
+            f"tags: {endings['tags']} files already contain the captions; choose another extension, or include only one"
         )
     for words, ending in endings.items():
         if len(ending) > LONGEST_ENDING or any(letter in ending for letter in "\0/\\"):

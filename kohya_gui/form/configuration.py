@@ -41,7 +41,7 @@ class Opened:
     not_trained: str = ""
     """Title of the model the file is for, if no script here trains it; its values are then read for `family`."""
     prompts: str = ""
-    """Sample prompts in the file itself, as kohya_ss keeps them."""
+    """Sample prompts in the file itself, where kohya_ss stores them."""
 
 
 @dataclass(frozen=True)
@@ -210,25 +210,6 @@ def of_family(values: Mapping[str, Any], script: Script) -> dict[str, Any]:
     """Return the values that apply to a script: the page also has hidden values of other families."""
     options = {o.name: o for group in script.groups for o in each_option(group)}
     return {name: v for name, v in values.items() if name in options and script.family in options[name].families}
-
-
-def save_file(
-    path: Path,
-    values: Mapping[str, Any],
-    script: Script,
-    unknown: Mapping[str, Any],
-    allowed_paths: AllowedPaths = EVERYWHERE,
-) -> Path:
-    """Write what differs from the defaults, plus unknown keys. Raises ValueError for a bad value or path."""
-    allowed_paths.check("configuration file", path)
-    settings = from_values(script, unknown, of_family(values, script))
-    if sentences := [*settings.wrong_values(), *leaked_secrets(settings)]:
-        raise ValueError("\n".join(sentences))
-    try:
-        write_toml(path, settings.saved(), settings.headings())
-    except OSError as error:
-        raise ValueError(f"{path} cannot be written: {error.strerror}") from error
-    return path
 
 
 def leaked_secrets(settings: Settings) -> list[str]:

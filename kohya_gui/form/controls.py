@@ -22,7 +22,7 @@ SLIDER_STEPS = 64
 QUIET: dict[str, Any] = {"queue": False, "show_progress": "hidden", "show_progress_on": (), "api_visibility": "private"}
 """Settings of internal events; showing progress nowhere saves the browser a walk over the page for each output."""
 BROWSER_SECRET = "no-secret"
-"""Gradio encrypts what it keeps in the browser; a fixed key lets the next start of the GUI read it back."""
+"""Gradio encrypts what it stores in the browser; a fixed key lets the next start of the GUI read it back."""
 BROWSE = "[Browse…](#browse)"
 """Link in a path's help that opens the file dialog (browse.js)."""
 Updates = dict[Any, Any]
@@ -99,7 +99,7 @@ def kind(option: Option) -> str:
 
 
 def shown(option: Option, value: Any) -> Any:
-    """Return an option's value as its control holds it."""
+    """Return an option's value as the value of its control."""
     if option.many:
         return ("\n" if option.type is str else " ").join(map(str, value))
     if value is None:
@@ -302,12 +302,12 @@ class Form:
         return {c: shown(self.options[name], full[name]) for name, c in self.controls.items()}, remarks
 
     def changed(self, updates: Mapping[Any, Any], now: Mapping[Any, Any]) -> dict[Any, Any]:
-        """Drop updates of controls that already hold the value: each write costs the browser milliseconds."""
+        """Drop updates of controls that already have the value: each write costs the browser milliseconds."""
         controls = set(self.controls.values())
         return {c: v for c, v in updates.items() if c not in controls or c not in now or now[c] != v}
 
     def first(self) -> dict[Any, Any]:
-        """Return what the controls of a fresh page hold."""
+        """Return the values of the controls of a fresh page."""
         return {c: c.value for c in self.controls.values()}
 
     def complete(self, values: Mapping[str, Any]) -> tuple[dict[str, Any], list[Remark]]:

@@ -1,4 +1,4 @@
-"""The draft of a form, kept in the browser so that it survives a reload or a GUI restart. Never holds secrets."""
+"""The draft of a form, stored in the browser, where it survives a reload or a GUI restart. Secrets are not in it."""
 
 import json
 import time

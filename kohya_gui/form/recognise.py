@@ -35,7 +35,7 @@ class Recognised:
     warning: bool = False
     """Works, but is probably not what was meant."""
     flat: bool = False
-    """The folder holds images directly and could be used as is."""
+    """The folder contains images directly and could be used as is."""
     ending: str = ""
     """Extension of the caption files found, if it is not the one set."""
     images: int = 0

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from kohya_gui.access.allowed_paths import EVERYWHERE, AllowedPaths
-from kohya_gui.form.configuration import Opened, Prepared, checked, of_family, open_file, prepare, save_file
+from kohya_gui.form.configuration import Opened, Prepared, checked, leaked_secrets, of_family, open_file, prepare
 from kohya_gui.form.controls import Panel
 from kohya_gui.runs.past_runs import plan
 from kohya_gui.tabs import Tab
+from sd_scripts.formats.toml_files import write_toml
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.settings.catalog import script_for
+from sd_scripts.settings.reading import from_values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +31,20 @@ class Training:
         unknown: Mapping[str, Any],
         allowed_paths: AllowedPaths = EVERYWHERE,
     ) -> Path:
-        """Write what differs from the defaults as TOML, with unknown keys preserved. Returns the file written."""
-        return save_file(path, values, script_for(family, self.tab.method), unknown, allowed_paths)
+        """Write what differs from the defaults as TOML, with unknown keys preserved. Returns the file written.
+
+        Raises ValueError, one sentence per line, for bad values or a path that cannot be written.
+        """
+        allowed_paths.check("configuration file", path)
+        script = script_for(family, self.tab.method)
+        settings = from_values(script, unknown, of_family(values, script))
+        if problems := [*settings.wrong_values(), *leaked_secrets(settings)]:
+            raise ValueError("\n".join(problems))
+        try:
+            write_toml(path, settings.saved(), settings.headings())
+        except OSError as error:
+            raise ValueError(f"{path} cannot be written: {error.strerror}") from error
+        return path
 
     def open_configuration(
         self, path: Path, shown: str | None = None, allowed_paths: AllowedPaths = EVERYWHERE

@@ -475,7 +475,7 @@ class TrainingTab:
         return (editor.unsaved(data) if editor else "") or data[self.form.prompts] or ""
 
     def _has_other_prompts(self, data: Updates, file: str) -> bool:
-        """Return whether the editor holds prompts that the file of the settings lacks."""
+        """Return whether the editor has prompts that are not in the file of the settings."""
         typed = self.form.prompt_editor.unsaved(data) if self.form.prompt_editor and file else ""
         with suppress(ValueError):  # reported by the checks
             return bool(typed) and typed != saved_text(Path(file)).strip()
@@ -510,7 +510,7 @@ class TrainingTab:
         if prepared.remarks:
             title = f"{waits}. Note:" if waits else "Started. Note:"
             text = self.form.links.box("warning", title, prepared.remarks, attributes=until)
-        updates = {self.run.message: text, self.run.command: gr.update(visible=False), **again}
+        updates: Updates = {self.run.message: text, self.run.command: gr.update(visible=False), **again}
         if answer.startswith("rename"):
             updates[self.form.controls["output_name"]] = values["output_name"]
         return updates

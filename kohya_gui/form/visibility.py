@@ -22,7 +22,7 @@ def watched(options: Mapping[str, Option]) -> list[str]:
 
 
 def _usual(option: Option) -> Any:
-    """Return the default as the control holds it."""
+    """Return the default as the value of the control."""
     return "\n".join(map(str, option.default)) if option.many else option.default
 
 

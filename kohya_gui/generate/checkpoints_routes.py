@@ -95,7 +95,7 @@ class CheckpointsRoutes:
         state = self._queue.watch(row.id).refresh()
         files = {str(checkpoint.path) for checkpoint in checkpoints_of(state)}
         others = [file for file in values["checkpoints"] if file not in files]
-        problems = [f"checkpoints: '{file}' is no file of this run; leave it out" for file in others]
+        problems = [f"checkpoints: '{file}' is not a file of this run; leave it out" for file in others]
         if not values["checkpoints"]:
             problems.append("checkpoints: none is chosen; tick at least one")
         if not values["prompt"] and not values["no_images"] and not _has_prompts(_settings(row), state):

@@ -110,6 +110,6 @@ def values_of(family: str, typed: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def form_values(family: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options as the controls of the form hold them."""
+    """Return options as the values of their controls in the form."""
     options = options_of(family)
     return {name: shown(options[name], value) for name, value in values.items() if name in options}

@@ -126,7 +126,7 @@ class GenerateJob(ToolJob):
             self.changes += 1
 
     def make_way(self) -> None:
-        """End an idle process, which holds the model's memory."""
+        """End an idle process, which occupies the model's memory."""
         with self._lock:
             self.follow()
             if not self._open_requests():

@@ -165,7 +165,7 @@ class GenerateRoutes:
         """Return the form that the text chunks of a dropped image describe. Raises ValueError if they describe none."""
         chunks = body.get("chunks")
         if not isinstance(chunks, dict):
-            raise ValueError("The request holds no texts of an image")
+            raise ValueError("The request contains no texts of an image")
         texts = {str(key): text for key, text in chunks.items() if isinstance(text, str)}
         return as_form(read_chunks(texts))
 

@@ -48,9 +48,9 @@ class LegacyConfig:
     family: str
     """Family of the model it trains, even one that no script here trains."""
     values: Values
-    """By option name, including unknown keys, which the file keeps."""
+    """By option name, including unknown keys, which are preserved."""
     prompts: str = ""
-    """The sample prompts, which kohya_ss keeps in the file itself."""
+    """The sample prompts, which kohya_ss stores in the file itself."""
     remarks: tuple[Remark, ...] = ()
 
 

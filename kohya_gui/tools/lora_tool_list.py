@@ -23,7 +23,7 @@ from sd_scripts.settings.settings import Groups
 
 @dataclass(frozen=True, kw_only=True)
 class LoraTool:
-    """A tool for LoRA files: what it is called and which options it has."""
+    """A tool for LoRA files: its names and its options."""
 
     name: str
     title: str

@@ -205,7 +205,7 @@ def metadata_entries(path: str) -> dict[str, str]:
     if problem := input_problem("model", path):
         raise ValueError(problem)
     if place.suffix not in SAFETENSORS:
-        raise ValueError(f"model: '{path}' holds no metadata; choose a .safetensors file")
+        raise ValueError(f"model: '{path}' has no metadata; choose a .safetensors file")
     return dict(read_header(place).metadata)
 
 

@@ -63,7 +63,7 @@ class PublishRoutes:
         self._lock = threading.Lock()
 
     def card(self, request: Request) -> Any:
-        """Return the card of a run as it was last edited, else a new one, and what is published from which file."""
+        """Return the card of a run, as last edited or a new one, and the files that are published."""
         content = self._content(row_of(request, self._queue))
         return {
             "text": content["text"],

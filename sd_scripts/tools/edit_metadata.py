@@ -24,7 +24,7 @@ def work(given: Given, reporter: Reporter) -> Path:
         given[EditMetadataOptions],
     )
     if path.suffix not in SAFETENSORS:
-        raise ValueError(f"model: '{path}' holds no metadata; choose a .safetensors file")
+        raise ValueError(f"model: '{path}' has no metadata; choose a .safetensors file")
     try:
         metadata = read_header(path).metadata
     except ValueError as problem:

@@ -11,7 +11,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from kohya_gui.form.configuration import open_file, prepare, save_file
+from kohya_gui.form.configuration import open_file, prepare
 from kohya_gui.lora_gui import LORA
 from kohya_gui.runs.live_routes import routes
 from kohya_gui.runs.shell_line import shell_line
@@ -105,7 +105,7 @@ def test_a_printed_command_has_no_keys_and_its_file_neither(tmp_path):
 
 
 def test_a_saved_configuration_has_no_keys(tmp_path):
-    save_file(tmp_path / "a.toml", {**SECRETS, "network_dim": 4}, SDXL_LORA, {})
+    LORA.save_configuration(tmp_path / "a.toml", {**SECRETS, "network_dim": 4}, "sdxl", {})
     assert_no_file_tells(tmp_path)
     assert open_file(tmp_path / "a.toml", TABS["lora"]).values == {"network_dim": 4}
 
@@ -122,7 +122,7 @@ def test_a_key_in_another_option_is_refused_before_anything_is_written(tmp_path,
     ):
         for write in (
             lambda given, kept: prepare(given, SDXL_LORA, kept, print_only=False),
-            lambda given, kept: save_file(tmp_path / "a.toml", given, SDXL_LORA, kept),
+            lambda given, kept: LORA.save_configuration(tmp_path / "a.toml", given, "sdxl", kept),
         ):
             with pytest.raises(ValueError, match=f"^{name}: contains the {secret}, ") as refused:
                 write({**values, **other}, unknown)
@@ -136,7 +136,7 @@ def test_a_key_of_the_environment_in_an_option_is_refused(tmp_path, monkeypatch,
     monkeypatch.setenv(variable, "the-key-of-this-machine")
     values = {"training_comment": "with the-key-of-this-machine", "network_dim": 4}
     with pytest.raises(ValueError, match=f"^training_comment: contains the {variable}, ") as refused:
-        save_file(tmp_path / "a.toml", values, SDXL_LORA, {})
+        LORA.save_configuration(tmp_path / "a.toml", values, "sdxl", {})
     assert "the-key" not in str(refused.value)
 
 
@@ -149,10 +149,10 @@ def test_unknown_keys_that_are_named_like_secrets_are_neither_kept_nor_saved(tmp
     assert [remark for remark in map(str, opened.remarks) if "named like a secret" in remark] == [
         f"{name}: is named like a secret, so it is neither kept nor saved" for name in ("civitaiApiKey", "password")
     ]
-    save_file(
+    LORA.save_configuration(
         tmp_path / "a.toml",
         {},
-        SDXL_LORA,
+        "sdxl",
         {"my_own": 3, "pass_key": 2, "hub_secret": [word], "s": {"auth_token": word}},
     )
     text = (tmp_path / "a.toml").read_text()

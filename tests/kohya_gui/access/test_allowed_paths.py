@@ -16,8 +16,9 @@ from kohya_gui.dataset import recognise_images
 from kohya_gui.dataset.dataset_tools_gui import FolderHelper, MetadataSteps
 from kohya_gui.dataset.dataset_tools_metadata import NEEDED_FOR_LATENTS
 from kohya_gui.form import recognise
-from kohya_gui.form.configuration import open_file, prepare, save_file
+from kohya_gui.form.configuration import open_file, prepare
 from kohya_gui.form.controls import Form, Panel
+from kohya_gui.lora_gui import LORA
 from kohya_gui.tabs import TABS
 from sd_scripts.formats.toml_files import write_toml
 from sd_scripts.runs.queue import RunQueue
@@ -214,8 +215,8 @@ def test_a_configuration_elsewhere_is_neither_read_nor_written(allowed_paths, in
         with pytest.raises(ValueError, match=f"^configuration file: .* {OUTSIDE}"):
             open_file(path, TABS["lora"], allowed_paths=allowed_paths)
         with pytest.raises(ValueError, match=OUTSIDE):
-            save_file(path, {"network_dim": 8}, SDXL_LORA, {}, allowed_paths)
-    save_file(here, {"network_dim": 8}, SDXL_LORA, {}, allowed_paths)
+            LORA.save_configuration(path, {"network_dim": 8}, "sdxl", {}, allowed_paths)
+    LORA.save_configuration(here, {"network_dim": 8}, "sdxl", {}, allowed_paths)
     assert open_file(here, TABS["lora"], allowed_paths=allowed_paths).values == {"network_dim": 8}
     assert "4" in there.read_text()
 

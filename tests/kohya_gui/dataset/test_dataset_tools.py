@@ -197,7 +197,7 @@ def test_gathered_words_train(source: Path) -> None:
         ({"image_folder": ""}, "image_folder: empty"),
         ({"image_folder": "nowhere"}, "image_folder: "),
         ({"take_captions": False}, "captions: neither captions nor tags are included"),
-        ({"take_tags": True, "tags": ".txt"}, "tags: .txt files already hold the captions"),
+        ({"take_tags": True, "tags": ".txt"}, "tags: .txt files already contain the captions"),
         (
             {"caption_metadata_filename": "meta"},
             "caption_metadata_filename: 'meta' must be a file name that ends in .json",

@@ -97,7 +97,7 @@ def test_what_cannot_be_compared_is_told_in_a_sentence(tmp_path: Path) -> None:
     mine = [str(studio.files[0])]
     refused = [
         ({}, "checkpoints: none is chosen; tick at least one"),
-        ({"checkpoints": ["/etc/passwd"]}, "checkpoints: '/etc/passwd' is no file of this run; leave it out"),
+        ({"checkpoints": ["/etc/passwd"]}, "checkpoints: '/etc/passwd' is not a file of this run; leave it out"),
         ({"checkpoints": mine}, "prompt: not set, and the run made no samples"),
         ({"checkpoints": mine, "prompt": ["--run"]}, "prompt: '--run' begins with a -, like a flag; change it"),
         ({"checkpoints": mine, "validation_dir": "/etc", "no_images": True}, "validation_dir: '/etc' is outside"),
