@@ -153,15 +153,10 @@ def _paths(values: Mapping[str, Any], options: Iterable[Option]) -> Iterator[tup
             yield option.name, os.path.join(values.get(NAMES_IN[option.name]) or ".", value)
         elif option.name == "extra_accelerate_launch_args" and isinstance(value, str):
             # accelerate would run a script named there
-            words = [word.rpartition("=")[2] for word in _words(value)]
-            yield from ((option.name, word) for word in words if "/" in word or "\\" in word or os.path.lexists(word))
-
-
-def _words(text: str) -> list[str]:
-    try:
-        return shell_words(text)
-    except ValueError:  # reported by the option itself
-        return []
+            with contextlib.suppress(ValueError):  # reported by the option itself
+                words = [word.rpartition("=")[2] for word in shell_words(value)]
+                scripts = [word for word in words if "/" in word or "\\" in word or os.path.lexists(word)]
+                yield from ((option.name, script) for script in scripts)
 
 
 def _control_images(file: PromptFile) -> Iterator[str]:

@@ -42,6 +42,8 @@ class Recognised:
     """Images that lie directly in a flat folder."""
     instead: Path | None = None
     """A folder nearby that was probably meant."""
+    ranks: tuple[int, ...] = ()
+    """Ranks in a LoRA file."""
 
 
 NOTHING = Recognised("")

@@ -127,7 +127,12 @@ def _respond(work: Callable[[], Any]) -> Response:
 
 def row_of(request: Request, queue: RunQueue) -> RunRow:
     """Return the run that a request's path names. Raises NotFound."""
-    row = queue.store.row(request.path_params["id"])
+    return listed_run(queue, request.path_params["id"])
+
+
+def listed_run(queue: RunQueue, id: object) -> RunRow:
+    """Return the run with this id. Raises NotFound."""
+    row = queue.store.row(id) if type(id) is int else None
     if row is None:
         raise NotFound("This run is no longer in the list")
     return row

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from kohya_gui import doctor
-from kohya_gui.server.json_routes import NotFound, dated, download, get, post
+from kohya_gui.server.json_routes import NotFound, dated, download, get, listed_run, post
 from sd_scripts.formats.private import private_folder
 from sd_scripts.runs import process
 from sd_scripts.runs.queue import RunQueue
@@ -146,10 +146,7 @@ def routes(queue: RunQueue, checks: CheckProcess = CHECKS) -> list[Route]:
         if not body.get("zip"):
             checks.start()
             return
-        id = body.get("run")
-        row = queue.store.row(id) if type(id) is int else None
-        if id is not None and row is None:
-            raise NotFound("This run is no longer in the list")
+        row = None if body.get("run") is None else listed_run(queue, body["run"])
         if row and not row.folder.is_dir():
             raise NotFound(f"The folder of this run no longer exists: '{row.folder}'")
         folder = private_folder(state_folder())

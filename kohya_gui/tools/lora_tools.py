@@ -128,24 +128,12 @@ def hints(
             continue
         hint = allowed(allowed_paths, name, path, partial(glance, look=_model if name in MODELS else _lora))
         seen[name].append({"text": hint.text, "good": hint.good, "family": hint.family})
-        ranks += _ranks(name, path, allowed_paths)
+        ranks += hint.ranks
     suggested = {name: value for name, value in tool.suggest(ranks).items() if name not in chosen}
     output = suggested_output(tool, {**values, **suggested}, allowed_paths) if tool.output else ""
     target = str(values.get(tool.output) or "") if tool.output else ""
     exists = bool(target) and not allowed_paths.problem(tool.output, target) and Path(target).is_file()
     return {"hints": seen, "output": output, "suggested": suggested, "replaces": exists}
-
-
-def _ranks(name: str, path: str, allowed_paths: AllowedPaths) -> list[int]:
-    """Return the ranks in a LoRA file; none for any other file."""
-    place = Path(path).expanduser()
-    if allowed_paths.problem(name, path) or place.suffix not in SAFETENSORS or not place.is_file():
-        return []
-    try:
-        summary = summarize(read_header(place))
-    except (ValueError, OSError):
-        return []
-    return list(summary.ranks) if summary else []
 
 
 def suggested_output(tool: LoraTool, values: Mapping[str, Any], allowed_paths: AllowedPaths) -> str:
@@ -169,13 +157,15 @@ def _lora(place: Path) -> Recognised:
     file = _described(place)
     if isinstance(file, Recognised):
         return file
-    if not file.variant.endswith("LoRA"):
-        return Recognised(f"{file.variant or 'Unknown file'}, {size(file.bytes)}: not a LoRA", good=False)
     summary = summarize(read_header(place)) if place.suffix in SAFETENSORS else None
+    ranks = tuple(summary.ranks) if summary else ()
+    if not file.variant.endswith("LoRA"):
+        text = f"{file.variant or 'Unknown file'}, {size(file.bytes)}: not a LoRA"
+        return Recognised(text, good=False, ranks=ranks)
     if summary is None:
         return Recognised(f"{file.variant}, {size(file.bytes)}", good=True, family=file.family)
     kind = file.variant.removesuffix("LoRA") + summary.kind
-    return Recognised(f"{kind}, {summary.text()}, {size(file.bytes)}", good=True, family=file.family)
+    return Recognised(f"{kind}, {summary.text()}, {size(file.bytes)}", good=True, family=file.family, ranks=ranks)
 
 
 def _model(place: Path) -> Recognised:
