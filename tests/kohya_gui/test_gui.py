@@ -125,7 +125,7 @@ def test_each_tab_shows_what_is_particular_to_it(each_tab):
     assert ("Full training" in panels) is (each_tab.training.tab.method == "full")
 
 
-def test_the_browser_is_told_what_each_family_shows(form):
+def test_the_browser_gets_the_rules_of_each_family(form):
     options, panels = form.rules["options"], form.rules["panels"]
     assert form.rules["family"] == "sdxl"
     assert options["clip_skip"]["families"] == ("sdxl",)
@@ -156,7 +156,7 @@ def test_schnell_is_not_advised_to_take_guidance(tmp_path):
     assert TIMESTEPS.advice[0].good({BASE_MODEL: None}) == RECOMMENDED
 
 
-def test_what_another_family_has_is_neither_saved_nor_trained_with(form, tmp_path):
+def test_options_of_other_families_are_neither_saved_nor_trained_with(form, tmp_path):
     values = form.read(page_after(form, {**RECOMMENDED, "apply_t5_attn_mask": True, "clip_skip": 3, "seed": 1}))
     assert read_toml(save_configuration(tmp_path / "s.toml", values, "sdxl", {})) == {
         **SDXL_LORA.identity,
@@ -175,7 +175,7 @@ def test_the_compile_controls_stand_in_their_accordion(each_tab):
     assert accordion.label == "Torch Compile Settings"
 
 
-def test_the_browser_is_told_what_hangs_on_compile(form):
+def test_the_browser_gets_the_options_that_depend_on_compile(form):
     more = ["compile_text_encoder", "compile_vae"]
     options = form.rules["options"]
     for name in COMPILE[1:]:
@@ -240,7 +240,7 @@ def test_a_path_copied_with_its_quotes_loses_them_and_no_other_text_does(form):
     assert given(comment, '"a/b" and "c/d"') == '"a/b" and "c/d"'
 
 
-def test_a_value_that_cannot_be_is_told_and_the_default_stands(form):
+def test_an_invalid_value_is_reported_and_the_default_stays(form):
     updates, remarks = form.write({"compile_mode": "fast", "compile_cache_size_limit": -1, "seed": 3})
     assert {remark.name for remark in remarks} == {"compile_mode", "compile_cache_size_limit"}
     assert updates[form.controls["compile_mode"]] == "default"
@@ -279,7 +279,7 @@ def test_an_unknown_key_survives_a_round_trip_and_is_reported(form, tmp_path):
     assert "netwrok_dim = 8" in saved.read_text()
 
 
-def test_opening_leaves_nothing_of_what_stood_there(form, tmp_path):
+def test_opening_a_file_replaces_every_earlier_value(form, tmp_path):
     path = tmp_path / "a.toml"
     path.write_text("seed = 1\n")
     read = form.read(page_after(form, open_configuration(path).values))
@@ -336,7 +336,7 @@ def test_prompts_that_were_in_a_kohya_file_go_into_the_folder_of_the_run(tmp_pat
     assert "sample_every_n_steps" not in {remark.name for remark in prepared.remarks}
 
 
-def test_every_preset_says_what_it_is_for():
+def test_every_preset_has_a_description():
     for path in PRESETS.glob("*/*.toml"):
         assert preset_title(path).startswith(("SDXL ", "FLUX.1 ", "Qwen-Image ", "Qwen-Image-Edit "))
         comments = [line[1:].strip() for line in path.read_text(encoding="utf-8").splitlines() if line[:1] == "#"]
@@ -345,18 +345,18 @@ def test_every_preset_says_what_it_is_for():
 
 
 @pytest.mark.parametrize("text", ["/", "..", "folder/", " "])
-def test_a_folder_is_no_name_for_a_configuration(text):
+def test_a_folder_is_refused_as_a_configuration_name(text):
     with pytest.raises(ValueError, match="name"):
         config_path(text)
 
 
 @pytest.mark.parametrize("name", [".", "..", "x" * 300, "a/b"])
-def test_a_name_that_no_file_can_have_is_told_by_its_option(tmp_path, name):
+def test_an_impossible_file_name_is_reported_by_its_option(tmp_path, name):
     with pytest.raises(ValueError, match=r"(^|\n)output_name: "):
         prepare({"output_dir": str(tmp_path), "output_name": name}, SDXL_LORA, {}, print_only=True)
 
 
-def test_every_problem_is_told_and_nothing_is_made(tmp_path):
+def test_every_problem_is_reported_and_nothing_is_created(tmp_path):
     with pytest.raises(ValueError, match=r"pretrained_model_name_or_path: .*\n(.*\n)*resolution: "):
         prepare({"output_dir": str(tmp_path / "out")}, SDXL_LORA, {}, print_only=False)
     assert not (tmp_path / "out").exists()
@@ -407,7 +407,7 @@ def test_whole_numbers_within_a_short_range_have_a_slider(form):
     assert [kind(replace(workers, within=limits)) for limits in ((100, 120), (0, 64))] == ["slider", "number"]
 
 
-def test_an_emptied_field_is_unset_or_told(form):
+def test_an_emptied_field_is_unset_or_reported(form):
     assert given(form.options["seed"], "") is None
     assert given(form.options["optimizer_type"], None) == ""
     rate = form.options["learning_rate"]
@@ -431,7 +431,7 @@ NOT_HERE = [
 
 
 @pytest.mark.parametrize(("training", "toml", "why"), NOT_HERE)
-def test_a_file_for_another_way_of_training_is_refused_in_one_sentence(tmp_path, training, toml, why):
+def test_a_file_for_a_different_method_is_refused_in_one_sentence(tmp_path, training, toml, why):
     (tmp_path / "a.toml").write_text(toml)
     with pytest.raises(ValueError, match=why) as refusal:
         training.open_configuration(tmp_path / "a.toml")
@@ -454,7 +454,7 @@ def test_a_file_of_kohya_opens_in_the_tab_that_wrote_it_only(tmp_path, tab: Trai
 
 
 @pytest.mark.parametrize("training", [LORA, DREAMBOOTH, FINETUNE])
-def test_a_file_that_tells_no_tab_opens_in_any(tmp_path, training):
+def test_a_file_without_a_tab_opens_in_any(tmp_path, training):
     (tmp_path / "a.toml").write_text("seed = 1\n")
     assert training.open_configuration(tmp_path / "a.toml").values == {"seed": 1}
     assert tab_for(tmp_path / "a.toml") == LORA.tab
@@ -549,12 +549,12 @@ def shaped(path: Path, shapes: dict[str, tuple[int, ...]], dtype: str = "BF16") 
         ({"decoder.conv_in.weight": (512, 4, 3, 3)}, None, "VAE"),
     ],
 )
-def test_what_belongs_to_flux_is_told_by_its_shapes(tmp_path, shapes, family, variant):
+def test_components_of_flux_are_recognised_by_their_shapes(tmp_path, shapes, family, variant):
     found = describe(shaped(tmp_path / "m.safetensors", shapes))
     assert (found.family, found.variant, found.precision) == (family, variant, "bf16")
 
 
-def test_a_base_model_says_its_variant_its_precision_and_its_size(tmp_path):
+def test_a_base_model_is_described_by_variant_precision_and_size(tmp_path):
     path = shaped(tmp_path / "m.safetensors", {**DEV, "rest": (11_873, 1000, 1000)})
     found = recognise.model(str(path), "flux")
     assert (found.text, found.good) == ("FLUX.1 dev, bf16, 23.8 GB", True)
@@ -601,7 +601,7 @@ def test_a_part_next_to_the_base_model_is_offered(tab, flux_miniature):
     assert recognise.part_beside("\0", "ae", "flux", lambda place: True) is None
 
 
-def test_a_part_that_is_no_file_is_reported(tmp_path):
+def test_a_component_that_is_not_a_file_is_reported(tmp_path):
     assert "This is a folder without" in recognise.part(str(tmp_path), "t5xxl", "flux").text
     assert "not found" in recognise.part(str(tmp_path / "gone"), "ae", "flux").text
     assert recognise.part("", "ae", "flux").text == ""
@@ -791,7 +791,7 @@ def test_the_ending_of_the_captions_that_lie_there_is_taken_with_one_click(tab, 
     assert "button" not in tab._image_hint(str(tmp_path), ".caption", "", "", False, "")  # fewer have a .txt file
 
 
-def test_beside_a_metadata_file_a_folder_says_no_number_of_its_own(tmp_path):
+def test_a_folder_with_a_metadata_file_shows_no_repeats(tmp_path):
     images(tmp_path, "a.png", "10_cat/b.jpg", "10_cat/deep/c.webp")
     found = recognise_images.beside_metadata(str(tmp_path))
     assert (found.text, found.good) == ("3 images; the metadata file says which are trained", True)
@@ -832,7 +832,7 @@ def test_many_folders_are_named_by_the_first_of_them(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["x" * 5000, "~nobody/x", "a\0b", "²_cat", "//", "\t"])
-def test_whatever_is_typed_as_a_path_is_told_and_never_fails(tmp_path, text):
+def test_no_text_typed_as_a_path_makes_a_hint_fail(tmp_path, text):
     (tmp_path / "²_cat").mkdir()
     assert recognise.model(text, "sdxl").good is not True
     assert recognise_images.train_data(text, "../x").good is not True
@@ -864,7 +864,7 @@ def trained(state: State = "running", steps: int = 30) -> RunState:
     return run_state
 
 
-def test_a_run_is_shown_with_all_it_told_and_nothing_of_it_becomes_html():
+def test_a_run_is_shown_with_all_its_events_and_its_texts_are_escaped():
     run_state = trained()
     run_state.apply(
         {"kind": "compile", "graphs": 14, "recompiles": 1, "seconds": 38.0, "breaks": 0, "text": "<b>x</b>", "step": 2}
@@ -892,7 +892,7 @@ def test_a_run_is_shown_with_all_it_told_and_nothing_of_it_becomes_html():
     assert "<i>.safe" not in html
 
 
-def test_a_run_that_a_person_ended_is_not_told_as_a_failure():
+def test_a_run_that_the_user_ended_is_not_shown_as_failed():
     run_state = trained()
     run_state.add_command({"kind": "end"})
     run_state.mark_ended("stopped", "You stopped this run at once at step 30")
@@ -917,7 +917,7 @@ def test_a_run_that_heard_of_its_end_and_still_saves_is_shown():
         (["cat.safetensors"], "files up to step 20 stay, later training is lost"),
     ],
 )
-def test_stop_now_says_that_the_run_saves_if_it_can_and_what_is_lost_else(saved, lost):
+def test_stop_now_explains_what_is_saved_and_what_may_be_lost(saved, lost):
     run_state = trained()
     for name in saved:
         run_state.apply({"kind": "saved", "path": f"/out/{name}", "step": 20})
@@ -935,14 +935,14 @@ def test_images_per_second_are_shown_where_they_say_more_than_the_speed(images, 
     assert ("<span>Images</span>" in sections(run_state, row())["tiles"]) == shown
 
 
-def test_a_relative_output_folder_is_told_as_a_whole_path(tmp_path, monkeypatch):
+def test_a_relative_output_folder_is_shown_as_an_absolute_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert f"Saves to {tmp_path / 'loras' / 'cat'}<" in output_hint("loras/cat")
     assert f"Saves to {tmp_path}<" in output_hint("")
     assert output_hint(str(tmp_path)) == output_hint("~/loras") == ""
 
 
-def test_the_time_that_a_run_took_is_that_of_its_row():
+def test_the_duration_of_a_run_comes_from_its_row():
     run_state = trained("finished")
     assert "<b>4:02</b><span>Took" in run_view(run_state, row("finished", started=1000.0, ended=1242.0))
 
@@ -968,7 +968,7 @@ def test_a_section_is_the_same_html_while_nothing_of_it_changes():
     assert changed == {"head", "progress", "tiles"}
 
 
-def test_a_running_run_can_be_asked_and_says_what_it_was_asked_until_it_answers():
+def test_a_running_run_shows_a_command_until_it_is_acknowledged():
     run_state = trained()
     assert run_view(run_state).count("disabled") == 0
     run_state.add_command({"kind": "save", "id": "a"})
@@ -982,7 +982,7 @@ def test_a_running_run_can_be_asked_and_says_what_it_was_asked_until_it_answers(
     assert [sent.handled_step for sent in run_state.commands if isinstance(sent, SentCommand)] == [30]
 
 
-def test_ending_at_once_says_what_is_lost():
+def test_ending_immediately_explains_what_is_lost():
     assert "Nothing is trained yet, so nothing is lost" in run_view(trained(steps=0))
     run_state = trained()
     assert "all training is lost" in run_view(run_state)
@@ -1020,7 +1020,7 @@ def test_a_state_that_was_deleted_or_is_not_whole_is_not_gone_on_from(tmp_path):
     assert newest_state(run_state) == tmp_path / "a-000002-state"
 
 
-def test_a_run_that_waits_says_its_place_and_what_it_waits_for():
+def test_a_waiting_run_shows_its_place_and_what_it_waits_for():
     html = run_view(RunState(state="queued"), row("queued", place=2, error="waits for HF_TOKEN"))
     assert "position 2 in the queue" in html
     assert "waits for HF_TOKEN" in html
@@ -1082,7 +1082,7 @@ def test_a_past_run_without_its_folder_or_off_the_list_is_reported(tab, tmp_path
     assert "no longer in the list" in tab._load_past("")[tab.run.message]
 
 
-def test_a_run_that_has_to_wait_says_why(tab, monkeypatch, tmp_path):
+def test_a_run_that_has_to_wait_shows_why(tab, monkeypatch, tmp_path):
     monkeypatch.setattr(tab, "_queue", RunQueue(RunStore(tmp_path / "runs.sqlite")))
     first, second = (int(past_run(tab, tmp_path / name, "", state="queued")) for name in ("first", "second"))
     assert tab._why_waiting(first) == ""
@@ -1168,7 +1168,7 @@ def test_a_hint_names_other_fields_by_their_labels(form):
         assert named == [], name
 
 
-def test_what_a_queued_run_needs_and_is_gone_is_told_when_its_turn_comes(tab, tmp_path):
+def test_missing_files_of_a_queued_run_are_reported_when_its_turn_comes(tab, tmp_path):
     settings = {**startable(tmp_path), "learning_rate": 1e-4, "output_dir": str(tmp_path)}
     run = past_run(tab, tmp_path / "run", toml_text(settings), state="queued")
     row = tab._queue.store.row(int(run))
@@ -1218,7 +1218,7 @@ def test_changes_are_counted_from_what_was_opened_saved_or_set_by_a_preset(tab, 
     )  # another form again
 
 
-def test_model_and_images_are_taken_over_from_another_tab_and_all_else_stays(tabs):
+def test_model_and_images_are_copied_from_a_different_tab_and_all_else_stays(tabs):
     lora, full = tabs["lora"], tabs["dreambooth"]
     theirs, _ = lora.form.complete({"train_data_dir": "/data/cats", "num_repeats": 3, "ae": "/ae", "seed": 5})
     data = {**page_after(full.form, {"seed": 7, "vae": "/vae"}), full.family: "sdxl", full.file: "", full.preset: None}
@@ -1239,12 +1239,12 @@ def test_a_dataset_file_is_not_opened_as_settings(tmp_path):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="it is a path there")
-def test_a_windows_path_is_no_name_elsewhere():
+def test_a_windows_path_is_refused_on_other_systems():
     with pytest.raises(ValueError, match="is a Windows path"):
         config_path("C:\\Users\\me\\lora.toml")
 
 
-def test_prompts_that_are_being_typed_are_used_or_told(tab, form, tmp_path):
+def test_prompts_that_are_being_typed_are_used_or_reported(tab, form, tmp_path):
     assert form.prompt_editor
     text, kept = form.prompt_editor._text, form.prompt_editor._opened
     (file := tmp_path / "p.txt").write_text("a dog\n")

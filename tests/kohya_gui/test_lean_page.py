@@ -23,7 +23,7 @@ def test_each_file_is_served_changed_under_the_name_that_gradio_gave_it() -> Non
         assert len(answer.text) == len(original) + sum(len(after) - len(before) for before, after in changes)
 
 
-def test_what_another_gradio_does_otherwise_is_left_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_a_different_gradio_are_left_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     events, nodes, _ = lean_page.CHANGES["core-*.js"]
     (tmp_path / "core-new.js").write_text(events.before + nodes.before)  # one of three is missing
     (tmp_path / "statustracker-new.js").write_text(2 * lean_page.CLOCK.before)

@@ -77,7 +77,7 @@ def remarks(**legacy) -> list[str]:
 
 
 @pytest.mark.parametrize("case", [case for case in KOHYA_TOML if "Flux1" not in case])
-def test_our_settings_mean_what_kohyas_own_toml_says(case):
+def test_our_settings_equal_kohyas_own_toml(case):
     kind = case.removeprefix("lora/type:") if "type:" in case else "Standard"
     theirs = from_values(SDXL_LORA, KOHYA_TOML[case]).changed()
     ours = from_values(SDXL_LORA, from_kohya({**FILLED, "LoRA_type": kind}).values).changed()
@@ -89,7 +89,7 @@ def test_our_settings_mean_what_kohyas_own_toml_says(case):
 
 
 @pytest.mark.parametrize("kind", ["Flux1", "Flux1 OFT"])
-def test_our_settings_for_flux_mean_what_kohyas_own_toml_says(kind):
+def test_our_settings_for_flux_equal_kohyas_own_toml(kind):
     theirs = from_values(FLUX_LORA, KOHYA_TOML[f"lora/type:{kind}"]).changed()
     ours = from_values(FLUX_LORA, from_kohya({**FLUX, "LoRA_type": kind}).values).changed()
     assert theirs.pop("max_timestep") == 1000  # all of them, and FLUX.1 does not read it
@@ -101,7 +101,7 @@ FULL_CASES = [(tab, family) for tab in FULL_TOML for family in ("sdxl", "flux")]
 
 
 @pytest.mark.parametrize(("tab", "family"), FULL_CASES)
-def test_our_settings_for_whole_models_mean_what_kohyas_own_toml_says(tab, family):
+def test_our_settings_for_whole_models_equal_kohyas_own_toml(tab, family):
     """The reference of DreamBooth is for SD 1.5, which differs from SDXL and FLUX.1 as said here."""
     toml = {name: value for name, value in FULL_TOML[tab].items() if name not in NOT_COMPARED}
     rates = ("train_text_encoder", "learning_rate_te1", "learning_rate_te2")
@@ -180,13 +180,13 @@ def test_the_fields_of_whole_models_become_options(tab, family, legacy, ours):
         ("finetune", {"train_inpainting": True}, "train_inpainting: inpainting models"),
     ],
 )
-def test_what_is_lost_of_a_whole_models_file_is_told(tab, legacy, told):
+def test_lost_keys_of_a_whole_models_file_are_reported(tab, legacy, told):
     lines = [str(remark) for remark in full(tab, "sdxl", **legacy).remarks]
     assert any(line.startswith(told) for line in lines), lines
 
 
 @pytest.mark.parametrize("tab", KOHYA_TABS)
-def test_a_file_tells_which_tab_of_kohya_wrote_it(tab):
+def test_the_keys_of_a_file_identify_the_tab_of_kohya_that_wrote_it(tab):
     assert tab_of(OF_TAB[tab]).name == tab
     assert tab_of({"sdxl": True, "output_name": "cat"}) is None
 
@@ -332,7 +332,7 @@ def test_the_fields_of_flux_become_its_options(legacy, ours):
     assert {name: said.get(name) for name in ours} == ours
 
 
-def test_what_flux_left_over_in_a_file_for_sdxl_means_nothing_and_is_told():
+def test_leftover_flux_keys_in_a_file_for_sdxl_are_ignored_and_reported():
     left = {"clip_l": "c.safetensors", "blocks_to_swap": 18, "img_attn_dim": "8", "fp8_base_unet": True}
     config = from_kohya({**FILLED, **left})
     assert (
@@ -351,7 +351,7 @@ def test_what_flux_left_over_in_a_file_for_sdxl_means_nothing_and_is_told():
         ({"LoRA_type": "Lumina"}, "LoRA_type: Lumina cannot be trained here"),
     ],
 )
-def test_what_changes_for_flux_is_told(legacy, told):
+def test_changes_for_flux_are_reported(legacy, told):
     lines = [str(remark) for remark in from_kohya({**FLUX, **legacy}).remarks]
     assert any(line.startswith(told) for line in lines), lines
 
@@ -388,7 +388,7 @@ def test_an_ordinary_configuration_for_flux_loses_nothing():
         ({"sample_prompts": "a cat --w 512"}, "sample_prompts: the prompts were in the configuration"),
     ],
 )
-def test_what_is_lost_is_told(legacy, told):
+def test_lost_keys_are_reported(legacy, told):
     assert any(line.startswith(told) for line in remarks(**legacy)), remarks(**legacy)
 
 
@@ -401,7 +401,7 @@ def test_an_unknown_flag_among_more_parameters_leaves_the_others():
 @pytest.mark.parametrize(
     ("tab", "model"), [("lora", {"sdxl": True}), ("dreambooth", {"flux1_checkbox": True}), ("finetune", {})]
 )
-def test_every_key_that_is_changed_and_has_no_effect_is_told(tab, model):
+def test_every_changed_key_without_effect_is_reported(tab, model):
     """A key either reaches an option, is combined with others, or is told."""
     family = from_kohya(model, tab).family
     silent = {*COMBINED, *OF_PAGE, *COMBINED_METADATA, *PREPARATION, *FAMILIES, *FIELDS}
@@ -431,7 +431,7 @@ def test_prompts_and_unknown_keys_are_kept():
 @pytest.mark.parametrize(
     ("text", "why"), [("{", "is not JSON"), ("[1]", "not a kohya_ss configuration"), (None, "there is no file")]
 )
-def test_a_file_that_is_no_configuration_is_told_in_one_sentence(tmp_path, text, why):
+def test_a_file_that_is_not_a_configuration_is_refused_in_one_sentence(tmp_path, text, why):
     file = tmp_path / "c.json"
     if text is not None:
         file.write_text(text, encoding="utf-8")

@@ -43,7 +43,7 @@ def test_one_line_to_paste_holds_all_settings_and_nothing_is_written(tmp_path, c
     assert [path.name for path in tmp_path.iterdir()] == ["in.toml"]
 
 
-def test_a_file_of_kohya_is_read_too_and_what_is_lost_is_told_aside(tmp_path, capsys):
+def test_a_file_of_kohya_is_read_too_and_lost_keys_go_to_stderr(tmp_path, capsys):
     (tmp_path / "in.json").write_text(
         json.dumps(
             {
@@ -74,14 +74,14 @@ def test_a_file_for_flux_is_printed_with_its_own_script(tmp_path, capsys):
     assert sys.platform == "win32" or settings_in(line, FLUX_LORA) == flux
 
 
-def test_a_file_for_a_model_that_is_not_trained_is_told_before_anything_else(tmp_path, capsys):
+def test_a_file_for_an_unsupported_model_is_refused_first(tmp_path, capsys):
     (tmp_path / "in.json").write_text(json.dumps({**START, "bucket_reso_steps": 1, "v_parameterization": True}))
     assert print_command("lora", tmp_path / "in.json") == 2
     (told,) = capsys.readouterr().err.splitlines()
     assert told.startswith("in.json: these settings are for Stable Diffusion 1.5, which is not supported. Open the")
 
 
-def test_problems_are_told_one_a_line_with_exit_2(tmp_path, capsys):
+def test_problems_are_printed_one_a_line_with_exit_code_2(tmp_path, capsys):
     write_toml(tmp_path / "in.toml", {"resolution": "1024"})
     assert print_command("lora", tmp_path / "in.toml") == 2
     printed = capsys.readouterr()
@@ -98,7 +98,7 @@ def test_a_file_that_is_not_there_is_reported(tmp_path, capsys):
     assert "there is no file" in capsys.readouterr().err
 
 
-def test_a_file_tells_its_tab_where_none_is_named(tmp_path, capsys):
+def test_the_tab_is_detected_from_the_file_where_none_is_named(tmp_path, capsys):
     write_toml(tmp_path / "in.toml", {**START, "output_dir": str(tmp_path), "fused_backward_pass": True})
     assert print_command(None, tmp_path / "in.toml") == 0
     assert "sdxl_train.py" in capsys.readouterr().out

@@ -73,7 +73,7 @@ def test_the_instruction_sets_of_a_cpu_are_read_and_nothing_else() -> None:
     assert features_in("") == ()
 
 
-def test_another_cpu_torch_or_limit_of_instructions_has_another_folder(home, tmp_path, monkeypatch) -> None:
+def test_a_different_cpu_torch_or_instruction_limit_has_a_different_folder(home, tmp_path, monkeypatch) -> None:
     def folder_for(more: str) -> Path:
         (tmp_path / "cpuinfo").write_text(CPU_INFO.format(more))
         compile_fingerprint.cpu_features.cache_clear()
@@ -211,7 +211,9 @@ def test_a_killed_run_does_not_keep_the_cache(home: Path) -> None:
 # One file
 
 
-def test_an_exported_cache_is_imported_whole_into_another_folder(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exported_cache_is_imported_whole_into_a_different_folder(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fill(own_folder())
     assert export_cache(home / "a.zip").graphs == 2
     monkeypatch.setenv(VARIABLE, str(home / "elsewhere"))
@@ -221,7 +223,9 @@ def test_an_exported_cache_is_imported_whole_into_another_folder(home: Path, mon
     assert held(home / "elsewhere") == {**FILES, **newer}
 
 
-def test_an_import_says_what_another_place_of_pytorch_costs(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_import_reports_the_cost_of_a_different_pytorch_location(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fill(own_folder())
     monkeypatch.setattr(compile_cache_file, "installed_in", lambda: ["/usr/include", "/opt/torch"])
     export_cache(home / "a.zip")
@@ -248,7 +252,7 @@ MACHINES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("what", MACHINES)
-def test_a_cache_of_another_machine_is_refused_with_the_difference(what: str, home: Path, monkeypatch) -> None:
+def test_a_cache_of_a_different_machine_is_refused_with_the_difference(what: str, home: Path, monkeypatch) -> None:
     different, told = MACHINES[what]
     fill(own_folder())
     here = fingerprint()

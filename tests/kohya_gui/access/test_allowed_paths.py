@@ -96,7 +96,7 @@ def test_a_path_with_the_character_0_is_refused_everywhere(allowed_paths):
 
 
 @pytest.mark.parametrize("fenced", [True, False])
-def test_what_no_path_can_be_is_told_in_a_sentence(allowed_paths, inside, fenced):
+def test_text_that_cannot_be_a_path_is_refused_in_one_sentence(allowed_paths, inside, fenced):
     (inside / "loop").symlink_to(inside / "loop")
     asked = allowed_paths if fenced else EVERYWHERE
     for path, why in (
@@ -119,7 +119,7 @@ def test_a_file_may_be_allowed_alone(inside):
     assert not allowed_paths.holds(inside / "two.toml")
 
 
-def test_the_root_of_a_disk_is_no_allowed_folder():
+def test_the_root_of_a_disk_is_not_allowed():
     assert AllowedPaths.within([Path("/")]).allowed == ()
 
 
@@ -141,7 +141,7 @@ def test_every_option_that_names_a_path_is_looked_at():
     assert [name for name in words if "nvme" not in name and "huggingface" not in name] == []
 
 
-def test_what_is_no_path_is_no_problem():
+def test_values_that_are_not_paths_are_not_checked():
     assert not settings_of(
         {"pretrained_model_name_or_path": "stabilityai/sdxl", "vae": "madebyollin/sdxl-vae-fp16-fix"}
     )
@@ -221,7 +221,7 @@ def test_a_configuration_elsewhere_is_neither_read_nor_written(allowed_paths, in
     assert "4" in there.read_text()
 
 
-def test_the_family_of_a_model_elsewhere_is_not_told(allowed_paths, inside, flux_miniature):
+def test_the_family_of_a_model_outside_is_not_revealed(allowed_paths, inside, flux_miniature):
     write_toml(
         inside / "a.toml", {"pretrained_model_name_or_path": str(flux_miniature.files["pretrained_model_name_or_path"])}
     )
@@ -229,7 +229,7 @@ def test_the_family_of_a_model_elsewhere_is_not_told(allowed_paths, inside, flux
     assert open_file(inside / "a.toml", TABS["lora"], allowed_paths=allowed_paths).family == "sdxl"
 
 
-def test_a_run_does_not_begin_with_paths_elsewhere_and_the_refusal_does_not_tell_what_is_there(allowed_paths, inside):
+def test_a_run_with_paths_outside_is_refused_without_revealing_what_exists(allowed_paths, inside):
     refusals = []
     for model in ("/etc/passwd", "/etc/nothing"):
         values = {"output_dir": str(inside), "pretrained_model_name_or_path": model, "train_data_dir": str(inside)}
@@ -242,7 +242,7 @@ def test_a_run_does_not_begin_with_paths_elsewhere_and_the_refusal_does_not_tell
     assert not (inside.parent / "new").exists()
 
 
-def test_the_line_under_a_path_does_not_tell_what_lies_elsewhere(allowed_paths, inside):
+def test_the_hint_under_a_path_does_not_reveal_what_exists_outside(allowed_paths, inside):
     def told(path: str) -> recognise.Recognised:
         return recognise.allowed(
             allowed_paths, "train_data_dir", path, lambda p: recognise_images.train_data(p, ".txt")
@@ -255,7 +255,7 @@ def test_the_line_under_a_path_does_not_tell_what_lies_elsewhere(allowed_paths, 
     assert told("") == recognise.NOTHING
 
 
-def test_advice_does_not_tell_which_model_lies_elsewhere(inside, flux_miniature):
+def test_advice_does_not_reveal_a_model_outside(inside, flux_miniature):
     from kohya_gui.form.panels import TIMESTEPS
 
     looked_at: list[Any] = []
@@ -299,7 +299,7 @@ def test_the_dataset_tools_stay_inside(tool, allowed_paths, inside):
         assert options == {}
 
 
-def test_the_dataset_tools_tell_in_a_sentence_what_no_path_can_be(tool, inside):
+def test_the_dataset_tools_refuse_impossible_paths_in_one_sentence(tool, inside):
     (inside / "loop").symlink_to(inside / "loop")
     (inside / "images").mkdir()
     (inside / "images" / "a.png").write_bytes(b"")

@@ -224,7 +224,7 @@ def logged_in(locked: Server) -> Iterator[Server]:
     locked.cookie = ""
 
 
-def test_who_did_not_log_in_gets_nothing_from_any_route(locked):
+def test_every_route_requires_login(locked):
     paths = locked.paths()
     assert len(paths) > 60
     assert {"/gradio_api/file=x", "/config", "/gradio_api/queue/data"} <= set(paths)
@@ -241,7 +241,7 @@ def test_who_did_not_log_in_gets_nothing_from_any_route(locked):
                 assert content == b"", f"{method} {path}: {content[:80]!r}"
 
 
-def test_the_login_page_tells_nothing_of_the_page_behind_it():
+def test_the_login_page_reveals_nothing_of_the_page():
     assert not [word for word in WORDS_OF_A_PAGE if word in LOGIN_PAGE.encode()]
 
 
@@ -253,7 +253,7 @@ def test_a_session_that_nobody_was_given_opens_nothing(locked):
     assert locked.ask("GET", "/config", Cookie="access-token=me; %%%; =")[0] == 401
 
 
-def test_who_logged_in_gets_the_page_and_all_that_it_asks_for(logged_in):
+def test_login_opens_the_page_and_all_its_requests(logged_in):
     status, content = logged_in.ask("GET", "/")
     assert status == 200
     assert b"gradio_config" in content
@@ -377,7 +377,7 @@ def test_its_own_names_are_answered(open_):
         assert open_.ask("GET", "/theme.css", Host=f"{host}:{open_.port}")[0] == 200
 
 
-def test_every_answer_says_that_it_must_not_be_framed_or_guessed_at(open_):
+def test_every_response_forbids_framing_and_sniffing(open_):
     for path in ("/", "/config", "/nothing"):
         _, headers, _ = open_.ask_fully("GET", path)
         assert headers["X-Content-Type-Options"] == "nosniff"
@@ -395,7 +395,7 @@ def test_the_page_runs_the_scripts_that_it_was_sent_with_and_no_other(open_):
     assert "'sha256-" not in open_.ask_fully("GET", "/config")[1]["Content-Security-Policy"]
 
 
-def test_the_hash_of_a_script_is_that_of_its_text():
+def test_a_script_is_allowed_by_the_hash_of_its_text():
     page = b"<script>alert(1)</script><script src='https://cdn.example/a.js'></script><script type=module src='./b.js'>"
     policy = page_policy(page, ["more()"])
     # the hashes: echo -n 'alert(1)' | openssl dgst -sha256 -binary | base64
@@ -410,7 +410,7 @@ def access(words: str) -> Any:
     return gui.access(flags, gui.credential(flags))
 
 
-def test_how_the_page_is_served_decides_who_is_let_in(state):
+def test_flags_decide_who_may_open_the_page(state):
     login = "--username me --password secret"
     assert set(access("").names) == set(OWN_NAMES)
     assert "[::1]" in access("--listen ::1").names
@@ -457,7 +457,7 @@ def test_guesses_of_a_whole_network_do_not_fill_the_memory():
     assert len(guesses._failed) == MAX_NETWORKS
 
 
-def test_a_guesser_is_told_to_wait_and_the_right_password_then_works(locked):
+def test_wrong_guesses_have_to_wait_and_the_right_password_works_afterwards(locked):
     assert [locked.log_in("wrong") for _ in range(FREE_GUESSES)] == [400] * FREE_GUESSES
     while (status := locked.log_in("wrong")) == 400:
         pass
@@ -472,7 +472,7 @@ def test_a_login_that_is_longer_than_a_password_is_not_read(tokened):
 # The token
 
 
-def test_without_the_token_nothing_is_given_and_a_page_says_where_it_is(tokened):
+def test_without_the_token_a_page_explains_where_to_find_it(tokened):
     for path in tokened.paths():
         for method in ("GET", "POST"):
             status, content = tokened.ask(method, path, X_Studio="1")
@@ -499,7 +499,7 @@ def test_the_address_with_the_token_opens_the_page_and_leaves_a_clean_address(to
     tokened.cookie = ""
 
 
-def test_a_wrong_token_is_told_counted_and_logged(open_):
+def test_a_wrong_token_is_reported_counted_and_logged(open_):
     server = Door(open_, "--token", "right-token")
     try:
         for _ in range(FREE_GUESSES):
@@ -522,7 +522,7 @@ def test_a_script_sends_the_token_with_its_request(tokened):
         assert tokened.ask("GET", "/studio/board", Authorization=wrong) == (401, b"")
 
 
-def test_a_restart_keeps_the_token_and_who_is_logged_in(open_):
+def test_token_and_sessions_survive_a_restart(open_):
     first = Door(open_)
     _, headers, _ = first.ask_fully("GET", f"/?token={first.token}")
     token, port = first.token, first.port
@@ -556,7 +556,7 @@ def test_gradio_keeps_its_files_where_no_other_account_can_stand_in_the_way(tmp_
     assert os.environ["GRADIO_TEMP_DIR"] == "/mine"
 
 
-def test_a_folder_that_cannot_be_used_is_told_by_its_name(tmp_path, monkeypatch, capsys):
+def test_an_unusable_state_folder_is_reported_by_name(tmp_path, monkeypatch, capsys):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     assert gui.main(["--headless", "--no-token"]) == 2
@@ -598,7 +598,7 @@ def test_a_session_ends_by_itself_at_the_log_out_and_with_its_password(tmp_path)
 # Wrong guesses
 
 
-def test_guesses_from_many_addresses_wait_together_and_spare_who_logged_in_before():
+def test_guesses_from_many_addresses_do_not_delay_known_networks():
     clock = [0.0]
     guesses = LoginThrottle(now=lambda: clock[0])
     guesses.wait("home")
@@ -654,7 +654,7 @@ def test_a_body_that_is_too_large_is_not_read(open_, path, most):
     assert open_.ask("POST", path, Content_Length="9" * 30, X_Studio="1")[0] in (400, 413)
 
 
-def test_a_body_that_does_not_tell_its_length_is_cut_off(open_):
+def test_a_body_without_a_length_is_cut_off_at_the_limit(open_):
     connection = http.client.HTTPConnection("127.0.0.1", open_.port, timeout=120)
     connection.putrequest("POST", "/studio/queue")
     for name, value in (("X-Studio", "1"), ("Transfer-Encoding", "chunked")):
@@ -707,7 +707,7 @@ BROKEN_CALLS = {
 }
 
 
-def test_a_broken_body_is_the_fault_of_who_sent_it(open_):
+def test_a_broken_body_is_answered_as_a_client_error(open_):
     """On every route of Gradio's that takes one, and of every function that the page may call."""
     routes = {filled(route.path) for route in open_.routes() if "POST" in (getattr(route, "methods", None) or ())}
     taken = sorted(path for path in routes if path.startswith("/gradio_api/") and not path.startswith(NOT_OURS))

@@ -90,7 +90,7 @@ def test_copying_twice_changes_nothing(source: Path, concept: Concept) -> None:
     assert content(source.parent / "data") == before
 
 
-def test_another_image_of_the_same_name_gets_a_new_one_with_its_caption(source: Path, concept: Concept) -> None:
+def test_a_different_image_of_the_same_name_is_renamed_with_its_caption(source: Path, concept: Concept) -> None:
     arrange(concept)
     folder = source.parent / "data/img/10_sks cat"
     before = content(folder)
@@ -113,7 +113,7 @@ def test_a_caption_that_was_edited_in_the_destination_stays(source: Path, concep
     assert caption.read_text() == "edited by hand"
 
 
-def test_what_cannot_be_copied_is_told_and_the_rest_is_copied(source: Path, concept: Concept) -> None:
+def test_files_that_cannot_be_copied_are_reported_and_the_rest_is_copied(source: Path, concept: Concept) -> None:
     target = source.parent / "data/img/10_sks cat"
     target.mkdir(parents=True)
     (source / f"{'long' * 62}abc.png").write_bytes((source / "a.png").read_bytes())
@@ -210,7 +210,7 @@ def test_a_mistake_in_gathering_is_one_sentence(source: Path, changed: dict[str,
         gather(replace(Gathering(image_folder=str(source)), **changed))
 
 
-def test_the_command_that_prepares_latents_says_what_the_tab_says(source: Path) -> None:
+def test_the_latents_command_has_the_settings_of_the_tab(source: Path) -> None:
     asked = Gathering(image_folder=str(source), recursive=True)
     given = {"pretrained_model_name_or_path": "m.safetensors", "flip_aug": True, "min_bucket_reso": 64}
     values = settings_of(**given, vae_batch_size=4).values()
@@ -316,9 +316,7 @@ def test_the_page_shows_how_far_a_preparation_is(state: dict[str, Any], shown: s
     assert shown in latents_view(RunState(**state), Path("meta_lat.json"))
 
 
-def test_what_a_tool_refuses_leads_to_its_own_field_by_label_or_to_that_of_the_form(
-    source: Path, queue: RunQueue
-) -> None:
+def test_a_refusal_of_a_tool_links_to_its_field_or_the_forms(source: Path, queue: RunQueue) -> None:
     with gr.Blocks():
         form = Form("finetune", SDXL_FULL.groups, "full")
         steps = MetadataSteps(form, family := gr.Radio(["sdxl"], value="sdxl"), queue)

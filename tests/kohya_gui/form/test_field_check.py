@@ -23,7 +23,7 @@ def problem(name: str, value: object, **more: Any) -> str:
         *(("mixed_precision", "fp12"), ("text_encoder_lr", "quick"), ("min_snr_gamma", "-5")),
     ],
 )
-def test_a_wrong_value_is_told_in_the_words_of_start(name: str, value: str) -> None:
+def test_a_wrong_value_is_reported_in_the_words_of_start(name: str, value: str) -> None:
     why = problem(name, value)
     assert why
     assert f"{name}: {why}" in from_values(SDXL_LORA, {name: value}).wrong_values()
@@ -36,7 +36,7 @@ def test_a_wrong_value_is_told_in_the_words_of_start(name: str, value: str) -> N
         *(("output_name", "a"), ("train_data_dir", "/not/there"), ("no_option", "x"), ("network_args", "a=1\nb=2")),
     ],
 )
-def test_nothing_is_told_of_a_value_that_start_takes(name: str, value: str) -> None:
+def test_a_value_that_start_accepts_has_no_problem(name: str, value: str) -> None:
     assert problem(name, value) == ""
 
 

@@ -74,7 +74,7 @@ def page(tmp_path: Path) -> Page:
     return Page(AllowedPaths.within([tmp_path]), queue, output_dir=str(tmp_path / "out"), output_name="cat")
 
 
-def test_new_prompts_lie_beside_the_results_and_are_filled_in(page, tmp_path):
+def test_new_prompts_are_saved_next_to_the_results_and_filled_in(page, tmp_path):
     assert "is created when you save" in page.open()
     page.write("a cat --d 1\na dog\n\n")
     assert "2 prompts" in page.save()
@@ -133,7 +133,7 @@ def test_prompts_that_somebody_else_wrote_meanwhile_are_written_over_at_the_seco
     assert Path(page.file).read_text() == "a dog\n"
 
 
-def test_a_file_that_was_not_opened_is_not_written_over_at_once(page, tmp_path):
+def test_a_file_that_was_not_opened_is_overwritten_only_after_a_second_save(page, tmp_path):
     page.open()
     (tmp_path / "other.txt").write_text("kept\n")
     page.set(sample_prompts=str(tmp_path / "other.txt"))
@@ -161,7 +161,7 @@ def test_what_is_written_and_not_saved_survives_closing(page):
         ("{}/link.txt", "outside the allowed folders"),
     ],
 )
-def test_a_file_that_cannot_be_edited_is_told_in_one_sentence(page, tmp_path, named, why):
+def test_a_file_that_cannot_be_edited_is_refused_in_one_sentence(page, tmp_path, named, why):
     (tmp_path / "folder.txt").mkdir()
     (tmp_path / "big.txt").write_bytes(b"x" * (LARGEST + 1))
     (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe\x00")
@@ -172,7 +172,7 @@ def test_a_file_that_cannot_be_edited_is_told_in_one_sentence(page, tmp_path, na
     assert why in page.save()
 
 
-def test_a_name_that_leads_elsewhere_is_no_place_for_prompts(tmp_path):
+def test_an_output_name_that_leads_outside_is_refused_for_prompts(tmp_path):
     with pytest.raises(ValueError, match=r"output_name: .* outside the allowed folders"):
         prompt_file({"output_dir": str(tmp_path), "output_name": "../../x"}, AllowedPaths.within([tmp_path]))
     assert saved_text(tmp_path / "none.txt") == ""

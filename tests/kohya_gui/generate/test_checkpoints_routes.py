@@ -92,7 +92,7 @@ def test_the_form_offers_the_files_that_are_there(tmp_path: Path) -> None:
     assert studio.get("checkpoints").json()["error"] == "cat: none of the files that it saved is there any more"
 
 
-def test_what_cannot_be_compared_is_told_in_a_sentence(tmp_path: Path) -> None:
+def test_mistakes_in_a_comparison_are_one_sentence_each(tmp_path: Path) -> None:
     studio = Studio(tmp_path, AllowedPaths((tmp_path / "runs",)))
     mine = [str(studio.files[0])]
     refused = [
@@ -167,7 +167,7 @@ def test_a_comparison_that_was_stopped_while_it_waited_is_not_started_by_the_nex
     assert studio.restarted().get("comparison").json()["job"] is None
 
 
-def test_another_rule_marks_another_checkpoint_at_once(tmp_path: Path) -> None:
+def test_a_different_rule_marks_a_different_checkpoint_immediately(tmp_path: Path) -> None:
     studio = Studio(tmp_path)
     assert studio.get("comparison").json()["result"] is None
     studio.write_result()

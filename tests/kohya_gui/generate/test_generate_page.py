@@ -156,7 +156,7 @@ def test_the_process_answers_requests_and_makes_way_for_a_run(tab: Tab, flux_min
         ({"lora_weights": "/nowhere"}, "lora_weights: there is no file '/nowhere'"),
     ],
 )
-def test_a_wrong_form_is_told_before_anything_starts(
+def test_a_wrong_form_is_refused_before_anything_starts(
     tab: Tab, flux_miniature: Any, tmp_path: Path, changes: dict[str, str], why: str
 ) -> None:
     answer = tab.post(family="flux", values={**typed(flux_miniature, tmp_path), **changes})
@@ -227,7 +227,9 @@ def test_paths_outside_the_allowed_folders_are_refused(tmp_path: Path, flux_mini
     assert "is outside the allowed folders" in answer.json()["error"]
 
 
-def test_a_control_image_is_kept_beside_the_images_and_comes_back_with_the_parameters(tab: Tab, tmp_path: Path) -> None:
+def test_a_control_image_is_saved_next_to_the_images_and_returns_with_their_parameters(
+    tab: Tab, tmp_path: Path
+) -> None:
     image = make_image(tmp_path / "my cat.png", (48, 32))
 
     def sent(name: str, content: bytes) -> Any:
@@ -292,7 +294,7 @@ def test_control_images_outside_the_allowed_folders_are_refused(tmp_path: Path) 
     assert "is outside the allowed folders" in refused.json()["error"]
 
 
-def test_parameters_survive_a_png_and_those_of_the_webui_are_read(tmp_path: Path, tab: Tab) -> None:
+def test_parameters_survive_a_png_and_the_webuis_are_read(tmp_path: Path, tab: Tab) -> None:
     assert read_chunks(text_chunks(PARAMETERS)) == PARAMETERS
     of_webui = read_chunks({"parameters": text_chunks(PARAMETERS)["parameters"]})
     assert of_webui == {name: value for name, value in PARAMETERS.items() if value is not None}

@@ -98,12 +98,12 @@ def test_a_job_is_started_and_followed_to_its_file(lora: Path, tmp_path: Path) -
     assert {len(each) for key, each in load_file(out).items() if key.endswith("lora_down.weight")} == {2}
 
 
-def test_what_a_file_says_of_itself_is_read_without_a_job(lora: Path, tmp_path: Path) -> None:
+def test_metadata_is_read_without_a_job(lora: Path, tmp_path: Path) -> None:
     told = page(tmp_path).post("/studio/lora-tools/metadata", json={"path": str(lora)}).json()
     assert told["entries"]["ss_steps"] == "80"
 
 
-def test_mistakes_are_told_with_labels_before_anything_starts(lora: Path, tmp_path: Path) -> None:
+def test_mistakes_are_reported_with_labels_before_anything_starts(lora: Path, tmp_path: Path) -> None:
     client = page(tmp_path)
     assert refusal(client, "resize", model=str(lora)) == "Save to (save_to): not set; name the file to write"
     assert refusal(client, "merge-model", rows=[{"path": str(lora)}], save_to="x.safetensors").startswith(
@@ -130,7 +130,7 @@ def test_nothing_outside_the_allowed_folders_is_read_or_written(lora: Path, tmp_
     assert lora.exists()
 
 
-def test_a_tool_that_ends_without_a_word_is_told_by_what_it_printed_last(lora: Path, tmp_path: Path) -> None:
+def test_a_tool_that_reported_nothing_is_described_by_its_last_line(lora: Path, tmp_path: Path) -> None:
     job = LoraToolJob(RunQueue(RunStore(tmp_path / "runs.sqlite")))
     job.begin([sys.executable, "-c", "print(chr(49)); exit('model: it is gone')"])
     assert job.watched
@@ -139,7 +139,7 @@ def test_a_tool_that_ends_without_a_word_is_told_by_what_it_printed_last(lora: P
     assert (told["state"], text_of(told["html"])) == ("lost", "LoRA (model): it is gone")
 
 
-def test_rows_without_block_weights_may_stand_beside_rows_with_them() -> None:
+def test_rows_with_and_without_block_weights_can_be_mixed() -> None:
     rows = [{"path": "a", "ratio": 1}, {"path": " "}, {"path": "b", "ratio": "0.5", "lbw": "OUT=0"}]
     assert merged_rows(rows) == {"models": ["a", "b"], "ratios": [1, "0.5"], "lbws": ["[]", "OUT=0"]}
     assert merged_rows(rows[:1])["lbws"] == []

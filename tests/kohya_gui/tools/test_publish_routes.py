@@ -68,7 +68,7 @@ def _fields_of(answer: dict[str, Any]) -> list[str]:
     return re.findall('data-field="([^"]+)"', answer["html"])
 
 
-def test_the_edited_card_is_kept_beside_the_file_and_packed(tmp_path: Path, state: None) -> None:
+def test_the_edited_card_is_saved_next_to_the_file_and_packed(tmp_path: Path, state: None) -> None:
     studio = Studio(tmp_path)
     told = studio.get("card").json()
     assert told["text"].startswith("---\n")
