@@ -260,7 +260,7 @@ class Form:
             later = []
         if not first:
             return
-        id = f"{self.tab}-panel-{slug(panel.title)}"
+        id = f"{self.tab}-panel-{panel.title.lower().replace(' ', '-').replace('.', '')}"
         with gr.Accordion(panel.title, open=panel.open, elem_id=id) as accordion:
             if panel.note:
                 gr.Markdown(panel.note, elem_classes="note")
@@ -383,7 +383,3 @@ def after_changes(
     """
     changes = [control.change for control in controls]
     gr.on(changes, None, js="() => {}", **QUIET).then(look, inputs, output, trigger_mode="always_last", **QUIET)
-
-
-def slug(title: str) -> str:
-    return title.lower().replace(" ", "-").replace(".", "")

@@ -23,8 +23,7 @@ IMAGES = (
     *("prompt", "negative_prompt", "width", "height", "steps", "scale", "guidance", "sampler"),
     *("image_seed", "images_per_prompt", "batch_size"),
 )
-MODEL = ("pretrained_model_name_or_path",)
-SHORT = ("prompt", "negative_prompt")
+WIDE = ("prompt", "negative_prompt")
 """Options whose controls take the whole row."""
 USUAL = ("width", "height", "steps", "scale", "guidance")
 """Options whose field shows the family's own value while it is empty."""
@@ -68,7 +67,7 @@ def _panels(family: str) -> list[tuple[str, list[Option]]]:
     names_by_title = {
         "": IMAGES,
         "Model": (
-            *MODEL,
+            "pretrained_model_name_or_path",
             *card.page.model_panel,
             *(c.option for c in card.files.separate_components),
             *(name for name in options if groups[name] is ModelOptions),
@@ -94,7 +93,7 @@ def _field(option: Option, family: str) -> dict[str, Any]:
         "value": shown(option, DEFAULTS.get(option.name, option.default)),
         "path": option.path,
         "placeholder": RANDOM if option.name == "image_seed" else option.placeholder or str(family_default or ""),
-        "wide": option.name in SHORT or option.path,
+        "wide": option.name in WIDE or option.path,
         "nullable": option.nullable,
         "shown_when": option.shown_when if option.shown_when != option.name else None,
     }
