@@ -37,9 +37,9 @@ def test_a_lora_is_merged_inspected_and_described(page: Any, tools: Any, any_min
     start(tools, "merge-model", base_model=str(model))
     expect(tools.locator("[data-hint=base_model]")).to_contain_text("FLUX.1 dev, fp32")
     tools.locator(".lora-row button", has_text="Browse").click()  # the dialog lists the files of the folder
-    page.locator("dialog.browse .where").fill(str(tmp_path))
-    page.locator("dialog.browse .where").press("Enter")
-    page.locator("dialog.browse .entry", has_text="lora.safetensors").click()
+    page.locator("dialog.browse[open] .where").fill(str(tmp_path))
+    page.locator("dialog.browse[open] .where").press("Enter")
+    page.locator("dialog.browse[open] .entry", has_text="lora.safetensors").click()
     expect(tools.locator("[data-hint=models]")).to_contain_text("FLUX.1 LoRA, rank 4, alpha 2, 34 layers")
     tools.locator("[aria-label='Strength of LoRA 1']").fill("0.5")
     expect(tools.locator("#tool-save_to")).to_have_value(str(tmp_path / "model-merged.safetensors"))

@@ -49,9 +49,9 @@ def test_the_compiler_cache_is_exported_cleared_and_imported(page: Any, machine:
     expect(shown.locator("dl")).to_contain_text("Nothing yet")
     assert list(folder.iterdir()) == []
     shown.locator("[data-action=import-compile-cache]").click()
-    page.locator("dialog.browse .where").fill(str(tmp_path))
-    page.locator("dialog.browse .where").press("Enter")
-    page.locator("dialog.browse .entry", has_text="cache.zip").click()
+    page.locator("dialog.browse[open] .where").fill(str(tmp_path))
+    page.locator("dialog.browse[open] .where").press("Enter")
+    page.locator("dialog.browse[open] .entry", has_text="cache.zip").click()
     expect(shown.locator(".confirm")).to_contain_text("import only files that you trust")
     shown.locator("[data-action=confirm-import-compile-cache]").click()
     expect(shown.locator("[role=status]")).to_have_text("Imported 2 graphs")

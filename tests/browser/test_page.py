@@ -734,7 +734,7 @@ def test_a_path_is_chosen_in_a_dialog_with_the_keyboard_alone(page, demo, tmp_pa
     field(page, "train_data_dir").fill(str(demo.parent))
     page.locator("#lora-train_data_dir").get_by_role("link", name="Browse").focus()
     page.keyboard.press("Enter")
-    dialog = page.locator("dialog.browse")
+    dialog = page.locator("dialog.browse[open]")
     expect(dialog.locator(".where")).to_have_value(str(demo.parent))
     wanted = Path(read_toml(demo)["train_data_dir"])
     dialog.get_by_role("button", name=wanted.name, exact=False).press("Enter")

@@ -189,8 +189,9 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield state
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def locked(open_: Server) -> Iterator[Server]:
+    """It has heard no wrong guess yet."""
     server = Door(open_, "--username", "me", "--password", "open sesame")
     yield server
     server.close()
