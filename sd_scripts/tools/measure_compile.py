@@ -131,35 +131,38 @@ def values_for(settings: Settings, steps: int) -> dict[str, Any]:
 
 
 class Measuring:
-    """Measures variants of one training, one after the other."""
+    """Measures a variant of a training."""
 
-    def __init__(self, settings: Settings, steps: int, folder: Path, progress: Progress):
-        self._settings, self._steps, self._folder, self._progress = settings, steps, folder, progress
-        self._gpu = first_gpu()
+    def __init__(self, settings: Settings, variant: str, steps: int, folder: Path, progress: Progress):
+        self._variant = variant
+        self._settings = with_variant(settings, VARIANTS[variant])
+        self._steps = steps
+        self._folder = folder
+        self._progress = progress
         launch = settings.get(LaunchOptions)
         self._threads = launch.num_cpu_threads_per_process if launch else 1
 
-    def row(self, name: str) -> Row:
-        """Measure a variant and remember the result."""
-        options = VARIANTS[name]
-        settings = with_variant(self._settings, options)
-        compiles = settings[CompileOptions].compile
+    def row(self) -> Row:
+        """Measure the variant and remember the result."""
+        options = VARIANTS[self._variant]
+        compiles = self._settings[CompileOptions].compile
         # inductor passes this path to the C++ compiler without quotation marks
         environment = {
-            "TORCHINDUCTOR_CACHE_DIR": str(self._folder / f"cache-{name.replace(' ', '-')}"),
+            "TORCHINDUCTOR_CACHE_DIR": str(self._folder / f"cache-{self._variant.replace(' ', '-')}"),
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(self._threads)),  # as accelerate launch sets it
         }
         try:
-            run = self._run(settings, WARM_UP + self._steps, environment)
-            warm = self._run(settings, WARM_STEPS, environment) if compiles else None
+            run = self._run(WARM_UP + self._steps, environment)
+            warm = self._run(WARM_STEPS, environment) if compiles else None
         except Stopped as stopped:
-            return Row(variant=name, options=options, seconds={}, failed=stopped.why or "the run ended by itself")
+            why = stopped.why or "the run ended by itself"
+            return Row(variant=self._variant, options=options, seconds={}, failed=why)
         if compiles and (why := not_compiled(run)):
-            return Row(variant=name, options=options, seconds={}, failed=why)
+            return Row(variant=self._variant, options=options, seconds={}, failed=why)
         medians = {shape: statistics.median(times) for shape, times in by_shape(run).items()}
         times = sorted(run.timed)
         row = Row(
-            variant=name,
+            variant=self._variant,
             options=options,
             seconds=medians,
             fastest=times[0],
@@ -170,13 +173,13 @@ class Measuring:
             graphs=run.compiled["graphs"],
             breaks=run.compiled["breaks"],
         )
-        self._remember(settings, row)
+        self._remember(row)
         return row
 
-    def _run(self, settings: Settings, steps: int, environment: Mapping[str, str]) -> Run:
-        values = values_for(settings, steps + AFTER)
+    def _run(self, steps: int, environment: Mapping[str, str]) -> Run:
+        values = values_for(self._settings, steps + AFTER)
         return timed_run(
-            settings.script.file,
+            self._settings.script.file,
             values,
             self._folder / "run",
             steps,
@@ -184,9 +187,9 @@ class Measuring:
             each_look=lambda run: self._progress(min(len(run.steps), steps), steps, run.compiling),
         )
 
-    def _remember(self, settings: Settings, row: Row) -> None:
+    def _remember(self, row: Row) -> None:
         measured = Measurement(
-            **conditions(settings, self._gpu, compiled=True),
+            **conditions(self._settings, first_gpu(), compiled=True),
             seconds=row.seconds,
             first_seconds=row.first,
             graphs=row.graphs,
@@ -217,11 +220,6 @@ def table(rows: Sequence[Row]) -> list[str]:
     cells = [head, *([row.variant, *cells_of(row)] for row in rows)]
     widths = [max(len(line[column]) for line in cells if line[1] != FAILED) for column in range(len(head))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
-
-
-def plans_of(settings: Settings, rows: Sequence[Row]) -> dict[str, RunPlan]:
-    """Return the plan of the run in each variant that did not fail, from what is remembered now."""
-    return {row.variant: plan_run(with_variant(settings, row.options)) for row in rows if not row.failed}
 
 
 def verdict(rows: Sequence[Row], plans: Mapping[str, RunPlan]) -> list[str]:
@@ -310,7 +308,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def work(reporter: Reporter) -> Path | None:
         rows = measure(settings, names, arguments.steps, reporter)
-        plans = plans_of(settings, rows)
+        # from what is remembered now
+        plans = {row.variant: plan_run(with_variant(settings, row.options)) for row in rows if not row.failed}
         result = with_totals(rows, plans)
         chosen = best(result, saves=saves)
         print("\n".join(["", *table(result), *verdict(result, plans)]))
@@ -330,8 +329,9 @@ def measure(settings: Settings, names: Sequence[str], steps: int, reporter: Repo
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="measure-") as temporary:
         for number, name in enumerate(names, 1):
-            measuring = Measuring(settings, steps, Path(temporary), tool.start_phase(reporter, f"measuring {name}"))
-            rows.append(row := measuring.row(name))
+            progress = tool.start_phase(reporter, f"measuring {name}")
+            row = Measuring(settings, name, steps, Path(temporary), progress).row()
+            rows.append(row)
             told = row.failed or f"{row.median * 1000:.1f} ms a step"
             print(f"{number} of {len(names)}: {name}: {told}", flush=True)
     return rows
