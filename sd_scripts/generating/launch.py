@@ -23,6 +23,7 @@ from sd_scripts.runs.reporter import Reporter
 from sd_scripts.runs.tool import reported
 from sd_scripts.settings.generate_settings import Check, problems, read_command_line, training_settings
 from sd_scripts.settings.preflight import found_by
+from sd_scripts.settings.quantization import quantization_of
 from sd_scripts.settings.settings import Settings
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def machine(valid: Settings) -> Iterator[str]:
     memory = valid.get(MemoryOptions)
     if memory and memory.fp8_compute and valid[GenerateOptions].dtype != "bf16":
         yield f"fp8_compute: needs dtype = bf16, not {valid[GenerateOptions].dtype}"
-    yield from machine_problems(in_training, device)
+    yield from machine_problems(in_training.get(MemoryOptions), quantization_of(in_training), device)
 
 
 def output(valid: Settings) -> Iterator[str]:

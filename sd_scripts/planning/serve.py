@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 
 from sd_scripts.planning.show import as_answer, checked_plan
+from sd_scripts.settings import preflight
 from sd_scripts.settings.catalog import script_for
 from sd_scripts.settings.reading import from_values
 
@@ -29,7 +30,7 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
     try:
         settings = from_values(script_for(request["family"], request["method"]), request)
         try:
-            return as_answer(checked_plan(settings), settings)
+            return as_answer(checked_plan(settings), preflight.problems(settings))
         except (ValueError, OSError) as error:
             return {"refused": str(error).splitlines()}
     except Exception:

@@ -4,12 +4,13 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.dataset import AugmentOptions, BucketOptions, CaptionOptions, DatasetOptions, ValidationOptions
 from sd_scripts.options.launch import LaunchOptions
+from sd_scripts.options.spec import Option
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.planning.run_plan import RunPlan, plan_run
 from sd_scripts.planning.text import as_texts, lines
@@ -33,12 +34,13 @@ def show_plan(settings: Settings, wrong_flags: Sequence[Problem], *, as_json: bo
     try:
         plan = checked_plan(settings, wrong_flags)
     except (ValueError, OSError) as error:
-        print(error, *preflight.notes(settings), sep="\n", file=sys.stderr)
+        print(error, *preflight.notes(preflight.remarks(settings)), sep="\n", file=sys.stderr)
         return MISTAKE
+    missing = preflight.problems(settings)
     if as_json:
-        print(json.dumps(as_answer(plan, settings)))
+        print(json.dumps(as_answer(plan, missing)))
     else:
-        print(*lines(plan), *(f"Before it can start: {problem}" for problem in _missing(settings)), sep="\n")
+        print(*lines(plan), *(f"Before it can start: {problem}" for problem in missing), sep="\n")
     return 0
 
 
@@ -46,23 +48,20 @@ def checked_plan(settings: Settings, wrong_flags: Sequence[Problem] = ()) -> Run
     """Return the plan of a run. Raises ValueError, one sentence a line, for all that prevents it."""
     wrong = [*wrong_flags, *settings.problems()]
     valid = settings.without({name for problem in wrong for name in problem.names})
-    fatal = [problem for problem in wrong if _concerns_plan(problem, settings)]
+    fatal = [problem for problem in wrong if _concerns_plan(problem, settings.options)]
     if problems := list(dict.fromkeys(map(str, (*fatal, *preflight.found_by(data_checks.CHECKS, valid))))):
         raise ValueError("\n".join(problems))
     plan = plan_run(settings)
     return dataclasses.replace(plan, warnings=(*preflight.remarks(settings), *plan.warnings))
 
 
-def as_answer(plan: RunPlan, settings: Settings) -> dict[str, Any]:
+def as_answer(plan: RunPlan, problems: Sequence[Problem]) -> dict[str, Any]:
     """Return the plan, its texts and what keeps the run from starting, for JSON."""
-    return {**plan.as_json(), **as_texts(plan), "problems": _missing(settings)}
+    return {**plan.as_json(), **as_texts(plan), "problems": [*map(str, problems)]}
 
 
-def _missing(settings: Settings) -> list[str]:
-    return list(map(str, preflight.problems(settings)))
-
-
-def _concerns_plan(problem: Problem, settings: Settings) -> bool:
+def _concerns_plan(problem: Problem, options: Mapping[str, Option]) -> bool:
     """Return whether there is no plan with this problem; a missing model, for one, does not matter."""
-    names = {o.name for group in OF_PLANS if group in settings.filled for o in each_option(group)}
-    return not names.isdisjoint(problem.names) or not settings.options.keys() >= {*problem.names} or not problem.names
+    names = {o.name for group in OF_PLANS for o in each_option(group)}
+    known = options.keys() >= {*problem.names}
+    return not names.isdisjoint(problem.names) or not known or not problem.names

@@ -4,7 +4,7 @@ mistakes as the run."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +14,9 @@ from sd_scripts.options.networks.network import DEFAULT_DIM, NetworkOptions
 from sd_scripts.options.networks.network_args import NetworkArguments
 from sd_scripts.options.networks.network_types import BuiltIn, Preset
 from sd_scripts.options.saving import SD_SCRIPTS, LoraFileOptions
+from sd_scripts.options.spec import OptionGroup
 from sd_scripts.settings.family_options import each_option
-from sd_scripts.settings.settings import Groups, Settings
+from sd_scripts.settings.settings import Settings
 
 if TYPE_CHECKING:
     from typing import Self
@@ -104,7 +105,7 @@ class NetworkChoice:
     def read(cls, settings: Settings, warn: Warn) -> Self:
         """Read the settings of a built-in network. Raises ValueError naming the option; warns of unknown keys."""
         card, options = card_of(settings.script.family), settings[NetworkOptions]
-        chosen, given = options.built_in, _arguments(settings, card.network_groups)
+        chosen, given = options.built_in, _arguments(options, [settings[group] for group in card.network_groups])
         plus = given.number("loraplus_lr_ratio")
         dropout = given.chance("dropout")
         linear = Rank(options.network_dim or DEFAULT_DIM, options.network_alpha)
@@ -165,14 +166,13 @@ def remarks(valid: Settings) -> Iterator[str]:
         yield "save_as_format: has no effect on an external network_module"
 
 
-def _arguments(settings: Settings, own: Groups) -> NetworkArguments:
+def _arguments(network: NetworkOptions, own: Iterable[OptionGroup]) -> NetworkArguments:
     """Return network_args merged with the options of `own`, which are also accepted as keys.
 
     Raises ValueError naming the option if both are set and differ.
     """
-    network = settings[NetworkOptions]
     values, set_here = dict(network.built_in.arguments), network.shared_arguments
-    for filled in (settings[group] for group in own):
+    for filled in own:
         of_group = {field.name: (getattr(filled, field.name), field.default) for field in fields(filled)}  # type: ignore[arg-type]
         set_here |= {name: str(value) for name, (value, default) in of_group.items() if value != default}
     for name, value in set_here.items():

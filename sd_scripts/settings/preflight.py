@@ -47,9 +47,9 @@ def remarks(settings: Settings) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def notes(settings: Settings) -> list[str]:
+def notes(remarks: Iterable[str]) -> list[str]:
     """Return the remarks as lines to follow the problems of a run that is refused: a remark may name the cause."""
-    return [f"Note: {remark}" for remark in remarks(settings)]
+    return [f"Note: {remark}" for remark in remarks]
 
 
 def optimizer(valid: Settings) -> Iterator[str]:

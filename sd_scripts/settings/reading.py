@@ -40,7 +40,7 @@ def from_values(script: Script, *layers: Mapping[str, Any]) -> Settings:
         script, {name: value for name, value in values.items() if name in known}, unknown=unknown, problems=problems
     )
     if not settings.wrong_values():
-        remarks += without_effect(script, settings)
+        remarks += without_effect(settings)
     settings.remarks = [*remarks, *unknown_keys(unknown, known)]
     return settings
 
@@ -84,8 +84,9 @@ def unknown_text(name: str, known: Iterable[str]) -> str:
     return "unknown option" + (f". Did you mean {dashes}{nearest[0]}?" if nearest else "")
 
 
-def without_effect(script: Script, settings: Settings) -> Iterator[Remark]:
+def without_effect(settings: Settings) -> Iterator[Remark]:
     """Yield a remark for each option that was set but has no effect in this run."""
+    script = settings.script
     values = settings.values()
     reported = set()
     for name, value in values.items():

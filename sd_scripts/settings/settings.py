@@ -84,6 +84,10 @@ class Settings:
         """Return the value of the option of this name, read through its group."""
         return next(getattr(filled, name) for filled in self._located.values() if hasattr(filled, name))
 
+    def has_effect(self, name: str) -> bool:
+        """Return whether the option of this name works for the family."""
+        return self.script.family in self.options[name].families
+
     def read_once(self, read: Callable[[Path], Contents], path: Path) -> Contents:
         """Return what `read` returns for a file that an option names: these settings and all their copies read it once,
         so that a start checks and uses the same contents."""

@@ -22,6 +22,7 @@ from sd_scripts.formats.toml_files import write_toml
 from sd_scripts.machine import compile_cache, garbage_collection
 from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
 from sd_scripts.options.logging import LoggingOptions
+from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.optimization.optimizer import LrSchedulerOptions, OptimizerOptions
 from sd_scripts.options.run import CudaOptions, RunOptions
 from sd_scripts.options.saving import SavingOptions
@@ -31,6 +32,7 @@ from sd_scripts.runs.folder import RunFolder
 from sd_scripts.runs.outputs import LAST
 from sd_scripts.settings import command_line, preflight
 from sd_scripts.settings.catalog import script_for
+from sd_scripts.settings.quantization import quantization_of
 from sd_scripts.settings.settings import Settings
 from sd_scripts.training.process import head_start, parent_watchdog
 
@@ -65,7 +67,7 @@ def main(family_name: str, method_name: str, argv: list[str] | None = None) -> i
     if wrong := wrong or [*preflight.found_by([_unwritable_output], settings)]:
         return _refuse(settings, wrong)
     _set_environment(settings[CudaOptions])
-    head_start.begin(settings, card_of(family_name))
+    head_start.begin(head_start.model_files(settings, card_of(family_name)))
     with garbage_collection.importing():
         family, method = _load(family_name, method_name)
     if wrong := [*preflight.found_by((family.check, partial(method.check, family), _dry_run), settings)]:
@@ -124,7 +126,7 @@ def _dry_run(settings: Settings) -> Iterator[str]:
     yield from compile_support.problems(settings[CompileOptions], settings[CompileMoreOptions], device)
     if settings[TrainingOptions].mixed_precision == "fp16" and device.type == "cpu":
         yield "mixed_precision: fp16 is for GPUs; set bf16, or no"
-    yield from machine_problems(settings, device)
+    yield from machine_problems(settings.get(MemoryOptions), quantization_of(settings), device)
     lr_schedulers.dry_run(settings[OptimizerOptions], settings[LrSchedulerOptions])
 
 
@@ -145,7 +147,7 @@ def _run(settings: Settings, family: Family, method: Method) -> int:
     training = False
     try:
         compiler.warm_up(settings[CompileOptions], settings[CompileMoreOptions], context.device)
-        context.trackers.start(settings, context.run_dir)
+        context.trackers.start(settings[LoggingOptions], settings.changed(), context.run_dir)
         for remark in preflight.remarks(settings):
             context.warn_once(remark, remark)
         with without_pauses(compiles=settings[CompileOptions].compile):
@@ -209,7 +211,7 @@ def _explain(error: Exception, settings: Settings, training: bool) -> tuple[str,
 def _refuse(settings: Settings, found: Iterable[object]) -> int:
     """Report problems in the console, once per machine, and in the folder that the GUI made for the run."""
     problems = list(dict.fromkeys(map(str, found)))
-    notes = preflight.notes(settings)
+    notes = preflight.notes(preflight.remarks(settings))
     if os.environ.get("LOCAL_RANK", "0") == "0":
         print(without_handed("\n".join((*problems, *notes))), file=sys.stderr, flush=True)
     else:

@@ -3,7 +3,7 @@
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ from accelerate import Accelerator
 
 from sd_scripts.formats.disk import why_not_written
 from sd_scripts.options.logging import LoggingOptions
-from sd_scripts.settings.settings import Settings
 
 PROJECT = "network_train"
 RESTART_AFTER = 60.0
@@ -33,9 +32,9 @@ class Trackers:
         self._failed: dict[str, float] = {}
         """Tracker -> when it was last restarted."""
 
-    def start(self, settings: Settings, run_dir: Path) -> None:
-        """Start the trackers. log_config sends them the settings without secrets. Raises ValueError if one fails."""
-        options = settings[LoggingOptions]
+    def start(self, options: LoggingOptions, changed: Mapping[str, Any], run_dir: Path) -> None:
+        """Start the trackers. log_config sends them the `changed` options, without secrets. Raises ValueError if one
+        fails."""
         names = options.trackers
         if not names:
             return
@@ -44,10 +43,10 @@ class Trackers:
             own = {"dir": str(run_dir), "name": options.wandb_run_name}  # rather than the current folder
             arguments["wandb"] = {**own, **arguments.get("wandb", {})}
         # types that every tracker takes
-        changed = {name: str(v) if isinstance(v, list) else v for name, v in settings.changed().items()}
+        sent = {name: str(v) if isinstance(v, list) else v for name, v in changed.items()}
         try:
             name = options.log_tracker_name or PROJECT
-            config = changed if options.log_config else None
+            config = sent if options.log_config else None
             self._accelerator.init_trackers(name, config=config, init_kwargs=arguments)
         except Exception as error:  # each tracker raises its own
             option = "logging_dir" if names == ["tensorboard"] else "log_with"

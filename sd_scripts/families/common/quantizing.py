@@ -21,8 +21,7 @@ from sd_scripts.library.quantization.int8 import Int8
 from sd_scripts.library.quantization.nf4 import Nf4
 from sd_scripts.library.quantization.quantized import MULTIPLE, WeightFormat, fits, quantize_
 from sd_scripts.options.memory import MemoryOptions
-from sd_scripts.settings.quantization import Quantization, quantization_of
-from sd_scripts.settings.settings import Settings
+from sd_scripts.settings.quantization import Quantization
 
 Quantize = Callable[[nn.Module, bool], object]
 """Quantizes a block that is on the device; the flag says whether it stays there."""
@@ -31,12 +30,10 @@ FORMATS: Mapping[str, WeightFormat] = {"fp8": Fp8(), "int8": Int8(), "int8_weigh
 """By their names in options, multiplying in the model's dtype."""
 
 
-def machine_problems(settings: Settings, device: torch.device) -> Iterator[str]:
+def machine_problems(memory: MemoryOptions | None, quantization: Quantization, device: torch.device) -> Iterator[str]:
     """Yield why this machine cannot hold or multiply weights as the options say."""
-    memory = settings.get(MemoryOptions)
     if memory and memory.fp8_compute and (problem := fp8.compute_problem(device)):
         yield problem
-    quantization = quantization_of(settings)
     formats = {"quantize_base": quantization.denoiser, "quantize_text_encoders": quantization.encoders}
     if "nf4" in formats.values() and not importlib.util.find_spec("bitsandbytes"):
         option = next(name for name, chosen in formats.items() if chosen == "nf4")

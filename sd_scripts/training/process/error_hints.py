@@ -101,36 +101,31 @@ MAIN_MEMORY: tuple[ErrorHint, ...] = (
 )
 
 
-def advice(remedies: tuple[ErrorHint, ...], settings: Settings) -> str:
-    """Return those of the remedies that would help this run, the best first."""
-    facts = card_of(settings.script.family).plan.memory
-    values = {**settings.values(), "most_swapped": facts.most_swapped if facts else math.inf}
-    helping = (each for each in remedies if each.helps(values) and _has_effect(each.option, settings))
-    return ", or ".join(each.words.format_map(values) for each in islice(helping, MOST_HELP))
-
-
-def _has_effect(option: str, settings: Settings) -> bool:
-    return not option or settings.script.family in settings.options[option].families
-
-
 def nonfinite_hint(settings: Settings) -> str:
     """Return what to change about a non-finite loss."""
     values = settings.values()
     causes = [f"lower learning_rate (now {values['learning_rate']})"]
     if values["mixed_precision"] == "fp16":
         causes.append("set mixed_precision = bf16, since fp16 overflows")
-        if _off("no_half_vae")(values) and _has_effect("no_half_vae", settings):
+        if _off("no_half_vae")(values) and settings.has_effect("no_half_vae"):
             causes.append("turn no_half_vae on")
     causes.append("look for a broken image in the last batches")
     return f"{', or '.join(causes)}; {SAVED_BEFORE}"
 
 
 def explain(error: BaseException, settings: Settings) -> tuple[str, str] | None:
-    """Explain a lack of memory, of a process or of a kernel, with the remedies; return None for any other error."""
+    """Explain a lack of memory, of a process or of a kernel, with the remedies that would help this run, the best
+    first; return None for any other error."""
     if not (known := _known(error)):
         return None
     sentence, remedy = known
-    return sentence, remedy if isinstance(remedy, str) else advice(remedy, settings)
+    if isinstance(remedy, str):
+        return sentence, remedy
+    facts = card_of(settings.script.family).plan.memory
+    values = {**settings.values(), "most_swapped": facts.most_swapped if facts else math.inf}
+    helping = (each for each in remedy if each.helps(values))
+    working = (each for each in helping if not each.option or settings.has_effect(each.option))
+    return sentence, ", or ".join(each.words.format_map(values) for each in islice(working, MOST_HELP))
 
 
 def _known(error: BaseException) -> tuple[str, str | tuple[ErrorHint, ...]] | None:

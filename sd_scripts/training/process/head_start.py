@@ -20,14 +20,14 @@ SPARE = 1.5
 """Available main memory, relative to the files, from which on they are read ahead."""
 
 
-def begin(settings: Settings, card: FamilyCard) -> None:
-    """Start the CUDA context of this process and reading the model's files, in the background."""
+def begin(files: list[Path]) -> None:
+    """Start the CUDA context of this process and reading the model's files, in the background. `files`: as model_files
+    returns them."""
     if sys.platform != "linux":  # where both were measured
         return
     if os.environ.get("ACCELERATE_USE_CPU", "").lower() not in ("1", "true", "yes"):
         # not a daemon: the process may not exit while the driver starts
         threading.Thread(target=make_cuda_context, name="cuda-context").start()
-    files = model_files(settings, card)
     threading.Thread(target=read_ahead, args=(files,), name="read-ahead", daemon=True).start()
 
 
