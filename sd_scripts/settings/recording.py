@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from sd_scripts.families.cards.registry import is_built_in_network
 from sd_scripts.options.compile import CompileOptions
@@ -14,22 +13,15 @@ from sd_scripts.options.run import CudaOptions
 from sd_scripts.options.spec import OptionGroup
 from sd_scripts.options.training import TrainingOptions
 
-if TYPE_CHECKING:
-    from sd_scripts.settings.settings import Settings
-
 
 def uses_cuda_graphs(options: CompileOptions) -> bool:
     """Return whether the compile options ask for CUDA graphs."""
     return options.compile and (bool(options.cuda_graphs_from) or options.compile_backend == "cudagraphs")
 
 
-def records(settings: Settings) -> bool:
-    """Return whether these settings ask to record steps, and have no option that prevents it. It takes a GPU, whose
-    weights no other process shards."""
-    options = settings[CompileOptions]
-    unasked = options.leaves_recording_open and settings[CudaOptions].record_steps
-    wanted = uses_cuda_graphs(options) or unasked
-    return wanted and not keeps_from_recording(settings.filled)
+def wants_recording(options: CompileOptions, cuda: CudaOptions) -> bool:
+    """Return whether the options ask to record steps: as CUDA graphs, or by default."""
+    return uses_cuda_graphs(options) or (options.leaves_recording_open and cuda.record_steps)
 
 
 def keeps_from_recording(filled: Mapping[type[OptionGroup], OptionGroup]) -> str:

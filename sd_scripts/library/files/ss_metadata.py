@@ -12,11 +12,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from sd_scripts.families.cards.registry import card_of
 from sd_scripts.library.files.safetensors_io import model_hash, old_model_hash
 from sd_scripts.options.dataset import CacheOptions
 from sd_scripts.options.metadata import MetadataOptions, thumbnail_url
-from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.networks.network import NetworkOptions
 from sd_scripts.options.networks.network_types import LYCORIS, read_items
 from sd_scripts.options.optimization.loss import LossOptions
@@ -110,10 +108,14 @@ ALWAYS = (
 def training_metadata(settings: Settings, run: TrainingMetadata, *, epoch: int, steps: int, now: float) -> Texts:
     """Return the ss_* entries of a LoRA saved at `now` (Unix seconds) after so many epochs and optimizer steps."""
     values = settings.values()
+    warmup = settings[LrSchedulerOptions].lr_warmup_steps
     entries: dict[str, Any] = {
         **_same_name(values, SAME_NAME),
         **_identity(run, epoch, steps, now),
-        **_adjusted(settings, run),
+        "ss_lr_warmup_steps": int(warmup) if warmup >= 1 or not warmup else warmup,
+        "ss_cache_latents": settings[CacheOptions].caches_latents,
+        "ss_debiased_estimation": settings[LossOptions].debiased_estimation_loss,
+        **_network(settings.get(NetworkOptions)),
         **_dataset(values, run),
         **run.base_files,
     }
@@ -122,10 +124,8 @@ def training_metadata(settings: Settings, run: TrainingMetadata, *, epoch: int, 
     return {key: str(value) for key, value in entries.items()}
 
 
-def base_file_metadata(settings: Settings) -> Texts:
+def base_file_metadata(base: str | None, vae: str | None) -> Texts:
     """Return names and hashes of the base model and the VAE. Reads the files whole, which takes seconds."""
-    vae = settings.values()[card_of(settings.script.family).files.vae_option]
-    base = settings[ModelOptions].pretrained_model_name_or_path
     return {**_file_metadata(base, "sd_model"), **_file_metadata(vae, "vae")}
 
 
@@ -206,25 +206,18 @@ def _identity(run: TrainingMetadata, epoch: int, steps: int, now: float) -> dict
     }
 
 
-def _adjusted(settings: Settings, run: TrainingMetadata) -> dict[str, Any]:
-    """Return the options whose entry has another name or format."""
-    network = settings.get(NetworkOptions)
-    cache = settings[CacheOptions]
-    warmup = settings[LrSchedulerOptions].lr_warmup_steps
-    adjusted: dict[str, Any] = {
-        "ss_lr_warmup_steps": int(warmup) if warmup >= 1 or not warmup else warmup,
-        "ss_cache_latents": cache.caches_latents,
-        "ss_debiased_estimation": settings[LossOptions].debiased_estimation_loss,
-    }
-    if network:
-        rates = network.text_encoder_lr
-        adjusted["ss_text_encoder_lr"] = rates[0] if len(rates) == 1 else rates or None
-        algorithm = network.algorithm
-        if algorithm:  # which other programs know under LyCORIS's name
-            adjusted["ss_network_module"] = LYCORIS
-        if arguments := {**algorithm, **network.shared_arguments, **read_items(network.network_args)}:
-            adjusted["ss_network_args"] = json.dumps(arguments)
-    return adjusted
+def _network(network: NetworkOptions | None) -> dict[str, Any]:
+    """Return the network options whose entry has another name or format."""
+    if network is None:
+        return {}
+    rates = network.text_encoder_lr
+    entries: dict[str, Any] = {"ss_text_encoder_lr": rates[0] if len(rates) == 1 else rates or None}
+    algorithm = network.algorithm
+    if algorithm:  # which other programs know under LyCORIS's name
+        entries["ss_network_module"] = LYCORIS
+    if arguments := {**algorithm, **network.shared_arguments, **read_items(network.network_args)}:
+        entries["ss_network_args"] = json.dumps(arguments)
+    return entries
 
 
 def _dataset(values: Mapping[str, Any], run: TrainingMetadata) -> dict[str, Any]:

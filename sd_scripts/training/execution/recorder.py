@@ -8,7 +8,9 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from sd_scripts.settings import recording
+from sd_scripts.options.compile import CompileOptions
+from sd_scripts.options.run import CudaOptions
+from sd_scripts.settings.recording import keeps_from_recording, wants_recording
 from sd_scripts.training.context import Context
 
 T = TypeVar("T")
@@ -18,8 +20,12 @@ SPARE_BYTES = 256 * 2**20
 
 
 def records_steps(context: Context) -> bool:
-    """Return whether a run is to record its steps as CUDA graphs."""
-    return context.device.type == "cuda" and not context.sharded and recording.records(context.settings)
+    """Return whether a run is to record its steps as CUDA graphs: on a GPU, whose weights no other process shards,
+    if the options ask for it and none prevents it."""
+    settings = context.settings
+    if context.device.type != "cuda" or context.sharded or keeps_from_recording(settings.filled):
+        return False
+    return wants_recording(settings[CompileOptions], settings[CudaOptions])
 
 
 class Recording(Protocol):

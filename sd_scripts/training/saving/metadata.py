@@ -1,13 +1,14 @@
 """The metadata that a run writes into its files."""
 
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 from sd_scripts.data.metadata import dataset_metadata
 from sd_scripts.library.files.ss_metadata import TrainingMetadata, base_file_metadata, modelspec, training_metadata
 from sd_scripts.library.optim import optimizers
 from sd_scripts.options.metadata import MetadataOptions, thumbnail_url
+from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.networks.embedding import EmbeddingOptions
 from sd_scripts.options.networks.network import DEFAULT_DIM, NetworkOptions
 from sd_scripts.options.optimization.loss import NoiseOptions
@@ -37,8 +38,11 @@ class FileMetadata:
         embedding = settings.get(EmbeddingOptions)
         if embedding and embedding.token_string and not options.metadata_trigger_phrase:
             self._options = replace(self._options, metadata_trigger_phrase=embedding.token_string)
-        network = train_state.trainable.is_network
-        self._hashing = ThreadPoolExecutor(max_workers=1).submit(base_file_metadata, settings) if network else None
+        self._hashing: Future[dict[str, str]] | None = None
+        if train_state.trainable.is_network:
+            base = settings[ModelOptions].pretrained_model_name_or_path
+            vae = settings.values()[training_data.family.card.files.vae_option]
+            self._hashing = ThreadPoolExecutor(max_workers=1).submit(base_file_metadata, base, vae)
         self._last: dict[str, str] = {}
 
     def of_file(self, epochs: int) -> dict[str, str]:

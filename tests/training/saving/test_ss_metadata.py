@@ -20,8 +20,7 @@ from sd_scripts.library.files.ss_metadata import (
     training_metadata,
 )
 from sd_scripts.options.metadata import MetadataOptions, thumbnail_url
-from sd_scripts.options.model import ModelOptions
-from sd_scripts.settings.catalog import SCRIPTS, script_for
+from sd_scripts.settings.catalog import SCRIPTS
 from sd_scripts.settings.settings import Settings
 from tests.support.scripts import SDXL_LORA
 
@@ -161,17 +160,12 @@ def test_a_thumbnail_file_becomes_a_thumbnail_url(tmp_path: Path) -> None:
 def test_base_files_are_named_and_hashed_and_ids_are_named(tmp_path: Path) -> None:
     (tmp_path / "base.safetensors").write_bytes(b"x")
     base = str(tmp_path / "base.safetensors")
-    found = base_file_metadata(
-        Settings(
-            replace(SDXL_LORA, groups=(ModelOptions,)), {"pretrained_model_name_or_path": base, "vae": "someone/vae"}
-        )
-    )
+    found = base_file_metadata(base, "someone/vae")
     assert found.keys() == {"ss_sd_model_name", "ss_sd_model_hash", "ss_new_sd_model_hash", "ss_vae_name"}
     assert (found["ss_sd_model_name"], found["ss_vae_name"]) == ("base.safetensors", "someone/vae")
-    flux = script_for("flux", "lora")
-    of_flux = base_file_metadata(Settings(flux, {"pretrained_model_name_or_path": base, "ae": base}))
-    assert of_flux["ss_vae_name"] == "base.safetensors"
-    assert of_flux["ss_new_vae_hash"] == of_flux["ss_new_sd_model_hash"] == found["ss_new_sd_model_hash"]
+    both = base_file_metadata(base, base)
+    assert both["ss_vae_name"] == "base.safetensors"
+    assert both["ss_new_vae_hash"] == both["ss_new_sd_model_hash"] == found["ss_new_sd_model_hash"]
 
 
 def test_a_file_carries_all_of_it(tmp_path: Path) -> None:
