@@ -8,6 +8,7 @@ from tempfile import TemporaryDirectory
 
 from accelerate import Accelerator
 
+from sd_scripts.data.plan.blueprint import read_blueprint
 from sd_scripts.data.plan.dataset import DataPlan, plan_data, plan_held_out
 from sd_scripts.families.common.components import VAE
 from sd_scripts.families.common.family import Family
@@ -53,7 +54,8 @@ class HeldOutLoss:
                 "images that validation_split held out"
             )
         if folder:
-            return plan_held_out(context.settings, folder, card, seed=context.seed, warn=context.warn)
+            blueprint = read_blueprint(context.settings, context.warn)
+            return plan_held_out(blueprint, folder, card, seed=context.seed, warn=context.warn)
         plan = plan_data(
             context.settings,
             card,

@@ -76,7 +76,13 @@ class Worker:
         """Yield the model with the adapters that the settings name. Raises ValueError, one sentence, if they do not
         fit, or if memory runs out."""
         try:
-            generator = self._prepared(settings)
+            model = model_values(settings.values())
+            if self._generator is None or model != self._made_for:
+                self.close()
+                self._generator = Generator(self._family, settings, self._reporter)
+                self._made_for = model
+            generator = self._generator
+            generator.use(settings)
             generator.apply(adapters_of(settings[GenerateOptions]))
             yield generator
         except torch.OutOfMemoryError as error:
@@ -88,14 +94,6 @@ class Worker:
         if self._generator:
             self._generator.close()
             self._generator, self._made_for = None, {}
-
-    def _prepared(self, settings: Settings) -> Generator:
-        wanted = model_values(settings)
-        if self._generator is None or wanted != self._made_for:
-            self.close()
-            self._generator, self._made_for = Generator(self._family, settings, self._reporter), wanted
-        self._generator.use(settings)
-        return self._generator
 
     def _batch(
         self,

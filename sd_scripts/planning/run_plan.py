@@ -20,6 +20,7 @@ from sd_scripts.options.dataset import DatasetOptions
 from sd_scripts.options.generating.prompt_lines import SamplePrompt
 from sd_scripts.options.launch import LaunchOptions
 from sd_scripts.options.model import ModelOptions
+from sd_scripts.options.networks.embedding import EmbeddingOptions
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.planning.compile_choice import choose_compile
 from sd_scripts.planning.compile_plan import CompilePlan, plan_compile, tokens_of
@@ -119,7 +120,7 @@ def plan_run(settings: Settings, gpu: Gpu | None = None, known: Iterable[Measure
     gpu = gpu or first_gpu()
     warnings: list[str] = []
     data = plan_data(settings, card, seed=options.seed or 0, warn=warnings.append)
-    require_token_in_captions(trained_token(settings), data, warnings.append)
+    require_token_in_captions(trained_token(settings.get(EmbeddingOptions), card), data, warnings.append)
     warnings += _cut_texts(settings, card, data)
     shapes = batch_shapes(data, short_batches=settings[DatasetOptions].short_batches)
     launch = settings.get(LaunchOptions)
@@ -140,6 +141,8 @@ def plan_run(settings: Settings, gpu: Gpu | None = None, known: Iterable[Measure
     images = len({item.path for item in data.items})
     images_per_epoch = sum(item.repeats for item in data.items)
     images_seen = images_per_epoch * train_plan.max_steps / train_plan.steps_per_epoch
+    repeats = settings[DatasetOptions].num_repeats
+    advice = length_advice(options.max_train_epochs, repeats, train_plan.max_steps, images_seen)
 
     def needs(changed: Settings) -> MemoryPlan | None:
         return plan_memory(
@@ -173,12 +176,12 @@ def plan_run(settings: Settings, gpu: Gpu | None = None, known: Iterable[Measure
         compile_time=speeds.compiling(shapes),
         total_time=speeds.total(shapes, train_plan.max_steps),
         break_even=break_even,
-        elsewhere="" if break_even else pays_elsewhere(settings),
+        elsewhere="" if break_even else pays_elsewhere(settings.script, settings[CompileOptions]),
         memory=memory,
         measured_gpu_bytes=speeds.gpu_bytes(shapes),
         warnings=(
             *warnings,
-            *length_advice(settings, train_plan.max_steps, images_seen),
+            *(advice if settings.script.method == "lora" else ()),
             *(memory_advice(settings, memory, needs) if memory else ()),
         ),
     )

@@ -24,7 +24,7 @@ from sd_scripts.options.training import TrainingOptions
 from sd_scripts.planning.compile_plan import expected_graphs
 from sd_scripts.settings.family_options import each_option
 from sd_scripts.settings.recording import keeps_from_recording
-from sd_scripts.settings.settings import Settings
+from sd_scripts.settings.settings import Script, Settings
 
 COMPILING = tuple(
     each.name
@@ -71,15 +71,15 @@ class Estimate:
     """Whose measurement it is, as the end of a sentence."""
 
 
-def deciding(settings: Settings, names: Iterable[str] = (*DECIDING, *COMPILING)) -> dict[str, Any]:
-    """Return the options of these names that differ from their defaults."""
-    changed = settings.changed()
+def deciding(changed: Mapping[str, Any], names: Iterable[str] = (*DECIDING, *COMPILING)) -> dict[str, Any]:
+    """Return the options of these names among those that differ from their defaults."""
     return {name: changed[name] for name in names if name in changed}
 
 
 def conditions(settings: Settings, gpu: Gpu, *, compiled: bool) -> dict[str, Any]:
     """Return the fields of a Measurement that a run must agree with for its times to apply. `compiled`: whether the
     options of torch.compile are among them."""
+    changed = settings.changed()
     return {
         "device": gpu.name,
         "driver": gpu.driver,
@@ -87,7 +87,7 @@ def conditions(settings: Settings, gpu: Gpu, *, compiled: bool) -> dict[str, Any
         "family": settings.script.family,
         "method": settings.script.method,
         "model_size": model_size(settings[ModelOptions]),
-        "settings": deciding(settings) if compiled else deciding(settings, DECIDING),
+        "settings": deciding(changed) if compiled else deciding(changed, DECIDING),
     }
 
 
@@ -184,7 +184,7 @@ class Speeds:
         """Return the step measured with these options, if it applies to this GPU and these image sizes."""
         if not any(name in self.gpu.name for name in GPUS) or not all(_near(shape) for shape in shapes):
             return None
-        return _measured(self.settings, {name: options[name] for name in options if name not in NEARLY_EQUAL})
+        return _measured(self.settings.script, {name: options[name] for name in options if name not in NEARLY_EQUAL})
 
     def _most_similar(self, options: Mapping[str, Any]) -> Speed | None:
         """Return the step measured with these compile options, for the most similar method and batch size that were
@@ -209,13 +209,12 @@ class Speeds:
         return None
 
 
-def pays_elsewhere(settings: Settings) -> str:
+def pays_elsewhere(script: Script, options: CompileOptions) -> str:
     """Return when compiling paid at batch size 1 where it was measured; empty if it was not measured in this mode."""
-    options = settings[CompileOptions]
-    graphs = card_of(settings.script.family).plan.graphs
+    graphs = card_of(script.family).plan.graphs
     mode = {} if options.compile_mode == "default" else {"compile_mode": options.compile_mode}
-    plain = _measured(settings, {})
-    compiled = _measured(settings, {"compile": True, **mode})
+    plain = _measured(script, {})
+    compiled = _measured(script, {"compile": True, **mode})
     if not (options.compile and graphs and plain and compiled):
         return ""
     gained = plain.seconds - compiled.seconds
@@ -226,10 +225,10 @@ def pays_elsewhere(settings: Settings) -> str:
     )
 
 
-def _measured(settings: Settings, options: Mapping[str, Any]) -> Speed | None:
+def _measured(script: Script, options: Mapping[str, Any]) -> Speed | None:
     """Return the step measured with these options and no others."""
-    method, speeds = settings.script.method, card_of(settings.script.family).plan.speeds
-    return next((speed for speed in speeds if speed.method == method and speed.options == options), None)
+    speeds = card_of(script.family).plan.speeds
+    return next((speed for speed in speeds if speed.method == script.method and speed.options == options), None)
 
 
 def _batch(options: Mapping[str, Any]) -> int:

@@ -138,11 +138,11 @@ def training_settings(settings: Settings) -> Settings:
     return Settings(script, {**shared, **own})
 
 
-def model_values(settings: Settings) -> dict[str, Any]:
-    """Return the values that decide which model is loaded, and how: while they stay, it can be kept."""
+def model_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of the values that decide which model is loaded, and how: while they stay, it can be kept."""
     of_images = {o.name for group in (GenerateOptions, ControlOptions) for o in each_option(group)}
     of_images = of_images - {*OF_MODEL} | {"run_dir"}
-    return {name: value for name, value in settings.values().items() if name not in of_images}
+    return {name: value for name, value in values.items() if name not in of_images}
 
 
 def adapters_of(options: GenerateOptions) -> tuple[AdapterFile, ...]:

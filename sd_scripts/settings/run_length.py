@@ -2,9 +2,6 @@
 
 from sd_scripts.formats.images.image_folders import MOST_REPEATS
 from sd_scripts.formats.words import counted
-from sd_scripts.options.dataset import DatasetOptions
-from sd_scripts.options.training import TrainingOptions
-from sd_scripts.settings.settings import Settings
 
 FEW, USUAL = 500, 1500
 """Images, with repeats, that all steps of a run see together."""
@@ -15,12 +12,14 @@ def usual_factor(seen: float) -> int:
     return max(1, round(USUAL / max(seen, 1)))
 
 
-def length_advice(settings: Settings, steps: int, seen: float) -> tuple[str, ...]:
-    """Return a sentence if a LoRA is trained on few images; `seen`: images, with repeats, of all its steps."""
-    if settings.script.method != "lora" or seen >= FEW:
+def length_advice(epochs: int | None, repeats: int | None, steps: int, seen: float) -> tuple[str, ...]:
+    """Return a sentence if a LoRA is trained on few images.
+
+    `epochs`: max_train_epochs; `repeats`: num_repeats; `seen`: images, with repeats, of all `steps`.
+    """
+    if seen >= FEW:
         return ()
-    factor, epochs = usual_factor(seen), settings[TrainingOptions].max_train_epochs
-    repeats = settings[DatasetOptions].num_repeats
+    factor = usual_factor(seen)
     name, value = "max_train_steps", factor * steps
     if epochs and repeats and repeats * factor <= MOST_REPEATS:
         name, value = "num_repeats", factor * repeats

@@ -5,27 +5,25 @@ from typing import Any, NamedTuple
 
 import torch
 
-from sd_scripts.families.common.family import Family
+from sd_scripts.families.cards.family_card import FamilyCard
 from sd_scripts.formats.atomic_files import atomic_file
 from sd_scripts.formats.disk import saving
-from sd_scripts.options.generating.prompt_lines import SamplePrompt
+from sd_scripts.options.generating.prompt_lines import PromptFile, SamplePrompt
 from sd_scripts.options.generating.sampling import SampleOptions
 from sd_scripts.options.saving import SavingOptions
-from sd_scripts.settings.preflight import prompt_file
-from sd_scripts.settings.settings import Settings
 from sd_scripts.training.process.error_hints import brief
 from sd_scripts.training.saving.train_state import TrainState
 from sd_scripts.training.training_data import TrainingData
 
 
-def prompts_of(settings: Settings, family: Family) -> list[SamplePrompt]:
-    """Return sample_prompts. Raises ValueError with all problems at once; call it before the model loads."""
-    file = prompt_file(settings)
+def prompts_of(file: PromptFile | None, card: FamilyCard) -> list[SamplePrompt]:
+    """Return the prompts of a file, if there is one. Raises ValueError with all problems at once; call it before the
+    model loads."""
     if file is None:
         return []
-    if problems := file.problems(family.card.capabilities):
+    if problems := file.problems(card.capabilities):
         raise ValueError("\n".join(problems))
-    return file.prompts(family.card.sample_defaults)
+    return file.prompts(card.sample_defaults)
 
 
 class SampleFailure(NamedTuple):

@@ -18,11 +18,13 @@ from sd_scripts.families.common.family import Family, StepInputs
 from sd_scripts.library.optim import optimizers
 from sd_scripts.options.dataset import DatasetOptions
 from sd_scripts.options.generating.prompt_lines import SamplePrompt
+from sd_scripts.options.networks.embedding import EmbeddingOptions
 from sd_scripts.options.networks.network import NetworkOptions
 from sd_scripts.options.optimization.optimizer import OptimizerOptions
 from sd_scripts.options.saving import SavingOptions
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.planning.steps import plan_training
+from sd_scripts.settings.preflight import prompt_file
 from sd_scripts.training.compiling.compiler import Compiler, choose_automatically
 from sd_scripts.training.compiling.recovery import Recovery
 from sd_scripts.training.context import Context, Failed
@@ -41,7 +43,7 @@ from sd_scripts.training.saving.checkpoints import Saver
 from sd_scripts.training.saving.dry_save import dry_save
 from sd_scripts.training.saving.emergency import EmergencySaver
 from sd_scripts.training.saving.hub_upload import HubUploads
-from sd_scripts.training.saving.origin import origin_of
+from sd_scripts.training.saving.origin import model_origin_of, origin_of
 from sd_scripts.training.saving.outputs import find_outputs
 from sd_scripts.training.saving.recovery import clean_up, clean_up_caches
 from sd_scripts.training.saving.resuming import find_state, first_progress, keep_seed, report_changes
@@ -82,14 +84,14 @@ class Trainer:
         self.uploads = HubUploads(context)
         if saved:
             keep_seed(saved, context)
-        prompts = prompts_of(settings, family)
+        prompts = prompts_of(prompt_file(settings), family.card)
         plan = read_dataset(context, family)
-        require_token_in_captions(trained_token(settings), plan, context.warn)
+        require_token_in_captions(trained_token(settings.get(EmbeddingOptions), family.card), plan, context.warn)
         if context.is_main:
             clean_up_caches(plan.folders())
         self.train_plan = plan_training(self.options, batches_per_epoch(context, plan))
         start = first_progress(saved, context, self.train_plan)
-        origin = origin_of(settings, plan, self.train_plan.max_steps)
+        origin = origin_of(model_origin_of(settings), plan, self.train_plan.max_steps)
         if saved:
             report_changes(saved, origin, plan.blueprint.source, context)
         self.first = start.step

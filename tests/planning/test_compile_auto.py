@@ -40,7 +40,7 @@ def measured(settings: Settings, seconds: float, gpu: Gpu, first: float, **chang
         family=settings.script.family,
         method=settings.script.method,
         model_size=model_size(settings[ModelOptions]),
-        settings=deciding(ran) if changes else deciding(ran, DECIDING),
+        settings=deciding(ran.changed()) if changes else deciding(ran.changed(), DECIDING),
         seconds={"1024x1024x1": seconds},
         first_seconds=first,
     )

@@ -51,7 +51,7 @@ def measured(settings: Settings, seconds: dict[str, float], **more: Any) -> Meas
     values = {"device": "cpu", "torch": torch_version(), "model_size": 0, "first_seconds": 31.0, **more}
     script = settings.script
     return Measurement(
-        family=script.family, method=script.method, settings=deciding(settings), seconds=seconds, **values
+        family=script.family, method=script.method, settings=deciding(settings.changed()), seconds=seconds, **values
     )
 
 

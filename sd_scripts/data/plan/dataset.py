@@ -175,10 +175,9 @@ def plan_images(
     return DataPlan(blueprint=Blueprint(datasets=(dataset,), source="train_data_dir"), items=_numbered(items), seed=0)
 
 
-def plan_held_out(settings: Settings, folder: Path, card: FamilyCard, *, seed: int, warn: Warn) -> DataPlan:
-    """Plan the images of a folder for validation only, with the buckets and captions of the settings' first dataset.
+def plan_held_out(blueprint: Blueprint, folder: Path, card: FamilyCard, *, seed: int, warn: Warn) -> DataPlan:
+    """Plan the images of a folder for validation only, with the buckets and captions of the blueprint's first dataset.
     Raises ValueError, naming validation_dir, if none is usable."""
-    blueprint = read_blueprint(settings, warn)
     dataset = _rounded(blueprint.datasets[0], card, warn)
     own = dataclasses.replace(
         dataset.subsets[0],

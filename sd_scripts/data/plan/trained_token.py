@@ -2,16 +2,13 @@
 
 from sd_scripts.data.plan.counted_warnings import Warn
 from sd_scripts.data.plan.dataset import DataPlan
-from sd_scripts.families.cards.registry import card_of
+from sd_scripts.families.cards.family_card import FamilyCard
 from sd_scripts.options.networks.embedding import EmbeddingOptions
-from sd_scripts.settings.settings import Settings
 
 
-def trained_token(settings: Settings) -> EmbeddingOptions | None:
+def trained_token(options: EmbeddingOptions | None, card: FamilyCard) -> EmbeddingOptions | None:
     """Return the options of the new token, None if the run trains none."""
-    options = settings.get(EmbeddingOptions)
-    learns = card_of(settings.script.family).has("learns_embeddings")
-    return options if options and options.token_string and learns else None
+    return options if options and options.token_string and card.has("learns_embeddings") else None
 
 
 def require_token_in_captions(options: EmbeddingOptions | None, plan: DataPlan, warn: Warn) -> None:

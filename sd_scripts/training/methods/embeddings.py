@@ -30,7 +30,7 @@ def add_token(family: Family, components: Components, context: Context) -> None:
 
     Raises ValueError if they know it already, or if the file to start from does not fit.
     """
-    options = trained_token(context.settings)
+    options = trained_token(context.settings.get(EmbeddingOptions), family.card)
     if not options:
         return
     token = str(options.token_string)
@@ -61,7 +61,7 @@ def add_token(family: Family, components: Components, context: Context) -> None:
 def plan_embeddings(family: Family, components: Components, context: Context) -> list[LayerPlan]:
     """Return the plans of the embeddings of the new token; none if the run trains none."""
     settings = context.settings
-    options = trained_token(settings)
+    options = trained_token(settings.get(EmbeddingOptions), family.card)
     if not options:
         return []
     base = settings[OptimizerOptions].learning_rate

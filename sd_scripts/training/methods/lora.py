@@ -26,6 +26,7 @@ from sd_scripts.networks.network import AdapterNetwork, attach
 from sd_scripts.networks.plan import AdaptedModule, parameter_groups, plan_layers, read_args
 from sd_scripts.networks.targets import layers_after_attention, projected_together
 from sd_scripts.options.compile import CompileOptions
+from sd_scripts.options.networks.embedding import EmbeddingOptions
 from sd_scripts.options.networks.network import NetworkOptions
 from sd_scripts.options.optimization.optimizer import OptimizerOptions
 from sd_scripts.options.saving import BOTH, DIFFUSERS, SD_SCRIPTS, LoraFileOptions
@@ -67,7 +68,7 @@ class Lora(Method):
         return components
 
     def trains_text_encoders(self, family: Family, context: Context) -> tuple[bool, ...]:
-        if trained_token(context.settings):
+        if trained_token(context.settings.get(EmbeddingOptions), family.card):
             return (True,) * len(family.text.embeddings)
         return self._adapts_text_encoders(family, context)
 

@@ -110,10 +110,10 @@ def model_origin_of(settings: Settings) -> ModelOrigin:
     )
 
 
-def origin_of(settings: Settings, plan: DataPlan, max_steps: int) -> Origin:
-    """Return the origin of a run."""
+def origin_of(model: ModelOrigin, plan: DataPlan, max_steps: int) -> Origin:
+    """Return the origin of a run, whose `model` model_origin_of returned."""
     return Origin(
-        **vars(model_origin_of(settings)),
+        **vars(model),
         images=_digest([_name(i), *i.size, i.repeats, *map(_name, i.controls)] for i in plan.items),
         captions=_digest([i.caption] for i in plan.items),
         image_count=len(plan.items),

@@ -16,7 +16,7 @@ from sd_scripts.options.optimization.optimizer import OptimizerOptions
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.settings.catalog import script_for
 from sd_scripts.settings.settings import Settings
-from sd_scripts.training.saving.origin import changed_models, changes, origin_of
+from sd_scripts.training.saving.origin import changed_models, changes, model_origin_of, origin_of
 from sd_scripts.training.saving.recovery import clean_up, newest_state
 from sd_scripts.training.saving.train_state import read_saved, read_whole
 from tests.support.data import plan_data
@@ -302,7 +302,7 @@ def test_what_changed_since_a_state_is_told_with_what_applies(miniature: Any, tm
     def origin(root: Path, **values: Any) -> Any:
         named = {**settings_for(miniature), "train_data_dir": root, **values}
         settings = Settings(script, {k: str(v) if isinstance(v, Path) else v for k, v in named.items()})
-        return origin_of(settings, plan_data(settings, seed=1, warn=str), max_steps=8)
+        return origin_of(model_origin_of(settings), plan_data(settings, seed=1, warn=str), max_steps=8)
 
     root = images(tmp_path / "images", count=3)
     then = origin(root)
