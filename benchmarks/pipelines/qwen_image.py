@@ -11,6 +11,7 @@ from diffusers import (
 )
 
 from sd_scripts.families.common.components import Components
+from sd_scripts.families.common.family import TextOptions
 from sd_scripts.families.qwen_image.model import QwenImageParams
 from sd_scripts.families.qwen_image.sampling import prompt_captions
 from sd_scripts.families.qwen_image.text import prefix_length, tokenize
@@ -60,7 +61,9 @@ def make_pipeline(denoiser: Any, vae: Any) -> Any:
 def text_arguments(components: Components, prompt: SamplePrompt, settings: Settings) -> dict[str, Any]:
     """Return guidance and random text embeddings, as long as those of the captions, as the pipeline takes them."""
     denoiser: Any = components.denoiser
-    mask = tokenize(components, prompt_captions(prompt), settings)[0]["mask"][:, prefix_length(components) :]
+    mask = tokenize(components, prompt_captions(prompt), TextOptions.of(settings))[0]["mask"][
+        :, prefix_length(components) :
+    ]
     negative, positive = (
         {
             "prompt_embeds": torch.randn(1, length, denoiser.params.text_width),

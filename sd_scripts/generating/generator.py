@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from sd_scripts.data.sources.captions import Caption
 from sd_scripts.families.cards.model_file import describe
 from sd_scripts.families.common.components import DENOISER, VAE, Components
-from sd_scripts.families.common.family import Family
+from sd_scripts.families.common.family import Family, TextOptions
+from sd_scripts.families.common.placing import placement_of
 from sd_scripts.families.common.sampling import Decode, on_device, previewing
 from sd_scripts.generating.adapters import Adapter, component_names, layers_of, merge, replace, written_at
 from sd_scripts.library.compile_utils import compile_model
@@ -108,9 +109,10 @@ class Generator:
         if not (new := sorted(captions - self._texts.keys(), key=_texts)):
             return
         components = self._components
+        options = TextOptions.of(self._settings)
         if limit := self.family.text.limit:
             texts = _texts(dict.fromkeys(caption for each in new for caption in each))
-            if remark := limit(components, self._settings).prompt_remark(texts):
+            if remark := limit(components, options).prompt_remark(texts):
                 self._reporter.warn(remark)
         self.load(*components.encoder_names)
         self._reporter.phase("encoding prompts")
@@ -119,7 +121,7 @@ class Generator:
                 if self._has_room_for(encoder):
                     moved.enter_context(on_device(encoder, self.device))
             for each in new:
-                tokens = self.family.text.tokenize(components, each, self._settings)
+                tokens = self.family.text.tokenize(components, each, options)
                 with torch.no_grad():
                     text = self.family.text.encode(components, tokens)
                 self._texts[each] = {name: tensor.cpu() for name, tensor in text.items()}
@@ -188,7 +190,7 @@ class Generator:
         self.load(VAE, DENOISER)
         if self._placed:
             return
-        self.family.place(self._components, self._settings, self.device)
+        self.family.place(self._components, placement_of(self._settings), self.device)
         denoiser = self._components.denoiser
         if self._compile.compile:
             blocks, expected = self.family.blocks.denoiser(denoiser), graphs_expected(self.family, denoiser, SIZES)

@@ -153,7 +153,8 @@ class Trainer:
         self.trainable = self.method.prepare(self.family, components, self.context)
         self.trainable.train()
         if self.options.gradient_checkpointing:
-            self.family.checkpoint_gradients(components.denoiser, self.context.settings)
+            network = self.context.settings.get(NetworkOptions)
+            self.family.checkpoint_gradients(components.denoiser, self.options, network)
             for encoder in compress(components.text_encoders, self.training_data.trains_encoder):
                 encoder.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
         self.compiler.compile_for_steps(self.training_data.step_encoders)

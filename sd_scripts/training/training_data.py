@@ -21,7 +21,8 @@ from sd_scripts.data.plan.epochs import BatchShape, ShortBatches, batch_shapes
 from sd_scripts.data.reader import BatchReader
 from sd_scripts.data.sources.captions import Caption
 from sd_scripts.families.common.components import VAE, Components, FirstValues
-from sd_scripts.families.common.family import Family, Tokens
+from sd_scripts.families.common.family import Family, TextOptions, Tokens
+from sd_scripts.families.common.placing import placement_of
 from sd_scripts.families.common.sampling import eval_mode, on_device
 from sd_scripts.options.compile import CompileMoreOptions
 from sd_scripts.options.dataset import CAPTIONS_AT_ONCE, CacheOptions, DatasetOptions
@@ -105,7 +106,7 @@ class TrainingData:
 
     def _tokens(self, captions: Sequence[Caption], *, of_steps: bool) -> Tokens:
         """Return the tokens of the encoders that steps call, or of the others."""
-        tokens = self.family.text.tokenize(self.components, captions, self.context.settings)
+        tokens = self.family.text.tokenize(self.components, captions, TextOptions.of(self.context.settings))
         called = [self.text is None or trains for trains in self.trains_encoder]
         return {encoder: each for encoder, each in tokens.items() if called[encoder] == of_steps}
 
@@ -154,7 +155,7 @@ def warn_about_cut_texts(training_data: TrainingData) -> None:
     text = training_data.family.text
     if not (text.limit and context.is_main):
         return
-    limit = text.limit(training_data.components, context.settings)
+    limit = text.limit(training_data.components, TextOptions.of(context.settings))
     prompts = (caption.text for prompt in training_data.prompts for caption in text.prompt_captions(prompt))
     for remark in (limit.caption_remark(training_data.plan.whole_captions()), limit.prompt_remark(prompts)):
         if remark:
@@ -238,11 +239,12 @@ def cache_captions(training_data: TrainingData) -> None:
     fits = family.text.cache_fits
     to_disk = cache.cache_text_encoder_outputs_to_disk
     batch_size = cache.text_encoder_batch_size or CAPTIONS_AT_ONCE
+    options = TextOptions.of(context.settings)
     with _ready_on_demand(training_data, components.encoder_names) as ready:
 
         def encode(captions: list[Caption]) -> dict[str, Tensor]:
             ready()
-            tokens = family.text.tokenize(components, captions, context.settings)
+            tokens = family.text.tokenize(components, captions, options)
             with torch.no_grad():
                 return family.text.encode(components, tokens)
 
@@ -251,7 +253,7 @@ def cache_captions(training_data: TrainingData) -> None:
             encode,
             encoder_key=encoder_key(
                 map(components.first_values, components.encoder_names),
-                *family.text.cache_key(components, context.settings),
+                *family.text.cache_key(components, options),
             ),
             suffix=family.text.cache_suffix,
             job=_cache_job(context, "caching text", to_disk, batch_size),
@@ -268,7 +270,7 @@ def place_on_device(training_data: TrainingData) -> None:
     components = training_data.components
     device = training_data.context.device
     if not training_data.context.sharded:  # shards are moved block by block
-        training_data.family.place(components, training_data.context.settings, device)
+        training_data.family.place(components, placement_of(training_data.context.settings), device)
     if training_data.latents is None:
         components.vae.to(device)
     for encoder in training_data.step_encoders:

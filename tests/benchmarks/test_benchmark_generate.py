@@ -9,7 +9,7 @@ import torch
 from benchmarks import timed_images
 from benchmarks.generating import COMPARED, FAMILIES, HEADINGS, ROWS, SMALL, Row, main, table
 from benchmarks.pipelines import pipeline_module
-from sd_scripts.families.common.family import family_of
+from sd_scripts.families.common.family import TextOptions, family_of
 from sd_scripts.settings.generate_settings import prompts_of, read_command_line, training_settings
 from sd_scripts.tools.timed_run import GIB
 
@@ -76,7 +76,7 @@ def test_diffusers_has_as_many_weights_and_takes_text_of_the_same_shape(
     made = module.make_modules(components)
     for part, own in zip(made, (components.denoiser, components.vae), strict=True):
         assert sum(p.numel() for p in part.parameters()) == sum(p.numel() for p in own.parameters())
-    tokens = of_family.text.tokenize(components, of_family.text.prompt_captions(prompt), ours)
+    tokens = of_family.text.tokenize(components, of_family.text.prompt_captions(prompt), TextOptions.of(ours))
     with torch.no_grad():
         text = of_family.text.encode(components, tokens)
     given = module.text_arguments(components, prompt, ours)["prompt_embeds"].shape

@@ -15,7 +15,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from sd_scripts.families.common.components import DENOISER
-from sd_scripts.families.common.family import family_of
+from sd_scripts.families.common.family import TextOptions, family_of
 from sd_scripts.families.flux.model import FinalLayer
 from sd_scripts.families.flux.tiny import SHAPE
 from sd_scripts.formats.images.image_parameters import read_chunks
@@ -110,7 +110,7 @@ def test_an_image_is_the_one_of_the_familys_sampler_and_says_what_it_was_made_wi
     ours = training_settings(settings)
     components = family.open(ours, torch.float32).load()
     (asked,) = prompts_of(settings)
-    tokens = family.text.tokenize(components, family.text.prompt_captions(asked), ours)
+    tokens = family.text.tokenize(components, family.text.prompt_captions(asked), TextOptions.of(ours))
     with torch.no_grad():
         expected = family.sample(components, asked, family.text.encode(components, tokens), ours).frames[0].numpy()
     with Image.open(first) as image:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sd_scripts.families.common.family import Components
-from sd_scripts.families.common.placing import checkpoint_gradients
+from sd_scripts.families.common.placing import checkpoint_gradients, placement_of
 from sd_scripts.families.flux.load import place
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
 from sd_scripts.families.sdxl import memory as sdxl_memory
@@ -23,6 +23,8 @@ from sd_scripts.library.quantization import fp8
 from sd_scripts.library.quantization.quantized import frozen_linear, transposed
 from sd_scripts.networks.adapters.lora import LoraLinear
 from sd_scripts.networks.layers import Dropouts
+from sd_scripts.options.networks.network import NetworkOptions
+from sd_scripts.options.training import TrainingOptions
 from sd_scripts.planning.memory import CONTEXT, GIB
 from sd_scripts.settings.settings import Settings
 from sd_scripts.training.process.device_memory import limit_gpu_memory
@@ -53,9 +55,13 @@ def placed(*, trainable: bool, **options: Any) -> FluxTransformer:
     for p in model.parameters():
         nn.init.normal_(p, std=0.03)
     settings = Settings((FLUX_FULL if trainable else FLUX_LORA), {"mixed_precision": "bf16", **options})
-    place(Components(denoiser=model, vae=nn.Identity(), text_encoders=[], tokenizers=[], source=""), settings, CUDA)
+    place(
+        Components(denoiser=model, vae=nn.Identity(), text_encoders=[], tokenizers=[], source=""),
+        placement_of(settings),
+        CUDA,
+    )
     if options.get("gradient_checkpointing"):
-        checkpoint_gradients(model, settings)
+        checkpoint_gradients(model, settings[TrainingOptions], settings.get(NetworkOptions))
     return model
 
 
@@ -193,7 +199,11 @@ def test_swapped_blocks_take_no_memory_not_even_while_they_are_placed(trainable:
         torch.manual_seed(0)
         model = FluxTransformer(SHAPE).requires_grad_(trainable).bfloat16()
         settings = Settings(FLUX_LORA, {"blocks_to_swap": swap})
-        place(Components(denoiser=model, vae=nn.Identity(), text_encoders=[], tokenizers=[], source=""), settings, CUDA)
+        place(
+            Components(denoiser=model, vae=nn.Identity(), text_encoders=[], tokenizers=[], source=""),
+            placement_of(settings),
+            CUDA,
+        )
         used.append(torch.cuda.memory_allocated() - before)
         peaks.append(torch.cuda.max_memory_allocated() - before)
         off = bytes_off(model)
@@ -409,9 +419,9 @@ class UNetLearner:
         self.unet: Any = sdxl_unet.prepare_unet(UNet2DConditionModel(**U_NET).requires_grad_(full).bfloat16())
         settings = Settings(SDXL_FULL if full else SDXL_LORA, {"blocks_to_swap": swap, **options})
         components = Components(denoiser=self.unet, vae=nn.Identity(), text_encoders=[], tokenizers=[], source="")
-        sdxl_memory.place(components, settings, CUDA)
+        sdxl_memory.place(components, placement_of(settings), CUDA)
         if options.get("gradient_checkpointing"):
-            sdxl_unet.checkpoint_gradients(self.unet, settings)
+            sdxl_unet.checkpoint_gradients(self.unet, settings[TrainingOptions], settings.get(NetworkOptions))
         if full:
             self.update = updates(self.unet, "AdamW")
             update_in_backward(self.unet, self.update)

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from sd_scripts.families.common.components import Components as Components
 from sd_scripts.families.common.layouts import Layout
 from sd_scripts.families.common.loading import download
 from sd_scripts.families.common.opening import load_tokenizers, open_sources
-from sd_scripts.families.common.placing import blocks_to_swap
+from sd_scripts.families.common.placing import Placement, blocks_to_swap
 from sd_scripts.families.common.quantizing import quantize_while_loading
 from sd_scripts.families.common.sampling import Sample, SampleBatch
 from sd_scripts.formats.atomic_files import atomic_file, atomic_folder
@@ -29,11 +29,14 @@ from sd_scripts.formats.disk import saving
 from sd_scripts.formats.text_limit import TextLimit
 from sd_scripts.library.files.safetensors_io import on_cpu, save_model
 from sd_scripts.networks.targets import LoraBlocks, LoraTarget
-from sd_scripts.options.dataset import CacheOptions
+from sd_scripts.options.compile import CompileOptions
+from sd_scripts.options.dataset import CacheOptions, CaptionOptions
 from sd_scripts.options.generating.prompt_lines import SamplePrompt
 from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.model import ModelOptions
+from sd_scripts.options.networks.network import NetworkOptions
 from sd_scripts.options.optimization.loss import NoiseOptions
+from sd_scripts.options.training import TrainingOptions
 from sd_scripts.settings.quantization import quantization_of
 from sd_scripts.settings.settings import Settings
 
@@ -91,10 +94,23 @@ class FileIdentity:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TextOptions:
+    """The options that decide how captions are encoded."""
+
+    model: ModelOptions
+    captions: CaptionOptions
+    compiling: CompileOptions
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        return cls(model=settings[ModelOptions], captions=settings[CaptionOptions], compiling=settings[CompileOptions])
+
+
+@dataclass(frozen=True, kw_only=True)
 class TextEncoding:
     """From captions to what the denoiser reads."""
 
-    tokenize: Callable[[Components, Sequence[Caption], Settings], Tokens]
+    tokenize: Callable[[Components, Sequence[Caption], TextOptions], Tokens]
     """Captions -> token ids and weights of each encoder, on the CPU."""
     encode: Callable[[Components, Tokens], dict[str, Tensor]]
     """Tokens -> what the text cache stores, batch first, for the encoders whose tokens are present. Differentiable for
@@ -105,9 +121,9 @@ class TextEncoding:
     """Which text encoders a LoRA adapts when text encoders are trained."""
     cache_suffix: str
     """Suffix of text cache files: "te_outputs" in `name_te_outputs.safetensors`."""
-    cache_key: Callable[[Components, Settings], tuple[object, ...]]
+    cache_key: Callable[[Components, TextOptions], tuple[object, ...]]
     """Everything besides the encoders that changes their outputs: a cache with another key is rebuilt."""
-    limit: Callable[[Components, Settings], TextLimit] | None = None
+    limit: Callable[[Components, TextOptions], TextLimit] | None = None
     """The length at which captions are cut, made without loading a tokenizer; None: they are not."""
     embeddings: tuple[str, ...] = ()
     """For each text encoder the key of its embeddings in embedding files; empty: no new token can be trained."""
@@ -117,7 +133,7 @@ class TextEncoding:
     """Whether a cache file of unknown origin can be used; None: any."""
     trim: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] = dict
     """Outputs of one caption -> the same without padding, as caches store them."""
-    pad: Callable[[Mapping[str, Tensor], Settings], dict[str, Tensor]] = lambda text, settings: dict(text)
+    pad: Callable[[Mapping[str, Tensor], CompileOptions], dict[str, Tensor]] = lambda text, options: dict(text)
     """Outputs of a batch, padded to its longest caption -> what a step reads."""
 
 
@@ -202,11 +218,11 @@ class Family:
     """Return problems of components that do not fit together, and of options that the denoiser limits."""
     encode_images: Callable[[Components, Tensor], Tensor]
     """Pixels (B, 3, H, W) -> latents as the cache stores them."""
-    place: Callable[[Components, Settings, torch.device], object] = lambda components, settings, device: (
+    place: Callable[[Components, Placement, torch.device], object] = lambda components, placement, device: (
         components.denoiser.to(device)
     )
     """Move the denoiser to the device, quantized and with swapped blocks as the options say."""
-    checkpoint_gradients: Callable[[nn.Module, Settings], None]
+    checkpoint_gradients: Callable[[nn.Module, TrainingOptions, NetworkOptions | None], None]
     """Enable gradient checkpointing of the denoiser."""
     conditioning: Callable[[Item, bool], dict[str, Tensor]] | None = None
     """Item, whether it is flipped -> what step_inputs needs beside latents and text: Batch.conditioning of one sample,

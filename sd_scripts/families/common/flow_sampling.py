@@ -8,8 +8,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from sd_scripts.data.plan.blueprint import control_rules
-from sd_scripts.families.cards.registry import card_of
+from sd_scripts.data.sources.controls import ControlRules
+from sd_scripts.families.cards.family_card import FamilyCard
 from sd_scripts.families.common.components import Components
 from sd_scripts.families.common.sampling import (
     batch_noise,
@@ -22,7 +22,6 @@ from sd_scripts.families.common.sampling import (
 from sd_scripts.library.diffusion.block_transformer import BlockTransformer
 from sd_scripts.library.diffusion.media import Media
 from sd_scripts.options.generating.prompt_lines import CONTROLS, SamplePrompt, size_of
-from sd_scripts.settings.settings import Settings
 
 LATENT = 8
 """Pixels along a side of one latent."""
@@ -36,7 +35,8 @@ Velocity = Callable[[Tensor, Tensor], Tensor]
 def sample_flow(
     components: Components,
     prompts: Sequence[SamplePrompt],
-    settings: Settings,
+    card: FamilyCard,
+    rules: ControlRules,
     *,
     encode: Callable[[Components, Tensor], Tensor],
     decode: Callable[[Components, Tensor], Tensor],
@@ -46,11 +46,11 @@ def sample_flow(
     """Generate images that differ in their seeds alone, with the current model and its LoRA, on the denoiser's device.
 
     The denoiser is not moved, since its blocks may be swapped; the VAE is moved to its device, and decodes one image
-    after the other. A seed gives the same noise on every device. `encode` and `decode`: pixels and latents of the VAE;
+    after the other. A seed gives the same noise on every device. `rules`: how control images are
+    resized. `encode` and `decode`: pixels and latents of the VAE;
     `sigmas_of`: noise -> where the steps begin and the last ends; `velocity_of`: latents of the control images, each
     (1, 16, h, w) -> what predicts the velocity.
     """
-    card = card_of(settings.script.family)
     prompt = prompts[0]
     height, width = size_of(prompt, card.side_multiple)
     device = cast(BlockTransformer, components.denoiser).device
@@ -64,7 +64,7 @@ def sample_flow(
         controls: list[Tensor] = []
         if CONTROLS.works_with(card.capabilities):
             with on_device(components.vae, device):
-                pixels = control_pixels(prompt, (width, height), control_rules(settings.values().get))
+                pixels = control_pixels(prompt, (width, height), rules)
                 controls = [encode(components, each) for each in pixels]
         generators = [make_generator(each.seed) for each in prompts]
         noise = batch_noise(generators, CHANNELS, height // LATENT, width // LATENT).to(device)

@@ -1,6 +1,7 @@
 """Place a denoiser for training: its blocks one by one, quantized, some of them swapped; all else at once."""
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -12,7 +13,7 @@ from sd_scripts.library.diffusion.checkpointing import checkpoint_function
 from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.networks.network import NetworkOptions
 from sd_scripts.options.training import TrainingOptions
-from sd_scripts.settings.quantization import quantization_of
+from sd_scripts.settings.quantization import Quantization, quantization_of
 from sd_scripts.settings.settings import Settings
 
 Kind = tuple[Sequence[nn.Module], int]
@@ -22,6 +23,21 @@ Kind = tuple[Sequence[nn.Module], int]
 def blocks_to_swap(memory: MemoryOptions | None) -> int:
     """Return how many blocks a run with these options swaps."""
     return (memory.blocks_to_swap or 0) if memory else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """How a run holds its denoiser."""
+
+    swapped_blocks: int
+    """How many blocks stay off the device."""
+    quantization: Quantization
+
+
+def placement_of(settings: Settings) -> Placement:
+    """Return how the options say that the denoiser is held."""
+    swapped_blocks = blocks_to_swap(settings.get(MemoryOptions))
+    return Placement(swapped_blocks=swapped_blocks, quantization=quantization_of(settings))
 
 
 def swap_problems(memory: MemoryOptions | None, most: int, model: str) -> list[str]:
@@ -62,23 +78,21 @@ def place_blocks(
 def place_transformer(
     transformer: BlockTransformer,
     kinds: Iterable[Kind],
-    settings: Settings,
+    quantization: Quantization,
     device: torch.device,
     *,
     few_tokens: type[nn.Module],
 ) -> None:
-    """Move a transformer to the device, quantized as the options say and with swapped blocks. `few_tokens` as in
+    """Move a transformer to the device, quantized and with swapped blocks. `few_tokens` as in
     block_quantizer."""
-    quantize = block_quantizer(quantization_of(settings), transformer.dtype, device, few_tokens=few_tokens)
+    quantize = block_quantizer(quantization, transformer.dtype, device, few_tokens=few_tokens)
     transformer.swapper = place_blocks(transformer, kinds, device, quantize=quantize)
 
 
-def checkpoint_gradients(transformer: nn.Module, settings: Settings) -> None:
+def checkpoint_gradients(transformer: nn.Module, training: TrainingOptions, network: NetworkOptions | None) -> None:
     """Enable gradient checkpointing of a transformer as the options say."""
     assert isinstance(transformer, BlockTransformer)
-    transformer.enable_gradient_checkpointing(
-        checkpoint_function(settings.get(NetworkOptions)), offload=settings[TrainingOptions].cpu_offload_checkpointing
-    )
+    transformer.enable_gradient_checkpointing(checkpoint_function(network), offload=training.cpu_offload_checkpointing)
 
 
 def _move_except(blocks: Collection[nn.Module], module: nn.Module, device: torch.device) -> None:

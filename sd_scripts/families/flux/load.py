@@ -13,7 +13,7 @@ from sd_scripts.families.common.components import DENOISER, VAE, Components, Wei
 from sd_scripts.families.common.layouts import Layout, autoencoder, clip_l, make_text_encoder
 from sd_scripts.families.common.network_problems import network_problems
 from sd_scripts.families.common.outlines import T5EncoderOutline
-from sd_scripts.families.common.placing import blocks_to_swap, place_transformer, swap_problems
+from sd_scripts.families.common.placing import Placement, place_transformer, swap_problems
 from sd_scripts.families.flux import keys, lora
 from sd_scripts.families.flux.card import CARD, T5_LENGTHS, TRANSFORMERS
 from sd_scripts.families.flux.card.memory_facts import swap_counts
@@ -97,12 +97,12 @@ def _gated_dense() -> type:
     return GatedDense
 
 
-def place(components: Components, settings: Settings, device: torch.device) -> None:
+def place(components: Components, placement: Placement, device: torch.device) -> None:
     """Move the transformer to the device, quantized and with swapped blocks as the options say: 24 GB in bf16."""
     flux = cast(FluxTransformer, components.denoiser)
-    counts = swap_counts(blocks_to_swap(settings.get(MemoryOptions)))
+    counts = swap_counts(placement.swapped_blocks)
     kinds: Any = zip((flux.double_blocks, flux.single_blocks), counts, strict=True)
-    place_transformer(flux, kinds, settings, device, few_tokens=Modulation)
+    place_transformer(flux, kinds, placement.quantization, device, few_tokens=Modulation)
 
 
 def max_blocks_to_swap(double: int, single: int) -> int:
@@ -120,7 +120,7 @@ def problems(sources: Mapping[str, WeightSource], settings: Settings) -> list[st
     params = _params(sources)
     return [
         *_width_problems(sources, params),
-        *_limit_problems(params, settings),
+        *_limit_problems(params, settings.get(MemoryOptions), settings[FlowOptions].guidance_scale),
         *network_problems(sources[DENOISER], lora.TRANSFORMER, settings),
     ]
 
@@ -144,11 +144,11 @@ def _width_problems(sources: Mapping[str, WeightSource], params: FluxParams) -> 
     return problems
 
 
-def _limit_problems(params: FluxParams, settings: Settings) -> list[str]:
+def _limit_problems(params: FluxParams, memory: MemoryOptions | None, guidance: float) -> list[str]:
     double, single = params.double_blocks, params.single_blocks
     model = f"a model with {double} double and {single} single blocks"
-    problems = swap_problems(settings.get(MemoryOptions), max_blocks_to_swap(double, single), model)
-    default, guidance = FlowOptions.guidance_scale, settings[FlowOptions].guidance_scale
+    problems = swap_problems(memory, max_blocks_to_swap(double, single), model)
+    default = FlowOptions.guidance_scale
     of_dev = RECOMMENDED["guidance_scale"]  # settings for dev may be used for schnell
     if not params.guidance and guidance not in (default, of_dev):
         problems.append(

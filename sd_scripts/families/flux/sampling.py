@@ -6,6 +6,8 @@ from typing import cast
 
 from torch import Tensor
 
+from sd_scripts.data.plan.blueprint import control_rules
+from sd_scripts.families.cards.registry import card_of
 from sd_scripts.families.common.family import Components
 from sd_scripts.families.common.flow_sampling import Velocity, sample_flow
 from sd_scripts.families.common.sampling import apply_guidance, one_of
@@ -52,7 +54,8 @@ def sample_batch(
     return sample_flow(
         components,
         prompts,
-        settings,
+        card_of(settings.script.family),
+        control_rules(settings.values().get),
         encode=encode_images,
         decode=decode_latents,
         sigmas_of=sigmas_of,

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from sd_scripts.data.sources.captions import Caption
-from sd_scripts.families.common.family import Components, Tokens
+from sd_scripts.families.common.family import Components, TextOptions, Tokens
 from sd_scripts.families.flux import card
 from sd_scripts.families.flux.card.options import FluxNetworkOptions, trains_t5xxl
 from sd_scripts.formats.text_limit import TextLimit
@@ -21,7 +21,7 @@ OUTPUTS = ("l_pooled", "t5_out", "txt_ids", "t5_attn_mask", "apply_t5_attn_mask"
 """What a cache file holds."""
 
 
-def tokenize(components: Components, captions: Sequence[Caption], settings: Settings) -> Tokens:
+def tokenize(components: Components, captions: Sequence[Caption], options: TextOptions) -> Tokens:
     """Return CLIP's ids (B, 77), and T5's ids and mask (B, T), int64; T is components.extras["t5_length"].
 
     Longer captions are truncated.
@@ -37,12 +37,11 @@ def tokenize(components: Components, captions: Sequence[Caption], settings: Sett
     }
 
 
-def text_limit(components: Components, settings: Settings) -> TextLimit:
+def text_limit(components: Components, options: TextOptions) -> TextLimit:
     """Return the length that T5 reads, end token included. CLIP's is shorter, but of CLIP only the pooled output is
     used, which sums up a caption."""
     return replace(
-        card.text_limit(settings, ""),
-        tokens=components.extras["t5_length"],
+        card.limit_of(components.extras["t5_length"]),
         count=lambda captions: list(map(len, components.tokenizers[T5](list(captions), verbose=False).input_ids)),
         short=components.extras["t5_length"] - 2,  # a blank before the first word, and the end token
     )
@@ -86,7 +85,7 @@ def _states(components: Components, ids: Tensor, mask: Tensor) -> dict[str, Tens
     }
 
 
-def text_cache_key(components: Components, settings: Settings) -> tuple[object, ...]:
+def text_cache_key(components: Components, options: TextOptions) -> tuple[object, ...]:
     """Return the settings that change the outputs."""
     return components.extras["t5_length"], components.extras["apply_t5_attn_mask"]
 

@@ -11,7 +11,7 @@ from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLTe
 from sd_scripts.families.common.components import DENOISER, VAE, Components, WeightSource
 from sd_scripts.families.common.layouts import Layout
 from sd_scripts.families.common.network_problems import network_problems
-from sd_scripts.families.common.placing import blocks_to_swap, place_transformer, swap_problems
+from sd_scripts.families.common.placing import Placement, place_transformer, swap_problems
 from sd_scripts.families.qwen_image import keys, lora
 from sd_scripts.families.qwen_image.model import Modulation, QwenImageParams, QwenImageTransformer
 from sd_scripts.library.diffusion.block_swap import SLOTS
@@ -37,11 +37,11 @@ LAYOUTS = {
 }
 
 
-def place(components: Components, settings: Settings, device: torch.device) -> None:
+def place(components: Components, placement: Placement, device: torch.device) -> None:
     """Move the transformer to the device, quantized and with swapped blocks as the options say: 41 GB in bf16."""
     transformer = cast(QwenImageTransformer, components.denoiser)
-    kinds: Any = [(transformer.transformer_blocks, blocks_to_swap(settings.get(MemoryOptions)))]
-    place_transformer(transformer, kinds, settings, device, few_tokens=Modulation)
+    kinds: Any = [(transformer.transformer_blocks, placement.swapped_blocks)]
+    place_transformer(transformer, kinds, placement.quantization, device, few_tokens=Modulation)
 
 
 def problems(sources: Mapping[str, WeightSource], settings: Settings) -> list[str]:

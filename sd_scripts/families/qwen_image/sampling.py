@@ -8,6 +8,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from sd_scripts.data.plan.blueprint import control_rules
+from sd_scripts.families.cards.registry import card_of
 from sd_scripts.families.common.family import Components
 from sd_scripts.families.common.flow_sampling import Velocity, sample_flow
 from sd_scripts.families.common.sampling import one_of
@@ -19,6 +21,7 @@ from sd_scripts.families.qwen_image.vae import decode_latents, encode_images
 from sd_scripts.library.diffusion.dit_layers import PATCH, grid_of
 from sd_scripts.library.diffusion.flow_timesteps import shifted
 from sd_scripts.library.diffusion.media import Media
+from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.generating.prompt_lines import SamplePrompt
 from sd_scripts.settings.settings import Settings
 
@@ -39,7 +42,7 @@ def sample_batch(
     def velocity_of(control_latents: list[Tensor]) -> Velocity:
         captions = [
             {name: each.expand(images, *each.shape[1:]) for name, each in caption.items()}
-            for caption in captions_of(text, transformer.device, settings)
+            for caption in captions_of(text, transformer.device, settings[CompileOptions])
         ]
         controls = [each.expand(images, -1, -1, -1) for each in control_latents]
         return guided_velocity(partial(predict, transformer, controls=controls), captions, prompt.scale)
@@ -47,7 +50,8 @@ def sample_batch(
     return sample_flow(
         components,
         prompts,
-        settings,
+        card_of(settings.script.family),
+        control_rules(settings.values().get),
         encode=encode_images,
         decode=decode_latents,
         sigmas_of=lambda noise: sampling_sigmas(prompt.steps, math.prod(grid_of(noise))),
@@ -59,10 +63,10 @@ sample = one_of(sample_batch)
 prompt_captions = partial(common_captions, unset=NOTHING)
 
 
-def captions_of(text: dict[str, Tensor], device: torch.device, settings: Settings) -> list[dict[str, Tensor]]:
+def captions_of(text: dict[str, Tensor], device: torch.device, options: CompileOptions) -> list[dict[str, Tensor]]:
     """Split the outputs of several captions, (B, T, ...), into batches of one, padded only for compiled blocks."""
     return [
-        pad_text({name: each[number : number + 1, :length].to(device) for name, each in text.items()}, settings)
+        pad_text({name: each[number : number + 1, :length].to(device) for name, each in text.items()}, options)
         for number, length in enumerate(text[MASK].sum(1).tolist())
     ]
 

@@ -8,11 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sd_scripts.data.sources.captions import Caption
-from sd_scripts.families.common.family import Components, Tokens
+from sd_scripts.families.common.family import Components, TextOptions, Tokens
 from sd_scripts.families.qwen_image.card import LONGEST
 from sd_scripts.formats.text_limit import TextLimit
 from sd_scripts.options.compile import CompileOptions
-from sd_scripts.settings.settings import Settings
 
 PREFIX = (
     "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, spatial "
@@ -25,7 +24,7 @@ STEP = 128
 STATES, MASK = "vl_embed", "vl_mask"
 
 
-def tokenize(components: Components, captions: Sequence[Caption], settings: Settings) -> Tokens:
+def tokenize(components: Components, captions: Sequence[Caption], options: TextOptions) -> Tokens:
     """Return ids and mask (B, prefix + T), int64; T is the longest caption's length, rounded up in compiled runs.
 
     Longer captions than LONGEST are truncated.
@@ -34,7 +33,7 @@ def tokenize(components: Components, captions: Sequence[Caption], settings: Sett
     prefix = prefix_length(components)
     texts = [f"{PREFIX}{caption.text}{SUFFIX}" for caption in captions]
     rows = tokenizer(texts, max_length=prefix + LONGEST, truncation=True).input_ids
-    length = prefix + padded_length(max(map(len, rows)) - prefix, settings[CompileOptions])
+    length = prefix + padded_length(max(map(len, rows)) - prefix, options.compiling)
     ids = torch.zeros(len(rows), length, dtype=torch.int64)  # which token pads is the same: it comes after all others
     mask = torch.zeros_like(ids)
     for number, row in enumerate(rows):
@@ -43,7 +42,7 @@ def tokenize(components: Components, captions: Sequence[Caption], settings: Sett
     return {0: {"ids": ids, "mask": mask}}
 
 
-def text_limit(components: Components, settings: Settings) -> TextLimit:
+def text_limit(components: Components, options: TextOptions) -> TextLimit:
     """Return the length of a caption with its suffix. Control images, which come first, do not count."""
 
     def count(captions: Sequence[str]) -> list[int]:
@@ -83,16 +82,16 @@ def trim_text(text: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor[:length] for name, tensor in text.items()}
 
 
-def pad_text(text: Mapping[str, Tensor], settings: Settings) -> dict[str, Tensor]:
+def pad_text(text: Mapping[str, Tensor], options: CompileOptions) -> dict[str, Tensor]:
     """Return the outputs of a batch with its number of tokens rounded up for compiled blocks. Without these a single
     caption needs no mask, for which attention is faster."""
-    missing = padded_length(text[MASK].shape[1], settings[CompileOptions]) - text[MASK].shape[1]
-    if not missing and len(text[MASK]) == 1 and not settings[CompileOptions].compile:
+    missing = padded_length(text[MASK].shape[1], options) - text[MASK].shape[1]
+    if not missing and len(text[MASK]) == 1 and not options.compile:
         return {STATES: text[STATES]}
     return {STATES: F.pad(text[STATES], (0, 0, 0, missing)), MASK: F.pad(text[MASK], (0, missing))}
 
 
-def text_cache_key(components: Components, settings: Settings) -> tuple[object, ...]:
+def text_cache_key(components: Components, options: TextOptions) -> tuple[object, ...]:
     """Return what changes the outputs beside the encoder: the tokens around a caption."""
     tokenizer = components.tokenizers[0]
     return tuple(tokenizer(f"{PREFIX}a cat{SUFFIX}").input_ids)

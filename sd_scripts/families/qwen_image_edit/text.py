@@ -11,16 +11,14 @@ from torch.nn import functional
 
 from sd_scripts.data.sources.captions import Caption
 from sd_scripts.data.sources.seen_files import stamps_of
-from sd_scripts.families.common.family import Components, Tokens
+from sd_scripts.families.common.family import Components, TextOptions, Tokens
 from sd_scripts.families.qwen_image import sampling as base_sampling
 from sd_scripts.families.qwen_image import text as base
 from sd_scripts.families.qwen_image.card import LONGEST
 from sd_scripts.families.qwen_image.text import MASK, STATES, SUFFIX, padded_length
 from sd_scripts.families.qwen_image_edit.card import EDIT, EDIT_PLUS
 from sd_scripts.families.qwen_image_edit.vision import Grid, count_tokens, patches_of, positions_of
-from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.generating.prompt_lines import SamplePrompt
-from sd_scripts.settings.settings import Settings
 
 PREFIX = (
     "<|im_start|>system\nDescribe the key features of the input image (color, shape, size, texture, objects, "
@@ -49,7 +47,7 @@ class Row:
     """What the sequence consists of: numbers of text tokens, and grids of images."""
 
 
-def tokenize(components: Components, captions: Sequence[Caption], settings: Settings) -> Tokens:
+def tokenize(components: Components, captions: Sequence[Caption], options: TextOptions) -> Tokens:
     """Return ids (B, L), positions (B, 3, L), start (B,), where a caption with its images begins, and mask (B, T), its
     length; T is the longest one, rounded up in compiled runs. With images also `image` (B, L) bool, True at their
     tokens, pixels, their patches in a row, and grids (images, 3).
@@ -64,7 +62,7 @@ def tokenize(components: Components, captions: Sequence[Caption], settings: Sett
     grids = [[patches[image][1] for image in each] for each in shown]
     rows = [_row(components, caption.text, each) for caption, each in zip(captions, grids, strict=True)]
 
-    longest = padded_length(max(len(row.ids) - row.start for row in rows), settings[CompileOptions])
+    longest = padded_length(max(len(row.ids) - row.start for row in rows), options.compiling)
     length = max(row.start for row in rows) + longest
     tokens = {
         "ids": torch.stack([_padded(torch.tensor(row.ids), length) for row in rows]),
@@ -129,7 +127,7 @@ def encode_text(components: Components, tokens: Tokens) -> dict[str, Tensor]:
     return {STATES: hidden * mask[..., None], MASK: mask}
 
 
-def text_cache_key(components: Components, settings: Settings) -> tuple[object, ...]:
+def text_cache_key(components: Components, options: TextOptions) -> tuple[object, ...]:
     """Return what changes the outputs beside encoder, caption and images: tokens around these, and their size."""
     tokenizer = components.tokenizers[0]
     version = components.extras[VERSION]

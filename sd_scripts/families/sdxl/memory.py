@@ -9,23 +9,22 @@ from torch import Tensor, nn
 
 from sd_scripts.families.common.components import DENOISER, WeightSource
 from sd_scripts.families.common.family import Components
-from sd_scripts.families.common.placing import blocks_to_swap, place_blocks, swap_problems
+from sd_scripts.families.common.placing import Placement, place_blocks, swap_problems
 from sd_scripts.families.common.quantizing import block_quantizer
 from sd_scripts.families.sdxl.unet import compile_targets
 from sd_scripts.library.diffusion.block_swap import SLOTS, SwapGroup
 from sd_scripts.library.files.lean_diffusers import BasicTransformerBlock, ResnetBlock2D, Transformer2DModel
 from sd_scripts.options.memory import MemoryOptions
-from sd_scripts.settings.quantization import quantization_of
 from sd_scripts.settings.settings import Settings
 
 
-def place(components: Components, settings: Settings, device: torch.device) -> None:
+def place(components: Components, placement: Placement, device: torch.device) -> None:
     """Move the U-Net to the device, quantized and with swapped blocks as the options say."""
     unet: Any = components.denoiser
     swappable = swappable_blocks(unet)
     others = [block for part in compile_targets(unet) for block in part if block not in swappable]
-    quantize = block_quantizer(quantization_of(settings), unet.dtype, device, few_tokens=ResnetBlock2D)
-    kinds = [(swappable, blocks_to_swap(settings.get(MemoryOptions))), (others, 0)]
+    quantize = block_quantizer(placement.quantization, unet.dtype, device, few_tokens=ResnetBlock2D)
+    kinds = [(swappable, placement.swapped_blocks), (others, 0)]
     unet.swapper = place_blocks(unet, kinds, device, quantize=quantize)
     if not unet.swapper:
         return

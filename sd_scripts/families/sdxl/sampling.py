@@ -44,10 +44,17 @@ def sample_batch(
     Modes and devices are restored afterwards. A seed gives the same noise on every device. Images are decoded one after
     the other.
     """
+    from sd_scripts.families.sdxl.samplers import make_sampler  # most runs draw no sample, and SciPy is slow to import
+
+    sampler = make_sampler(
+        prompts[0].sampler or settings[SampleOptions].sample_sampler,
+        velocity=settings[ModelOptions].v_parameterization,
+        zero_terminal_snr=settings[NoiseOptions].zero_terminal_snr,
+    )
     weight = next(components.denoiser.parameters())
     modules = [components.denoiser, components.vae]
     with eval_mode(modules), on_device(components.vae, weight.device):
-        latents = _denoise(components, prompts, text, settings, weight)
+        latents = _denoise(components, prompts, text, sampler, weight)
         return [Media.of(decode_latents(components, each)[0]) for each in latents.split(1)]
 
 
@@ -58,20 +65,13 @@ def _denoise(
     components: Components,
     prompts: Sequence[SamplePrompt],
     text: dict[str, Tensor],
-    settings: Settings,
+    sampler: Any,
     weight: Tensor,
 ) -> Tensor:
     """Return latents (B, 4, h, w) float32, scaled as the U-Net sees them."""
-    from sd_scripts.families.sdxl.samplers import make_sampler  # most runs draw no sample, and SciPy is slow to import
-
     prompt = prompts[0]
     images = len(prompts)
     height, width = size_of(prompt, MULTIPLE)
-    sampler = make_sampler(
-        prompt.sampler or settings[SampleOptions].sample_sampler,
-        velocity=settings[ModelOptions].v_parameterization,
-        zero_terminal_snr=settings[NoiseOptions].zero_terminal_snr,
-    )
     sampler.set_timesteps(prompt.steps, device=weight.device)
     generators = [make_generator(each.seed) for each in prompts]  # steps draw from them, too
     step_arguments = {"generator": generators} if "generator" in inspect.signature(sampler.step).parameters else {}

@@ -11,14 +11,11 @@ import torch
 from torch import Tensor
 
 from sd_scripts.data.sources.captions import Caption
-from sd_scripts.families.common.family import Components, Tokens
+from sd_scripts.families.common.family import Components, TextOptions, Tokens
 from sd_scripts.families.sdxl import card
 from sd_scripts.families.sdxl.card import CHUNK
 from sd_scripts.formats.text_limit import TextLimit
 from sd_scripts.library.text.weighted_prompt import parse_weights
-from sd_scripts.options.dataset import CaptionOptions
-from sd_scripts.options.model import ModelOptions
-from sd_scripts.settings.settings import Settings
 
 TRAINED_LAYER = 2
 """Counted from the end: the hidden state that SDXL was trained on. clip_skip selects earlier ones, never the last."""
@@ -26,13 +23,13 @@ SECOND = 1
 """Index of the encoder whose pooled output is used."""
 
 
-def tokenize(components: Components, captions: Sequence[Caption], settings: Settings) -> Tokens:
+def tokenize(components: Components, captions: Sequence[Caption], options: TextOptions) -> Tokens:
     """Return ids (B, n, 77) int64 for each encoder, in chunks of 75 tokens; with weighted_captions also weights.
 
     max_token_length 150 and 225 make n = 2 and 3; longer captions are truncated. Shapes do not depend on the captions.
     """
-    chunks = (settings[ModelOptions].max_token_length or CHUNK) // CHUNK
-    weighted = settings[CaptionOptions].weighted_captions
+    chunks = (options.model.max_token_length or CHUNK) // CHUNK
+    weighted = options.captions.weighted_captions
     tokens: Tokens = {}
     for place, tokenizer in enumerate(components.tokenizers):
         learned = components.learned.get(place)
@@ -43,11 +40,11 @@ def tokenize(components: Components, captions: Sequence[Caption], settings: Sett
     return tokens
 
 
-def text_limit(components: Components, settings: Settings) -> TextLimit:
+def text_limit(components: Components, options: TextOptions) -> TextLimit:
     """Return the length that both encoders read, as `tokenize` counts it."""
-    limit = card.text_limit(settings, "")
+    limit = card.limit_of(options.model.max_token_length)
     learned = components.learned.get(0)
-    weighted = settings[CaptionOptions].weighted_captions
+    weighted = options.captions.weighted_captions
 
     def count(captions: Sequence[str]) -> list[int]:
         pieces = [[text for text, _ in parse_weights(each)] if weighted else [each] for each in captions]
@@ -96,10 +93,10 @@ def _read_before(encoder: Any, state: int) -> Iterator[list[Tensor]]:
         hook.remove()
 
 
-def text_cache_key(components: Components, settings: Settings) -> tuple[object, ...]:
+def text_cache_key(components: Components, options: TextOptions) -> tuple[object, ...]:
     """Return the settings that change the hidden states."""
-    model = settings[ModelOptions]
-    return model.max_token_length, model.clip_skip, settings[CaptionOptions].weighted_captions
+    model = options.model
+    return model.max_token_length, model.clip_skip, options.captions.weighted_captions
 
 
 def _weighted_ids(tokenizer: Any, caption: str, weighted: bool, learned: range | None) -> tuple[list[int], list[float]]:

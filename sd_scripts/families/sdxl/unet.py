@@ -18,7 +18,7 @@ from sd_scripts.library.files.lean_diffusers import (
 )
 from sd_scripts.networks.layers import project_geglu, project_together
 from sd_scripts.options.networks.network import NetworkOptions
-from sd_scripts.settings.settings import Settings
+from sd_scripts.options.training import TrainingOptions
 
 
 class SharedProjections:
@@ -115,8 +115,8 @@ def predict(
     return unet(noisy, timesteps, context, added_cond_kwargs=added, return_dict=False)[0].float()
 
 
-def checkpoint_gradients(unet: nn.Module, settings: Settings) -> None:
-    unet.enable_gradient_checkpointing(checkpoint_function(settings.get(NetworkOptions)))  # type: ignore[operator]
+def checkpoint_gradients(unet: nn.Module, training: TrainingOptions, network: NetworkOptions | None) -> None:
+    unet.enable_gradient_checkpointing(checkpoint_function(network))  # type: ignore[operator]
 
 
 def block_of(name: str) -> int:

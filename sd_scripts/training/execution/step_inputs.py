@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from sd_scripts.data.batch import Batch
-from sd_scripts.families.common.family import StepInputs, Tokens
+from sd_scripts.families.common.family import StepInputs, TextOptions, Tokens
 from sd_scripts.training.training_data import TrainingData
 
 
@@ -48,9 +48,10 @@ def step_loss(data: TrainingData, inputs: StepInputs, *, autocast: bool = False)
 def _text_inputs(data: TrainingData, batch: Batch) -> tuple[dict[str, Tensor], Tokens]:
     """Return the outputs of frozen encoders, from the cache or computed now, and the tokens of trained ones."""
     pad = data.family.text.pad
+    options = TextOptions.of(data.context.settings)
     if batch.text and not any(data.trains_encoder):
-        return pad(batch.text, data.context.settings), {}
-    tokens = data.family.text.tokenize(data.components, batch.captions, data.context.settings)
+        return pad(batch.text, options.compiling), {}
+    tokens = data.family.text.tokenize(data.components, batch.captions, options)
     frozen = {encoder: each for encoder, each in tokens.items() if not data.trains_encoder[encoder]}
     trained = {encoder: each for encoder, each in tokens.items() if data.trains_encoder[encoder]}
     text = batch.text
@@ -59,4 +60,4 @@ def _text_inputs(data: TrainingData, batch: Batch) -> tuple[dict[str, Tensor], T
             encoder.train(trains and encoder.training)  # T5 has dropout in training mode
         with torch.no_grad():
             text = data.family.text.encode(data.components, frozen)
-    return (pad(text, data.context.settings) if text else {}), trained
+    return (pad(text, options.compiling) if text else {}), trained

@@ -13,7 +13,7 @@ from PIL import Image
 
 from sd_scripts.families.cards.model_file import describe, recognise
 from sd_scripts.families.cards.registry import card_by_network, card_of, common_family
-from sd_scripts.families.common.family import Components
+from sd_scripts.families.common.family import Components, TextOptions
 from sd_scripts.families.flux.model import FluxParams, rope_table
 from sd_scripts.families.flux.objective import predict
 from sd_scripts.families.flux.sampling import prompt_captions, sample
@@ -120,7 +120,7 @@ def test_the_prediction_is_that_of_diffusers_with_control_images(
 def made(components: Components, **changes: Any) -> np.ndarray:
     prompt, settings = SamplePrompt(**{**PROMPT, **changes}), settings_of()
     with torch.no_grad():
-        text = encode_text(components, tokenize(components, prompt_captions(prompt), settings))
+        text = encode_text(components, tokenize(components, prompt_captions(prompt), TextOptions.of(settings)))
     return sample(components, prompt, text, settings).frames[0].numpy() / 255
 
 

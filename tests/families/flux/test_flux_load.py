@@ -16,6 +16,7 @@ from transformers import CLIPTextModel, T5EncoderModel
 
 from sd_scripts.families.cards.family_card import ComponentCard
 from sd_scripts.families.common.family import Components
+from sd_scripts.families.common.placing import placement_of
 from sd_scripts.families.common.quantizing import can_be_quantized
 from sd_scripts.families.flux import full_size
 from sd_scripts.families.flux import keys as flux
@@ -369,7 +370,7 @@ def test_fp8_files_with_scales_stay_fp8_where_asked(
         for name, layer in layers.items():
             assert layer.weight.dtype == E4M3
             _same({name: dequantized(layer)}, {name: weights[f"{name}.weight"]})
-    place(held, flux_settings(fp8_base=True), CPU)
+    place(held, placement_of(flux_settings(fp8_base=True)), CPU)
     ids = {0: {"ids": torch.tensor([[3, 4]])}, 1: {"ids": torch.tensor([[3, 4, 1]]), "mask": torch.ones(1, 3).long()}}
     with torch.no_grad():
         texts = [encode_text(components, ids) for components in (held, wide)]
@@ -387,7 +388,11 @@ def test_weights_are_quantized_one_by_one_from_the_dtype_of_their_file(files: di
     held, plain = (load(flux_settings(**files, fp8_base=on), torch.bfloat16).denoiser for on in (True, False))
     assert held.double_blocks[0].img_attn.qkv.weight.dtype == torch.float32
     for denoiser in (held, plain):
-        place(Components(denoiser=denoiser, vae=nn.Module(), text_encoders=[], tokenizers=[], source=""), fp8, CPU)
+        place(
+            Components(denoiser=denoiser, vae=nn.Module(), text_encoders=[], tokenizers=[], source=""),
+            placement_of(fp8),
+            CPU,
+        )
     assert {tensor.dtype for tensor in held.parameters()} == {E4M3, torch.bfloat16}
     _same(held.state_dict(), plain.state_dict())
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from sd_scripts.families.common.family import Components
+from sd_scripts.families.common.family import Components, TextOptions
 from sd_scripts.families.common.sampling import on_device
 from sd_scripts.families.flux.card import CARD
 from sd_scripts.families.flux.model import FluxTransformer
@@ -64,7 +64,7 @@ def of_diffusers(components: Components, **arguments: Any) -> np.ndarray:
 def make(components: Components, **changes: Any) -> np.ndarray:
     prompt, settings = SamplePrompt(**{**PROMPT, **changes}), flux_settings()
     with torch.no_grad():
-        text = encode_text(components, tokenize(components, prompt_captions(prompt), settings))
+        text = encode_text(components, tokenize(components, prompt_captions(prompt), TextOptions.of(settings)))
     return sample(components, prompt, text, settings).frames[0].numpy()
 
 

@@ -15,6 +15,7 @@ from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
 
 from sd_scripts.families.cards.model_file import describe
 from sd_scripts.families.common.family import Components
+from sd_scripts.families.common.placing import placement_of
 from sd_scripts.families.flux.card.options import FluxNetworkOptions
 from sd_scripts.families.flux.keys import bfl_key, diffusers_modules
 from sd_scripts.families.flux.load import place
@@ -616,7 +617,7 @@ def placed(swap: int, quantized: str, *args: str) -> tuple[FluxTransformer, Adap
     model = FluxTransformer(replace(SHAPE, double_blocks=5, single_blocks=8)).requires_grad_(False)
     components = Components(denoiser=model, vae=nn.Module(), text_encoders=[], tokenizers=[], source="random")
     settings = Settings(FLUX_LORA, {"quantize_base": quantized, "blocks_to_swap": swap})
-    place(components, settings, torch.device("cpu"))
+    place(components, placement_of(settings), torch.device("cpu"))
     return model, make(model, *args)
 
 

@@ -16,7 +16,7 @@ from sd_scripts.data.batch import Batch
 from sd_scripts.data.caches.caching import CacheJob
 from sd_scripts.data.caches.text_caching import TextStore, cache_text
 from sd_scripts.data.sources.captions import Caption
-from sd_scripts.families.common.family import Components
+from sd_scripts.families.common.family import Components, TextOptions
 from sd_scripts.families.common.opening import load_tokenizers
 from sd_scripts.families.flux.family import FLUX
 from sd_scripts.families.flux.text import (
@@ -133,7 +133,7 @@ def test_an_encoder_that_no_tokenizer_fits_is_told_with_the_folder_to_fill(tmp_p
 
 
 def test_shapes_do_not_depend_on_the_captions(components: Components) -> None:
-    tokens = tokenize(components, [*map(Caption, CAPTIONS)], flux_settings())
+    tokens = tokenize(components, [*map(Caption, CAPTIONS)], TextOptions.of(flux_settings()))
     shapes = [{name: tuple(each.shape) for name, each in read.items()} for read in tokens.values()]
     assert shapes == [{"ids": (3, 77)}, {"ids": (3, 24), "mask": (3, 24)}]
     outputs = encode_text(components, tokens)
@@ -158,20 +158,20 @@ def test_states_are_those_of_diffusers(components: Components) -> None:
         tokenizer_2=components.tokenizers[1],
     )
     with torch.no_grad():
-        ours = encode_text(components, tokenize(components, [*map(Caption, CAPTIONS)], flux_settings()))
+        ours = encode_text(components, tokenize(components, [*map(Caption, CAPTIONS)], TextOptions.of(flux_settings())))
         states, pooled, _ = pipeline.encode_prompt(CAPTIONS, None, device="cpu", max_sequence_length=24)
     torch.testing.assert_close(ours["t5_out"], states)
     torch.testing.assert_close(ours["l_pooled"], pooled)
 
 
 def test_the_pooled_state_is_at_the_end_token_whatever_the_encoders_file_calls_it() -> None:
-    tokens = tokenize(tiny_parts(), [*map(Caption, CAPTIONS)], flux_settings())
+    tokens = tokenize(tiny_parts(), [*map(Caption, CAPTIONS)], TextOptions.of(flux_settings()))
     told, untold = (encode_text(tiny_parts(clip_eos=eos), tokens)["l_pooled"] for eos in (49407, 5))
     torch.testing.assert_close(told, untold)
 
 
 def test_padding_is_hidden_from_t5_only_with_apply_t5_attn_mask(components: Components) -> None:
-    tokens = tokenize(components, [*map(Caption, CAPTIONS)], flux_settings())
+    tokens = tokenize(components, [*map(Caption, CAPTIONS)], TextOptions.of(flux_settings()))
     plain, masked = (encode_text(tiny_parts(masked=hidden), tokens) for hidden in (False, True))
     mask = tokens[1]["mask"]
     t5 = tiny_parts().text_encoders[1]
@@ -182,21 +182,21 @@ def test_padding_is_hidden_from_t5_only_with_apply_t5_attn_mask(components: Comp
 
 
 def test_only_encoders_whose_tokens_are_there_read(components: Components) -> None:
-    tokens = tokenize(components, [*map(Caption, CAPTIONS)], flux_settings())
+    tokens = tokenize(components, [*map(Caption, CAPTIONS)], TextOptions.of(flux_settings()))
     assert set(encode_text(components, {0: tokens[0]})) == {"l_pooled"}
     assert "l_pooled" not in encode_text(components, {1: tokens[1]})
 
 
 def test_gradients_reach_both_encoders() -> None:
     components = tiny_parts()
-    outputs = encode_text(components, tokenize(components, [*map(Caption, CAPTIONS)], flux_settings()))
+    outputs = encode_text(components, tokenize(components, [*map(Caption, CAPTIONS)], TextOptions.of(flux_settings())))
     (outputs["l_pooled"].square().sum() + outputs["t5_out"].square().sum()).backward()
     for encoder in components.text_encoders:
         assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in encoder.encoder.parameters())
 
 
 def test_a_caption_is_cut_that_is_longer_than_t5_reads(components: Components) -> None:
-    limit = text_limit(components, flux_settings())
+    limit = text_limit(components, TextOptions.of(flux_settings()))
     texts = [
         (Path("a/1.png"), "red " * 23),
         (Path("b/1.png"), "a"),
@@ -246,7 +246,7 @@ class Caching:
         self.store: TextStore = cache_text(
             self.plan,
             self._encode,
-            encoder_key=str(text_cache_key(components, flux_settings())),
+            encoder_key=str(text_cache_key(components, TextOptions.of(flux_settings()))),
             suffix="flux_te",
             job=CacheJob(**{"warn": pytest.fail, "to_disk": True, **how}),
             fits=lambda tensors: text_cache_fits(components, tensors),
@@ -255,7 +255,7 @@ class Caching:
     @torch.no_grad()
     def _encode(self, captions: list[Caption]) -> dict[str, torch.Tensor]:
         self.encoded += [caption.text for caption in captions]
-        return encode_text(self.components, tokenize(self.components, captions, flux_settings()))
+        return encode_text(self.components, tokenize(self.components, captions, TextOptions.of(flux_settings())))
 
     def batch(self) -> Batch:
         return next(loader_of(self.plan, text=self.store).epoch(1))
@@ -265,7 +265,7 @@ class Caching:
 def test_cached_outputs_are_what_the_encoders_give(root: Path, components: Components, to_disk: bool) -> None:
     batch = Caching(root, components, to_disk=to_disk).batch()
     with torch.no_grad():
-        fresh = encode_text(components, tokenize(components, batch.captions, flux_settings()))
+        fresh = encode_text(components, tokenize(components, batch.captions, TextOptions.of(flux_settings())))
     assert set(batch.text) == set(fresh)
     for name, tensor in fresh.items():
         torch.testing.assert_close(batch.text[name], tensor)

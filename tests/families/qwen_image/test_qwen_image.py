@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sd_scripts.data.sources.captions import Caption
 from sd_scripts.families.common.components import DENOISER, VAE, Components
-from sd_scripts.families.common.family import StepInputs
+from sd_scripts.families.common.family import StepInputs, TextOptions
 from sd_scripts.families.common.flow_sampling import euler_steps
 from sd_scripts.families.qwen_image import keys
 from sd_scripts.families.qwen_image.card.memory_facts import MEMORY
@@ -44,6 +44,7 @@ from sd_scripts.families.qwen_image.vae import decode_latents, encode_images, ti
 from sd_scripts.library.diffusion.dit_layers import pack
 from sd_scripts.networks.plan import AdaptedModule, plan_layers, read_args
 from sd_scripts.networks.targets import adaptable
+from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.generating.prompt_lines import SamplePrompt
 from sd_scripts.options.optimization.flow import FlowOptions
 from sd_scripts.settings.reading import from_values
@@ -250,15 +251,15 @@ def test_the_language_model_is_read_from_both_layouts_of_its_file(modules: dict[
 
 def test_captions_are_read_as_diffusers_reads_them(components: Components, modules: dict[str, Any]) -> None:
     states, mask = pipeline_of(components, modules[TEXT_ENCODER]).encode_prompt(CAPTIONS, device="cpu")
-    ours = encode_text(components, tokenize(components, [*map(Caption, CAPTIONS)], settings_of()))
+    ours = encode_text(components, tokenize(components, [*map(Caption, CAPTIONS)], TextOptions.of(settings_of())))
     assert torch.equal(ours[MASK], mask.bool())
     torch.testing.assert_close(ours[STATES], states, rtol=1e-4, atol=1e-5)
 
 
 def test_captions_are_truncated_at_1024_tokens(components: Components) -> None:
-    tokens = tokenize(components, [Caption("circle " * 2000)], settings_of())
+    tokens = tokenize(components, [Caption("circle " * 2000)], TextOptions.of(settings_of()))
     assert encode_text(components, tokens)[STATES].shape[1] == 1024
-    remark = text_limit(components, settings_of()).prompt_remark(["circle " * 200, "circle " * 2000])
+    remark = text_limit(components, TextOptions.of(settings_of())).prompt_remark(["circle " * 200, "circle " * 2000])
     assert remark is not None
     assert remark.startswith(f"1 of 2 prompts is longer than 1024 tokens and is cut: '{'circle ' * 8}circ...' (")
 
@@ -266,16 +267,17 @@ def test_captions_are_truncated_at_1024_tokens(components: Components) -> None:
 def test_in_compiled_runs_captions_of_different_lengths_have_one_shape(components: Components) -> None:
     compiled = settings_of(compile=True)
     shapes = {
-        encode_text(components, tokenize(components, [Caption(each)], compiled))[STATES].shape[1] for each in CAPTIONS
+        encode_text(components, tokenize(components, [Caption(each)], TextOptions.of(compiled)))[STATES].shape[1]
+        for each in CAPTIONS
     }
     assert shapes == {STEP}
-    text = encode_text(components, tokenize(components, [*map(Caption, CAPTIONS)], settings_of()))
+    text = encode_text(components, tokenize(components, [*map(Caption, CAPTIONS)], TextOptions.of(settings_of())))
     rows = [trim_text({name: tensor[row] for name, tensor in text.items()}) for row in range(len(CAPTIONS))]
     assert len({len(row[STATES]) for row in rows}) == len(CAPTIONS)
     for row in rows:
         one = {name: tensor[None] for name, tensor in row.items()}
-        assert pad_text(one, settings_of()).keys() == {STATES}
-        padded = pad_text(one, compiled)
+        assert pad_text(one, CompileOptions()).keys() == {STATES}
+        padded = pad_text(one, compiled[CompileOptions])
         assert padded[STATES].shape[1] == padded[MASK].shape[1] == STEP
         assert padded[MASK].sum() == len(row[STATES])
 
@@ -314,7 +316,7 @@ def test_the_loss_is_the_mean_squared_error_of_the_velocity_weighted_as_asked(co
     latents = torch.randn(2, 16, 10, 12, generator=torch.Generator().manual_seed(3))
     t = torch.tensor([0.25, 0.5])
     inputs = step_inputs(batch_of(latents), latents, settings_of(), torch.Generator().manual_seed(1), t)
-    text = encode_text(components, tokenize(components, [*map(Caption, CAPTIONS[:2])], settings_of()))
+    text = encode_text(components, tokenize(components, [*map(Caption, CAPTIONS[:2])], TextOptions.of(settings_of())))
     given = StepInputs(model=inputs, text=text)
     velocity = predict(components.denoiser, inputs["noisy"], t, text)
     expected = ((velocity - inputs["target"]) ** 2).mean((1, 2, 3))
@@ -329,8 +331,8 @@ def test_samples_are_denoised_as_by_diffusers(
 ) -> None:
     prompt = SamplePrompt(prompt="a red circle", negative_prompt=negative, scale=scale)
     noise = torch.randn(1, 16, 8, 10, generator=torch.Generator().manual_seed(1))
-    text = encode_text(components, tokenize(components, prompt_captions(prompt), settings_of()))
-    captions = captions_of(text, torch.device("cpu"), settings_of())
+    text = encode_text(components, tokenize(components, prompt_captions(prompt), TextOptions.of(settings_of())))
+    captions = captions_of(text, torch.device("cpu"), CompileOptions())
     velocity = guided_velocity(partial(predict, components.denoiser), captions, scale)
     ours = euler_steps(noise, sampling_sigmas(4, 4 * 5), velocity, torch.clone)
     theirs = pipeline_of(components, modules[TEXT_ENCODER])(
@@ -348,7 +350,7 @@ def test_samples_are_denoised_as_by_diffusers(
 
 def test_a_sample_has_the_size_of_its_prompt_in_multiples_of_16(components: Components) -> None:
     prompt = SamplePrompt(prompt="a red circle", width=72, height=80, steps=1, scale=1.0, seed=1)
-    text = encode_text(components, tokenize(components, prompt_captions(prompt), settings_of()))
+    text = encode_text(components, tokenize(components, prompt_captions(prompt), TextOptions.of(settings_of())))
     assert sample(components, prompt, text, settings_of()).size == (64, 80)
 
 

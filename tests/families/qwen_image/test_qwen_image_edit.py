@@ -15,6 +15,7 @@ from sd_scripts.data.sources.captions import Caption
 from sd_scripts.families.cards.model_file import describe, recognise
 from sd_scripts.families.cards.registry import card_of
 from sd_scripts.families.common.components import DENOISER, VAE, Components
+from sd_scripts.families.common.family import TextOptions
 from sd_scripts.families.qwen_image.load import TEXT_ENCODER
 from sd_scripts.families.qwen_image.model import QwenImageTransformer
 from sd_scripts.families.qwen_image.objective import predict
@@ -127,8 +128,8 @@ def test_a_caption_shows_its_images_flipped(components: Components, images: list
     Image.open(images[0]).transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(mirrored)
     plain, flipped = Caption("a", (images[0],)), Caption("a", (images[0],), flipped=True)
     assert plain != flipped
-    both = tokenize(components, [plain, flipped], settings_of())[0]
-    files = tokenize(components, [plain, Caption("a", (mirrored,))], settings_of())[0]
+    both = tokenize(components, [plain, flipped], TextOptions.of(settings_of()))[0]
+    files = tokenize(components, [plain, Caption("a", (mirrored,))], TextOptions.of(settings_of()))[0]
     assert torch.equal(both["pixels"], files["pixels"])
 
 
@@ -145,7 +146,9 @@ def test_captions_and_images_are_read_as_diffusers_reads_them(
     """Both captions in one batch, padded, beside one without images, which is read as Qwen-Image's."""
     captions, plus = ["a red circle", "make it blue and " * 3], components.extras[VERSION] == EDIT_PLUS
     given = [Caption(caption, tuple(images)) for caption in captions]
-    ours = encode_text(components, tokenize(components, [*given, Caption("a red circle")], settings_of()))
+    ours = encode_text(
+        components, tokenize(components, [*given, Caption("a red circle")], TextOptions.of(settings_of()))
+    )
     opened = [Image.open(path) for path in images]
     pipeline = theirs_of(components, modules)
     shown: Any = [
@@ -166,10 +169,14 @@ def test_another_image_gives_other_states_and_a_longer_caption_keeps_its_images(
     both = [Caption("a", (images[0],)), Caption("a", (images[1],))]
     assert both[0] != both[1]
     assert len({*both, Caption("a")}) == 3
-    first, second = (encode_text(components, tokenize(components, [each], settings_of()))[STATES] for each in both)
+    first, second = (
+        encode_text(components, tokenize(components, [each], TextOptions.of(settings_of())))[STATES] for each in both
+    )
     assert first.shape == second.shape
     assert not torch.allclose(first, second, atol=1e-3)
-    compiled = tokenize(components, [Caption("circle " * 2000, (images[0],))], settings_of(compile=True))[0]
+    compiled = tokenize(
+        components, [Caption("circle " * 2000, (images[0],))], TextOptions.of(settings_of(compile=True))
+    )[0]
     seen = int(compiled["image"].sum())
     assert compiled["mask"].shape[1] % STEP == 0
     assert compiled["mask"].sum() >= 1024 + seen
@@ -179,7 +186,7 @@ def test_another_image_gives_other_states_and_a_longer_caption_keeps_its_images(
 def test_a_caption_that_names_a_token_of_images_shows_no_more_of_them(
     components: Components, images: list[Path]
 ) -> None:
-    tokens = tokenize(components, [Caption("a <|image_pad|>", (images[0],))], settings_of())
+    tokens = tokenize(components, [Caption("a <|image_pad|>", (images[0],))], TextOptions.of(settings_of()))
     assert int(tokens[0]["image"].sum()) == int(tokens[0]["grids"].prod()) // 4
     encode_text(components, tokens)
 
@@ -246,7 +253,7 @@ def test_a_sample_is_what_diffusers_makes_of_the_same_noise_and_control_images(
             control_images=tuple(map(str, paths)),
         )
         with torch.no_grad():
-            text = encode_text(components, tokenize(components, prompt_captions(prompt), settings_of()))
+            text = encode_text(components, tokenize(components, prompt_captions(prompt), TextOptions.of(settings_of())))
         return sample(components, prompt, text, settings_of()).frames[0].numpy() / 255
 
     assert np.abs(made(shown) - theirs).max() < 2 / 255

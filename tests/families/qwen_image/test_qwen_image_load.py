@@ -12,7 +12,8 @@ from torch import Tensor
 
 from sd_scripts.data.sources.captions import Caption
 from sd_scripts.families.cards.model_file import describe, recognise
-from sd_scripts.families.common.family import Components
+from sd_scripts.families.common.family import Components, TextOptions
+from sd_scripts.families.common.placing import placement_of
 from sd_scripts.families.flux.family import FLUX
 from sd_scripts.families.qwen_image.card import CARD, ENCODERS
 from sd_scripts.families.qwen_image.family import QWEN_IMAGE
@@ -190,7 +191,7 @@ def test_fp8_files_stay_fp8_where_asked_and_are_widened_else(
     for whole, kept in ((wide.denoiser, held.denoiser), (wide.text_encoders[0], held.text_encoders[0])):
         assert {p.dtype for p in whole.parameters()} == {torch.float32}
         assert E4M3 in {p.dtype for p in kept.parameters()}
-    place(held, settings_of(fp8_base=True), torch.device("cpu"))
+    place(held, placement_of(settings_of(fp8_base=True)), torch.device("cpu"))
     layers = {name: layer for name, layer in held.denoiser.named_modules() if isinstance(layer, QuantizedLinear)}
     assert len(layers) == 14 * PARAMS.blocks
     weights = wide.denoiser.state_dict()
@@ -198,7 +199,10 @@ def test_fp8_files_stay_fp8_where_asked_and_are_widened_else(
         torch.testing.assert_close(dequantized(layer), weights[f"{name}.weight"])
     assert sum(isinstance(layer, QuantizedLinear) for layer in held.text_encoders[0].modules()) == 2 * 7
     captions = ["a red circle"]
-    texts = [encode_text(each, tokenize(each, [*map(Caption, captions)], settings_of())) for each in (wide, held)]
+    texts = [
+        encode_text(each, tokenize(each, [*map(Caption, captions)], TextOptions.of(settings_of())))
+        for each in (wide, held)
+    ]
     torch.testing.assert_close(*(text["vl_embed"] for text in texts), rtol=1e-3, atol=1e-3)
     noisy, t = torch.randn(1, 16, 4, 4), torch.tensor([0.5])
     ours, theirs = (predict(each.denoiser, noisy, t, texts[0]) for each in (held, wide))
@@ -207,7 +211,7 @@ def test_fp8_files_stay_fp8_where_asked_and_are_widened_else(
 
 def test_with_fp8_compute_alone_modulations_keep_the_dtype_of_the_run(files: dict[str, str]) -> None:
     held = load(files, torch.bfloat16, fp8_compute=True, mixed_precision="bf16")
-    place(held, settings_of(fp8_compute=True), torch.device("cpu"))
+    place(held, placement_of(settings_of(fp8_compute=True)), torch.device("cpu"))
     kinds = {name.split(".", 2)[2] for name, m in held.denoiser.named_modules() if isinstance(m, QuantizedLinear)}
     assert len(kinds) == 12
     assert not any("_mod." in kind for kind in kinds)
@@ -240,7 +244,9 @@ def test_a_tokenizer_of_vocabulary_and_merges_is_read_as_the_official_folder_has
     (place / "tokenizer_config.json").write_text(json.dumps(config))
     opened = QWEN_IMAGE.open(settings_of(**files | {"tokenizer_cache_dir": str(tmp_path)}), torch.float32)
     captions = ["a red circle, très «petit»", ""]
-    ours, expected = (tokenize(each, [*map(Caption, captions)], settings_of()) for each in (opened, components))
+    ours, expected = (
+        tokenize(each, [*map(Caption, captions)], TextOptions.of(settings_of())) for each in (opened, components)
+    )
     assert torch.equal(ours[0]["ids"], expected[0]["ids"])
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from diffusers import EulerDiscreteScheduler
 
-from sd_scripts.families.common.family import Components
+from sd_scripts.families.common.family import Components, TextOptions
 from sd_scripts.families.sdxl.family import SDXL
 from sd_scripts.families.sdxl.samplers import SAMPLERS, make_sampler
 from sd_scripts.families.sdxl.sampling import prompt_captions, sample
@@ -33,7 +33,7 @@ def components(miniature: Any) -> Components:
 def make(components: Components, **changes: Any) -> np.ndarray:
     prompt, settings = SamplePrompt(**{**PROMPT, **changes}), sdxl_settings("model")
     with torch.no_grad():
-        text = encode_text(components, tokenize(components, prompt_captions(prompt), settings))
+        text = encode_text(components, tokenize(components, prompt_captions(prompt), TextOptions.of(settings)))
     return sample(components, prompt, text, settings).frames[0].numpy()
 
 

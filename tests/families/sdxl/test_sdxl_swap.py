@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 from sd_scripts.families.common.family import Components
+from sd_scripts.families.common.placing import placement_of
 from sd_scripts.families.sdxl.memory import place, swappable_blocks
 from sd_scripts.families.sdxl.tiny import TEXT_WIDTHS, tiny_modules
 from sd_scripts.families.sdxl.unet import checkpoint_gradients, prepare_unet
@@ -18,6 +19,8 @@ from sd_scripts.library.quantization import fp8
 from sd_scripts.networks.adapters.lora import LoraLinear
 from sd_scripts.networks.folded.folding import fold
 from sd_scripts.networks.layers import Dropouts
+from sd_scripts.options.networks.network import NetworkOptions
+from sd_scripts.options.training import TrainingOptions
 from sd_scripts.settings.settings import Settings
 from tests.support.scripts import SDXL_FULL, SDXL_LORA
 from tests.support.swap import CPU, update_by_block, update_in_backward, updates
@@ -41,9 +44,13 @@ def placed(swap: int, *, trainable: bool, checkpointing: bool = False, quantized
             fp8.quantize_(layer, torch.float32)
     script = SDXL_FULL if trainable else SDXL_LORA
     settings = Settings(script, {"blocks_to_swap": swap, "gradient_checkpointing": checkpointing})
-    place(Components(denoiser=unet, vae=nn.Identity(), text_encoders=[], tokenizers=[], source=""), settings, CPU)
+    place(
+        Components(denoiser=unet, vae=nn.Identity(), text_encoders=[], tokenizers=[], source=""),
+        placement_of(settings),
+        CPU,
+    )
     if checkpointing:
-        checkpoint_gradients(unet, settings)
+        checkpoint_gradients(unet, settings[TrainingOptions], settings.get(NetworkOptions))
     return unet
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 from sd_scripts.families.common.family import Components
+from sd_scripts.families.common.placing import placement_of
 from sd_scripts.families.flux.card.memory_facts import swap_counts
 from sd_scripts.families.flux.load import max_blocks_to_swap, place
 from sd_scripts.families.flux.model import FluxTransformer
@@ -263,7 +264,11 @@ def test_a_block_changes_in_any_order_and_is_known_at_once() -> None:
 def test_blocks_come_back_where_the_transformer_learns(trainable: bool) -> None:
     model = FluxTransformer(SHAPE).requires_grad_(trainable)
     settings = Settings((FLUX_FULL if trainable else FLUX_LORA), {"blocks_to_swap": SWAP})
-    place(Components(denoiser=model, vae=nn.Identity(), text_encoders=[], tokenizers=[], source=""), settings, CPU)
+    place(
+        Components(denoiser=model, vae=nn.Identity(), text_encoders=[], tokenizers=[], source=""),
+        placement_of(settings),
+        CPU,
+    )
     assert isinstance(model.swapper, SwapGroup)
     assert len(model.swapper) == SHAPE.double_blocks + SHAPE.single_blocks
     assert len({block.linear2.weight.data_ptr() for block in model.single_blocks}) == 2

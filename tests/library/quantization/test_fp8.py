@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
-from sd_scripts.families.common.placing import checkpoint_gradients
+from sd_scripts.families.common.placing import checkpoint_gradients, placement_of
 from sd_scripts.families.common.quantizing import quantize_encoder
 from sd_scripts.families.flux.load import T5_LINEAR, finish_t5, place
 from sd_scripts.families.flux.model import FluxTransformer
@@ -16,6 +16,8 @@ from sd_scripts.library.quantization.fp8 import Fp8
 from sd_scripts.library.quantization.quantized import add_, dequantized, frozen_linear
 from sd_scripts.networks.adapters.lora import LoraLinear
 from sd_scripts.networks.layers import Dropouts
+from sd_scripts.options.networks.network import NetworkOptions
+from sd_scripts.options.training import TrainingOptions
 from sd_scripts.settings.quantization import quantization_of
 from tests.support.swap import CPU, SHAPE, run
 
@@ -205,9 +207,13 @@ def placed(script_settings: Any, **options: Any) -> FluxTransformer:
     for p in model.parameters():
         nn.init.normal_(p, std=0.1)
     settings = script_settings(**options)
-    place(Components(denoiser=model, vae=nn.Identity(), text_encoders=[], tokenizers=[], source=""), settings, CPU)
+    place(
+        Components(denoiser=model, vae=nn.Identity(), text_encoders=[], tokenizers=[], source=""),
+        placement_of(settings),
+        CPU,
+    )
     if options.get("gradient_checkpointing"):
-        checkpoint_gradients(model, settings)
+        checkpoint_gradients(model, settings[TrainingOptions], settings.get(NetworkOptions))
     return model
 
 

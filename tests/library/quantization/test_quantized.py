@@ -11,6 +11,7 @@ from torch._dynamo.utils import counters
 from benchmarks.full_size import full_size
 from sd_scripts.families.cards.registry import card_of
 from sd_scripts.families.common.family import Components, family_of
+from sd_scripts.families.common.placing import placement_of
 from sd_scripts.families.common.quantizing import FORMATS, can_be_quantized, quantize_encoder
 from sd_scripts.families.flux.load import T5_LINEAR, finish_t5
 from sd_scripts.families.flux.model import FluxTransformer
@@ -28,6 +29,8 @@ from sd_scripts.library.quantization.quantized import (
 )
 from sd_scripts.networks.adapters.lora import LoraLinear
 from sd_scripts.networks.layers import Dropouts
+from sd_scripts.options.networks.network import NetworkOptions
+from sd_scripts.options.training import TrainingOptions
 from sd_scripts.planning.memory import HALF
 from sd_scripts.settings.checks.between import remarks_between
 from sd_scripts.settings.settings import Settings
@@ -289,9 +292,9 @@ def sdxl(**options: Any) -> nn.Module:
 def placed(family: str, model: Any, **options: Any) -> Any:
     settings = Settings(FLUX_LORA if family == "flux" else SDXL_LORA, options)
     components = Components(denoiser=model, vae=nn.Identity(), text_encoders=[], tokenizers=[], source="")
-    family_of(family).place(components, settings, CPU)
+    family_of(family).place(components, placement_of(settings), CPU)
     if options.get("gradient_checkpointing"):
-        family_of(family).checkpoint_gradients(model, settings)
+        family_of(family).checkpoint_gradients(model, settings[TrainingOptions], settings.get(NetworkOptions))
     return model
 
 

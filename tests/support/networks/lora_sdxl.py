@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sd_scripts.data.sources.captions import Caption
 from sd_scripts.families.common.components import DENOISER
-from sd_scripts.families.common.family import Components, StepInputs
+from sd_scripts.families.common.family import Components, StepInputs, TextOptions
 from sd_scripts.families.sdxl.family import SDXL
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.training.context import Context, make_context
@@ -92,7 +92,9 @@ def losses(components: Components) -> Tensor:
         "sizes": torch.full((2, 6), 64.0),
         "loss_weight": torch.ones(2),
     }
-    text = SDXL.text.encode(components, SDXL.text.tokenize(components, [*map(Caption, CAPTIONS)], settings))
+    text = SDXL.text.encode(
+        components, SDXL.text.tokenize(components, [*map(Caption, CAPTIONS)], TextOptions.of(settings))
+    )
     return SDXL.loss(components, StepInputs(model=inputs, text=text), settings)
 
 

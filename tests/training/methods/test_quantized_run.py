@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from sd_scripts.families.common.components import Components
+from sd_scripts.families.common.placing import placement_of
 from sd_scripts.families.sdxl.family import SDXL
 from sd_scripts.library.quantization.nf4 import Nf4
 from sd_scripts.library.quantization.quantized import format_of
@@ -87,7 +88,7 @@ def test_weights_are_quantized_once_from_those_of_the_file_and_base_weights(mini
     changed.on_load = change
     for components in (changed, plain):
         components.load(*names)
-        SDXL.place(components, settings, torch.device("cpu"))
+        SDXL.place(components, placement_of(settings), torch.device("cpu"))
     quantized = 0
     for name in names:
         others = dict(plain.module(name).named_modules())

@@ -19,7 +19,7 @@ from kohya_gui.form.training_tab import TrainingTab
 from kohya_gui.lora_gui import LORA
 from kohya_gui.textual_inversion_gui import TEXTUAL_INVERSION
 from sd_scripts.data.sources.captions import Caption, CaptionRules, process_caption
-from sd_scripts.families.common.family import Components
+from sd_scripts.families.common.family import Components, TextOptions
 from sd_scripts.families.sdxl.family import SDXL
 from sd_scripts.formats.toml_files import write_toml
 from sd_scripts.networks.embeddings import ExtendedEmbedding, token_embedding
@@ -86,7 +86,8 @@ def prepare(
 def encode(prepared: Prepared) -> dict[str, Tensor]:
     settings = Settings(script_for("sdxl", "textual_inversion"), {})
     return SDXL.text.encode(
-        prepared.components, SDXL.text.tokenize(prepared.components, [*map(Caption, CAPTIONS)], settings)
+        prepared.components,
+        SDXL.text.tokenize(prepared.components, [*map(Caption, CAPTIONS)], TextOptions.of(settings)),
     )
 
 
@@ -101,7 +102,9 @@ def move(prepared: Prepared) -> None:
 def test_the_token_becomes_its_vectors_wherever_it_is_written(miniature: Any, tmp_path: Path) -> None:
     components = prepare(miniature, tmp_path, num_vectors_per_token=3).components
     settings = Settings(script_for("sdxl", "textual_inversion"), {"weighted_captions": True})
-    tokens = SDXL.text.tokenize(components, [Caption(f"red {TOKEN}, ({TOKEN.upper()}:1.5) red")], settings)
+    tokens = SDXL.text.tokenize(
+        components, [Caption(f"red {TOKEN}, ({TOKEN.upper()}:1.5) red")], TextOptions.of(settings)
+    )
     for place, tokenizer in enumerate(components.tokenizers):
         first = token_embedding(components.text_encoders[place]).num_embeddings
         (red,), (comma,) = (tokenizer(word, add_special_tokens=False).input_ids for word in ("red", ","))

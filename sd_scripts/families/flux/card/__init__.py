@@ -82,7 +82,10 @@ T5_LENGTHS = {"dev": 512, "schnell": 256}
 def text_limit(settings: OptionValues, variant: str) -> TextLimit:
     """Return what T5 reads."""
     default = T5_LENGTHS["schnell" if is_schnell(variant) else "dev"]
-    tokens = settings[FluxModelOptions].t5xxl_max_token_length or default
+    return limit_of(settings[FluxModelOptions].t5xxl_max_token_length or default)
+
+
+def limit_of(tokens: int) -> TextLimit:
     return TextLimit(tokens=tokens, remedy="raise t5xxl_max_token_length")
 
 

@@ -29,7 +29,11 @@ CHUNK, LONGEST = 75, 225
 
 
 def text_limit(settings: OptionValues, variant: str) -> TextLimit:
-    tokens = settings[ModelOptions].max_token_length or CHUNK
+    return limit_of(settings[ModelOptions].max_token_length)
+
+
+def limit_of(max_token_length: int | None) -> TextLimit:
+    tokens = max_token_length or CHUNK
     return TextLimit(tokens=tokens, remedy="" if tokens == LONGEST else f"set max_token_length = {LONGEST}")
 
 

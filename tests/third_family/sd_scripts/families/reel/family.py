@@ -31,6 +31,7 @@ from sd_scripts.families.common.family import (
     Saving,
     StepInputs,
     TextEncoding,
+    TextOptions,
     Tokens,
     blocks_of,
 )
@@ -41,7 +42,9 @@ from sd_scripts.library.diffusion.losses import diffusion_loss
 from sd_scripts.library.diffusion.media import Media
 from sd_scripts.networks.targets import LoraTarget
 from sd_scripts.options.generating.prompt_lines import SamplePrompt, size_of
+from sd_scripts.options.networks.network import NetworkOptions
 from sd_scripts.options.optimization.loss import LossOptions
+from sd_scripts.options.training import TrainingOptions
 from sd_scripts.settings.settings import Settings
 
 FRAMES = 2
@@ -59,7 +62,7 @@ def encode_images(components: Components, pixels: Tensor) -> Tensor:
     return conv(pixels.to(conv.weight.device, conv.weight.dtype)).unsqueeze(2)
 
 
-def tokenize(components: Components, captions: Sequence[Caption], settings: Settings) -> Tokens:
+def tokenize(components: Components, captions: Sequence[Caption], options: TextOptions) -> Tokens:
     rows = [list(caption.text.encode()[:TOKENS].ljust(TOKENS, b" ")) for caption in captions]
     return {0: {"ids": torch.tensor(rows)}}
 
@@ -69,7 +72,7 @@ def encode_text(components: Components, tokens: Tokens) -> dict[str, Tensor]:
     return {"states": encoder(tokens[0]["ids"].to(encoder.table.weight.device))} if 0 in tokens else {}
 
 
-def checkpoint_gradients(denoiser: Any, settings: Settings) -> None:
+def checkpoint_gradients(denoiser: Any, training: TrainingOptions, network: NetworkOptions | None) -> None:
     denoiser.checkpointing = True
 
 
@@ -132,7 +135,7 @@ FAMILY = Family(
         prompt_captions=lambda prompt: [Caption(prompt.prompt)],
         adapted=lambda settings: (True,),
         cache_suffix="reel_te",
-        cache_key=lambda components, settings: (),
+        cache_key=lambda components, options: (),
     ),
     layouts=LAYOUTS,
     encode_images=encode_images,
