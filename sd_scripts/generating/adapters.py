@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -111,15 +111,9 @@ def replace(
 
 def _change(name: str, weight: Tensor, adapters: Sequence[Adapter]) -> Tensor | None:
     """Return what the adapters add to a layer's weight, float32 and of its shape; None if they have no such layer."""
-    changes = list(_changes(name, weight, adapters))
+    every = (adapter.lora.change(name, weight, adapter.file.strength) for adapter in adapters)
+    changes = [change for change in every if change is not None]
     return sum(changes[1:], changes[0]) if changes else None
-
-
-def _changes(name: str, weight: Tensor, adapters: Sequence[Adapter]) -> Iterator[Tensor]:
-    for adapter in adapters:
-        change = adapter.lora.change(name, weight, adapter.file.strength)
-        if change is not None:
-            yield change
 
 
 def title_of(path: Path) -> str:

@@ -52,19 +52,22 @@ class Generator:
     def __init__(self, family: Family, settings: Settings, reporter: Reporter):
         """Raises ValueError, one sentence that names the option, for files that do not fit."""
         self.family, self._reporter = family, reporter
-        self._compile, self._keeps = settings[CompileOptions], settings[GenerateOptions].resident
-        self._settings, self._switches = training_settings(settings), dict[str, bool]()
+        self._compile = settings[CompileOptions]
+        self._keeps = settings[GenerateOptions].resident
+        self._settings = training_settings(settings)
+        self._switches: dict[str, bool] = {}
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._dtype = PRECISIONS[DTYPES[settings[GenerateOptions].dtype]]
-        self._components = family.open(self._settings, self._dtype)
-        self._components.on_load = self._merge
-        self._follow_objective(Path(self._components.source))
+        self.components: Components = family.open(self._settings, self._dtype)
+        """The model's, with the adapters in the loaded ones."""
+        self.components.on_load = self._merge
+        self._follow_objective(Path(self.components.source))
         self._adapters: tuple[Adapter, ...] = ()
         self._texts: dict[tuple[Caption, ...], dict[str, Tensor]] = {}
         self._placed = False
         self.encoder_changes = 0
         """How often adapters changed the text encoders."""
-        for remark in family.card.model_remarks(self._settings, describe(Path(self._components.source)).variant):
+        for remark in family.card.model_remarks(self._settings, describe(Path(self.components.source)).variant):
             reporter.warn(remark)
 
     def use(self, settings: Settings) -> None:
@@ -89,17 +92,17 @@ class Generator:
         read = [
             with_changes(known[file.path], file=file)
             if file.path in known
-            else Adapter.read(file, self.family, self._components, self._reporter.warn)
+            else Adapter.read(file, self.family, self.components, self._reporter.warn)
             for file in files
         ]
         changed = frozenset().union(*(adapter.layers for adapter in (*self._adapters, *read)))
         self._adapters = tuple(read)
-        for name in component_names(self._components):
-            layers = {n: layer for n, layer in layers_of(self.family, self._components, name).items() if n in changed}
+        for name in component_names(self.components):
+            layers = {n: layer for n, layer in layers_of(self.family, self.components, name).items() if n in changed}
             if layers and name == DENOISER:
                 self._swap(layers)
             elif layers:
-                self._components.free(name)
+                self.components.free(name)
                 self._texts.clear()
                 self.encoder_changes += 1
 
@@ -108,7 +111,7 @@ class Generator:
         captions = {self._text_key(prompt) for prompt in prompts}
         if not (new := sorted(captions - self._texts.keys(), key=_texts)):
             return
-        components = self._components
+        components = self.components
         options = TextOptions.of(self._settings)
         if limit := self.family.text.limit:
             texts = _texts(dict.fromkeys(caption for each in new for caption in each))
@@ -128,11 +131,6 @@ class Generator:
         for oldest in [each for each in self._texts if each not in captions][: max(0, len(self._texts) - MOST_TEXTS)]:
             del self._texts[oldest]
         self.free_encoders()
-
-    @property
-    def components(self) -> Components:
-        """The components of the model, with the adapters in those that are loaded."""
-        return self._components
 
     def image(
         self, prompt: SamplePrompt, step: Step, preview: Callable[[Decode], None] = lambda decode: None
@@ -158,8 +156,8 @@ class Generator:
 
         def sample() -> list[Media]:
             if len(prompts) == 1 or not self.family.sample_batch:
-                return [self.family.sample(self._components, first, text, self._settings)]
-            return self.family.sample_batch(self._components, prompts, text, self._settings)
+                return [self.family.sample(self.components, first, text, self._settings)]
+            return self.family.sample_batch(self.components, prompts, text, self._settings)
 
         with previewing(_after_each_step(first.steps, step, preview)):
             return list(zip(prompts, self._with_fallback(sample), strict=True))
@@ -170,30 +168,31 @@ class Generator:
 
     def close(self) -> None:
         """Give the memory back."""
-        self._components.free(*self._components.sources)
+        self.components.free(*self.components.sources)
         self._texts.clear()
 
     def load(self, *names: str) -> None:
         """Load the components that are not loaded yet, with the adapters."""
-        absent = [name for name in names if _is_empty(self._components.module(name))]
+        absent = [name for name in names if _is_empty(self.components.module(name))]
         if absent:
             self._reporter.phase("loading")
-            self._components.load(*absent)
+            self.components.load(*absent)
 
     def free_encoders(self) -> None:
         """Give the text encoders' memory back, unless the model is kept for further requests."""
         if not self._keeps or self._settings[ModelOptions].lowram:
-            self._components.free(*self._components.encoder_names)
+            self.components.free(*self.components.encoder_names)
 
     def place(self) -> None:
         """Load the denoiser and the VAE, move the denoiser to the device and compile its blocks."""
         self.load(VAE, DENOISER)
         if self._placed:
             return
-        self.family.place(self._components, placement_of(self._settings), self.device)
-        denoiser = self._components.denoiser
+        self.family.place(self.components, placement_of(self._settings), self.device)
+        denoiser = self.components.denoiser
         if self._compile.compile:
-            blocks, expected = self.family.blocks.denoiser(denoiser), graphs_expected(self.family, denoiser, SIZES)
+            blocks = self.family.blocks.denoiser(denoiser)
+            expected = graphs_expected(self.family, denoiser, SIZES)
             title = self.family.blocks.title
             torch.compiler.set_stance("default")  # compiling another model in this process may have failed
             compile_model(self._compile, denoiser, blocks, log_prefix=title, graphs_expected=expected, static=True)
@@ -201,8 +200,8 @@ class Generator:
 
     def _merge(self, name: str) -> None:
         """Add the adapters to a component just loaded."""
-        if name in component_names(self._components):
-            layers = layers_of(self.family, self._components, name)
+        if name in component_names(self.components):
+            layers = layers_of(self.family, self.components, name)
             named = ((name, layer) for name, (_, layer) in layers.items())
             merge(named, self._adapters, self.device, self._dtype)
 
@@ -210,16 +209,16 @@ class Generator:
         """Replace the adapters in the denoiser: in place, or where weights are quantized or swapped by loading it
         again. Its graphs stay in either case."""
         if not self._placed:
-            self._components.free(DENOISER)
+            self.components.free(DENOISER)
             return
         memory = self._settings.get(MemoryOptions)
-        quantized = any(format_of(layer) for layer in self._components.denoiser.modules())
+        quantized = any(format_of(layer) for layer in self.components.denoiser.modules())
         if quantized or (memory and memory.blocks_to_swap):
-            self._components.free(DENOISER)
+            self.components.free(DENOISER)
             self._placed = False
             return
         self._reporter.phase("applying adapters")
-        source = self._components.sources[DENOISER]
+        source = self.components.sources[DENOISER]
         replace(layers.items(), source.read(source.dtype, source.keep), self._adapters)
 
     def _with_fallback(self, work: Callable[[], list[Media]]) -> list[Media]:

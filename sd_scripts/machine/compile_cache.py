@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from sd_scripts.formats.atomic_files import GONE, beside, write_whole
+from sd_scripts.formats.atomic_files import remove_whole, write_whole
 from sd_scripts.formats.private import private_folder
 from sd_scripts.machine.compile_fingerprint import fingerprint
 from sd_scripts.runs import process
@@ -191,20 +191,13 @@ def clear(folder: Path | None = None, *, others: bool = False) -> int:
     for each in folders:
         removed += sum(found.st_size for found in _stats(each))
         for part in _parts(each):
-            _remove(part)
+            try:
+                remove_whole(part)
+            except OSError as error:
+                raise ValueError(f"'{part}' cannot be removed ({error.strerror})") from error
         if each in other_folders():
             shutil.rmtree(each, ignore_errors=True)
     return removed
-
-
-def _remove(folder: Path) -> None:
-    """Remove a folder under another name, so that nobody finds half of it."""
-    gone = beside(folder, GONE)
-    try:
-        os.replace(folder, gone)
-    except OSError as error:
-        raise ValueError(f"'{folder}' cannot be removed ({error.strerror})") from error
-    shutil.rmtree(gone, ignore_errors=True)
 
 
 def refuse_in_use(folder: Path, what: str) -> None:

@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         print(_answer(arguments))
     except (ValueError, OSError) as error:
-        print(sentence_of(error) if isinstance(error, OSError) else error, file=sys.stderr)
+        print(sentence_of(error), file=sys.stderr)
         return MISTAKE if isinstance(error, ValueError) else FAULT
     return 0
 

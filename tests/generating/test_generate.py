@@ -73,7 +73,7 @@ def adapters(each_miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> l
     """A LoRA of the denoiser, and one of the denoiser and a text encoder with another rank."""
     folder = tmp_path_factory.mktemp("adapters")
     generator = generator_of(each_miniature)
-    family, components = generator.family, generator._components
+    family, components = generator.family, generator.components
     made = []
     for number, (names, rank) in enumerate([((DENOISER,), 2), ((DENOISER, "text_encoder1"), 3)]):
         torch.manual_seed(number)

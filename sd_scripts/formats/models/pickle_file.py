@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sd_scripts.formats.documents import check_name
+from sd_scripts.formats.models.safetensors_header import AGAIN
 
 LARGEST_PICKLE = 64 * 2**20
 """Maximum bytes of the pickle without tensor data; a model's has one or two million."""
@@ -15,7 +16,6 @@ OLD_MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 """First bytes of files from torch.save before 1.6, where the tensors follow the pickle."""
 HARMLESS = re.compile(r"(torch|collections|_codecs|builtins|__builtin__)(\..*)?")
 """Modules from which PyTorch's weights_only loading allows some names."""
-AGAIN = "download or copy it again"
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ def write_with_metadata(
     with path.open("rb") as source:
         (length,) = struct.unpack("<Q", source.read(8))
         header = json.loads(source.read(length))
-        header["__metadata__"] = dict(metadata)
-        header = {"__metadata__": header.pop("__metadata__"), **header}
+        header.pop("__metadata__", None)
+        header = {"__metadata__": dict(metadata), **header}
         text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
         text += b" " * (-len(text) % 8)
         left, size = path.stat().st_size - 8 - length, path.stat().st_size

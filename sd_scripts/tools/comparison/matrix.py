@@ -77,14 +77,13 @@ class Comparison:
 
     def make(self) -> Path:
         self._write()
-        # at full strength first: its loss is measured with the same adapters
-        order = sorted(range(len(self._strengths)), key=lambda place: self._strengths[place] != AT_FULL_STRENGTH)
         for number, checkpoint in enumerate(self._source.checkpoints):
             if self._held_out and self._result["checkpoints"][number]["loss"] is None:
                 self._measure(number, checkpoint)
-            for strength in order:
-                for row in range(len(self._rows)):
-                    self._image(number, strength, row)
+            cells = [cell for cell in self._result["cells"] if cell["checkpoint"] == number and not cell["image"]]
+            # at full strength first: its loss is measured with the same adapters
+            for cell in sorted(cells, key=lambda cell: self._strengths[cell["strength"]] != AT_FULL_STRENGTH):
+                self._image(cell)
         self._result["complete"] = True
         if self._rows:
             self._reporter.phase("drawing the grid")
@@ -198,11 +197,11 @@ class Comparison:
         self._result["measured"][self._loss_key(checkpoint)] = loss
         self._write()
 
-    def _image(self, number: int, strength: int, row: int) -> None:
-        """Make an image unless it is there."""
-        cell = next(c for c in self._result["cells"] if _place_of(c) == (number, strength, row))
-        if cell["image"]:
-            return
+    def _image(self, cell: dict[str, Any]) -> None:
+        """Make the image of a cell."""
+        number = cell["checkpoint"]
+        strength = cell["strength"]
+        row = cell["prompt"]
         settings = self._settings(self._source.checkpoints[number], self._strengths[strength])
         with self._worker.generator(settings) as generator:
             generator.encode(self._rows)  # all together: the text encoders are loaded for it
@@ -253,10 +252,6 @@ class Comparison:
         self._result["best"] = best(losses, self._rule, self._losses.within, series)
         with saving(self._folder / RESULT):
             write_whole(self._folder / RESULT, json.dumps(self._result, indent=1, ensure_ascii=False) + "\n")
-
-
-def _place_of(cell: dict[str, Any]) -> tuple[int, int, int]:
-    return cell["checkpoint"], cell["strength"], cell["prompt"]
 
 
 def _digest(*made_from: object) -> str:

@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         done = publish(arguments)
     except (ValueError, OSError) as error:
-        print(sentence_of(error) if isinstance(error, OSError) else error, file=sys.stderr)
+        print(sentence_of(error), file=sys.stderr)
         return 2
     print(json.dumps(done) if arguments.json else "\n".join(_sentences(done)))
     return 0
