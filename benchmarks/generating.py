@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.full_size import full_size
+from benchmarks.observed_run import look_at_gpu
 from benchmarks.pipelines import FAMILIES as WITH_PIPELINE
 from benchmarks.pipelines import pipeline_module
 from benchmarks.steps import machine, write_model
@@ -34,7 +35,7 @@ from sd_scripts.machine.compile_cache import VARIABLE
 from sd_scripts.machine.nvidia import CPU, first_gpu
 from sd_scripts.settings.catalog import FAMILY_TITLES
 from sd_scripts.settings.generate_settings import prompts_of, read_command_line
-from sd_scripts.tools.timed_run import GIB, POLL, ROOT, look_at_gpu
+from sd_scripts.tools.timed_run import GIB, POLL, ROOT
 
 FAMILIES = tuple(name for name in FAMILY_TITLES if name in WITH_PIPELINE)
 OURS: dict[str, tuple[str, ...]] = {"eager": (), "compiled": ("--compile",)}

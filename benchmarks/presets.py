@@ -22,8 +22,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from benchmarks.observed_run import ObservedRun, look_at_gpu, observed_run
 from benchmarks.steps import AFTER, TINY, machine, write_model
 from sd_scripts.data.plan.buckets import Extent
 from sd_scripts.data.plan.epochs import BatchShape
@@ -34,7 +35,7 @@ from sd_scripts.settings.catalog import FAMILY_TITLES, script_for
 from sd_scripts.settings.reading import from_values
 from sd_scripts.settings.settings import Script
 from sd_scripts.testing import demo_images
-from sd_scripts.tools.timed_run import GIB, ROOT, WARM_UP, Run, Stopped, look_at_gpu, timed_run
+from sd_scripts.tools.timed_run import GIB, ROOT, WARM_UP, Stopped
 
 FOLDER = ROOT / "presets"
 METHODS = {"lora": "lora", "dreambooth": "full", "finetune": "full"}
@@ -118,7 +119,7 @@ def only_left(cap: int) -> Iterator[None]:
         torch.cuda.empty_cache()
 
 
-def line(preset: Preset, run: Run | None = None, result: str = "", used_before: float = 0.0) -> str:
+def line(preset: Preset, run: ObservedRun | None = None, result: str = "", used_before: float = 0.0) -> str:
     """Return a row of the table. `used_before`: bytes of the GPU that others used."""
     planned = preset.plan()
     cells = [
@@ -166,10 +167,10 @@ class Rows:
             before = look_at_gpu()
             used = before[1] if before else 0.0
             try:
-                run = timed_run(preset.script.file, options, Path(folder) / "row", last)
+                run = observed_run(preset.script.file, options, Path(folder) / "row", last)
             except Stopped as error:
                 why = "out of memory" if "out of memory" in error.why else error.why
-                return line(preset, error.run, f"failed: {why}", used), False
+                return line(preset, cast(ObservedRun, error.run), f"failed: {why}", used), False
         return line(preset, run, "trains", used), True
 
 

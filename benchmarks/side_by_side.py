@@ -9,7 +9,8 @@ import os
 import time
 from collections.abc import Callable, Mapping
 
-from sd_scripts.tools.timed_run import POLL, WARM_UP, Run, Running, Stopped
+from benchmarks.observed_run import ObservedRun, ObservedRunning
+from sd_scripts.tools.timed_run import POLL, WARM_UP, Stopped
 
 SETTLING = 4
 """Steps of each turn that are not timed: two of the turn before, which are told late; one that was interrupted; and one
@@ -17,8 +18,8 @@ for which the GPU has no work queued."""
 
 
 def time_in_turns(
-    runs: Mapping[str, Running], steps: int, turns: int, *, failed: Callable[[str, Stopped], object]
-) -> dict[str, Run]:
+    runs: Mapping[str, ObservedRunning], steps: int, turns: int, *, failed: Callable[[str, Stopped], object]
+) -> dict[str, ObservedRun]:
     """Time `steps` steps of each run in so many turns, and end the runs. `failed` is told of those that end before."""
     left = dict(runs)
     try:
@@ -39,7 +40,7 @@ def supported() -> bool:
     return os.name == "posix"
 
 
-def _warm_up(left: dict[str, Running], failed: Callable[[str, Stopped], object]) -> None:
+def _warm_up(left: dict[str, ObservedRunning], failed: Callable[[str, Stopped], object]) -> None:
     """Wait until each run has done its first steps; stop those that have."""
     waiting = set(left)
     while waiting:
@@ -58,7 +59,7 @@ def _warm_up(left: dict[str, Running], failed: Callable[[str, Stopped], object])
             waiting.remove(name)
 
 
-def _takes_turn(running: Running, timed: int) -> bool:
+def _takes_turn(running: ObservedRunning, timed: int) -> bool:
     """Let a run train until so many steps are timed. Return False if it ends."""
     running.look()
     first = running.done
@@ -80,7 +81,7 @@ def _takes_turn(running: Running, timed: int) -> bool:
     return True
 
 
-def _drop(left: dict[str, Running], name: str, failed: Callable[[str, Stopped], object]) -> None:
+def _drop(left: dict[str, ObservedRunning], name: str, failed: Callable[[str, Stopped], object]) -> None:
     running = left.pop(name)
     running.look()
     failed(name, Stopped(running.run, running.console()))

@@ -30,6 +30,7 @@ from typing import Any
 
 from benchmarks.full_size import full_size
 from benchmarks.full_size.weights import operations_per_image
+from benchmarks.observed_run import ObservedRun, ObservedRunning, launch_processes, observed_run
 from benchmarks.side_by_side import supported, time_in_turns
 from sd_scripts.families.cards.family_card import DENOISER
 from sd_scripts.families.cards.registry import module_of
@@ -38,7 +39,7 @@ from sd_scripts.machine.nvidia import first_gpu
 from sd_scripts.settings.catalog import FAMILY_TITLES, METHOD_TITLES, script_for
 from sd_scripts.settings.command_line import given_flags
 from sd_scripts.testing import demo_images
-from sd_scripts.tools.timed_run import GIB, WARM_UP, Run, Running, Stopped, launch_processes, timed_run
+from sd_scripts.tools.timed_run import GIB, WARM_UP, Stopped
 
 TINY = {"resolution": "64,64", "min_bucket_reso": 64, "bucket_reso_steps": 32, "max_data_loader_n_workers": 0}
 """Options of all rows with --miniature."""
@@ -99,7 +100,7 @@ def spelled(options: dict[str, Any]) -> str:
     return ", ".join(name if value is True else f"{name} = {value}" for name, value in options.items())
 
 
-def line(name: str, options: dict[str, Any], runs: list[Run], operations: float = 0.0) -> str:
+def line(name: str, options: dict[str, Any], runs: list[ObservedRun], operations: float = 0.0) -> str:
     """Return a row of the table, over all rounds; the medians of the single rounds are beside the common one.
 
     `operations`: floating-point operations for each image of a step; 0: not known.
@@ -149,7 +150,7 @@ HEADINGS = (
 )
 
 
-def table(rows: dict[str, dict[str, Any]], results: dict[str, list[Run]], operations: float = 0.0) -> str:
+def table(rows: dict[str, dict[str, Any]], results: dict[str, list[ObservedRun]], operations: float = 0.0) -> str:
     lines = [f"| {' | '.join(HEADINGS)} |", "|---" * len(HEADINGS) + "|"]
     return "\n".join([*lines, *(line(name, rows[name], runs, operations) for name, runs in results.items())])
 
@@ -200,7 +201,7 @@ class Benchmark:
         self._steps, self._curve, self._markdown = arguments.steps, arguments.curve, arguments.markdown
         self._about = machine()
         self._operations = 0 if arguments.miniature else self._counted(full_size(family), method)
-        self.results: dict[str, list[Run]] = {}
+        self.results: dict[str, list[ObservedRun]] = {}
         self.failed: list[str] = []
 
     def _counted(self, module: Any, method: str) -> int:
@@ -224,7 +225,7 @@ class Benchmark:
             with tempfile.TemporaryDirectory(dir=self.folder) as folder:
                 last = WARM_UP + self._steps
                 try:
-                    run = timed_run(
+                    run = observed_run(
                         *(self._script.file, self._options(name), Path(folder) / name, last),
                         flags=self._flags,
                         launcher=self._launchers[name],
@@ -240,7 +241,9 @@ class Benchmark:
         """Time rows side by side."""
         with tempfile.TemporaryDirectory(dir=self.folder) as folder:
             runs = {
-                name: Running(self._script.file, self._options(name, turns), Path(folder) / name, flags=self._flags)
+                name: ObservedRunning(
+                    self._script.file, self._options(name, turns), Path(folder) / name, flags=self._flags
+                )
                 for name in self._rows
             }
             timed = time_in_turns(runs, self._steps, turns, failed=self._tell_failed)

@@ -13,8 +13,9 @@ from benchmarks import buckets as benchmark_buckets
 from benchmarks import presets as measure_presets
 from benchmarks.full_size import full_size
 from benchmarks.full_size.weights import BRANCH_GAINS, operations_per_image, random_weights, unknown
+from benchmarks.observed_run import launch_processes
 from benchmarks.side_by_side import supported
-from benchmarks.steps import COMMON, GIB, HEADINGS, WARM_UP, Run, curve_table, main, table
+from benchmarks.steps import COMMON, GIB, HEADINGS, WARM_UP, ObservedRun, curve_table, main, table
 from sd_scripts.families.cards.registry import module_of
 from sd_scripts.families.common.components import DENOISER
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
@@ -23,7 +24,6 @@ from sd_scripts.families.sdxl.full_size import SDXL_CONFIG
 from sd_scripts.settings.catalog import SCRIPTS
 from sd_scripts.settings.reading import from_values
 from sd_scripts.settings.settings import Script
-from sd_scripts.tools.timed_run import launch_processes
 
 pytestmark = pytest.mark.run
 
@@ -153,7 +153,7 @@ def test_the_table_leaves_out_the_warm_up_and_joins_the_rounds() -> None:
     }
 
 
-def seen_run(seconds: float, vram: int, busy: float) -> Run:
+def seen_run(seconds: float, vram: int, busy: float) -> ObservedRun:
     steps: list[dict[str, Any]] = [{"kind": "step", "step": 1, "seconds": 9.0, "loss": 1.0, "vram": GIB}] * WARM_UP
     steps += [{"kind": "step", "step": 2, "seconds": seconds, "loss": 0.5, "vram": vram}] * 10
     events = [
@@ -164,7 +164,7 @@ def seen_run(seconds: float, vram: int, busy: float) -> Run:
         {"kind": "compile", "graphs": 7, "recompiles": 0, "breaks": 0},
         {"kind": "compile", "graphs": 14, "recompiles": 2, "breaks": 0},
     ]
-    return Run(began=100.0, events=events + steps, resident=GIB, gpu=[(busy, 5.0 * GIB)], cpu=(1.5, 10))
+    return ObservedRun(began=100.0, events=events + steps, resident=GIB, gpu=[(busy, 5.0 * GIB)], cpu=(1.5, 10))
 
 
 def test_steps_of_a_turn_that_settle_are_not_timed() -> None:
@@ -207,7 +207,7 @@ def test_a_preset_that_does_not_fit_says_so() -> None:
         {"kind": "phase", "name": "training", "time": 3.0, "vram": 5 * GIB, "reserved": 6 * GIB},
         {"kind": "failed", "error": "CUDA out of memory", "time": 4.0},
     ]
-    row = measure_presets.line(preset, Run(began=0.0, events=events), "failed: out of memory")
+    row = measure_presets.line(preset, ObservedRun(began=0.0, events=events), "failed: out of memory")
     assert row.startswith("| lora/flux_low_memory_8gb | 8 (7.45 GiB) |")
     assert "| 3.00 | 5.00 | 6.00 |" in row
     assert row.endswith("| failed: out of memory |")
@@ -234,7 +234,7 @@ def test_steps_over_buckets_are_timed_by_shape_after_the_first_epoch() -> None:
     seconds = [(9.0, shapes[0]), (8.0, shapes[1]), (0.1, shapes[1]), (0.3, None), (0.4, shapes[0])]
     steps = [{"kind": "step", "seconds": time, **({"shape": shape} if shape else {})} for time, shape in seconds]
     compiled = {"kind": "compile", "graphs": 4, "recompiles": 2, "breaks": 0, "seconds": 12.4}
-    run = Run(began=0.0, events=[{"kind": "started", "shapes": [*shapes]}, compiled, *steps])
+    run = ObservedRun(began=0.0, events=[{"kind": "started", "shapes": [*shapes]}, compiled, *steps])
     cells = [cell.strip() for cell in benchmark_buckets.line("flux", 2, False, "compiled", run).strip("|").split("|")]
     assert dict(zip(benchmark_buckets.HEADINGS, cells, strict=True)) == {
         "images' ratios": "2",

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.observed_run import launch_processes
 from sd_scripts.runs.folder import RunFolder
-from sd_scripts.tools.timed_run import ROOT, launch_processes
+from sd_scripts.tools.timed_run import ROOT
 from sd_scripts.training import trainer
 from sd_scripts.training.compiling.compile_progress import RECORDING
 from sd_scripts.training.execution.recorded import RecordedUpdates
