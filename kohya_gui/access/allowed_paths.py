@@ -63,17 +63,17 @@ class AllowedPaths:
             os.fsencode(text)
         except UnicodeEncodeError:
             raise ValueError(f"{option}: {text!a} contains characters that are not valid in a path") from None
-        place = Path(os.path.expanduser(text)).absolute()
-        if not self.holds(place):
+        absolute = Path(os.path.expanduser(text)).absolute()
+        if not self.holds(absolute):
             raise ValueError(
                 f"{option}: '{text}' is outside the allowed folders; start the GUI with --allowed_path and its folder"
             )
         try:
-            os.stat(place)
+            os.stat(absolute)
         except OSError as error:
             if problem := NO_PATH.get(error.errno or 0):
                 raise ValueError(f"{option}: '{_short(text)}' {problem}") from None
-        return place
+        return absolute
 
     def holds(self, path: Path) -> bool:
         """Return whether a path, and what it links to, lies in an allowed folder."""
@@ -103,16 +103,16 @@ class AllowedPaths:
         if path in NO_PATHS.get(name, ()) or (name in HUB_NAMES and is_hub_id(path) and not os.path.lexists(path)):
             return None
         try:
-            place = self.check(name, path)
+            absolute = self.check(name, path)
             if name == "dataset_config":
-                for key, inner in _inside(place):
+                for key, inner in _inside(absolute):
                     self.check(f"dataset_config: {key}", inner)
                     if key in METADATA_KEYS:
                         self._check_keys(f"dataset_config: {key}", Path(inner))
             if name == "in_json":
-                self._check_keys(name, place)
+                self._check_keys(name, absolute)
             if name == "sample_prompts":
-                for control in _control_images(read_prompts(place)):
+                for control in _control_images(read_prompts(absolute)):
                     self.check(f"{name}: {CONTROLS.key}", control)
         except ValueError as error:
             return str(error)

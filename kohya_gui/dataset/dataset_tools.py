@@ -89,7 +89,7 @@ def arrange(concept: Concept) -> Arranged:
 
     Nothing is moved, deleted or overwritten. Raises ValueError, one sentence, before anything is created.
     """
-    destination = place("destination", concept.destination)
+    destination = typed_folder("destination", concept.destination)
     jobs = [("img", "training_images", concept.training_images, _folder_name(concept))]
     if concept.regularisation_images.strip():
         name = f"{_repeats(concept.regularisation_repeats)}_{_prompt('class_prompt', concept.class_prompt)}"
@@ -137,14 +137,15 @@ def _repeats(number: Any) -> int:
     return int(number)
 
 
-def place(name: str, typed: str) -> Path:
+def typed_folder(name: str, typed: str) -> Path:
+    """Return the folder that was typed into a field. Raises ValueError if none was."""
     if not typed.strip():
         raise ValueError(f"{name}: empty; enter a folder")
     return Path(os.path.expanduser(typed.strip())).absolute()
 
 
 def _source(name: str, typed: str, destination: Path) -> Path:
-    source = place(name, typed)
+    source = typed_folder(name, typed)
     if not source.is_dir():
         raise ValueError(f"{name}: folder not found: '{source}'")
     if destination.resolve().is_relative_to(source.resolve()):

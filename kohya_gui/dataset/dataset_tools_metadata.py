@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import sd_scripts
-from kohya_gui.dataset.dataset_tools import place, shown_field
+from kohya_gui.dataset.dataset_tools import shown_field, typed_folder
 from kohya_gui.runs.launch_command import setting_flags
 from kohya_gui.tools.tool_job import ToolJob
 from sd_scripts.formats.images.folder_names import dotted
@@ -39,14 +39,16 @@ class Gathering:
 
     @property
     def images(self) -> Path:
-        return place("image_folder", self.image_folder)
+        return typed_folder("image_folder", self.image_folder)
 
     def file(self, field: str) -> Path:
         """Return the metadata file that a field names. Raises ValueError for an invalid name."""
         name = getattr(self, field).strip()
         if not name.endswith(".json") or Path(name).name != name:
             raise ValueError(f"{field}: '{name}' must be a file name that ends in .json")
-        return (place("metadata_folder", self.metadata_folder) if self.metadata_folder.strip() else self.images) / name
+        if not self.metadata_folder.strip():
+            return self.images / name
+        return typed_folder("metadata_folder", self.metadata_folder) / name
 
     @property
     def words_file(self) -> Path:

@@ -20,14 +20,14 @@ MOST_FILES = 20_000
 """Counting stops here, so that even the root of a disk gets a quick hint."""
 
 
-def train_data(path: str, caption_extension: str, num_repeats: int | None = None, many: bool = False) -> Recognised:
+def train_data(text: str, caption_extension: str, num_repeats: int | None = None, many: bool = False) -> Recognised:
     """Describe the images of a train_data_dir; `many` is allow_many_repeats."""
-    return glance(path, lambda place: _train_data(place, dotted(caption_extension.strip()), num_repeats, many))
+    return glance(text, lambda path: _train_data(path, dotted(caption_extension.strip()), num_repeats, many))
 
 
-def beside_metadata(path: str) -> Recognised:
+def beside_metadata(text: str) -> Recognised:
     """Describe the images of a folder whose metadata file names those that are trained."""
-    return glance(path, _beside_metadata)
+    return glance(text, _beside_metadata)
 
 
 def _train_data(root: Path, extension: str, num_repeats: int | None, many: bool) -> Recognised:

@@ -88,9 +88,9 @@ def first_folder(allowed_paths: AllowedPaths) -> Path:
     return folders[0]
 
 
-def _nearest(place: Path, allowed_paths: AllowedPaths) -> Path:
+def _nearest(start: Path, allowed_paths: AllowedPaths) -> Path:
     """Return the folder itself, or the first existing one above it."""
-    for folder in (place, *place.parents):
+    for folder in (start, *start.parents):
         if folder.is_dir() and allowed_paths.holds(folder):
             return folder
     return first_folder(allowed_paths)

@@ -165,12 +165,12 @@ def _capable(values: Mapping[str, Any], method: str, families: Sequence[str]) ->
 
 
 def _family_of_model(name: str, allowed_paths: AllowedPaths) -> str | None:
-    place = Path(os.path.expanduser(name))
+    path = Path(os.path.expanduser(name))
     try:
-        if name and allowed_paths.holds(place) and place.exists():
-            family = describe(place).family
+        if name and allowed_paths.holds(path) and path.exists():
+            family = describe(path).family
             derived = [card for card in cards() if family and card.derived_from == family]
-            return _named(place.name, derived) or family
+            return _named(path.name, derived) or family
     except (OSError, ValueError):  # not a valid path
         return None
     return _named(name, cards()) if is_hub_id(name) else None
@@ -187,15 +187,15 @@ def save_prompts(configuration: Path, prompts: str, allowed_paths: AllowedPaths 
     text = prompts.rstrip() + "\n"
     for number in itertools.count(1):
         end = f"-{number}" if number > 1 else ""
-        place = configuration.with_name(f"{configuration.stem}-prompts{end}.txt").absolute()
-        allowed_paths.check(PROMPTS, place)
+        file = configuration.with_name(f"{configuration.stem}-prompts{end}.txt").absolute()
+        allowed_paths.check(PROMPTS, file)
         try:
-            if not place.exists():
-                write_whole(place, text)
-            if place.read_bytes() == text.encode():
-                return place
+            if not file.exists():
+                write_whole(file, text)
+            if file.read_bytes() == text.encode():
+                return file
         except OSError as error:
-            raise ValueError(f"{PROMPTS}: '{place}' cannot be written: {error.strerror}") from error
+            raise ValueError(f"{PROMPTS}: '{file}' cannot be written: {error.strerror}") from error
     raise AssertionError
 
 

@@ -99,17 +99,17 @@ class PromptEditor:
         text: str = data[self._text] or ""
         try:
             values = self._form.read(data, ABOUT)
-            place = prompt_file(values, self._form.allowed_paths)
-            content = saved_text(place)
+            path = prompt_file(values, self._form.allowed_paths)
+            content = saved_text(path)
         except ValueError as error:
             return {self._message: self._form.links.refused(error)}
-        notice = f"Editing {place}" if place.exists() else f"{place} is created when you save"
-        opened = (str(place), content)
+        notice = f"Editing {path}" if path.exists() else f"{path} is created when you save"
+        opened = (str(path), content)
         if not content and not values.get(FILE):
             content = data[self._form.prompts] or ""  # in no file yet
         last_place, last_text = data[self._opened]
-        if last_place == str(place) and text != last_text:
-            notice = f"Your unsaved changes to {place} are still here"
+        if last_place == str(path) and text != last_text:
+            notice = f"Your unsaved changes to {path} are still here"
             content = text
             opened = data[self._opened]
         return {
@@ -127,48 +127,48 @@ class PromptEditor:
         text: str = (data[self._text] or "").rstrip() + "\n"
         values = self._form.read(data, ABOUT)
         try:
-            place = prompt_file(values, self._form.allowed_paths)
-            prompts = parse_prompts(text, place).prompts(card_of(data[self._family]).sample_defaults)
-            content = saved_text(place)
+            path = prompt_file(values, self._form.allowed_paths)
+            prompts = parse_prompts(text, path).prompts(card_of(data[self._family]).sample_defaults)
+            content = saved_text(path)
         except ValueError as error:
             return {self._message: message("error", Html(f"Not saved: {self._form.links.sentence(error)}"))}
-        if content and data[self._opened] != (str(place), content) and content != text:
-            warning = f"{place} changed since it was opened here. Save again to overwrite it"
-            return {self._message: message("warning", warning), self._opened: (str(place), content)}
+        if content and data[self._opened] != (str(path), content) and content != text:
+            warning = f"{path} changed since it was opened here. Save again to overwrite it"
+            return {self._message: message("warning", warning), self._opened: (str(path), content)}
         try:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(place, text)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, text)
         except OSError as error:
-            unwritten = ValueError(f"{FILE}: '{place}' cannot be written: {error.strerror}")
+            unwritten = ValueError(f"{FILE}: '{path}' cannot be written: {error.strerror}")
             return {self._message: self._form.links.refused(unwritten)}
-        named = values.get(FILE) or str(place)
+        named = values.get(FILE) or str(path)
         count = f"{len(prompts)} prompts" if len(prompts) > 1 else "1 prompt"
         return {
             self._form.controls[FILE]: shown(self._form.options[FILE], named),
             self._form.prompts: "",
-            self._message: message("ok", f"Saved to {place}: {count}"),
-            self._opened: (str(place), text),
+            self._message: message("ok", f"Saved to {path}: {count}"),
+            self._opened: (str(path), text),
         }
 
 
 def prompt_file(values: Mapping[str, Any], allowed_paths: AllowedPaths = EVERYWHERE) -> Path:
     """Return the prompt file in the settings, else one next to the results. Raises ValueError for an invalid path."""
     if name := unquoted(values.get(FILE) or "").strip():
-        place = allowed_paths.check(FILE, name)
-        check_kind(place)
-        return place
+        path = allowed_paths.check(FILE, name)
+        check_kind(path)
+        return path
     folder = allowed_paths.check("output_dir", values.get("output_dir") or ".")
     return allowed_paths.check("output_name", folder / f"{values.get('output_name') or 'last'}-prompts.txt")
 
 
-def saved_text(place: Path) -> str:
+def saved_text(path: Path) -> str:
     """Return the text of a prompt file, empty if it does not exist. Raises ValueError, one sentence."""
     try:
-        if place.is_file() and place.stat().st_size > LARGEST:
-            raise ValueError(f"'{place}' has more than 1 MB; edit it elsewhere")
-        return read_text(place) if place.exists() else ""
+        if path.is_file() and path.stat().st_size > LARGEST:
+            raise ValueError(f"'{path}' has more than 1 MB; edit it elsewhere")
+        return read_text(path) if path.exists() else ""
     except OSError as error:
-        raise ValueError(f"{FILE}: '{place}' cannot be read: {error.strerror}") from error
+        raise ValueError(f"{FILE}: '{path}' cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise ValueError(f"{FILE}: {error}") from error
 
@@ -181,23 +181,23 @@ def routes(links: Mapping[str, FieldLinks]) -> list[Route]:
         """Check the text in the page; no file is read."""
         try:
             tab, text, file, family, sampler = (str(body[key]) for key in ("tab", "text", "file", "family", "sampler"))
-            place = Path(unquoted(file).strip() or "prompts.txt")
+            path = Path(unquoted(file).strip() or "prompts.txt")
             options = inserts(family)
-            explanation = meaning(text[:LARGEST], place, family, sampler, links.get(tab, NO_LINKS))
+            explanation = meaning(text[:LARGEST], path, family, sampler, links.get(tab, NO_LINKS))
         except (ValueError, KeyError) as error:
             raise ValueError("tab, text, file, family and sampler are required") from error
-        return {"options": options if place.suffix == ".txt" else "", "check": explanation}
+        return {"options": options if path.suffix == ".txt" else "", "check": explanation}
 
     return [post("prompts", check)]
 
 
-def meaning(text: str, place: Path, family: str, sampler: str, links: FieldLinks = NO_LINKS) -> str:
+def meaning(text: str, path: Path, family: str, sampler: str, links: FieldLinks = NO_LINKS) -> str:
     """Explain, prompt by prompt, how training of this family reads the text."""
     if not text.strip():
         return ""
     try:
-        check_kind(place)
-        file = parse_prompts(text, place)
+        check_kind(path)
+        file = parse_prompts(text, path)
         prompts = file.prompts(card_of(family).sample_defaults)
     except ValueError as error:
         return message("error", links.sentence(error))

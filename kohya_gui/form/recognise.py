@@ -49,74 +49,74 @@ class Recognised:
 NOTHING = Recognised("")
 
 
-def allowed(allowed_paths: AllowedPaths, option: str, path: str, look: Callable[[str], Recognised]) -> Recognised:
+def allowed(allowed_paths: AllowedPaths, option: str, text: str, look: Callable[[str], Recognised]) -> Recognised:
     """Describe what is at a path; outside the allowed folders, not even whether it exists."""
-    problem = allowed_paths.problem(option, path) if path.strip() else None
-    return Recognised(problem.partition(": ")[2], good=False) if problem else look(path)
+    problem = allowed_paths.problem(option, text) if text.strip() else None
+    return Recognised(problem.partition(": ")[2], good=False) if problem else look(text)
 
 
-def model(path: str, family: str) -> Recognised:
-    """Identify the base model at `path` and whether `family` can train on it."""
-    return glance(path, lambda place: _model(place, path.strip(), family))
+def model(text: str, family: str) -> Recognised:
+    """Identify the base model at a path and whether `family` can train on it."""
+    return glance(text, lambda path: _model(path, text.strip(), family))
 
 
-def part(path: str, option: str, family: str) -> Recognised:
-    """Identify the file at `path` and whether it is the component that this option of the family expects."""
+def part(text: str, option: str, family: str) -> Recognised:
+    """Identify the file at a path and whether it is the component that this option of the family expects."""
     component = component_card(family, option)
-    return glance(path, lambda place: _part(place, component)) if component else NOTHING
+    return glance(text, lambda path: _part(path, component)) if component else NOTHING
 
 
 def part_beside(model: str, option: str, family: str, may_read: Callable[[Path], bool]) -> Path | None:
     """Return the file next to the base model that is the component which this option of the family expects."""
     component = component_card(family, option)
-    place = Path(os.path.expanduser(model.strip()))
+    path = Path(os.path.expanduser(model.strip()))
     with contextlib.suppress(OSError, ValueError):  # a path that cannot be one
-        if component and model.strip() and may_read(place) and place.is_file():
-            files = (file for file in place.parent.iterdir() if file.suffix in SAFETENSORS and file != place)
+        if component and model.strip() and may_read(path) and path.is_file():
+            files = (file for file in path.parent.iterdir() if file.suffix in SAFETENSORS and file != path)
             files_beside = [file for file in sorted(islice(files, MOST_BESIDE)) if may_read(file) and file.is_file()]
             return next((file for file in files_beside if describe(file).variant in component.fitting), None)
     return None
 
 
-def metadata(path: str) -> Recognised:
+def metadata(text: str) -> Recognised:
     """Count the images in a metadata file and how many have a caption or tags."""
-    return glance(path, _metadata)
+    return glance(text, _metadata)
 
 
-def glance(path: str, look: Callable[[Path], Recognised]) -> Recognised:
+def glance(text: str, look: Callable[[Path], Recognised]) -> Recognised:
     """Look at a path without ever failing, whatever was typed and whatever the disk answers."""
-    if not path.strip():
+    if not text.strip():
         return NOTHING
-    if is_foreign(path.strip()):
+    if is_foreign(text.strip()):
         return Recognised(
             "A Windows path, but the GUI does not run on Windows; enter a path on this machine", good=False
         )
     try:
-        return look(Path(os.path.expanduser(path.strip())))
+        return look(Path(os.path.expanduser(text.strip())))
     except OSError as error:
         return Recognised(f"Cannot be read: {error.strerror}", good=False)
 
 
-def is_foreign(path: str) -> bool:
+def is_foreign(text: str) -> bool:
     """Return whether this is a path on Windows while the GUI runs elsewhere."""
-    return os.name != "nt" and bool(WINDOWS_PATH.match(path))
+    return os.name != "nt" and bool(WINDOWS_PATH.match(text))
 
 
-def _model(place: Path, name: str, family: str) -> Recognised:
-    if place.is_dir() or (place.is_file() and place.suffix in SAFETENSORS):
-        return _judged(describe(place), place, family)
-    if place.is_file() and place.suffix in PICKLED:
-        return _pickled(place)
-    if place.is_file():
+def _model(path: Path, name: str, family: str) -> Recognised:
+    if path.is_dir() or (path.is_file() and path.suffix in SAFETENSORS):
+        return _judged(describe(path), path, family)
+    if path.is_file() and path.suffix in PICKLED:
+        return _pickled(path)
+    if path.is_file():
         return Recognised("Not a model file: choose a .safetensors or .ckpt file", good=False)
     if is_hub_id(name):
         return Recognised("Hugging Face model id: loaded from the local cache or downloaded when the run starts")
     return Recognised("File or folder not found", good=False)
 
 
-def _judged(file: ModelFile, place: Path, family: str) -> Recognised:
+def _judged(file: ModelFile, path: Path, family: str) -> Recognised:
     if file.problem:
-        return _broken(file.problem, place)
+        return _broken(file.problem, path)
     text = _words(file, "Unknown model type")
     base = file.family if file.is_base_model else None
     if not card_of(family).trains(base):
@@ -124,17 +124,17 @@ def _judged(file: ModelFile, place: Path, family: str) -> Recognised:
     return Recognised(text, good=True, family=base)
 
 
-def _part(place: Path, component: ComponentCard) -> Recognised:
-    if place.is_file() and place.suffix in PICKLED:
-        return _pickled(place)
-    if not place.exists():
+def _part(path: Path, component: ComponentCard) -> Recognised:
+    if path.is_file() and path.suffix in PICKLED:
+        return _pickled(path)
+    if not path.exists():
         return Recognised("File or folder not found", good=False)
-    if place.is_file() and place.suffix not in SAFETENSORS:
+    if path.is_file() and path.suffix not in SAFETENSORS:
         return Recognised(f"Not a model file: choose the .safetensors file of {component.title}", good=False)
-    folder = place / component.folder
-    file = describe(folder if folder.is_dir() else place)
+    folder = path / component.folder
+    file = describe(folder if folder.is_dir() else path)
     if file.problem:
-        return _broken(file.problem, place)
+        return _broken(file.problem, path)
     good = file.variant in component.fitting or component.option in file.parts
     text = _words(file, "Unknown file type")
     return Recognised(text if good else f"{text}: not {component.title}", good=good)
@@ -146,12 +146,12 @@ def _words(file: ModelFile, unknown: str) -> str:
     return ", ".join(filter(None, (file.variant or unknown, file.precision, size(file.bytes), inside)))
 
 
-def _pickled(place: Path) -> Recognised:
-    return Recognised(f"{size(place.stat().st_size)}, {place.suffix}: checked when the run starts")
+def _pickled(path: Path) -> Recognised:
+    return Recognised(f"{size(path.stat().st_size)}, {path.suffix}: checked when the run starts")
 
 
-def _broken(problem: str, place: Path) -> Recognised:
-    return Recognised(problem.replace(f"'{place}'", "This"), good=False)  # the path is right above
+def _broken(problem: str, path: Path) -> Recognised:
+    return Recognised(problem.replace(f"'{path}'", "This"), good=False)  # the path is right above
 
 
 def _metadata(file: Path) -> Recognised:

@@ -180,7 +180,7 @@ class TrainingTab:
         components = [name for name in component_options() if name in self.form.hints]
 
         def model_hint(path: str, family: str, *files: str) -> str:
-            model = self._seen(BASE_MODEL, path, lambda place: recognise.model(place, family))
+            model = self._seen(BASE_MODEL, path, lambda text: recognise.model(text, family))
             other = model.family if model.family in self._families else None
             if other and other != family:
                 return hint(model, offer(self.family.elem_id or "", other))
@@ -207,10 +207,10 @@ class TrainingTab:
             value = given(options[name], typed)
             return value if isinstance(value, int) else None
 
-        def look(place: str) -> Recognised:
+        def look(text: str) -> Recognised:
             if metadata:
-                return recognise_images.beside_metadata(place)
-            return recognise_images.train_data(place, extension or ".caption", number("num_repeats", num_repeats), many)
+                return recognise_images.beside_metadata(text)
+            return recognise_images.train_data(text, extension or ".caption", number("num_repeats", num_repeats), many)
 
         images = self._seen("train_data_dir", path, look)
         if images.ending:
@@ -226,7 +226,7 @@ class TrainingTab:
         return hint(images, links.set_button("num_repeats", str(factor), f"Use this folder{repeats}"))
 
     def _component_hint(self, name: str) -> Callable[[str, str], str]:
-        return lambda path, family: hint(self._seen(name, path, lambda place: recognise.part(place, name, family)))
+        return lambda path, family: hint(self._seen(name, path, lambda text: recognise.part(text, name, family)))
 
     def _beside(self, name: str, model: str, family: str) -> Html:
         """Return a button that takes a component from the folder of the base model; empty if it is not there."""
@@ -375,9 +375,9 @@ class TrainingTab:
             if not name.lower().endswith((".toml", ".json")):
                 raise ValueError(f"{name} is not a settings file: drop a .toml or a kohya_ss .json file")
             with tempfile.TemporaryDirectory(dir=state_folder()) as folder:
-                place = Path(folder) / name
-                place.write_text(str(dropped["text"]), encoding="utf-8")
-                updates = self._opened(str(place), [], data[self.family])
+                file = Path(folder) / name
+                file.write_text(str(dropped["text"]), encoding="utf-8")
+                updates = self._opened(str(file), [], data[self.family])
         except (KeyError, TypeError, ValueError, OSError) as error:
             return {self.run.message: self.form.links.refused(ValueError(str(error)))}
         return {**updates, self.file: gr.update(), self.recent: gr.skip(), self.opened: ""}
@@ -450,15 +450,15 @@ class TrainingTab:
     def _saved(self, data: Updates, text: str) -> Updates:
         values = self.form.read(data)
         family = data[self.family]
-        place = path_to_save(text)
-        self._allowed_paths.check("configuration file", place)
-        if os.path.isfile(place) and str(place) not in (data[self.opened], data[self.replacing]):
-            return self._ask_to_replace(place)
+        file = path_to_save(text)
+        self._allowed_paths.check("configuration file", file)
+        if os.path.isfile(file) and str(file) not in (data[self.opened], data[self.replacing]):
+            return self._ask_to_replace(file)
         prompt_updates: Updates = {}
         if prompts := self._prompts(data, values):
-            values["sample_prompts"] = str(save_prompts(place, prompts, self._allowed_paths))
+            values["sample_prompts"] = str(save_prompts(file, prompts, self._allowed_paths))
             prompt_updates = {self.form.controls["sample_prompts"]: values["sample_prompts"], self.form.prompts: ""}
-        path = self.training.save_configuration(place, values, family, data[self.unknown], self._allowed_paths)
+        path = self.training.save_configuration(file, values, family, data[self.unknown], self._allowed_paths)
         return {
             **self._remember(path, data[self.recent]),
             **prompt_updates,

@@ -152,12 +152,12 @@ def suggested_output(tool: LoraTool, values: Mapping[str, Any], allowed_paths: A
     return ""
 
 
-def _lora(place: Path) -> Recognised:
+def _lora(path: Path) -> Recognised:
     """Describe a LoRA file: its model, kind, rank, layers, precision, training and size."""
-    file = _described(place)
+    file = _described(path)
     if isinstance(file, Recognised):
         return file
-    summary = summarize(read_header(place)) if place.suffix in SAFETENSORS else None
+    summary = summarize(read_header(path)) if path.suffix in SAFETENSORS else None
     ranks = tuple(summary.ranks) if summary else ()
     if not file.variant.endswith("LoRA"):
         text = f"{file.variant or 'Unknown file'}, {size(file.bytes)}: not a LoRA"
@@ -168,9 +168,9 @@ def _lora(place: Path) -> Recognised:
     return Recognised(f"{kind}, {summary.text()}, {size(file.bytes)}", good=True, family=file.family, ranks=ranks)
 
 
-def _model(place: Path) -> Recognised:
+def _model(path: Path) -> Recognised:
     """Describe a model file."""
-    file = _described(place)
+    file = _described(path)
     if isinstance(file, Recognised):
         return file
     if file.variant.endswith("LoRA"):
@@ -181,22 +181,22 @@ def _model(place: Path) -> Recognised:
     return Recognised(text, good=readable, family=file.family)
 
 
-def _described(place: Path) -> ModelFile | Recognised:
+def _described(path: Path) -> ModelFile | Recognised:
     """Return what a file is, or why it cannot be read."""
-    if problem := input_problem("", str(place)).partition(": ")[2]:
-        return Recognised(problem.replace(f"there is no file '{place}'", "There is no such file"), good=False)
-    file = describe(place)
-    return Recognised(file.problem.replace(f"'{place}'", "This file"), good=False) if file.problem else file
+    if problem := input_problem("", str(path)).partition(": ")[2]:
+        return Recognised(problem.replace(f"there is no file '{path}'", "There is no such file"), good=False)
+    file = describe(path)
+    return Recognised(file.problem.replace(f"'{path}'", "This file"), good=False) if file.problem else file
 
 
 def metadata_entries(path: str) -> dict[str, str]:
     """Return the metadata of a file. Raises ValueError, one sentence."""
-    place = Path(path)
+    file = Path(path)
     if problem := input_problem("model", path):
         raise ValueError(problem)
-    if place.suffix not in SAFETENSORS:
+    if file.suffix not in SAFETENSORS:
         raise ValueError(f"model: '{path}' has no metadata; choose a .safetensors file")
-    return dict(read_header(place).metadata)
+    return dict(read_header(file).metadata)
 
 
 class LoraToolJob(ToolJob):
