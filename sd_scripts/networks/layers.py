@@ -40,7 +40,7 @@ class AdaptedLinear(nn.Linear):
     """A Linear with frozen weights, which may be quantized, for an adapter to add to."""
 
     row_noise: Tensor | None
-    """(out,) float32: standard deviation of the noise added to the weight's rows in training (see perturbation.py)."""
+    """(out,) float32: standard deviation of the noise added to the weight's rows in training (see Perturbation)."""
 
     def __init__(self, base: nn.Linear, dropouts: Dropouts):
         nn.Module.__init__(self)

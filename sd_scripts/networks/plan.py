@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from sd_scripts.networks.adapter import Adapter, Group, LayerPlan, adapter_kinds, read_layer
 from sd_scripts.networks.layers import Dropouts
-from sd_scripts.networks.network import AdapterNetwork
-from sd_scripts.networks.perturbation import Perturbation
+from sd_scripts.networks.network import AdapterNetwork, Perturbation
 from sd_scripts.networks.targets import LoraTarget, adaptable, is_conv
 from sd_scripts.options.networks.layer_rules import Warn
 from sd_scripts.settings.network_choice import NetworkChoice
