@@ -19,7 +19,7 @@ from sd_scripts.training.context import Context
 from sd_scripts.training.execution.eager import Eager
 from sd_scripts.training.execution.runner import Runner, StepResult
 from sd_scripts.training.execution.timed import StepClock
-from sd_scripts.training.methods.trainable import Trainable
+from sd_scripts.training.methods.method import Trainable
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from sd_scripts.library.optim.recordable import RecordableOptimizer
 from sd_scripts.library.streams import on_default_stream, updates_on_default_stream
 from sd_scripts.training.execution.runner import Launch, StepResult
 from sd_scripts.training.execution.speed_log import shape_of
-from sd_scripts.training.methods.trainable import Trainable
+from sd_scripts.training.methods.method import Trainable
 from sd_scripts.training.progress import Progress
 from sd_scripts.training.saving.ema import Ema
 

@@ -27,7 +27,7 @@ from sd_scripts.options.optimization.optimizer import OptimizerOptions
 from sd_scripts.options.saving import LoraFileOptions
 from sd_scripts.training.context import Context
 from sd_scripts.training.execution.gradients import GradientBuffer
-from sd_scripts.training.methods.trainable import NetworkTrainable
+from sd_scripts.training.methods.method import NetworkTrainable
 
 Names = dict[str, str]
 PACKAGES = {"lycoris": "lycoris-lora"}

@@ -42,9 +42,8 @@ from sd_scripts.training.methods.master_weights import (
     refresh_copies,
     require_shapes,
 )
-from sd_scripts.training.methods.method import Method
+from sd_scripts.training.methods.method import Method, Trainable
 from sd_scripts.training.methods.sharded import Shards, require_fsdp_support, shard
-from sd_scripts.training.methods.trainable import Trainable
 
 ENDINGS = {"safetensors": ".safetensors", "ckpt": ".ckpt", "diffusers": ""}
 

@@ -38,8 +38,7 @@ from sd_scripts.training.execution.gradient_clipping import clip_factor
 from sd_scripts.training.execution.gradients import GradientBuffer
 from sd_scripts.training.methods.embeddings import add_token, find_end_by_id, plan_embeddings, save_embeddings
 from sd_scripts.training.methods.external_network import find_module, make_external_network
-from sd_scripts.training.methods.method import Method
-from sd_scripts.training.methods.trainable import NetworkTrainable, Trainable
+from sd_scripts.training.methods.method import Method, NetworkTrainable, Trainable
 
 
 class Lora(Method):

@@ -1,15 +1,27 @@
-"""Training methods: what is trained and what is saved, independent of the model family. See lora.py, full.py and
+"""Training methods, independent of the model family: what is trained and what is saved. See lora.py, full.py and
 textual_inversion.py."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from sd_scripts.families.common.family import Components, Family
+from sd_scripts.library.optim.optimizers import make_optimizer
 from sd_scripts.options.networks.network import NetworkOptions
+from sd_scripts.options.optimization.optimizer import OptimizerOptions
 from sd_scripts.settings.settings import Settings
 from sd_scripts.training.context import Context
-from sd_scripts.training.methods.trainable import Trainable
+from sd_scripts.training.execution.gradients import GradientBuffer
+
+if TYPE_CHECKING:
+    from sd_scripts.training.methods.sharded import Shards
 
 
 class Method(ABC):
@@ -37,3 +49,83 @@ class Method(ABC):
     @abstractmethod
     def prepare(self, family: Family, components: Components, context: Context) -> Trainable:
         """Make the model trainable. Its components are on the device already."""
+
+
+class Trainable(ABC):
+    """What a run trains: its parameter groups, gradients and file. Each method makes one of these."""
+
+    gradients: GradientBuffer
+    modules: Sequence[nn.Module]
+    """The modules that are in training mode during steps."""
+    needs_autocast = False
+    """Whether its weights have another dtype than the model, so that the forward needs autocast."""
+    static_graph = True
+    """Whether its forward runs the same operations each step, so that guards of compiled graphs may be skipped."""
+    consistent_in_backward = True
+    """Whether another thread may read its state during backward."""
+    is_network = True
+    """Whether its file is an adapter, with ss_ metadata about its training, rather than a whole model."""
+    architecture_suffix = "/lora"
+    """What modelspec.architecture of an adapter's file ends with."""
+    companions: tuple[str, ...] = ()
+    """What is added to the name of its file for each further file that is saved with it."""
+    skips_nonfinite = False
+    """Whether a step with a non-finite gradient is skipped, so that weights and moments stay finite."""
+    ending: str
+    """Extension of its file; empty for a folder."""
+    shards: Shards | None = None
+    """How weights are sharded over the processes; None if each holds all. state_dict has this process's rows."""
+
+    @abstractmethod
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Return dicts of `params`, `lr` and `name`."""
+
+    def make_optimizer(self, options: OptimizerOptions) -> Optimizer:
+        """Create the optimizer of these parameter groups. ValueError names the option at fault."""
+        return make_optimizer(options, self.parameter_groups())
+
+    @abstractmethod
+    def updated(self) -> None:
+        """Clear gradients and refresh the model's copies of the weights; called after the optimizer step."""
+
+    def limit_norms(self) -> None:  # noqa: B027
+        """Apply the norm limits of the options (scale_weight_norms); called after each update."""
+
+    def train(self) -> None:
+        for module in self.modules:
+            module.train()
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return all tensors that resuming needs, bit for bit."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Tensor]) -> None: ...
+
+    @abstractmethod
+    def save(self, path: Path, dtype: torch.dtype | None, metadata: dict[str, str]) -> None:
+        """Write the file that other programs load. With shards, all processes must call it."""
+
+    def save_companion(self, suffix: str, path: Path, dtype: torch.dtype | None, metadata: dict[str, str]) -> None:
+        """Write the further file of this suffix, one of `companions`."""
+        raise NotImplementedError
+
+
+class NetworkTrainable(Trainable):
+    """An adapter network over a frozen model."""
+
+    def __init__(
+        self,
+        network: Any,
+        groups: list[dict[str, Any]],
+        modules: Sequence[nn.Module],
+        *,
+        norm_limit: float | None = None,
+        ending: str = ".safetensors",
+    ):
+        """`groups`: of the optimizer; `norm_limit`: the largest norm of a layer's weight (scale_weight_norms)."""
+        self.network, self._groups, self.modules = network, groups, modules
+        self.norm_limit, self.ending = norm_limit, ending
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        return self._groups

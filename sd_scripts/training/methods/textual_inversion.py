@@ -20,8 +20,7 @@ from sd_scripts.training.methods.embeddings import (
     save_embeddings,
 )
 from sd_scripts.training.methods.lora import LoraTrainable
-from sd_scripts.training.methods.method import Method
-from sd_scripts.training.methods.trainable import Trainable
+from sd_scripts.training.methods.method import Method, Trainable
 
 
 class TextualInversion(Method):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sd_scripts.options.saving import EmaOptions
-from sd_scripts.training.methods.trainable import Trainable
+from sd_scripts.training.methods.method import Trainable
 
 
 class Ema:

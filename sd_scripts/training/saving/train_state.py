@@ -26,7 +26,7 @@ from sd_scripts.options.training import TrainingOptions
 from sd_scripts.planning.steps import TrainPlan
 from sd_scripts.training.context import Context
 from sd_scripts.training.execution.eager import HalfScaler
-from sd_scripts.training.methods.trainable import Trainable
+from sd_scripts.training.methods.method import Trainable
 from sd_scripts.training.progress import Progress
 from sd_scripts.training.saving.ema import Ema
 from sd_scripts.training.saving.origin import SCHEDULE, Origin, plain

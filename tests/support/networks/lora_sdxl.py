@@ -15,7 +15,7 @@ from sd_scripts.families.sdxl.family import SDXL
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.training.context import Context, make_context
 from sd_scripts.training.methods.lora import Lora, LoraTrainable
-from sd_scripts.training.methods.trainable import Trainable
+from sd_scripts.training.methods.method import Trainable
 from tests.support.miniatures import sdxl_settings
 
 LOADED = (DENOISER, "text_encoder1", "text_encoder2")

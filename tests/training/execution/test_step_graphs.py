@@ -21,7 +21,7 @@ from sd_scripts.training.execution.recorder import RecordingFailed
 from sd_scripts.training.execution.runner import Launch
 from sd_scripts.training.methods.full import Full
 from sd_scripts.training.methods.lora import LoraTrainable
-from sd_scripts.training.methods.trainable import Trainable
+from sd_scripts.training.methods.method import Trainable
 from tests.support.networks.lora import adapt
 from tests.training.methods.test_full_encoders import components, context, family
 
