@@ -103,7 +103,9 @@ class OptionGroup:
     """Other fields of Option that its options share, without the one that `shown_when` names."""
 
     def __init_subclass__(cls, title: str, methods: tuple[str, ...] = ALL_METHODS, **shared: Any) -> None:
-        cls.title, cls.methods, cls.shared = title, methods, shared
+        cls.title = title
+        cls.methods = methods
+        cls.shared = shared
         dataclass(frozen=True, kw_only=True)(cls)
 
     if not TYPE_CHECKING:  # else a type checker accepts any attribute

@@ -72,7 +72,8 @@ def read_command_line(family: str, argv: Sequence[str] | None = None) -> tuple[S
     if {"-h", "--help"} & {*words}:
         setup_parser(family).print_help()
         sys.exit(0)
-    script, card = script_for(family, GENERATE), card_of(family)
+    script = script_for(family, GENERATE)
+    card = card_of(family)
     groups: Groups = (ConfigFileOptions, *script.groups, OtherFlags)
     given = read_flags(groups, [_without_alias(word, card) for word in words], card.aliases)
     translated = translate(given.values, card)
@@ -154,7 +155,8 @@ def adapters_of(options: GenerateOptions) -> tuple[AdapterFile, ...]:
 
 def prompts_of(settings: Settings) -> list[SamplePrompt]:
     """Return each image to generate, those without a seed of their own too. Raises ValueError, one sentence each."""
-    options, card = settings[GenerateOptions], card_of(settings.script.family)
+    options = settings[GenerateOptions]
+    card = card_of(settings.script.family)
     defaults = replace(
         card.sample_defaults,
         negative_prompt=options.negative_prompt,
@@ -194,7 +196,8 @@ def prompts_of(settings: Settings) -> list[SamplePrompt]:
 def batches_of(settings: Settings) -> list[list[SamplePrompt]]:
     """Return the images of prompts_of as batches, each of one prompt: at most batch_size, as equal in number as
     possible, so that they take the least memory."""
-    options, images = settings[GenerateOptions], prompts_of(settings)
+    options = settings[GenerateOptions]
+    images = prompts_of(settings)
     count = options.images_per_prompt
     together = options.batch_size if card_of(settings.script.family).has("batches") else 1
     size = math.ceil(count / math.ceil(count / together))
@@ -211,7 +214,8 @@ def _size_problems(place: str, prompt: SamplePrompt, multiple: int) -> Iterator[
 
 def prompt_warnings(settings: Settings) -> list[str]:
     """Return a message for everything in readable prompts that has no effect, or an unexpected one."""
-    options, card = settings[GenerateOptions], card_of(settings.script.family)
+    options = settings[GenerateOptions]
+    card = card_of(settings.script.family)
     found = [f"prompt: {what}" for line in options.prompt for what in (*dropped_words(line), *_idle(line, card))]
     if options.prompt_file:
         of_file = settings.read_once(read_prompt_file, Path(options.prompt_file)).remarks()

@@ -287,7 +287,8 @@ class EditMetadataOptions(OptionGroup, title="Metadata"):
 
 def option_problems(groups: Groups, values: Mapping[str, Any]) -> list[str]:
     """Return a sentence for everything that is wrong with the values of a tool, as far as they tell by themselves."""
-    problems, wrong = [], set()
+    problems: list[str] = []
+    wrong: set[str] = set()
     for group in groups:
         for o in each_option(group):
             if why := o.problem(values[o.name]):

@@ -28,7 +28,8 @@ Read = Callable[[NetworkArguments], Mapping[str, Any]]
 
 def read_norms(arguments: NetworkArguments) -> dict[str, Any]:
     """Read `dora_wd`, `wd_on_output` and `use_tucker`."""
-    decomposes, on_output = arguments.flag("dora_wd"), arguments.flag("wd_on_output", default=True)
+    decomposes = arguments.flag("dora_wd")
+    on_output = arguments.flag("wd_on_output", default=True)
     axis = ("out" if on_output else "in") if decomposes else None
     return {"axis": axis, "tucker": arguments.flag("use_tucker")}
 
@@ -104,14 +105,17 @@ class NetworkChoice:
     @classmethod
     def read(cls, settings: Settings, warn: Warn) -> Self:
         """Read the settings of a built-in network. Raises ValueError naming the option; warns of unknown keys."""
-        card, options = card_of(settings.script.family), settings[NetworkOptions]
-        chosen, given = options.built_in, _arguments(options, [settings[group] for group in card.network_groups])
+        card = card_of(settings.script.family)
+        options = settings[NetworkOptions]
+        chosen = options.built_in
+        given = _arguments(options, [settings[group] for group in card.network_groups])
         plus = given.number("loraplus_lr_ratio")
         dropout = given.chance("dropout")
         linear = Rank(options.network_dim or DEFAULT_DIM, options.network_alpha)
         conv_alpha = given.number("conv_alpha", options.network_alpha if chosen.conv else 1.0)
         conv = Rank(_conv_dim(given, linear.dim if chosen.conv else 0), conv_alpha or 0.0)
-        beta, sigma = given.number("ggpo_beta"), given.number("ggpo_sigma")
+        beta = given.number("ggpo_beta")
+        sigma = given.number("ggpo_sigma")
         if (beta is None) != (sigma is None):
             raise ValueError("network_args: ggpo_beta and ggpo_sigma must be set together; set both or neither")
         kind = _kind(given, chosen)
@@ -142,7 +146,8 @@ def problems(valid: Settings) -> Iterator[str]:
     options = valid.get(NetworkOptions)
     if not options or not is_built_in_network(options):
         return
-    choice, form = NetworkChoice.read(valid, warn=lambda _: None), valid[LoraFileOptions].save_as_format
+    choice = NetworkChoice.read(valid, warn=lambda _: None)
+    form = valid[LoraFileOptions].save_as_format
     if form != SD_SCRIPTS and choice.kind_name != "lora":
         yield (
             f"save_as_format: {form} is for plain LoRA, not for adapter={choice.kind_name}; set it to {SD_SCRIPTS}, "
@@ -155,13 +160,14 @@ def problems(valid: Settings) -> Iterator[str]:
 
 def remarks(valid: Settings) -> Iterator[str]:
     """Yield which options and keys of network_args have no effect on the network."""
-    options, found = valid.get(NetworkOptions), list[str]()
+    options = valid.get(NetworkOptions)
     if not options:
         return
     if is_built_in_network(options):
+        sentences: list[str] = []
         with contextlib.suppress(ValueError):  # listed with what keeps the run from starting
-            NetworkChoice.read(valid, found.append)
-            yield from found
+            NetworkChoice.read(valid, sentences.append)
+            yield from sentences
     elif valid[LoraFileOptions].save_as_format != SD_SCRIPTS:
         yield "save_as_format: has no effect on an external network_module"
 
@@ -171,7 +177,8 @@ def _arguments(network: NetworkOptions, own: Iterable[OptionGroup]) -> NetworkAr
 
     Raises ValueError naming the option if both are set and differ.
     """
-    values, set_here = dict(network.built_in.arguments), network.shared_arguments
+    values = dict(network.built_in.arguments)
+    set_here = network.shared_arguments
     for filled in own:
         of_group = {field.name: (getattr(filled, field.name), field.default) for field in fields(filled)}  # type: ignore[arg-type]
         set_here |= {name: str(value) for name, (value, default) in of_group.items() if value != default}

@@ -170,7 +170,8 @@ def why_no_folder(folder: Path, make: bool = True) -> str:
 def outputs(valid: Settings) -> Iterator[str]:
     """Refuse a folder in the place of the last file, and a file in the place of its state."""
     saving = valid[SavingOptions]
-    folder, name = Path(saving.output_dir or "."), saving.output_name or LAST
+    folder = Path(saving.output_dir or ".")
+    name = saving.output_name or LAST
     for path in (folder / f"{name}{ending}" for ending in (*ENDINGS, STATE_ENDING) if ending):
         wanted = path.name.endswith(STATE_ENDING)
         if os.path.lexists(path) and os.path.isdir(path) != wanted:

@@ -26,8 +26,10 @@ def wants_recording(options: CompileOptions, cuda: CudaOptions) -> bool:
 
 def keeps_from_recording(filled: Mapping[type[OptionGroup], OptionGroup]) -> str:
     """Return the option with which a step cannot be recorded as one CUDA graph; empty if there is none."""
-    training, network = filled[TrainingOptions], filled.get(NetworkOptions)
-    memory, fused = filled.get(MemoryOptions), filled.get(FusedOptions)
+    training = filled[TrainingOptions]
+    network = filled.get(NetworkOptions)
+    memory = filled.get(MemoryOptions)
+    fused = filled.get(FusedOptions)
     assert isinstance(training, TrainingOptions)
     if isinstance(memory, MemoryOptions) and memory.blocks_to_swap:
         return "blocks_to_swap"

@@ -252,7 +252,8 @@ def best(rows: Sequence[Row], *, saves: bool) -> Row | None:
 def read_settings(file: Path, family: str | None, method: str | None) -> Settings:
     """Return the settings of a file. Raises ValueError, one sentence per line, if they cannot be trained."""
     values = read_toml(file)
-    family, method = family or str(values.get("family")), method or str(values.get("method"))
+    family = family or str(values.get("family"))
+    method = method or str(values.get("method"))
     if family not in FAMILY_TITLES or method not in METHOD_TITLES:
         raise ValueError("config_file: does not name its family and method; set --family and --method")
     settings = from_values(script_for(family, method), values)

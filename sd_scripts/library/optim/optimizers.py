@@ -17,7 +17,6 @@ from sd_scripts.library.optim.partitioned_optimizer import Group, PartitionedOpt
 from sd_scripts.library.optim.recordable import RecordableOptimizer
 from sd_scripts.library.optim.rounding_adamw import RoundingAdamW
 from sd_scripts.options.optimization.optimizer import OptimizerOptions
-from sd_scripts.options.optimization.optimizer import remarks as remarks
 from sd_scripts.options.optimization.optimizer_table import (
     OPTIMIZERS,
     KnownOptimizer,

@@ -82,7 +82,8 @@ class NetworkArguments:
 
         Raises ValueError, one sentence per line, for keys that look like typos, since their values would be lost.
         """
-        known, others = sorted(self._asked), sorted(self._values.keys() - self._asked)
+        known = sorted(self._asked)
+        others = sorted(self._values.keys() - self._asked)
         near = {key: difflib.get_close_matches(key.lower(), known, 1, TYPO_SIMILARITY) for key in others[:MOST_LISTED]}
         if typos := [
             f"network_args: {key} is unknown. Did you mean {found[0]}?" for key, found in near.items() if found

@@ -119,7 +119,8 @@ def built_in(module: str, arguments: Mapping[str, str], network_type: str | None
     if chosen is None:
         adapter = arguments.get("adapter", "lora").strip("'\"").lower()
         implied = NETWORK_TYPES[adapter].always if adapter in NETWORK_TYPES else {}
-        adapter, all_arguments = "lora" if adapter == "dora" else adapter, {**implied, **arguments}
+        adapter = "lora" if adapter == "dora" else adapter
+        all_arguments = {**implied, **arguments}
         return BuiltIn(adapter=adapter, arguments=_bounded(adapter, all_arguments))
     own = _bounded(chosen.adapter, {**arguments, **chosen.always})
     return BuiltIn(adapter=chosen.adapter, arguments=own, conv=chosen.conv)
@@ -155,7 +156,8 @@ def _algorithm(arguments: Mapping[str, str]) -> str:
 
 
 def _of_lycoris(arguments: Mapping[str, str]) -> BuiltIn:
-    adapter, preset = ALGORITHMS[_algorithm(arguments)], PRESETS[arguments.get("preset", "full")]
+    adapter = ALGORITHMS[_algorithm(arguments)]
+    preset = PRESETS[arguments.get("preset", "full")]
     named = {
         RENAMED.get(key, key): value
         for key, value in arguments.items()

@@ -118,7 +118,8 @@ class LrSchedulerOptions(OptionGroup, title="Learning rate schedule"):
 
 def remarks(options: OptimizerOptions) -> list[str]:
     """Return warnings about settings that are allowed but seldom intended, one sentence each."""
-    name, found = optimizer_name(options.optimizer_type), []
+    name = optimizer_name(options.optimizer_type)
+    found = []
     if known_optimizer(name).one_rate and options.learning_rate <= 0.1:
         found.append(
             f"learning_rate: {name} multiplies the rate it finds by {options.learning_rate}, which is far "

@@ -77,7 +77,8 @@ def masks(valid: Settings) -> Iterator[str]:
 
 def controls(valid: Settings) -> Iterator[str]:
     """Check that each image of train_data_dir has its control images, in a family that is trained with them."""
-    options, card = valid[DatasetOptions], card_of(valid.script.family)
+    options = valid[DatasetOptions]
+    card = card_of(valid.script.family)
     chosen = valid.get(ControlOptions)
     if not chosen or options.dataset_config or options.in_json or not (root := options.train_data_dir):
         return
@@ -127,7 +128,8 @@ def dataset_config(valid: Settings) -> Iterator[str]:
 def varying_data_with_cache(valid: Settings) -> Iterator[str]:
     if not (file := valid[DatasetOptions].dataset_config):
         return
-    config, lines = schema.read_config(Path(file)), schema.read_lines(Path(file))
+    config = schema.read_config(Path(file))
+    lines = schema.read_lines(Path(file))
     for key, what in _varying(valid[CacheOptions]):
         for path, value in schema.effective(config, key).items():
             if value:

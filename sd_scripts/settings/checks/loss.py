@@ -68,7 +68,8 @@ def timestep_options_without_effect(values: RunValues) -> Findings:
         chosen = getattr(objective, choice)
         if not reads(chosen) and getattr(objective, name) != getattr(FlowOptions, name):
             yield name, f"has no effect with {choice} = {chosen}"
-    how, scheme = objective.timestep_sampling, objective.weighting_scheme
+    how = objective.timestep_sampling
+    scheme = objective.weighting_scheme
     if scheme in ("logit_normal", "mode") and how != "sigma":
         yield "weighting_scheme", f"{scheme} has no effect with timestep_sampling = {how}; it needs sigma"
     if scheme in ("sigma_sqrt", "cosmap") and objective.model_prediction_type != "sigma_scaled":

@@ -18,7 +18,8 @@ def base_model(valid: Settings) -> Iterator[str]:
     where = locate(valid[ModelOptions].pretrained_model_name_or_path)
     if isinstance(where, str):
         return
-    found, script = describe(where), valid.script
+    found = describe(where)
+    script = valid.script
     if found.problem:
         yield f"{MODEL}: {found.problem}"
     elif _is_known(found) and not (card_of(script.family).trains(found.family) and found.is_base_model):
@@ -45,7 +46,8 @@ def _advice(found: ModelFile, script: Script) -> str:
     every = (*SCRIPTS, *GENERATE_SCRIPTS)
     others = [each for each in every if (each.family, each.method) == (found.family, script.method)]
     if others and found.family != script.family and not found.variant.endswith("alone"):
-        title, file = FAMILY_TITLES[others[0].family], others[0].file
+        title = FAMILY_TITLES[others[0].family]
+        file = others[0].file
         return f"choose the model family {title}, or run {file} instead"
     return "choose another file"
 
@@ -155,7 +157,8 @@ def _denoiser_layers(valid: Settings) -> set[str]:
         keys = header_of(where).shapes
     except (OSError, ValueError):  # a problem of its own
         return set()
-    prefix, ending = denoiser.prefix_in(keys) or "", ".weight"
+    prefix = denoiser.prefix_in(keys) or ""
+    ending = ".weight"
     paths = (key.removeprefix(prefix).removesuffix(ending) for key in keys if key.endswith(ending))
     return {f"{DENOISER_LAYER}{path.replace('.', '_')}" for path in paths}
 
@@ -173,7 +176,8 @@ def model_remarks(settings: Settings, downloaded: Path | None = None) -> Iterato
     Nothing is known of a model of the Hugging Face Hub before it is in a `downloaded` folder; with it, models that are
     files or folders are skipped.
     """
-    name, card = settings[ModelOptions].pretrained_model_name_or_path or "", card_of(settings.script.family)
+    name = settings[ModelOptions].pretrained_model_name_or_path or ""
+    card = card_of(settings.script.family)
     local = Path(name) if Path(name).exists() else None
     where = None if local and downloaded else local or downloaded
     if where is None:

@@ -77,7 +77,8 @@ def several_rates_for_an_optimizer_of_one(values: RunValues) -> Findings:
     optimizer = values[OptimizerOptions]
     network = values.get(NetworkOptions)
     full = values.get(FullOptions)
-    name, rates = optimizer.optimizer_type, [*_learning_rates(optimizer, network, full, values.card)]
+    name = optimizer.optimizer_type
+    rates = [*_learning_rates(optimizer, network, full, values.card)]
     if not known_optimizer(name).one_rate:
         return
     if len({rate for _, rate in rates} - {0.0}) > 1:

@@ -31,7 +31,8 @@ Translated = tuple[Values, list[Remark]]
 
 def translate(raw: Mapping[str, Any]) -> Translated:
     """Replace old names and values in settings from a file or from flags."""
-    values, remarks = dict(raw), []
+    values = dict(raw)
+    remarks: list[Remark] = []
     for name, translator in TRANSLATORS.items():
         if name in values:
             new, said = translator(values.pop(name), values)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from sd_scripts.library.optim.optimizers import description, eval_mode, make_optimizer, remarks, train_mode
-from sd_scripts.options.optimization.optimizer import OptimizerOptions
+from sd_scripts.library.optim.optimizers import description, eval_mode, make_optimizer, train_mode
+from sd_scripts.options.optimization.optimizer import OptimizerOptions, remarks
 from sd_scripts.options.optimization.optimizer_args import TAKEN
 from sd_scripts.options.optimization.optimizer_table import OPTIMIZERS
 
