@@ -47,7 +47,9 @@ def main(argv: list[str] | None = None) -> int:
 
 def prepare(args: argparse.Namespace, reporter: Reporter) -> Path:
     """Encode images without a current cache and write the metadata file. ValueError names the option at fault."""
-    folder, source, out = Path(args.train_data_dir), Path(args.in_json), Path(args.out_json)
+    folder = Path(args.train_data_dir)
+    source = Path(args.in_json)
+    out = Path(args.out_json)
     entries = read_metadata(source, "in_json")
     images = require_images(folder, recursive=args.recursive)
     keys = keys_of(images, folder, entries, full_path=args.full_path)

@@ -59,7 +59,8 @@ def atomic_folder(path: Path, mark: str | None = None) -> Iterator[Path]:
     With `mark`, raise OSError if there is something at `path` that has no file of this name: it is another kind of
     folder, and stays.
     """
-    part, old = beside(path, PART), beside(path, OLD)
+    part = beside(path, PART)
+    old = beside(path, OLD)
     if mark and path.exists() and not (path / mark).is_file():
         raise OSError("a file or folder of this name exists and is not a model; choose another output_name")
     try:

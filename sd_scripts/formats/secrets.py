@@ -288,7 +288,8 @@ def _end(pattern: "re.Pattern[str]", text: str, start: int) -> int:
 def _end_of_quoted(text: str, start: int, mark: str) -> int:
     """Return where the closing quote begins, or the line ends. A quote behind more backslashes than `mark` has is part
     of the text."""
-    escapes, letter = len(mark) - 1, mark[-1]
+    escapes = len(mark) - 1
+    letter = mark[-1]
     line = text.find("\n", start)
     line = len(text) if line < 0 else line
     place = start

@@ -11,7 +11,9 @@ Text = TypeVar("Text")
 def shell_words(text: str) -> list[str]:
     """Split `a "b c"` into ["a", "b c"]; a backslash is a plain character. An open quote raises ValueError."""
     lexer = shlex.shlex(text, posix=True, punctuation_chars=False)
-    lexer.whitespace_split, lexer.commenters, lexer.escape = True, "", ""
+    lexer.whitespace_split = True
+    lexer.commenters = ""
+    lexer.escape = ""
     return list(lexer)
 
 

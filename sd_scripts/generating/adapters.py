@@ -39,7 +39,8 @@ class Adapter:
 
         Raises ValueError if none of its layers is in this model, or a shape differs.
         """
-        written, modules = written_at(file.path), modules_of(family, components)
+        written = written_at(file.path)
+        modules = modules_of(family, components)
         lora = read_lora(OPTION, file.path, modules)
         if not lora.known:
             raise ValueError(f"{OPTION}: '{file.path}' has no layer of this model; choose an adapter made for it")

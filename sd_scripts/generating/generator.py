@@ -51,7 +51,8 @@ class Generator:
 
     def __init__(self, family: Family, settings: Settings, reporter: Reporter):
         """Raises ValueError, one sentence that names the option, for files that do not fit."""
-        self.family, self._reporter = family, reporter
+        self.family = family
+        self._reporter = reporter
         self._compile = settings[CompileOptions]
         self._keeps = settings[GenerateOptions].resident
         self._settings = training_settings(settings)

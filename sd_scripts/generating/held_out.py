@@ -47,7 +47,8 @@ class HeldOutLoss:
 
     def _plan(self, folder: Path | None) -> DataPlan:
         """Return a plan without training images: only held-out images are to be encoded."""
-        card, context = self._family.card, self._context
+        card = self._family.card
+        context = self._context
         if folder and card.has("control_images"):
             raise ValueError(
                 f"validation_dir: {card.title} needs control images, which a folder has not; leave it unset to use the "

@@ -31,7 +31,10 @@ class Server:
     def __init__(self, family: Family, reporter: Reporter, checks: tuple[Check, ...], idle: float | None):
         """`idle`: seconds without a request after which it ends; None: never."""
         assert reporter.folder
-        self._family, self._reporter, self._checks, self._idle = family, reporter, checks, idle
+        self._family = family
+        self._reporter = reporter
+        self._checks = checks
+        self._idle = idle
         self._listens_from = reporter.folder.listens_from
         self._commands = reporter.folder.commands()
         self._waiting: deque[Mapping[str, Any]] = deque()
@@ -85,7 +88,8 @@ class Server:
 
     def _answer(self, command: Mapping[str, Any]) -> None:
         """Do what a request asks; whatever is wrong with it is reported, and the next one is answered."""
-        id, began = str(command.get("id")), time.monotonic()
+        id = str(command.get("id"))
+        began = time.monotonic()
         error, details = "", ""
         try:
             self._check(id)

@@ -93,7 +93,8 @@ class Worker:
         """Give the model's memory back."""
         if self._generator:
             self._generator.close()
-            self._generator, self._made_for = None, {}
+            self._generator = None
+            self._made_for = {}
 
     def _batch(
         self,
@@ -104,7 +105,8 @@ class Worker:
         at_least: int,
     ) -> list[Path]:
         """Generate images together, and write them; with fewer than `at_least`, some more that are not kept."""
-        began, graphs = time.perf_counter(), graph_count()
+        began = time.perf_counter()
+        graphs = graph_count()
 
         def step(done: int, steps: int) -> None:
             at = {"image": progress.made + 1, "last": progress.made + len(batch), "images": progress.total}
@@ -182,7 +184,8 @@ class Previews:
 
 def parameters(settings: Settings, prompt: SamplePrompt, size: tuple[int, int]) -> Payload:
     """Return what an image was made with."""
-    options, card = settings[GenerateOptions], card_of(settings.script.family)
+    options = settings[GenerateOptions]
+    card = card_of(settings.script.family)
     memory = settings.get(MemoryOptions)
     model = settings[ModelOptions].pretrained_model_name_or_path or ""
     adapters = [

@@ -169,7 +169,8 @@ def _shown(name: str) -> str:
 
 
 def _check_room(folder: Path, members: Iterable[zipfile.ZipInfo]) -> None:
-    size, free = sum(member.file_size for member in members), free_bytes(folder)
+    size = sum(member.file_size for member in members)
+    free = free_bytes(folder)
     if free is not None and size > free:
         raise ValueError(
             f"The compiler cache takes {format_bytes(size)}, and {format_bytes(free)} are free in '{folder}'"

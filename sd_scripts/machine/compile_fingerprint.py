@@ -130,7 +130,8 @@ def features_in(cpu_info: str) -> tuple[str, ...]:
 
 
 def _cpu_difference(there: tuple[str, ...], here: tuple[str, ...]) -> str:
-    more, less = sorted({*there} - {*here}), sorted({*here} - {*there})
+    more = sorted({*there} - {*here})
+    less = sorted({*here} - {*there})
     parts = [f"{which} {', '.join(names[:6])}" for which, names in (("with", more), ("without", less)) if names]
     return f"another CPU, {' and '.join(parts)}"
 

@@ -25,7 +25,8 @@ def paused() -> Iterator[None]:
 @contextmanager
 def importing() -> Iterator[None]:
     """Collect nothing while modules are imported, and exempt what they leave from later collections."""
-    enabled, known = gc.isenabled(), len(sys.modules)
+    enabled = gc.isenabled()
+    known = len(sys.modules)
     gc.disable()
     try:
         yield

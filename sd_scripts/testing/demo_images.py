@@ -27,7 +27,8 @@ def draw(caption: str, size: tuple[int, int]) -> Image.Image:
     _, colour, shape, _, _, background, _ = caption.split()
     image = Image.new("RGB", size, BACKGROUNDS[background])
     width, height = size
-    radius, sides = 0.36 * min(size), SIDES[shape]
+    radius = 0.36 * min(size)
+    sides = SIDES[shape]
     turns = [(n + 0.5) * 2 * math.pi / sides + math.pi / 2 for n in range(sides)]
     corners = [(width / 2 + radius * math.cos(t), height / 2 + radius * math.sin(t)) for t in turns]
     ImageDraw.Draw(image).polygon(corners, fill=COLOURS[colour])

@@ -98,7 +98,9 @@ def randomize(part: Any, generator: torch.Generator) -> None:
 def calibrate(vae: Any) -> Tensor:
     """Give the latents of the drawn images mean 0, deviation 1 and a narrow distribution; return them, shifted and
     scaled."""
-    pixels, shift, scale = images(), vae.config.shift_factor or 0.0, vae.config.scaling_factor
+    pixels = images()
+    shift = vae.config.shift_factor or 0.0
+    scale = vae.config.scaling_factor
     moments = vae.encode(pixels).latent_dist.parameters  # (12, 2C, h, w)
     gain = 1 / (scale * moments.std((0, 2, 3)))
     set_moments(vae.quant_conv or vae.encoder.conv_out, moments, gain, shift)

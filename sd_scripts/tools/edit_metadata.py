@@ -18,11 +18,9 @@ from sd_scripts.tools.lora.command import Command, Given
 
 
 def work(given: Given, reporter: Reporter) -> Path:
-    path, save_to, options = (
-        Path(given[LoraInputOptions].model),
-        Path(given[OutputOptions].save_to),
-        given[EditMetadataOptions],
-    )
+    path = Path(given[LoraInputOptions].model)
+    save_to = Path(given[OutputOptions].save_to)
+    options = given[EditMetadataOptions]
     if path.suffix not in SAFETENSORS:
         raise ValueError(f"model: '{path}' has no metadata; choose a .safetensors file")
     try:

@@ -82,13 +82,16 @@ def png_chunk(file: IO[bytes], kind: bytes, until: bytes = b"IEND") -> bytes:
 
 def _without_texts(source: Path | bytes) -> tuple[bytes | None, bytes]:
     """Return a PNG without its texts and its ICC profile, and the profile; None for another format."""
-    kept, profile, before_pixels = io.BytesIO(), b"", True
+    kept = io.BytesIO()
+    profile = b""
+    before_pixels = True
     with _opened(source) as file:
         if file.read(len(_SIGNATURE)) != _SIGNATURE:
             return None, b""
         kept.write(_SIGNATURE)
         while len(head := file.read(8)) == 8:
-            length, kind = int.from_bytes(head[:4], "big"), head[4:]
+            length = int.from_bytes(head[:4], "big")
+            kind = head[4:]
             if kind in _TEXTS:
                 file.seek(length + 4, 1)  # and its CRC
                 continue

@@ -156,7 +156,8 @@ def _read_webui(text: str) -> dict[str, Any]:
         number = _parsed(values.get(key, ""), None)
         found[name] = int(number) if number is not None and name in ("steps", "seed") else number
     if size := re.fullmatch(r"(\d{1,6})x(\d{1,6})", values.get("Size", "")):
-        found["width"], found["height"] = int(size[1]), int(size[2])
+        found["width"] = int(size[1])
+        found["height"] = int(size[2])
     return {name: value for name, value in found.items() if value not in (None, "", [])}
 
 

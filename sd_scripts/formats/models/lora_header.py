@@ -66,13 +66,15 @@ class LoraSummary:
         """Return `rank 32` or `ranks 4 to 32`."""
         if not self.ranks:
             return ""
-        low, high = min(self.ranks), max(self.ranks)
+        low = min(self.ranks)
+        high = max(self.ranks)
         return f"rank {low}" if low == high else f"ranks {low} to {high}"
 
     def text(self) -> str:
         """Return it in a few words: "rank 32, alpha 16, 722 layers, fp16, 1,600 steps with AdamW8bit"."""
         parts = [self.rank_text, f"alpha {self.alpha}" if self.alpha else "", f"{self.layers:,} layers", self.precision]
-        steps, optimizer = self.trained.get("steps"), self.trained.get("optimizer")
+        steps = self.trained.get("steps")
+        optimizer = self.trained.get("optimizer")
         by = f" with {optimizer}" if optimizer else ""
         parts.append(f"trained {steps} steps{by}" if steps else f"trained{by}" if by else "")
         parts.append(f"{counted(self.unread, 'tensor')} not read here" if self.unread else "")

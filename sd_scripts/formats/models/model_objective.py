@@ -78,7 +78,8 @@ def objective_of_folder(folder: Path) -> ModelObjective:
     """Read scheduler/scheduler_config.json of a diffusers folder."""
     try:
         config: Any = read_json(folder / SCHEDULER)
-        predicted, rescaled = config.get("prediction_type"), config.get("rescale_betas_zero_snr")
+        predicted = config.get("prediction_type")
+        rescaled = config.get("rescale_betas_zero_snr")
         scheduler = str(config.get("_class_name", ""))
     except (ValueError, AttributeError):
         return ModelObjective(unreadable=SCHEDULER if os.path.lexists(folder / SCHEDULER) else "")

@@ -106,7 +106,8 @@ def _entries(metadata: Mapping[str, str], path: Path | None) -> dict[str, Any]:
 
 def _require_readable(config: Config) -> None:
     """Raise ValueError if a configuration is of another method, or of a LoRA that is not for the base model itself."""
-    method, start = str(config.get("peft_type") or "LORA").rpartition(".")[2].upper(), config.get("init_lora_weights")
+    method = str(config.get("peft_type") or "LORA").rpartition(".")[2].upper()
+    start = config.get("init_lora_weights")
     if method != "LORA":
         raise ValueError(f"is {method} of PEFT by its header, which is not read here; choose a LoRA")
     if isinstance(start, str) and start.lower().startswith(CHANGES_BASE):

@@ -123,7 +123,9 @@ def _entry_problem(entry: Any) -> str:
     """Return what is wrong with a tensor's entry, phrased to follow "has"; "" if nothing is."""
     if not isinstance(entry, dict):
         return "no dtype, shape and offsets"
-    dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
+    dtype = entry.get("dtype")
+    shape = entry.get("shape")
+    offsets = entry.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in BITS:
         return f"the unknown dtype {_short(dtype)}"
     if not _are_sizes(shape) or len(shape) > MOST_DIMENSIONS or math.prod(size or 1 for size in shape) >= 2**63:

@@ -30,7 +30,8 @@ def write_with_metadata(
         header = {"__metadata__": dict(metadata), **header}
         text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
         text += b" " * (-len(text) % 8)
-        left, size = path.stat().st_size - 8 - length, path.stat().st_size
+        size = path.stat().st_size
+        left = size - 8 - length
         with saving(save_to), atomic_file(save_to) as part:
             with part.open("wb") as target:
                 target.write(struct.pack("<Q", len(text)) + text)

@@ -21,7 +21,8 @@ def main(script: str, words: Words, extension: str, argv: list[str] | None = Non
     args = flags.parse_args(argv)
 
     def work(reporter: Reporter) -> Path:
-        out, source = Path(args.out_json), Path(args.in_json or args.out_json)
+        out = Path(args.out_json)
+        source = Path(args.in_json or args.out_json)
         check_target(out, "out_json")
         known = read_metadata(source, "in_json") if args.in_json or source.exists() else {}
         merged = merge_words(

@@ -59,9 +59,12 @@ def compare(given: Given, reporter: Reporter) -> Path:
 
 class Comparison:
     def __init__(self, given: Given, source: Source, reporter: Reporter):
-        self._source, self._reporter = source, reporter
-        self._losses, self._model = given[LossOptions], given[ModelPrecisionOptions]
-        matrix, self._folder = given[MatrixOptions], Path(given[CheckpointOptions].output_dir or str(source.folder))
+        self._source = source
+        self._reporter = reporter
+        self._losses = given[LossOptions]
+        self._model = given[ModelPrecisionOptions]
+        matrix = given[MatrixOptions]
+        self._folder = Path(given[CheckpointOptions].output_dir or str(source.folder))
         self._family = family_of(source.family)
         self._strengths = list(dict.fromkeys(matrix.strengths)) or [AT_FULL_STRENGTH]
         if not source.has_adapters and self._strengths != [AT_FULL_STRENGTH]:
@@ -117,7 +120,8 @@ class Comparison:
 
     def _open_held_out(self) -> HeldOutLoss | None:
         """Return the held-out images; None if there are none, or no loss is wanted."""
-        options, settings = self._losses, self._source.settings
+        options = self._losses
+        settings = self._source.settings
         if options.no_validation:
             return None
         split = settings[ValidationOptions].validation_split or settings[DatasetOptions].dataset_config
@@ -227,7 +231,8 @@ class Comparison:
         return next((f"{stem}{suffix}" for suffix in SUFFIXES if (self._folder / f"{stem}{suffix}").is_file()), None)
 
     def _stem(self, number: int, strength: int, row: int) -> str:
-        checkpoint, prompt = self._source.checkpoints[number], self._rows[row]
+        checkpoint = self._source.checkpoints[number]
+        prompt = self._rows[row]
         settings = self._settings(checkpoint, self._strengths[strength])
         made_with = parameters(settings, prompt, (prompt.width, prompt.height))
         key = _digest(made_with, prompt.control_images, *self._files(checkpoint))
@@ -236,7 +241,8 @@ class Comparison:
 
     def _loss_key(self, checkpoint: Checkpoint) -> str:
         assert self._held_out
-        plan, seed = self._held_out.plan.validation, self._source.seed
+        plan = self._held_out.plan.validation
+        seed = self._source.seed
         images = [(str(item.path), item.caption, str(item.fit)) for item in plan.items] if plan else []
         return _digest(self._source.settings.saved(), images, seed, self._model.dtype, *self._files(checkpoint))
 

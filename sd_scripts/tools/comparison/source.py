@@ -87,7 +87,8 @@ class Source:
         defaults["sampler"] = self.settings[SampleOptions].sample_sampler
         values = {**defaults, **{name: value for name, value in own.items() if value is not None}}
         values["negative_prompt"] = options.negative_prompt or card.sample_defaults.negative_prompt
-        file, prompts = options.prompt_file, list(options.prompt)
+        file = options.prompt_file
+        prompts = list(options.prompt)
         if not file and not prompts:
             sample_prompts = self.settings[SampleOptions].sample_prompts
             file = sample_prompts if sample_prompts and Path(sample_prompts).is_file() else None
@@ -122,7 +123,9 @@ def read_source(options: CheckpointOptions) -> Source:
         settings, state = _named("run", lambda: read_folder(folder))
         found = checkpoints_of(state)
     else:
-        folder, state, found = Path(str(options.config_file)), RunState(), []
+        folder = Path(str(options.config_file))
+        state = RunState()
+        found = []
         values = _named("config_file", lambda: read_toml(folder))
         settings = _named("config_file", lambda: training_settings(values, values, str(folder)))
     steps = {each.path.absolute(): each for each in found}

@@ -22,8 +22,10 @@ class Block(nn.Module):
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.modulation = nn.Linear(WIDTH, 2 * WIDTH)
-        self.qkv, self.proj = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 8 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.proj = nn.Linear(WIDTH, WIDTH)
+        self.up = nn.Linear(WIDTH, 8 * WIDTH)
+        self.down = nn.Linear(4 * WIDTH, WIDTH)
 
     def forward(self, x: Tensor, vec: Tensor) -> Tensor:
         shift, scale = self.modulation(F.silu(vec))[:, None].chunk(2, -1)  # (B, 1, C)
@@ -49,7 +51,9 @@ def make(device: torch.device, dtype: torch.dtype | None = None) -> tuple[Block,
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
         block = Block()
-        x, vec, target = torch.randn(BATCH, TOKENS, WIDTH), torch.randn(BATCH, WIDTH), torch.randn(BATCH, TOKENS, WIDTH)
+        x = torch.randn(BATCH, TOKENS, WIDTH)
+        vec = torch.randn(BATCH, WIDTH)
+        target = torch.randn(BATCH, TOKENS, WIDTH)
     moved = (each.to(device, dtype) for each in (x, vec, target))
     return block.to(device, dtype), Inputs(*moved)
 

@@ -166,7 +166,8 @@ def _text_of(file: Path) -> str | None:
             if size > len(data):
                 opened.seek(size - LAST)
                 # a secret that is cut in two would not be recognised
-                start, end = data[:FIRST].rpartition(b"\n")[0], opened.read(LAST).partition(b"\n")[2]
+                start = data[:FIRST].rpartition(b"\n")[0]
+                end = opened.read(LAST).partition(b"\n")[2]
                 data = start + f"\n... {size - len(start) - len(end)} bytes left out ...\n".encode() + end
     except OSError:
         return None

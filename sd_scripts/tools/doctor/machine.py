@@ -123,7 +123,8 @@ def compiler() -> Finding:
 def disk() -> Finding:
     from sd_scripts.runs.store import state_folder  # needs psutil
 
-    here, state = Path.cwd(), state_folder()
+    here = Path.cwd()
+    state = state_folder()
     folders = [here] if same_disk(here, _existing(state)) else [here, state]
     free = {folder: space for folder in folders if (space := free_bytes(folder)) is not None}
     if not free:

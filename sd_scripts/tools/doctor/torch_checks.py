@@ -79,7 +79,8 @@ def gpu() -> Finding:
     described, warnings = [], []
     built_for = [int(arch[3:]) for arch in torch.cuda.get_arch_list() if arch.startswith("sm_") and arch[3:].isdigit()]
     for index in range(torch.cuda.device_count()):
-        name, capability = torch.cuda.get_device_name(index), torch.cuda.get_device_capability(index)
+        name = torch.cuda.get_device_name(index)
+        capability = torch.cuda.get_device_capability(index)
         if built_for and 10 * capability[0] + capability[1] < min(built_for):
             return problem(f"{name} is too old for PyTorch {torch.__version__}, which has no kernels for it", NEWER_GPU)
         x = torch.eye(32, device=f"cuda:{index}")
@@ -225,7 +226,8 @@ def bitsandbytes() -> Finding:
 
     g = torch.Generator().manual_seed(0)
     weight = torch.nn.Parameter(torch.randn(128, 128, generator=g).to(_device()))
-    before, rate = weight.detach().clone(), 1e-2
+    before = weight.detach().clone()
+    rate = 1e-2
     weight.square().sum().backward()
     AdamW8bit([weight], lr=rate, weight_decay=0.0).step()
     moved = float((before - weight.detach()).abs().mean())

@@ -57,7 +57,8 @@ class Command:
     def _main(self, script: str, argv: Sequence[str] | None) -> int:
         flags = self._parser(script)
         values = vars(flags.parse_args(argv))
-        run_dir, word = values.pop("run_dir"), values.pop("word", None)
+        run_dir = values.pop("run_dir")
+        word = values.pop("word", None)
         if word is not None:
             values[self.positional] = word
         options = {o.name: o for group in self.groups for o in each_option(group)}

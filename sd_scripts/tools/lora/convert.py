@@ -17,7 +17,8 @@ from sd_scripts.tools.lora.files import common_family, full_size_modules, in_pre
 
 def convert(given: Given, reporter: Reporter) -> Path:
     """Write the converted LoRA. Raises ValueError, one sentence that names the option."""
-    options, precision = given[ConvertOptions], given[PrecisionOptions].save_precision
+    options = given[ConvertOptions]
+    precision = given[PrecisionOptions].save_precision
     family = common_family("src_path", [options.src_path])
     reporter.phase("reading the LoRA")
     modules = full_size_modules(family)

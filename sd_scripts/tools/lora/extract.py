@@ -59,10 +59,12 @@ class Model:
 @torch.no_grad()
 def extract(given: Given, reporter: Reporter) -> Path:
     """Write the LoRA. Raises ValueError, one sentence that names the option."""
-    options, save_to = given[ExtractOptions], Path(given[OutputOptions].save_to)
+    options = given[ExtractOptions]
+    save_to = Path(given[OutputOptions].save_to)
     svd.computing_device(options.device)
     reporter.phase("reading headers")
-    model_org, model_tuned = Path(options.model_org), Path(options.model_tuned)
+    model_org = Path(options.model_org)
+    model_tuned = Path(options.model_tuned)
     family = _common_family(model_org, model_tuned)
     original = Model.open(family, "model_org", model_org)
     tuned = Model.open(family, "model_tuned", model_tuned)
@@ -73,7 +75,8 @@ def extract(given: Given, reporter: Reporter) -> Path:
         if original.layers[name].shape != tuned.layers[name].shape:
             raise ValueError(f"model_tuned: {name} has another shape than in the original; choose models of one kind")
     chosen = _without_equal_encoders(chosen, original, tuned, options, reporter)
-    progress, tensors = start_phase(reporter, "decomposing layers"), Tensors()
+    progress = start_phase(reporter, "decomposing layers")
+    tensors = Tensors()
     for done, name in enumerate(chosen, 1):
         change = (tuned.weight(name) - original.weight(name)).flatten(1)
         tensors |= _layer(name, change, _shape(original.layers[name]), options)

@@ -82,7 +82,8 @@ def full_size_modules(family: Family) -> tuple[AdaptedModule, ...]:
 
 @functools.cache
 def _full_size(name: str) -> tuple[AdaptedModule, ...]:
-    modules, targets = module_of(name, "full_size").modules(), adapted_components(family_of(name))
+    modules = module_of(name, "full_size").modules()
+    targets = adapted_components(family_of(name))
     return tuple(AdaptedModule(module=modules[each], target=target, lr=0.0) for each, target in targets.items())
 
 

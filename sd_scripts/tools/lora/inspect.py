@@ -61,7 +61,8 @@ class LayerReport:
 
 def inspect(given: Given, reporter: Reporter) -> None:
     """Print what is in a LoRA, and write it into the run folder. Raises ValueError, one sentence."""
-    options, path = given[InspectOptions], Path(given[LoraInputOptions].model)
+    options = given[InspectOptions]
+    path = Path(given[LoraInputOptions].model)
     file = describe(path)
     if file.problem:
         raise ValueError(f"model: {file.problem}")

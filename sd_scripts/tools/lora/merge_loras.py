@@ -42,7 +42,8 @@ def merge_by_weight(given: Given, reporter: Reporter) -> Path:
     options = given[WeightedMergeOptions]
     family, sources = _open(given[MergedOptions], reporter)
     names = sorted({name for source in sources for name in source.pairs})
-    progress, tensors = start_phase(reporter, "merging layers"), Tensors()
+    progress = start_phase(reporter, "merging layers")
+    tensors = Tensors()
     for done, name in enumerate(names, 1):
         tensors |= weighted(name, sources, concat=options.concat, shuffle=options.shuffle)
         progress(done, len(names))
@@ -56,7 +57,8 @@ def weighted(name: str, sources: Sequence[Merged], *, concat: bool, shuffle: boo
     Raises ValueError if factors are to be averaged that differ in rank.
     """
     owners = [(source, source.pairs[name]) for source in sources if name in source.pairs]
-    first, shape = owners[0][1], Shape.of(owners[0][1])
+    first = owners[0][1]
+    shape = Shape.of(first)
     ups, downs = [], []
     for source, pair in owners:
         _require(Shape.of(pair) == shape, name, source)
@@ -89,7 +91,8 @@ def merge_by_svd(given: Given, reporter: Reporter) -> Path:
     family, sources = _open(given[MergedOptions], reporter)
     names = sorted({name for source in sources for name in source.pairs})
     conv_rank = options.new_rank if options.new_conv_rank is None else options.new_conv_rank
-    progress, tensors = start_phase(reporter, "merging layers"), Tensors()
+    progress = start_phase(reporter, "merging layers")
+    tensors = Tensors()
     for done, name in enumerate(names, 1):
         up, down, shape = summed(name, sources)
         rank = conv_rank if shape.has_kernel else options.new_rank
@@ -133,7 +136,8 @@ def _open(options: MergedOptions, reporter: Reporter) -> tuple[Family, list[Merg
 
 
 def _save(given: Given, family: Family, sources: Sequence[Merged], tensors: Tensors) -> Path:
-    files, save_to = [source.file for source in sources], Path(given[OutputOptions].save_to)
+    files = [source.file for source in sources]
+    save_to = Path(given[OutputOptions].save_to)
     metadata = lora_metadata(family, files, ranks_of(tensors))
     if not given[ModelspecOptions].no_metadata:
         metadata |= modelspec_of_result(save_to, [(file.path, file.metadata) for file in files])

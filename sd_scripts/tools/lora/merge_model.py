@@ -79,7 +79,8 @@ class Group:
 
 def merge_into_model(given: Given, reporter: Reporter) -> Path:
     """Write the model with the LoRAs merged into it. Raises ValueError, one sentence that names the option."""
-    path, save_to = Path(given[BaseModelOptions].base_model), Path(given[OutputOptions].save_to)
+    path = Path(given[BaseModelOptions].base_model)
+    save_to = Path(given[OutputOptions].save_to)
     reporter.phase("reading headers")
     family = family_of(_family_name(path))
     targets = [Target.open(family, OPTION, path, save_to)]
@@ -148,7 +149,8 @@ def _specs(source: TensorFile, precision: str | None) -> dict[str, TensorSpec]:
 
 
 def _require_space(save_to: Path, specs: Mapping[str, TensorSpec]) -> None:
-    needed, free = sum(spec.nbytes for spec in specs.values()), free_bytes(save_to.parent)
+    needed = sum(spec.nbytes for spec in specs.values())
+    free = free_bytes(save_to.parent)
     if free is not None and free < needed:
         raise ValueError(
             f"save_to: the file needs {format_bytes(needed)}, but '{save_to.parent}' has {format_bytes(free)} free; "
@@ -179,7 +181,8 @@ def _write(
 ) -> None:
     changed = {key for group in groups for key in group.keys}
     plain = [key for key in source.header.shapes if key not in changed]
-    progress, done = start_phase(reporter, "merging tensors"), 0
+    progress = start_phase(reporter, "merging tensors")
+    done = 0
     for group in groups:
         tensors = {key: source.read(key) for key in group.keys}
         for layer in group.layers:

@@ -48,16 +48,21 @@ class Resized:
 @svd.one_thread()
 def resize(given: Given, reporter: Reporter) -> Path:
     """Write the resized LoRA. Raises ValueError, one sentence that names the option."""
-    options, path = given[ResizeOptions], Path(given[LoraInputOptions].model)
+    options = given[ResizeOptions]
+    path = Path(given[LoraInputOptions].model)
     svd.computing_device(options.device)
     file = read_lora("model", path)
     if (family := describe(path).family) in names():  # others are resized by their factors alone
         warn_of_unknown_layers(file, family_of(str(family)), reporter.warn)
-    pairs, result = file.pairs(), read_weights(path, "model")
+    pairs = file.pairs()
+    result = read_weights(path, "model")
     keys = group_keys(result).layers
-    progress, kept = start_phase(reporter, "resizing layers"), list[Resized]()
+    progress = start_phase(reporter, "resizing layers")
+    kept: list[Resized] = []
     for done, (name, pair) in enumerate(pairs.items(), 1):
-        new, shape, own = resize_layer(pair, options), Shape.of(pair), keys[name]
+        new = resize_layer(pair, options)
+        shape = Shape.of(pair)
+        own = keys[name]
         up = new.up
         if ALPHA in own:
             result[own[ALPHA]] = torch.tensor(new.alpha)
@@ -81,7 +86,8 @@ def resize(given: Given, reporter: Reporter) -> Path:
 
 
 def _summary(kept: Sequence[Resized], before: int) -> str:
-    low, high = min(each.rank for each in kept), max(each.rank for each in kept)
+    low = min(each.rank for each in kept)
+    high = max(each.rank for each in kept)
     ranks = f"Rank {low}" if low == high else f"Ranks {low} to {high}"
     share = sum(each.kept for each in kept) / len(kept)
     return f"{ranks}, before {before}; {share:.1%} of the norm of a layer is kept on average"

@@ -57,7 +57,8 @@ def publish(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.zip and arguments.zip.suffix.lower() != ".zip":
         raise ValueError(f"--zip: '{arguments.zip}' does not end with .zip")
     trained = read_run(arguments.run_folder)
-    card, done = arguments.card or trained.file.with_name(f"{trained.file.stem}-{CARD}"), dict[str, Any]()
+    card = arguments.card or trained.file.with_name(f"{trained.file.stem}-{CARD}")
+    done: dict[str, Any] = {}
     if (
         not arguments.card
         and os.path.lexists(card)

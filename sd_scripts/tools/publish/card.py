@@ -55,11 +55,13 @@ def _title(trained: Trained) -> str:
 
 def _metadata(trained: Trained) -> dict[str, Any]:
     """Return the metadata that the Hub reads, without what is unknown."""
-    method, own = trained.settings.script.method, trained.settings[MetadataOptions]
+    method = trained.settings.script.method
+    own = trained.settings[MetadataOptions]
     task = "image-to-image" if "control_images" in trained.family.capabilities else "text-to-image"
     tags = [task, "diffusers", *TAGS[method], *trained.family.hub.tags]
     tags += [tag.strip() for tag in (own.metadata_tags or "").split(",") if tag.strip()]
-    base, words = base_model(trained), trained.trigger_words
+    base = base_model(trained)
+    words = trained.trigger_words
     widget = [
         {"text": sample.note or "-", "output": {"url": image_name(number, sample.path)}}
         for number, sample in enumerate(trained.samples)
@@ -77,8 +79,10 @@ def _metadata(trained: Trained) -> dict[str, Any]:
 
 
 def _body(trained: Trained) -> Iterator[str]:
-    settings, facts = trained.settings, trained.state.facts
-    kind, own = KINDS[settings.script.method], settings[MetadataOptions]
+    settings = trained.settings
+    facts = trained.state.facts
+    kind = KINDS[settings.script.method]
+    own = settings[MetadataOptions]
     yield from (f"# {_title(trained)}", "")
     yield from (own.metadata_description or f"{kind} for {trained.family.title}.", "")
     if trained.samples:

@@ -60,7 +60,8 @@ class Trained:
     def trigger_words(self) -> list[str]:
         """Return the words that captions were trained with: the token or trigger phrase that was set, else the names of
         the image folders."""
-        embedding, metadata = self.settings.get(EmbeddingOptions), self.settings[MetadataOptions]
+        embedding = self.settings.get(EmbeddingOptions)
+        metadata = self.settings[MetadataOptions]
         chosen = [embedding.token_string if embedding else None, metadata.metadata_trigger_phrase]
         if words := [word for word in chosen if word]:
             return list(dict.fromkeys(words))
