@@ -144,12 +144,16 @@ def view(
     return f'<div class="run measuring">{progress_bar(fraction, doing + steps + note, ticks)}{stop}</div>'
 
 
+COLUMNS = ("Step", "First step", "Memory", "This run", "")
+"""Of the measured variants, after the first."""
+
+
 def table(result: Mapping[str, Any], about: str = "") -> str:
     """Return the measured variants with a bar for each, the best first to be chosen."""
     rows = result["rows"]
     slowest = max((_median(row) for row in rows), default=0.0) or 1.0
     shown = "".join(_row(row, slowest, row["variant"] == result["best"]) for row in rows)
-    head = "<th>Variant</th><th>Step</th><th>First step</th><th>Memory</th><th>This run</th><th></th>"
+    head = "".join(f"<th>{words}</th>" for words in ("Variant", *COLUMNS))
     caption = f"<caption>Measured with {escape(about)}</caption>" if about else ""
     return f'<div class="measured"><table>{caption}<thead><tr>{head}</tr></thead><tbody>{shown}</tbody></table></div>'
 
@@ -164,9 +168,11 @@ def _row(row: Mapping[str, Any], slowest: float, best: bool) -> str:
     memory = f"{row['gpu_bytes'] / GIB:.1f} GiB" if row["gpu_bytes"] else ""
     total = "" if row["total"] is None else duration(row["total"])
     use = f"<button type=\"button\" data-load='options:{escape(json.dumps(row['options']))}'>Use this</button>"
-    cells = (f"{step}", duration(row["first"]) + warm, memory, total + (" (fastest)" if best else ""), use)
+    values = (step, duration(row["first"]) + warm, memory, total + (" (fastest)" if best else ""), use)
+    # a narrow window has no head: each value follows its label
+    cells = "".join(f'<td data-label="{label}">{value}</td>' for label, value in zip(COLUMNS, values, strict=True))
     mark = ' class="best"' if best else ""
-    return f'<tr{mark}><th scope="row">{name}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
+    return f'<tr{mark}><th scope="row">{name}</th>{cells}</tr>'
 
 
 def _median(row: Mapping[str, Any]) -> float:

@@ -59,6 +59,15 @@ def test_short_batches_are_advised_against(page: Any, demo: Path) -> None:
     expect(plan).not_to_contain_text("instead of")
 
 
+def fits(page: Any, box: Any, width: int) -> bool:
+    """Whether nothing in a box scrolls sideways in a window of this width."""
+    size = page.viewport_size
+    page.set_viewport_size({"width": width, "height": 900})
+    fitting = box.evaluate("(box) => box.scrollWidth <= box.clientWidth")
+    page.set_viewport_size(size)
+    return fitting
+
+
 def test_measured_variants_are_compared_used_and_remembered(page: Any, flux_demo: Path) -> None:
     plan, measured = page.locator("#lora-plan"), page.locator("#lora-plan [data-measured]")
     small = {"max_train_steps": 50_000, "network_dim": 3, "resolution": "64,64"}
@@ -75,6 +84,7 @@ def test_measured_variants_are_compared_used_and_remembered(page: Any, flux_demo
     compiled = measured.locator("tr", has_text="default")
     expect(compiled).to_contain_text("with cache", timeout=TRAINING)
     assert measured.locator("tr.best").count() == 1
+    assert fits(page, measured.locator(".measured"), 390)
     expect(plan).to_contain_text("remembered: the last such run on this machine")
     compiled.get_by_role("button", name="Use this").click()
     expect(page.locator("#lora-message")).to_contain_text("Set compile = true")

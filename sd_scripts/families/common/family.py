@@ -98,12 +98,16 @@ class TextOptions:
     """The options that decide how captions are encoded."""
 
     model: ModelOptions
-    captions: CaptionOptions
+    weighted_captions: bool
     compiling: CompileOptions
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
-        return cls(model=settings[ModelOptions], captions=settings[CaptionOptions], compiling=settings[CompileOptions])
+        return cls(
+            model=settings[ModelOptions],
+            weighted_captions=settings[CaptionOptions].weighted_captions,
+            compiling=settings[CompileOptions],
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

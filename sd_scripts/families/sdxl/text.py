@@ -29,7 +29,7 @@ def tokenize(components: Components, captions: Sequence[Caption], options: TextO
     max_token_length 150 and 225 make n = 2 and 3; longer captions are truncated. Shapes do not depend on the captions.
     """
     chunks = (options.model.max_token_length or CHUNK) // CHUNK
-    weighted = options.captions.weighted_captions
+    weighted = options.weighted_captions
     tokens: Tokens = {}
     for place, tokenizer in enumerate(components.tokenizers):
         learned = components.learned.get(place)
@@ -44,7 +44,7 @@ def text_limit(components: Components, options: TextOptions) -> TextLimit:
     """Return the length that both encoders read, as `tokenize` counts it."""
     limit = card.limit_of(options.model.max_token_length)
     learned = components.learned.get(0)
-    weighted = options.captions.weighted_captions
+    weighted = options.weighted_captions
 
     def count(captions: Sequence[str]) -> list[int]:
         pieces = [[text for text, _ in parse_weights(each)] if weighted else [each] for each in captions]
@@ -96,7 +96,7 @@ def _read_before(encoder: Any, state: int) -> Iterator[list[Tensor]]:
 def text_cache_key(components: Components, options: TextOptions) -> tuple[object, ...]:
     """Return the settings that change the hidden states."""
     model = options.model
-    return model.max_token_length, model.clip_skip, options.captions.weighted_captions
+    return model.max_token_length, model.clip_skip, options.weighted_captions
 
 
 def _weighted_ids(tokenizer: Any, caption: str, weighted: bool, learned: range | None) -> tuple[list[int], list[float]]:
