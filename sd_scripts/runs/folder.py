@@ -58,8 +58,8 @@ class RunFolder:
         return EventTail(self.events_file)
 
     def record_end(self, state: str, error: str, ended: float | None) -> None:
-        """Log how a run ended that did not report it itself, so that the folder tells it. A folder that was deleted
-        stays away. Raises OSError if the events cannot be written."""
+        """Add the end of a run that did not report it itself to the events. A folder that was deleted is not made
+        again. Raises OSError if the events cannot be written."""
         if not self.path.is_dir():
             return
         log = self.log()

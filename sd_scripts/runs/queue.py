@@ -347,7 +347,7 @@ class RunQueue:
         self._written.pop(row.id, None)
 
     def _record_end(self, folder: RunFolder, state: State, error: str, ended: float | None = None) -> None:
-        """Have the folder tell an end that no trainer reported, for a list that is rebuilt from it."""
+        """Write an end that no trainer reported into the run folder, from which a lost list is rebuilt."""
         try:
             folder.record_end(state, error, ended)
         except OSError as problem:

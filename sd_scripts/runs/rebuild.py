@@ -48,12 +48,12 @@ class Remembered:
         for name in ("paused", "after_failure"):
             if name in entry:
                 self.settings[name] = int(bool(entry[name]))
-        if isinstance(reason := entry.get("pause_reason"), str):
+        if _is_text(reason := entry.get("pause_reason")):
             self.settings["pause_reason"] = reason
         id = entry.get("run")
         if not _is_id(id):
             return
-        texts = {name: entry[name] for name in ("folder", *DESCRIBED) if isinstance(entry.get(name), str)}
+        texts = {name: entry[name] for name in ("folder", *DESCRIBED) if _is_text(entry.get(name))}
         if entry.get("forgotten"):
             self.runs.pop(id, None)
         elif "folder" in texts:
@@ -67,9 +67,14 @@ def _is_id(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**62
 
 
+def _is_text(value: Any) -> TypeGuard[str]:
+    """Return whether a value is a string that SQLite can hold; JSON may have half of a surrogate pair."""
+    return isinstance(value, str) and value == value.encode("utf-8", "replace").decode()
+
+
 class FolderIndex:
-    """A log of what the run folders do not tell of a list, from which a lost list is rebuilt: which runs are in it,
-    how the user described them, and the queue's order and settings."""
+    """A log of what is in a list but not in the run folders, from which a lost list is rebuilt: which runs it has, how
+    the user described them, and the queue's order and settings."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -163,7 +168,7 @@ def row_of(folder: RunFolder) -> dict[str, Any]:
         "folder": str(folder.path),
         "name": folder.path.name,
         "family": str(run_state.facts.get("family", "")),
-        **{name: launch[name] for name in TOLD if isinstance(launch.get(name), str)},
+        **{name: launch[name] for name in TOLD if _is_text(launch.get(name))},
         "state": "queued" if waits else run_state.state,
         "created": made,
         "started": None if waits else run_state.started or made,

@@ -140,7 +140,7 @@ def training_settings(settings: Settings) -> Settings:
 
 
 def model_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of the values that decide which model is loaded, and how: while they stay, it can be kept."""
+    """Return the values that decide which model is loaded, and how: while they stay the same, it can be kept."""
     of_images = {o.name for group in (GenerateOptions, ControlOptions) for o in each_option(group)}
     of_images = of_images - {*OF_MODEL} | {"run_dir"}
     return {name: value for name, value in values.items() if name not in of_images}

@@ -841,6 +841,7 @@ def test_a_run_that_nobody_saw_end_is_rebuilt_as_it_would_have_been_seen(place: 
         '{"queue": {"1": 2}, "paused": [], "pause_reason": 5}',
         '{"queue": [true, "1", null, 1e400, -3, 99999999999999999999999]}',
         '{"after_failure": 1000000000000000000000000000000, "paused": NaN}',
+        '{"run": 1, "name": "\\ud800", "note": "\\udfff", "pause_reason": "\\ud800"}',
         "[[[[",
     ],
 )
