@@ -256,9 +256,11 @@ def test_tables_and_chart_of_the_performance_page_are_those_of_its_data() -> Non
     assert all((summary.DATA.parent / f"{row['source']}.md").exists() for row in summary.rows())
 
 
-def test_every_result_is_listed() -> None:
+def test_every_result_is_listed_and_names_the_versions_it_was_measured_with() -> None:
     listed = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
-    assert [file.name for file in summary.DATA.parent.glob("*.md") if f"(results/{file.name})" not in listed] == []
+    for file in summary.DATA.parent.glob("*.md"):
+        assert f"(results/{file.name})" in listed
+        assert re.search(r"(PyTorch|Gradio) \d+\.\d+", file.read_text(encoding="utf-8")), file.name
 
 
 def test_names_in_contributing_are_in_the_code() -> None:
