@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.run
 ROOT = Path(__file__).parents[1]
 
 
