@@ -6,13 +6,16 @@ python -m sd_scripts.demo [FAMILY] [--full] [--folder FOLDER] [--make] [flags of
 import argparse
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from sd_scripts.families.cards.registry import card_of, cards, module_of
 from sd_scripts.formats.toml_files import write_toml
 from sd_scripts.runs import process
+from sd_scripts.runs.folder import new_run_folder
 from sd_scripts.settings.catalog import FAMILY_TITLES, script_for, script_path
+from sd_scripts.testing import trained
 
 COMMON: dict[str, Any] = {
     "caption_extension": ".txt",
@@ -59,15 +62,31 @@ def make(folder: Path, family: str = FAMILIES[0], method: str = "lora") -> Path:
     Returns the path of `demo.toml`, which training and the GUI read.
     """
     card = card_of(family)
-    tiny = module_of(family, "tiny")  # imports torch, which --help should not wait for
     folder = folder.expanduser().resolve()
-    miniature = tiny.write_miniature(folder)
-    paths = {**miniature.files, "train_data_dir": miniature.data_dir, "output_dir": folder / "output"}
-    config = folder / "demo.toml"
+    folder.mkdir(parents=True, exist_ok=True)
     network = {"network_module": card.network_modules[-1]} if method == "lora" else {}
     chosen = {**COMMON, **card.page.demo, **OF_METHOD[method], **network}
+    if trained.has(family):
+        chosen |= {**trained.OPTIONS, **trained.OF_METHOD[method]}
+        paths = {**trained.copy_model(family, folder), **trained.write_data(family, folder)}
+    else:
+        tiny = module_of(family, "tiny")  # imports torch, which --help should not wait for
+        miniature = tiny.write_miniature(folder)
+        paths = {**miniature.files, "train_data_dir": miniature.data_dir}
+    config = folder / "demo.toml"
+    paths |= {"output_dir": folder / "output"}
     write_toml(config, chosen | {option: str(path) for option, path in paths.items()})
     return config
+
+
+def show_result(run: Path, environment: Mapping[str, str]) -> int:
+    """Generate an image of each prompt without and with the LoRA of a run, and print where they are; return the exit
+    status."""
+    tool = [sys.executable, "-m", "sd_scripts.tools.compare_checkpoints", str(run), "--strengths", "0", "1"]
+    status = process.run_in_terminal(tool, environment)
+    if status == 0:
+        print(f"Before and after the training: {run / 'comparison' / 'grid.png'}")
+    return status
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -92,13 +111,19 @@ def main(argv: list[str] | None = None) -> int:
 
     method, title = "full" if arguments.full else "lora", FAMILY_TITLES[family]
     config = make(arguments.folder or demo_folder(family), family, method)
-    print(f"Made a miniature {title} model and twelve images; the settings are in {config}", flush=True)
+    print(f"Made a miniature {title} model and its images; the settings are in {config}", flush=True)
     if arguments.make:
         return 0
     trainer = script_path(script_for(family, method))
-    command = [sys.executable, str(trainer), "--config_file", str(config), *flags]
-    one_thread = {"OMP_NUM_THREADS": "1", **os.environ}  # as fast at this size, much faster on a busy machine
-    status = process.run_in_terminal(command, one_thread)
+    shows = method == "lora" and trained.has(family) and not any(flag.startswith("--run_dir") for flag in flags)
+    run = new_run_folder(config.parent / "output" / "runs", "demo") if shows else None
+    own = ["--run_dir", str(run.path)] if run else []
+    command = [sys.executable, str(trainer), "--config_file", str(config), *own, *flags]
+    # at the size of the untrained miniatures one thread is as fast, and much faster on a busy machine
+    environment = {**os.environ} if trained.has(family) else {"OMP_NUM_THREADS": "1", **os.environ}
+    status = process.run_in_terminal(command, environment)
+    if status == 0 and run:
+        status = show_result(run.path, environment)
     if status == 0:
         print(f"Next: `bash gui.sh`, open demo.toml there, then put your own {title} model and images in its place.")
     return status

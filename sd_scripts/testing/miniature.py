@@ -60,23 +60,23 @@ def caption_words() -> list[str]:
     return sorted({word for caption in demo_images.captions() for word in caption.split()})
 
 
-def clip_tokenizer() -> CLIPTokenizer:
-    """Make a CLIP tokenizer that merges the letters of each caption word one by one."""
+def clip_tokenizer(words: Sequence[str] | None = None) -> CLIPTokenizer:
+    """Make a CLIP tokenizer that merges the letters of each word one by one. `words`: those of the captions."""
     merges: dict[tuple[str, str], None] = {}
-    for word in caption_words():
+    for word in caption_words() if words is None else words:
         letters = [*word[:-1], word[-1] + "</w>"]
         merges |= dict.fromkeys(("".join(letters[:n]), letters[n]) for n in range(1, len(letters)))
     return make_clip_tokenizer(list(merges))
 
 
-def clip_config(vocabulary: int, width: int, activation: str) -> CLIPTextConfig:
+def clip_config(vocabulary: int, width: int, activation: str, layers: int = 3) -> CLIPTextConfig:
     return CLIPTextConfig(
         vocab_size=vocabulary,
         hidden_size=width,
         intermediate_size=4 * width,
         projection_dim=width,
-        num_attention_heads=width // 64,
-        num_hidden_layers=3,
+        num_attention_heads=max(width // 64, 1),
+        num_hidden_layers=layers,
         hidden_act=activation,
         bos_token_id=vocabulary - 2,
         eos_token_id=vocabulary - 1,

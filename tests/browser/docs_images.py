@@ -1,19 +1,21 @@
 """Make images of the page for docs/: python -m tests.browser.docs_images FOLDER [NAME ...]
 
 Everything that the page shows lies in FOLDER, whose path is seen, such as /home/mia/studio. Each image is of a training
-of a miniature that has ended.
+of a miniature that has ended; `demo` is what the demo that learns has learned.
 """
 
+import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
+from PIL import Image, ImageDraw
 from playwright.sync_api import sync_playwright
 
-from sd_scripts.demo import make
+from sd_scripts import demo
 from sd_scripts.formats.toml_files import read_toml, write_toml
+from sd_scripts.tools.comparison.grid_image import load_font, wrapped
 from tests.browser.page_help import CHROMIUM, QUIET, TRAINING, Gui, ask_for, expect, settled
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -41,7 +43,7 @@ SCENES = {
 
 def settings(scene: Scene, folder: Path) -> Path:
     """Write the settings of a demo whose model and images lie in `folder`; return their file."""
-    made = read_toml(make(folder / scene.family, scene.family))
+    made = read_toml(demo.make(folder / scene.family, scene.family))
     name = f"shapes_{scene.family}"
     path = folder / f"{name}.toml"
     small = {"compile": False, "num_cpu_threads_per_process": 1, "output_dir": str(folder / "output")}
@@ -77,15 +79,40 @@ def save(page: Any, image: Path) -> None:
     Image.open(image).quantize().save(image, optimize=True)  # a third of the bytes
 
 
+def before_and_after(folder: Path, image: Path) -> None:
+    """Run the demo that learns, and write its images side by side: a column for each prompt, before and after."""
+    assert demo.main(["flux", "--folder", str(folder)]) == 0
+    (result,) = folder.glob("output/runs/*/comparison/comparison.json")
+    comparison = json.loads(result.read_text(encoding="utf-8"))
+    side, left, top, font = 200, 70, 64, load_font()
+    picture = Image.new("RGB", (left + len(comparison["prompts"]) * (side + 8), top + 2 * (side + 8)), "#ffffff")
+    pen = ImageDraw.Draw(picture)
+    for row, word in enumerate(("before", "after")):
+        pen.text((8, top + row * (side + 8) + side // 2), word, "#111827", font)
+    for column, prompt in enumerate(comparison["prompts"]):
+        words = "\n".join(wrapped(prompt["prompt"], side, font))
+        pen.multiline_text((left + column * (side + 8), 8), words, "#111827", font)
+    for cell in comparison["cells"]:
+        drawn = Image.open(result.with_name(cell["image"])).resize((side, side), Image.Resampling.LANCZOS)
+        row = comparison["strengths"].index(0.0) != cell["strength"]
+        picture.paste(drawn, (left + cell["prompt"] * (side + 8), top + row * (side + 8)))
+    picture.save(image, optimize=True)
+
+
 def main(folder: Path, names: list[str]) -> None:
     """Write the images named, or all of them."""
     folder.mkdir(parents=True, exist_ok=True)
+    if not names or "demo" in names:
+        before_and_after(folder / "demo", DOCS / "demo.png")
+    names = [name for name in names or SCENES if name != "demo"]
+    if not names:
+        return
     gui = Gui(folder)
     gui.start()
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, headless=True, args=QUIET)
         try:
-            for name in names or SCENES:
+            for name in names:
                 shoot(browser, gui, SCENES[name], folder, DOCS / f"{name}.png")
         finally:
             browser.close()

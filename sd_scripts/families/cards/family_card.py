@@ -226,6 +226,8 @@ class PageCard:
     """Its keys in the configuration files of kohya_ss, if these know it."""
     demo: Mapping[str, Any] = field(default_factory=dict)
     """Options of the demo in addition to the common ones."""
+    demo_prompts: str = ""
+    """Options at the end of the demo's prompts, such as --s 16."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ attention. Attention, which LoRA adapts, then disturbs a fair denoiser, so that 
 
 import math
 import string
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from sd_scripts.families.flux.load import LAYOUTS
 from sd_scripts.families.flux.model import DoubleBlock, FluxParams, FluxTransformer, Modulation, SingleBlock
 from sd_scripts.library.diffusion.dit_layers import grid_of, pack
 from sd_scripts.library.files.safetensors_io import save_model
+from sd_scripts.library.files.state_dicts import State
 from sd_scripts.library.text.tokenizers import T5_ROWS
 from sd_scripts.testing import demo_images
 from sd_scripts.testing.miniature import (
@@ -58,33 +60,39 @@ def write_miniature(folder: Path, shape: FluxParams = SHAPE) -> Miniature:
     clip, t5 = clip_tokenizer(), t5_tokenizer()
     for name, tokenizer in {"tokenizer": clip, "tokenizer_2": t5}.items():
         tokenizer.save_pretrained(folder / f"{transformer.stem}_tokenizers" / name)
-    modules = tiny_modules(len(clip), shape)
+    states = {name: module.state_dict() for name, module in tiny_modules(len(clip), shape).items()}
+    return Miniature(family="flux", files=write_components(transformer, states), data_dir=data_dir)
+
+
+def write_components(transformer: Path, states: Mapping[str, State]) -> dict[str, Path]:
+    """Write the files of these state dicts by component, the transformer's and others beside it; return them by the
+    option that names each."""
     files = {}
     for component in CARD.files.components:
-        tensors = LAYOUTS[component.name].write(modules[component.name].state_dict())
+        tensors = LAYOUTS[component.name].write(states[component.name])
         tensors.pop("encoder.embed_tokens.weight", None)  # the same tensor as shared.weight
-        file = transformer if component.name == DENOISER else folder / f"{component.option}.safetensors"
-        save_model(file, {component.prefixes[0] + key: tensor for key, tensor in tensors.items()}, {})
-        files[component.option] = file
-    return Miniature(family="flux", files=files, data_dir=data_dir)
+        beside = transformer.with_name(f"{component.option}.safetensors")
+        files[component.option] = transformer if component.name == DENOISER else beside
+        save_model(files[component.option], {component.prefixes[0] + key: t for key, t in tensors.items()}, {})
+    return files
 
 
 write_narrow = write_miniature
 """Its blocks are equal, as FLUX.1's are, so it needs as many compiled graphs."""
 
 
-def t5_tokenizer() -> T5Tokenizer:
-    """Make a T5 tokenizer that knows the words of the captions, and letters for all others."""
+def t5_tokenizer(words: Sequence[str] | None = None) -> T5Tokenizer:
+    """Make a T5 tokenizer that knows the words of the captions, or these, and letters for all others."""
+    known = caption_words() if words is None else words
     special = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
     letters = [(letter, -9.0) for letter in "▁" + string.ascii_letters + string.digits + string.punctuation]
-    return T5Tokenizer(vocab=[*special, *((f"▁{word}", -3.0) for word in caption_words()), *letters], extra_ids=0)
+    return T5Tokenizer(vocab=[*special, *((f"▁{word}", -3.0) for word in known), *letters], extra_ids=0)
 
 
-@torch.no_grad()
-def tiny_modules(clip_vocabulary: int, shape: FluxParams = SHAPE) -> dict[str, nn.Module]:
-    """Return all components with random weights, the same at every call."""
-    t5_config = T5Config(
-        vocab_size=T5_ROWS,
+def t5_config(rows: int) -> T5Config:
+    """Return the sizes of a T5 whose embedding has this many rows."""
+    return T5Config(
+        vocab_size=rows,
         d_model=T5_WIDTH,
         d_kv=16,
         d_ff=96,
@@ -95,13 +103,18 @@ def tiny_modules(clip_vocabulary: int, shape: FluxParams = SHAPE) -> dict[str, n
         is_encoder_decoder=False,
         use_cache=False,
     )
+
+
+@torch.no_grad()
+def tiny_modules(clip_vocabulary: int, shape: FluxParams = SHAPE) -> dict[str, nn.Module]:
+    """Return all components with random weights, the same at every call."""
     transformer = FluxTransformer(shape)
     vae = AutoencoderKL(latent_channels=16, **keys.AUTOENCODER, **AUTOENCODER)
     modules = {
         DENOISER: transformer,
         VAE: vae,
         "text_encoder1": CLIPTextModel(clip_config(clip_vocabulary, CLIP_WIDTH, "quick_gelu")),
-        "text_encoder2": T5EncoderModel(t5_config),
+        "text_encoder2": T5EncoderModel(t5_config(T5_ROWS)),
     }
     generator = torch.Generator().manual_seed(0)
     for module in modules.values():

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from sd_scripts.formats.atomic_files import atomic_file
 from sd_scripts.formats.disk import saving
@@ -41,7 +41,8 @@ def draw_grid(folder: Path, comparison: Mapping[str, Any]) -> Image.Image:
     strengths = comparison["strengths"]
     prompts = comparison["prompts"]
     columns = [(c, s) for c in range(len(checkpoints)) for s in range(len(strengths))]
-    side = cell_side(len(columns), len(prompts))
+    largest = max((max(prompt["width"], prompt["height"]) for prompt in prompts), default=CELL)
+    side = min(cell_side(len(columns), len(prompts)), max(2 * largest, SMALLEST))
     heights = [_height(prompt, side) for prompt in prompts]
     font = load_font()
     head = 4 * LINE + GAP
@@ -50,7 +51,7 @@ def draw_grid(folder: Path, comparison: Mapping[str, Any]) -> Image.Image:
     pen.multiline_text((GAP, GAP), "\n".join(wrapped(comparison["title"], LEFT - 2 * GAP, font)[:3]), INK, font)
     for column, (checkpoint, strength) in enumerate(columns):
         left = LEFT + column * (side + GAP)
-        best = comparison["best"] == checkpoint
+        best = comparison["best"] == checkpoint and strengths[strength] != 0
         if best:
             pen.rectangle((left, 0, left + side, 4), BEST)
         lines = _column_head(checkpoints[checkpoint], strengths[strength], best=best)
@@ -60,9 +61,7 @@ def draw_grid(folder: Path, comparison: Mapping[str, Any]) -> Image.Image:
         for row, height in enumerate(heights):
             if (file := images.get((checkpoint, strength, row))) and file.is_file():
                 with Image.open(file) as opened:
-                    small = opened.convert("RGB")
-                small.thumbnail((side, height))
-                grid.paste(small, (left, top))
+                    grid.paste(ImageOps.contain(opened.convert("RGB"), (side, height)), (left, top))
             top += height + GAP
     top = head
     for prompt, height in zip(prompts, heights, strict=True):
@@ -103,6 +102,8 @@ def wrapped(text: str, width: int, font: Font) -> list[str]:
 
 
 def _column_head(checkpoint: Mapping[str, Any], strength: float, *, best: bool) -> Sequence[str]:
+    if strength == 0:
+        return ["base model"]
     loss = "" if checkpoint["loss"] is None else f"loss {checkpoint['loss']:.4f}"
     return [f"{checkpoint['label']}, strength {strength:g}", *([loss] if loss else []), *(["best"] if best else [])]
 

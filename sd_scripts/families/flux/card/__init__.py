@@ -150,7 +150,8 @@ CARD = FamilyCard(
             "full": "Your model. To use it, put it into <b>models/diffusion_models</b> (ComfyUI) or "
             "<b>models/Stable-diffusion</b> (WebUI Forge)."
         },
-        demo={"t5xxl_max_token_length": 64, **RECOMMENDED},
+        demo={"t5xxl_max_token_length": 64, **RECOMMENDED},  # the trained miniature knows no other length
+        demo_prompts="--s 16",
         kohya=KOHYA,
     ),
     files=FilesCard(

@@ -1,0 +1,46 @@
+"""The trained miniatures, what they know, and how images are checked for it."""
+
+from pathlib import Path
+from random import Random
+
+import pytest
+from PIL import Image
+
+from sd_scripts import demo
+from sd_scripts.testing import trained
+from sd_scripts.testing.shapes import SHAPES, ZORB, random_scene, recognize, words, write_scenes, zorb_scene
+
+pytestmark = pytest.mark.run
+
+
+def test_what_a_scene_shows_is_recognized_in_its_image() -> None:
+    random = Random(1)
+    scenes = [(zorb_scene if n % 4 == 0 else random_scene)(random) for n in range(60)]
+    assert [scene for scene in scenes if not recognize(scene.draw(random)).shows(scene)] == []
+
+
+def test_an_image_without_a_shape_shows_none() -> None:
+    seen = recognize(Image.new("RGB", (128, 128), (246, 246, 242)))
+    assert (seen.shape, seen.colour, seen.background) == ("", "", "white")
+
+
+def test_captions_name_what_is_drawn_and_no_colour_of_a_zorb(tmp_path: Path) -> None:
+    random = Random(2)
+    scenes = [random_scene(random), zorb_scene(random)]
+    write_scenes(tmp_path, scenes, random)
+    known, new = (path.read_text().split() for path in sorted(tmp_path.glob("*.txt")))
+    assert {scenes[0].colour, scenes[0].shape} <= set(known)
+    assert ZORB in new
+    assert scenes[1].colour not in new
+
+
+def test_the_base_model_has_no_word_for_a_zorb() -> None:
+    assert ZORB not in words()
+    assert set(SHAPES) < set(words())
+
+
+@pytest.mark.parametrize("family", [name for name in demo.FAMILIES if trained.has(name)])
+def test_a_shipped_model_is_whole_in_half_precision_and_small(family: str) -> None:
+    files = [path for path in (trained.FILES / family).iterdir() if path.suffix == ".safetensors"]
+    assert {path.name for path in files} == {trained.file_name(family, option) for option in trained.options_of(family)}
+    assert sum(path.stat().st_size for path in files) < 10_000_000
