@@ -1,0 +1,51 @@
+"""The versions of packages agree wherever they are written."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def requirements(name: str) -> list[Requirement]:
+    lines = (line.partition("#")[0].strip() for line in (ROOT / name).read_text(encoding="utf-8").splitlines())
+    return [Requirement(line) for line in lines if line and not line.startswith("-r ")]
+
+
+def installed_on(required: list[Requirement], python: str, system: str) -> dict[str, Requirement]:
+    here = {"python_version": python, "sys_platform": system}
+    return {each.name: each for each in required if not each.marker or each.marker.evaluate(here)}
+
+
+@pytest.mark.parametrize("system", ["linux", "win32"])
+@pytest.mark.parametrize("python", ["3.10", "3.11", "3.12", "3.13"])
+def test_each_pin_is_within_the_range_of_pyproject(python: str, system: str) -> None:
+    pins = installed_on(requirements("requirements.txt"), python, system)
+    ranges = installed_on([Requirement(line) for line in PROJECT["dependencies"]], python, system)
+    assert pins.keys() == ranges.keys()
+    outside = {
+        name: f"{pin.specifier} is not within {ranges[name].specifier}"
+        for name, pin in pins.items()
+        for (specifier,) in [pin.specifier]
+        if not ranges[name].specifier.contains(specifier.version)
+    }
+    assert outside == {}
+
+
+def test_development_adds_to_what_users_install() -> None:
+    assert "-r requirements.txt" in (ROOT / "requirements-dev.txt").read_text(encoding="utf-8").splitlines()
+    users = {each.name for each in requirements("requirements.txt")}
+    assert users.isdisjoint(each.name for each in requirements("requirements-dev.txt"))
+
+
+def test_every_requirement_is_pinned() -> None:
+    every = requirements("requirements.txt") + requirements("requirements-dev.txt")
+    assert [str(each) for each in every if [part.operator for part in each.specifier] != ["=="]] == []
