@@ -1,5 +1,6 @@
 """The versions of packages agree wherever they are written."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -49,3 +50,9 @@ def test_development_adds_to_what_users_install() -> None:
 def test_every_requirement_is_pinned() -> None:
     every = requirements("requirements.txt") + requirements("requirements-dev.txt")
     assert [str(each) for each in every if [part.operator for part in each.specifier] != ["=="]] == []
+
+
+def test_the_hooks_before_a_commit_use_the_same_ruff() -> None:
+    hooks = (ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8")
+    pins = {str(each) for each in requirements("requirements-dev.txt") if each.name == "ruff"}
+    assert set(re.findall(r"\bruff==[^\],\s]+", hooks)) == pins
