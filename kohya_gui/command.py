@@ -258,7 +258,7 @@ def open_page(flags: argparse.Namespace, wait: bool = True) -> "App":
         )
     page._queue.sleep_when_free = 0.02  # seconds; Gradio would look for work 1000 times in one
     queue.open()  # only once the port is ours
-    address = address_with(opens, flags.root_path if urlsplit(flags.root_path).netloc else page.local_url)
+    address = address_with(opens, flags.root_path if urlsplit(flags.root_path).netloc else str(page.local_url))
     print_address(address, opens)
     if flags.inbrowser and not flags.headless:
         open_browser(address)
