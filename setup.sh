@@ -48,13 +48,14 @@ make_environment() {
     return 1
 }
 
-# Installs $1 unless that has been done. What is installed beyond it stays.
+# Installs $1, with requirements.txt also the project itself, unless that has been done. What is installed beyond it stays.
 install_requirements() {
-    local wanted stamp="$root/.venv/installed-$1"
-    wanted=$(cat "$root/$1" "$root/pyproject.toml" | cksum) || return 1
+    local wanted stamp="$root/.venv/installed-$1" project=()
+    [ "$1" = requirements.txt ] && project=(-e "$root")
+    wanted=$(cat "$root/$1" ${project:+"$root/pyproject.toml"} | cksum) || return 1
     [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && return
     echo "Installing $1. The first time, this downloads several gigabytes."
-    "$python" -m pip install --disable-pip-version-check -r "$root/$1" -e "$root" || return 1
+    "$python" -m pip install --disable-pip-version-check -r "$root/$1" "${project[@]}" || return 1
     echo "$wanted" >"$stamp" # last, so that an interrupted installation is resumed
 }
 
