@@ -1,6 +1,9 @@
-"""The versions of packages agree wherever they are written."""
+"""Versions and packages agree wherever they are written, and users install what they need and no more."""
 
+import os
 import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -56,3 +59,35 @@ def test_the_hooks_before_a_commit_use_the_same_ruff() -> None:
     hooks = (ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8")
     pins = {str(each) for each in requirements("requirements-dev.txt") if each.name == "ruff"}
     assert set(re.findall(r"\bruff==[^\],\s]+", hooks)) == pins
+
+
+def test_the_changelog_begins_with_the_version() -> None:
+    headings = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.M)
+    assert headings[:2] == ["Unreleased", PROJECT["version"]]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="setup.sh is for bash")
+def test_users_install_the_project_without_the_packages_of_development(tmp_path: Path) -> None:
+    for name in ("setup.sh", "requirements.txt", "requirements-dev.txt", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\necho "$*" >>"$0.log"\n')
+    python.chmod(0o755)
+
+    def installed(*arguments: str) -> list[str]:
+        """Return what pip is asked to install when setup.sh runs."""
+        log = python.with_name("python.log")
+        log.unlink(missing_ok=True)
+        subprocess.run(["bash", str(tmp_path / "setup.sh"), *arguments], check=True, capture_output=True)
+        pip = (
+            line.partition("-m pip install --disable-pip-version-check ")[2] for line in log.read_text().splitlines()
+        )
+        return [line.replace(f"{tmp_path}", ".") for line in pip if line]
+
+    assert installed("requirements.txt") == ["-r ./requirements.txt -e ."]
+    assert installed() == []
+    assert installed("requirements-dev.txt") == ["-r ./requirements-dev.txt"]
+    with (tmp_path / "requirements.txt").open("a") as file:
+        file.write("# changed\n")
+    assert installed("requirements-dev.txt") == ["-r ./requirements.txt -e ."]
