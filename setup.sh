@@ -1,5 +1,5 @@
-# Creates .venv on first use and installs requirements.txt; gui.sh and test.sh source this file.
-# Sets $root to the project folder and $python to the interpreter.
+# Creates .venv on first use and installs requirements.txt, and requirements-dev.txt if that is its argument.
+# gui.sh and test.sh source this file. Sets $root to the project folder and $python to the interpreter.
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 python="$root/.venv/bin/python"
@@ -48,12 +48,14 @@ make_environment() {
     return 1
 }
 
+# Installs $1, with requirements.txt also the project itself, unless that has been done. What is installed beyond it stays.
 install_requirements() {
-    local wanted stamp="$root/.venv/installed"
-    wanted=$(cat "$root/requirements.txt" "$root/pyproject.toml" | cksum) || return 1
+    local wanted stamp="$root/.venv/installed-$1" project=()
+    [ "$1" = requirements.txt ] && project=(-e "$root")
+    wanted=$(cat "$root/$1" ${project:+"$root/pyproject.toml"} | cksum) || return 1
     [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && return
-    echo "Installing the requirements. The first time, this downloads several gigabytes."
-    "$python" -m pip install --disable-pip-version-check -r "$root/requirements.txt" -e "$root" || return 1
+    echo "Installing $1. The first time, this downloads several gigabytes."
+    "$python" -m pip install --disable-pip-version-check -r "$root/$1" "${project[@]}" || return 1
     echo "$wanted" >"$stamp" # last, so that an interrupted installation is resumed
 }
 
@@ -62,7 +64,7 @@ supported "$python" || {
     echo "$root/.venv uses $("$python" --version), but Python 3.10 to 3.13 is required. Delete $root/.venv and start again." >&2
     exit 1
 }
-install_requirements || {
+{ install_requirements requirements.txt && install_requirements "${1:-requirements.txt}"; } || {
     echo "The requirements could not be installed; see the output above. Start again to continue the installation." >&2
     exit 1
 }

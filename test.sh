@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Lint, check types, run the tests: bash test.sh [pytest arguments], for example -m fast
-source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" requirements-dev.txt
 set -e
 cd "$root"
 

@@ -190,7 +190,9 @@ class Benchmark:
         model = write_model(family, self.folder, miniature=arguments.miniature)
         files = {option: str(path) for option, path in model.files.items()}
         self._own = COMMON | full_size(family).OPTIONS[method]
-        self._common = self._own | files | {"train_data_dir": str(model.images)} | (TINY if arguments.miniature else {})
+        self._common: dict[str, Any] = (
+            self._own | files | {"train_data_dir": str(model.images)} | (TINY if arguments.miniature else {})
+        )
         self._flags, self._script = flags, script_for(family, method)
         self._launchers: dict[str, list[str]] = {}
         """Row -> what starts its processes."""

@@ -47,6 +47,7 @@ def build(
     those to the fields of the training tabs, by tab."""
     launch = secrets.token_hex(4)
     shown = name or (_tab_for(config) if config else LORA.tab.name)
+    page: gr.Blocks
     with gr.Blocks(title=TITLE, analytics_enabled=False, fill_width=True) as page:
         head = gr.HTML(HEAD.replace("LAUNCH", launch).replace("OPENS", shown if config else ""))
         tabs: list[TrainingTab] = []

@@ -4,8 +4,8 @@ What its functions do is in lora_gui.py.
 """
 
 from kohya_gui.dataset.dataset_tools_gui import MetadataSteps
+from kohya_gui.form.controls import Panel
 from kohya_gui.form.panels import training
-from kohya_gui.form.training import Panel
 from sd_scripts.options.dataset import DatasetOptions
 
 DATA = Panel(

@@ -10,8 +10,8 @@ its buttons call them (form/training_tab.py):
 """
 
 from kohya_gui.dataset.dataset_tools_gui import FolderHelper
+from kohya_gui.form.controls import Panel
 from kohya_gui.form.panels import training
-from kohya_gui.form.training import Panel
 from sd_scripts.options.dataset import DatasetOptions
 
 DATA = Panel(

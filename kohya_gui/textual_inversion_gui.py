@@ -1,8 +1,8 @@
 """The Embedding tab, textual inversion: trains the embeddings of a new token, a file of a few kilobytes."""
 
 from kohya_gui.dataset.dataset_tools_gui import FolderHelper
+from kohya_gui.form.controls import Panel
 from kohya_gui.form.panels import training
-from kohya_gui.form.training import Panel
 from sd_scripts.options.dataset import DatasetOptions
 
 DATA = Panel(

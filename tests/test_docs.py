@@ -16,8 +16,8 @@ import torch
 from accelerate.commands.launch import launch_command_parser
 from diffusers import UNet2DConditionModel
 
-import gui
 from benchmarks import summary
+from kohya_gui import command
 from kohya_gui.form.configuration import family_of
 from kohya_gui.form.presets import preset_title
 from sd_scripts.data.plan.blueprint import resolve
@@ -123,7 +123,7 @@ def test_every_command_line_is_understood(where: str, words: list[str]) -> None:
         script = script_for(words[3] if words[3:] else "sdxl", "lora")
         assert from_values(script, given_flags(script, words[4:]).values).wrong_values() == []
     elif words[:2] in (["bash", "gui.sh"], ["python", "gui.py"]):
-        gui.parser().parse_args(words[2:])
+        command.parser().parse_args(words[2:])
     elif words[:2] == ["bash", "test.sh"]:
         known = {*TIERS, "fast or run"}
         assert all((ROOT / word).exists() or word in known for word in words[2:] if not word.startswith("-"))

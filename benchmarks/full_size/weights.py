@@ -54,7 +54,7 @@ def operations_per_image(denoiser: nn.Module, predict: Predict, width: int, heig
     denoiser.requires_grad_(learns)
     with FlopCounterMode(display=False) as counter:
         predict(denoiser, width, height).sum().backward()
-    return counter.get_total_flops()
+    return int(counter.get_total_flops())
 
 
 def unknown(*shape: int) -> Tensor:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import orjson
-from gradio.blocks import BlockFunction, Blocks
+from gradio.block_function import BlockFunction
+from gradio.blocks import Blocks
 from gradio.components import Component, Radio
 from gradio.state_holder import SessionState
 from starlette.responses import JSONResponse, Response

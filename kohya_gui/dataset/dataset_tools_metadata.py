@@ -43,7 +43,7 @@ class Gathering:
 
     def file(self, field: str) -> Path:
         """Return the metadata file that a field names. Raises ValueError for an invalid name."""
-        name = getattr(self, field).strip()
+        name: str = getattr(self, field).strip()
         if not name.endswith(".json") or Path(name).name != name:
             raise ValueError(f"{field}: '{name}' must be a file name that ends in .json")
         if not self.metadata_folder.strip():

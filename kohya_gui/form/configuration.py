@@ -20,12 +20,13 @@ from sd_scripts.formats.secrets import HANDED, SHORTEST, secret_names, without_s
 from sd_scripts.formats.toml_files import read_toml, write_toml
 from sd_scripts.options.generating.prompt_lines import parse_prompts
 from sd_scripts.options.saving import SavingOptions
+from sd_scripts.options.spec import Remark
 from sd_scripts.runs.folder import RunFolder, new_run_folder
 from sd_scripts.settings import preflight
 from sd_scripts.settings.catalog import SCRIPTS, options_of_one_method, script_for
 from sd_scripts.settings.family_options import each_option
 from sd_scripts.settings.reading import from_values
-from sd_scripts.settings.settings import Remark, Script, Settings
+from sd_scripts.settings.settings import Script, Settings
 
 PROMPTS = "sample_prompts"
 

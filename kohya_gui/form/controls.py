@@ -12,10 +12,10 @@ from kohya_gui.access.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.form.field_links import FieldLinks, labelled, panels_around
 from kohya_gui.form.visibility import rules, watched
 from sd_scripts.formats.documents import split_lines
-from sd_scripts.options.spec import Option, OptionGroup
+from sd_scripts.options.spec import Option, OptionGroup, Remark
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.settings.family_options import each_option
-from sd_scripts.settings.settings import Groups, Remark
+from sd_scripts.settings.settings import Groups
 
 SLIDER_STEPS = 64
 """An integer option with fewer values than this gets a slider."""

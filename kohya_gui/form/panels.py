@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from kohya_gui.form import recognise
-from kohya_gui.form.controls import Advice
+from kohya_gui.form.controls import Advice, Panel
 from kohya_gui.form.prompt_editor import PromptEditor
-from kohya_gui.form.training import Panel, Training
+from kohya_gui.form.training import Training
 from kohya_gui.tabs import TABS
 from sd_scripts.families.cards.family_card import FamilyCard
 from sd_scripts.families.cards.registry import cards

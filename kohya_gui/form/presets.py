@@ -8,7 +8,8 @@ from kohya_gui.form.panels import BASE_MODEL
 from sd_scripts.families.cards.registry import component_options, preset_family
 from sd_scripts.settings.catalog import FAMILY_TITLES
 
-PRESETS = Path(__file__).parents[2] / "presets"
+INSTALLED, CHECKED_OUT = (Path(__file__).parents[level] / "presets" for level in (1, 2))
+PRESETS = INSTALLED if INSTALLED.is_dir() else CHECKED_OUT
 KEPT_BY_PRESETS = (
     *dict.fromkeys((BASE_MODEL, "vae", *component_options())),
     *("train_data_dir", "num_repeats", "caption_prefix", "reg_data_dir", "dataset_config", "in_json"),

@@ -35,11 +35,11 @@ from kohya_gui.runs.shell_line import shell_line
 from kohya_gui.server.messages import Html, message
 from kohya_gui.tabs import TABS, Tab
 from sd_scripts.families.cards.registry import card_of, component_options, preset_family
+from sd_scripts.options.spec import Remark
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.store import gpus_overlap, state_folder
 from sd_scripts.settings.catalog import FAMILY_TITLES, script_for
 from sd_scripts.settings.run_length import usual_factor
-from sd_scripts.settings.settings import Remark
 
 logger = logging.getLogger("sd_scripts")
 

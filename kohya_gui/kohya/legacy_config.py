@@ -32,11 +32,10 @@ from sd_scripts.families.cards.registry import cards
 from sd_scripts.formats.documents import read_json
 from sd_scripts.formats.words import shell_words
 from sd_scripts.options.optimization.schedule_table import SCHEDULES
-from sd_scripts.options.spec import truth
+from sd_scripts.options.spec import Remark, truth
 from sd_scripts.settings.catalog import FAMILY_TITLES, SCRIPTS
 from sd_scripts.settings.command_line import given_flags
 from sd_scripts.settings.compat.legacy import READ_AS_UNSET
-from sd_scripts.settings.settings import Remark
 
 Values = dict[str, Any]
 

@@ -7,7 +7,7 @@ from kohya_gui.kohya.legacy_keys import record_of
 from sd_scripts.families.cards.kohya import Converted, pairs, standard_instead
 from sd_scripts.options.networks.network_types import LYCORIS as LYCORIS_MODULE
 from sd_scripts.options.networks.network_types import needs_package, read_items
-from sd_scripts.settings.settings import Remark
+from sd_scripts.options.spec import Remark
 
 LORA_ARGS = (
     *("down_lr_weight", "mid_lr_weight", "up_lr_weight", "block_lr_zero_threshold", "block_dims", "block_alphas"),

@@ -12,10 +12,11 @@ from kohya_gui.runs.direct_start import direct_environment
 from sd_scripts.formats.words import shell_words
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.launch import LaunchOptions
+from sd_scripts.options.spec import Remark
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.settings.catalog import flag_groups, script_path
 from sd_scripts.settings.family_options import each_option
-from sd_scripts.settings.settings import Remark, Script, Settings
+from sd_scripts.settings.settings import Script, Settings
 
 
 class Start(NamedTuple):

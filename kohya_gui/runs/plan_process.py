@@ -42,7 +42,8 @@ class PlanProcess:
         with self._one_at_a_time:
             for _ in range(2):
                 if answer := self._answer(self._alive(), request):
-                    return json.loads(answer)
+                    plan: Mapping[str, Any] = json.loads(answer)
+                    return plan
                 self._end()
         raise EOFError
 

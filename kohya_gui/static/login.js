@@ -5,7 +5,7 @@ form.addEventListener("submit", async (event) => {
   const says = (text) => (document.querySelector("[role=alert]").textContent = text);
   const where = location.pathname.replace(/\/$/, "") + "/login"; // also below a prefix
   try {
-    const answer = await fetch(where, { method: "POST", body: new URLSearchParams(new FormData(form)) });
+    const answer = await fetch(where, { method: "POST", body: new URLSearchParams(/** @type {any} */ (new FormData(form))) });
     if (answer.ok) return location.reload();
     says(answer.status === 400 ? "Wrong username or password" : await answer.text());
   } catch {

@@ -1,5 +1,6 @@
 // Shared helpers of the page: requests, events, elements, and HTML from the server. Loaded first.
-window.Studio = (() => {
+// What one script has for the others is a global `var`, which tsc knows in all of them.
+var Studio = (() => {
   // Talking to the server
 
   /** The URL of a route, also if a proxy serves the page below a path. */
@@ -187,8 +188,10 @@ window.Studio = (() => {
     if (!seconds) return "";
     const time = new Date(seconds * 1000);
     const today = time.toDateString() === new Date().toDateString();
+    /** @type {Intl.DateTimeFormatOptions} */
     const clock = { hour: "2-digit", minute: "2-digit", ...(exact ? { second: "2-digit" } : {}) };
     if (today) return time.toLocaleTimeString([], clock);
+    /** @type {Intl.DateTimeFormatOptions} */
     const day = { day: "numeric", month: "short" };
     return exact ? time.toLocaleString([], { ...day, ...clock }) : time.toLocaleDateString([], { ...day, year: "numeric" });
   };
@@ -235,5 +238,6 @@ window.Studio = (() => {
   const events = { on, whileShown, onKeys };
   const elements = { el, svg, image, card, table, button, checkbox, select, upload, search, dialog, show, closer };
   const content = { rendered, write, put, complaint, toast, styleSheet, duration, when, labels };
-  return { ...requests, ...events, ...elements, ...content };
+  const shared = { ...requests, ...events, ...elements, ...content };
+  return /** @type {typeof shared & StudioOfLaterScripts} */ (shared);
 })();

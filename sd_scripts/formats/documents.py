@@ -110,7 +110,8 @@ def read_json(path: Path) -> Any:
 
 def read_toml(path: Path) -> dict[str, Any]:
     """Parse a TOML file. Raises ValueError, phrased to follow an option's name."""
-    return _parsed(path, parse_toml, "TOML")
+    document: dict[str, Any] = _parsed(path, parse_toml, "TOML")
+    return document
 
 
 def _parsed(path: Path, parse: Callable[[str], Any], format: str) -> Any:

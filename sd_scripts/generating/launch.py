@@ -21,8 +21,8 @@ from sd_scripts.options.spec import Remark
 from sd_scripts.runs.exit_codes import MISTAKE
 from sd_scripts.runs.reporter import Reporter
 from sd_scripts.runs.tool import reported
-from sd_scripts.settings.generate_settings import Check, problems, read_command_line, training_settings
-from sd_scripts.settings.preflight import found_by
+from sd_scripts.settings.generate_settings import problems, read_command_line, training_settings
+from sd_scripts.settings.preflight import Check, found_by
 from sd_scripts.settings.quantization import quantization_of
 from sd_scripts.settings.settings import Settings
 

@@ -21,7 +21,8 @@ from sd_scripts.generating.work import Cancelled, Worker
 from sd_scripts.options.generating.generate import GENERATE
 from sd_scripts.runs import process
 from sd_scripts.runs.reporter import Reporter
-from sd_scripts.settings.generate_settings import Check, problems, settings_of
+from sd_scripts.settings.generate_settings import problems, settings_of
+from sd_scripts.settings.preflight import Check
 
 PAUSE = 0.1
 """Seconds between two looks for commands."""

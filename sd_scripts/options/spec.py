@@ -341,7 +341,7 @@ def declared_options(group: type[OptionGroup]) -> Iterator[Option]:
 def _declared(group: type[OptionGroup], field: "dataclasses.Field[Any]", hint: Any) -> Option:
     default = field.default
     if default is dataclasses.MISSING:
-        default = field.default_factory()  # type: ignore[misc, operator]
+        default = field.default_factory()  # type: ignore[operator]
     fields = {
         "label": _label(field.name),
         "methods": group.methods,

@@ -6,13 +6,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from sd_scripts.families.cards.registry import card_of
-from sd_scripts.options.spec import Option
+from sd_scripts.options.spec import Option, Remark
 from sd_scripts.settings.catalog import FAMILY_TITLES, METHOD_TITLES, SCRIPT_TITLES, script_for
 from sd_scripts.settings.checks.between import remarks_between
 from sd_scripts.settings.compat.legacy import translate
 from sd_scripts.settings.compat.musubi import always_there
 from sd_scripts.settings.family_options import each_option
-from sd_scripts.settings.settings import Problem, Remark, Script, Settings
+from sd_scripts.settings.settings import Problem, Script, Settings
 
 
 def from_values(script: Script, *layers: Mapping[str, Any]) -> Settings:

@@ -93,7 +93,8 @@ class Settings:
         so that a start checks and uses the same contents."""
         if (read, path) not in self._contents:
             self._contents[read, path] = read(path)
-        return self._contents[read, path]
+        contents: Contents = self._contents[read, path]
+        return contents
 
     def replaced(self, values: Mapping[str, Any]) -> "Settings":
         """Return a copy with other values of some options."""

@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.responses import HTMLResponse
 from starlette.routing import Route
 
-import gui as studio
+from kohya_gui import command
 from tests.browser.page_help import Gui, expect, field, unfold
 from tests.browser.test_page import begin_anew
 
@@ -25,8 +25,8 @@ def locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The address of a small page behind the GUI's password, which costs less than the whole page."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setenv("LOCALAPPDATA", str(tmp_path))
-    flags = studio.parser().parse_args(["--username", "me", "--password", "open sesame"])
-    policy = studio.access(flags, studio.credential(flags))
+    flags = command.parser().parse_args(["--username", "me", "--password", "open sesame"])
+    policy = command.access(flags, command.credential(flags))
     behind = [Route("/", lambda request: HTMLResponse("<h1>Behind the door</h1>"))]
     server = uvicorn.Server(
         uvicorn.Config(Starlette(routes=behind, middleware=[policy.middleware()]), log_level="error")

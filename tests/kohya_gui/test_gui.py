@@ -15,8 +15,7 @@ from typing import Any
 import gradio as gr
 import pytest
 
-import gui
-from kohya_gui import app
+from kohya_gui import app, command
 from kohya_gui.app import build
 from kohya_gui.dataset import recognise_images
 from kohya_gui.dreambooth_gui import DREAMBOOTH
@@ -1269,7 +1268,7 @@ def test_a_message_is_text():
     assert "&lt;script&gt;" in message("error", "<script>", ["<b>"])
 
 
-# gui.py
+# The flags and how it is served
 
 
 @pytest.mark.parametrize(
@@ -1283,7 +1282,7 @@ def test_a_message_is_text():
     ],
 )
 def test_what_must_not_be_served_is_refused_in_one_sentence(capsys, flags, words):
-    assert gui.main(flags) == 2
+    assert command.main(flags) == 2
     told = capsys.readouterr().err
     assert words in told
     assert told.count("\n") == 1
@@ -1295,7 +1294,7 @@ def test_what_must_not_be_served_is_refused_in_one_sentence(capsys, flags, words
      ["--share", "--username", "me", "--password", "word"]],
 )  # fmt: skip
 def test_loopback_a_password_or_a_clear_word_is_enough(flags):
-    assert gui.refusal(gui.parser().parse_args(flags)) is None
+    assert command.refusal(command.parser().parse_args(flags)) is None
 
 
 @pytest.fixture(scope="module")
@@ -1336,7 +1335,7 @@ def test_the_file_named_at_the_start_opens_in_its_tab(tmp_path, monkeypatch, nam
 def test_the_gui_process_loads_no_torch_and_reads_no_sources_of_gradio():
     code = (
         "import ast, sys; ast.get_source_segment = None; "  # Gradio would call it for each of its components
-        "import gui, kohya_gui.app as app, kohya_gui.runs.live_routes, kohya_gui.print_command; "
+        "import kohya_gui.command, kohya_gui.app as app, kohya_gui.runs.live_routes, kohya_gui.print_command; "
         "from sd_scripts.runs.store import RunStore; "
         "app.build(app.RunQueue(RunStore())); sys.exit('torch' in sys.modules)"
     )
@@ -1358,5 +1357,5 @@ def test_the_form_of_a_draft_is_named_by_option(tab):
 
 
 def test_the_flags_and_a_printed_command_need_no_gradio():
-    code = "import sys, gui, kohya_gui.print_command; sys.exit('gradio' in sys.modules)"
+    code = "import sys, kohya_gui.command, kohya_gui.print_command; sys.exit('gradio' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2]).returncode == 0

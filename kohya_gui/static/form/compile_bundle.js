@@ -1,6 +1,6 @@
 // The compile bundle of a form (compile_bundle.py): the one whose values the compile controls hold, else "Custom". The
 // first control says whether anything is compiled; while it is off, the others do not matter.
-window.CompileBundles = (() => {
+var CompileBundles = (() => {
   const custom = new Map(); // tab -> the values for which the user chose Custom, though they may be a bundle's
   const text = (value) =>
     String(value ?? "")

@@ -1,6 +1,6 @@
 // Keeps a draft of each form: shortly after a change, and at the latest when the page is left. A form is locked until its
 // draft is restored, since earlier input would overwrite the draft.
-window.Drafts = (() => {
+var Drafts = (() => {
   const { el } = Studio;
   const PAUSE = 300; // ms
   const LONG = 30_000; // ms after which a restore has failed
@@ -8,7 +8,7 @@ window.Drafts = (() => {
   const restored = new Set();
   const SCROLLED = "scrolled"; // how far the page was scrolled: its contents come too late for the browser to know
   const reloaded = performance.getEntriesByType("navigation")[0]?.type === "reload";
-  addEventListener("pagehide", () => sessionStorage.setItem(SCROLLED, scrollY));
+  addEventListener("pagehide", () => sessionStorage.setItem(SCROLLED, String(scrollY)));
   const paneOf = (tab) => document.querySelector(`#${tab}[role=tabpanel]`);
 
   const sign = el("div", { id: "studio-restoring", role: "status", hidden: true }, "Restoring your settings…");

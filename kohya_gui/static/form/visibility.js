@@ -1,6 +1,6 @@
 // Shows and hides controls, panels and parts of help texts by the rules that the server put into the page
 // (visibility.py). CSS rules do it, because the contents of a folded panel have no elements before it is opened.
-window.Forms = (() => {
+var Forms = (() => {
   const sheet = Studio.styleSheet();
   let forms = {};
   let drawn = "";

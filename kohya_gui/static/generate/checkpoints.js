@@ -8,7 +8,9 @@
   const large = Studio.dialog({ class: "sample-large checkpoint-large", "aria-label": "Image", tabindex: -1 });
   let run;
   let offers;
+  /** @type {Record<string, any>} */
   let parts;
+  /** @type {Record<string, any>} */
   let answer;
   let known;
   let shown;
@@ -91,12 +93,12 @@
   /** The options that the form sets; what is empty is left out. */
   const filled = () => {
     const data = new FormData(parts.form);
-    const text = (name) => data.get(name) ?? ""; // strengths are of adapters only
+    const text = (name) => String(data.get(name) ?? ""); // strengths are of adapters only
     const prompt = text("prompt").split("\n").map((line) => line.trim()).filter(Boolean);
     const lists = { prompt, strengths: numbers(text("strengths")), seeds: numbers(text("seeds")) };
     const isOn = (name) => [name, data.has(name)];
     const switches = Object.fromEntries(["compile", "no_images", "no_validation"].map(isOn));
-    const values = [...data].map(([name, value]) => [name, value.trim()]).filter(([, value]) => value !== "");
+    const values = [...data].map(([name, value]) => [name, String(value).trim()]).filter(([, value]) => value !== "");
     return { ...Object.fromEntries(values), ...switches, ...lists, checkpoints: data.getAll("checkpoints") };
   };
 

@@ -201,6 +201,7 @@
 
   const generate = async () => {
     const files = adapters();
+    /** @type {Record<string, any>} */
     const values = { ...filled(), lora_weights: files.map((each) => each.path).join("\n"), lora_multiplier: files.map((each) => each.strength).join(" ") };
     if (family().controls) values.control_image_path = controls().join("\n");
     await attempt(home.said, () => send("generate", { family: home.family.value, values }));

@@ -1,5 +1,5 @@
 // Samples as a matrix: a row for each prompt (and run, if several) and a column for each step.
-window.StudioMatrix = (() => {
+var StudioMatrix = (() => {
   const { el, button } = Studio;
 
   /** Prompts may repeat within a step: match the first with the first, the second with the second, and so on. */

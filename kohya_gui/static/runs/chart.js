@@ -1,7 +1,7 @@
 // Loss curves of one or several runs: raw faint, smoothed strong, with zoom, log scale and a cursor that shows the
 // values. uPlot draws lines, spreads and axes. `const chart = new StudioChart(element, {title, onZoom(first, last)})`,
 // then chart.set(runs).
-window.StudioChart = (() => {
+var StudioChart = (() => {
   const { el, button } = Studio;
   const KINDS = {
     raw: "raw",
@@ -118,7 +118,14 @@ window.StudioChart = (() => {
 
   return class StudioChart {
     constructor(element, { title = "Loss", onZoom = () => {} } = {}) {
-      Object.assign(this, { title, onZoom, runs: [], maxSteps: 0, zoom: null, cursor: null, frame: 0 });
+      this.title = title;
+      /** @type {(...range: (number | null)[]) => void} */
+      this.onZoom = onZoom;
+      this.runs = [];
+      this.maxSteps = 0;
+      this.zoom = null;
+      this.cursor = null;
+      this.frame = 0;
       this.extent = [0, 1]; // first and last step of the whole run, in view or not
       this.hidden = new Set(RIGHT);
       this.smoothing = Number(localStorage.getItem("chart-smoothing") ?? 35);
@@ -305,6 +312,7 @@ window.StudioChart = (() => {
     }
 
     // The lines shown, the last on top: the points of each, and how it looks.
+    /** @returns {any[]} */
     shownLines() {
       const alone = this.runs.length === 1;
       const lines = this.shownRuns.flatMap((run) => {

@@ -1,5 +1,5 @@
 // Comparison of several runs: curves, settings that differ, and samples.
-window.StudioComparison = class {
+var StudioComparison = class {
   constructor(answer, onClose) {
     const { el, button } = Studio;
     this.runs = answer.runs;

@@ -1,5 +1,5 @@
 // The console of a run, fetched only while open: its last lines, or those that match a search.
-window.StudioConsole = (() => {
+var StudioConsole = (() => {
   const { ask, el, checkbox, write } = Studio;
 
   class Console {
@@ -19,6 +19,7 @@ window.StudioConsole = (() => {
         el("div", { class: "console-tools" }, this.find, el("label", {}, this.follow, "Follow output"), this.count),
         this.text,
       );
+      this.id = undefined;
       this.known = "";
       this.element.addEventListener("toggle", () => this.again());
       this.text.addEventListener("scroll", () => {

@@ -1,12 +1,22 @@
 // Loss curves of one or several runs: fetched once, then extended, and refetched finer when zoomed in.
-window.StudioCurves = (() => {
+var StudioCurves = (() => {
   const MOST_BINS = 1400; // of one curve, before coarser ones are fetched
   const { ask } = Studio;
 
   class Curve {
     constructor({ id, name, joined }) {
-      Object.assign(this, { id, name, joined, level: 0, start: 0, count: -1, range: "" });
-      Object.assign(this, { bins: [], validation: [], rates: {}, seconds: [], marks: [] });
+      this.id = id;
+      this.name = name;
+      this.joined = joined;
+      this.level = 0;
+      this.start = 0;
+      this.count = -1;
+      this.range = "";
+      this.bins = [];
+      this.validation = [];
+      this.rates = {};
+      this.seconds = [];
+      this.marks = [];
     }
 
     /** Fetch new points; `count` is how many the server has. Returns whether any came. */
@@ -23,7 +33,10 @@ window.StudioCurves = (() => {
       const from = sent.start - this.start;
       const fits = onward && sent.level === this.level && from >= 0 && from <= this.bins.length;
       this.bins = fits ? [...this.bins.slice(0, from), ...sent.bins] : sent.bins;
-      if (!fits) Object.assign(this, { level: sent.level, start: sent.start });
+      if (!fits) {
+        this.level = sent.level;
+        this.start = sent.start;
+      }
       this.validation = sent.validation;
       this.rates = sent.rates;
       this.seconds = sent.seconds;
@@ -38,7 +51,10 @@ window.StudioCurves = (() => {
   /** Curves of one or several runs in one chart; zooming fetches them finer. */
   class Curves {
     constructor(element, title) {
-      Object.assign(this, { element, title, curves: [], zoom: null });
+      this.element = element;
+      this.title = title;
+      this.curves = [];
+      this.zoom = null;
     }
 
     /** Draw these runs, {id, name, curves, joined}; `joined` includes the runs that they continue. */
@@ -69,7 +85,9 @@ window.StudioCurves = (() => {
 
     forget() {
       this.chart?.destroy();
-      Object.assign(this, { chart: null, curves: [], zoom: null });
+      this.chart = null;
+      this.curves = [];
+      this.zoom = null;
       this.element.hidden = true;
     }
   }

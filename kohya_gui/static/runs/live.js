@@ -66,7 +66,9 @@
     /** Show another run; null shows none. */
     show(id) {
       if (id === this.id) return;
-      Object.assign(this, { id, known: "", answer: null });
+      this.id = id;
+      this.known = "";
+      this.answer = null;
       this.run.hidden = this.none.hidden = true; // until its own sections arrive
       this.curves.forget();
       this.samples.show([]);
@@ -297,11 +299,11 @@
 
   /** Switch notifications on or off; returns a sentence if the browser does not allow them. */
   const setNotify = async (on) => {
-    localStorage.setItem(NOTIFY, on);
+    localStorage.setItem(NOTIFY, String(on));
     if (!on || notifies()) return "";
     const allowed = await window.Notification?.requestPermission();
     if (allowed === "granted") return "";
-    localStorage.setItem(NOTIFY, false);
+    localStorage.setItem(NOTIFY, "false");
     return window.isSecureContext
       ? "The browser blocks notifications for this page; allow them in its site settings"
       : "Browsers allow notifications only over HTTPS or on localhost";

@@ -1,6 +1,6 @@
 // Keeps the plan next to Start in step with the form: a while after its last change, the server is asked for it. One
 // request at a time: who keeps typing sees the plan of a moment ago instead of none.
-window.Plans = (() => {
+var Plans = (() => {
   const PAUSE = 300; // ms
   const LONGEST = 130_000; // ms, a little more than the server gives itself
   const drafts = new Map(); // tab -> its last draft

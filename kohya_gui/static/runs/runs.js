@@ -3,6 +3,7 @@
   const { attempt, el, button, card, checkbox, table, write, send, ask, board } = Studio;
   const ROWS = 25; // past runs that are shown at first, and more of them by each press
   const picked = new Set();
+  /** @type {Record<string, any>} */
   let home = null;
   let comparing = null;
   let rowsShown = ROWS;

@@ -1,5 +1,5 @@
 // Samples of a run: by step, newest first; as a matrix; and enlarged, with arrow keys for step and prompt.
-window.StudioSamples = (() => {
+var StudioSamples = (() => {
   const { el, button, write } = Studio;
   const FIRST = 3; // steps shown in the run view; the matrix has all
 

@@ -2,6 +2,7 @@
 (() => {
   const { ask, send, attempt, el, button, card, checkbox, write, url, when } = Studio;
   const LONGEST = 600000; // milliseconds that packing a large cache may take
+  /** @type {Record<string, any>} */
   let home = null;
 
   const draw = ({ folder, chosen_by_user, held, oldest, newest, others }) => {
@@ -20,6 +21,7 @@
 
   const act = async (work) => {
     const enable = (on) => home.buttons.forEach((button) => (button.disabled = !on));
+    /** @type {any} */
     let answer = null;
     enable(false);
     await attempt(home.said, async () => (answer = await work()));

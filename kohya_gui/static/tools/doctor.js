@@ -4,6 +4,7 @@
   const EVERY = 500; // milliseconds
   const SIGNS = { ok: "✓", warning: "!", problem: "✕", skipped: "–" };
   const WORDS = { ok: "OK", warning: "Warning", problem: "Problem", skipped: "Skipped" };
+  /** @type {Record<string, any>} */
   let home = null;
   let answer = null;
   let downloads = false; // whether this browser waits for the zip

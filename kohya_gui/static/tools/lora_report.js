@@ -1,5 +1,5 @@
 // What Inspect found in a LoRA: facts, the norms of its blocks, its singular values, its strongest layers.
-window.StudioLoraReport = (() => {
+var StudioLoraReport = (() => {
   const { el, svg, table } = Studio;
   const WIDTH = 520; // units of a drawing, which is scaled to its place
   const MARGIN = { left: 40, right: 6, top: 8, bottom: 40 };

@@ -4,6 +4,7 @@
   const EVERY = 500; // milliseconds between two looks at a running job
   const QUIET = 350; // milliseconds after typing before files are looked at
   const KEPT = "lora-tools"; // what was filled in, by tool, for this browser window
+  /** @type {[string, string][]} */
   const EDITED = [
     ["modelspec.title", "Title"],
     ["modelspec.author", "Author"],
@@ -229,6 +230,7 @@
     }
   }, QUIET);
 
+  /** @type {(element: HTMLElement, hint: { text: string, good?: boolean }) => void} */
   const showHint = (element, { text, good }) => {
     write(element, text);
     element.className = `file-hint${good === true ? " good" : good === false ? " bad" : ""}`;

@@ -76,7 +76,7 @@ class _Safetensors(CacheFile):
     def __init__(self, file: BinaryIO):
         length = int.from_bytes(file.read(8), "little")
         self._entries = json.loads(file.read(length))
-        self._metadata = self._entries.pop("__metadata__", {})
+        self._metadata: dict[str, str] = self._entries.pop("__metadata__", {})
         self._file = file
         self._start = 8 + length
 

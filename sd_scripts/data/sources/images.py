@@ -211,7 +211,8 @@ def prepare_mask(path: Path, mask_path: Path | None, fit: BucketFit, augmentatio
     else:
         return None
     place = _place(fit, Augmentation(), Random(0))
-    return _resize_and_crop(mask, place, fit.bucket.size, augmentation.resize_interpolation)
+    cropped: Pixels = _resize_and_crop(mask, place, fit.bucket.size, augmentation.resize_interpolation)
+    return cropped
 
 
 def resize(pixels: Pixels, size: Size, interpolation: str | None) -> Pixels:
@@ -280,9 +281,11 @@ def _orientation(image: Image.Image, path: Path) -> int:
     """Return the EXIF orientation, 1 to 8; 1 where its EXIF is broken."""
     try:
         if image.format != "PNG":
-            return image.getexif().get(_EXIF_ORIENTATION, 1)
+            orientation: int = image.getexif().get(_EXIF_ORIENTATION, 1)
+            return orientation
         # PngImageFile.getexif decodes the whole image, since the EXIF may follow the pixels
-        if (found := Image.Image.getexif(image).get(_EXIF_ORIENTATION)) is not None:
+        found: int | None = Image.Image.getexif(image).get(_EXIF_ORIENTATION)
+        if found is not None:
             return found
         return 1 if "exif" in image.info else _orientation_behind_pixels(path)
     except Exception:  # a broken EXIF block raises anything; the pixels may be intact
@@ -294,7 +297,8 @@ def _orientation_behind_pixels(path: Path) -> int:
     with path.open("rb") as file:
         exif = Image.Exif()
         exif.load(png_chunk(file, b"eXIf"))
-        return exif.get(_EXIF_ORIENTATION, 1)
+        orientation: int = exif.get(_EXIF_ORIENTATION, 1)
+        return orientation
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
@@ -350,7 +354,7 @@ def _resize_visible(
     pixels: Pixels, opacity: Pixels | None, place: Placement, bucket: Size, interpolation: str | None
 ) -> Pixels:
     """Resize and crop an image without letting hidden colours bleed into the edges of its opaque parts."""
-    brought = _resize_and_crop(pixels, place, bucket, interpolation)
+    brought: Pixels = _resize_and_crop(pixels, place, bucket, interpolation)
     size = (pixels.shape[1], pixels.shape[0])
     too_long = math.prod(place.resized) > MAX_RESIZED_AREA * math.prod(bucket)
     if opacity is None or opacity.all() or size == place.resized or too_long:

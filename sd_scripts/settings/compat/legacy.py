@@ -4,9 +4,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sd_scripts.formats.words import shell_words
-from sd_scripts.options.spec import OptionGroup, optional, switch, truth
+from sd_scripts.options.spec import OptionGroup, Remark, optional, switch, truth
 from sd_scripts.settings.compat.musubi import MUSUBI
-from sd_scripts.settings.settings import Remark
 
 
 class LegacyOptions(OptionGroup, title="Old names"):

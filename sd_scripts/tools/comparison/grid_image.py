@@ -111,4 +111,5 @@ def _column_head(checkpoint: Mapping[str, Any], strength: float, *, best: bool) 
 def _height(prompt: Mapping[str, Any], side: int) -> int:
     """Return the height of a row whose images fit into a square of this side."""
     longer = max(prompt["width"], prompt["height"])
-    return max(LINE * 3, round(side * prompt["height"] / longer))
+    height: int = round(side * prompt["height"] / longer)
+    return max(LINE * 3, height)

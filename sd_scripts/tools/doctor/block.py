@@ -33,7 +33,8 @@ class Block(nn.Module):
         q, k, v = self.qkv(modulated).unflatten(-1, (3, HEADS, -1)).unbind(2)  # (B, S, H, D)
         x = x + self.proj(attention(q, k, v))
         hidden, gate = self.up(self.norm2(x)).chunk(2, -1)
-        return x + self.down(hidden * F.gelu(gate))
+        out: Tensor = self.down(hidden * F.gelu(gate))
+        return x + out
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,8 @@ NAMED = 4
 
 
 def python() -> Finding:
-    (wanted,) = re.findall(r'^requires-python = "(.+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.M)
+    project = project_file("pyproject.toml").read_text(encoding="utf-8")
+    (wanted,) = re.findall(r'^requires-python = "(.+)"', project, re.M)
     least, beyond = (tuple(map(int, part.split("."))) for part in re.findall(r"[\d.]+", wanted))
     found = f"Python {platform.python_version()}, {sys.executable}"
     if not least <= sys.version_info[:2] < beyond:
@@ -44,7 +45,7 @@ def system() -> Finding:
 
 
 def packages() -> Finding:
-    wanted = pinned((ROOT / "requirements.txt").read_text(encoding="utf-8"))
+    wanted = pinned(project_file("requirements.txt").read_text(encoding="utf-8"))
     missing, others = [], []
     for name, version in wanted.items():
         try:
@@ -59,6 +60,12 @@ def packages() -> Finding:
     if others:
         return warning(f"Other versions than the tested ones: {some(others, NAMED)}", REINSTALL)
     return ok(f"All {len(wanted)} packages of requirements.txt have the wanted versions")
+
+
+def project_file(name: str) -> Path:
+    """Return a file of the project folder, or its copy in an installed package."""
+    copy = Path(__file__).with_name(name)
+    return copy if copy.exists() else ROOT / name
 
 
 def pinned(requirements: str) -> dict[str, str]:

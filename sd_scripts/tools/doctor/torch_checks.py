@@ -222,7 +222,7 @@ def cuda_graph() -> Finding:
 
 def bitsandbytes() -> Finding:
     import torch
-    from bitsandbytes.optim import AdamW8bit
+    from bitsandbytes.optim.adamw import AdamW8bit
 
     g = torch.Generator().manual_seed(0)
     weight = torch.nn.Parameter(torch.randn(128, 128, generator=g).to(_device()))

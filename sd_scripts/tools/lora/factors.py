@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sd_scripts.formats.models.lora_keys import DOWN, UP
 from sd_scripts.networks.adapter import Tensors, layer_names, read_layer
-from sd_scripts.networks.adapters.lora import DOWN, UP, Pair
+from sd_scripts.networks.adapters.lora import Pair
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,11 @@ from sd_scripts.families.common.family import family_of
 from sd_scripts.formats.atomic_files import write_whole
 from sd_scripts.formats.disk import format_bytes
 from sd_scripts.formats.models.lora_header import LoraSummary, summarize
+from sd_scripts.formats.models.lora_keys import DOWN, UP
 from sd_scripts.formats.models.safetensors_header import SAFETENSORS, read_header
 from sd_scripts.formats.words import printable, some
 from sd_scripts.library.files.model_reader import read_weights
-from sd_scripts.networks.adapters.lora import DOWN, UP, Pair
+from sd_scripts.networks.adapters.lora import Pair
 from sd_scripts.networks.files.lora_files import LoraFile
 from sd_scripts.networks.plan import AdaptedModule
 from sd_scripts.networks.targets import LoraBlocks, readable

@@ -10,7 +10,7 @@ from typing import Any
 import gradio as gr
 import pytest
 
-import gui
+from kohya_gui import command
 from kohya_gui.access.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.dataset import recognise_images
 from kohya_gui.dataset.dataset_tools_gui import FolderHelper, MetadataSteps
@@ -326,7 +326,7 @@ def test_gathering_captions_stays_inside(tool, allowed_paths, inside):
 
 
 def served(words: str) -> AllowedPaths:
-    return gui.allowed_paths(gui.parser().parse_args(words.split()))
+    return command.allowed_paths(command.parser().parse_args(words.split()))
 
 
 def test_how_the_page_is_served_decides_what_is_allowed(tmp_path, monkeypatch):
@@ -342,5 +342,5 @@ def test_how_the_page_is_served_decides_what_is_allowed(tmp_path, monkeypatch):
 
 
 def test_an_allowed_path_must_be_there(tmp_path):
-    flags = gui.parser().parse_args(["--allowed_path", str(tmp_path / "none")])
-    assert gui.refusal(flags) == f"--allowed_path: folder not found: {tmp_path / 'none'}"
+    flags = command.parser().parse_args(["--allowed_path", str(tmp_path / "none")])
+    assert command.refusal(flags) == f"--allowed_path: folder not found: {tmp_path / 'none'}"

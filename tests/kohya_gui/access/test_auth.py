@@ -21,7 +21,7 @@ from urllib.parse import quote, urlencode
 import pytest
 import uvicorn
 
-import gui
+from kohya_gui import command
 from kohya_gui.access.auth import LARGEST_BODY, LARGEST_STUDIO_BODY, NOT_OURS, OWN_NAMES, AuthMiddleware
 from kohya_gui.access.content_policy import page_policy
 from kohya_gui.access.login_pages import LOGIN_PAGE, token_page
@@ -58,7 +58,7 @@ class Server:
     """A page that is really served, asked with paths exactly as they are written."""
 
     def __init__(self, *words: str) -> None:
-        self.app = gui.open_page(gui.parser().parse_args([*words, "--headless"]), wait=False)
+        self.app = command.open_page(command.parser().parse_args([*words, "--headless"]), wait=False)
         self.port: int = self.app.get_blocks().server_port
         self.cookie = ""
 
@@ -151,8 +151,8 @@ class Door(Server):
     """The pages of another server, which take seconds to build, behind the door that these flags make."""
 
     def __init__(self, pages: Server, *words: str, port: int = 0) -> None:
-        flags = gui.parser().parse_args(words)
-        policy = replace(gui.access(flags, gui.credential(flags)), scripts=tuple(scripts()))
+        flags = command.parser().parse_args(words)
+        policy = replace(command.access(flags, command.credential(flags)), scripts=tuple(scripts()))
         self.app = copy.copy(pages.app)
         self.app.user_middleware = [
             policy.middleware() if each.cls is AuthMiddleware else each for each in pages.app.user_middleware
@@ -332,7 +332,7 @@ def test_what_is_not_asked_through_a_proxy_is_known_only_while_the_page_starts(m
         monkeypatch.delenv(name, raising=False)
     for name, value in spared.items():
         monkeypatch.setenv(name, value)
-    with gui.bypass_proxies("192.168.0.7"):
+    with command.bypass_proxies("192.168.0.7"):
         wanted = {*spared.values(), "localhost", "127.0.0.1", "::1", "192.168.0.7"}
         assert [set(os.environ[name].split(",")) for name in NOT_PROXIED] == [wanted] * 2
     assert {name: os.environ[name] for name in NOT_PROXIED if name in os.environ} == spared
@@ -407,8 +407,8 @@ def test_a_script_is_allowed_by_the_hash_of_its_text():
 
 
 def access(words: str) -> Any:
-    flags = gui.parser().parse_args(words.split())
-    return gui.access(flags, gui.credential(flags))
+    flags = command.parser().parse_args(words.split())
+    return command.access(flags, command.credential(flags))
 
 
 def test_flags_decide_who_may_open_the_page(state):
@@ -548,19 +548,19 @@ def test_what_others_may_not_read_is_closed_to_them(state, tokened):
 def test_gradio_keeps_its_files_where_no_other_account_can_stand_in_the_way(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setenv("GRADIO_TEMP_DIR", "")
-    gui.prepare_state_folder()
+    command.prepare_state_folder()
     folder = Path(os.environ["GRADIO_TEMP_DIR"])
     assert folder == state_folder() / "gradio"
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     monkeypatch.setenv("GRADIO_TEMP_DIR", "/mine")
-    gui.prepare_state_folder()
+    command.prepare_state_folder()
     assert os.environ["GRADIO_TEMP_DIR"] == "/mine"
 
 
 def test_an_unusable_state_folder_is_reported_by_name(tmp_path, monkeypatch, capsys):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    assert gui.main(["--headless", "--no-token"]) == 2
+    assert command.main(["--headless", "--no-token"]) == 2
     told = capsys.readouterr().err
     assert str(tmp_path / "file") in told
     assert "--listen" not in told
@@ -570,8 +570,8 @@ def test_the_browser_is_led_to_the_address_by_a_file_that_nobody_else_can_read(s
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", opened.append)
     monkeypatch.setattr(Path, "is_dir", lambda path: str(path) != "/snap/bin")
-    gui.prepare_state_folder()
-    gui.open_browser("http://127.0.0.1:7860/?token=secret")
+    command.prepare_state_folder()
+    command.open_browser("http://127.0.0.1:7860/?token=secret")
     assert "secret" not in opened[0]  # the process list shows it
     leading = state_folder() / "open.html"
     assert opened == [leading.as_uri()]
@@ -737,26 +737,26 @@ def test_what_the_page_itself_asks_of_its_functions_is_answered(open_):
 
 
 def flags_of(words: str) -> Any:
-    return gui.parser().parse_args(words.split())
+    return command.parser().parse_args(words.split())
 
 
 def test_the_password_comes_by_environment_file_or_question_and_by_a_word_with_a_warning(tmp_path, monkeypatch, capsys):
     file = tmp_path / "password"
     file.write_text("of the file\nsecond line")
     file.chmod(0o600)
-    assert gui.credential(flags_of(f"--username me --password_file {file}")).secret == "of the file"
+    assert command.credential(flags_of(f"--username me --password_file {file}")).secret == "of the file"
     monkeypatch.setenv("STUDIO_PASSWORD", "of the environment")
     flags = flags_of("--listen 0.0.0.0 --username me")
-    assert gui.refusal(flags) is None
-    assert gui.credential(flags).secret == "of the environment"
+    assert command.refusal(flags) is None
+    assert command.credential(flags).secret == "of the environment"
     assert "STUDIO_PASSWORD" not in os.environ  # a training would inherit it
     monkeypatch.setattr("getpass.getpass", lambda question: "typed")
-    assert gui.credential(flags_of("--username me --password")).secret == "typed"
+    assert command.credential(flags_of("--username me --password")).secret == "typed"
     assert capsys.readouterr().err == ""
-    assert gui.credential(flags_of("--username me --password word")).secret == "word"
+    assert command.credential(flags_of("--username me --password word")).secret == "word"
     assert "process list" in capsys.readouterr().err
     file.chmod(0o644)
-    gui.credential(flags_of(f"--username me --password_file {file}"))
+    command.credential(flags_of(f"--username me --password_file {file}"))
     assert "other accounts can read" in capsys.readouterr().err
 
 
@@ -774,7 +774,7 @@ def test_the_password_comes_by_environment_file_or_question_and_by_a_word_with_a
 def test_ways_to_log_in_that_do_not_go_together_are_reported(monkeypatch, words, environment, why):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert why in (gui.refusal(flags_of(words)) or "")
+    assert why in (command.refusal(flags_of(words)) or "")
 
 
 @pytest.mark.parametrize("made", ["missing", "empty", "binary"])
@@ -782,21 +782,21 @@ def test_a_password_file_that_holds_no_password_is_reported(tmp_path, capsys, ma
     file = tmp_path / "password"
     if made != "missing":
         file.write_bytes(b"\xff\xfe" if made == "binary" else b"\n")
-    assert gui.main(["--username", "me", "--password_file", str(file), "--headless"]) == 2
+    assert command.main(["--username", "me", "--password_file", str(file), "--headless"]) == 2
     assert capsys.readouterr().err.splitlines()[-1].startswith("--password")
 
 
 def test_a_chosen_token_counts_and_is_not_inherited(state, monkeypatch):
     monkeypatch.setenv("STUDIO_TOKEN", "of-the-environment")
-    assert gui.credential(flags_of("--listen 0.0.0.0")).secret == "of-the-environment"
+    assert command.credential(flags_of("--listen 0.0.0.0")).secret == "of-the-environment"
     assert "STUDIO_TOKEN" not in os.environ
-    assert gui.credential(flags_of("--token of-the-flag")).secret == "of-the-flag"
+    assert command.credential(flags_of("--token of-the-flag")).secret == "of-the-flag"
 
 
 @pytest.mark.parametrize("host", ["192.168.0.7:7860", "[fd00::1]:7860", "studio:7860", "localhost"])
 def test_served_to_a_network_without_a_password_addresses_and_plain_names_are_answered(host):
     served = access("--listen 0.0.0.0 --insecure")
     assert served.answers_to(host)
-    assert served.answers_to(f"{gui.socket.gethostname().lower()}:7860")
+    assert served.answers_to(f"{command.socket.gethostname().lower()}:7860")
     for stranger in ("evil.example:7860", "", "1.2.3.4.evil.example", "evil.example."):
         assert not served.answers_to(stranger)

@@ -1,0 +1,59 @@
+// What tsc cannot see in the scripts of the page themselves (see jsconfig.json). Browsers never load this file.
+
+/** What later scripts add to `Studio`. */
+interface StudioOfLaterScripts {
+  // form/browse.js, tools/publish.js
+  browse(element: HTMLElement, name: string, then?: (path: string) => void): void;
+  publish(id: number): Promise<void>;
+  // generate/
+  compareCheckpoints(run: any): Promise<void>;
+  tryRun(run: any): Promise<void>;
+  useInGenerate(route: string): Promise<void>;
+  // runs/
+  LIVING: string[];
+  board: any;
+  listeners: (() => void)[];
+  beat(): void;
+  choose(id: number, ...more: any[]): any;
+  goTo(tab: string): void;
+  load(run: any): Promise<void>;
+  notifies(): boolean;
+  removeQueued(...values: any[]): any;
+  setNotify(on: boolean): Promise<string>;
+  showOlder(...values: any[]): any;
+  shown(...values: any[]): any;
+}
+
+declare var Fields: Record<"jump" | "panelsOf" | "enter" | "submit", (...values: any[]) => any>;
+declare const uPlot: any;
+
+interface Window {
+  checkPrompts(tab: string): void;
+  gradio_config: any;
+}
+
+// The elements of the page are HTML elements, and events come from elements.
+
+interface ParentNode {
+  querySelector<K extends keyof HTMLElementTagNameMap>(selectors: K): HTMLElementTagNameMap[K] | null;
+  querySelector(selectors: string): any;
+  querySelectorAll<K extends keyof HTMLElementTagNameMap>(selectors: K): NodeListOf<HTMLElementTagNameMap[K]>;
+  querySelectorAll(selectors: string): NodeListOf<any>;
+}
+interface Element {
+  blur(): void;
+  hidden: boolean;
+}
+interface EventTarget {
+  checked?: boolean;
+  closest?(selectors: string): any;
+  matches?(selectors: string): boolean;
+  type?: string;
+  value?: any;
+}
+interface ChildNode {
+  hidden?: boolean;
+}
+interface PerformanceEntry {
+  readonly type?: string;
+}
