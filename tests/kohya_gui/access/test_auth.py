@@ -793,6 +793,15 @@ def test_a_chosen_token_counts_and_is_not_inherited(state, monkeypatch):
     assert gui.credential(flags_of("--token of-the-flag")).secret == "of-the-flag"
 
 
+def test_the_generated_token_serves_to_others_if_it_is_asked_for(state, capsys, monkeypatch):
+    assert gui.refusal(flags_of("--listen 0.0.0.0"))
+    assert gui.refusal(flags_of("--listen 0.0.0.0 --token")) is None
+    assert gui.credential(flags_of("--listen 0.0.0.0 --token")) == gui.credential(flags_of(""))
+    assert capsys.readouterr().err == ""  # it is not in the process list
+    monkeypatch.setenv("STUDIO_TOKEN", "of-the-environment")
+    assert gui.credential(flags_of("--listen 0.0.0.0 --token")).secret == "of-the-environment"
+
+
 @pytest.mark.parametrize("host", ["192.168.0.7:7860", "[fd00::1]:7860", "studio:7860", "localhost"])
 def test_served_to_a_network_without_a_password_addresses_and_plain_names_are_answered(host):
     served = access("--listen 0.0.0.0 --insecure")
