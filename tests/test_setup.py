@@ -1,6 +1,7 @@
 """What setup.sh and setup.bat install: the Python of the environment, and the CUDA build of PyTorch."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -138,3 +139,44 @@ def test_without_an_nvidia_driver_the_requirements_decide_the_build(bin_folder: 
 def test_a_failing_nvidia_smi_is_reported_and_does_not_stop_the_installation(bin_folder: Path) -> None:
     make_nvidia_smi(bin_folder, "echo Driver/library version mismatch; exit 18")
     assert torch_build(bin_folder) == ("nvidia-smi: Driver/library version mismatch", "")
+
+
+BATCH_FILES = ("setup.bat", "gui.bat")
+PROGRAMS = re.compile(r'(?:"%python%"|%base%|py|python|copy|fc|call) ')
+CHECKED = re.compile(r" (\|\| (goto|exit)|&& (goto|set)) ")
+
+
+def commands(name: str) -> list[str]:
+    """Return the lines of a batch file without comments and labels."""
+    lines = (ROOT / name).read_text(encoding="ascii").splitlines()
+    return [line for line in lines if line and not line.startswith((":", "rem ", "@echo "))]
+
+
+@pytest.mark.parametrize("name", BATCH_FILES)
+def test_batch_files_jump_to_labels_that_they_have(name: str) -> None:
+    labels = set(re.findall(r"^:(\w+)$", (ROOT / name).read_text(encoding="ascii"), re.M))
+    assert {target for line in commands(name) for target in re.findall(r"\bgoto (\w+)", line)} == labels
+
+
+@pytest.mark.parametrize("name", BATCH_FILES)
+def test_batch_files_check_every_program_that_they_start(name: str) -> None:
+    unchecked = [line for line in commands(name) if PROGRAMS.search(line) and not CHECKED.search(line)]
+    assert [line for line in unchecked if not line.startswith(("echo ", "set "))] == []
+
+
+@pytest.mark.parametrize("name", BATCH_FILES)
+def test_batch_files_work_in_folders_with_spaces_parentheses_and_ampersands(name: str) -> None:
+    for line in commands(name):
+        assert not line.rstrip().endswith("("), f"a path with ) ends this block: {line}"
+        outside_quotes = "".join(line.split('"')[::2])
+        assert not re.search(r"%(root|python|started|~dp0)", outside_quotes), line
+
+
+def test_batch_files_have_the_line_ends_that_windows_needs() -> None:
+    assert "*.bat text eol=crlf" in (ROOT / ".gitattributes").read_text(encoding="utf-8").splitlines()
+
+
+def test_setup_supports_the_pythons_that_the_package_does() -> None:
+    assert 'requires-python = ">=3.10,<3.14"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    for name in ("setup.sh", "setup.bat"):
+        assert "(3, 10) <= sys.version_info[:2] <= (3, 13)" in (ROOT / name).read_text(encoding="utf-8")
