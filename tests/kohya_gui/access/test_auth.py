@@ -8,6 +8,8 @@ import os
 import re
 import socket
 import stat
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -498,6 +500,22 @@ def test_the_address_with_the_token_opens_the_page_and_leaves_a_clean_address(to
     assert tokened.ask("GET", "/logout")[0] == 303
     assert tokened.ask("GET", "/config") == (401, b"")
     tokened.cookie = ""
+
+
+def test_the_health_check_of_the_container_needs_no_login(tokened, locked):
+    dockerfile = Path(gui.__file__).with_name("Dockerfile").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^HEALTHCHECK .* CMD (.+)$", dockerfile, re.M)
+    _, *flags = json.loads(command)
+
+    def checked(port: int) -> bool:
+        here = [flag.replace("7860", str(port)) for flag in flags]
+        return subprocess.run([sys.executable, "-I", *here], stderr=subprocess.DEVNULL, check=False).returncode == 0
+
+    assert checked(tokened.port)
+    assert checked(locked.port)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+    assert not checked(port)
 
 
 def test_a_wrong_token_is_reported_counted_and_logged(open_):
