@@ -26,6 +26,7 @@ from kohya_gui import doctor
 from kohya_gui.tools.doctor_routes import CheckProcess, routes
 from sd_scripts.library import compile_utils
 from sd_scripts.machine import nvidia
+from sd_scripts.machine.compile_cache import own_folder
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.store import RunStore
 from sd_scripts.settings.catalog import SCRIPTS
@@ -134,6 +135,15 @@ def test_what_libraries_print_is_no_answer(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(stub(tmp_path, torch=loud)), str(ROOT)]))
     with TorchProcess() as process:
         assert process.run(check("torch")) == ok("PyTorch 1 for CUDA 13.0")
+
+
+def test_the_checks_compile_into_the_folder_that_runs_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    named = "import os\n__version__ = os.environ['TORCHINDUCTOR_CACHE_DIR']\nclass version: cuda, hip = '13.0', None\n"
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(stub(tmp_path / "stub", torch=named)), str(ROOT)]))
+    with TorchProcess() as process:
+        assert process.run(check("torch")) == ok(f"PyTorch {own_folder()} for CUDA 13.0")
 
 
 def raising(error: BaseException) -> Callable[[], Finding]:

@@ -152,11 +152,10 @@ def triton() -> Finding:
 def cache() -> Finding:
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
-    from sd_scripts.machine.compile_cache import folder_problem, use_own_folder
+    from sd_scripts.machine.compile_cache import folder_problem
 
     if _device().type == "cpu" and (found := folder_problem()):
         return problem(*found.split("; "))
-    use_own_folder()
     folder = Path(cache_dir())  # creates it, as compile does
     with tempfile.TemporaryFile(dir=folder):
         pass
@@ -185,11 +184,9 @@ def compiled() -> Finding:
     from torch._inductor.utils import fresh_cache
 
     from sd_scripts.library.compile_utils import compile_model
-    from sd_scripts.machine.compile_cache import use_own_folder
     from sd_scripts.options.compile import CompileOptions
     from sd_scripts.tools.doctor import block
 
-    use_own_folder()
     made, inputs = block.make(_device())
     expected = block.results(made, lambda: block.forward_backward(made, inputs))
     # an empty cache, or the compiler would not be called; in the folder of the real one, whose file system it tests
