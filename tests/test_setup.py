@@ -1,10 +1,9 @@
-"""What setup.sh and setup.bat install: the Python of the environment, and the CUDA build of PyTorch."""
+"""setup.sh makes the environment and installs into it; setup.bat and gui.bat by the rules of cmd."""
 
 import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,30 +15,17 @@ case "$*" in
 *perf_counter*) {loop} ;;
 --version) echo "Python {name}" ;;
 "-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
-"-m pip "*) echo "$*" ;;
-*install_torch) PYTHONPATH={packages}:{root} exec {python} -S "$@" ;;
+"-m "*) echo "$*" ;;
 esac
 """
-"""Instead of an interpreter: answers what setup.sh asks of one. Its only package is a pip that prints its arguments."""
-INDEX = "--index-url https://download.pytorch.org/whl/"
+"""Instead of an interpreter: answers what setup.sh asks of one."""
 
 
 def make(folder: Path, name: str, microseconds: int | None, supported: bool = True) -> None:
     loop = "exit 1" if microseconds is None else f"echo {microseconds} /path of/{name}"
     python = folder / name
-    packages = folder.parent / "packages"
-    (packages / "pip").mkdir(parents=True, exist_ok=True)
-    (packages / "pip" / "__init__.py").touch()
-    (packages / "pip" / "__main__.py").write_text("import sys; print('-m pip', *sys.argv[1:])")
-    words = {"packages": packages, "root": ROOT, "python": sys.executable}
-    python.write_text(PYTHON.format(name=name, loop=loop, unsupported=int(not supported), **words))
+    python.write_text(PYTHON.format(name=name, loop=loop, unsupported=int(not supported)))
     python.chmod(0o755)
-
-
-def make_nvidia_smi(folder: Path, script: str) -> None:
-    program = folder / "nvidia-smi"
-    program.write_text(f"#!/bin/sh\n{script}\n")
-    program.chmod(0o755)
 
 
 @pytest.fixture
@@ -52,7 +38,7 @@ def bin_folder(tmp_path: Path) -> Path:
 def setup(bin_folder: Path) -> list[str]:
     """Run setup.sh in a new project and return the lines that it prints."""
     root = bin_folder.parent / "project"
-    root.mkdir()
+    root.mkdir(exist_ok=True)
     for name in ("setup.sh", "requirements.txt", "pyproject.toml"):
         shutil.copy(ROOT / name, root)
     environment = {**os.environ, "PATH": f"{bin_folder}:/usr/bin:/bin"}
@@ -86,59 +72,13 @@ def test_a_python_without_headers_is_not_preferred(bin_folder: Path) -> None:
     assert chosen(bin_folder) == "python3"
 
 
-def torch_build(bin_folder: Path) -> tuple[str, str]:
-    """Return the sentence about the driver and the index of the build that is installed before the requirements."""
-    make(bin_folder, "python3", 10)
-    *told, requirements = [line for line in setup(bin_folder) if not line.startswith(("Creating ", "Installing the"))]
-    assert "requirements.txt -e" in requirements
-    installs = [line for line in told if line.startswith("-m pip install")]
-    sentences = [line for line in told if line not in installs]
-    assert len(installs) < 2
-    assert len(sentences) < 2
-    assert all(" torch==" in line for line in installs)
-    return "".join(sentences), "".join(line.partition(INDEX)[2] for line in installs)
-
-
-@pytest.mark.parametrize(
-    ("driver", "capability", "said", "index"),
-    [
-        ("580.65", "12.0", "", ""),
-        (
-            "550.54",
-            "8.9",
-            "NVIDIA driver 550.54: installing PyTorch for CUDA 12.6, since CUDA 13.0 needs driver 580 or newer.",
-            "cu126",
-        ),
-        (
-            "580.65",
-            "6.1",
-            "NVIDIA driver 580.65: installing PyTorch for CUDA 12.6, since CUDA 13.0 does not support compute "
-            "capability 6.1.",
-            "cu126",
-        ),
-        (
-            "575.64",
-            "12.0",
-            "NVIDIA driver 575.64 is too old: CUDA 13.0 needs driver 580 or newer. To train on the GPU, install the "
-            "NVIDIA driver 580 or newer from https://www.nvidia.com/drivers and restart.",
-            "",
-        ),
-    ],
-)
-def test_setup_installs_the_cuda_build_that_the_driver_and_the_gpu_run(
-    driver, capability, said, index, bin_folder
-) -> None:
-    make_nvidia_smi(bin_folder, f"case $1 in *cap*) echo {capability} ;; *) echo NVIDIA A, {driver}, 24576 ;; esac")
-    assert torch_build(bin_folder) == (said, index)
-
-
-def test_without_an_nvidia_driver_the_requirements_decide_the_build(bin_folder: Path) -> None:
-    assert torch_build(bin_folder) == ("", "")
-
-
-def test_a_failing_nvidia_smi_is_reported_and_does_not_stop_the_installation(bin_folder: Path) -> None:
-    make_nvidia_smi(bin_folder, "echo Driver/library version mismatch; exit 18")
-    assert torch_build(bin_folder) == ("nvidia-smi: Driver/library version mismatch", "")
+def test_pytorch_is_installed_before_what_else_is_required(bin_folder: Path) -> None:
+    environment = bin_folder.parent / "project" / ".venv" / "bin"
+    environment.mkdir(parents=True)
+    make(environment, "python", 10)
+    *_, first, second = setup(bin_folder)
+    assert first == "-m sd_scripts.tools.install_torch"
+    assert "-r" in second.split()
 
 
 BATCH_FILES = ("setup.bat", "gui.bat")
