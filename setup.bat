@@ -5,14 +5,15 @@ set "root=%~dp0"
 set "python=%root%.venv\Scripts\python.exe"
 set "supported=import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13) or sys.maxsize < 2**32)"
 
-rem pip is missing if the environment was interrupted while it was created.
+rem pip fails if the environment was interrupted while it was created, or if its Python was uninstalled; packages that
+rem another Python installed there would not load.
 "%python%" -m pip --version >nul 2>&1 && goto created
 set "base="
 for %%v in (3.12 3.11 3.13 3.10) do if not defined base py -%%v -c "%supported%" >nul 2>&1 && set "base=py -%%v"
 if not defined base python -c "%supported%" >nul 2>&1 && set "base=python"
 if not defined base goto no_python
 echo Creating .venv with: %base%
-%base% -m venv "%root%.venv" || exit /b 1
+%base% -m venv --clear "%root%.venv" || exit /b 1
 
 :created
 "%python%" -c "%supported%" || goto unsupported
