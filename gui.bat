@@ -1,7 +1,14 @@
 @echo off
 rem Serve the GUI: gui.bat [--inbrowser] [--listen ADDRESS] [--server_port PORT] ...
 rem Train on a miniature, with nothing to download: gui.bat --demo [sdxl, flux, kontext or qwen] [flags of the training script]
-setlocal
-call "%~dp0setup.bat" || exit /b 1
+setlocal EnableExtensions DisableDelayedExpansion
+call "%~dp0setup.bat" || goto failed
+"%python%" "%root%gui.py" %* || goto failed
+exit /b 0
 
-"%python%" "%root%gui.py" %*
+:failed
+set "code=%errorlevel%"
+rem A window that Explorer opened closes at the end, before its messages can be read.
+set "started=%cmdcmdline:"=%"
+if not "%started:gui.bat=%"=="%started%" pause
+exit /b %code%

@@ -55,6 +55,7 @@ install_requirements() {
     wanted=$(cat "$root/$1" ${project:+"$root/pyproject.toml"} | cksum) || return 1
     [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && return
     echo "Installing $1. The first time, this downloads several gigabytes."
+    PYTHONPATH=$root "$python" -m sd_scripts.tools.install_torch || return 1 # the CUDA build that the driver runs
     "$python" -m pip install --disable-pip-version-check -r "$root/$1" "${project[@]}" || return 1
     echo "$wanted" >"$stamp" # last, so that an interrupted installation is resumed
 }

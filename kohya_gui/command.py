@@ -56,9 +56,11 @@ def parser() -> argparse.ArgumentParser:
     add("--password_file", type=Path, metavar="FILE", help="file whose first line is the password")
     add(
         "--token",
+        nargs="?",
+        const=credentials.GENERATED,
         metavar="WORD",
         help="token in the printed address if no password is set; STUDIO_TOKEN in the environment works too. Default: "
-        "generated once and kept in the state folder",
+        "generated once and kept in the state folder; without WORD, --listen serves to others with that one",
     )
     add(
         "--no-token",
@@ -128,7 +130,7 @@ def refusal(flags: argparse.Namespace) -> str | None:
     protected = credentials.has_password(flags) or credentials.has_token(flags)
     if open_to_others(flags) and not protected and not flags.insecure:
         how = "--share" if flags.share else f"--listen {flags.listen}"
-        return f"{how} opens the page to others: set --username and --password, or pass --insecure"
+        return f"{how} opens the page to others: set --username and --password, or --token, or pass --insecure"
     if flags.config and not flags.config.is_file():
         return f"--config: file not found: {flags.config}"
     for name in ("allowed_path", "find_runs"):

@@ -50,7 +50,7 @@ SCRIPTS_BY_FILE = {f"sd_scripts/{script.file}": script for script in (*SCRIPTS, 
 LEFT_TO_FILL_IN = {"pretrained_model_name_or_path", "train_data_dir", "output_dir", "resolution", "token_string"}
 LEFT_OPEN = {"learning_rate", "model_prediction_type"}
 """Options that a short example may leave at a default that causes a warning."""
-SHELL = {"source", "pip", "cd", "git"}
+SHELL = {"source", "pip", "cd", "docker", "git", "mkdir"}
 
 
 def blocks(language: str) -> list[tuple[str, str]]:

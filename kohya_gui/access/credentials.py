@@ -14,6 +14,8 @@ from sd_scripts.formats.private import private_file, private_folder
 
 ASK = "\0ask"
 """Value of --password given without a word; no command line can contain it."""
+GENERATED = "\0generated"
+"""Value of --token given without a word."""
 PASSWORD, TOKEN = "STUDIO_PASSWORD", "STUDIO_TOKEN"
 TOKEN_FORM = re.compile(r"[A-Za-z0-9._~-]{8,}")
 """Characters that need no escaping in a URL."""
@@ -24,7 +26,7 @@ def has_password(flags: argparse.Namespace) -> bool:
 
 
 def has_token(flags: argparse.Namespace) -> bool:
-    """Return whether a token was chosen by the user."""
+    """Return whether the user chose to be let in by a token."""
     return bool(flags.token or os.environ.get(TOKEN))
 
 
@@ -40,11 +42,10 @@ def refusal(flags: argparse.Namespace) -> str | None:
         return f"{'--token' if flags.token else '--no-token'}: cannot be combined with a password ({_source(flags)})"
     if flags.token and flags.no_token:
         return "--token and --no-token: use only one"
-    token = flags.token if flags.token is not None else os.environ.get(TOKEN)
+    chosen = flags.token not in (None, GENERATED)
+    token = flags.token if chosen else os.environ.get(TOKEN)
     if token and not TOKEN_FORM.fullmatch(token):
-        return (
-            f"{'--token' if flags.token else TOKEN}: must have at least 8 characters from letters, digits and - . _ ~"
-        )
+        return f"{'--token' if chosen else TOKEN}: must have at least 8 characters from letters, digits and - . _ ~"
     return None
 
 
@@ -66,7 +67,7 @@ def password(flags: argparse.Namespace) -> str:
 def token(flags: argparse.Namespace, folder: Path) -> str:
     """Return the token that was chosen, or the one in the state folder, which is generated on first use."""
     chosen = os.environ.pop(TOKEN, "")
-    if flags.token:
+    if flags.token not in (None, "", GENERATED):
         _warn("--token", f"use {TOKEN}")
         return str(flags.token)
     return chosen or _stored_token(folder)

@@ -2,18 +2,21 @@
 
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass
 
 CPU = "cpu"
 LEAST_DRIVER = 580
-"""The first driver for CUDA 13, with which PyTorch is built."""
+"""The first driver for CUDA 13, for which PyTorch is built by default."""
 UPDATE_DRIVER = f"install the NVIDIA driver {LEAST_DRIVER} or newer from https://www.nvidia.com/drivers and restart"
 ALSO_HERE = ("/usr/lib/wsl/lib", os.path.expandvars(r"%ProgramFiles%\NVIDIA Corporation\NVSMI"))
 """Folders that have nvidia-smi without being in PATH."""
 PATIENCE = 30.0
 _FIELDS = ("name", "driver_version", "memory.total")
+Capability = tuple[int, int]
+"""A GPU's compute capability, such as (8, 9)."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,15 @@ def query(*fields: str, gpu: str = "") -> list[list[str]]:
 def gpus() -> list[Gpu]:
     """Return the GPUs that the driver finds. Raises ValueError as `query` does."""
     return [_gpu(*row) for row in query(*_FIELDS)]
+
+
+def capabilities() -> list[Capability]:
+    """Return the GPUs' compute capabilities; none if nvidia-smi is too old to know them."""
+    rows: list[list[str]] = []
+    with contextlib.suppress(ValueError):
+        rows = query("compute_cap")
+    numbers = (re.fullmatch(r"(\d+)\.(\d+)", value) for (value,) in rows)
+    return [(int(number[1]), int(number[2])) for number in numbers if number]
 
 
 def query_first(*fields: str) -> list[str]:

@@ -26,6 +26,7 @@ from kohya_gui import doctor
 from kohya_gui.tools.doctor_routes import CheckProcess, routes
 from sd_scripts.library import compile_utils
 from sd_scripts.machine import nvidia
+from sd_scripts.machine.compile_cache import own_folder
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.store import RunStore
 from sd_scripts.settings.catalog import SCRIPTS
@@ -136,6 +137,15 @@ def test_what_libraries_print_is_no_answer(tmp_path: Path, monkeypatch: pytest.M
         assert process.run(check("torch")) == ok("PyTorch 1 for CUDA 13.0")
 
 
+def test_the_checks_compile_into_the_folder_that_runs_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    named = "import os\n__version__ = os.environ['TORCHINDUCTOR_CACHE_DIR']\nclass version: cuda, hip = '13.0', None\n"
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(stub(tmp_path / "stub", torch=named)), str(ROOT)]))
+    with TorchProcess() as process:
+        assert process.run(check("torch")) == ok(f"PyTorch {own_folder()} for CUDA 13.0")
+
+
 def raising(error: BaseException) -> Callable[[], Finding]:
     def find() -> Finding:
         raise error
@@ -238,7 +248,16 @@ def smi(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
             "Driver 590.48.01: NVIDIA A, with a comma with 24 GiB.",
         ),
         ("echo NVIDIA GB10, 580.1, [N/A]", "ok", "Driver 580.1: NVIDIA GB10 with 0 GiB."),
-        ("echo NVIDIA A, 575.57, 24576", "problem", "Driver 575.57 for NVIDIA A with 24 GiB is older than 580"),
+        (
+            "echo NVIDIA A, 575.57, 24576",
+            "ok",
+            "Driver 575.57: NVIDIA A with 24 GiB; PyTorch must be built for CUDA 12.6, since CUDA 13.0 needs",
+        ),
+        (
+            "echo NVIDIA A, 470.82, 24576",
+            "problem",
+            "Driver 470.82 for NVIDIA A with 24 GiB is too old: CUDA 12.6 needs driver 525 or newer.",
+        ),
         ("echo No devices were found; exit 6", "problem", "nvidia-smi: No devices were found."),
         ("exit 9", "problem", "nvidia-smi: ended with exit code 9."),
         ("true", "warning", "The NVIDIA driver finds no GPU."),
@@ -259,6 +278,15 @@ def test_pytorch_without_cuda_next_to_a_gpu_is_a_problem(tmp_path, monkeypatch) 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "init", raising(RuntimeError("the driver is too old")))
     assert torch_checks.gpu().text == "PyTorch cannot use NVIDIA A: the driver is too old."
+    assert torch_checks.gpu().remedy.startswith("Install the NVIDIA driver 580")
+
+
+@POSIX
+def test_a_driver_that_is_too_old_for_this_build_needs_another_one(tmp_path, monkeypatch) -> None:
+    smi(tmp_path, monkeypatch, "echo NVIDIA A, 550.54, 24576")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert torch_checks.gpu().remedy.startswith("Install PyTorch for CUDA 12.6, since CUDA 13.0 needs driver 580")
 
 
 @pytest.mark.parametrize(

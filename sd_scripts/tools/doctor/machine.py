@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sd_scripts.formats.disk import format_bytes, free_bytes, same_disk
 from sd_scripts.formats.words import some
-from sd_scripts.machine import cpp_compiler, nvidia
+from sd_scripts.machine import cpp_compiler, cuda_builds, nvidia
 from sd_scripts.tools.doctor.check import REINSTALL, Check, Finding, ok, problem, skipped, warning
 
 ROOT = Path(__file__).parents[3]
@@ -104,13 +104,14 @@ def driver() -> Finding:
     if not gpus:
         return warning("The NVIDIA driver finds no GPU", "check in nvidia-smi that it lists the GPU")
     named = ", ".join(f"{gpu.name} with {gpu.bytes / 2**30:.0f} GiB" for gpu in gpus)
-    version = gpus[0].driver
-    if int(version.partition(".")[0]) < nvidia.LEAST_DRIVER:
-        return problem(
-            f"Driver {version} for {named} is older than {nvidia.LEAST_DRIVER}, which PyTorch's CUDA 13 needs",
-            nvidia.UPDATE_DRIVER,
-        )
-    return ok(f"Driver {version}: {named}")
+    choice = cuda_builds.choose(gpus[0].driver, nvidia.capabilities())
+    if not choice.build:
+        return problem(f"Driver {choice.driver} for {named} is too old: {choice.reason}", nvidia.UPDATE_DRIVER)
+    if choice.build is cuda_builds.DEFAULT:
+        return ok(f"Driver {choice.driver}: {named}")
+    return ok(
+        f"Driver {choice.driver}: {named}; PyTorch must be built for CUDA {choice.build.cuda}, since {choice.reason}"
+    )
 
 
 def compiler() -> Finding:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sd_scripts.formats.disk import format_bytes, free_bytes
-from sd_scripts.machine import nvidia
+from sd_scripts.machine import cuda_builds, nvidia
 from sd_scripts.tools.doctor.check import REINSTALL, Check, Finding, ok, problem, skipped, summary, warning
 from sd_scripts.tools.doctor.machine import NEW_ENVIRONMENT
 
@@ -74,7 +74,9 @@ def gpu() -> Finding:
 
     if not torch.cuda.is_available():
         if names := _driver_gpus():
-            return problem(f"PyTorch cannot use {', '.join(names)}: {_why_no_cuda()}", nvidia.UPDATE_DRIVER)
+            return problem(
+                f"PyTorch cannot use {', '.join(names)}: {_why_no_cuda()}", _right_build() or nvidia.UPDATE_DRIVER
+            )
         return skipped("PyTorch finds no GPU and trains on the CPU")
     described, warnings = [], []
     built_for = [int(arch[3:]) for arch in torch.cuda.get_arch_list() if arch.startswith("sm_") and arch[3:].isdigit()]
@@ -82,7 +84,10 @@ def gpu() -> Finding:
         name = torch.cuda.get_device_name(index)
         capability = torch.cuda.get_device_capability(index)
         if built_for and 10 * capability[0] + capability[1] < min(built_for):
-            return problem(f"{name} is too old for PyTorch {torch.__version__}, which has no kernels for it", NEWER_GPU)
+            return problem(
+                f"{name} is too old for PyTorch {torch.__version__}, which has no kernels for it",
+                _right_build() or NEWER_GPU,
+            )
         x = torch.eye(32, device=f"cuda:{index}")
         assert torch.equal(x @ x, x), f"GPU {index} computes wrong products"
         free, total = (size / 2**30 for size in torch.cuda.mem_get_info(index))
@@ -96,6 +101,19 @@ def gpu() -> Finding:
         elif free < BUSY * total:
             warnings.append(f"other programs use the memory of {name}: close them")
     return warning("; ".join(described), "; ".join(warnings)) if warnings else ok("; ".join(described))
+
+
+def _right_build() -> str:
+    """Return how to install the CUDA build that runs here; empty unless it is neither the default nor this one."""
+    import torch
+
+    try:
+        choice = cuda_builds.choose_here()
+    except ValueError:  # reported by the check of the driver
+        return ""
+    if not choice or choice.build in (None, cuda_builds.DEFAULT) or choice.build.cuda == torch.version.cuda:
+        return ""
+    return f"install PyTorch for CUDA {choice.build.cuda}, since {choice.reason}: {NEW_ENVIRONMENT}"
 
 
 def _why_no_cuda() -> str:
@@ -134,11 +152,10 @@ def triton() -> Finding:
 def cache() -> Finding:
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
-    from sd_scripts.machine.compile_cache import folder_problem, use_own_folder
+    from sd_scripts.machine.compile_cache import folder_problem
 
     if _device().type == "cpu" and (found := folder_problem()):
         return problem(*found.split("; "))
-    use_own_folder()
     folder = Path(cache_dir())  # creates it, as compile does
     with tempfile.TemporaryFile(dir=folder):
         pass
@@ -167,11 +184,9 @@ def compiled() -> Finding:
     from torch._inductor.utils import fresh_cache
 
     from sd_scripts.library.compile_utils import compile_model
-    from sd_scripts.machine.compile_cache import use_own_folder
     from sd_scripts.options.compile import CompileOptions
     from sd_scripts.tools.doctor import block
 
-    use_own_folder()
     made, inputs = block.make(_device())
     expected = block.results(made, lambda: block.forward_backward(made, inputs))
     # an empty cache, or the compiler would not be called; in the folder of the real one, whose file system it tests

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from contextlib import suppress
 from typing import IO
 
 from sd_scripts.tools.doctor.check import Check, Finding, problem
@@ -106,6 +107,10 @@ def _exit(code: int) -> str:
 
 def answer_requests() -> None:
     """Answer the requests on stdin until it is closed; what libraries print goes to stderr."""
+    with suppress(ImportError):  # of a broken environment; importing inductor would choose a folder of PyTorch's
+        from sd_scripts.machine.compile_cache import use_own_folder
+
+        use_own_folder()
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     checks = {check.name: check for check in CHECKS}

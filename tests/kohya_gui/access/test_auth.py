@@ -8,6 +8,8 @@ import os
 import re
 import socket
 import stat
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -500,6 +502,22 @@ def test_the_address_with_the_token_opens_the_page_and_leaves_a_clean_address(to
     tokened.cookie = ""
 
 
+def test_the_health_check_of_the_container_needs_no_login(tokened, locked):
+    dockerfile = Path(gui.__file__).with_name("Dockerfile").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^HEALTHCHECK .* CMD (.+)$", dockerfile, re.M)
+    _, *flags = json.loads(command)
+
+    def checked(port: int) -> bool:
+        here = [flag.replace("7860", str(port)) for flag in flags]
+        return subprocess.run([sys.executable, "-I", *here], stderr=subprocess.DEVNULL, check=False).returncode == 0
+
+    assert checked(tokened.port)
+    assert checked(locked.port)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+    assert not checked(port)
+
+
 def test_a_wrong_token_is_reported_counted_and_logged(open_):
     server = Door(open_, "--token", "right-token")
     try:
@@ -791,6 +809,15 @@ def test_a_chosen_token_counts_and_is_not_inherited(state, monkeypatch):
     assert command.credential(flags_of("--listen 0.0.0.0")).secret == "of-the-environment"
     assert "STUDIO_TOKEN" not in os.environ
     assert command.credential(flags_of("--token of-the-flag")).secret == "of-the-flag"
+
+
+def test_the_generated_token_serves_to_others_if_it_is_asked_for(state, capsys, monkeypatch):
+    assert gui.refusal(flags_of("--listen 0.0.0.0"))
+    assert gui.refusal(flags_of("--listen 0.0.0.0 --token")) is None
+    assert gui.credential(flags_of("--listen 0.0.0.0 --token")) == gui.credential(flags_of(""))
+    assert capsys.readouterr().err == ""  # it is not in the process list
+    monkeypatch.setenv("STUDIO_TOKEN", "of-the-environment")
+    assert gui.credential(flags_of("--listen 0.0.0.0 --token")).secret == "of-the-environment"
 
 
 @pytest.mark.parametrize("host", ["192.168.0.7:7860", "[fd00::1]:7860", "studio:7860", "localhost"])
