@@ -160,7 +160,7 @@ def main(argv: list[str] | None = None) -> int:
         print("--epochs: must be at least 1", file=sys.stderr)
         return 2
     if unknown := [name for name in arguments.rows if name not in rows]:
-        print(f"--rows: there is no row {', '.join(unknown)}; choose from {', '.join(rows)}", file=sys.stderr)
+        print(f"--rows: unknown row {', '.join(unknown)}; choose from {', '.join(rows)}", file=sys.stderr)
         return 2
     about = f"{FAMILY_TITLES[arguments.family]}. {machine()} {' '.join(flags)}".strip()
     lines: list[str] = []

@@ -156,7 +156,7 @@ def run_row(name: str, family: str, flags: Sequence[str], images: int, folder: P
 def problems(arguments: argparse.Namespace, flags: Sequence[str]) -> Iterator[str]:
     """Yield what is wrong with the command line."""
     if unknown := [name for name in arguments.rows if name not in ROWS]:
-        yield f"--rows: there is no row {', '.join(unknown)}; choose from {', '.join(ROWS)}"
+        yield f"--rows: unknown row {', '.join(unknown)}; choose from {', '.join(ROWS)}"
     for name, least in (("steps", 2), ("images", 2)):
         if getattr(arguments, name) < least:
             yield f"--{name}: must be at least {least}, since the first one is not timed with the others"

@@ -297,7 +297,7 @@ def main(argv: list[str] | None = None) -> int:
     rows: dict[str, dict[str, Any]] = module.ROWS[arguments.method]
     wanted = arguments.rows or list(rows)
     if unknown := [name for name in wanted if name not in rows]:
-        print(f"--rows: there is no row {', '.join(unknown)}; choose from {', '.join(rows)}", file=sys.stderr)
+        print(f"--rows: unknown row {', '.join(unknown)}; choose from {', '.join(rows)}", file=sys.stderr)
         return 2
     if arguments.turns and not supported():
         print("--turns: runs cannot be stopped for a while on Windows; use --rounds", file=sys.stderr)

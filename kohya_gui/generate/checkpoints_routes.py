@@ -64,7 +64,7 @@ class CheckpointsRoutes:
         offered = {name: OPTIONS[name] for name in FORM if row.family in OPTIONS[name].families}
         checkpoints = checkpoints_of(state)
         if not checkpoints:
-            raise ValueError(f"{row.name}: none of the files that it saved is there any more")
+            raise ValueError(f"{row.name}: the files that it saved no longer exist")
         return {
             "checkpoints": [
                 {"file": str(checkpoint.path), "name": checkpoint.name, "label": checkpoint.label}

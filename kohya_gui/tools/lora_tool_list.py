@@ -65,7 +65,7 @@ LORA_TOOLS = (
     LoraTool(
         name="merge-svd",
         title="Merge LoRAs",
-        about="One LoRA that does what several do together, approximated by the rank that you choose; rank 0 is exact.",
+        about="One LoRA with the combined effect of several, approximated at the rank you choose; rank 0 is exact.",
         script="svd_merge_lora",
         groups=(MergedOptions, SvdMergeOptions, *SAVING),
         inputs=("models",),
@@ -77,7 +77,7 @@ LORA_TOOLS = (
         name="merge-weights",
         title="Average LoRAs",
         about="Average or join the factors of LoRAs as sd-scripts does. Averaging needs LoRAs of one rank; the result "
-        "is not the sum of what they do, for which there is Merge LoRAs.",
+        "is not the sum of their effects, which Merge LoRAs gives.",
         script="merge_lora",
         groups=(MergedOptions, WeightedMergeOptions, *SAVING),
         inputs=("models",),
@@ -98,7 +98,7 @@ LORA_TOOLS = (
     LoraTool(
         name="extract",
         title="Extract",
-        about="A LoRA of what a trained model has learned: the difference from its original, approximated by a rank.",
+        about="Extract a LoRA from a trained model: its difference from the original, approximated at a rank.",
         script="extract_lora_from_models",
         groups=(ExtractOptions, *SAVING),
         inputs=("model_org", "model_tuned"),
@@ -120,7 +120,7 @@ LORA_TOOLS = (
     LoraTool(
         name="metadata",
         title="Metadata",
-        about="Read what a file says of itself, and change it. The weights are copied unchanged.",
+        about="Read and edit a file's metadata. The weights are copied unchanged.",
         script="edit_metadata",
         groups=(LoraInputOptions, EditMetadataOptions, OutputOptions),
         inputs=("model",),

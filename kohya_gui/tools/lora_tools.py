@@ -184,7 +184,7 @@ def _model(path: Path) -> Recognised:
 def _described(path: Path) -> ModelFile | Recognised:
     """Return what a file is, or why it cannot be read."""
     if problem := input_problem("", str(path)).partition(": ")[2]:
-        return Recognised(problem.replace(f"there is no file '{path}'", "There is no such file"), good=False)
+        return Recognised(problem.replace(f"file not found: '{path}'", "There is no such file"), good=False)
     file = describe(path)
     return Recognised(file.problem.replace(f"'{path}'", "This file"), good=False) if file.problem else file
 

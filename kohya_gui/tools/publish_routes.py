@@ -88,7 +88,7 @@ class PublishRoutes:
             raise LINKS.refusal(["repo_id: enter the repository to upload to, such as me/my-lora"])
         if repo and not REPOSITORY.fullmatch(repo):
             name = shortened(repr(repo))
-            raise LINKS.refusal([f"repo_id: {name} is not the name of a repository; write me/my-lora"])
+            raise LINKS.refusal([f"repo_id: {name} is not a repository name; write me/my-lora"])
         card = self._allowed_paths.check("card", self._content(row)["card"])
         flags = ["--card", str(card)]
         if repo:

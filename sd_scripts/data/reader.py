@@ -22,7 +22,7 @@ Conditioning = Callable[[Item, bool], dict[str, Tensor]]
 """Item, whether it is flipped -> what the family needs beside latents and text."""
 Read = tuple[Batch | None, list[str]]
 """A batch and warnings about it."""
-REPLACED = "; another image of its bucket takes its place"
+REPLACED = "; another image of its bucket is used instead"
 """Suffix of a warning about an unreadable image."""
 
 

@@ -97,7 +97,9 @@ def import_cache(file: Path) -> Moved:
                     _extract(archive, member, Path(temporary))
                 _merge(Path(temporary), folder)
     except DAMAGED as error:
-        raise ValueError(f"'{file}' is no compiler cache, or is damaged ({error}); copy or export it again") from error
+        raise ValueError(
+            f"'{file}' is not a compiler cache, or is damaged ({error}); copy or export it again"
+        ) from error
     except OSError as error:
         doing = "read" if error.filename in (None, str(file)) else "imported"
         raise ValueError(f"'{file}' cannot be {doing}: {why_not_written(error)}") from error
@@ -122,7 +124,7 @@ def _checked_head(file: Path, archive: zipfile.ZipFile) -> dict[str, Any]:
             raise ValueError("another format")
         there = read_fingerprint(head["fingerprint"])
     except (KeyError, TypeError, ValueError, RecursionError):
-        raise ValueError(f"'{file}' is no compiler cache that this version of the program has exported") from None
+        raise ValueError(f"'{file}' was not exported by this version of the program") from None
     _refuse_another_machine(file, there)
     return dict(head)
 
@@ -150,7 +152,8 @@ def _checked(file: Path, members: Iterable[zipfile.ZipInfo]) -> list[zipfile.Zip
             or (member.external_attr >> 16) & 0o170000 not in (0, 0o100000)
         ):
             raise ValueError(
-                f"'{file}' holds {_shown(member.filename)}, which is no part of a compiler cache; nothing was imported"
+                f"'{file}' contains {_shown(member.filename)}, which is not part of a compiler cache; nothing was "
+                "imported"
             )
     if len({member.filename for member in chosen}) != len(chosen):
         raise ValueError(f"'{file}' holds a file twice; nothing was imported")

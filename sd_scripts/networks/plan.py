@@ -102,7 +102,7 @@ def plan_layers(
         return plans
     if file is not None:
         raise ValueError(
-            "network_weights: the file contains no layer of this model; it may be a LoRA for another model"
+            "network_weights: the file contains no layer of this model; it may be a LoRA for a different model"
         )
     raise ValueError("network_args: all ranks or learning rates are 0, so nothing would be trained")
 

@@ -119,7 +119,7 @@ class UpdateAdapter(Adapter):
 
     def _require_same_form(self, tensors: Mapping[str, Tensor]) -> None:
         """Raise ValueError if a file's layer has other parts or sizes than this one."""
-        remedy = "turn on dim_from_weights, or set network_dim and network_args to those of the file"
+        remedy = "turn on dim_from_weights, or set network_dim and network_args to the file's"
         theirs = {ending for ending in tensors if ending not in ("alpha", NORMS)}
         if theirs != set(self.own):
             raise ValueError(

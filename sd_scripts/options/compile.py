@@ -155,8 +155,8 @@ class CompileMoreOptions(OptionGroup, title="More compile settings"):
     )
     compile_skip_guards: bool = option(
         True,
-        "Check only the guards that tell graphs apart once a batch shape has run twice: small steps become up to an "
-        "eighth faster. Turn it off if a compiled run gives results that an uncompiled one does not.",
+        "After a batch shape has run twice, check only the guards that select a graph: small steps become up to an "
+        "eighth faster. Turn it off if compiled and uncompiled runs give different results.",
         label="Skip guards",
         shown_when="compile",
         also_with=MORE,

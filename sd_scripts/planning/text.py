@@ -147,7 +147,7 @@ def _graphs(plan: RunPlan) -> str:
     if plan.compile.dynamic:
         kind = "graphs that take any shape"
     elif plan.compile.shapes < len(plan.shapes):
-        kind = "graphs that shapes with equally many tokens share"
+        kind = "graphs shared by shapes with the same number of tokens"
     if plan.compile.graphs is None:
         return f"{kind}; how many is not known for this model family"
     return f"{plan.compile.graphs} (estimated), {plan.compile.recompiles} of them recompiles; {kind}"

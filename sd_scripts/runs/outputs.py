@@ -80,7 +80,7 @@ def set_aside(outputs: Sequence[Path], output_name: str | None) -> dict[Path, Pa
     dated, pattern, moved = dated_name(outputs, output_name), _pattern(output_name), {}
     for path in outputs:
         found = pattern.fullmatch(path.name)
-        assert found, f"{path} is no output of {output_name}"
+        assert found, f"{path} is not an output of {output_name}"
         moved[path] = path.with_name(f"{dated}{found['which'] or ''}{found['ending']}")
         os.rename(path, moved[path])
     return moved

@@ -39,7 +39,7 @@ def _last_activity(folder: RunFolder) -> float | None:
 def _ended_at_once(run_state: RunState) -> str:
     step = f" at step {run_state.step}" if run_state.step else ""
     saved = "What it had saved before is still there." if run_state.saved else "It had not saved anything yet."
-    return f"You stopped this run at once{step}, without saving. {saved}"
+    return f"You stopped this run immediately{step}, without saving. {saved}"
 
 
 def _explain(folder: RunFolder, run_state: RunState, exit_code: int | None) -> str:
@@ -145,7 +145,7 @@ class WatchedRun:
 
     def stop_orphans(self) -> None:
         """Have the processes of a run save and exit whose launcher, which would end them, is gone."""
-        self.warn_once("the main process of the run is gone; the others were told to save and stop")
+        self.warn_once("the main process of the run is gone; the others save and stop")
         if self.run and not self.run.ends_after_grace:
             self._send_or_remember("stop")
             self.run.end_after_grace(self.grace)

@@ -94,7 +94,7 @@ ANY_SUBSET = _keys(
 CAPTION_FILES = _keys("caption_extension cache_info")
 CLASS_TOKENS = _keys("class_tokens")
 WITHOUT_EFFECT = {
-    "cache_directory": "has no effect: caches lie beside the images",
+    "cache_directory": "has no effect: caches are stored next to the images",
     "custom_attributes": "has no effect: nothing reads these attributes",
     "network_multiplier": "has no effect: every dataset trains the network at full strength",
 }

@@ -105,9 +105,9 @@ def settings_of(family: str, file: Mapping[str, Any], values: Mapping[str, Any])
     defaults = DEFAULTS if truth(both.get("compile", False)) and inductor else {}
     settings = from_values(script, defaults, both)
     if truth(both.get("compile_auto", False)):
-        settings.remark("compile_auto: has no effect in generating; set compile, or leave it off")
+        settings.remark("compile_auto: has no effect when generating; set compile, or leave it off")
     if both.get("control_directory"):
-        settings.remark("control_directory: has no effect in generating; name control images with --ci in the prompt")
+        settings.remark("control_directory: has no effect when generating; name control images with --ci in the prompt")
     return settings
 
 
@@ -227,7 +227,7 @@ def prompt_warnings(settings: Settings) -> list[str]:
         )
     if card.has(CONTROLS.needs) and not all(prompt.control_images for prompt in prompts_of(settings)):
         found.append(
-            "control_image_path: a prompt names no control image (--ci), so its image is made from the text alone"
+            "control_image_path: a prompt names no control image (--ci), so its image is generated from the text alone"
         )
     return found
 

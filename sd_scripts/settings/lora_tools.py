@@ -93,7 +93,7 @@ def read_block_weights(text: str) -> list[float] | dict[str, float]:
         except (ValueError, RecursionError):
             raise ValueError(f"{text!r} is not a JSON list of numbers") from None
         if not all(isinstance(each, int | float) and not isinstance(each, bool) for each in listed):
-            raise ValueError(f"{text!r} contains something else than numbers")
+            raise ValueError(f"{text!r} must contain only numbers")
         return [float(each) for each in listed] or {}
     weights = {}
     for pair in filter(str.strip, text.split(",")):
@@ -128,7 +128,7 @@ class ModelspecOptions(OptionGroup, title="Modelspec"):
     """What the file says of itself."""
 
     no_metadata: bool = switch(
-        "Leave modelspec entries out of the file; a LoRA keeps what programs need to load it.",
+        "Leave modelspec entries out of the file; a LoRA keeps the entries that programs need to load it.",
         label="Without modelspec",
     )
 
@@ -150,10 +150,10 @@ class WeightedMergeOptions(OptionGroup, title="Merge by weight"):
     """How LoRAs are merged with each other without a singular value decomposition."""
 
     concat: bool = switch(
-        "Join the ranks of the LoRAs instead of averaging their factors; the rank of the result is the sum of theirs.",
+        "Join the ranks of the LoRAs instead of averaging their factors; the result's rank is their sum.",
         label="Concatenate",
     )
-    shuffle: bool = switch("Shuffle the ranks of the result, which leaves what it does unchanged.", label="Shuffle")
+    shuffle: bool = switch("Shuffle the ranks of the result, which does not change its effect.", label="Shuffle")
     precision: Precision = option(
         "float", "Ignored: merging always computes in float32.", label="Precision of computing"
     )
@@ -197,13 +197,14 @@ class ResizeOptions(OptionGroup, title="Resize"):
     )
     dynamic_method: Literal["sv_ratio", "sv_fro", "sv_cumulative"] | None = optional(
         "Choose each layer's rank by its singular values: sv_ratio keeps those above the largest divided by "
-        "dynamic_param, sv_fro as many as hold this share of the Frobenius norm, sv_cumulative of their sum.",
+        "dynamic_param, sv_fro enough of them for this share of the Frobenius norm, sv_cumulative for this share of "
+        "their sum.",
         label="Dynamic method",
     )
     dynamic_param: float | None = optional("Target of the dynamic method.", within=(0.0, 1e9), label="Target")
     verbose: bool = switch("Print what each layer keeps.", label="Print each layer")
     svd_lowrank_niter: int = option(
-        2, "Ignored: the decomposition of a LoRA is exact here and takes no iterations.", label="SVD iterations"
+        2, "Ignored: the decomposition of a LoRA is exact here and needs no iterations.", label="SVD iterations"
     )
     device: str | None = optional("Device that computes, such as cuda. Default: the CPU.", label="Device")
 
@@ -213,17 +214,17 @@ class ResizeOptions(OptionGroup, title="Resize"):
         elif self.dynamic_method in ("sv_fro", "sv_cumulative") and (self.dynamic_param or 0) > 1:
             yield (
                 "dynamic_param",
-                f"{self.dynamic_param:g} is above 1; {self.dynamic_method} takes a share like 0.9",
+                f"{self.dynamic_param:g} is above 1; {self.dynamic_method} needs a share like 0.9",
             )
         elif self.dynamic_method == "sv_ratio" and (self.dynamic_param or 2) < 1:
-            yield "dynamic_param", f"{self.dynamic_param:g} is below 1; sv_ratio takes a ratio, such as 10"
+            yield "dynamic_param", f"{self.dynamic_param:g} is below 1; sv_ratio needs a ratio, such as 10"
 
 
 class ExtractOptions(OptionGroup, title="Extract"):
     """The difference of two models as a LoRA."""
 
     model_org: str | None = path_option("Original model.", label="Original model")
-    model_tuned: str | None = path_option("Model that was trained from it.", label="Trained model")
+    model_tuned: str | None = path_option("The model trained from it.", label="Trained model")
     dim: int = option(4, "Rank of the LoRA.", within=(1, LARGEST_RANK), label="Rank")
     conv_dim: int | None = optional(
         "Rank for 3x3 convolutions (LoCon); unset leaves them out.", within=(1, LARGEST_RANK), label="Rank of conv"
@@ -269,7 +270,7 @@ class ConvertOptions(OptionGroup, title="Convert"):
 class InspectOptions(OptionGroup, title="Inspect"):
     """What a LoRA contains."""
 
-    show_all_keys: bool = switch("Also list tensors that are no factors, such as alpha.", label="All keys")
+    show_all_keys: bool = switch("Also list tensors that are not factors, such as alpha.", label="All keys")
     json: bool = switch("Print one JSON object.", label="JSON")
 
 
@@ -277,7 +278,9 @@ class EditMetadataOptions(OptionGroup, title="Metadata"):
     """Changes to the metadata of a file; its weights are copied unchanged."""
 
     set: list[str] = option([], "Entries to write, as KEY=TEXT.", label="Set")
-    remove: list[str] = option([], "Entries to remove; a * at the end removes all that begin so.", label="Remove")
+    remove: list[str] = option(
+        [], "Entries to remove; a * at the end removes every entry with that prefix.", label="Remove"
+    )
 
     def check(self) -> Iterable[tuple[str, str]]:
         for pair in self.set:
@@ -312,7 +315,7 @@ def input_problem(name: str, path: str) -> str:
     """Return why a tool cannot read a file; empty if it may."""
     place = Path(path)
     if not place.exists():
-        return f"{name}: there is no file '{path}'"
+        return f"{name}: file not found: '{path}'"
     if not place.is_file():
         return f"{name}: '{path}' is a folder; choose the file of the model"
     if place.suffix not in SUFFIXES:

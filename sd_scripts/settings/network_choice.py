@@ -155,7 +155,7 @@ def problems(valid: Settings) -> Iterator[str]:
         )
     quantizing = (name for name in QUANTIZING if valid.values().get(name) not in (None, False, "none"))
     if choice.needs_dense_base and (name := next(quantizing, "")):
-        yield f"{name}: {choice.needs_dense_base} computes with the base weights themselves; turn one of the two off"
+        yield f"{name}: {choice.needs_dense_base} needs the base weights themselves; turn one of the two off"
 
 
 def remarks(valid: Settings) -> Iterator[str]:

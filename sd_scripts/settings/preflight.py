@@ -120,7 +120,7 @@ def sample_prompts(valid: Settings) -> Iterator[str]:
 def resume(valid: Settings) -> Iterator[str]:
     state = valid[ResumeOptions].resume
     if state and state != LATEST and not Path(state).is_dir():
-        yield f"resume: there is no folder '{state}'; name that of a state, or latest"
+        yield f"resume: folder not found: '{state}'; give a saved state's folder, or latest"
 
 
 def metadata_thumbnail(valid: Settings) -> Iterator[str]:

@@ -29,7 +29,7 @@ def described(held: Contents) -> list[str]:
         lines.append(f"Holds    {counted(held.graphs, 'graph')}, {format_bytes(held.size)}")
         lines.append(f"Written  {_moment(held.oldest)} to {_moment(held.newest)}")
     else:
-        lines.append("Holds    nothing: the next run compiles every graph")
+        lines.append("Empty: the next run compiles every graph")
     if held.others:
         lines.append(f"Others   {format_bytes(held.others)} for other CPUs and versions of PyTorch (clear --all)")
     return lines
@@ -46,11 +46,11 @@ def parser() -> argparse.ArgumentParser:
     commands = made.add_subparsers(dest="command", required=True)
     show = commands.add_parser("show", help="folder, number of graphs, size and age")
     show.add_argument("--json", action="store_true", help="print one JSON object")
-    clearing = commands.add_parser("clear", help="remove everything that the compiler has written")
+    clearing = commands.add_parser("clear", help="remove everything the compiler has written")
     clearing.add_argument("--all", action="store_true", help="also for other CPUs and versions of PyTorch")
     exporting = commands.add_parser("export", help="write the cache into one file")
     exporting.add_argument("file", type=Path)
-    importing = commands.add_parser("import", help=f"add what such a file holds. {TRUST}")
+    importing = commands.add_parser("import", help=f"add the contents of such a file. {TRUST}")
     importing.add_argument("file", type=Path)
     return made
 

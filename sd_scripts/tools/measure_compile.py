@@ -300,7 +300,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         saves = settings[TrainingOptions].gradient_checkpointing
         names = arguments.variants or default_variants(settings.get(MemoryOptions), first_gpu().name, saves=saves)
         if unknown := [name for name in names if name not in VARIANTS]:
-            raise ValueError(f"--variants: there is no {', '.join(unknown)}; choose from {', '.join(VARIANTS)}")
+            raise ValueError(f"--variants: unknown variant {', '.join(unknown)}; choose from {', '.join(VARIANTS)}")
         if not 1 <= arguments.steps <= LARGEST_STEPS:
             raise ValueError(f"--steps: {arguments.steps} is not between 1 and {LARGEST_STEPS:,}")
     except (ValueError, OSError) as error:

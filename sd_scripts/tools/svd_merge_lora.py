@@ -19,7 +19,7 @@ def work(given: Given, reporter: Reporter) -> Path:
 
 
 COMMAND = Command(
-    about="Merge LoRAs into one of a rank that you choose.",
+    about="Merge LoRAs into one with a rank you choose.",
     groups=(MergedOptions, SvdMergeOptions, *SAVING),
     work=work,
     inputs=("models",),

@@ -113,7 +113,7 @@ def test_the_first_image_counts_apart_and_rows_are_compared() -> None:
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        (["--rows", "eagre"], f"--rows: there is no row eagre; choose from {', '.join(ROWS)}"),
+        (["--rows", "eagre"], f"--rows: unknown row eagre; choose from {', '.join(ROWS)}"),
         (["--images", "1"], "--images: must be at least 2, since the first one is not timed with the others"),
         (["--resolution", "big"], "--resolution: 'big' is not a size; write 1024 or 1024,768"),
         (["--resolution", "100,64"], "prompt: width 100 is not a multiple of 8; choose 96 or 104"),

@@ -44,7 +44,7 @@ def list_runs(list_of_runs: Path) -> None:
     home = list_of_runs.parent
     store = RunStore(list_of_runs)
     store.pause(True)
-    for number, error in enumerate(("", "", f"train_data_dir: there is no folder /data/{LONG}")):
+    for number, error in enumerate(("", "", f"train_data_dir: folder not found: /data/{LONG}")):
         folder = new_run_folder(home / "long", f"{LONG}{number}")
         folder.config.write_text(f'output_name = "{LONG}"\nseed = {number}\n')
         with closing(folder.log()) as log:

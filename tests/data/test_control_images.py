@@ -251,7 +251,7 @@ def test_a_dataset_file_and_a_metadata_file_name_them(root: Path) -> None:
     names = {item.path.name: [control.path.name for control in item.controls] for item in by_list.items}
     assert names == {"00.png": ["01_0.png"], "01.png": ["02.png"]}
     listed.write_text(json.dumps({**lines[0], "control_path_0": "gone.png"}))
-    with pytest.raises(ValueError, match=r"metadata_file: there is no control image gone.png"):
+    with pytest.raises(ValueError, match=r"metadata_file: control image not found: gone.png"):
         plan_of(in_json=listed, train_data_dir=root / "train/1_cat")
 
     config = root / "data.toml"
@@ -265,7 +265,7 @@ def test_a_dataset_file_and_a_metadata_file_name_them(root: Path) -> None:
     """)
     plan = plan_of(dataset_config=config)
     assert {size for extent in plan.buckets() for size in extent.controls} == {(80, 64)}
-    with pytest.raises(ValueError, match=r"^control_directory: FLUX.1 takes no control images"):
+    with pytest.raises(ValueError, match=r"^control_directory: FLUX.1 does not use control images"):
         plan_of(card_of("flux"), dataset_config=config)
 
 
@@ -289,7 +289,9 @@ def test_the_dataset_files_of_musubi_tuner_are_read(root: Path) -> None:
         Extent(96, 64, controls=((64, 64),)): 6,
     }
     assert [dataset.batch_size for dataset in plan.blueprint.datasets] == [2]
-    assert told == ["dataset_config: datasets[0].cache_directory (line 8) has no effect: caches lie beside the images"]
+    assert told == [
+        "dataset_config: datasets[0].cache_directory (line 8) has no effect: caches are stored next to the images"
+    ]
 
 
 def problems_of(**values: Any) -> list[str]:

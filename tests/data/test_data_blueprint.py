@@ -241,7 +241,7 @@ def test_folder_names_give_repeats_and_class_tokens(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_missing_or_holds_no_numbered_folder_is_refused(tmp_path: Path) -> None:
     make_folder(tmp_path / "flat", [(64, 64)])
-    with pytest.raises(ValueError, match="train_data_dir: there is no folder"):
+    with pytest.raises(ValueError, match="train_data_dir: folder not found"):
         read_blueprint(settings_of(train_data_dir=tmp_path / "none"), pytest.fail)
     with pytest.raises(ValueError, match="train_data_dir: no folder named like 10_cat"):
         read_blueprint(settings_of(train_data_dir=tmp_path / "flat"), pytest.fail)

@@ -231,7 +231,7 @@ def test_an_unreadable_image_is_named(tmp_path: Path) -> None:
     whole = make_image(tmp_path / "whole.png").read_bytes()
     wrong = (
         ("a.png", b"", "the file is empty"),
-        ("b.jpg", b"no", "it is no image of a known format"),
+        ("b.jpg", b"no", "not an image in a known format"),
         ("c.png", whole[:500], "image file is truncated"),
     )
     for name, content, why in wrong:

@@ -345,7 +345,7 @@ def test_a_caption_in_a_metadata_file_ends_where_its_line_does(tmp_path: Path, s
 @pytest.mark.parametrize("name", ["caption", "tags"])
 def test_a_caption_that_is_no_text_is_refused(tmp_path: Path, name: str, words: object) -> None:
     (tmp_path / "m.json").write_text(json.dumps({"a": {"caption": None, name: words}}))
-    with pytest.raises(ValueError, match=rf"m\.json: {name} of 'a' must be a text or a list of texts"):
+    with pytest.raises(ValueError, match=rf"m\.json: {name} of 'a' must be a string or a list of strings"):
         planned(in_json=tmp_path / "m.json", train_data_dir=tmp_path)
 
 

@@ -107,8 +107,8 @@ def test_images_keep_their_train_resolution_and_are_told_if_it_has_other_tokens(
     plan = plan_data(settings, card_of("flux"), seed=1, warn=told.append)
     assert [item.fit.bucket.size for item in plan.items] == [(1008, 1024), (64, 64)]
     assert told[-1] == (
-        "equal_token_buckets: the train_resolution of 1 image in 'meta.json' has another number of tokens; prepare the "
-        "metadata file with equal_token_buckets, too"
+        "equal_token_buckets: the train_resolution of 1 image in 'meta.json' has a different number of tokens; "
+        "prepare the metadata file with equal_token_buckets too"
     )
 
 

@@ -125,7 +125,7 @@ def test_what_is_no_regular_file_is_neither_shown_nor_waited_for(tmp_path: Path)
     os.utime(images / "control_images" / "old-12345678.png", (0, 0))
     (images / "pipe.png").symlink_to(images / "pipe.webp")
     remove_unused(images)
-    assert "there is no file" in str(why_unreadable(str(images / "pipe.webp")))
+    assert "file not found" in str(why_unreadable(str(images / "pipe.webp")))
 
 
 @POSIX

@@ -113,9 +113,9 @@ def test_alpha_is_found_wherever_programs_state_it() -> None:
     [
         ({ENTRY: "[1, 2]"}, "not a JSON object"),
         ({ENTRY: "{" * 100_000}, "not a JSON object"),
-        ({ENTRY: '{"lora_alpha": Infinity}'}, "not a number other than 0"),
-        ({"lora_alpha": "Dynamic"}, "not a number other than 0"),
-        ({ENTRY: '{"lora_alpha": true}'}, "not a number other than 0"),
+        ({ENTRY: '{"lora_alpha": Infinity}'}, "must be a number other than 0"),
+        ({"lora_alpha": "Dynamic"}, "must be a number other than 0"),
+        ({ENTRY: '{"lora_alpha": true}'}, "must be a number other than 0"),
         ({ENTRY: '{"lora_alpha": 1, "alpha_pattern": {"a(": 2}}'}, "not a usable pattern"),
         ({ENTRY: '{"lora_alpha": 1, "alpha_pattern": {"(a+)+$": 2}}'}, "not a usable pattern"),
         ({ENTRY: '{"lora_alpha": 1, "alpha_pattern": [3]}'}, "not a table"),
@@ -202,7 +202,7 @@ PAIR = {"lora_unet_x.lora_down.weight": (2, 4), "lora_unet_x.lora_up.weight": (4
         ({**PAIR, "lora_unet_x.lora_up.weight": (4, 0)}, {}, "has no matrix, but the shape"),
         (PAIR, {ENTRY: '{"r": 2, "lora_alpha": "many"}'}, "has an alpha of 'many' in its header"),
         (PAIR, {ENTRY: '{"r": 2, "lora_alpha": 2, "alpha_pattern": {"a(": 1}}'}, "has 'a(' in alpha_pattern, which"),
-        ({"lora_unet_x.lora_down.weight": torch.complex64}, {}, "has numbers of the type C64, which is not read here"),
+        ({"lora_unet_x.lora_down.weight": torch.complex64}, {}, "has numbers of the unsupported type C64"),
         ({"lora_unet_x.lora_down.weight": torch.uint8}, {}, "has whole numbers without the scales"),
     ],
 )

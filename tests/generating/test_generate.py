@@ -329,9 +329,9 @@ def test_a_control_image_that_cannot_be_read_is_reported(
 ) -> None:
     (tmp_path / "text.png").write_text("no image")
     for asked, told in (
-        ({"prompt": ["a --ci /nowhere.png"]}, "prompt: control_image_path: there is no file '/nowhere.png'"),
+        ({"prompt": ["a --ci /nowhere.png"]}, "prompt: control_image_path: file not found: '/nowhere.png'"),
         ({"prompt": [f"a --ci {tmp_path / 'text.png'}"]}, "text.png' cannot be read as an image; choose a PNG"),
-        ({"control_image_path": ["/nowhere.png"]}, "control_image_path: there is no file '/nowhere.png'"),
+        ({"control_image_path": ["/nowhere.png"]}, "control_image_path: file not found: '/nowhere.png'"),
         ({"batch_size": 0}, "batch_size: 0 is outside 1..64"),
     ):
         assert run(kontext_miniature, tmp_path / "out", **asked) == 2
@@ -346,11 +346,11 @@ def test_what_has_no_effect_on_images_is_reported() -> None:
         "control_image_path: has no effect for FLUX.1"
     ]
     assert [str(remark) for remark in kontext.remarks] == [
-        "control_directory: has no effect in generating; name control images with --ci in the prompt"
+        "control_directory: has no effect when generating; name control images with --ci in the prompt"
     ]
     assert prompt_warnings(kontext) == [
         "batch_size: 2 is more than images_per_prompt = 1, and only images of one prompt are generated together",
-        "control_image_path: a prompt names no control image (--ci), so its image is made from the text alone",
+        "control_image_path: a prompt names no control image (--ci), so its image is generated from the text alone",
     ]
     qwen = settings_of("qwen_image", {}, {**asked, "batch_size": 1})
     assert prompt_warnings(qwen) == [
@@ -367,16 +367,16 @@ def test_an_image_without_metadata_holds_no_parameters(flux_miniature: Any, tmp_
 
 
 BAD: dict[str, dict[str, Any]] = {
-    "there is no file or folder '/nowhere.safetensors'": {"pretrained_model_name_or_path": "/nowhere.safetensors"},
+    "file or folder not found: '/nowhere.safetensors'": {"pretrained_model_name_or_path": "/nowhere.safetensors"},
     "prompt: width 100 is not a multiple of": {"prompt": ["a cat --w 100"]},
     "steps: 2000 is outside 1..999": {"steps": 2000},
     "prompt: number 2, height 72 is not a multiple of": {"prompt": ["a cat", "a dog --h 72"]},
     "prompt: not set": {"prompt": []},
-    "lora_weights: there is no file '/nowhere'": {"lora_weights": ["/nowhere"]},
+    "lora_weights: file not found: '/nowhere'": {"lora_weights": ["/nowhere"]},
     "lora_multiplier: has 1 numbers for 0 files": {"lora_multiplier": [0.5]},
     "image_dir: '/dev/null/x' cannot be written to": {"image_dir": "/dev/null/x"},
     "image_dir: '/proc/images' cannot be written to": {"image_dir": "/proc/images"},
-    "prompt_file: there is no file": {"prompt_file": "/nowhere.txt"},
+    "prompt_file: file not found": {"prompt_file": "/nowhere.txt"},
 }
 
 

@@ -895,10 +895,10 @@ def test_a_run_is_shown_with_all_its_events_and_its_texts_are_escaped():
 def test_a_run_that_the_user_ended_is_not_shown_as_failed():
     run_state = trained()
     run_state.add_command({"kind": "end"})
-    run_state.mark_ended("stopped", "You stopped this run at once at step 30")
+    run_state.mark_ended("stopped", "You stopped this run immediately at step 30")
     html = run_view(run_state)
     assert 'message-note" role="status"' in html
-    assert "You stopped this run at once at step 30" in html
+    assert "You stopped this run immediately at step 30" in html
     assert "message-error" not in html
 
 

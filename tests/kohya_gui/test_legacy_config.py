@@ -429,7 +429,7 @@ def test_prompts_and_unknown_keys_are_kept():
 
 
 @pytest.mark.parametrize(
-    ("text", "why"), [("{", "is not JSON"), ("[1]", "not a kohya_ss configuration"), (None, "there is no file")]
+    ("text", "why"), [("{", "is not JSON"), ("[1]", "not a kohya_ss configuration"), (None, "file not found")]
 )
 def test_a_file_that_is_not_a_configuration_is_refused_in_one_sentence(tmp_path, text, why):
     file = tmp_path / "c.json"

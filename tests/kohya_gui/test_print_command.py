@@ -95,7 +95,7 @@ def test_problems_are_printed_one_a_line_with_exit_code_2(tmp_path, capsys):
 
 def test_a_file_that_is_not_there_is_reported(tmp_path, capsys):
     assert print_command("lora", tmp_path / "none.toml") == 2
-    assert "there is no file" in capsys.readouterr().err
+    assert "file not found" in capsys.readouterr().err
 
 
 def test_the_tab_is_detected_from_the_file_where_none_is_named(tmp_path, capsys):

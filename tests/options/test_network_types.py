@@ -86,7 +86,7 @@ def test_what_cannot_be_together_is_told(values: dict[str, Any], problem: str) -
 
 def test_an_adapter_that_reads_base_weights_is_not_for_a_quantized_base() -> None:
     for values, told in (
-        ({"network_type": "lokr", "dora_wd": True, "fp8_base": True}, "fp8_base: dora_wd with LoKr computes with the"),
+        ({"network_type": "lokr", "dora_wd": True, "fp8_base": True}, "fp8_base: dora_wd with LoKr needs the base"),
         (
             {"network_type": "dora", "wd_on_output": False, "fp8_base_unet": True},
             "fp8_base_unet: wd_on_output = false ",

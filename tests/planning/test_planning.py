@@ -157,7 +157,7 @@ def test_a_plan_reports_what_the_headers_of_its_files_show(tmp_path: Path, guida
     (tmp_path / "1_cat" / "00.txt").write_text("a " * 300)
     (tmp_path / "p.txt").write_text("a cat\n" + "a dog " * 140 + "--l 1 --n " + "blurry " * 280)
     told = checked_plan(settings).warnings
-    without_guidance = "guidance_scale: has no effect on FLUX.1 schnell, which takes no guidance"
+    without_guidance = "guidance_scale: has no effect on FLUX.1 schnell, which has no guidance"
     assert (without_guidance in told) == (guidance != 3.5)
     lora = files["network_weights"]
     assert f"network_weights: 2 tensors of '{lora}' are unknown and left out: global_step, vae_scale" in told
@@ -474,7 +474,7 @@ def test_wrong_data_and_flags_are_told_together(tmp_path: Path) -> None:
     told = script(tmp_path, "--train_data_dir", str(tmp_path / "none"), "--netwrok_dim", "3")
     assert told.returncode == 2
     assert "--netwrok_dim: unknown option" in told.stderr
-    assert f"train_data_dir: there is no folder '{tmp_path / 'none'}'" in told.stderr
+    assert f"train_data_dir: folder not found: '{tmp_path / 'none'}'" in told.stderr
     assert told.stdout == ""
 
 

@@ -177,7 +177,7 @@ def test_a_second_run_of_a_name_keeps_the_first_one_s_files(finished: Any, any_m
     assert not equal(again.tensors(), before)
     assert all(find_saved(path, written).name.startswith(dated) for path, written in saved.items())  # type: ignore[union-attr]
     warnings = [line for line in (output / "run2/events.jsonl").read_text().splitlines() if '"warning"' in line]
-    assert len([line for line in warnings if "holds files of an earlier run" in line]) == 1
+    assert len([line for line in warnings if "contains files of an earlier run" in line]) == 1
 
     replacing = train(
         any_miniature, output, max_train_steps=1, overwrite=True, run_dir=output / "run3", save_state=True

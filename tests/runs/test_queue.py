@@ -257,14 +257,14 @@ def test_a_run_is_checked_when_its_turn_comes_and_fails_with_the_sentence(place:
     def why_not(row: RunRow) -> str:
         if row.name == "run 2":
             raise KeyError("the check itself is broken")
-        return "train_data_dir: there is no folder 'cats'" if row.name == "run 1" else ""
+        return "train_data_dir: folder not found: 'cats'" if row.name == "run 1" else ""
 
     queue = place.queue(opened=False, why_not=why_not)
     first, broken, last = (queue.add(place.plan()) for _ in range(3))
     queue.open()
     wait_for(lambda: over(queue))
     assert [queue.store.row(run).state for run in (first, broken, last)] == ["failed", "finished", "finished"]
-    assert queue.store.row(first).error == "train_data_dir: there is no folder 'cats'"
+    assert queue.store.row(first).error == "train_data_dir: folder not found: 'cats'"
     assert queue.watch(first).refresh().failure["error"] == queue.store.row(first).error
     assert not RunFolder(queue.store.row(first).folder).console.exists()
 
@@ -277,7 +277,7 @@ def test_a_run_that_a_person_ended_is_no_failure(place: Place):
     queue.end_now(id)
     wait_for(lambda: over(queue))
     assert queue.store.row(id).state == "stopped"
-    assert queue.store.row(id).error.startswith("You stopped this run at once")
+    assert queue.store.row(id).error.startswith("You stopped this run immediately")
     assert not queue.store.paused
     later = place.queue().watch(id).refresh()
     assert (later.state, later.ended) == ("stopped", queue.store.row(id).ended)

@@ -301,7 +301,7 @@ def test_a_run_that_a_user_killed_is_stopped_for_every_later_gui(tmp_path, saved
     folder.command("end")
     run_state = WatchedRun(folder, None).refresh()
     assert run_state.state == "stopped"
-    assert run_state.failure["error"].startswith("You stopped this run at once at step 4, without saving.")
+    assert run_state.failure["error"].startswith("You stopped this run immediately at step 4, without saving.")
     assert told in run_state.failure["error"]
     assert run_state.ended == folder.events_file.stat().st_mtime
 

@@ -106,7 +106,7 @@ def test_a_mistake_is_one_sentence(line, told):
 
 def test_a_settings_file_that_is_missing_ends_the_script(capsys):
     (told,) = refused(capsys, "--config_file nowhere/at_all")
-    assert told.replace("\\", "/") == "config_file: there is no file 'nowhere/at_all.toml'"
+    assert told.replace("\\", "/") == "config_file: file not found: 'nowhere/at_all.toml'"
 
 
 def test_the_file_is_checked_as_the_flags_are(tmp_path):

@@ -55,7 +55,7 @@ def test_its_names_stand_for_ours() -> None:
     assert remarks == [
         "dit: is called pretrained_model_name_or_path here",
         "disable_numpy_memmap: is called disable_mmap_load_safetensors here",
-        "dit: turns on what is always so in musubi-tuner: cache_latents_to_disk, cache_text_encoder_outputs_to_disk "
+        "dit: turns on what musubi-tuner always does: cache_latents_to_disk, cache_text_encoder_outputs_to_disk "
         "and network_train_unet_only",
     ]
 
@@ -123,7 +123,7 @@ def test_its_datasets_are_read(tmp_path: Path) -> None:
     assert (dataset.batch_size, dataset.buckets.resolution, subset.num_repeats) == (2, (960, 544), 3)
     assert (subset.image_dir, subset.caption_extension) == ((tmp_path / "cats").as_posix(), ".txt")
     assert warnings == [
-        "dataset_config: datasets[0].cache_directory (line 8) has no effect: caches lie beside the images"
+        "dataset_config: datasets[0].cache_directory (line 8) has no effect: caches are stored next to the images"
     ]
 
 

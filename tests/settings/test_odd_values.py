@@ -230,6 +230,6 @@ def test_of_thousands_of_missing_folders_the_first_are_listed(tmp_path: Path) ->
         str(each)
         for each in preflight.problems(from_values(SDXL_LORA, {"dataset_config": str(tmp_path / "data.toml")}))
     ]
-    missing = [line for line in told if "there is no folder" in line]
+    missing = [line for line in told if "folder not found" in line]
     assert len(missing) == MOST_LISTED
     assert any("more files and folders have problems" in line for line in told)

@@ -159,7 +159,10 @@ def test_a_file_of_settings_with_a_missing_model_and_a_component_of_another_kind
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        ({"pretrained_model_name_or_path": "none.safetensors"}, "pretrained_model_name_or_path: there is no file"),
+        (
+            {"pretrained_model_name_or_path": "none.safetensors"},
+            "pretrained_model_name_or_path: file or folder not found",
+        ),
         ({"pretrained_model_name_or_path": "lora.safetensors"}, "pretrained_model_name_or_path: 'lora.safetensors' is"),
         ({"pretrained_model_name_or_path": "flux.safetensors"}, "pretrained_model_name_or_path: 'flux.safetensors' is"),
         (
@@ -167,7 +170,7 @@ def test_a_file_of_settings_with_a_missing_model_and_a_component_of_another_kind
             "optimizer_type: cannot find 'came_pytorch.CAME', because the package came_pytorch",
         ),
         ({"optimizer_type": "mine.Optimizer"}, ""),
-        ({"vae": "none"}, "vae: there is no file or folder 'none'"),
+        ({"vae": "none"}, "vae: file or folder not found: 'none'"),
         ({"vae": "flux.safetensors"}, "vae: 'flux.safetensors' is FLUX.1 schnell, not a VAE for SDXL"),
         (
             {"network_weights": "sdxl.safetensors"},
@@ -175,18 +178,18 @@ def test_a_file_of_settings_with_a_missing_model_and_a_component_of_another_kind
         ),
         ({"pretrained_model_name_or_path": "bare.safetensors"}, "vae: 'bare.safetensors' contains no VAE; set vae to"),
         ({"pretrained_model_name_or_path": "bare.safetensors", "vae": "owner/name"}, ""),
-        ({"base_weights": ["lora.safetensors", "no"]}, "base_weights: there is no file 'no'"),
-        ({"train_data_dir": "none"}, "train_data_dir: there is no folder 'none'"),
+        ({"base_weights": ["lora.safetensors", "no"]}, "base_weights: file not found: 'no'"),
+        ({"train_data_dir": "none"}, "train_data_dir: folder not found: 'none'"),
         ({"train_data_dir": "images/10_cat"}, ""),
         ({"train_data_dir": "empty"}, "train_data_dir: no images (png, jpg, webp, bmp) in 3_dog"),
         ({"reg_data_dir": "empty"}, "reg_data_dir: no images"),
-        ({"in_json": "none.json"}, "in_json: there is no file 'none.json'"),
+        ({"in_json": "none.json"}, "in_json: file not found: 'none.json'"),
         ({"in_json": "list.json"}, "in_json: 'list.json' is not a metadata file: it must contain a table"),
-        ({"dataset_config": "none.toml"}, "dataset_config: there is no file 'none.toml'"),
-        ({"dataset_config": "data.toml"}, "dataset_config: datasets[0].subsets[0].image_dir (line 3): there is no"),
-        ({"masked_loss": True, "conditioning_data_dir": "x"}, "conditioning_data_dir: there is no folder 'x'"),
-        ({"sample_prompts": "none.txt"}, "sample_prompts: there is no file 'none.txt'"),
-        ({"resume": "none"}, "resume: there is no folder 'none'"),
+        ({"dataset_config": "none.toml"}, "dataset_config: file not found: 'none.toml'"),
+        ({"dataset_config": "data.toml"}, "dataset_config: datasets[0].subsets[0].image_dir (line 3): folder"),
+        ({"masked_loss": True, "conditioning_data_dir": "x"}, "conditioning_data_dir: folder not found: 'x'"),
+        ({"sample_prompts": "none.txt"}, "sample_prompts: file not found: 'none.txt'"),
+        ({"resume": "none"}, "resume: folder not found: 'none'"),
         ({"resume": "latest"}, ""),
         ({"metadata_thumbnail": "none.png"}, "metadata_thumbnail: "),
         ({"metadata_thumbnail": "data:image/png;base64," + "a" * 9000}, ""),
@@ -215,8 +218,11 @@ def test_what_a_file_or_folder_tells(
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        ({"optimizer_args": ["weight_decya=0.1"]}, "optimizer_args: AdamW takes no weight_decya. Did you mean weight_"),
-        ({"optimizer_args": ["d_coef=2"]}, "optimizer_args: AdamW takes no d_coef. It takes amsgrad, betas, "),
+        (
+            {"optimizer_args": ["weight_decya=0.1"]},
+            "optimizer_args: AdamW does not accept weight_decya. Did you mean weight_",
+        ),
+        ({"optimizer_args": ["d_coef=2"]}, "optimizer_args: AdamW does not accept d_coef. It takes amsgrad, betas, "),
         ({"optimizer_args": ["betas=0.9"]}, "optimizer_args: betas=0.9 must be two numbers of at least 0 and below 1"),
         ({"optimizer_args": ["betas=0.9,0.99"]}, ""),
         ({"optimizer_args": ["betas=(0.9, 1.0)"]}, "optimizer_args: betas=(0.9, 1.0) must be two numbers"),

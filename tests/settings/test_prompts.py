@@ -100,7 +100,7 @@ def test_a_file_that_cannot_be_used_is_told_in_one_sentence(
 
 
 def test_a_missing_file_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"sample_prompts: there is no file '"):
+    with pytest.raises(ValueError, match=r"sample_prompts: file not found: '"):
         read_prompt_file(tmp_path / "x.txt").prompts(SamplePrompt())
 
 

@@ -90,7 +90,7 @@ def test_an_option_that_does_nothing_yet_is_a_remark_not_silence():
 def test_the_low_default_learning_rate_is_pointed_out():
     assert "1e-4" in remarks(learning_rate=2e-6)[0]
     assert remarks(learning_rate=2e-6, unet_lr=1e-4) == []
-    assert "takes 1" in remarks(optimizer_type="Prodigy")[0]
+    assert "use 1 here" in remarks(optimizer_type="Prodigy")[0]
 
 
 @pytest.mark.parametrize(
@@ -306,7 +306,7 @@ def test_tables_are_headings_only_and_the_later_key_wins(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "why"), [(b"a = \nb = 2", "line 1"), (b"\xff\xfe\x00", "UTF-8"), (None, "there is no file")]
+    ("text", "why"), [(b"a = \nb = 2", "line 1"), (b"\xff\xfe\x00", "UTF-8"), (None, "file not found")]
 )
 def test_a_broken_file_is_told_in_one_sentence(tmp_path, text, why):
     file = tmp_path / "broken.toml"
@@ -425,7 +425,7 @@ def test_an_optimizer_of_one_rate_names_the_network_args_that_make_several(optim
 )
 def test_an_optimizer_of_one_rate_names_the_option_that_sets_another(script, values, named):
     start = {**START, "optimizer_type": "Prodigy", "learning_rate": 1, **values}
-    problems = [each for each in from_values(script, start).problems() if "Prodigy finds one" in each.text]
+    problems = [each for each in from_values(script, start).problems() if "Prodigy uses a single one" in each.text]
     assert [each.names for each in problems] == [(named,)] * bool(named)
     adaptive = from_values(script, {**start, "optimizer_type": "AdamW"}).problems()
     assert not [each for each in adaptive if "learning rates" in each.text]
@@ -434,7 +434,7 @@ def test_an_optimizer_of_one_rate_names_the_option_that_sets_another(script, val
 def test_it_names_block_lr_and_reg_lrs_too():
     full = {**START, "optimizer_type": "Prodigy", "block_lr": ",".join(["1"] * 22 + ["0.5"])}
     (problem,) = from_values(script_for("sdxl", "full"), full).problems()
-    assert str(problem).startswith("block_lr: gives blocks different learning rates, but Prodigy finds one")
+    assert str(problem).startswith("block_lr: gives blocks different learning rates, but Prodigy uses a single one")
     flux = {**START, "optimizer_type": "Prodigy", "network_args": ["network_reg_lrs=double_blocks=0.5"]}
     (problem,) = (each for each in from_values(FLUX_LORA, flux).problems() if each.names == ("network_args",))
     assert problem.text.startswith("network_reg_lrs gives")

@@ -210,7 +210,7 @@ def test_wanted_packages_are_read_as_pip_reads_them(
 def test_missing_and_other_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.packages().status == "ok"
     monkeypatch.setattr(machine, "pinned", lambda text: {"torch": "1.0"})
-    assert machine.packages().text.startswith("Other versions than the tested ones: torch 2.")
+    assert machine.packages().text.startswith("Versions that differ from the tested ones: torch 2.")
     monkeypatch.setattr(machine, "pinned", lambda text: {"torch": "1.0", "no-such": "1", "nor-this": "1"})
     assert machine.packages().text == "Not installed: no-such, nor-this."
 

@@ -219,10 +219,10 @@ def test_a_tool_tells_how_far_it_is(captioned: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["nowhere", "m.json"], "train_data_dir: there is no folder 'nowhere'"),
+        (["nowhere", "m.json"], "train_data_dir: folder not found: 'nowhere'"),
         (["empty", "m.json"], "train_data_dir: no image (png, jpg, webp, bmp) in 'empty'; turn on recursive"),
-        (["images", "m.json", "--in_json", "x.json"], "in_json: there is no file 'x.json'"),
-        (["images", "nowhere/m.json"], "out_json: there is no folder 'nowhere'"),
+        (["images", "m.json", "--in_json", "x.json"], "in_json: file not found: 'x.json'"),
+        (["images", "nowhere/m.json"], "out_json: folder not found: 'nowhere'"),
         (["images", "m.toml"], "out_json: m.toml must end in .json"),
         (["images", "m.json", "--caption_extension", ".latin"], "caption_extension: images/a.latin is not UTF-8"),
         (["images"], "the following arguments are required: out_json"),
@@ -338,13 +338,13 @@ def test_preparing_stops_on_command(miniature: Any, captions: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
-        ({0: "nowhere"}, "train_data_dir: there is no folder 'nowhere'"),
-        ({1: "x.json"}, "in_json: there is no file 'x.json'"),
-        ({2: "nowhere/m.json"}, "out_json: there is no folder 'nowhere'"),
+        ({0: "nowhere"}, "train_data_dir: folder not found: 'nowhere'"),
+        ({1: "x.json"}, "in_json: file not found: 'x.json'"),
+        ({2: "nowhere/m.json"}, "out_json: folder not found: 'nowhere'"),
         ({2: "m.jsonl"}, "out_json: m.jsonl must end in .json"),
         ({3: "x.ckpt"}, f"family: cannot tell whether 'x.ckpt' is {FAMILIES}; set --family"),
-        ({3: "x.ckpt", "--family": "sdxl"}, "pretrained_model_name_or_path: there is no file or folder 'x.ckpt'"),
-        ({"--vae": "x.safetensors"}, "vae: there is no file or folder 'x.safetensors'"),
+        ({3: "x.ckpt", "--family": "sdxl"}, "pretrained_model_name_or_path: file or folder not found: 'x.ckpt'"),
+        ({"--vae": "x.safetensors"}, "vae: file or folder not found: 'x.safetensors'"),
         ({"--max_resolution": "big"}, "max_resolution: 'big' is not a size; write 1024 or 1024,768"),
         ({"--max_resolution": "64,256"}, "max_bucket_reso: 128 is smaller than resolution's longer side 256"),
         ({"--batch_size": "0"}, "batch_size: 0 must be at least 1"),

@@ -394,7 +394,7 @@ def test_what_is_more_than_two_factors_is_not_resized(lora: Path, capsys: pytest
         (merge_lora, ("--save_to", "x.safetensors"), "models: not set; choose at least one LoRA file"),
         (merge_lora, ("--models", "{lora}", "--save_to", "x.bin"), "save_to: 'x.bin' does not end in .safetensors"),
         (merge_lora, ("--models", "{lora}", "--save_to", "{lora}"), "save_to: '{lora}' is one of the files to read"),
-        (merge_lora, ("--models", "no.safetensors", "--save_to", "{out}"), "models: there is no file 'no.safetensors'"),
+        (merge_lora, ("--models", "no.safetensors", "--save_to", "{out}"), "models: file not found: 'no.safetensors'"),
         (merge_lora, ("--models", "{lora}", "--ratios", 1, 2, "--save_to", "{out}"), "ratios: 2 given for 1 LoRAs"),
         (
             merge_lora,
@@ -407,7 +407,7 @@ def test_what_is_more_than_two_factors_is_not_resized(lora: Path, capsys: pytest
             "lbws: 2 weights given; lists for",
         ),
         (merge_lora, ("--models", "{lora}", "{other}", "--save_to", "{out}"), "turn on concat, or merge by SVD"),
-        (merge_lora, ("--models", "{model}", "--save_to", "{out}"), "models: '{model}' is no LoRA but FLUX.1 dev"),
+        (merge_lora, ("--models", "{model}", "--save_to", "{out}"), "models: '{model}' is not a LoRA but FLUX.1 dev"),
         (
             merge_lora,
             ("--base_model", "{lora}", "--models", "{other}", "--save_to", "{out}"),
@@ -430,7 +430,7 @@ def test_what_is_more_than_two_factors_is_not_resized(lora: Path, capsys: pytest
             ("--model", "{lora}", "--device", "gpu", "--save_to", "{out}"),
             "device: 'gpu' is not available here",
         ),
-        (convert_lora, ("--src_path", "{model}", "--dst_path", "{out}"), "src_path: '{model}' is no LoRA"),
+        (convert_lora, ("--src_path", "{model}", "--dst_path", "{out}"), "src_path: '{model}' is not a LoRA"),
         (
             edit_metadata,
             ("--model", "{lora}", "--set", "x", "--save_to", "{out}"),

@@ -96,7 +96,7 @@ def test_what_cannot_be_trained_or_measured_is_told_at_once(
 ) -> None:
     file = file_for(any_miniature, tmp_path)
     assert main(["--config_file", str(file), "--variants", "fastest"]) == 2
-    assert "there is no fastest; choose from eager, default" in capsys.readouterr().err
+    assert "unknown variant fastest; choose from eager, default" in capsys.readouterr().err
     assert main(["--config_file", str(file), "--steps", "0"]) == 2
     assert "--steps: 0 is not between" in capsys.readouterr().err
     assert main(["--config_file", str(tmp_path / "none.toml")]) == 2

@@ -143,10 +143,10 @@ def test_what_cannot_be_published_is_reported_in_one_sentence(
     hub.status = {"/api/repos/create": 403}
     for flags, problem in (
         ([str(tmp_path)], "is not the folder of a run"),
-        ([run, "--repo_id", "my lora"], "--repo_id: 'my lora' is not the name of a repository"),
+        ([run, "--repo_id", "my lora"], "--repo_id: 'my lora' is not a repository name"),
         ([run, "--zip", str(tmp_path / "a.rar")], "does not end with .zip"),
-        ([run, "--card", str(tmp_path / "none.md")], "--card: there is no file"),
-        ([run, "--repo_id", "you/yours"], "'you/yours' cannot be written to: the token may not write there"),
+        ([run, "--card", str(tmp_path / "none.md")], "--card: file not found"),
+        ([run, "--repo_id", "you/yours"], "'you/yours' cannot be written to: the token has no write access"),
     ):
         assert main(flags) == 2
         said = capsys.readouterr().err

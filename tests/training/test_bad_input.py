@@ -64,7 +64,7 @@ def test_a_run_that_never_began_leaves_no_folder(miniature: Any, tmp_path: Path)
 
 def test_a_model_that_is_not_there(told: Any, miniature: Any, tmp_path: Path) -> None:
     sentence = told(train(miniature, tmp_path / "out", pretrained_model_name_or_path=tmp_path / "none.safetensors"))
-    assert sentence.startswith("pretrained_model_name_or_path: there is no file or folder")
+    assert sentence.startswith("pretrained_model_name_or_path: file or folder not found")
 
 
 def test_a_mistake_found_before_anything_is_loaded_is_told_in_the_run_folder_of_the_gui(
@@ -149,18 +149,18 @@ def test_a_console_file_that_cannot_be(told: Any, miniature: Any, tmp_path: Path
         (["--network_dim=many"], "network_dim: 'many' is not a whole number"),
         (["--train_batch_size=-1"], "train_batch_size: -1 is outside"),
         (["--optimizer_type=AdamX"], "optimizer_type: "),
-        (["--optimizer_args", "momentum=3"], "optimizer_args: AdamW takes no momentum"),
+        (["--optimizer_args", "momentum=3"], "optimizer_args: AdamW does not accept momentum"),
         (["--lr_scheduler=sine"], "lr_scheduler: "),
         (
             ["--lr_scheduler=constant", "--lr_scheduler_args", "x=1"],
             "lr_scheduler_args: constant does not accept these arguments",
         ),
-        (["--config_file=nowhere"], "config_file: there is no file 'nowhere.toml'"),
+        (["--config_file=nowhere"], "config_file: file not found: 'nowhere.toml'"),
         (["--mixed_precision=fp16"], "mixed_precision: fp16 is for GPUs"),
         (["--log_with=tensorboard"], "logging_dir: "),
         (["--network_weights=nowhere.safetensors"], "network_weights: "),
         (["--network_module=no.such.module"], "network_module: "),
-        (["--network_module=."], "network_module: there is no module '.'"),
+        (["--network_module=."], "network_module: module not found: '.'"),
         (["--network_args", "conv_dim=1e9"], "network_args: conv_dim=1e9 must be at most 4096"),
         (["--learning_rate=0"], "learning_rate: all learning rates are 0"),
         (["--base_weights", "nowhere.safetensors"], "base_weights: "),

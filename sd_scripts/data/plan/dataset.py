@@ -317,8 +317,8 @@ def _items(
     own = buckets.rules.has_equal_tokens
     if own and (strays := sum(item.fit.bucket.size not in buckets.sizes for item in items)):
         warn(
-            f"equal_token_buckets: the train_resolution of {counted(strays, 'image')} in {subset.name!r} has another "
-            "number of tokens; prepare the metadata file with equal_token_buckets, too"
+            f"equal_token_buckets: the train_resolution of {counted(strays, 'image')} in {subset.name!r} has a "
+            "different number of tokens; prepare the metadata file with equal_token_buckets too"
         )
     return items
 
@@ -356,7 +356,7 @@ def _check_controls(items: Sequence[Item], card: FamilyCard, source: str) -> Non
             "folder with one for each image"
         )
     if has_controls and not takes_controls:
-        raise ValueError(f"control_directory: {card.title} takes no control images; remove it")
+        raise ValueError(f"control_directory: {card.title} does not use control images; remove it")
 
 
 def _check_control_shapes(items: Sequence[Item], card: FamilyCard) -> None:

@@ -63,7 +63,7 @@ def read_subset(subset: Subset, warn: Warn, progress: ReadingProgress) -> list[I
 def _read_folder(subset: Subset, warn: Warn, progress: ReadingProgress) -> list[ImageRecord]:
     folder = Path(subset.image_dir or "")
     if not folder.is_dir():
-        raise ValueError(f"image_dir: there is no folder {str(folder)!r}")
+        raise ValueError(f"image_dir: folder not found: {str(folder)!r}")
     files = files_in(folder)
     images = _supported_images(find_images(folder, files=files), warn)
     _warn_about_unread(folder, files, warn)
@@ -231,7 +231,7 @@ def _find_masks(subset: Subset, folder: str, images: Iterable[Path]) -> dict[Pat
     """Return the mask of each image: same stem, in conditioning_data_dir or its subfolder named like the subset."""
     root = Path(folder)
     if not root.is_dir():
-        raise ValueError(f"conditioning_data_dir: there is no folder {str(root)!r}")
+        raise ValueError(f"conditioning_data_dir: folder not found: {str(root)!r}")
     own = existing_folder(root / subset.name)
     masks = {path.stem: path for folder in (root, own) if folder.is_dir() for path in find_images(folder)}
     lookup = ByName(masks)
@@ -340,7 +340,7 @@ def _metadata_controls(
     """Return the control images that a metadata file names, for each image. Raises ValueError if one is missing."""
     found = {path: [(key, lookup.image(key)) for key in control_paths(entry)] for path, entry in entries.items()}
     if missing := [key for paths in found.values() for key, path in paths if path is None]:
-        raise ValueError(f"metadata_file: there is no control image {some(missing)}; correct control_path")
+        raise ValueError(f"metadata_file: control image not found: {some(missing)}; correct control_path")
     existing = {image: [path for _, path in paths if path] for image, paths in found.items()}
     records = control_records({path for paths in existing.values() for path in paths}, "metadata_file", warn, progress)
     return {image: tuple(records[path] for path in paths) for image, paths in existing.items()}

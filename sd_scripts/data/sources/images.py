@@ -75,7 +75,7 @@ def _reason(path: Path, why: object) -> object:
         return why.strerror
     if not isinstance(why, UnidentifiedImageError):
         return why
-    return "it is no image of a known format" if path.stat().st_size else "the file is empty"
+    return "not an image in a known format" if path.stat().st_size else "the file is empty"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -83,7 +83,7 @@ def locate(name: str | None, kind: str = "a model file") -> Path | str:
         return path
     if is_hub_id(name):
         return name
-    raise ValueError(f"{MODEL}: there is no file or folder '{name}'")
+    raise ValueError(f"{MODEL}: file or folder not found: '{name}'")
 
 
 def shards_of(file: Path) -> tuple[Path, ...]:
@@ -108,7 +108,7 @@ def describe(path: Path) -> ModelFile:
             return _describe_folder(path)
         if not path.is_file():
             there = "is not a file" if path.exists() else ""
-            return ModelFile(problem=f"'{path}' {there}" if there else f"there is no file '{path}'")
+            return ModelFile(problem=f"'{path}' {there}" if there else f"file not found: '{path}'")
         return _describe_file(path, path.stat().st_size)
     except OSError as error:
         return ModelFile(problem=f"'{path}' cannot be read: {error.strerror or error}")

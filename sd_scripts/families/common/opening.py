@@ -139,7 +139,7 @@ class _Opener:
         if not path.exists() and self.layout.library and is_hub_id(name):
             return open_library(self.layout, name, option, self.component.kind) if online else None
         if not path.exists():
-            raise ValueError(f"{option}: there is no file or folder '{path}'")
+            raise ValueError(f"{option}: file or folder not found: '{path}'")
         if path.is_file():
             return self._open_files(path, shards_of(path), option)
         inner = path / self.component.folder

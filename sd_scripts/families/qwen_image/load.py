@@ -71,8 +71,8 @@ def _component_problems(sources: Mapping[str, WeightSource], params: QwenImagePa
         config = vae.empty.config
         if config.input_channels != 3:
             problems.append(
-                f"vae: '{vae.path}' is the VAE of Qwen-Image-Layered, which encodes transparency; choose that of "
-                "Qwen-Image"
+                f"vae: '{vae.path}' is the VAE of Qwen-Image-Layered, which encodes transparency; choose the VAE "
+                "of Qwen-Image"
             )
         elif config.z_dim != params.channels // 4:
             problems.append(

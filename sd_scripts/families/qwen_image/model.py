@@ -273,7 +273,7 @@ def rope_table(params: QwenImageParams, grids: tuple[Grid, ...], txt_tokens: int
     half of the longest side, on all three axes.
     """
     begin = max(side // 2 for grid in grids for side in grid)
-    assert begin + txt_tokens <= DIAGONAL, "larger images and longer captions than anything can take"
+    assert begin + txt_tokens <= DIAGONAL, "larger images and longer captions than any graph can process"
     images = [_image_rope(params, grid, number, device) for number, grid in enumerate(grids)]
     text = (line[:, begin : begin + txt_tokens] for line in _diagonal_rope(params, device))
     cos, sin = (torch.cat(parts, dim=1) for parts in zip(*images, text, strict=True))

@@ -19,7 +19,7 @@ def control_folders(folder: str, subset: str) -> list[Path]:
     """
     root = Path(folder)
     if not root.is_dir():
-        raise ValueError(f"there is no folder {folder!r}")
+        raise ValueError(f"folder not found: {folder!r}")
     folders = [place for place in (root, existing_folder(root / subset)) if place.is_dir()]
     try:
         empty = not any(find_images(place) for place in folders)
@@ -78,10 +78,10 @@ def why_unreadable(name: str) -> str | None:
     try:
         path = Path(os.path.expanduser(name))
         if not path.is_file():
-            return f"there is no file {name!r}"
+            return f"file not found: {name!r}"
         status = path.stat()
     except (OSError, ValueError):  # a name too long, NUL in it
-        return f"there is no file {name!r}"
+        return f"file not found: {name!r}"
     return _why_not_decoded(path, status.st_mtime_ns, status.st_size)
 
 

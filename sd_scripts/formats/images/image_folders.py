@@ -129,7 +129,7 @@ def image_folders(root: Path, num_repeats: int | None = None, *, allow_many_repe
 
 def _found_folders(root: Path, num_repeats: int | None, allow_many_repeats: bool) -> FoundFolders:
     if not root.is_dir():
-        return FoundFolders(problem=f"there is no folder {str(root)!r}")
+        return FoundFolders(problem=f"folder not found: {str(root)!r}")
     said = numbered(root.absolute().name)
     images = find_images(root)
     if num_repeats is not None:

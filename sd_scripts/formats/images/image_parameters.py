@@ -82,7 +82,7 @@ def read_chunks(chunks: Mapping[str, str]) -> dict[str, Any]:
             return typed(found)
     if webui := chunks.get(WEBUI):
         return typed(_read_webui(webui[:MOST]))
-    raise ValueError("The image holds no parameters; it was saved without them, or by another program")
+    raise ValueError("The image contains no parameters; it was saved without them, or by a different program")
 
 
 def typed(found: Mapping[str, Any]) -> dict[str, Any]:

@@ -137,7 +137,7 @@ def _unusable(ending: str, dtype: str, shape: tuple[int, ...]) -> str:
         return "" if all(shape) and shape else f"no matrix, but the shape {shape},"
     if dtype.startswith(("I", "U", "BOOL")):
         return "whole numbers without the scales that make weights of them"
-    return f"numbers of the type {dtype}, which is not read here,"
+    return f"numbers of the unsupported type {dtype}"
 
 
 def _stated_alphas(header: Header, keys: LoraKeys) -> set[float]:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 LONGEST_REASON = 200
-DENIED = {401: "the Hub does not know the token", 403: "the token may not write there"}
+DENIED = {401: "the Hub does not know the token", 403: "the token has no write access"}
 """HTTP status -> what it says of the token."""
 
 
@@ -50,7 +50,7 @@ def _refusal(error: Exception) -> str:
     from huggingface_hub.errors import HFValidationError, LocalTokenNotFoundError
 
     if isinstance(error, HFValidationError):
-        return "its name is not that of a repository, such as me/my-lora"
+        return "its name is not a repository name, such as me/my-lora"
     if isinstance(error, LocalTokenNotFoundError):
         return "no token is set"
     status = getattr(getattr(error, "response", None), "status_code", None)

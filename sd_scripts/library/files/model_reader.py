@@ -69,7 +69,7 @@ def header_at(path: Path, option: str) -> Header:
     try:
         return read_header(path)
     except FileNotFoundError:
-        raise ValueError(f"{option}: there is no file '{path}'") from None
+        raise ValueError(f"{option}: file not found: '{path}'") from None
     except ValueError as problem:
         raise ValueError(f"{option}: {problem}") from None
 
@@ -126,7 +126,7 @@ def _read_pickle(path: Path, option: str) -> dict[str, Tensor]:
             f"{option}: '{path}' contains more than weights and could run code; convert it to .safetensors"
         ) from None
     except FileNotFoundError:
-        raise ValueError(f"{option}: there is no file '{path}'") from None
+        raise ValueError(f"{option}: file not found: '{path}'") from None
     except Exception:  # a damaged file fails anywhere in the unpickler
         raise ValueError(f"{option}: '{path}' is not a complete weights file; download or copy it again") from None
     state = state.get("state_dict", state) if isinstance(state, dict) else {}

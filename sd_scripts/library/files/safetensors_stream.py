@@ -103,7 +103,7 @@ class TensorFile:
         while begin < end:
             piece = self._file.read(min(PIECE, end - begin))
             if not piece:
-                raise OSError(f"'{self.path}' became shorter while it was read")
+                raise OSError(f"'{self.path}' was truncated while being read")
             begin += len(piece)
             yield piece
 

@@ -32,7 +32,7 @@ def class_by_path(option: str, path: str) -> type:
     try:
         kind = getattr(importlib.import_module(module), name)
     except Exception as error:  # a module that cannot be imported may raise anything
-        raise ValueError(f"{option}: there is no {path!r} ({error})") from error
+        raise ValueError(f"{option}: not found: {path!r} ({error})") from error
     if not isinstance(kind, type):
         raise ValueError(f"{option}: {path!r} is not a class")
     return kind

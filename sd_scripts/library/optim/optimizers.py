@@ -210,8 +210,8 @@ def _check_one_rate(name: str, groups: list[Group]) -> None:
     if len(rates) > 1:
         listed = ", ".join(map(str, sorted(rates)))
         raise ValueError(
-            f"unet_lr, text_encoder_lr: {name} finds one rate for all weights and cannot use {listed} at once; "
-            "leave them empty and set learning_rate = 1"
+            f"unet_lr, text_encoder_lr: {name} uses a single learning rate and cannot use {listed}; leave them "
+            "unset and set learning_rate = 1"
         )
 
 

@@ -215,7 +215,7 @@ def _require_complete(layer: str, keys: Mapping[str, str], tensors: Tensors) -> 
         forms = [form for kind in adapter_kinds().values() for form in kind.forms or (kind.endings,)]
         nearest = max(forms, key=lambda form: (len(tensors.keys() & {*form}), -len(form)))
         missing = [ending for ending in nearest if ending not in tensors]
-        lacking = f"but not its {' and '.join(missing)}" if missing else "of a shape that is not known"
+        lacking = f"but not its {' and '.join(missing)}" if missing else "of an unknown shape"
         raise ValueError(f"is incomplete: of the layer {name} it has {first}, {lacking}; choose a complete file")
     if extra := tensors.keys() - {*kind.endings, ALPHA}:
         raise ValueError(f"has the layer {name} both as {kind.kind} and with {', '.join(sorted(extra))}; {ANOTHER}")

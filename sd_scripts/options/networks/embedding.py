@@ -33,7 +33,7 @@ class EmbeddingOptions(
     """A new token whose embeddings are trained, while all other tokens stay as they are."""
 
     token_string: str | None = optional(
-        "The new word, which captions and sample prompts contain. It must not be a word that the model knows.",
+        "The new word, which captions and sample prompts contain. It must not be a word the model already knows.",
         label="Token",
         placeholder="mycat",
         notes={
@@ -42,14 +42,14 @@ class EmbeddingOptions(
         },
     )
     init_word: str | None = optional(
-        "A word that the model knows and that comes close, such as cat: the embeddings start from its own. Unset "
-        "starts from random ones.",
+        "An existing word of similar meaning, such as cat, whose embeddings are the start. Default: random embeddings.",
         label="Start from word",
         placeholder="cat",
     )
     num_vectors_per_token: int = option(
         1,
-        "Number of embeddings of the token. More can hold more detail, and take that many of a prompt's 75 tokens.",
+        "Number of embeddings of the token. More can represent more detail, and use up as many of a prompt's 75 "
+        "tokens.",
         label="Vectors per token",
         within=(1, MOST_VECTORS),
     )
@@ -64,7 +64,7 @@ class EmbeddingOptions(
         label="Continue from embedding file",
     )
     use_object_template: bool = switch(
-        "Train with captions such as 'a photo of a mycat' instead of those of the images. Regularisation images keep "
+        "Train with captions such as 'a photo of a mycat' instead of the images' own. Regularisation images keep "
         "theirs.",
         label="Captions for an object",
     )

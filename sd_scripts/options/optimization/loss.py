@@ -22,7 +22,7 @@ class NoiseOptions(OptionGroup, title="Noise"):
         "Add the mean of the latents times this to noise_offset.", within=(-10.0, 10.0), needs="noise_schedule"
     )
     multires_noise_iterations: int | None = count(
-        "Add this many layers of increasingly coarse noise, another way to learn dark and bright images. 6 to 10 is "
+        "Add this many layers of increasingly coarse noise, another way to train dark and bright images. 6 to 10 is "
         "usual; 0 is off.",
         most=64,
         needs="noise_schedule",

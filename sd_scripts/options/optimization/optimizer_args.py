@@ -76,6 +76,6 @@ def problems(optimizer_type: str, items: Iterable[str]) -> Iterator[str]:
         elif key not in taken:
             near = difflib.get_close_matches(key, taken, 1)
             known = f"Did you mean {near[0]}?" if near else f"It takes {', '.join(sorted(taken))}"
-            yield f"{optimizer_type or 'AdamW'} takes no {key}. {known}"
+            yield f"{optimizer_type or 'AdamW'} does not accept {key}. {known}"
         elif not taken[key][0](value):
             yield f"{key}={value!r} must be {taken[key][1]}"

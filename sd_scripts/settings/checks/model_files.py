@@ -61,7 +61,7 @@ def vae(valid: Settings) -> Iterator[str]:
         return
     if not Path(name).exists():
         if not is_hub_id(name):
-            yield f"vae: there is no file or folder '{name}'"
+            yield f"vae: file or folder not found: '{name}'"
         return
     path = Path(name)
     found = describe(path / "vae" if (path / "vae").is_dir() else path)
@@ -81,7 +81,7 @@ def components(valid: Settings) -> Iterator[str]:
         inner = path / wanted.folder
         found = describe(inner if inner.is_dir() else path)
         if not path.exists():
-            yield f"{name}: there is no file or folder '{file}'"
+            yield f"{name}: file or folder not found: '{file}'"
         elif found.problem:
             yield f"{name}: {found.problem}"
         elif _is_known(found) and found.variant not in wanted.fitting and name not in found.parts:

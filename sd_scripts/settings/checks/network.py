@@ -130,8 +130,8 @@ def embedding_named_otherwise(values: RunValues) -> Findings:
     if network is None and embedding.token_string and not saving.output_name:
         yield (
             "output_name",
-            f"not set, so the file is called last; set it to {embedding.token_string}, because programs call an "
-            "embedding by the name of its file",
+            f"not set, so the file would be named last; set it to {embedding.token_string}, because programs "
+            "refer to an embedding by its file name",
         )
 
 

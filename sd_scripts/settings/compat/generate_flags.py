@@ -24,8 +24,8 @@ ALIASES = {
 }
 """Flag -> our option."""
 
-WHOLE = "images are decoded whole, one after the other"
-ADAPTERS = "all kinds of adapters are read as they are"
+WHOLE = "images are decoded whole, one at a time"
+ADAPTERS = "all kinds of adapters are read unchanged"
 LAYERED = "Layered models are not supported"
 ALL_LAYERS = "all layers of an adapter are applied; leave it out"
 MASKS = "masks are not supported; leave it out"
@@ -40,7 +40,7 @@ class OtherFlags(OptionGroup, title="Flags of sd-scripts and musubi-tuner", meth
     fp8_t5: bool = name_of("quantize_text_encoders", "fp8")
     bf16: bool = name_of("dtype", "bf16")
     fp16: bool = name_of("dtype", "fp16")
-    resize_control_to_image_size: bool = switch("This is so unless control_resolution or no_resize_control is set.")
+    resize_control_to_image_size: bool = switch("Default unless control_resolution or no_resize_control is set.")
     resize_control_to_official_size: bool = name_of("control_resolution", "1024")
     edit: bool = name_of("model_version", "edit", "Old form")
     edit_plus: bool = name_of("model_version", "edit-2509", "Old form")
@@ -50,7 +50,7 @@ class OtherFlags(OptionGroup, title="Flags of sd-scripts and musubi-tuner", meth
     xformers: bool = unused(ATTENTION)
     sdpa: bool = switch("Attention is always PyTorch's.")
     text_encoder_cpu: bool = unused("the text encoders compute on the GPU only if they fit there")
-    offload: bool = unused("components are loaded one after the other")
+    offload: bool = unused("components are loaded one at a time")
     use_pinned_memory_for_block_swap: bool = unused("swapped blocks are always in pinned memory")
     vae_enable_tiling: bool = unused(WHOLE)
     vae_batch_size: list[str] = unused(WHOLE, [])
@@ -66,7 +66,7 @@ class OtherFlags(OptionGroup, title="Flags of sd-scripts and musubi-tuner", meth
     output_type: list[str] = refused("only images are written; leave it out", [])
     latent_path: list[str] = refused("latents are neither written nor read; generate the image again with its seed", [])
     save_merged_model: list[str] = refused(
-        "images only are made here; merge in the tab LoRA tools or with sd_scripts/tools", []
+        "these scripts only generate images; merge in the tab LoRA tools or with sd_scripts/tools", []
     )
     include_patterns: list[str] = refused(ALL_LAYERS, [])
     exclude_patterns: list[str] = refused(ALL_LAYERS, [])

@@ -11,9 +11,9 @@ Translator = Callable[[Any, dict[str, Any]], tuple[dict[str, Any], str]]
 """(value, the other settings) -> (values to set, remark)."""
 
 ATTENTION = "attention is always PyTorch's scaled dot-product attention"
-SWAPPING = "blocks_to_swap decides alone how blocks are swapped"
+SWAPPING = "only blocks_to_swap decides how blocks are swapped"
 NUM_LAYERS = "the number of blocks is read from the model's file"
-METADATA = "the metadata tell what was trained"
+METADATA = "the metadata shows what was trained"
 COMPILE = "set compile and the options that begin with compile_"
 
 
@@ -94,7 +94,7 @@ def always_there(values: Mapping[str, Any], here: Collection[str]) -> tuple[dict
         if name in here and values.keys().isdisjoint((name, *others))
     }
     told = [name if value is True else f"{name} = {value}" for name, value in missing.items()]
-    return missing, f"turns on what is always so in musubi-tuner: {listed(told)}"
+    return missing, f"turns on what musubi-tuner always does: {listed(told)}"
 
 
 MUSUBI: dict[str, Translator] = {

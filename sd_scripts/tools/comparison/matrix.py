@@ -74,7 +74,7 @@ class Comparison:
         self._check(matrix)
         self._held_out = self._open_held_out()
         if matrix.no_images and not self._held_out:
-            raise ValueError("no_images: is on, and no validation loss is measured, so nothing is left to compare")
+            raise ValueError("no_images: is on, and no validation loss is measured, so there is nothing to compare")
         self._worker = Worker(self._family, reporter)
         self._result = self._begin()
 
@@ -111,7 +111,7 @@ class Comparison:
         count = len(self._source.checkpoints) * len(self._strengths) * len(self._rows)
         if count > MOST_IMAGES:
             raise ValueError(
-                f"checkpoints, strengths, prompt, seeds: make {count:,} images together, more than {MOST_IMAGES:,}; "
+                f"checkpoints, strengths, prompt, seeds: give {count:,} images in all, more than {MOST_IMAGES:,}; "
                 "choose fewer"
             )
 
@@ -127,7 +127,7 @@ class Comparison:
         split = settings[ValidationOptions].validation_split or settings[DatasetOptions].dataset_config
         folder = Path(options.validation_dir) if options.validation_dir else None
         if folder and not folder.is_dir():
-            raise ValueError(f"validation_dir: there is no folder '{folder}'")
+            raise ValueError(f"validation_dir: folder not found: '{folder}'")
         if folder or split:
             try:
                 held_out = HeldOutLoss(self._family, settings, folder, self._source.seed, self._reporter)
@@ -140,11 +140,11 @@ class Comparison:
         if options.rule not in (None, "last"):
             raise ValueError(
                 f"rule: '{options.rule}' needs a validation loss, and no images were held out of the training; set "
-                "validation_dir to a folder of others, or rule = last"
+                "validation_dir to a folder of other images, or rule = last"
             )
         self._reporter.warn(
             "validation_split: held no images out of the training, so no validation loss is measured; set "
-            "validation_dir to a folder of others to have one"
+            "validation_dir to a folder of other images to measure one"
         )
         return None
 

@@ -161,7 +161,7 @@ def _problems(source: Source, options: CheckpointOptions) -> Iterator[str]:
         yield f"run: no script generates images of {FAMILY_TITLES[source.family]}; they cannot be compared"
         return
     if not source.checkpoints:
-        where = f"of the files that '{options.run}' saved none is there any more" if options.run else "not set"
+        where = f"the files that '{options.run}' saved no longer exist" if options.run else "not set"
         yield f"checkpoints: {where}; name the files to compare"
     if not options.output_dir and not source.folder:
         yield "output_dir: not set; name a folder for the result"
@@ -173,7 +173,7 @@ def _problems(source: Source, options: CheckpointOptions) -> Iterator[str]:
 def _why_not(path: Path, source: Source) -> str:
     """Return why a file is not a checkpoint of this family and method, going by its header; empty if it is."""
     if not path.exists():
-        return f"there is no file '{path}'; leave it out"
+        return f"file not found: '{path}'; leave it out"
     if source.has_adapters:
         return why_no_lora(path, source.family)
     found = describe(path)

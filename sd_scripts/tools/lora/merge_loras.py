@@ -120,8 +120,8 @@ def summed(name: str, sources: Sequence[Merged]) -> tuple[Tensor, Tensor, Shape]
 def _require(fits: bool, name: str, source: Merged) -> None:
     if not fits:
         raise ValueError(
-            f"models: {printable(name)} has another shape in '{source.file.path}' than in the first LoRA; choose LoRAs "
-            "for one kind of model"
+            f"models: {printable(name)} has a different shape in '{source.file.path}' than in the first LoRA; choose "
+            "LoRAs for one kind of model"
         )
 
 

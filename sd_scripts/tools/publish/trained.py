@@ -141,7 +141,7 @@ def read_folder(folder: Path) -> tuple[Settings, RunState]:
     """Return the settings of a run, and the state that its events add up to. Raises ValueError, one sentence."""
     run = RunFolder(folder)
     if not run.events_file.is_file():
-        raise ValueError(f"'{folder}' is not the folder of a run; give the one that holds its events.jsonl")
+        raise ValueError(f"'{folder}' is not the folder of a run; give the one that contains its events.jsonl")
     state = RunState()
     for event in run.events():
         state.apply(event)
@@ -154,7 +154,7 @@ def training_settings(identity: Mapping[str, Any], values: Mapping[str, Any], wh
     sentence, if it does not."""
     family, method = (str(identity.get(name) or "") for name in ("family", "method"))
     if family not in names() or method not in METHOD_TITLES:
-        raise ValueError(f"'{where}' does not say which family and method were trained")
+        raise ValueError(f"'{where}' does not specify which family and method were trained")
     known = {name: value for name, value in values.items() if name not in ("family", "method")}
     return from_values(script_for(family, method), known)
 

@@ -103,7 +103,7 @@ def in_words(reason: str) -> str:
     if match := STRIDE.search(text):
         return f"memory layout of {match[1]} differs"
     if match := DEVICE.search(text):
-        return f"{match[1]} is on another device"
+        return f"{match[1]} is on a different device"
     return text[:LONGEST_REASON]
 
 

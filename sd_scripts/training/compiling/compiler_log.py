@@ -107,7 +107,7 @@ class CompilerLog:
             self._context.at_end.enter_context(in_use())
             of_warm_up = int(self._context.device.type == "cuda")  # a graph that warm_up has compiled
             if cached := graphs_in(cache_folder()) - of_warm_up:
-                text = f"Warm start: the compiler cache holds {counted(cached, 'graph')} of earlier runs"
+                text = f"Warm start: the compiler cache contains {counted(cached, 'graph')} of earlier runs"
                 self._context.emit("compile", cached_before=cached, text=text)
                 if self._context.is_main:
                     logger.info(text)

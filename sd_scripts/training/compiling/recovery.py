@@ -83,7 +83,7 @@ class Recovery:
             option = chosen.cuda_graphs_from or "compile_backend"
         if not error.none_left:
             rest = "are replayed for batches of other shapes"
-            self._context.warn(f"{option}: no more CUDA graphs can be recorded: {error}. Those that are there {rest}")
+            self._context.warn(f"{option}: no more CUDA graphs can be recorded: {error}. The existing ones {rest}")
             return
         self._compiler.stop_recording(out_of_memory=error.out_of_memory)
         self._context.warn(
@@ -117,7 +117,7 @@ class Recovery:
             return "set compile_mode = default"
         if options.compile_dynamic != "false":
             return "set compile_dynamic = false"
-        return "set compile_backend = aot_eager to see whether capturing or code generation fails"
+        return "set compile_backend = aot_eager to find out whether capturing or code generation fails"
 
 
 def _summary(error: Exception) -> str:

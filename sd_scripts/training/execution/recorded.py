@@ -108,7 +108,7 @@ class Recorded:
                 raise
             traceback.clear_frames(error.__traceback__)
         self.drop()
-        reason = "other batches do not fit into GPU memory beside the recorded graphs"
+        reason = "other batches do not fit into GPU memory next to the recorded graphs"
         raise RecordingFailed(reason, none_left=True, out_of_memory=True)
 
     def _recorded(self, inputs: StepInputs) -> _MicroStep:

@@ -39,7 +39,7 @@ def find_module(name: str) -> ModuleType:
     if full is None:
         package = PACKAGES.get(name.partition(".")[0])
         remedy = f"install it with `pip install {package}`" if package else "set it to networks.lora, or install it"
-        raise ValueError(f"network_module: there is no module '{name}'; {remedy}")
+        raise ValueError(f"network_module: module not found: '{name}'; {remedy}")
     try:
         module = importlib.import_module(full)
     except ImportError as error:
@@ -135,7 +135,7 @@ def require_unswapped(
     if any(id(parameter) in base for group in groups for parameter in group["params"]):
         raise ValueError(
             f"blocks_to_swap: {network_module} trains weights of the base model, which "
-            "cannot move meanwhile; set blocks_to_swap = 0, or choose another network"
+            "cannot be moved during training; set blocks_to_swap = 0, or choose another network"
         )
 
 

@@ -244,7 +244,7 @@ class LoraTrainable(NetworkTrainable):
         if masters.shape != self.network.masters.shape:
             raise ValueError("resume: the state belongs to a different network; restore network_dim and network_args")
         if ("start" in state) != bool(self.network.started):
-            raise ValueError("resume: the state belongs to a network with another start; restore lora_init")
+            raise ValueError("resume: the state belongs to a network with a different lora_init; restore it")
         with torch.no_grad():
             self.network.masters.copy_(masters)
             if self.network.row_noise and "row_noise" in state:

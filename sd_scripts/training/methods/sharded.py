@@ -57,8 +57,8 @@ def require_fsdp_support(settings: Settings) -> None:
         found.append("mixed_precision: fp16 needs a loss scale across shards, which FSDP lacks; set bf16")
     if not known_optimizer(optimizer.optimizer_type).elementwise:
         found.append(
-            f"optimizer_type: {optimizer.optimizer_type} needs whole weights, of which each process has only some rows "
-            f"with FSDP; choose one of {', '.join(name for name, known in OPTIMIZERS.items() if known.elementwise)}"
+            f"optimizer_type: {optimizer.optimizer_type} needs whole weights, but with FSDP each process has only some "
+            f"rows of them; choose one of {', '.join(name for name, known in OPTIMIZERS.items() if known.elementwise)}"
         )
     elif training.full_bf16 and not is_rounding_adamw(optimizer):
         found.append(

@@ -52,7 +52,7 @@ GPU: tuple[ErrorHint, ...] = (
     ErrorHint(
         lambda v: v["train_batch_size"] > 1,
         "lower train_batch_size (now {train_batch_size}) and raise gradient_accumulation_steps (now "
-        "{gradient_accumulation_steps}) as much",
+        "{gradient_accumulation_steps}) by the same factor",
     ),
     ErrorHint(_off("blocks_to_swap"), "set blocks_to_swap"),
     ErrorHint(

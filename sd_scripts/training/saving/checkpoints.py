@@ -113,7 +113,7 @@ class Saver:
         if rescue.may_pass(failures) and (patient or not rescued):
             self._context.warn(
                 f"{failures[0].text}. The run tries again for {rescue.WAIT / 60:.0f} minutes: free some space in "
-                f"'{path.parent}'" + (f"; meanwhile it is in '{rescued.parent}'" if rescued else "")
+                f"'{path.parent}'" + (f"; for now it is in '{rescued.parent}'" if rescued else "")
             )
             if self._wait(path, rescued, written):
                 return path

@@ -23,7 +23,7 @@ def dry_save(context: Context, train_state: TrainState, writer: Writer) -> None:
             problem = _check_room(context, train_state, writer.try_out(probe))
         except OSError as error:
             why = why_not_written(error.__cause__ or error)
-            problem = f"output_dir: '{context.output_dir}' did not take a trial save: {why}"
+            problem = f"output_dir: '{context.output_dir}' failed a trial save: {why}"
     if problem := context.agreed(problem):
         raise ValueError(problem)
 

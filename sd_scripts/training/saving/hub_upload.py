@@ -40,12 +40,12 @@ class HubUploads:
         except Refused as error:
             raise ValueError(
                 f"huggingface_repo_id: '{repo}' cannot be written to: {error}. Set HF_TOKEN or huggingface_token to "
-                "a token that may, or choose another repository"
+                "a token with write access, or choose another repository"
             ) from None
         except Exception as error:
             self._context.warn(
-                f"huggingface_repo_id: the Hub cannot be reached ({hub_reason(error)}). The run trains, and tries to "
-                "upload what it saves"
+                f"huggingface_repo_id: the Hub cannot be reached ({hub_reason(error)}). The run continues and tries "
+                "to upload each saved file"
             )
         self._thread = threading.Thread(target=self._work, name="uploads", daemon=True)
         self._thread.start()

@@ -52,7 +52,7 @@ class FileMetadata:
         except Exception as error:
             why = brief(error)
             self._context.warn_once(
-                "metadata", f"the metadata could not be made ({why}); the file has those of the previous save"
+                "metadata", f"could not build the metadata ({why}); the file has the metadata of the previous save"
             )
         return self._last
 

@@ -119,7 +119,7 @@ def find_outputs(context: Context, state: Path | None) -> OwnOutputs:
     if kept := outputs.kept:
         more = f" and {len(kept) - 1} more" if kept[1:] else ""
         context.warn(
-            f"output_name: '{context.output_dir}' holds files of an earlier run ({kept[0].name}{more}). Before "
+            f"output_name: '{context.output_dir}' contains files of an earlier run ({kept[0].name}{more}). Before "
             f"this run saves its first file, they are renamed to '{dated_name(kept, name)}...'. Set overwrite to "
             "replace them instead"
         )

@@ -244,7 +244,7 @@ def read_saved(resume: str) -> SavedState:
     """Read the summary of a state. Raises ValueError naming resume if the folder holds no state of ours."""
     folder = Path(resume)
     if not folder.is_dir():
-        raise ValueError(f"resume: there is no folder '{resume}'")
+        raise ValueError(f"resume: folder not found: '{resume}'")
     try:
         return _saved(folder, read_json(folder / PROGRESS))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
@@ -260,7 +260,7 @@ def _saved(folder: Path, summary: dict[str, Any]) -> SavedState:
     batches = int(summary["batches_per_epoch"])
     makers = {str(option): optimizers.without_own_module(str(maker)) for option, maker in summary["makers"].items()}
     if "optimizer_type" not in makers or progress.step < 0 or progress.epoch < 1 or not 0 <= progress.batch <= batches:
-        raise ValueError("no run counts like that")
+        raise ValueError("step counts are inconsistent")
     return SavedState(
         folder=folder,
         progress=progress,

@@ -186,7 +186,9 @@ class Writer:
             if old in announced:
                 logger.info("'%s' of an earlier run is now '%s'", old, new.name)
             else:
-                self._context.warn(f"output_name: another run wrote '{old}' meanwhile; it is kept as '{new.name}'")
+                self._context.warn(
+                    f"output_name: another run wrote '{old}' in the meantime; that file is kept as '{new.name}'"
+                )
         if moved:  # follow a base model that had the name of our files: each save reads it again
             targets = {old.resolve(): new for old, new in moved.items()}
             extras = self._components.extras

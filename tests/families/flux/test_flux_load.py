@@ -442,7 +442,7 @@ def test_each_missing_file_is_named_with_its_option(files: dict[str, str]) -> No
     ]
     absent = {option: f"/absent/{option}.safetensors" for option in titles}
     assert FLUX.check(flux_settings(**{MODEL: "owner/model"}, **absent)) == [
-        f"{option}: there is no file or folder '{path}'" for option, path in absent.items()
+        f"{option}: file or folder not found: '{path}'" for option, path in absent.items()
     ]
 
 
@@ -503,7 +503,7 @@ def test_half_a_file_no_file_and_no_model_are_told(files: dict[str, str], tmp_pa
     half = tmp_path / "half.safetensors"
     half.write_bytes(Path(files[MODEL]).read_bytes()[:500_000])
     _both_say({**files, MODEL: str(half)}, "is cut short: 500,000 of ")
-    _both_say({**files, MODEL: str(tmp_path / "none.safetensors")}, "there is no file or folder")
+    _both_say({**files, MODEL: str(tmp_path / "none.safetensors")}, "file or folder not found")
     _both_say({**files, MODEL: str(tmp_path)}, "contains no weights")
     (problem,) = FLUX.check(flux_settings(**files | {"ae": str(half)}))
     assert problem.startswith("ae: ")
@@ -556,8 +556,7 @@ def test_what_the_model_cannot_do_is_told_before_it_is_loaded(
         f"blocks can swap; set {most} or less"
     ]
     assert FLUX.check(flux_settings(**files, train_double_block_indices=f"0-{double}")) == [
-        f"train_double_block_indices: there is no block {double}; this model has {double} double blocks, "
-        f"0 to {double - 1}"
+        f"train_double_block_indices: no such block: {double}; this model has {double} double blocks, 0 to {double - 1}"
     ]
     schnell = files | {MODEL: str(_schnell(transformer, tmp_path))}
     assert FLUX.check(flux_settings(**schnell)) == []
@@ -572,7 +571,7 @@ def test_settings_for_dev_train_schnell_with_a_remark(transformer: State, flux_m
     schnell = {MODEL: _schnell(transformer, tmp_path), "tokenizer_cache_dir": _cached(flux_miniature, tmp_path)}
     run = train(flux_miniature, tmp_path / "out", max_train_steps=1, guidance_scale=1.0, **schnell)
     assert run.status == 0
-    remark = "guidance_scale: has no effect on FLUX.1 schnell, which takes no guidance"
+    remark = "guidance_scale: has no effect on FLUX.1 schnell, which has no guidance"
     assert [event["text"] for event in run.told("warning")] == [remark]
 
 

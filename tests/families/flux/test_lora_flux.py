@@ -232,8 +232,8 @@ def test_ranks_before_the_blocks_are_five_whole_numbers(ranks: str) -> None:
 @pytest.mark.parametrize(
     ("args", "problem"),
     [
-        (["train_double_block_indices=0-19"], "train_double_block_indices: there is no block 19; this model has 19"),
-        (["train_single_block_indices=38"], "train_single_block_indices: there is no block 38; this model has 38"),
+        (["train_double_block_indices=0-19"], "train_double_block_indices: no such block: 19; this model has 19"),
+        (["train_single_block_indices=38"], "train_single_block_indices: no such block: 38; this model has 38"),
         (["train_double_block_indices=3-1"], "train_double_block_indices: '3-1' is not a number or range; write all,"),
         (["train_single_block_indices=0,x"], "train_single_block_indices: 'x' is not a number or range"),
         (["in_dims=4,4"], "network_args: in_dims has 2 values, but needs 5"),

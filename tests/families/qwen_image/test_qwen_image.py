@@ -379,7 +379,7 @@ def test_patterns_leave_out_layers_as_in_musubi_tuner() -> None:
     warnings: list[str] = []
     assert len(adapted("include_patterns=['.*attn.*']", warn=warnings.append)) == 840
     assert warnings == [
-        "network_args: include_patterns has no effect without exclude_patterns, of which it makes exceptions"
+        "network_args: include_patterns has no effect without exclude_patterns, whose exceptions it lists"
     ]
     for wrong in ("['a'", "['(']", "[1]"):
         with pytest.raises(ValueError, match=r"network_args: exclude_patterns=.* is not a list of regular expressions"):

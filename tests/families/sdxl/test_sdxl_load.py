@@ -233,7 +233,7 @@ def test_half_a_file_no_file_and_no_model_are_told(miniature: Any, tmp_path: Pat
     page = tmp_path / "page.safetensors"
     page.write_text("<!DOCTYPE html><html>not found</html>")
     _both_say(page, "is not a safetensors file")
-    _both_say(tmp_path / "none.safetensors", "there is no file or folder")
+    _both_say(tmp_path / "none.safetensors", "file or folder not found")
     _both_say(tmp_path, "model_index.json")
     _both_say(None, "not set; choose an SDXL file")
 

@@ -89,7 +89,7 @@ def test_the_form_offers_the_files_that_are_there(tmp_path: Path) -> None:
     assert offered["fields"].keys() == {*FORM} - {"sampler"}  # FLUX.1 has one sampler
     for file in studio.files:
         file.unlink(missing_ok=True)
-    assert studio.get("checkpoints").json()["error"] == "cat: none of the files that it saved is there any more"
+    assert studio.get("checkpoints").json()["error"] == "cat: the files that it saved no longer exist"
 
 
 def test_mistakes_in_a_comparison_are_one_sentence_each(tmp_path: Path) -> None:

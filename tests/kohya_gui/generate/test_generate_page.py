@@ -152,8 +152,8 @@ def test_the_process_answers_requests_and_makes_way_for_a_run(tab: Tab, flux_min
         ({"prompt": ""}, "prompt: not set"),
         ({"width": "100"}, "prompt: width 100 is not a multiple of 16; choose 96 or 112"),
         ({"steps": "many"}, "steps: 'many' is not a whole number"),
-        ({"ae": "/nowhere"}, "ae: there is no file or folder '/nowhere'"),
-        ({"lora_weights": "/nowhere"}, "lora_weights: there is no file '/nowhere'"),
+        ({"ae": "/nowhere"}, "ae: file or folder not found: '/nowhere'"),
+        ({"lora_weights": "/nowhere"}, "lora_weights: file not found: '/nowhere'"),
     ],
 )
 def test_a_wrong_form_is_refused_before_anything_starts(
@@ -312,7 +312,7 @@ def test_parameters_survive_a_png_and_the_webuis_are_read(tmp_path: Path, tab: T
     }
     assert tab.post("/read", chunks={"parameters": OF_WEBUI}).json()["values"]["image_seed"] == "42"
     answer = tab.post("/read", chunks={"Software": "GIMP"})
-    assert answer.json()["error"].startswith("The image holds no parameters")
+    assert answer.json()["error"].startswith("The image contains no parameters")
 
 
 def test_an_image_that_no_form_could_have_made_still_fills_what_fits() -> None:
@@ -383,7 +383,7 @@ def test_try_it_fills_in_what_a_run_trained(tab: Tab, flux_miniature: Any, tmp_p
     assert told["values"] == {**files, "prompt": "a cat", "width": 320, "height": 192, "image_seed": "9"}
     assert told["controls"] == ["/before/cat.png", "/before/style.png"]
     saved.unlink()
-    assert "none of its files is there any more" in tab.get(f"/run/{id}").json()["error"]
+    assert "its files no longer exist" in tab.get(f"/run/{id}").json()["error"]
 
 
 @pytest.mark.parametrize("script", GENERATE_SCRIPTS, ids=lambda script: script.family)

@@ -132,7 +132,7 @@ def test_a_fault_of_a_plan_is_answered() -> None:
 def test_what_is_missing_is_told_and_quoted_safely(cards: PlanCards, folder: Path) -> None:
     assert plan_card.NO_DATA in html(cards, body(""))
     told = html(cards, body(folder / "<script>"))
-    assert "No plan yet: train_data_dir: there is no folder" in told
+    assert "No plan yet: train_data_dir: folder not found" in told
     assert "<script>" not in told
 
 

@@ -115,7 +115,7 @@ def test_what_cannot_be_published_is_refused_in_one_sentence_that_leads_to_its_f
         ({"text": " ", "zip": True}, "text", "the card must have"),
         ({"text": "card"}, "repo_id", "enter the repository"),
         ({"text": "card", "repo_id": 3}, "repo_id", "enter the repository"),
-        ({"text": "card", "repo_id": "a/b/c"}, "repo_id", "'a/b/c' is not the name of a repository"),
+        ({"text": "card", "repo_id": "a/b/c"}, "repo_id", "'a/b/c' is not a repository name"),
     ):
         answer = studio.publish(**body)
         assert answer.status_code == 400

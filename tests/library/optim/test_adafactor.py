@@ -116,7 +116,7 @@ def test_a_state_of_transformers_goes_on() -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ({"lr": 1.0}, "with relative_step it sets its own rate, so there can be no lr"),
+        ({"lr": 1.0}, "with relative_step it sets its own rate, so lr must be unset"),
         ({"lr": 1.0, "relative_step": False, "warmup_init": True}, "warmup_init needs relative_step"),
         ({"eps": 1e-8}, r"eps = 1e-08 is not two numbers, such as \(1e-30, 1e-3\)"),
     ],

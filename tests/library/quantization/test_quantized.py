@@ -381,10 +381,10 @@ def test_weights_are_quantized_in_one_way(script: Any) -> None:
     assert problems(quantize_base="fp8", fp8_compute=True) == []
     assert problems(fp8_base_unet=True, quantize_text_encoders="nf4") == []
     assert problems(fp8_base=True, quantize_base="nf4") == [
-        "quantize_base: nf4 conflicts with fp8_base, which holds the same weights in fp8; turn fp8_base off"
+        "quantize_base: nf4 conflicts with fp8_base, which stores the same weights in fp8; turn fp8_base off"
     ]
     assert problems(fp8_base=True, quantize_text_encoders="int8") == [
-        "quantize_text_encoders: int8 conflicts with fp8_base, which holds the text encoders in fp8 too; turn "
+        "quantize_text_encoders: int8 conflicts with fp8_base, which stores the text encoders in fp8 too; turn "
         "fp8_base off and fp8_base_unet on"
     ]
     assert problems(fp8_compute=True, quantize_base="int8") == [

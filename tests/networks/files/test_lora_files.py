@@ -311,8 +311,8 @@ FILES = ("network_weights", "base_weights")
 def test_files_that_are_not_there_are_told_before_loading(model: Path, tmp_path: Path) -> None:
     settings = context(model, tmp_path, network_weights="no.safetensors", base_weights=["nor.safetensors"]).settings
     assert [str(problem) for problem in preflight.problems(settings) if problem.names[0] in FILES] == [
-        "network_weights: there is no file 'no.safetensors'",
-        "base_weights: there is no file 'nor.safetensors'",
+        "network_weights: file not found: 'no.safetensors'",
+        "base_weights: file not found: 'nor.safetensors'",
     ]
 
 

@@ -103,8 +103,8 @@ DAMAGED: dict[str, tuple[Callable[[], Tensors], str]] = {
     "no alpha in alpha": (lambda: with_tensor(pair(), "alpha", torch.ones(0)), "no single number"),
     "uint8": (lambda: with_tensor(pair(), DOWN, torch.ones(RANK, IN, dtype=torch.uint8)), "whole numbers"),
     "truth values": (lambda: with_tensor(pair(), UP, torch.ones(OUT, RANK, dtype=torch.bool)), "whole numbers"),
-    "fp8 with scales": (lambda: with_tensor(pair(), "lora_up.scale_weight", torch.ones(1)), "used in part"),
-    "a multiplier that is not known": (lambda: with_tensor(pair(), "scalar", torch.ones(1)), "used in part"),
+    "fp8 with scales": (lambda: with_tensor(pair(), "lora_up.scale_weight", torch.ones(1)), "used only in part"),
+    "a multiplier that is not known": (lambda: with_tensor(pair(), "scalar", torch.ones(1)), "used only in part"),
     "two kinds in one layer": (lambda: pair() | of_lokr(), "both as lokr and with lora_down.weight"),
     "a bias": (lambda: with_tensor(pair(), "diff_b", torch.ones(OUT)), "full fine-tuning"),
     "a bias under ComfyUI's names": (

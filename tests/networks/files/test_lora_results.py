@@ -78,7 +78,7 @@ def test_layers_of_no_model_are_counted_where_they_are_kept(
     (told,) = [line for line in capsys.readouterr().err.splitlines() if "img_atn_proj" in line]
     option = "model" if tool == "resize" else "models"
     assert told == (
-        f"{option}: FLUX.1 does not have 5 layers of '{lora}', kept without a check: "
+        f"{option}: FLUX.1 does not have 5 layers of '{lora}', kept unchecked: "
         f"{', '.join(f'lora_unet_double_blocks_{number}_img_atn_proj' for number in range(3))} and 2 more"
     )
     assert load_file(out).keys() >= strange.keys()

@@ -238,7 +238,7 @@ def test_a_run_tells_that_it_starts_warm_and_keeps_its_cache_meanwhile(
         torch._dynamo.reset()
         warm = train(any_miniature, tmp_path / "warm", compile_vae=True, max_train_steps=1)
     assert "cached_before" not in cold.told("compile")[0]
-    assert warm.told("compile")[0]["text"] == "Warm start: the compiler cache holds 2 graphs of earlier runs"
+    assert warm.told("compile")[0]["text"] == "Warm start: the compiler cache contains 2 graphs of earlier runs"
     assert used
     assert all(used)
     assert compile_cache.users_of(folder) == []

@@ -255,7 +255,7 @@ def test_graphs_make_room_for_what_does_not_fit_beside_them(tmp_path: Path) -> N
     for number in range(WARM_UP + 1):
         step.micro_step(inputs(2, number, torch.float32))
         step.update(None)
-    with pytest.raises(RecordingFailed, match="do not fit into GPU memory beside") as caught:
+    with pytest.raises(RecordingFailed, match="do not fit into GPU memory next to") as caught:
         step.micro_step(inputs(3, 0, torch.float32))
     assert caught.value.none_left
     free[0] = True

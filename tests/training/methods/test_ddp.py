@@ -142,7 +142,7 @@ def test_two_processes_train_the_same_embeddings(miniature: Any, tmp_path: Path)
 def test_a_mistake_ends_both_processes_with_one_sentence(any_miniature: Any, tmp_path: Path) -> None:
     statuses, told = train_group(configure(tmp_path, any_miniature, resume=str(tmp_path / "nowhere")))
     assert statuses == [2, 2]
-    assert told.count("resume: there is no folder") == 1
+    assert told.count("resume: folder not found") == 1
 
 
 def test_a_loss_that_is_no_number_ends_both_processes(any_miniature: Any, tmp_path: Path) -> None:

@@ -277,7 +277,7 @@ def test_blocks_of_the_unet_are_counted_as_the_field_does() -> None:
         ({"blocks_to_swap": 2}, "blocks_to_swap: trained blocks can be swapped only in bf16; set full_bf16"),
         (
             {"fused_backward_pass": True, "gradient_accumulation_steps": 2},
-            "fused_backward_pass: frees gradients at once",
+            "fused_backward_pass: frees each gradient immediately",
         ),
         (
             {"fused_backward_pass": True, "blockwise_fused_optimizers": True},
@@ -285,7 +285,7 @@ def test_blocks_of_the_unet_are_counted_as_the_field_does() -> None:
         ),
         ({"learning_rate": 0.0}, "learning_rate: all learning rates are 0"),
         ({"full_bf16": True}, "full_bf16: needs mixed_precision = bf16"),
-        ({"resume": "nowhere"}, "resume: there is no folder 'nowhere'"),
+        ({"resume": "nowhere"}, "resume: folder not found: 'nowhere'"),
     ],
 )
 def test_bad_input_is_one_sentence(
@@ -306,7 +306,7 @@ def test_bad_input_is_one_sentence(
         ({"train_text_encoder": True}, "cache_text_encoder_outputs: text encoders cannot be trained"),
         (
             {**HALF, "blocks_to_swap": 2, "fused_optimizer_groups": 4},
-            "fused_optimizer_groups: updates weights of several blocks at once",
+            "fused_optimizer_groups: updates weights of several blocks together",
         ),
         (
             {**HALF, "blocks_to_swap": 10},

@@ -176,8 +176,8 @@ def test_our_lora_has_these_names(model: Path, tmp_path: Path, name: str | None)
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("lycoris.kohya.nothing", "there is no module 'lycoris.kohya.nothing'; install it with `pip install lycoris-l"),
-        ("networks.oft", "there is no module 'networks.oft'; set it to networks.lora, or install it"),
+        ("lycoris.kohya.nothing", "module not found: 'lycoris.kohya.nothing'; install it with `pip install lycoris-l"),
+        ("networks.oft", "module not found: 'networks.oft'; set it to networks.lora, or install it"),
         ("json", "'json' has no create_network, so it is not a network"),
         ("broken_network", "'broken_network' cannot be imported: No module named 'nowhere'"),
     ],

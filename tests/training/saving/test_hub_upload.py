@@ -57,7 +57,7 @@ def test_a_repository_that_may_not_be_written_to_is_told_before_the_model_loads(
     assert run.status == 2
     assert [event["name"] for event in run.told("phase")].count("loading") == 0
     assert (
-        "huggingface_repo_id: 'you/yours' cannot be written to: the token may not write there"
+        "huggingface_repo_id: 'you/yours' cannot be written to: the token has no write access"
         in capsys.readouterr().err
     )
 
@@ -77,6 +77,6 @@ def test_a_name_without_an_owner_is_a_mistake_and_a_folder_without_a_repository_
 
     script = script_for("sdxl", "lora")
     wrong = from_values(script, {"huggingface_repo_id": "my lora"})
-    assert any("'my lora' is not the name of a repository" in str(problem) for problem in wrong.problems())
+    assert any("'my lora' is not a repository name" in str(problem) for problem in wrong.problems())
     idle = from_values(script, {"huggingface_path_in_repo": "cats"})
     assert any("has no effect without huggingface_repo_id" in str(remark) for remark in idle.remarks)

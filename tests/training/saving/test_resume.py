@@ -162,7 +162,7 @@ def test_what_cannot_be_resumed_is_told_in_one_sentence(
 
     absent = go_on(any_miniature, tmp_path / "absent", state, resume=tmp_path / "nowhere")
     assert (absent.status, absent.events) == (2, [])  # no run was begun
-    assert "resume: there is no folder" in capsys.readouterr().err
+    assert "resume: folder not found" in capsys.readouterr().err
     assert "not a state of this program" in sentence("other", resume=undisturbed.output)
     assert "network_dim" in sentence("rank", network_dim=4)
     assert "a different optimizer_type" in sentence("optimizer", optimizer_type="Lion")
@@ -287,7 +287,7 @@ def test_another_model_is_refused_unless_it_is_wanted(
     state = state_of(undisturbed, 7)
     made = go_on(any_miniature, tmp_path / "base", state, pretrained_model_name_or_path=other)
     sentence = refused(any_miniature, made, capsys)
-    assert "pretrained_model_name_or_path: the state was trained on another base model" in sentence
+    assert "pretrained_model_name_or_path: the state was trained on a different base model" in sentence
     assert "resume_changed_model" in sentence
     sentence = refused(any_miniature, go_on(any_miniature, tmp_path / "alpha", state, network_alpha=2.0), capsys)
     assert "network_alpha: 1.0 in the state, 2.0 now, which changes the strength" in sentence
@@ -324,11 +324,11 @@ def test_what_changed_since_a_state_is_told_with_what_applies(miniature: Any, tm
     ]
     next((root / "1_noise").glob("*.txt")).write_text("other words")
     assert [text.partition(";")[0] for text in changes(then, origin(root), "train_data_dir")] == [
-        "train_data_dir: the captions are not those of the state"
+        "train_data_dir: captions have changed since the state was saved"
     ]
     next((root / "1_noise").glob("*.png")).unlink()
     assert [text.partition(";")[0] for text in changes(then, origin(root), "train_data_dir")] == [
-        "train_data_dir: the images are not those of the state (3 then, 2 now)"
+        "train_data_dir: the dataset has changed since the state was saved (3 → 2 images)"
     ]
 
 

@@ -53,7 +53,7 @@ def test_a_logging_dir_that_goes_away_ends_no_run_and_is_told_once(
     made = train(any_miniature, tmp_path / "out", logging_dir=logs, max_train_steps=8)
     assert made.status == 0
     assert made.steps == list(range(1, 9))
-    assert len(warnings(made, "logging_dir: tensorboard takes no values")) == 1
+    assert len(warnings(made, "logging_dir: tensorboard accepts no values")) == 1
     assert "Traceback" not in capfd.readouterr().err
 
 
@@ -188,7 +188,7 @@ def free_once_rescued(rescued: Path, filler: Path) -> None:
 def test_a_model_that_does_not_fit_the_disk_is_not_trained(disk: Path, miniature: Any, tmp_path: Path) -> None:
     (disk / "filler").write_bytes(bytes(3_100_000))  # 45 kB are left
     values = {"train_data_dir": images(tmp_path / "data"), "run_dir": tmp_path / "run"}
-    for begin, why in ((train, "did not take a trial save"), (train_whole, "and the file at the end takes")):
+    for begin, why in ((train, "failed a trial save"), (train_whole, "and the file at the end takes")):
         made = begin(miniature, disk / "out", **values)
         assert made.status == 2
         assert made.files == []

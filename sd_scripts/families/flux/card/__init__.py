@@ -91,7 +91,7 @@ def limit_of(tokens: int) -> TextLimit:
 
 def model_remarks(settings: OptionValues, variant: str) -> Iterator[str]:
     if is_schnell(variant) and settings[FlowOptions].guidance_scale == RECOMMENDED["guidance_scale"]:  # others: load.py
-        yield "guidance_scale: has no effect on FLUX.1 schnell, which takes no guidance"
+        yield "guidance_scale: has no effect on FLUX.1 schnell, which has no guidance"
 
 
 def is_schnell(variant: str) -> bool:

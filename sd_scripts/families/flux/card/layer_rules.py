@@ -54,7 +54,7 @@ class FluxRules(Rules):
             count = len(getattr(model, f"{kind}_blocks", ()))
             if count and chosen and max(chosen) >= count:
                 raise ValueError(
-                    f"{INDICES[kind]}: there is no block {max(chosen)}; this model has {count} {kind} blocks, "
+                    f"{INDICES[kind]}: no such block: {max(chosen)}; this model has {count} {kind} blocks, "
                     f"0 to {count - 1}"
                 )
 
