@@ -207,7 +207,7 @@ def test_the_guide_names_the_six_settings_with_their_defaults_and_choices() -> N
         )
 
 
-def test_the_numbers_of_the_guide_are_those_of_the_code() -> None:
+def test_the_numbers_of_the_guide_match_the_code() -> None:
     guide = (ROOT / "docs" / "torch_compile.md").read_text(encoding="utf-8")
     assert f"up to {STATIC_SHAPES} sizes get a set each" in guide
     assert f"never below {MIN_GRAPH_LIMIT}" in guide

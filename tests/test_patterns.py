@@ -148,7 +148,7 @@ def slow_text(pattern: "re.Pattern[str]", method: str) -> str:
     return ""
 
 
-def test_no_pattern_takes_more_than_proportional_time() -> None:
+def test_every_pattern_runs_in_proportional_time() -> None:
     slow = {
         f"{place}: {method} of {pattern.pattern}": text[:40]
         for place, (pattern, methods) in patterns().items()

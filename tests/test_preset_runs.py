@@ -85,6 +85,6 @@ def test_a_preset_trains(preset: Path, request: pytest.FixtureRequest, tmp_path:
     tried = run(
         ["--config_file", str(tmp_path / "preset.toml")], tmp_path, model.family, TABS[preset.parent.name].method
     )
-    assert tried.status == 0, tried.told("failed")
+    assert tried.status == 0, tried.events_of("failed")
     assert tried.steps == [1, 2]
     assert (tmp_path / "tried.safetensors").stat().st_size > 0

@@ -82,7 +82,7 @@ def test_tags_outside_the_separators_stay_where_they_are(
 
 
 @given(TAGS, CHANCE, st.integers(0, 4), st.integers(1, 12), st.integers(0, 99))
-def test_dropout_takes_the_whole_caption_or_nothing(
+def test_dropout_removes_the_whole_caption_or_nothing(
     tags: list[str], rate: float, every: int, epoch: int, seed: int
 ) -> None:
     caption = ", ".join(tags)
@@ -214,7 +214,7 @@ def test_saved_settings_are_read_as_they_were_and_leave_out_defaults(script: Scr
 @pytest.mark.parametrize(("script", "flag"), [(SDXL_LORA, "sdxl"), (FLUX_LORA, "flux1_checkbox")], ids=["sdxl", "flux"])
 @settings(max_examples=12)
 @given(data=st.data())
-def test_a_file_of_kohya_means_what_its_values_mean_here_and_is_saved_so(
+def test_a_kohya_file_keeps_the_meaning_of_its_values_and_is_saved_so(
     script: Script, flag: str, data: st.DataObject
 ) -> None:
     """Of the keys that hold the value of one option."""

@@ -66,9 +66,7 @@ def test_both_sides_are_compiled_where_their_row_says_so(flux_miniature: Any, no
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_diffusers_has_as_many_weights_and_takes_text_of_the_same_shape(
-    family: str, request: pytest.FixtureRequest
-) -> None:
+def test_diffusers_has_the_same_number_of_weights_and_text_shape(family: str, request: pytest.FixtureRequest) -> None:
     settings = settings_of(request.getfixturevalue(FIXTURES[family]), "--scale", "4")
     (prompt,) = prompts_of(settings)
     ours, module, of_family = training_settings(settings), pipeline_module(family), family_of(family)
@@ -120,7 +118,7 @@ def test_the_first_image_counts_apart_and_rows_are_compared() -> None:
         (["--stepz", "3"], "--stepz: unknown option"),
     ],
 )
-def test_what_is_wrong_is_told_before_anything_is_written(
+def test_problems_are_reported_before_anything_is_written(
     flags: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["--miniature", "--folder", str(tmp_path), *flags]) == 2

@@ -92,7 +92,7 @@ def test_tensorboard_opens_on_the_log_folder(page: Any, tmp_path: Path) -> None:
     expect(page.locator("#lora-tensorboard-told")).to_contain_text("TensorBoard stopped")
 
 
-def test_the_printed_address_opens_a_page_that_runs_no_script_of_a_text_and_others_are_strangers(
+def test_the_printed_address_opens_a_page_that_runs_no_injected_script_and_others_must_log_in(
     visitor: Any, gui: Gui
 ) -> None:
     visitor.goto(gui.url)

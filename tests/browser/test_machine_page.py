@@ -21,7 +21,7 @@ def machine(page: Any) -> Any:
     return shown
 
 
-def test_checks_are_shown_as_they_come_and_can_be_cancelled(machine: Any) -> None:
+def test_checks_are_shown_as_they_finish_and_can_be_cancelled(machine: Any) -> None:
     machine.locator("[data-action=check-machine]").click()
     expect(machine.locator(".findings tr").first).to_contain_text("Python")
     expect(machine.locator("[role=status]").first).to_contain_text("Checking: ")

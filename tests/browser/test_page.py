@@ -127,7 +127,7 @@ def save_as(page: Page, path: Path) -> None:
 
 
 @of_a_stranger
-def test_a_new_page_begins_with_the_safe_start_and_a_reload_brings_back_what_stood_in_each_tab(page, tmp_path):
+def test_a_new_page_starts_with_safe_defaults_and_a_reload_restores_each_tab(page, tmp_path):
     expect_safe_start(page)
     expect(page.locator("#lora-others")).to_be_hidden()  # there is nothing to copy yet
     expect_a_family_to_bring_its_safe_start_while_nothing_is_changed(page)
@@ -345,7 +345,7 @@ def expect_a_preset_to_be_offered_and_undone(page: Page) -> None:
     expect(told).to_contain_text("(max_train_steps): -3 is outside")
 
 
-def test_a_preset_and_the_six_controls_are_saved_and_come_back(page, tmp_path):
+def test_a_preset_and_the_six_controls_are_saved_and_restored(page, tmp_path):
     begin_anew(page, tmp_path, output_dir="outputs")
     choose(page, "preset", "SDXL safe start")
     expect(page.locator("#lora-message")).to_contain_text("SDXL safe start applied")
@@ -470,7 +470,7 @@ def expect_unsaved(page: Page, is_unsaved: bool) -> None:
     page.wait_for_function(MARKED, arg=is_unsaved)
 
 
-def test_another_file_is_written_over_only_after_a_second_click(page, tmp_path):
+def test_a_different_file_is_overwritten_only_after_a_second_click(page, tmp_path):
     mine, other = tmp_path / "mine.toml", tmp_path / "other.toml"
     write_toml(mine, {**SDXL_LORA.identity, "seed": 1})
     other.write_text("seed = 2\n")
@@ -541,7 +541,7 @@ def outline(page: Page, name: str) -> str:
     return page.locator(f"#lora-{name}").evaluate("field => getComputedStyle(field).outlineStyle")
 
 
-def test_a_file_that_is_not_there_is_told_in_the_page(page, tmp_path):
+def test_a_missing_file_is_reported_in_the_page(page, tmp_path):
     field(page, "file").fill(str(tmp_path / "gone.toml"))
     field(page, "file").press("Enter")
     page.locator("#lora-open").click()
@@ -712,7 +712,7 @@ def test_start_refuses_what_the_page_marks_red_and_leads_there(page, demo, tmp_p
     assert not (demo.parent / "output" / "runs").exists() or not list((demo.parent / "output" / "runs").glob("*red"))
 
 
-def test_a_flat_folder_is_used_as_it_is_with_one_click(page, demo, tmp_path):
+def test_a_flat_folder_is_used_unchanged_with_one_click(page, demo, tmp_path):
     begin_anew(page, tmp_path, caption_extension=".txt")
     (flat,) = Path(read_toml(demo)["train_data_dir"]).iterdir()
     (demo.parent / "flat").mkdir()
@@ -768,7 +768,7 @@ def test_a_settings_file_that_is_dropped_on_the_page_is_opened_and_the_page_stay
     expect(page.locator("#studio-toasts")).to_contain_text("large.json is not opened")
 
 
-def test_another_tab_of_the_browser_that_keeps_the_same_settings_is_told(page):
+def test_a_second_browser_tab_with_the_same_settings_is_reported(page):
     said = "(kind) => new BroadcastChannel(`studio-drafts ${location.host}`).postMessage({ from: 'other', kind })"
     page.evaluate(said, "opened")
     expect(page.locator("#studio-twin")).to_contain_text("also open in another tab")
@@ -776,7 +776,7 @@ def test_another_tab_of_the_browser_that_keeps_the_same_settings_is_told(page):
     expect(page.locator("#studio-twin")).to_have_count(0)
 
 
-def test_no_list_stays_open_behind_who_goes_through_a_form_with_tab(page, tmp_path):
+def test_no_list_stays_open_when_tabbing_through_a_form(page, tmp_path):
     begin_anew(page, tmp_path)
     for tab in ("lora", *FULL, "textual_inversion"):
         go_to(page, tab)
@@ -799,7 +799,7 @@ def test_no_list_stays_open_behind_who_goes_through_a_form_with_tab(page, tmp_pa
     expect(field(page, "optimizer_type")).to_have_value("torch.optim.RAdam")
 
 
-def test_a_name_that_is_in_use_is_asked_about_before_the_start(page, gui, demo):
+def test_a_name_in_use_causes_a_question_before_the_start(page, gui, demo):
     gui.ask("queue", {"paused": True})
     output = demo.parent / "output"
     (output / "asked-state").mkdir(parents=True)
@@ -825,7 +825,7 @@ def test_a_name_that_is_in_use_is_asked_about_before_the_start(page, gui, demo):
 FULL = ("dreambooth", "finetune")
 
 
-def test_a_file_for_another_tab_names_it(page, tmp_path):
+def test_a_file_for_a_different_tab_names_it(page, tmp_path):
     (tmp_path / "cat.toml").write_text("network_dim = 8\n")
     go_to(page, "dreambooth")
     ask_for(page, tmp_path / "cat.toml", "dreambooth")

@@ -202,7 +202,7 @@ def expect_to_be_continued(page: Page, run: int) -> None:
     assert steps[1] == list(range(before["step"] + 1, steps[1][-1] + 1))  # no step is lost and none is done twice
 
 
-def test_a_failed_run_says_what_is_wrong_and_what_to_look_at_and_the_queue_goes_on(page, flux_demo):
+def test_a_failed_run_shows_the_problem_and_where_to_look_and_the_queue_continues(page, flux_demo):
     failed = start(page, variant(flux_demo, "broken", **FAILS))
     start(page, variant(flux_demo, "after", max_train_steps=3, **TELLS))
     wait_for(lambda: brief(page, "after")["state"] == "finished", TRAINING / 1000)
@@ -213,7 +213,7 @@ def test_a_failed_run_says_what_is_wrong_and_what_to_look_at_and_the_queue_goes_
     expect(page.locator(f".history [data-run='{failed}'] .badge")).to_have_attribute("title", re.compile("nowhere"))
 
 
-def test_older_runs_are_shown_by_a_press(page: Page, gui: Gui, tmp_path: Path) -> None:
+def test_a_button_shows_older_runs(page: Page, gui: Gui, tmp_path: Path) -> None:
     store = RunStore(gui.runs)
     for number in range(30):
         store.add(tmp_path / f"{number}", name=f"older{number}", tab="lora", family="sdxl", state="finished")

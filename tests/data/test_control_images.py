@@ -84,7 +84,7 @@ def test_they_are_found_by_name_as_the_reference_finds_them(tmp_path: Path) -> N
             assert {path.name: [each.name for each in paths] for path, paths in found.items()} == case["result"]
 
 
-def test_a_folder_named_like_the_subset_holds_those_of_that_subset(tmp_path: Path) -> None:
+def test_a_folder_named_like_the_subset_has_its_control_images(tmp_path: Path) -> None:
     control = make_image(tmp_path / "10_cat/a.png", (8, 8))
     assert find_controls(str(tmp_path), "10_cat", [Path("/x/a.png")]) == {Path("/x/a.png"): (control,)}
 
@@ -188,7 +188,7 @@ def test_a_changed_control_image_is_encoded_again_and_nothing_else(root: Path) -
 
 
 @pytest.mark.parametrize("to_disk", [True, False])
-def test_one_caption_is_encoded_for_each_image_that_is_seen_beside_it(root: Path, to_disk: bool) -> None:
+def test_one_caption_is_encoded_for_each_image_shown_with_it(root: Path, to_disk: bool) -> None:
     """And again once such an image has changed."""
     for caption in (root / "train/1_cat").glob("*.txt"):
         caption.write_text("make it red")
@@ -215,7 +215,7 @@ def test_one_caption_is_encoded_for_each_image_that_is_seen_beside_it(root: Path
 
 
 @pytest.mark.parametrize("to_disk", [True, False])
-def test_a_flipped_image_has_the_caption_that_is_encoded_with_flipped_control_images(root: Path, to_disk: bool) -> None:
+def test_a_flipped_image_uses_the_caption_encoded_with_flipped_control_images(root: Path, to_disk: bool) -> None:
     files = {"train_data_dir": root / "train", "control_directory": root / "before"}
     plan = plan_of(text_sees_controls=True, flip_aug=True, **files)
     seen: list[Caption] = []
@@ -299,7 +299,7 @@ def problems_of(**values: Any) -> list[str]:
     return [f"{', '.join(problem.names)}: {problem.text}" for problem in found]
 
 
-def test_bad_control_folders_are_told_before_anything_is_loaded(root: Path) -> None:
+def test_bad_control_folders_are_reported_before_anything_is_loaded(root: Path) -> None:
     images = {"train_data_dir": root / "train"}
     assert problems_of(**images, control_directory=root / "before") == []
     (unset,) = problems_of(**images)

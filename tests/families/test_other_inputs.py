@@ -59,7 +59,7 @@ def told(path: Path, family: str) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize(("family", "shapes", "called"), WITH_OTHER_INPUTS)
-def test_every_script_refuses_a_model_with_other_inputs_by_its_name(
+def test_every_script_refuses_a_model_with_different_inputs_by_name(
     family: str, shapes: dict[str, tuple[int, ...]], called: str, tmp_path: Path
 ) -> None:
     path = shaped(tmp_path / "model.safetensors", shapes)

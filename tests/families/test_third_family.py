@@ -50,18 +50,18 @@ def test_caches_on_disk_are_read_again(runs: dict[str, Any]) -> None:
     assert runs["again"]["losses"] == runs["lora"]["losses"]
 
 
-def test_compiled_runs_learn_the_same(runs: dict[str, Any]) -> None:
+def test_compiled_runs_train_identically(runs: dict[str, Any]) -> None:
     assert runs["compiled"]["graphs"] > 0
     assert runs["compiled"]["losses"] == pytest.approx(runs["again"]["losses"], rel=1e-5)
 
 
-def test_the_family_says_what_is_compiled_of_its_text_encoder_and_vae(runs: dict[str, Any]) -> None:
+def test_the_family_chooses_the_compiled_parts_of_its_text_encoder_and_vae(runs: dict[str, Any]) -> None:
     assert runs["text"]["graphs"] > runs["compiled"]["graphs"]
     assert any(layer.startswith("lora_te_") for layer in runs["text"]["layers"])
     assert "compile_vae: this VAE has no repeated blocks, so it is not compiled" in runs["text"]["warnings"]
 
 
-def test_a_resumed_run_ends_as_one_that_never_stopped(runs: dict[str, Any]) -> None:
+def test_a_resumed_run_ends_like_an_uninterrupted_one(runs: dict[str, Any]) -> None:
     assert runs["resumed"]["losses"] == runs["whole"]["losses"][2:]
 
 

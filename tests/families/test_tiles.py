@@ -40,7 +40,7 @@ def memory_for(vae: Any, most: int) -> Iterator[list[tuple[int, int]]]:
         hook.remove()
 
 
-def test_without_memory_for_the_whole_image_it_is_made_of_tiles(vae: Any) -> None:
+def test_an_image_too_large_for_memory_is_decoded_in_tiles(vae: Any) -> None:
     whole = vae_decode(vae, LATENTS)
     with memory_for(vae, 12) as tried:
         tiled = vae_decode(vae, LATENTS)
@@ -52,14 +52,14 @@ def test_without_memory_for_the_whole_image_it_is_made_of_tiles(vae: Any) -> Non
     assert torch.equal(vae_decode(vae, LATENTS), whole)  # at once again
 
 
-def test_what_does_not_fit_in_tiles_either_is_told_and_the_vae_is_as_it_was(vae: Any) -> None:
+def test_an_image_too_large_even_in_tiles_is_reported_and_leaves_the_vae_unchanged(vae: Any) -> None:
     before = (vae.use_tiling, vae.tile_latent_min_size, vae.tile_sample_min_size)
     with memory_for(vae, 4), pytest.raises(torch.OutOfMemoryError):
         vae_decode(vae, LATENTS)
     assert (vae.use_tiling, vae.tile_latent_min_size, vae.tile_sample_min_size) == before
 
 
-def test_with_memory_enough_nothing_is_cut_up(vae: Any) -> None:
+def test_no_tiling_when_memory_suffices(vae: Any) -> None:
     with memory_for(vae, 24) as tried:
         vae_decode(vae, LATENTS)
     assert tried == [(16, 24)]

@@ -75,7 +75,7 @@ def read(path: Path, model: nn.Module) -> LoraFile:
 
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("program", ["diffusers", "PEFT"])
-def test_the_weights_are_those_that_peft_merges(program: str, config: str, tmp_path: Path) -> None:
+def test_the_weights_match_pefts_merge(program: str, config: str, tmp_path: Path) -> None:
     path, base, expected = written(tmp_path, program, CONFIGS[config])
     file = read(path, base)
     assert not file.unknown
@@ -206,7 +206,7 @@ PAIR = {"lora_unet_x.lora_down.weight": (2, 4), "lora_unet_x.lora_up.weight": (4
         ({"lora_unet_x.lora_down.weight": torch.uint8}, {}, "has whole numbers without the scales"),
     ],
 )
-def test_what_makes_a_file_useless_is_known_from_its_header_as_far_as_the_header_shows_it(
+def test_problems_visible_in_a_header_are_reported_from_the_header_alone(
     tensors: dict[str, Any], metadata: dict[str, str], problem: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "lora.safetensors"

@@ -41,7 +41,7 @@ def told(model: Path, script: Any = SDXL_LORA, **values: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("script", [SDXL_LORA, SDXL_FULL, INVERSION])
-def test_a_v_prediction_model_wants_its_options(script: Any, tmp_path: Path) -> None:
+def test_a_v_prediction_model_needs_its_options(script: Any, tmp_path: Path) -> None:
     marked = file(tmp_path / "v.safetensors", "v_pred", "ztsnr")
     assert told(marked, script) == ["v_parameterization", "zero_terminal_snr"]
     assert told(marked, script, **VELOCITY) == ["zero_terminal_snr"]
@@ -61,7 +61,7 @@ def test_metadata_and_a_pickle_state_it_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "null", '{"prediction_type": '])
-def test_a_scheduler_that_cannot_be_read_is_not_taken_for_one_that_states_nothing(text: str, tmp_path: Path) -> None:
+def test_an_unreadable_scheduler_is_not_treated_as_an_empty_one(text: str, tmp_path: Path) -> None:
     model = folder(tmp_path / "model")
     (model / "scheduler" / "scheduler_config.json").write_text(text)
     assert told(model) == ["pretrained_model_name_or_path"]

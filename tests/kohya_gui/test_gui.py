@@ -96,7 +96,7 @@ def test_every_option_that_works_has_one_control(each_tab):
     assert len({id(c) for c in controls.values()}) == len(expected)
 
 
-def test_a_new_page_begins_with_the_preset_that_it_names(each_tab):
+def test_a_new_page_starts_with_the_preset_that_it_names(each_tab):
     form, folder = each_tab.form, PRESETS / each_tab.name
     defaults = {name: form.options[name].default for name in form.controls}
     preset = each_tab.training.open_configuration(folder / "sdxl_safe_start.toml").values
@@ -105,7 +105,7 @@ def test_a_new_page_begins_with_the_preset_that_it_names(each_tab):
     assert each_tab.preset.value == "sdxl_safe_start"
 
 
-def test_what_a_tab_keeps_and_shows_has_its_name(each_tab):
+def test_saved_and_visible_options_of_a_tab_have_its_name(each_tab):
     kept = (each_tab.draft.state, each_tab.unknown, each_tab.recent, each_tab.opened)
     shown_there = [*each_tab.form.controls.values(), each_tab.run.start, each_tab.file]
     assert all(state.storage_key.startswith(f"{each_tab.name}-") for state in kept)
@@ -139,7 +139,7 @@ def test_the_browser_gets_the_rules_of_each_family(form):
     assert form.rules["advice"] == {f"lora-advice-{family}": family for family in FLOW_FAMILIES}
 
 
-def test_recommended_values_are_offered_where_others_stand(each_tab):
+def test_recommended_values_are_offered_for_differing_ones(each_tab):
     form = each_tab.form
     for _, row, _ in form.advice[: len(FLUX_FAMILIES)]:
         assert form.advised({**RECOMMENDED, "guidance_scale": 3.5})[row]["visible"] is True
@@ -147,7 +147,7 @@ def test_recommended_values_are_offered_where_others_stand(each_tab):
         assert row.visible is False
 
 
-def test_schnell_is_not_advised_to_take_guidance(tmp_path):
+def test_schnell_is_not_advised_to_use_guidance(tmp_path):
     schnell = str(shaped(tmp_path / "s.safetensors", FLUX))
     assert TIMESTEPS.advice[0].good({BASE_MODEL: schnell}) == {
         **RECOMMENDED,
@@ -170,7 +170,7 @@ def test_options_of_other_families_are_neither_saved_nor_trained_with(form, tmp_
     assert not {*flux} - {"seed"} & prepared.command.toml.keys()
 
 
-def test_the_compile_controls_stand_in_their_accordion(each_tab):
+def test_the_compile_controls_are_in_their_accordion(each_tab):
     (accordion,) = (a for a, names in each_tab.form._panels if names == [*COMPILE, *MORE])
     assert accordion.label == "Torch Compile Settings"
 
@@ -197,7 +197,7 @@ def test_the_controls_of_a_network_type_are_shown_with_it(form):
         assert set(types) <= set(form.options["network_type"].choices)
 
 
-def test_values_come_back_from_the_page_as_they_went_in(form):
+def test_values_round_trip_through_the_page(form):
     values = {
         **SIX,
         "learning_rate": 1e-4,
@@ -231,7 +231,7 @@ def test_a_list_of_texts_has_one_a_line(form):
     assert given(several, "one\u2028and more\r\n\x85two \n\n three") == ["one\u2028and more", "two", "three"]
 
 
-def test_a_path_copied_with_its_quotes_loses_them_and_no_other_text_does(form):
+def test_quotes_are_stripped_from_a_pasted_path_and_from_no_other_text(form):
     model = form.options["pretrained_model_name_or_path"]
     assert given(model, ' "C:\\models\\a b.safetensors" ') == "C:\\models\\a b.safetensors"
     comment = form.options["training_comment"]
@@ -258,7 +258,7 @@ def test_secrets_are_hidden_and_kept_nowhere(form, tab, tmp_path):
     assert "s3cret" not in path.read_text()
 
 
-def test_a_saved_file_holds_what_differs_from_the_defaults(form, tmp_path):
+def test_a_saved_file_contains_only_what_differs_from_the_defaults(form, tmp_path):
     values = form.read(page_after(form, {"compile": True, "compile_mode": "default", "seed": 1}))
     path = save_configuration(tmp_path / "a.toml", values, "sdxl", {})
     sections = (
@@ -382,7 +382,7 @@ def test_a_command_can_be_pasted_and_shows_what_compiles(tmp_path):
 @pytest.mark.parametrize(
     ("text", "name"), [("a", "a.toml"), ('"b.toml"', "b.toml"), ("c.json", "c.json"), ("d.1", "d.1.toml")]
 )
-def test_a_file_name_is_read_as_it_was_meant(text, name):
+def test_a_file_name_is_read_as_intended(text, name):
     assert config_path(text).name == name
 
 
@@ -609,7 +609,7 @@ def test_a_component_that_is_not_a_file_is_reported(tmp_path):
     assert "choose the .safetensors file" in recognise.part(str(tmp_path / "t5.gguf"), "t5xxl", "flux").text
 
 
-def test_a_part_may_lie_in_a_folder_or_in_a_file_that_holds_them_all(tmp_path):
+def test_a_component_can_be_in_a_folder_or_in_a_combined_file(tmp_path):
     (tmp_path / "whole" / "text_encoder_2").mkdir(parents=True)
     for n, keys in enumerate(({"shared.weight": (8, 4096)}, {QUERY: (4096, 4096)}), 1):
         shaped(tmp_path / "whole" / "text_encoder_2" / f"model-0000{n}-of-00002.safetensors", keys)
@@ -708,7 +708,7 @@ def test_a_data_folder_is_counted(tmp_path):
     assert told_of(tmp_path / "10_cat", ".txt") == ("2 images, all captioned, 20 per epoch", True, False)
 
 
-def test_missing_captions_are_a_warning_that_names_the_ending_that_lies_there(tmp_path):
+def test_missing_captions_are_a_warning_that_names_the_extension_found(tmp_path):
     images(
         tmp_path, "10_cat/a.png", "10_cat/b.jpg", "10_cat/c.png", "10_cat/a.txt", "10_cat/b.caption", "10_cat/c.caption"
     )
@@ -747,7 +747,7 @@ def test_a_flat_folder_is_offered_with_repeats_for_a_usual_first_run(tab, tmp_pa
 
 
 @pytest.mark.parametrize("below", ["img/8_dog", "train/images/8_dog"])
-def test_a_folder_below_is_offered_if_it_is_the_only_one_with_repeats(tab, tmp_path, below):
+def test_the_only_subfolder_with_repeats_is_offered(tab, tmp_path, below):
     images(tmp_path / "kohya", f"{below}/a.png", "log/x.txt")
     parent = (tmp_path / "kohya" / below).parent
     hint = tab._image_hint(str(tmp_path / "kohya"), ".txt", "", "", False, "")
@@ -772,7 +772,7 @@ def test_a_windows_path_is_called_one(tab):
         assert "A Windows path" in recognise.model(path, "flux").text
 
 
-def test_a_flat_folder_can_be_used_as_it_is(tab, tmp_path):
+def test_a_flat_folder_can_be_used_unchanged(tab, tmp_path):
     images(tmp_path / "flat", "a.png", "a.txt")
     refused = tab._image_hint(str(tmp_path / "flat"), ".txt", "", "", False, "")
     assert "hint-bad" in refused
@@ -784,7 +784,7 @@ def test_a_flat_folder_can_be_used_as_it_is(tab, tmp_path):
     assert "hint-bad" in tab._image_hint(str(tmp_path / "20241122_cats"), ".txt", "", "", False, "")
 
 
-def test_the_ending_of_the_captions_that_lie_there_is_taken_with_one_click(tab, tmp_path):
+def test_the_extension_of_the_captions_found_is_applied_with_one_click(tab, tmp_path):
     images(tmp_path / "10_cat", "a.png", "a.caption", "b.png", "b.caption", "c.png", "c.txt")
     told = tab._image_hint(str(tmp_path), ".txt", "", "", False, "")
     assert 'data-set="lora-caption_extension" data-value=".caption"' in told
@@ -832,7 +832,7 @@ def test_many_folders_are_named_by_the_first_of_them(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["x" * 5000, "~nobody/x", "a\0b", "²_cat", "//", "\t"])
-def test_no_text_typed_as_a_path_makes_a_hint_fail(tmp_path, text):
+def test_no_text_typed_as_a_path_breaks_a_hint(tmp_path, text):
     (tmp_path / "²_cat").mkdir()
     assert recognise.model(text, "sdxl").good is not True
     assert recognise_images.train_data(text, "../x").good is not True
@@ -902,7 +902,7 @@ def test_a_run_that_the_user_ended_is_not_shown_as_failed():
     assert "message-error" not in html
 
 
-def test_a_run_that_heard_of_its_end_and_still_saves_is_shown():
+def test_a_run_that_is_stopping_and_still_saves_is_shown():
     run_state = trained()
     run_state.add_command({"kind": "end", "id": "a"})
     run_state.apply({"kind": "heard", "ids": ["a"], "step": 30})
@@ -947,7 +947,7 @@ def test_the_duration_of_a_run_comes_from_its_row():
     assert "<b>4:02</b><span>Took" in run_view(run_state, row("finished", started=1000.0, ended=1242.0))
 
 
-def test_what_takes_its_time_ticks_in_the_page():
+def test_a_running_duration_ticks_in_the_page():
     run_state = RunState()
     started = row("starting", started=100.0)
     assert 'data-since="100.0"' in sections(run_state, started)["progress"]
@@ -959,7 +959,7 @@ def test_what_takes_its_time_ticks_in_the_page():
     assert "data-since" not in sections(trained(), started)["progress"]
 
 
-def test_a_section_is_the_same_html_while_nothing_of_it_changes():
+def test_an_unchanged_section_keeps_its_html():
     run_state = trained()
     before = sections(run_state, row())
     run_state.apply({"kind": "step", "step": 31, "epoch": 1, "loss": 0.5, "seconds": 0.5})
@@ -1001,7 +1001,7 @@ def test_ending_immediately_explains_what_is_lost():
         ("finished", {"continue", "load", "forget"}),
     ],
 )
-def test_what_can_be_done_with_a_run_depends_on_its_state(tmp_path, state: State, offered: set[str]):
+def test_the_actions_of_a_run_depend_on_its_state(tmp_path, state: State, offered: set[str]):
     run_state = RunState(state=state)
     (tmp_path / "a-state").mkdir()
     run_state.saved.append(OutputFile(tmp_path / "a-state", 10))
@@ -1009,7 +1009,7 @@ def test_what_can_be_done_with_a_run_depends_on_its_state(tmp_path, state: State
     assert set(re.findall(r'data-action="(\w+)"', run_view(run_state, row(state, place=1)))) == offered
 
 
-def test_a_state_that_was_deleted_or_is_not_whole_is_not_gone_on_from(tmp_path):
+def test_a_deleted_or_incomplete_state_is_not_resumed(tmp_path):
     run_state = RunState(state="stopped")
     for name in ("a-000001-state", "a-000002-state", "a-000003-state"):
         (tmp_path / name).mkdir()
@@ -1091,13 +1091,13 @@ def test_a_run_that_has_to_wait_shows_why(tab, monkeypatch, tmp_path):
     assert tab._why_waiting(first) == "first is queued: the queue is paused"
 
 
-def test_the_place_of_the_plan_is_taken_before_there_is_one():
+def test_the_plan_has_its_space_before_it_is_made():
     """A plan that comes later would shift the column."""
     (plan,) = re.findall(r'data-plan="(\w+)"><p class="plan[^>]*>([^<]+)<', PLAN.format(tab="lora"))
     assert plan == ("lora", "Making the plan…")
 
 
-def test_a_printed_command_is_copied_as_it_is_and_breaks_between_its_words_only():
+def test_a_printed_command_is_copied_unchanged_and_wraps_only_between_words():
     line = "'/my folder/accelerate' launch --network_args 'a=<1>  b' --training_comment \"it's\""
     html = printed_command(line)
     assert unescape(re.findall('data-copy="(.*?)"', html)[0]) == line
@@ -1145,7 +1145,7 @@ def test_a_refusal_counts_the_problems_and_names_the_fields_to_mark(form):
     assert "data-go" not in form.links.refused(ValueError("seed: a"))
 
 
-def test_a_hint_is_true_for_the_families_and_the_method_of_its_tab(each_tab):
+def test_a_hint_fits_the_families_and_the_method_of_its_tab(each_tab):
     method, half = each_tab.training.tab.method, []
     for option in each_tab.form.options.values():
         hint = f"{option.label}: {option.help_for(method)}"
@@ -1179,7 +1179,7 @@ def test_missing_files_of_a_queued_run_are_reported_when_its_turn_comes(tab, tmp
     tab._queue.store.forget(int(run), state="queued")
 
 
-def test_what_a_preset_replaced_is_put_back(tab, form):
+def test_values_a_preset_replaced_are_restored(tab, form):
     data = page_after(form, {"network_dim": 77, "seed": 3, "wandb_api_key": "s3cret"})
     data |= {tab.family: "sdxl", tab.file: "a.toml", tab.preset: "flux_safe_start", tab.unknown: {"mine": 1}}
     data |= {tab.opened: "a.toml", form.prompts: "a cat", tab.before: {}, tab.run.past: "undo"}
@@ -1194,7 +1194,7 @@ def test_what_a_preset_replaced_is_put_back(tab, form):
     assert (back[tab.unknown], back[tab.opened], back[form.prompts]) == ({"mine": 1}, "a.toml", "a cat")
 
 
-def test_a_tab_that_is_not_there_is_reported(tab, form):
+def test_a_missing_tab_is_reported(tab, form):
     updates = tab._open_past({tab.run.past: "tab:made up"})
     assert "no such tab" in updates[tab.run.message]
 
@@ -1218,7 +1218,7 @@ def test_changes_are_counted_from_what_was_opened_saved_or_set_by_a_preset(tab, 
     )  # another form again
 
 
-def test_model_and_images_are_copied_from_a_different_tab_and_all_else_stays(tabs):
+def test_model_and_images_are_copied_from_a_different_tab_and_the_rest_stays(tabs):
     lora, full = tabs["lora"], tabs["dreambooth"]
     theirs, _ = lora.form.complete({"train_data_dir": "/data/cats", "num_repeats": 3, "ae": "/ae", "seed": 5})
     data = {**page_after(full.form, {"seed": 7, "vae": "/vae"}), full.family: "sdxl", full.file: "", full.preset: None}
@@ -1282,7 +1282,7 @@ def test_a_message_is_text():
         (["--print-command"], "requires --config"),
     ],
 )
-def test_what_must_not_be_served_is_refused_in_one_sentence(capsys, flags, words):
+def test_unsafe_ways_to_serve_are_refused_in_one_sentence(capsys, flags, words):
     assert gui.main(flags) == 2
     told = capsys.readouterr().err
     assert words in told
@@ -1294,7 +1294,7 @@ def test_what_must_not_be_served_is_refused_in_one_sentence(capsys, flags, words
     [[], ["--listen", "localhost"], ["--listen", "::1"], ["--listen", "0.0.0.0", "--insecure"],
      ["--share", "--username", "me", "--password", "word"]],
 )  # fmt: skip
-def test_loopback_a_password_or_a_clear_word_is_enough(flags):
+def test_loopback_or_a_password_or_an_explicit_flag_is_enough(flags):
     assert gui.refusal(gui.parser().parse_args(flags)) is None
 
 
@@ -1308,7 +1308,7 @@ def test_the_whole_page_builds_and_publishes_no_way_to_start_a_program(whole_pag
     assert public == []
 
 
-def test_an_open_page_does_not_tick(whole_page):
+def test_an_idle_page_does_not_tick(whole_page):
     assert [block for block in whole_page.blocks.values() if isinstance(block, gr.Timer) and block.active] == []
 
 

@@ -201,7 +201,7 @@ def test_every_key_of_kohyas_tab_has_a_place(tab, family):
 
 
 @pytest.mark.parametrize("tab", FULL_TOML)
-def test_a_key_left_out_of_a_whole_models_file_means_what_it_meant_there(tab):
+def test_a_key_left_out_of_a_whole_models_file_keeps_its_kohya_default(tab):
     whole, paths = full_meaning(tab, "sdxl"), {"output_dir": "<output_dir>", **FULL_PATHS[tab]}
     flag = {"sdxl_checkbox" if tab == "finetune" else "sdxl": True}
     few = from_kohya({"pretrained_model_name_or_path": "<model.safetensors>", **paths, **flag}, tab)
@@ -211,7 +211,7 @@ def test_a_key_left_out_of_a_whole_models_file_means_what_it_meant_there(tab):
     assert meant == KOHYA_TABS[tab].defaults
 
 
-def test_a_key_left_out_means_what_it_meant_there():
+def test_a_key_left_out_keeps_its_kohya_default():
     whole = from_values(SDXL_LORA, from_kohya(FILLED).values).changed()
     kept = ("sdxl", "pretrained_model_name_or_path", "train_data_dir", "output_dir")
     assert from_values(SDXL_LORA, from_kohya({key: FILLED[key] for key in kept}).values).changed() == whole
@@ -412,7 +412,7 @@ def test_every_changed_key_without_effect_is_reported(tab, model):
     assert [key for key in keys if key not in told] == []
 
 
-def test_fields_that_ask_for_nothing_get_no_remark():
+def test_fields_without_effect_at_their_default_get_no_remark():
     assert remarks(show_timesteps="", train_inpainting=False, stop_text_encoder_training="0") == []
 
 

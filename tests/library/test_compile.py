@@ -86,7 +86,7 @@ def test_add_compile_arguments_gives_any_parser_the_six_flags() -> None:
     assert (given["compile"], given["compile_mode"], given["compile_cache_size_limit"]) == (True, "max-autotune", 64)
 
 
-def test_the_log_says_how_it_compiles(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_log_describes_how_it_compiles(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging.getLogger("sd_scripts"), "propagate", True)
     with caplog.at_level(logging.INFO, "sd_scripts"):
         compile_model(CompileOptions(compile=True), unet(), [], log_prefix="SDXL UNet")
@@ -144,7 +144,7 @@ def test_every_mode_becomes_options_that_this_pytorch_knows(mode: str) -> None:
     assert set(options) <= set(torch._inductor.list_options())
 
 
-def test_what_this_machine_cannot_compile_is_told_before_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_compile_requirements_are_reported_before_loading(monkeypatch: pytest.MonkeyPatch) -> None:
     on = CompileOptions(compile=True)
     assert compile_support.problems(on, NOTHING_MORE, CPU) == []
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

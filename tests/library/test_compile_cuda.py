@@ -28,7 +28,7 @@ REDUCED = {**STEPS, **OTHER, "compile": True, "compile_mode": "reduce-overhead"}
 
 def of_compiling(run: Run) -> list[str]:
     """Warnings, but for the one that says why blocks have graphs of their own."""
-    told = [event["text"] for event in run.told("warning") if "compile" in event["text"]]
+    told = [event["text"] for event in run.events_of("warning") if "compile" in event["text"]]
     return [text for text in told if "a step cannot be recorded as a CUDA graph with network_module" not in text]
 
 
@@ -38,7 +38,7 @@ def losses_agree(run: Run, plain: Run) -> None:
 
 
 @pytest.mark.parametrize("tokens", [6889, 6912])
-def test_modulations_of_many_tokens_learn_what_they_learn_in_eager_code(tokens: int) -> None:
+def test_modulations_of_many_tokens_train_like_eager_code(tokens: int) -> None:
     """Their gradients are sums over all tokens. Inductor's kernel for sums over rows and columns at once
     (mix_order_reduction) gets those of a Qwen-Image of 1328x1328, 6,889 tokens, wrong by more than half."""
     torch.manual_seed(0)
@@ -65,11 +65,11 @@ def test_cuda_graphs_replay_the_blocks(miniature: Any, tmp_path: Path) -> None:
     run = train(miniature, tmp_path / "run", **REDUCED)
     losses_agree(run, train(miniature, tmp_path / "plain", **STEPS, **OTHER))
     assert of_compiling(run) == []
-    assert run.told("compile")[-1]["graphs"] > 0
+    assert run.events_of("compile")[-1]["graphs"] > 0
 
 
 @pytest.mark.parametrize("what", ["record_function", "execute_node"])
-def test_an_error_out_of_a_cuda_graph_is_told_and_the_run_goes_on_in_the_default_mode(
+def test_a_cuda_graph_error_is_reported_and_the_run_continues_in_the_default_mode(
     what: str, miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While recording, and while replaying."""
@@ -89,10 +89,10 @@ def test_an_error_out_of_a_cuda_graph_is_told_and_the_run_goes_on_in_the_default
     losses_agree(run, train(miniature, tmp_path / "plain", **STEPS, **OTHER))
     (told,) = of_compiling(run)
     assert told.startswith("compile_mode: CUDA graphs failed: RuntimeError: graph recording observed")
-    assert run.told("compile")[-1]["graphs"] > 0
+    assert run.events_of("compile")[-1]["graphs"] > 0
 
 
-def test_a_tensor_that_a_later_replay_has_overwritten_is_told_and_the_run_goes_on(
+def test_an_overwritten_replay_output_is_reported_and_the_run_continues(
     miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """PyTorch says so where the tensor is read, which is outside of any graph."""

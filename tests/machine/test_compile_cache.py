@@ -132,7 +132,7 @@ def test_a_process_that_compiles_and_its_children_use_a_private_folder(home: Pat
     assert own_folder().is_relative_to(home)
 
 
-def test_a_folder_that_the_user_names_is_used_as_it_is(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_the_user_names_is_used_unchanged(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, str(home / "mine"))
     use_own_folder()
     assert os.environ[VARIABLE] == str(cache_folder()) == str(home / "mine")
@@ -157,7 +157,7 @@ def test_inductor_gets_a_folder_that_it_can_compile_into(home: Path, monkeypatch
 # What it holds, and clearing it
 
 
-def test_what_it_holds_is_counted(home: Path) -> None:
+def test_its_contents_are_counted(home: Path) -> None:
     assert (contents().files, contents().graphs, contents().newest) == (0, 0, None)
     fill(own_folder())
     os.utime(own_folder() / "aotautograd/akey/entry", (1000, 1000))
@@ -166,7 +166,7 @@ def test_what_it_holds_is_counted(home: Path) -> None:
     assert found.size == sum(map(len, FILES.values()))
 
 
-def test_clearing_leaves_what_is_not_the_compilers(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clearing_leaves_other_programs_files(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = fill(home / "mine")
     for name in ("notes.txt", "models/a.safetensors", "ab2/c", "de/image.png"):
         (folder / name).parent.mkdir(exist_ok=True)
@@ -179,7 +179,7 @@ def test_clearing_leaves_what_is_not_the_compilers(home: Path, monkeypatch: pyte
     assert clear() == 0
 
 
-def test_folders_of_other_versions_are_cleared_only_if_wanted(home: Path) -> None:
+def test_folders_of_other_versions_are_cleared_only_on_request(home: Path) -> None:
     other = fill(own_folder().with_name("torch-1.0-0123456789ab"))
     fill(own_folder())
     assert contents().others == sum(map(len, FILES.values()))
@@ -200,7 +200,7 @@ def test_a_cache_in_use_is_neither_cleared_nor_imported_into_nor_exported(home: 
     assert clear() > 0
 
 
-def test_a_killed_run_does_not_keep_the_cache(home: Path) -> None:
+def test_a_killed_run_does_not_lock_the_cache(home: Path) -> None:
     fill(own_folder())
     code = "import os; from sd_scripts.machine.compile_cache import in_use; u = in_use(); u.__enter__(); os._exit(1)"
     subprocess.run([sys.executable, "-c", code], check=False, env=os.environ)

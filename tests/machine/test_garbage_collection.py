@@ -31,7 +31,7 @@ def _is_preloaded() -> int:
 
 
 @fresh.needs_fork
-def test_fresh_processes_begin_with_everything_imported(tmp_path: Path) -> None:
+def test_fresh_processes_start_with_everything_imported(tmp_path: Path) -> None:
     assert fresh.together(1, tmp_path, _is_preloaded) == ([0], "")
 
 

@@ -84,7 +84,7 @@ def ours(miniature: Any, *files: Path) -> np.ndarray:
     return image_of(kept, miniature, *(AdapterFile(file, 1.0) for file in files), prompt=prompt) / 255
 
 
-def test_a_lora_makes_the_image_that_diffusers_makes_with_the_file_loaded(base: Any, tmp_path: Path) -> None:
+def test_a_lora_generates_the_image_of_diffusers_with_the_file_loaded(base: Any, tmp_path: Path) -> None:
     """Of SDXL it loads sd-scripts' file as well; of FLUX.1 it takes those of full width only."""
     components = components_of(base)
     tensors = write_lora(base, tmp_path / "ours.safetensors", rank=4, alpha=1.0)
@@ -106,7 +106,7 @@ def shown_as_trained(model: Model) -> list[Any]:
     return [layer for layer in model.layers if layer.shown(weights[layer.name]) is layer.trained]
 
 
-def test_a_file_of_every_kind_makes_the_image_of_comfyuis_weights(base: Any, tmp_path: Path) -> None:
+def test_a_file_of_every_kind_generates_the_image_of_comfyuis_weights(base: Any, tmp_path: Path) -> None:
     """With diffusers' models and sampler, which get the merged weights."""
     model = adapted_model(base, base.family)
     layers = shown_as_trained(model)

@@ -50,7 +50,7 @@ def test_no_option_is_declared_twice(script):
     assert sorted(names) == sorted(set(names))
 
 
-def test_every_option_of_the_field_is_here_with_its_type_and_default():
+def test_every_option_of_sd_scripts_exists_with_its_type_and_default():
     types = {"int": int, "float": float, "bool": bool, "str": str, "Path": str, "int_or_float": float}
     wrong = []
     for script, theirs in ((each, theirs) for each in REFERENCE for theirs in REFERENCE[each]):
@@ -69,7 +69,7 @@ def test_every_option_of_the_field_is_here_with_its_type_and_default():
     assert wrong == []
 
 
-def test_every_option_can_speak_for_itself():
+def test_every_option_has_a_label_and_help():
     wrong = [f"{o.name}: {fault}" for o in EVERY_OPTION.values() for fault in faults(o)]
     assert wrong == []
 
@@ -150,7 +150,7 @@ def test_a_value_is_read_leniently(kind, given, read):
 
 
 @pytest.mark.parametrize(("given", "read"), [("10%", 0.1), (0.05, 0.05), (100.0, 100), ("250", 250), (0, 0.0)])
-def test_steps_may_be_a_share_of_the_run(given, read):
+def test_steps_may_be_a_fraction_of_the_run(given, read):
     warmup = an_option(type=float, steps_or_fraction=True)
     assert warmup.read(given) == read
     assert warmup.problem(warmup.read(given)) is None
@@ -176,7 +176,7 @@ def test_steps_may_be_a_share_of_the_run(given, read):
         ({}, None, "is required"),
     ],
 )
-def test_a_wrong_value_is_told_in_words(face, value, why):
+def test_a_wrong_value_is_reported_in_words(face, value, why):
     assert an_option(**face).problem(value) == why
 
 

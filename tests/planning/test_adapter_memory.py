@@ -35,7 +35,7 @@ MEASURED: dict[str, tuple[dict[str, Any], float]] = {
 """GiB of all tensors while SDXL trains compiled at rank 32, on one H200 (docs/performance.md)."""
 
 
-def test_adapters_of_sdxl_take_what_was_measured_beside_lora() -> None:
+def test_adapters_of_sdxl_take_the_memory_measured_relative_to_lora() -> None:
     planned = {
         name: memory_of(settings_of("sdxl", "lora", compile=True, **options)).phases[TRAINING] / GIB
         for name, (options, _) in MEASURED.items()
@@ -64,7 +64,7 @@ def counted(projections: tuple[Projection, ...]) -> Counter[tuple[int, tuple[int
     return found
 
 
-def test_projections_are_those_of_the_full_size_model() -> None:
+def test_projections_match_the_full_size_model() -> None:
     for card in cards():
         target, facts = family_of(card.name).lora, card.plan.memory
         assert not facts or (facts.folded_kinds if facts.projections else ()) == target.folds

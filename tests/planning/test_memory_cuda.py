@@ -157,7 +157,7 @@ def test_main_memory_is_pinned() -> None:
 
 
 @pytest.mark.parametrize("direction", ["HtoD", "DtoH"])
-def test_copies_run_beside_the_computation(direction: str) -> None:
+def test_copies_run_during_the_computation(direction: str) -> None:
     """In the trace of a step whose blocks keep the GPU busy for longer than a slow CPU needs to queue them."""
     from torch.profiler import ProfilerActivity, profile
 
@@ -189,7 +189,7 @@ def bytes_off(model: FluxTransformer) -> int:
 
 
 @pytest.mark.parametrize("trainable", [False, True])
-def test_swapped_blocks_take_no_memory_not_even_while_they_are_placed(trainable: bool) -> None:
+def test_swapped_blocks_use_no_gpu_memory_even_while_being_placed(trainable: bool) -> None:
     used, peaks = [], []
     for swap in (0, SWAP):
         gc.collect()
@@ -214,7 +214,7 @@ def test_swapped_blocks_take_no_memory_not_even_while_they_are_placed(trainable:
 
 @pytest.mark.usefixtures("_same_kernels")
 @pytest.mark.parametrize("swap", [0, SWAP])
-def test_checkpoints_in_main_memory_come_back_whole(swap: int) -> None:
+def test_checkpoints_in_main_memory_return_intact(swap: int) -> None:
     wanted = step(transformer())
     model = transformer(blocks_to_swap=swap, gradient_checkpointing=True, cpu_offload_checkpointing=True)
     for late in (late_computation, lambda _: None):
@@ -233,7 +233,7 @@ def test_checkpoints_in_main_memory_come_back_whole(swap: int) -> None:
         {"quantize_base": "nf4", "gradient_checkpointing": True},
     ],
 )
-def test_compiled_and_swapped_is_what_eager_and_resident_is(options: dict[str, Any]) -> None:
+def test_compiled_swapped_matches_eager_resident(options: dict[str, Any]) -> None:
     wanted = step(transformer(**options))
     model = compiled_and_swapped(**options)
     for _ in range(2):
@@ -289,7 +289,7 @@ def test_products_in_fp8_round_to_three_bits_and_no_worse(tokens: int, keep_tran
     assert error(ours_grad, wanted_grad) < 0.045
 
 
-def test_the_state_dict_on_a_gpu_is_every_blocks_own() -> None:
+def test_the_state_dict_on_a_gpu_has_every_blocks_own_weights() -> None:
     plain, swapped = transformer().state_dict(), transformer(blocks_to_swap=SWAP).state_dict()
     assert plain.keys() == swapped.keys()
     assert all(torch.equal(plain[name].cpu(), swapped[name].cpu()) for name in plain)
@@ -338,7 +338,7 @@ def assert_same(ours: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
     [{}, {"gradient_checkpointing": True}, {"gradient_checkpointing": True, "cpu_offload_checkpointing": True}],
 )
 @pytest.mark.parametrize("fused", [False, True])
-def test_blocks_keep_what_they_learn_however_copies_and_computation_lag(
+def test_trained_blocks_keep_their_updates_however_copies_and_computation_lag(
     fused: bool, options: dict[str, Any], late: Callable[[FluxTransformer], None]
 ) -> None:
     wanted, ours = Learner(fused=fused, **options), Learner(fused=fused, **options, blocks_to_swap=SWAP)
@@ -360,7 +360,7 @@ def test_blocks_keep_what_they_learn_however_copies_and_computation_lag(
 
 @pytest.mark.usefixtures("_same_kernels")
 @pytest.mark.parametrize("fused", [False, True])
-def test_blocks_learn_the_same_compiled_and_swapped_as_compiled(fused: bool) -> None:
+def test_compiled_swapped_blocks_train_like_compiled_ones(fused: bool) -> None:
     learners = [Learner(fused=fused, gradient_checkpointing=True, blocks_to_swap=swap) for swap in (0, SWAP)]
     for learner in learners:
         for block in (*learner.model.double_blocks, *learner.model.single_blocks):
@@ -386,7 +386,7 @@ def test_values_written_into_main_memory_reach_the_device(late: Callable[[FluxTr
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_swapped_blocks_that_learn_take_no_memory_in_a_step(fused: bool) -> None:
+def test_trained_swapped_blocks_use_no_extra_gpu_memory_in_a_step(fused: bool) -> None:
     """Gradients and moments are the same as of resident ones; weights and what is in flight are less."""
     peaks, off = [], 0
     for swap in (0, SWAP):
@@ -473,7 +473,7 @@ def _repeatable() -> Iterator[None]:
 @pytest.mark.parametrize("full", [False, True])
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("swap", [10, 22])
-def test_swapped_blocks_of_a_u_net_compute_what_resident_ones_do(swap: int, checkpointing: bool, full: bool) -> None:
+def test_swapped_blocks_of_a_u_net_match_resident_ones(swap: int, checkpointing: bool, full: bool) -> None:
     wanted, ours = (UNetLearner(s, full=full, gradient_checkpointing=checkpointing) for s in (0, swap))
     for _ in range(3):
         assert torch.equal(ours.step(late=True), wanted.step())
@@ -484,7 +484,7 @@ def test_swapped_blocks_of_a_u_net_compute_what_resident_ones_do(swap: int, chec
 
 
 @pytest.mark.parametrize("full", [False, True])
-def test_swapped_blocks_of_a_u_net_take_no_memory_in_a_step(full: bool) -> None:
+def test_swapped_blocks_of_a_u_net_use_no_extra_gpu_memory_in_a_step(full: bool) -> None:
     peaks, off = [], 0
     for swap in (0, 22):
         gc.collect()
@@ -500,7 +500,7 @@ def test_swapped_blocks_of_a_u_net_take_no_memory_in_a_step(full: bool) -> None:
     assert peaks[0] - peaks[1] > (0.9 if full else 0.8) * off  # a LoRA's own weights count as the block's
 
 
-def test_what_is_allocated_is_what_pytorch_says() -> None:
+def test_allocated_memory_matches_pytorch() -> None:
     held = torch.empty(GIB // 4, dtype=torch.uint8, device=CUDA)
     assert _allocated(CUDA) == torch.cuda.memory_allocated(CUDA) >= held.nbytes
 

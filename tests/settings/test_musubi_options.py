@@ -42,7 +42,7 @@ def test_every_option_of_its_scripts_is_a_flag() -> None:
     assert {o.name for o in each_option(MusubiOptions)} == set(MUSUBI)
 
 
-def test_its_names_stand_for_ours() -> None:
+def test_its_names_map_to_ours() -> None:
     values, remarks = read(dit="m.safetensors", disable_numpy_memmap=True, gradient_checkpointing=True, sdpa=True)
     assert values == {
         "pretrained_model_name_or_path": "m.safetensors",
@@ -60,7 +60,7 @@ def test_its_names_stand_for_ours() -> None:
     ]
 
 
-def test_its_commands_train_the_transformer_alone_from_caches_unless_told_otherwise() -> None:
+def test_its_commands_train_only_the_transformer_from_caches_by_default() -> None:
     for name in ("cache_latents", "cache_latents_to_disk"):
         values, _ = read(dit="m.safetensors", **{name: False})
         assert "cache_latents_to_disk" not in values
@@ -76,14 +76,14 @@ def test_its_commands_train_the_transformer_alone_from_caches_unless_told_otherw
 
 @pytest.mark.parametrize("family", ["qwen_image", "flux_kontext"])
 @pytest.mark.parametrize("what", ["latents", "text_encoder_outputs"])
-def test_its_caching_scripts_say_that_nothing_is_to_do(family: str, what: str) -> None:
+def test_its_caching_scripts_report_that_nothing_needs_to_be_done(family: str, what: str) -> None:
     script = Path(sd_scripts.__file__).parent / "aliases" / f"{family}_cache_{what}.py"
     command = [sys.executable, str(script), "--vae", "v.safetensors", "--dataset_config", "d.toml"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.startswith(f"{script.name}: nothing to do here. {family}_train_network.py caches latents and")
 
 
-def test_what_is_always_so_here_is_told_or_needs_no_words() -> None:
+def test_flags_that_are_always_on_are_reported_or_ignored() -> None:
     assert read(fp8_base=True, fp8_scaled=True, fp8_vl=True, edit=False) == ({"fp8_base": True}, [])
     assert read(split_attn=True, fp8_scaled=True)[1] == [
         "fp8_scaled: has no effect without fp8_base",
@@ -103,7 +103,7 @@ def test_other_models_are_refused(given: dict[str, Any], version: str) -> None:
     assert f"model_version: {version} {why}" in told
 
 
-def test_choices_of_another_family_are_refused() -> None:
+def test_choices_of_a_different_family_are_refused() -> None:
     for script, choice in ((QWEN_IMAGE_LORA, "flux_shift"), (FLUX_LORA, "qwen_shift")):
         (problem,) = from_values(script, {"timestep_sampling": choice}).wrong_values()
         assert problem.startswith(f"timestep_sampling: '{choice}' is not one of sigma, uniform, sigmoid, shift, ")
@@ -127,7 +127,7 @@ def test_its_datasets_are_read(tmp_path: Path) -> None:
     ]
 
 
-def test_its_datasets_for_other_models_are_told() -> None:
+def test_its_datasets_for_other_models_are_reported() -> None:
     config = {"datasets": [{"video_directory": "a"}, {"subsets": [], "multiple_target": True}]}
     assert problems(config, masked_loss=False) == [
         "datasets[0].video_directory is not supported: no model here is trained on videos",
@@ -169,7 +169,7 @@ def test_its_commands_generate_here() -> None:
     assert read_generate("flux_kontext", "--resize_control_to_official_size")[0] == {"control_resolution": "1024"}
 
 
-def test_precisions_and_strengths_are_read_as_sd_scripts_writes_them() -> None:
+def test_precisions_and_strengths_are_read_as_in_sd_scripts() -> None:
     flags = ("--dtype", "bfloat16", "--lora_weights", "a.safetensors;0.5", "b;c", "--merge_lora_weights")
     assert read_generate("flux", *flags, "--cfg_scale", "2")[0] == {
         **{"lora_weights": ["a.safetensors", "b;c"], "lora_multiplier": [0.5, 1.0], "scale": 2.0},
@@ -177,7 +177,7 @@ def test_precisions_and_strengths_are_read_as_sd_scripts_writes_them() -> None:
     assert read_generate("sdxl", "--dtype", "float16")[0] == {"dtype": "fp16"}
 
 
-def test_what_would_change_its_images_is_refused() -> None:
+def test_flags_that_would_change_its_images_are_refused() -> None:
     assert read_generate("flux_kontext", "--flow_shift", "3", "--output_type", "latent", "--image_size", "64")[2] == [
         "flow_shift: is not supported, since the shift follows from the size of the image; leave it out",
         "output_type: only images are written; leave it out",

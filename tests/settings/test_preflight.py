@@ -54,7 +54,7 @@ def told(values: dict[str, Any], script: Script = SDXL_LORA) -> list[str]:
     return [str(problem) for problem in preflight.problems(from_values(script, values))]
 
 
-def test_nothing_is_told_of_a_good_run_and_nothing_is_written(good: dict[str, Any], tmp_path: Path) -> None:
+def test_a_good_run_is_silent_and_writes_nothing(good: dict[str, Any], tmp_path: Path) -> None:
     assert told(good) == []
     assert not (tmp_path / "out").exists()
 
@@ -72,7 +72,7 @@ def test_a_start_checks_and_uses_the_same_prompts(good: dict[str, Any], tmp_path
     assert [entry.keys["prompt"] for entry in prompts.entries] == ["a cat"]
 
 
-def test_mistakes_of_every_kind_are_told_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_of_every_kind_are_reported_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "data" / "5_dog").mkdir(parents=True)
     (tmp_path / "lora.safetensors").write_bytes(b"cut")
     (tmp_path / "in the way").touch()
@@ -121,7 +121,7 @@ def test_bad_input_is_refused_before_torch_is_imported(good: dict[str, Any], tmp
     assert (done.returncode, done.stdout) == (0, "\n"), done.stderr
 
 
-def test_mistakes_that_only_torch_and_the_model_tell_are_told_together(
+def test_mistakes_that_need_torch_and_the_model_are_reported_together(
     good: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = [f"--{name}={value}" for name, value in good.items()]
@@ -133,7 +133,7 @@ def test_mistakes_that_only_torch_and_the_model_tell_are_told_together(
     ]
 
 
-def test_a_file_of_settings_with_a_missing_model_and_a_component_of_another_kind(
+def test_a_settings_file_with_a_missing_model_and_a_component_of_a_different_kind_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "data" / "5_dog").mkdir(parents=True)
@@ -199,7 +199,7 @@ def test_a_file_of_settings_with_a_missing_model_and_a_component_of_another_kind
     ],
     ids=lambda value: "-".join(map(str, next(iter(value.items()))))[:60] if isinstance(value, dict) else "",
 )
-def test_what_a_file_or_folder_tells(
+def test_a_file_or_folder_is_described(
     wrong: dict[str, Any], sentence: str, good: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -243,7 +243,7 @@ def test_what_a_file_or_folder_tells(
     ],
     ids=lambda value: "-".join(map(str, next(iter(value.values())))) if isinstance(value, dict) else "",
 )
-def test_arguments_whose_takers_are_known_are_told_with_all_else(
+def test_arguments_with_known_signatures_are_reported_with_all_other_problems(
     wrong: dict[str, Any], sentence: str, good: dict[str, Any]
 ) -> None:
     found = told({**good, **wrong})
@@ -259,7 +259,7 @@ VARYING = {
 
 
 @pytest.mark.parametrize("level", ["general", "datasets[0]", "datasets[0].subsets[0]"])
-def test_what_a_dataset_varies_at_every_step_cannot_be_cached(level: str, good: dict[str, Any], tmp_path: Path) -> None:
+def test_data_that_varies_at_every_step_cannot_be_cached(level: str, good: dict[str, Any], tmp_path: Path) -> None:
     keys = "\n".join(f"{key} = {value}" for key, value in VARYING.items())
     at = {"general": "", "datasets[0]": "", "datasets[0].subsets[0]": "", level: keys}
     folder = tmp_path / "images" / "10_cat"
@@ -276,7 +276,7 @@ def test_what_a_dataset_varies_at_every_step_cannot_be_cached(level: str, good: 
     assert paths == {f"{level}.{key}" for key in VARYING}
 
 
-def test_a_subset_may_undo_what_its_dataset_varies_and_what_is_not_trained_varies_nothing(
+def test_a_subset_may_override_its_dataset_and_frozen_encoders_vary_nothing(
     good: dict[str, Any], tmp_path: Path
 ) -> None:
     subset = f"[[datasets.subsets]]\nimage_dir = '{tmp_path / 'images' / '10_cat'}'\n"
@@ -288,7 +288,9 @@ def test_a_subset_may_undo_what_its_dataset_varies_and_what_is_not_trained_varie
     assert told({**values, "cache_text_encoder_outputs": True, "network_train_unet_only": True}) == []
 
 
-def test_a_dataset_without_resolution_and_with_an_unknown_filter_is_told(good: dict[str, Any], tmp_path: Path) -> None:
+def test_a_dataset_without_resolution_and_with_an_unknown_filter_is_reported(
+    good: dict[str, Any], tmp_path: Path
+) -> None:
     subset = f"[[datasets.subsets]]\nimage_dir = '{tmp_path / 'images' / '10_cat'}'\n"
     (tmp_path / "data.toml").write_text(
         f"[[datasets]]\nresolution = 64\n{subset}resize_interpolation = 'banana'\n[[datasets]]\n{subset}"
@@ -302,7 +304,7 @@ def test_a_dataset_without_resolution_and_with_an_unknown_filter_is_told(good: d
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read everywhere")
-def test_a_folder_of_images_that_may_not_be_read_is_told(good: dict[str, Any], tmp_path: Path) -> None:
+def test_an_unreadable_image_folder_is_reported(good: dict[str, Any], tmp_path: Path) -> None:
     closed = tmp_path / "closed" / "3_dog"
     closed.mkdir(parents=True)
     closed.chmod(0)
@@ -350,7 +352,7 @@ def options_by_script() -> list[tuple[Script, dict[str, Option]]]:
 
 
 @pytest.mark.run
-def test_no_odd_value_of_any_option_fails_otherwise_than_in_short_sentences(good: dict[str, Any]) -> None:
+def test_odd_values_of_any_option_fail_only_in_short_sentences(good: dict[str, Any]) -> None:
     """Values that an option refuses are given to all of them at once; one that it takes is given to it alone."""
     found: list[str] = []
     scripts = options_by_script()
@@ -399,7 +401,7 @@ def test_no_odd_value_of_any_option_fails_otherwise_than_in_short_sentences(good
         ("log_tracker_config", ".toml"),
     ],
 )
-def test_every_file_that_is_none_is_told_by_its_option(
+def test_every_path_that_is_not_a_file_is_reported_by_its_option(
     name: str, ending: str, make: Callable[[Path], Any], good: dict[str, Any], tmp_path: Path
 ) -> None:
     """A pipe is never waited for."""
@@ -412,7 +414,7 @@ def test_every_file_that_is_none_is_told_by_its_option(
     assert [problem for problem in found if problem.startswith(f"{name}: ")], found
 
 
-def test_names_that_no_file_can_have_are_told(good: dict[str, Any]) -> None:
+def test_impossible_file_names_are_reported(good: dict[str, Any]) -> None:
     for path, why in (("a\0b", "control character"), ("a\tb", "control character"), ("x" * 300, "too long")):
         for name in ("vae", "train_data_dir", "sample_prompts", "output_dir", "logging_dir", "resume"):
             (problem,) = told({**good, name: path})
@@ -420,7 +422,7 @@ def test_names_that_no_file_can_have_are_told(good: dict[str, Any]) -> None:
             assert why in problem
 
 
-def test_an_ending_that_no_file_name_has_is_told(good: dict[str, Any], tmp_path: Path) -> None:
+def test_an_impossible_file_extension_is_reported(good: dict[str, Any], tmp_path: Path) -> None:
     (problem,) = told({**good, "caption_extension": "/../x"})
     assert problem.startswith("caption_extension: '/../x' is not a file extension")
     config = tmp_path / "data.toml"

@@ -94,16 +94,16 @@ class Run:
     def events(self) -> list[dict[str, Any]]:
         return list(self.folder.events())
 
-    def told(self, kind: str) -> list[dict[str, Any]]:
+    def events_of(self, kind: str) -> list[dict[str, Any]]:
         return [event for event in self.events if event["kind"] == kind]
 
     @property
     def losses(self) -> list[float]:
-        return [event["loss"] for event in self.told("step")]
+        return [event["loss"] for event in self.events_of("step")]
 
     @property
     def steps(self) -> list[int]:
-        return [event["step"] for event in self.told("step")]
+        return [event["step"] for event in self.events_of("step")]
 
     @property
     def files(self) -> list[str]:

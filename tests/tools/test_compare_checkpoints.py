@@ -44,10 +44,10 @@ def compare(run: Run, *flags: str) -> dict[str, Any]:
 
 
 def losses_of(run: Run) -> list[float]:
-    return [event["loss"] for event in run.told("validation")]
+    return [event["loss"] for event in run.events_of("validation")]
 
 
-def test_the_losses_are_those_that_the_trainer_measured(trained: Run) -> None:
+def test_the_losses_equal_the_trainers(trained: Run) -> None:
     told = compare(trained, "--no_images")
     assert [each["step"] for each in told["checkpoints"]] == [2, 4, 6]
     measured = [each["loss"] for each in told["checkpoints"]]
@@ -78,7 +78,7 @@ def test_whole_models_are_compared_too(data: Path, any_miniature: Any, tmp_path:
     assert COMMAND.main("compare_checkpoints.py", [str(run.folder.path), *IMAGES, "--strengths", "0.5"]) == 2
 
 
-def test_images_hold_their_parameters_and_are_not_made_again(trained: Run) -> None:
+def test_images_contain_their_parameters_and_are_reused(trained: Run) -> None:
     told = compare(trained, *IMAGES, "--strengths", "0.5", "1", "--seeds", "7", "--no_validation")
     folder = trained.folder.path / "comparison"
     files = [folder / cell["image"] for cell in told["cells"]]

@@ -24,7 +24,7 @@ MODELS: dict[str, tuple[dict[str, Any], float]] = {
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_losses_on_a_gpu_are_those_of_the_trainer(model: str, each_miniature: Any, tmp_path: Path) -> None:
+def test_losses_on_a_gpu_match_the_trainer(model: str, each_miniature: Any, tmp_path: Path) -> None:
     settings, far = MODELS[model]
     data = images(tmp_path / "images", count=5)
     run = train(each_miniature, tmp_path / "out", train_data_dir=data, **HELD_OUT, **settings)

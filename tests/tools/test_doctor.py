@@ -127,7 +127,7 @@ def test_a_check_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert found.text == "Its process did not answer within 1 s."
 
 
-def test_what_libraries_print_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_library_output_is_not_taken_as_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loud = (
         "import os\nprint('{}'); os.system('echo loud')\n__version__ = '1'\nclass version: cuda, hip = '13.0', None\n"
     )
@@ -152,13 +152,13 @@ def raising(error: BaseException) -> Callable[[], Finding]:
         (ModuleNotFoundError("no", name="torch._C"), "torch._C is not installed.", "Repair it."),
     ],
 )
-def test_a_check_that_raises_is_a_line(error: BaseException, text: str, remedy: str) -> None:
+def test_a_check_that_raises_is_reported_in_a_line(error: BaseException, text: str, remedy: str) -> None:
     found = Check(name="a", title="A", find=raising(error), remedy="repair it").run()
     assert (found.status, found.text) == ("problem", text)
     assert found.remedy.startswith(remedy)
 
 
-def test_the_exit_code_says_whether_there_is_a_problem(
+def test_the_exit_code_shows_whether_there_is_a_problem(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for found, code, said in (
@@ -196,7 +196,7 @@ def test_lines_of_the_table_are_wrapped_below_their_text() -> None:
 
 @pytest.mark.parametrize("version", [(3, 10), (3, 11), (3, 13)])
 @pytest.mark.parametrize("system", ["linux", "win32"])
-def test_wanted_packages_are_read_as_pip_reads_them(
+def test_required_packages_are_read_as_pip_reads_them(
     version: tuple[int, int], system: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, "sys", SimpleNamespace(version_info=version, platform=system))
@@ -298,7 +298,7 @@ def test_the_docs_have_a_row_for_each_check_in_order() -> None:
     assert rows[1:] == [f"| {each.title}" for each in program.CHECKS]
 
 
-def test_what_compile_lacks_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_compile_requirements_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sd_scripts.machine.cpp_compiler.has_python_headers", lambda: False)
     monkeypatch.setattr("sd_scripts.machine.cpp_compiler.find_compiler", lambda: "g++")
     assert "Python.h is missing" in machine.compiler().text
@@ -365,7 +365,7 @@ def test_a_compiled_block_that_computes_something_else_is_found(damage, tmp_path
 
 
 @pytest.mark.inductor
-def test_a_block_that_inductor_compiles_here_is_in_order() -> None:
+def test_a_block_that_inductor_compiles_here_is_correct() -> None:
     found = check("compiled").run()
     assert (found.status, found.remedy) == ("ok", ""), found
     assert DAMAGE[""] in found.text
@@ -395,7 +395,7 @@ def damaged(model: nn.Module, inputs: block.Inputs) -> tuple[nn.Module, block.In
     return model, inputs
 
 
-def test_the_worst_difference_is_named_and_nan_before_all() -> None:
+def test_the_worst_difference_is_named_and_nan_first() -> None:
     expected = {name: torch.ones(4) for name in ("a", "b", "c")}
     assert block.difference({**expected, "b": torch.full((4,), 1.5)}, expected) == ("b", 0.5)
     with_nan = {"a": torch.full((4,), 9.0), "b": torch.full((4,), math.nan), "c": torch.full((4,), 99.0)}
@@ -404,7 +404,7 @@ def test_the_worst_difference_is_named_and_nan_before_all() -> None:
         block.difference({"a": torch.ones(4)}, expected)
 
 
-def test_rounding_of_bf16_is_no_problem() -> None:
+def test_rounding_of_bf16_is_not_a_problem() -> None:
     def results(dtype: torch.dtype) -> dict[str, torch.Tensor]:
         made, inputs = block.make(CPU, dtype)
         return block.results(made, lambda: block.forward_backward(made, inputs))
@@ -483,7 +483,7 @@ def texts(file: Path) -> dict[str, str]:
         return {name: archive.read(name).decode() for name in archive.namelist()}
 
 
-def test_a_bug_report_tells_no_secret_no_home_and_no_name(home: Path, tmp_path: Path) -> None:
+def test_a_bug_report_contains_no_secret_no_home_folder_and_no_name(home: Path, tmp_path: Path) -> None:
     folder = run_folder(home, f"20261123-{USER}")
     diagnostics.write(tmp_path / "d.zip", f"ok  Python  {home}/.venv/bin/python", [folder])
     found = texts(tmp_path / "d.zip")
@@ -544,7 +544,7 @@ def test_a_bug_report_tells_no_secret_no_home_and_no_name(home: Path, tmp_path: 
     ],
 )
 @pytest.mark.usefixtures("home")
-def test_what_is_private_is_removed_and_nothing_else(text: str, left: str) -> None:
+def test_only_private_data_is_removed(text: str, left: str) -> None:
     assert diagnostics.Scrubber()(text) == left
 
 
@@ -599,7 +599,7 @@ def test_every_secret_of_the_options_is_removed() -> None:
     assert {name for name in others if TYPED not in scrub(f'{name} = "{TYPED}"')} == {*diagnostics.NAMES_OF_PEOPLE}
 
 
-def test_of_a_large_file_the_start_and_the_end_are_taken_in_whole_lines(home: Path, tmp_path: Path) -> None:
+def test_a_large_file_keeps_its_start_and_end_in_whole_lines(home: Path, tmp_path: Path) -> None:
     folder = run_folder(home)
     lines = [f"line {number} {KEYS['HF_TOKEN']}" for number in range(100_000)]
     (folder / "console.log").write_text("\n".join(lines))
@@ -621,7 +621,7 @@ def test_a_link_in_a_run_folder_leads_nowhere(home: Path, tmp_path: Path) -> Non
     assert "runs/1-cats/console.log" not in texts(tmp_path / "d.zip")
 
 
-def test_the_last_runs_are_taken_unless_one_is_named(home: Path, monkeypatch, tmp_path, capsys) -> None:
+def test_the_last_runs_are_included_unless_one_is_named(home: Path, monkeypatch, tmp_path, capsys) -> None:
     monkeypatch.setattr(program, "CHECKS", [Check(name="a", title="A", find=lambda: ok("a"), remedy="do")])
     assert program.main(["--zip", str(tmp_path / "none.zip")]) == 0
     assert list(texts(tmp_path / "none.zip")) == ["doctor.txt", "packages.txt"]
@@ -684,7 +684,7 @@ def ended(page: Any) -> dict[str, Any]:
     return page.look().json()
 
 
-def test_the_page_shows_each_finding_as_it_comes(page: Any) -> None:
+def test_the_page_shows_each_finding_as_it_arrives(page: Any) -> None:
     assert page.look().json()["findings"] == []
     page.more = "time.sleep(600)"
     assert page.client.post("/studio/doctor", json={}).status_code == 200
@@ -698,7 +698,7 @@ def test_the_page_shows_each_finding_as_it_comes(page: Any) -> None:
     assert ended(page)["error"] == "The checks were cancelled"
 
 
-def test_a_process_that_dies_is_reported_with_its_last_words(page: Any) -> None:
+def test_a_process_that_dies_is_reported_with_its_last_output(page: Any) -> None:
     page.more = "sys.exit('out of luck')"
     page.client.post("/studio/doctor", json={})
     assert ended(page)["error"] == "out of luck"

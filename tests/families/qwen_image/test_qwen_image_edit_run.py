@@ -54,10 +54,10 @@ def files_of(data: Path) -> dict[str, Any]:
     return {**DATA, "train_data_dir": data / "images", "control_directory": data / "before"}
 
 
-def test_diffusers_makes_the_image_that_the_run_made(
+def test_diffusers_generates_the_image_of_the_run(
     plain: Run, edit_miniature: Any, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (event,) = plain.told("sample")
+    (event,) = plain.events_of("sample")
     ours = np.asarray(Image.open(event["path"])) / 255
     files = {option: str(path) for option, path in edit_miniature.files.items()}
     components = QWEN_IMAGE_EDIT.open(Settings(script_for("qwen_image_edit", "lora"), files), torch.float32).load()
@@ -90,7 +90,7 @@ def test_diffusers_makes_the_image_that_the_run_made(
     assert np.abs(ours - before).max() > 8 / 255
 
 
-def test_the_file_says_what_it_is_for(plain: Run) -> None:
+def test_the_file_records_its_base_model(plain: Run) -> None:
     with safe_open(plain.output / "short.safetensors", "pt") as file:
         told = file.metadata()
     assert told["modelspec.architecture"] == "Qwen-Image-Edit-Plus/lora"

@@ -54,7 +54,7 @@ def test_a_whole_model_is_read_into_every_name_of_a_module(full_size: dict[str, 
     assert {name: tensor.shape for name, tensor in LAYOUTS[part].read(of(part, file), wanted).items()} == wanted
 
 
-def test_lora_names_are_those_of_the_field(full_size: dict[str, Any]) -> None:
+def test_lora_names_match_sd_scripts(full_size: dict[str, Any]) -> None:
     unet = {sgm.lora_unet_name(path) for path, module in _layers(full_size["denoiser"])}
     encoders = [full_size["text_encoder1"], full_size["text_encoder2"]]
     names = {sgm.lora_text_encoder_name(i, path) for i, part in enumerate(encoders) for path, _ in _layers(part)}

@@ -70,12 +70,12 @@ def test_everything_in_an_allowed_folder_is_allowed(allowed_paths, inside):
         "~",
     ],
 )
-def test_what_leads_elsewhere_is_refused_by_the_options_name(allowed_paths, inside, path):
+def test_a_path_that_leads_elsewhere_is_refused_by_the_options_name(allowed_paths, inside, path):
     with pytest.raises(ValueError, match=f"^output_dir: '.*' is {OUTSIDE}; start the GUI with --allowed_path"):
         allowed_paths.check("output_dir", os.path.join(inside.parent, path) if path != ".." else inside / "..")
 
 
-def test_links_are_followed_and_not_written_over(allowed_paths, inside):
+def test_links_are_followed_and_not_overwritten(allowed_paths, inside):
     outside = inside.parent
     (outside / "secret.toml").write_text("")
     (inside / "file.toml").symlink_to(outside / "secret.toml")
@@ -129,7 +129,7 @@ def settings_of(values: dict[str, Any]) -> list[str]:
     )
 
 
-def test_every_option_that_names_a_path_is_looked_at():
+def test_every_option_that_names_a_path_is_checked():
     options = {o.name: o for s in SCRIPTS for g in s.groups for o in each_option(g)}
     paths = {name: o for name, o in options.items() if o.path}
     assert len(paths) > 15
@@ -195,7 +195,7 @@ def test_a_metadata_file_names_images_in_allowed_folders_only(allowed_paths, ins
     assert EVERYWHERE.problem("in_json", written("/etc/secret.png")) is None
 
 
-def test_control_images_lie_in_allowed_folders_only(allowed_paths, inside):
+def test_control_images_must_be_in_allowed_folders(allowed_paths, inside):
     prompts, listed, config = inside / "p.txt", inside / "l.jsonl", inside / "d.toml"
     for place, why in ((inside / "before.png", None), (Path("/etc/before.png"), OUTSIDE)):
         prompts.write_text(f"a cat --ci {place}\n")

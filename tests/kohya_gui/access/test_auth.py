@@ -246,7 +246,7 @@ def test_the_login_page_reveals_nothing_of_the_page():
     assert not [word for word in WORDS_OF_A_PAGE if word in LOGIN_PAGE.encode()]
 
 
-def test_a_session_that_nobody_was_given_opens_nothing(locked):
+def test_an_unknown_session_opens_nothing(locked):
     assert locked.log_in("open sesame") == 200
     name, locked.cookie = locked.cookie.partition("=")[0], ""
     for value in ("", "x", "None", "null", "undefined", "..", "../token", "a" * 2000):
@@ -266,7 +266,7 @@ def test_login_opens_the_page_and_all_its_requests(logged_in):
     assert logged_in.ask("GET", "/studio/board")[0] == 200
 
 
-def test_after_the_log_out_the_session_is_worth_nothing(locked):
+def test_after_log_out_the_session_is_invalid(locked):
     locked.log_in("open sesame")
     assert locked.ask("GET", "/config")[0] == 200
     locked.ask("GET", "/logout")
@@ -274,7 +274,7 @@ def test_after_the_log_out_the_session_is_worth_nothing(locked):
     locked.cookie = ""
 
 
-def test_routes_that_the_page_makes_no_use_of_are_not_there(logged_in):
+def test_unused_gradio_routes_are_removed(logged_in):
     unused = [path for path in logged_in.paths() if path.startswith(NOT_OURS)]
     assert len(unused) > 20
     for path in unused:
@@ -282,7 +282,7 @@ def test_routes_that_the_page_makes_no_use_of_are_not_there(logged_in):
             assert logged_in.ask(method, path) == (404, b"")
 
 
-def test_no_route_gives_a_file_from_elsewhere(logged_in, tmp_path, state):
+def test_no_route_serves_a_file_from_elsewhere(logged_in, tmp_path, state):
     secret = tmp_path / "secret.json"
     secret.write_text(f'["{SECRET}"]')
     cache = state / "gradio"
@@ -327,7 +327,7 @@ def test_the_proxy_of_the_environment_is_not_in_the_way(open_):
 
 
 @pytest.mark.parametrize("spared", [{}, {"no_proxy": "intern.example"}])
-def test_what_is_not_asked_through_a_proxy_is_known_only_while_the_page_starts(monkeypatch, spared):
+def test_proxy_exceptions_apply_only_while_the_page_starts(monkeypatch, spared):
     for name in NOT_PROXIED:
         monkeypatch.delenv(name, raising=False)
     for name, value in spared.items():
@@ -338,7 +338,7 @@ def test_what_is_not_asked_through_a_proxy_is_known_only_while_the_page_starts(m
     assert {name: os.environ[name] for name in NOT_PROXIED if name in os.environ} == spared
 
 
-def test_behind_a_proxy_its_name_counts_and_nowhere_else(open_, state):
+def test_a_forwarded_host_name_counts_only_behind_a_proxy(open_, state):
     told = {"Origin": "https://my.site", "X_Forwarded_Host": "my.site"}
     assert open_.ask("GET", "/config", **told)[0] == 403
     proxied = Door(open_, "--root_path", "https://other.site/studio", "--no-token")
@@ -359,7 +359,7 @@ def test_a_link_on_another_site_leads_to_the_page_and_no_deeper(open_):
     assert open_.ask("GET", "/logout", Sec_Fetch_Site="same-site")[0] == 403
 
 
-def test_what_changes_a_run_must_say_that_it_comes_from_the_page(open_):
+def test_requests_that_change_a_run_must_come_from_the_page(open_):
     status, content = open_.ask("POST", "/studio/queue")
     assert status == 403
     assert b"X-Studio" in content
@@ -367,7 +367,7 @@ def test_what_changes_a_run_must_say_that_it_comes_from_the_page(open_):
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:7860", "127.0.0.1.evil.example", "", "[::1].evil.com"])
-def test_served_to_this_machine_alone_no_other_name_is_answered(open_, host):
+def test_a_local_page_answers_no_other_host_name(open_, host):
     status, content = open_.ask("GET", "/", Host=host)
     assert status in (400, 403)
     assert b"gradio" not in content
@@ -387,7 +387,7 @@ def test_every_response_forbids_framing_and_sniffing(open_):
         assert headers["Referrer-Policy"] == "same-origin"
 
 
-def test_the_page_runs_the_scripts_that_it_was_sent_with_and_no_other(open_):
+def test_the_page_runs_only_the_scripts_it_was_sent_with(open_):
     _, headers, _ = open_.ask_fully("GET", "/")
     policy = headers["Content-Security-Policy"]
     assert "script-src-attr 'none'" in policy
@@ -537,7 +537,7 @@ def test_token_and_sessions_survive_a_restart(open_):
         second.close()
 
 
-def test_what_others_may_not_read_is_closed_to_them(state, tokened):
+def test_private_files_are_closed_to_other_accounts(state, tokened):
     tokened.ask("GET", f"/?token={tokened.token}")
     folder = state_folder()
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -545,7 +545,7 @@ def test_what_others_may_not_read_is_closed_to_them(state, tokened):
     assert {stat.S_IMODE(file.stat().st_mode) for file in (folder / "sessions").iterdir()} == {0o600}
 
 
-def test_gradio_keeps_its_files_where_no_other_account_can_stand_in_the_way(tmp_path, monkeypatch):
+def test_gradio_keeps_its_files_out_of_reach_of_other_accounts(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setenv("GRADIO_TEMP_DIR", "")
     gui.prepare_state_folder()
@@ -566,7 +566,7 @@ def test_an_unusable_state_folder_is_reported_by_name(tmp_path, monkeypatch, cap
     assert "--listen" not in told
 
 
-def test_the_browser_is_led_to_the_address_by_a_file_that_nobody_else_can_read(state, monkeypatch):
+def test_the_browser_gets_the_address_from_a_private_file(state, monkeypatch):
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", opened.append)
     monkeypatch.setattr(Path, "is_dir", lambda path: str(path) != "/snap/bin")
@@ -579,7 +579,7 @@ def test_the_browser_is_led_to_the_address_by_a_file_that_nobody_else_can_read(s
     assert stat.S_IMODE(leading.stat().st_mode) == 0o600
 
 
-def test_a_session_ends_by_itself_at_the_log_out_and_with_its_password(tmp_path):
+def test_a_session_ends_by_timeout_log_out_or_a_changed_password(tmp_path):
     clock = [1e9]
     mine = Sessions(tmp_path, Credential("password", "old", "me"), now=lambda: clock[0])
     id, other = mine.begin(), mine.begin()
@@ -724,7 +724,7 @@ def test_a_broken_body_is_answered_as_a_client_error(open_):
     assert wrong == []
 
 
-def test_what_the_page_itself_asks_of_its_functions_is_answered(open_):
+def test_the_pages_own_requests_are_answered(open_):
     config = open_.app.get_blocks().get_config_file()
     values = {each["id"]: each["props"].get("value") for each in config["components"]}
     asked = [each for each in config["dependencies"] if each["queue"] is False and each["backend_fn"]][:20]
@@ -771,14 +771,14 @@ def test_the_password_comes_by_environment_file_or_question_and_by_a_word_with_a
         ("", {"STUDIO_TOKEN": "with a space"}, "STUDIO_TOKEN: must have at least 8 characters"),
     ],
 )
-def test_ways_to_log_in_that_do_not_go_together_are_reported(monkeypatch, words, environment, why):
+def test_conflicting_ways_to_log_in_are_reported(monkeypatch, words, environment, why):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert why in (gui.refusal(flags_of(words)) or "")
 
 
 @pytest.mark.parametrize("made", ["missing", "empty", "binary"])
-def test_a_password_file_that_holds_no_password_is_reported(tmp_path, capsys, made):
+def test_a_password_file_without_a_password_is_reported(tmp_path, capsys, made):
     file = tmp_path / "password"
     if made != "missing":
         file.write_bytes(b"\xff\xfe" if made == "binary" else b"\n")

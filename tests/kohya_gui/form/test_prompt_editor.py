@@ -96,7 +96,7 @@ def test_prompts_that_are_in_no_file_yet_are_edited_and_saved_into_one(page, tmp
     assert page.data[page.form.prompts] == ""
 
 
-def test_a_file_that_is_named_is_edited_where_it_is(page, tmp_path):
+def test_a_named_file_is_edited_in_place(page, tmp_path):
     place = tmp_path / "mine.json"
     place.write_text('["a cat"]\n')
     page.set(sample_prompts=f'"{place}"')
@@ -107,7 +107,7 @@ def test_a_file_that_is_named_is_edited_where_it_is(page, tmp_path):
     assert place.read_text() == '["a cat", "a dog"]\n'
 
 
-def test_what_cannot_be_read_as_prompts_is_not_saved(page, tmp_path):
+def test_text_that_cannot_be_read_as_prompts_is_not_saved(page, tmp_path):
     place = tmp_path / "mine.toml"
     place.write_text('[[prompt.subset]]\nprompt = "a cat"\n')
     page.set(sample_prompts=str(place))
@@ -121,7 +121,7 @@ def test_what_cannot_be_read_as_prompts_is_not_saved(page, tmp_path):
     assert page.text == "prompt = 3"
 
 
-def test_prompts_that_somebody_else_wrote_meanwhile_are_written_over_at_the_second_click_only(page, tmp_path):
+def test_prompts_changed_on_disk_are_overwritten_only_at_the_second_click(page, tmp_path):
     page.open()
     page.write("a cat")
     page.save()
@@ -142,7 +142,7 @@ def test_a_file_that_was_not_opened_is_overwritten_only_after_a_second_save(page
     assert (tmp_path / "other.txt").read_text() == "kept\n"
 
 
-def test_what_is_written_and_not_saved_survives_closing(page):
+def test_unsaved_text_survives_closing(page):
     page.open()
     page.write("half a tho")
     page.close()
@@ -178,7 +178,7 @@ def test_an_output_name_that_leads_outside_is_refused_for_prompts(tmp_path):
     assert saved_text(tmp_path / "none.txt") == ""
 
 
-def test_each_prompt_is_said_in_words():
+def test_each_prompt_is_described_in_words():
     text = "a <b> cat --w 768 --h 1024 --d 7 --s 20 --l 5 --n bad --ss euler_a\n# no\n\na dog"
     said = meaning(text, Path("x.txt"), "sdxl", "ddim")
     assert "a &lt;b&gt; cat" in said
@@ -202,11 +202,11 @@ def test_each_prompt_is_said_in_words():
         ("a --ss best", "sdxl", "unknown sampler best"),
     ],
 )
-def test_what_is_not_as_it_may_be_meant_is_reported(line, family, why):
+def test_likely_mistakes_are_reported(line, family, why):
     assert why in meaning(line, Path("x.txt"), family, "ddim")
 
 
-def test_the_steps_and_scale_of_flux_are_its_own():
+def test_flux_has_its_own_steps_and_scale():
     assert "20 steps, random seed, guidance 2.5, CFG 3, negative prompt: bad" in meaning(
         "a --g 2.5 --l 3 --n bad", Path("x.txt"), "flux", ""
     )
@@ -220,7 +220,7 @@ def test_every_option_of_the_family_can_be_added():
         assert option.match(f"{option.letters} {option.example}")
 
 
-def test_the_page_asks_while_one_writes():
+def test_the_page_checks_while_typing():
     options = {o.name: o for group in SDXL_LORA.groups for o in each_option(group)}
     client = TestClient(Starlette(routes=routes({"lora": FieldLinks("lora", options)})))
     asked = {"tab": "lora", "text": "a cat --w 64", "file": "", "family": "sdxl", "sampler": "ddim"}

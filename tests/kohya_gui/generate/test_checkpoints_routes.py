@@ -79,7 +79,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, str(tmp_path / "state"))
 
 
-def test_the_form_offers_the_files_that_are_there(tmp_path: Path) -> None:
+def test_the_form_offers_the_existing_files(tmp_path: Path) -> None:
     studio = Studio(tmp_path)
     studio.files[1].unlink()
     offered = studio.get("checkpoints").json()

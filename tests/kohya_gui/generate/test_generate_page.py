@@ -102,7 +102,7 @@ def typed(miniature: Any, folder: Path, **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("warm_python")
-def test_the_process_answers_requests_and_makes_way_for_a_run(tab: Tab, flux_miniature: Any, tmp_path: Path) -> None:
+def test_the_process_answers_requests_and_gives_way_to_a_run(tab: Tab, flux_miniature: Any, tmp_path: Path) -> None:
     values = typed(flux_miniature, tmp_path)
     assert tab.post(family="flux", values={**values, "images_per_prompt": "2"}).status_code == 200
     first = tab.over()
@@ -315,7 +315,7 @@ def test_parameters_survive_a_png_and_the_webuis_are_read(tmp_path: Path, tab: T
     assert answer.json()["error"].startswith("The image contains no parameters")
 
 
-def test_an_image_that_no_form_could_have_made_still_fills_what_fits() -> None:
+def test_an_image_that_no_form_could_have_made_still_fills_matching_fields() -> None:
     told = as_form({"prompt": 3, "width": "wide", "family": "unknown", "adapters": "none", "seed": None})
     assert told["family"] is None
     assert told["values"]["prompt"] == "3"
@@ -355,7 +355,7 @@ def test_the_last_adapter_of_each_run_of_the_family_is_offered_newest_first(tab:
     assert elsewhere.get("/adapters?family=flux").json() == []
 
 
-def test_try_it_fills_in_what_a_run_trained(tab: Tab, flux_miniature: Any, tmp_path: Path) -> None:
+def test_try_it_fills_in_the_trained_file(tab: Tab, flux_miniature: Any, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("a dog\na cat --ci /before/cat.png --ci /before/style.png\n")
     run = new_run_folder(tmp_path / "runs", "cat")

@@ -107,7 +107,7 @@ def test_a_token_reaches_the_upload_and_no_file(tmp_path: Path, state: None, mon
     assert holding == []
 
 
-def test_what_cannot_be_published_is_refused_in_one_sentence_that_leads_to_its_field(
+def test_a_run_that_cannot_be_published_is_refused_in_one_sentence_that_links_to_its_field(
     tmp_path: Path, state: None
 ) -> None:
     studio = Studio(tmp_path)

@@ -67,7 +67,7 @@ def test_states_of_both_can_be_exchanged() -> None:
     assert runs_of(merged) == [37]
 
 
-def test_parameters_without_gradient_or_of_another_age_are_updated_apart() -> None:
+def test_parameters_without_gradient_or_with_a_different_step_count_are_updated_apart() -> None:
     ours, theirs = fresh(), fresh()
     merged, plain = MergedAdamW(ours[2], **HOW), torch.optim.AdamW(theirs[2], **HOW)
     for optimizer, (_, gradients, parameters) in ((merged, ours), (plain, theirs)):

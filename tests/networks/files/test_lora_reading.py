@@ -125,7 +125,7 @@ DAMAGED: dict[str, tuple[Callable[[], Tensors], str]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGED)
-def test_what_is_damaged_or_only_understood_in_part_is_refused(damage: str, tmp_path: Path) -> None:
+def test_damaged_or_partly_understood_files_are_refused(damage: str, tmp_path: Path) -> None:
     make, problem = DAMAGED[damage]
     tensors = make()
     with pytest.raises(ValueError, match=r"^models: '.*x\.safetensors' ") as error:
@@ -136,7 +136,7 @@ def test_what_is_damaged_or_only_understood_in_part_is_refused(damage: str, tmp_
     assert "\n" not in sentence
 
 
-def test_what_the_header_shows_is_reported_before_the_file_is_read(tmp_path: Path) -> None:
+def test_problems_in_the_header_are_reported_before_the_file_is_read(tmp_path: Path) -> None:
     """By --plan, the page and every start, where there is no torch."""
     path, shown = tmp_path / "x.safetensors", []
     for damage, (make, _) in DAMAGED.items():
@@ -235,9 +235,9 @@ def test_training_and_generating_read_files_as_the_tools_do(any_miniature: Any, 
         values = {**settings, option: [str(lora)] if option == "base_weights" else str(lora)}
         bad = train(any_miniature, tmp_path / f"bad{number}", **values)
         assert bad.status == 2
-        (sentence,) = [event["error"] for event in bad.told("failed")]
+        (sentence,) = [event["error"] for event in bad.events_of("failed")]
         assert sentence.startswith(f"{option}: '{lora}' has NaN or infinity in {LAYER}")
-        assert "caching latents" not in {event["name"] for event in bad.told("phase")}
+        assert "caching latents" not in {event["name"] for event in bad.events_of("phase")}
     good = train(any_miniature, tmp_path / "half", base_weights=[str(half)], **settings)
     (warning,) = [text for text in told(good.folder, "warning") if text.startswith("base_weights")]
     assert "3 layers of" in warning

@@ -129,7 +129,7 @@ def test_weights_may_be_read_until_the_update_begins(tmp_path: Path) -> None:
     assert seen == [True, False]
 
 
-def test_what_happens_while_the_clock_is_paused_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_while_the_clock_is_paused_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
     clock = StepClock(torch.device("cpu"))

@@ -100,7 +100,7 @@ def average(interval: int = 1) -> EmaOptions:
 @pytest.mark.parametrize(
     ("make", "shapes"), [*product([lora, full, halves, masters_of_another_optimizer], [ONE, SEVERAL])]
 )
-def test_a_recorded_update_learns_the_same(
+def test_a_recorded_update_trains_identically(
     make: Callable[[Path], Learner], shapes: list[tuple[int, ...]], tmp_path: Path
 ) -> None:
     twin = Twin(make, tmp_path, accumulation=max(map(len, shapes)))
@@ -176,7 +176,7 @@ def scaled() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("make", [lora, full, halves])
-def test_what_cannot_be_recorded_is_told_once_and_runs_as_usual(
+def test_an_update_that_cannot_be_recorded_is_reported_once_and_runs_as_usual(
     make: Callable[[Path], Learner], tmp_path: Path
 ) -> None:
     """It fails at its end, as what waits for the GPU does: all of it ran on the CPU by then, but nothing on the GPU."""
@@ -229,7 +229,7 @@ def test_an_optimizer_that_computes_without_kernels_is_not_recorded(
 
 
 @pytest.mark.parametrize("make", [lora, full, halves])
-def test_what_is_forgotten_is_recorded_again(make: Callable[[Path], Learner], tmp_path: Path) -> None:
+def test_forgotten_graphs_are_recorded_again(make: Callable[[Path], Learner], tmp_path: Path) -> None:
     twin = Twin(make, tmp_path)
     twin.train(steps=range(FIRST + 1))
     twin.step.forget()
@@ -270,7 +270,7 @@ def test_micro_steps_that_are_not_recorded_mix_with_recorded_ones(
     assert twin.recorded.trainable.gradients.settle()
 
 
-def test_optimizers_tell_what_keeps_them_from_being_recorded() -> None:
+def test_optimizers_name_what_keeps_them_from_being_recorded() -> None:
     def why(name: str, *, scaled: bool = False, **values: Any) -> str:
         options = OptimizerOptions(optimizer_type=name)
         weights = [nn.Parameter(torch.zeros(2))]

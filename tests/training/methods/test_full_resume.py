@@ -24,7 +24,7 @@ WITHIN = {"mixed_precision": "bf16", "full_bf16": True, "fused_backward_pass": T
 COMPILED = {"compile": True, "compile_backend": "eager"}
 
 
-def test_killed_twice_in_a_row_it_is_still_the_undisturbed_run(flux_miniature: Any, tmp_path: Path) -> None:
+def test_a_run_killed_twice_in_a_row_equals_an_uninterrupted_one(flux_miniature: Any, tmp_path: Path) -> None:
     """Also if what is left is compiled: Dynamo's graphs call the same kernels in the same order."""
     values = {**STATES, **WITHIN}
     whole = train_whole(flux_miniature, tmp_path / "whole", **values)

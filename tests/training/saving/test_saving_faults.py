@@ -35,17 +35,17 @@ __all__ = ["meanwhile"]
 
 
 def warnings(made: Run, about: str) -> list[str]:
-    return [event["text"] for event in made.told("warning") if about in event["text"]]
+    return [event["text"] for event in made.events_of("warning") if about in event["text"]]
 
 
-def test_commands_that_cannot_be_read_end_no_run_and_are_told_once(any_miniature: Any, tmp_path: Path) -> None:
+def test_unreadable_commands_are_reported_once_and_do_not_end_the_run(any_miniature: Any, tmp_path: Path) -> None:
     (tmp_path / "out/run/commands.jsonl").mkdir(parents=True)  # reading it is an error, as on a drive that is away
     made = train(any_miniature, tmp_path / "out")
     assert made.status == 0
     assert len(warnings(made, "commands.jsonl' cannot be read")) == 1
 
 
-def test_a_logging_dir_that_goes_away_ends_no_run_and_is_told_once(
+def test_a_deleted_logging_dir_is_reported_once_and_does_not_end_the_run(
     meanwhile: Any, any_miniature: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     logs = tmp_path / "logs"
@@ -57,7 +57,7 @@ def test_a_logging_dir_that_goes_away_ends_no_run_and_is_told_once(
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_without_an_installed_package_files_are_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_saved_without_the_installed_package(monkeypatch: pytest.MonkeyPatch) -> None:
     def not_installed(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)
 
@@ -77,7 +77,7 @@ def test_a_thumbnail_is_read_before_the_first_step(meanwhile: Any, any_miniature
         assert file.metadata()["modelspec.thumbnail"].startswith("data:image/png;base64,")
 
 
-def test_what_is_in_the_way_of_the_last_file_is_told_before_anything_is_loaded(miniature: Any, tmp_path: Path) -> None:
+def test_an_obstacle_to_the_last_file_is_reported_before_anything_is_loaded(miniature: Any, tmp_path: Path) -> None:
     (tmp_path / "short.safetensors").mkdir()
     (tmp_path / "logs").touch()
     values = {**SHORT, **miniature.files, "train_data_dir": str(images(tmp_path / "images"))}
@@ -107,7 +107,7 @@ def test_weights_are_written_as_plain_tensors_where_nothing_else_works(
     assert len(warnings(made, "simpler form")) == 1
 
 
-def test_a_save_that_cannot_work_is_told_before_the_first_step(
+def test_a_save_that_cannot_work_is_reported_before_the_first_step(
     any_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     break_hashing(monkeypatch)
@@ -131,7 +131,7 @@ def test_an_error_in_a_step_saves_the_last_complete_one_first(
     assert broken.status == 1
     state = broken.output / "short-step00000002-state"
     assert broken.files == [state.name, "short-step00000002.safetensors"]
-    (failed,) = broken.told("failed")
+    (failed,) = broken.events_of("failed")
     assert f"'{state}'; set resume = latest" in failed["remedy"]
     meanwhile(2, lambda: None)
     rest = train(any_miniature, broken.output, resume="latest", **values)
@@ -153,7 +153,7 @@ def fill(disk: Path) -> None:
 
 
 @pytest.mark.parametrize("freed", [False, True], ids=["stays full", "is freed"])
-def test_a_disk_that_is_full_at_the_end_loses_nothing(
+def test_a_full_disk_at_the_end_loses_nothing(
     freed: bool, disk: Path, meanwhile: Any, any_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rescue, "WAIT", 60.0 if freed else 1.0)
@@ -168,7 +168,7 @@ def test_a_disk_that_is_full_at_the_end_loses_nothing(
     made = replace(train(any_miniature, output, **values), folder=RunFolder(run_dir))
     assert made.status == 0
     lies = output / "short.safetensors" if freed else elsewhere
-    assert made.told("finished")[0]["path"] == str(lies)
+    assert made.events_of("finished")[0]["path"] == str(lies)
     assert safetensors.torch.load_file(lies)
     assert len(warnings(made, "the disk is full; free some space. The run tries again for")) == 1
     if freed:
@@ -195,7 +195,7 @@ def test_a_model_that_does_not_fit_the_disk_is_not_trained(disk: Path, miniature
         assert why in list(RunFolder(tmp_path / "run").events())[-1]["error"]
 
 
-def test_what_a_run_keeps_is_counted() -> None:
+def test_the_files_a_run_keeps_are_counted() -> None:
     train_plan = TrainPlan(batches_per_epoch=10, accumulation=1, max_steps=100)
 
     def kept(step: int = 0, **values: Any) -> tuple[int, int]:
@@ -210,7 +210,7 @@ def test_what_a_run_keeps_is_counted() -> None:
     assert kept(save_n_epoch_ratio=2) == (2, 0)
 
 
-def test_errors_tell_why_and_sizes_are_readable(tmp_path: Path) -> None:
+def test_errors_name_the_reason_and_sizes_are_readable(tmp_path: Path) -> None:
     full = NotWritten("x", OSError(errno.ENOSPC, "No space left on device"))
     assert str(full) == "'x' could not be written: the disk is full; free some space"
     assert errno_of(full) == errno.ENOSPC
