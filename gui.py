@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from kohya_gui import doctor
 
-if __name__ == "__main__" and sys.argv[1:2] == ["--doctor"]:  # before what a broken environment cannot import
+if __name__ == "__main__" and sys.argv[1:2] == ["--doctor"]:  # before imports that fail in a broken environment
     sys.exit(doctor.run(sys.argv[2:]))
 
 from kohya_gui import demo

@@ -1,10 +1,10 @@
-"""Time training over many buckets: ordinary ones, and those of equal_token_buckets, for the same images.
+"""Time training over many buckets: ordinary ones and equal_token_buckets, for the same images.
 
 python -m benchmarks.buckets [--family NAME] [--method lora | full] [--rows NAME ...] [--buckets N ...]
 
-The images have the aspect ratios of so many ordinary buckets, spread over all there are. Every row is a run of the
+The images have the aspect ratios of this many ordinary buckets, spread over all of them. Every row is a run of the
 training script with a compiler cache of its own, which is empty when it starts. The first epoch meets every bucket and
-is not timed; graphs and seconds of compiling are those of the whole run.
+is not timed; graphs and seconds of compiling count the whole run.
 """
 
 import argparse
@@ -148,7 +148,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--epochs", type=int, default=3, help="timed epochs, each with one step for each image")
     parser.add_argument("--markdown", type=Path, help="write the tables here too")
     parser.add_argument("--folder", type=Path, default=Path("benchmark"), help="for model files; they stay there")
-    parser.add_argument("--miniature", action="store_true", help="a tiny model that needs as many graphs")
+    parser.add_argument("--miniature", action="store_true", help="a tiny model that needs the same number of graphs")
     arguments, flags = parser.parse_known_args(argv)
     try:
         script_for(arguments.family, arguments.method)

@@ -72,7 +72,7 @@ class ObservedRunning(Running):
             self.run.resident = max(self.run.resident, resident)
 
     def look_at_gpu(self) -> None:
-        """Note what nvidia-smi says, if there is one."""
+        """Record nvidia-smi's figures, if there is one."""
         if seen := look_at_gpu():
             self.run.gpu.append(seen)
 
@@ -130,7 +130,7 @@ def launch_processes(count: int, *, fsdp: bool) -> list[str]:
 
 
 def look_at_gpu() -> tuple[float, float] | None:
-    """Return what nvidia-smi says: percent of the time in which a kernel ran, and bytes in use; None without it."""
+    """Return nvidia-smi's figures: percent of the time in which a kernel ran, and bytes in use; None without it."""
     with contextlib.suppress(ValueError):  # [N/A] on some GPUs, nothing without one
         busy, mib = map(float, nvidia.query_first("utilization.gpu", "memory.used"))
         return busy, mib * 2**20

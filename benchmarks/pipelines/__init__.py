@@ -1,4 +1,5 @@
-"""The pipelines of diffusers that images are timed with beside our own generating: a module for each family."""
+"""The pipelines of diffusers that images are timed with in comparison to our own generator: a module for each
+family."""
 
 from importlib import import_module
 from pkgutil import iter_modules

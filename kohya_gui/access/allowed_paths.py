@@ -28,7 +28,7 @@ METADATA_KEYS = ("metadata_file", "image_jsonl_file")
 PATH_KEYS = ("image_dir", "image_directory", "conditioning_data_dir", "control_directory", *METADATA_KEYS)
 """Keys of a dataset_config whose values are paths."""
 NAMES_IN = {"output_name": "output_dir", "log_prefix": "logging_dir", "log_tracker_name": "logging_dir"}
-"""Options that name a file in the folder of another option: a / in them leads elsewhere."""
+"""Options that name a file in the folder of another option: a / in them leads to a different folder."""
 
 NO_PATH = {
     errno.ENAMETOOLONG: "is too long for a path, or has a name longer than 255 bytes; shorten it",

@@ -57,7 +57,7 @@ class CheckpointsRoutes:
         self._job = CompareJob(queue)
 
     def form(self, request: Request) -> dict[str, Any]:
-        """Return what the form of a run offers."""
+        """Return the choices in the form of a run."""
         row = row_of(request, self._queue)
         state = self._queue.watch(row.id).refresh()
         values = _settings(row)

@@ -33,7 +33,7 @@ class PlanProcess:
                 self._one_at_a_time.release()
 
     def ask(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the answer of `sd_scripts.planning.serve` for settings as they are saved.
+        """Return the answer of `sd_scripts.planning.serve` for saved settings.
 
         A process that ends without an answer, because it was killed or its code has changed, is replaced once. Raises
         TimeoutError after `longest` seconds, when the process is killed, and EOFError if the second one ends as well.

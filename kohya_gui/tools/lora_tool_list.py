@@ -1,4 +1,4 @@
-"""The tools of the tab LoRA tools: what each is called, its options, and which of them have no control there."""
+"""The tools of the tab LoRA tools: the title of each, its options, and which of them have no control there."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class LoraTool:
     required: tuple[str, ...] = ()
     """Options that the page requires in addition to those that the groups check."""
     suffix: Callable[[Mapping[str, Any]], str] = lambda values: "-new"
-    """Values -> what the page appends to the first input's name to name the output."""
+    """Values -> the suffix that the page appends to the first input's name to name the output."""
     suggest: Callable[[Sequence[int]], Mapping[str, Any]] = lambda ranks: {}
     """Ranks in the chosen LoRAs -> values that the page fills in where the defaults, sd-scripts' own, are small."""
 
@@ -109,7 +109,7 @@ LORA_TOOLS = (
     LoraTool(
         name="convert",
         title="Convert",
-        about="The same LoRA under the key names of another program, or in another precision.",
+        about="The same LoRA under a different program's key names, or in a different precision.",
         script="convert_lora",
         groups=(ConvertOptions, PrecisionOptions),
         inputs=("src_path",),
@@ -130,7 +130,7 @@ LORA_TOOLS = (
     LoraTool(
         name="inspect",
         title="Inspect",
-        about="Which blocks a LoRA changes and how much, how many of its ranks it uses, and what it was trained with.",
+        about="Which blocks a LoRA changes and how much, how many of its ranks it uses, and its training settings.",
         script="check_lora_weights",
         groups=(LoraInputOptions,),
         inputs=("model",),

@@ -132,7 +132,7 @@ class PublishRoutes:
         return download(job.zip, f"{row.name}.zip", once=True)  # as large as the file
 
     def _content(self, row: RunRow) -> dict[str, Any]:
-        """Return what the program reports about a run. Raises ValueError if the page may not read one of its files."""
+        """Return the program's report about a run. Raises ValueError if the page may not read one of its files."""
         content = _run([str(row.folder)], {}, SECONDS_FOR_CARD)
         for path in content["contents"].values():
             self._allowed_paths.check("file", path)

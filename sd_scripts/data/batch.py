@@ -30,7 +30,7 @@ class Batch:
     text: dict[str, Tensor] = field(default_factory=dict)
     """Cached outputs of the text encoders by name, batch first; empty where captions are encoded in the step."""
     conditioning: dict[str, Tensor] = field(default_factory=dict)
-    """What the family needs beside latents and text, by name, batch first."""
+    """The family's further inputs besides latents and text, by name, batch first."""
     controls: tuple[Tensor, ...] = ()
     """The control images in order, as pixels (B, 3, H, W) or as latents (B, C, h, w), like the images themselves."""
     loss_weight: Tensor

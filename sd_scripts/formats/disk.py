@@ -85,7 +85,7 @@ def same_disk(one: Path, other: Path) -> bool:
 
 @contextlib.contextmanager
 def saving(path: Path) -> Iterator[None]:
-    """Create the folder of `path`, and raise NotWritten if that, or what the block writes, fails."""
+    """Create the folder of `path`, and raise NotWritten if that, or the block's writing, fails."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield

@@ -34,7 +34,9 @@ LARGEST_HEAD = 100_000
 LOCAL = {"locks", "precompiled_headers"}
 """Folders of files that are of use only where they were made."""
 SUFFIX = ".compiled.zip"
-OTHER_PATHS = "Kernels for the CPU are compiled again, since Python or PyTorch was installed in another folder there"
+OTHER_PATHS = (
+    "Kernels for the CPU are compiled again, since Python or PyTorch was installed in a different folder there"
+)
 DAMAGED = (
     *(zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, OverflowError, UnicodeError),
     *(struct.error, zlib.error, lzma.LZMAError),
@@ -45,7 +47,7 @@ TRUST = "It contains code that compiling executes: import only files that you tr
 
 @dataclass(frozen=True, kw_only=True)
 class Moved:
-    """What was exported or imported."""
+    """The exported or imported files."""
 
     graphs: int
     size: int
@@ -79,10 +81,10 @@ def _travels(parts: tuple[str, ...]) -> bool:
 
 
 def import_cache(file: Path) -> Moved:
-    """Add what a file holds to the cache folder; all of it, or nothing.
+    """Add a file's contents to the cache folder; all of them, or nothing.
 
-    Raises ValueError in one sentence if the file is damaged, was made for another kind of machine, or holds anything
-    but a compiler cache, and while a training uses the folder.
+    Raises ValueError in one sentence if the file is damaged, was made for a different kind of machine, or contains
+    anything but a compiler cache, and while a training uses the folder.
     """
     folder = cache_folder()
     refuse_in_use(folder, "imported into")
@@ -115,7 +117,8 @@ def installed_in() -> list[str]:
 
 
 def _checked_head(file: Path, archive: zipfile.ZipFile) -> dict[str, Any]:
-    """Return what the file says of itself. Raises ValueError if it is no compiler cache, or not for this machine."""
+    """Return the file's description of itself. Raises ValueError if it is not a compiler cache, or not for this
+    machine."""
     try:
         if archive.getinfo(HEAD).file_size > LARGEST_HEAD:
             raise ValueError("too large")
@@ -189,7 +192,7 @@ def _extract(archive: zipfile.ZipFile, member: zipfile.ZipInfo, folder: Path) ->
 
 
 def _merge(source: Path, folder: Path) -> None:
-    """Move the files to their places. Their names are hashes of what they hold, so those that exist stay; if a move
+    """Move the files to their places. Their names are hashes of their contents, so those that exist stay; if a move
     fails, all are taken back."""
     moved: list[Path] = []
     try:

@@ -17,7 +17,7 @@ from sd_scripts.settings.settings import Settings
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptedModule:
-    """One module of the model, what may be adapted in it, and its learning rate."""
+    """One module of the model, its adaptable layers, and its learning rate."""
 
     module: nn.Module
     target: LoraTarget
@@ -25,7 +25,7 @@ class AdaptedModule:
 
 
 class NetworkArgs(NetworkChoice):
-    """The network options and network_args, with the classes that compute what they choose."""
+    """The network options and network_args, with the classes that compute them."""
 
     @property
     def kind(self) -> type[Adapter]:

@@ -45,7 +45,7 @@ class CompileOptions(OptionGroup, title="Torch Compile Settings", shown_when="co
         label="Enable torch.compile",
     )
     compile_auto: bool = switch(
-        "Choose whether to compile, and the mode, by what was measured on this machine, else by a rule of thumb. The "
+        "Choose whether to compile, and the mode, by measurements on this machine, else by a rule of thumb. The "
         "run begins with a few uncompiled steps and continues without compiling if compiled ones are not faster.",
         label="Choose automatically",
     )

@@ -77,7 +77,7 @@ class DatasetOptions(OptionGroup, title="Folders and dataset"):
         1, "How often each image of the metadata file is used per epoch.", within=(1, MOST_REPEATS)
     )
     conditioning_data_dir: str | None = path_option(
-        "Folder with a mask for each image, under the same file name. Used with masked_loss: white areas are learned, "
+        "Folder with a mask for each image, under the same file name. Used with masked_loss: white areas are trained, "
         "black areas are ignored.",
         label="Mask images",
     )
@@ -157,7 +157,7 @@ def _resolution_problem(resolution: str) -> str | None:
 
 
 class ControlOptions(OptionGroup, title="Control images", needs="control_images"):
-    """Images that the model sees beside the caption, such as the one to edit."""
+    """Images that the model sees in addition to the caption, such as the one to edit."""
 
     control_directory: str | None = path_option(
         "Folder with the control images of each training image, under its file name: cat.png, or cat_0.png, cat_1.png "
@@ -284,7 +284,7 @@ class CaptionOptions(OptionGroup, title="Captions"):
 
 
 class AugmentOptions(OptionGroup, title="Augmentation and masks"):
-    """How images are varied, and which areas of them are learned."""
+    """How images are varied, and on which of their areas the model is trained."""
 
     color_aug: bool = switch("Vary the colours slightly each time. Cannot be combined with cached latents.")
     flip_aug: bool = switch("Mirror images left to right half of the time. Not for faces, text or anything asymmetric.")
@@ -296,7 +296,7 @@ class AugmentOptions(OptionGroup, title="Augmentation and masks"):
     random_crop: bool = switch(
         "Crop at a random position instead of the centre. Cannot be combined with cached latents."
     )
-    alpha_mask: bool = switch("Use the transparency of an image as its mask: transparent areas are not learned.")
+    alpha_mask: bool = switch("Use the transparency of an image as its mask: transparent areas are not trained.")
     masked_loss: bool = switch(
         "Train only on the areas that the masks keep. The masks come from conditioning_data_dir or the dataset file."
     )
@@ -315,7 +315,7 @@ def _is_range(text: str) -> bool:
 
 
 CAPTIONS_AT_ONCE = 16
-"""Captions that are encoded at once for the cache if text_encoder_batch_size is unset."""
+"""Captions that are encoded together for the cache if text_encoder_batch_size is unset."""
 
 
 class CacheOptions(OptionGroup, title="Caches"):

@@ -86,7 +86,7 @@ class FusedOptions(OptionGroup, title="Updates within the backward pass", method
     def check(self) -> Iterable[tuple[str, str]]:
         chosen = [name for name in FUSED if getattr(self, name)]
         if len(chosen) > 1:
-            yield chosen[0], f"cannot be combined with {chosen[1]}, another form of it; choose one of them"
+            yield chosen[0], f"cannot be combined with {chosen[1]}, a variant of it; choose one of them"
 
 
 class ModelFileOptions(OptionGroup, title="Model file", methods=("full",)):

@@ -17,7 +17,7 @@ class ModelOptions(OptionGroup, title="Model"):
         placeholder="/models/model.safetensors",
     )
     vae: str | None = path_option(
-        "Use another VAE (file or folder) instead of the model's own.",
+        "Use a different VAE (file or folder) instead of the model's own.",
         label="VAE",
         needs="own_vae",
     )

@@ -1,4 +1,4 @@
-"""What to change so that a run fits on the GPU: options that save memory, in the order of what they cost."""
+"""What to change so that a run fits on the GPU: options that save memory, the cheapest first."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""Rebuild the list of runs from the run folders, whose paths are kept in an index file beside the list."""
+"""Rebuild the list of runs from the run folders, whose paths are kept in an index file next to the list."""
 
 import contextlib
 import json
@@ -33,7 +33,7 @@ DESCRIBED = ("name", "note")
 
 @dataclass
 class Remembered:
-    """What the index says of a list."""
+    """The index's record of a list."""
 
     runs: dict[int, dict[str, str]] = field(default_factory=dict)
     """Folder, name and note of the newest runs by id, oldest first."""
@@ -73,7 +73,7 @@ def _is_text(value: Any) -> TypeGuard[str]:
 
 
 class FolderIndex:
-    """A log of what is in a list but not in the run folders, from which a lost list is rebuilt: which runs it has, how
+    """A log of facts in a list but not in the run folders, from which a lost list is rebuilt: which runs it has, how
     the user described them, and the queue's order and settings."""
 
     def __init__(self, path: Path) -> None:
@@ -199,7 +199,7 @@ def _made(folder: RunFolder, launch: dict[str, Any]) -> float:
 
 
 def _events(file: Path) -> list[dict[str, Any]]:
-    """Return the first and the last events: what the run was to do, and how it ended."""
+    """Return the first and the last events: the run's purpose, and how it ended."""
     try:
         with open_regular(file) as opened:
             first = opened.read(LAST_BYTES)

@@ -100,7 +100,7 @@ def _generate_script(card: FamilyCard) -> Script:
 
 
 GENERATE_SCRIPTS = tuple(_generate_script(card) for card in cards() if GENERATE in card.scripts)
-"""The scripts that generate images: with the options of the model and its memory, not with those of training."""
+"""The scripts that generate images: with the options of the model and its memory, without the training options."""
 
 
 def options_of_one_method() -> dict[str, set[str]]:

@@ -36,7 +36,7 @@ DIFFERENCES = """## Different from sd-scripts on purpose
 - `--no-x` turns off what a file turned on; `resolution` may be a number or an array in a file.
 - `--output_config` never writes `huggingface_token` or `wandb_api_key`.
 - Embeddings are saved as .safetensors; sd-scripts writes .pt unless `save_model_as` is set.
-- Regularisation images keep their captions when a template replaces those of the others.
+- Regularisation images keep their captions when a template replaces the others'.
 - A meaningful 0, such as `max_grad_norm = 0`, is kept when a JSON file of kohya_ss is opened.
 
 In full training:

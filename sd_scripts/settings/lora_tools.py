@@ -1,4 +1,4 @@
-"""Options of the tools for LoRA files. Their names are those of sd-scripts, where it has such a tool."""
+"""Options of the tools for LoRA files. Their names are sd-scripts', if it has such a tool."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class PrecisionOptions(OptionGroup, title="Precision"):
 
 
 class ModelspecOptions(OptionGroup, title="Modelspec"):
-    """What the file says of itself."""
+    """The file's metadata."""
 
     no_metadata: bool = switch(
         "Leave modelspec entries out of the file; a LoRA keeps the entries that programs need to load it.",
@@ -137,7 +137,7 @@ SAVING: Groups = (OutputOptions, PrecisionOptions, ModelspecOptions)
 
 
 def check_output(name: str, path: str | None) -> Iterable[tuple[str, str]]:
-    """Yield why a file cannot be written to this path, as far as the path tells."""
+    """Yield why a file cannot be written to this path, as far as the path shows."""
     if not path:
         yield name, "not set; name the file to write"
     elif Path(path).suffix not in SAFETENSORS:
@@ -185,7 +185,7 @@ class LoraInputOptions(OptionGroup, title="LoRA"):
 
 
 class ResizeOptions(OptionGroup, title="Resize"):
-    """The rank of the result: a fixed one, or for each layer as many ranks as it needs."""
+    """The rank of the result: a fixed one, or for each layer the ranks that it needs."""
 
     new_rank: int = option(
         4, "Rank of the result; with a dynamic method its maximum.", within=(1, LARGEST_RANK), label="Rank"
@@ -252,7 +252,7 @@ class ExtractOptions(OptionGroup, title="Extract"):
 
 
 class ConvertOptions(OptionGroup, title="Convert"):
-    """Give a LoRA the key names of another program, or another precision."""
+    """Convert a LoRA to another program's key names, or another precision."""
 
     src_path: str | None = path_option("LoRA file to read; its key names are recognised.", label="LoRA")
     src: str | None = optional("Ignored: the key names of the file are recognised.", label="From")
@@ -268,7 +268,7 @@ class ConvertOptions(OptionGroup, title="Convert"):
 
 
 class InspectOptions(OptionGroup, title="Inspect"):
-    """What a LoRA contains."""
+    """Contents of a LoRA."""
 
     show_all_keys: bool = switch("Also list tensors that are not factors, such as alpha.", label="All keys")
     json: bool = switch("Print one JSON object.", label="JSON")
@@ -289,7 +289,7 @@ class EditMetadataOptions(OptionGroup, title="Metadata"):
 
 
 def option_problems(groups: Groups, values: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for everything that is wrong with the values of a tool, as far as they tell by themselves."""
+    """Return a sentence for every problem of a tool's values that is visible without the files."""
     problems: list[str] = []
     wrong: set[str] = set()
     for group in groups:

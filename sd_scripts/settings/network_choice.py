@@ -1,4 +1,4 @@
-"""What the network options and network_args choose together, read without torch: the plan of a run reports the same
+"""The joint choice of network options and network_args, read without torch: the plan of a run reports the same
 mistakes as the run."""
 
 from __future__ import annotations
@@ -74,13 +74,13 @@ class NetworkChoice:
 
     kind_name: str
     kind_options: Mapping[str, Any]
-    """What the kind read from its own keys of network_args."""
+    """The kind's values from its own keys of network_args."""
     linear: Rank
     conv: Rank
     stabilized: bool
     """Whether alpha is divided by the root of the rank (rsLoRA)."""
     preset: Preset | None
-    """Which layers are adapted; None: those of the family, and with a rank for convolutions these too."""
+    """Which layers are adapted; None: the family's, and with a rank for convolutions these too."""
     neuron_dropout: float
     rank_dropout: float
     module_dropout: float

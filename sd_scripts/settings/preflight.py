@@ -1,7 +1,7 @@
 """Check all of a run that needs no torch: values, model files, data, prompts, output folders.
 
-The training scripts, the page's Start and the queue call it and report everything it finds at once. What it misses is
-reported by the code that opens the file.
+The training scripts, the page's Start and the queue call it and report all its findings together. Other problems
+are reported by the code that opens the file.
 """
 
 import importlib.util
@@ -168,7 +168,7 @@ def why_no_folder(folder: Path, make: bool = True) -> str:
 
 
 def outputs(valid: Settings) -> Iterator[str]:
-    """Refuse a folder in the place of the last file, and a file in the place of its state."""
+    """Refuse a folder in place of the last file, and a file in place of its state."""
     saving = valid[SavingOptions]
     folder = Path(saving.output_dir or ".")
     name = saving.output_name or LAST

@@ -69,7 +69,7 @@ MOST_UNKNOWN = 20
 
 
 def _other_script(name: str, value: str, script: Script) -> str:
-    """Return why a file that names another family or method cannot be used."""
+    """Return why a file that names a different family or method cannot be used."""
     titles = FAMILY_TITLES if name == "family" else SCRIPT_TITLES
     if value not in titles:
         return f"{value!r} is not one of {', '.join(titles)}"

@@ -1,9 +1,7 @@
-"""Show, clear, export or import what torch.compile has compiled on this machine.
+"""Show, clear, export or import the compiled code of torch.compile on this machine.
 
-python -m sd_scripts.tools.compile_cache show [--json]
-python -m sd_scripts.tools.compile_cache clear [--all]
-python -m sd_scripts.tools.compile_cache export FILE
-python -m sd_scripts.tools.compile_cache import FILE
+python -m sd_scripts.tools.compile_cache show [--json] python -m sd_scripts.tools.compile_cache clear [--all] python -m
+sd_scripts.tools.compile_cache export FILE python -m sd_scripts.tools.compile_cache import FILE
 """
 
 import argparse

@@ -115,7 +115,7 @@ def _load(family: str, method: str) -> tuple[Family, Method]:
 
 
 def _dry_run(settings: Settings) -> Iterator[str]:
-    """Yield what this machine and its libraries cannot do, before anything is loaded."""
+    """Yield options that this machine and its libraries do not support, before anything is loaded."""
     import torch
 
     from sd_scripts.families.common.quantizing import machine_problems

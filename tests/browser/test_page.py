@@ -914,7 +914,7 @@ def fine_tune_flux(page: Page, flux_demo: Path) -> None:
     page.locator(f"#{tab}-use-metadata").click()
     expect(field(page, "in_json", tab)).to_have_value(str(images / "meta_cap.json"))
     expect(page.locator(f"#{tab}-in_json-hint")).to_contain_text("12 images")
-    said = "12 images; the metadata file says which are trained"
+    said = "12 images; the metadata file decides which are trained"
     expect(page.locator(f"#{tab}-train_data_dir-hint")).to_contain_text(said)
     files = ("pretrained_model_name_or_path", "clip_l", "t5xxl", "ae", "t5xxl_max_token_length")
     output = flux_demo.parent / "whole output"

@@ -278,7 +278,7 @@ def test_a_folder_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
 
 def test_a_flat_folder_is_reported_with_a_remedy(tmp_path: Path) -> None:
     make_folder(tmp_path / "photos", [(64, 64)] * 2)
-    with pytest.raises(ValueError, match="set num_repeats = 1 to train the 2 images in it as they are"):
+    with pytest.raises(ValueError, match="set num_repeats = 1 to train the 2 images in it unchanged"):
         folders_of([], train_data_dir=tmp_path / "photos")
 
 
@@ -308,7 +308,7 @@ def test_images_outside_the_numbered_folders_and_folders_of_0_repeats_are_report
     assert folders_of(told, train_data_dir=tmp_path) == [("1_cat", 1, "cat", False)]
     assert [("1 image directly in" in line, "'0_dog'" in line) for line in told] == [(True, False), (False, True)]
     (tmp_path / "1_cat").rename(tmp_path / "0_cat")
-    with pytest.raises(ValueError, match="0_cat, 0_dog: the name says 0 repeats"):
+    with pytest.raises(ValueError, match="0_cat, 0_dog: the name sets 0 repeats"):
         folders_of(told, train_data_dir=tmp_path)
 
 

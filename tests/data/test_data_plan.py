@@ -383,7 +383,7 @@ def test_stretched_and_black_masks_are_reported(tmp_path: Path) -> None:
     assert told == [
         "conditioning_data_dir: 1 of 4 masks differ in aspect ratio from their image and are stretched to fit: "
         "02.png (128x64 for 64x64)",
-        "conditioning_data_dir: 1 of 4 masks are completely black, so nothing is learned from these images: 03.png",
+        "conditioning_data_dir: 1 of 4 masks are completely black, so these images do not train anything: 03.png",
     ]
 
 

@@ -794,7 +794,7 @@ def test_the_extension_of_the_captions_found_is_applied_with_one_click(tab, tmp_
 def test_a_folder_with_a_metadata_file_shows_no_repeats(tmp_path):
     images(tmp_path, "a.png", "10_cat/b.jpg", "10_cat/deep/c.webp")
     found = recognise_images.beside_metadata(str(tmp_path))
-    assert (found.text, found.good) == ("3 images; the metadata file says which are trained", True)
+    assert (found.text, found.good) == ("3 images; the metadata file decides which are trained", True)
     (tmp_path / "empty").mkdir()
     assert recognise_images.beside_metadata(str(tmp_path / "empty")).warning
     assert recognise_images.beside_metadata(str(tmp_path / "gone")).text == "Folder not found"

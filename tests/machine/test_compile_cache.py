@@ -246,7 +246,7 @@ MACHINES: dict[str, tuple[dict[str, Any], str]] = {
     "triton": ({"triton": "1.0"}, "Triton 1.0, here "),
     "python": ({"python": "3.8"}, "Python 3.8, here {here.python}"),
     "system": ({"system": "Windows AMD64"}, "system Windows AMD64, here {here.system}"),
-    "cpu": ({"cpu": ("avx_of_no_cpu",)}, "another CPU, with avx_of_no_cpu and without "),
+    "cpu": ({"cpu": ("avx_of_no_cpu",)}, "a different CPU,  with avx_of_no_cpu and without "),
     "gpu": ({"gpus": ("NVIDIA T4 7.5",)}, "GPU NVIDIA T4 7.5, here "),
 }
 

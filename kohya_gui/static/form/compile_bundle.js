@@ -1,5 +1,5 @@
 // The compile bundle of a form (compile_bundle.py): the one whose values the compile controls hold, else "Custom". The
-// first control says whether anything is compiled; while it is off, the others do not matter.
+// first control decides whether anything is compiled; while it is off, the others do not matter.
 window.CompileBundles = (() => {
   const custom = new Map(); // tab -> the values for which the user chose Custom, though they may be a bundle's
   const text = (value) =>

@@ -41,7 +41,7 @@
     return el("fieldset", { id: "compare-checkpoints", class: "wide" }, el("legend", {}, "Checkpoints ", ...links), el("div", {}, ...all));
   };
 
-  const PIN = "Keep this image on the left, and walk on with the arrow keys";
+  const PIN = "Keep this image on the left, and move on with the arrow keys";
   const LAST = ["", "Lowest validation loss, or the last without one"];
   const rules = (...first) => select({}, [...first, ...offers.rules.map(({ value, title }) => [value, title])]);
 
@@ -88,7 +88,7 @@
     return form;
   };
 
-  /** The options that the form sets; what is empty is left out. */
+  /** The options that the form sets, without empty ones. */
   const filled = () => {
     const data = new FormData(parts.form);
     const text = (name) => data.get(name) ?? ""; // strengths are of adapters only
@@ -122,7 +122,7 @@
         draw();
       }
     } catch {
-      // the live view says that the GUI does not respond
+      // the live view reports that the GUI does not respond
     }
     clearTimeout(parts.timer);
     parts.timer = setTimeout(look, EVERY, id);
@@ -297,7 +297,7 @@
       ),
     );
     Studio.show(large);
-    large.focus(); // what was focused is replaced
+    large.focus(); // the focused element is replaced
   };
 
   /** Go to the next cell in a direction that has an image. */

@@ -1,4 +1,4 @@
-"""Store latents in memory, or in files beside the images.
+"""Store latents in memory, or in files next to the images.
 
 An entry is for one image at one size. It has `latents` (C, *S); for flip_aug `latents_flipped`, the latents of the
 flipped image; for alpha_mask `alpha_mask`, the opacity (H, W) in the bucket. Tensor names in files end with the size of
@@ -184,7 +184,7 @@ def _same_size_and_crop(tensors: CacheFile, size: str, item: Item) -> bool:
 
 
 def _pick(tensors: Entry, size: str, item: Item, flipped: bool) -> tuple[Tensor, Pixels | None]:
-    """Return what a step needs of the entry whose names end with `size`."""
+    """Return the tensors that a step reads from the entry whose names end with `size`."""
     latents = tensors[("latents_flipped" if flipped else "latents") + size]
     return latents, _opacity(tensors["alpha_mask" + size]) if item.masked_by_alpha else None
 

@@ -166,7 +166,7 @@ def _stamp(path: Path) -> list[object]:
 
 
 def _headers_in(cache: Any, stamps: dict[Path, list[object]]) -> dict[Path, Header]:
-    """Return what a metadata_cache.json has of these images; entries of another format are ignored."""
+    """Return the entries of a metadata_cache.json for these images; entries in a different format are ignored."""
     entries = cache if isinstance(cache, dict) else {}
     headers = {}
     for path, stamp in stamps.items():
@@ -207,7 +207,7 @@ def _read_headers(paths: Iterable[Path], warn: Warn, progress: ReadingProgress) 
                 warn(f"{header}; it is skipped")
             else:
                 read[path] = header
-    finally:  # a run that is stopped meanwhile need not begin again either
+    finally:  # so a run that is stopped in the meantime need not start over
         remember_headers(read, stamps)
     return {path: found for path in paths if (found := known.get(path) or read.get(path))}
 
@@ -258,7 +258,7 @@ def _with_controls(
 def control_records(
     paths: Iterable[Path], option: str, warn: Warn, progress: ReadingProgress
 ) -> dict[Path, ImageRecord]:
-    """Return control images by path. Raises ValueError if one cannot be read: its sample would lack what it shows."""
+    """Return control images by path. Raises ValueError if one cannot be read: its sample would lack that image."""
     paths = sorted(paths)
     broken: list[str] = []
     progress.expect(len(paths))
@@ -288,7 +288,7 @@ def _warn_about_masks(masks: dict[Path, Size], warn: Warn) -> None:
         )
     if black:
         warn(
-            f"conditioning_data_dir: {len(black)} {of} are completely black, so nothing is learned from these images: "
+            f"conditioning_data_dir: {len(black)} {of} are completely black, so these images do not train anything: "
             f"{some(black)}"
         )
 

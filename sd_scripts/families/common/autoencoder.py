@@ -73,7 +73,7 @@ def _in_float32(vae: Any) -> Iterator[None]:
         vae.float()
         yield
     finally:
-        nn.Module.to(vae, dtype)  # that of diffusers warns about some VAEs for no reason
+        nn.Module.to(vae, dtype)  # diffusers' own warns about some VAEs for no reason
 
 
 def _vae_decode(vae: Any, latents: Tensor, tiled: Tiled, widest: int) -> Tensor:

@@ -1,6 +1,6 @@
 """Where the weight of each adaptable layer lies in the files of a model, so that they can be changed tensor by tensor.
 
-Families say how the tensors of a file become those of a module (`Layout`): by renaming, joining or splitting rows. Here
+Families define how the tensors of a file become a module's (`Layout`): by renaming, joining or splitting rows. Here
 the same functions are applied to tensors that hold the number of each row instead of its values.
 """
 

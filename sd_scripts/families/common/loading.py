@@ -26,7 +26,7 @@ OPTIONAL_KEYS = re.compile(r"(position_ids|attn_mask|logit_scale)$")
 
 
 def download(name: str) -> Path:
-    """Return the model's folder in the Hugging Face cache, downloading what is missing."""
+    """Return the model's folder in the Hugging Face cache, downloading missing files."""
     from diffusers import DiffusionPipeline  # takes a second to import
 
     try:

@@ -42,12 +42,12 @@ def open_sources(
 ) -> tuple[dict[str, WeightSource], list[str]]:
     """Return the complete components of a base model by name, and the problems of the others.
 
-    `find_model` returns the base model's file or folder, or its Hugging Face id, of which nothing is opened. `only`:
+    `find_model` returns the base model's file or folder, or its Hugging Face id, without opening it. `only`:
     names of the components to open; empty for all. Without `online` nothing is downloaded.
     """
     sources: dict[str, WeightSource] = {}
     problems: list[str] = []
-    wrong_model = False  # which says nothing about the other components
+    wrong_model = False  # which does not concern the other components
     for component in card.files.components:
         if only and component.name not in only:
             continue
@@ -81,10 +81,10 @@ def load_tokenizers(
     *,
     late: bool = False,
 ) -> Sequence[Any]:
-    """Return the tokenizers for a model at `source`: from beside it, from tokenizer_cache_dir or from this package.
+    """Return the tokenizers for a model at `source`: next to it, in tokenizer_cache_dir or in this package.
 
-    `rows`: the number of embeddings of each text encoder that has a tokenizer. That of another model is passed over.
-    `late`: they are made when the first one is used, if those of this package would do.
+    `rows`: the number of embeddings of each text encoder that has a tokenizer. A tokenizer of a different model is
+    skipped. `late`: they are created when the first one is used, if this package's would do.
     """
     kinds = [
         (kind, component)

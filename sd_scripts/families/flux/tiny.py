@@ -51,8 +51,8 @@ SHIFT, GUIDANCE = 3.1582, 1.0
 
 
 def write_miniature(folder: Path, shape: FluxParams = SHAPE) -> Miniature:
-    """Make the four files of a FLUX.1 dev, tokenizers beside them, and captioned images: a few MB, in seconds. `shape`
-    may have a different number of blocks."""
+    """Create the four files of a FLUX.1 dev, tokenizers next to them, and captioned images: a few MB, in seconds.
+    `shape` may have a different number of blocks."""
     data_dir = demo_images.write_images(folder / "images")
     transformer = folder / "miniature_flux.safetensors"
     clip, t5 = clip_tokenizer(), t5_tokenizer()
@@ -70,7 +70,7 @@ def write_miniature(folder: Path, shape: FluxParams = SHAPE) -> Miniature:
 
 
 write_narrow = write_miniature
-"""Its blocks are equal, as FLUX.1's are, so it needs as many compiled graphs."""
+"""Its blocks are equal, as FLUX.1's are, so it needs the same number of compiled graphs."""
 
 
 def t5_tokenizer() -> T5Tokenizer:

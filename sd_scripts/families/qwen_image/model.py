@@ -2,7 +2,7 @@
 
 Qwen team, 2025. Images are packed latents: each token is a 2x2 patch of 16 channels. All blocks keep separate weights
 for text and image and let them attend to each other; the text that leaves the last one is not read. The tokens of
-control images, such as the image to edit, follow those of the noisy image.
+control images, such as the image to edit, follow the noisy image's.
 """
 
 from __future__ import annotations

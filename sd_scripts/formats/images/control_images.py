@@ -63,8 +63,8 @@ def find_controls(folder: str, subset: str, images: Iterable[Path]) -> dict[Path
 
 
 def _by_image(stems: Iterable[tuple[Path, str]]) -> dict[str, list[tuple[Path, str]]]:
-    """Return the files by the stem of each image that they may belong to: their own, or what comes before an
-    underscore; each with "" or what follows it."""
+    """Return the files by the stem of each image that they may belong to: their own, or the part before an
+    underscore; each with "" or the part after it."""
     found: dict[str, list[tuple[Path, str]]] = {}
     for path, stem in stems:
         found.setdefault(stem, []).append((path, ""))
@@ -87,7 +87,7 @@ def why_unreadable(name: str) -> str | None:
 
 @functools.lru_cache(maxsize=256)
 def _why_not_decoded(path: Path, written: int, size: int) -> str | None:
-    """Return why a file, as it was when last written, is no image."""
+    """Return why a file, in its current version, is not an image."""
     from sd_scripts.formats.images.image_files import read_with  # Pillow is slow to import
 
     try:

@@ -116,7 +116,7 @@ def require_images(folder: Path, *, recursive: bool, option: str = "train_data_d
 
 def keys_of(images: Iterable[Path], folder: Path, known: Mapping[str, Any], *, full_path: bool) -> dict[Path, str]:
     """Return the key of each image: its full path, or its path below `folder`, without extension if that is unique.
-    A `known` key of another form is kept."""
+    A `known` key of a different form is kept."""
     images = list(images)
     stems = Counter(path.with_suffix("") for path in images)
     keys = {}

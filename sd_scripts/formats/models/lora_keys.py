@@ -97,7 +97,7 @@ def group_keys(keys: Iterable[str], endings: Collection[str] = ENDINGS) -> LoraK
 
 
 def split_key(key: str, endings: Collection[str] = ENDINGS) -> tuple[str, str]:
-    """Return the layer of a tensor and the tensor as ENDINGS name it; ("", "") if it is none of these.
+    """Return the layer of a tensor and the tensor's name in ENDINGS; ("", "") if it has none.
 
     `x.lora_A.weight` -> (`x`, `lora_down.weight`), `y.lora_magnitude_vector` -> (`y`, `dora_scale`).
     """

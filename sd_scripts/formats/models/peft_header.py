@@ -33,7 +33,7 @@ Config = Mapping[str, Any]
 
 
 class PeftHeader:
-    """What the header of a LoRA file, or PEFT's file next to it, states about alpha."""
+    """The alpha that a LoRA file's header, or PEFT's file next to it, states."""
 
     def __init__(self, metadata: Mapping[str, str], layers: Collection[str], path: Path | None = None):
         """layers: the names of all layers in the file; path: the file itself, next to which PEFT's own may be.
@@ -105,7 +105,8 @@ def _entries(metadata: Mapping[str, str], path: Path | None) -> dict[str, Any]:
 
 
 def _require_readable(config: Config) -> None:
-    """Raise ValueError if a configuration is of another method, or of a LoRA that is not for the base model itself."""
+    """Raise ValueError if a configuration is for a different method, or of a LoRA that is not for the base model
+    itself."""
     method = str(config.get("peft_type") or "LORA").rpartition(".")[2].upper()
     start = config.get("init_lora_weights")
     if method != "LORA":

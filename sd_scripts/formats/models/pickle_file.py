@@ -20,7 +20,7 @@ HARMLESS = re.compile(r"(torch|collections|_codecs|builtins|__builtin__)(\..*)?"
 
 @dataclass(frozen=True)
 class PickleFile:
-    """What the opcodes reveal about a file."""
+    """Facts that the opcodes reveal about a file."""
 
     texts: frozenset[str]
     """All its strings, which include the tensor names."""

@@ -1,4 +1,4 @@
-"""Gradient checkpointing of blocks: backward computes what a block keeps for it again.
+"""Gradient checkpointing of blocks: backward recomputes a block's activations.
 
 With offloading the checkpoints are kept in main memory; copies run while the device computes.
 """
@@ -41,7 +41,8 @@ class CheckpointOffload:
         """To the host and to the device: the two directions do not wait for each other."""
 
     def saving(self, hidden: Sequence[Tensor]) -> AbstractContextManager[object]:
-        """Move those of `hidden` that autograd saves meanwhile to main memory; on the CPU they are there already."""
+        """Move the tensors of `hidden` that autograd saves during it to main memory; on the CPU they are there
+        already."""
         if not hidden[0].is_cuda:
             return nullcontext()
         if self._streams is None:

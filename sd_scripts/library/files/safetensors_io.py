@@ -36,7 +36,7 @@ def save_model(
 def write_tensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], dtype: torch.dtype | None = None
 ) -> None:
-    """Write a .safetensors file in place, byte for byte as the safetensors library does, one tensor after another."""
+    """Write a .safetensors file in place, byte for byte like the safetensors library, one tensor after another."""
     first, spans = header_of({key: TensorSpec.of(tensor, dtype) for key, tensor in tensors.items()}, metadata)
     with path.open("wb") as file:
         file.write(first)

@@ -16,7 +16,8 @@ from torch import Tensor
 logger = logging.getLogger(__name__)
 
 ROWS, COLUMNS, DEPTH = 64, 128, 64
-"""Rows of W of a program of `norms`, columns of one of `add_products`, and how much of the other side it reads at once.
+"""Rows of W of a program of `norms`, columns of one of `add_products`, and how much of the other side it reads at a
+time.
 """
 LARGEST_RANK = 128
 FIELDS = tl.constexpr(5)

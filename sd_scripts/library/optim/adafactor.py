@@ -23,7 +23,7 @@ ROWS, COLUMNS, WHOLE = "exp_avg_sq_row", "exp_avg_sq_col", "exp_avg_sq"
 
 
 class Hyperparams(NamedTuple):
-    """What the update of a weight needs beside its tensors."""
+    """Inputs of a weight's update besides its tensors."""
 
     lr: float
     scale: Tensor | None

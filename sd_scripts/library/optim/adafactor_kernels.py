@@ -77,7 +77,7 @@ def _sums(grad, row_sums, column_parts, rows, columns):  # type: ignore[no-untyp
 
 @triton.jit(do_not_specialize=["parts"])
 def _means(row_sums, column_parts, row_means, column_means, mean, rows, columns, parts, rest, eps):  # type: ignore[no-untyped-def]
-    """Update the means of all rows, and their mean, in the first program, those of WIDE columns in each other one."""
+    """Update the means of all rows, and their mean, in the first program, and of WIDE columns in each other one."""
     if tl.program_id(0) == 0:
         lane = tl.arange(0, LANES)
         total = tl.zeros([LANES], tl.float32)

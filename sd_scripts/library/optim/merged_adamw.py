@@ -1,8 +1,8 @@
-"""torch's fused AdamW for parameters that lie side by side in one buffer, as those of an adapter network do.
+"""torch's fused AdamW for parameters that lie side by side in one buffer, as in an adapter network.
 
 It updates each run of neighbours as one tensor: fewer launches, which use the GPU better, and no Python per parameter.
-Every element is updated as torch does it, and the state has the same entries, of which those of neighbours lie side by
-side as well.
+Every element is updated as torch does it, and the state has the same entries, and neighbours' entries are side by side
+as well.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def _neighbours(parameters: Sequence[Tensor]) -> list[list[Tensor]]:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Return whether a tensor is one of this process's memory, without gaps; those of FSDP are not."""
+    """Return whether a tensor is in this process's memory, without gaps; FSDP's are not."""
     return type(tensor) in (Tensor, torch.nn.Parameter) and tensor.is_contiguous()
 
 

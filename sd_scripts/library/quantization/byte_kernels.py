@@ -1,4 +1,4 @@
-"""Kernels for weights of 8 bits: in another dtype (see dequantizing.py), and transposed."""
+"""Kernels for 8-bit weights: conversion to another dtype (see dequantizing.py), and transposition."""
 
 import torch
 import triton

@@ -1,6 +1,6 @@
 """Read LoRA files: the one reader for training, generating and the tools.
 
-What a file says is used or named: a tensor that is damaged, or that belongs to a layer but is not understood, is an
+Everything in a file is used or named: a tensor that is damaged, or that belongs to a layer but is not understood, is an
 error; layers that the model does not have, and tensors of no layer, are listed for a warning.
 """
 
@@ -117,7 +117,7 @@ class LoraFile:
         return out == shape[0] and inputs in (None, shape[1:].numel())
 
     def change(self, name: str, weight: Tensor, strength: float) -> Tensor | None:
-        """Return what the file adds to a layer's `weight` (out, in, ...) at a strength, float32 and of its shape; None
+        """Return the file's change of a layer's `weight` (out, in, ...) at a strength, float32 and of its shape; None
         if it does not have the layer."""
         if (layer := self.layers.get(name)) is None:
             return None
@@ -130,8 +130,8 @@ def read_lora(option: str, path: Path, modules: Iterable[AdaptedModule] = ()) ->
     """Read a LoRA file, with sd-scripts' names for the layers of `modules`, which are the denoiser, then the text
     encoders; without weights they may have other sizes than the file.
 
-    Raises ValueError, one sentence that names the option, the file and the layer, if the file is damaged, of another
-    method, or only understood in part.
+    Raises ValueError, one sentence that names the option, the file and the layer, if the file is damaged, of a
+    different method, or only partly understood.
     """
     modules = list(modules)
     raw = maybe_uncompile_state_dict(read_weights(path, option))
@@ -184,7 +184,7 @@ def checked_layers(raw: Tensors, keys: LoraKeys, header: PeftHeader) -> Layers:
 
 
 def _problem(ending: str, tensor: Tensor, norm: float) -> str:
-    """Return what is wrong with a tensor by itself; "" if nothing is."""
+    """Return the problem of a single tensor; "" without one."""
     if ending == ALPHA:
         if tensor.numel() != 1:
             return "no single number"

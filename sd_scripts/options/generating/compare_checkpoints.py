@@ -15,7 +15,7 @@ MOST_IMAGES = 2000
 
 
 class CheckpointOptions(OptionGroup, title="Checkpoints"):
-    """What is compared."""
+    """Inputs of the comparison."""
 
     run: str | None = path_option("Run folder, which contains its config.toml and events.jsonl.")
     config_file: str | None = path_option(

@@ -8,7 +8,7 @@ from sd_scripts.options.generating.sampling import SAMPLERS
 from sd_scripts.options.spec import OptionGroup, count, option, optional, path_option, switch
 
 GENERATE = "generate"
-"""The method of the scripts that generate, beside those of training."""
+"""The method of the scripts that generate, in addition to the training methods."""
 PREVIEW = "preview.webp"
 """File in the run folder with the image so far."""
 

@@ -6,7 +6,7 @@ from typing import Literal
 from sd_scripts.options.spec import OptionGroup, option, optional, path_option, switch
 
 MOST_VECTORS = 75
-"""Tokens that a text encoder reads at once."""
+"""Tokens that a text encoder reads at a time."""
 OBJECT_TEMPLATES = tuple(
     f"{article} {view} of {of} {{}}"
     for of in ("a", "the", "one", "my")
@@ -30,7 +30,7 @@ STYLE_TEMPLATES = tuple(
 class EmbeddingOptions(
     OptionGroup, title="Textual inversion", methods=("lora", "textual_inversion"), needs="learns_embeddings"
 ):
-    """A new token whose embeddings are trained, while all other tokens stay as they are."""
+    """A new token whose embeddings are trained, while all other tokens stay unchanged."""
 
     token_string: str | None = optional(
         "The new word, which captions and sample prompts contain. It must not be a word the model already knows.",
@@ -74,14 +74,14 @@ class EmbeddingOptions(
 
     @property
     def templates(self) -> tuple[str, ...]:
-        """Return the captions that replace those of the images; none if these are used."""
+        """Return the captions that replace the images' own; none if those are used."""
         if not self.token_string or not (self.use_object_template or self.use_style_template):
             return ()
         chosen = OBJECT_TEMPLATES if self.use_object_template else STYLE_TEMPLATES
         return tuple(template.format(self.token_string) for template in chosen)
 
     def without_token(self) -> Iterator[str]:
-        """Yield the names of the options that are set although there is no token."""
+        """Yield the names of the options that are set without a token."""
         if not self.token_string:
             for name in ("init_word", "weights", "embedding_lr", "use_object_template", "use_style_template"):
                 if getattr(self, name):

@@ -18,7 +18,7 @@ WITH_CONVOLUTIONS = ("locon", "dora", "loha", "lokr", "oft", "boft")
 
 
 class NetworkOptions(OptionGroup, title="Network", methods=("lora",)):
-    """What the LoRA adapts, and how much it can learn."""
+    """The layers a LoRA adapts, and its capacity."""
 
     network_type: str | None = optional(
         "What is trained for each layer. lora suits most; locon adapts convolutions too; dora also trains the norms of "
@@ -32,7 +32,7 @@ class NetworkOptions(OptionGroup, title="Network", methods=("lora",)):
         suggestions=("networks.lora", "networks.loha", "networks.lokr", "networks.oft", "lycoris.kohya"),
     )
     network_dim: int | None = optional(
-        "Rank: how much the LoRA can learn. 8 to 32 suits most. Default: 4.",
+        "Rank, the capacity of the LoRA. 8 to 32 suits most. Default: 4.",
         label="Rank (network_dim)",
         within=(1, 1_000_000),
     )
@@ -275,7 +275,7 @@ class NetworkOptions(OptionGroup, title="Network", methods=("lora",)):
 
 
 def _is_even(factors: str) -> bool:
-    """Whether all factors of a list are 1, or 0 for what is not trained."""
+    """Whether all factors of a list are 1, or 0 for untrained layers."""
     try:
         return {float(word) for word in factors.strip(" '\"[]()").split(",") if word.strip()} <= {0.0, 1.0}
     except ValueError:

@@ -63,7 +63,7 @@ TAKEN: dict[str, Mapping[str, tuple[Callable[[Any], bool], str]]] = {
     "sgdnesterov": {"momentum": AMOUNT, "dampening": (_is_number, "a number"), "nesterov": SWITCH, **OF_BOTH},
 }
 """Lower-case optimizer_type -> the arguments of PyTorch's own optimizers, each with its test and its description. Only
-the packages know those of the others."""
+the packages know the others' arguments."""
 
 
 def problems(optimizer_type: str, items: Iterable[str]) -> Iterator[str]:

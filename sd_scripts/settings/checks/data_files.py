@@ -92,7 +92,7 @@ def controls(valid: Settings) -> Iterator[str]:
 
 
 def _controls_problem(directory: str, folder: Path) -> str:
-    """Return what is wrong with the control images of a folder; empty if nothing is."""
+    """Return the problems of a folder's control images; empty without any."""
     try:
         find_controls(directory, folder.name, filter(is_readable, find_images(folder)))
     except (OSError, ValueError) as error:

@@ -59,7 +59,8 @@ def swapped_adapter_conflicts(values: RunValues) -> Findings:
 
 
 def quantized_adapter_conflicts(values: RunValues) -> Findings:
-    """Refuse LyCORIS networks that start from the base weights, of which quantized layers have no full precision."""
+    """Refuse LyCORIS networks that start from the base weights, which quantized layers do not have in full
+    precision."""
     memory = values[MemoryOptions]
     training = values[TrainingOptions]
     network = values[NetworkOptions]

@@ -1,4 +1,4 @@
-"""Check, without torch, that the model files of a run belong to its family, as far as their headers tell."""
+"""Check, without torch, that the model files of a run belong to its family, as far as their headers show."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -164,14 +164,13 @@ def _denoiser_layers(valid: Settings) -> set[str]:
 
 
 def model_variant(model: ModelOptions) -> str:
-    """Return what the file or folder of the base model is; empty if it is not known."""
+    """Return the kind of the base model's file or folder; empty if unknown."""
     path = Path(model.pretrained_model_name_or_path or "")
     return describe(path).variant if path.name else ""
 
 
 def model_remarks(settings: Settings, downloaded: Path | None = None) -> Iterator[str]:
-    """Compare the options with what the base model is, and with what it states about how it was trained, in a sentence
-    for each difference.
+    """Compare the options with the base model's kind, and with its stated objective, in a sentence for each difference.
 
     Nothing is known of a model of the Hugging Face Hub before it is in a `downloaded` folder; with it, models that are
     files or folders are skipped.

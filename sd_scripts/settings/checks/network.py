@@ -1,4 +1,4 @@
-"""Checks of what is trained: the network, the embeddings of new tokens, text encoders."""
+"""Checks of the trained parts: the network, the embeddings of new tokens, text encoders."""
 
 from sd_scripts.families.cards.registry import card_by_network, is_built_in_network
 from sd_scripts.options.dataset import CacheOptions

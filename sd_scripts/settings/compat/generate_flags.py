@@ -32,7 +32,8 @@ MASKS = "masks are not supported; leave it out"
 
 
 class OtherFlags(OptionGroup, title="Flags of sd-scripts and musubi-tuner", methods=(GENERATE,)):
-    """Accepted for their commands; each is replaced by another option, needed no more, or answered with what to do."""
+    """Accepted for their commands; each is replaced by another option, no longer needed, or answered with the
+    remedy."""
 
     image_size: list[str] = option([], "Two numbers, height and width: now height and width.")
     fp8: bool = name_of("quantize_base", "fp8")
@@ -98,8 +99,8 @@ class Translated:
 
 
 def alias_of(name: str, card: FamilyCard) -> str | None:
-    """Return the option that a flag of another program means; None if it is none, or has the same name."""
-    if name == "guidance_scale":  # of a model without an embedded guidance it is that of two predictions
+    """Return the option that a flag of another program means; None if it has no equivalent, or the same name."""
+    if name == "guidance_scale":  # without an embedded guidance it is the guidance of two predictions
         return "guidance" if card.has("guidance") else "scale"
     return ALIASES.get(name)
 
@@ -128,7 +129,7 @@ def translate(flags: Mapping[str, Any], card: FamilyCard) -> Translated:
 
 
 def _as_here(values: dict[str, Any]) -> dict[str, Any]:
-    """Return values that have other forms there as they are here: precisions, and `file;strength`."""
+    """Return values converted to the form they have here: precisions, and `file;strength`."""
     found = [WITH_STRENGTH.fullmatch(file) for file in values.get("lora_weights", ())]
     if any(found) and "lora_multiplier" not in values:
         files = [match[1] if match else file for match, file in zip(found, values["lora_weights"], strict=True)]

@@ -18,7 +18,7 @@ COMPILE = "set compile and the options that begin with compile_"
 
 
 class MusubiOptions(OptionGroup, title="Names of musubi-tuner"):
-    """Accepted for its commands; each is replaced by another option, or needed no more."""
+    """Accepted for its commands; each is replaced by another option, or no longer needed."""
 
     dit: str | None = optional("Name of pretrained_model_name_or_path.")
     gradient_checkpointing_cpu_offload: bool = switch("Name of cpu_offload_checkpointing.")
@@ -82,11 +82,11 @@ ALWAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "network_train_unet_only": (True, ("network_train_text_encoder_only", "train_text_encoder", "text_encoder_lr")),
     "model_prediction_type": ("raw", ()),
 }
-"""What is so in every training there without an option -> its value, and other options that decide about it here."""
+"""Settings that always apply there without an option -> the value, and other options that decide about it here."""
 
 
 def always_there(values: Mapping[str, Any], here: Collection[str]) -> tuple[dict[str, Any], str]:
-    """Return what a command with musubi-tuner's `dit` leaves unsaid: (values to set, remark). `here`:
+    """Return the implied settings of a command with musubi-tuner's `dit`: (values to set, remark). `here`:
     names of the options that have an effect for the family."""
     missing = {
         name: value

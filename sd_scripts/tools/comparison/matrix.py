@@ -1,7 +1,7 @@
 """Make a comparison: checkpoint by checkpoint, its validation loss and then its images, each kept as it is made.
 
 Names of images and keys of losses are digests of all that decides them. So a comparison that was stopped continues,
-and one with more checkpoints, strengths or prompts makes only what is new.
+and one with more checkpoints, strengths or prompts computes only the new ones.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Comparison:
             self._held_out.close()
 
     def _check(self, matrix: MatrixOptions) -> None:
-        """Check what is generated with each checkpoint, and fill the rows."""
+        """Check the images to generate with each checkpoint, and fill the rows."""
         checked = self._source.checkpoints[:1] if self._source.has_adapters else self._source.checkpoints
         for checkpoint in checked:
             settings = self._settings(checkpoint, AT_FULL_STRENGTH)

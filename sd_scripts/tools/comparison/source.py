@@ -1,4 +1,4 @@
-"""What is compared: checkpoints, the settings of their training, and prompts. Read and checked without torch."""
+"""Inputs of a comparison: checkpoints, the settings of their training, and prompts. Read and checked without torch."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Source:
     checkpoints: tuple[Checkpoint, ...]
     title: str
     folder: Path | None
-    """Where the result goes unless an option says otherwise."""
+    """Default folder of the result."""
 
     @property
     def family(self) -> str:
@@ -80,7 +80,8 @@ class Source:
         return next(name for name, mixed in DTYPES.items() if mixed == precision)
 
     def image_values(self, options: MatrixOptions) -> dict[str, Any]:
-        """Return the prompts, and what images have where these do not say. Raises ValueError if there is no prompt."""
+        """Return the prompts, and the defaults of images for values that these do not set. Raises ValueError if there
+        is no prompt."""
         card = card_of(self.family)
         own = {name: getattr(options, name) for name in ("width", "height", "steps", "scale", "guidance", "sampler")}
         defaults = {name: getattr(card.sample_defaults, name) for name in own}
@@ -115,7 +116,8 @@ def rows_of(prompts: Iterable[SamplePrompt], seeds: Sequence[int]) -> list[Sampl
 
 
 def read_source(options: CheckpointOptions) -> Source:
-    """Return what the options name. Raises ValueError, one sentence per line, for what cannot be compared."""
+    """Return the comparison's inputs that the options name. Raises ValueError, one sentence per line, for what cannot
+    be compared."""
     if bool(options.run) == bool(options.config_file):
         raise ValueError("run: give the folder of a run, or config_file and checkpoints")
     if options.run:

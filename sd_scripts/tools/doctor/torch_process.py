@@ -16,7 +16,7 @@ from sd_scripts.tools.doctor.check import Check, Finding, problem
 from sd_scripts.tools.doctor.torch_checks import CHECKS
 
 GRACE = 10.0
-"""Seconds until a process that shall end is killed."""
+"""Seconds until a process that was asked to end is killed."""
 
 
 class TorchProcess:

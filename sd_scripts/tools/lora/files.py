@@ -76,7 +76,7 @@ def model_family(option: str, path: Path) -> str:
 
 
 def full_size_modules(family: Family) -> tuple[AdaptedModule, ...]:
-    """Return the modules that adapters change, at full size and without weights: they tell the names of all layers."""
+    """Return the modules that adapters change, at full size and without weights: they have the names of all layers."""
     return _full_size(family.card.name)
 
 
@@ -176,7 +176,7 @@ def lora_metadata(family: Family, sources: Sequence[LoraFile], ranks: Mapping[st
 
 
 def modelspec_of_result(save_to: Path, sources: Sequence[tuple[Path, Mapping[str, str]]]) -> Texts:
-    """Return the modelspec entries of a file made from others: what the first says, with a new title and date."""
+    """Return the modelspec entries of a file made from others: the first's, with a new title and date."""
     first = {key: text for key, text in sources[0][1].items() if key.startswith("modelspec.")} if sources else {}
     first.pop("modelspec.hash_sha256", None)
     titles = [metadata.get("modelspec.title") or path.stem for path, metadata in sources]

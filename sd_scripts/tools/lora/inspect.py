@@ -1,4 +1,4 @@
-"""Look into a LoRA: which blocks it changes and how much, how many of its ranks it uses, what it was trained with."""
+"""Look into a LoRA: which blocks it changes and how much, how many of its ranks it uses, its training settings."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SHARES = (0.9, 0.95, 0.99)
 
 @dataclass(frozen=True)
 class LayerReport:
-    """What a layer of a LoRA does at strength 1."""
+    """The effect of a LoRA layer at strength 1."""
 
     name: str
     block: str
@@ -60,7 +60,7 @@ class LayerReport:
 
 
 def inspect(given: Given, reporter: Reporter) -> None:
-    """Print what is in a LoRA, and write it into the run folder. Raises ValueError, one sentence."""
+    """Print the contents of a LoRA, and write them into the run folder. Raises ValueError, one sentence."""
     options = given[InspectOptions]
     path = Path(given[LoraInputOptions].model)
     file = describe(path)
@@ -148,7 +148,7 @@ def _facts(path: Path, title: str, summary: LoraSummary | None, layers: Sequence
 
 
 def _blocks(layers: Sequence[LayerReport], blocks: LoraBlocks) -> list[dict[str, Any]]:
-    """Return the norm of what a LoRA changes of each block, in the order of the model, text encoders first."""
+    """Return the norm of a LoRA's change of each block, in the order of the model, text encoders first."""
     squares: Counter[str] = Counter()
     counts: Counter[str] = Counter()
     text = {layer.block for layer in layers if blocks.is_text(layer.name)}

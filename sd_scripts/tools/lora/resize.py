@@ -1,4 +1,4 @@
-"""Resize a LoRA: keep the strongest directions of each layer's update. Key names stay as they are in the file."""
+"""Resize a LoRA: keep the strongest directions of each layer's update. Key names of the file stay unchanged."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from sd_scripts.tools.lora.files import save_lora, warn_of_unknown_layers
 
 @dataclass(frozen=True)
 class Resized:
-    """A layer with a new rank, and what is left of it."""
+    """A layer with a new rank, and the share of its norm that is kept."""
 
     up: Tensor
     down: Tensor

@@ -1,4 +1,4 @@
-"""Publish what a run trained: write a model card to edit, then upload it with the file and samples, or pack a zip.
+"""Publish the result of a run: write a model card to edit, then upload it with the file and samples, or pack a zip.
 
 python -m sd_scripts.tools.publish RUN_FOLDER [--repo_id me/my-lora [--public]] [--zip FILE]
 
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def publish(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Do what the flags say; return what was made. Raises ValueError or OSError, one sentence."""
+    """Carry out the flags; return the created files. Raises ValueError or OSError, one sentence."""
     if arguments.repo_id and not REPOSITORY.fullmatch(arguments.repo_id):
         raise ValueError(f"--repo_id: '{arguments.repo_id}' is not a repository name; write me/my-lora")
     if arguments.zip and arguments.zip.suffix.lower() != ".zip":
@@ -92,14 +92,14 @@ def publish(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def contents(trained: Trained, card: Path) -> Iterator[tuple[str, Path]]:
-    """Yield what is published: names in the repository or zip, and files."""
+    """Yield the published files: names in the repository or zip, and paths."""
     yield CARD, card
     yield from ((file.name, file) for file in trained.files)
     yield from ((image_name(number, sample.path), sample.path) for number, sample in enumerate(trained.samples))
 
 
 def _sources(trained: Trained, card: Path) -> Iterator[str]:
-    """Yield what is published, and from where."""
+    """Yield the published files and where they come from."""
     yield from (f"{name}: '{path}'" for name, path in contents(trained, card))
     yield from trained.left_out
 

@@ -1,4 +1,4 @@
-"""What a run left behind that can be published: its file, samples and settings, read from the run folder."""
+"""Files of a run that can be published: its model file, samples and settings, read from the run folder."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Trained:
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """What the file says of itself."""
+        """The file's metadata."""
         return read_header(self.file).metadata
 
     @property
@@ -74,7 +74,7 @@ class Trained:
 
 
 def read_run(folder: Path) -> Trained:
-    """Return what a run trained. Raises ValueError, one sentence, if there is nothing to publish.
+    """Return the result of a run. Raises ValueError, one sentence, if there is nothing to publish.
 
     A run folder may come from elsewhere, and its events may name any file of this machine: only .safetensors files and
     images in the folder that the run wrote to are taken.

@@ -42,7 +42,7 @@ class Recovery:
         return do()
 
     def recovers_from(self, error: Exception) -> bool:
-        """Return whether a failed step, of which nothing may be left, can be repeated without CUDA graphs or eagerly.
+        """Return whether a failed step, whose effects are undone, can be repeated without CUDA graphs or eagerly.
         Raises Failed if compiling failed under compile_fullgraph."""
         compiler = self._compiler
         if isinstance(error, RecordingFailed):
@@ -76,7 +76,7 @@ class Recovery:
         return True
 
     def _continue_unrecorded(self, error: RecordingFailed) -> None:
-        """Continue with what is recorded, else with compiled blocks."""
+        """Continue with the recorded graphs, else with compiled blocks."""
         chosen = self._compiler.chosen
         option = "record_steps"
         if uses_cuda_graphs(chosen):

@@ -1,6 +1,6 @@
 """External networks such as LyCORIS: any importable module with the functions of sd-scripts' networks.
 
-They name layers after the modules of our model, which are those of diffusers; files have the names of the family.
+They name layers after the modules of our model, which are diffusers'; files have the family's names.
 """
 
 import importlib
@@ -108,7 +108,7 @@ def _create(components: Components, encoders: list[nn.Module], options: NetworkO
 
 
 def _groups(network: Any, rates: list[float], unet_lr: float | None, base: float) -> list[dict[str, Any]]:
-    """Return the optimizer groups. `rates` are those of the text encoders. Some networks return names, too."""
+    """Return the optimizer groups. `rates` are the text encoders'. Some networks return names, too."""
     if len(set(rates)) > 1 and hasattr(network, "prepare_optimizer_params_with_multiple_te_lrs"):
         made = network.prepare_optimizer_params_with_multiple_te_lrs(rates, unet_lr, base)
     else:
@@ -202,7 +202,7 @@ class ExternalGradients(GradientBuffer):
         return torch.nn.utils.clip_grad_norm_(self._parameters, max_norm)
 
     def clear(self) -> None:
-        self._network.zero_grad(set_to_none=True)  # also those of rate 0, which are in no group
+        self._network.zero_grad(set_to_none=True)  # also layers of rate 0, which are in no group
 
 
 class ExternalNetwork(NetworkTrainable):

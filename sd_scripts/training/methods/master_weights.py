@@ -50,7 +50,7 @@ def gradients_of(weights: Iterable[Weight]) -> list[Tensor]:
 
 @torch.no_grad()
 def collect_gradients(weights: Iterable[Weight]) -> None:
-    """Add the copies' gradients to those of the masters, and clear them."""
+    """Add the copies' gradients to the masters', and clear them."""
     for weight in weights:
         gradient = weight.copy.grad
         if weight.master is None or gradient is None:
@@ -118,6 +118,6 @@ def partitions_by_block(weights: Sequence[Weight], blocks: Sequence[nn.Module]) 
 
 
 def equal_partitions(weights: Sequence[Weight], count: int) -> list[Partition]:
-    """Return `count` partitions with equally many weights (fused_optimizer_groups)."""
+    """Return `count` partitions with the same number of weights (fused_optimizer_groups)."""
     size = -(-len(weights) // count)
     return [Partition(list(weights[i : i + size])) for i in range(0, len(weights), size)]

@@ -189,7 +189,7 @@ class Shards:
         """Apply `change` to the values, averages and optimizer moments of sharded weights, where shapes match."""
 
         def changed(tensors: dict[str, Any], name: str) -> dict[str, Any]:
-            """Change those of a weight's values that have its shape."""
+            """Change the values of a weight that have its shape."""
             return {
                 key: change(value, name) if isinstance(value, Tensor) and value.shape == shape_of(name) else value
                 for key, value in tensors.items()
@@ -223,7 +223,7 @@ def shard(context: Context, denoiser: nn.Module, weights: Iterable[Weight], bloc
 
 
 def collect_shard_gradients(weights: Iterable[Weight]) -> None:
-    """Add the gradients that backward left in shards to those of this process's rows."""
+    """Add the gradients that backward left in shards to the gradients of this process's rows."""
     for weight in weights:
         if weight.sharded is None or not isinstance(weight.sharded.grad, DTensor):
             continue

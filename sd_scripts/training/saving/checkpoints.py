@@ -52,7 +52,7 @@ class Saver:
             self._close_window_of_epochs(epoch)
 
     def tidy(self) -> None:
-        """Remove what the run that this one resumes would have removed, had it not died."""
+        """Remove files that the resumed run would have removed, had it not died."""
         progress = self._train_state.progress
         train_plan = self._train_state.train_plan
         if every := self._saving.save_every_n_steps:  # the last step is saved under another name
@@ -171,8 +171,8 @@ class Saver:
     def _close_window(
         self, file: Callable[[int], Path], every: int, last_model: int | None, last_state: int | None
     ) -> None:
-        """Remove what this run saved up to these steps or epochs (None: nothing). That may be several, since a killed
-        process may have left some."""
+        """Remove files that this run saved up to these steps or epochs (None: nothing). That may be several, since a
+        killed process may have left some."""
         if not self._context.is_main:
             return
         begin = re.escape(self._writer.stem(file(0)).rstrip("0"))

@@ -1,4 +1,4 @@
-"""Origin of a state: the settings, base model and data it was trained with. Resume reports what has changed since."""
+"""Origin of a state: the settings, base model and data it was trained with. Resume reports changes since then."""
 
 import hashlib
 import json

@@ -84,7 +84,7 @@ class TrainState:
                 self.ema.load(state["ema"])
 
     def _changed_hyperparameters(self, saved: "SavedState") -> list[dict[str, Any]]:
-        """Return the hyperparameters of each group in which the settings differ from those of the state."""
+        """Return the hyperparameters of each group in which the settings differ from the state."""
         before = saved.hyperparameters
         if len(before) != len(self.hyperparameters):
             return [{} for _ in self.hyperparameters]
@@ -179,7 +179,7 @@ class SavedState:
     time: float
     """When it was written (Unix time)."""
     origin: Origin
-    """What it was trained from."""
+    """The inputs of the training."""
     hyperparameters: list[dict[str, Any]]
     """Hyperparameters of each optimizer group before its first step."""
     files: dict[str, str]
@@ -222,7 +222,7 @@ def write_state(folder: Path, state: dict[str, Any], train_state: TrainState, se
 
 
 class _HashingFile:
-    """A file for torch.save that hashes what is written to it."""
+    """A file for torch.save that hashes everything written to it."""
 
     def __init__(self, file: IO[bytes]):
         self._file = file
@@ -291,7 +291,7 @@ def read_whole(resume: str) -> SavedState:
 
 
 def damage(saved: SavedState) -> str:
-    """Return what is wrong with the files of a state, or an empty string; reads them completely."""
+    """Return the problem of a state's files, or an empty string; reads them completely."""
     if not saved.as_written:
         return f"the checksum of {PROGRESS} does not match"
     try:

@@ -107,7 +107,7 @@ class Writer:
 
     def try_out(self, probe: Path) -> int:
         """Save for a test and remove the file; return the bytes that a file will take at least. Of a whole model only
-        one tensor is written, to save time. Raises what the save would raise."""
+        one tensor is written, to save time. Raises the save's exceptions."""
         trainable = self._train_state.trainable
         metadata = self._metadata.of_trial()
         try:

@@ -109,7 +109,7 @@ def test_a_caption_that_was_edited_in_the_destination_stays(source: Path, concep
     arrange(concept)
     caption = source.parent / "data/img/10_sks cat/a.txt"
     caption.write_text("edited by hand")
-    assert told(arrange(concept)) == ["a.txt already exists with another text and was kept"]
+    assert told(arrange(concept)) == ["a.txt already exists with a different text and was kept"]
     assert caption.read_text() == "edited by hand"
 
 

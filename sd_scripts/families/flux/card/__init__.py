@@ -36,7 +36,7 @@ SCHNELL = "flux-1-schnell"
 
 AUTOENCODER = "FLUX.1 autoencoder"
 TRANSFORMERS = ("double_blocks.0.img_attn.qkv.weight", "single_transformer_blocks.0.proj_mlp.bias")
-"""Keys of a transformer of this kind, in the original layout and in that of diffusers."""
+"""Keys of a transformer of this kind, in the original layout and in diffusers'."""
 VARIANTS = (
     ("distilled_guidance_layer.", "Chroma"),
     ("double_stream_modulation_img.", "FLUX.2"),
@@ -67,7 +67,7 @@ def recognise(header: Header) -> tuple[str | None, str] | None:
 
 
 def folder_variant(folder: Path, variant: str) -> str:
-    """Tell dev from schnell by the transformer's configuration in a diffusers folder."""
+    """Distinguish dev from schnell by the transformer's configuration in a diffusers folder."""
     try:
         guided = read_json(folder / "transformer" / "config.json").get("guidance_embeds")
     except (OSError, ValueError, AttributeError):

@@ -13,7 +13,7 @@ RECOMMENDED = {
     "model_prediction_type": "raw",
     "guidance_scale": 1.0,
 }
-"""Values that train FLUX.1 dev well; the defaults are those of sd-scripts."""
+"""Values that train FLUX.1 dev well; the defaults are sd-scripts'."""
 
 
 class FluxModelOptions(OptionGroup, title="FLUX.1 model"):
