@@ -1,4 +1,4 @@
-"""Presets load, say nothing needless and leave only the user's own paths to fill in."""
+"""Presets load, set nothing needless and leave only the user's own paths to fill in."""
 
 from pathlib import Path
 

@@ -27,7 +27,7 @@ settings.register_profile(
     "same at every run",
     derandomize=True,
     database=None,
-    deadline=None,  # this and the next: a busy machine is no failure
+    deadline=None,  # this and the next: a busy machine is not a failure
     suppress_health_check=[HealthCheck.too_slow],
     max_examples=100,
 )
@@ -187,7 +187,7 @@ def settings_for(script: Script) -> st.SearchStrategy[Settings]:
 
 
 def saved_and_read(chosen: Settings) -> tuple[Settings, dict[str, Any]]:
-    """The settings after a save, and what the file says."""
+    """The settings after a save, and the file's contents."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run.toml"
         write_toml(path, chosen.saved())

@@ -34,7 +34,7 @@ def bin_folder(tmp_path: Path) -> Path:
 
 
 def chosen(bin_folder: Path) -> str:
-    """What the script says that it makes the environment with."""
+    """The Python with which the script reports that it creates the environment."""
     root = bin_folder.parent / "project"
     root.mkdir()
     for name in ("setup.sh", "requirements.txt", "pyproject.toml"):

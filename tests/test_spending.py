@@ -1,4 +1,4 @@
-"""What the suite may spend on a model family, and in which order it runs its files."""
+"""The suite's budget for a model family, and in which order it runs its files."""
 
 from collections import Counter
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a run imports and loads before its first step: no more than it needs."""
+"""A run imports and loads only what it needs before its first step."""
 
 import json
 import subprocess
@@ -46,7 +46,7 @@ T5_ARGUMENTS = {
 
 
 def with_known_vocabulary(miniature: Any, folder: Path) -> dict[str, str]:
-    """The miniature's model, but with as many token embeddings as the tokenizers that we ship have tokens."""
+    """The miniature's model, but with one token embedding for each token of the tokenizers that we ship."""
     model = load_file(miniature.checkpoint)
     for key, tensor in model.items():
         if key.endswith("token_embedding.weight"):

@@ -86,8 +86,8 @@ def test_every_row_differs_from_the_others_by_options_of_its_script(script: Scri
 
 
 def test_operations_are_counted_for_products_and_attention() -> None:
-    """A block of 16 tokens: twice 16 x 32 x 64 for the product, as much for its input's gradient, and for the weight's
-    if that learns."""
+    """A block of 16 tokens: twice 16 x 32 x 64 for the product, the same for its input's gradient, and for the
+    weight's if it is trained."""
     for learns, products in ((False, 2), (True, 3)):
         layer = nn.Linear(32, 64, bias=False, device="meta")
         found = operations_per_image(layer, lambda m, width, height: m(unknown(16, 32)), 64, 64, learns=learns)

@@ -1,4 +1,5 @@
-"""The live view and the tab Runs in real Chromium, with trainers that only tell: long histories, samples, consoles."""
+"""The live view and the tab Runs in real Chromium, with stand-in trainers that only report: long histories, samples,
+consoles."""
 
 import re
 import sys
@@ -268,7 +269,7 @@ def test_a_run_removed_elsewhere_is_shown_as_gone_and_leaves_the_list(page, queu
 
 
 def ended(queue: RunQueue, place: Path, name: str, began: float, last: int = 10, **row: Any) -> int:
-    """A run of the past that tells of its steps and saved a state and a sample."""
+    """A past run that reported its steps and saved a state and a sample."""
     folder = new_run_folder(place, name)
     folder.config.write_text(f'output_name = "{name}"\nnetwork_dim = {last}\n')
     first, resumed = row.pop("first", 1), row.pop("resumed", "")

@@ -42,7 +42,7 @@ def test_the_compiler_cache_is_exported_cleared_and_imported(page: Any, machine:
     expect(shown.locator("dl")).to_contain_text(str(folder))
     with page.expect_download() as coming:
         shown.locator("[data-action=export-compile-cache]").click()
-        expect(shown.locator("[role=status]")).to_contain_text("Exported 2 graphs")  # else it says why not
+        expect(shown.locator("[role=status]")).to_contain_text("Exported 2 graphs")  # else it shows why not
     coming.value.save_as(tmp_path / "cache.zip")
     shown.locator("[data-action=clear-compile-cache]").click()
     shown.locator("[data-action=confirm-clear-compile-cache]").click()

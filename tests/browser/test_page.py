@@ -44,7 +44,7 @@ of_a_stranger = pytest.mark.usefixtures("stranger")
 
 def begin_anew(page: Page, folder: Path, **settings: object) -> None:
     """Open a file of SDXL with these settings: everything else in the form is as by default."""
-    file = folder / f"{folder.name}.toml"  # a name of its own: the page tells that this one is open
+    file = folder / f"{folder.name}.toml"  # a name of its own: the page shows that this one is open
     write_toml(file, {**SDXL_LORA.identity, **settings})
     open_file(page, file)
 
@@ -365,7 +365,7 @@ def test_a_preset_and_the_six_controls_are_saved_and_restored(page, tmp_path):
 
 
 def expect_bundle(page: Page, title: str) -> None:
-    """The list shows the bundle and what it does, and the switch beside the presets whether it compiles."""
+    """The list shows the bundle and its effect, and the switch next to the presets whether it compiles."""
     helps = {bundle.title: bundle.help for bundle in BUNDLES} | {CUSTOM: CUSTOM_HELP}
     expect(field(page, "compile-bundle")).to_have_value(title)
     expect(page.locator("#lora-compile-bundle")).to_contain_text(helps[title])
@@ -416,7 +416,7 @@ def expect_modes_only_for_the_backend_that_takes_one(page: Page) -> None:
     choose(page, "compile_backend", "inductor")
     choose(page, "compile_mode", "max-autotune")
     choose(page, "compile_backend", "eager")
-    expect(mode).to_have_css("pointer-events", "auto")  # what is wrong there can be mended
+    expect(mode).to_have_css("pointer-events", "auto")  # the problem there can be fixed
 
 
 def expect_bundles_to_set_the_controls_and_to_show_what_they_hold(page: Page) -> None:
@@ -431,7 +431,7 @@ def expect_bundles_to_set_the_controls_and_to_show_what_they_hold(page: Page) ->
         expect_bundle(page, bundle.title)
     choose(page, "compile-bundle", CUSTOM)
     expect(field(page, "compile")).to_be_checked()
-    expect_bundle(page, CUSTOM)  # until the values are those of a bundle again
+    expect_bundle(page, CUSTOM)  # until the values match a bundle again
     field(page, "compile_fullgraph").check()
     field(page, "compile_fullgraph").uncheck()
     expect_bundle(page, "Default")
@@ -487,7 +487,7 @@ def test_a_different_file_is_overwritten_only_after_a_second_click(page, tmp_pat
     page.locator("#lora-save-new").click()
     expect(page.locator("#lora-message")).to_contain_text("other.toml already exists")
     assert read_toml(other) == {"seed": 2}
-    field(page, "new-name").press_sequentially("x")  # another name is another question
+    field(page, "new-name").press_sequentially("x")  # a different name is a different question
     expect(page.locator("#lora-save-new")).to_have_text("Save")
     field(page, "new-name").fill(str(other))
     page.locator("#lora-save-new").click()
@@ -616,7 +616,7 @@ def test_a_model_of_the_other_family_is_named_and_offers_to_switch(page, demo, f
 
 
 def test_flux_is_printed_and_trained_compiled_and_swapped_and_then_with_both_turned_off(page, flux_demo, tmp_path):
-    """Two runs from one form, in which only what is told here changes in between; the second needs no trainer.
+    """Two runs from one form, in which only these values change in between; the second needs no trainer.
 
     The first has secrets, which are in no file and no command, and a network that cannot be compiled as a whole.
     """
@@ -834,7 +834,7 @@ def test_a_file_for_a_different_tab_names_it(page, tmp_path):
 
 
 def expect_presets_that_fit(page: Page, tab: str) -> None:
-    """Those of whole models, by the card that they name."""
+    """Presets of whole models, by the card that they name."""
     choose(page, "preset", "FLUX.1 low memory 12 GB", tab)
     expect(page.locator(f"#{tab}-message")).to_contain_text("FLUX.1 low memory 12 GB applied")
     expect(field(page, "blocks_to_swap", tab)).to_have_value("35")

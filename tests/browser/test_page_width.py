@@ -84,7 +84,7 @@ def too_wide(page: Any) -> set[str]:
 
 
 def turn(page: Any, tab: str, *, is_open: bool, only: list[str] | None = None) -> None:
-    """Unfold or fold the panels of a tab, level by level: all of them, or those of these ids."""
+    """Unfold or fold the panels of a tab, level by level: all of them, or the ones with these ids."""
     while page.evaluate(TURN, [tab, is_open, only]):
         settled(page, f"#{tab}")
 
@@ -95,7 +95,7 @@ FAMILIES = {
     "finetune": ("SDXL",),
     "textual_inversion": ("SDXL",),
 }
-"""Tab -> the families whose controls are looked at in it; those of whole models are the same in two tabs."""
+"""Tab -> the families whose controls are checked in it; whole models' are the same in two tabs."""
 
 
 @pytest.mark.usefixtures("runs")

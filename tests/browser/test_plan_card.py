@@ -1,4 +1,4 @@
-"""The plan beside Start follows the form, and measuring completes it, in real Chromium."""
+"""The plan next to Start follows the form, and measuring completes it, in real Chromium."""
 
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,8 @@ UNFOLD = """(plan) => {
 
 
 def unfold_plan(plan: Any) -> None:
-    """Click at once, and wait until it is open: a plan that arrives between pressing and releasing the button takes the
-    click away."""
+    """Click immediately, and wait until it is open: a plan that arrives between pressing and releasing the button
+    swallows the click."""
     plan.evaluate(UNFOLD)
     expect(plan.locator("details.plan")).to_have_attribute("open", "")
 

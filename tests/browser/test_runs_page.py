@@ -128,7 +128,7 @@ def test_a_queue_and_its_run_outlive_a_killed_gui_and_a_reload_and_the_run_is_co
     wait_for(lambda: brief(page, "second")["state"] == "finished", TRAINING / 1000)
     assert states_of(page, "first", "third", "second") == ["stopped", "finished", "finished"]
     for one, following in pairwise(brief(page, name) for name in ("first", "third", "second")):
-        assert one["ended"] <= following["started"]  # never two at once
+        assert one["ended"] <= following["started"]  # never two at the same time
     look_at(page, second)
     expect_badge(page, "Finished")
     expect(live(page).locator(".result code")).to_contain_text("second.safetensors")

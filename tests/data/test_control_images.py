@@ -59,7 +59,7 @@ def plan_of(card: FamilyCard = CARD, *, text_sees_controls: bool = False, **valu
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Three images, of which one has two control images of another size."""
+    """Three images, one of which has two control images of a different size."""
     make_folder(tmp_path / "train/1_cat", [(64, 64)] * 3)
     for number, name in enumerate(("00.png", "01_1.png", "01_0.png", "02.png")):
         make_image(tmp_path / "before" / name, (48, 40) if name.startswith("01") else (64, 64), seed=20 + number)

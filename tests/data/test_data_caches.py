@@ -1,4 +1,4 @@
-"""Caches: what they hold equals what would be made now, and what no longer does is made again."""
+"""Caches: their contents equal a fresh encoding, and outdated entries are rebuilt."""
 
 import io
 import json
@@ -29,7 +29,7 @@ from tests.support.data import loader_of, make_folder, make_image, plan_data, pl
 
 
 class Encoders:
-    """Stand-ins for the autoencoder and the text encoders, small and exact; they count what they are asked."""
+    """Stand-ins for the autoencoder and the text encoders, small and exact; they count their calls."""
 
     def __init__(self) -> None:
         self.encoded = 0
@@ -269,7 +269,7 @@ def npy(array: Any, *, allow_pickle: bool = False) -> bytes:
 
 
 def lying_shape() -> bytes:
-    """A file that says of its arrays that they are larger than any memory."""
+    """A file whose header claims arrays larger than any memory."""
     header = npy(np.zeros((4, 8, 8), np.float32)).replace(b"(4, 8, 8), }        ", b"(9999999999999,), } ")
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
@@ -357,7 +357,7 @@ def test_an_image_replaced_under_the_same_size_and_time_is_encoded_again(root: P
         assert (file.stat().st_size, file.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
     encoders.cache_latents(plan_of(root))
     assert encoders.encoded == 6
-    for file in root.rglob("*.bmp"):  # a copy of another time holds the same
+    for file in root.rglob("*.bmp"):  # a copy with a different time has the same content
         os.utime(file, (1, 1))
     encoders.cache_latents(plan_of(root))
     assert encoders.encoded == 6

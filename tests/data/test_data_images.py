@@ -125,7 +125,7 @@ def test_a_hidden_colour_does_not_bleed_into_the_edges_of_what_alpha_mask_shows(
     edge = (mask > 1) & (mask < 255)
     assert edge.any()
     assert (seen[mask > 1] == (240, 40, 10)).all()
-    assert (seen[0, 0] == (0, 0, 250)).all()  # what surrounds it stays as it is in the file
+    assert (seen[0, 0] == (0, 0, 250)).all()  # its surroundings stay as in the file
 
 
 def test_a_colour_hidden_under_transparency_is_white_without_alpha_mask(tmp_path: Path) -> None:

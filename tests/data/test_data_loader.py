@@ -29,7 +29,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def numbers_of(batch: Batch) -> list[str]:
-    """Which images of `make_folder` are in a batch: their captions say it, shuffled or not."""
+    """Which images of `make_folder` are in a batch: their captions identify them, shuffled or not."""
     return [tag for caption in batch.captions for tag in caption.text.split(", ") if tag.isdecimal()]
 
 
@@ -203,7 +203,7 @@ def test_ranks_see_the_same_number_of_batches_and_all_images_together(root: Path
 
 
 def listed_epoch(plan: DataPlan, epoch: int, short_batches: str) -> list[Any]:
-    """As an epoch was first planned, every repeat in a list: what a run that is resumed must find again."""
+    """The original plan of an epoch, every repeat in a list: a resumed run must reproduce it."""
     random = Random(f"{plan.seed}/order/{epoch}")
     batches = []
     for (dataset, bucket), items in plan.groups.items():

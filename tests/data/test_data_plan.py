@@ -1,4 +1,4 @@
-"""The data plan: what is read from folders and metadata files, how it is split, balanced and described."""
+"""The data plan: how folders and metadata files are read, split, balanced and described."""
 
 import json
 import sys

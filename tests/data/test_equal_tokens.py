@@ -1,4 +1,4 @@
-"""Buckets with equal tokens: their sizes, which image goes where, and what they do not work with."""
+"""Buckets with equal tokens: their sizes, which image goes where, and incompatible options."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""Latents with frames, of an autoencoder with another factor, are cached, loaded and compared like those of images."""
+"""Latents with frames, of an autoencoder with a different factor, are cached, loaded and compared like those of
+images."""
 
 from pathlib import Path
 

@@ -64,7 +64,7 @@ def png(path: Path, texts: Mapping[str, str]) -> Path:
 
 
 def gallery(folder: Path) -> dict[str, Any]:
-    """Return what the page shows of a folder, by name, as often as it asks."""
+    """Return the page's view of a folder, by name, each time it asks."""
     queue = RunQueue(RunStore(folder.parent / "runs.sqlite"))
     browser = TestClient(Starlette(routes=routes(queue, EVERYWHERE)))
     answers = [browser.get(f"/studio/generate/gallery?image_dir={folder}") for _ in range(2)]
@@ -102,7 +102,7 @@ def test_valid_parameters_are_read_among_odd_ones() -> None:
 
 
 def huge(path: Path) -> Path:
-    """A PNG of 50,000 x 50,000 pixels, as its header says."""
+    """A PNG of 50,000 x 50,000 pixels according to its header."""
     header = b"IHDR" + struct.pack(">IIBBBBB", 50_000, 50_000, 8, 2, 0, 0, 0)
     chunk = struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
     path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk)

@@ -1,4 +1,5 @@
-"""What is remembered of files from run to run: it spares reading them, and is never believed of changed ones."""
+"""Facts about files that are remembered between runs: they save reading the files, and are not used for changed
+ones."""
 
 import os
 import sys

@@ -27,7 +27,7 @@ ENCODERS = {
 
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, set[str]]]:
-    """What is loaded, and which of the components loaded before are alive then: classes, in order."""
+    """Loaded components, and which of the earlier ones are alive then: classes, in order."""
     load, loads, made = WeightSource.load, [], []
 
     def observed(source: WeightSource) -> nn.Module:

@@ -30,7 +30,7 @@ FAMILIES = sorted(MINIATURES, key=lambda family: bool(card_of(family).derived_fr
 with_own_code = pytest.mark.parametrize(
     "each_miniature", [family for family in FAMILIES if not card_of(family).derived_from], indirect=True
 )
-"""For what the code of another family decides in those that are derived from it."""
+"""For behaviour that a derived family inherits from another family's code."""
 
 pytestmark = [
     pytest.mark.run,
@@ -40,13 +40,13 @@ pytestmark = [
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def each_miniature(request: pytest.FixtureRequest) -> Any:
-    """Every family, those included that share the code of another, which come last."""
+    """Every family, including derived ones, which come last."""
     return request.getfixturevalue(MINIATURES[request.param])
 
 
 @pytest.fixture(scope="module")
 def plain(each_miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Three steps without anything special; what they encoded is left on disk. Do not write to it."""
+    """Three steps without anything special; their caches are left on disk. Do not write to it."""
     return train(each_miniature, tmp_path_factory.mktemp("plain") / "out", **ON_DISK)
 
 
@@ -120,7 +120,7 @@ def test_the_file_records_its_training_steps(plain: Run) -> None:
 def test_training_continues_from_a_saved_file_and_lowers_the_loss(
     plain: Run, each_miniature: Any, tmp_path: Path
 ) -> None:
-    """Beside a run that sees the same images, noise and timesteps and does not learn: it saves what was loaded."""
+    """Compared with a run that sees the same images, noise and timesteps at rate 0: it saves the loaded weights."""
     longer = {"max_train_steps": 10, "network_weights": plain.output / "short.safetensors"}
     learning, standing = (
         train(each_miniature, tmp_path / str(rate), learning_rate=rate, **longer) for rate in (2e-2, 1e-12)
@@ -135,7 +135,7 @@ def test_training_continues_from_a_saved_file_and_lowers_the_loss(
 def test_without_caches_and_with_checkpointing_losses_are_the_same(
     plain: Run, each_miniature: Any, tmp_path: Path
 ) -> None:
-    """Images and captions are encoded in the step, and what backward needs is computed again."""
+    """Images and captions are encoded in the step, and activations are recomputed in backward."""
     lean = train(each_miniature, tmp_path / "out", gradient_checkpointing=True, **UNCACHED)
     assert lean.losses == pytest.approx(plain.losses, rel=1e-5)
 
@@ -144,8 +144,8 @@ def test_without_caches_and_with_checkpointing_losses_are_the_same(
 def test_compiled_and_checkpointed_it_trains_identically_from_disk_caches(
     plain: Run, each_miniature: Any, tmp_path: Path
 ) -> None:
-    """float32, same seed: six digits agree. Dynamo alone decides what the graphs are; what AOTAutograd makes of blocks
-    of SDXL and FLUX.1 is in test_compile.py and test_block_swap.py, with a LoRA of SDXL in test_folded_lora.py."""
+    """float32, same seed: six digits agree. Dynamo alone decides what the graphs are; AOTAutograd on blocks of SDXL
+    and FLUX.1 is tested in test_compile.py and test_block_swap.py, with a LoRA of SDXL in test_folded_lora.py."""
     root = plain.output.parent / "images"
     made = {path: path.stat().st_mtime_ns for path in root.rglob("*.safetensors")}
     assert len(made) == 4

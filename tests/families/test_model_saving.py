@@ -90,7 +90,7 @@ def test_frozen_weights_are_saved_as_the_base_models_file_stores_them_but_never_
 def test_blocks_that_were_not_trained_are_not_rounded(
     form: str, miniature: Any, components: Components, file: State, tmp_path: Path
 ) -> None:
-    """Learned weights come in float32, those of other blocks as training holds them."""
+    """Trained weights are in float32, other blocks' in their training dtype."""
     lend_tokenizers(miniature, tmp_path)
     base = save_sdxl(components, tmp_path, form)
     half = SDXL.open(sdxl_settings(base), torch.bfloat16, torch.device("cpu")).load()

@@ -46,7 +46,7 @@ def shaped(path: Path, shapes: dict[str, tuple[int, ...]]) -> Path:
 
 
 def told(path: Path, family: str) -> dict[str, list[str]]:
-    """What each script of a family and those derived from it say of a base model, by the script's file."""
+    """The message of each script of a family and derived ones about a base model, by the script's file."""
     values = {"pretrained_model_name_or_path": str(path)}
     own = [script for script in (*SCRIPTS, *GENERATE_SCRIPTS) if script.family.startswith(family)]
     found = {

@@ -17,7 +17,7 @@ THIRD = HERE / "third_family"
 
 
 def python(*arguments: str, timeout: int = 600) -> str:
-    """Return what Python prints that finds the third family beside the others."""
+    """Return what Python prints that finds the third family next to the others."""
     path = os.pathsep.join(map(str, (ROOT, THIRD)))
     environment = {**os.environ, "PYTHONPATH": path, "ACCELERATE_USE_CPU": "true"}
     done = subprocess.run(
@@ -29,7 +29,7 @@ def python(*arguments: str, timeout: int = 600) -> str:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What came of a dozen runs, and what the model's file is said to be."""
+    """Results of a dozen runs, and the recognised kind of the model's file."""
     told = python(str(THIRD / "driver.py"), str(tmp_path_factory.mktemp("third")))
     return json.loads(told.partition("RESULT")[2])
 

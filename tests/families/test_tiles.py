@@ -1,5 +1,5 @@
-"""An image that does not fit into the GPU's memory is decoded in tiles, and one on a CPU in float32; the VAE is left as
-it was."""
+"""An image that does not fit into the GPU's memory is decoded in tiles, and one on a CPU in float32; the VAE is left
+unchanged."""
 
 import copy
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ def vae() -> Any:
 
 @contextmanager
 def memory_for(vae: Any, most: int) -> Iterator[list[tuple[int, int]]]:
-    """Meanwhile nothing larger than so many latents a side can be decoded; gives the sizes that were tried."""
+    """Inside, nothing larger than this many latents a side can be decoded; yields the sizes that were tried."""
     tried: list[tuple[int, int]] = []
 
     def begin(module: Any, arguments: tuple[Any, ...]) -> None:
@@ -49,7 +49,7 @@ def test_an_image_too_large_for_memory_is_decoded_in_tiles(vae: Any) -> None:
     assert tiled.shape == whole.shape == (1, 3, 128, 192)
     both = torch.stack((tiled.flatten(), whole.flatten()))
     assert float(torch.corrcoef(both)[0, 1]) > 0.8
-    assert torch.equal(vae_decode(vae, LATENTS), whole)  # at once again
+    assert torch.equal(vae_decode(vae, LATENTS), whole)  # whole again
 
 
 def test_an_image_too_large_even_in_tiles_is_reported_and_leaves_the_vae_unchanged(vae: Any) -> None:

@@ -1,4 +1,4 @@
-"""Images are trained as they are displayed: with their colour profiles, and whatever else lies in their files."""
+"""Images are trained as they are displayed: with their colour profiles, whatever else is in their files."""
 
 import struct
 import zlib
@@ -55,7 +55,7 @@ def test_grey_images_have_grey_profiles(tmp_path: Path, mode: str) -> None:
     image = Image.fromarray(ramp.astype(np.uint16) * 257) if mode == "I;16" else Image.fromarray(ramp).convert(mode)
     image.save(tmp_path / "a.png", icc_profile=profile(1.0))
     assert np.abs(shown(tmp_path / "a.png")[..., 1] - encoded(ramp / 255)).max() <= 1.5
-    assert np.array_equal(read_mask(tmp_path / "a.png"), ramp)  # a mask is no image: its numbers are weights
+    assert np.array_equal(read_mask(tmp_path / "a.png"), ramp)  # a mask is not an image: its numbers are weights
 
 
 def test_profiles_without_effect_leave_every_number_unchanged(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What PEFT and diffusers write into a LoRA file and its header is what is read: alpha, rsLoRA, patterns, DoRA."""
+"""LoRA files and headers of PEFT and diffusers are read as written: alpha, rsLoRA, patterns, DoRA."""
 
 import json
 from pathlib import Path

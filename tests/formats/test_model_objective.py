@@ -1,4 +1,4 @@
-"""What a base model states about how it was trained is compared with the options, and followed in generating."""
+"""A base model's stated objective is compared with the options, and used when generating."""
 
 import json
 from pathlib import Path

@@ -177,11 +177,11 @@ def test_keys_typed_in_a_terminal_are_handed_over_and_reach_neither_console_nor_
     joined, tmp_path, monkeypatch, capsys
 ):
     flags = {**SECRETS, "run_dir": str(tmp_path), "logging_dir": SECRETS["wandb_api_key"], "log_with": "tensorboard"}
-    (tmp_path / SECRETS["wandb_api_key"]).touch()  # a file in the place of a folder: a problem quotes its name
+    (tmp_path / SECRETS["wandb_api_key"]).touch()  # a file in place of a folder: a problem quotes its name
     monkeypatch.chdir(tmp_path)
     for variable in HANDED:
         monkeypatch.delenv(variable, raising=False)
-        monkeypatch.setenv(variable, "")  # restored to what it was
+        monkeypatch.setenv(variable, "")  # restored
     words = [
         word for flag in flags.items() for word in ([f"--{'='.join(flag)}"] if joined else [f"--{flag[0]}", flag[1]])
     ]

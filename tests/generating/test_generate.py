@@ -1,4 +1,4 @@
-"""Images of the scripts that generate: what a family's sampler makes, adapters applied exactly, bad input told."""
+"""Images of the generating scripts: the family's sampler, adapters applied exactly, bad input reported."""
 
 import hashlib
 import shutil
@@ -70,7 +70,7 @@ def run(miniature: Any, folder: Path, **more: Any) -> int:
 
 @pytest.fixture(scope="module")
 def adapters(each_miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """A LoRA of the denoiser, and one of the denoiser and a text encoder with another rank."""
+    """A LoRA of the denoiser, and one of the denoiser and a text encoder with a different rank."""
     folder = tmp_path_factory.mktemp("adapters")
     generator = generator_of(each_miniature)
     family, components = generator.family, generator.components
@@ -214,7 +214,8 @@ def several(generator: Generator, **values: Any) -> list[np.ndarray]:
 
 
 def test_images_generated_together_equal_images_generated_one_by_one(each_miniature: Any) -> None:
-    """Up to rounding: matrix products of other sizes add up in another order. Samplers of SDXL draw in each step."""
+    """Up to rounding: matrix products of other sizes add up in a different order. Samplers of SDXL draw in each
+    step."""
     generator = generator_of(each_miniature)
     assert (generator.family.sample_batch is not None) == generator.family.card.has("batches")
     asked = values_of(each_miniature, prompt=["a red circle --l 2 --n a blue square"], images_per_prompt=3)

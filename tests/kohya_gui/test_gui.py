@@ -1215,7 +1215,7 @@ def test_changes_are_counted_from_what_was_opened_saved_or_set_by_a_preset(tab, 
     assert preset[tab.draft.state]["saved"]
     assert (
         "saved" not in tab._open_past({**data, tab.before: preset[tab.before]})[tab.draft.state]
-    )  # another form again
+    )  # a different form again
 
 
 def test_model_and_images_are_copied_from_a_different_tab_and_the_rest_stays(tabs):
@@ -1325,7 +1325,7 @@ def test_an_idle_page_does_not_tick(whole_page):
     ],
 )
 def test_the_file_named_at_the_start_opens_in_its_tab(tmp_path, monkeypatch, name, text, tab, shown):
-    monkeypatch.setattr(app, "TRAININGS", ())  # what is in the tabs takes a second to build
+    monkeypatch.setattr(app, "TRAININGS", ())  # the content of the tabs takes a second to build
     if name:
         (tmp_path / name).write_text(text)
     page = build(RunQueue(RunStore(tmp_path / "runs.sqlite")), tmp_path / name if name else None, tab)

@@ -1,4 +1,4 @@
-"""What the GUI spares Gradio: it looks at each component's parameters once, and makes one record of a page."""
+"""Work the GUI saves Gradio: each component's parameters are inspected once, and a page is recorded once."""
 
 import inspect
 import json

@@ -1,4 +1,4 @@
-"""What the GUI changes in Gradio's code of the page."""
+"""The GUI's changes to Gradio's code of the page."""
 
 from pathlib import Path
 

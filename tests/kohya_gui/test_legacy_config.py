@@ -81,7 +81,7 @@ def test_our_settings_equal_kohyas_own_toml(case):
     kind = case.removeprefix("lora/type:") if "type:" in case else "Standard"
     theirs = from_values(SDXL_LORA, KOHYA_TOML[case]).changed()
     ours = from_values(SDXL_LORA, from_kohya({**FILLED, "LoRA_type": kind}).values).changed()
-    if kind == "LoRA-FA":  # cannot be trained here, and says so
+    if kind == "LoRA-FA":  # cannot be trained here, which is reported
         theirs["network_module"] = "networks.lora"
     for settings in (ours, theirs):
         settings["network_args"] = sorted(settings.get("network_args", []))
@@ -206,7 +206,7 @@ def test_a_key_left_out_of_a_whole_models_file_keeps_its_kohya_default(tab):
     flag = {"sdxl_checkbox" if tab == "finetune" else "sdxl": True}
     few = from_kohya({"pretrained_model_name_or_path": "<model.safetensors>", **paths, **flag}, tab)
     assert from_values(SDXL_FULL, few.values).changed() == whole
-    left = {"enable_bucket": True} if tab == "finetune" else {}  # it is no field there, and always on
+    left = {"enable_bucket": True} if tab == "finetune" else {}  # it is not a field there, and always on
     meant = {key: type(value)(OF_TAB[tab].get(key, left.get(key))) for key, value in KOHYA_TABS[tab].defaults.items()}
     assert meant == KOHYA_TABS[tab].defaults
 
@@ -402,7 +402,7 @@ def test_an_unknown_flag_among_more_parameters_leaves_the_others():
     ("tab", "model"), [("lora", {"sdxl": True}), ("dreambooth", {"flux1_checkbox": True}), ("finetune", {})]
 )
 def test_every_changed_key_without_effect_is_reported(tab, model):
-    """A key either reaches an option, is combined with others, or is told."""
+    """A key either reaches an option, is combined with others, or is reported."""
     family = from_kohya(model, tab).family
     silent = {*COMBINED, *OF_PAGE, *COMBINED_METADATA, *PREPARATION, *FAMILIES, *FIELDS}
     keys = [key for key in OF_TAB[tab] if is_dropped(key, family, tab) and key not in silent]

@@ -40,7 +40,7 @@ SHALLOW: dict[str, Any] = {
 }
 """A level less than the miniature has, and every kind of block."""
 TRACED = {"compile_backend": "eager"}
-"""For what is decided before code is generated."""
+"""For decisions made before code is generated."""
 
 
 pytestmark = [
@@ -100,7 +100,7 @@ def test_the_log_describes_how_it_compiles(caplog: pytest.LogCaptureFixture, mon
 def test_compiled_and_eager_agree_and_the_keys_stay() -> None:
     eager, fast = unet(**SHALLOW), compiled(unet(**SHALLOW))
     keys = list(eager.state_dict())
-    assert run(fast).item() == pytest.approx(run(eager).item(), rel=1e-5)  # sums in another order, in float32
+    assert run(fast).item() == pytest.approx(run(eager).item(), rel=1e-5)  # sums in a different order, in float32
     for a, b in zip(eager.parameters(), fast.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-3, atol=1e-6)
     assert list(fast.state_dict()) == keys

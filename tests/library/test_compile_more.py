@@ -1,4 +1,4 @@
-"""Text encoders and the VAE compiled beside the denoiser, or without it: the same losses, no breaks, and told."""
+"""Text encoders and the VAE compiled with or without the denoiser: the same losses, no breaks, and reported."""
 
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ def two_batches(tmp_path: Path) -> dict[str, Any]:
 
 
 def test_text_encoders_of_a_lora_train_the_same_with_a_compiled_denoiser(any_miniature: Any, tmp_path: Path) -> None:
-    """Two graphs for each encoder: only the first layer reads what takes no gradient; T5, which does not learn, has
+    """Two graphs for each encoder: only the first layer reads inputs without gradient; T5, which is frozen, has
     one that makes the position bias and one that reads it."""
     plain = train(any_miniature, tmp_path / "plain", **TEXT_ENCODERS_TOO)
     both = train(any_miniature, tmp_path / "both", **{**TEXT_ENCODERS_TOO, **TEXT, **BESIDE})
@@ -79,7 +79,7 @@ def test_a_trained_t5_is_compiled_with_its_dropout(any_miniature: Any, tmp_path:
 def test_text_encoders_of_a_whole_model_train_the_same(
     more: dict[str, Any], two_batches: dict[str, Any], miniature: Any, tmp_path: Path
 ) -> None:
-    """One of them encodes without gradients where only the other learns. What AOTAutograd makes of them is in
+    """One of them encodes without gradients where only the other is trained. AOTAutograd on them is tested in
     test_textual_inversion.py."""
     values = {**TEXT, **LEARNING, "learning_rate": 1e-4, **more, **two_batches}
     plain = train_whole(miniature, tmp_path / "plain", **{**values, "compile_text_encoder": False})
@@ -122,7 +122,7 @@ def test_qwen_images_own_vae_is_compiled_too(qwen_image_miniature: Any, tmp_path
 def test_images_are_encoded_the_same_in_steps_and_samples_add_no_graphs(
     two_sizes: dict[str, Any], any_miniature: Any, tmp_path: Path
 ) -> None:
-    """What is compiled later than in the first step is reported again: here, the graphs of the second size."""
+    """Compilations after the first step are reported again: here, the graphs of the second size."""
     values = {**TEXT_ENCODERS_TOO, **UNCACHED, **two_sizes}
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("a fox --w 64 --h 64 --s 1 --d 1")

@@ -1,4 +1,4 @@
-"""Files appear whole or not at all, and say of themselves what other programs ask."""
+"""Files appear whole or not at all, and describe themselves for other programs."""
 
 import hashlib
 import os
@@ -26,7 +26,7 @@ TENSORS = {"a.weight": torch.arange(6.0).reshape(2, 3).T, "b.alpha": torch.tenso
 
 @pytest.fixture
 def small_files_only() -> Iterator[None]:
-    """A disk that is full after 64 KiB, as far as this process can tell."""
+    """A disk that is full after 64 KiB, as seen by this process."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
     yield

@@ -137,7 +137,7 @@ def test_a_folder_that_the_user_names_is_used_unchanged(home: Path, monkeypatch:
     use_own_folder()
     assert os.environ[VARIABLE] == str(cache_folder()) == str(home / "mine")
     assert contents().chosen_by_user
-    monkeypatch.setenv(VARIABLE, str(own_folder()))  # as our process tells its children
+    monkeypatch.setenv(VARIABLE, str(own_folder()))  # as passed to our child processes
     assert not contents().chosen_by_user
 
 

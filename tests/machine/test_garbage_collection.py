@@ -67,7 +67,7 @@ def _imports(folder: str) -> int:
     frozen, ring = gc.get_freeze_count(), weakref.ref(Ring())
     with garbage_collection.importing():
         import many_objects
-    assert gc.get_freeze_count() == frozen  # nothing new was imported, and what is garbage now stays to be found
+    assert gc.get_freeze_count() == frozen  # nothing new was imported, and current garbage is still collected later
     gc.collect()
     assert ring() is None
     return 0

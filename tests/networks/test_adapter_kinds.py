@@ -1,4 +1,4 @@
-"""What every adapter kind does: files, merging, limits, compiled code, whole runs; and that a kind is one class."""
+"""Behaviour of every adapter kind: files, merging, limits, compiled code, whole runs; and that a kind is one class."""
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -115,7 +115,7 @@ def assert_limits_and_clips(prepared: Prepared) -> None:
 
 
 def test_files_of_every_form_are_read_and_merged(plain: Tensor, miniature: Any, tmp_path: Path) -> None:
-    """Merging uses the formulas of the weights, training those of the layers."""
+    """Merging uses the formulas of the weights, training uses the layers'."""
     file = str(adapted_model(miniature, "sdxl").save(tmp_path / "x.safetensors"))
     read = {"network_weights": file, "dim_from_weights": True, "network_dim": None}
     with torch.no_grad():

@@ -111,7 +111,7 @@ def test_rotations_match_lycoris() -> None:
 
 
 def test_a_file_of_lycoris_is_merged_to_what_it_computes() -> None:
-    """Its alpha, its forms and its constraint: the weight that it trained is that of the layer and its delta."""
+    """Its alpha, its forms and its constraint: the trained weight is the layer's plus its delta."""
     torch.manual_seed(0)
     for make, (_, module_class, rank, _, other) in (*cases(), *rotations()):
         layer = make(torch.float32)

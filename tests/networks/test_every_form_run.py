@@ -1,4 +1,4 @@
-"""Layers with adapters of all forms: runs resume bit for bit, and compiled layers learn what eager ones do."""
+"""Layers with adapters of all forms: runs resume bit for bit, and compiled layers train like eager ones."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -64,7 +64,7 @@ def test_layers_of_one_input_share_a_matrix() -> None:
 
 @pytest.mark.parametrize("odd", [12, 16])
 def test_the_copies_are_kept_once(odd: int) -> None:
-    """Those of layers that are not folded stay where they are."""
+    """Weights of layers that are not folded stay where they are."""
     block, network = folded_block(odd)
     where = block.odd.lora_down.data_ptr()
     network.refresh()
@@ -211,7 +211,7 @@ def test_lokr_is_not_folded_if_memory_is_saved() -> None:
 def attached(
     block: nn.Module, kind: type[Adapter], options: dict[str, Any], rank: int = 8, dora: Sequence[str] = ()
 ) -> AdapterNetwork:
-    """All layers of a block with adapters that say something, those of the paths `dora` with DoRA."""
+    """All layers of a block with adapters that have an effect, with DoRA on the paths `dora`."""
     plans = [
         LayerPlan(
             name=path,

@@ -44,7 +44,7 @@ def weights_of_diffusers(model: FluxTransformer) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("dora", [False, True])
 def test_layers_outside_of_the_blocks_are_merged_where_diffusers_has_them(dora: bool, tmp_path: Path) -> None:
-    """norm_out.linear has its halves in another order there, and so have the norms of its DoRA."""
+    """norm_out.linear has its halves in a different order there, and so have the norms of its DoRA."""
     model, modules = transformer()
     before, tensors = weights_of_diffusers(model), {}
     names = [name for path in (*OUTSIDE, *IN_PARTS) for name in diffusers_modules(path)]

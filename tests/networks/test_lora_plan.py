@@ -1,4 +1,4 @@
-"""Which layers of SDXL learn, with which ranks, alphas and rates: at full size, without memory for it."""
+"""Which layers of SDXL are trained, with which ranks, alphas and rates: at full size, without memory for it."""
 
 import json
 import math
@@ -39,7 +39,7 @@ def full_size() -> list[AdaptedModule]:
 
 @pytest.fixture(scope="module")
 def sdxl() -> list[AdaptedModule]:
-    """For planning only, which leaves the modules as they are."""
+    """For planning only, which leaves the modules unchanged."""
     return full_size()
 
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.run
 
 @pytest.mark.parametrize("start", ["pissa", "olora"])
 def test_the_initial_weights_match_peft(start: str) -> None:
-    """What peft takes out of the base weight and gives to the LoRA."""
+    """The part that peft moves from the base weight to the LoRA."""
     torch.manual_seed(0)
     layer = linear(torch.float32)
     theirs: Any = inject_adapter_in_model(

@@ -1,4 +1,4 @@
-"""Compile bundles: what each makes of PyTorch's compiler, and that files, which name no bundle, show the right one."""
+"""Compile bundles: the compiler settings of each, and that files, which name no bundle, show the right one."""
 
 import re
 from pathlib import Path

@@ -75,7 +75,7 @@ def test_options_need_the_inductor_backend() -> None:
         return compile_support.problems(options, more, torch.device("cpu"))
 
     assert told(CompileMoreOptions()) == []
-    assert told(CompileMoreOptions(), compile=True, compile_backend="eager") == []  # its own check says so
+    assert told(CompileMoreOptions(), compile=True, compile_backend="eager") == []  # its own check reports it
     assert len(told(CompileMoreOptions(), compile=True)) == len(told(CompileMoreOptions(compile_vae=True))) == 1
 
 

@@ -1,4 +1,4 @@
-"""What is trained under the names that users have in their files, and which layers a preset of LyCORIS means."""
+"""The network trained under the names in users' files, and the layers of a LyCORIS preset."""
 
 import re
 from typing import Any

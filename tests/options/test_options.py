@@ -29,7 +29,7 @@ OPTIONS_OF = {
     for script in SCRIPTS
 }
 ON_PURPOSE = {("textual_inversion", "save_model_as")}
-"""Method and option whose default is another here; docs/options.md says so."""
+"""Method and option with a different default here; docs/options.md lists them."""
 OPTIONS = OPTIONS_OF[SDXL_LORA]
 EVERY_OPTION = {
     (o.name, id(o.default)): o
@@ -37,7 +37,7 @@ EVERY_OPTION = {
     for g in (*script.groups, ConfigFileOptions, LegacyOptions)
     for o in each_option(g)
 }
-"""As they are declared, with what holds for other families."""
+"""As declared, including values for other families."""
 
 
 def an_option(**face: object) -> Option:

@@ -17,12 +17,12 @@ ONLY_NAME_OPTIONS = {
     "demo.py": "writes settings files",
     "model_file.py": "names the options in which files belong",
 }
-"""Modules in which the name of an option is no sign that its value is read."""
+"""Modules in which the name of an option does not show that its value is read."""
 
 
 @dataclass(frozen=True)
 class Names:
-    """What a piece of code mentions."""
+    """Names mentioned in a piece of code."""
 
     attributes: frozenset[str]
     """Read from an object."""

@@ -1,4 +1,4 @@
-"""compile_auto chooses what was fastest here, says why, and checks it against uncompiled steps."""
+"""compile_auto chooses the fastest here, gives the reason, and checks it against uncompiled steps."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,7 +31,7 @@ def auto(folder: Path, script: Script = SDXL_LORA, **values: Any) -> Settings:
 
 
 def measured(settings: Settings, seconds: float, gpu: Gpu, first: float, **changes: Any) -> Measurement:
-    """What a run with these compile options instead of compile_auto has left behind."""
+    """A run with these compile options instead of compile_auto."""
     ran = settings.replaced({"compile": False, **changes})
     return Measurement(
         device=gpu.name,
@@ -66,7 +66,7 @@ def test_the_fastest_measured_choice_is_used(tmp_path: Path) -> None:
     short = settings.replaced({"max_train_steps": 300})
     assert planned(short, RTX, eager, default, graphs)[0] == "no compiling"
     assert planned(short, RTX, eager, default, graphs)[1].compile is None
-    # with another driver nothing is known
+    # with a different driver nothing is known
     assert "rule of thumb" in planned(settings, Gpu(RTX.name, "590.1"), eager, default, graphs)[1].choice
 
 

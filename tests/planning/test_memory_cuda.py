@@ -1,5 +1,5 @@
-"""On a GPU: blocks that travel beside the computation arrive in time and keep what they learn, checkpoints come back,
-fp8 multiplies rightly."""
+"""On a GPU: blocks copied during the computation arrive in time and keep their updates, checkpoints are restored, fp8
+multiplies correctly."""
 
 import gc
 from collections.abc import Callable, Iterator
@@ -49,7 +49,7 @@ Gradients = tuple[Tensor, dict[str, Tensor]]
 
 
 def placed(*, trainable: bool, **options: Any) -> FluxTransformer:
-    """bf16, as the options say."""
+    """bf16, as the options specify."""
     torch.manual_seed(0)
     model = FluxTransformer(SHAPE).requires_grad_(trainable).bfloat16()
     for p in model.parameters():
@@ -114,7 +114,7 @@ def late_copies(model: FluxTransformer) -> None:
 
 
 def late_returns(model: FluxTransformer) -> None:
-    """Only what goes back to main memory is late."""
+    """Only copies back to main memory are late."""
     swapper: Any = model.swapper
     with torch.cuda.stream(swapper._swaps[0].streams.to_host):
         torch.cuda._sleep(200_000_000)
@@ -315,7 +315,7 @@ class Learner:
         return out.detach()
 
     def weights(self) -> dict[str, Tensor]:
-        """What a file would hold, as it is now."""
+        """The current contents of a file."""
         return {name: tensor.cpu().clone() for name, tensor in self.model.state_dict().items()}
 
 
@@ -387,7 +387,7 @@ def test_values_written_into_main_memory_reach_the_device(late: Callable[[FluxTr
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_trained_swapped_blocks_use_no_extra_gpu_memory_in_a_step(fused: bool) -> None:
-    """Gradients and moments are the same as of resident ones; weights and what is in flight are less."""
+    """Gradients and moments are the same as for resident ones; weights and tensors in flight are smaller."""
     peaks, off = [], 0
     for swap in (0, SWAP):
         gc.collect()
@@ -454,7 +454,7 @@ class UNetLearner:
         return sdxl_unet.predict(self.unet, noisy, torch.tensor([500], device=CUDA), context, pooled, sizes)
 
     def learned(self) -> dict[str, Tensor]:
-        """Gradients of a LoRA, or what a file of the whole model would hold."""
+        """Gradients of a LoRA, or the contents of a file of the whole model."""
         found = {name: p.grad for name, p in self.unet.named_parameters() if p.grad is not None}
         return found or {name: tensor.cpu().clone() for name, tensor in self.unet.state_dict().items()}
 

@@ -1,4 +1,4 @@
-"""The plan's memory is what was measured on a GPU, and its facts are those of the real models and optimizers."""
+"""The plan's memory equals GPU measurements, and its facts match the real models and optimizers."""
 
 import math
 import re
@@ -294,7 +294,7 @@ def test_advice_names_options_with_which_the_run_fits() -> None:
 
 
 def test_a_limit_counts_as_the_available_memory() -> None:
-    """Beside the U-Net's weights in bf16, 6 GiB have no room."""
+    """The U-Net's weights in bf16 leave no room in 6 GiB."""
     settings = settings_of("sdxl", "full", gpu_memory_limit=6.0, optimizer_type="Adafactor")
     needed = memory_of(settings, gpu_bytes=24 * GIB)
     (told,) = memory_advice(settings, needed, lambda changed: memory_of(changed, gpu_bytes=24 * GIB))
@@ -310,7 +310,7 @@ def test_spilled_memory_is_noticed_where_steps_become_slow_on_a_full_gpu() -> No
     slow = [watch.step("1024x1024x1", 2.0, 23 * GIB) for _ in range(RECENT)]
     assert "4.0 times as long" in slow[-1]
     assert "Sysmem" in slow[-1]
-    assert watch.step("1024x1024x1", 2.0, 20 * GIB) == ""  # slow for another reason
+    assert watch.step("1024x1024x1", 2.0, 20 * GIB) == ""  # slow for a different reason
     assert "more than it has" in SpillWatch(24 * GIB).step("1024x1024x1", 0.5, 30 * GIB)
 
 

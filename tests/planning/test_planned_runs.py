@@ -1,4 +1,4 @@
-"""Runs do what their plans say: shapes, steps and graphs; and they remember how fast they were."""
+"""Runs match their plans: shapes, steps and graphs; and they remember how fast they were."""
 
 import sys
 from pathlib import Path
@@ -16,10 +16,11 @@ from tests.support.data import make_folder
 from tests.support.training import FULL, Run, settings_for, train, train_whole
 
 SIZES = [(192, 192), (160, 224), (224, 160), (96, 320), (320, 96)]
-"""As buckets; the last two have equally many tokens, and so have the two before them. No number of tokens is a width of
-the models, for which dynamic graphs would be made once more."""
+"""As buckets; the last two have the same number of tokens, and so have the two before them. No number of tokens is a
+width of the models, for which dynamic graphs would be made once more."""
 STRUCTURE = tiny.UNET | {"block_out_channels": (32, 64, 128), "attention_head_dim": (1, 1, 2)}
-"""Widths that differ from level to level as in SDXL, so that as many graphs are needed; the miniature's are equal."""
+"""Widths that differ from level to level as in SDXL, so that the same number of graphs is needed; the miniature's are
+equal."""
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +52,7 @@ def planned(model: Any, method: str, values: dict[str, Any]) -> RunPlan:
 
 
 TWO, THREE, EQUAL = SIZES[:2], SIZES[:3], SIZES[1:3]
-"""The last two of THREE, which are EQUAL, have equally many tokens."""
+"""The last two of THREE, which are EQUAL, have the same number of tokens."""
 
 
 @pytest.mark.deep

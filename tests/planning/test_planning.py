@@ -1,4 +1,4 @@
-"""The plan of a run is what the run then does, and its times are those of earlier runs."""
+"""The plan of a run matches the run, and its times come from earlier runs."""
 
 import json
 import math
@@ -171,7 +171,7 @@ def test_a_plan_reports_what_the_headers_of_its_files_show(tmp_path: Path, guida
     [
         (FLUX_LORA, "double_blocks.{}.img_attn.qkv", (0, 57, 9), "2 layers of '{}' are not in the model: lora_unet_do"),
         (FLUX_LORA, "double_blocks.{}.img_attn.qkv", (0, 1), ""),
-        (FLUX_LORA, "double_blocks.{}.img_attn.qkv", (2, 3), ""),  # of a model that names its layers in another way
+        (FLUX_LORA, "double_blocks.{}.img_attn.qkv", (2, 3), ""),  # of a model with different layer names
         (SDXL_LORA, "input_blocks.4.1.transformer_blocks.{}.attn1.to_q", (1, 4), "1 layer of '{}' is not in the model"),
     ],
 )
@@ -235,7 +235,7 @@ SQUARE, WIDE, TALL = (64, 64), (128, 32), (32, 128)
     [
         (SDXL_LORA, [SQUARE], {}, 14),
         (SDXL_LORA, [SQUARE, SQUARE], {"train_batch_size": 2}, 14),
-        (SDXL_LORA, [WIDE, TALL], {}, 26),  # equally many tokens
+        (SDXL_LORA, [WIDE, TALL], {}, 26),  # the same number of tokens
         (SDXL_FULL, [SQUARE], {}, 14),
         (SDXL_LORA, [SQUARE], {"compile_dynamic": "true"}, 14),
         (FLUX_LORA, [WIDE, TALL], {}, 2),
@@ -379,7 +379,7 @@ def test_when_compiling_pays_is_computed_from_an_eager_and_a_compiled_run(tmp_pa
     assert found.break_even.step == 301
     assert math.isclose(found.break_even.saved, 70)
     assert "after step 301 of 1,000; saves 70 s" in "\n".join(lines(found))
-    # a single run with other compile settings says nothing of these
+    # a single run with other compile settings is not used for these
     changed = from_values(SDXL_LORA, {**compiled.changed(), "compile_mode": "reduce-overhead"})
     assert plan(changed, slow, fast).break_even is None
 

@@ -40,7 +40,7 @@ LASTING = "import time; time.sleep(600)"
 
 
 class Place:
-    """A store and its queues, and runs for them; what is left at the end is ended."""
+    """A store and its queues, and runs for them; remaining ones are ended at the end."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -98,7 +98,7 @@ def test_runs_on_one_gpu_follow_each_other_in_the_order_of_the_queue(place: Plac
         assert before.ended <= after.started
     first = rows[0]
     assert (first.name, first.tab, first.family, first.step, first.max_steps) == ("run 1", "lora", "sdxl", 5, 5)
-    assert first.results == (str(first.folder / "model.safetensors"),)  # what is not there is no result
+    assert first.results == (str(first.folder / "model.safetensors"),)  # a missing file is not a result
     assert first.created <= first.started <= first.ended
     assert first.error == ""
 
@@ -656,7 +656,7 @@ def test_the_thread_outlives_a_store_that_is_gone_for_a_while(place: Place):
 
 
 def fill(store: RunStore, count: int, first: int = 0) -> None:
-    """Many runs at once, of which the first 20 wait."""
+    """Many runs at the same time, the first 20 of which wait."""
     rows = [(f"{store.path}/{i}", "finished" if i >= 20 else "queued", i) for i in range(first, first + count)]
     with contextlib.closing(sqlite3.connect(store.path)) as db, db:
         db.executemany("INSERT INTO runs (folder, state, place, created) VALUES (?, ?, ?, 1)", rows)
@@ -825,7 +825,7 @@ def test_a_run_that_ended_unobserved_is_rebuilt_correctly(place: Place):
     queue = place.queue()
     id = queue.add(place.plan(LASTING))
     wait_for(lambda: queue.watch(id).alive)
-    queue.close()  # before it is told to end
+    queue.close()  # before it is terminated
     watched = queue.watch(id)
     watched.end_now()
     wait_for(lambda: not watched.alive)
@@ -958,7 +958,7 @@ def test_a_thousand_runs_stay_quick(place: Place):
 
     few = looked_at()
     fill(queue.store, 800, first=200)
-    assert looked_at() < 3 * few  # a look takes as long as what it shows
+    assert looked_at() < 3 * few  # polling takes time in proportion to its result
     assert len(queue.store.rows(limit=5000)) == 1000
 
 

@@ -1,4 +1,4 @@
-"""Run folders, processes and stories: what the GUI relies on without ever reading what a trainer prints."""
+"""Run folders, processes and states: the GUI relies on them without reading a trainer's output."""
 
 import json
 import os
@@ -290,7 +290,9 @@ def test_a_command_is_pending_until_the_run_acknowledges_it(tmp_path):
     assert watched.refresh().pending_commands == []
 
 
-@pytest.mark.parametrize(("saved", "told"), [(False, "not saved anything yet"), (True, "Its earlier saves still exist")])
+@pytest.mark.parametrize(
+    ("saved", "told"), [(False, "not saved anything yet"), (True, "Its earlier saves still exist")]
+)
 def test_a_run_killed_by_the_user_is_stopped_for_every_later_gui(tmp_path, saved, told):
     folder = RunFolder(tmp_path)
     log = folder.log()

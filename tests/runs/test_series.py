@@ -1,4 +1,4 @@
-"""Curves: every point is kept, and a chart gets as many bins as it can show."""
+"""Curves: every point is kept, and a chart gets the number of bins it can show."""
 
 import math
 import threading

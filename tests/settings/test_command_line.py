@@ -1,4 +1,4 @@
-"""The flags of a training script: precedence, lenience, and mistakes told in one sentence with exit 2."""
+"""The flags of a training script: precedence, lenience, and mistakes reported in one sentence with exit 2."""
 
 import argparse
 
@@ -28,7 +28,7 @@ def mistakes(line: str, start: str = START) -> list[str]:
 
 
 def refused(capsys, line: str) -> list[str]:
-    """Return what is told of a line with which a script ends at once."""
+    """Return the message of a command line with which a script exits immediately."""
     with pytest.raises(SystemExit) as leaving:
         read_command_line(SDXL_LORA, [*START.split(), *line.split()])
     assert leaving.value.code == 2

@@ -1,4 +1,5 @@
-"""Commands of musubi-tuner run here: each of its options is known, and does what it did or is told to do nothing."""
+"""Commands of musubi-tuner run here: each of its options is known, and has its effect or is reported as without
+effect."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Values that are hard to read: too deep, too many, digits of other scripts, 0 in the place of unset."""
+"""Values that are hard to read: too deep, too many, digits of other scripts, 0 instead of unset."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""The page about the options is what the code says."""
+"""The page about the options matches the code."""
 
 from pathlib import Path
 

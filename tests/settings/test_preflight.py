@@ -1,4 +1,4 @@
-"""What is known of a run before anything is loaded: all of it told at once, each once."""
+"""Problems known before anything is loaded: all reported together, each once."""
 
 import json
 import math
@@ -336,7 +336,7 @@ ODD: tuple[Any, ...] = (
     "x" * 300, "x" * 5_000, "\ud800", [], [[1]], {"a": 1}, [None], ["a"], ["\0"], ["a=" + "[" * 5_000],
     "../x", "/", "..", "a..b", "1,", date(2020, 1, 1), b"x",
 )  # fmt: skip
-"""What a file, a flag or somebody's program may give."""
+"""Values that a file, a flag or another program may pass."""
 
 
 def options_by_script() -> list[tuple[Script, dict[str, Option]]]:
@@ -353,7 +353,7 @@ def options_by_script() -> list[tuple[Script, dict[str, Option]]]:
 
 @pytest.mark.run
 def test_odd_values_of_any_option_fail_only_in_short_sentences(good: dict[str, Any]) -> None:
-    """Values that an option refuses are given to all of them at once; one that it takes is given to it alone."""
+    """Values that an option refuses are given to all of them together; one that it accepts is given to it alone."""
     found: list[str] = []
     scripts = options_by_script()
     script, options = scripts[-1]

@@ -1,4 +1,4 @@
-"""Settings: what they hold, what is written down, what is wrong with them and what is merely idle."""
+"""Settings: their values, their files, their problems and options without effect."""
 
 import os
 from typing import Any

@@ -1,4 +1,4 @@
-"""What goes wrong while a run trains: something happens in a step, a disk is full."""
+"""Faults while a run trains: something happens in a step, a disk is full."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Checkpoints of a run compared: their losses are the trainer's, images are kept, the best is that of the rule."""
+"""Checkpoints of a run compared: their losses are the trainer's, images are kept, the best follows the rule."""
 
 import json
 import shutil
@@ -95,7 +95,7 @@ def test_images_contain_their_parameters_and_are_reused(trained: Run) -> None:
     assert len(again["cells"]) == 12
     assert [file.stat().st_mtime_ns for file in files[:-1]] == written[:-1]
     assert files[-1].is_file()
-    assert again["best"] == 2  # the last, as there is no loss
+    assert again["best"] == 2  # the last, without a loss
     with Image.open(folder / GRID) as grid:
         assert grid.width > 6 * 64
         assert grid.height > 2 * 64

@@ -20,7 +20,7 @@ MODELS: dict[str, tuple[dict[str, Any], float]] = {
     "quantized": ({"mixed_precision": "bf16", "quantize_base": "int8"}, 2e-2),
     "swapped": ({"blocks_to_swap": 1}, 1e-4),
 }
-"""Settings, and how far the loss of a merged adapter may be from that of one beside the weights."""
+"""Settings, and how far the loss of a merged adapter may be from the loss of a separate adapter."""
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -1,4 +1,4 @@
-"""The checks of a machine: each says what to do, none takes the others with it, and a bug report tells no secret."""
+"""The checks of a machine: each reports a remedy, none takes the others down, and a bug report contains no secret."""
 
 import json
 import math
@@ -667,7 +667,7 @@ if "--zip" in sys.argv:
 
 @pytest.fixture
 def page(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A client of the routes; `page.more` is what the process does after each finding."""
+    """A client of the routes; `page.more` is called by the process after each finding."""
     queue, checks = RunQueue(RunStore()), CheckProcess()
     client = TestClient(Starlette(routes=routes(queue, checks)))
     page = SimpleNamespace(client=client, queue=queue, more="pass", home=home)

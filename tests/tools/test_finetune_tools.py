@@ -332,7 +332,7 @@ def test_preparing_stops_on_command(miniature: Any, captions: Path) -> None:
     assert prepare_buckets_latents.main(flags) == 130
     assert [event["kind"] for event in folder.events()][-1] == "stopped"
     assert not (captions.parent / "meta_lat.json").exists()
-    assert prepare_buckets_latents.main(flags) == 0  # that wish was for another time
+    assert prepare_buckets_latents.main(flags) == 0  # that command belonged to an earlier run
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""LoRAs merged into model files: the model does what it does with them attached, and no tensor stays in memory."""
+"""LoRAs merged into model files: the model computes the same as with them attached, and no tensor stays in memory."""
 
 import weakref
 from pathlib import Path

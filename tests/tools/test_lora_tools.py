@@ -1,4 +1,4 @@
-"""Tools for LoRA files: what they write does what it says, and bad input is told before anything heavy."""
+"""Tools for LoRA files: their files have the described effect, and bad input is reported before anything heavy."""
 
 import json
 import re

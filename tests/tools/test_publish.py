@@ -1,4 +1,4 @@
-"""The model card of a real run, what is uploaded of it, and what is in the zip."""
+"""The model card of a real run, its uploaded files, and the contents of the zip."""
 
 import json
 import shutil

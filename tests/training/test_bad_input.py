@@ -20,7 +20,7 @@ pytestmark = pytest.mark.run
 
 @pytest.fixture
 def told(capsys: pytest.CaptureFixture[str]) -> Any:
-    """The sentence of a run that stopped with `status`; what else it told are its phases and its progress."""
+    """The sentence of a run that stopped with `status`; its other output is phases and progress."""
 
     def told(made: Run, status: int = 2) -> str:
         err = capsys.readouterr().err

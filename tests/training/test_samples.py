@@ -53,7 +53,7 @@ def test_epochs_override_steps(any_miniature: Any, tmp_path: Path, prompts: Path
 
 
 def test_a_schedule_free_optimizer_shows_its_average(any_miniature: Any, tmp_path: Path, prompts: Path) -> None:
-    """At the last step that is what the file holds, so the file's own samples must be the same."""
+    """At the last step they are the file's weights, so the file's own samples must be the same."""
     options = {"optimizer_type": "AdamWScheduleFree", "learning_rate": 1e-2, "sample_prompts": prompts}
     root = images(tmp_path / "images")
     made = train(any_miniature, tmp_path / "out", train_data_dir=root, sample_every_n_steps=3, **options)

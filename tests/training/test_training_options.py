@@ -1,4 +1,4 @@
-"""What the options of training, optimizer, loss and data do to a run as a whole."""
+"""Effects of the options of training, optimizer, loss and data on a whole run."""
 
 import math
 import sys
@@ -82,7 +82,7 @@ def test_the_schedule_is_visible_in_the_events(data: Path, any_miniature: Any, t
 def test_unet_and_text_encoders_train_at_their_own_rates_and_are_in_the_file(
     data: Path, miniature: Any, tmp_path: Path
 ) -> None:
-    """Of a model that predicts velocity, as the file says."""
+    """Of a model that predicts velocity, according to the file."""
     own = {"unet_lr": 1e-3, "text_encoder_lr": [2e-4, 3e-4], "v_parameterization": True}
     run = train(miniature, tmp_path / "out", train_data_dir=data, **TEXT_ENCODERS_TOO, **own)
     assert run.events_of("step")[0]["lr"] == {
@@ -187,7 +187,7 @@ def before_first_step(miniature: Any, output: Path, data: Path, **options: Any) 
 
 @dataclass
 class Step:
-    """What a step computes, and what it is made of: latents and noise (2, 4, 8, 8), timesteps (2,)."""
+    """The result of a step and its inputs: latents and noise (2, 4, 8, 8), timesteps (2,)."""
 
     inputs: dict[str, Tensor]
     loss: Tensor

@@ -1,4 +1,4 @@
-"""Runs of the trainer: what they keep, seeds, flags, workers. What all do is in test_family_contract.py."""
+"""Runs of the trainer: their files, seeds, flags, workers. Behaviour common to all is in test_family_contract.py."""
 
 import re
 from pathlib import Path

@@ -98,7 +98,7 @@ def test_the_prediction_matches_diffusers_with_control_images(
         "l_pooled": torch.randn(2, shape.pooled_width, generator=generator),
     }
     noisy, *controls = images = [torch.randn(2, 16, *size, generator=generator) for size in ((8, 4), (4, 6), (2, 2))]
-    # diffusers rounds both to bfloat16, times 1000; these stay as they are
+    # diffusers rounds both to bfloat16, times 1000; these stay unchanged
     t, guidance = torch.tensor([0.25, 0.5]), torch.tensor([4.0, 4.0])
     with torch.no_grad():
         expected = theirs(
@@ -152,7 +152,7 @@ def test_a_sample_matches_diffusers_with_the_same_noise_and_control_image(
 
 
 def test_a_file_is_known_by_its_metadata_and_a_folder_by_its_pipeline(components: Components, tmp_path: Path) -> None:
-    """Keys and shapes are those of FLUX.1 dev."""
+    """Keys and shapes equal FLUX.1 dev's."""
     shapes = {"double_blocks.0.img_attn.qkv.weight": (9216, 3072), "guidance_in.in_layer.weight": (3072, 256)}
     told = {"modelspec.architecture": KONTEXT.identity.architecture(components)}
     assert recognise(Header(metadata=told, shapes=shapes, dtypes={})) == ("flux_kontext", "FLUX.1 Kontext")

@@ -1,4 +1,4 @@
-"""Loading FLUX.1: every layout of its files gives the same model, and wrong files are told in one sentence each."""
+"""Loading FLUX.1: every layout of its files gives the same model, and wrong files are reported in one sentence each."""
 
 import json
 import re
@@ -350,7 +350,7 @@ def test_fp8_files_with_scales_are_multiplied_out(
 def test_fp8_files_with_scales_stay_fp8_where_asked(
     scale: str, files: dict[str, str], transformer: State, flux_miniature: Any, tmp_path: Path
 ) -> None:
-    """With their values and scales as they are, in the transformer and in T5."""
+    """With unchanged values and scales, in the transformer and in T5."""
     given = {"tokenizer_cache_dir": _cached(flux_miniature, tmp_path)}
     for option, plain in ((MODEL, transformer), ("t5xxl", safetensors.torch.load_file(files["t5xxl"]))):
         scaled = dict(plain)

@@ -1,4 +1,4 @@
-"""What cannot be of FLUX.1's memory options is told before a model loads, in one sentence."""
+"""Impossible memory options of FLUX.1 are reported before a model loads, in one sentence."""
 
 from typing import Any
 

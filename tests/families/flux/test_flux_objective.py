@@ -1,4 +1,4 @@
-"""What FLUX.1 learns: the point between image and noise, what is compared there, and what is told of it."""
+"""FLUX.1's objective: the point between image and noise, the loss there, and its messages."""
 
 import json
 from pathlib import Path

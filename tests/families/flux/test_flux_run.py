@@ -20,7 +20,7 @@ from tests.support.training import GRAPHS, TEXT_ENCODERS_TOO, Run, equal, images
 SWAPPED = {"blocks_to_swap": 2}
 """The most that the miniature takes: one of three double blocks and two of four single ones are always away."""
 TRACED = {"compile": True, "compile_backend": "eager"}
-"""By Dynamo alone, which decides what the graphs are; what autograd makes of them is in test_family_contract.py and, of
+"""By Dynamo alone, which decides what the graphs are; autograd's part is tested in test_family_contract.py and, of
 layers in fp8, in test_fp8.py."""
 
 

@@ -1,4 +1,5 @@
-"""LoRA of FLUX.1: which layers learn and how, the file's keys, ranks of their own for q, k and v, noise, graphs."""
+"""LoRA of FLUX.1: which layers are trained and how, the file's keys, ranks of their own for q, k and v, noise,
+graphs."""
 
 import json
 from dataclasses import replace
@@ -78,7 +79,7 @@ def full_size(t5: bool = False) -> list[AdaptedModule]:
 
 @pytest.fixture(scope="module")
 def flux() -> list[AdaptedModule]:
-    """For planning only, which leaves the modules as they are."""
+    """For planning only, which leaves the modules unchanged."""
     return full_size()
 
 
@@ -104,7 +105,7 @@ def plan(modules: list[AdaptedModule], *args: str, **options: Any) -> dict[str, 
 
 
 def make(model: nn.Module, *args: str, **options: Any) -> AdapterNetwork:
-    """A LoRA with random ups, so that it says something."""
+    """A LoRA with random ups, so that it has an effect."""
     args_ = read(*args, **options)
     network = attach(
         plan_layers(adapted(model), args_),
@@ -121,7 +122,7 @@ def make(model: nn.Module, *args: str, **options: Any) -> AdapterNetwork:
 
 
 def predict(model: FluxTransformer) -> Tensor:
-    """(2, 6, 8), differentiable in what learns."""
+    """(2, 6, 8), differentiable in the trained weights."""
     generator = torch.Generator().manual_seed(2)
     img, txt, pooled = (torch.randn(2, *size, generator=generator) for size in ((6, 8), (5, 12), (10,)))
     return model(img, txt, pooled, torch.tensor([0.3, 0.8]), torch.tensor([1.0, 3.5]), (2, 3))

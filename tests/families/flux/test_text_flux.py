@@ -90,7 +90,7 @@ def components() -> Components:
     ],
 )
 def test_the_shipped_vocabulary_is_t5s(text: str, ids: list[int]) -> None:
-    """The numbers are those of google/t5-v1_1-xxl's own tokenizer.json."""
+    """The numbers are from google/t5-v1_1-xxl's own tokenizer.json."""
     assert shipped()[1](text).input_ids == ids
 
 
@@ -368,7 +368,7 @@ def learned(run: Run) -> set[str]:
 
 @pytest.fixture(scope="module")
 def reading(flux_miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A run whose CLIP learns, and both encoders read in each step."""
+    """A run whose CLIP is trained, and both encoders run in each step."""
     return train(flux_miniature, tmp_path_factory.mktemp("reading") / "out", **TEXT_ENCODERS_TOO)
 
 

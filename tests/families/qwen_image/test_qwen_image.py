@@ -370,7 +370,7 @@ def adapted(*network_args: str, warn: Callable[[str], None] = pytest.fail) -> li
 
 
 def test_patterns_leave_out_layers_as_in_musubi_tuner() -> None:
-    """The counts are those of its networks at full size."""
+    """The counts are from its networks at full size."""
     assert len(adapted()) == 840
     assert len(adapted("exclude_patterns=['.*_mod.*']")) == len(adapted("exclude_patterns=.*_mod.*")) == 720
     attention = adapted("exclude_patterns=['.*']", "include_patterns=['.*attn.*']")

@@ -143,7 +143,7 @@ def test_positions_match_transformers(modules: dict[str, Any]) -> None:
 def test_captions_and_images_are_read_as_diffusers_reads_them(
     components: Components, modules: dict[str, Any], images: list[Path]
 ) -> None:
-    """Both captions in one batch, padded, beside one without images, which is read as Qwen-Image's."""
+    """Both captions in one batch, padded, next to one without images, which is read as Qwen-Image's."""
     captions, plus = ["a red circle", "make it blue and " * 3], components.extras[VERSION] == EDIT_PLUS
     given = [Caption(caption, tuple(images)) for caption in captions]
     ours = encode_text(
@@ -261,7 +261,7 @@ def test_a_sample_matches_diffusers_with_the_same_noise_and_control_images(
 
 
 def test_a_caption_of_a_prompt_follows_its_images(images: list[Path]) -> None:
-    """Generate keeps what it encoded: another image under the same name is another caption."""
+    """Generate keeps what it encoded: a different image under the same name is a different caption."""
     prompt = SamplePrompt(prompt="a", control_images=(str(images[0]),))
     before = prompt_captions(prompt)
     assert before == prompt_captions(prompt)
@@ -285,7 +285,7 @@ def test_the_vision_tower_is_read_from_all_layouts_of_its_file(modules: dict[str
 
 
 def test_a_file_is_known_by_its_metadata_and_a_folder_by_its_pipeline(tmp_path: Path) -> None:
-    """Keys and shapes are those of Qwen-Image."""
+    """Keys and shapes equal Qwen-Image's."""
     shapes = {TRANSFORMER: (4, 4)}
     for version, name, pipeline in (
         (EDIT, "Qwen-Image-Edit", "QwenImageEditPipeline"),

@@ -1,4 +1,4 @@
-"""Whole runs of Qwen-Image-Edit: what they make is what diffusers makes with their files and control images."""
+"""Whole runs of Qwen-Image-Edit: their images match diffusers' with their files and control images."""
 
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def plain(edit_miniature: Any, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Three steps of a LoRA that learns fast, and a sample of it with control images. Do not write to it."""
+    """Three steps of a LoRA with a high learning rate, and a sample of it with control images. Do not write to it."""
     folder = tmp_path_factory.mktemp("plain")
     shown = " ".join(f"--ci {data / 'before' / f'00_{number}.png'}" for number in range(2))
     (folder / "prompts.txt").write_text(f"a red circle --w 64 --h 80 --s 3 --d 7 --l 3 --n blue {shown}")

@@ -1,4 +1,5 @@
-"""Loading Qwen-Image: every layout of its files gives the same model, and wrong files are told in one sentence each."""
+"""Loading Qwen-Image: every layout of its files gives the same model, and wrong files are reported in one sentence
+each."""
 
 import json
 import shutil
@@ -218,7 +219,7 @@ def test_with_fp8_compute_alone_modulations_keep_the_dtype_of_the_run(files: dic
 
 
 def test_the_shipped_vocabulary_is_qwens() -> None:
-    """The numbers are those of the official tokenizer, which adds 22 tokens to 151,643."""
+    """The numbers are from the official tokenizer, which adds 22 tokens to 151,643."""
     tokenizer = shipped_qwen()
     assert len(tokenizer) == 151_665
     assert {each["text"]: tokenizer(each["text"]).input_ids for each in REFERENCE["tokens"]["texts"]} == {
@@ -261,7 +262,7 @@ TRANSFORMER = {
 
 
 def test_files_are_called_by_their_names() -> None:
-    """That of diffusers' FLUX.1 shares keys with Qwen-Image."""
+    """The transformer of diffusers' FLUX.1 shares keys with Qwen-Image's."""
     found = {
         "Qwen-Image": TRANSFORMER,
         "Qwen-Image-Edit-2511": {**TRANSFORMER, "__index_timestep_zero__": (0,)},

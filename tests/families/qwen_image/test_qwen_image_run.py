@@ -1,4 +1,4 @@
-"""Whole runs of Qwen-Image: what they make is what diffusers makes with their files, in whatever memory they train."""
+"""Whole runs of Qwen-Image: their images match diffusers' with their files, however memory is saved."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def plain(qwen_image_miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Three steps of a LoRA that learns fast, and a sample of it. Do not write to it."""
+    """Three steps of a LoRA with a high learning rate, and a sample of it. Do not write to it."""
     folder = tmp_path_factory.mktemp("plain")
     (folder / "prompts.txt").write_text("a red circle --w 64 --h 80 --s 3 --d 7 --l 3 --n blue")
     samples = {"sample_prompts": folder / "prompts.txt", "sample_every_n_steps": 3}

@@ -1,4 +1,4 @@
-"""Loading SDXL: every kind of source gives the same model, and bad files are told in one sentence."""
+"""Loading SDXL: every kind of source gives the same model, and bad files are reported in one sentence."""
 
 import re
 import shutil
@@ -93,7 +93,7 @@ def test_diffusers_reads_the_miniature_as_a_single_file(miniature: Any, folder: 
 def test_a_ckpt_is_the_same_model_and_no_mmap_is_too(
     miniature: Any, components: Components, file: dict[str, Tensor]
 ) -> None:
-    ckpt = miniature.checkpoint.with_suffix(".ckpt")  # beside it, where the tokenizers are
+    ckpt = miniature.checkpoint.with_suffix(".ckpt")  # next to it, where the tokenizers are
     torch.save({"state_dict": {key: tensor.clone() for key, tensor in file.items()}, "epoch": 3}, ckpt)
     _same(checkpoint_tensors(load(sdxl_settings(ckpt), torch.float32)), file)
     whole = sdxl_settings(miniature.checkpoint, disable_mmap_load_safetensors=True)

@@ -32,7 +32,7 @@ def of(part: str, file: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def full_size() -> dict[str, Any]:
-    """SDXL base without memory, of the sizes that the reference file's shapes tell."""
+    """SDXL base without memory, with the sizes of the reference file's shapes."""
     with torch.device("meta"):
         return {part: layout.make(of(part, SHAPES)) for part, layout in LAYOUTS.items()}
 

@@ -1,4 +1,4 @@
-"""SDXL's swapped blocks compute and learn, bit for bit, what resident ones do."""
+"""SDXL's swapped blocks compute and train like resident ones, bit for bit."""
 
 import copy
 import functools

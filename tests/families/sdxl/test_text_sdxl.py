@@ -64,7 +64,7 @@ def test_states_match_diffusers(components: Components) -> None:
 
 @pytest.mark.parametrize(("clip_skip", "layer"), [(None, -2), (1, -2), (2, -2), (3, -3), (12, -4)])
 def test_clip_skip_reads_an_earlier_layer_but_never_the_last(miniature: Any, clip_skip: int | None, layer: int) -> None:
-    """The miniature's encoders have three layers, so four states; what lies before them is the first."""
+    """The miniature's encoders have three layers, so four states; their input is the first."""
     components = SDXL.open(sdxl_settings(miniature.checkpoint, clip_skip=clip_skip), torch.float32).load()
     with torch.no_grad():
         tokens = tokenize(components, [*map(Caption, CAPTIONS[:1])], TextOptions.of(settings()))

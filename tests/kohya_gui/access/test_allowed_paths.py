@@ -1,4 +1,4 @@
-"""Served to others, the page reads and writes in named folders only, and does not tell what lies elsewhere."""
+"""Served to others, the page reads and writes in named folders only, and does not reveal what exists elsewhere."""
 
 import json
 import os
@@ -85,7 +85,7 @@ def test_links_are_followed_and_not_overwritten(allowed_paths, inside):
     (outside / "into").symlink_to(inside / "real.toml")
     for path in ("file.toml", "folder", "folder/secret.toml", "folder/new.toml", "folder/inside/../x", "own/folder/x"):
         assert not allowed_paths.holds(inside / path), path
-    assert not allowed_paths.holds(outside / "into")  # saving would put a file in the place of the link
+    assert not allowed_paths.holds(outside / "into")  # saving would replace the link by a file
     assert allowed_paths.holds(inside / "own/own/x")
 
 
@@ -276,7 +276,7 @@ def test_advice_does_not_reveal_a_model_outside(inside, flux_miniature):
 
 @pytest.fixture
 def tool(tmp_path: Path) -> Callable[..., Any]:
-    """Return a tool of the page, and a function that says what its fields would send, some of them typed."""
+    """Return a tool of the page, and a function that returns its fields' values, some of them typed."""
 
     def make(kind: type[FolderHelper | MetadataSteps], allowed_paths: AllowedPaths = EVERYWHERE) -> Any:
         with gr.Blocks():

@@ -46,7 +46,7 @@ pytestmark = pytest.mark.run
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 NOTHING = {401, 403, 404, 405, 413}
 GIVEN = {"event_id": "1", "run": "1", "component_id": "1", "ext": "ts", "id": "1", "number": "0", "size": "64"}
-"""What stands in the place of a route's parameters; other texts are `x`."""
+"""Values of a route's parameters; other texts are `x`."""
 NOT_PROXIED = ("no_proxy", "NO_PROXY")
 PARAMETER = r"\{(\w+)(?::\w+)?\}"
 TEXT = r"\{\w+(?::path)?\}"
@@ -78,7 +78,7 @@ class Server:
             sent.setdefault("Content-Type", "application/x-www-form-urlencoded")
         if self.cookie:
             sent["Cookie"] = self.cookie
-        if body is not None or "Content-Length" in sent:  # of which the server may leave a part unread
+        if body is not None or "Content-Length" in sent:  # the server may leave a part of it unread
             connection = self._connection()
             try:
                 return self._ask(connection, method, path, body, sent)
@@ -119,11 +119,11 @@ class Server:
 
     @property
     def token(self) -> str:
-        """What the address holds that the GUI printed."""
+        """The query of the address that the GUI printed."""
         return (state_folder() / "token").read_text().strip()
 
     def routes(self) -> list[Any]:
-        """Every route of the page, those of included routers too."""
+        """Every route of the page, including included routers'."""
         found, waiting = [], list(self.app.routes)
         while waiting:
             route = waiting.pop()
@@ -134,7 +134,7 @@ class Server:
         return found
 
     def paths(self) -> list[str]:
-        """The path of every route, with something in the place of each parameter."""
+        """The path of every route, with a value for each parameter."""
         return [filled(route.path) for route in self.routes()]
 
     def paths_with(self, text: str) -> set[str]:
@@ -438,7 +438,7 @@ def test_wrong_passwords_make_the_next_guess_wait_longer():
     guesses = LoginThrottle(now=lambda: clock[0])
     assert [guesses.wait("a") for _ in range(FREE_GUESSES + 1)] == [0.0] * (FREE_GUESSES + 1)
     assert guesses.wait("a") == 1.0
-    assert guesses.wait("b") == 0.0  # another one is not made to wait
+    assert guesses.wait("b") == 0.0  # a different one does not wait
     waits = []
     for _ in range(10):
         clock[0] += (left := guesses.wait("a"))
@@ -463,7 +463,7 @@ def test_wrong_guesses_have_to_wait_and_the_right_password_works_afterwards(lock
     while (status := locked.log_in("wrong")) == 400:
         pass
     assert status == 429
-    assert locked.log_in("open sesame") == 429  # the right one waits too: else the answer would tell it
+    assert locked.log_in("open sesame") == 429  # the right one waits too: else the answer would reveal it
 
 
 def test_a_login_that_is_longer_than_a_password_is_not_read(tokened):

@@ -1,5 +1,5 @@
 """Requests that no page sends: each JSON route answers any value, of any type, with a status below 500 and a sentence
-that names what is wrong."""
+that names the problem."""
 
 import json
 import os
@@ -140,7 +140,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory, allowed: Path) -> Iterator
 
 
 def problems(browser: TestClient, path: str, body: dict[str, Any], odd: str) -> list[str]:
-    """Return what is wrong with the answer to a body with this value."""
+    """Return the problem of the answer to a body with this value."""
     told = f"{path} {str(body)[:80]} {odd[:40]}"
     try:
         answer = browser.post(f"/studio/{path}", content=json.dumps(body).replace(f'"{HERE}"', odd))

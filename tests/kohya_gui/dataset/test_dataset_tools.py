@@ -1,4 +1,4 @@
-"""The page's tools for datasets: nothing is lost or overwritten, and what they make is what training reads."""
+"""The page's tools for datasets: nothing is lost or overwritten, and training reads their results."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""The dialog for files and folders lists what the page may touch, and nothing else."""
+"""The dialog for files and folders lists only allowed paths."""
 
 import pytest
 from starlette.applications import Starlette

@@ -1,4 +1,4 @@
-"""The prompts of samples are edited in the page, and what is said of them is what the training will do."""
+"""The prompts of samples are edited in the page, and their descriptions match the training."""
 
 import os
 from pathlib import Path
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.run
 
 
 class Page:
-    """The editor with the controls of a form, and what a browser would hold of them."""
+    """The editor with the controls of a form, and a browser's copy of them."""
 
     def __init__(self, allowed_paths: AllowedPaths, queue: RunQueue, **values: str) -> None:
         with gr.Blocks():
@@ -55,7 +55,7 @@ class Page:
         self._took(self.editor._shut())
 
     def _took(self, updates: dict[Any, Any]) -> str:
-        """What the page says after it has taken these updates."""
+        """The page's messages after these updates."""
         self.data |= {c: value for c, value in updates.items() if c in self.data}
         return updates[self.editor._message]
 
@@ -216,7 +216,7 @@ def test_every_option_of_the_family_can_be_added():
     for family in ("sdxl", "flux"):
         offered = {option.letters for option in LINE_OPTIONS if f'data-insert="{option.letters}"' in inserts(family)}
         assert offered == {option.letters for option in LINE_OPTIONS if option.works_with(card_of(family).capabilities)}
-    for option in LINE_OPTIONS:  # an example means what it says
+    for option in LINE_OPTIONS:  # an example is valid
         assert option.match(f"{option.letters} {option.example}")
 
 

@@ -1,4 +1,4 @@
-"""Comparing checkpoints from the page: what its form offers and refuses, and what it shows of a result."""
+"""Comparing checkpoints from the page: the choices and refusals of its form, and the shown result."""
 
 import copy
 import json
@@ -28,7 +28,7 @@ LOSSES = (0.5, 0.302, 0.3)
 
 
 class Studio:
-    """A run with three files, as a browser reaches it; `state` is that of the run."""
+    """A run with three files, as a browser reaches it; `state` is the run's."""
 
     def __init__(self, folder: Path, allowed: AllowedPaths = EVERYWHERE, state: Any = "finished") -> None:
         self.queue = RunQueue(RunStore(folder / "runs.sqlite"))
@@ -51,7 +51,7 @@ class Studio:
         self.browser = TestClient(Starlette(routes=served))
 
     def restarted(self) -> "Studio":
-        """Return what the next GUI shows of the same list of runs."""
+        """Return the next GUI's view of the same list of runs."""
         studio = copy.copy(self)
         studio.queue = RunQueue(RunStore(self.queue.store.path))
         studio._serve(EVERYWHERE)

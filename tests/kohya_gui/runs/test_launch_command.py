@@ -1,4 +1,4 @@
-"""The command that trains: an argument list that shows what matters and hides what is secret."""
+"""The command that trains: an argument list that shows everything relevant and hides secrets."""
 
 import ast
 import re
@@ -167,7 +167,7 @@ def test_a_line_pasted_into_a_shell_keeps_the_words(more):
 def after_cmd(line: str) -> str:
     """What cmd.exe hands to a program; fails where it would take a character for its own."""
     for name in line.split("%")[1:-1]:
-        assert "^" in name  # between two percent signs, such a name is no variable's
+        assert "^" in name  # between two percent signs, such a name does not belong to a variable
     handed, quoted, rest = "", False, iter(line)
     for letter in rest:
         if letter == "^" and not quoted:

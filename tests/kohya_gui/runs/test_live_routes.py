@@ -1,4 +1,4 @@
-"""What the page asks for while trainings run: the routes, against a real list of runs and real run folders."""
+"""The page's requests while trainings run: the routes, against a real list of runs and real run folders."""
 
 import json
 import os
@@ -55,7 +55,7 @@ class Studio:
         return self.queue.add(PlannedRun(folder=folder, argv=argv, environment={"PYTHONPATH": str(REPO)}, **facts))
 
     def over(self, name: str, tell: Callable[[EventLog], None], **settings: Any) -> int:
-        """A run of the past, with what it told."""
+        """A past run, with its events."""
         run = self.wait(name, **settings)
         log = self.run_folder(run).log()
         tell(log)
@@ -254,7 +254,7 @@ def test_the_console_is_searched_and_sent_again_only_when_it_grew(studio):
 
 
 def with_files(studio: Studio) -> int:
-    """A run that tells of an image, a model and a state, and of a text, a link and a lost file as samples."""
+    """A run that reports an image, a model and a state, and of a text, a link and a lost file as samples."""
     folder = studio.folder / "out"
     (folder / "cat-state").mkdir(parents=True)
     (folder / "cat-state" / "progress.json").write_text("{}")

@@ -1,4 +1,4 @@
-"""What the page shows of a measurement, which outlives the GUI; test_plan_card of the browser runs a real one."""
+"""The page's view of a measurement, which outlives the GUI; test_plan_card of the browser runs a real one."""
 
 from pathlib import Path
 from typing import Any

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.run
 
 ROOT = Path(__file__).parents[3]
 PLAYS = "import sys, time; print('TensorBoard 9 at http://127.0.0.1:1/ (Press CTRL+C)', flush=True); time.sleep(60)"
-"""What says the word of TensorBoard and stays."""
+"""A program that prints TensorBoard's line and keeps running."""
 
 
 def ended(pid: int) -> bool:
@@ -75,7 +75,7 @@ def test_a_program_that_dies_is_reported_with_its_last_output(tmp_path, code, wh
 def test_tensorboard_ends_with_the_gui_however_the_gui_ends(tmp_path, how):
     code = (
         "import pathlib, signal, sys, threading, time; from kohya_gui.runs.tensorboard import TensorBoard\n"
-        # what a shell starts in the background does not hear Ctrl-C, nor do its children
+        # background jobs of a shell do not receive Ctrl-C, nor do their children
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         f"board = TensorBoard(_program=('-c', {PLAYS!r}))\n"
         # as the page does: in a thread that does not stay

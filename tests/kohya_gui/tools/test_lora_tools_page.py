@@ -1,4 +1,4 @@
-"""The tab LoRA tools without a browser: its fields, hints, names for results, and what it refuses."""
+"""The tab LoRA tools without a browser: its fields, hints, names for results, and refusals."""
 
 import re
 import sys
@@ -51,7 +51,7 @@ def refusal(client: TestClient, tool: str, **values: Any) -> str:
 
 
 def text_of(html: str) -> str:
-    """Return what a message says, without its sign."""
+    """Return the text of a message, without its sign."""
     return re.sub("<.*?>", "", html).removeprefix("✕")
 
 

@@ -1,4 +1,4 @@
-"""Publishing from the page: the card of a real run folder, saved beside the file, and a zip to download."""
+"""Publishing from the page: the card of a real run folder, saved next to the file, and a zip to download."""
 
 import io
 import os

@@ -1,4 +1,4 @@
-"""Swapped blocks compute what resident ones do, eager, compiled and checkpointed, and learn what those learn."""
+"""Swapped blocks compute and train like resident ones, eager, compiled and checkpointed."""
 
 import functools
 from collections.abc import Iterable
@@ -191,7 +191,7 @@ class Learner:
         return self.model.swapper
 
     def step(self, *seeds: int) -> Tensor:
-        """One update by the gradients of so many batches; returns the last one's output."""
+        """One update by the gradients of this many batches; returns the last one's output."""
         for seed in seeds:
             out = run(self.model, seed)
             out.square().mean().backward()
@@ -310,7 +310,7 @@ def _forgets(parameters: Iterable[nn.Parameter]) -> None:
 
 
 def test_a_failed_backward_leaves_every_block_whole() -> None:
-    """Blocks that have learned by then are new, the others old, and none is lost with its place."""
+    """Blocks updated by then are new, the others old, and none is lost with its slot."""
     ours, wanted = Learner(SWAP, "SGD", fused=True), Learner(0, "SGD", fused=True)
     for learner in (ours, wanted):
         handle = learner.model.single_blocks[2].modulation.lin.weight.register_hook(_fails)

@@ -1,4 +1,4 @@
-"""Adafactor: the update of transformers' class, and weights in half precision learn too."""
+"""Adafactor: the update of transformers' class, and weights in half precision are trained too."""
 
 from copy import deepcopy
 from typing import Any

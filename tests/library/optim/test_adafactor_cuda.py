@@ -20,7 +20,7 @@ SHAPES: list[tuple[int, ...]] = [
 ]
 USUAL: dict[str, Any] = {"lr": 1e-3, "relative_step": False, "scale_parameter": False}
 SPACING = {torch.bfloat16: 2**-7, torch.float16: 2**-10, torch.float32: 1e-6}
-"""What rounding may change a value by, as a share of it."""
+"""The largest change of a value by rounding, as a share of it."""
 DTYPES = pytest.mark.parametrize("dtype", list(SPACING))
 
 

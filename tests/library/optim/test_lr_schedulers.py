@@ -1,4 +1,4 @@
-"""The learning rate takes the course that its name says."""
+"""The learning rate follows the named schedule."""
 
 import math
 

@@ -12,7 +12,7 @@ HOW = {"fused": True, "weight_decay": 0.1}
 
 
 def side_by_side(values: Tensor, gradients: Tensor) -> list[nn.Parameter]:
-    """Return parameters of SHAPES that are views of both buffers, in an order other than that of the memory."""
+    """Return parameters of SHAPES that are views of both buffers, in an order other than in memory."""
     sizes = [torch.Size(shape).numel() for shape in SHAPES]
     pairs = zip(values.split(sizes), gradients.split(sizes), SHAPES, strict=True)
     made = []

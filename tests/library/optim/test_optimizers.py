@@ -1,4 +1,4 @@
-"""Every optimizer of the list is made through its own library and learns."""
+"""Every optimizer of the list is created through its own library and trains."""
 
 import inspect
 import re

@@ -1,4 +1,4 @@
-"""Several optimizers as one: as good as a single one, and any of them learns in half precision."""
+"""Several optimizers as one: as good as a single one, and any of them trains in half precision."""
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager

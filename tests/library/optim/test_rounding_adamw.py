@@ -1,4 +1,4 @@
-"""AdamW in half precision: what float32 does, on average."""
+"""AdamW in half precision matches float32 on average."""
 
 from copy import deepcopy
 from typing import Any

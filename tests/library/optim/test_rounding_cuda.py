@@ -26,7 +26,7 @@ HALVES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 
 
 def numbers(shape: tuple[int, ...], seed: int, dtype: torch.dtype, offset: int = 0) -> Tensor:
-    """Drawn on the CPU; with an offset, a view that begins so many values after an aligned address."""
+    """Drawn on the CPU; with an offset, a view that starts this many values after an aligned address."""
     size = torch.Size(shape).numel()
     flat = torch.randn(offset + size, generator=torch.Generator().manual_seed(seed))
     return flat.to(CUDA, dtype)[offset:].view(shape)

@@ -1,4 +1,4 @@
-"""Frozen weights in 8 and 4 bits: how exact their products are, what is kept of them, what they go together with."""
+"""Frozen weights in 8 and 4 bits: how exact their products are, which tensors are kept, and compatible options."""
 
 import re
 from typing import Any

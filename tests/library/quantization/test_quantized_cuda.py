@@ -1,4 +1,4 @@
-"""On a GPU: products with weights of 8 and 4 bits are those of the CPU, eager, compiled and recorded as CUDA graphs."""
+"""On a GPU: products with 8-bit and 4-bit weights match the CPU's, eager, compiled and recorded as CUDA graphs."""
 
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ multiplies_int8 = pytest.mark.skipif(
 FORMATS = [Int8(), pytest.param(W8A8, marks=multiplies_int8), Nf4()]
 each_format = pytest.mark.parametrize("weight_format", FORMATS, ids=["int8_weight_only", "int8", "nf4"])
 BF16_SUMS = 4e-3
-"""Relative error of products that are summed in another order and rounded to bf16."""
+"""Relative error of products that are summed in a different order and rounded to bf16."""
 
 
 def linear(width: int, out: int) -> nn.Linear:

@@ -1,4 +1,4 @@
-"""The reader of LoRA files: what a file says is used, or it is refused or named, whatever program wrote it."""
+"""The reader of LoRA files: a file's contents are used, refused or named, whatever program wrote it."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -137,7 +137,7 @@ def test_damaged_or_partly_understood_files_are_refused(damage: str, tmp_path: P
 
 
 def test_problems_in_the_header_are_reported_before_the_file_is_read(tmp_path: Path) -> None:
-    """By --plan, the page and every start, where there is no torch."""
+    """By --plan, the page and every start, without torch."""
     path, shown = tmp_path / "x.safetensors", []
     for damage, (make, _) in DAMAGED.items():
         save_file(make(), path)
@@ -224,7 +224,7 @@ def test_every_tool_refuses_a_damaged_file_before_it_works(
 
 @pytest.mark.run
 def test_training_and_generating_read_files_as_the_tools_do(any_miniature: Any, tmp_path: Path) -> None:
-    """What is damaged is refused, and what is not used is named."""
+    """Damaged tensors are refused, and unused ones are named."""
     write_lora(any_miniature, lora := tmp_path / "lora.safetensors")
     tensors = load_file(lora)
     other = {key.replace("single_blocks_1_", "single_blocks.1."): tensor for key, tensor in tensors.items()}

@@ -1,4 +1,4 @@
-"""What the compiler did is told in words: blocks, guards that failed, places where graphs broke."""
+"""The compiler's work is described in words: blocks, guards that failed, places where graphs broke."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Graphs that inductor runs without CUDA graphs are told with its reason: by its own logger, without a GPU."""
+"""Graphs that inductor runs without CUDA graphs are reported with its reason: by its own logger, without a GPU."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack

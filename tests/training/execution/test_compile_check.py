@@ -1,4 +1,4 @@
-"""compile_check_every: some steps also run eagerly, training stays the same, and a difference is told."""
+"""compile_check_every: some steps also run eagerly, training stays the same, and a difference is reported."""
 
 import math
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Runs that torch.compile fails in: told in plain words, and not lost."""
+"""Runs in which torch.compile fails: reported in plain words, and not lost."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -54,7 +54,7 @@ def test_with_fullgraph_a_compiler_that_fails_ends_the_run_in_one_sentence(
 
 @pytest.fixture
 def stances(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """How guards were evaluated in each step that told the compiler."""
+    """How guards were evaluated in each step that configured the compiler."""
     noted, set_stance = list[dict[str, Any]](), torch.compiler.set_stance
 
     def note(stance: str, **how: Any) -> Any:
@@ -86,7 +86,7 @@ def test_a_graph_that_is_gone_while_guards_are_skipped_is_compiled_again(
 
     def forgets(self: StepReporter, *report: Any, **more: Any) -> float:
         steps.append(report)
-        if len(steps) == 3:  # of which the third skips guards already
+        if len(steps) == 3:  # the third of which skips guards already
             torch._dynamo.reset()
         return step(self, *report, **more)
 

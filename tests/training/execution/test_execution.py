@@ -1,4 +1,4 @@
-"""Steps that fail are repeated in another way as long as no weight has changed; and what counts as a step's time."""
+"""Failed steps are repeated in a different way as long as no weight has changed; and a step's time."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from tests.training.methods.test_full_encoders import components, context, famil
 
 @dataclass(frozen=True)
 class Rows:
-    """A batch of so many rows."""
+    """A batch of this many rows."""
 
     count: int
 

@@ -68,7 +68,7 @@ class Again:
 
 @dataclass
 class Rerun:
-    """Records what is to be executed again."""
+    """Records code to be executed again."""
 
     learner: "Learner"
     fails: Exception | None = None

@@ -1,5 +1,5 @@
-"""On a GPU: steps that are recorded as CUDA graphs learn what others do, whatever else is asked of the run; and so do
-those whose update is recorded too."""
+"""On a GPU: steps that are recorded as CUDA graphs train like others, whatever else the run does; and so do those
+whose update is recorded too."""
 
 import subprocess
 import sys
@@ -264,7 +264,7 @@ def updates(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 def tensors_of(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """What a state holds, as names and tensors or plain values."""
+    """Contents of a state, as names and tensors or plain values."""
     if isinstance(value, dict):
         for key, each in value.items():
             yield from tensors_of(each, f"{name}/{key}")

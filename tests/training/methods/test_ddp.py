@@ -1,4 +1,4 @@
-"""Two processes over gloo: they learn as one, tell once, and end together."""
+"""Two processes over gloo: they train as one, report once, and end together."""
 
 import os
 import shutil
@@ -44,7 +44,7 @@ pytestmark = [
 
 @contextmanager
 def keeping_copies(folder: Path) -> Iterator[None]:
-    """Let training in this process also write, in the end, what it holds and which losses it saw."""
+    """Let training in this process also write, in the end, its weights and losses."""
     losses, in_flight, micro_step, finish = [], [], Eager.micro_step, Trainer._finish
 
     def noted(eager: Eager, inputs: StepInputs) -> Tensor:
@@ -118,7 +118,7 @@ def test_two_processes_train_as_one(any_miniature: Any, tmp_path: Path) -> None:
 
 
 def train_group(config: Path, family: str = "flux", method: str = "lora") -> tuple[list[int], str]:
-    """Exit statuses of two processes without the launcher, and what both told."""
+    """Exit statuses of two processes without the launcher, and the output of both."""
     return together(2, config.parent, train_in_group, config, family, method)
 
 
@@ -204,7 +204,7 @@ ENCODERS = {"train_text_encoder": True, "cache_text_encoder_outputs": None}
 
 
 def train_two(folder: Path, miniature: Any, **values: Any) -> Run:
-    """Full training by two processes, which end with equal weights; what the first left behind."""
+    """Full training by two processes, which end with equal weights; the results of the first."""
     folder.mkdir(exist_ok=True)
     statuses, told = train_group(configure(folder, miniature, **{**FULL, **values}), miniature.family, "full")
     assert statuses == [0, 0], told
@@ -235,7 +235,7 @@ def test_both_processes_keep_training_when_compiled_code_fails_in_one(
     del one["losses"], other["losses"]
     assert equal(one, other)
     two = Run(0, tmp_path / "out", RunFolder(tmp_path / "out" / "run"))
-    if more:  # the rest of the failed step goes by what its first blocks have learned
+    if more:  # the rest of the failed step uses the updates of its first blocks
         return
     alone = train_as_two(two, any_miniature, monkeypatch, max_grad_norm=0.0)
     assert two.losses == pytest.approx(alone.losses, rel=1e-5)
@@ -256,7 +256,7 @@ def train_as_two(two: Run, miniature: Any, monkeypatch: pytest.MonkeyPatch, **va
 
 
 def apart(one: Run, other: Run, miniature: Any, file: str = "short.safetensors") -> float:
-    """How far two models are from each other, beside how far they have come."""
+    """How far two models are from each other, relative to how far they have moved."""
     base, ours, theirs = (
         torch.cat([tensor.flatten().float() for _, tensor in sorted(tensors.items())])
         for tensors in (base_of(miniature), one.tensors(file), other.tensors(file))
@@ -284,7 +284,7 @@ def test_two_processes_equal_one_process_with_twice_the_batch(
 def test_gradients_in_half_precision_are_averaged_as_they_arrive(
     values: dict[str, Any], any_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of masters coarser, then, than one process adds them up."""
+    """Masters' gradients are then coarser than when one process adds them up."""
     values = {**values, "save_precision": "float"}
     two = train_two(tmp_path / "two", any_miniature, **values)
     one = train_as_two(two, any_miniature, monkeypatch, **values)

@@ -1,4 +1,5 @@
-"""Full training: the whole model learns, in each family, every partition and precision, and its file is the model."""
+"""Full training: the whole model is trained, in each family, every partition and precision, and its file is the
+model."""
 
 import re
 from collections.abc import Iterable
@@ -49,12 +50,12 @@ UNREAD = re.compile(r"transformer_blocks\.4\.(txt_mlp|attn\.(to_add_out|add_q_pr
 
 
 def of_denoiser(keys: Iterable[str]) -> set[str]:
-    """Of the keys, those of the denoiser."""
+    """The denoiser's keys."""
     return {key for key in keys if not key.startswith(("first_stage_model.", "conditioner."))}
 
 
 def learned(keys: Iterable[str]) -> set[str]:
-    """Of the keys, those of the denoiser that can learn."""
+    """The denoiser's keys that can be trained."""
     return {key for key in of_denoiser(keys) if not UNREAD.fullmatch(key)}
 
 
@@ -75,7 +76,7 @@ def test_the_file_is_the_whole_model_with_a_fully_trained_denoiser(
 
 
 def test_training_lowers_the_loss(any_miniature: Any, tmp_path: Path) -> None:
-    """Beside a run that sees the same images, noise and timesteps and does not learn."""
+    """Compared with a run that sees the same images, noise and timesteps at rate 0."""
     learning, standing = (
         train_whole(any_miniature, tmp_path / str(rate), max_train_steps=15, learning_rate=rate).losses
         for rate in (1e-3, 1e-12)

@@ -1,4 +1,4 @@
-"""The LoRA method on the miniature: who learns, what the file holds, networks of other people."""
+"""The LoRA method on the miniature: the trained modules, the file's contents, external networks."""
 
 import re
 from pathlib import Path

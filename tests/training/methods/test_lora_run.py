@@ -1,4 +1,4 @@
-"""LoRAs of short whole runs: what their files say, what they begin from, eager and compiled."""
+"""LoRAs of short whole runs: the metadata of their files, their initial weights, eager and compiled."""
 
 import hashlib
 from pathlib import Path
@@ -83,7 +83,7 @@ def test_blocks_with_dropouts_compile_whole_and_match_eager_ones(miniature: Any,
     unet = prepared.components.denoiser
     eager = [_step(prepared, seed) for seed in range(2)]
     blocks = [b for part in SDXL.blocks.denoiser(unet) for b in part if type(b).__name__ == "BasicTransformerBlock"]
-    counter = CompileCounterWithBackend("eager")  # test_adapter_kinds has what autograd makes of dropouts
+    counter = CompileCounterWithBackend("eager")  # test_adapter_kinds tests autograd with dropouts
     for block in blocks:
         block.compile(backend=counter, fullgraph=True, dynamic=False)
     compiled = [_step(prepared, seed) for seed in range(2)]

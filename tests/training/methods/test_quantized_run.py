@@ -1,4 +1,4 @@
-"""Runs on quantized weights: what they learn, compiled and checkpointed, with text encoders, and when resumed."""
+"""Runs on quantized weights: their training, compiled and checkpointed, with text encoders, and when resumed."""
 
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ def test_quantized_weights_train_nearly_the_same(
 def test_compiled_training_on_quantized_weights_is_identical_with_the_same_number_of_graphs(
     more: dict[str, Any], any_miniature: Any, tmp_path: Path
 ) -> None:
-    """Dynamo alone decides which graphs there are; test_quantized.py has what autograd makes of them."""
+    """Dynamo alone decides which graphs there are; test_quantized.py tests autograd on them."""
     values = {**more, "compile_backend": "eager"}
     eager, compiled = (train(any_miniature, tmp_path / str(on), **values, compile=on) for on in (False, True))
     assert compiled.losses == pytest.approx(eager.losses, rel=1e-4)

@@ -1,4 +1,4 @@
-"""Two processes over gloo whose weights are in shards (FSDP2): they train what one process trains."""
+"""Two processes over gloo whose weights are in shards (FSDP2): they train like one process."""
 
 import copy
 import json
@@ -53,18 +53,18 @@ from pathlib import Path
 
 (Path(sys.argv[1]) / f"{os.environ['RANK']}.json").write_text(json.dumps(dict(os.environ)))
 """
-"""What is launched notes what the launcher tells it."""
+"""A launched process records its launcher's settings."""
 
 
 @pytest.fixture(autouse=True)
 def _launched_with_fsdp(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What accelerate launch --use_fsdp --fsdp_version 2 tells the processes; a single one has no use for it."""
+    """The environment that accelerate launch --use_fsdp --fsdp_version 2 sets; a single one has no use for it."""
     for name, value in {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}.items():
         monkeypatch.setenv(name, value)
 
 
 def train_shards(folder: Path, miniature: Any, **values: Any) -> Run:
-    """Full training by two processes, each of which holds about half of the weights; what they left behind."""
+    """Full training by two processes, each of which stores about half of the weights; their results."""
     folder.mkdir(exist_ok=True)
     statuses, told = train_group(configure(folder, miniature, **{**FULL, **values}), miniature.family, "full")
     assert statuses == [0, 0], told
@@ -80,7 +80,7 @@ CHECKPOINTED = {"gradient_checkpointing": True}
 
 @pytest.mark.parametrize(
     ("name", "more"),
-    [("any_miniature", COMPILED), ("qwen_image_miniature", {})],  # SDXL's learn with its text encoders, below
+    [("any_miniature", COMPILED), ("qwen_image_miniature", {})],  # SDXL's are trained with its text encoders, below
     ids=["flux compiled", "qwen_image"],
 )
 def test_shards_train_like_whole_weights_and_generate_images(
@@ -129,7 +129,7 @@ def test_masters_averages_validation_and_images_match_whole_weights(
     assert statuses == [0, 0], told
     whole = Run(0, plain / "out", RunFolder(plain / "out" / "run"))
     assert two.files == whole.files
-    # the first step is compared: how bfloat16 rounds grows from step to step, and is another thing on another CPU
+    # the first step is compared: how bfloat16 rounds grows from step to step, and differs between CPUs
     assert two.losses == pytest.approx(whole.losses, rel=1e-2)
     validated = [[event["loss"] for event in each.events_of("validation")] for each in (two, whole)]
     assert len(validated[0]) == len(validated[1]) == 2
@@ -308,7 +308,7 @@ def test_the_guide_for_slurm_has_flags_that_accelerate_accepts() -> None:
 
 
 def uneven() -> int:
-    """One of three processes: two steps by hand on rows, of which some processes have none; how many are wrong."""
+    """One of three processes: two steps by hand on rows, some processes of which have none; how many are wrong."""
     torch.distributed.init_process_group("gloo")
     rank, wrong = torch.distributed.get_rank(), 0
     torch.manual_seed(0)
@@ -344,7 +344,7 @@ def test_rows_that_do_not_divide_evenly_are_updated_and_joined(tmp_path: Path) -
 
 
 def fail_and_end(config: Path) -> int:
-    """In another process, which ends with its run as those of a launcher do. Compiled code fails in the second."""
+    """In another process, which ends with its run like a launcher's processes. Compiled code fails in the second."""
     status = fail_to_compile(config, "1")
     for stream in (sys.stdout, sys.stderr):
         stream.flush()

@@ -1,4 +1,4 @@
-"""Runs in which some text encoders learn and others do not, of our LoRA and of a network of other people."""
+"""Runs in which some text encoders are trained and others are not, with our LoRA and an external network."""
 
 from pathlib import Path
 from typing import Any

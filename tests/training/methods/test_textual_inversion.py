@@ -1,4 +1,4 @@
-"""Textual inversion on the miniature SDXL: what learns, what the file holds, what other programs make of it."""
+"""Textual inversion on the miniature SDXL: the trained rows, the file's contents, and its use in other programs."""
 
 from collections import Counter
 from collections.abc import Callable

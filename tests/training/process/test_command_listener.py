@@ -126,11 +126,11 @@ def test_a_run_reports_what_its_page_shows(any_miniature: Any, tmp_path: Path, m
     compiled = train(any_miniature, tmp_path / "compiled", compile=True, compile_backend="eager")
     assert "training" not in [
         event["name"] for event in compiled.events_of("phase")
-    ]  # which the first step says itself
+    ]  # which the first step reports itself
     compiling = [event for event in compiled.events_of("phase") if event["name"] == "compiling"]
     assert "compiling" not in {event["name"] for event in made.events_of("phase")}
     assert any(re.fullmatch(r"\d+ of about \d+ graphs?", event.get("note", "")) for event in compiling)
-    assert compiling[-1]["time"] < compiled.events_of("step")[0]["time"]  # told while the first step waits
+    assert compiling[-1]["time"] < compiled.events_of("step")[0]["time"]  # sent while the first step waits
 
 
 def test_malformed_commands_are_ignored(any_miniature: Any, tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_a_run_restores_the_ctrl_c_handler(any_miniature: Any, tmp_path: Path) -
 
 
 def _train_in_a_terminal(config: Path, console: Path) -> int:
-    """In a process of its own, which hears what a terminal sends; a job in the background may ignore it."""
+    """In a process of its own, which receives a terminal's signals; a job in the background may ignore it."""
     console_to(console)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)

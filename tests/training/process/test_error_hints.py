@@ -1,4 +1,4 @@
-"""What goes wrong in the middle of a run: what it survives, what it says, and that nothing spoils what was learned."""
+"""Faults in the middle of a run: which it survives, its messages, and that trained weights stay intact."""
 
 import os
 import shutil
@@ -35,7 +35,7 @@ FROM_DISK = {"cache_latents": None, "cache_latents_to_disk": True}
 
 @pytest.fixture(scope="module")
 def data(any_miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three images with their latents on disk, one of which hold no numbers."""
+    """Three images with their latents on disk, one of which contains NaN."""
     root = tmp_path_factory.mktemp("data")
     train(any_miniature, root / "out", train_data_dir=images(root / "in", count=3), max_train_steps=1, **FROM_DISK)
     spoil(root / "in" / "1_noise" / "01_0064x0064_flux.safetensors")
@@ -107,7 +107,7 @@ def test_nothing_is_saved_while_the_loss_is_nan(data: Path, any_miniature: Any, 
 def test_whole_models_in_bf16_survive_a_nan_loss_too(data: Path, any_miniature: Any, tmp_path: Path) -> None:
     data = shutil.copytree(data, tmp_path / "in")
     values = {"train_data_dir": data, "mixed_precision": "bf16", "max_train_steps": 6, **FROM_DISK}
-    # latents in bf16 are others than those on disk, so they are made anew, spoilt, and found again
+    # latents in bf16 are others than those on disk, so they are rebuilt, corrupted, and found again
     first = train_whole(any_miniature, tmp_path / "out", **values)
     assert first.status == 0
     for cache in data.rglob("01_*_flux.safetensors"):

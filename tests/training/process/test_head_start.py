@@ -1,4 +1,4 @@
-"""What is begun before PyTorch is imported."""
+"""Work that is started before PyTorch is imported."""
 
 import subprocess
 import sys

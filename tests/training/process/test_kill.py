@@ -1,5 +1,5 @@
-"""A process may be killed anywhere: its newest state is whole, and the same command given again ends as if nothing had
-been."""
+"""A process may be killed anywhere: its newest state is whole, and repeating the command ends like an uninterrupted
+run."""
 
 import json
 import os
@@ -49,7 +49,7 @@ OF_METHOD: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Recording:
-    """A run that nobody killed, and what was on disk at each of its moments."""
+    """An uninterrupted run, and its files at each moment."""
 
     model: Any
     method: str
@@ -57,7 +57,7 @@ class Recording:
     store: Path
     moments: list[Moment]
     recovered: dict[frozenset[str], Moment] = field(default_factory=dict)
-    """What recovery makes of the moments: the paths there are -> the first moment that leads to them."""
+    """The results of recovery at the moments: the paths there are -> the first moment that leads to them."""
 
     @property
     def output(self) -> Path:
@@ -65,11 +65,11 @@ class Recording:
 
     @property
     def left(self) -> Run:
-        """What a killed run left behind."""
+        """Files of a killed run."""
         return Run(-signal.SIGKILL, self.output, RunFolder(self.output / "run"))
 
     def files(self, ending: str = "") -> dict[str, str]:
-        """Return name -> hash of the content of what the whole run has in its output folder."""
+        """Return name -> hash of the content of the files in the whole run's output folder."""
         found = {
             path.removeprefix("out/"): content for path, content in self.moments[-1].tree.items() if path[:4] == "out/"
         }
@@ -82,7 +82,7 @@ class Recording:
         return [event["loss"] for event in events if event["kind"] == "step"]
 
     def faults(self) -> list[str]:
-        """Return in what the run, begun again as it is now on disk, ends otherwise than the whole one."""
+        """Return how the run, restarted from the current files, ends differently from the whole one."""
         before = len(self.left.events_of("started"))
         newest = newest_state(self.output, "short")
         finished = newest and newest.progress.step == SETTINGS["max_train_steps"]
@@ -94,11 +94,11 @@ class Recording:
             faults.append(f"resumed from {begun}")
         wanted = {path.partition("/")[0] for path in self.files()} - {"run"}
         strange = ({*again.files} ^ wanted) - {"sample"}  # of a step that is not done again
-        if not newest:  # files without a state are those of an earlier run
+        if not newest:  # files without a state belong to an earlier run
             strange = {name for name in strange if not re.match(r"short-\d{8}-\d{6}-", name)}
         faults += [f"files: {sorted(strange)}"] if strange else []
         faults += [f"left over: {path}" for path in self.output.rglob("*") if path.name.endswith(LEFTOVERS)]
-        if some_cached:  # the others are encoded in another batch and rounded otherwise
+        if some_cached:  # the others are encoded in a different batch and rounded differently
             return faults + ([] if again.losses == pytest.approx(self.losses, rel=1e-4) else ["other losses"])
         return faults + [
             f"other tensors: {name}"
@@ -145,7 +145,7 @@ def begin_apart(model: Any, root: Path, method: str) -> int:
 
 
 def recover(recording: Recording, moment: Moment) -> list[str]:
-    """Clean up after a run that was killed at this moment, and return what is wrong then."""
+    """Clean up after a run that was killed at this moment, and return the problems left."""
     put_back(moment, recording.root, recording.store, os.link)
     told = [event["step"] for event in recording.left.events_of("saved") if event["path"].endswith("-state")]
     newest = newest_state(recording.output, "short")
@@ -162,7 +162,7 @@ def recover(recording: Recording, moment: Moment) -> list[str]:
 
 @pytest.fixture(scope="module")
 def recovered(recording: Recording) -> dict[str, list[str]]:
-    """What is wrong after recovery, for each moment."""
+    """The problems after recovery, for each moment."""
     return {moment.label: recover(recording, moment) for moment in recording.moments}
 
 

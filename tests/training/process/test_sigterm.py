@@ -1,4 +1,4 @@
-"""Two processes over gloo, of which one is told to end: both do, between steps with a state, and also while one of
+"""Two processes over gloo, one of which is terminated: both end, between steps with a state, and also while one of
 them compiles and the other waits for it."""
 
 import os
@@ -40,7 +40,7 @@ def test_both_processes_save_and_stop_when_the_second_is_terminated(flux_miniatu
 
 
 def assert_saved(config: Path) -> None:
-    """The state of the last complete step is there, and the failure tells of it."""
+    """The state of the last complete step exists, and the failure mentions it."""
     last = events(config, "step")[-1]["step"]
     state = config.parent / "out" / f"short-step{last:08d}-state"
     (failed,) = events(config, "failed")

@@ -1,4 +1,4 @@
-"""Files and states of a run, and that a resumed run goes on bit for bit, with every optimizer and schedule."""
+"""Files and states of a run, and that a resumed run continues bit for bit, with every optimizer and schedule."""
 
 import hashlib
 import json
@@ -247,7 +247,7 @@ def test_a_new_rate_schedule_and_weight_decay_apply_and_are_reported(
 ) -> None:
     new = {"learning_rate": 1e-3, "lr_scheduler": "linear", "optimizer_args": ["weight_decay=0.5"]}
     rest = go_on(any_miniature, tmp_path / "out", state_of(undisturbed, 4), **new)
-    assert rest.losses[0] == undisturbed.losses[4]  # nothing was learned with it yet
+    assert rest.losses[0] == undisturbed.losses[4]  # nothing was trained with it yet
     rates = [rate for event in rest.events_of("step") for rate in event["lr"].values()]
     assert rates == pytest.approx([1e-3 * (8 - step) / 8 for step in (4, 5, 6, 7)])
     (group,) = optimizer_in(rest.output / "short-state")["param_groups"]
@@ -561,7 +561,7 @@ def test_a_run_shortened_below_its_state_is_reported(
 FROM_IMAGES: dict[str, Any] = {
     **LATEST, "resume": None, "cache_latents": None, "cache_text_encoder_outputs": None, "shuffle_caption": True,
 }  # fmt: skip
-"""What the loader reads in each step, by chance."""
+"""The loader's random reads in each step."""
 
 
 @pytest.mark.usefixtures("no_graphs")

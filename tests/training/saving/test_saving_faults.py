@@ -1,4 +1,4 @@
-"""What stands beside the weights ends no run, and whatever ends one saves what was learned first."""
+"""Faults outside the weights do not end a run, and any fault that does saves the trained weights first."""
 
 import contextlib
 import errno

@@ -1,4 +1,4 @@
-"""What saved files say of themselves: the names and forms that other programs read."""
+"""Metadata of saved files: the names and forms that other programs read."""
 
 import json
 from dataclasses import replace
@@ -36,7 +36,7 @@ adaptive_noise_scale zero_terminal_snr min_snr_gamma ip_noise_gamma ip_noise_gam
 loss_type huber_schedule huber_scale huber_c validation_seed validation_split max_validation_steps
 validate_every_n_epochs validate_every_n_steps tag_frequency dataset_dirs
 """
-"""Without ss_, what every LoRA file has."""
+"""Entries of every LoRA file, without ss_."""
 NAMES_OF_ONE_FOLDER = """
 batch_size_per_device total_batch_size resolution color_aug flip_aug random_crop shuffle_caption enable_bucket
 bucket_no_upscale min_bucket_reso max_bucket_reso keep_tokens reg_dataset_dirs bucket_info
