@@ -102,7 +102,7 @@ def parser() -> argparse.ArgumentParser:
         "--doctor",
         nargs=argparse.REMAINDER,
         metavar="...",
-        help="check this machine, print what is wrong and what to do, and exit; --doctor --help lists its flags",
+        help="check this machine, print problems and remedies, and exit; --doctor --help lists its flags",
     )
     add(
         "--demo",

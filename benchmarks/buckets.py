@@ -67,7 +67,7 @@ def by_shape(run: Run, untimed: int) -> dict[str, float]:
     """Return the median milliseconds of a step by batch shape, without the first steps."""
     found, shape = defaultdict(list), ""
     for number, event in enumerate(run.of("step")):
-        shape = event.get("shape", shape)  # told where it changes
+        shape = event.get("shape", shape)  # reported where it changes
         if number >= untimed:
             found[shape].append(1000 * event["seconds"])
     return {shape: statistics.median(times) for shape, times in sorted(found.items())}

@@ -58,7 +58,7 @@ SMALL = ("--compile_backend", "eager", "--dtype", "fp32")
 """Flags with --miniature: CPUs emulate bf16, and inductor would compile C++ for longer than all images take."""
 SMALL_SIDE = 64
 HEADINGS = (
-    *("row", "s per image", "of each image", "ms per step", "beside steps ms", "GiB allocated", "GPU busy"),
+    *("row", "s per image", "of each image", "ms per step", "outside steps ms", "GiB allocated", "GPU busy"),
     *("first image s", "start s", "graphs", "speed, eager = 1", "speed, diffusers = 1"),
 )
 

@@ -181,7 +181,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--family", choices=FAMILY_TITLES, default=next(iter(FAMILY_TITLES)))
     made.add_argument("--presets", nargs="*", metavar="PATTERN", help="such as lora/*gb; all where none is given")
     made.add_argument("--steps", type=int, default=5, help="timed steps of each run, after the warm-up")
-    made.add_argument("--minutes", type=float, default=0.0, help="start no further row after this many; 0 is no limit")
+    made.add_argument("--minutes", type=float, default=0.0, help="start no further row after this many; 0 is unlimited")
     made.add_argument("--folder", type=Path, default=Path("benchmark"), help="for model files; they stay there")
     made.add_argument("--plan", action="store_true", help="run nothing: show the plan's figures")
     made.add_argument("--miniature", action="store_true", help="try this program itself on a tiny model")

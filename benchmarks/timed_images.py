@@ -107,7 +107,7 @@ def timed(image: Image, warnings: Sequence[str]) -> TimedImage:
 
 @contextmanager
 def our_images(settings: Settings, prompt: SamplePrompt, reporter: Reporter) -> Iterator[Image]:
-    """Yield what generates an image with our generator, its prompt encoded and its model on the device."""
+    """Yield a function that generates an image with our generator, its prompt encoded and its model on the device."""
     with Worker(family_of(settings.script.family), reporter).generator(settings) as generator:
         generator.encode([prompt])
         generator.place()
@@ -115,7 +115,8 @@ def our_images(settings: Settings, prompt: SamplePrompt, reporter: Reporter) -> 
 
 
 def diffusers_images(settings: Settings, prompt: SamplePrompt, compiling: dict[str, Any] | None) -> Image:
-    """Return what generates an image with diffusers' pipeline of the same sizes, its random weights on the device."""
+    """Return a function that generates an image with diffusers' pipeline of the same sizes, its random weights on the
+    device."""
     from sd_scripts.testing.miniature import randomize  # imports transformers, which our rows start without
 
     family, ours = settings.script.family, training_settings(settings)

@@ -70,7 +70,7 @@ def test_a_preset_sets_only_what_differs_from_the_defaults(preset):
     said = read_toml(preset)
     assert said == from_values(script_of(preset), read_toml(preset)).changed()
     assert list(said) == sorted(said)
-    assert preset.read_text(encoding="utf-8").startswith("# "), "it tells for whom it is"
+    assert preset.read_text(encoding="utf-8").startswith("# "), "it states for whom it is"
 
 
 @every_preset

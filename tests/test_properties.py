@@ -202,7 +202,7 @@ def not_secret(chosen: Settings) -> dict[str, Any]:
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.file)
 @settings(max_examples=12)
 @given(data=st.data())
-def test_saved_settings_are_read_as_they_were_and_leave_out_defaults(script: Script, data: st.DataObject) -> None:
+def test_saved_settings_round_trip_and_leave_out_defaults(script: Script, data: st.DataObject) -> None:
     chosen = data.draw(settings_for(script))
     again, written = saved_and_read(chosen)
     assert not_secret(again) == not_secret(chosen)

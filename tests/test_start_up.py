@@ -1,4 +1,4 @@
-"""A run imports and loads only what it needs before its first step."""
+"""A run imports and loads only necessary modules before its first step."""
 
 import json
 import subprocess
@@ -56,7 +56,7 @@ def with_known_vocabulary(miniature: Any, folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.run
-def test_checks_and_a_lora_run_with_full_caches_import_only_what_they_need(miniature: Any, tmp_path: Path):
+def test_checks_and_a_lora_run_with_full_caches_import_only_needed_modules(miniature: Any, tmp_path: Path):
     settings = {
         **settings_for(miniature),
         **with_known_vocabulary(miniature, tmp_path),

@@ -33,7 +33,7 @@ class Taken:
 
 
 def find_taken(values: Mapping[str, Any], queue: RunQueue) -> Taken | None:
-    """Return what a run with these settings would overwrite; None if nothing, or if `overwrite` is set."""
+    """Return the files that a run with these settings would overwrite; None if nothing, or if `overwrite` is set."""
     if not values.get("output_dir") or values.get("overwrite") or values.get("resume"):
         return None
     folder, name = _folder(values["output_dir"]), values.get("output_name") or LAST

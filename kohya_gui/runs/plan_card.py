@@ -93,7 +93,7 @@ class PlanCards:
             return {"html": html}
 
     def _key(self, settings: Settings) -> str:
-        """Return what decides the plan: the settings, and when the data and the measurements last changed."""
+        """Return the inputs of the plan: the settings, and when the data and the measurements last changed."""
         places = [Path(os.path.expanduser(str(path))) for name in DATA if (path := settings.values().get(name))]
         places += [inner for place in places if place.is_dir() for inner in place.iterdir() if inner.is_dir()]
         times = [_changed(place) for place in (*sorted(places), measurements_file())]

@@ -121,7 +121,7 @@ def progress(run_state: RunState, row: RunRow) -> str:
 
 
 def progress_bar(fraction: float | None, doing: str, more: str = "") -> str:
-    """Return a bar, filled to the fraction if it is known, and below it what is being done; `more` is HTML."""
+    """Return a bar, filled to the fraction if it is known, and below it the current activity; `more` is HTML."""
     percent = f"{100 * (fraction or 0):.1f}"
     now = "" if fraction is None else f' aria-valuenow="{percent}"'
     phase = f'<div class="run-phase">{escape(doing[:1].upper() + doing[1:])}{more}</div>' if doing else ""
@@ -188,7 +188,7 @@ def living_controls(run_state: RunState) -> str:
 
 
 def what_is_lost(run_state: RunState) -> str:
-    """Return what ending the processes immediately would lose."""
+    """Return the progress that ending the processes immediately would lose."""
     begun = run_state.facts.get("step") or 0
     if run_state.step <= begun:
         return "Ends the run immediately. Nothing is trained yet, so nothing is lost."

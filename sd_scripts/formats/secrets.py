@@ -256,7 +256,7 @@ def _name_around(text: str, stem: "re.Match[str]", least: int) -> _Name:
 
 
 def _value(text: str, name: _Name, sign: "re.Match[str]") -> tuple[str, int]:
-    """Return what stands for the value behind a name, in its quotes, and where the value ends."""
+    """Return the replacement of the value behind a name, in its quotes, and where the value ends."""
     start = sign.end()
     if whole := TRIPLE.match(text, start):
         return f'"""{REMOVED}"""', whole.end()

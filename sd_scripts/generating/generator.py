@@ -248,7 +248,7 @@ def _texts(captions: Iterable[Caption]) -> list[str]:
 
 
 def _after_each_step(total: int, step: Step, preview: Callable[[Decode], None]) -> Callable[[Decode], None]:
-    """Return what `previewing` calls after each sampling step; some samplers take two for one."""
+    """Return the callback of `previewing` after each sampling step; some samplers take two for one."""
     number = count(1)
 
     def after(decode: Decode) -> None:

@@ -107,7 +107,7 @@ def inductor_options(mode: str, more: Iterable[str] = ()) -> dict[str, Any]:
 
 
 def inductor_option_problems(items: Iterable[str]) -> list[str]:
-    """Return what inductor would refuse of options given as key=value."""
+    """Return the problems that inductor has with options given as key=value."""
     problems = []
     for key, value in key_values("compile_options", items).items():
         if key not in (known := _inductor().list_options()):

@@ -47,7 +47,7 @@ class Fingerprint:
         return f"torch-{self.torch}-{digest}"
 
     def differences(self, other: "Fingerprint") -> list[str]:
-        """Return what keeps code that was compiled for `other` from being used here, one phrase for each."""
+        """Return the reasons why code compiled for `other` cannot be used here, one phrase for each."""
         versions = {"PyTorch": (other.torch, self.torch), "Triton": (other.triton, self.triton)}
         versions |= {"Python": (other.python, self.python), "system": (other.system, self.system)}
         differing = {name: pair for name, pair in versions.items() if pair[0] != pair[1]}

@@ -138,7 +138,7 @@ class Adapter(ABC):
 
     @classmethod
     def options_in_file(cls, tensors: Mapping[str, Tensor]) -> Mapping[str, Any]:
-        """Return what LayerPlan.options are for a layer like a file's (dim_from_weights)."""
+        """Return the LayerPlan.options for a layer like a file's (dim_from_weights)."""
         return {}
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Options of full training: what is trained, how its optimizer saves memory, how the model is saved."""
+"""Options of full training: the trained parts, how its optimizer saves memory, how the model is saved."""
 
 from collections.abc import Iterable
 from typing import Literal

@@ -143,7 +143,7 @@ def without(filled: Group, wrong: Collection[str]) -> Group:
 
 
 def until_wrong(check: Callable[[], Findings]) -> Iterator[tuple[str, str]]:
-    """Yield what a check finds before it reads a wrong value."""
+    """Yield the findings of a check until it reads a wrong value."""
     try:
         yield from check()
     except WrongValue:

@@ -63,7 +63,7 @@ def crops_of(data: DataPlan) -> Crops:
 
 
 def crop_of(items: Sequence[Item]) -> Crop:
-    """Return what these images lose; there is at least one."""
+    """Return how much of these images is cropped; there is at least one."""
     return _crop(items, [item.fit.cropped for item in items])
 
 

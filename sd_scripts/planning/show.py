@@ -24,7 +24,7 @@ OF_PLANS: Groups = (
     *(DatasetOptions, BucketOptions, CaptionOptions, AugmentOptions, ValidationOptions),
     *(TrainingOptions, CompileOptions, LaunchOptions),
 )
-"""Options that a plan is made of."""
+"""Inputs of a plan."""
 
 
 def show_plan(settings: Settings, wrong_flags: Sequence[Problem], *, as_json: bool) -> int:

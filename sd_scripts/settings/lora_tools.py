@@ -227,7 +227,7 @@ class ExtractOptions(OptionGroup, title="Extract"):
     model_tuned: str | None = path_option("The model trained from it.", label="Trained model")
     dim: int = option(4, "Rank of the LoRA.", within=(1, LARGEST_RANK), label="Rank")
     conv_dim: int | None = optional(
-        "Rank for 3x3 convolutions (LoCon); unset leaves them out.", within=(1, LARGEST_RANK), label="Rank of conv"
+        "Rank for 3x3 convolutions (LoCon). Default: without them.", within=(1, LARGEST_RANK), label="Rank of conv"
     )
     clamp_quantile: float = option(1.0, f"{CLAMP} sd-scripts uses 0.99.", within=(0.0, 1.0), label="Clamp quantile")
     min_diff: float = option(

@@ -85,7 +85,7 @@ REMARKS: tuple[Check, ...] = (
 
 
 def found_by(checks: Iterable[Check], valid: Settings) -> Iterator[Problem]:
-    """Yield what these checks find in settings whose wrong values are left out."""
+    """Yield the findings of these checks in settings whose wrong values are left out."""
     for check in checks:
         for sentence in _until_wrong(check, valid):
             listed, _, text = sentence.partition(": ")

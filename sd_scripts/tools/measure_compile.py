@@ -310,7 +310,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def work(reporter: Reporter) -> Path | None:
         rows = measure(settings, names, arguments.steps, reporter)
-        # from what is remembered now
+        # from the stored measurements
         plans = {row.variant: plan_run(with_variant(settings, row.options)) for row in rows if not row.failed}
         result = with_totals(rows, plans)
         chosen = best(result, saves=saves)

@@ -192,7 +192,7 @@ def _report_failure(context: Context, error: Exception, training: bool) -> int:
 
 
 def _explain(error: Exception, settings: Settings, training: bool) -> tuple[str, str] | None:
-    """Return what happened and what to change; None if the user can change nothing."""
+    """Return the error and its remedy; None if the user cannot fix it."""
     from sd_scripts.training.context import Failed
     from sd_scripts.training.process import error_hints
 

@@ -119,7 +119,7 @@ ONE_OF_EACH = {"transformer_layers_per_block": 1, "layers_per_block": 1}
         ("qwen_image", lambda: QwenImageTransformer(QwenImageParams(blocks=1))),
     ],
 )
-def test_twice_as_many_pixels_take_at_least_twice_the_operations_of_the_image(family: str, model: Any) -> None:
+def test_twice_the_pixels_need_at_least_twice_the_operations_of_the_image(family: str, model: Any) -> None:
     with torch.device("meta"):
         denoiser = model()
     predict = full_size(family).predict

@@ -58,7 +58,7 @@ def test_steps_are_timed_apart_from_the_rest_of_an_image(
 
 
 @pytest.mark.run
-def test_both_sides_are_compiled_where_their_row_says_so(flux_miniature: Any, no_graphs: None) -> None:
+def test_both_sides_are_compiled_if_their_row_is(flux_miniature: Any, no_graphs: None) -> None:
     (ours,) = timed_images.generate("compiled", settings_of(flux_miniature, "--compile"), 1)
     (both,) = timed_images.generate("diffusers_compiled", settings_of(flux_miniature), 1)
     assert ours.graphs == 2  # of double and single blocks
@@ -97,7 +97,7 @@ def test_the_first_image_counts_apart_and_rows_are_compared() -> None:
         "s per image": "2.50",
         "of each image": "2.00, 3.00",
         "ms per step": "100.0",
-        "beside steps ms": "500",
+        "outside steps ms": "500",
         "GiB allocated": "3.00",
         "GPU busy": "95 %",
         "first image s": "60.0",

@@ -173,7 +173,7 @@ SETTLED = """(part) => new Promise((done) => {
 def settled(page: Any, selector: str) -> None:
     """Wait until a part of the page that is looked at for the first time is all there.
 
-    Gradio makes it then, and for two frames more forgets what is typed into it, which only a test is quick enough for.
+    Gradio makes it then, and for two frames more forgets text typed into it, which only a test is quick enough for.
     """
     page.locator(selector).first.evaluate(SETTLED)
 

@@ -65,7 +65,7 @@ def tell_past(log: EventLog, place: Path) -> None:
             media.write(path)
             told = {"media": media.kind, "width": 1, "height": 1}
             log("sample", path=str(path), step=step, prompt=prompt, seed=number, number=number, **told)
-    log("failed", error="the loss is no number", remedy="lower learning_rate", details="Traceback")
+    log("failed", error="the loss is NaN", remedy="lower learning_rate", details="Traceback")
 
 
 @pytest.fixture(autouse=True)
@@ -160,7 +160,7 @@ def test_an_error_is_shown_with_its_remedy_and_its_details_folded(page, over):
     view = look_at(page, over)
     expect(view.locator(".badge")).to_have_text("Failed")
     alert = view.locator("[role=alert]")
-    expect(alert).to_contain_text("the loss is no number")
+    expect(alert).to_contain_text("the loss is NaN")
     expect(alert).to_contain_text("lower learning_rate")
     expect(alert.locator("pre")).to_be_hidden()
     alert.locator("summary").click()

@@ -103,7 +103,7 @@ def expect_the_six(page: Page) -> None:
         expect(field(page, name)).to_have_value(str(SIX[name]))
 
 
-def test_the_network_type_shows_its_own_settings_and_hides_those_of_others(page, tmp_path):
+def test_the_network_type_shows_its_own_settings_and_hides_other_types_settings(page, tmp_path):
     begin_anew(page, tmp_path)
     for name in ("factor", "conv_dim", "constraint", "dora_wd"):
         expect(page.locator(f"#lora-{name}")).to_be_hidden()
@@ -316,7 +316,7 @@ def expect_lora_restored(page: Page, folder: Path) -> None:
     expect_the_six(page)
     unfold(page, "logging")
     expect(field(page, "wandb_api_key")).to_have_value("")
-    field(page, "file").click()  # what was saved is among the recent files
+    field(page, "file").click()  # the saved file is among the recent ones
     expect(page.get_by_role("option", name=str(folder / "secret.toml"))).to_be_visible()
     field(page, "compile").uncheck()
     expect(switch).not_to_be_checked()

@@ -106,7 +106,7 @@ def test_nothing_scrolls_sideways_at_any_width_with_panels_folded_and_unfolded(p
         expect(page.locator(f"#{tab}-start")).to_be_visible()
         settled(page, f"#{tab}")
         were_open = page.evaluate(OPEN_PANELS, tab)
-        if tab == "lora":  # what is seen of a folded panel is seen of an unfolded one too
+        if tab == "lora":  # a folded panel shows only parts of an unfolded one
             turn(page, tab, is_open=False)
             found["folded"] = too_wide(page)
         for family in families:

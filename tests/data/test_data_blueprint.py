@@ -60,7 +60,7 @@ def test_accepted_descriptions_resolve_to_the_values_of_the_reference(case: dict
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=named)
-def test_refused_descriptions_name_the_key_and_what_is_wrong(case: dict) -> None:
+def test_refused_descriptions_name_the_key_and_the_problem(case: dict) -> None:
     with pytest.raises(ValueError, match=SAYS[case["error_kind"]]) as caught:
         resolve(parse_toml(case["toml"]), settings(masked_loss=case["masked_loss"]))
     if case["error_path"]:

@@ -128,7 +128,7 @@ def test_training_continues_from_a_saved_file_and_lowers_the_loss(
     loaded, saved = plain.tensors(), standing.tensors()
     assert loaded.keys() == saved.keys()
     torch.testing.assert_close(saved, loaded, rtol=0, atol=1e-9)
-    assert standing.losses[0] != plain.losses[0], "the first loss is that of the file"
+    assert standing.losses[0] != plain.losses[0], "the first loss equals the file's"
     assert sum(learning.losses[5:]) < 0.97 * sum(standing.losses[5:])
 
 

@@ -251,7 +251,7 @@ def test_a_file_is_marked_with_its_objective(
     assert describe(saved).variant == "SDXL checkpoint" + (", v-prediction" if "v_pred" in saved_marks else "")
 
 
-def test_a_folder_states_what_was_trained(components: Components, tmp_path: Path) -> None:
+def test_a_folder_states_its_objective(components: Components, tmp_path: Path) -> None:
     folder = save_sdxl(components, tmp_path, "diffusers")
     scheduler = folder / "scheduler/scheduler_config.json"
     base = {"_class_name": "DDIMScheduler", "prediction_type": "v_prediction", "rescale_betas_zero_snr": True}

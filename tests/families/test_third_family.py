@@ -17,7 +17,7 @@ THIRD = HERE / "third_family"
 
 
 def python(*arguments: str, timeout: int = 600) -> str:
-    """Return what Python prints that finds the third family next to the others."""
+    """Return the output of a Python that finds the third family next to the others."""
     path = os.pathsep.join(map(str, (ROOT, THIRD)))
     environment = {**os.environ, "PYTHONPATH": path, "ACCELERATE_USE_CPU": "true"}
     done = subprocess.run(

@@ -112,7 +112,7 @@ def test_saved_and_visible_options_of_a_tab_have_its_name(each_tab):
     assert all(component.elem_id.startswith(f"{each_tab.name}-") for component in shown_there)
 
 
-def test_each_tab_shows_what_is_particular_to_it(each_tab):
+def test_each_tab_shows_its_own_options(each_tab):
     first = {name for panel in each_tab.training.panels for name in panel.names}
     mine = {
         "lora": {"network_dim", "fp8_base", "unet_lr"},
@@ -386,7 +386,7 @@ def test_a_file_name_is_read_as_intended(text, name):
     assert config_path(text).name == name
 
 
-def test_a_draft_brings_back_what_was_typed(tab, form):
+def test_a_draft_restores_typed_values(tab, form):
     full, _ = form.complete(SIX)
     draft = json.loads(json.dumps(tab.draft.of(full, "sdxl", "a.toml", None)))
     assert tab.draft.values(draft) == {name: value for name, value in full.items() if not form.options[name].secret}
@@ -917,7 +917,7 @@ def test_a_run_that_is_stopping_and_still_saves_is_shown():
         (["cat.safetensors"], "files up to step 20 stay, later training is lost"),
     ],
 )
-def test_stop_now_explains_what_is_saved_and_what_may_be_lost(saved, lost):
+def test_stop_now_explains_the_saved_and_the_lost_part(saved, lost):
     run_state = trained()
     for name in saved:
         run_state.apply({"kind": "saved", "path": f"/out/{name}", "step": 20})
@@ -982,7 +982,7 @@ def test_a_running_run_shows_a_command_until_it_is_acknowledged():
     assert [sent.handled_step for sent in run_state.commands if isinstance(sent, SentCommand)] == [30]
 
 
-def test_ending_immediately_explains_what_is_lost():
+def test_ending_immediately_explains_the_lost_part():
     assert "Nothing is trained yet, so nothing is lost" in run_view(trained(steps=0))
     run_state = trained()
     assert "all training is lost" in run_view(run_state)
@@ -1207,7 +1207,7 @@ def test_an_error_of_the_program_is_an_answer_too(tab, caplog):
     assert "made up" in caplog.text
 
 
-def test_changes_are_counted_from_what_was_opened_saved_or_set_by_a_preset(tab, form):
+def test_changes_are_counted_from_the_opened_saved_or_preset_values(tab, form):
     data = page_after(form, {})
     data |= {tab.family: "sdxl", tab.file: "", tab.preset: "sdxl_safe_start", tab.unknown: {}, tab.recent: []}
     data |= {tab.opened: "", form.prompts: "", tab.before: {}, tab.run.past: "undo"}

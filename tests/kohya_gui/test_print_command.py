@@ -93,7 +93,7 @@ def test_problems_are_printed_one_a_line_with_exit_code_2(tmp_path, capsys):
     ]
 
 
-def test_a_file_that_is_not_there_is_reported(tmp_path, capsys):
+def test_a_missing_file_is_reported(tmp_path, capsys):
     assert print_command("lora", tmp_path / "none.toml") == 2
     assert "file not found" in capsys.readouterr().err
 

@@ -154,7 +154,7 @@ def test_inductor_gets_a_folder_that_it_can_compile_into(home: Path, monkeypatch
     )
 
 
-# What it holds, and clearing it
+# Its contents, and clearing it
 
 
 def test_its_contents_are_counted(home: Path) -> None:

@@ -68,7 +68,10 @@ def test_networks_only_the_package_trains_are_left_to_it(needed: str) -> None:
     [
         ({"network_type": "lokr", "network_module": "networks.loha"}, "network_module = networks.loha decides what is"),
         ({"network_type": "lokr", "network_module": "somebody.network"}, "decides what is trained; leave one"),
-        ({"network_type": "lokr", "network_args": ["adapter=loha"]}, "adapter in network_args decides what is trained"),
+        (
+            {"network_type": "lokr", "network_args": ["adapter=loha"]},
+            "adapter in network_args chooses the trained network",
+        ),
         ({"lora_init": "pissa", "network_type": "loha"}, "pissa is for plain LoRA; leave it unset"),
         (
             {"lora_init": "pissa", "network_weights": "a.safetensors"},

@@ -84,7 +84,7 @@ def test_a_note_of_a_family_is_for_those_derived_from_it_too_unless_they_have_th
 
 
 def faults(o: Option) -> list[str]:
-    """Return what an option lacks."""
+    """Return the missing parts of an option."""
     must = {
         "a type with a control": o.type in KINDS,
         "sentences as help": all(
@@ -186,7 +186,7 @@ def test_unset_zero_and_set_are_three_things():
     assert rate.read("") is None
 
 
-def test_zero_is_off_only_where_the_option_says_so():
+def test_zero_is_off_only_for_options_that_define_it_so():
     assert OPTIONS["min_snr_gamma"].read(0) is None
     assert OPTIONS["max_grad_norm"].read(0) == 0.0
     assert OPTIONS["seed"].read(0) == 0

@@ -33,7 +33,7 @@ from tests.support.swap import update_by_block, update_in_backward, updates
 
 pytestmark = [
     pytest.mark.deep,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: copies beside the computation"),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: copies during the computation"),
     pytest.mark.usefixtures("no_graphs"),
 ]
 

@@ -253,7 +253,7 @@ def itself(folder: RunFolder) -> RunningRun:
     return RunningRun(folder, os.getpid(), process.process_born(os.getpid()) or "")
 
 
-def test_100_000_steps_are_read_once_and_later_only_what_is_new(tmp_path):
+def test_100_000_steps_are_read_once_and_later_only_new_ones(tmp_path):
     folder = RunFolder(tmp_path)
     line = '{"time": %d.5, "kind": "step", "step": %d, "loss": 0.125, "average": 0.13, "lr": {"unet": 0.0001}}\n'
     folder.events_file.write_text("".join(line % (i, i) for i in range(1, 100_001)))

@@ -84,7 +84,7 @@ def test_an_option_without_effect_yet_is_reported():
     (said,) = remarks(xformers=True)
     assert said.startswith("xformers: has no effect: attention always uses PyTorch's")
     assert remarks(xformers=False) == []
-    assert remarks(sdpa=True) == [], "it is what is always done"
+    assert remarks(sdpa=True) == [], "it is always on"
 
 
 def test_the_low_default_learning_rate_is_pointed_out():
@@ -281,7 +281,7 @@ def test_a_file_round_trips_its_settings(tmp_path):
     }
     write_toml(path, values)
     assert read_toml(path) == {name: value for name, value in values.items() if value is not None}
-    assert [p.name for p in path.parent.iterdir()] == [path.name], "nothing is left beside it"
+    assert [p.name for p in path.parent.iterdir()] == [path.name], "nothing is left next to it"
 
 
 def test_a_file_lists_options_under_group_titles_and_round_trips(tmp_path):

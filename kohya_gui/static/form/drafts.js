@@ -45,7 +45,7 @@ window.Drafts = (() => {
     const key = `${tab}-saved`;
     const now = settings(draft);
     let saved = JSON.parse(localStorage.getItem(key));
-    // an unchanged value may return as 0.0001 for 1e-4, which is no change
+    // an unchanged value may return as 0.0001 for 1e-4, which is not a change
     if (!saved || (stamp && stamp !== saved.stamp) || (restoring && !saved.unsaved)) {
       const isNew = !saved && !stamp; // the user may have typed in the meantime
       touched.delete(tab);

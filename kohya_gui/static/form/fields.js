@@ -12,7 +12,7 @@
     const named = marked.map(([id]) => `#${CSS.escape(id)}::after`).join(", ");
     if (named) sheet.insertRule(`${named} { display: block; color: var(--bad); font-size: 12px; line-height: 1.4; margin-top: 4px; }`);
   };
-  /** The sentences of a message; whyOf returns that of a field, without the field's name. */
+  /** The sentences of a message; whyOf returns a field's sentence, without the field's name. */
   const sentences = (message) => [...message.querySelectorAll("li")].concat(message.querySelector("li") ? [] : [...message.querySelectorAll("p")]);
   const leadsTo = (sentence, id) => [...sentence.querySelectorAll("[data-field]")].some((link) => link.dataset.field === id);
   const whyOf = (message, id) => {

@@ -3,7 +3,7 @@
   const { el, svg, image, button, checkbox, select, rendered, ask, send, attempt, url, complaint, write } = Studio;
   const EVERY = 1000; // milliseconds
   const [NARROWEST, HIGH, EDGE] = [280, 132, 12]; // pixels of the chart
-  const UNFINISHED = "This comparison was not finished. Compare the same again to continue it: what is made stays.";
+  const UNFINISHED = "This comparison was not finished. Compare the same again to continue it: finished results stay.";
   const dialog = el("dialog", { class: "browse checkpoints", "aria-label": "Compare checkpoints" });
   const large = Studio.dialog({ class: "sample-large checkpoint-large", "aria-label": "Image", tabindex: -1 });
   let run;

@@ -160,7 +160,7 @@ class LatentsOnDisk(DiskCache[Item]):
         return "_" + "x".join(map(str, self._shape(item)[1:]))
 
     def _written_size(self, item: Item, tensors: CacheFile) -> str:
-        """Return what names in this file end with: the size, or nothing."""
+        """Return the ending of names in this file: the size, or nothing."""
         size = self._size(item)
         return size if "latents" + size in tensors else ""
 
@@ -169,7 +169,7 @@ LatentStore = LatentsInMemory | LatentsOnDisk
 
 
 def _resize_key(item: Item) -> list[object]:
-    """Return what determines the resize and crop of an image."""
+    """Return the values that determine the resize and crop of an image."""
     bucket = item.fit.bucket
     extent = bucket.size if bucket.frames == 1 else (*bucket.size, bucket.frames)
     return [extent, item.fit.resized, item.subset.augmentation.resize_interpolation]

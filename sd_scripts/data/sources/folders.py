@@ -159,7 +159,8 @@ def _cached_sizes(captions: dict[Path, str], cache: Path, warn: Warn, progress: 
 
 
 def _stamp(path: Path) -> list[object]:
-    """Return what changes when a file does. PNGs carry a tag: older entries hold their size before EXIF rotation."""
+    """Return a tag that changes when a file does. PNGs carry a tag: older entries have their size before EXIF
+    rotation."""
     stat = path.stat()
     stamp: list[object] = [stat.st_size, stat.st_mtime_ns]
     return [*stamp, "upright"] if path.suffix.lower() == ".png" else stamp

@@ -240,7 +240,7 @@ def vary_colour(pixels: Pixels, random: Random) -> Pixels:
 
 
 def _read(path: Path, read: Callable[[Image.Image], Result]) -> Result:
-    """Return what `read` returns for an open image; raise UnreadableImage if that fails."""
+    """Return the result of `read` for an open image; raise UnreadableImage if that fails."""
     try:
         return read_with(path, read)
     except Exception as error:  # broken files raise different errors by format

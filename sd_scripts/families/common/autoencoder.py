@@ -12,7 +12,7 @@ from sd_scripts.families.cards.memory_facts import PIXELS_AT_ONCE
 TILE = 64
 """Largest tile side in latents for tiled decoding: 512 pixels."""
 LARGEST_AT_ONCE = 6
-"""How many of the decoder's largest activations exist at once, convolution workspaces included."""
+"""How many of the decoder's largest activations exist at the same time, convolution workspaces included."""
 
 
 @torch.no_grad()

@@ -52,7 +52,7 @@ def swap_problems(memory: MemoryOptions | None, most: int, model: str) -> list[s
 def place_blocks(
     denoiser: nn.Module, kinds: Iterable[Kind], device: torch.device, *, quantize: Quantize | None = None
 ) -> SwapGroup | None:
-    """Move a denoiser to the device and return what swaps its blocks; None if it swaps none.
+    """Move a denoiser to the device and return its block swap; None without one.
 
     Each block of `kinds` is quantized on the device as soon as it is there, so that they are never all on the device in
     full precision. Swapped blocks are copied back after a step if the denoiser's parameters require gradients by now.

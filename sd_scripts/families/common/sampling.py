@@ -26,7 +26,7 @@ SampleBatch = Callable[[Components, Sequence[SamplePrompt], dict[str, Tensor], S
 
 
 def one_of(sample_batch: SampleBatch) -> Sample:
-    """Return what generates one image as `sample_batch` does."""
+    """Return a function that generates one image like `sample_batch`."""
     return lambda components, prompt, text, settings: sample_batch(components, [prompt], text, settings)[0]
 
 

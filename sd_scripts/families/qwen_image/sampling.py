@@ -83,9 +83,9 @@ def sampling_sigmas(steps: int, tokens: int) -> Tensor:
 def guided_velocity(
     predicted: Callable[[Tensor, Tensor, dict[str, Tensor]], Tensor], captions: list[dict[str, Tensor]], scale: float
 ) -> Velocity:
-    """Return what predicts the velocity with guidance. `predicted`: noisy latents, timesteps, text -> the velocity;
-    `captions`: the prompt, preceded by the negative one if there is guidance. They are read one at a time, since their
-    lengths differ."""
+    """Return a function that predicts the velocity with guidance. `predicted`: noisy latents, timesteps, text -> the
+    velocity; `captions`: the prompt, preceded by the negative one if there is guidance. They are read one at a time,
+    since their lengths differ."""
     return lambda latents, t: guided([predicted(latents, t.expand(len(latents)), text) for text in captions], scale)
 
 

@@ -1,4 +1,4 @@
-"""SDXL's components: how each is made from its files, and what else a checkpoint contains."""
+"""SDXL's components: how each is made from its files, and the other contents of a checkpoint."""
 
 import re
 from collections.abc import Mapping

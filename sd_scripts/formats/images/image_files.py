@@ -46,7 +46,7 @@ def texts_of(image: Image.Image) -> dict[str, str]:
 
 
 def read_with(source: Path | bytes, read: Callable[[Image.Image], Result]) -> Result:
-    """Return what `read` returns for an image that a model sees, open until then. `read` may be called
+    """Return the result of `read` for an image that a model sees, open until then. `read` may be called
     twice.
 
     Pillow refuses a PNG with long texts, such as workflows or embedded masks, or with a large colour profile. Such a

@@ -181,7 +181,7 @@ class BlockSwap:
     """Swaps blocks of one kind: `count` of them are off the device at any time, the others are resident.
 
     If `trainable`, all tensors of a block are swapped, and an optimizer's changes are written back (`changed`);
-    otherwise tensors that require a gradient, such as those of a LoRA, stay on the device.
+    otherwise tensors that require a gradient, such as a LoRA's, stay on the device.
     """
 
     def __init__(

@@ -83,7 +83,7 @@ class TanhGELU(nn.Module):
 
     for_inductor = False
     """Whether to compile it as x sigmoid(2 u), which is equal: inductor's tanh takes longer than reading and writing.
-    Other backends run single operations, of which that form has more."""
+    Other backends run single operations, and that form has more of them."""
 
     def forward(self, x: Tensor) -> Tensor:
         if not (self.for_inductor and torch.compiler.is_compiling()):

@@ -18,7 +18,7 @@ class Refused(Exception):
 
 
 def hub_api() -> HfApi:
-    """Return what uploads to the Hub, with the token of the environment or of `hf auth login`."""
+    """Return the client that uploads to the Hub, with the token of the environment or of `hf auth login`."""
     from huggingface_hub import HfApi
     from huggingface_hub.utils import disable_progress_bars
 

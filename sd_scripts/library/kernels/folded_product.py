@@ -179,7 +179,7 @@ def _with_low_rank(like: Tensor, fill: Fill, low: Tensor) -> Tensor:
 
 
 def copying(parts: Sequence[Tensor]) -> Fill:
-    """Return what writes a matrix that is given in parts of its columns.
+    """Return the launch that writes a matrix given in parts of its columns.
 
     Each part is written by the kernel that makes it; torch.cat would let one kernel compute all parts for every value.
     """

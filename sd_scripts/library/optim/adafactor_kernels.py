@@ -53,7 +53,7 @@ def _write(weight, at, inside, update, factor, keep, seed, step, number):  # typ
 
 @triton.jit
 def _factors(squares, size, lr, scale, clip, decay):  # type: ignore[no-untyped-def]
-    """Return what multiplies an update of `size` values whose squares have this sum, and what multiplies the weight.
+    """Return the factor of an update of `size` values whose squares have this sum, and the weight's factor.
     `scale` points to a factor of the learning rate, or is None."""
     if scale is not None:
         lr *= tl.load(scale)

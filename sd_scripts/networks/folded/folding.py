@@ -71,7 +71,7 @@ class FoldableLinear(AdaptedLinear):
         raise NotImplementedError
 
     def tails(self, down: Tensor, up: Tensor) -> Iterator[Tail]:
-        """Yield what to write into `down`, (r, in), and `up`, (out, r), which are 0."""
+        """Yield the values to write into `down`, (r, in), and `up`, (out, r), which are 0."""
         raise NotImplementedError
 
     def is_folded(self, layers: int) -> bool:

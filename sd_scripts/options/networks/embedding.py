@@ -48,8 +48,8 @@ class EmbeddingOptions(
     )
     num_vectors_per_token: int = option(
         1,
-        "Number of embeddings of the token. More can represent more detail, and use up as many of a prompt's 75 "
-        "tokens.",
+        "Number of embeddings of the token. More can represent more detail, and use up that number of a "
+        "prompt's 75 tokens.",
         label="Vectors per token",
         within=(1, MOST_VECTORS),
     )

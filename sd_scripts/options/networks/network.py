@@ -215,7 +215,7 @@ class NetworkOptions(OptionGroup, title="Network", methods=("lora",)):
 
     @property
     def draws(self) -> str:
-        """Return what makes the network draw random numbers in its forward; empty if nothing does."""
+        """Return the option for which the network draws random numbers in its forward; empty without one."""
         for name in ("network_dropout", "rank_dropout", "module_dropout"):
             if getattr(self, name):
                 return name

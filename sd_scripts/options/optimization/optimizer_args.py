@@ -1,4 +1,4 @@
-"""Parses `key=value` items such as those of optimizer_args, and checks them without importing torch."""
+"""Parses `key=value` items such as in optimizer_args, and checks them without importing torch."""
 
 import ast
 import difflib

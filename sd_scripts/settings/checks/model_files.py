@@ -148,7 +148,7 @@ def network_remarks(valid: Settings) -> Iterator[str]:
 
 
 def _denoiser_layers(valid: Settings) -> set[str]:
-    """Return what sd-scripts' LoRA files call the weights of the base model's file; nothing if they are not known."""
+    """Return the names of the denoiser's layers in sd-scripts' LoRA files; empty if unknown."""
     where = Path(valid[ModelOptions].pretrained_model_name_or_path or "")
     denoiser = card_of(valid.script.family).files.denoiser
     if denoiser is None or where.suffix not in SAFETENSORS or not where.is_file():

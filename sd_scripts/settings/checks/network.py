@@ -51,10 +51,10 @@ def network_type_given_twice(values: RunValues) -> Findings:
     if network.module == LYCORIS or MODULE.fullmatch(network.module) or not is_built_in_network(network):
         yield (
             "network_type",
-            f"network_module = {network.network_module} decides what is trained; leave one of the two unset",
+            f"network_module = {network.network_module} chooses the trained network; leave one of the two unset",
         )
     elif "adapter" in read_items(network.network_args):
-        yield "network_type", "adapter in network_args decides what is trained; leave one of the two unset"
+        yield "network_type", "adapter in network_args chooses the trained network; leave one of the two unset"
 
 
 def network_of_another_family(values: RunValues) -> Findings:

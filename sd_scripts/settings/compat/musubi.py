@@ -49,7 +49,7 @@ class MusubiOptions(OptionGroup, title="Names of musubi-tuner"):
 
 
 def renamed(new_name: str) -> Translator:
-    """Return what gives an option its name here."""
+    """Return a reading that gives an option its name here."""
 
     def rename(value: Any, others: dict[str, Any]) -> tuple[dict[str, Any], str]:
         return ({} if new_name in others else {new_name: value}), f"is called {new_name} here"
@@ -58,7 +58,7 @@ def renamed(new_name: str) -> Translator:
 
 
 def _translator_of(flag: Option) -> Translator:
-    """Return what replaces a flag that stands for values of other options, or has no effect."""
+    """Return the replacement of a flag that stands for values of other options, or has no effect."""
 
     def replace(value: Any, others: dict[str, Any]) -> tuple[dict[str, Any], str]:
         if value is None or truth(value) is False:

@@ -247,7 +247,7 @@ class Comparison:
         return _digest(self._source.settings.saved(), images, seed, self._model.dtype, *self._files(checkpoint))
 
     def _files(self, checkpoint: Checkpoint) -> Iterator[object]:
-        """Yield what identifies the files of the checkpoint and of the base model."""
+        """Yield values that identify the files of the checkpoint and of the base model."""
         base = self._source.settings[ModelOptions].pretrained_model_name_or_path or ""
         for path in (checkpoint.path, Path(base)):
             yield str(path.absolute()), fingerprint(path)

@@ -89,7 +89,7 @@ def _secret_values() -> set[str]:
 
 
 def _home_folders() -> "list[re.Pattern[str]]":
-    """Return what matches this user's home folder, with any separators."""
+    """Return patterns of this user's home folder, with any separators."""
     found = []
     for home in {str(Path.home()), os.path.realpath(Path.home())}:
         if parts := [_any_form(part) for part in re.split(r"[\\/]+", home) if part]:

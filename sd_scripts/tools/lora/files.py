@@ -127,7 +127,7 @@ def open_loras(
 
 
 def warn_of_unknown_layers(file: LoraFile, family: Family, warn: Callable[[str], None]) -> None:
-    """Warn of layers that models of the family do not have, and that a LoRA which is made from the file keeps.
+    """Warn of layers that models of the family do not have, and that a LoRA made from the file keeps.
 
     The file may have been read under its own names.
     """

@@ -83,7 +83,7 @@ class Execution:
         self._timed.remember()
 
     def _make_recorded(self) -> Recorded:
-        """Return what records the steps, and their update too where that can be recorded."""
+        """Return the runner that records the steps, and their update too if that can be recorded."""
         eager = self._eager
         recorder = CudaRecorder()
         reason = keeps_update_from_recording(

@@ -36,7 +36,7 @@ class Recorder(Protocol):
     """Records what runs on the GPU."""
 
     def record(self, run: Callable[[], T]) -> tuple[Recording, T]:
-        """Record `run` without executing it; return what replays it, and where its result will be."""
+        """Record `run` without executing it; return the function that replays it, and where its result will be."""
 
     def has_room(self) -> bool:
         """Return whether there is memory for one more graph like those that are there."""

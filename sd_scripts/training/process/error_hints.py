@@ -102,7 +102,7 @@ MAIN_MEMORY: tuple[ErrorHint, ...] = (
 
 
 def nonfinite_hint(settings: Settings) -> str:
-    """Return what to change about a non-finite loss."""
+    """Return the remedies for a non-finite loss."""
     values = settings.values()
     causes = [f"lower learning_rate (now {values['learning_rate']})"]
     if values["mixed_precision"] == "fp16":

@@ -30,7 +30,7 @@ class SigtermWatcher:
     """Watches for SIGTERM between the first step and the last. With one process it does nothing."""
 
     def __init__(self, context: Context, before_exit: Callable[[bool], None]):
-        """`before_exit` is called in another thread before the main process exits. Its argument tells whether
+        """`before_exit` is called in another thread before the main process exits. Its argument is whether
         weights, optimizer and counters match the last step, so that they can be saved."""
         self._context, self._before_exit = context, before_exit
         self._works = context.world > 1 and os.name == "posix"

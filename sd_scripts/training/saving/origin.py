@@ -100,7 +100,8 @@ class Origin(ModelOrigin):
 
 
 def model_origin_of(settings: Settings) -> ModelOrigin:
-    """Return what of a run's origin does not depend on its data. Model files are hashed in part; nothing is loaded."""
+    """Return the part of a run's origin that does not depend on its data. Model files are hashed in part; nothing is
+    loaded."""
     options = settings.options
     models = [name for name in (*BASE_MODEL, *OTHER_MODELS) if name in options]
     named = {name: options[name].located(settings.values()[name]) for name in models}

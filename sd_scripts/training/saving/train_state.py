@@ -54,7 +54,7 @@ class TrainState:
     """Creates the schedule of the settings, at its first step."""
 
     def state(self) -> dict[str, Any]:
-        """Return what is saved. With shards, all processes must call it, and only the first gets values."""
+        """Return the saved values. With shards, all processes must call it, and only the first gets values."""
         state = {
             "learning": self.trainable.state_dict(),
             "optimizer": self.optimizer.state_dict(),

@@ -110,7 +110,7 @@ def test_patches_match_transformers(images: list[Path]) -> None:
     torch.testing.assert_close(ours, theirs["pixel_values"], rtol=0, atol=1e-6)
 
 
-def test_patches_of_a_flipped_image_equal_those_of_its_flipped_file(images: list[Path], tmp_path: Path) -> None:
+def test_patches_of_a_flipped_image_equal_its_flipped_files_patches(images: list[Path], tmp_path: Path) -> None:
     mirrored = tmp_path / "mirrored.png"
     Image.open(images[0]).transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(mirrored)
     assert torch.equal(patches_of(images[0], 384**2, flipped=True)[0], patches_of(mirrored, 384**2)[0])

@@ -329,7 +329,7 @@ def served(words: str) -> AllowedPaths:
     return gui.allowed_paths(gui.parser().parse_args(words.split()))
 
 
-def test_how_the_page_is_served_decides_what_is_allowed(tmp_path, monkeypatch):
+def test_the_way_the_page_is_served_decides_the_allowed_folders(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert served("") == EVERYWHERE
     assert served(f"--allowed_path {tmp_path}") == EVERYWHERE

@@ -696,7 +696,7 @@ BROKEN_CALLS = {
     "no such function": call(fn_index=99_999),
     "function below none": call(fn_index=-1),
     "function beyond 64 bits": call(fn_index=10**25),
-    "function that is no number": call(fn_index=True),
+    "function that is not a number": call(fn_index=True),
     "too few values": call(),
     "no session": call(session_hash=None),
     "empty session": call(session_hash=""),

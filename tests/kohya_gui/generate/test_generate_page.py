@@ -180,7 +180,7 @@ time.sleep(600)
 
 
 @pytest.mark.usefixtures("warm_python")
-def test_the_page_of_a_restarted_gui_shows_what_is_still_being_generated(
+def test_the_page_of_a_restarted_gui_shows_unfinished_images(
     flux_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))

@@ -54,7 +54,7 @@ def test_a_different_folder_replaces_the_first(tmp_path):
     board.stop()
 
 
-def test_a_folder_that_is_not_there_is_reported(tmp_path):
+def test_a_missing_folder_is_reported(tmp_path):
     with pytest.raises(ValueError, match=r"^logging_dir: folder not found: '.*none'"):
         TensorBoard().start(tmp_path / "none")
 

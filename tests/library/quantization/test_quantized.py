@@ -356,7 +356,7 @@ def test_layers_of_few_tokens_do_not_multiply_in_8_bits() -> None:
         found = computing(**options)
         assert {name for name, fast in found.items() if not fast} == {name for name in found if "time_emb" in name}
         assert 0 < sum(not fast for fast in found.values()) < len(found) / 2
-    assert all(computing(fp8_compute=True).values()), "the others stay as they are"
+    assert all(computing(fp8_compute=True).values()), "the others stay unchanged"
     assert not any(computing(fp8_base=True).values())
 
 

@@ -107,7 +107,7 @@ def ours_of(network: AdapterNetwork, *, gradients: bool = False) -> list[Tensor]
         pytest.param(tiny_flux, FLUX_LORA, [], id="flux"),
     ],
 )
-def test_gradients_and_optimizer_steps_equal_those_of_peft(make: Make, script: Script, network_args: list[str]) -> None:
+def test_gradients_and_optimizer_steps_match_peft(make: Make, script: Script, network_args: list[str]) -> None:
     """Two steps of two micro-batches with gradient clipping, from random downs and ups."""
     family = family_of(script.family)
     components, micro_batches, text = make()

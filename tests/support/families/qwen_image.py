@@ -56,7 +56,7 @@ class Processor:
 
 
 def edit_pipeline_of(components: Components, encoder: Any, pipeline: Any) -> Any:
-    """A pipeline of Qwen-Image-Edit that tells the encoder which tokens are images: otherwise transformers 5 uses text
+    """A pipeline of Qwen-Image-Edit that marks the image tokens for the encoder: otherwise transformers 5 uses text
     positions for them (diffusers issue 14194)."""
     mark = components.tokenizers[0].convert_tokens_to_ids(IMAGE)
 

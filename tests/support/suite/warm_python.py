@@ -172,7 +172,7 @@ class WarmPython(subprocess.Popen):
 
 
 def _program(args: Any) -> list[str]:
-    """Return what follows the name of Python, or nothing if it would run nothing that we can."""
+    """Return the arguments after the name of Python, or nothing for code that cannot be run here."""
     if isinstance(args, str | bytes | os.PathLike):
         return []
     python, *words = map(os.fsdecode, args)

@@ -112,7 +112,7 @@ def test_gradient_checkpointing_changes_no_gradient(model: Path, tmp_path: Path)
     torch.testing.assert_close(prepared.network.gradients, without, rtol=1e-4, atol=1e-7)
 
 
-def test_an_eager_step_leaves_gradients_and_random_state_as_they_were(model: Path, tmp_path: Path) -> None:
+def test_an_eager_step_leaves_gradients_and_random_state_unchanged(model: Path, tmp_path: Path) -> None:
     prepared = prepare(model, tmp_path, compile=True, compile_check_every=2)
     say_something(prepared)
     check = CompileCheck(prepared.context, prepared.trainable)

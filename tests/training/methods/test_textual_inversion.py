@@ -196,7 +196,7 @@ def test_training_continues_from_a_file(miniature: Any, tmp_path: Path) -> None:
         prepare(miniature, tmp_path / "sd15", weights=str(tmp_path / "sd15.safetensors"))
 
 
-def test_templates_replace_the_captions_but_not_those_of_dropped_ones() -> None:
+def test_templates_replace_captions_that_are_not_dropped() -> None:
     templates = EmbeddingOptions(token_string=TOKEN, use_object_template=True).templates
     assert len(templates) == len(set(templates)) == len(OBJECT_TEMPLATES)
     assert all(text.count(TOKEN) == 1 for text in templates)

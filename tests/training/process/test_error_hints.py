@@ -20,16 +20,16 @@ from sd_scripts.runs.folder import RunFolder
 from sd_scripts.settings.catalog import script_for
 from sd_scripts.settings.settings import Settings
 from sd_scripts.training.process import error_hints
-from tests.support.faults import meanwhile
+from tests.support.faults import during
 from tests.support.miniatures import sdxl_settings
 from tests.support.runs import wait_for
 from tests.support.training import Run, images, settings_for, train, train_whole
 
 pytestmark = pytest.mark.run
 
-__all__ = ["meanwhile"]
+__all__ = ["during"]
 
-LINUX = pytest.mark.skipif(sys.platform != "linux", reason="processes are told of by /proc")
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="processes are listed by /proc")
 FROM_DISK = {"cache_latents": None, "cache_latents_to_disk": True}
 
 
@@ -128,14 +128,14 @@ def test_a_nan_loss_that_would_corrupt_the_weights_ends_the_run(data: Path, any_
 
 @LINUX
 def test_a_save_on_a_full_disk_is_retried_and_the_run_continues(
-    meanwhile: Any, any_miniature: Any, tmp_path: Path
+    during: Any, any_miniature: Any, tmp_path: Path
 ) -> None:
     """The file does not fit at steps 1 and 2; then there is room."""
     output = tmp_path / "out"
     output.mkdir()
     (output / "short-step00000002.safetensors").write_bytes(b"of an earlier run")
-    meanwhile(1, lambda: limit(100_000))
-    meanwhile(3, lambda: limit(None))
+    during(1, lambda: limit(100_000))
+    during(3, lambda: limit(None))
     made = train(any_miniature, output, max_train_steps=4, save_every_n_steps=1, network_dim=32)
     assert (output / "short.safetensors").stat().st_size > 100_000
     assert made.status == 0
@@ -155,13 +155,13 @@ def limit(size: int | None) -> None:
 
 
 @LINUX
-def test_a_sample_on_a_full_disk_does_not_end_the_run(meanwhile: Any, any_miniature: Any, tmp_path: Path) -> None:
+def test_a_sample_on_a_full_disk_does_not_end_the_run(during: Any, any_miniature: Any, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("a red circle --w 64 --h 64 --s 1")
     output = tmp_path / "out"
     output.mkdir()
-    meanwhile(1, lambda: (output / "sample").write_text("a file in the way"))
-    meanwhile(2, (output / "sample").unlink)
+    during(1, lambda: (output / "sample").write_text("a file in the way"))
+    during(2, (output / "sample").unlink)
     made = train(any_miniature, output, sample_prompts=prompts, sample_every_n_steps=1)
     assert made.status == 0
     assert [event["step"] for event in made.events_of("sample")] == [2, 3]
@@ -169,14 +169,14 @@ def test_a_sample_on_a_full_disk_does_not_end_the_run(meanwhile: Any, any_miniat
 
 
 @LINUX
-def test_a_stop_whose_state_cannot_be_written_is_a_failure(meanwhile: Any, any_miniature: Any, tmp_path: Path) -> None:
+def test_a_stop_whose_state_cannot_be_written_is_a_failure(during: Any, any_miniature: Any, tmp_path: Path) -> None:
     output = tmp_path / "out"
 
     def stop() -> None:
         RunFolder(output / "run").command("stop")
         limit(100_000)
 
-    meanwhile(2, stop)
+    during(2, stop)
     try:
         made = train(any_miniature, output, network_dim=32)
     finally:
@@ -186,9 +186,9 @@ def test_a_stop_whose_state_cannot_be_written_is_a_failure(meanwhile: Any, any_m
     assert "could not be written" in made.events[-1]["error"]
 
 
-def test_a_deleted_output_folder_is_created_again(meanwhile: Any, any_miniature: Any, tmp_path: Path) -> None:
+def test_a_deleted_output_folder_is_created_again(during: Any, any_miniature: Any, tmp_path: Path) -> None:
     output = tmp_path / "out"
-    meanwhile(2, lambda: shutil.rmtree(output))
+    during(2, lambda: shutil.rmtree(output))
     made = train(any_miniature, output, save_every_n_steps=2, save_state=True)
     assert made.status == 0
     assert made.files == [
@@ -279,7 +279,7 @@ FROM_IMAGES = {
 
 @LINUX
 def test_a_lost_data_loader_process_is_reported_in_one_sentence(
-    meanwhile: Any, any_miniature: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    during: Any, any_miniature: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     me = psutil.Process()
     others = me.children()  # of earlier tests: compilers, servers of forks
@@ -290,7 +290,7 @@ def test_a_lost_data_loader_process_is_reported_in_one_sentence(
         workers[0].kill()
         time.sleep(0.5)
 
-    meanwhile(2, kill)
+    during(2, kill)
     root = images(tmp_path / "in", count=4)
     made = train(any_miniature, tmp_path / "out", train_data_dir=root, max_train_steps=12, **FROM_IMAGES)
     assert made.status == 1

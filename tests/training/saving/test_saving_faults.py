@@ -26,12 +26,12 @@ from sd_scripts.settings.settings import Settings
 from sd_scripts.training.saving import rescue
 from sd_scripts.training.saving.dry_save import kept_files
 from sd_scripts.training.saving.writer import Failure
-from tests.support.faults import file_system, meanwhile
+from tests.support.faults import during, file_system
 from tests.support.training import SHORT, Run, equal, images, train, train_whole
 
 pytestmark = pytest.mark.run
 
-__all__ = ["meanwhile"]
+__all__ = ["during"]
 
 
 def warnings(made: Run, about: str) -> list[str]:
@@ -46,10 +46,10 @@ def test_unreadable_commands_are_reported_once_and_do_not_end_the_run(any_miniat
 
 
 def test_a_deleted_logging_dir_is_reported_once_and_does_not_end_the_run(
-    meanwhile: Any, any_miniature: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    during: Any, any_miniature: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     logs = tmp_path / "logs"
-    meanwhile(2, lambda: (shutil.rmtree(logs), logs.write_text("in the way")))
+    during(2, lambda: (shutil.rmtree(logs), logs.write_text("in the way")))
     made = train(any_miniature, tmp_path / "out", logging_dir=logs, max_train_steps=8)
     assert made.status == 0
     assert made.steps == list(range(1, 9))
@@ -67,10 +67,10 @@ def test_files_are_saved_without_the_installed_package(monkeypatch: pytest.Monke
     ss_metadata._version.cache_clear()
 
 
-def test_a_thumbnail_is_read_before_the_first_step(meanwhile: Any, any_miniature: Any, tmp_path: Path) -> None:
+def test_a_thumbnail_is_read_before_the_first_step(during: Any, any_miniature: Any, tmp_path: Path) -> None:
     image = next(images(tmp_path / "images").rglob("*.png"))
     thumbnail = shutil.copy(image, tmp_path / "thumbnail.png")
-    meanwhile(1, Path(thumbnail).unlink)
+    during(1, Path(thumbnail).unlink)
     made = train(any_miniature, tmp_path / "out", metadata_thumbnail=thumbnail, max_train_steps=1)
     assert made.status == 0
     with safetensors.safe_open(made.output / "short.safetensors", "pt") as file:
@@ -97,9 +97,9 @@ def break_hashing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_weights_are_written_as_plain_tensors_where_nothing_else_works(
-    meanwhile: Any, any_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    during: Any, any_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    meanwhile(2, lambda: break_hashing(monkeypatch))
+    during(2, lambda: break_hashing(monkeypatch))
     made = train(any_miniature, tmp_path / "out")
     assert made.status == 0
     assert made.files == ["short-weights.pt"]
@@ -121,19 +121,17 @@ def fail() -> None:
     raise RuntimeError("something that nobody foresaw")
 
 
-def test_an_error_in_a_step_saves_the_last_complete_one_first(
-    meanwhile: Any, any_miniature: Any, tmp_path: Path
-) -> None:
+def test_an_error_in_a_step_saves_the_last_complete_one_first(during: Any, any_miniature: Any, tmp_path: Path) -> None:
     values = {"max_train_steps": 4, "train_data_dir": images(tmp_path / "images", count=3)}
     whole = train(any_miniature, tmp_path / "whole", **values)
-    meanwhile(2, fail)
+    during(2, fail)
     broken = train(any_miniature, tmp_path / "out", **values)
     assert broken.status == 1
     state = broken.output / "short-step00000002-state"
     assert broken.files == [state.name, "short-step00000002.safetensors"]
     (failed,) = broken.events_of("failed")
     assert f"'{state}'; set resume = latest" in failed["remedy"]
-    meanwhile(2, lambda: None)
+    during(2, lambda: None)
     rest = train(any_miniature, broken.output, resume="latest", **values)
     assert rest.status == 0
     assert equal(rest.tensors(), whole.tensors())
@@ -154,13 +152,13 @@ def fill(disk: Path) -> None:
 
 @pytest.mark.parametrize("freed", [False, True], ids=["stays full", "is freed"])
 def test_a_full_disk_at_the_end_loses_nothing(
-    freed: bool, disk: Path, meanwhile: Any, any_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    freed: bool, disk: Path, during: Any, any_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rescue, "WAIT", 60.0 if freed else 1.0)
     monkeypatch.setattr(rescue, "AGAIN_EVERY", 0.2)
     output, run_dir = disk / "out", tmp_path / "run"
     elsewhere = run_dir / rescue.RESCUED / "short.safetensors"
-    meanwhile(2, lambda: fill(disk))
+    during(2, lambda: fill(disk))
     helper = threading.Thread(target=free_once_rescued, args=(elsewhere, disk / "filler"))
     if freed:
         helper.start()

@@ -80,7 +80,7 @@ T5_LENGTHS = {"dev": 512, "schnell": 256}
 
 
 def text_limit(settings: OptionValues, variant: str) -> TextLimit:
-    """Return what T5 reads."""
+    """Return the number of tokens that T5 reads."""
     default = T5_LENGTHS["schnell" if is_schnell(variant) else "dev"]
     return limit_of(settings[FluxModelOptions].t5xxl_max_token_length or default)
 
