@@ -193,7 +193,7 @@ def access(flags: argparse.Namespace, opens: Credential | None) -> "AccessPolicy
 
 
 def machine_names() -> set[str]:
-    """Return the names by which the local network knows this machine."""
+    """Return the names of this machine in the local network."""
     name = socket.gethostname().lower()
     return {name, f"{name.partition('.')[0]}.local"}
 

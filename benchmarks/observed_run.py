@@ -121,7 +121,7 @@ def observed_run(
 
 
 def launch_processes(count: int, *, fsdp: bool) -> list[str]:
-    """Return the launcher of `count` processes on a GPU each, which hold the whole model, or a shard of it (`fsdp`)."""
+    """Return the launcher of `count` processes on a GPU each, with the whole model, or a shard of it (`fsdp`)."""
     if count == 1:
         return []
     kind = ["--use_fsdp", "--fsdp_version", "2"] if fsdp else ["--multi_gpu"]

@@ -6,8 +6,8 @@ benchmarks.presets --presets "lora/*gb" "finetune/*16gb" python -m benchmarks.pr
 Each row is a run of the training script at 1024x1024, with everything that the preset sets: images and captions are
 encoded for the caches, then the trainer trains until enough steps are timed. A preset whose name ends in 12gb may use
 12 * 10^9 bytes, 93 % of what such a GPU has: the rest is for the driver and the desktop. Two things enforce that: the
-run gets a gpu_memory_limit, and this program holds all other memory of the GPU, so that what CUDA and its libraries
-take counts too. Presets without a size may use the whole GPU. Rows are printed as they come.
+run gets a gpu_memory_limit, and this program occupies all other memory of the GPU, so that the memory of CUDA and
+its libraries counts too. Presets without a size may use the whole GPU. Rows are printed as they come.
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
 The speed of a CPU that others share varies within minutes, so runs that follow one another cannot be compared where
 steps wait for the CPU. Here all runs start together, compile and warm up; then each trains for a few steps in turn,
-over and over. The GPU holds all of them, and their first steps compete for the CPU.
+over and over. All of them are on the GPU, and their first steps compete for the CPU.
 """
 
 import os

@@ -166,7 +166,7 @@ def curve_table(losses: dict[str, list[float]], part: int = 20) -> str:
 
 def write_model(family: str, folder: Path, *, miniature: bool, narrow: bool = False, **parts: int) -> Model:
     """Write a model and images below `folder`, if they are not there from an earlier call. A miniature that is only
-    `narrow` needs the same number of graphs as the full-size model. `parts` goes to the family's write_files."""
+    `narrow` needs the same number of graphs as the full-size model. `parts` is passed to the family's write_files."""
     if miniature:
         tiny = module_of(family, "tiny")
         made = (tiny.write_narrow if narrow else tiny.write_miniature)(folder)

@@ -1,7 +1,7 @@
 """The Advanced Training accordion of every training tab: its sections and their order.
 
 Its first section has a control for each option of `CompileOptions`, the six compile controls, and before them the
-compile bundle, which sets them all. `Form.panel` makes the controls from the options, and they are saved, opened,
+compile bundle, which sets them all. `Form.panel` creates the controls from the options, and they are saved, opened,
 trained and printed with all others by the functions in lora_gui.py.
 """
 

@@ -76,7 +76,7 @@ class AllowedPaths:
         return absolute
 
     def holds(self, path: Path) -> bool:
-        """Return whether a path, and what it links to, lies in an allowed folder."""
+        """Return whether a path, and its link target, are in an allowed folder."""
         if self.allowed is None:
             return True
         where = Path(os.path.realpath(path.parent)) / path.name  # a link may be overwritten, not only followed

@@ -34,8 +34,8 @@ UNSET = ("not set", "")
 def control(option: Option, tab: str, width: str, others: Mapping[str, Option], method: str) -> FormComponent:
     """Return the control of an option, with the element id `tab-name`.
 
-    Its help text is the one for this training method and names the `others` by their labels. What holds for some model
-    families only is shown for these (visibility.js).
+    Its help text is the one for this training method and names the `others` by their labels. Options of only some
+    model families are shown for these (visibility.js).
     """
 
     def text(words: str) -> str:

@@ -39,7 +39,7 @@ class Recognised:
     ending: str = ""
     """Extension of the caption files found, if it is not the one set."""
     images: int = 0
-    """Images that lie directly in a flat folder."""
+    """Images directly in a flat folder."""
     instead: Path | None = None
     """A folder nearby that was probably meant."""
     ranks: tuple[int, ...] = ()

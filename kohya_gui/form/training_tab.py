@@ -368,7 +368,7 @@ class TrainingTab:
         return updates | self._remember(path, recent) | others
 
     def _open_dropped(self, data: Updates) -> Updates:
-        """Open a settings file that was dropped on the page, which knows its name and text but not its path."""
+        """Open a settings file that was dropped on the page, which has its name and text but not its path."""
         try:
             dropped = json.loads(data[self.dropped])
             name = Path(str(dropped["name"])).name

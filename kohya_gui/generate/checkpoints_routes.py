@@ -159,7 +159,7 @@ class CheckpointsRoutes:
         return send_file(request, path, MEDIA_TYPES[path.suffix], download=path.name == GRID)
 
     def image_form(self, request: Request) -> dict[str, Any]:
-        """Return the form of the tab Generate that makes an image of the comparison."""
+        """Return the form of the tab Generate for an image of the comparison."""
         try:
             with open_image(self._file(request)) as image:
                 texts = texts_of(image)

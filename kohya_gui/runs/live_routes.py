@@ -263,7 +263,7 @@ class LiveRoutes:
         if kept is None or kept[0] != before:
             states = [self._queue.watch(id).refresh() for id in before]
             kept = before, JoinedCurves(states)
-            self._joined = {**dict(list(self._joined.items())[-3:]), row.id: kept}  # each holds all its points
+            self._joined = {**dict(list(self._joined.items())[-3:]), row.id: kept}  # each has all its points
         kept[1].extend(run_state)
         return kept[1]
 

@@ -40,7 +40,7 @@ def plan(prepared: Prepared, tab: Tab, family: str) -> PlannedRun:
 
 
 def tab_of(row: RunRow) -> Tab:
-    """Return the tab that a run was started in; if the list does not know it, the one its settings are for."""
+    """Return the tab that a run was started in; if the list does not have it, the one its settings are for."""
     if row.tab in TABS:
         return TABS[row.tab]
     try:

@@ -1,4 +1,4 @@
-"""The resident process that makes the plans of the page: started when needed, replaced when it ends."""
+"""The resident process that computes the plans of the page: started when needed, replaced when it ends."""
 
 import contextlib
 import json

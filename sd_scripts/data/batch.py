@@ -64,7 +64,7 @@ def _padded(tensor: Tensor, shape: Sequence[int]) -> Tensor:
 
 def _pinned(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return value.contiguous().pin_memory()  # rows that share memory cannot be pinned as they lie
+        return value.contiguous().pin_memory()  # rows that share memory cannot be pinned in place
     if isinstance(value, dict):
         return {name: _pinned(each) for name, each in value.items()}
     if isinstance(value, tuple):

@@ -46,7 +46,7 @@ class Sample:
 class BatchReader(TorchDataset[Read]):
     """Reads planned batches; stateless, so that any number of threads and processes may share it.
 
-    Without `latents` batches hold pixels, without `text` captions alone.
+    Without `latents` batches contain pixels, without `text` captions alone.
     """
 
     def __init__(

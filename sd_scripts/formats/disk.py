@@ -16,7 +16,7 @@ TORCH_SAYS_FULL = ("No space left", "os error 28", "file write failed", "Pytorch
 
 
 class NotWritten(OSError):
-    """Raised with one sentence about what could not be written; `errno` holds the cause."""
+    """Raised with one sentence about what could not be written; `errno` is the cause."""
 
     def __init__(self, what: object, error: BaseException):
         super().__init__(f"'{what}' could not be written: {why_not_written(error)}")

@@ -80,7 +80,7 @@ def layers_of(family: Family, components: Components, name: str) -> dict[str, tu
 def merge(
     layers: Iterable[tuple[str, nn.Module]], adapters: Sequence[Adapter], device: torch.device, dtype: torch.dtype
 ) -> None:
-    """Add the adapters to layers, by name, that hold the weights of the model's file and compute in `dtype`. They are
+    """Add the adapters to layers, by name, that have the weights of the model's file and compute in `dtype`. They are
     added up in float32 on `device`, and rounded once."""
     for name, layer in layers:
         if not any(name in adapter.layers for adapter in adapters):

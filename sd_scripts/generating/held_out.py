@@ -52,8 +52,8 @@ class HeldOutLoss:
         context = self._context
         if folder and card.has("control_images"):
             raise ValueError(
-                f"validation_dir: {card.title} needs control images, which a folder has not; leave it unset to use the "
-                "images that validation_split held out"
+                f"validation_dir: {card.title} needs control images, which a folder does not have; leave it unset to "
+                "use the images that validation_split held out"
             )
         if folder:
             blueprint = read_blueprint(context.settings, context.warn)

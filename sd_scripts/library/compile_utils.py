@@ -192,7 +192,7 @@ class KnownInputs:
 
 
 def disable_linear_from_compile(module: nn.Module) -> None:
-    """Run every Linear of a module eagerly: its weight may move between steps, so no graph may hold it."""
+    """Run every Linear of a module eagerly: its weight may move between steps, so no graph may contain it."""
     for layer in module.modules():
         if isinstance(layer, nn.Linear):
             layer.forward = torch.compiler.disable(layer.forward)  # type: ignore[method-assign]

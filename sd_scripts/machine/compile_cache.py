@@ -134,7 +134,7 @@ def contents(folder: Path | None = None) -> Contents:
 
 
 def graphs_in(folder: Path) -> int:
-    """Return how many graphs a cache folder holds; forward and backward of a block are one."""
+    """Return the number of graphs in a cache folder; forward and backward of a block are one."""
     with contextlib.suppress(OSError):
         return sum(1 for each in (folder / "aotautograd").iterdir() if each.is_dir())
     return 0
@@ -149,7 +149,7 @@ def other_folders() -> list[Path]:
 
 
 def files_in(folder: Path) -> Iterator[Path]:
-    """Yield the compiler's files below a cache folder; the user may have named one that holds other things too."""
+    """Yield the compiler's files below a cache folder; the user may have named one with other files too."""
     for part in _parts(folder):
         for inside, _, names in os.walk(part):
             yield from (Path(inside, name) for name in names)

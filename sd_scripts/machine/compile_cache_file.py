@@ -159,7 +159,7 @@ def _checked(file: Path, members: Iterable[zipfile.ZipInfo]) -> list[zipfile.Zip
                 "imported"
             )
     if len({member.filename for member in chosen}) != len(chosen):
-        raise ValueError(f"'{file}' holds a file twice; nothing was imported")
+        raise ValueError(f"'{file}' contains a file twice; nothing was imported")
     return chosen
 
 

@@ -181,7 +181,7 @@ _kinds: dict[str, type[Adapter]] = {}
 
 
 def register(kind: Kind) -> Kind:
-    """Class decorator: make an adapter kind known by its name."""
+    """Class decorator: register an adapter kind by its name."""
     _kinds[kind.kind] = kind
     return kind
 
@@ -201,7 +201,7 @@ def _import_adapters() -> None:
 def read_layer(tensors: Mapping[str, Tensor], name: str) -> tuple[type[Adapter], Tensors] | None:
     """Return the kind and the tensors, by ending, of the layer `name` of a file, or None.
 
-    If several kinds fit, such as one that adds a tensor to another's, the one that knows more of them is meant.
+    If several kinds fit, such as one that adds a tensor to another's, the one with more of them is meant.
     """
     of_layer = {e: tensors[f"{name}.{e}"] for e in known_endings() if f"{name}.{e}" in tensors}
     if (kind := kind_of(of_layer)) is None:

@@ -1,4 +1,4 @@
-"""Compile bundles: named choices of compile options for the page. Files and flags hold the options themselves."""
+"""Compile bundles: named choices of compile options for the page. Files and flags contain the options themselves."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

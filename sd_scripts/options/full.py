@@ -58,7 +58,7 @@ class FullOptions(OptionGroup, title="Full training", methods=("full",)):
 
 
 class FusedOptions(OptionGroup, title="Updates within the backward pass", methods=("full",)):
-    """Update weights during the backward pass, so that the gradients need not all be held in memory."""
+    """Update weights during the backward pass, so that the gradients are never all in memory."""
 
     fused_backward_pass: bool = switch(
         "Update each weight during the backward pass and free its gradient immediately. Saves the memory of all "

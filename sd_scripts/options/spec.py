@@ -223,7 +223,7 @@ class Option:
         return [(None, self.help), *self.family_notes, *([(None, own)] if own else [])]
 
     def help_for(self, method: str = "") -> str:
-        """Return the help text for a method, or for none, with the notes of all families that the option knows."""
+        """Return the help text for a method, or for none, with the option's notes of all families."""
         return " ".join(text for _, text in self.help_parts(method))
 
     @property

@@ -86,7 +86,7 @@ class TrainingOptions(OptionGroup, title="Training"):
 
 
 class ResumeOptions(OptionGroup, title="State and resume"):
-    """A state holds everything that a run needs to resume."""
+    """A state contains everything that a run needs to resume."""
 
     save_state: bool = switch(
         "Save a state with every saved file (optimizer, scheduler, counters), so that training can resume."

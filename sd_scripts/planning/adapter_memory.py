@@ -53,7 +53,7 @@ class AdapterMemory:
         values = float(self.trained - self._norms)
         alone = self._kind == "lora" and not self.encoders and not self._conv_dim and not self.swaps
         if alone and self._folded and len(self._folded) == len(self.facts.projections):
-            values = 0.0  # all copies lie in joint matrices
+            values = 0.0  # all copies are in joint matrices
         if self.plain:  # the products from which DoRA's gains are computed together (networks/folded/gains.py)
             values += self._norms * self._dim
         return values + sum(joint for _, joint in self.joint_matrices())

@@ -141,7 +141,7 @@ class _Run:
         self.compute = FULL if self.training.mixed_precision == "no" else HALF
         """Bytes of a value that the model computes with."""
         self.held = HALF if self.training.full_bf16 or self.training.full_fp16 else FULL
-        """Bytes of a value in which full training holds its weights."""
+        """Bytes of a value in which full training stores its weights."""
         optimizer = settings[OptimizerOptions]
         self.optimizer = known_optimizer(optimizer.optimizer_type)
         self.is_adamw = optimizer_name(optimizer.optimizer_type) == "AdamW"

@@ -14,7 +14,7 @@ WIDTH = 14
 
 
 def lines(plan: RunPlan) -> list[str]:
-    """Return the plan as a table of two columns, and below it what to know."""
+    """Return the plan as a table of two columns, and notes below it."""
     table = [f"{name:<{WIDTH}}{text}" for name, text in rows(plan)]
     if plan.memory:
         table.append(f"{'':<{WIDTH}}{', '.join(f'{name} {_gib(used)}' for name, used in memory_parts(plan.memory))}")

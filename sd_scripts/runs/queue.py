@@ -328,7 +328,7 @@ class RunQueue:
     def _follow(self, row: RunRow) -> None:
         """Update the row of a live run, and record its end."""
         if row.owner != self._me and process.is_alive(row.owner):
-            return  # the GUI that started it knows its exit code
+            return  # the GUI that started it has its exit code
         if not self._has_begun(row):
             return
         watched = self.watch(row.id)

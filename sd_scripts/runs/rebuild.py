@@ -23,7 +23,7 @@ logger = logging.getLogger("sd_scripts")
 KEPT = 500
 """How many of the newest runs are restored: reading all folders would take too long."""
 LAST_BYTES = 65536
-"""Bytes read from the end of the events, which hold the final ones."""
+"""Bytes read from the end of the events, which include the final ones."""
 TOLD = ("name", "tab", "family", "gpus", "owner")
 """Row values in launch.json, all of them text."""
 
@@ -42,7 +42,7 @@ class Remembered:
     settings: dict[str, int | str] = field(default_factory=dict)
 
     def add(self, entry: dict[str, Any]) -> None:
-        """Fold a line in; it may hold anything."""
+        """Apply a line; it may contain anything."""
         if isinstance(order := entry.get("queue"), list):
             self.order = [id for id in order if _is_id(id)]
         for name in ("paused", "after_failure"):
@@ -68,7 +68,7 @@ def _is_id(value: Any) -> TypeGuard[int]:
 
 
 def _is_text(value: Any) -> TypeGuard[str]:
-    """Return whether a value is a string that SQLite can hold; JSON may have half of a surrogate pair."""
+    """Return whether a value is a string that SQLite can store; JSON may have half of a surrogate pair."""
     return isinstance(value, str) and value == value.encode("utf-8", "replace").decode()
 
 

@@ -192,7 +192,7 @@ class StoreFile:
             aside = self._move_aside(error)
             kept = _salvage(aside)
             with self._open() as db, _transaction(db):
-                for columns in kept:  # these rows know more than the folders do
+                for columns in kept:  # these rows have more than the folders
                     db.execute("DELETE FROM runs WHERE id = ? OR folder = ?", (columns["id"], columns["folder"]))
                     insert(db, columns)
                 states = [state for (state,) in db.execute("SELECT state FROM runs")]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing import Self
 
 QUANTIZING = ("fp8_base", "fp8_base_unet", "fp8_compute", "quantize_base")
-"""Options with which base weights are held quantized."""
+"""Options with which base weights are stored quantized."""
 Read = Callable[[NetworkArguments], Mapping[str, Any]]
 
 
@@ -65,7 +65,7 @@ KINDS: dict[str, Read] = {
     "lora": _read_start,
     "oft": _read_rotation,
 }
-"""Adapter kind -> how its own keys of network_args are read, such as LoKr's `factor`; LayerPlan.options holds them."""
+"""Adapter kind -> how its own keys of network_args are read, such as LoKr's `factor`; LayerPlan.options has them."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,7 +39,7 @@ def problems(settings: Settings) -> list[Problem]:
 
 
 def remarks(settings: Settings) -> list[str]:
-    """Return everything to know before the start that does not prevent it, each sentence once: of the values, then of
+    """Return all remarks on a start that do not prevent it, each sentence once: of the values, then of
     the files that they name."""
     found = [str(remark) for remark in settings.remarks]
     valid = settings.without({name for problem in settings.problems() for name in problem.names})
@@ -154,8 +154,8 @@ def trackers(valid: Settings) -> Iterator[str]:
 
 
 def why_no_folder(folder: Path, make: bool = True) -> str:
-    """Return why no file can be written to a folder, which may not exist yet; "" if one can. Writes nothing, so it goes
-    by permissions, which do not show every read-only file system."""
+    """Return why no file can be written to a folder, which may not exist yet; "" if one can. Writes nothing, so it
+    relies on permissions, which do not show every read-only file system."""
     try:
         there = next(each for each in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(each))
     except OSError as error:

@@ -1,4 +1,4 @@
-"""In which format a run holds its frozen weights, and how many bytes that takes."""
+"""In which format a run stores its frozen weights, and in how many bytes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ ROW_SCALED = ("fp8", "int8", "int8_weight_only")
 
 @dataclass(frozen=True, kw_only=True)
 class Quantization:
-    """In which formats a run holds its frozen weights; empty if they are not quantized."""
+    """In which formats a run stores its frozen weights; empty if they are not quantized."""
 
     denoiser: str = ""
     encoders: str = ""

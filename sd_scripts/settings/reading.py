@@ -59,7 +59,7 @@ def unknown_keys(unknown: Mapping[str, Any], known: Collection[str]) -> Iterator
 
 
 def _without_aliases(values: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
-    """Return the values under the names that the options have here; a value under its own name goes first."""
+    """Return the values under the names that the options have here; a value under its own name wins."""
     renamed = {aliases[name]: value for name, value in values.items() if name in aliases and value is not None}
     return renamed | {name: value for name, value in values.items() if name not in aliases}
 

@@ -248,7 +248,7 @@ def _remove_run_folder(folder: RunFolder) -> None:
         folder.events_file.unlink(missing_ok=True)
         folder.config.unlink(missing_ok=True)
         folder.path.rmdir()
-        folder.path.parent.rmdir()  # unless it holds other runs
+        folder.path.parent.rmdir()  # unless it contains other runs
 
 
 def _set_up_console(options: LoggingOptions) -> None:

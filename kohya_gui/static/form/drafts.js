@@ -6,7 +6,7 @@ window.Drafts = (() => {
   const LONG = 30_000; // ms after which a restore has failed
   const kept = Object.keys(localStorage); // read before Gradio writes its defaults there
   const restored = new Set();
-  const SCROLLED = "scrolled"; // how far the page was scrolled: its contents come too late for the browser to know
+  const SCROLLED = "scrolled"; // how far the page was scrolled: its contents arrive too late for the browser to restore it
   const reloaded = performance.getEntriesByType("navigation")[0]?.type === "reload";
   addEventListener("pagehide", () => sessionStorage.setItem(SCROLLED, scrollY));
   const paneOf = (tab) => document.querySelector(`#${tab}[role=tabpanel]`);

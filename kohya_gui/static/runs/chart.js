@@ -14,7 +14,7 @@ window.StudioChart = (() => {
   const LAYERS = ["raw", "rate", "seconds", "validation", "mean"]; // the last is drawn on top
   const RIGHT = ["rate", "seconds"]; // kinds on the right axis, at most one of which is shown
   const MARKS = { compiled: "mark", recompiled: "recompile", "graph break": "break", differs: "break" }; // colours
-  const NEAR = 6; // pixels from a mark within which the cursor goes to it
+  const NEAR = 6; // pixels from a mark within which the cursor snaps to it
   const COLOURS = 6; // --chart-1 to --chart-6 of chart.css
   const DASHES = [[], [6, 3], [2, 3], [8, 3, 2, 3]]; // distinguish the learning rate groups
   const WIDEST = 0.2; // the slider's end: smoothing over a fifth of the steps shown
@@ -201,7 +201,7 @@ window.StudioChart = (() => {
       this.redraw();
     }
 
-    // First and last step of all. The axis is the whole run, or a half, a quarter ... of it as long as that holds it.
+    // First and last step of all. The axis is the whole run, or a half, a quarter ... of it as long as it fits.
     measure() {
       const steps = this.runs.flatMap(({ bins, validation }) => [...bins, ...validation].map(([step]) => step));
       if (this.zoom) steps.push(...this.extent); // the data may be the zoomed part only

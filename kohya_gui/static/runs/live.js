@@ -206,7 +206,7 @@
     const own = board.runs.filter((run) => slot === "runs" || !run.tab || run.tab === slot);
     const over = latest(
       own.filter((run) => run.state !== "queued" && !LIVING.includes(run.state)),
-      (run) => run.ended ?? Infinity, // it is just ending, and the list does not know the time yet
+      (run) => run.ended ?? Infinity, // it is just ending, and the list does not have the time yet
     );
     return (living ?? over ?? latest(own, (run) => -run.place))?.id ?? null;
   };

@@ -34,7 +34,7 @@ NPY_SHAPE = re.compile(r"'shape':\s*\(([\d, ]*)\)")
 
 
 def write_cache(path: Path, tensors: Mapping[str, Tensor], cache_keys: Mapping[str, str], *, option: str) -> None:
-    """Write a safetensors file atomically, in the dtypes of the tensors. Its metadata hold the cache keys and the
+    """Write a safetensors file atomically, in the dtypes of the tensors. Its metadata contains the cache keys and the
     checksums of the tensors. Raise OSError with one sentence, which names the `option` that asks for the file, if it
     cannot be written."""
     checksums = {f"{CHECKSUM}{name}": _checksum(_bytes_of(tensor)) for name, tensor in tensors.items()}

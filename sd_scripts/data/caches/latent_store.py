@@ -46,7 +46,7 @@ class LatentsInMemory:
 
 
 class LatentsOnDisk(DiskCache[Item]):
-    """Latents in one file per image, which holds all its sizes. `encoder_key` identifies the VAE and all that changes
+    """Latents in one file per image, for all its sizes. `encoder_key` identifies the VAE and all that changes
     its output."""
 
     def __init__(self, items: Iterable[Item], layout: LatentLayout, encoder_key: str):
@@ -190,7 +190,7 @@ def _pick(tensors: Entry, size: str, item: Item, flipped: bool) -> tuple[Tensor,
 
 
 def _opacity(alpha: Tensor) -> Pixels:
-    """Return 8-bit opacity; npz files hold it as 0..1."""
+    """Return 8-bit opacity; npz files store it as 0..1."""
     return (alpha if alpha.dtype == torch.uint8 else (alpha * 255).round().to(torch.uint8)).numpy()
 
 

@@ -61,7 +61,7 @@ class DataPlan:
     """Whether the text encoders see the control images together with a caption."""
 
     def every_item(self) -> Iterator[Item]:
-        """Yield the training images, then the validation images: everything that caches must hold."""
+        """Yield the training images, then the validation images: everything that caches must contain."""
         yield from self.items
         if self.validation:
             yield from self.validation.items

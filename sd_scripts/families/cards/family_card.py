@@ -223,7 +223,7 @@ class PageCard:
     use_hints: Mapping[str, str] = field(default_factory=dict)
     """Method -> where people put the trained file, HTML."""
     kohya: KohyaFamily | None = None
-    """Its keys in the configuration files of kohya_ss, if these know it."""
+    """Its keys in the configuration files of kohya_ss, if it has them."""
     demo: Mapping[str, Any] = field(default_factory=dict)
     """Options of the demo in addition to the common ones."""
 

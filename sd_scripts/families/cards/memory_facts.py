@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from sd_scripts.options.spec import OptionValues
 
 PIXELS_AT_ONCE = 4 * 1024 * 1024
-"""Pixels of a batch above which it goes through the VAE's encoder, whose activations are large, in slices."""
+"""Pixels of a batch above which it passes through the VAE's encoder, whose activations are large, in slices."""
 
 
 @dataclass(frozen=True)

@@ -98,8 +98,8 @@ class Components:
     sources: dict[str, WeightSource] = field(default_factory=dict)
     """By name: denoiser, vae, text_encoder1, ... Empty if the modules were not read from files."""
     learned: dict[int, range] = field(default_factory=dict)
-    """Place of a text encoder -> ids of the new token that is trained (textual inversion): its tokenizer knows the
-    first, the others follow it."""
+    """Place of a text encoder -> ids of the new token that is trained (textual inversion): its tokenizer maps to
+    the first, the others follow it."""
     on_load: Callable[[str], None] | None = None
     """Called with the name of each component that was loaded, to change it."""
 

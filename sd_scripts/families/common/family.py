@@ -178,7 +178,7 @@ class Saving:
     folder: Callable[[Components, ModelWeights, Path, torch.dtype | None], None] | None = None
     """Write a diffusers folder into an empty folder; None: this family writes single files only."""
     writes_all: bool = True
-    """Whether files hold the VAE and all text encoders too."""
+    """Whether files contain the VAE and all text encoders too."""
     form: Callable[[Components, str | None], str] = lambda components, save_model_as: "safetensors"
     """save_model_as (None: unset) -> the format that `write` writes: safetensors or ckpt, which is also the file
     extension, or diffusers, a folder."""
@@ -192,7 +192,7 @@ class Saving:
         dtype: torch.dtype | None,
         metadata: dict[str, str],
     ) -> None:
-        """Write a complete model atomically, with all tensors in `dtype` (None: unchanged). A .ckpt and a folder hold
+        """Write a complete model atomically, with all tensors in `dtype` (None: unchanged). A .ckpt and a folder have
         no metadata. Raises OSError in one sentence on failure, and keeps the earlier file."""
         if form == "diffusers" and self.folder:
             with saving(path), atomic_folder(path, "model_index.json") as folder:
@@ -207,7 +207,7 @@ class Saving:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """All that the trainer knows of a model family."""
+    """A model family for the trainer."""
 
     card: FamilyCard
     identity: FileIdentity

@@ -26,7 +26,7 @@ class Layout:
     outline: Callable[[Shapes], nn.Module] | None = None
     """The same for a module that has only the names, shapes and classes; None: `make` makes it."""
     unify: Callable[[State], State] = lambda file: file
-    """Tensors in any layout that files have -> the same in the one that the other functions know."""
+    """Tensors in any layout that files have -> the same in the one that the other functions expect."""
     read: Callable[[State, Iterable[str]], State] = lambda file, names: file
     """Tensors by key, the module's names -> the tensors by name."""
     write: Callable[[State], State] = lambda state: state

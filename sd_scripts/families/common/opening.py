@@ -125,7 +125,8 @@ def _outline(layout: Layout, contents: tuple[tuple[str, torch.Size, torch.dtype]
 
 
 class _Opener:
-    """One component, opened from where it may lie. Its methods raise ValueError, one sentence that names the option."""
+    """One component, opened from one of its possible locations. Its methods raise ValueError, one sentence that names
+    the option."""
 
     def __init__(self, component: ComponentCard, layout: Layout, card: FamilyCard, model: ModelOptions):
         self.component, self.layout, self.card = component, layout, card
@@ -133,7 +134,7 @@ class _Opener:
 
     def open_given(self, name: str, *, online: bool) -> WeightSource | None:
         """Open what the component's own option names: a file, its folder, the folder of a complete model, or, if the
-        library knows these and `online`, a Hugging Face id."""
+        library supports these and `online`, a Hugging Face id."""
         option = self.component.option
         path = Path(name)
         if not path.exists() and self.layout.library and is_hub_id(name):
@@ -180,7 +181,7 @@ class _Opener:
         return self._open_files(folder, files_in(folder, option), option)
 
     def _open_files(self, path: Path, files: tuple[Path, ...], option: str) -> WeightSource:
-        """Open one file, or shards. Raises ValueError unless they hold a complete component."""
+        """Open one file, or shards. Raises ValueError unless they contain a complete component."""
         component, layout = self.component, self.layout
         empty = {key: tensor for file in files for key, tensor in read_empty(file, option).items()}
         prefix = component.prefix_in(empty)

@@ -27,7 +27,7 @@ def blocks_to_swap(memory: MemoryOptions | None) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """How a run holds its denoiser."""
+    """How a run stores its denoiser."""
 
     swapped_blocks: int
     """How many blocks stay off the device."""

@@ -1,7 +1,7 @@
 """Quantize frozen weights as they are read: text encoders once they are loaded, the denoiser when it is placed.
 
-Weights that become quantized keep the dtype of their file, mapped from it, until then, so that main memory and the
-device never hold a second copy of the model.
+Weights that become quantized keep the dtype of their file, mapped from it, until then, so that there is never a
+second copy of the model in main memory or on the device.
 """
 
 import importlib.util

@@ -73,7 +73,7 @@ def prepare(components: Components, settings: Settings) -> None:
 
 
 def finish_t5(t5: Any, dtype: torch.dtype) -> None:
-    """Tie the embeddings, which files may hold once, and give the MLPs our forward."""
+    """Tie the embeddings, which files may contain once, and give the MLPs our forward."""
     t5.encoder.embed_tokens.weight = t5.shared.weight
     for block in t5.encoder.block:
         dense = block.layer[1].DenseReluDense

@@ -63,7 +63,7 @@ def encode_text(components: Components, tokens: Tokens) -> dict[str, Tensor]:
 
 
 def _pooled(components: Components, ids: Tensor) -> Tensor:
-    """Return CLIP's last hidden state, normalised, at the first end token, whose id only the tokenizer knows."""
+    """Return CLIP's last hidden state, normalised, at the first end token, whose id only the tokenizer has."""
     encoder = components.text_encoders[CLIP]
     ids = ids.to(next(encoder.parameters()).device)
     hidden = encoder(ids).last_hidden_state  # (B, 77, 768)

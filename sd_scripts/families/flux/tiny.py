@@ -74,7 +74,7 @@ write_narrow = write_miniature
 
 
 def t5_tokenizer() -> T5Tokenizer:
-    """Make a T5 tokenizer that knows the words of the captions, and letters for all others."""
+    """Create a T5 tokenizer with the words of the captions, and letters for all others."""
     special = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
     letters = [(letter, -9.0) for letter in "▁" + string.ascii_letters + string.digits + string.punctuation]
     return T5Tokenizer(vocab=[*special, *((f"▁{word}", -3.0) for word in caption_words()), *letters], extra_ids=0)

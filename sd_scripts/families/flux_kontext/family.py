@@ -1,4 +1,4 @@
-"""FLUX.1 Kontext as a record for the trainer: FLUX.1's parts, whose sequences hold control images, too.
+"""FLUX.1 Kontext as a record for the trainer: FLUX.1's parts, whose sequences contain control images too.
 
 Black Forest Labs, 2025. The transformer has the keys and shapes of FLUX.1 dev. The tokens of control images follow
 the noisy image's; the first coordinate of their positions is the number of the control image, from 1.

@@ -269,7 +269,7 @@ def rope_table(params: QwenImageParams, grids: tuple[Grid, ...], txt_tokens: int
     """Return the rotary table of each image row by row, then of the text.
 
     The first coordinate is the number of the image: 0 for the noisy one, 1, 2, ... for its control images. Rows and
-    columns are counted from the middle of each. The text lies on the diagonal beyond all of them: its first token at
+    columns are counted from the middle of each. The text is on the diagonal beyond all of them: its first token at
     half of the longest side, on all three axes.
     """
     begin = max(side // 2 for grid in grids for side in grid)

@@ -44,8 +44,8 @@ def problems(sources: Mapping[str, WeightSource], settings: Settings) -> list[st
 
 
 def swappable_blocks(unet: nn.Module) -> list[nn.Module]:
-    """Return the largest transformer blocks, all of one size, in the order of the forward pass: 60 in SDXL, which hold
-    81 % of its weights."""
+    """Return the largest transformer blocks, all of one size, in the order of the forward pass: 60 in SDXL, with 81 %
+    of its weights."""
     blocks = [b for part in compile_targets(unet) for b in part if isinstance(b, BasicTransformerBlock)]
     sizes = [sum(p.numel() for p in block.parameters()) for block in blocks]
     return [block for block, size in zip(blocks, sizes, strict=True) if size == max(sizes)]

@@ -90,7 +90,7 @@ def _on_cpu(state: Mapping[str, Tensor]) -> State:
 
 
 def _with_original_precision(components: Components, name: str, held: State) -> State:
-    """Restore frozen tensors to the precision of the base model's file, since training holds them rounded.
+    """Restore frozen tensors to the precision of the base model's file, since training keeps them rounded.
 
     An original that does not round to the stored value belongs to a different model and is ignored.
     """

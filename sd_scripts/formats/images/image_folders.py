@@ -118,7 +118,7 @@ def readable_suffixes() -> frozenset[str]:
 def image_folders(root: Path, num_repeats: int | None = None, *, allow_many_repeats: bool = False) -> FoundFolders:
     """Return the image folders of a train_data_dir or reg_data_dir.
 
-    These are its subfolders named like `10_cat`; the folder itself if it is named so and holds images; and with
+    These are its subfolders named like `10_cat`; the folder itself if it is named so and contains images; and with
     `num_repeats` the folder itself, whatever its name.
     """
     try:

@@ -1,5 +1,5 @@
 """The parameters of a generated image, as text in the PNG: `parameters`, which A1111 WebUI, Forge and others write and
-read, and `sd_scripts`, which holds the same as JSON and loses nothing."""
+read, and `sd_scripts`, which has the same as JSON, without loss."""
 
 import json
 import math
@@ -37,7 +37,7 @@ def text_chunks(parameters: Mapping[str, Any]) -> dict[str, str]:
     """Return the text of both chunks.
 
     `parameters`: prompt, negative_prompt, steps, sampler (None: flow matching), scale, guidance, seed, width, height,
-    model (its name), adapters (a list of {name, strength}), and anything more, which only our own chunk holds.
+    model (its name), adapters (a list of {name, strength}), and anything more, which only our own chunk has.
     """
     return {WEBUI: _webui(parameters), OURS: json.dumps(parameters, ensure_ascii=False)}
 

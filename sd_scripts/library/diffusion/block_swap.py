@@ -70,7 +70,7 @@ class _Slot:
             self._last_use, self._loaded, self._written_back = (torch.cuda.Event() for _ in range(3))
 
     def load(self, number: int, host: Tensor, chunks: Sequence[Tensor] = ()) -> None:
-        """Copy a block in as soon as the work queued so far has left it. `chunks`: its first bytes, where they lie on
+        """Copy a block in as soon as the work queued so far has left it. `chunks`: its first bytes, if they are on
         the device already."""
         self.write_back()
         self.block_number = number

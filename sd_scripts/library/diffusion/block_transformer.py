@@ -27,7 +27,7 @@ class BlockTransformer(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The compute dtype; block weights may be held in a narrower one."""
+        """The compute dtype; block weights may be stored in a narrower one."""
         return self.img_in.weight.dtype
 
     @property

@@ -36,7 +36,7 @@ class CheckpointOffload:
 
     def __init__(self) -> None:
         self._sent: list[weakref.ref[_Sent]] = []
-        """In forward order; autograd holds them until backward has used them."""
+        """In forward order; autograd keeps them until backward has used them."""
         self._streams: tuple[torch.cuda.Stream, torch.cuda.Stream] | None = None
         """To the host and to the device: the two directions do not wait for each other."""
 

@@ -21,7 +21,7 @@ OLD_HASH_START, OLD_HASH_LENGTH = 0x100000, 0x10000
 def save_model(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], dtype: torch.dtype | None = None
 ) -> None:
-    """Write a .safetensors file, or by its suffix a .ckpt or .pt, which hold no metadata; floats in `dtype`.
+    """Write a .safetensors file, or by its suffix a .ckpt or .pt, which have no metadata; floats in `dtype`.
 
     A .safetensors file is written tensor by tensor, from any device, without a second copy of the model in memory.
     Raises OSError with one sentence if it cannot be written; an existing file is then unchanged.

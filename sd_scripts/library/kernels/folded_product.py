@@ -1,7 +1,7 @@
 """A Linear and its LoRA in one matrix product each way: y = [x, x A'] [W, B]' and dx = [g, g B] [W; A].
 
 Apart, the up projection writes an output as large as the base's, which is then added: on a wide layer that takes a good
-part of the base's time. The weights of a layer, or of layers with the same input, such as q, k and v, lie in one joint
+part of the base's time. The weights of a layer, or of layers with the same input, such as q, k and v, are in one joint
 matrix [[W, B], [A, 0]], whose rows and columns serve both products.
 
 It is for compiled code: the compiler lets the kernel that makes x write it straight into the wider matrix.

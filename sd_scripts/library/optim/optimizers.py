@@ -122,7 +122,7 @@ def optimizer_arguments(options: OptimizerOptions) -> dict[str, Any]:
 def description(optimizer: Optimizer, options: OptimizerOptions) -> str:
     """Return ss_optimizer of saved files: `torch.optim.adamw.AdamW(weight_decay=0.1,betas=(0.9, 0.99))`.
 
-    Our own classes go by the names that other programs know."""
+    Our own classes have the names that other programs use."""
     arguments = {key: value for key, value in optimizer_arguments(options).items() if key != "fused"}
     listed = ",".join(f"{key}={value}" for key, value in arguments.items())
     kind = type(updater(optimizer))

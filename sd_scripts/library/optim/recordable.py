@@ -26,7 +26,7 @@ class RecordableOptimizer(Protocol):
     """An optimizer whose step can be recorded in a CUDA graph."""
 
     def begin_recording(self) -> bool:
-        """Let recorded steps update the weights as they lie in memory now; return whether that is possible."""
+        """Let recorded steps update the weights at their current addresses; return whether that is possible."""
 
     def launch(self) -> Any:
         """Launch a step's computation, to be recorded."""

@@ -45,7 +45,7 @@ class Hyperparams(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """How to update the weights of a group that have gradients. It holds no gradient."""
+    """How to update the weights of a group that have gradients. It has no gradient."""
 
     addresses: list[Any]
     """The addresses that the plan was made for; it is invalid for any others."""
@@ -125,8 +125,8 @@ class RoundingAdamW(Optimizer):
         return loss
 
     def begin_recording(self) -> bool:
-        """Let recorded steps update the weights as they lie in memory now, with their gradients; return whether that is
-        possible, because kernels update all of them."""
+        """Let recorded steps update the weights at their current addresses, with their gradients; return whether that
+        is possible, because kernels update all of them."""
         self._count_replays()
         plans = self._plans()
         if [plan.addresses for plan in plans] != [plan.addresses for plan in self._recorded]:

@@ -22,7 +22,7 @@ ROUNDS = tl.constexpr(7)
 VECTOR = tl.constexpr(16)
 """Bytes of a vectorized memory access, used where all addresses and sizes are multiples of it."""
 SIZE, COLUMNS = 5, 7
-"""A row holds the addresses of weight, grad, exp_avg, exp_avg_sq and copy, then size and index."""
+"""A row has the addresses of weight, grad, exp_avg, exp_avg_sq and copy, then size and index."""
 
 _TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 

@@ -1,7 +1,7 @@
 """Frozen Linears whose weights are quantized: the common part of the formats fp8.py, int8.py and nf4.py.
 
-A layer stores its weight in the parameter `weight` and the buffers of its format, so that block swap, moves
-between devices and adapters that share the weight know nothing of formats. torchao's weights are subclasses of tensors
+A layer stores its weight in the parameter `weight` and the buffers of its format, so that block swap, moves between
+devices and adapters that share the weight are independent of formats. torchao's weights are subclasses of tensors
 instead, which cannot be views of the slots that blocks share, and its formats for inference have no backward pass.
 """
 
@@ -25,7 +25,7 @@ SCALE = "weight_scale"
 
 
 class WeightFormat(ABC):
-    """How frozen Linears hold their weights, and multiply by them."""
+    """How frozen Linears store their weights, and multiply by them."""
 
     buffers: ClassVar[tuple[str, ...]] = (SCALE,)
     """A layer's buffers besides its weight."""
@@ -84,7 +84,7 @@ def dequantized(layer: nn.Linear) -> Tensor:
 
 
 def empty_weight(layer: nn.Module) -> Tensor:
-    """Return a tensor without values that has the shape of a layer's weight, (out, in, ...), however it is held."""
+    """Return a tensor without values that has the shape of a layer's weight, (out, in, ...), however it is stored."""
     if isinstance(layer, nn.Linear):
         return torch.empty(layer.out_features, layer.in_features, device="meta")
     return torch.empty_like(layer.weight, device="meta")  # type: ignore[arg-type]
@@ -162,7 +162,7 @@ def define_product(name: str, dequantize: Dequantize, values_per_column: int = 1
     """Define sd_scripts::<name>_product, (x, weight, scale, bias) -> (..., out), differentiable in x, and return it.
 
     It multiplies in the dtype of x. A custom operator, since the compiler would keep the dequantized weight of every
-    layer for backward. `values_per_column`: how many values a column of the quantized weight holds.
+    layer for backward. `values_per_column`: how many values a column of the quantized weight stores.
     """
 
     @torch.library.custom_op(

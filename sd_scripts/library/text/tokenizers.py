@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from transformers import CLIPTokenizer, Qwen2Tokenizer, T5Tokenizer
 
 FILES = ("tokenizer.json", "vocab.json", "spiece.model")
-"""A folder with one of these holds a tokenizer."""
+"""A folder with one of these contains a tokenizer."""
 CLIP_MERGES = 48894
 """Merges that CLIP uses of the 262,144 in the file: 49,408 tokens less 512 for bytes and 2 for start and end."""
 CLIP_LENGTH = 77

@@ -149,8 +149,8 @@ class Pair:
 class Lora(Adapter):
     """LoRA of one layer.
 
-    With `split_dims`, down is (n·r, in) and up is (out, r). The file holds one pair of rank n·r with a block-diagonal
-    up and n times the alpha, so that alpha / rank is unchanged.
+    With `split_dims`, down is (n·r, in) and up is (out, r). The file contains one pair of rank n·r with a
+    block-diagonal up and n times the alpha, so that alpha / rank is unchanged.
     """
 
     kind = "lora"

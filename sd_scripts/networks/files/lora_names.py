@@ -93,7 +93,7 @@ def _joined(ours: str, parts: Sequence[Tensors | None], weight: Tensor, swapped:
 
 
 def _computable(tensors: Tensors) -> Tensors:
-    """Return tensors that PyTorch can compute with, which fp8 is not; bf16 holds its values exactly."""
+    """Return tensors that PyTorch can compute with, which fp8 is not; bf16 represents its values exactly."""
     return {ending: tensor.bfloat16() if tensor.itemsize == 1 else tensor for ending, tensor in tensors.items()}
 
 
@@ -156,7 +156,7 @@ def _renamed(name: str, own: Tensors) -> Iterator[tuple[str, Tensor]]:
 
 
 def _peft(each: AdaptedModule, number: int, path: str, name: str, pair: Pair) -> Iterator[tuple[str, Tensor]]:
-    """Yield a layer as PEFT has it. It knows no alpha: the factors take up alpha / rank, each about half of it."""
+    """Yield a layer as PEFT has it. It has no alpha: the factors absorb alpha / rank, each about half of it."""
     target = each.target
     if number:
         full = path if path.startswith("text_model.") or "_text_model_" not in name else f"text_model.{path}"

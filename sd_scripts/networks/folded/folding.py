@@ -127,7 +127,7 @@ class FoldedLayers:
                 moved += 1
             self._runs.append((starts[parameter], place, starts[factor[0]] + factor[1] if factor else None))
         self.complete = moved == len(starts)
-        """Whether all compute copies lie in joint matrices, so that nobody reads the flat buffer."""
+        """Whether all compute copies are in joint matrices, so that nobody reads the flat buffer."""
         self._copies = None
         if compute.is_cuda and importlib.util.find_spec("triton"):
             from sd_scripts.library.strided_copies import StridedCopies

@@ -85,7 +85,7 @@ class LineOption:
 
     def match(self, part: str) -> "re.Match[str] | None":
         found = re.match(self.letters + self.value, part, re.IGNORECASE)
-        # digits of other scripts make no number, and none is read in part
+        # digits of other writing systems do not make a number, and none is read in part
         return None if found and part[found.end() :][:1].isdecimal() else found
 
 

@@ -105,7 +105,7 @@ def _exit(code: int) -> str:
 
 
 def answer_requests() -> None:
-    """Answer the requests on stdin until it is closed; what libraries print goes to stderr."""
+    """Answer the requests on stdin until it is closed; output of libraries goes to stderr."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     checks = {check.name: check for check in CHECKS}

@@ -55,7 +55,7 @@ class LayerReport:
     """Singular values of the update; empty if its kind has no factors."""
 
     def needed(self, share: float) -> int:
-        """Return how many ranks hold this share of the norm."""
+        """Return how many ranks have this share of the norm."""
         return svd.choose_rank(torch.tensor(self.values), "sv_fro", share, len(self.values)) if self.values else 0
 
 

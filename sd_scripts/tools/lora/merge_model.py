@@ -159,7 +159,7 @@ def _require_space(save_to: Path, specs: Mapping[str, TensorSpec]) -> None:
 
 
 def _groups(layers: Sequence[LayerRows]) -> Iterator[Group]:
-    """Yield layers with the tensors that they lie in, so that no two groups share one."""
+    """Yield layers with the tensors that contain them, so that no two groups share one."""
     groups: list[tuple[list[LayerRows], set[str]]] = []
     at: dict[str, tuple[list[LayerRows], set[str]]] = {}
     for layer in layers:

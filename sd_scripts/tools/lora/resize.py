@@ -66,7 +66,7 @@ def resize(given: Given, reporter: Reporter) -> Path:
         up = new.up
         if ALPHA in own:
             result[own[ALPHA]] = torch.tensor(new.alpha)
-        else:  # only the header states it, which does not know the new rank
+        else:  # only the header states it, which does not have the new rank
             up = up * (new.alpha / new.rank)
         result[own[DOWN]] = new.down.reshape(-1, *shape.into)
         result[own[UP]] = up.reshape(shape.out, -1, *pair.up.shape[2:])

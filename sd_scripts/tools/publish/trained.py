@@ -150,7 +150,7 @@ def read_folder(folder: Path) -> tuple[Settings, RunState]:
 
 
 def training_settings(identity: Mapping[str, Any], values: Mapping[str, Any], where: str) -> Settings:
-    """Return the settings that a file of a training holds. `identity` names family and method. Raises ValueError, one
+    """Return the settings in a file of a training. `identity` names family and method. Raises ValueError, one
     sentence, if it does not."""
     family, method = (str(identity.get(name) or "") for name in ("family", "method"))
     if family not in names() or method not in METHOD_TITLES:

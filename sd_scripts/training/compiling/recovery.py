@@ -138,7 +138,7 @@ def _is_of_compiled_code(error: Exception) -> bool:
 
 def _is_cuda_graph_error(error: Exception) -> bool:
     """Return whether an error may come from CUDA graphs: from recording or replaying, or a RuntimeError, which PyTorch
-    raises anywhere for a tensor that a later replay has overwritten. Out of memory counts: graphs hold their own."""
+    raises anywhere for a tensor that a later replay has overwritten. Out of memory counts: graphs have their own."""
     if any(part in path for path in _paths(error) for part in CUDA_GRAPHS):
         return True
     return isinstance(error, RuntimeError) and not _is_compiler_error(error)

@@ -1,9 +1,9 @@
 """Steps as CUDA graphs: one of forward and backward for each shape of inputs, and one of the update.
 
 A step launches thousands of small kernels, for which many CPUs need longer than the GPU. Replaying a recorded graph is
-one launch. One graph of the update serves all batch shapes and any number of micro-steps, since gradients lie at the
-same place once micro-steps are recorded. What differs between two updates is in tensors on the device: learning rates,
-which the schedule fills, counters, and the weight of the EMA.
+one launch. One graph of the update serves all batch shapes and any number of micro-steps, since gradients stay at the
+same address once micro-steps are recorded. What differs between two updates is in tensors on the device: learning
+rates, which the schedule fills, counters, and the weight of the EMA.
 """
 
 from __future__ import annotations

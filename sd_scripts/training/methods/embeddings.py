@@ -26,9 +26,9 @@ TEXTUAL_INVERSION = "/textual-inversion"
 
 
 def add_token(family: Family, components: Components, context: Context) -> None:
-    """Let the tokenizers know the new token. Components need not be loaded.
+    """Add the new token to the tokenizers. Components need not be loaded.
 
-    Raises ValueError if they know it already, or if the file to start from does not fit.
+    Raises ValueError if they have it already, or if the file to start from does not fit.
     """
     options = trained_token(context.settings.get(EmbeddingOptions), family.card)
     if not options:

@@ -206,7 +206,7 @@ class ExternalGradients(GradientBuffer):
 
 
 class ExternalNetwork(NetworkTrainable):
-    """A network that patches the model's forwards itself and holds float32 weights; it computes under autocast."""
+    """A network that patches the model's forwards itself and has float32 weights; it computes under autocast."""
 
     needs_autocast = True
     static_graph = False

@@ -29,7 +29,7 @@ class Weight:
     master: nn.Parameter | None = None
     """The float32 value that `copy` is rounded from; None if there is only the copy."""
     sharded: nn.Parameter | None = None
-    """The module's parameter, if `copy` and `master` are the rows of it that this process holds (FSDP)."""
+    """The module's parameter, if `copy` and `master` are this process's rows of it (FSDP)."""
 
     @property
     def trained(self) -> nn.Parameter:
@@ -38,7 +38,7 @@ class Weight:
 
 
 def held_dtype(options: TrainingOptions) -> torch.dtype:
-    """Return the dtype that trained weights are held in."""
+    """Return the dtype in which trained weights are stored."""
     return PRECISIONS[options.mixed_precision] if options.full_bf16 or options.full_fp16 else torch.float32
 
 

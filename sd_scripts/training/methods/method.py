@@ -52,7 +52,7 @@ class Method(ABC):
 
 
 class Trainable(ABC):
-    """The trained part of a run: parameter groups, gradients and file. Each method makes one of these."""
+    """The trained part of a run: parameter groups, gradients and file. Each method creates one of these."""
 
     gradients: GradientBuffer
     modules: Sequence[nn.Module]
@@ -74,7 +74,7 @@ class Trainable(ABC):
     ending: str
     """Extension of its file; empty for a folder."""
     shards: Shards | None = None
-    """How weights are sharded over the processes; None if each holds all. state_dict has this process's rows."""
+    """How weights are sharded over the processes; None if each has all. state_dict has this process's rows."""
 
     @abstractmethod
     def parameter_groups(self) -> list[dict[str, Any]]:

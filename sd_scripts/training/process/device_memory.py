@@ -56,7 +56,7 @@ class DeviceMemory:
         return torch.cuda.memory_reserved(self._device) if self._device else 0
 
     def peak_reserved(self) -> int:
-        """Return the most that PyTorch has held since the phase began."""
+        """Return the peak of PyTorch's reserved memory since the phase began."""
         return torch.cuda.max_memory_reserved(self._device) if self._device else 0
 
     def size(self) -> int:

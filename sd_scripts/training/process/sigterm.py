@@ -117,7 +117,7 @@ class SigtermWatcher:
         return False
 
     def _notify_others(self) -> None:
-        with contextlib.suppress(Exception):  # the process that holds the store may be gone
+        with contextlib.suppress(Exception):  # the process with the store may be gone
             shared_store().set(KEY, "1")
 
     def _others_got_signal(self) -> bool:

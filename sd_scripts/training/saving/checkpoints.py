@@ -55,7 +55,7 @@ class Saver:
         """Remove files that the resumed run would have removed, had it not died."""
         progress = self._train_state.progress
         train_plan = self._train_state.train_plan
-        if every := self._saving.save_every_n_steps:  # the last step is saved under another name
+        if every := self._saving.save_every_n_steps:  # the last step is saved under a different name
             self._close_window_of_steps(min(progress.step, train_plan.max_steps - 1) // every * every)
         if every := self._every_epochs:
             self._close_window_of_epochs(min(progress.epoch - 1, train_plan.epochs - 1) // every * every)

@@ -11,7 +11,7 @@ from sd_scripts.training.saving.train_state import TrainState
 from sd_scripts.training.saving.writer import Writer
 
 STATE_FACTOR = 3
-"""A state holds the trained weights and, with most optimizers, two moments of each."""
+"""A state contains the trained weights and, with most optimizers, two moments of each."""
 
 
 def dry_save(context: Context, train_state: TrainState, writer: Writer) -> None:

@@ -172,7 +172,7 @@ def changes(then: Origin, now: Origin, source: str) -> Iterator[str]:
 
 
 def changed_models(then: ModelOrigin, now: ModelOrigin) -> Iterator[str]:
-    """Yield a sentence for each change that makes the trained weights mean something else."""
+    """Yield a sentence for each change that changes the meaning of the trained weights."""
     for name in BASE_MODEL:
         before, after = ((it.models.get(name), it.settings.get(f"{name}_multiplier")) for it in (then, now))
         if before != after:

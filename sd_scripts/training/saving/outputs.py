@@ -73,7 +73,7 @@ class OwnOutputs:
 
     @property
     def kept(self) -> list[Path]:
-        """The files of an earlier run that are kept under another name."""
+        """The files of an earlier run that are kept under a different name."""
         return [] if self._replaces else self._earlier
 
     def make_room(self, path: Path) -> dict[Path, Path]:

@@ -241,7 +241,7 @@ class _HashingFile:
 
 
 def read_saved(resume: str) -> SavedState:
-    """Read the summary of a state. Raises ValueError naming resume if the folder holds no state of ours."""
+    """Read the summary of a state. Raises ValueError naming resume if the folder contains no state of ours."""
     folder = Path(resume)
     if not folder.is_dir():
         raise ValueError(f"resume: folder not found: '{resume}'")

@@ -149,7 +149,7 @@ class Writer:
         try:
             self._make_room(folder)
             write_state(folder, state, self._train_state, self._context.seed)
-        except Exception as error:  # a third-party optimizer may hold what cannot be pickled
+        except Exception as error:  # a third-party optimizer may contain objects that cannot be pickled
             why = why_not_written(error)
             return [Failure(f"output_dir: the state '{folder}' could not be written: {why}", errno_of(error))]
         self._emit_saved(folder)

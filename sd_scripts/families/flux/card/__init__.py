@@ -117,7 +117,7 @@ CARD = FamilyCard(
         "timestep_sampling": "flux_shift shifts as FLUX.1 was trained: more noise for larger images.",
         "cache_text_encoder_outputs": "FLUX.1's CLIP-L can still be trained.",
         "huber_schedule": "FLUX.1 takes constant or exponential.",
-        "min_timestep": "FLUX.1's timesteps are sampled from the whole range, then rescaled to lie between "
+        "min_timestep": "FLUX.1's timesteps are sampled from the whole range, then rescaled to between "
         "min_timestep and max_timestep.",
         "network_args": "FLUX.1: network_reg_dims, network_reg_lrs.",
         "guidance_scale": "For FLUX.1 dev 1.0 is recommended; schnell has none: leave it at 3.5.",

@@ -119,7 +119,7 @@ def _first(patterns: Sequence[tuple[str, Value]], name: str) -> Value | None:
 
 
 def _patterns(key: str, arguments: NetworkArguments, read: Callable[[str, str], Value]) -> list[tuple[str, Value]]:
-    """`regex=value,regex=value`; a regex may hold commas, and no equals sign."""
+    """`regex=value,regex=value`; a regex may contain commas, but not an equals sign."""
     text = arguments.text(key)
     pairs: list[tuple[str, Value]] = []
     while text:
