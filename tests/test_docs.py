@@ -221,7 +221,7 @@ def test_the_numbers_of_the_guide_match_the_code() -> None:
             assert f"{kinds.count(name)} `{name}`" in guide
 
 
-def test_files_give_the_recommended_timesteps_all_or_none() -> None:
+def test_files_set_all_recommended_timesteps_or_none() -> None:
     recommended = [dict(card.page.recommended) for card in cards() if card.page.recommended]
     names = {name for each in recommended for name in each}
     given = [{k: v for k, v in parse_toml(text).items() if k in names} for _, text in blocks("toml")]

@@ -41,7 +41,7 @@ def interrupted(folder: Path, module: str, *command: str) -> subprocess.Complete
         (["sd_scripts/flux_kontext_train_network.py"], "sd_scripts.training.launch"),
     ],
 )
-def test_it_is_one_line_and_the_exit_code_of_an_interrupted_program(
+def test_an_interrupted_import_prints_one_line_and_exits_like_an_interrupted_program(
     command: list[str], module: str, tmp_path: Path
 ) -> None:
     done = interrupted(tmp_path, module, *command)

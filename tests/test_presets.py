@@ -66,7 +66,7 @@ def test_a_preset_lacks_only_the_paths(preset):
 
 
 @every_preset
-def test_a_preset_sets_only_what_differs_from_the_defaults(preset):
+def test_a_preset_sets_only_values_that_differ_from_the_defaults(preset):
     said = read_toml(preset)
     assert said == from_values(script_of(preset), read_toml(preset)).changed()
     assert list(said) == sorted(said)

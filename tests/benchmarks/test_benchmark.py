@@ -64,7 +64,7 @@ def test_a_method_the_family_lacks_is_reported(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err == "--method: there is no textual inversion for FLUX.1 yet\n"
 
 
-def test_runs_of_several_processes_take_no_turns(capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_of_several_processes_are_not_timed_in_turns(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--rows", "eager", "--processes", "1", "2", "--turns", "2"]) == 2
     assert "--turns" in capsys.readouterr().err
 

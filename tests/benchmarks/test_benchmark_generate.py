@@ -87,7 +87,7 @@ def image(seconds: float, time: float = 0.0, graphs: int = 0) -> dict[str, Any]:
     return {"time": time, "seconds": seconds, "step": 0.1, "allocated": 3 * GIB, "graphs": graphs, "warnings": []}
 
 
-def test_the_first_image_counts_apart_and_rows_are_compared() -> None:
+def test_the_first_image_is_listed_separately_and_rows_are_compared() -> None:
     rows = {
         "eager": Row(began=100.0, images=[image(9.0, 130.0), image(4.0), image(4.0)]),
         "compiled": Row(began=100.0, images=[image(60.0, 190.0), image(2.0), image(3.0, graphs=7)], busy=[90.0, 100.0]),

@@ -167,7 +167,7 @@ def test_an_error_is_shown_with_its_remedy_and_its_details_folded(page, over):
     expect(alert.locator("pre")).to_have_text("Traceback")
 
 
-def test_a_sample_is_seen_large_and_the_keys_go_through_training_and_prompts(page, over):
+def test_a_sample_opens_large_and_keys_move_through_steps_and_prompts(page, over):
     view = look_at(page, over)
     expect(view.locator(".sample-group")).to_have_count(3)
     expect(view.locator(".sample-group").first).to_contain_text("Step 30")
@@ -199,7 +199,7 @@ def test_a_zoomed_curve_is_smoothed_by_the_steps_before_it_too(page, over):
     assert (first, last) == (2, 30)  # steps 16 to 30 are shown
 
 
-def test_the_console_is_searched_as_a_whole_and_else_shows_its_end(page, over):
+def test_the_whole_console_can_be_searched_and_shows_its_end_by_default(page, over):
     view = look_at(page, over)
     view.locator(".console-box summary").click()
     expect(view.locator("pre.console")).to_contain_text("line 999")

@@ -372,7 +372,7 @@ def expect_bundle(page: Page, title: str) -> None:
     expect(page.locator("#lora-compile-switch input")).to_be_checked(checked=title != "None")
 
 
-def test_the_browser_alone_shows_what_a_click_leads_to(page, tmp_path):
+def test_the_browser_alone_updates_the_page_after_a_click(page, tmp_path):
     """The server does not answer in the meantime."""
     begin_anew(page, tmp_path)
     unfold(page, "advanced-training", "torch-compile-settings")
@@ -503,7 +503,7 @@ def test_a_different_file_is_overwritten_only_after_a_second_click(page, tmp_pat
     expect(page.locator("#lora-new-name")).to_be_hidden()
 
 
-def test_start_leads_to_the_wrong_field_in_its_folded_panel_and_marks_it_until_it_is_changed(page, tmp_path):
+def test_start_focuses_the_invalid_field_in_its_folded_panel_and_marks_it_until_changed(page, tmp_path):
     begin_anew(page, tmp_path)
     field(page, "max_train_steps").fill("-3")
     field(page, "max_train_steps").press("Tab")
@@ -548,7 +548,7 @@ def test_a_missing_file_is_reported_in_the_page(page, tmp_path):
     expect(page.locator("#lora-message [role=alert]")).to_contain_text("gone.toml")
 
 
-def test_recommended_values_are_taken_with_one_click(page, tmp_path):
+def test_recommended_values_are_applied_with_one_click(page, tmp_path):
     (tmp_path / "field.toml").write_text('clip_l = "clip_l.safetensors"\n')
     open_file(page, tmp_path / "field.toml")
     advice = page.locator("#lora-advice-flux")
@@ -698,7 +698,7 @@ def of_the_run(output: Path, name: str) -> dict[str, Any]:
     return open_settings(RunFolder(folder).config, TABS["lora"]).values
 
 
-def test_start_refuses_what_the_page_marks_red_and_leads_there(page, demo, tmp_path):
+def test_start_refuses_fields_marked_red_and_focuses_the_first(page, demo, tmp_path):
     open_file(
         page, variant(demo, "red", train_data_dir=str(tmp_path), pretrained_model_name_or_path="D:/none.safetensors")
     )

@@ -70,7 +70,7 @@ def batches_of(plan: DataPlan, latents: Any = None, text: Any = None, epoch: int
     return list(BatchLoader(BatchReader(plan, latents=latents, text=text), warn=pytest.fail).epoch(epoch))
 
 
-def test_they_are_found_by_name_as_the_reference_finds_them(tmp_path: Path) -> None:
+def test_control_images_are_found_by_name_as_in_the_reference(tmp_path: Path) -> None:
     for number, case in enumerate(REFERENCE["matching"]):
         folder = tmp_path / str(number)
         for name in case["control"]:
@@ -89,7 +89,7 @@ def test_a_folder_named_like_the_subset_has_its_control_images(tmp_path: Path) -
     assert find_controls(str(tmp_path), "10_cat", [Path("/x/a.png")]) == {Path("/x/a.png"): (control,)}
 
 
-def test_many_are_found_in_proportional_time_whatever_their_normalization(tmp_path: Path) -> None:
+def test_many_control_images_are_found_in_proportional_time_whatever_their_normalization(tmp_path: Path) -> None:
     names = [f"été_{number:05}_b" for number in range(2_500)]
     for number, name in enumerate(names):
         (tmp_path / f"{normalize('NFD' if number % 3 else 'NFC', name)}_{number % 2}.png").touch()
@@ -238,7 +238,7 @@ def test_a_flipped_image_uses_the_caption_encoded_with_flipped_control_images(ro
     assert len(set(found)) == 2
 
 
-def test_a_dataset_file_and_a_metadata_file_name_them(root: Path) -> None:
+def test_dataset_files_and_metadata_files_name_control_images(root: Path) -> None:
     assert control_paths({"control_path_5": "d", "control_path_1": "c", "caption": "x"}) == ["c", "d"]
     assert control_paths({"control_path": "c"}) == ["c"]
     listed = root / "list.jsonl"

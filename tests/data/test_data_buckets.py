@@ -91,6 +91,6 @@ def test_a_resolution_the_family_does_not_support_is_rounded_to_the_nearest() ->
     assert BucketRules(resolution=(1000, 512), bucket_reso_steps=1).rounded(32).resolution == (992, 512)
 
 
-def test_an_image_smaller_than_a_step_fits_no_bucket() -> None:
+def test_an_image_smaller_than_a_step_has_no_bucket() -> None:
     rules = BucketRules(resolution=(512, 512), enable_bucket=True, bucket_no_upscale=True)
     assert Buckets(rules).fit((40, 300)) is None

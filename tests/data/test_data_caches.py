@@ -239,7 +239,7 @@ def test_a_truncated_cache_is_reported_and_rebuilt(root: Path, encoders: Encoder
     ],
 )
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_arrays_are_read_as_numpy_reads_them(tmp_path: Path, array: Any, save: Any) -> None:
+def test_arrays_are_read_like_numpy(tmp_path: Path, array: Any, save: Any) -> None:
     save(tmp_path / "a.npz", array=array, other=np.zeros(1))
     with open_cache(tmp_path / "a.npz") as tensors, np.load(tmp_path / "a.npz") as theirs:
         assert set(tensors) == set(theirs)

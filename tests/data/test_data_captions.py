@@ -70,7 +70,7 @@ def test_a_warm_up_below_one_is_a_fraction_of_all_steps() -> None:
     assert process("a, b, c, d, e", rules, step=50) == "a, b, c, d, e"
 
 
-def test_dropout_empties_the_whole_caption_prefix_included() -> None:
+def test_dropout_empties_the_whole_caption_including_its_prefix() -> None:
     assert process("a", CaptionRules(caption_dropout_rate=1.0, caption_prefix="p")) == ""
     every_second = CaptionRules(caption_dropout_every_n_epochs=2)
     assert [process("a", every_second, epoch=epoch) for epoch in (1, 2, 3, 4)] == ["a", "", "a", ""]

@@ -112,7 +112,7 @@ def test_opacity_as_a_mask_does_not_change_colours(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("side", [20, 90])
-def test_a_hidden_colour_does_not_bleed_into_the_edges_of_what_alpha_mask_shows(tmp_path: Path, side: int) -> None:
+def test_a_hidden_colour_does_not_bleed_into_the_edges_of_the_alpha_mask(tmp_path: Path, side: int) -> None:
     pixels = np.zeros((50, 50, 4), np.uint8)
     pixels[..., :3] = (0, 0, 250)
     pixels[13:38, 13:38] = (240, 40, 10, 255)
@@ -265,7 +265,7 @@ def test_pixels_span_minus_one_to_one() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="page-locked memory needs a GPU driver")
-def test_a_batch_goes_into_page_locked_memory_whole() -> None:
+def test_a_whole_batch_is_in_page_locked_memory() -> None:
     batch = Batch(
         extent=Extent(64, 64),
         captions=[Caption("b")],

@@ -70,7 +70,7 @@ def test_workers_change_nothing(root: Path) -> None:
     assert_equal(alone, list(loader_of(plan, workers=2).epoch(2)))
 
 
-def test_an_epoch_continues_from_the_middle_as_if_it_had_not_stopped(root: Path) -> None:
+def test_an_epoch_resumed_in_the_middle_equals_an_uninterrupted_one(root: Path) -> None:
     plan = plan_of(root, **LIVELY)
     whole = list(loader_of(plan).epoch(3))
     assert_equal(whole[4:], list(loader_of(plan, workers=1).epoch(3, start=4)))

@@ -44,7 +44,7 @@ def test_the_finest_grid_of_the_family_replaces_bucket_reso_steps() -> None:
 
 
 @pytest.mark.parametrize("image", [(1000, 1000), (1600, 1200), (3000, 2000), (1080, 1920), (1340, 1000)], ids=str)
-def test_an_image_goes_into_the_bucket_that_crops_it_least(image: tuple[int, int]) -> None:
+def test_an_image_is_in_the_bucket_that_crops_it_least(image: tuple[int, int]) -> None:
     def left(size: tuple[int, int]) -> float:
         scale = max(size[0] / image[0], size[1] / image[1])
         return size[0] * size[1] / (image[0] * image[1] * scale**2)

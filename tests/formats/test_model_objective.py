@@ -99,7 +99,7 @@ def test_a_folder_states_it_in_its_scheduler(
     assert told(folder(tmp_path / "model", **scheduler), **values) == named
 
 
-def test_the_page_calls_a_folder_by_what_it_predicts(tmp_path: Path) -> None:
+def test_the_page_names_a_folders_prediction_type(tmp_path: Path) -> None:
     model = folder(tmp_path / "model", prediction_type="v_prediction")
     assert describe(model).variant == "SDXL diffusers folder, v-prediction"
     assert describe(model).is_base_model

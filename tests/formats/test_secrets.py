@@ -92,7 +92,7 @@ def test_a_run_with_keys_shows_them_nowhere(any_miniature, tmp_path, queue):
         assert told_in(answer.content) == [], path
 
 
-def test_a_printed_command_has_no_keys_and_its_file_neither(tmp_path):
+def test_neither_a_printed_command_nor_its_file_has_keys(tmp_path):
     values = {**SECRETS, "output_dir": str(tmp_path), "pretrained_model_name_or_path": "org/model"}
     values |= {"train_data_dir": str(images(tmp_path / "images")), "max_train_steps": 1, "resolution": "64"}
     prepared = prepare(values, SDXL_LORA, {}, print_only=True)

@@ -220,7 +220,7 @@ def test_only_controls_that_change_are_written_to_a_page_that_is_known(form):
     assert form.changed({form.advice[0][1]: "told"}, now) == {form.advice[0][1]: "told"}
 
 
-def test_unset_zero_and_set_are_three_things(form):
+def test_unset_zero_and_set_are_different(form):
     seed = form.options["seed"]
     for value in (None, 0, 7):
         assert given(seed, shown(seed, value)) == value
@@ -258,7 +258,7 @@ def test_secrets_are_hidden_and_kept_nowhere(form, tab, tmp_path):
     assert "s3cret" not in path.read_text()
 
 
-def test_a_saved_file_contains_only_what_differs_from_the_defaults(form, tmp_path):
+def test_a_saved_file_contains_only_values_that_differ_from_the_defaults(form, tmp_path):
     values = form.read(page_after(form, {"compile": True, "compile_mode": "default", "seed": 1}))
     path = save_configuration(tmp_path / "a.toml", values, "sdxl", {})
     sections = (
@@ -327,7 +327,7 @@ def test_prompts_that_were_in_a_kohya_file_are_written_by_save_over_no_other(tab
     assert (tmp_path / "new-prompts.txt").read_text() == "mine\n"
 
 
-def test_prompts_that_were_in_a_kohya_file_go_into_the_folder_of_the_run(tmp_path):
+def test_prompts_of_a_kohya_file_are_written_into_the_run_folder(tmp_path):
     values = {**startable(tmp_path), "output_dir": str(tmp_path), "sample_every_n_steps": 1}
     prepared = prepare(values, SDXL_LORA, {}, False, prompts="a cat --s 2")
     place = Path(prepared.command.toml["sample_prompts"])
@@ -474,7 +474,7 @@ def test_whole_models_are_saved_and_opened_again(tmp_path):
     assert (opened.values, opened.unknown) == (values, {"mine": 1})
 
 
-def test_a_family_of_whole_models_is_found_again(tmp_path):
+def test_the_family_of_a_whole_model_is_recognised_again(tmp_path):
     (tmp_path / "f.toml").write_text('clip_l = "c"\nfull_bf16 = true\n')
     assert FINETUNE.open_configuration(tmp_path / "f.toml", "sdxl").family == "flux"
 
@@ -669,7 +669,7 @@ def test_a_folder_in_several_files_is_recognised_and_a_missing_one_is_reported(t
         ('pretrained_model_name_or_path = "/gone/m.safetensors"', "flux", "flux"),
     ],
 )
-def test_a_file_finds_its_family_again(tmp_path, toml, shown, family):
+def test_a_file_identifies_its_family(tmp_path, toml, shown, family):
     dev, sdxl = shaped(tmp_path / "f.safetensors", DEV), safetensors(tmp_path / "s.safetensors", SDXL_KEY)
     path = tmp_path / "a.toml"
     path.write_text(toml.replace("DEV", dev.as_posix()).replace("SDXL", sdxl.as_posix()))
@@ -1020,14 +1020,14 @@ def test_a_deleted_or_incomplete_state_is_not_resumed(tmp_path):
     assert newest_state(run_state) == tmp_path / "a-000002-state"
 
 
-def test_a_waiting_run_shows_its_place_and_what_it_waits_for():
+def test_a_waiting_run_shows_its_position_and_for_what_it_waits():
     html = run_view(RunState(state="queued"), row("queued", place=2, error="waits for HF_TOKEN"))
     assert "position 2 in the queue" in html
     assert "waits for HF_TOKEN" in html
     assert "tile" not in html
 
 
-def test_a_finished_run_names_its_file_to_copy_and_what_to_do_with_it():
+def test_a_finished_run_shows_its_file_with_a_copy_button_and_how_to_use_it():
     run_state = RunState()
     for name in ("a & b-000001.safetensors", "a & b.safetensors", "a & b-state"):
         run_state.apply({"kind": "saved", "path": f"/loras/{name}", "step": 1})
@@ -1038,7 +1038,7 @@ def test_a_finished_run_names_its_file_to_copy_and_what_to_do_with_it():
     assert "models/loras" in html
 
 
-def test_a_whole_model_goes_elsewhere_and_its_average_is_named():
+def test_a_whole_model_has_its_own_destination_and_its_average_is_named():
     run_state = RunState()
     run_state.apply({"kind": "started", "method": "full", "max_steps": 1})
     for name in ("cat.safetensors", "cat-ema.safetensors", "cat-state"):
@@ -1111,7 +1111,7 @@ def test_the_output_name_comes_with_the_base_model_before_the_images(form):
     assert names.index(BASE_MODEL) < names.index("output_name") < names.index("train_data_dir")
 
 
-def test_a_sentence_names_the_field_by_its_label_and_leads_to_it(form):
+def test_a_sentence_names_the_field_by_its_label_and_links_to_it(form):
     said = form.links.sentence("min_snr_gamma: <b> needs mixed_precision = bf16; other_words stay")
     assert (
         re.sub("<.*?>", "", said)
@@ -1122,7 +1122,7 @@ def test_a_sentence_names_the_field_by_its_label_and_leads_to_it(form):
     assert form.links.sentence("nobody: knows <this>") == "nobody: knows &lt;this&gt;"
 
 
-def test_a_run_that_failed_leads_to_the_field_that_is_to_be_changed(form):
+def test_a_failed_run_links_to_the_field_to_change(form):
     state = RunState()
     state.apply(
         {"kind": "failed", "error": "vae: no such file", "remedy": "set output_dir", "details": "", "time": 1.0}
@@ -1303,7 +1303,7 @@ def whole_page(tmp_path_factory) -> gr.Blocks:
     return build(RunQueue(RunStore(tmp_path_factory.mktemp("state") / "runs.sqlite")))
 
 
-def test_the_whole_page_builds_and_publishes_no_way_to_start_a_program(whole_page):
+def test_the_page_builds_and_exposes_no_way_to_start_a_program(whole_page):
     public = [d for d in whole_page.config["dependencies"] if d.get("api_visibility") == "public"]
     assert public == []
 

@@ -78,7 +78,7 @@ def compiled(model: nn.Module, **options: Any) -> nn.Module:
     return compile_model(chosen, model, compile_targets(model), log_prefix="SDXL UNet", graphs_expected=32, static=True)
 
 
-def test_add_compile_arguments_gives_any_parser_the_six_flags() -> None:
+def test_add_compile_arguments_adds_the_six_flags_to_any_parser() -> None:
     parser = argparse.ArgumentParser()
     add_compile_arguments(parser)
     given = vars(parser.parse_args(["--compile", "--compile_mode", "max-autotune", "--compile_cache_size_limit", "64"]))

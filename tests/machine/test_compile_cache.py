@@ -269,7 +269,7 @@ def test_a_cache_of_a_different_machine_is_refused_with_the_difference(what: str
     assert not (home / "new").exists()
 
 
-def test_a_file_that_is_cut_or_damaged_anywhere_is_refused_whole(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_truncated_or_damaged_anywhere_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(own_folder())
     export_cache(home / "a.zip")
     good = (home / "a.zip").read_bytes()
@@ -305,7 +305,7 @@ def test_a_file_that_would_land_elsewhere_is_refused(name: str, home: Path) -> N
 
 
 @pytest.mark.parametrize("part", ["\x1b[31mred", "a\nb", "a\tb", "\u202egnp", "\x7f", "a\u2028b"])
-def test_a_name_that_a_terminal_would_obey_is_refused_and_shown_escaped(part: str, home: Path) -> None:
+def test_a_name_with_control_characters_is_refused_and_shown_escaped(part: str, home: Path) -> None:
     fill(own_folder())
     export_cache(home / "a.zip")
     with zipfile.ZipFile(home / "a.zip", "a") as archive:
@@ -344,7 +344,7 @@ def test_a_head_with_values_of_other_types_is_refused(
     assert held(own_folder()) == {}
 
 
-def test_a_different_machine_is_named_without_what_a_terminal_would_obey(home: Path) -> None:
+def test_a_different_machine_is_named_without_control_characters(home: Path) -> None:
     fill(own_folder())
     export_cache(home / "a.zip")
     with zipfile.ZipFile(home / "a.zip") as archive:

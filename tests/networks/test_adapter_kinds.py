@@ -127,7 +127,7 @@ def test_files_of_every_form_are_read_and_merged(plain: Tensor, miniature: Any, 
     torch.testing.assert_close(merged, ours, rtol=1e-4, atol=1e-4)
 
 
-def test_lora_plus_raises_the_rate_of_what_starts_at_zero(model: Path, tmp_path: Path) -> None:
+def test_lora_plus_raises_the_rate_of_tensors_that_start_at_zero(model: Path, tmp_path: Path) -> None:
     for kind, (plus, others) in {"loha": (1, 3), "dora": (1, 2), "lokr with dora": (1, 2)}.items():
         args = {"network_args": ["loraplus_lr_ratio=16"], "network_train_unet_only": True}
         prepared = prepare(model, tmp_path, **{**KINDS[kind], "conv_dim": None}, **args)

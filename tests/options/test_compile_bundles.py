@@ -59,7 +59,7 @@ def test_nothing_is_wrong_with_a_bundle_and_its_help_is_sentences(bundle: Compil
 
 
 @each_bundle
-def test_a_bundle_is_recognised_in_a_file_of_only_what_differs(bundle: CompileBundle, tmp_path: Path) -> None:
+def test_a_bundle_is_recognised_in_a_file_of_differing_options(bundle: CompileBundle, tmp_path: Path) -> None:
     values = {o.name: getattr(bundle.options, o.name) for o in each_option(CompileOptions)}
     path = save_configuration(tmp_path / "a.toml", values, "sdxl", {})
     assert read_toml(path) == {**SDXL_LORA.identity, **bundle.changes}

@@ -103,7 +103,7 @@ def test_cuda_graphs_are_known_by_mode_and_by_option(
     assert options.without_cuda_graphs() == CompileOptions(compile=True, **{**values, **without})
 
 
-def test_the_backend_cudagraphs_is_nothing_without_them() -> None:
+def test_the_backend_cudagraphs_requires_cuda_graphs() -> None:
     options = CompileOptions(compile=True, compile_backend="cudagraphs")
     assert uses_cuda_graphs(options)
     assert options.without_cuda_graphs() is None

@@ -74,7 +74,7 @@ def test_every_option_has_a_label_and_help():
     assert wrong == []
 
 
-def test_a_note_of_a_family_is_for_those_derived_from_it_too_unless_they_have_their_own() -> None:
+def test_a_familys_note_applies_to_derived_families_without_their_own() -> None:
     noted = {o.name: o.family_notes for o in EVERY_OPTION.values() if o.family_notes}
     whom = {name: [families for families, _ in noted[name]] for name in ("blocks_to_swap", "vae")}
     assert whom["blocks_to_swap"] == [("sdxl",), ("flux", "flux_kontext"), ("qwen_image", "qwen_image_edit")]
@@ -180,7 +180,7 @@ def test_a_wrong_value_is_reported_in_words(face, value, why):
     assert an_option(**face).problem(value) == why
 
 
-def test_unset_zero_and_set_are_three_things():
+def test_unset_zero_and_set_are_different():
     rate = OPTIONS["unet_lr"]
     assert (rate.read(None), rate.read(0), rate.read(1e-4)) == (None, 0.0, 1e-4)
     assert rate.read("") is None

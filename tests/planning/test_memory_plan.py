@@ -281,7 +281,7 @@ def test_a_model_of_a_different_size_has_no_known_memory() -> None:
         assert plan_memory(settings_of(card.name, "lora"), shape, model_values=1_000_000) is None
 
 
-def test_advice_names_options_with_which_the_run_fits() -> None:
+def test_advice_names_options_that_make_the_run_fit() -> None:
     settings, gpu = settings_of("flux", "lora"), 24 * GIB
     needed = memory_of(settings, gpu_bytes=gpu)
     (told,) = memory_advice(settings, needed, lambda changed: memory_of(changed, gpu_bytes=gpu))

@@ -80,7 +80,7 @@ def test_a_folder_is_an_output_if_it_is_a_diffusers_model(tmp_path: Path) -> Non
     assert names(existing_outputs(of(tmp_path))) == ["cat/"]
 
 
-def test_a_free_name_counts_on(tmp_path: Path) -> None:
+def test_a_free_name_has_the_next_number(tmp_path: Path) -> None:
     assert free_name(tmp_path, "cat") == "cat"
     put(tmp_path, "cat.safetensors", "cat-2-step00000004-state/")
     assert free_name(tmp_path, "cat") == "cat-3"

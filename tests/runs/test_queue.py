@@ -894,7 +894,7 @@ def _find_it_deleted_at_once(path: Path, threads: int = 8) -> int:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="Windows does not delete a file that is open")
-def test_a_list_that_was_deleted_is_restored_once_however_many_threads_find_out(tmp_path: Path):
+def test_a_deleted_list_is_restored_once_however_many_threads_notice(tmp_path: Path):
     from tests.support.suite import fresh
 
     codes, told = fresh.together(1, tmp_path, _find_it_deleted_at_once, tmp_path / "state" / "runs.sqlite")

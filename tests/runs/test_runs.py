@@ -324,7 +324,7 @@ def test_an_incomplete_event_does_not_harm_others():
     assert (run_state.state, run_state.step, run_state.loss) == ("running", 2, 0.5)
 
 
-def test_images_a_second_count_all_images_of_a_step():
+def test_images_per_second_count_all_images_of_a_step():
     run_state = RunState()
     run_state.apply({"kind": "started", "max_steps": 10, "images_per_step": 8})
     assert run_state.images_per_second is None

@@ -35,7 +35,7 @@ def test_bins_of_every_level_match_the_points(count: int, level: int):
     assert [x for bin in series(values).bins(level).bins for x in bin] == pytest.approx(expected)
 
 
-def test_a_reader_that_asks_for_new_bins_only_has_the_whole_curve():
+def test_a_reader_that_requests_only_new_bins_has_the_whole_curve():
     curve, kept = Series(), []
     for step in range(1, 500):
         curve.add(step, step % 17)

@@ -313,7 +313,9 @@ def test_an_unreadable_image_folder_is_reported(good: dict[str, Any], tmp_path: 
     assert "cannot be read: Permission denied" in told({**good, "dataset_config": str(tmp_path / "data.toml")})[0]
 
 
-def test_parts_of_flux_that_neither_an_option_nor_the_model_names(good: dict[str, Any], tmp_path: Path) -> None:
+def test_flux_components_that_neither_an_option_nor_the_model_names_are_reported(
+    good: dict[str, Any], tmp_path: Path
+) -> None:
     flux = str(model(tmp_path / "flux.safetensors", "double_blocks.0.img_attn.qkv.weight"))
     clip = str(model(tmp_path / "clip.safetensors", "text_model.final_layer_norm.weight"))
     parts = told({**good, "pretrained_model_name_or_path": flux, "clip_l": clip, "t5xxl": clip}, FLUX_LORA)

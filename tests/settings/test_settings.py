@@ -50,7 +50,7 @@ def test_a_start_needs_a_model_images_a_size_and_an_output_folder():
     assert described.problems() == []
 
 
-def test_only_what_differs_from_the_defaults_is_written():
+def test_only_values_that_differ_from_the_defaults_are_written():
     chosen = settings(compile=False, compile_dynamic="auto", compile_cache_size_limit=0, network_dim=16)
     assert chosen.changed() == {**START, "network_dim": 16}
 
@@ -227,7 +227,7 @@ def test_settings_without_effect_are_reported(values, named):
         ({"sample_every_n_steps": 0, "min_snr_gamma": 0, "vae": ""}, {}),
     ],
 )
-def test_old_spellings_mean_what_they_meant(old, new):
+def test_old_spellings_keep_their_meaning(old, new):
     opened = settings(**old)
     assert opened.problems() == []
     assert opened.changed() == {**START, **new}

@@ -56,7 +56,7 @@ def test_the_losses_equal_the_trainers(trained: Run) -> None:
     assert told["best"] == min(range(3), key=lambda n: measured[n])
 
 
-def test_adapted_text_encoders_and_files_merged_before_count(
+def test_adapted_text_encoders_and_merged_files_are_applied(
     data: Path, trained: Run, any_miniature: Any, tmp_path: Path
 ) -> None:
     first = str(trained.output / "short.safetensors")
@@ -101,7 +101,7 @@ def test_images_contain_their_parameters_and_are_reused(trained: Run) -> None:
         assert grid.height > 2 * 64
 
 
-def test_a_stop_leaves_whole_images(trained: Run, tmp_path: Path) -> None:
+def test_a_stop_leaves_complete_images(trained: Run, tmp_path: Path) -> None:
     folder, out = RunFolder(tmp_path / "job"), tmp_path / "out"
     folder.path.mkdir()
     folder.command("stop")

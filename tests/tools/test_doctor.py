@@ -97,7 +97,7 @@ def test_a_pytorch_that_cannot_be_imported_is_one_problem(
 
 
 @POSIX
-def test_it_works_without_torch_and_without_what_the_page_needs(tmp_path: Path) -> None:
+def test_the_doctor_works_without_torch_and_without_the_page(tmp_path: Path) -> None:
     needed = ("torch", "gradio", "psutil", "tomlkit", "PIL", "numpy")
     broken = stub(tmp_path, **dict.fromkeys(needed, "raise ImportError('broken')"))
     exit_code, found = checked(broken, "--zip", str(tmp_path / "d.zip"))
@@ -271,7 +271,7 @@ def test_pytorch_without_cuda_next_to_a_gpu_is_a_problem(tmp_path, monkeypatch) 
         ((6, 1), 24, 23, "problem", "RTX A is too old for PyTorch"),
     ],
 )
-def test_a_gpu_is_described_with_what_it_lacks(capability, total, free, status, said, monkeypatch) -> None:
+def test_a_gpu_is_described_with_its_missing_features(capability, total, free, status, said, monkeypatch) -> None:
     has = {
         "is_available": True,
         "device_count": 1,
@@ -564,7 +564,7 @@ def test_the_value_of_any_variable_named_like_a_secret_is_removed_however_it_is_
     assert scrub("/srv/loras is short") == "/srv/loras is short"
 
 
-def test_a_secret_inside_a_line_of_json_does_not_take_the_line_with_it(home: Path, tmp_path: Path) -> None:
+def test_a_secret_inside_a_line_of_json_does_not_remove_the_line(home: Path, tmp_path: Path) -> None:
     folder = run_folder(home)
     events = [
         {"kind": "started", "argv": ["--my-token", TYPED, "--steps=3"], "keys": {"apiKey": {"deep": [TYPED]}}},
@@ -637,7 +637,7 @@ def test_the_last_runs_are_included_unless_one_is_named(home: Path, monkeypatch,
     assert str(tmp_path / "one.zip") in capsys.readouterr().err
 
 
-def test_a_zip_is_written_whole_or_not_at_all(home: Path, tmp_path, monkeypatch, capsys) -> None:
+def test_a_zip_is_written_completely_or_not_at_all(home: Path, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(program, "CHECKS", [Check(name="a", title="A", find=lambda: ok("a"), remedy="do")])
     (tmp_path / "d.zip").write_text("the one before")
     monkeypatch.setattr(diagnostics, "_text_of", raising_for_any(OSError(28, "No space left on device")))

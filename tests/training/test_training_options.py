@@ -356,7 +356,7 @@ def test_a_dataset_file_describes_the_data(any_miniature: Any, tmp_path: Path) -
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links need rights there")
-def test_every_path_may_start_with_the_home_folder(
+def test_every_path_can_start_with_the_home_folder(
     each_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -163,7 +163,7 @@ def test_a_file_is_known_by_its_metadata_and_a_folder_by_its_pipeline(components
     assert describe(tmp_path).family == "flux_kontext"
 
 
-def test_it_trains_files_taken_for_flux_and_not_the_other_way_round() -> None:
+def test_kontext_trains_files_recognised_as_flux_but_not_the_reverse() -> None:
     assert CARD.trains("flux")
     assert CARD.trains("flux_kontext")
     assert not card_of("flux").trains("flux_kontext")

@@ -289,7 +289,7 @@ def test_without_mmap_it_is_the_same_model(files: dict[str, str], components: Co
     _same_parts(load(flux_settings(**files, disable_mmap_load_safetensors=True), torch.float32), components)
 
 
-def test_its_file_identifies_schnell(
+def test_the_file_identifies_schnell(
     files: dict[str, str], transformer: State, flux_miniature: Any, tmp_path: Path
 ) -> None:
     path = _schnell(transformer, tmp_path)
@@ -431,7 +431,7 @@ def test_in_fp16_the_layers_of_t5_that_overflow_stay_in_float32(files: dict[str,
     assert wide == {name for name, _ in t5.named_parameters() if name.endswith("DenseReluDense.wo.weight")}
 
 
-def test_whole_files_have_no_problems(files: dict[str, str], folder: Path) -> None:
+def test_complete_files_have_no_problems(files: dict[str, str], folder: Path) -> None:
     assert FLUX.check(flux_settings(**files)) == []
     assert FLUX.check(flux_settings(**{MODEL: str(folder)})) == []
 

@@ -106,7 +106,7 @@ def test_the_other_prediction_types_match_sd_scripts(components: Components, tex
     torch.testing.assert_close(loss(components, inputs, text, additive), added)
 
 
-def test_dev_gets_its_guidance_and_schnell_none(components: Components, text: dict[str, Tensor]) -> None:
+def test_dev_receives_guidance_and_schnell_none(components: Components, text: dict[str, Tensor]) -> None:
     inputs = inputs_of()
     for each, differs in ((components, True), (tiny_parts(guidance=False), False)):
         low, high = (loss(each, inputs, text, flux_settings(guidance_scale=scale)) for scale in (1.0, 4.0))
@@ -149,7 +149,7 @@ def test_every_loss_type_is_float32_for_each_image(
     assert found.isfinite().all()
 
 
-def test_the_exponential_width_goes_with_sigma(components: Components, text: dict[str, Tensor]) -> None:
+def test_the_exponential_width_depends_on_sigma(components: Components, text: dict[str, Tensor]) -> None:
     inputs = inputs_of(timesteps=torch.tensor([0.0, 0.5, 1.0]))
     errors = predicted(components, inputs, text, 1.0) - inputs["target"]
     width = torch.tensor([1.0, 0.1**0.5, 0.1]).view(-1, 1, 1, 1)
@@ -271,7 +271,7 @@ def test_a_lora_file_records_how_flux_was_trained(components: Components) -> Non
     assert architecture(tiny_parts(guidance=False)) == "flux-1-schnell"
 
 
-def test_latents_are_packed_as_the_reference_packs_them() -> None:
+def test_latents_are_packed_as_in_the_reference() -> None:
     latents = torch.arange(16.0 * 4 * 6).view(1, 16, 4, 6)
     packed, expected = pack(latents), NUMBERS["flux_pack"]
     assert list(packed.shape) == expected["shape"]

@@ -355,7 +355,7 @@ def test_an_adapter_kind_reads_its_own_keys_into_the_plan(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("args", [[], ["split_qkv=True"]])
-def test_it_trains_and_norms_are_limited(args: list[str]) -> None:
+def test_split_qkv_trains_and_its_norms_are_limited(args: list[str]) -> None:
     model = tiny()
     network = make(model, *args)
     trainable = LoraTrainable(network, parameter_groups(network), [model], norm_limit=0.05)

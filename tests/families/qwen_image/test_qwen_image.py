@@ -249,7 +249,7 @@ def test_the_language_model_is_read_from_both_layouts_of_its_file(modules: dict[
     assert {name: tuple(tensor.shape) for name, tensor in made.state_dict().items()} == shapes
 
 
-def test_captions_are_read_as_diffusers_reads_them(components: Components, modules: dict[str, Any]) -> None:
+def test_captions_are_encoded_as_in_diffusers(components: Components, modules: dict[str, Any]) -> None:
     states, mask = pipeline_of(components, modules[TEXT_ENCODER]).encode_prompt(CAPTIONS, device="cpu")
     ours = encode_text(components, tokenize(components, [*map(Caption, CAPTIONS)], TextOptions.of(settings_of())))
     assert torch.equal(ours[MASK], mask.bool())

@@ -140,7 +140,7 @@ def test_positions_match_transformers(modules: dict[str, Any]) -> None:
     assert torch.equal(positions_of([3, (8, 6), 2, (4, 4), 2]), expected[:, 0])
 
 
-def test_captions_and_images_are_read_as_diffusers_reads_them(
+def test_captions_and_images_are_encoded_as_in_diffusers(
     components: Components, modules: dict[str, Any], images: list[Path]
 ) -> None:
     """Both captions in one batch, padded, next to one without images, which is read as Qwen-Image's."""
@@ -183,9 +183,7 @@ def test_a_different_image_changes_the_states_and_a_longer_caption_keeps_its_ima
     assert seen == int(compiled["grids"].prod()) // 4
 
 
-def test_a_caption_that_names_a_token_of_images_shows_no_more_of_them(
-    components: Components, images: list[Path]
-) -> None:
+def test_an_image_token_in_a_caption_adds_no_images(components: Components, images: list[Path]) -> None:
     tokens = tokenize(components, [Caption("a <|image_pad|>", (images[0],))], TextOptions.of(settings_of()))
     assert int(tokens[0]["image"].sum()) == int(tokens[0]["grids"].prod()) // 4
     encode_text(components, tokens)

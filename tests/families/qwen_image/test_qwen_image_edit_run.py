@@ -107,7 +107,7 @@ def test_captions_encoded_in_the_step_and_swapped_blocks_change_no_loss(
     assert own.losses != pytest.approx(plain.losses, rel=1e-3)
 
 
-def test_a_whole_trained_model_is_read_by_diffusers_and_knows_its_version(edit_miniature: Any, tmp_path: Path) -> None:
+def test_diffusers_reads_a_whole_trained_model_with_its_version(edit_miniature: Any, tmp_path: Path) -> None:
     run = train_whole(edit_miniature, tmp_path / "out", max_train_steps=1)
     theirs = transformer_of(run.tensors(), PARAMS)
     assert theirs.state_dict().keys() == run.tensors().keys()

@@ -50,7 +50,7 @@ def folder(components: Components, tmp_path_factory: pytest.TempPathFactory) -> 
     return path
 
 
-def test_load_and_save_give_the_file_back(components: Components, file: dict[str, Tensor]) -> None:
+def test_loading_and_saving_reproduces_the_file(components: Components, file: dict[str, Tensor]) -> None:
     _same(checkpoint_tensors(components), file)
 
 
@@ -166,7 +166,7 @@ def test_a_model_without_its_own_vae_needs_the_option(miniature: Any, file: dict
     assert SDXL.check(sdxl_settings(bare, vae=str(miniature.checkpoint))) == []
 
 
-def test_a_whole_model_has_no_problems(miniature: Any, folder: Path) -> None:
+def test_a_complete_model_has_no_problems(miniature: Any, folder: Path) -> None:
     assert SDXL.check(sdxl_settings(miniature.checkpoint)) == []
     assert SDXL.check(sdxl_settings(folder)) == []
 

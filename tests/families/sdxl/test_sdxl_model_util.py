@@ -48,7 +48,7 @@ def test_the_model_of_the_benchmark_has_the_keys_and_shapes_of_the_reference() -
 
 
 @pytest.mark.parametrize("part", LAYOUTS)
-def test_a_whole_model_is_read_into_every_name_of_a_module(full_size: dict[str, Any], part: str) -> None:
+def test_a_whole_model_fills_every_name_of_a_module(full_size: dict[str, Any], part: str) -> None:
     file = {key: torch.empty(shape, device="meta") for key, shape in SHAPES.items()}
     wanted = {name: tensor.shape for name, tensor in full_size[part].state_dict().items()}
     assert {name: tensor.shape for name, tensor in LAYOUTS[part].read(of(part, file), wanted).items()} == wanted

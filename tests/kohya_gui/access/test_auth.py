@@ -353,7 +353,7 @@ def test_a_forwarded_host_name_counts_only_behind_a_proxy(open_, state):
         proxied.close()
 
 
-def test_a_link_on_another_site_leads_to_the_page_and_no_deeper(open_):
+def test_a_link_on_another_site_opens_only_the_page(open_):
     assert open_.ask("GET", "/", Sec_Fetch_Site="cross-site")[0] == 200
     assert open_.ask("GET", "/config", Sec_Fetch_Site="cross-site")[0] == 403
     assert open_.ask("GET", "/logout", Sec_Fetch_Site="same-site")[0] == 403
@@ -373,7 +373,7 @@ def test_a_local_page_answers_no_other_host_name(open_, host):
     assert b"gradio" not in content
 
 
-def test_its_own_names_are_answered(open_):
+def test_requests_to_its_own_host_names_are_answered(open_):
     for host in OWN_NAMES:
         assert open_.ask("GET", "/theme.css", Host=f"{host}:{open_.port}")[0] == 200
 
@@ -740,7 +740,9 @@ def flags_of(words: str) -> Any:
     return gui.parser().parse_args(words.split())
 
 
-def test_the_password_comes_by_environment_file_or_question_and_by_a_word_with_a_warning(tmp_path, monkeypatch, capsys):
+def test_the_password_can_come_from_environment_file_or_prompt_and_from_the_command_line_with_a_warning(
+    tmp_path, monkeypatch, capsys
+):
     file = tmp_path / "password"
     file.write_text("of the file\nsecond line")
     file.chmod(0o600)
@@ -786,7 +788,7 @@ def test_a_password_file_without_a_password_is_reported(tmp_path, capsys, made):
     assert capsys.readouterr().err.splitlines()[-1].startswith("--password")
 
 
-def test_a_chosen_token_counts_and_is_not_inherited(state, monkeypatch):
+def test_a_chosen_token_is_used_and_not_inherited(state, monkeypatch):
     monkeypatch.setenv("STUDIO_TOKEN", "of-the-environment")
     assert gui.credential(flags_of("--listen 0.0.0.0")).secret == "of-the-environment"
     assert "STUDIO_TOKEN" not in os.environ

@@ -172,7 +172,7 @@ def test_a_file_that_cannot_be_edited_is_refused_in_one_sentence(page, tmp_path,
     assert why in page.save()
 
 
-def test_an_output_name_that_leads_outside_is_refused_for_prompts(tmp_path):
+def test_an_output_name_that_escapes_the_folder_is_refused_for_prompts(tmp_path):
     with pytest.raises(ValueError, match=r"output_name: .* outside the allowed folders"):
         prompt_file({"output_dir": str(tmp_path), "output_name": "../../x"}, AllowedPaths.within([tmp_path]))
     assert saved_text(tmp_path / "none.txt") == ""

@@ -127,7 +127,7 @@ def test_more_accelerate_arguments_keep_their_quotes_together():
     assert argv[script - 4 : script] == ["--rdzv_conf", "a b", "--tee", "C:\\log"]
 
 
-def test_secrets_go_by_environment_only():
+def test_secrets_are_passed_only_by_environment():
     secret = command(wandb_api_key="key", huggingface_token="token")
     assert secret.environment == {"WANDB_API_KEY": "key", "HF_TOKEN": "token"}
     assert not {"key", "token"} & set(secret.argv)

@@ -79,7 +79,7 @@ def test_the_state_of_a_job_is_shown(events: list[dict[str, Any]], waits_for: st
     assert shown in view(run_state, None, waits_for)
 
 
-def test_why_a_measurement_failed_leads_to_the_field() -> None:
+def test_the_reason_of_a_failed_measurement_links_to_the_field() -> None:
     run_state = RunState()
     run_state.apply({"kind": "failed", "error": "train_data_dir: folder not found", "time": 1.0})
     options = {o.name: o for o in each_option(DatasetOptions)}

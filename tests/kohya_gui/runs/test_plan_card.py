@@ -136,7 +136,7 @@ def test_missing_values_are_reported_and_quoted_safely(cards: PlanCards, folder:
     assert "<script>" not in told
 
 
-def test_a_plan_leads_to_the_fields_that_it_names(process: PlanProcess, folder: Path) -> None:
+def test_a_plan_links_to_the_fields_that_it_names(process: PlanProcess, folder: Path) -> None:
     options = {o.name: o for group in SDXL_LORA.groups for o in each_option(group)}
     cards = PlanCards(EVERYWHERE, process, {"lora": FieldLinks("lora", options)})
     refused = html(cards, body(folder, resolution="8"))

@@ -127,7 +127,7 @@ def test_unsupported_arguments_are_refused(arguments: dict[str, Any], told: str)
         Adafactor(weights(torch.float32), **arguments)
 
 
-def test_it_has_the_name_that_other_programs_use() -> None:
+def test_adafactor_has_the_name_that_other_programs_use() -> None:
     options = OptimizerOptions(optimizer_type="adafactor", optimizer_args=["relative_step=False"], learning_rate=0.1)
     optimizer = make_optimizer(options, [{"params": weights(torch.bfloat16)}], rounding=True, seed=7)
     assert type(optimizer) is Adafactor

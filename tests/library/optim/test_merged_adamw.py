@@ -42,7 +42,7 @@ def runs_of(optimizer: MergedAdamW) -> list[int]:
     return [value.numel() for value in optimizer._runs[0].values]
 
 
-def test_it_computes_torchs_update_in_one_piece() -> None:
+def test_the_merged_adamw_computes_torchs_update_in_one_piece() -> None:
     ours, theirs = fresh(), fresh()
     merged, plain = MergedAdamW(ours[2], **HOW), torch.optim.AdamW(theirs[2], **HOW)
     for optimizer, (_, gradients, _) in ((merged, ours), (plain, theirs)):

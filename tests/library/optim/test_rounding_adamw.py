@@ -165,7 +165,7 @@ def test_a_master_uses_the_gradient_of_its_copy_and_rewrites_it() -> None:
     assert master.grad is None
 
 
-def test_the_clip_factor_multiplies_gradients_and_leaves_them() -> None:
+def test_the_clip_factor_scales_the_update_and_not_the_stored_gradients() -> None:
     whole, half = (nn.Parameter(torch.ones(9)) for _ in range(2))
     one, other = RoundingAdamW([whole], eps=1.0), RoundingAdamW([half], eps=1.0)
     whole.grad, half.grad = torch.full((9,), 0.25), torch.full((9,), 0.5)

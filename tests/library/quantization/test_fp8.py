@@ -67,7 +67,7 @@ def test_a_row_of_zeros_stays_zero() -> None:
     assert dequantized(layer).isfinite().all()
 
 
-def test_weights_that_come_in_fp8_keep_their_values() -> None:
+def test_weights_stored_in_fp8_keep_their_values() -> None:
     layer = linear()
     layer.weight = nn.Parameter(layer.weight.to(torch.float8_e4m3fn), requires_grad=False)
     before = layer.weight.float()
@@ -244,7 +244,7 @@ def test_fp8_swapped_equals_fp8(flux_settings: Any) -> None:
 
 
 @pytest.mark.skipif(not CAN_MULTIPLY, reason="this CPU cannot multiply fp8")
-def test_fp8_compute_alone_keeps_both_orders_of_what_stays(flux_settings: Any) -> None:
+def test_fp8_compute_alone_keeps_both_layouts_of_resident_weights(flux_settings: Any) -> None:
     fast = placed(flux_settings, fp8_compute=True, mixed_precision="bf16")
     spare = placed(flux_settings, fp8_compute=True, fp8_base_unet=True, mixed_precision="bf16")
     swapped = placed(flux_settings, fp8_compute=True, blocks_to_swap=6, mixed_precision="bf16")

@@ -152,7 +152,7 @@ def test_problems_in_the_header_are_reported_before_the_file_is_read(tmp_path: P
     assert {"a bias", "a bias under ComfyUI's names", "a norm", "a bias of PEFT", "rotations of PEFT"} < {*shown}
 
 
-def test_odd_files_that_are_whole_are_read(tmp_path: Path) -> None:
+def test_odd_but_complete_files_are_read(tmp_path: Path) -> None:
     """An alpha as a whole number, weights in plain fp8, norms without a second dimension, an alpha without factors."""
     tensors = with_tensor(pair(), "alpha", torch.tensor(2)) | {"other.alpha": torch.tensor(1.0)}
     file = read(tmp_path, with_tensor(tensors, UP, torch.ones(OUT, RANK, dtype=torch.float8_e4m3fn)))

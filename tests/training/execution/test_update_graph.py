@@ -108,7 +108,7 @@ def test_a_recorded_update_trains_identically(
     assert (twin.recorder.recorded, twin.warnings) == (1, [])
 
 
-def test_it_is_recorded_once_gradients_stay_in_place_and_it_has_run_as_usual(tmp_path: Path) -> None:
+def test_the_update_is_recorded_once_gradients_stay_in_place_and_it_has_run_as_usual(tmp_path: Path) -> None:
     twin = Twin(lora, tmp_path)
     twin.train(steps=range(FIRST - 1))
     assert twin.recorder.recorded == 0
@@ -137,7 +137,7 @@ def fused(folder: Path) -> Learner:
     return learner
 
 
-def test_it_reads_the_rates_of_the_schedule(tmp_path: Path) -> None:
+def test_a_recorded_update_reads_the_rates_of_the_schedule(tmp_path: Path) -> None:
     twin = Twin(fused, tmp_path)
     schedules = [
         torch.optim.lr_scheduler.LambdaLR(each.optimizer, lambda step: (step + 1) / STEPS)
@@ -238,7 +238,7 @@ def test_forgotten_graphs_are_recorded_again(make: Callable[[Path], Learner], tm
 
 
 @pytest.mark.parametrize("make", [lora, halves])
-def test_it_is_recorded_again_after_a_state_was_loaded(make: Callable[[Path], Learner], tmp_path: Path) -> None:
+def test_the_update_is_recorded_again_after_loading_a_state(make: Callable[[Path], Learner], tmp_path: Path) -> None:
     twin = Twin(make, tmp_path)
     twin.train(steps=range(FIRST + 1))
     for each in (twin.plain, twin.recorded):

@@ -197,7 +197,7 @@ FAILING: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_compiled_code_that_fails_in_both_processes_ends_none(any_miniature: Any, tmp_path: Path) -> None:
+def test_compiled_code_that_fails_in_both_processes_ends_neither(any_miniature: Any, tmp_path: Path) -> None:
     config = configure(tmp_path, any_miniature, **FAILING)
     statuses, told = together(2, tmp_path, fail_to_compile, config, "01")
     assert statuses == [0, 0], told

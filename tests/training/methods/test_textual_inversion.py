@@ -316,7 +316,7 @@ def test_a_token_that_cannot_be_trained_is_refused_before_the_model_loads(
     assert not run.events_of("started")
 
 
-def test_the_tab_has_a_control_for_every_option_and_opens_what_sd_scripts_trains_with(tmp_path: Path) -> None:
+def test_the_tab_has_a_control_for_every_option_and_opens_settings_of_sd_scripts(tmp_path: Path) -> None:
     with gr.Blocks():
         queue = RunQueue(RunStore(tmp_path / "runs.sqlite"))
         tab = TrainingTab(TEXTUAL_INVERSION, queue, "launch")

@@ -425,7 +425,7 @@ def test_repeating_the_command_resumes_from_the_newest_state(any_miniature: Any,
     assert equal(once_more.tensors(), whole.tensors())  # nothing is left to do, and nothing is spoilt
 
 
-def test_only_whole_states_of_this_name_are_found(undisturbed: Run, tmp_path: Path) -> None:
+def test_only_complete_states_of_this_name_are_found(undisturbed: Run, tmp_path: Path) -> None:
     def put(name: str, step: int) -> Path:
         return shutil.copytree(state_of(undisturbed, step), tmp_path / name)
 

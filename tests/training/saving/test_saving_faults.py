@@ -183,7 +183,7 @@ def free_once_rescued(rescued: Path, filler: Path) -> None:
     filler.unlink()
 
 
-def test_a_model_that_does_not_fit_the_disk_is_not_trained(disk: Path, miniature: Any, tmp_path: Path) -> None:
+def test_a_model_too_large_for_the_disk_is_not_trained(disk: Path, miniature: Any, tmp_path: Path) -> None:
     (disk / "filler").write_bytes(bytes(3_100_000))  # 45 kB are left
     values = {"train_data_dir": images(tmp_path / "data"), "run_dir": tmp_path / "run"}
     for begin, why in ((train, "failed a trial save"), (train_whole, "and the file at the end takes")):
