@@ -66,8 +66,8 @@ def test_networks_only_the_package_trains_are_left_to_it(needed: str) -> None:
 @pytest.mark.parametrize(
     ("values", "problem"),
     [
-        ({"network_type": "lokr", "network_module": "networks.loha"}, "network_module = networks.loha decides what is"),
-        ({"network_type": "lokr", "network_module": "somebody.network"}, "decides what is trained; leave one"),
+        ({"network_type": "lokr", "network_module": "networks.loha"}, "network_module = networks.loha chooses the"),
+        ({"network_type": "lokr", "network_module": "somebody.network"}, "chooses the trained network; leave one"),
         (
             {"network_type": "lokr", "network_args": ["adapter=loha"]},
             "adapter in network_args chooses the trained network",

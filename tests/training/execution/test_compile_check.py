@@ -73,8 +73,8 @@ def test_a_non_finite_result_is_reported_as_such(value: float) -> None:
 @pytest.mark.parametrize(
     ("values", "why"),
     [
-        ({"network_dropout": 0.1}, "network_dropout draws other random numbers when compiled"),
-        ({"network_args": ["rank_dropout=0.1"]}, "rank_dropout in network_args draws other random numbers"),
+        ({"network_dropout": 0.1}, "network_dropout uses different random numbers when compiled"),
+        ({"network_args": ["rank_dropout=0.1"]}, "rank_dropout in network_args uses different random numbers"),
         ({"compile": False, "network_dropout": 0.1}, ""),
         ({"network_args": ["rank_dropout=0"]}, ""),
     ],
