@@ -17,7 +17,9 @@ from accelerate.commands.launch import launch_command_parser
 from diffusers import UNet2DConditionModel
 
 import gui
+from benchmarks import summary
 from kohya_gui.form.configuration import family_of
+from kohya_gui.form.presets import preset_title
 from sd_scripts.data.plan.blueprint import resolve
 from sd_scripts.families.cards.registry import cards
 from sd_scripts.families.flux.family import FLUX
@@ -39,7 +41,11 @@ from tests.support.scripts import SDXL_LORA
 from tests.support.suite.tiers import TIERS
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *sorted(ROOT.glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "benchmarks").rglob("*.md")),
+]
 SCRIPTS_BY_FILE = {f"sd_scripts/{script.file}": script for script in (*SCRIPTS, *GENERATE_SCRIPTS)}
 LEFT_TO_FILL_IN = {"pretrained_model_name_or_path", "train_data_dir", "output_dir", "resolution", "token_string"}
 LEFT_OPEN = {"learning_rate", "model_prediction_type"}
@@ -71,7 +77,7 @@ def inline() -> list[tuple[str, str]]:
     found = []
     for page in PAGES:
         text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
-        found += [(page.name, code) for code in re.findall(r"`([^`\n]+)`", text)]
+        found += [(page.relative_to(ROOT).as_posix(), code) for code in re.findall(r"`([^`\n]+)`", text)]
     return found
 
 
@@ -157,7 +163,7 @@ def test_settings_in_running_text_are_options_with_valid_values() -> None:
     written = [(page, code) for page, code in inline() if re.fullmatch(r"[a-z0-9_]+ = .+", code)]
     assert len(written) > 20
     for page, code in written:
-        if page == "options.md" or ('"' not in code and not re.search(r"= (true|false|[\d.e-]+)$", code)):
+        if page.startswith("docs/options") or ('"' not in code and not re.search(r"= (true|false|[\d.e-]+)$", code)):
             continue  # generated; values are written as in messages
         settings_are_known(parse_toml(code))
 
@@ -184,9 +190,9 @@ def test_presets_and_scripts_that_are_named_exist() -> None:
     assert [code for code in named if not (ROOT / code).exists()] == []
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/torch_compile.md", "docs/full_training.md"])
+@pytest.mark.parametrize("page", ["docs/troubleshooting.md", "docs/torch_compile.md", "docs/full_training.md"])
 def test_messages_quoted_in_troubleshooting_are_in_the_code(page: str) -> None:
-    text = (ROOT / page).read_text(encoding="utf-8").partition("## Troubleshooting")[2].partition("\n## ")[0]
+    text = (ROOT / page).read_text(encoding="utf-8").partition("# Troubleshooting")[2].partition("\n## ")[0]
     quoted = re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)
     assert len(quoted) > 3
     files = [*ROOT.glob("*.py"), *ROOT.glob("*.sh"), *ROOT.glob("sd_scripts/**/*.py"), *ROOT.glob("kohya_gui/**/*.py")]
@@ -208,7 +214,8 @@ def test_the_guide_names_the_six_settings_with_their_defaults_and_choices() -> N
 
 
 def test_the_numbers_of_the_guide_match_the_code() -> None:
-    guide = (ROOT / "docs" / "torch_compile.md").read_text(encoding="utf-8")
+    pages = (ROOT / "docs" / name for name in ("torch_compile.md", "compile_internals.md"))
+    guide = " ".join(word for page in pages for word in page.read_text(encoding="utf-8").split())
     assert f"up to {STATIC_SHAPES} sizes get a set each" in guide
     assert f"never below {MIN_GRAPH_LIMIT}" in guide
     with torch.device("meta"):
@@ -227,6 +234,33 @@ def test_files_set_all_recommended_timesteps_or_none() -> None:
     given = [{k: v for k, v in parse_toml(text).items() if k in names} for _, text in blocks("toml")]
     assert all(each in given for each in recommended)
     assert [each for each in given if each not in ({}, *recommended)] == []
+
+
+def test_readme_names_presets_that_exist() -> None:
+    table = (ROOT / "README.md").read_text(encoding="utf-8").partition("| GPU memory |")[2].partition("\n\n")[0]
+    titles = {preset_title(file) for file in ROOT.glob("presets/lora/*.toml")}
+    named = set(re.findall(r"\*([^*]+)\*", table))
+    assert len(named) > 10
+    assert named - titles == set()
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/performance.md"])
+def test_pages_for_a_first_look_are_short(page: str) -> None:
+    assert len((ROOT / page).read_text(encoding="utf-8").splitlines()) <= 150
+
+
+def test_tables_and_chart_of_the_performance_page_match_its_data() -> None:
+    page = summary.PAGE.read_text(encoding="utf-8")
+    assert summary.page(page) == page, "run: python -m benchmarks.summary"
+    assert summary.chart() == summary.CHART.read_text(encoding="utf-8"), "run: python -m benchmarks.summary"
+    assert all((summary.DATA.parent / f"{row['source']}.md").exists() for row in summary.rows())
+
+
+def test_every_result_is_listed_and_names_the_versions_it_was_measured_with() -> None:
+    listed = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
+    for file in summary.DATA.parent.glob("*.md"):
+        assert f"(results/{file.name})" in listed
+        assert re.search(r"(PyTorch|Gradio) \d+\.\d+", file.read_text(encoding="utf-8")), file.name
 
 
 def test_names_in_contributing_are_in_the_code() -> None:

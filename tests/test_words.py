@@ -12,9 +12,10 @@ from sd_scripts.formats.documents import parse_toml
 ROOT = Path(__file__).parents[1]
 WORDS = Path(__file__).with_name("words.toml")
 FOLDERS = ("sd_scripts", "kohya_gui", "benchmarks", "tests")
-LATER = ("sd_scripts/testing/", "sd_scripts/demo", "kohya_gui/demo.py", "tests/testing/")
-"""Files that are not checked yet; nor are README.md, CONTRIBUTING.md and docs/*.md."""
-NOT_OURS = ("kohya_gui/static/vendor/",)
+LATER = ("sd_scripts/testing/", "sd_scripts/demo", "kohya_gui/demo.py", "tests/testing/", "CONTRIBUTING.md")
+"""Files that are not checked yet."""
+LEFT = ("kohya_gui/static/vendor/", "benchmarks/results/")
+"""Files of others, and results as they were written at their date."""
 BREAK = re.compile(r"\"\s*\n\s*[rf]?\"|'\s*\n\s*[rf]?'")
 """Between two parts of a text that continues on the next line."""
 SCRIPT = re.compile(r"""//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|`(?:\\.|[^`\\])*`""", re.DOTALL)
@@ -76,10 +77,21 @@ def script_texts(source: str) -> Iterator[tuple[int, str, bool]]:
             yield source.count("\n", 0, match.start()) + 1, match[0], False
 
 
+def texts(suffix: str, source: str, *, is_test: bool) -> Iterator[tuple[int, str, bool]]:
+    match suffix:
+        case ".py":
+            return python_texts(source, is_test=is_test)
+        case ".js":
+            return script_texts(source)
+        case _:
+            return iter([(1, source, False)])
+
+
 def files() -> Iterator[tuple[str, Path]]:
-    for path in (ROOT / "gui.py", *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.[pj][ys]"))):
+    code = (path for folder in FOLDERS for path in (ROOT / folder).rglob("*.*"))
+    for path in (ROOT / "gui.py", *code, *ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")):
         name = path.relative_to(ROOT).as_posix()
-        if path.suffix in (".py", ".js") and not name.startswith((*LATER, *NOT_OURS)):
+        if path.suffix in (".py", ".js", ".md") and not name.startswith((*LATER, *LEFT)):
             yield name, path
 
 
@@ -91,9 +103,7 @@ def findings() -> Iterator[str]:
         source = path.read_text(encoding="utf-8")
         if not anything.search(BREAK.sub("", source)) and not anything.search(source.replace("_", " ")):
             continue
-        is_test = name.startswith("tests/")
-        texts = script_texts(source) if path.suffix == ".js" else python_texts(source, is_test=is_test)
-        for line, text, is_name in texts:
+        for line, text, is_name in texts(path.suffix, source, is_test=name.startswith("tests/")):
             for wording in table:
                 if (is_name or not wording.names) and (match := wording.search(text)):
                     line_of_match = line + text.count("\n", 0, match.start())

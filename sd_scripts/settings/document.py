@@ -1,11 +1,38 @@
-"""Writes the options as a page of Markdown: `python -m sd_scripts.settings.document > docs/options.md`."""
+"""Writes docs/options.md and the pages in docs/options: `python -m sd_scripts.settings.document`."""
 
 import inspect
-import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
 from sd_scripts.families.cards.registry import cards
+from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
+from sd_scripts.options.dataset import (
+    AugmentOptions,
+    BucketOptions,
+    CacheOptions,
+    CaptionOptions,
+    ControlOptions,
+    DatasetOptions,
+    ValidationOptions,
+)
+from sd_scripts.options.full import FullOptions, FusedOptions, ModelFileOptions
 from sd_scripts.options.generating.generate import GenerateOptions
+from sd_scripts.options.generating.sampling import SampleOptions
+from sd_scripts.options.launch import LaunchOptions
+from sd_scripts.options.logging import LoggingOptions
+from sd_scripts.options.memory import MemoryOptions
+from sd_scripts.options.metadata import MetadataOptions
+from sd_scripts.options.model import ModelOptions
+from sd_scripts.options.networks.embedding import EmbeddingFileOptions, EmbeddingOptions
+from sd_scripts.options.networks.network import NetworkOptions
+from sd_scripts.options.optimization.flow import FlowOptions
+from sd_scripts.options.optimization.loss import LossOptions, NoiseOptions
+from sd_scripts.options.optimization.optimizer import LrSchedulerOptions, OptimizerOptions
+from sd_scripts.options.run import CudaOptions, RunOptions
+from sd_scripts.options.saving import EmaOptions, HuggingFaceOptions, LoraFileOptions, SavingOptions
 from sd_scripts.options.spec import ALL_METHODS, KINDS, Option, OptionGroup
+from sd_scripts.options.training import DistributedOptions, ResumeOptions, TrainingOptions
 from sd_scripts.settings.catalog import FAMILY_TITLES, FILE_ONLY, SCRIPT_TITLES, SCRIPTS
 from sd_scripts.settings.command_line import ConfigFileOptions, PlanOptions
 from sd_scripts.settings.compat.generate_flags import OtherFlags
@@ -14,9 +41,63 @@ from sd_scripts.settings.compat.musubi import MusubiOptions
 from sd_scripts.settings.family_options import each_option
 from sd_scripts.settings.settings import Groups
 
+DOCS = Path(__file__).parents[2] / "docs"
+GENERATED = "Generated from the code by `python -m sd_scripts.settings.document`; [all options](../options.md)."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """A page about one concern, with the groups whose options it describes."""
+
+    name: str
+    title: str
+    groups: Groups
+
+
+MODEL = Page(name="model", title="Model", groups=(ModelOptions,))
+"""Groups that only one family has follow here."""
+OTHER_PROGRAMS = Page(name="other_programs", title="Other programs", groups=(LegacyOptions, MusubiOptions, OtherFlags))
+PAGES = (
+    MODEL,
+    Page(
+        name="data",
+        title="Data",
+        groups=(
+            *(DatasetOptions, BucketOptions, CaptionOptions, AugmentOptions, CacheOptions),
+            *(ControlOptions, ValidationOptions),
+        ),
+    ),
+    Page(
+        name="training",
+        title="Training",
+        groups=(TrainingOptions, FullOptions, NoiseOptions, FlowOptions, LossOptions, ResumeOptions),
+    ),
+    Page(name="network", title="Network and embeddings", groups=(NetworkOptions, EmbeddingOptions)),
+    Page(name="optimizer", title="Optimizer", groups=(OptimizerOptions, LrSchedulerOptions, FusedOptions, EmaOptions)),
+    Page(name="compile", title="torch.compile", groups=(CompileOptions, CompileMoreOptions)),
+    Page(name="memory", title="Memory and CUDA", groups=(MemoryOptions, CudaOptions)),
+    Page(
+        name="saving",
+        title="Saving",
+        groups=(
+            *(SavingOptions, LoraFileOptions, ModelFileOptions, EmbeddingFileOptions),
+            *(MetadataOptions, HuggingFaceOptions),
+        ),
+    ),
+    Page(name="monitoring", title="Samples and logging", groups=(SampleOptions, LoggingOptions)),
+    Page(
+        name="running",
+        title="Starting a run",
+        groups=(ConfigFileOptions, PlanOptions, RunOptions, DistributedOptions, LaunchOptions),
+    ),
+    Page(name="generate", title="Generate", groups=(GenerateOptions,)),
+    OTHER_PROGRAMS,
+)
+
 OPENING = """# Options
 
-All options of the scripts that train and generate, generated from the code by `python -m sd_scripts.settings.document`.
+All options of the scripts that train and generate, by concern, generated from the code by
+`python -m sd_scripts.settings.document`.
 
 An option has one name: the flag is `--name`, the key in a TOML file is `name`, and the page shows its label.
 `--no-name` turns a bool off. Flags override the file of `--config_file`, which overrides the defaults.
@@ -51,20 +132,54 @@ In full training:
 - `blocks_to_swap` needs `full_bf16` and works with every optimizer; gradients may be accumulated.
 """
 
-OF_OTHER_PROGRAMS: Groups = (LegacyOptions, MusubiOptions, OtherFlags)
+WITHOUT_EFFECT = "Without effect"
 
 
-def page() -> str:
+def pages() -> dict[str, str]:
+    """Return the text of each page by its path below docs/."""
     groups: Groups = tuple(dict.fromkeys(group for script in SCRIPTS for group in script.groups))
-    shown: Groups = (ConfigFileOptions, PlanOptions, *groups, GenerateOptions, *OF_OTHER_PROGRAMS)
-    sections = [_section(group) for group in shown]
-    return "\n".join([OPENING, *sections, _without_effect(groups), DIFFERENCES])
+    texts = {f"options/{page.name}.md": "\n".join([*_opening(page), *map(_section, _groups(page))]) for page in PAGES}
+    texts[f"options/{OTHER_PROGRAMS.name}.md"] += "\n" + "\n".join([_without_effect(groups), DIFFERENCES])
+    return {"options.md": "\n".join([OPENING, *_index(), ""]), **texts}
+
+
+def of_one_family() -> Groups:
+    """Return the groups that no page names, which belong to a family's folder."""
+    named = {group for page in PAGES for group in page.groups}
+    return tuple(dict.fromkeys(group for script in SCRIPTS for group in script.groups if group not in named))
+
+
+def _groups(page: Page) -> Groups:
+    return (*page.groups, *of_one_family()) if page is MODEL else page.groups
+
+
+def _opening(page: Page) -> list[str]:
+    return [f"# Options: {page.title}\n", f"{GENERATED}\n"]
+
+
+def _index() -> Iterator[str]:
+    """Yield a table of all sections with the names of their options, for a search within the page."""
+    yield "| page | section | options |"
+    yield "|---|---|---|"
+    for page in PAGES:
+        for group in _groups(page):
+            names = ", ".join(f"`{o.name}`" for o in _described(group))
+            yield f"| [{page.title}](options/{page.name}.md) | {_link(page, group.title)} | {names} |"
+    yield f"| [{OTHER_PROGRAMS.title}](options/{OTHER_PROGRAMS.name}.md) | {_link(OTHER_PROGRAMS, WITHOUT_EFFECT)} | |"
+
+
+def _link(page: Page, heading: str) -> str:
+    anchor = heading.lower().replace(".", "").replace(" ", "-")
+    return f"[{heading}](options/{page.name}.md#{anchor})"
+
+
+def _described(group: type[OptionGroup]) -> list[Option]:
+    return [o for o in each_option(group) if not o.not_yet or group in OTHER_PROGRAMS.groups]
 
 
 def _section(group: type[OptionGroup]) -> str:
-    works = [o for o in each_option(group) if not o.not_yet or group in OF_OTHER_PROGRAMS]
     where = "These are keys of a file and controls on the page, not flags.\n" if group in FILE_ONLY else ""
-    rows = [f"| `{o.name}` | {_kind(o)} | {_default(o)} | {_cell(_help(o))}{_effect(o)} |" for o in works]
+    rows = [f"| `{o.name}` | {_kind(o)} | {_default(o)} | {_cell(_help(o))}{_effect(o)} |" for o in _described(group)]
     table = ["| option | type | default | meaning |", "|---|---|---|---|", *rows]
     return "\n".join([f"## {group.title}\n", f"{inspect.getdoc(group)}\n", *([where] if where else []), *table, ""])
 
@@ -75,7 +190,7 @@ def _without_effect(groups: Groups) -> str:
     rows = [f"| `{o.name}` | {_cell(o.help_for())} | {_cell(o.not_yet)} |" for o in without_effect]
     intro = "Accepted so that existing files and commands work. Setting one prints a warning."
     head = ["| option | in sd-scripts | here |", "|---|---|---|"]
-    return "\n".join(["## Without effect\n", f"{intro}\n", *head, *rows, ""])
+    return "\n".join([f"## {WITHOUT_EFFECT}\n", f"{intro}\n", *head, *rows, ""])
 
 
 def _kind(o: Option) -> str:
@@ -111,5 +226,6 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
-    print(page(), end="")
+    for name, text in pages().items():
+        (DOCS / name).parent.mkdir(exist_ok=True)
+        (DOCS / name).write_text(text, encoding="utf-8", newline="\n")
