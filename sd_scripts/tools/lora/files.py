@@ -136,7 +136,7 @@ def warn_of_unknown_layers(file: LoraFile, family: Family, warn: Callable[[str],
         if unknown := sorted(with_our_names(layers, full_size_modules(family))[1]):
             warn(
                 f"{file.option}: {family.card.title} does not have {counted(len(unknown), 'layer')} of '{file.path}', "
-                f"kept without a check: {some(unknown)}"
+                f"kept unchecked: {some(unknown)}"
             )
 
 

@@ -278,7 +278,7 @@ WIDE = "lora_unet_middle_block_1_proj_in has a different shape in the file than 
         (
             "network_weights",
             write_kind("diff"),
-            "contains full fine-tuning .lora_unet_x.diff., which is not read here",
+            "contains full fine-tuning .lora_unet_x.diff., which is not supported",
         ),
         ("base_weights", write_kind("a1.weight"), "contains GLoRA"),
         (

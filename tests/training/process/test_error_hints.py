@@ -213,7 +213,7 @@ def test_advice_for_a_full_gpu_starts_with_the_most_helpful_option_and_names_the
     base = {"mixed_precision": "bf16"}
     assert gpu_advice("sdxl", "lora", **base, train_batch_size=4).startswith(
         "turn gradient_checkpointing on, or turn fp8_base on, or lower train_batch_size (now 4) and raise "
-        "gradient_accumulation_steps (now 1) as much, or set blocks_to_swap, or turn cache_latents on"
+        "gradient_accumulation_steps (now 1) by the same factor, or set blocks_to_swap, or turn cache_latents on"
     )
     assert gpu_advice("flux", "lora", **base, gradient_checkpointing=True).startswith("turn fp8_base on, or set blocks")
     given = {**base, "gradient_checkpointing": True, "fp8_base": True, "blocks_to_swap": 10}
