@@ -1,10 +1,10 @@
-"""Time training over many buckets: ordinary ones, and those of equal_token_buckets, for the same images.
+"""Time training over many buckets: ordinary ones and equal_token_buckets, for the same images.
 
 python -m benchmarks.buckets [--family NAME] [--method lora | full] [--rows NAME ...] [--buckets N ...]
 
-The images have the aspect ratios of so many ordinary buckets, spread over all there are. Every row is a run of the
+The images have the aspect ratios of this many ordinary buckets, spread over all of them. Every row is a run of the
 training script with a compiler cache of its own, which is empty when it starts. The first epoch meets every bucket and
-is not timed; graphs and seconds of compiling are those of the whole run.
+is not timed; graphs and seconds of compiling count the whole run.
 """
 
 import argparse
@@ -67,7 +67,7 @@ def by_shape(run: Run, untimed: int) -> dict[str, float]:
     """Return the median milliseconds of a step by batch shape, without the first steps."""
     found, shape = defaultdict(list), ""
     for number, event in enumerate(run.of("step")):
-        shape = event.get("shape", shape)  # told where it changes
+        shape = event.get("shape", shape)  # reported where it changes
         if number >= untimed:
             found[shape].append(1000 * event["seconds"])
     return {shape: statistics.median(times) for shape, times in sorted(found.items())}
@@ -148,7 +148,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--epochs", type=int, default=3, help="timed epochs, each with one step for each image")
     parser.add_argument("--markdown", type=Path, help="write the tables here too")
     parser.add_argument("--folder", type=Path, default=Path("benchmark"), help="for model files; they stay there")
-    parser.add_argument("--miniature", action="store_true", help="a tiny model that needs as many graphs")
+    parser.add_argument("--miniature", action="store_true", help="a tiny model that needs the same number of graphs")
     arguments, flags = parser.parse_known_args(argv)
     try:
         script_for(arguments.family, arguments.method)
@@ -160,7 +160,7 @@ def main(argv: list[str] | None = None) -> int:
         print("--epochs: must be at least 1", file=sys.stderr)
         return 2
     if unknown := [name for name in arguments.rows if name not in rows]:
-        print(f"--rows: there is no row {', '.join(unknown)}; choose from {', '.join(rows)}", file=sys.stderr)
+        print(f"--rows: unknown row {', '.join(unknown)}; choose from {', '.join(rows)}", file=sys.stderr)
         return 2
     about = f"{FAMILY_TITLES[arguments.family]}. {machine()} {' '.join(flags)}".strip()
     lines: list[str] = []

@@ -72,7 +72,7 @@ class ObservedRunning(Running):
             self.run.resident = max(self.run.resident, resident)
 
     def look_at_gpu(self) -> None:
-        """Note what nvidia-smi says, if there is one."""
+        """Record nvidia-smi's figures, if there is one."""
         if seen := look_at_gpu():
             self.run.gpu.append(seen)
 
@@ -121,7 +121,7 @@ def observed_run(
 
 
 def launch_processes(count: int, *, fsdp: bool) -> list[str]:
-    """Return the launcher of `count` processes on a GPU each, which hold the whole model, or a shard of it (`fsdp`)."""
+    """Return the launcher of `count` processes on a GPU each, with the whole model, or a shard of it (`fsdp`)."""
     if count == 1:
         return []
     kind = ["--use_fsdp", "--fsdp_version", "2"] if fsdp else ["--multi_gpu"]
@@ -130,7 +130,7 @@ def launch_processes(count: int, *, fsdp: bool) -> list[str]:
 
 
 def look_at_gpu() -> tuple[float, float] | None:
-    """Return what nvidia-smi says: percent of the time in which a kernel ran, and bytes in use; None without it."""
+    """Return nvidia-smi's figures: percent of the time in which a kernel ran, and bytes in use; None without it."""
     with contextlib.suppress(ValueError):  # [N/A] on some GPUs, nothing without one
         busy, mib = map(float, nvidia.query_first("utilization.gpu", "memory.used"))
         return busy, mib * 2**20

@@ -1,14 +1,13 @@
 """Run presets on a full-size model with random weights, each within the memory of the GPU that it is made for.
 
-python -m benchmarks.presets [--family NAME] [--presets PATTERN ...] [--steps 5] [--minutes 9]
-python -m benchmarks.presets --presets "lora/*gb" "finetune/*16gb"
-python -m benchmarks.presets --plan
+python -m benchmarks.presets [--family NAME] [--presets PATTERN ...] [--steps 5] [--minutes 9] python -m
+benchmarks.presets --presets "lora/*gb" "finetune/*16gb" python -m benchmarks.presets --plan
 
-Each row is a run of the training script at 1024x1024, with everything that the preset says: images and captions are
+Each row is a run of the training script at 1024x1024, with everything that the preset sets: images and captions are
 encoded for the caches, then the trainer trains until enough steps are timed. A preset whose name ends in 12gb may use
 12 * 10^9 bytes, 93 % of what such a GPU has: the rest is for the driver and the desktop. Two things enforce that: the
-run gets a gpu_memory_limit, and this program holds all other memory of the GPU, so that what CUDA and its libraries
-take counts too. Presets without a size may use the whole GPU. Rows are printed as they come.
+run gets a gpu_memory_limit, and this program occupies all other memory of the GPU, so that the memory of CUDA and
+its libraries counts too. Presets without a size may use the whole GPU. Rows are printed as they come.
 """
 
 import argparse
@@ -43,7 +42,7 @@ METHODS = {"lora": "lora", "dreambooth": "full", "finetune": "full"}
 GB = 10**9
 SIDE = 1024
 WITHOUT_SAVING: dict[str, Any] = {"max_train_epochs": 0, "save_every_n_epochs": 0, "output_name": "preset"}
-"""Options in place of those of all presets."""
+"""Options that override those of all presets."""
 SMALL: dict[str, Any] = {**TINY, "max_bucket_reso": 128}
 """The same with --miniature."""
 HEADINGS = (
@@ -66,7 +65,7 @@ class Preset:
         return int(size[1]) * GB if size else 0
 
     def plan(self) -> MemoryPlan | None:
-        """Return what the plan of a run expects."""
+        """Return the figures that the plan of a run expects."""
         settings = from_values(self.script, {**self.values, **self.limit()})
         shape = BatchShape(extent=Extent(SIDE, SIDE), images=settings.value("train_batch_size"))
         captions = len(demo_images.captions())
@@ -157,7 +156,8 @@ class Rows:
         """Return the row of a preset, and whether it trained."""
         last = WARM_UP + self._steps
         with tempfile.TemporaryDirectory(dir=self._folder) as folder, only_left(preset.cap):
-            images = demo_images.write_images(Path(folder) / "images", self._images)  # disk caches are put beside them
+            # disk caches are stored next to them
+            images = demo_images.write_images(Path(folder) / "images", self._images)
             options = {
                 **preset.options(miniature=self._miniature),
                 **self._files,
@@ -181,9 +181,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--family", choices=FAMILY_TITLES, default=next(iter(FAMILY_TITLES)))
     made.add_argument("--presets", nargs="*", metavar="PATTERN", help="such as lora/*gb; all where none is given")
     made.add_argument("--steps", type=int, default=5, help="timed steps of each run, after the warm-up")
-    made.add_argument("--minutes", type=float, default=0.0, help="begin no further row after so many; 0 is no limit")
+    made.add_argument("--minutes", type=float, default=0.0, help="start no further row after this many; 0 is unlimited")
     made.add_argument("--folder", type=Path, default=Path("benchmark"), help="for model files; they stay there")
-    made.add_argument("--plan", action="store_true", help="run nothing: show what the plan expects")
+    made.add_argument("--plan", action="store_true", help="run nothing: show the plan's figures")
     made.add_argument("--miniature", action="store_true", help="try this program itself on a tiny model")
     return made
 

@@ -1,8 +1,8 @@
-"""Runs that train side by side on one GPU and are timed in turn, the others stopped meanwhile.
+"""Runs that train side by side on one GPU and are timed in turn while the others are stopped.
 
 The speed of a CPU that others share varies within minutes, so runs that follow one another cannot be compared where
-steps wait for the CPU. Here all runs start at once, compile and warm up; then each trains for a few steps in turn, over
-and over. The GPU holds all of them, and their first steps compete for the CPU.
+steps wait for the CPU. Here all runs start together, compile and warm up; then each trains for a few steps in turn,
+over and over. All of them are on the GPU, and their first steps compete for the CPU.
 """
 
 import os
@@ -13,14 +13,15 @@ from benchmarks.observed_run import ObservedRun, ObservedRunning
 from sd_scripts.tools.timed_run import POLL, WARM_UP, Stopped
 
 SETTLING = 4
-"""Steps of each turn that are not timed: two of the turn before, which are told late; one that was interrupted; and one
-for which the GPU has no work queued."""
+"""Steps of each turn that are not timed: two of the turn before, which are reported late; one that was interrupted; and
+one for which the GPU has no work queued."""
 
 
 def time_in_turns(
     runs: Mapping[str, ObservedRunning], steps: int, turns: int, *, failed: Callable[[str, Stopped], object]
 ) -> dict[str, ObservedRun]:
-    """Time `steps` steps of each run in so many turns, and end the runs. `failed` is told of those that end before."""
+    """Time `steps` steps of each run in this many turns, and end the runs. `failed` is called for runs that end
+    early."""
     left = dict(runs)
     try:
         _warm_up(left, failed)
@@ -60,7 +61,7 @@ def _warm_up(left: dict[str, ObservedRunning], failed: Callable[[str, Stopped], 
 
 
 def _takes_turn(running: ObservedRunning, timed: int) -> bool:
-    """Let a run train until so many steps are timed. Return False if it ends."""
+    """Let a run train until this many steps are timed. Return False if it ends."""
     running.look()
     first = running.done
     cpu: tuple[float, int] | None = None

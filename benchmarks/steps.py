@@ -1,16 +1,15 @@
 """Time training runs of a full-size model with random weights: the training scripts, as users start them.
 
-python -m benchmarks.steps [--family NAME] [--method lora | full] [--rows NAME ...] [--steps 30] [--rounds 2]
-python -m benchmarks.steps --rows eager compiled --steps 200 --curve --learning_rate 4e-4
-python -m benchmarks.steps --rows eager compiled graphs --turns 6
-python -m benchmarks.steps --rows graphs --processes 1 2 --rounds 2
-python -m benchmarks.steps --resolution 1328,1328
+python -m benchmarks.steps [--family NAME] [--method lora | full] [--rows NAME ...] [--steps 30] [--rounds 2] python -m
+benchmarks.steps --rows eager compiled --steps 200 --curve --learning_rate 4e-4 python -m benchmarks.steps --rows eager
+compiled graphs --turns 6 python -m benchmarks.steps --rows graphs --processes 1 2 --rounds 2 python -m benchmarks.steps
+--resolution 1328,1328
 
 Each row is a run of its own, one after another: model files are read, drawn images and their captions are cached, and
 the trainer trains until enough steps are timed; then it is ended, so that it saves nothing. All numbers come from the
 run's events and from nvidia-smi. Rows share a compiler cache, which is empty when the benchmark starts.
-With --turns all rows start at once and train in turn, the others stopped meanwhile: for rows that wait for a CPU whose
-speed varies. The GPU has to hold all of them, and their first steps say nothing about a row alone.
+With --turns all rows start together and train in turn while the others are stopped: for rows that wait for a CPU whose
+speed varies. All of them must fit on the GPU, and their first steps do not represent a row alone.
 With --processes each row is run with each of these numbers of GPUs, in turn; with --fsdp they shard the model.
 """
 
@@ -44,7 +43,7 @@ from sd_scripts.tools.timed_run import GIB, WARM_UP, Stopped
 TINY = {"resolution": "64,64", "min_bucket_reso": 64, "bucket_reso_steps": 32, "max_data_loader_n_workers": 0}
 """Options of all rows with --miniature."""
 AFTER = 50
-"""Steps of the schedule after the timed ones and those of each turn that are not timed, so that no run ends."""
+"""Steps of the schedule after the timed ones and the untimed steps of each turn, so that no run ends."""
 SIZES = ((1024, 1024), (832, 1216))
 """Width and height of the drawn images in turn. Without buckets all of them are cropped to the resolution."""
 COMMON: dict[str, Any] = {
@@ -64,7 +63,7 @@ COMMON: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """What a benchmark trains: files by the options that name them, and a folder of images."""
+    """Inputs of a benchmark: files by the options that name them, and a folder of images."""
 
     files: dict[str, Path]
     images: Path
@@ -101,7 +100,7 @@ def spelled(options: dict[str, Any]) -> str:
 
 
 def line(name: str, options: dict[str, Any], runs: list[ObservedRun], operations: float = 0.0) -> str:
-    """Return a row of the table, over all rounds; the medians of the single rounds are beside the common one.
+    """Return a row of the table, over all rounds; the medians of the single rounds are listed next to the common one.
 
     `operations`: floating-point operations for each image of a step; 0: not known.
     """
@@ -167,7 +166,7 @@ def curve_table(losses: dict[str, list[float]], part: int = 20) -> str:
 
 def write_model(family: str, folder: Path, *, miniature: bool, narrow: bool = False, **parts: int) -> Model:
     """Write a model and images below `folder`, if they are not there from an earlier call. A miniature that is only
-    `narrow` needs as many graphs as the full-size model. `parts` goes to the family's write_files."""
+    `narrow` needs the same number of graphs as the full-size model. `parts` is passed to the family's write_files."""
     if miniature:
         tiny = module_of(family, "tiny")
         made = (tiny.write_narrow if narrow else tiny.write_miniature)(folder)
@@ -182,7 +181,7 @@ def write_model(family: str, folder: Path, *, miniature: bool, narrow: bool = Fa
 
 
 class Benchmark:
-    """Runs of the rows of a family and a method, and what was seen of them."""
+    """Runs of the rows of a family and a method, and the observations of them."""
 
     def __init__(self, arguments: argparse.Namespace, flags: Sequence[str], rows: dict[str, dict[str, Any]]) -> None:
         family, method = arguments.family, arguments.method
@@ -207,8 +206,8 @@ class Benchmark:
         self.failed: list[str] = []
 
     def _counted(self, module: Any, method: str) -> int:
-        """Return the operations of a training step for each image; 0 where the family does not say how it is called, or
-        the resolution is none, which the runs tell."""
+        """Return the operations of a training step for each image; 0 if the family does not define them, or the
+        resolution is invalid, which the runs report."""
         if not hasattr(module, "predict"):
             return 0
         given = given_flags(self._script, self._flags).values.get("resolution", self._common["resolution"])
@@ -220,7 +219,7 @@ class Benchmark:
         return operations_per_image(module.modules()[DENOISER], module.predict, width, height, learns=learns)
 
     def in_rounds(self, rounds: int) -> None:
-        """Time rows one after the other."""
+        """Time rows sequentially."""
         for name in [name for _ in range(rounds) for name in self._rows]:
             if name in self.failed:
                 continue
@@ -280,7 +279,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rows", nargs="*", help="names of rows; all where none is given")
     parser.add_argument("--steps", type=int, default=30, help="timed steps of each run, after the warm-up")
     parser.add_argument("--rounds", type=int, default=1, help="times that all rows take turns")
-    parser.add_argument("--turns", type=int, default=0, help="start all rows at once, and time each in so many turns")
+    parser.add_argument(
+        "--turns", type=int, default=0, help="start all rows together, and time each in this many turns"
+    )
     parser.add_argument(
         "--processes", type=int, nargs="+", default=[1], metavar="N", help="GPUs of a run; 1 and 2: each row with both"
     )
@@ -299,7 +300,7 @@ def main(argv: list[str] | None = None) -> int:
     rows: dict[str, dict[str, Any]] = module.ROWS[arguments.method]
     wanted = arguments.rows or list(rows)
     if unknown := [name for name in wanted if name not in rows]:
-        print(f"--rows: there is no row {', '.join(unknown)}; choose from {', '.join(rows)}", file=sys.stderr)
+        print(f"--rows: unknown row {', '.join(unknown)}; choose from {', '.join(rows)}", file=sys.stderr)
         return 2
     if arguments.turns and not supported():
         print("--turns: runs cannot be stopped for a while on Windows; use --rounds", file=sys.stderr)

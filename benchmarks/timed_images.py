@@ -1,5 +1,5 @@
-"""Generate a few images of one prompt, with our generator or with diffusers' pipeline, and append what each took to a
-file, a JSON object a line. benchmark_generate starts it, for each row in a process of its own.
+"""Generate a few images of one prompt, with our generator or with diffusers' pipeline, and append each one's time to
+a file, a JSON object a line. benchmark_generate starts it, for each row in a process of its own.
 
 python -m benchmarks.timed_images --family NAME --row ROW --images 3 --result FILE [flags of the family's script]
 """
@@ -33,7 +33,7 @@ from sd_scripts.settings.generate_settings import DTYPES, problems, prompts_of, 
 from sd_scripts.settings.settings import Settings
 
 Image = Callable[[Callable[[], None]], object]
-"""Generates an image, and calls what it is given after each denoising step."""
+"""Generates an image, and calls its argument after each denoising step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class TimedImage:
     step: float
     """Seconds of a denoising step: the mean of all but the first one."""
     allocated: int
-    """Peak bytes of tensors on the GPU meanwhile; 0 without a GPU."""
+    """Peak bytes of tensors on the GPU during it; 0 without a GPU."""
     graphs: int
     """That the compiler has captured so far."""
     warnings: tuple[str, ...]
@@ -107,7 +107,7 @@ def timed(image: Image, warnings: Sequence[str]) -> TimedImage:
 
 @contextmanager
 def our_images(settings: Settings, prompt: SamplePrompt, reporter: Reporter) -> Iterator[Image]:
-    """Yield what generates an image with our generator, its prompt encoded and its model on the device."""
+    """Yield a function that generates an image with our generator, its prompt encoded and its model on the device."""
     with Worker(family_of(settings.script.family), reporter).generator(settings) as generator:
         generator.encode([prompt])
         generator.place()
@@ -115,7 +115,8 @@ def our_images(settings: Settings, prompt: SamplePrompt, reporter: Reporter) -> 
 
 
 def diffusers_images(settings: Settings, prompt: SamplePrompt, compiling: dict[str, Any] | None) -> Image:
-    """Return what generates an image with diffusers' pipeline of the same sizes, its random weights on the device."""
+    """Return a function that generates an image with diffusers' pipeline of the same sizes, its random weights on the
+    device."""
     from sd_scripts.testing.miniature import randomize  # imports transformers, which our rows start without
 
     family, ours = settings.script.family, training_settings(settings)
@@ -157,7 +158,7 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def generate(row: str, settings: Settings, count: int) -> Iterator[TimedImage]:
-    """Yield what each of `count` images took. Raises ValueError for settings that do not fit."""
+    """Yield the time of each of `count` images. Raises ValueError for settings that do not fit."""
     (prompt,) = prompts_of(settings)
     if row in OURS:
         reporter = Warnings()

@@ -1,7 +1,7 @@
 """The Advanced Training accordion of every training tab: its sections and their order.
 
 Its first section has a control for each option of `CompileOptions`, the six compile controls, and before them the
-compile bundle, which sets them all. `Form.panel` makes the controls from the options, and they are saved, opened,
+compile bundle, which sets them all. `Form.panel` creates the controls from the options, and they are saved, opened,
 trained and printed with all others by the functions in lora_gui.py.
 """
 
@@ -25,12 +25,12 @@ from sd_scripts.options.training import DistributedOptions, ResumeOptions, Train
 
 COMPILE_NOTE = (
     "Compiles the model's blocks into kernels for your GPU: the **first steps are slow**, all later ones faster. "
-    "Worth it in longer runs; the plan says from which step on. Requires **PyTorch 2.1** or newer and, on NVIDIA "
+    "Worth it in longer runs; the plan shows from which step on. Requires **PyTorch 2.1** or newer and, on NVIDIA "
     "GPUs, **Triton**. The bundle *Default* suits nearly everyone. *Record steps*, under *Memory and precision*, makes "
     "small batches fast with and without it."
 )
 
-COMPILE_ADVICE = "Slow first steps, faster after that. Worth it in longer runs: the plan says from which step on."
+COMPILE_ADVICE = "Slow first steps, faster after that. Worth it in longer runs: the plan shows from which step on."
 """Help text of the switch at the top of a tab."""
 
 

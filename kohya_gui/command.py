@@ -99,7 +99,7 @@ def parser() -> argparse.ArgumentParser:
         "--doctor",
         nargs=argparse.REMAINDER,
         metavar="...",
-        help="check this machine, print what is wrong and what to do, and exit; --doctor --help lists its flags",
+        help="check this machine, print problems and remedies, and exit; --doctor --help lists its flags",
     )
     add(
         "--demo",
@@ -190,7 +190,7 @@ def access(flags: argparse.Namespace, opens: Credential | None) -> "AccessPolicy
 
 
 def machine_names() -> set[str]:
-    """Return the names by which the local network knows this machine."""
+    """Return the names of this machine in the local network."""
     name = socket.gethostname().lower()
     return {name, f"{name.partition('.')[0]}.local"}
 

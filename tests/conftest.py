@@ -82,7 +82,7 @@ def pytest_runtest_call() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown() -> None:
-    """Whatever ran uncompiled, what comes after it in this process compiles as it was told to."""
+    """After an uncompiled run, later ones in this process compile as configured."""
     frames = sys.modules.get("torch._dynamo.eval_frame")
     if frames and (left := frames._stance.stance) != "default":
         sys.modules["torch"].compiler.set_stance("default")  # only the test that left it fails
@@ -113,7 +113,7 @@ def no_graphs() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def miniature(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A checkpoint of SDXL's layout, its tokenizers beside it, and captioned images. Do not write to it."""
+    """A checkpoint of SDXL's layout, its tokenizers next to it, and captioned images. Do not write to it."""
     from sd_scripts.families.sdxl.tiny import write_miniature
 
     return write_miniature(tmp_path_factory.mktemp("miniature"))
@@ -121,7 +121,7 @@ def miniature(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="session")
 def flux_miniature(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The four files of a FLUX.1 dev, its tokenizers beside them, and captioned images. Do not write to it."""
+    """The four files of a FLUX.1 dev, its tokenizers next to them, and captioned images. Do not write to it."""
     from sd_scripts.families.flux.tiny import write_miniature
 
     return write_miniature(tmp_path_factory.mktemp("flux_miniature"))
@@ -137,7 +137,7 @@ def kontext_miniature(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="session")
 def qwen_image_miniature(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The three files of a Qwen-Image, its tokenizer beside them, and captioned images. Do not write to it."""
+    """The three files of a Qwen-Image, its tokenizer next to them, and captioned images. Do not write to it."""
     from sd_scripts.families.qwen_image.tiny import write_miniature
 
     return write_miniature(tmp_path_factory.mktemp("qwen_image_miniature"))
@@ -153,8 +153,8 @@ def edit_miniature(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="session")
 def any_miniature(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What no family decides is tested on a FLUX.1 of two blocks of each kind, too few to be swapped, which trains
-    twice as fast as SDXL. Do not write to it."""
+    """Behaviour that depends on no family is tested on a FLUX.1 of two blocks of each kind, too few to be swapped,
+    which trains twice as fast as SDXL. Do not write to it."""
     from sd_scripts.families.flux.tiny import SHAPE, write_miniature
 
     return write_miniature(tmp_path_factory.mktemp("any_miniature"), replace(SHAPE, double_blocks=2, single_blocks=2))
@@ -162,5 +162,5 @@ def any_miniature(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="session", params=["sdxl", "flux", "qwen_image"])
 def each_miniature(request: pytest.FixtureRequest) -> Any:
-    """What is true of every family is tested on each that has code of its own; the contract is tested on all."""
+    """Behaviour common to families is tested on each that has code of its own; the contract is tested on all."""
     return request.getfixturevalue(MINIATURES[request.param])

@@ -213,7 +213,7 @@ def test_the_guide_names_the_six_settings_with_their_defaults_and_choices() -> N
         )
 
 
-def test_the_numbers_of_the_guide_are_those_of_the_code() -> None:
+def test_the_numbers_of_the_guide_match_the_code() -> None:
     pages = (ROOT / "docs" / name for name in ("torch_compile.md", "compile_internals.md"))
     guide = " ".join(word for page in pages for word in page.read_text(encoding="utf-8").split())
     assert f"up to {STATIC_SHAPES} sizes get a set each" in guide
@@ -228,7 +228,7 @@ def test_the_numbers_of_the_guide_are_those_of_the_code() -> None:
             assert f"{kinds.count(name)} `{name}`" in guide
 
 
-def test_files_give_the_recommended_timesteps_all_or_none() -> None:
+def test_files_set_all_recommended_timesteps_or_none() -> None:
     recommended = [dict(card.page.recommended) for card in cards() if card.page.recommended]
     names = {name for each in recommended for name in each}
     given = [{k: v for k, v in parse_toml(text).items() if k in names} for _, text in blocks("toml")]
@@ -249,7 +249,7 @@ def test_pages_for_a_first_look_are_short(page: str) -> None:
     assert len((ROOT / page).read_text(encoding="utf-8").splitlines()) <= 150
 
 
-def test_tables_and_chart_of_the_performance_page_are_those_of_its_data() -> None:
+def test_tables_and_chart_of_the_performance_page_match_its_data() -> None:
     page = summary.PAGE.read_text(encoding="utf-8")
     assert summary.page(page) == page, "run: python -m benchmarks.summary"
     assert summary.chart() == summary.CHART.read_text(encoding="utf-8"), "run: python -m benchmarks.summary"

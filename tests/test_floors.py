@@ -80,7 +80,7 @@ def files_of(folder: str) -> list[Path]:
     return [file for file in (ROOT / "sd_scripts").rglob("*.py") if folder_of(module_of(file)) == folder]
 
 
-def test_no_floor_imports_one_above_it_or_beside_it() -> None:
+def test_no_floor_imports_one_above_it_or_on_its_level() -> None:
     for file in (ROOT / "sd_scripts").rglob("*.py"):
         here = folder_of(module_of(file))
         for module in imports(file) if here else ():
@@ -129,7 +129,7 @@ def test_light_folders_load_without_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
-def test_no_folder_outgrows_what_one_reads_at_a_glance() -> None:
+def test_no_folder_has_too_many_files() -> None:
     large = {}
     for top in ("sd_scripts", "kohya_gui", "benchmarks", "tests"):
         for folder in (ROOT / top, *(path for path in (ROOT / top).rglob("*") if path.is_dir())):

@@ -41,14 +41,14 @@ def interrupted(folder: Path, module: str, *command: str) -> subprocess.Complete
         (["sd_scripts/flux_kontext_train_network.py"], "sd_scripts.training.launch"),
     ],
 )
-def test_it_is_one_line_and_the_exit_code_of_an_interrupted_program(
+def test_an_interrupted_import_prints_one_line_and_exits_like_an_interrupted_program(
     command: list[str], module: str, tmp_path: Path
 ) -> None:
     done = interrupted(tmp_path, module, *command)
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "Stopped\n", "")  # 130 in a shell
 
 
-def test_a_program_of_somebody_else_that_imports_ours_keeps_its_traceback(tmp_path: Path) -> None:
+def test_a_program_that_imports_ours_keeps_its_traceback(tmp_path: Path) -> None:
     (tmp_path / "theirs.py").write_text("import sd_scripts.settings.catalog")
     done = interrupted(tmp_path, "sd_scripts.settings.catalog", str(tmp_path / "theirs.py"))
     assert done.stdout == ""

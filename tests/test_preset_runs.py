@@ -1,4 +1,4 @@
-"""What presets say about how to train does train: two steps on miniatures, with each option that any of them sets."""
+"""The training options of presets work: two steps on miniatures, with each option that any of them sets."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ SMALL: dict[str, Any] = {
     "max_data_loader_n_workers": 0,
     "output_name": "tried",
 }
-"""What a miniature on a CPU asks for in place of what the preset says."""
+"""Settings of a miniature on a CPU that replace the preset's."""
 
 
 pytestmark = [
@@ -47,12 +47,12 @@ def ways(preset: Path) -> set[tuple[str, object]]:
 
 
 SECONDS = {"sdxl": 3, "flux": 1, "flux_kontext": 1, "qwen_image": 2, "qwen_image_edit": 2}
-"""How long a run of each family takes, beside FLUX.1's."""
+"""Duration of a run of each family, relative to FLUX.1's."""
 
 
 def cover() -> list[Path]:
-    """Return presets that together set all that any sets, and train each family in each method: a sixth of them. What
-    a preset says is checked for each in test_presets.py; here it is that all of it can be trained with."""
+    """Return presets that together set all that any sets, and train each family in each method: a sixth of them. The
+    values of each preset are checked in test_presets.py; here, that all of them can be trained with."""
     left, chosen = set[tuple[str, object]]().union(*map(ways, PRESETS)), []
     while left:
         chosen.append(max(PRESETS, key=lambda preset: len(ways(preset) & left) / SECONDS[preset_family(preset.stem)]))
@@ -85,6 +85,6 @@ def test_a_preset_trains(preset: Path, request: pytest.FixtureRequest, tmp_path:
     tried = run(
         ["--config_file", str(tmp_path / "preset.toml")], tmp_path, model.family, TABS[preset.parent.name].method
     )
-    assert tried.status == 0, tried.told("failed")
+    assert tried.status == 0, tried.events_of("failed")
     assert tried.steps == [1, 2]
     assert (tmp_path / "tried.safetensors").stat().st_size > 0

@@ -1,4 +1,4 @@
-"""Presets load, say nothing needless and leave only the user's own paths to fill in."""
+"""Presets load, set nothing needless and leave only the user's own paths to fill in."""
 
 from pathlib import Path
 
@@ -66,11 +66,11 @@ def test_a_preset_lacks_only_the_paths(preset):
 
 
 @every_preset
-def test_a_preset_says_only_what_differs_from_the_defaults(preset):
+def test_a_preset_sets_only_values_that_differ_from_the_defaults(preset):
     said = read_toml(preset)
     assert said == from_values(script_of(preset), read_toml(preset)).changed()
     assert list(said) == sorted(said)
-    assert preset.read_text(encoding="utf-8").startswith("# "), "it tells for whom it is"
+    assert preset.read_text(encoding="utf-8").startswith("# "), "it states for whom it is"
 
 
 @every_preset
@@ -85,7 +85,7 @@ def test_a_preset_with_paths_becomes_a_command(preset, tmp_path, capsys):
     assert settings_in(line, script_of(preset)) == {**read_toml(preset), **paths}
 
 
-def test_presets_compile_whose_name_says_so_one_at_least_for_each_script():
+def test_presets_named_compiled_compile_and_each_script_has_one():
     compiled = [preset for preset in PRESETS if "compiled" in preset.stem]
     assert {script_of(preset).file for preset in compiled} == {script.file for script in SCRIPTS}
     assert all(from_values(script_of(preset), read_toml(preset))[CompileOptions].compile for preset in compiled)
@@ -97,7 +97,7 @@ def test_presets_train_at_the_recommended_timesteps(preset):
 
 
 @pytest.mark.parametrize("tab", METHODS)
-def test_presets_for_little_memory_hold_less_on_the_gpu_the_smaller_the_card(tab):
+def test_presets_for_smaller_gpus_need_less_memory(tab):
     for family in names():
         presets = [preset for preset in presets_of(family) if preset.cap and preset.name.startswith(f"{tab}/")]
         held = [(p.values.get("blocks_to_swap", 0), -p.values.get("train_batch_size", 1)) for p in presets]
@@ -114,7 +114,7 @@ def test_the_plan_of_each_preset_fits_the_gpu_that_it_names():
 
 
 @pytest.mark.parametrize("preset", LITTLE, ids=name)
-def test_presets_for_little_memory_take_what_saves_it(preset):
+def test_presets_for_little_memory_use_the_options_that_save_it(preset):
     said = read_toml(preset)
     assert said["gradient_checkpointing"]
     assert said["cache_latents"]
@@ -129,5 +129,5 @@ def test_presets_for_little_memory_take_what_saves_it(preset):
 
 
 @pytest.mark.parametrize("preset", FULL, ids=name)
-def test_a_preset_for_a_whole_model_learns_slowly(preset):
+def test_a_preset_for_a_whole_model_has_a_low_learning_rate(preset):
     assert 5e-6 <= read_toml(preset)["learning_rate"] <= 1e-5

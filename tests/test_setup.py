@@ -52,7 +52,7 @@ def chosen(bin_folder: Path) -> str:
     return made.rpartition("/")[2]
 
 
-def test_the_environment_is_made_with_the_first_supported_python(bin_folder: Path) -> None:
+def test_the_environment_is_created_with_the_first_supported_python(bin_folder: Path) -> None:
     make(bin_folder, "python3", 1, supported=False)
     make(bin_folder, "python3.12", 10)
     make(bin_folder, "python3.11", 9)  # not worth leaving the user's first for

@@ -1,4 +1,4 @@
-"""What the suite may spend on a model family, and in which order it runs its files."""
+"""The suite's budget for a model family, and in which order it runs its files."""
 
 from collections import Counter
 from pathlib import Path
@@ -56,7 +56,7 @@ def test_the_slowest_files_are_listed_with_their_seconds() -> None:
     assert slowest(Counter({"a": 1.25, "b": 20.0}))[0].split() == ["20.0", "s", "b"]
 
 
-def test_a_session_fails_when_the_tests_of_a_family_start_more_processes_than_it_may(
+def test_a_session_fails_when_the_tests_of_a_family_start_too_many_processes(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The real plugin in a session of its own."""

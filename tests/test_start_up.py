@@ -1,4 +1,4 @@
-"""What a run imports and loads before its first step: no more than it needs."""
+"""A run imports and loads only necessary modules before its first step."""
 
 import json
 import subprocess
@@ -46,7 +46,7 @@ T5_ARGUMENTS = {
 
 
 def with_known_vocabulary(miniature: Any, folder: Path) -> dict[str, str]:
-    """The miniature's model, but with as many token embeddings as the tokenizers that we ship have tokens."""
+    """The miniature's model, but with one token embedding for each token of the tokenizers that we ship."""
     model = load_file(miniature.checkpoint)
     for key, tensor in model.items():
         if key.endswith("token_embedding.weight"):
@@ -56,7 +56,7 @@ def with_known_vocabulary(miniature: Any, folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.run
-def test_checks_and_a_lora_run_with_full_caches_import_no_more_than_they_need(miniature: Any, tmp_path: Path):
+def test_checks_and_a_lora_run_with_full_caches_import_only_needed_modules(miniature: Any, tmp_path: Path):
     settings = {
         **settings_for(miniature),
         **with_known_vocabulary(miniature, tmp_path),
@@ -97,7 +97,7 @@ print(json.dumps([checked, status, sorted(sys.modules)]))
 """Each of its parts imports no more than it needs, in this order."""
 
 
-def test_models_that_are_imported_later_are_those_of_diffusers():
+def test_lazily_imported_models_are_diffusers_classes():
     from sd_scripts.library.files import lean_diffusers as lean
 
     import diffusers  # isort: skip  (lean_diffusers is imported before it)
@@ -156,7 +156,7 @@ def test_shipped_tokenizers_have_the_size_that_is_stated():
     }
 
 
-def test_tokenizers_are_made_once_and_when_the_first_is_used():
+def test_tokenizers_are_created_once_on_first_use():
     made: list[str] = []
 
     def make() -> list[str]:

@@ -32,7 +32,7 @@ def test_the_first_mark_of_a_module_or_its_folder_is_its_tier(tmp_path: Path) ->
     assert tier_of_file(tmp_path / "browser" / "test_page.py") == tier_of_file(tmp_path / "browser") == "deep"
 
 
-def test_a_marker_of_the_test_comes_before_its_module(tmp_path: Path) -> None:
+def test_a_marker_of_the_test_overrides_its_module(tmp_path: Path) -> None:
     file = tmp_path / "test_x.py"
     file.write_text("pytestmark = pytest.mark.deep\n")
     assert tier_of(file, ["skipif"]) == "deep"

@@ -72,7 +72,7 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
         "adafactor_swap35": ADAFACTOR | {"blocks_to_swap": 35},
     },
 }
-"""Rows of the benchmark by training method and name: the options that tell each from the others."""
+"""Rows of the benchmark by training method and name: the options that distinguish each."""
 
 
 def predict(denoiser: nn.Module, width: int, height: int, controls: int = 0) -> Tensor:

@@ -1,4 +1,4 @@
-"""FLUX.1 Kontext with random weights, and the runs that the benchmark times with it: those of FLUX.1."""
+"""FLUX.1 Kontext with random weights, and the runs that the benchmark times with it, the same as FLUX.1's."""
 
 from pathlib import Path
 

@@ -51,7 +51,7 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
         "adafactor_swap40": ADAFACTOR | {"blocks_to_swap": 40},
     },
 }
-"""Rows of the benchmark by training method and name: the options that tell each from the others."""
+"""Rows of the benchmark by training method and name: the options that distinguish each."""
 
 
 def predict(denoiser: nn.Module, width: int, height: int) -> Tensor:

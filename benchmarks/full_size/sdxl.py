@@ -84,7 +84,7 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "textual_inversion": {"eager": {}, "eager_unrecorded": UNRECORDED, "compiled": COMPILED, "graphs": GRAPHS},
 }
-"""Rows of the benchmark by training method and name: the options that tell each from the others."""
+"""Rows of the benchmark by training method and name: the options that distinguish each."""
 
 
 def predict(denoiser: nn.Module, width: int, height: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Random weights for full-size models: their sizes count, not what they know."""
+"""Random weights for full-size models: only their sizes matter."""
 
 import zlib
 from collections.abc import Callable

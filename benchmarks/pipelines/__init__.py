@@ -1,4 +1,5 @@
-"""The pipelines of diffusers that images are timed with beside our own generating: a module for each family."""
+"""The pipelines of diffusers that images are timed with in comparison to our own generator: a module for each
+family."""
 
 from importlib import import_module
 from pkgutil import iter_modules
@@ -9,5 +10,5 @@ FAMILIES = tuple(module.name for module in iter_modules(__path__))
 
 
 def pipeline_module(family: str) -> ModuleType:
-    """Import the module of a family: what makes its pipeline, and the options that all rows share."""
+    """Import the module of a family: the function that creates its pipeline, and the options that all rows share."""
     return import_module(f"benchmarks.pipelines.{family}")

@@ -59,7 +59,7 @@ def make_pipeline(denoiser: Any, vae: Any) -> Any:
 
 
 def text_arguments(components: Components, prompt: SamplePrompt, settings: Settings) -> dict[str, Any]:
-    """Return guidance and random text embeddings, as long as those of the captions, as the pipeline takes them."""
+    """Return guidance and random text embeddings, of the captions' length, in the pipeline's format."""
     denoiser: Any = components.denoiser
     mask = tokenize(components, prompt_captions(prompt), TextOptions.of(settings))[0]["mask"][
         :, prefix_length(components) :

@@ -28,7 +28,7 @@ METADATA_KEYS = ("metadata_file", "image_jsonl_file")
 PATH_KEYS = ("image_dir", "image_directory", "conditioning_data_dir", "control_directory", *METADATA_KEYS)
 """Keys of a dataset_config whose values are paths."""
 NAMES_IN = {"output_name": "output_dir", "log_prefix": "logging_dir", "log_tracker_name": "logging_dir"}
-"""Options that name a file in the folder of another option: a / in them leads elsewhere."""
+"""Options that name a file in the folder of another option: a / in them leads to a different folder."""
 
 NO_PATH = {
     errno.ENAMETOOLONG: "is too long for a path, or has a name longer than 255 bytes; shorten it",
@@ -76,7 +76,7 @@ class AllowedPaths:
         return absolute
 
     def holds(self, path: Path) -> bool:
-        """Return whether a path, and what it links to, lies in an allowed folder."""
+        """Return whether a path, and its link target, are in an allowed folder."""
         if self.allowed is None:
             return True
         where = Path(os.path.realpath(path.parent)) / path.name  # a link may be overwritten, not only followed

@@ -42,7 +42,7 @@ LARGEST_BODY = 16_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class AccessPolicy:
-    """How the page is served, and therefore who may open it."""
+    """How the page is served, and so who may open it."""
 
     sessions: Sessions | None = None
     """Users without a session get the login page and nothing else; None lets everybody in."""
@@ -73,7 +73,7 @@ class AccessPolicy:
 
 
 class AuthMiddleware:
-    """Plain ASGI middleware, so that responses keep streaming. It runs before the routes and knows none of them."""
+    """Plain ASGI middleware, so that responses keep streaming. It runs before the routes and is independent of them."""
 
     def __init__(self, app: ASGIApp, access: AccessPolicy) -> None:
         self._app = app

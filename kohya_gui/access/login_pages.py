@@ -37,7 +37,7 @@ LOGIN_PAGE = _page(
 
 
 def token_page(wrong: bool = False) -> str:
-    """Return the page that says where to find the token, with a field to enter it."""
+    """Return the page that explains where to find the token, with a field to enter it."""
     error = "Wrong token: the address or token may be outdated" if wrong else ""
     return _page(
         "Token required",

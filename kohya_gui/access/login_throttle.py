@@ -105,7 +105,7 @@ class LoginLog:
     _left_out: int = 0
 
     def failed(self, address: str, what: str) -> None:
-        """Log a wrong `what` (password or token), never what was typed: it may be a password elsewhere."""
+        """Log a wrong `what` (password or token), never the typed text: it may be a password elsewhere."""
         if self.now() - self._minute >= 60.0:
             self._minute = self.now()
             self._lines = 0

@@ -33,7 +33,7 @@ def refusal(blocks: Blocks, path: str, body: bytes) -> Response | None:
 
 
 def _value_problem(body: bytes) -> str:
-    """Return what is wrong with values that Python's reader accepts and Gradio's does not."""
+    """Return the problem of values that Python's reader accepts and Gradio's does not."""
     try:
         call = json.loads(body)
     except (ValueError, RecursionError):

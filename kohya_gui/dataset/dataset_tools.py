@@ -206,7 +206,7 @@ def _copy(image: Path, captions: list[Path], copied: Copied) -> None:
                 _copy_file(caption, file)
                 copied.captions += 1
             elif not _same(caption, file):
-                copied.remarks.append(f"{file.name} already exists with another text and was kept")
+                copied.remarks.append(f"{file.name} already exists with a different text and was kept")
         return
 
 

@@ -95,7 +95,7 @@ def _beside_metadata(root: Path) -> Recognised:
     more = "+" if count >= MOST_FILES else ""
     if not count:
         return Recognised("No images here: the metadata file must name them with their full paths", warning=True)
-    return Recognised(f"{count}{more} images; the metadata file says which are trained", good=True)
+    return Recognised(f"{count}{more} images; the metadata file decides which are trained", good=True)
 
 
 def _images(folder: Path, *, recursive: bool = False) -> list[Path]:

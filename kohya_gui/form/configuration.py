@@ -33,7 +33,7 @@ PROMPTS = "sample_prompts"
 
 @dataclass(frozen=True)
 class Opened:
-    """The contents of a settings file: the values it sets and the keys that are no options."""
+    """The contents of a settings file: the values it sets and the keys that are not options."""
 
     values: dict[str, Any]
     family: str
@@ -80,7 +80,7 @@ def path_to_save(text: str) -> Path:
 def open_file(path: Path, tab: Tab, shown: str | None = None, allowed_paths: AllowedPaths = EVERYWHERE) -> Opened:
     """Read a TOML file, which may be a run's, or a kohya_ss JSON; `shown` is the family of a file that names none.
 
-    Raises ValueError, one sentence, if the file is missing, broken or for another tab.
+    Raises ValueError, one sentence, if the file is missing, broken or for a different tab.
     """
     allowed_paths.check("configuration file", path)
     families = families_of(tab.method)
@@ -108,7 +108,7 @@ def open_file(path: Path, tab: Tab, shown: str | None = None, allowed_paths: All
 
 
 def tab_for(path: Path) -> Tab:
-    """Return the tab that a file is for, LoRA if it does not say. Raises ValueError as open_file does."""
+    """Return the tab that a file is for, LoRA by default. Raises ValueError as open_file does."""
     is_legacy = path.suffix.lower() == ".json"
     tab = legacy_config.tab_of(legacy_config.read(path)) if is_legacy else _tab_of(read_toml(path))
     return tab or TABS["lora"]

@@ -22,7 +22,7 @@ SLIDER_STEPS = 64
 QUIET: dict[str, Any] = {"queue": False, "show_progress": "hidden", "show_progress_on": (), "api_visibility": "private"}
 """Settings of internal events; showing progress nowhere saves the browser a walk over the page for each output."""
 BROWSER_SECRET = "no-secret"
-"""Gradio encrypts what it stores in the browser; a fixed key lets the next start of the GUI read it back."""
+"""Gradio encrypts the data it stores in the browser; a fixed key lets the next start of the GUI read it back."""
 BROWSE = "[Browse…](#browse)"
 """Link in a path's help that opens the file dialog (browse.js)."""
 Updates = dict[Any, Any]
@@ -34,8 +34,8 @@ UNSET = ("not set", "")
 def control(option: Option, tab: str, width: str, others: Mapping[str, Option], method: str) -> FormComponent:
     """Return the control of an option, with the element id `tab-name`.
 
-    Its help text is the one for this training method and names the `others` by their labels. What holds for some model
-    families only is shown for these (visibility.js).
+    Its help text is the one for this training method and names the `others` by their labels. Options of only some
+    model families are shown for these (visibility.js).
     """
 
     def text(words: str) -> str:
@@ -217,7 +217,7 @@ class Form:
         """Sample prompts from a kohya_ss file that have no file of their own yet."""
         self.prompt_editor: PromptSource | None = None
         self.hints: dict[str, gr.HTML] = {}
-        """Option -> the line under its path control that describes what is there."""
+        """Option -> the line under its path control that describes the file or folder."""
         self.advice: list[tuple[Advice, gr.Row, gr.Button]] = []
         self.write_events: list[Any] = []
         """Events of tools and advice that write values into the form."""
@@ -379,7 +379,7 @@ def after_changes(
     """Call `look` when one of the controls has changed; several changes together cause one call, after the last.
 
     Gradio repeats an event that came too early for all of its listeners, and two listeners then keep each other busy
-    forever. Therefore the call listens to an event of its own, which follows the change.
+    forever. So the call listens to its own event, which follows the change.
     """
     changes = [control.change for control in controls]
     gr.on(changes, None, js="() => {}", **QUIET).then(look, inputs, output, trigger_mode="always_last", **QUIET)

@@ -38,7 +38,7 @@ class Draft:
         gr.Button("Keep", elem_classes="keep-draft offstage").click(**self._write)
 
     def keep_after(self, event: Any) -> None:
-        """Save the draft after an event that changed the form, and update what is shown."""
+        """Save the draft after an event that changed the form, and update the page."""
         event.then(**self._write)
 
     def release_after(self, event: Any) -> None:

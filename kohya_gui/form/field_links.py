@@ -117,7 +117,7 @@ class FieldLinks:
         return Html(f' <button type="button" {face}>{escape(words)}</button>')
 
     def refused(self, error: ValueError, *, start: bool = False) -> str:
-        """List every problem with a link to its field; the page marks the fields and, at `start`, goes to the first."""
+        """List every problem with a link to its field; the page marks the fields and, at `start`, focuses the first."""
         sentences = str(error).splitlines() or [type(error).__name__]
         names = [name for sentence in sentences for name in _head(sentence)[0] if name in self._shown]
         wrong = " ".join(dict.fromkeys(self._id(name) for name in names))

@@ -137,7 +137,7 @@ OF_METHOD: Mapping[str, tuple[Panel, Panel, tuple[Panel, ...]]] = {
     "full": (FULL, MEMORY_OF_FULL, ()),
     "textual_inversion": (EMBEDDING, MEMORY, ()),
 }
-"""Method -> the panel of what is trained, the panel about memory, and further ones."""
+"""Method -> the panel of the trained parts, the panel about memory, and further ones."""
 
 
 def training(tab: str, data: Panel) -> Training:

@@ -229,7 +229,7 @@ def summary(prompt: SamplePrompt, family: str, sampler: str) -> str:
 
 
 def remarks(prompt: SamplePrompt, entry: Entry, family: str) -> Iterable[str]:
-    """Yield warnings about options that may not do what was meant."""
+    """Yield warnings about options that may not have the intended effect."""
     yield from entry.dropped
     for option in LINE_OPTIONS:
         if option.key in entry.keys and not option.works_with(card_of(family).capabilities):

@@ -26,20 +26,20 @@ LONGEST_METADATA = 20_000_000
 
 @dataclass(frozen=True)
 class Recognised:
-    """A description of what is at a path; `good` is None if it cannot be judged."""
+    """A description of the file or folder at a path; `good` is None if it cannot be judged."""
 
     text: str
     good: bool | None = None
     family: str | None = None
     """Family the file is a base model for."""
     warning: bool = False
-    """Works, but is probably not what was meant."""
+    """Works, but is probably not intended."""
     flat: bool = False
     """The folder contains images directly and could be used as is."""
     ending: str = ""
     """Extension of the caption files found, if it is not the one set."""
     images: int = 0
-    """Images that lie directly in a flat folder."""
+    """Images directly in a flat folder."""
     instead: Path | None = None
     """A folder nearby that was probably meant."""
     ranks: tuple[int, ...] = ()
@@ -50,7 +50,7 @@ NOTHING = Recognised("")
 
 
 def allowed(allowed_paths: AllowedPaths, option: str, text: str, look: Callable[[str], Recognised]) -> Recognised:
-    """Describe what is at a path; outside the allowed folders, not even whether it exists."""
+    """Describe the file or folder at a path; outside the allowed folders, not even whether it exists."""
     problem = allowed_paths.problem(option, text) if text.strip() else None
     return Recognised(problem.partition(": ")[2], good=False) if problem else look(text)
 

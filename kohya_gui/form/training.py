@@ -51,7 +51,7 @@ class Training:
     ) -> Opened:
         """Read a TOML file or a kohya_ss JSON file; one that does not name its family gets the family shown.
 
-        Raises ValueError, one sentence, for a file that cannot be read or is for another tab.
+        Raises ValueError, one sentence, for a file that cannot be read or is for a different tab.
         """
         return open_file(path, self.tab, shown, allowed_paths)
 

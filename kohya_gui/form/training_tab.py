@@ -149,7 +149,7 @@ class TrainingTab:
             value=families[0],
             label="Model family",
             elem_id=f"{self.name}-family",
-            elem_classes="family" if len(families) > 1 else "family offstage",  # one is no choice
+            elem_classes="family" if len(families) > 1 else "family offstage",  # a single one leaves no choice
         )
         others = [tab for tab in TABS.values() if tab is not self.training.tab]
         gr.HTML(take_over(others), elem_id=f"{self.name}-others", elem_classes="others")
@@ -175,7 +175,7 @@ class TrainingTab:
         self._tools.append(tool(self.form, self.family, self._queue))
 
     def _connect_hints(self) -> None:
-        """Show a hint under each path field: what is there."""
+        """Show a hint under each path field that describes the file or folder."""
         controls = self.form.controls
         components = [name for name in component_options() if name in self.form.hints]
 
@@ -368,7 +368,7 @@ class TrainingTab:
         return updates | self._remember(path, recent) | others
 
     def _open_dropped(self, data: Updates) -> Updates:
-        """Open a settings file that was dropped on the page, which knows its name and text but not its path."""
+        """Open a settings file that was dropped on the page, which has its name and text but not its path."""
         try:
             dropped = json.loads(data[self.dropped])
             name = Path(str(dropped["name"])).name

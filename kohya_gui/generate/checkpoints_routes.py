@@ -57,14 +57,14 @@ class CheckpointsRoutes:
         self._job = CompareJob(queue)
 
     def form(self, request: Request) -> dict[str, Any]:
-        """Return what the form of a run offers."""
+        """Return the choices in the form of a run."""
         row = row_of(request, self._queue)
         state = self._queue.watch(row.id).refresh()
         values = _settings(row)
         offered = {name: OPTIONS[name] for name in FORM if row.family in OPTIONS[name].families}
         checkpoints = checkpoints_of(state)
         if not checkpoints:
-            raise ValueError(f"{row.name}: none of the files that it saved is there any more")
+            raise ValueError(f"{row.name}: the files that it saved no longer exist")
         return {
             "checkpoints": [
                 {"file": str(checkpoint.path), "name": checkpoint.name, "label": checkpoint.label}
@@ -159,7 +159,7 @@ class CheckpointsRoutes:
         return send_file(request, path, MEDIA_TYPES[path.suffix], download=path.name == GRID)
 
     def image_form(self, request: Request) -> dict[str, Any]:
-        """Return the form of the tab Generate that makes an image of the comparison."""
+        """Return the form of the tab Generate for an image of the comparison."""
         try:
             with open_image(self._file(request)) as image:
                 texts = texts_of(image)

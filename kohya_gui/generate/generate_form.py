@@ -16,7 +16,7 @@ from sd_scripts.settings.family_options import each_option
 from sd_scripts.settings.generate_settings import DEFAULTS
 
 HIDDEN = ("resident", "idle_seconds", "run_dir", "compile_auto", "control_directory")
-"""Options that the page sets itself, or that say nothing here."""
+"""Options that the page sets itself, or that have no meaning here."""
 ROWS = ("lora_weights", "lora_multiplier", "control_image_path")
 """Options with a list of rows instead of their controls: adapters and control images."""
 IMAGES = (
@@ -100,7 +100,7 @@ def _field(option: Option, family: str) -> dict[str, Any]:
 
 
 def values_of(family: str, typed: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a form as it was typed, without options that have their defaults."""
+    """Return the options of a form as typed, without options that have their defaults."""
     options = options_of(family)
     values = {name: given(options[name], value) for name, value in typed.items() if name in options}
     if lines := values.get("prompt"):  # as in a prompt file

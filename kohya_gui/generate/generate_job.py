@@ -82,7 +82,7 @@ class GenerateJob(ToolJob):
             if self.busy and family != self.family:
                 if self._open_requests():
                     raise ValueError(
-                        "Images of another model family are being generated: wait for them, or cancel them"
+                        "Images of a different model family are being generated: wait for them, or cancel them"
                     )
                 self.stop()
             if not self.busy or family != self.family:
@@ -204,7 +204,7 @@ class GenerateJob(ToolJob):
         return self.watched.folder.path / PREVIEW if self.watched else None
 
     def state(self) -> dict[str, Any]:
-        """Return what the page shows of the process and its requests, the newest first."""
+        """Return the state of the process and its requests for the page, the newest first."""
         with self._lock:
             alive = self.busy
             waits_for = self.waits_for

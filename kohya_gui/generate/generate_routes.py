@@ -122,7 +122,7 @@ class GenerateRoutes:
         name = request.query_params.get("path", "")
         path = allowed_file(self._allowed_paths, CONTROLS.key, name)
         if path.suffix.lower() not in MEDIA_TYPES:
-            raise NotFound("This is not an image that browsers show")
+            raise NotFound("The browser cannot display this format")
         return send_file(request, path, MEDIA_TYPES[path.suffix.lower()])
 
     def cancel(self, request: Request, body: Mapping[str, Any]) -> None:
@@ -165,7 +165,7 @@ class GenerateRoutes:
         """Return the form that the text chunks of a dropped image describe. Raises ValueError if they describe none."""
         chunks = body.get("chunks")
         if not isinstance(chunks, dict):
-            raise ValueError("The request contains no texts of an image")
+            raise ValueError("The request contains no image metadata")
         texts = {str(key): text for key, text in chunks.items() if isinstance(text, str)}
         return as_form(read_chunks(texts))
 
@@ -188,11 +188,11 @@ class GenerateRoutes:
         models = [output.find() for output in run_state.saved if not output.path.name.endswith(STATE_ENDING)]
         newest = next((path for path in reversed(models) if path and path.exists()), None)
         if newest is None:
-            raise ValueError(f"{row.name}: none of its files is there any more")
+            raise ValueError(f"{row.name}: its files no longer exist")
         run_settings = read_toml(RunFolder(row.folder).config)
         family = row.family or str(run_settings.get("family"))
         if family not in FAMILIES:
-            raise ValueError(f"{row.name}: there is no script that generates images of this model family")
+            raise ValueError(f"{row.name}: no script generates images of this model family")
         values = of_generating({"learning_rate": 0, **run_settings}, script_for(family, GENERATE))
         values = {name: value for name, value in values.items() if name in options_of(family)}
         adapters: list[dict[str, Any]] = []

@@ -236,7 +236,7 @@ def _steps_of_mirrored(legacy: Mapping[str, Any], family: str) -> Converted:
 
 
 OF_COMMAND_LINE = ("config_file", "output_config", "plan", "json")
-"""Flags that are no settings."""
+"""Flags that are not settings."""
 RATES_OF_ENCODERS = ("learning_rate_te1", "learning_rate_te2")
 MEANINGS: dict[str, tuple[Meaning, ...]] = {
     "lora": (_rates, _noise, _lora_file, network_from),

@@ -40,7 +40,7 @@ KOHYA = {
 """LoRA type -> module of sd-scripts, then the fields it reads in addition to CONV_ARGS."""
 
 LYCORIS_NAMES = {"unit": "block_size", "constrain": "constraint"}
-"""Fields that have another name in the lycoris package."""
+"""Fields that have a different name in the lycoris package."""
 
 FIELDS: dict[str, Any] = {
     "LoRA_type": "Standard",
@@ -62,7 +62,7 @@ FIELDS: dict[str, Any] = {
 
 
 def network_from(legacy: Mapping[str, Any], family: str) -> Converted:
-    """Return network_module, network_args and related options, with remarks on what is not supported."""
+    """Return network_module, network_args and related options, with remarks on unsupported values."""
     fields = {name: default if legacy.get(name) is None else legacy[name] for name, default in FIELDS.items()}
     kind = "LyCORIS/LoCon" if fields["LoRA_type"] == "LoCon" else fields["LoRA_type"]
     plus = pairs(fields, LORA_PLUS_ARGS)

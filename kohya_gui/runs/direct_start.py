@@ -8,7 +8,7 @@ from sd_scripts.options.launch import LaunchOptions
 
 
 def direct_environment(launch: LaunchOptions, mixed_precision: str, on_cpu: bool) -> dict[str, str] | None:
-    """Return what `accelerate launch` adds to the environment of a script that it starts with our flags.
+    """Return the environment variables that `accelerate launch` sets for a script that it starts with our flags.
 
     None where only accelerate knows how to start it: several processes or machines, arguments of the user for
     accelerate, a file that `accelerate config` wrote, and chosen GPUs that are not CUDA's or ROCm's.

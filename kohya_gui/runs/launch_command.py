@@ -20,7 +20,7 @@ from sd_scripts.settings.settings import Script, Settings
 
 
 class Start(NamedTuple):
-    """What the page starts: the script itself or, where only accelerate knows how, `accelerate launch`."""
+    """The command that the page starts: the script itself or, where only accelerate knows how, `accelerate launch`."""
 
     argv: list[str]
     environment: dict[str, str]
@@ -32,7 +32,7 @@ class LaunchCommand:
     """The command to start, the TOML to write first, and the environment to pass."""
 
     argv: list[str]
-    """What is printed, and may be run in a terminal."""
+    """The printed command, which can be run in a terminal."""
     toml: dict[str, Any]
     """The settings for the file that `argv` passes as --config_file, if it does."""
     started: Start
@@ -52,7 +52,7 @@ def build(
     """Return the command that trains with `settings`, which must be valid.
 
     The settings go into the file `toml_path` or, without one, into the command itself as flags. Compile options are
-    flags in both cases, so that the command shows them. `cpu` says that there is no GPU; None detects it. Nothing is
+    flags in both cases, so that the command shows them. `cpu`: whether there is no GPU; None detects it. Nothing is
     written or started.
     """
     launch = settings[LaunchOptions]
@@ -123,7 +123,7 @@ def _accelerate_flags(launch: LaunchOptions, mixed_precision: str) -> list[str]:
         flags += [f"--{name}", str(getattr(launch, name))]
     flags += ["--mixed_precision", mixed_precision]
     more = shell_words(launch.extra_accelerate_launch_args)
-    if launch.num_processes > 1 and "--use_fsdp" not in more:  # FSDP is another way to use several GPUs
+    if launch.num_processes > 1 and "--use_fsdp" not in more:  # FSDP is an alternative way to use several GPUs
         flags += ["--multi_gpu"]
     if launch.gpu_ids:
         flags += ["--gpu_ids", launch.gpu_ids.replace(" ", "")]

@@ -49,7 +49,7 @@ TAIL_BYTES = 65_536
 """Bytes read from the end of a finished run's event log when only its final values are needed."""
 MOVES = ("up", "down", "first", "last")
 ROW_FIELDS = ("id", "name", "note", "tab", "family", "gpus", "place", "created", "started")
-"""What the board shows of a run's row as it is."""
+"""Columns of a run's row that the board shows unchanged."""
 ID = re.compile("[0-9]{1,18}")
 """A valid row or file number: it must fit in 64 bits."""
 
@@ -263,7 +263,7 @@ class LiveRoutes:
         if kept is None or kept[0] != before:
             states = [self._queue.watch(id).refresh() for id in before]
             kept = before, JoinedCurves(states)
-            self._joined = {**dict(list(self._joined.items())[-3:]), row.id: kept}  # each holds all its points
+            self._joined = {**dict(list(self._joined.items())[-3:]), row.id: kept}  # each has all its points
         kept[1].extend(run_state)
         return kept[1]
 

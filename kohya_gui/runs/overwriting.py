@@ -33,7 +33,7 @@ class Taken:
 
 
 def find_taken(values: Mapping[str, Any], queue: RunQueue) -> Taken | None:
-    """Return what a run with these settings would overwrite; None if nothing, or if it is told to."""
+    """Return the files that a run with these settings would overwrite; None if nothing, or if `overwrite` is set."""
     if not values.get("output_dir") or values.get("overwrite") or values.get("resume"):
         return None
     folder, name = _folder(values["output_dir"]), values.get("output_name") or LAST
@@ -63,7 +63,7 @@ def question(taken: Taken) -> str:
 
 
 def told(taken: Taken) -> str:
-    """Say which files or runs use the output name."""
+    """Describe which files or runs use the output name."""
     used = []
     if taken.files:
         used.append(f"{some([path.name for path in taken.files])} in {taken.files[0].parent}")
@@ -72,7 +72,7 @@ def told(taken: Taken) -> str:
 
 
 def answered(values: Mapping[str, Any], answer: str, taken: Taken) -> dict[str, Any] | None:
-    """Return the settings changed by the answer; None if it answers another question."""
+    """Return the settings changed by the answer; None if it answers a different question."""
     way, _, name = answer.partition(":")
     if name != taken.name:
         return None

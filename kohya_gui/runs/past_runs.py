@@ -20,7 +20,7 @@ from sd_scripts.settings.reading import from_values
 from sd_scripts.settings.settings import Settings
 
 NOT_COMPARED = ("output_dir", "logging_dir", "resume")
-"""Options that always differ between runs or say nothing about training."""
+"""Options that always differ between runs or do not affect training."""
 
 
 def plan(prepared: Prepared, tab: Tab, family: str) -> PlannedRun:
@@ -40,7 +40,7 @@ def plan(prepared: Prepared, tab: Tab, family: str) -> PlannedRun:
 
 
 def tab_of(row: RunRow) -> Tab:
-    """Return the tab that a run was started in; if the list does not know it, the one its settings are for."""
+    """Return the tab that a run was started in; if the list does not have it, the one its settings are for."""
     if row.tab in TABS:
         return TABS[row.tab]
     try:
@@ -58,7 +58,7 @@ def opened_run(row: RunRow) -> tuple[Tab, Opened]:
 
 
 def why_not(row: RunRow) -> str:
-    """Return why a queued run cannot start, checked when its turn comes: files may have disappeared meanwhile."""
+    """Return why a queued run cannot start, checked when its turn comes: files may have disappeared in the meantime."""
     tab, opened = opened_run(row)
     script = script_for(opened.family, tab.method)
     return "; ".join(map(str, preflight.problems(from_values(script, opened.unknown, opened.values))))

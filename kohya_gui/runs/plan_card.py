@@ -1,4 +1,4 @@
-"""The plan of a run beside Start: the training script says what it will do with the settings of the form."""
+"""The plan of a run, next to Start: what the training script will do with the settings of the form."""
 
 import json
 import logging
@@ -93,7 +93,7 @@ class PlanCards:
             return {"html": html}
 
     def _key(self, settings: Settings) -> str:
-        """Return what decides the plan: the settings, and when the data and the measurements last changed."""
+        """Return the inputs of the plan: the settings, and when the data and the measurements last changed."""
         places = [Path(os.path.expanduser(str(path))) for name in DATA if (path := settings.values().get(name))]
         places += [inner for place in places if place.is_dir() for inner in place.iterdir() if inner.is_dir()]
         times = [_changed(place) for place in (*sorted(places), measurements_file())]
@@ -130,7 +130,7 @@ def filled(plan: Mapping[str, Any], links: FieldLinks = NO_LINKS, remarks: Seque
 
 
 def _mend(note: str, links: FieldLinks) -> str:
-    """Return a button that does what a note asks for; empty if it takes more than a button."""
+    """Return a button that applies a note's advice; empty if a button is not enough."""
     return links.set_button("sample_every_n_epochs", "1", EVERY_EPOCH) if note.startswith(NO_INTERVAL) else ""
 
 

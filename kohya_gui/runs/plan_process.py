@@ -1,4 +1,4 @@
-"""The resident process that makes the plans of the page: started when needed, replaced when it ends."""
+"""The resident process that computes the plans of the page: started when needed, replaced when it ends."""
 
 import contextlib
 import json
@@ -33,7 +33,7 @@ class PlanProcess:
                 self._one_at_a_time.release()
 
     def ask(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the answer of `sd_scripts.planning.serve` for settings as they are saved.
+        """Return the answer of `sd_scripts.planning.serve` for saved settings.
 
         A process that ends without an answer, because it was killed or its code has changed, is replaced once. Raises
         TimeoutError after `longest` seconds, when the process is killed, and EOFError if the second one ends as well.

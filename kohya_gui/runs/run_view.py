@@ -121,7 +121,7 @@ def progress(run_state: RunState, row: RunRow) -> str:
 
 
 def progress_bar(fraction: float | None, doing: str, more: str = "") -> str:
-    """Return a bar, filled to the fraction if it is known, and below it what is being done; `more` is HTML."""
+    """Return a bar, filled to the fraction if it is known, and below it the current activity; `more` is HTML."""
     percent = f"{100 * (fraction or 0):.1f}"
     now = "" if fraction is None else f' aria-valuenow="{percent}"'
     phase = f'<div class="run-phase">{escape(doing[:1].upper() + doing[1:])}{more}</div>' if doing else ""
@@ -142,7 +142,7 @@ def generates(family: str) -> bool:
 
 
 def controls(run_state: RunState, row: RunRow) -> str:
-    """Return the buttons of the run; a pending command's button says so until the run answers."""
+    """Return the buttons of the run; a pending command's button shows it until the run answers."""
     state = shown_state(run_state, row)
     if state == "queued":
         return actions([("first", "Start next", ""), ("remove", "Remove from the queue", "")])
@@ -188,7 +188,7 @@ def living_controls(run_state: RunState) -> str:
 
 
 def what_is_lost(run_state: RunState) -> str:
-    """Return what ending the processes at once would lose."""
+    """Return the progress that ending the processes immediately would lose."""
     begun = run_state.facts.get("step") or 0
     if run_state.step <= begun:
         return "Ends the run immediately. Nothing is trained yet, so nothing is lost."
@@ -358,7 +358,7 @@ def compile_section(run_state: RunState) -> str:
 
 
 def compile_checks(checks: CompileChecks) -> str:
-    """Say how far compiled steps were from eager ones."""
+    """Describe how far compiled steps were from eager ones."""
     if not checks.count:
         return ""
     steps = f"{checks.count:,} step{'' if checks.count == 1 else 's'}"

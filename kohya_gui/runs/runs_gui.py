@@ -7,7 +7,7 @@ import gradio as gr
 SLOT = '<div data-live="{place}"></div>'
 """Slot for the page's single live view (live.js) while this tab is shown."""
 PLAN = '<div data-plan="{tab}"><p class="plan plan-empty">Making the plan…</p></div><div data-measured="{tab}"></div>'
-"""Slots for the plan of the run (plan.js) and for what was measured (measure.js)."""
+"""Slots for the plan of the run (plan.js) and for measurements (measure.js)."""
 
 
 class RunPanel:

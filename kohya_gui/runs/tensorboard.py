@@ -48,7 +48,7 @@ class TensorBoard:
     def start(self, logdir: Path) -> str:
         """Start a TensorBoard for this folder, or reuse the running one, and return its address.
 
-        Raises ValueError, one sentence, if the folder does not exist or the program ends at once.
+        Raises ValueError, one sentence, if the folder does not exist or the program exits immediately.
         """
         if not logdir.is_dir():
             raise ValueError(f"logging_dir: folder not found: '{logdir}'; a run that logs there creates it")

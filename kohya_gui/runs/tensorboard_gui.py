@@ -23,7 +23,7 @@ class TensorBoardButtons:
         with gr.Row(elem_classes="actions"):
             self._start = gr.Button("Start TensorBoard", elem_id=f"{form.tab}-tensorboard", **small)
             self._stop = gr.Button("Stop TensorBoard", visible=False, elem_id=f"{form.tab}-stop-tensorboard", **small)
-        self._message = gr.HTML(elem_id=f"{form.tab}-tensorboard-told")
+        self._message = gr.HTML(elem_id=f"{form.tab}-tensorboard-status")
 
     def connect(self) -> None:
         done = [self._message, self._stop]

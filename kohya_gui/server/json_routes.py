@@ -21,7 +21,7 @@ from sd_scripts.runs.store import RunRow
 DEEPEST = 40
 """Levels of lists and objects in a request."""
 DONE = {"ok": True}
-"""Answer of a POST route that has nothing else to say."""
+"""Answer of a POST route without data of its own."""
 
 
 class NotFound(ValueError):
@@ -37,7 +37,7 @@ class Refused(ValueError):
 
 
 def get(path: str, answer: Callable[[Request], Any]) -> Route:
-    """Return a GET route; an answer of None becomes 204, a Response is sent as it is."""
+    """Return a GET route; an answer of None becomes 204, a Response is sent unchanged."""
 
     def route(request: Request) -> Response:
         return _respond(lambda: answer(request))

@@ -2,7 +2,7 @@
 (() => {
   const { on } = Studio;
 
-  // Gradio 6 marks the inputs of each event that was answered, and from then on looks up and updates all that are marked
+  // Gradio 6 marks the inputs of each event that was answered, and afterwards looks up and updates all marked ones
   // at every event: seconds, once a whole form was sent. Only inputs of streams need a mark, and the page has none.
   for (const { show_progress_on: targets } of window.gradio_config?.dependencies ?? []) {
     if (targets) targets.concat = () => [...targets];

@@ -28,7 +28,7 @@ var Studio = (() => {
       ...options,
     });
 
-  /** Do `work`, of which `place` shows the error, if any; returns whether it succeeded. */
+  /** Do `work`, whose error, if any, `place` shows; returns whether it succeeded. */
   const attempt = async (place, work) => {
     place.replaceChildren();
     try {
@@ -61,7 +61,7 @@ var Studio = (() => {
     document.addEventListener(kind, find, capture);
   };
 
-  /** Call `work(element)` while the element is shown: when a tab is opened, and every so many milliseconds while it
+  /** Call `work(element)` while the element is shown: when a tab is opened, and every `every` milliseconds while it
    * `isDue()`; one call at a time. Returns the function that calls it now. */
   const whileShown = (selector, every, work, isDue = () => true) => {
     let isWorking = false;
@@ -69,7 +69,7 @@ var Studio = (() => {
       const element = document.querySelector(selector);
       if (isWorking || document.hidden || !element || element.offsetParent === null) return;
       isWorking = true;
-      await work(element).catch(() => {}); // the live view says that the GUI does not respond
+      await work(element).catch(() => {}); // the live view reports that the GUI does not respond
       isWorking = false;
     };
     setInterval(() => isDue() && beat(), every);
@@ -77,7 +77,7 @@ var Studio = (() => {
     return beat;
   };
 
-  /** Answer keys that are pressed in an element; `answers`: name of a key -> what it does. */
+  /** Answer keys that are pressed in an element; `answers`: name of a key -> its action. */
   const onKeys = (element, answers) =>
     element.addEventListener("keydown", (event) => {
       if (!answers[event.key]) return;
@@ -130,7 +130,7 @@ var Studio = (() => {
     return made;
   };
 
-  /** A dialog that a click beside it closes; `show` puts it into the page, `closer` is a button in it. */
+  /** A dialog that a click outside closes; `show` puts it into the page, `closer` is a button in it. */
   const dialog = (attributes) =>
     el("dialog", { ...attributes, onclick: ({ target, currentTarget }) => target === currentTarget && target.close() });
   const show = (dialog) => {
@@ -208,7 +208,7 @@ var Studio = (() => {
   };
 
   /** Show a message with an action at the foot of the page for a while. */
-  const TOLD_FOR = 20000; // milliseconds
+  const SHOWN_FOR = 20000; // milliseconds
   const toast = (text, word, act) => {
     let box = document.getElementById("studio-toasts");
     if (!box) document.body.append((box = el("div", { id: "studio-toasts", role: "status" })));
@@ -224,7 +224,7 @@ var Studio = (() => {
     });
     const message = el("div", {}, el("span", {}, text), doing);
     box.append(message);
-    setTimeout(close, TOLD_FOR);
+    setTimeout(close, SHOWN_FOR);
   };
 
   /** The box of an error: as the server rendered it, with links to the fields, or its plain text. */

@@ -66,7 +66,7 @@ def exported_file() -> Path:
 
 
 def state() -> dict[str, Any]:
-    """Return what the page shows."""
+    """Return the data that the page shows."""
     cache = contents()
     return {
         "folder": str(cache.folder),

@@ -80,7 +80,7 @@ class CheckProcess:
                 process.signal_group(child.pid, kill=True)
 
     def state(self, known: str) -> dict[str, Any] | None:
-        """Return what the page shows, or None if it has this version already."""
+        """Return the data that the page shows, or None if it has this version already."""
         with self._lock:
             version = f"{self._launch}.{self._changes}"
             if known == version:
@@ -96,7 +96,7 @@ class CheckProcess:
             }
 
     def _follow(self, child: "subprocess.Popen[str]", zip_file: Path | None) -> None:
-        """Read what the process prints until it ends."""
+        """Read the process's output until it ends."""
         timer = threading.Timer(PATIENCE, process.signal_group, (child.pid, True))
         timer.start()
         last_line = ""

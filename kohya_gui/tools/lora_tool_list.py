@@ -1,4 +1,4 @@
-"""The tools of the tab LoRA tools: what each is called, its options, and which of them have no control there."""
+"""The tools of the tab LoRA tools: the title of each, its options, and which of them have no control there."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class LoraTool:
     required: tuple[str, ...] = ()
     """Options that the page requires in addition to those that the groups check."""
     suffix: Callable[[Mapping[str, Any]], str] = lambda values: "-new"
-    """Values -> what the page appends to the first input's name to name the output."""
+    """Values -> the suffix that the page appends to the first input's name to name the output."""
     suggest: Callable[[Sequence[int]], Mapping[str, Any]] = lambda ranks: {}
     """Ranks in the chosen LoRAs -> values that the page fills in where the defaults, sd-scripts' own, are small."""
 
@@ -65,7 +65,7 @@ LORA_TOOLS = (
     LoraTool(
         name="merge-svd",
         title="Merge LoRAs",
-        about="One LoRA that does what several do together, approximated by the rank that you choose; rank 0 is exact.",
+        about="One LoRA with the combined effect of several, approximated at the rank you choose; rank 0 is exact.",
         script="svd_merge_lora",
         groups=(MergedOptions, SvdMergeOptions, *SAVING),
         inputs=("models",),
@@ -77,7 +77,7 @@ LORA_TOOLS = (
         name="merge-weights",
         title="Average LoRAs",
         about="Average or join the factors of LoRAs as sd-scripts does. Averaging needs LoRAs of one rank; the result "
-        "is not the sum of what they do, for which there is Merge LoRAs.",
+        "is not the sum of their effects, which Merge LoRAs gives.",
         script="merge_lora",
         groups=(MergedOptions, WeightedMergeOptions, *SAVING),
         inputs=("models",),
@@ -98,7 +98,7 @@ LORA_TOOLS = (
     LoraTool(
         name="extract",
         title="Extract",
-        about="A LoRA of what a trained model has learned: the difference from its original, approximated by a rank.",
+        about="Extract a LoRA from a trained model: its difference from the original, approximated at a rank.",
         script="extract_lora_from_models",
         groups=(ExtractOptions, *SAVING),
         inputs=("model_org", "model_tuned"),
@@ -109,7 +109,7 @@ LORA_TOOLS = (
     LoraTool(
         name="convert",
         title="Convert",
-        about="The same LoRA under the key names of another program, or in another precision.",
+        about="The same LoRA under a different program's key names, or in a different precision.",
         script="convert_lora",
         groups=(ConvertOptions, PrecisionOptions),
         inputs=("src_path",),
@@ -120,7 +120,7 @@ LORA_TOOLS = (
     LoraTool(
         name="metadata",
         title="Metadata",
-        about="Read what a file says of itself, and change it. The weights are copied unchanged.",
+        about="Read and edit a file's metadata. The weights are copied unchanged.",
         script="edit_metadata",
         groups=(LoraInputOptions, EditMetadataOptions, OutputOptions),
         inputs=("model",),
@@ -130,7 +130,7 @@ LORA_TOOLS = (
     LoraTool(
         name="inspect",
         title="Inspect",
-        about="Which blocks a LoRA changes and how much, how many of its ranks it uses, and what it was trained with.",
+        about="Which blocks a LoRA changes and how much, how many of its ranks it uses, and its training settings.",
         script="check_lora_weights",
         groups=(LoraInputOptions,),
         inputs=("model",),

@@ -74,7 +74,7 @@ def _kind(tool: LoraTool, o: Option) -> str:
 
 
 def read_values(tool: LoraTool, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of all options from what the page sent; unknown names are left out."""
+    """Return the values of all options from the page's values; unknown names are left out."""
     values = defaults(tool.groups)
     for o in options_of(tool):
         if o.name in given:
@@ -182,9 +182,9 @@ def _model(path: Path) -> Recognised:
 
 
 def _described(path: Path) -> ModelFile | Recognised:
-    """Return what a file is, or why it cannot be read."""
+    """Return the kind of a file, or why it cannot be read."""
     if problem := input_problem("", str(path)).partition(": ")[2]:
-        return Recognised(problem.replace(f"there is no file '{path}'", "There is no such file"), good=False)
+        return Recognised(problem.replace(f"file not found: '{path}'", "There is no such file"), good=False)
     file = describe(path)
     return Recognised(file.problem.replace(f"'{path}'", "This file"), good=False) if file.problem else file
 

@@ -117,7 +117,7 @@ def _shown(tool: LoraTool, run_state: RunState) -> dict[str, Any]:
 
 
 def _error(run_state: RunState) -> str:
-    """Return what went wrong, a sentence a line; if the tool reported nothing, the last line that it printed."""
+    """Return the problems, a sentence a line; if the tool reported nothing, the last line that it printed."""
     failure = run_state.failure
     if run_state.state == "lost":
         printed = (failure.get("details") or failure.get("error", "")).splitlines()

@@ -88,7 +88,7 @@ class PublishRoutes:
             raise LINKS.refusal(["repo_id: enter the repository to upload to, such as me/my-lora"])
         if repo and not REPOSITORY.fullmatch(repo):
             name = shortened(repr(repo))
-            raise LINKS.refusal([f"repo_id: {name} is not the name of a repository; write me/my-lora"])
+            raise LINKS.refusal([f"repo_id: {name} is not a repository name; write me/my-lora"])
         card = self._allowed_paths.check("card", self._content(row)["card"])
         flags = ["--card", str(card)]
         if repo:
@@ -132,7 +132,7 @@ class PublishRoutes:
         return download(job.zip, f"{row.name}.zip", once=True)  # as large as the file
 
     def _content(self, row: RunRow) -> dict[str, Any]:
-        """Return what the program reports about a run. Raises ValueError if the page may not read one of its files."""
+        """Return the program's report about a run. Raises ValueError if the page may not read one of its files."""
         content = _run([str(row.folder)], {}, SECONDS_FOR_CARD)
         for path in content["contents"].values():
             self._allowed_paths.check("file", path)

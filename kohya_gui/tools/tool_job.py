@@ -34,7 +34,7 @@ class ToolJob:
         """Name of the run that was active when it was requested."""
         self.watched: WatchedRun | None = None
         self.record: Mapping[str, Any] = {}
-        """What the current or last job is about, as given to `begin`."""
+        """The subject of the current or last job, as passed to `begin`."""
         self._find_again()
 
     @property
@@ -74,8 +74,8 @@ class ToolJob:
     ) -> None:
         """Start a command now, or when the run on the GPU ends. Raises ValueError, one sentence, if that fails.
 
-        `prepare` may write files into the folder of the job and returns more arguments. With a `record` of what the
-        job is about, a GUI that is started later finds the job again, still waiting or running. Command and record are
+        `prepare` may write files into the folder of the job and returns more arguments. With a `record` of the
+        job's subject, a GUI that is started later finds the job again, still waiting or running. Command and record are
         saved in the folder, so they must not contain secrets.
         """
         self.check_idle()

@@ -1,4 +1,4 @@
-"""Another name of flux_kontext_generate.py, which musubi-tuner uses."""
+"""Alias of flux_kontext_generate.py, which musubi-tuner uses."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Another name of flux_generate.py, which sd-scripts uses."""
+"""Alias of flux_generate.py, which sd-scripts uses."""
 
 import sys
 

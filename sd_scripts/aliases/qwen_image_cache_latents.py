@@ -1,4 +1,4 @@
-"""A name of musubi-tuner for commands that run this script before the training: says why nothing is to do."""
+"""A name of musubi-tuner for commands that run this script before the training: explains why there is nothing to do."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Another name of qwen_image_generate.py, which musubi-tuner uses."""
+"""Alias of qwen_image_generate.py, which musubi-tuner uses."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Another name of sdxl_generate.py, which sd-scripts uses."""
+"""Alias of sdxl_generate.py, which sd-scripts uses."""
 
 import sys
 

@@ -30,7 +30,7 @@ class Batch:
     text: dict[str, Tensor] = field(default_factory=dict)
     """Cached outputs of the text encoders by name, batch first; empty where captions are encoded in the step."""
     conditioning: dict[str, Tensor] = field(default_factory=dict)
-    """What the family needs beside latents and text, by name, batch first."""
+    """The family's further inputs besides latents and text, by name, batch first."""
     controls: tuple[Tensor, ...] = ()
     """The control images in order, as pixels (B, 3, H, W) or as latents (B, C, h, w), like the images themselves."""
     loss_weight: Tensor
@@ -64,7 +64,7 @@ def _padded(tensor: Tensor, shape: Sequence[int]) -> Tensor:
 
 def _pinned(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return value.contiguous().pin_memory()  # rows that share memory cannot be pinned as they lie
+        return value.contiguous().pin_memory()  # rows that share memory cannot be pinned in place
     if isinstance(value, dict):
         return {name: _pinned(each) for name, each in value.items()}
     if isinstance(value, tuple):

@@ -72,7 +72,7 @@ class _PlannedSampler(Sampler[PlannedBatch]):
 class BatchLoader:
     """Loads the batches of one rank, epoch by epoch, starting at any batch.
 
-    `accumulation` micro-batches make one step, the unit of token_warmup_step (the last step of an epoch may have
+    `accumulation` micro-batches form one step, the unit of token_warmup_step (the last step of an epoch may have
     fewer). `workers` processes decode images; `persistent` ones survive between epochs. With cached latents, or
     without workers, threads of this process read ahead. An unreadable image is reported once through `warn` and
     replaced by another of its bucket.

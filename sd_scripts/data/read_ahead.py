@@ -11,7 +11,7 @@ Result = TypeVar("Result")
 
 
 def read_ahead(pool: Executor, read: Callable[[Job], Result], jobs: Iterable[Job], count: int) -> Iterator[Result]:
-    """Yield what `read` returns for each job, in order, while the pool works on the next `count`."""
+    """Yield the result of `read` for each job, in order, while the pool works on the next `count`."""
     coming = iter(jobs)
     waiting = deque(pool.submit(read, job) for job in islice(coming, count))
     try:

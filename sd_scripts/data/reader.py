@@ -19,16 +19,16 @@ from sd_scripts.data.sources.captions import Caption, process_caption
 from sd_scripts.data.sources.images import Pixels, UnreadableImage, draw_flip, prepare_image, prepare_mask
 
 Conditioning = Callable[[Item, bool], dict[str, Tensor]]
-"""Item, whether it is flipped -> what the family needs beside latents and text."""
+"""Item, whether it is flipped -> the family's further inputs besides latents and text."""
 Read = tuple[Batch | None, list[str]]
 """A batch and warnings about it."""
-REPLACED = "; another image of its bucket takes its place"
+REPLACED = "; another image of its bucket is used instead"
 """Suffix of a warning about an unreadable image."""
 
 
 @dataclass(kw_only=True)
 class Sample:
-    """What a batch holds of one image, flipped where it is."""
+    """One image of a batch, flipped if the sample is."""
 
     caption: Caption
     pixels: Pixels | None
@@ -46,7 +46,7 @@ class Sample:
 class BatchReader(TorchDataset[Read]):
     """Reads planned batches; stateless, so that any number of threads and processes may share it.
 
-    Without `latents` batches hold pixels, without `text` captions alone.
+    Without `latents` batches contain pixels, without `text` captions alone.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class BatchReader(TorchDataset[Read]):
         return self._stack(found, batch.bucket) if len(found) == len(samples) else None, remarks
 
     def _readable(self, item: int, repeat: int, batch: PlannedBatch, remarks: list[str]) -> Sample | None:
-        """Return the sample, or that of the next readable image of the bucket, so that shapes stay as planned."""
+        """Return the sample, or the sample of the next readable image of the bucket, so that shapes stay as planned."""
         for candidate in self._candidates(self.plan.items[item], batch):
             try:
                 return self._sample(candidate, repeat, batch)
@@ -95,7 +95,7 @@ class BatchReader(TorchDataset[Read]):
 
     def _sample(self, item: Item, repeat: int, batch: PlannedBatch) -> Sample:
         key = f"{self.plan.seed}/{batch.epoch}/{item.index}/{repeat}"
-        random = Random(f"{key}/picture")  # another word would give other draws
+        random = Random(f"{key}/picture")  # a different word would change the draws
         text = process_caption(
             item.caption,
             item.subset.captions,

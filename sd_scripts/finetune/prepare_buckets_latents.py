@@ -24,7 +24,7 @@ from sd_scripts.tools.captioning.tool import parser
 
 def setup_parser() -> argparse.ArgumentParser:
     """Return the parser; flags that affect encoding are the training options'."""
-    flags = parser(__file__, "Encode the images of a metadata file ahead of training.")
+    flags = parser(__file__, "Encode the images of a metadata file before training.")
     flags.add_argument("in_json", help="Metadata file to read.")
     flags.add_argument("out_json", help="Metadata file to write; may be in_json.")
     flags.add_argument("model_name_or_path", help="Model whose VAE encodes: file, diffusers folder or hub id.")
@@ -33,7 +33,7 @@ def setup_parser() -> argparse.ArgumentParser:
     for name in ENCODING_OPTIONS:
         flags.add_argument(f"--{name}", **flag_of(options[name], "full"))
     flags.set_defaults(enable_bucket=True)
-    flags.add_argument("--batch_size", type=int, default=1, help="Images to encode at once.")
+    flags.add_argument("--batch_size", type=int, default=1, help="Images to encode per batch.")
     flags.add_argument("--max_data_loader_n_workers", type=int, help="Ignored: images are always read ahead.")
     flags.add_argument("--max_resolution", default="512,512", help="Training resolution: one number, or width,height.")
     flags.add_argument("--skip_existing", action="store_true", help="Trust existing cache files without checking them.")

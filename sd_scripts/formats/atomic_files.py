@@ -9,8 +9,8 @@ from pathlib import Path
 from sd_scripts.formats.documents import LONGEST_PART, name_problem
 
 PART, OLD, GONE, RUNNING = "part", "old", "gone", "run"
-"""Endings of hidden names: what is being written, what something new is about to replace, what is being removed, and
-the mark of a run that writes files of this name."""
+"""Suffixes of hidden names: a file being written, one about to be replaced, one being removed, and the
+mark of a run that writes files of this name."""
 
 
 def beside(path: Path, kind: str) -> Path:
@@ -56,8 +56,8 @@ def atomic_file(path: Path) -> Iterator[Path]:
 def atomic_folder(path: Path, mark: str | None = None) -> Iterator[Path]:
     """Yield an empty folder to fill; at the end of the block it replaces `path`, or is removed if that failed.
 
-    With `mark`, raise OSError if there is something at `path` that has no file of this name: it is another kind of
-    folder, and stays.
+    With `mark`, raise OSError if `path` exists without a file of this name: it is a different kind of folder, and
+    is kept.
     """
     part = beside(path, PART)
     old = beside(path, OLD)

@@ -16,7 +16,7 @@ TORCH_SAYS_FULL = ("No space left", "os error 28", "file write failed", "Pytorch
 
 
 class NotWritten(OSError):
-    """Raised with one sentence about what could not be written; `errno` holds the cause."""
+    """Raised with one sentence about what could not be written; `errno` is the cause."""
 
     def __init__(self, what: object, error: BaseException):
         super().__init__(f"'{what}' could not be written: {why_not_written(error)}")
@@ -85,7 +85,7 @@ def same_disk(one: Path, other: Path) -> bool:
 
 @contextlib.contextmanager
 def saving(path: Path) -> Iterator[None]:
-    """Create the folder of `path`, and raise NotWritten if that, or what the block writes, fails."""
+    """Create the folder of `path`, and raise NotWritten if that, or the block's writing, fails."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield

@@ -82,7 +82,7 @@ def read_text(path: Path) -> str:
             raise ValueError(f"'{path}' has {state.st_size:,} bytes; the maximum is {LARGEST:,}")
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise ValueError(f"there is no file '{path}'") from None
+        raise ValueError(f"file not found: '{path}'") from None
     except OSError as error:
         raise ValueError(f"'{path}' cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:

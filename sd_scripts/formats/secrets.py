@@ -1,5 +1,5 @@
-"""What a secret is: which names of variables, options and keys have one as their value, and how secrets are removed
-from texts and JSON. Settings files, event logs, the page and the diagnostics zip all read it here."""
+"""Recognition of secrets: which names of variables, options and keys have one as their value, and how secrets are
+removed from texts and JSON. Settings files, event logs, the page and the diagnostics zip all read it here."""
 
 import json
 import logging
@@ -60,7 +60,7 @@ WORDS_BEFORE = frozenset(("api", "access", "auth", "account", "private", "secret
 SIGN = re.compile(
     r"(?P<closed>\\{0,8}[\"'])?(?P<sign>[ \t]{0,8}(?::=|=>|%3D|[=:])[ \t]{0,8}(?:(?:Bearer|Basic)[ ])?|,?[ \t]{1,8})"
 )
-"""What is between a name and its value; after a flag a space is enough."""
+"""The separator between a name and its value; after a flag a space is enough."""
 OPENING = re.compile(r"\\{0,8}[\"']\Z")
 TRIPLE = re.compile(r'"""(?:[^"]|"(?!"")){0,8000}"""')
 QUOTED = re.compile(r'(\\{0,8}["\'])')
@@ -78,7 +78,7 @@ FORMS = (
     re.compile(r"()\b((?:hf|gh[opsur]|github_pat|glpat|sk|wandb_v1)[_-][A-Za-z0-9_-]{16,})\b"),
     re.compile(r"()(?<![0-9A-Za-z])([0-9a-fA-F]{40})(?![0-9A-Za-z])"),
 )
-"""What comes before a secret, and the secret, known by its form: private keys, headers, logins in addresses, tokens.
+"""The text before a secret, and the secret, known by its form: private keys, headers, logins in addresses, tokens.
 Keys of Weights & Biases have 40 hexadecimal digits."""
 
 
@@ -141,7 +141,7 @@ def secret_names(values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def ways_to_write(text: str) -> list[str]:
-    """Return the forms in which a text may stand in other texts, longest first: as it is, composed and decomposed
+    """Return the forms in which a text may appear in other texts, longest first: unchanged, composed and decomposed
     Unicode, percent-encoded, and escaped for JSON and the shell."""
     forms = {text, unicodedata.normalize("NFC", text), unicodedata.normalize("NFD", text)}
     written = set(forms)
@@ -154,8 +154,8 @@ def ways_to_write(text: str) -> list[str]:
 
 
 class Hider:
-    """Replaces secrets in texts and JSON by REMOVED: values that are known, what follows the name of a secret, and what
-    has the form of one. `also` are further names, with one of the stems in them, whose values are removed."""
+    """Replaces secrets in texts and JSON by REMOVED: known values, the text after the name of a secret, and text with
+    the form of one. `also` are further names, with one of the stems in them, whose values are removed."""
 
     def __init__(self, values: Iterable[str] = (), also: Iterable[str] = ()) -> None:
         forms = {form for value in values for form in ways_to_write(value)}
@@ -256,7 +256,7 @@ def _name_around(text: str, stem: "re.Match[str]", least: int) -> _Name:
 
 
 def _value(text: str, name: _Name, sign: "re.Match[str]") -> tuple[str, int]:
-    """Return what stands for the value behind a name, in its quotes, and where the value ends."""
+    """Return the replacement of the value behind a name, in its quotes, and where the value ends."""
     start = sign.end()
     if whole := TRIPLE.match(text, start):
         return f'"""{REMOVED}"""', whole.end()

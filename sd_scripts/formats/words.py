@@ -49,7 +49,7 @@ MOST_LISTED = 20
 
 
 def first(problems: Iterable[Text], more: Text) -> Iterator[Text]:
-    """Yield the first problems, and `more` in the place of all others, which are not looked for."""
+    """Yield the first problems, and `more` instead of all others, which are not searched."""
     found = iter(problems)
     yield from itertools.islice(found, MOST_LISTED)
     if next(found, None) is not None:
@@ -72,7 +72,7 @@ def counted(count: int, what: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time in the units in which people say it: 140 ms, 31 s, 12 min, 3 h 20 min."""
+    """Return a time in natural units: 140 ms, 31 s, 12 min, 3 h 20 min."""
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 10:

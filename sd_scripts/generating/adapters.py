@@ -35,9 +35,9 @@ class Adapter:
 
     @classmethod
     def read(cls, file: AdapterFile, family: Family, components: Components, warn: Callable[[str], None]) -> Adapter:
-        """Read the file under our names of the layers; warn of what is not used.
+        """Read the file under our names of the layers; warn of unused tensors.
 
-        Raises ValueError if none of its layers is in this model, or a shape differs.
+        Raises ValueError if it has no layer of this model, or a shape differs.
         """
         written = written_at(file.path)
         modules = modules_of(family, components)
@@ -80,7 +80,7 @@ def layers_of(family: Family, components: Components, name: str) -> dict[str, tu
 def merge(
     layers: Iterable[tuple[str, nn.Module]], adapters: Sequence[Adapter], device: torch.device, dtype: torch.dtype
 ) -> None:
-    """Add the adapters to layers, by name, that hold the weights of the model's file and compute in `dtype`. They are
+    """Add the adapters to layers, by name, that have the weights of the model's file and compute in `dtype`. They are
     added up in float32 on `device`, and rounded once."""
     for name, layer in layers:
         if not any(name in adapter.layers for adapter in adapters):
@@ -111,7 +111,7 @@ def replace(
 
 
 def _change(name: str, weight: Tensor, adapters: Sequence[Adapter]) -> Tensor | None:
-    """Return what the adapters add to a layer's weight, float32 and of its shape; None if they have no such layer."""
+    """Return the adapters' change of a layer's weight, float32 and of its shape; None if they have no such layer."""
     every = (adapter.lora.change(name, weight, adapter.file.strength) for adapter in adapters)
     changes = [change for change in every if change is not None]
     return sum(changes[1:], changes[0]) if changes else None

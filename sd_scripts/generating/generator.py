@@ -43,7 +43,7 @@ MOST_TEXTS = 256
 SPARE = 1.2
 """Free GPU memory, relative to a text encoder's size, from which on it encodes there next to the denoiser."""
 Step = Callable[[int, int], None]
-"""Called after each sampling step with (done, total); what it raises ends the image."""
+"""Called after each sampling step with (done, total); an exception ends the image."""
 
 
 class Generator:
@@ -108,7 +108,7 @@ class Generator:
                 self.encoder_changes += 1
 
     def encode(self, prompts: Sequence[SamplePrompt]) -> None:
-        """Encode what is not encoded yet of the prompts, with the text encoders loaded for it."""
+        """Encode the prompts that are not encoded yet, with the text encoders loaded for it."""
         captions = {self._text_key(prompt) for prompt in prompts}
         if not (new := sorted(captions - self._texts.keys(), key=_texts)):
             return
@@ -164,7 +164,7 @@ class Generator:
             return list(zip(prompts, self._with_fallback(sample), strict=True))
 
     def _text_key(self, prompt: SamplePrompt) -> tuple[Caption, ...]:
-        """Return what the text outputs of a prompt are made from."""
+        """Return the inputs of a prompt's text outputs."""
         return tuple(self.family.text.prompt_captions(prompt))
 
     def close(self) -> None:
@@ -195,7 +195,7 @@ class Generator:
             blocks = self.family.blocks.denoiser(denoiser)
             expected = graphs_expected(self.family, denoiser, SIZES)
             title = self.family.blocks.title
-            torch.compiler.set_stance("default")  # compiling another model in this process may have failed
+            torch.compiler.set_stance("default")  # compiling a different model in this process may have failed
             compile_model(self._compile, denoiser, blocks, log_prefix=title, graphs_expected=expected, static=True)
         self._placed = True
 
@@ -248,7 +248,7 @@ def _texts(captions: Iterable[Caption]) -> list[str]:
 
 
 def _after_each_step(total: int, step: Step, preview: Callable[[Decode], None]) -> Callable[[Decode], None]:
-    """Return what `previewing` calls after each sampling step; some samplers take two for one."""
+    """Return the callback of `previewing` after each sampling step; some samplers take two for one."""
     number = count(1)
 
     def after(decode: Decode) -> None:

@@ -1,4 +1,5 @@
-"""The validation loss of a model with adapters: what the trainer measures during a run, on the same data plan."""
+"""The validation loss of a model with adapters: the loss that the trainer measures during a run, on the same data
+plan."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ IN_MEMORY = {
 
 
 class HeldOutLoss:
-    """Images that were held out of training, with what is needed to measure the loss of one checkpoint after another
-    on them: latents, noise and timesteps are the same for all."""
+    """Images that were held out of training, with everything needed to measure the loss of each checkpoint on
+    them: latents, noise and timesteps are the same for all."""
 
     def __init__(self, family: Family, settings: Settings, folder: Path | None, seed: int, reporter: Reporter):
         """`settings` of the training. `folder` contains the images; None: validation_split of the settings holds them
@@ -51,8 +52,8 @@ class HeldOutLoss:
         context = self._context
         if folder and card.has("control_images"):
             raise ValueError(
-                f"validation_dir: {card.title} needs control images, which a folder has not; leave it unset to use the "
-                "images that validation_split held out"
+                f"validation_dir: {card.title} needs control images, which a folder does not have; leave it unset to "
+                "use the images that validation_split held out"
             )
         if folder:
             blueprint = read_blueprint(context.settings, context.warn)

@@ -66,7 +66,7 @@ def _refuse(problems: Iterable[object], remarks: Iterable[Remark]) -> int:
 
 
 def machine(valid: Settings) -> Iterator[str]:
-    """Yield what this machine and its libraries cannot do."""
+    """Yield options that this machine and its libraries do not support."""
     import torch
 
     from sd_scripts.families.common.quantizing import machine_problems

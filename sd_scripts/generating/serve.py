@@ -74,7 +74,8 @@ class Server:
                     self._stopping = True
 
     def _cancel(self, id: str) -> None:
-        """Answer a waiting request immediately, since the one before it may take minutes; note another's id for it."""
+        """Answer a waiting request immediately, since the one before it may take minutes; record another's id for
+        it."""
         waits = next((command for command in self._waiting if str(command.get("id")) == id), None)
         if waits is None:
             self._cancelled.add(id)
@@ -88,7 +89,7 @@ class Server:
             raise Cancelled
 
     def _answer(self, command: Mapping[str, Any]) -> None:
-        """Do what a request asks; whatever is wrong with it is reported, and the next one is answered."""
+        """Process a request; its problems are reported, and the next one is answered."""
         id = str(command.get("id"))
         began = time.monotonic()
         error, details = "", ""

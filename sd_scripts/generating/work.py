@@ -183,7 +183,7 @@ class Previews:
 
 
 def parameters(settings: Settings, prompt: SamplePrompt, size: tuple[int, int]) -> Payload:
-    """Return what an image was made with."""
+    """Return the parameters of an image."""
     options = settings[GenerateOptions]
     card = card_of(settings.script.family)
     memory = settings.get(MemoryOptions)

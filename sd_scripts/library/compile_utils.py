@@ -49,8 +49,8 @@ def compile_model(
     Blocks whose weights move between devices keep their Linear layers out of the graph (`disable_linear`).
     `graphs_expected` is how many graphs one kind of block will need; it is the recompile limit if the option is 0.
     `static`: the shapes are few, so compile_dynamic = auto stands for false. Of `hooked` blocks only forward is
-    compiled, so that adding and removing hooks does not recompile. `chosen_mode` is what the user chose, if the blocks
-    of a step that is recorded as a whole get another.
+    compiled, so that adding and removing hooks does not recompile. `chosen_mode` is the user's choice, if the blocks
+    of a step that is recorded as a whole get a different one.
     """
     dynamic = DYNAMIC[options.compile_dynamic]
     mode: str = options.compile_mode
@@ -107,7 +107,7 @@ def inductor_options(mode: str, more: Iterable[str] = ()) -> dict[str, Any]:
 
 
 def inductor_option_problems(items: Iterable[str]) -> list[str]:
-    """Return what inductor would refuse of options given as key=value."""
+    """Return the problems that inductor has with options given as key=value."""
     problems = []
     for key, value in key_values("compile_options", items).items():
         if key not in (known := _inductor().list_options()):
@@ -120,14 +120,14 @@ def inductor_option_problems(items: Iterable[str]) -> list[str]:
 
 
 def _inductor() -> Any:
-    """Return the compiler, whose import takes as long as that of PyTorch."""
+    """Return the compiler, whose import takes as long as PyTorch's."""
     import torch._inductor
 
     return torch._inductor
 
 
 def _hint(key: str) -> Any:
-    """Return the type of an option of inductor; where this PyTorch does not tell, any value fits."""
+    """Return the type of an option of inductor; if this PyTorch does not define it, any value is accepted."""
     config: Any = _inductor().config
     return config.get_type(key) if hasattr(config, "get_type") else object
 
@@ -175,7 +175,7 @@ class KnownInputs:
     """Skips most guards once inputs of the same shapes have gone through forward and backward twice.
 
     Evaluating guards costs the CPU up to an eighth of a small step. Where the same code runs again on the same shapes
-    they cannot fail, so only those that tell graphs apart are evaluated.
+    they cannot fail, so only the guards that select a graph are evaluated.
     """
 
     def __init__(self) -> None:
@@ -192,7 +192,7 @@ class KnownInputs:
 
 
 def disable_linear_from_compile(module: nn.Module) -> None:
-    """Run every Linear of a module eagerly: its weight may move between steps, so no graph may hold it."""
+    """Run every Linear of a module eagerly: its weight may move between steps, so no graph may contain it."""
     for layer in module.modules():
         if isinstance(layer, nn.Linear):
             layer.forward = torch.compiler.disable(layer.forward)  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""The name under which users import what `families/sdxl/keys.py` holds."""
+"""The name under which users import the contents of `families/sdxl/keys.py`."""
 
 from importlib import import_module
 from typing import Any

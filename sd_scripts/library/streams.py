@@ -7,12 +7,12 @@ import torch
 
 PACKAGE = "bitsandbytes"
 """It launches kernels that quantize or update on the default stream, whichever stream is current. Runs that record
-their steps compute on another one, which does not wait for it."""
+their steps compute on a different one, which does not wait for it."""
 
 
 @contextmanager
 def on_default_stream(device: torch.device) -> Iterator[None]:
-    """Run what follows on the default stream: after what is queued on the current stream, and before what follows."""
+    """Run the block on the default stream: after the work queued on the current stream, and before later work."""
     if device.type != "cuda" or torch.cuda.current_stream(device) == torch.cuda.default_stream(device):
         yield
         return
@@ -25,8 +25,8 @@ def on_default_stream(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def waiting_for_default_stream(device: torch.device) -> Iterator[None]:
-    """Let the CPU wait for the current stream before the block, and for the default stream after it: what the block
-    allocates belongs to the current stream, whichever one its kernels run on."""
+    """Let the CPU wait for the current stream before the block, and for the default stream after it: the block's
+    allocations belong to the current stream, whichever one its kernels run on."""
     if device.type != "cuda":
         yield
         return

@@ -10,7 +10,7 @@ from torch import Tensor
 
 CHUNK = tl.constexpr(1024)
 COLUMNS = tl.constexpr(6)
-"""A row of the table holds where the source begins, the target's address, size, width and stride, and
+"""A row of the table has the start of the source, the target's address, size, width and stride, and
 where the factor is in the source; -1: none."""
 KINDS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 

@@ -1,7 +1,7 @@
-"""The folder in which torch.compile keeps compiled code: where it is, what it holds, and how to clear it; no torch.
+"""The folder in which torch.compile keeps compiled code: where it is, its contents, and how to clear it; no torch.
 
-PyTorch's own folder is not keyed by the CPU: code that was compiled for another one writes past its buffers. Ours is
-keyed by a fingerprint, unless TORCHINDUCTOR_CACHE_DIR names a folder.
+PyTorch's own folder is not keyed by the CPU: code that was compiled for a different one writes past its buffers. Ours
+is keyed by a fingerprint, unless TORCHINDUCTOR_CACHE_DIR names a folder.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ OURS = "compiled"
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """What a cache folder holds."""
+    """Contents of a cache folder."""
 
     folder: Path
     graphs: int
@@ -108,7 +108,7 @@ def _is_compilable(folder: Path) -> bool:
 
 
 def _is_private(folder: Path) -> bool:
-    """Return whether only we can write there: what is in it will be executed."""
+    """Return whether only we can write there: its contents will be executed."""
     try:
         private_folder(folder)
         return sys.platform == "win32" or (folder.lstat().st_uid == os.getuid() and not folder.is_symlink())
@@ -117,7 +117,7 @@ def _is_private(folder: Path) -> bool:
 
 
 def contents(folder: Path | None = None) -> Contents:
-    """Return what a cache folder, by default the one in use, holds. It takes a moment if there are many files."""
+    """Return the contents of a cache folder, by default the one in use. It takes a moment if there are many files."""
     folder = cache_folder() if folder is None else folder
     found = [each for each in _stats(folder) if each]
     times = [each.st_mtime for each in found]
@@ -134,7 +134,7 @@ def contents(folder: Path | None = None) -> Contents:
 
 
 def graphs_in(folder: Path) -> int:
-    """Return how many graphs a cache folder holds; forward and backward of a block are one."""
+    """Return the number of graphs in a cache folder; forward and backward of a block are one."""
     with contextlib.suppress(OSError):
         return sum(1 for each in (folder / "aotautograd").iterdir() if each.is_dir())
     return 0
@@ -149,7 +149,7 @@ def other_folders() -> list[Path]:
 
 
 def files_in(folder: Path) -> Iterator[Path]:
-    """Yield the compiler's files below a cache folder; the user may have named one that holds other things too."""
+    """Yield the compiler's files below a cache folder; the user may have named one with other files too."""
     for part in _parts(folder):
         for inside, _, names in os.walk(part):
             yield from (Path(inside, name) for name in names)

@@ -34,7 +34,9 @@ LARGEST_HEAD = 100_000
 LOCAL = {"locks", "precompiled_headers"}
 """Folders of files that are of use only where they were made."""
 SUFFIX = ".compiled.zip"
-OTHER_PATHS = "Kernels for the CPU are compiled again, since Python or PyTorch was installed in another folder there"
+OTHER_PATHS = (
+    "Kernels for the CPU are compiled again, since Python or PyTorch was installed in a different folder there"
+)
 DAMAGED = (
     *(zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, OverflowError, UnicodeError),
     *(struct.error, zlib.error, lzma.LZMAError),
@@ -45,7 +47,7 @@ TRUST = "It contains code that compiling executes: import only files that you tr
 
 @dataclass(frozen=True, kw_only=True)
 class Moved:
-    """What was exported or imported."""
+    """The exported or imported files."""
 
     graphs: int
     size: int
@@ -79,10 +81,10 @@ def _travels(parts: tuple[str, ...]) -> bool:
 
 
 def import_cache(file: Path) -> Moved:
-    """Add what a file holds to the cache folder; all of it, or nothing.
+    """Add a file's contents to the cache folder; all of them, or nothing.
 
-    Raises ValueError in one sentence if the file is damaged, was made for another kind of machine, or holds anything
-    but a compiler cache, and while a training uses the folder.
+    Raises ValueError in one sentence if the file is damaged, was made for a different kind of machine, or contains
+    anything but a compiler cache, and while a training uses the folder.
     """
     folder = cache_folder()
     refuse_in_use(folder, "imported into")
@@ -97,7 +99,9 @@ def import_cache(file: Path) -> Moved:
                     _extract(archive, member, Path(temporary))
                 _merge(Path(temporary), folder)
     except DAMAGED as error:
-        raise ValueError(f"'{file}' is no compiler cache, or is damaged ({error}); copy or export it again") from error
+        raise ValueError(
+            f"'{file}' is not a compiler cache, or is damaged ({error}); copy or export it again"
+        ) from error
     except OSError as error:
         doing = "read" if error.filename in (None, str(file)) else "imported"
         raise ValueError(f"'{file}' cannot be {doing}: {why_not_written(error)}") from error
@@ -113,7 +117,8 @@ def installed_in() -> list[str]:
 
 
 def _checked_head(file: Path, archive: zipfile.ZipFile) -> dict[str, Any]:
-    """Return what the file says of itself. Raises ValueError if it is no compiler cache, or not for this machine."""
+    """Return the file's description of itself. Raises ValueError if it is not a compiler cache, or not for this
+    machine."""
     try:
         if archive.getinfo(HEAD).file_size > LARGEST_HEAD:
             raise ValueError("too large")
@@ -122,7 +127,7 @@ def _checked_head(file: Path, archive: zipfile.ZipFile) -> dict[str, Any]:
             raise ValueError("another format")
         there = read_fingerprint(head["fingerprint"])
     except (KeyError, TypeError, ValueError, RecursionError):
-        raise ValueError(f"'{file}' is no compiler cache that this version of the program has exported") from None
+        raise ValueError(f"'{file}' was not exported by this version of the program") from None
     _refuse_another_machine(file, there)
     return dict(head)
 
@@ -150,10 +155,11 @@ def _checked(file: Path, members: Iterable[zipfile.ZipInfo]) -> list[zipfile.Zip
             or (member.external_attr >> 16) & 0o170000 not in (0, 0o100000)
         ):
             raise ValueError(
-                f"'{file}' holds {_shown(member.filename)}, which is no part of a compiler cache; nothing was imported"
+                f"'{file}' contains {_shown(member.filename)}, which is not part of a compiler cache; nothing was "
+                "imported"
             )
     if len({member.filename for member in chosen}) != len(chosen):
-        raise ValueError(f"'{file}' holds a file twice; nothing was imported")
+        raise ValueError(f"'{file}' contains a file twice; nothing was imported")
     return chosen
 
 
@@ -186,7 +192,7 @@ def _extract(archive: zipfile.ZipFile, member: zipfile.ZipInfo, folder: Path) ->
 
 
 def _merge(source: Path, folder: Path) -> None:
-    """Move the files to their places. Their names are hashes of what they hold, so those that exist stay; if a move
+    """Move the files to their places. Their names are hashes of their contents, so those that exist stay; if a move
     fails, all are taken back."""
     moved: list[Path] = []
     try:

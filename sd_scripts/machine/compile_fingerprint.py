@@ -23,7 +23,7 @@ INSTRUCTIONS = re.compile(
     r"(sse|ssse|avx|fma|f16c|bmi|amx|aes|vaes|sha|pclmul|vpclmul|gfni|xsave|3dnow|movdir|clflushopt|cldemote|prefetch)"
     r"|(pni|cx16|popcnt|abm|lzcnt|movbe|adx|rdrnd|rdrand|rdseed|fsgsbase|lahf_lm|clwb|clzero|tbm|xop|serialize|waitpkg)$"
 )
-"""The flags of an x86 CPU that name instructions which a compiler may choose; others name bugs, or what kernels do."""
+"""The flags of an x86 CPU that name instructions which a compiler may choose; others name bugs, or kernel features."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class Fingerprint:
     cpu: tuple[str, ...]
     """Instruction sets, sorted; where the system does not list them, the name of the CPU."""
     gpus: tuple[str, ...] = ()
-    """Kinds of GPUs with their capability. The compiler tells them apart itself, so a folder may hold several."""
+    """Kinds of GPUs with their capability. The compiler distinguishes them itself, so a folder may contain several."""
 
     def key(self) -> str:
         """Return the name of the cache folder, which code for any GPU shares."""
@@ -47,7 +47,7 @@ class Fingerprint:
         return f"torch-{self.torch}-{digest}"
 
     def differences(self, other: "Fingerprint") -> list[str]:
-        """Return what keeps code that was compiled for `other` from being used here, one phrase for each."""
+        """Return the reasons why code compiled for `other` cannot be used here, one phrase for each."""
         versions = {"PyTorch": (other.torch, self.torch), "Triton": (other.triton, self.triton)}
         versions |= {"Python": (other.python, self.python), "system": (other.system, self.system)}
         differing = {name: pair for name, pair in versions.items() if pair[0] != pair[1]}
@@ -133,7 +133,7 @@ def _cpu_difference(there: tuple[str, ...], here: tuple[str, ...]) -> str:
     more = sorted({*there} - {*here})
     less = sorted({*here} - {*there})
     parts = [f"{which} {', '.join(names[:6])}" for which, names in (("with", more), ("without", less)) if names]
-    return f"another CPU, {' and '.join(parts)}"
+    return f"a different CPU,  {' and '.join(parts)}"
 
 
 def _gpus() -> tuple[str, ...]:

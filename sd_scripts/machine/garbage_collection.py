@@ -24,7 +24,7 @@ def paused() -> Iterator[None]:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Collect nothing while modules are imported, and exempt what they leave from later collections."""
+    """Collect nothing while modules are imported, and exempt the imported objects from later collections."""
     enabled = gc.isenabled()
     known = len(sys.modules)
     gc.disable()

@@ -13,7 +13,7 @@ from sd_scripts.formats.private import private_file, private_folder
 from sd_scripts.runs.store import state_folder
 
 RESULT = "measured.json"
-"""What a measurement that the page started writes into its folder."""
+"""Files that a measurement started by the page writes into its folder."""
 MOST_BYTES = 2_000_000
 """When the file is larger, its older half is dropped."""
 

@@ -1,4 +1,4 @@
-"""What nvidia-smi says about GPUs and their driver; needs no torch."""
+"""nvidia-smi's report about GPUs and their driver; needs no torch."""
 
 import contextlib
 import os

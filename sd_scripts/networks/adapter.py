@@ -1,4 +1,4 @@
-"""The protocol of adapter kinds. LoRA is one (adapters/lora.py); each further kind is one file beside it.
+"""The protocol of adapter kinds. LoRA is one (adapters/lora.py); each further kind is one file next to it.
 
 An adapter puts a layer of its own in place of the layer that it adapts. Each of its trained tensors has a float32
 master, which the optimizer updates, and a copy in the model's dtype, which the layer computes with; the network
@@ -52,7 +52,7 @@ class LayerPlan:
     split_option: str = ""
     """The option that asks for them, for messages."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """What the kind's read_options returned."""
+    """The result of the kind's read_options."""
 
     @property
     def scale(self) -> float:
@@ -85,7 +85,7 @@ class Adapter(ABC):
     endings: ClassVar[tuple[str, ...]]
     """Names of its tensors in files, after the name of the layer."""
     forms: ClassVar[tuple[tuple[str, ...], ...]] = ()
-    """Sets of endings of which a file's layer of this kind has one, with all its members; () means all `endings`."""
+    """Sets of endings: a file's layer of this kind has all members of one of them; () means all `endings`."""
     degree: int = 1
     """How many trained tensors are multiplied: if each is scaled by f, the update is scaled by f ** degree."""
     continues: ClassVar[tuple[str, ...]] = ()
@@ -93,7 +93,8 @@ class Adapter(ABC):
     splits: ClassVar[bool] = False
     """Whether it can have `split_dims`."""
     in_file: ClassVar[bool] = True
-    """Whether the network's file contains it. What has a file of its own (embeddings.py) adds to no base weight."""
+    """Whether the network's file contains it. An adapter with a file of its own (embeddings.py) changes no base
+    weight."""
 
     layer: nn.Module
     tensors: list[TrainedTensor]
@@ -114,7 +115,7 @@ class Adapter(ABC):
 
     @abstractmethod
     def file_tensors(self) -> Tensors:
-        """Return what a file holds of this layer, by ending."""
+        """Return a file's tensors of this layer, by ending."""
 
     @abstractmethod
     def load(self, tensors: Mapping[str, Tensor]) -> None:
@@ -137,7 +138,7 @@ class Adapter(ABC):
 
     @classmethod
     def options_in_file(cls, tensors: Mapping[str, Tensor]) -> Mapping[str, Any]:
-        """Return what LayerPlan.options are for a layer like a file's (dim_from_weights)."""
+        """Return the LayerPlan.options for a layer like a file's (dim_from_weights)."""
         return {}
 
     @classmethod
@@ -156,10 +157,10 @@ class Adapter(ABC):
     @classmethod
     @abstractmethod
     def delta(cls, tensors: Mapping[str, Tensor], weight: Tensor, strength: float = 1.0) -> Tensor:
-        """Return what a file's layer adds to the base `weight` (out, ...), times `strength`: float32 (out, in)."""
+        """Return a file layer's change of the base `weight` (out, ...), times `strength`: float32 (out, in)."""
 
     def norm(self) -> Tensor:
-        """Return the norm of what the layer adds to its base weight."""
+        """Return the norm of the layer's change of its base weight."""
         return self.delta(self.file_tensors(), self.layer.weight).norm()  # type: ignore[arg-type]
 
     def scale_update(self, root: Tensor) -> None:
@@ -180,13 +181,13 @@ _kinds: dict[str, type[Adapter]] = {}
 
 
 def register(kind: Kind) -> Kind:
-    """Class decorator: make an adapter kind known by its name."""
+    """Class decorator: register an adapter kind by its name."""
     _kinds[kind.kind] = kind
     return kind
 
 
 def adapter_kinds() -> Mapping[str, type[Adapter]]:
-    """Return all kinds, in the order of their names: those of the files in `adapters`, and what else is registered."""
+    """Return all kinds, in the order of their names: the files in `adapters`, and any others registered."""
     _import_adapters()
     return dict(sorted(_kinds.items()))
 
@@ -200,7 +201,7 @@ def _import_adapters() -> None:
 def read_layer(tensors: Mapping[str, Tensor], name: str) -> tuple[type[Adapter], Tensors] | None:
     """Return the kind and the tensors, by ending, of the layer `name` of a file, or None.
 
-    If several kinds fit, such as one that adds a tensor to another's, the one that knows more of them is meant.
+    If several kinds fit, such as one that adds a tensor to another's, the one with more of them is meant.
     """
     of_layer = {e: tensors[f"{name}.{e}"] for e in known_endings() if f"{name}.{e}" in tensors}
     if (kind := kind_of(of_layer)) is None:

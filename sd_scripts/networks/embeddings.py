@@ -1,7 +1,7 @@
 """Textual inversion: rows added to a text encoder's token embedding, which are all of it that is trained.
 
 Gal et al. 2022, https://arxiv.org/abs/2208.01618. The rows are the one tensor of an adapter, so that masters, clipping,
-EMA, resume and averaging between processes are those of a LoRA, with which they can share a network.
+EMA, resume and averaging between processes work as for a LoRA, with which they can share a network.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class EmbeddingRows(Adapter):
 
     @classmethod
     def delta(cls, tensors: Mapping[str, Tensor], weight: Tensor, strength: float = 1.0) -> Tensor:
-        return torch.zeros_like(weight, dtype=torch.float32)  # the rows of the vocabulary stay as they are
+        return torch.zeros_like(weight, dtype=torch.float32)  # the rows of the vocabulary stay unchanged
 
 
 def plan_rows(encoder: nn.Module, key: str, initial: Tensor, lr: float) -> LayerPlan:

@@ -99,7 +99,7 @@ def project_together(layers: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
 
 
 def project_split(layer: nn.Module, x: Tensor, widths: Sequence[int]) -> Sequence[Tensor]:
-    """Apply a Linear whose outputs lie side by side, such as q, k and v: (..., in) -> (..., width) each."""
+    """Apply a Linear whose outputs are adjacent, such as q, k and v: (..., in) -> (..., width) each."""
     return layer.project_split(x, widths) if isinstance(layer, AdaptedLinear) else layer(x).split(widths, dim=-1)
 
 

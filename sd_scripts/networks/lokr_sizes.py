@@ -28,7 +28,7 @@ class LokrSizes:
 
     @classmethod
     def of(cls, out: int, into: int, rank: int, options: Mapping[str, Any]) -> LokrSizes:
-        """Return the sizes for a weight (out, into); `options` are those of `read_lokr_sizes`."""
+        """Return the sizes for a weight (out, into); `options` come from `read_lokr_sizes`."""
         factor = options.get("factor", -1)
         full = options.get("full", False)
         (p, c), (q, d) = factors(out, factor), factors(into, factor)

@@ -1,4 +1,4 @@
-"""The name under which users import what `families/flux/card/layer_rules.py` holds."""
+"""The name under which users import the contents of `families/flux/card/layer_rules.py`."""
 
 from importlib import import_module
 from typing import Any

@@ -98,7 +98,7 @@ class AdapterNetwork:
         """Whether gradients of the current step are collected."""
         self.keeps_gradients = False
         """Whether their memory is not freed any more, because recorded graphs write there. The first of these allocates
-        it, among what the forward pass no longer needs by then."""
+        it, in memory the forward pass no longer needs by then."""
         self.zero_grad()
 
     def _views_of(self, flat: Tensor) -> list[Tensor]:
@@ -143,7 +143,7 @@ class AdapterNetwork:
         groups: Sequence[Sequence[nn.Module]] = (),
         kept_inputs: Iterable[nn.Module] = (),
     ) -> None:
-        """Let those of `layers` that are foldable compute in one product with their base weights, where they are
+        """Let the foldable `layers` compute in one product with their base weights, where they are
         compiled. The weights must not move from here on.
 
         `groups`: layers that project_together applies to one input; `kept_inputs`: layers whose input is in memory
@@ -313,7 +313,7 @@ def _with_masters(
 
 
 def _buffer_order(layers: list[Adapter]) -> tuple[list[TrainedTensor], list[TrainedTensor]]:
-    """Return all tensors so that those of one scale are neighbours: first ones, second ones, ..., each by scale; and
+    """Return all tensors so that tensors of one scale are neighbours: first ones, second ones, ..., each by scale; and
     those without a copy."""
     most = max(len(layer.tensors) for layer in layers)
     by_place = [[layer.tensors[place] for layer in layers if place < len(layer.tensors)] for place in range(most)]

@@ -17,7 +17,7 @@ from sd_scripts.settings.settings import Settings
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptedModule:
-    """One module of the model, what may be adapted in it, and its learning rate."""
+    """One module of the model, its adaptable layers, and its learning rate."""
 
     module: nn.Module
     target: LoraTarget
@@ -25,7 +25,7 @@ class AdaptedModule:
 
 
 class NetworkArgs(NetworkChoice):
-    """The network options and network_args, with the classes that compute what they choose."""
+    """The network options and network_args, with the classes that compute them."""
 
     @property
     def kind(self) -> type[Adapter]:
@@ -102,7 +102,7 @@ def plan_layers(
         return plans
     if file is not None:
         raise ValueError(
-            "network_weights: the file contains no layer of this model; it may be a LoRA for another model"
+            "network_weights: the file contains no layer of this model; it may be a LoRA for a different model"
         )
     raise ValueError("network_args: all ranks or learning rates are 0, so nothing would be trained")
 

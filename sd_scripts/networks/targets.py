@@ -94,7 +94,7 @@ def adaptable(model: nn.Module, target: LoraTarget, *, conv: bool) -> Iterator[t
 
 
 def readable(model: nn.Module) -> Iterator[tuple[str, nn.Linear | nn.Conv2d]]:
-    """Yield path and layer of everything in `model` that a file may change, also what is not trained by default."""
+    """Yield path and layer of everything in `model` that a file may change, including layers not trained by default."""
     for path, layer in model.named_modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
             yield path, layer

@@ -119,7 +119,7 @@ class UpdateAdapter(Adapter):
 
     def _require_same_form(self, tensors: Mapping[str, Tensor]) -> None:
         """Raise ValueError if a file's layer has other parts or sizes than this one."""
-        remedy = "turn on dim_from_weights, or set network_dim and network_args to those of the file"
+        remedy = "turn on dim_from_weights, or set network_dim and network_args to the file's"
         theirs = {ending for ending in tensors if ending not in ("alpha", NORMS)}
         if theirs != set(self.own):
             raise ValueError(
@@ -163,7 +163,7 @@ class UpdateAdapter(Adapter):
             weight = cls.update_class({ending: part.to("meta") for ending, part in parts.items()}).weight()
             out = len(weight)
             into = weight[0].numel()
-        except (RuntimeError, IndexError, ValueError, AttributeError):  # what it is depends on the kind
+        except (RuntimeError, IndexError, ValueError, AttributeError):  # it depends on the kind
             listed = " and ".join(f"{ending} of {tuple(part.shape)}" for ending, part in parts.items())
             raise ValueError(f"{listed}, which do not fit together") from None
         norms = tensors.get(NORMS)
@@ -192,7 +192,7 @@ class UpdateAdapter(Adapter):
 
 
 def kaiming_uniform(shape: Sequence[int], generator: torch.Generator) -> Tensor:
-    """Return values like those of a fresh layer of torch (a = sqrt(5))."""
+    """Return values like torch's initialisation of a layer (a = sqrt(5))."""
     bound = 1 / math.sqrt(math.prod(shape[1:]))
     return torch.empty(tuple(shape)).uniform_(-bound, bound, generator=generator)
 

@@ -212,12 +212,12 @@ class UpdatedLinear(AdaptedLinear):
         return self.base(x) + _dropped(self, change, keep)
 
     def dropped(self, change: Tensor) -> Tensor:
-        """Apply dropout to what the update adds to the output."""
+        """Apply dropout to the update's output."""
         return self.dropouts(change) if self.training and self.dropouts.any() else change
 
 
 def decomposed_output(layer: AdaptedLinear, y: Tensor, change: Tensor, gain: Tensor) -> Tensor:
-    """Return the output of a layer with trained norms of outputs, from the base's output and what the update adds."""
+    """Return the output of a layer with trained norms of outputs, from the base's output and the update's."""
     keep = _kept(layer, y)
     if keep is None and torch.compiler.is_compiling():  # which rounds only the result
         product = y if layer.bias is None else y - layer.bias
@@ -229,7 +229,7 @@ def decomposed_output(layer: AdaptedLinear, y: Tensor, change: Tensor, gain: Ten
 
 
 def _kept(layer: AdaptedLinear, x: Tensor) -> Tensor | None:
-    """Return 0 if the adapter of the whole layer is dropped in this step, else 1; None if there is no such dropout."""
+    """Return 0 if the adapter of the whole layer is dropped in this step, else 1; None without such dropout."""
     if not (layer.training and layer.dropouts.module):
         return None
     return (torch.rand((), device=x.device) >= layer.dropouts.module).to(x.dtype)
@@ -265,6 +265,6 @@ class UpdatedConv2d(AdaptedConv2d):
 
 def dropped_channels(change: Tensor, dropouts: Dropouts) -> Tensor:
     """Apply dropout to (B, C, H, W), whose channels stand for ranks."""
-    if dropouts.neuron:  # on its own: aot_eager mistakes the strides of its gradient in another order
+    if dropouts.neuron:  # on its own: aot_eager mistakes the strides of its gradient in a different order
         change = F.dropout(change, dropouts.neuron)
     return replace(dropouts, neuron=0.0)(change.movedim(1, -1)).movedim(-1, 1)

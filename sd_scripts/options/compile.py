@@ -45,7 +45,7 @@ class CompileOptions(OptionGroup, title="Torch Compile Settings", shown_when="co
         label="Enable torch.compile",
     )
     compile_auto: bool = switch(
-        "Choose whether to compile, and the mode, by what was measured on this machine, else by a rule of thumb. The "
+        "Choose whether to compile, and the mode, by measurements on this machine, else by a rule of thumb. The "
         "run begins with a few uncompiled steps and continues without compiling if compiled ones are not faster.",
         label="Choose automatically",
     )
@@ -155,8 +155,8 @@ class CompileMoreOptions(OptionGroup, title="More compile settings"):
     )
     compile_skip_guards: bool = option(
         True,
-        "Check only the guards that tell graphs apart once a batch shape has run twice: small steps become up to an "
-        "eighth faster. Turn it off if a compiled run gives results that an uncompiled one does not.",
+        "After a batch shape has run twice, check only the guards that select a graph: small steps become up to an "
+        "eighth faster. Turn it off if compiled and uncompiled runs give different results.",
         label="Skip guards",
         shown_when="compile",
         also_with=MORE,

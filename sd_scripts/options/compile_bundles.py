@@ -1,4 +1,4 @@
-"""Compile bundles: named choices of compile options for the page. Files and flags hold the options themselves."""
+"""Compile bundles: named choices of compile options for the page. Files and flags contain the options themselves."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ BUNDLES = (
     NONE,
     CompileBundle(
         title="Auto",
-        help="Chooses what was fastest on this machine, else by a rule of thumb, and checks it as the run starts.",
+        help="Chooses the fastest on this machine, else by a rule of thumb, and checks the choice as the run starts.",
         changes={"compile": True, "compile_auto": True},
     ),
     CompileBundle(
@@ -52,7 +52,7 @@ BUNDLES = (
     ),
 )
 CUSTOM = "Custom"
-"""The title of values that are no bundle's."""
+"""The title of values that match no bundle."""
 CUSTOM_HELP = "Set each option yourself."
 
 

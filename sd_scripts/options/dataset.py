@@ -55,7 +55,7 @@ class DatasetOptions(OptionGroup, title="Folders and dataset"):
     )
     num_repeats: int | None = optional(
         "Train on the images directly inside train_data_dir, this many times each per epoch. "
-        "Unset, its subfolders named like 10_cat are used.",
+        "Default: its subfolders named like 10_cat are used.",
         label="Repeats",
         placeholder="from the folder names",
         within=(1, MOST_REPEATS),
@@ -77,7 +77,7 @@ class DatasetOptions(OptionGroup, title="Folders and dataset"):
         1, "How often each image of the metadata file is used per epoch.", within=(1, MOST_REPEATS)
     )
     conditioning_data_dir: str | None = path_option(
-        "Folder with a mask for each image, under the same file name. Used with masked_loss: white areas are learned, "
+        "Folder with a mask for each image, under the same file name. Used with masked_loss: white areas are trained, "
         "black areas are ignored.",
         label="Mask images",
     )
@@ -157,7 +157,7 @@ def _resolution_problem(resolution: str) -> str | None:
 
 
 class ControlOptions(OptionGroup, title="Control images", needs="control_images"):
-    """Images that the model sees beside the caption, such as the one to edit."""
+    """Images that the model sees in addition to the caption, such as the one to edit."""
 
     control_directory: str | None = path_option(
         "Folder with the control images of each training image, under its file name: cat.png, or cat_0.png, cat_1.png "
@@ -167,7 +167,7 @@ class ControlOptions(OptionGroup, title="Control images", needs="control_images"
     )
     control_resolution: str | None = optional(
         "Area to which control images are resized, keeping their shape: one number for a square, or width,height. "
-        "Unset, they are resized and cropped to the size of their training image.",
+        "Default: resized and cropped to the size of their training image.",
         label="Area of control images",
         placeholder="1024",
     )
@@ -211,7 +211,7 @@ class BucketOptions(OptionGroup, title="Aspect buckets", shown_when="enable_buck
     )
     equal_token_buckets: bool = switch(
         "Choose bucket sizes that all have the same number of tokens, so that they share compiled graphs. Images are "
-        "cropped more than in ordinary buckets; the plan tells how much. Replaces bucket_reso_steps.",
+        "cropped more than in ordinary buckets; the plan shows how much. Replaces bucket_reso_steps.",
         label="Buckets with equal tokens",
     )
 
@@ -248,7 +248,7 @@ class CaptionOptions(OptionGroup, title="Captions"):
         "Pick one alternative of {red|blue} at random, and one line of a caption file with several.", label="Wildcards"
     )
     caption_prefix: str | None = optional(
-        "The word for your subject, by which prompts call it: put before every caption, and the whole caption of "
+        "The word that prompts will use for your subject: put before every caption, and the whole caption of "
         "images that have none.",
         label="Trigger word",
         placeholder="such as ohwx cat",
@@ -264,14 +264,14 @@ class CaptionOptions(OptionGroup, title="Captions"):
     )
     caption_dropout_rate: float = option(
         0.0,
-        "Chance that an image is trained without its caption, 0 to 1. About 0.05 keeps guidance working.",
+        "Probability of dropping an image's caption, 0 to 1. About 0.05 keeps guidance working.",
         within=(0.0, 1.0),
     )
     caption_dropout_every_n_epochs: int = option(
         0, "Train without captions in every n-th epoch. 0 is never.", within=(0, 1_000_000)
     )
     caption_tag_dropout_rate: float = option(
-        0.0, "Chance that each part of a caption is dropped, 0 to 1.", within=(0.0, 1.0)
+        0.0, "Probability of dropping each part of a caption, 0 to 1.", within=(0.0, 1.0)
     )
     weighted_captions: bool = switch(
         "Read (word:1.3) in captions as a weight. Leave it off if captions contain literal brackets.",
@@ -284,19 +284,21 @@ class CaptionOptions(OptionGroup, title="Captions"):
 
 
 class AugmentOptions(OptionGroup, title="Augmentation and masks"):
-    """How images are varied, and which areas of them are learned."""
+    """How images are varied, and on which of their areas the model is trained."""
 
-    color_aug: bool = switch("Vary the colours slightly each time. Rules out cached latents.")
+    color_aug: bool = switch("Vary the colours slightly each time. Cannot be combined with cached latents.")
     flip_aug: bool = switch("Mirror images left to right half of the time. Not for faces, text or anything asymmetric.")
     face_crop_aug_range: str | None = optional(
         "Crop around the face whose position is in the file name, enlarged by a random factor from low,high such as "
-        "2.0,4.0. Rules out cached latents.",
+        "2.0,4.0. Cannot be combined with cached latents.",
         placeholder="2.0,4.0",
     )
-    random_crop: bool = switch("Crop at a random position instead of the centre. Rules out cached latents.")
-    alpha_mask: bool = switch("Use the transparency of an image as its mask: transparent areas are not learned.")
+    random_crop: bool = switch(
+        "Crop at a random position instead of the centre. Cannot be combined with cached latents."
+    )
+    alpha_mask: bool = switch("Use the transparency of an image as its mask: transparent areas are not trained.")
     masked_loss: bool = switch(
-        "Learn only the areas that the masks keep. The masks come from conditioning_data_dir or the dataset file."
+        "Train only on the areas that the masks keep. The masks come from conditioning_data_dir or the dataset file."
     )
 
     def check(self) -> Iterable[tuple[str, str]]:
@@ -313,7 +315,7 @@ def _is_range(text: str) -> bool:
 
 
 CAPTIONS_AT_ONCE = 16
-"""Captions that are encoded at once for the cache if text_encoder_batch_size is unset."""
+"""Captions that are encoded together for the cache if text_encoder_batch_size is unset."""
 
 
 class CacheOptions(OptionGroup, title="Caches"):
@@ -326,9 +328,7 @@ class CacheOptions(OptionGroup, title="Caches"):
     cache_latents_to_disk: bool = switch(
         "Keep latents on disk between runs, as .safetensors files next to the images. Stale files are rebuilt."
     )
-    vae_batch_size: int = option(
-        1, "Images that the VAE encodes at once while caching.", label="VAE batch size", within=(1, 1024)
-    )
+    vae_batch_size: int = option(1, "Batch size of the VAE while caching.", label="VAE batch size", within=(1, 1024))
     skip_cache_check: bool = switch(
         "Use cache files without checking that they match the images. Starts faster with a huge, unchanged dataset "
         "and accepts caches of other programs."

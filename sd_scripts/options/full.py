@@ -1,4 +1,4 @@
-"""Options of full training: what is trained, how its optimizer saves memory, how the model is saved."""
+"""Options of full training: the trained parts, how its optimizer saves memory, how the model is saved."""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -58,16 +58,16 @@ class FullOptions(OptionGroup, title="Full training", methods=("full",)):
 
 
 class FusedOptions(OptionGroup, title="Updates within the backward pass", methods=("full",)):
-    """Update weights during the backward pass, so that the gradients need not all be held in memory."""
+    """Update weights during the backward pass, so that the gradients are never all in memory."""
 
     fused_backward_pass: bool = switch(
-        "Update each weight during the backward pass and free its gradient at once. Saves the memory of all gradients; "
-        "max_grad_norm then clips each gradient on its own.",
+        "Update each weight during the backward pass and free its gradient immediately. Saves the memory of all "
+        "gradients; max_grad_norm then clips each gradient on its own.",
         label="Fused backward pass",
     )
     fused_optimizer_groups: int | None = count(
-        "Like fused_backward_pass, with the weights in this many groups: fewer groups are faster and hold more "
-        "gradients. 4 to 10 is usual.",
+        "Like fused_backward_pass, with the weights in this many groups: fewer groups are faster and use more "
+        "memory for gradients. 4 to 10 is usual.",
         most=10_000,
         needs="grouped_updates",
     )
@@ -86,7 +86,7 @@ class FusedOptions(OptionGroup, title="Updates within the backward pass", method
     def check(self) -> Iterable[tuple[str, str]]:
         chosen = [name for name in FUSED if getattr(self, name)]
         if len(chosen) > 1:
-            yield chosen[0], f"cannot be combined with {chosen[1]}, another form of it; choose one of them"
+            yield chosen[0], f"cannot be combined with {chosen[1]}, a variant of it; choose one of them"
 
 
 class ModelFileOptions(OptionGroup, title="Model file", methods=("full",)):
@@ -94,7 +94,7 @@ class ModelFileOptions(OptionGroup, title="Model file", methods=("full",)):
 
     save_model_as: Literal["ckpt", "safetensors", "diffusers", "diffusers_safetensors"] | None = optional(
         "safetensors is one file that every program loads; diffusers is a folder (diffusers_safetensors is the same). "
-        "Unset keeps the format of the base model. A family that lacks a format is saved as safetensors.",
+        "Default: the format of the base model. A family that lacks a format is saved as safetensors.",
         label="File format",
     )
     use_safetensors: bool = switch(

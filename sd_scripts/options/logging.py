@@ -11,7 +11,7 @@ from sd_scripts.options.spec import OptionGroup, optional, path_option, switch
 class LoggingOptions(OptionGroup, title="Logging"):
     """TensorBoard, wandb and the console. The page shows runs without any of these."""
 
-    logging_dir: str | None = path_option("Folder for TensorBoard logs. Unset writes none.")
+    logging_dir: str | None = path_option("Folder for TensorBoard logs. Default: none are written.")
     log_with: Literal["tensorboard", "wandb", "all"] | None = optional(
         "Where to log metrics. Default: TensorBoard if logging_dir is set, otherwise nowhere."
     )

@@ -26,17 +26,17 @@ class MemoryOptions(OptionGroup, title="Large models"):
     )
     quantize_base: Literal["none", "int8", "int8_weight_only", "fp8", "nf4"] = option(
         UNQUANTIZED,
-        "Save GPU memory: hold the frozen weights of the U-Net or transformer in 8 or 4 bits instead of 16. int8 and "
+        "Save GPU memory: store the frozen weights of the U-Net or transformer in 8 or 4 bits instead of 16. int8 and "
         "fp8 take half of bf16, nf4 (by bitsandbytes) little more than a quarter and is the least exact. int8 also "
-        "multiplies in int8, on RTX 30 and newer; the others multiply in mixed_precision, which takes longer than with "
-        "bf16 weights and is more exact. fp8 is what fp8_base_unet turns on.",
+        "multiplies in int8, on RTX 30 and newer; the others multiply in mixed_precision, which is slower than with "
+        "bf16 weights and more exact. fp8 is what fp8_base_unet turns on.",
         label="Quantize base model",
         needs="fp8",
         methods=("lora",),
     )
     quantize_text_encoders: Literal["none", "int8", "fp8", "nf4"] = option(
         UNQUANTIZED,
-        "Save GPU and main memory: hold the frozen weights of the text encoders in 8 or 4 bits. They multiply in "
+        "Save GPU and main memory: store the frozen weights of the text encoders in 8 or 4 bits. They multiply in "
         "mixed_precision. Captions are read slightly less exactly.",
         label="Quantize text encoders",
         needs="fp8",

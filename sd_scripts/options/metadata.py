@@ -24,7 +24,7 @@ class MetadataOptions(OptionGroup, title="Metadata"):
     )
     metadata_merged_from: str | None = optional("Models that this one was merged from.", label="Merged from")
     metadata_trigger_phrase: str | None = optional(
-        "Words in a prompt that activate what was trained.", label="Trigger phrase"
+        "Words in a prompt that activate the trained concept.", label="Trigger phrase"
     )
     metadata_preprocessor: str | None = optional("Preprocessor that the model needs.", label="Preprocessor")
     metadata_is_negative_embedding: str | None = optional(

@@ -17,7 +17,7 @@ class ModelOptions(OptionGroup, title="Model"):
         placeholder="/models/model.safetensors",
     )
     vae: str | None = path_option(
-        "Use another VAE (file or folder) instead of the model's own.",
+        "Use a different VAE (file or folder) instead of the model's own.",
         label="VAE",
         needs="own_vae",
     )
@@ -39,7 +39,7 @@ class ModelOptions(OptionGroup, title="Model"):
         needs="noise_schedule",
     )
     clip_skip: int | None = count(
-        "Text encoder layer to use, counted from the end. Unset, 1 and 2 use the second to last, with which "
+        "Text encoder layer to use, counted from the end. Default, 1 and 2: the second to last, with which "
         "models are trained; 3 and more use earlier ones.",
         label="CLIP skip",
         most=12,

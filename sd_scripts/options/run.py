@@ -8,7 +8,7 @@ class RunOptions(OptionGroup, title="Run"):
 
     run_dir: str | None = path_option(
         "Folder for the settings, events and console output of this run. "
-        "Unset creates one in output_dir/runs, named after the time and output_name.",
+        "Default: a new one in output_dir/runs, named after the time and output_name.",
         label="Run folder",
     )
 
@@ -33,9 +33,9 @@ class CudaOptions(OptionGroup, title="CUDA"):
     )
     record_steps: bool = option(
         True,
-        "Record forward and backward of a step as a CUDA graph, with AdamW its update too, and replay them: steps take "
-        "as long as the GPU needs, however slow the CPU is, and learn the same. Nothing is compiled. Batches that do "
-        "not fit beside the graphs, and settings that cannot be recorded, such as swapped blocks or a model that FSDP "
+        "Record forward and backward of a step as a CUDA graph, with AdamW its update too, and replay them: steps run "
+        "at the GPU's speed, however slow the CPU is, with the same result. Nothing is compiled. Batches that do "
+        "not fit next to the graphs, and settings that cannot be recorded, such as swapped blocks or a model that FSDP "
         "shards, work as usual.",
         label="Record steps",
     )

@@ -73,8 +73,8 @@ class LoraFileOptions(OptionGroup, title="LoRA file", methods=("lora",)):
     )
     save_as_format: Literal["sd-scripts", "diffusers", "both"] = option(
         SD_SCRIPTS,
-        "Key names of the saved LoRA. ComfyUI, WebUI and diffusers read those of sd-scripts; diffusers writes those of "
-        "PEFT. With both, each file has a second one beside it, with -diffusers in its name.",
+        "Key names of the saved LoRA. ComfyUI, WebUI and diffusers read the key names of sd-scripts; diffusers writes "
+        "the key names of PEFT. With both, each file has a second one next to it, with -diffusers in its name.",
         label="Key names",
     )
 
@@ -112,8 +112,8 @@ class HuggingFaceOptions(OptionGroup, title="Hugging Face"):
         secret="HF_TOKEN",
     )
     huggingface_repo_id: str | None = optional(
-        "Upload each saved file to this repository, which is created if it does not exist. A failed upload is told and "
-        "ends no run.",
+        "Upload each saved file to this repository, which is created if it does not exist. A failed upload is reported "
+        "and does not end the run.",
         label="Upload to repository",
         placeholder="me/my-lora",
     )
@@ -127,19 +127,19 @@ class HuggingFaceOptions(OptionGroup, title="Hugging Face"):
         "Who can see a repository that is created. Default: private.", label="Visibility"
     )
     save_state_to_huggingface: bool = switch(
-        "Upload saved states too. They hold the optimizer, so they are larger than the file.", label="Upload states"
+        "Upload saved states too. They include the optimizer, so they are larger than the file.", label="Upload states"
     )
     resume_from_huggingface: bool = switch(
         "Read resume as the name of a repository.",
         not_yet="a state is read from a local folder; download it and set resume to that folder",
     )
     async_upload: bool = switch(
-        "Upload while training continues.", not_yet="uploads always run beside the training; leave it out"
+        "Upload while training continues.", not_yet="uploads always run alongside the training; leave it out"
     )
 
     def check(self) -> Iterable[tuple[str, str]]:
         if self.huggingface_repo_id and not REPOSITORY.fullmatch(self.huggingface_repo_id):
             yield (
                 "huggingface_repo_id",
-                f"{self.huggingface_repo_id!r} is not the name of a repository; write owner/name, such as me/my-lora",
+                f"{self.huggingface_repo_id!r} is not a repository name; write owner/name, such as me/my-lora",
             )

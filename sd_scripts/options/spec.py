@@ -23,19 +23,19 @@ CAPABILITIES = {
     "clip_captions": "captions are read by CLIP, in chunks of 75 tokens",
     "control_images": "samples are trained with control images, such as the image to edit",
     "convolutions": "the model has convolutions that adapters may adapt",
-    "fp8": "frozen weights can be held in 8 or 4 bits",
+    "fp8": "frozen weights can be stored in 8 or 4 bits",
     "grouped_updates": "weights can be updated during the backward pass, in a given number of groups",
     "group_norms": "the model has group norms",
     "guidance": "the model was distilled with an embedded guidance",
     "learns_embeddings": "the text encoders can learn the embeddings of new tokens",
     "noise_schedule": "noise follows Stable Diffusion's schedule of 1,000 timesteps",
-    "offload_activations": "checkpointed activations can be held in RAM",
+    "offload_activations": "checkpointed activations can be kept in RAM",
     "own_vae": "the option vae names the file of its VAE",
     "partial_text_cache": "a LoRA of one text encoder can be trained while the outputs of the others are cached",
     "prediction_types": "what the model predicts can be chosen",
     "trains_text": "full training can train the text encoders",
 }
-"""What a model family may be capable of: options need it to have an effect."""
+"""Capabilities of model families: an option may need one to have an effect."""
 ALL_METHODS = ("lora", "full", "textual_inversion")
 
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
@@ -67,7 +67,7 @@ def path_option(help: str, **more: Any) -> Any:
 
 
 def count(help: str, most: int = 10_000_000, **more: Any) -> Any:
-    """Declare an `int | None` of steps, epochs or the like, of which 0 means unset, as the default does."""
+    """Declare an `int | None` of steps, epochs or the like, where 0 means unset, like the default."""
     return option(None, help, within=(0, most), zero_is_off=True, **more)
 
 
@@ -87,7 +87,7 @@ class WrongValue(Exception):
 
 
 WRONG = object()
-"""In the place of a value that is known to be wrong."""
+"""Stands in for a value that is known to be wrong."""
 
 
 @dataclass_transform(
@@ -143,7 +143,7 @@ def without(filled: Group, wrong: Collection[str]) -> Group:
 
 
 def until_wrong(check: Callable[[], Findings]) -> Iterator[tuple[str, str]]:
-    """Yield what a check finds before it reads a wrong value."""
+    """Yield the findings of a check until it reads a wrong value."""
     try:
         yield from check()
     except WrongValue:
@@ -186,7 +186,7 @@ class Option:
     offered_with: str | None = None
     """Name of the bool option that must be on for the page to show this one, which works without it too."""
     shown_for: tuple[str, tuple[str, ...]] | None = None
-    """Name of an option with choices, and those of them with which the page shows this one, unless it is set."""
+    """Name of an option with choices, and the choices with which the page shows this one, unless it is set."""
     active_with: tuple[str, str] | None = None
     """Name and value of another option that this one needs to differ from its default."""
     needs: str = ""
@@ -223,12 +223,12 @@ class Option:
         return [(None, self.help), *self.family_notes, *([(None, own)] if own else [])]
 
     def help_for(self, method: str = "") -> str:
-        """Return the help text for a method, or for none, with the notes of all families that the option knows."""
+        """Return the help text for a method, or for none, with the option's notes of all families."""
         return " ".join(text for _, text in self.help_parts(method))
 
     @property
     def switches(self) -> tuple[str, ...]:
-        """Return the switches of which one must be on for the option to have an effect; empty if it always has."""
+        """Return the switches one of which must be on for the option to have an effect; empty if it always has."""
         return (self.shown_when, *self.also_with) if self.shown_when else ()
 
     def is_on(self, values: Mapping[str, Any]) -> bool:
@@ -238,7 +238,7 @@ class Option:
     def read(self, value: Any) -> Any:
         """Convert `value` from a file, flag or control to the type of this option.
 
-        A value that cannot be converted is returned unchanged; problem() describes what is wrong with it.
+        A value that cannot be converted is returned unchanged; problem() describes the problem.
         """
         if self.nullable and isinstance(value, str) and not value.strip():
             return None
@@ -256,7 +256,7 @@ class Option:
         return os.path.expanduser(value) if self.path and isinstance(value, str) and "\0" not in value else value
 
     def problem(self, value: Any) -> str | None:
-        """Return what is wrong with `value`, to follow the option's name; None if it is valid."""
+        """Return the problem of `value`, to follow the option's name; None if it is valid."""
         if value is None:
             return None if self.nullable else "is required"
         for item in value if self.many else [value]:
@@ -333,7 +333,7 @@ _READERS: dict[type, Any] = {
 
 
 def declared_options(group: type[OptionGroup]) -> Iterator[Option]:
-    """Return the options of a group in the order of their declaration, without what the families add to them."""
+    """Return the options of a group in the order of their declaration, without the families' additions."""
     hints = typing.get_type_hints(group)
     return (_declared(group, field, hints[field.name]) for field in dataclasses.fields(group))  # type: ignore[arg-type]
 

@@ -22,7 +22,7 @@ class TrainingOptions(OptionGroup, title="Training"):
         "Number of passes over the dataset, repeats included. Replaces max_train_steps.", most=1_000_000
     )
     seed: int | None = optional(
-        "The same seed repeats a run. Unset draws one and records it in the saved file.", within=(0, 2**32 - 1)
+        "The same seed repeats a run. Default: random, recorded in the saved file.", within=(0, 2**32 - 1)
     )
     gradient_accumulation_steps: int = option(
         1,
@@ -86,7 +86,7 @@ class TrainingOptions(OptionGroup, title="Training"):
 
 
 class ResumeOptions(OptionGroup, title="State and resume"):
-    """A state holds everything that a run needs to resume."""
+    """A state contains everything that a run needs to resume."""
 
     save_state: bool = switch(
         "Save a state with every saved file (optimizer, scheduler, counters), so that training can resume."
@@ -95,11 +95,9 @@ class ResumeOptions(OptionGroup, title="State and resume"):
         "Save a state when training ends, to train longer later.", label="Save state at the end"
     )
     save_last_n_epochs_state: int | None = count(
-        "Keep only the states of the last n epochs; unset follows save_last_n_epochs.", most=1_000_000
+        "Keep only the states of the last n epochs. Default: save_last_n_epochs.", most=1_000_000
     )
-    save_last_n_steps_state: int | None = count(
-        "Keep only the states of the last n steps; unset follows save_last_n_steps."
-    )
+    save_last_n_steps_state: int | None = count("Keep only the states of the last n steps. Default: save_last_n_steps.")
     resume: str | None = path_option(
         "Resume from the state in this folder. Step, epoch and image order continue where it ended; a changed learning "
         "rate, schedule or weight decay applies from there on. latest picks the newest state of output_name in "
@@ -108,7 +106,7 @@ class ResumeOptions(OptionGroup, title="State and resume"):
         label="Resume from state",
     )
     resume_changed_model: bool = switch(
-        "Resume even if the base model or network_alpha differs from the state's, which alters what was learned.",
+        "Resume even if the base model or network_alpha differs from the state's, which alters the trained weights.",
         label="Resume with a changed model",
     )
     initial_epoch: int | None = count(
@@ -126,7 +124,7 @@ class DistributedOptions(OptionGroup, title="Multi-GPU training"):
     """How the processes of a multi-GPU run work together."""
 
     ddp_timeout: int | None = count(
-        "Minutes that processes wait for each other. Raise it if caching takes much longer on one than on another.",
+        "Minutes that processes wait for each other. Raise it if caching takes much longer on one of them.",
         most=100_000,
     )
     ddp_gradient_as_bucket_view: bool = switch("Keep gradients in DDP's buffers.", not_yet=NO_DDP)

@@ -1,4 +1,4 @@
-"""How many values an adapter trains, and what it takes in memory beside their masters."""
+"""How many values an adapter trains, and its memory besides their masters."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NEAR_ROOT = 35
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterMemory:
-    """The adapters of a run, in values. What is not trained has the dtype that the model computes with."""
+    """The adapters of a run, in values. Frozen weights have the dtype that the model computes with."""
 
     network: NetworkOptions
     facts: MemoryFacts
@@ -39,7 +39,7 @@ class AdapterMemory:
 
     @property
     def trained(self) -> int:
-        """How many values learn."""
+        """Number of trained values."""
         values = self._norms
         for name in self._adapted:
             values += self._of_layers(self.facts.lora.get(name, 0), self.facts.values[name], self._dim)
@@ -49,18 +49,18 @@ class AdapterMemory:
 
     @property
     def held(self) -> float:
-        """What the layers compute with: copies of the masters, joint matrices, and DoRA's gains."""
+        """Tensors the layers compute with: copies of the masters, joint matrices, and DoRA's gains."""
         values = float(self.trained - self._norms)
         alone = self._kind == "lora" and not self.encoders and not self._conv_dim and not self.swaps
         if alone and self._folded and len(self._folded) == len(self.facts.projections):
-            values = 0.0  # all copies lie in joint matrices
+            values = 0.0  # all copies are in joint matrices
         if self.plain:  # the products from which DoRA's gains are computed together (networks/folded/gains.py)
             values += self._norms * self._dim
         return values + sum(joint for _, joint in self.joint_matrices())
 
     @property
     def kept(self) -> float:
-        """What folded layers keep for the backward pass, for each unit, beyond those of a measured LoRA."""
+        """Memory of folded layers for the backward pass, for each unit, beyond a measured LoRA's."""
         values = 0.0
         if self.checkpointed:
             return values
@@ -72,7 +72,7 @@ class AdapterMemory:
         return values
 
     def joint_matrices(self) -> Iterator[tuple[Projection, float]]:
-        """Yield what all joint matrices of each projection hold beside base weights."""
+        """Yield the size of all joint matrices of each projection besides base weights."""
         for projection, ranks in self._folded:
             rank = sum(ranks)
             yield projection, projection.count * rank * (projection.inputs + sum(projection.outputs) + rank)
@@ -131,7 +131,7 @@ class AdapterMemory:
         return sum(self.facts.quantized.get(name, (0, 0))[1] for name in self._adapted)
 
     def _of_layers(self, lora: int, values: int, dim: int) -> int:
-        """Return about how many values an adapter trains in layers with so many `values`, of which LoRA would train
+        """Return about how many values an adapter trains in layers with this many `values`, where LoRA would train
         `lora` for each rank."""
         if self._kind != "lokr":
             return int(lora * dim * VALUES_OF_KINDS.get(self._kind, 1.0))

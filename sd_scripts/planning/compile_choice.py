@@ -1,4 +1,4 @@
-"""What compile_auto chooses: whether to compile and in which mode, by what is known of the speed of the run."""
+"""The choice of compile_auto: whether to compile and in which mode, by the run's known speed."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace

@@ -18,7 +18,7 @@ class CompilePlan:
     dynamic: bool
     """Whether the graphs take any shape."""
     shapes: int
-    """Batch shapes that the blocks can tell apart."""
+    """Batch shapes that the blocks can distinguish."""
     graphs: int | None
     """None: not known for this family."""
     recompiles: int | None
@@ -31,7 +31,7 @@ def tokens_of(card: FamilyCard, shape: BatchShape) -> int:
 
 
 def distinct_shapes(card: FamilyCard, shapes: Collection[BatchShape]) -> int:
-    """Return how many of these shapes the compiled blocks can tell apart: some only see numbers of tokens."""
+    """Return how many of these shapes the compiled blocks can distinguish: some only see numbers of tokens."""
     return len(shapes) if not card.plan.graphs or card.plan.graphs.per_shape else len(_sequences(card, shapes))
 
 
@@ -43,7 +43,7 @@ def is_dynamic(card: FamilyCard, setting: str, shapes: Collection[BatchShape]) -
 def plan_compile(
     options: CompileOptions, card: FamilyCard, shapes: Collection[BatchShape], filled: Collection[BatchShape]
 ) -> CompilePlan | None:
-    """Return what compiling takes for these batch shapes; None without torch.compile. `filled`: the shapes of the same
+    """Return the cost of compiling for these batch shapes; None without torch.compile. `filled`: the shapes of the same
     data with short_batches = fill."""
     if not options.compile:
         return None

@@ -34,7 +34,7 @@ class CroppedImage:
 
 @dataclass(frozen=True, kw_only=True)
 class Crops:
-    """What the images of a run lose."""
+    """How much of a run's images is cropped."""
 
     all: Crop
     ordinary: Crop | None
@@ -44,7 +44,7 @@ class Crops:
 
 
 def crops_of(data: DataPlan) -> Crops:
-    """Return what the training images lose."""
+    """Return how much of the training images is cropped."""
     worst_first = sorted(data.items, key=lambda item: -item.fit.cropped)
     listed = [item for item in worst_first[:LISTED] if item.fit.cropped]
     return Crops(
@@ -63,12 +63,12 @@ def crops_of(data: DataPlan) -> Crops:
 
 
 def crop_of(items: Sequence[Item]) -> Crop:
-    """Return what these images lose; there is at least one."""
+    """Return how much of these images is cropped; there is at least one."""
     return _crop(items, [item.fit.cropped for item in items])
 
 
 def _ordinary(data: DataPlan) -> Crop | None:
-    """Return what the images would lose without equal_token_buckets; None if no dataset has it."""
+    """Return how much would be cropped without equal_token_buckets; None if no dataset has it."""
     rules = [dataset.buckets for dataset in data.blueprint.datasets]
     if not any(each.has_equal_tokens for each in rules):
         return None

@@ -2,8 +2,8 @@
 
 PyTorch could count in place of these sums: `torch.distributed._tools.mem_tracker` sees each tensor of a model built
 under `FakeTensorMode`. Refused: importing torch and the tracker alone takes about 4 s of CPU time, a whole plan, which
-the page makes anew at each change of the form, 0.1 s. And the tracker follows eager steps: what the compiler keeps for
-the backward pass, and the workspaces of kernels, it does not see. Instead, tests count the sizes of the cards in the
+the page makes again at each change of the form, 0.1 s. And the tracker follows eager steps: it does not see the
+compiler's saved activations and the workspaces of kernels. Instead, tests count the sizes of the cards in the
 real models on the meta device, and compare the sums with peaks measured on a GPU.
 """
 
@@ -34,7 +34,7 @@ GIB = 2**30
 FULL, HALF = 4, 2
 """Bytes of a value."""
 TEMPORARY = 4
-"""Float32 copies of a weight that an update computes with, beside the weight and its gradient."""
+"""Float32 copies of a weight that an update computes with, in addition to the weight and its gradient."""
 UNKNOWN_OPTIMIZER = 8.0
 """Bytes of state for each trained value, as Adam has them."""
 TRAINING, LATENTS, TEXT = "training", "caching latents", "caching text"
@@ -45,7 +45,7 @@ CONTEXT, SPARE = int(0.8 * GIB), 1.02
 PROCESS, PINNED = int(2.1 * GIB), 1.4
 """Main memory of a training process without a model, and of swapped blocks for each of their bytes; measured too."""
 TOLERANCE = 0.05
-"""By how much the size of a model may differ from that of the full-size model."""
+"""By how much the size of a model may differ from the full-size model's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPlan:
-    """What a run takes at its peak."""
+    """Peak memory of a run."""
 
     phase: str
     """The phase of the peak."""
@@ -66,7 +66,7 @@ class MemoryPlan:
     """The peak of all tensors on the GPU in each phase."""
     peak: int
     in_use: int
-    """What other programs see: with CUDA itself, and what PyTorch reserves beyond the tensors."""
+    """The total that other programs see: with CUDA itself, and PyTorch's reserve beyond the tensors."""
     card: int
     """Bytes that the run may use of the GPU; 0 if unknown."""
     main_memory: int
@@ -117,7 +117,7 @@ def usable_bytes(cuda: CudaOptions, gpu_bytes: int = 0) -> int:
 
 
 def _is_full_size(facts: MemoryFacts, values: int) -> bool:
-    """Return whether a file with so many values is the full-size denoiser, alone or with the other components."""
+    """Return whether a file with this many values is the full-size denoiser, alone or with the other components."""
     sizes = (facts.values[DENOISER], sum(facts.values.values()))
     return not values or any(abs(values / size - 1) <= TOLERANCE for size in sizes)
 
@@ -136,12 +136,12 @@ class _Run:
         self.swap = (memory.blocks_to_swap or 0) if memory else 0
         self.fused = bool(fused and fused.chosen)
         self.full = settings.get(FullOptions)
-        """None: the base model stays as it is, and an adapter or embeddings are trained."""
+        """None: the base model stays unchanged, and an adapter or embeddings are trained."""
         self.network = settings.get(NetworkOptions)
         self.compute = FULL if self.training.mixed_precision == "no" else HALF
         """Bytes of a value that the model computes with."""
         self.held = HALF if self.training.full_bf16 or self.training.full_fp16 else FULL
-        """Bytes of a value in which full training holds its weights."""
+        """Bytes of a value in which full training stores its weights."""
         optimizer = settings[OptimizerOptions]
         self.optimizer = known_optimizer(optimizer.optimizer_type)
         self.is_adamw = optimizer_name(optimizer.optimizer_type) == "AdamW"
@@ -205,7 +205,7 @@ class _Run:
         return self.facts.values[VAE] * self._bytes_of_vae()
 
     def _encoding(self, images: int) -> float:
-        """Return the bytes that the VAE takes beside its weights."""
+        """Return the VAE's bytes besides its weights."""
         pixels = max((shape.extent.width * shape.extent.height for shape in self.shapes), default=0)
         at_once = max(pixels, min(images * pixels, PIXELS_AT_ONCE))
         return self.facts.encode * at_once * (IN_FULL if self._bytes_of_vae() == FULL else 1.0)

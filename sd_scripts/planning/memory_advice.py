@@ -1,4 +1,4 @@
-"""What to change so that a run fits on the GPU: options that save memory, in the order of what they cost."""
+"""What to change so that a run fits on the GPU: options that save memory, the cheapest first."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,7 +17,7 @@ SWAPS = 6
 def memory_advice(
     settings: Settings, needed: MemoryPlan, needs: Callable[[Settings], MemoryPlan | None]
 ) -> tuple[str, ...]:
-    """Return a sentence if the GPU is too small: how much is missing, and what would make the run fit.
+    """Return a sentence if the GPU is too small: how much is missing, and how to make the run fit.
 
     `needs` returns the memory of changed settings.
     """

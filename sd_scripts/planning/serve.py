@@ -2,7 +2,7 @@
 
 Each line of stdin is a request, the settings as a JSON object as in a saved file, and each line of stdout the answer:
 the plan as --plan --json prints it, {"refused": [sentence, ...]}, or {"fault": traceback}. The process ends with stdin,
-so with the GUI, and without an answer if its code has changed: the GUI then starts another and asks again.
+so with the GUI, and without an answer if its code has changed: the GUI then starts a new one and asks again.
 """
 
 import json

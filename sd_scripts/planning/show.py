@@ -1,4 +1,4 @@
-"""Print the plan of a run: what a training script does with --plan."""
+"""Print the plan of a run, for a training script's --plan."""
 
 import dataclasses
 import json
@@ -24,7 +24,7 @@ OF_PLANS: Groups = (
     *(DatasetOptions, BucketOptions, CaptionOptions, AugmentOptions, ValidationOptions),
     *(TrainingOptions, CompileOptions, LaunchOptions),
 )
-"""Options that a plan is made of."""
+"""Inputs of a plan."""
 
 
 def show_plan(settings: Settings, wrong_flags: Sequence[Problem], *, as_json: bool) -> int:
@@ -61,7 +61,7 @@ def as_answer(plan: RunPlan, problems: Sequence[Problem]) -> dict[str, Any]:
 
 
 def _concerns_plan(problem: Problem, options: Mapping[str, Option]) -> bool:
-    """Return whether there is no plan with this problem; a missing model, for one, does not matter."""
+    """Return whether this problem prevents a plan; a missing model, for one, does not matter."""
     names = {o.name for group in OF_PLANS for o in each_option(group)}
     known = options.keys() >= {*problem.names}
     return not names.isdisjoint(problem.names) or not known or not problem.names

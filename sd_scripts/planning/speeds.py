@@ -102,7 +102,7 @@ def model_size(model: ModelOptions) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Speeds:
-    """What is known of the speed of a run on this machine."""
+    """Known speeds of a run on this machine."""
 
     settings: Settings
     gpu: Gpu
@@ -245,7 +245,7 @@ def _timed_all(measurement: Measurement, shapes: Iterable[BatchShape]) -> bool:
 
 
 def _seconds(measurement: Measurement, shape: BatchShape) -> float:
-    """Return the seconds of a step; where its shape was not timed, those of the nearest size, in proportion."""
+    """Return the seconds of a step; if its shape was not timed, the nearest size's, in proportion."""
     if str(shape) in measurement.seconds:
         return measurement.seconds[str(shape)]
     nearest = min(map(_shape, measurement.seconds), key=lambda timed: abs(_work(timed) - _work(shape)))

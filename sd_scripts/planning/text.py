@@ -14,7 +14,7 @@ WIDTH = 14
 
 
 def lines(plan: RunPlan) -> list[str]:
-    """Return the plan as a table of two columns, and below it what to know."""
+    """Return the plan as a table of two columns, and notes below it."""
     table = [f"{name:<{WIDTH}}{text}" for name, text in rows(plan)]
     if plan.memory:
         table.append(f"{'':<{WIDTH}}{', '.join(f'{name} {_gib(used)}' for name, used in memory_parts(plan.memory))}")
@@ -147,7 +147,7 @@ def _graphs(plan: RunPlan) -> str:
     if plan.compile.dynamic:
         kind = "graphs that take any shape"
     elif plan.compile.shapes < len(plan.shapes):
-        kind = "graphs that shapes with equally many tokens share"
+        kind = "graphs shared by shapes with the same number of tokens"
     if plan.compile.graphs is None:
         return f"{kind}; how many is not known for this model family"
     return f"{plan.compile.graphs} (estimated), {plan.compile.recompiles} of them recompiles; {kind}"

@@ -1,4 +1,4 @@
-"""The comparison of a run's checkpoints: which files they are, which one is best, and the file that tells all of it."""
+"""The comparison of a run's checkpoints: which files they are, which one is best, and the file that records it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Checkpoint:
 
     @property
     def label(self) -> str:
-        """What tells it from the others of its run."""
+        """What distinguishes it from the others of its run."""
         if self.step is None:
             return self.name
         return f"step {self.step}{' EMA' if self.is_ema else ''}"
@@ -69,8 +69,8 @@ def best(
 ) -> int | None:
     """Return the index of the best checkpoint by a rule; None if it needs losses and there are none.
 
-    `losses` are in the order of training. `series` says which checkpoints follow each other, such as those with and
-    those without EMA: a loss is smoothed over neighbours of its own series. Of equal losses the earliest is best.
+    `losses` are in the order of training. `series` groups checkpoints that follow each other, such as those with
+    and without EMA: a loss is smoothed over neighbours of its own series. Of equal losses the earliest is best.
     """
     if rule == "last":
         return len(losses) - 1 if losses else None
@@ -86,7 +86,7 @@ def best(
 
 def smoothed(losses: Sequence[float | None], series: Sequence[object] = ()) -> list[float | None]:
     """Return each loss averaged with its neighbours in the same series, by the weights NEIGHBOURS; at the ends, and
-    beside a checkpoint without a loss, over those that there are."""
+    next to a checkpoint without a loss, over the existing ones."""
     result: list[float | None] = [None] * len(losses)
     kinds = list(series) or [None] * len(losses)
     for kind in dict.fromkeys(kinds):
@@ -99,7 +99,7 @@ def smoothed(losses: Sequence[float | None], series: Sequence[object] = ()) -> l
 
 
 def read_comparison(folder: Path) -> dict[str, Any] | None:
-    """Return what the RESULT file of a folder holds; None if it is not there or was not written by a comparison."""
+    """Return the contents of a folder's RESULT file; None if it is missing or was not written by a comparison."""
     found = read_json(folder / RESULT)
     wanted = ("checkpoints", "strengths", "prompts", "cells")
     return found if isinstance(found, dict) and all(isinstance(found.get(key), list) for key in wanted) else None

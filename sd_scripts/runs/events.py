@@ -1,4 +1,4 @@
-"""The event log of a run, one JSON object per line: all that the GUI knows of a run's progress."""
+"""The event log of a run, one JSON object per line: the GUI's only source of a run's progress."""
 
 import json
 import math

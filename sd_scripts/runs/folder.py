@@ -131,7 +131,7 @@ def _shown(line: bytes) -> str:
 
 
 def new_run_folder(runs: Path, name: str, now: float | None = None) -> RunFolder:
-    """A fresh folder under `runs`, named by time and `name`; made at once, so that no other run takes it."""
+    """A fresh folder under `runs`, named by time and `name`; created immediately, so that no other run takes it."""
     stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now))
     wanted = f"{stamp}-{NOT_IN_NAMES.sub('_', name)}" if name else stamp
     for path in (runs / f"{wanted}{'' if again == 0 else f'-{again + 1}'}" for again in range(1000)):
@@ -144,7 +144,7 @@ def new_run_folder(runs: Path, name: str, now: float | None = None) -> RunFolder
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file holds; None if it is not there or not whole."""
+    """Contents of a JSON file; None if it is missing or incomplete."""
     try:
         return documents.read_json(path)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Join the curves of a run with those of the runs that it resumes."""
+"""Join the curves of a run with the curves of the runs that it resumes."""
 
 import threading
 from collections.abc import Callable, Sequence

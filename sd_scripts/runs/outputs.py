@@ -1,4 +1,4 @@
-"""Find the files that a run writes as output_name into output_dir, and keep those of an earlier run by renaming."""
+"""Find the files that a run writes as output_name into output_dir, and keep an earlier run's files by renaming."""
 
 import os
 import re
@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 STATE_ENDING = "-state"
 DIFFUSERS_ENDING, EMBEDDING_ENDING, EMA_ENDING = "-diffusers", "-embedding", "-ema"
 """Added to a LoRA's name for the same weights under other key names, for embeddings that were trained with it, and to
-that of any model for the moving average (EMA) of the weights."""
+any model's name for the moving average (EMA) of the weights."""
 ENDINGS = (".safetensors", ".ckpt", ".pt", "")
 """Suffixes of saved models; the empty one is for a diffusers folder."""
 DIFFUSERS_MARK = "model_index.json"
 """File that marks a folder as a diffusers model."""
 LAST, EPOCH, STEP = "last", "epoch", "at"
-"""Names of the final file and of those of epochs and steps, if output_name is unset."""
+"""Names of the final file and of the files of epochs and steps, if output_name is unset."""
 COARSE_TIME, COARSE_TIME_ERROR = 10_000_000, 2_000_000_000
 """Nanoseconds: exFAT and FAT round mtimes to 10 ms or 2 s on disk."""
 
@@ -80,14 +80,14 @@ def set_aside(outputs: Sequence[Path], output_name: str | None) -> dict[Path, Pa
     dated, pattern, moved = dated_name(outputs, output_name), _pattern(output_name), {}
     for path in outputs:
         found = pattern.fullmatch(path.name)
-        assert found, f"{path} is no output of {output_name}"
+        assert found, f"{path} is not an output of {output_name}"
         moved[path] = path.with_name(f"{dated}{found['which'] or ''}{found['ending']}")
         os.rename(path, moved[path])
     return moved
 
 
 def find_saved(path: Path, written: Fingerprint | None) -> Path | None:
-    """Return where the file or state written as `path` is now: there, or beside it under a dated name. None if it is
+    """Return where the file or state written as `path` is now: there, or next to it under a dated name. None if it is
     gone or was overwritten by another run.
 
     Without a recorded fingerprint, any file at `path` is accepted.
@@ -118,7 +118,7 @@ def _pattern(output_name: str | None) -> re.Pattern[str]:
 
 
 def _is_output(path: Path, ending: str) -> bool:
-    """Return whether the path is an output of the kind that its ending says, not an unrelated folder."""
+    """Return whether the path is an output of the kind that its extension shows, not an unrelated folder."""
     if ending == STATE_ENDING:
         return path.is_dir()
     return path.is_file() if ending else (path / DIFFUSERS_MARK).is_file()

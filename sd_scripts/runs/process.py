@@ -122,7 +122,7 @@ STARTED_BY = "SD_SCRIPTS_STARTED_BY"
 
 def parent() -> int:
     """Return the id of the process that started this one, also if it is gone since. Not so on Windows, where the
-    interpreter of an environment starts another one."""
+    interpreter of an environment starts another."""
     return int(os.environ.get(STARTED_BY, "0") if os.name == "posix" else 0) or os.getppid()
 
 
@@ -226,7 +226,7 @@ def _marked(folder: RunFolder) -> Iterator[tuple[int, int]]:
 
 
 def process_born(pid: int) -> str | None:
-    """Return an opaque start time of a process; None if there is no such process."""
+    """Return an opaque start time of a process; None if the process does not exist."""
     if sys.platform == "linux":
         return _born_linux(pid)
     if sys.platform == "win32":

@@ -52,7 +52,7 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class _Removed:
-    """A run removed from the queue, with what is needed to restore it."""
+    """A run removed from the queue, with everything needed to restore it."""
 
     row: RunRow
     files: Mapping[Path, bytes]
@@ -220,7 +220,7 @@ class RunQueue:
     def when_free(self, gpus: str, start: Callable[[], WatchedRun | None], make_way: MakeWay = lambda: None) -> None:
         """Start a tool, which is not in the list of runs, once these GPUs are free, ahead of queued runs.
 
-        `start` returns what it started, or None if it was cancelled. `make_way` is that of `reserve`.
+        `start` returns the started process, or None if it was cancelled. `make_way` is passed to `reserve`.
         """
         with self._lock:
             self._waiting_tools.append((gpus, start, make_way))
@@ -286,7 +286,7 @@ class RunQueue:
                 self._tick()
 
     def _tick(self) -> None:
-        """Update the rows of live runs, and start what can start. Errors do not end the thread."""
+        """Update the rows of live runs, and start queued runs whose GPUs are free. Errors do not end the thread."""
         try:
             living, queued = self.store.living(), self.store.queued()
             if self.store.notice != self._damage:
@@ -328,7 +328,7 @@ class RunQueue:
     def _follow(self, row: RunRow) -> None:
         """Update the row of a live run, and record its end."""
         if row.owner != self._me and process.is_alive(row.owner):
-            return  # the GUI that started it knows its exit code
+            return  # the GUI that started it has its exit code
         if not self._has_begun(row):
             return
         watched = self.watch(row.id)
@@ -393,7 +393,7 @@ class RunQueue:
         self._start_tools()
         passing: set[int] = set()
         for row in self.store.queued():
-            if self.store.notice != self._damage:  # the live runs are missing from the list: start nothing beside them
+            if self.store.notice != self._damage:  # the live runs are missing from the list: start nothing next to them
                 return
             if row.owner != self._me and process.is_alive(row.owner):
                 continue  # the GUI that queued it has its environment and its secrets

@@ -1,4 +1,4 @@
-"""Rebuild the list of runs from the run folders, whose paths are kept in an index file beside the list."""
+"""Rebuild the list of runs from the run folders, whose paths are kept in an index file next to the list."""
 
 import contextlib
 import json
@@ -23,7 +23,7 @@ logger = logging.getLogger("sd_scripts")
 KEPT = 500
 """How many of the newest runs are restored: reading all folders would take too long."""
 LAST_BYTES = 65536
-"""Bytes read from the end of the events, which hold the final ones."""
+"""Bytes read from the end of the events, which include the final ones."""
 TOLD = ("name", "tab", "family", "gpus", "owner")
 """Row values in launch.json, all of them text."""
 
@@ -33,7 +33,7 @@ DESCRIBED = ("name", "note")
 
 @dataclass
 class Remembered:
-    """What the index says of a list."""
+    """The index's record of a list."""
 
     runs: dict[int, dict[str, str]] = field(default_factory=dict)
     """Folder, name and note of the newest runs by id, oldest first."""
@@ -42,7 +42,7 @@ class Remembered:
     settings: dict[str, int | str] = field(default_factory=dict)
 
     def add(self, entry: dict[str, Any]) -> None:
-        """Fold a line in; it may hold anything."""
+        """Apply a line; it may contain anything."""
         if isinstance(order := entry.get("queue"), list):
             self.order = [id for id in order if _is_id(id)]
         for name in ("paused", "after_failure"):
@@ -68,12 +68,12 @@ def _is_id(value: Any) -> TypeGuard[int]:
 
 
 def _is_text(value: Any) -> TypeGuard[str]:
-    """Return whether a value is a string that SQLite can hold; JSON may have half of a surrogate pair."""
+    """Return whether a value is a string that SQLite can store; JSON may have half of a surrogate pair."""
     return isinstance(value, str) and value == value.encode("utf-8", "replace").decode()
 
 
 class FolderIndex:
-    """A log of what is in a list but not in the run folders, from which a lost list is rebuilt: which runs it has, how
+    """A log of facts in a list but not in the run folders, from which a lost list is rebuilt: which runs it has, how
     the user described them, and the queue's order and settings."""
 
     def __init__(self, path: Path) -> None:
@@ -199,7 +199,7 @@ def _made(folder: RunFolder, launch: dict[str, Any]) -> float:
 
 
 def _events(file: Path) -> list[dict[str, Any]]:
-    """Return the first and the last events: what the run was to do, and how it ended."""
+    """Return the first and the last events: the run's purpose, and how it ended."""
     try:
         with open_regular(file) as opened:
             first = opened.read(LAST_BYTES)

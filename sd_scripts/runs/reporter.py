@@ -1,4 +1,5 @@
-"""Reports what a run or a dataset tool does, as events in its run folder, and reads the commands sent to it there."""
+"""Reports the progress of a run or a dataset tool, as events in its run folder, and reads the commands sent to it
+there."""
 
 import contextlib
 import os
@@ -16,7 +17,7 @@ Requests = dict[str, list[str]]
 
 
 class Progress(Protocol):
-    """Reports the progress of a phase; `note` adds what is being done, such as "3 of about 14 graphs"."""
+    """Reports the progress of a phase; `note` adds the current activity, such as "3 of about 14 graphs"."""
 
     def __call__(self, done: int, total: int, note: str = "") -> None: ...
 
@@ -32,7 +33,7 @@ class Reporter:
         """Unix time; earlier commands were for an earlier run in this folder."""
         self._log = folder.log() if folder and is_main else None
         self._first = {"listens_from": self._listens_from} if self._listens_from else {}
-        """What the first event says as well."""
+        """Further fields of the first event."""
         self._started: dict[str, Any] = {}
         self._warned: set[str] = set()
 

@@ -40,7 +40,7 @@ class OutputFile:
     """Index of a sample's prompt, from 0."""
     seed: int | None = None
     media: str = "image"
-    """What a sample is: "image" or "clip"."""
+    """Kind of a sample: "image" or "clip"."""
     width: int = 0
     height: int = 0
 
@@ -82,7 +82,7 @@ MarkKind = Literal["compiled", "recompiled", "graph break", "differs"]
 
 @dataclass(frozen=True)
 class Mark:
-    """What the compiler did at a step, for the chart."""
+    """A compiler event at a step, for the chart."""
 
     step: int
     kind: MarkKind
@@ -165,7 +165,7 @@ class RunState:
     breaks: list[str] = field(default_factory=list)
     """Each file:line where a graph broke, MOST_COMPILED at most."""
     marks: list[Mark] = field(default_factory=list)
-    """What the compiler did along the steps, MOST_MARKS at most."""
+    """Compiler events along the steps, MOST_MARKS at most."""
     checks: CompileChecks = field(default_factory=CompileChecks)
     failure: dict[str, str] = field(default_factory=dict)
     """Keys: error (one sentence), remedy, details (the full text)."""
@@ -174,7 +174,7 @@ class RunState:
     facts: dict[str, Any] = field(default_factory=dict)
     """The payload of the `started` event."""
     event_count: int = 0
-    """Number of changes so far: a view that has seen as many is up to date."""
+    """Number of changes so far: a view that has seen this many is up to date."""
     _seconds: deque[float] = field(default_factory=lambda: deque(maxlen=100))
     _steps_here: int = 0
     _heard: dict[str, int] = field(default_factory=dict)
@@ -187,7 +187,7 @@ class RunState:
 
     @property
     def doing(self) -> str:
-        """What a run that is not over does, in words."""
+        """The current activity of an unfinished run, in words."""
         words = {"starting": "starting Python and PyTorch", "stopping": "stopping"}
         return words.get(self.state, self.phase)
 
@@ -272,7 +272,7 @@ class RunState:
         return bool(self._listens_from) and sent.time <= self._listens_from
 
     def _begin_in_used_folder(self, listens_from: float) -> None:
-        """Another run begins in this folder: it does not hear the commands to the one before."""
+        """Another run starts in this folder: it does not receive commands to the previous one."""
         self._listens_from = listens_from
         self.commands = [sent for sent in self.commands if not self._is_of_an_earlier_run(sent)]
         if self.state == "stopping" and not self.stop_sent:
@@ -367,7 +367,7 @@ class RunState:
             self._mark(step, text, list(dict.fromkeys(graph["why"] for graph in graphs if graph.get("why"))), broke)
 
     def _mark(self, step: int, text: str, reasons: list[str], broke: list[str]) -> None:
-        """Mark a step on the chart; what was compiled before the first step is marked there."""
+        """Mark a step on the chart; graphs compiled before the first step are marked there."""
         lines = (text, *reasons[:MOST_REASONS], *([f"graph break at {some(broke)}"] if broke else []))
         kind: MarkKind = "graph break" if broke else "recompiled" if reasons else "compiled"
         if len(self.marks) < MOST_MARKS:

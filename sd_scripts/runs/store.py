@@ -44,7 +44,7 @@ class RunRow:
     results: tuple[str, ...]
     """The models it saved."""
     error: str
-    """Why it failed, or what it waits for, in one sentence."""
+    """Why it failed, or for what it waits, in one sentence."""
     owner: str = ""
     """The GUI that queued or started it, as a `process.process_key`."""
     process: str = ""

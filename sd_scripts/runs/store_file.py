@@ -17,7 +17,7 @@ from sd_scripts.runs.rebuild import FolderIndex
 logger = logging.getLogger("sd_scripts")
 
 OURS, SCHEMA = 0x5D5C7D11, 1
-"""application_id and user_version, which tell our file from other SQLite files."""
+"""application_id and user_version, which distinguish our file from other SQLite files."""
 BUSY_SECONDS = 10.0
 COUNT = "UPDATE settings SET value = value + 1 WHERE name = 'version'"
 SCHEMA_STATEMENTS = (
@@ -90,7 +90,7 @@ class StoreFile:
         self._replace_anchor(anchor)
 
     def _replace_anchor(self, anchor: sqlite3.Connection | None) -> None:
-        """Close the anchor, and keep another one. Only one thread may close a connection: two crash the process."""
+        """Close the anchor, and keep a new one. Only one thread may close a connection: two crash the process."""
         with self._anchoring:
             before, self._anchor = self._anchor, anchor
             if before:
@@ -147,7 +147,7 @@ class StoreFile:
             except NewerList:
                 raise ValueError(
                     f"{self.path}: a newer version of this program wrote the list of runs, which this one cannot read: "
-                    "update this one (git pull), or start it with another state folder "
+                    "update this one (git pull), or start it with a different state folder "
                     f"({'LOCALAPPDATA' if os.name == 'nt' else 'XDG_STATE_HOME'}=FOLDER)"
                 ) from None
             except sqlite3.OperationalError as error:
@@ -192,7 +192,7 @@ class StoreFile:
             aside = self._move_aside(error)
             kept = _salvage(aside)
             with self._open() as db, _transaction(db):
-                for columns in kept:  # these rows know more than the folders do
+                for columns in kept:  # these rows have more than the folders
                     db.execute("DELETE FROM runs WHERE id = ? OR folder = ?", (columns["id"], columns["folder"]))
                     insert(db, columns)
                 states = [state for (state,) in db.execute("SELECT state FROM runs")]
@@ -274,7 +274,7 @@ def _is_laid_out(db: sqlite3.Connection) -> bool:
     if application == OURS and version > SCHEMA:
         raise NewerList
     if (application, version) != (0, 0) or db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-        raise sqlite3.DatabaseError("not a list of runs, or one of another version")
+        raise sqlite3.DatabaseError("not a list of runs, or one of a different version")
     return False
 
 

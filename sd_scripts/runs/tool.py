@@ -15,7 +15,7 @@ from sd_scripts.runs.reporter import Progress, Reporter
 
 
 def start_phase(reporter: Reporter, name: str) -> Progress:
-    """Begin a phase; reporting its progress prints what is new and raises KeyboardInterrupt on "stop", twice per
+    """Begin a phase; reporting its progress prints new lines and raises KeyboardInterrupt on "stop", twice per
     second."""
     report, shown, last = reporter.cancellable_phase(name), -math.inf, ""
 
@@ -44,7 +44,7 @@ def run(work: Callable[[Reporter], Path | None], run_dir: str | None) -> int:
 
 def reported(work: Callable[[Reporter], None], run_dir: str | None, files: str = "all files") -> int:
     """Run `work`, which reports that it is finished, and report if it is not; return the exit status. `files` names
-    what is complete if it is stopped."""
+    the complete files if it is stopped."""
     try:
         reporter = Reporter(RunFolder(Path(run_dir)) if run_dir else None)
     except OSError as error:

@@ -23,7 +23,8 @@ class End:
 
 
 def unreported_end(folder: RunFolder, run_state: RunState, run: RunningRun | None = None) -> End:
-    """Return why the process of a run is gone, as far as known, as no event says so; `run` if it was watched."""
+    """Return why the process of a run is gone, as far as known, for a run without a final event; `run` if it was
+    watched."""
     ended = time.time() if run else _last_activity(folder)
     if any(sent.kind == END for sent in run_state.commands):
         return End("stopped", _ended_at_once(run_state), ended)
@@ -38,8 +39,8 @@ def _last_activity(folder: RunFolder) -> float | None:
 
 def _ended_at_once(run_state: RunState) -> str:
     step = f" at step {run_state.step}" if run_state.step else ""
-    saved = "What it had saved before is still there." if run_state.saved else "It had not saved anything yet."
-    return f"You stopped this run at once{step}, without saving. {saved}"
+    saved = "Its earlier saves still exist." if run_state.saved else "It had not saved anything yet."
+    return f"You stopped this run immediately{step}, without saving. {saved}"
 
 
 def _explain(folder: RunFolder, run_state: RunState, exit_code: int | None) -> str:
@@ -63,7 +64,7 @@ class WatchedRun:
     folder: RunFolder
     run: RunningRun | None
     end: End | None = None
-    """According to the list of runs or the process itself, where no event says so."""
+    """According to the list of runs or the process itself, for a run without a final event."""
     run_state: RunState = field(default_factory=RunState)
     waiting: bool = False
     """Whether it has no process yet."""
@@ -98,7 +99,7 @@ class WatchedRun:
         self._add_last_lines()
 
     def _add_last_lines(self) -> None:
-        """Show the last output of a run that did not say why it ended."""
+        """Show the last output of a run that did not report why it ended."""
         tail = self.folder.console_tail()
         if tail and self.run_state.failure and self.run_state.state != "stopped":
             self.run_state.failure.setdefault("details", tail)
@@ -110,7 +111,7 @@ class WatchedRun:
         try:
             for event in self._tail:
                 self.run_state.apply(event)
-                if event.get("kind") == "ended":  # without the output, which may name what no event may
+                if event.get("kind") == "ended":  # without the output, which may name values that no event may contain
                     self._add_last_lines()
             for command in self._commands:
                 self.run_state.add_command(command)
@@ -145,7 +146,7 @@ class WatchedRun:
 
     def stop_orphans(self) -> None:
         """Have the processes of a run save and exit whose launcher, which would end them, is gone."""
-        self.warn_once("the main process of the run is gone; the others were told to save and stop")
+        self.warn_once("the main process of the run is gone; the others save and stop")
         if self.run and not self.run.ends_after_grace:
             self._send_or_remember("stop")
             self.run.end_after_grace(self.grace)
@@ -163,7 +164,7 @@ class WatchedRun:
             self._read_files()
 
     def _send_or_remember(self, kind: Command | Kill) -> None:
-        """Send a command; with a full disk, a later GUI cannot tell that it was sent."""
+        """Send a command; with a full disk, a later GUI cannot know that it was sent."""
         try:
             self._send(kind)
         except OSError:

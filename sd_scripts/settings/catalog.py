@@ -100,7 +100,7 @@ def _generate_script(card: FamilyCard) -> Script:
 
 
 GENERATE_SCRIPTS = tuple(_generate_script(card) for card in cards() if GENERATE in card.scripts)
-"""The scripts that generate images: with the options of the model and its memory, not with those of training."""
+"""The scripts that generate images: with the options of the model and its memory, without the training options."""
 
 
 def options_of_one_method() -> dict[str, set[str]]:
@@ -115,7 +115,7 @@ def options_of_one_method() -> dict[str, set[str]]:
 
 
 def script_path(script: Script) -> Path:
-    """Return the file of a script, which may lie in the folder that added its family."""
+    """Return the file of a script, which may be in the folder that added its family."""
     folders = [Path(folder) for folder in sd_scripts.__path__]
     return next(folder / script.file for folder in folders if (folder / script.file).is_file()).resolve()
 

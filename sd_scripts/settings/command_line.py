@@ -32,11 +32,11 @@ class ConfigFileOptions(OptionGroup, title="Settings file"):
 
 
 class PlanOptions(OptionGroup, title="Plan"):
-    """See what a run will do before it starts. Nothing is loaded, trained or written."""
+    """Preview a run before it starts. Nothing is loaded, trained or written."""
 
     plan: bool = switch(
-        "Print the plan of the run and exit: images, buckets, steps, the graphs that torch.compile will make, and "
-        "times where they are known."
+        "Print the plan of the run and exit: images, buckets, steps, the graphs that torch.compile will create, "
+        "and times where they are known."
     )
     json: bool = switch("Print the plan as JSON.")
 

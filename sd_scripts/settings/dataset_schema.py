@@ -52,7 +52,7 @@ Keys = dict[str, Kind]
 Lines = dict[str, int]
 """Path of a key -> its line."""
 Finding = tuple[str, str]
-"""Path of a key, and what is wrong with it."""
+"""Path of a key, and its problem."""
 
 OPTIONS = {
     option.name: option
@@ -73,11 +73,11 @@ SPECIAL: Keys = {
     **dict.fromkeys(("cache_directory", "class_tokens", "image_dir", "metadata_file"), TEXT),
     "is_reg": FLAG,
 }
-"""Keys that are no options, or take other values here."""
+"""Keys that are not options, or accept different values here."""
 
 
 def _keys(names: str) -> Keys:
-    """Return the keys of these names; one takes what the option of the same meaning takes."""
+    """Return the keys of these names; each accepts the values of the option with the same meaning."""
     return {name: SPECIAL.get(name) or OF_TYPE[OPTIONS[OTHER_NAMES.get(name, name)].type] for name in names.split()}
 
 
@@ -94,7 +94,7 @@ ANY_SUBSET = _keys(
 CAPTION_FILES = _keys("caption_extension cache_info")
 CLASS_TOKENS = _keys("class_tokens")
 WITHOUT_EFFECT = {
-    "cache_directory": "has no effect: caches lie beside the images",
+    "cache_directory": "has no effect: caches are stored next to the images",
     "custom_attributes": "has no effect: nothing reads these attributes",
     "network_multiplier": "has no effect: every dataset trains the network at full strength",
 }
@@ -161,7 +161,7 @@ def problems(config: Config, *, masked_loss: bool, lines: Lines | None = None) -
 
 
 def remarks(config: Config, lines: Lines | None = None) -> list[str]:
-    """Return warnings about values that are accepted for compatibility but may not be what was meant."""
+    """Return warnings about values that are accepted for compatibility but may not be intended."""
     found = []
     for path, key, value in _each_value(config):
         if key in WITHOUT_EFFECT and value != 1:
@@ -177,7 +177,7 @@ def each_subset(config: Config) -> Iterator[tuple[str, Config]]:
 
 
 def _levels_of_subsets(config: Config) -> Iterator[dict[str, Config]]:
-    """Yield for each subset the tables that give it values, by path: its own, that of its dataset, and [general]."""
+    """Yield for each subset the tables that give it values, by path: its own, its dataset's, and [general]."""
     general = _table(config.get("general"))
     for number, dataset in enumerate(_tables(config.get("datasets"))):
         for index, subset in enumerate(_tables(_table(dataset).get("subsets"))):
@@ -300,7 +300,7 @@ def _out_of_range(key: str, value: Any) -> str | None:
 
 
 def _hint(key: str, keys: Keys) -> str:
-    """Say where a misplaced key belongs, or which key may have been meant."""
+    """Explain where a misplaced key belongs, or suggest the intended key."""
     if key == "conditioning_data_dir":
         return ": it needs masked_loss, and every subset of the dataset must have it"
     if key in DATASET:

@@ -117,7 +117,7 @@ DIFFERENCES = """## Different from sd-scripts on purpose
 - `--no-x` turns off what a file turned on; `resolution` may be a number or an array in a file.
 - `--output_config` never writes `huggingface_token` or `wandb_api_key`.
 - Embeddings are saved as .safetensors; sd-scripts writes .pt unless `save_model_as` is set.
-- Regularisation images keep their captions when a template replaces those of the others.
+- Regularisation images keep their captions when a template replaces the others'.
 - A meaningful 0, such as `max_grad_norm = 0`, is kept when a JSON file of kohya_ss is opened.
 
 In full training:
@@ -144,7 +144,7 @@ def pages() -> dict[str, str]:
 
 
 def of_one_family() -> Groups:
-    """Return the groups that no page names, which are those of a family's folder."""
+    """Return the groups that no page names, which belong to a family's folder."""
     named = {group for page in PAGES for group in page.groups}
     return tuple(dict.fromkeys(group for script in SCRIPTS for group in script.groups if group not in named))
 

@@ -37,10 +37,10 @@ from sd_scripts.settings.reading import from_values
 from sd_scripts.settings.settings import Groups, Problem, Script, Settings
 
 DEFAULTS = {"compile_mode": "max-autotune-no-cudagraphs"}
-"""Option -> its default here: a model makes many steps of few shapes, and images of another size would need CUDA graphs
-of their own."""
+"""Option -> its default here: a model runs many steps of few shapes, and images of a different size would need CUDA
+graphs of their own."""
 FROM_TRAINING = (ModelOptions, MemoryOptions)
-"""Groups of a settings file of a training that generating reads, beside those that only the family has."""
+"""Groups of a settings file of a training that generating reads, in addition to the family's own."""
 OF_MODEL = ("dtype", "zero_terminal_snr", "resident")
 """Options of GenerateOptions that are about the model or how it is loaded."""
 DTYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "no"}
@@ -105,14 +105,14 @@ def settings_of(family: str, file: Mapping[str, Any], values: Mapping[str, Any])
     defaults = DEFAULTS if truth(both.get("compile", False)) and inductor else {}
     settings = from_values(script, defaults, both)
     if truth(both.get("compile_auto", False)):
-        settings.remark("compile_auto: has no effect in generating; set compile, or leave it off")
+        settings.remark("compile_auto: has no effect when generating; set compile, or leave it off")
     if both.get("control_directory"):
-        settings.remark("control_directory: has no effect in generating; name control images with --ci in the prompt")
+        settings.remark("control_directory: has no effect when generating; name control images with --ci in the prompt")
     return settings
 
 
 def of_generating(file: Mapping[str, Any], script: Script) -> dict[str, Any]:
-    """Return what generating reads of a settings file: of one of a training only what is about the model."""
+    """Return the values of a settings file that generating reads: from a training's file only the model's."""
     if file.get("method", GENERATE) == GENERATE and "learning_rate" not in file and "train_data_dir" not in file:
         return dict(file)
     own = [group for group in script.groups if group in (*FROM_TRAINING, *card_of(script.family).groups)]
@@ -123,7 +123,7 @@ def of_generating(file: Mapping[str, Any], script: Script) -> dict[str, Any]:
 
 
 def training_settings(settings: Settings) -> Settings:
-    """Return the settings of a LoRA training of the same model, which is what a family reads to load and to sample.
+    """Return the settings of a LoRA training of the same model, which a family reads to load and to sample.
 
     Raises WrongValue if `settings.without` left out one of its values."""
     options = settings[GenerateOptions]
@@ -227,7 +227,7 @@ def prompt_warnings(settings: Settings) -> list[str]:
         )
     if card.has(CONTROLS.needs) and not all(prompt.control_images for prompt in prompts_of(settings)):
         found.append(
-            "control_image_path: a prompt names no control image (--ci), so its image is made from the text alone"
+            "control_image_path: a prompt names no control image (--ci), so its image is generated from the text alone"
         )
     return found
 
@@ -241,7 +241,7 @@ def _idle(line: str, card: FamilyCard) -> Iterator[str]:
 
 
 def problems(settings: Settings, *more: Check) -> list[Problem]:
-    """Return every reason not to generate, each once, with what the checks `more` find."""
+    """Return every reason not to generate, each once, including the findings of the checks `more`."""
     found = settings.problems()
     for checks in (CHECKS, more):
         valid = settings.without({name for problem in found for name in problem.names})
@@ -265,7 +265,7 @@ def control_images(valid: Settings) -> Iterator[str]:
 
 
 def adapters(valid: Settings) -> Iterator[str]:
-    """Check that the files are adapters for this family, as far as their headers tell."""
+    """Check that the files are adapters for this family, as far as their headers show."""
     for file in valid[GenerateOptions].lora_weights:
         if why := model_checks.why_no_lora(Path(file), valid.script.family):
             yield f"lora_weights: {why}"

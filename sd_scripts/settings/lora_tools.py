@@ -1,4 +1,4 @@
-"""Options of the tools for LoRA files. Their names are those of sd-scripts, where it has such a tool."""
+"""Options of the tools for LoRA files. Their names are sd-scripts', if it has such a tool."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def read_block_weights(text: str) -> list[float] | dict[str, float]:
         except (ValueError, RecursionError):
             raise ValueError(f"{text!r} is not a JSON list of numbers") from None
         if not all(isinstance(each, int | float) and not isinstance(each, bool) for each in listed):
-            raise ValueError(f"{text!r} contains something else than numbers")
+            raise ValueError(f"{text!r} must contain only numbers")
         return [float(each) for each in listed] or {}
     weights = {}
     for pair in filter(str.strip, text.split(",")):
@@ -125,10 +125,10 @@ class PrecisionOptions(OptionGroup, title="Precision"):
 
 
 class ModelspecOptions(OptionGroup, title="Modelspec"):
-    """What the file says of itself."""
+    """The file's metadata."""
 
     no_metadata: bool = switch(
-        "Leave modelspec entries out of the file; a LoRA keeps what programs need to load it.",
+        "Leave modelspec entries out of the file; a LoRA keeps the entries that programs need to load it.",
         label="Without modelspec",
     )
 
@@ -137,7 +137,7 @@ SAVING: Groups = (OutputOptions, PrecisionOptions, ModelspecOptions)
 
 
 def check_output(name: str, path: str | None) -> Iterable[tuple[str, str]]:
-    """Yield why a file cannot be written to this path, as far as the path tells."""
+    """Yield why a file cannot be written to this path, as far as the path shows."""
     if not path:
         yield name, "not set; name the file to write"
     elif Path(path).suffix not in SAFETENSORS:
@@ -150,10 +150,10 @@ class WeightedMergeOptions(OptionGroup, title="Merge by weight"):
     """How LoRAs are merged with each other without a singular value decomposition."""
 
     concat: bool = switch(
-        "Join the ranks of the LoRAs instead of averaging their factors; the rank of the result is the sum of theirs.",
+        "Join the ranks of the LoRAs instead of averaging their factors; the result's rank is their sum.",
         label="Concatenate",
     )
-    shuffle: bool = switch("Shuffle the ranks of the result, which leaves what it does unchanged.", label="Shuffle")
+    shuffle: bool = switch("Shuffle the ranks of the result, which does not change its effect.", label="Shuffle")
     precision: Precision = option(
         "float", "Ignored: merging always computes in float32.", label="Precision of computing"
     )
@@ -185,7 +185,7 @@ class LoraInputOptions(OptionGroup, title="LoRA"):
 
 
 class ResizeOptions(OptionGroup, title="Resize"):
-    """The rank of the result: a fixed one, or for each layer as many ranks as it needs."""
+    """The rank of the result: a fixed one, or for each layer the ranks that it needs."""
 
     new_rank: int = option(
         4, "Rank of the result; with a dynamic method its maximum.", within=(1, LARGEST_RANK), label="Rank"
@@ -197,13 +197,14 @@ class ResizeOptions(OptionGroup, title="Resize"):
     )
     dynamic_method: Literal["sv_ratio", "sv_fro", "sv_cumulative"] | None = optional(
         "Choose each layer's rank by its singular values: sv_ratio keeps those above the largest divided by "
-        "dynamic_param, sv_fro as many as hold this share of the Frobenius norm, sv_cumulative of their sum.",
+        "dynamic_param, sv_fro enough of them for this share of the Frobenius norm, sv_cumulative for this share of "
+        "their sum.",
         label="Dynamic method",
     )
     dynamic_param: float | None = optional("Target of the dynamic method.", within=(0.0, 1e9), label="Target")
     verbose: bool = switch("Print what each layer keeps.", label="Print each layer")
     svd_lowrank_niter: int = option(
-        2, "Ignored: the decomposition of a LoRA is exact here and takes no iterations.", label="SVD iterations"
+        2, "Ignored: the decomposition of a LoRA is exact here and needs no iterations.", label="SVD iterations"
     )
     device: str | None = optional("Device that computes, such as cuda. Default: the CPU.", label="Device")
 
@@ -213,20 +214,20 @@ class ResizeOptions(OptionGroup, title="Resize"):
         elif self.dynamic_method in ("sv_fro", "sv_cumulative") and (self.dynamic_param or 0) > 1:
             yield (
                 "dynamic_param",
-                f"{self.dynamic_param:g} is above 1; {self.dynamic_method} takes a share like 0.9",
+                f"{self.dynamic_param:g} is above 1; {self.dynamic_method} needs a share like 0.9",
             )
         elif self.dynamic_method == "sv_ratio" and (self.dynamic_param or 2) < 1:
-            yield "dynamic_param", f"{self.dynamic_param:g} is below 1; sv_ratio takes a ratio, such as 10"
+            yield "dynamic_param", f"{self.dynamic_param:g} is below 1; sv_ratio needs a ratio, such as 10"
 
 
 class ExtractOptions(OptionGroup, title="Extract"):
     """The difference of two models as a LoRA."""
 
     model_org: str | None = path_option("Original model.", label="Original model")
-    model_tuned: str | None = path_option("Model that was trained from it.", label="Trained model")
+    model_tuned: str | None = path_option("The model trained from it.", label="Trained model")
     dim: int = option(4, "Rank of the LoRA.", within=(1, LARGEST_RANK), label="Rank")
     conv_dim: int | None = optional(
-        "Rank for 3x3 convolutions (LoCon); unset leaves them out.", within=(1, LARGEST_RANK), label="Rank of conv"
+        "Rank for 3x3 convolutions (LoCon). Default: without them.", within=(1, LARGEST_RANK), label="Rank of conv"
     )
     clamp_quantile: float = option(1.0, f"{CLAMP} sd-scripts uses 0.99.", within=(0.0, 1.0), label="Clamp quantile")
     min_diff: float = option(
@@ -251,7 +252,7 @@ class ExtractOptions(OptionGroup, title="Extract"):
 
 
 class ConvertOptions(OptionGroup, title="Convert"):
-    """Give a LoRA the key names of another program, or another precision."""
+    """Convert a LoRA to another program's key names, or another precision."""
 
     src_path: str | None = path_option("LoRA file to read; its key names are recognised.", label="LoRA")
     src: str | None = optional("Ignored: the key names of the file are recognised.", label="From")
@@ -267,9 +268,9 @@ class ConvertOptions(OptionGroup, title="Convert"):
 
 
 class InspectOptions(OptionGroup, title="Inspect"):
-    """What a LoRA contains."""
+    """Contents of a LoRA."""
 
-    show_all_keys: bool = switch("Also list tensors that are no factors, such as alpha.", label="All keys")
+    show_all_keys: bool = switch("Also list tensors that are not factors, such as alpha.", label="All keys")
     json: bool = switch("Print one JSON object.", label="JSON")
 
 
@@ -277,7 +278,9 @@ class EditMetadataOptions(OptionGroup, title="Metadata"):
     """Changes to the metadata of a file; its weights are copied unchanged."""
 
     set: list[str] = option([], "Entries to write, as KEY=TEXT.", label="Set")
-    remove: list[str] = option([], "Entries to remove; a * at the end removes all that begin so.", label="Remove")
+    remove: list[str] = option(
+        [], "Entries to remove; a * at the end removes every entry with that prefix.", label="Remove"
+    )
 
     def check(self) -> Iterable[tuple[str, str]]:
         for pair in self.set:
@@ -286,7 +289,7 @@ class EditMetadataOptions(OptionGroup, title="Metadata"):
 
 
 def option_problems(groups: Groups, values: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for everything that is wrong with the values of a tool, as far as they tell by themselves."""
+    """Return a sentence for every problem of a tool's values that is visible without the files."""
     problems: list[str] = []
     wrong: set[str] = set()
     for group in groups:
@@ -312,7 +315,7 @@ def input_problem(name: str, path: str) -> str:
     """Return why a tool cannot read a file; empty if it may."""
     place = Path(path)
     if not place.exists():
-        return f"{name}: there is no file '{path}'"
+        return f"{name}: file not found: '{path}'"
     if not place.is_file():
         return f"{name}: '{path}' is a folder; choose the file of the model"
     if place.suffix not in SUFFIXES:

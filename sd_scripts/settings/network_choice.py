@@ -1,4 +1,4 @@
-"""What the network options and network_args choose together, read without torch: the plan of a run reports the same
+"""The joint choice of network options and network_args, read without torch: the plan of a run reports the same
 mistakes as the run."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing import Self
 
 QUANTIZING = ("fp8_base", "fp8_base_unet", "fp8_compute", "quantize_base")
-"""Options with which base weights are held quantized."""
+"""Options with which base weights are stored quantized."""
 Read = Callable[[NetworkArguments], Mapping[str, Any]]
 
 
@@ -65,7 +65,7 @@ KINDS: dict[str, Read] = {
     "lora": _read_start,
     "oft": _read_rotation,
 }
-"""Adapter kind -> how its own keys of network_args are read, such as LoKr's `factor`; LayerPlan.options holds them."""
+"""Adapter kind -> how its own keys of network_args are read, such as LoKr's `factor`; LayerPlan.options has them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,13 +74,13 @@ class NetworkChoice:
 
     kind_name: str
     kind_options: Mapping[str, Any]
-    """What the kind read from its own keys of network_args."""
+    """The kind's values from its own keys of network_args."""
     linear: Rank
     conv: Rank
     stabilized: bool
     """Whether alpha is divided by the root of the rank (rsLoRA)."""
     preset: Preset | None
-    """Which layers are adapted; None: those of the family, and with a rank for convolutions these too."""
+    """Which layers are adapted; None: the family's, and with a rank for convolutions these too."""
     neuron_dropout: float
     rank_dropout: float
     module_dropout: float
@@ -155,7 +155,7 @@ def problems(valid: Settings) -> Iterator[str]:
         )
     quantizing = (name for name in QUANTIZING if valid.values().get(name) not in (None, False, "none"))
     if choice.needs_dense_base and (name := next(quantizing, "")):
-        yield f"{name}: {choice.needs_dense_base} computes with the base weights themselves; turn one of the two off"
+        yield f"{name}: {choice.needs_dense_base} needs the base weights themselves; turn one of the two off"
 
 
 def remarks(valid: Settings) -> Iterator[str]:

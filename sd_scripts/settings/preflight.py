@@ -1,7 +1,7 @@
 """Check all of a run that needs no torch: values, model files, data, prompts, output folders.
 
-The training scripts, the page's Start and the queue call it and report everything it finds at once. What it misses is
-reported by the code that opens the file.
+The training scripts, the page's Start and the queue call it and report all its findings together. Other problems
+are reported by the code that opens the file.
 """
 
 import importlib.util
@@ -39,7 +39,7 @@ def problems(settings: Settings) -> list[Problem]:
 
 
 def remarks(settings: Settings) -> list[str]:
-    """Return everything to know before the start that does not prevent it, each sentence once: of the values, then of
+    """Return all remarks on a start that do not prevent it, each sentence once: of the values, then of
     the files that they name."""
     found = [str(remark) for remark in settings.remarks]
     valid = settings.without({name for problem in settings.problems() for name in problem.names})
@@ -85,7 +85,7 @@ REMARKS: tuple[Check, ...] = (
 
 
 def found_by(checks: Iterable[Check], valid: Settings) -> Iterator[Problem]:
-    """Yield what these checks find in settings whose wrong values are left out."""
+    """Yield the findings of these checks in settings whose wrong values are left out."""
     for check in checks:
         for sentence in _until_wrong(check, valid):
             listed, _, text = sentence.partition(": ")
@@ -120,7 +120,7 @@ def sample_prompts(valid: Settings) -> Iterator[str]:
 def resume(valid: Settings) -> Iterator[str]:
     state = valid[ResumeOptions].resume
     if state and state != LATEST and not Path(state).is_dir():
-        yield f"resume: there is no folder '{state}'; name that of a state, or latest"
+        yield f"resume: folder not found: '{state}'; give a saved state's folder, or latest"
 
 
 def metadata_thumbnail(valid: Settings) -> Iterator[str]:
@@ -154,8 +154,8 @@ def trackers(valid: Settings) -> Iterator[str]:
 
 
 def why_no_folder(folder: Path, make: bool = True) -> str:
-    """Return why no file can be written to a folder, which may not exist yet; "" if one can. Writes nothing, so it goes
-    by permissions, which do not show every read-only file system."""
+    """Return why no file can be written to a folder, which may not exist yet; "" if one can. Writes nothing, so it
+    relies on permissions, which do not show every read-only file system."""
     try:
         there = next(each for each in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(each))
     except OSError as error:
@@ -168,7 +168,7 @@ def why_no_folder(folder: Path, make: bool = True) -> str:
 
 
 def outputs(valid: Settings) -> Iterator[str]:
-    """Refuse a folder in the place of the last file, and a file in the place of its state."""
+    """Refuse a folder in place of the last file, and a file in place of its state."""
     saving = valid[SavingOptions]
     folder = Path(saving.output_dir or ".")
     name = saving.output_name or LAST

@@ -1,4 +1,4 @@
-"""In which format a run holds its frozen weights, and how many bytes that takes."""
+"""In which format a run stores its frozen weights, and in how many bytes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ from sd_scripts.options.training import TrainingOptions
 from sd_scripts.settings.settings import Settings
 
 BYTES: Mapping[str, float] = {"fp8": 1.0, "int8": 1.0, "int8_weight_only": 1.0, "nf4": 0.5 + 4 / 64}
-"""Bytes of a value in each format, with the scales that are not those of rows."""
+"""Bytes of a value in each format, with the scales other than rows'."""
 ROW_SCALED = ("fp8", "int8", "int8_weight_only")
 """Formats with a float32 scale for each row of a weight."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quantization:
-    """In which formats a run holds its frozen weights; empty if they are not quantized."""
+    """In which formats a run stores its frozen weights; empty if they are not quantized."""
 
     denoiser: str = ""
     encoders: str = ""
@@ -41,5 +41,5 @@ def quantization_of(settings: Settings) -> Quantization:
 
 
 def bytes_of(weight_format: str, values: int, rows: int) -> float:
-    """Return the bytes of weights with so many values and rows in a format."""
+    """Return the bytes of weights with this many values and rows in a format."""
     return values * BYTES[weight_format] + (rows * 4 if weight_format in ROW_SCALED else 0)

@@ -59,7 +59,7 @@ def unknown_keys(unknown: Mapping[str, Any], known: Collection[str]) -> Iterator
 
 
 def _without_aliases(values: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
-    """Return the values under the names that the options have here; a value under its own name goes first."""
+    """Return the values under the names that the options have here; a value under its own name wins."""
     renamed = {aliases[name]: value for name, value in values.items() if name in aliases and value is not None}
     return renamed | {name: value for name, value in values.items() if name not in aliases}
 
@@ -69,7 +69,7 @@ MOST_UNKNOWN = 20
 
 
 def _other_script(name: str, value: str, script: Script) -> str:
-    """Return why a file that names another family or method cannot be used."""
+    """Return why a file that names a different family or method cannot be used."""
     titles = FAMILY_TITLES if name == "family" else SCRIPT_TITLES
     if value not in titles:
         return f"{value!r} is not one of {', '.join(titles)}"

@@ -8,7 +8,7 @@ FEW, USUAL = 500, 1500
 
 
 def usual_factor(seen: float) -> int:
-    """Return how many times as long a run must be to see about as many images as usual; 1: it is long enough."""
+    """Return the factor by which to lengthen a run so that it sees the usual number of images; 1: it is long enough."""
     return max(1, round(USUAL / max(seen, 1)))
 
 

@@ -89,8 +89,8 @@ class Settings:
         return self.script.family in self.options[name].families
 
     def read_once(self, read: Callable[[Path], Contents], path: Path) -> Contents:
-        """Return what `read` returns for a file that an option names: these settings and all their copies read it once,
-        so that a start checks and uses the same contents."""
+        """Return the result of `read` for a file that an option names: these settings and all their copies read it
+        once, so that a start checks and uses the same contents."""
         if (read, path) not in self._contents:
             self._contents[read, path] = read(path)
         contents: Contents = self._contents[read, path]
@@ -134,7 +134,7 @@ class Settings:
         return {variable: value for variable, value in given if variable and value and isinstance(value, str)}
 
     def saved(self) -> dict[str, Any]:
-        """Return what to write to a file: family and method, the changed values, and the unknown keys that were
+        """Return the contents of a settings file: family and method, the changed values, and the unknown keys that were
         read and are not named like secrets."""
         return {**self.script.identity, **without_secrets(self.unknown), **self.changed()}
 

@@ -1,4 +1,4 @@
-"""Look into a LoRA: kind, ranks, norms by block, singular values, and what it was trained with.
+"""Look into a LoRA: kind, ranks, norms by block, singular values, and training settings.
 
 python -m sd_scripts.tools.check_lora_weights lora.safetensors [--show_all_keys] [--json]
 """
@@ -17,7 +17,7 @@ def work(given: Given, reporter: Reporter) -> None:
 
 
 COMMAND = Command(
-    about="Look into a LoRA: kind, ranks, norms by block, singular values, and what it was trained with.",
+    about="Look into a LoRA: kind, ranks, norms by block, singular values, and training settings.",
     groups=(LoraInputOptions, InspectOptions),
     work=work,
     inputs=("model",),

@@ -1,9 +1,7 @@
-"""Show, clear, export or import what torch.compile has compiled on this machine.
+"""Show, clear, export or import the compiled code of torch.compile on this machine.
 
-python -m sd_scripts.tools.compile_cache show [--json]
-python -m sd_scripts.tools.compile_cache clear [--all]
-python -m sd_scripts.tools.compile_cache export FILE
-python -m sd_scripts.tools.compile_cache import FILE
+python -m sd_scripts.tools.compile_cache show [--json] python -m sd_scripts.tools.compile_cache clear [--all] python -m
+sd_scripts.tools.compile_cache export FILE python -m sd_scripts.tools.compile_cache import FILE
 """
 
 import argparse
@@ -29,7 +27,7 @@ def described(held: Contents) -> list[str]:
         lines.append(f"Holds    {counted(held.graphs, 'graph')}, {format_bytes(held.size)}")
         lines.append(f"Written  {_moment(held.oldest)} to {_moment(held.newest)}")
     else:
-        lines.append("Holds    nothing: the next run compiles every graph")
+        lines.append("Empty: the next run compiles every graph")
     if held.others:
         lines.append(f"Others   {format_bytes(held.others)} for other CPUs and versions of PyTorch (clear --all)")
     return lines
@@ -46,11 +44,11 @@ def parser() -> argparse.ArgumentParser:
     commands = made.add_subparsers(dest="command", required=True)
     show = commands.add_parser("show", help="folder, number of graphs, size and age")
     show.add_argument("--json", action="store_true", help="print one JSON object")
-    clearing = commands.add_parser("clear", help="remove everything that the compiler has written")
+    clearing = commands.add_parser("clear", help="remove everything the compiler has written")
     clearing.add_argument("--all", action="store_true", help="also for other CPUs and versions of PyTorch")
     exporting = commands.add_parser("export", help="write the cache into one file")
     exporting.add_argument("file", type=Path)
-    importing = commands.add_parser("import", help=f"add what such a file holds. {TRUST}")
+    importing = commands.add_parser("import", help=f"add the contents of such a file. {TRUST}")
     importing.add_argument("file", type=Path)
     return made
 

@@ -18,7 +18,7 @@ def work(given: Given, reporter: Reporter) -> Path:
 
 
 COMMAND = Command(
-    about="Convert a LoRA to the key names of another program, or to another precision.",
+    about="Convert a LoRA to a different program's key names, or to a different precision.",
     groups=(ConvertOptions, PrecisionOptions),
     work=work,
     inputs=("src_path",),

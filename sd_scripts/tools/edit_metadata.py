@@ -30,7 +30,7 @@ def work(given: Given, reporter: Reporter) -> Path:
     changes = {key.strip(): text for key, _, text in (pair.partition("=") for pair in options.set)}
     missing = [name for name in options.remove if not name.endswith("*") and name not in metadata]
     if missing:
-        reporter.warn(f"remove: there is no entry {missing[0]}")
+        reporter.warn(f"remove: entry not found: {missing[0]}")
     result = edited(metadata, changes, options.remove)
     if gone := sorted(metadata.keys() - result.keys() - without_alpha(metadata).keys()):
         reporter.warn(

@@ -1,4 +1,4 @@
-"""Extract a LoRA from two models: what the second has learned beyond the first.
+"""Extract a LoRA from two models: the difference between them.
 
 python -m sd_scripts.tools.extract_lora_from_models --model_org base.safetensors --model_tuned tuned.safetensors \
     --dim 32 --conv_dim 16 --save_to lora.safetensors
@@ -19,7 +19,7 @@ def work(given: Given, reporter: Reporter) -> Path:
 
 
 COMMAND = Command(
-    about="Extract a LoRA from two models: what the second has learned beyond the first.",
+    about="Extract a LoRA from two models: the difference between them.",
     groups=(ExtractOptions, *SAVING),
     work=work,
     inputs=("model_org", "model_tuned"),

@@ -3,8 +3,9 @@
 python -m sd_scripts.tools.measure_compile --config_file run.toml [--variants eager default ...] [--steps 20]
 
 Each variant trains in a process of its own, with your settings but its own compile options, until enough steps are
-timed; nothing is saved. Compiled variants begin with an empty compiler cache and once more with a full one. What is
-measured is remembered: the plan of the next run (--plan, and the page beside Start) tells when compiling pays.
+timed; nothing is saved. Compiled variants begin with an empty compiler cache and once more with a full one.
+Measurements are remembered: the plan of the next run (--plan, and the page next to Start) shows when compiling pays
+off.
 """
 
 import argparse
@@ -56,10 +57,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "budget 0": {"compile": True, "activation_memory_budget": 0.0},
     "swapped": {"gradient_checkpointing": True, "compile": True, "blocks_to_swap": 18},
 }
-"""Name -> options in place of the compile options and those of REPLACED in the settings. The last five save memory."""
+"""Name -> options that replace the compile options and REPLACED in the settings. The last five save memory."""
 REPLACED = ("gradient_checkpointing", "activation_memory_budget", "num_processes")
 LEFT_OUT = (SavingOptions, SampleOptions, ResumeOptions, LoggingOptions, HuggingFaceOptions)
-"""Groups of options that say nothing about speed, and write or send something."""
+"""Groups of options that do not affect speed, and write or send something."""
 AFTER = 50
 """Steps of the schedule after the timed ones, so that the end of training is not timed."""
 WARM_STEPS = 2
@@ -70,7 +71,7 @@ FAILED = "failed"
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """What was measured of a variant."""
+    """The measurement of a variant."""
 
     variant: str
     failed: str = ""
@@ -123,7 +124,7 @@ def with_variant(settings: Settings, options: Mapping[str, Any]) -> Settings:
 
 
 def values_for(settings: Settings, steps: int) -> dict[str, Any]:
-    """Return what the run of a variant is told: it neither saves nor samples, and ends after `steps` at the latest."""
+    """Return the settings of a variant's run: it neither saves nor samples, and ends after `steps` at the latest."""
     silent = {o.name for group in LEFT_OUT if group in settings.filled for o in each_option(group)}
     silent |= {"max_train_epochs", "validation_split", "lr_warmup_steps", "lr_scheduler", "lr_decay_steps"}
     kept = {name: value for name, value in settings.changed().items() if name not in silent}
@@ -223,7 +224,7 @@ def table(rows: Sequence[Row]) -> list[str]:
 
 
 def verdict(rows: Sequence[Row], plans: Mapping[str, RunPlan]) -> list[str]:
-    """Say for each compiled variant when it pays in the planned run."""
+    """Report for each compiled variant when it pays off in the planned run."""
     said = []
     for row in rows:
         plan = plans.get(row.variant)
@@ -300,7 +301,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         saves = settings[TrainingOptions].gradient_checkpointing
         names = arguments.variants or default_variants(settings.get(MemoryOptions), first_gpu().name, saves=saves)
         if unknown := [name for name in names if name not in VARIANTS]:
-            raise ValueError(f"--variants: there is no {', '.join(unknown)}; choose from {', '.join(VARIANTS)}")
+            raise ValueError(f"--variants: unknown variant {', '.join(unknown)}; choose from {', '.join(VARIANTS)}")
         if not 1 <= arguments.steps <= LARGEST_STEPS:
             raise ValueError(f"--steps: {arguments.steps} is not between 1 and {LARGEST_STEPS:,}")
     except (ValueError, OSError) as error:
@@ -309,7 +310,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def work(reporter: Reporter) -> Path | None:
         rows = measure(settings, names, arguments.steps, reporter)
-        # from what is remembered now
+        # from the stored measurements
         plans = {row.variant: plan_run(with_variant(settings, row.options)) for row in rows if not row.failed}
         result = with_totals(rows, plans)
         chosen = best(result, saves=saves)

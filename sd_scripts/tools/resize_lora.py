@@ -1,4 +1,4 @@
-"""Resize a LoRA to a lower rank, or each layer to as many ranks as it needs.
+"""Resize a LoRA to a lower rank, or each layer to the ranks that it needs.
 
 python -m sd_scripts.tools.resize_lora --model lora.safetensors --save_to small.safetensors --new_rank 16 \
     --dynamic_method sv_fro --dynamic_param 0.9
@@ -19,7 +19,7 @@ def work(given: Given, reporter: Reporter) -> Path:
 
 
 COMMAND = Command(
-    about="Resize a LoRA to a lower rank, or each layer to as many ranks as it needs.",
+    about="Resize a LoRA to a lower rank, or each layer to the ranks that it needs.",
     groups=(LoraInputOptions, ResizeOptions, OutputOptions, PrecisionOptions),
     work=work,
     inputs=("model",),

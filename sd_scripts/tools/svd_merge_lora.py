@@ -1,4 +1,4 @@
-"""Merge LoRAs into one of a rank that you choose: the best approximation of the sum of what they do.
+"""Merge LoRAs into one with a rank you choose: the best approximation of the sum of their effects.
 
 python -m sd_scripts.tools.svd_merge_lora --models a.safetensors b.safetensors --ratios 0.8 0.5 --new_rank 32 \
     --save_to merged.safetensors
@@ -19,7 +19,7 @@ def work(given: Given, reporter: Reporter) -> Path:
 
 
 COMMAND = Command(
-    about="Merge LoRAs into one of a rank that you choose.",
+    about="Merge LoRAs into one with a rank you choose.",
     groups=(MergedOptions, SvdMergeOptions, *SAVING),
     work=work,
     inputs=("models",),

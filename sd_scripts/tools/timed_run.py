@@ -29,7 +29,7 @@ GIB = 2**30
 
 @dataclass(kw_only=True)
 class Run:
-    """What was seen of one run: its own events."""
+    """Observations of one run: its own events."""
 
     began: float
     events: list[dict[str, Any]] = field(default_factory=list)
@@ -95,7 +95,7 @@ class Stopped(Exception):
 
 
 class Running:
-    """A training script that runs below `folder`, and what was seen of it."""
+    """A training script that runs below `folder`, and the observations of it."""
 
     kind: type[Run] = Run
     """What notes it."""
@@ -156,11 +156,11 @@ class Running:
         self._process.wait()
 
     def console(self) -> str:
-        """Return the last of what the run has printed."""
+        """Return the end of the run's output."""
         return self._console.read_text(errors="replace")[-3000:]
 
     def watch(self, steps: int, each_look: Callable[[Run], object]) -> Run:
-        """Wait until the run has done `steps` steps, end it, and return what was seen of it; as timed_run does."""
+        """Wait until the run has done `steps` steps, end it, and return the observations, like timed_run."""
         try:
             while self.done < steps and not self.ended:
                 time.sleep(POLL)
@@ -171,7 +171,7 @@ class Running:
         return self.result(steps)
 
     def result(self, steps: int) -> Run:
-        """Return what was seen of a run that has ended, up to this step. Stopped: it did not come that far."""
+        """Return the observations of an ended run, up to this step. Stopped: it did not come that far."""
         self.look()
         if self.done < steps:
             raise Stopped(self.run, self.console())
@@ -192,7 +192,7 @@ def timed_run(
 ) -> Run:
     """Run a training script below `folder` until it has done `steps` steps.
 
-    `each_look` is called with the run whenever it is looked at; what it raises ends the run. Raises Stopped if the run
+    `each_look` is called with the run whenever it is polled; an exception ends the run. Raises Stopped if the run
     ends by itself before that.
     """
     return Running(script, options, folder, flags=flags, environment=environment).watch(steps, each_look)

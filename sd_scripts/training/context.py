@@ -1,4 +1,4 @@
-"""What every part of a run shares: settings, processes, seed, events and logging."""
+"""The shared state of a run: settings, processes, seed, events and logging."""
 
 import contextlib
 import logging
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class Failed(Exception):
-    """The run cannot continue; one sentence for the user. `remedy` says what to change."""
+    """The run cannot continue; one sentence for the user. `remedy` describes what to change."""
 
     def __init__(self, sentence: str, remedy: str = ""):
         super().__init__(sentence)
@@ -109,7 +109,7 @@ class Context(Reporter):
 
     def phase(self, name: str, **payload: Any) -> Progress:
         """Report that a phase begins, with the peaks of the phase before it in bytes: `vram` of all tensors, `reserved`
-        of what PyTorch held for them."""
+        of PyTorch's pool for them."""
         if self.is_main:
             logger.info("%s", name)
         reserved = self.memory.peak_reserved()
@@ -161,7 +161,7 @@ class Context(Reporter):
         return broadcast_object_list([value])[0]
 
     def all_reach(self, place: str) -> bool:
-        """Return whether all processes arrive here soon. This is no collective: others may already be in one."""
+        """Return whether all processes arrive here soon. This is not a collective: others may already be in one."""
         names = [f"sd_scripts/{place}/{rank}" for rank in range(self.world)]
         store = shared_store()
         store.set(names[self.rank], "1")
@@ -185,7 +185,7 @@ class Context(Reporter):
         return ""
 
     def main_fails_with(self, why: str, seconds: float) -> bool:
-        """Return whether the main process fails for the same reason within some seconds, so that it says so."""
+        """Return whether the main process fails for the same reason within some seconds, so that it reports it."""
         with contextlib.suppress(Exception):  # it trains on, or is gone
             store = shared_store()
             store.wait([FAILED_MAIN], timedelta(seconds=seconds))

@@ -115,7 +115,7 @@ def _load(family: str, method: str) -> tuple[Family, Method]:
 
 
 def _dry_run(settings: Settings) -> Iterator[str]:
-    """Yield what this machine and its libraries cannot do, before anything is loaded."""
+    """Yield options that this machine and its libraries do not support, before anything is loaded."""
     import torch
 
     from sd_scripts.families.common.quantizing import machine_problems
@@ -192,7 +192,7 @@ def _report_failure(context: Context, error: Exception, training: bool) -> int:
 
 
 def _explain(error: Exception, settings: Settings, training: bool) -> tuple[str, str] | None:
-    """Return what happened and what to change; None if the user can change nothing."""
+    """Return the error and its remedy; None if the user cannot fix it."""
     from sd_scripts.training.context import Failed
     from sd_scripts.training.process import error_hints
 
@@ -248,7 +248,7 @@ def _remove_run_folder(folder: RunFolder) -> None:
         folder.events_file.unlink(missing_ok=True)
         folder.config.unlink(missing_ok=True)
         folder.path.rmdir()
-        folder.path.parent.rmdir()  # unless it holds other runs
+        folder.path.parent.rmdir()  # unless it contains other runs
 
 
 def _set_up_console(options: LoggingOptions) -> None:

@@ -43,7 +43,7 @@ class StepReporter:
         self._bar = tqdm(total=max_steps, initial=start, unit="step", disable=not context.is_main, smoothing=0.1)
 
     def step(self, progress: Progress, rates: dict[str, float], result: StepResult, checks_norm: bool) -> None:
-        """Queue a step. Its shape is reported where it differs from that of the step before. `checks_norm`: its
+        """Queue a step. Its shape is reported if it differs from the previous step's. `checks_norm`: its
         gradient norm must be finite too."""
         seconds = result.seconds
         shape = result.shape

@@ -17,7 +17,7 @@ from sd_scripts.training.training_data import TrainingData
 
 
 def prompts_of(file: PromptFile | None, card: FamilyCard) -> list[SamplePrompt]:
-    """Return the prompts of a file, if there is one. Raises ValueError with all problems at once; call it before the
+    """Return the prompts of a file, if there is one. Raises ValueError with all problems together; call it before the
     model loads."""
     if file is None:
         return []
@@ -54,7 +54,7 @@ class Sampler:
 
     def run(self, step: int, epoch: int | None = None) -> None:
         """Sample all prompts at a step or after an epoch, spread over the processes, or by all together if the weights
-        are sharded. File names are those of sd-scripts."""
+        are sharded. File names follow sd-scripts."""
         if not self.prompts:
             self._context.warn("sample_prompts: no prompts to sample; set it to a file with prompts")
             return
@@ -86,7 +86,7 @@ class Sampler:
                 f"sample_prompts: the sample of prompt {number + 1} could not be made: {why}. The run continues "
                 "without it; further failures of this kind are not reported",
             )
-        if self._context.device.type == "cuda":  # now that the error no longer holds what the sample had computed
+        if self._context.device.type == "cuda":  # now that the error no longer keeps the sample's tensors alive
             torch.cuda.empty_cache()
         return failure
 

@@ -63,7 +63,7 @@ class Trackers:
                 if tracker.name not in self._failed:
                     option = "logging_dir" if tracker.requires_logging_directory else "log_with"
                     self._warn(
-                        f"{option}: {tracker.name} takes no values: {why_not_written(error)}. The run continues "
+                        f"{option}: {tracker.name} accepts no values: {why_not_written(error)}. The run continues "
                         "without it and tries again every minute; further failures are not reported"
                     )
                     self._failed[tracker.name] = time.monotonic()

@@ -127,7 +127,7 @@ class Trainer:
             self.saver.tidy()
 
     def _load(self, plan: DataPlan, prompts: list[SamplePrompt], *, checks_compile: bool) -> TrainingData:
-        """Load the model's components one after the other, and encode what the options ask to encode ahead."""
+        """Load the model's components one at a time, and encode ahead if the options ask for it."""
         context = self.context
         context.began = True
         context.phase("loading")
@@ -306,8 +306,8 @@ class Trainer:
         self._between_steps(lambda: self.sampler.run(step, epoch), due=self.sampler.due_at_epoch(epoch))
 
     def _save(self, save: Callable[[], T], requested: bool = False) -> T | None:
-        """Save, but skip periodic saves while steps are non-finite: a state just before a failure is no good place to
-        resume from. Requested saves happen (`requested`), unless the weights themselves are non-finite."""
+        """Save, but skip periodic saves while steps are non-finite: a state just before a failure is not a good place
+        to resume from. Requested saves happen (`requested`), unless the weights themselves are non-finite."""
         if not self.reporter.nonfinite_steps:
             return save()
         step = self.train_state.progress.step
@@ -319,11 +319,12 @@ class Trainer:
         return save()
 
     def _between_steps(self, do: Callable[[], object], *, due: bool, saves: bool = False) -> None:
-        """Do what is due, outside of the step's timing and only after all losses so far are known to be finite."""
+        """Save, sample and validate if due, outside of the step's timing and only after all losses so far are known to
+        be finite."""
         if not due:
             return
         self.reporter.flush()
-        averages = optimizers.is_schedule_free(self.train_state.optimizer)  # they replace the weights meanwhile
+        averages = optimizers.is_schedule_free(self.train_state.optimizer)  # they replace the weights during it
         with self.sigterm.saving() if saves else nullcontext() if averages else self.sigterm.consistent():
             do()
         self.trainable.train()

@@ -87,7 +87,7 @@ class TrainingData:
         )
 
     def text_of_prompt(self, number: int) -> dict[str, Tensor]:
-        """Return the text outputs of a sample's captions: those encoded ahead, and those of the step encoders now."""
+        """Return the text outputs of a sample's captions: encoded ahead, or now by the step encoders."""
         text = self.prompt_text[number] if self.prompt_text else {}
         encoders = self.step_encoders
         if encoders:
@@ -126,7 +126,7 @@ def read_dataset(context: Context, family: Family) -> DataPlan:
 def open_training_data(
     context: Context, family: Family, method: Method, plan: DataPlan, prompts: Sequence[SamplePrompt]
 ) -> TrainingData:
-    """Return the data of a run with its base model, of which nothing is loaded yet."""
+    """Return the data of a run with its base model, which is not loaded yet."""
     lowram = context.settings[ModelOptions].lowram
     components = method.open(family, context, context.device if lowram else torch.device("cpu"))
     for remark in model_checks.model_remarks(context.settings, Path(components.source)):
@@ -205,12 +205,12 @@ def _reads_encoders_late(training_data: TrainingData, *, keep_all: bool) -> bool
 
 
 def _load_plainly(components: Components, names: Iterable[str]) -> bool:
-    """Return whether the cache key can be told from the files of these components."""
+    """Return whether the cache key follows from the files of these components."""
     return all(name in components.sources and components.sources[name].loads_plainly for name in names)
 
 
 def cache_images(training_data: TrainingData, run: Callable[[Callable[[], Tensor]], Tensor]) -> None:
-    """Fill the latent cache with the VAE; `run` calls what it is given, such as compiled code."""
+    """Fill the latent cache with the VAE; `run` calls its argument, such as compiled code."""
     context = training_data.context
     components = training_data.components
     family = training_data.family
@@ -266,7 +266,7 @@ def cache_captions(training_data: TrainingData) -> None:
 
 
 def place_on_device(training_data: TrainingData) -> None:
-    """Move what the steps need to the device; frozen modules that encoded ahead stay in main memory."""
+    """Move the steps' inputs to the device; frozen modules that encoded ahead stay in main memory."""
     components = training_data.components
     device = training_data.context.device
     if not training_data.context.sharded:  # shards are moved block by block

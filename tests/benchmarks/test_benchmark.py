@@ -48,29 +48,29 @@ def test_a_row_is_a_run_of_the_training_script_that_saves_nothing(tmp_path: Path
 
 
 @pytest.mark.usefixtures("warm_python")
-def test_a_row_that_fails_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_row_shows_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--miniature", "--folder", str(tmp_path), "--rows", "eager", "--optimizer_type", "Nonsense"]
     assert main(flags) == 1
     assert "optimizer_type" in capsys.readouterr().err
 
 
-def test_an_unknown_row_is_told_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_row_is_reported_with_the_valid_rows(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--rows", "eagre"]) == 2
     assert "eagre; choose from eager, " in capsys.readouterr().err
 
 
-def test_a_method_that_a_family_lacks_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_method_the_family_lacks_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--family", "flux", "--method", "textual_inversion"]) == 2
     assert capsys.readouterr().err == "--method: there is no textual inversion for FLUX.1 yet\n"
 
 
-def test_runs_of_several_processes_take_no_turns(capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_of_several_processes_are_not_timed_in_turns(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--rows", "eager", "--processes", "1", "2", "--turns", "2"]) == 2
     assert "--turns" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("fsdp", [False, True])
-def test_accelerate_takes_the_flags_that_start_several_processes(fsdp: bool) -> None:
+def test_accelerate_accepts_the_flags_that_start_several_processes(fsdp: bool) -> None:
     assert launch_processes(1, fsdp=fsdp) == []
     module, *flags = launch_processes(2, fsdp=fsdp)[1:]
     taken = import_module(module).launch_command_parser().parse_args([*flags, "script.py"])
@@ -85,16 +85,16 @@ def test_every_row_differs_from_the_others_by_options_of_its_script(script: Scri
     assert all(settings not in read[:n] for n, settings in enumerate(read))
 
 
-def test_operations_are_those_of_the_products_and_of_attention() -> None:
-    """A block of 16 tokens: twice 16 x 32 x 64 for the product, as much for its input's gradient, and for the weight's
-    if that learns."""
+def test_operations_are_counted_for_products_and_attention() -> None:
+    """A block of 16 tokens: twice 16 x 32 x 64 for the product, the same for its input's gradient, and for the
+    weight's if it is trained."""
     for learns, products in ((False, 2), (True, 3)):
         layer = nn.Linear(32, 64, bias=False, device="meta")
         found = operations_per_image(layer, lambda m, width, height: m(unknown(16, 32)), 64, 64, learns=learns)
         assert found == products * 2 * 16 * 32 * 64
 
 
-def test_operations_of_a_transformer_are_those_of_its_layers_and_of_attention() -> None:
+def test_operations_of_a_transformer_are_counted_for_its_layers_and_attention() -> None:
     """Of FLUX.1 with one block of each kind: each layer for its tokens, and once more for its input's gradient; q k'
     and p v for all pairs of tokens, and twice more for the gradients of both sides."""
     with torch.device("meta"):
@@ -119,7 +119,7 @@ ONE_OF_EACH = {"transformer_layers_per_block": 1, "layers_per_block": 1}
         ("qwen_image", lambda: QwenImageTransformer(QwenImageParams(blocks=1))),
     ],
 )
-def test_twice_as_many_pixels_take_at_least_twice_the_operations_of_the_image(family: str, model: Any) -> None:
+def test_twice_the_pixels_need_at_least_twice_the_operations_of_the_image(family: str, model: Any) -> None:
     with torch.device("meta"):
         denoiser = model()
     predict = full_size(family).predict
@@ -199,7 +199,7 @@ def test_a_preset_runs_with_its_limit(tmp_path: Path, capsys: pytest.CaptureFixt
     assert not list(tmp_path.rglob("preset*.safetensors"))
 
 
-def test_a_preset_that_does_not_fit_says_so() -> None:
+def test_a_preset_that_does_not_fit_is_reported() -> None:
     (preset,) = (each for each in measure_presets.presets_of("flux") if each.name == "lora/flux_low_memory_8gb")
     events = [
         {"kind": "phase", "name": "caching text", "time": 1.0},
@@ -214,7 +214,7 @@ def test_a_preset_that_does_not_fit_says_so() -> None:
     assert row.count("|") == len(measure_presets.HEADINGS) + 1
 
 
-def test_a_pattern_that_fits_no_preset_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pattern_that_matches_no_preset_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert measure_presets.main(["--presets", "lora/*7gb"]) == 2
     assert "none fits lora/*7gb; there are lora/sdxl_low_memory_6gb, " in capsys.readouterr().err
 
@@ -252,7 +252,7 @@ def test_steps_over_buckets_are_timed_by_shape_after_the_first_epoch() -> None:
     }
 
 
-def test_a_curve_is_told_in_means_beside_each_other() -> None:
+def test_curves_are_printed_side_by_side_as_means() -> None:
     losses = {"one": [2.0] * 20 + [1.0] * 10, "other": [4.0] * 30}
     assert curve_table(losses).splitlines()[2:] == ["| 1 to 20 | 2.0000 | 4.0000 |", "| 21 to 30 | 1.0000 | 4.0000 |"]
 

@@ -58,7 +58,7 @@ def test_steps_are_timed_apart_from_the_rest_of_an_image(
 
 
 @pytest.mark.run
-def test_both_sides_are_compiled_where_their_row_says_so(flux_miniature: Any, no_graphs: None) -> None:
+def test_both_sides_are_compiled_if_their_row_is(flux_miniature: Any, no_graphs: None) -> None:
     (ours,) = timed_images.generate("compiled", settings_of(flux_miniature, "--compile"), 1)
     (both,) = timed_images.generate("diffusers_compiled", settings_of(flux_miniature), 1)
     assert ours.graphs == 2  # of double and single blocks
@@ -66,9 +66,7 @@ def test_both_sides_are_compiled_where_their_row_says_so(flux_miniature: Any, no
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_diffusers_has_as_many_weights_and_takes_text_of_the_same_shape(
-    family: str, request: pytest.FixtureRequest
-) -> None:
+def test_diffusers_has_the_same_number_of_weights_and_text_shape(family: str, request: pytest.FixtureRequest) -> None:
     settings = settings_of(request.getfixturevalue(FIXTURES[family]), "--scale", "4")
     (prompt,) = prompts_of(settings)
     ours, module, of_family = training_settings(settings), pipeline_module(family), family_of(family)
@@ -89,7 +87,7 @@ def image(seconds: float, time: float = 0.0, graphs: int = 0) -> dict[str, Any]:
     return {"time": time, "seconds": seconds, "step": 0.1, "allocated": 3 * GIB, "graphs": graphs, "warnings": []}
 
 
-def test_the_first_image_counts_apart_and_rows_are_compared() -> None:
+def test_the_first_image_is_listed_separately_and_rows_are_compared() -> None:
     rows = {
         "eager": Row(began=100.0, images=[image(9.0, 130.0), image(4.0), image(4.0)]),
         "compiled": Row(began=100.0, images=[image(60.0, 190.0), image(2.0), image(3.0, graphs=7)], busy=[90.0, 100.0]),
@@ -99,7 +97,7 @@ def test_the_first_image_counts_apart_and_rows_are_compared() -> None:
         "s per image": "2.50",
         "of each image": "2.00, 3.00",
         "ms per step": "100.0",
-        "beside steps ms": "500",
+        "outside steps ms": "500",
         "GiB allocated": "3.00",
         "GPU busy": "95 %",
         "first image s": "60.0",
@@ -113,14 +111,14 @@ def test_the_first_image_counts_apart_and_rows_are_compared() -> None:
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        (["--rows", "eagre"], f"--rows: there is no row eagre; choose from {', '.join(ROWS)}"),
+        (["--rows", "eagre"], f"--rows: unknown row eagre; choose from {', '.join(ROWS)}"),
         (["--images", "1"], "--images: must be at least 2, since the first one is not timed with the others"),
         (["--resolution", "big"], "--resolution: 'big' is not a size; write 1024 or 1024,768"),
         (["--resolution", "100,64"], "prompt: width 100 is not a multiple of 8; choose 96 or 104"),
         (["--stepz", "3"], "--stepz: unknown option"),
     ],
 )
-def test_what_is_wrong_is_told_before_anything_is_written(
+def test_problems_are_reported_before_anything_is_written(
     flags: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["--miniature", "--folder", str(tmp_path), *flags]) == 2

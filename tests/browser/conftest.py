@@ -94,7 +94,7 @@ class Visit:
 
 @pytest.fixture(scope="package")
 def _visits(chromium: Any, _gui: Gui) -> Iterator[list[Visit]]:
-    """The one that goes on, if any."""
+    """The unfinished one, if any."""
     visits: list[Visit] = []
     yield visits
     for visit in visits:
@@ -103,8 +103,8 @@ def _visits(chromium: Any, _gui: Gui) -> Iterator[list[Visit]]:
 
 @pytest.fixture
 def page(request: pytest.FixtureRequest, _visits: list[Visit], chromium: Any, gui: Gui) -> Iterator[Any]:
-    """The page, perhaps as the test before left it, which is for what begins by opening a file or choosing a run: to
-    load it takes longer than most of what is done with it. After a failure the next test has a new one."""
+    """The page, perhaps as the test before left it, for tests that start by opening a file or choosing a run:
+    loading it takes longer than most tests. After a failure the next test has a new one."""
     if not _visits:
         _visits.append(Visit(chromium, gui))
     (visit,) = _visits

@@ -38,7 +38,7 @@ SCENES = {
     "kontext": Scene(family="flux_kontext", top="#lora-panel-folders-and-dataset"),
     "qwen_image": Scene(family="qwen_image"),
 }
-"""File name in docs/, without .png -> what it shows."""
+"""File name in docs/, without .png -> its content."""
 
 
 def settings(scene: Scene, folder: Path) -> Path:

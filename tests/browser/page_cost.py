@@ -22,7 +22,7 @@ BUSY = 0.05
 
 
 class Watch:
-    """Tells when a page last did something: asked the server, heard from it, or drew."""
+    """Records when a page last did something: sent a request, received an answer, or drew."""
 
     def __init__(self, page: Any) -> None:
         self._page, self._open, self._last = page, 0, time.perf_counter()

@@ -43,7 +43,7 @@ SMALL = {
     "compile_backend": "eager",
     "num_cpu_threads_per_process": 1,
 }
-"""What makes a demo quick, beside other tests too."""
+"""Settings that make a demo quick, even next to other tests."""
 
 
 TELLS, FAILS = {"training_comment": "tells"}, {"training_comment": "fails"}
@@ -125,7 +125,7 @@ class Gui:
         raise AssertionError("the GUI does not answer")
 
     def stop(self) -> None:
-        """End it and what it started: a run outlives its GUI, and would go on after the tests."""
+        """End it and what it started: a run outlives its GUI, and would continue after the tests."""
         try:
             self.clear()
         finally:
@@ -138,7 +138,7 @@ class Gui:
             self.start()
         self.ask("queue", {"paused": True, "after_failure": True})
         for run in self.ask("board")["runs"]:
-            with contextlib.suppress(urllib.error.HTTPError):  # it ended meanwhile
+            with contextlib.suppress(urllib.error.HTTPError):  # it ended in the meantime
                 if run["state"] in ("queued", *LIVING):
                     self.ask(f"run/{run['id']}/{'remove' if run['state'] == 'queued' else 'end'}", {})
         wait_for(lambda: not [run for run in self.ask("board")["runs"] if run["state"] in LIVING])
@@ -173,7 +173,7 @@ SETTLED = """(part) => new Promise((done) => {
 def settled(page: Any, selector: str) -> None:
     """Wait until a part of the page that is looked at for the first time is all there.
 
-    Gradio makes it then, and for two frames more forgets what is typed into it, which only a test is quick enough for.
+    Gradio makes it then, and for two frames more forgets text typed into it, which only a test is quick enough for.
     """
     page.locator(selector).first.evaluate(SETTLED)
 
@@ -202,7 +202,7 @@ def ask_for(page: Any, path: Path, tab: str = "lora") -> None:
 
 
 def variant(demo: Path, name: str, **changes: object) -> Path:
-    """The demo's settings with another name and a few changes, as a file beside them."""
+    """The demo's settings with another name and a few changes, as a file next to them."""
     path = demo.with_name(f"{name}.toml")
     write_toml(path, {**read_toml(demo), "output_name": name, **changes})
     return path

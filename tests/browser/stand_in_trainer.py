@@ -61,7 +61,7 @@ class StandIn:
 
     @property
     def shape(self) -> str:
-        """Return what the plan calls the one batch shape."""
+        """Return the plan's name of the one batch shape."""
         width, height = self.settings["resolution"].split(",")
         return f"{width}x{height}x{self.settings.get('train_batch_size', 1)}"
 

@@ -136,7 +136,7 @@ def flags(page: Page) -> list[str]:
     return page.locator(".curves-mark").evaluate_all(colours)
 
 
-def test_what_the_compiler_did_is_read_at_its_mark(page):
+def test_a_mark_shows_what_the_compiler_did(page):
     marks = [
         {"step": 40, "kind": "recompiled", "lines": ["2 graphs", "size of <b>x</b>"]},
         {"step": 60, "kind": "graph break", "lines": ["block.py:3"]},
@@ -202,7 +202,7 @@ def test_a_click_does_not_zoom_and_a_double_click_shows_the_whole_run(page):
     assert page.evaluate("chart.zoom") is None
 
 
-def test_zoom_and_cursor_stay_while_finer_bins_and_new_steps_come(page):
+def test_zoom_and_cursor_stay_while_finer_bins_and_new_steps_arrive(page):
     show(page, run(steps=100, level=3))
     drag(page, 200, 400)
     page.mouse.move(*pixel(page, 300))
@@ -217,7 +217,7 @@ def test_zoom_and_cursor_stay_while_finer_bins_and_new_steps_come(page):
     assert page.evaluate("chart.extent[1]") >= 793  # the finer bins were not the whole run
 
 
-def test_the_wheel_zooms_with_ctrl_alone_and_tells_it_once_when_it_rests(page):
+def test_the_wheel_zooms_only_with_ctrl_and_reports_once_when_it_rests(page):
     show(page, run())
     page.mouse.move(*pixel(page, 50))
     page.mouse.wheel(0, -100)
@@ -302,7 +302,7 @@ def test_the_log_scale_puts_equal_ratios_at_equal_distances(page):
     assert first - second == pytest.approx(second - third)
 
 
-def test_a_learning_rate_of_zero_is_drawn_beside_losses_on_a_log_scale(page):
+def test_a_learning_rate_of_zero_is_drawn_next_to_losses_on_a_log_scale(page):
     page.evaluate("chart.choose('log', true)")
     show(page, run(rates={"unet": [[step, 0] for step in range(1, 101)]}))
     series(page, "rate").click()
@@ -368,7 +368,7 @@ def test_several_runs_have_colours_of_their_own_and_can_be_hidden_by_name(page):
     assert inked(page, "--chart-2") == 0
 
 
-def test_the_axis_is_the_part_of_the_run_that_holds_what_there_is(page):
+def test_the_axis_spans_the_part_of_the_run_that_has_data(page):
     show(page, run(steps=100), steps=1000)
     assert page.evaluate("chart.extent") == [1, 125]
     show(page, run(steps=130), steps=1000)
@@ -408,7 +408,7 @@ def test_the_dark_page_and_a_sharp_screen_are_followed(chromium):
     context.close()
 
 
-def test_a_chart_that_is_taken_away_leaves_nothing(page):
+def test_a_removed_chart_leaves_nothing_behind(page):
     show(page, run())
     page.evaluate("() => { chart.redraw(); chart.destroy(); document.body.classList.add('dark'); }")
     before = page.evaluate("drawn")

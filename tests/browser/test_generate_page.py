@@ -28,7 +28,7 @@ def test_a_form_becomes_images_and_a_dropped_image_the_form(
     tab = page.locator("#generate")
     expect(tab.locator("#generate-go")).to_be_visible()
     family = tab.locator("select[aria-label='Model family']")
-    expect(family).to_have_css("appearance", "auto")  # its arrow is what tells it from a text field
+    expect(family).to_have_css("appearance", "auto")  # its arrow distinguishes it from a text field
     (adapter := tmp_path / "mycat.safetensors").touch()
     store = RunStore(gui.runs)
     run = store.add(tmp_path / "run", name="mycat", tab="lora", family="flux_kontext", state="finished")
@@ -42,7 +42,7 @@ def test_a_form_becomes_images_and_a_dropped_image_the_form(
     def field(name: str) -> Any:
         return tab.locator(f"#generate-{name} :is(input, textarea)")
 
-    # what is wrong is told at once, each in a sentence
+    # all problems are reported together, each in a sentence
     field("prompt").fill("a red circle")
     tab.locator("#generate-go").click()
     expect(tab.locator(".message-error").first).to_contain_text("Base model (pretrained_model_name_or_path): not set")

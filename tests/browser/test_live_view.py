@@ -1,4 +1,5 @@
-"""The live view and the tab Runs in real Chromium, with trainers that only tell: long histories, samples, consoles."""
+"""The live view and the tab Runs in real Chromium, with stand-in trainers that only report: long histories, samples,
+consoles."""
 
 import re
 import sys
@@ -64,7 +65,7 @@ def tell_past(log: EventLog, place: Path) -> None:
             media.write(path)
             told = {"media": media.kind, "width": 1, "height": 1}
             log("sample", path=str(path), step=step, prompt=prompt, seed=number, number=number, **told)
-    log("failed", error="the loss is no number", remedy="lower learning_rate", details="Traceback")
+    log("failed", error="the loss is NaN", remedy="lower learning_rate", details="Traceback")
 
 
 @pytest.fixture(autouse=True)
@@ -145,7 +146,7 @@ time.sleep(600)
 """
 
 
-def test_the_time_that_compiling_takes_goes_on_while_nothing_is_told(page, queue, idle, tmp_path):
+def test_the_compile_time_keeps_counting_without_events(page, queue, idle, tmp_path):
     run = queue.add(plan(new_run_folder(tmp_path, "compiling"), "compiling", COMPILES))
     view = page.locator("#lora-run .run")
     expect(view.locator(".run-phase")).to_contain_text("Compiling · 3 graphs so far")
@@ -159,14 +160,14 @@ def test_an_error_is_shown_with_its_remedy_and_its_details_folded(page, over):
     view = look_at(page, over)
     expect(view.locator(".badge")).to_have_text("Failed")
     alert = view.locator("[role=alert]")
-    expect(alert).to_contain_text("the loss is no number")
+    expect(alert).to_contain_text("the loss is NaN")
     expect(alert).to_contain_text("lower learning_rate")
     expect(alert.locator("pre")).to_be_hidden()
     alert.locator("summary").click()
     expect(alert.locator("pre")).to_have_text("Traceback")
 
 
-def test_a_sample_is_seen_large_and_the_keys_go_through_training_and_prompts(page, over):
+def test_a_sample_opens_large_and_keys_move_through_steps_and_prompts(page, over):
     view = look_at(page, over)
     expect(view.locator(".sample-group")).to_have_count(3)
     expect(view.locator(".sample-group").first).to_contain_text("Step 30")
@@ -198,7 +199,7 @@ def test_a_zoomed_curve_is_smoothed_by_the_steps_before_it_too(page, over):
     assert (first, last) == (2, 30)  # steps 16 to 30 are shown
 
 
-def test_the_console_is_searched_as_a_whole_and_else_shows_its_end(page, over):
+def test_the_whole_console_can_be_searched_and_shows_its_end_by_default(page, over):
     view = look_at(page, over)
     view.locator(".console-box summary").click()
     expect(view.locator("pre.console")).to_contain_text("line 999")
@@ -208,7 +209,7 @@ def test_the_console_is_searched_as_a_whole_and_else_shows_its_end(page, over):
     expect(view.locator("pre.console")).to_contain_text("18 line 17")
 
 
-def test_a_long_run_is_drawn_on_without_losing_what_somebody_does_with_the_page(page, long):
+def test_redrawing_a_long_run_keeps_the_users_view(page, long):
     view = look_at(page, long)
     expect(view.locator(".run-where")).to_contain_text("step 100", timeout=SLOW)
     expect(view.locator(".studio-chart canvas").first).to_be_visible()
@@ -222,7 +223,7 @@ def test_a_long_run_is_drawn_on_without_losing_what_somebody_does_with_the_page(
     assert page.evaluate("window.before.isConnected"), "a section that did not change was replaced"
 
 
-def test_a_long_run_is_watched_with_little_sent(page, long):
+def test_watching_a_long_run_transfers_little(page, long):
     view = look_at(page, long)
     expect(view.locator(".run-where")).to_contain_text("step 10", timeout=SLOW)
     expect(view.locator(".studio-chart canvas").first).to_be_visible()
@@ -243,7 +244,7 @@ def test_a_running_run_shows_in_every_training_tab(page, long):
         expect(page.locator(f"#{tab}-start")).to_have_text("Add to queue")
 
 
-def test_a_run_is_asked_acknowledges_and_stops_in_front_of_everybody(page, queue, long):
+def test_a_run_acknowledges_a_stop_and_ends_on_every_open_page(page, queue, long):
     page.locator("#lora-button").click()
     view = page.locator("#lora-run .run")
     expect(view.locator(".run-name")).to_have_text("long")
@@ -257,7 +258,7 @@ def test_a_run_is_asked_acknowledges_and_stops_in_front_of_everybody(page, queue
     assert not queue.watch(long).alive
 
 
-def test_a_run_that_is_forgotten_elsewhere_is_told_gone_and_leaves_the_list(page, queue, tmp_path):
+def test_a_run_removed_elsewhere_is_shown_as_gone_and_leaves_the_list(page, queue, tmp_path):
     folder = RunFolder(tmp_path / "brief")
     folder.log()("finished", step=1)
     run = queue.store.add(folder, name="brief", tab="lora", state="finished").id
@@ -268,7 +269,7 @@ def test_a_run_that_is_forgotten_elsewhere_is_told_gone_and_leaves_the_list(page
 
 
 def ended(queue: RunQueue, place: Path, name: str, began: float, last: int = 10, **row: Any) -> int:
-    """A run of the past that tells of its steps and saved a state and a sample."""
+    """A past run that reported its steps and saved a state and a sample."""
     folder = new_run_folder(place, name)
     folder.config.write_text(f'output_name = "{name}"\nnetwork_dim = {last}\n')
     first, resumed = row.pop("first", 1), row.pop("resumed", "")
@@ -311,7 +312,7 @@ def test_all_samples_are_a_matrix_and_one_can_be_downloaded(page, over):
     assert download.value.suggested_filename == "step20-prompt2.webp"
 
 
-def test_the_list_is_in_the_order_of_starts_and_names_reasons_and_what_is_not_found(page, queue, tmp_path):
+def test_the_list_is_in_start_order_with_reasons_and_missing_files(page, queue, tmp_path):
     late = ended(queue, tmp_path, "late", 9e9, state="failed", error="network_dim: 0 is too small")
     early = ended(queue, tmp_path, "early", 8e9)
     page.locator("#runs-button").click()
@@ -377,7 +378,7 @@ def test_a_continued_run_is_drawn_with_the_steps_before_it_and_compared_by_its_s
         queue.forget(each)
 
 
-def test_the_settings_of_a_run_come_back_into_the_form_and_its_file_stays(page, queue, tmp_path):
+def test_the_settings_of_a_run_are_loaded_into_the_form_and_its_file_stays(page, queue, tmp_path):
     run = ended(queue, tmp_path, "second", 5e9)
     config = queue.store.row(run).folder / "config.toml"
     before = config.read_bytes()
@@ -391,9 +392,7 @@ def test_the_settings_of_a_run_come_back_into_the_form_and_its_file_stays(page, 
     assert config.read_bytes() == before
 
 
-def test_the_title_tells_how_far_a_run_is_and_a_notification_that_it_ended_and_then_the_page_asks_less(
-    page, queue, idle, tmp_path
-):
+def test_the_title_shows_progress_and_a_notification_the_end_and_polling_slows_down(page, queue, idle, tmp_path):
     page.locator("#runs-button").click()
     page.evaluate("""() => {
       window.told = [];
@@ -423,7 +422,7 @@ def test_the_title_tells_how_far_a_run_is_and_a_notification_that_it_ended_and_t
     page.wait_for_function("() => window.pauses.has(3000)")  # the server is asked less often while nothing runs
 
 
-def test_a_run_removed_from_the_queue_comes_back_with_one_click(page, queue, gui, tmp_path):
+def test_a_run_removed_from_the_queue_is_restored_with_one_click(page, queue, gui, tmp_path):
     queue.store.paused = True
     try:
         run = queue.add(plan(new_run_folder(tmp_path, "waits"), "waits", TELLING))

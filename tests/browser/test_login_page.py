@@ -86,13 +86,13 @@ def test_tensorboard_opens_on_the_log_folder(page: Any, tmp_path: Path) -> None:
     unfold(page, "advanced-training", "logging")
     field(page, "logging_dir").fill(str(tmp_path))
     page.locator("#lora-tensorboard").click()
-    link = page.locator("#lora-tensorboard-told a")
+    link = page.locator("#lora-tensorboard-status a")
     expect(link).to_have_attribute("href", re.compile(r"^http://127\.0\.0\.1:\d+/$"), timeout=90_000)
     page.locator("#lora-stop-tensorboard").click()
-    expect(page.locator("#lora-tensorboard-told")).to_contain_text("TensorBoard stopped")
+    expect(page.locator("#lora-tensorboard-status")).to_contain_text("TensorBoard stopped")
 
 
-def test_the_printed_address_opens_a_page_that_runs_no_script_of_a_text_and_others_are_strangers(
+def test_the_printed_address_opens_a_page_that_runs_no_injected_script_and_others_must_log_in(
     visitor: Any, gui: Gui
 ) -> None:
     visitor.goto(gui.url)

@@ -71,7 +71,9 @@ def test_a_lora_is_merged_inspected_and_described(page: Any, tools: Any, any_min
         assert opened.metadata()["modelspec.trigger_phrase"] == "sks style"
 
 
-def test_mistakes_are_shown_at_once_and_a_stop_leaves_no_file(tools: Any, any_miniature: Any, tmp_path: Path) -> None:
+def test_mistakes_are_shown_immediately_and_a_stop_leaves_no_file(
+    tools: Any, any_miniature: Any, tmp_path: Path
+) -> None:
     write_lora(any_miniature, tmp_path / "lora.safetensors")
     start(tools, "convert", src_path="no such file")
     expect(tools.locator("[data-hint=src_path]")).to_have_text("There is no such file")

@@ -21,7 +21,7 @@ def machine(page: Any) -> Any:
     return shown
 
 
-def test_checks_are_shown_as_they_come_and_can_be_cancelled(machine: Any) -> None:
+def test_checks_are_shown_as_they_finish_and_can_be_cancelled(machine: Any) -> None:
     machine.locator("[data-action=check-machine]").click()
     expect(machine.locator(".findings tr").first).to_contain_text("Python")
     expect(machine.locator("[role=status]").first).to_contain_text("Checking: ")
@@ -42,7 +42,7 @@ def test_the_compiler_cache_is_exported_cleared_and_imported(page: Any, machine:
     expect(shown.locator("dl")).to_contain_text(str(folder))
     with page.expect_download() as coming:
         shown.locator("[data-action=export-compile-cache]").click()
-        expect(shown.locator("[role=status]")).to_contain_text("Exported 2 graphs")  # else it says why not
+        expect(shown.locator("[role=status]")).to_contain_text("Exported 2 graphs")  # else it shows why not
     coming.value.save_as(tmp_path / "cache.zip")
     shown.locator("[data-action=clear-compile-cache]").click()
     shown.locator("[data-action=confirm-clear-compile-cache]").click()

@@ -44,7 +44,7 @@ of_a_stranger = pytest.mark.usefixtures("stranger")
 
 def begin_anew(page: Page, folder: Path, **settings: object) -> None:
     """Open a file of SDXL with these settings: everything else in the form is as by default."""
-    file = folder / f"{folder.name}.toml"  # a name of its own: the page tells that this one is open
+    file = folder / f"{folder.name}.toml"  # a name of its own: the page shows that this one is open
     write_toml(file, {**SDXL_LORA.identity, **settings})
     open_file(page, file)
 
@@ -103,7 +103,7 @@ def expect_the_six(page: Page) -> None:
         expect(field(page, name)).to_have_value(str(SIX[name]))
 
 
-def test_the_network_type_shows_its_own_settings_and_hides_those_of_others(page, tmp_path):
+def test_the_network_type_shows_its_own_settings_and_hides_other_types_settings(page, tmp_path):
     begin_anew(page, tmp_path)
     for name in ("factor", "conv_dim", "constraint", "dora_wd"):
         expect(page.locator(f"#lora-{name}")).to_be_hidden()
@@ -127,7 +127,7 @@ def save_as(page: Page, path: Path) -> None:
 
 
 @of_a_stranger
-def test_a_new_page_begins_with_the_safe_start_and_a_reload_brings_back_what_stood_in_each_tab(page, tmp_path):
+def test_a_new_page_starts_with_safe_defaults_and_a_reload_restores_each_tab(page, tmp_path):
     expect_safe_start(page)
     expect(page.locator("#lora-others")).to_be_hidden()  # there is nothing to copy yet
     expect_a_family_to_bring_its_safe_start_while_nothing_is_changed(page)
@@ -316,7 +316,7 @@ def expect_lora_restored(page: Page, folder: Path) -> None:
     expect_the_six(page)
     unfold(page, "logging")
     expect(field(page, "wandb_api_key")).to_have_value("")
-    field(page, "file").click()  # what was saved is among the recent files
+    field(page, "file").click()  # the saved file is among the recent ones
     expect(page.get_by_role("option", name=str(folder / "secret.toml"))).to_be_visible()
     field(page, "compile").uncheck()
     expect(switch).not_to_be_checked()
@@ -345,7 +345,7 @@ def expect_a_preset_to_be_offered_and_undone(page: Page) -> None:
     expect(told).to_contain_text("(max_train_steps): -3 is outside")
 
 
-def test_a_preset_and_the_six_controls_are_saved_and_come_back(page, tmp_path):
+def test_a_preset_and_the_six_controls_are_saved_and_restored(page, tmp_path):
     begin_anew(page, tmp_path, output_dir="outputs")
     choose(page, "preset", "SDXL safe start")
     expect(page.locator("#lora-message")).to_contain_text("SDXL safe start applied")
@@ -365,14 +365,14 @@ def test_a_preset_and_the_six_controls_are_saved_and_come_back(page, tmp_path):
 
 
 def expect_bundle(page: Page, title: str) -> None:
-    """The list shows the bundle and what it does, and the switch beside the presets whether it compiles."""
+    """The list shows the bundle and its effect, and the switch next to the presets whether it compiles."""
     helps = {bundle.title: bundle.help for bundle in BUNDLES} | {CUSTOM: CUSTOM_HELP}
     expect(field(page, "compile-bundle")).to_have_value(title)
     expect(page.locator("#lora-compile-bundle")).to_contain_text(helps[title])
     expect(page.locator("#lora-compile-switch input")).to_be_checked(checked=title != "None")
 
 
-def test_the_browser_alone_shows_what_a_click_leads_to(page, tmp_path):
+def test_the_browser_alone_updates_the_page_after_a_click(page, tmp_path):
     """The server does not answer in the meantime."""
     begin_anew(page, tmp_path)
     unfold(page, "advanced-training", "torch-compile-settings")
@@ -416,7 +416,7 @@ def expect_modes_only_for_the_backend_that_takes_one(page: Page) -> None:
     choose(page, "compile_backend", "inductor")
     choose(page, "compile_mode", "max-autotune")
     choose(page, "compile_backend", "eager")
-    expect(mode).to_have_css("pointer-events", "auto")  # what is wrong there can be mended
+    expect(mode).to_have_css("pointer-events", "auto")  # the problem there can be fixed
 
 
 def expect_bundles_to_set_the_controls_and_to_show_what_they_hold(page: Page) -> None:
@@ -431,7 +431,7 @@ def expect_bundles_to_set_the_controls_and_to_show_what_they_hold(page: Page) ->
         expect_bundle(page, bundle.title)
     choose(page, "compile-bundle", CUSTOM)
     expect(field(page, "compile")).to_be_checked()
-    expect_bundle(page, CUSTOM)  # until the values are those of a bundle again
+    expect_bundle(page, CUSTOM)  # until the values match a bundle again
     field(page, "compile_fullgraph").check()
     field(page, "compile_fullgraph").uncheck()
     expect_bundle(page, "Default")
@@ -470,7 +470,7 @@ def expect_unsaved(page: Page, is_unsaved: bool) -> None:
     page.wait_for_function(MARKED, arg=is_unsaved)
 
 
-def test_another_file_is_written_over_only_after_a_second_click(page, tmp_path):
+def test_a_different_file_is_overwritten_only_after_a_second_click(page, tmp_path):
     mine, other = tmp_path / "mine.toml", tmp_path / "other.toml"
     write_toml(mine, {**SDXL_LORA.identity, "seed": 1})
     other.write_text("seed = 2\n")
@@ -487,7 +487,7 @@ def test_another_file_is_written_over_only_after_a_second_click(page, tmp_path):
     page.locator("#lora-save-new").click()
     expect(page.locator("#lora-message")).to_contain_text("other.toml already exists")
     assert read_toml(other) == {"seed": 2}
-    field(page, "new-name").press_sequentially("x")  # another name is another question
+    field(page, "new-name").press_sequentially("x")  # a different name is a different question
     expect(page.locator("#lora-save-new")).to_have_text("Save")
     field(page, "new-name").fill(str(other))
     page.locator("#lora-save-new").click()
@@ -503,7 +503,7 @@ def test_another_file_is_written_over_only_after_a_second_click(page, tmp_path):
     expect(page.locator("#lora-new-name")).to_be_hidden()
 
 
-def test_start_leads_to_the_wrong_field_in_its_folded_panel_and_marks_it_until_it_is_changed(page, tmp_path):
+def test_start_focuses_the_invalid_field_in_its_folded_panel_and_marks_it_until_changed(page, tmp_path):
     begin_anew(page, tmp_path)
     field(page, "max_train_steps").fill("-3")
     field(page, "max_train_steps").press("Tab")
@@ -541,14 +541,14 @@ def outline(page: Page, name: str) -> str:
     return page.locator(f"#lora-{name}").evaluate("field => getComputedStyle(field).outlineStyle")
 
 
-def test_a_file_that_is_not_there_is_told_in_the_page(page, tmp_path):
+def test_a_missing_file_is_reported_in_the_page(page, tmp_path):
     field(page, "file").fill(str(tmp_path / "gone.toml"))
     field(page, "file").press("Enter")
     page.locator("#lora-open").click()
     expect(page.locator("#lora-message [role=alert]")).to_contain_text("gone.toml")
 
 
-def test_recommended_values_are_taken_with_one_click(page, tmp_path):
+def test_recommended_values_are_applied_with_one_click(page, tmp_path):
     (tmp_path / "field.toml").write_text('clip_l = "clip_l.safetensors"\n')
     open_file(page, tmp_path / "field.toml")
     advice = page.locator("#lora-advice-flux")
@@ -616,7 +616,7 @@ def test_a_model_of_the_other_family_is_named_and_offers_to_switch(page, demo, f
 
 
 def test_flux_is_printed_and_trained_compiled_and_swapped_and_then_with_both_turned_off(page, flux_demo, tmp_path):
-    """Two runs from one form, in which only what is told here changes in between; the second needs no trainer.
+    """Two runs from one form, in which only these values change in between; the second needs no trainer.
 
     The first has secrets, which are in no file and no command, and a network that cannot be compiled as a whole.
     """
@@ -698,7 +698,7 @@ def of_the_run(output: Path, name: str) -> dict[str, Any]:
     return open_settings(RunFolder(folder).config, TABS["lora"]).values
 
 
-def test_start_refuses_what_the_page_marks_red_and_leads_there(page, demo, tmp_path):
+def test_start_refuses_fields_marked_red_and_focuses_the_first(page, demo, tmp_path):
     open_file(
         page, variant(demo, "red", train_data_dir=str(tmp_path), pretrained_model_name_or_path="D:/none.safetensors")
     )
@@ -712,7 +712,7 @@ def test_start_refuses_what_the_page_marks_red_and_leads_there(page, demo, tmp_p
     assert not (demo.parent / "output" / "runs").exists() or not list((demo.parent / "output" / "runs").glob("*red"))
 
 
-def test_a_flat_folder_is_used_as_it_is_with_one_click(page, demo, tmp_path):
+def test_a_flat_folder_is_used_unchanged_with_one_click(page, demo, tmp_path):
     begin_anew(page, tmp_path, caption_extension=".txt")
     (flat,) = Path(read_toml(demo)["train_data_dir"]).iterdir()
     (demo.parent / "flat").mkdir()
@@ -768,7 +768,7 @@ def test_a_settings_file_that_is_dropped_on_the_page_is_opened_and_the_page_stay
     expect(page.locator("#studio-toasts")).to_contain_text("large.json is not opened")
 
 
-def test_another_tab_of_the_browser_that_keeps_the_same_settings_is_told(page):
+def test_a_second_browser_tab_with_the_same_settings_is_reported(page):
     said = "(kind) => new BroadcastChannel(`studio-drafts ${location.host}`).postMessage({ from: 'other', kind })"
     page.evaluate(said, "opened")
     expect(page.locator("#studio-twin")).to_contain_text("also open in another tab")
@@ -776,7 +776,7 @@ def test_another_tab_of_the_browser_that_keeps_the_same_settings_is_told(page):
     expect(page.locator("#studio-twin")).to_have_count(0)
 
 
-def test_no_list_stays_open_behind_who_goes_through_a_form_with_tab(page, tmp_path):
+def test_no_list_stays_open_when_tabbing_through_a_form(page, tmp_path):
     begin_anew(page, tmp_path)
     for tab in ("lora", *FULL, "textual_inversion"):
         go_to(page, tab)
@@ -799,7 +799,7 @@ def test_no_list_stays_open_behind_who_goes_through_a_form_with_tab(page, tmp_pa
     expect(field(page, "optimizer_type")).to_have_value("torch.optim.RAdam")
 
 
-def test_a_name_that_is_in_use_is_asked_about_before_the_start(page, gui, demo):
+def test_a_name_in_use_causes_a_question_before_the_start(page, gui, demo):
     gui.ask("queue", {"paused": True})
     output = demo.parent / "output"
     (output / "asked-state").mkdir(parents=True)
@@ -825,7 +825,7 @@ def test_a_name_that_is_in_use_is_asked_about_before_the_start(page, gui, demo):
 FULL = ("dreambooth", "finetune")
 
 
-def test_a_file_for_another_tab_names_it(page, tmp_path):
+def test_a_file_for_a_different_tab_names_it(page, tmp_path):
     (tmp_path / "cat.toml").write_text("network_dim = 8\n")
     go_to(page, "dreambooth")
     ask_for(page, tmp_path / "cat.toml", "dreambooth")
@@ -834,7 +834,7 @@ def test_a_file_for_another_tab_names_it(page, tmp_path):
 
 
 def expect_presets_that_fit(page: Page, tab: str) -> None:
-    """Those of whole models, by the card that they name."""
+    """Presets of whole models, by the card that they name."""
     choose(page, "preset", "FLUX.1 low memory 12 GB", tab)
     expect(page.locator(f"#{tab}-message")).to_contain_text("FLUX.1 low memory 12 GB applied")
     expect(field(page, "blocks_to_swap", tab)).to_have_value("35")
@@ -914,7 +914,7 @@ def fine_tune_flux(page: Page, flux_demo: Path) -> None:
     page.locator(f"#{tab}-use-metadata").click()
     expect(field(page, "in_json", tab)).to_have_value(str(images / "meta_cap.json"))
     expect(page.locator(f"#{tab}-in_json-hint")).to_contain_text("12 images")
-    said = "12 images; the metadata file says which are trained"
+    said = "12 images; the metadata file decides which are trained"
     expect(page.locator(f"#{tab}-train_data_dir-hint")).to_contain_text(said)
     files = ("pretrained_model_name_or_path", "clip_l", "t5xxl", "ae", "t5xxl_max_token_length")
     output = flux_demo.parent / "whole output"

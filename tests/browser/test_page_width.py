@@ -44,7 +44,7 @@ def list_runs(list_of_runs: Path) -> None:
     home = list_of_runs.parent
     store = RunStore(list_of_runs)
     store.pause(True)
-    for number, error in enumerate(("", "", f"train_data_dir: there is no folder /data/{LONG}")):
+    for number, error in enumerate(("", "", f"train_data_dir: folder not found: /data/{LONG}")):
         folder = new_run_folder(home / "long", f"{LONG}{number}")
         folder.config.write_text(f'output_name = "{LONG}"\nseed = {number}\n')
         with closing(folder.log()) as log:
@@ -84,7 +84,7 @@ def too_wide(page: Any) -> set[str]:
 
 
 def turn(page: Any, tab: str, *, is_open: bool, only: list[str] | None = None) -> None:
-    """Unfold or fold the panels of a tab, level by level: all of them, or those of these ids."""
+    """Unfold or fold the panels of a tab, level by level: all of them, or the ones with these ids."""
     while page.evaluate(TURN, [tab, is_open, only]):
         settled(page, f"#{tab}")
 
@@ -95,7 +95,7 @@ FAMILIES = {
     "finetune": ("SDXL",),
     "textual_inversion": ("SDXL",),
 }
-"""Tab -> the families whose controls are looked at in it; those of whole models are the same in two tabs."""
+"""Tab -> the families whose controls are checked in it; whole models' are the same in two tabs."""
 
 
 @pytest.mark.usefixtures("runs")
@@ -106,7 +106,7 @@ def test_nothing_scrolls_sideways_at_any_width_with_panels_folded_and_unfolded(p
         expect(page.locator(f"#{tab}-start")).to_be_visible()
         settled(page, f"#{tab}")
         were_open = page.evaluate(OPEN_PANELS, tab)
-        if tab == "lora":  # what is seen of a folded panel is seen of an unfolded one too
+        if tab == "lora":  # a folded panel shows only parts of an unfolded one
             turn(page, tab, is_open=False)
             found["folded"] = too_wide(page)
         for family in families:

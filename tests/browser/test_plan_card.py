@@ -1,4 +1,4 @@
-"""The plan beside Start follows the form, and measuring completes it, in real Chromium."""
+"""The plan next to Start follows the form, and measuring completes it, in real Chromium."""
 
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,8 @@ UNFOLD = """(plan) => {
 
 
 def unfold_plan(plan: Any) -> None:
-    """Click at once, and wait until it is open: a plan that arrives between pressing and releasing the button takes the
-    click away."""
+    """Click immediately, and wait until it is open: a plan that arrives between pressing and releasing the button
+    swallows the click."""
     plan.evaluate(UNFOLD)
     expect(plan.locator("details.plan")).to_have_attribute("open", "")
 
@@ -40,7 +40,7 @@ def test_the_plan_follows_the_form(page: Any, demo: Path, tmp_path: Path) -> Non
     expect(plan).to_contain_text("14 (estimated), 12 of them recompiles; graphs for each shape")
     field(page, "train_data_dir").fill(str(tmp_path / "gone"))
     expect(plan.locator(".plan")).to_have_text(  # an earlier test may have left a table of measurements below it
-        f"No plan yet: Training images (train_data_dir): there is no folder '{tmp_path / 'gone'}'"
+        f"No plan yet: Training images (train_data_dir): folder not found: '{tmp_path / 'gone'}'"
     )
     begin_anew(page, tmp_path)
     expect(plan).to_contain_text("Choose the training images")

@@ -44,7 +44,7 @@ def test_a_run_is_published_as_a_zip_with_the_card_that_was_edited(page: Any, gu
         assert "published.safetensors" in packed.namelist()
 
 
-def test_the_tab_of_textual_inversion_asks_for_a_token(page: Any) -> None:
+def test_the_textual_inversion_tab_asks_for_a_token(page: Any) -> None:
     page.locator("#textual_inversion-button").click()
     settled(page, "#textual_inversion")
     expect(field(page, "token_string", "textual_inversion")).to_be_visible()

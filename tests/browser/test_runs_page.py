@@ -128,7 +128,7 @@ def test_a_queue_and_its_run_outlive_a_killed_gui_and_a_reload_and_the_run_is_co
     wait_for(lambda: brief(page, "second")["state"] == "finished", TRAINING / 1000)
     assert states_of(page, "first", "third", "second") == ["stopped", "finished", "finished"]
     for one, following in pairwise(brief(page, name) for name in ("first", "third", "second")):
-        assert one["ended"] <= following["started"]  # never two at once
+        assert one["ended"] <= following["started"]  # never two at the same time
     look_at(page, second)
     expect_badge(page, "Finished")
     expect(live(page).locator(".result code")).to_contain_text("second.safetensors")
@@ -202,7 +202,7 @@ def expect_to_be_continued(page: Page, run: int) -> None:
     assert steps[1] == list(range(before["step"] + 1, steps[1][-1] + 1))  # no step is lost and none is done twice
 
 
-def test_a_failed_run_says_what_is_wrong_and_what_to_look_at_and_the_queue_goes_on(page, flux_demo):
+def test_a_failed_run_shows_the_problem_and_where_to_look_and_the_queue_continues(page, flux_demo):
     failed = start(page, variant(flux_demo, "broken", **FAILS))
     start(page, variant(flux_demo, "after", max_train_steps=3, **TELLS))
     wait_for(lambda: brief(page, "after")["state"] == "finished", TRAINING / 1000)
@@ -213,7 +213,7 @@ def test_a_failed_run_says_what_is_wrong_and_what_to_look_at_and_the_queue_goes_
     expect(page.locator(f".history [data-run='{failed}'] .badge")).to_have_attribute("title", re.compile("nowhere"))
 
 
-def test_older_runs_are_shown_by_a_press(page: Page, gui: Gui, tmp_path: Path) -> None:
+def test_a_button_shows_older_runs(page: Page, gui: Gui, tmp_path: Path) -> None:
     store = RunStore(gui.runs)
     for number in range(30):
         store.add(tmp_path / f"{number}", name=f"older{number}", tab="lora", family="sdxl", state="finished")

@@ -59,7 +59,7 @@ def plan_of(card: FamilyCard = CARD, *, text_sees_controls: bool = False, **valu
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Three images, of which one has two control images of another size."""
+    """Three images, one of which has two control images of a different size."""
     make_folder(tmp_path / "train/1_cat", [(64, 64)] * 3)
     for number, name in enumerate(("00.png", "01_1.png", "01_0.png", "02.png")):
         make_image(tmp_path / "before" / name, (48, 40) if name.startswith("01") else (64, 64), seed=20 + number)
@@ -70,7 +70,7 @@ def batches_of(plan: DataPlan, latents: Any = None, text: Any = None, epoch: int
     return list(BatchLoader(BatchReader(plan, latents=latents, text=text), warn=pytest.fail).epoch(epoch))
 
 
-def test_they_are_found_by_name_as_the_reference_finds_them(tmp_path: Path) -> None:
+def test_control_images_are_found_by_name_as_in_the_reference(tmp_path: Path) -> None:
     for number, case in enumerate(REFERENCE["matching"]):
         folder = tmp_path / str(number)
         for name in case["control"]:
@@ -84,12 +84,12 @@ def test_they_are_found_by_name_as_the_reference_finds_them(tmp_path: Path) -> N
             assert {path.name: [each.name for each in paths] for path, paths in found.items()} == case["result"]
 
 
-def test_a_folder_named_like_the_subset_holds_those_of_that_subset(tmp_path: Path) -> None:
+def test_a_folder_named_like_the_subset_has_its_control_images(tmp_path: Path) -> None:
     control = make_image(tmp_path / "10_cat/a.png", (8, 8))
     assert find_controls(str(tmp_path), "10_cat", [Path("/x/a.png")]) == {Path("/x/a.png"): (control,)}
 
 
-def test_many_are_found_in_proportional_time_whatever_their_normalization(tmp_path: Path) -> None:
+def test_many_control_images_are_found_in_proportional_time_whatever_their_normalization(tmp_path: Path) -> None:
     names = [f"été_{number:05}_b" for number in range(2_500)]
     for number, name in enumerate(names):
         (tmp_path / f"{normalize('NFD' if number % 3 else 'NFC', name)}_{number % 2}.png").touch()
@@ -188,7 +188,7 @@ def test_a_changed_control_image_is_encoded_again_and_nothing_else(root: Path) -
 
 
 @pytest.mark.parametrize("to_disk", [True, False])
-def test_one_caption_is_encoded_for_each_image_that_is_seen_beside_it(root: Path, to_disk: bool) -> None:
+def test_one_caption_is_encoded_for_each_image_shown_with_it(root: Path, to_disk: bool) -> None:
     """And again once such an image has changed."""
     for caption in (root / "train/1_cat").glob("*.txt"):
         caption.write_text("make it red")
@@ -215,7 +215,7 @@ def test_one_caption_is_encoded_for_each_image_that_is_seen_beside_it(root: Path
 
 
 @pytest.mark.parametrize("to_disk", [True, False])
-def test_a_flipped_image_has_the_caption_that_is_encoded_with_flipped_control_images(root: Path, to_disk: bool) -> None:
+def test_a_flipped_image_uses_the_caption_encoded_with_flipped_control_images(root: Path, to_disk: bool) -> None:
     files = {"train_data_dir": root / "train", "control_directory": root / "before"}
     plan = plan_of(text_sees_controls=True, flip_aug=True, **files)
     seen: list[Caption] = []
@@ -238,7 +238,7 @@ def test_a_flipped_image_has_the_caption_that_is_encoded_with_flipped_control_im
     assert len(set(found)) == 2
 
 
-def test_a_dataset_file_and_a_metadata_file_name_them(root: Path) -> None:
+def test_dataset_files_and_metadata_files_name_control_images(root: Path) -> None:
     assert control_paths({"control_path_5": "d", "control_path_1": "c", "caption": "x"}) == ["c", "d"]
     assert control_paths({"control_path": "c"}) == ["c"]
     listed = root / "list.jsonl"
@@ -251,7 +251,7 @@ def test_a_dataset_file_and_a_metadata_file_name_them(root: Path) -> None:
     names = {item.path.name: [control.path.name for control in item.controls] for item in by_list.items}
     assert names == {"00.png": ["01_0.png"], "01.png": ["02.png"]}
     listed.write_text(json.dumps({**lines[0], "control_path_0": "gone.png"}))
-    with pytest.raises(ValueError, match=r"metadata_file: there is no control image gone.png"):
+    with pytest.raises(ValueError, match=r"metadata_file: control image not found: gone.png"):
         plan_of(in_json=listed, train_data_dir=root / "train/1_cat")
 
     config = root / "data.toml"
@@ -265,7 +265,7 @@ def test_a_dataset_file_and_a_metadata_file_name_them(root: Path) -> None:
     """)
     plan = plan_of(dataset_config=config)
     assert {size for extent in plan.buckets() for size in extent.controls} == {(80, 64)}
-    with pytest.raises(ValueError, match=r"^control_directory: FLUX.1 takes no control images"):
+    with pytest.raises(ValueError, match=r"^control_directory: FLUX.1 does not use control images"):
         plan_of(card_of("flux"), dataset_config=config)
 
 
@@ -289,7 +289,9 @@ def test_the_dataset_files_of_musubi_tuner_are_read(root: Path) -> None:
         Extent(96, 64, controls=((64, 64),)): 6,
     }
     assert [dataset.batch_size for dataset in plan.blueprint.datasets] == [2]
-    assert told == ["dataset_config: datasets[0].cache_directory (line 8) has no effect: caches lie beside the images"]
+    assert told == [
+        "dataset_config: datasets[0].cache_directory (line 8) has no effect: caches are stored next to the images"
+    ]
 
 
 def problems_of(**values: Any) -> list[str]:
@@ -297,7 +299,7 @@ def problems_of(**values: Any) -> list[str]:
     return [f"{', '.join(problem.names)}: {problem.text}" for problem in found]
 
 
-def test_bad_control_folders_are_told_before_anything_is_loaded(root: Path) -> None:
+def test_bad_control_folders_are_reported_before_anything_is_loaded(root: Path) -> None:
     images = {"train_data_dir": root / "train"}
     assert problems_of(**images, control_directory=root / "before") == []
     (unset,) = problems_of(**images)

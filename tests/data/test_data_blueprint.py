@@ -60,7 +60,7 @@ def test_accepted_descriptions_resolve_to_the_values_of_the_reference(case: dict
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=named)
-def test_refused_descriptions_name_the_key_and_what_is_wrong(case: dict) -> None:
+def test_refused_descriptions_name_the_key_and_the_problem(case: dict) -> None:
     with pytest.raises(ValueError, match=SAYS[case["error_kind"]]) as caught:
         resolve(parse_toml(case["toml"]), settings(masked_loss=case["masked_loss"]))
     if case["error_path"]:
@@ -68,7 +68,7 @@ def test_refused_descriptions_name_the_key_and_what_is_wrong(case: dict) -> None
         assert f"dataset_config: {path.strip('.')}" in str(caught.value)
 
 
-def test_a_value_is_taken_from_subset_then_dataset_then_general_then_settings() -> None:
+def test_a_value_comes_from_subset_then_dataset_then_general_then_settings() -> None:
     config = {
         "general": {"keep_tokens": 1, "num_repeats": 2, "batch_size": 3, "flip_aug": True},
         "datasets": [
@@ -119,7 +119,7 @@ def test_a_key_in_the_wrong_place_is_reported_with_its_place(config: dict[str, A
         resolve(config, settings(resolution="512"))
 
 
-def test_every_mistake_is_reported_at_once() -> None:
+def test_all_mistakes_are_reported_together() -> None:
     config = {"datasets": [{"resolution": "512", "subsets": [{"num_repeats": 1.5}]}]}
     with pytest.raises(ValueError, match="resolution") as caught:
         resolve(config, settings())
@@ -209,7 +209,7 @@ def test_a_description_of_the_wrong_form_is_refused(tmp_path: Path, wrong: Any) 
         read_blueprint(settings(dataset_config=str(path), resolution="512"), pytest.fail)
 
 
-def test_toml_and_json_say_the_same(tmp_path: Path) -> None:
+def test_toml_and_json_are_equivalent(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text('[[datasets]]\nresolution = 512\n[[datasets.subsets]]\nimage_dir = "x"\n')
     config = {"datasets": [{"resolution": 512, "subsets": [{"image_dir": "x", "class_tokens": None}]}]}
     (tmp_path / "a.json").write_text(json.dumps(config))
@@ -239,9 +239,9 @@ def test_folder_names_give_repeats_and_class_tokens(tmp_path: Path) -> None:
     assert "'notes'" in told[0]
 
 
-def test_a_folder_that_is_missing_or_holds_no_numbered_folder_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_is_missing_or_has_no_numbered_subfolder_is_refused(tmp_path: Path) -> None:
     make_folder(tmp_path / "flat", [(64, 64)])
-    with pytest.raises(ValueError, match="train_data_dir: there is no folder"):
+    with pytest.raises(ValueError, match="train_data_dir: folder not found"):
         read_blueprint(settings_of(train_data_dir=tmp_path / "none"), pytest.fail)
     with pytest.raises(ValueError, match="train_data_dir: no folder named like 10_cat"):
         read_blueprint(settings_of(train_data_dir=tmp_path / "flat"), pytest.fail)
@@ -254,7 +254,7 @@ def folders_of(told: list[str], **values: Any) -> list[tuple[str, int, str | Non
     return [(each.name, each.num_repeats, each.class_tokens, each.is_reg) for each in dataset.subsets]
 
 
-def test_num_repeats_trains_a_flat_folder_as_it_is(tmp_path: Path) -> None:
+def test_num_repeats_trains_a_flat_folder_unchanged(tmp_path: Path) -> None:
     for name in ("photos", "reg"):
         make_folder(tmp_path / name, [(64, 64)])
     told: list[str] = []
@@ -278,18 +278,18 @@ def test_a_folder_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
 
 def test_a_flat_folder_is_reported_with_a_remedy(tmp_path: Path) -> None:
     make_folder(tmp_path / "photos", [(64, 64)] * 2)
-    with pytest.raises(ValueError, match="set num_repeats = 1 to train the 2 images in it as they are"):
+    with pytest.raises(ValueError, match="set num_repeats = 1 to train the 2 images in it unchanged"):
         folders_of([], train_data_dir=tmp_path / "photos")
 
 
-def test_a_folder_named_like_10_cat_is_taken_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_named_like_10_cat_is_used_directly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_folder(tmp_path / "10_my cat", [(64, 64)])
     assert folders_of([], train_data_dir=tmp_path / "10_my cat") == [("10_my cat", 10, "my cat", False)]
     monkeypatch.chdir(tmp_path / "10_my cat")
     assert [each[1:3] for each in folders_of([], train_data_dir=".")] == [(10, "my cat")]
 
 
-def test_a_date_in_a_folder_name_is_not_taken_for_repeats(tmp_path: Path) -> None:
+def test_a_date_in_a_folder_name_is_not_read_as_repeats(tmp_path: Path) -> None:
     make_folder(tmp_path / "train/20241122_photos", [(64, 64)])
     make_folder(tmp_path / "long/5000_cat", [(64, 64)])
     with pytest.raises(ValueError, match=r"'20241122_photos' means 20,241,122 repeats .* rename it to '1_photos'$"):
@@ -300,7 +300,7 @@ def test_a_date_in_a_folder_name_is_not_taken_for_repeats(tmp_path: Path) -> Non
     assert allowed == [("5000_cat", 5000, "cat", False)]
 
 
-def test_images_beside_the_numbered_folders_and_folders_of_0_repeats_are_reported(tmp_path: Path) -> None:
+def test_images_outside_the_numbered_folders_and_folders_of_0_repeats_are_reported(tmp_path: Path) -> None:
     make_folder(tmp_path / "1_cat", [(64, 64)])
     make_folder(tmp_path / "0_dog", [(64, 64)])
     make_folder(tmp_path, [(64, 64)])
@@ -308,11 +308,11 @@ def test_images_beside_the_numbered_folders_and_folders_of_0_repeats_are_reporte
     assert folders_of(told, train_data_dir=tmp_path) == [("1_cat", 1, "cat", False)]
     assert [("1 image directly in" in line, "'0_dog'" in line) for line in told] == [(True, False), (False, True)]
     (tmp_path / "1_cat").rename(tmp_path / "0_cat")
-    with pytest.raises(ValueError, match="0_cat, 0_dog: the name says 0 repeats"):
+    with pytest.raises(ValueError, match="0_cat, 0_dog: the name sets 0 repeats"):
         folders_of(told, train_data_dir=tmp_path)
 
 
-def test_what_has_no_effect_is_reported_with_the_settings_and_not_again_with_the_data(tmp_path: Path) -> None:
+def test_settings_without_effect_are_reported_with_the_settings_and_not_again_with_the_data(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text("[general]\n")
     (tmp_path / "1_cat").mkdir()
     asked = from_values(

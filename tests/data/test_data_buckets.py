@@ -32,7 +32,7 @@ def test_bucket_resolutions_equal_the_reference(case: dict) -> None:
 
 
 @pytest.mark.parametrize("case", REFERENCE["select_bucket"], ids=lambda case: f"{case['image']}-{case['bucket']}")
-def test_the_bucket_of_a_image_equals_the_reference(case: dict) -> None:
+def test_the_bucket_of_an_image_equals_the_reference(case: dict) -> None:
     fit = Buckets(rules_of(case)).fit(tuple(case["image"]))
     assert fit is not None
     assert (list(fit.bucket.size), list(fit.resized)) == (case["bucket"], case["resized"])
@@ -79,18 +79,18 @@ def test_a_resolution_outside_the_bounds_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize(("steps", "rounded"), [(1, 32), (16, 32), (32, 32), (40, 64), (64, 64)])
-def test_steps_the_family_cannot_take_are_rounded_up(steps: int, rounded: int) -> None:
+def test_steps_the_family_does_not_support_are_rounded_up(steps: int, rounded: int) -> None:
     rules = BucketRules(resolution=(512, 512), enable_bucket=True, bucket_reso_steps=steps).rounded(32)
     assert rules.bucket_reso_steps == rounded
     assert rules.resolution == (512, 512)
     assert all(side % 32 == 0 for size in bucket_resolutions(rules) for side in size)
 
 
-def test_a_resolution_the_family_cannot_take_is_rounded_to_the_nearest() -> None:
+def test_a_resolution_the_family_does_not_support_is_rounded_to_the_nearest() -> None:
     assert BucketRules(resolution=(500, 8)).rounded(32).resolution == (512, 32)
     assert BucketRules(resolution=(1000, 512), bucket_reso_steps=1).rounded(32).resolution == (992, 512)
 
 
-def test_an_image_smaller_than_a_step_fits_no_bucket() -> None:
+def test_an_image_smaller_than_a_step_has_no_bucket() -> None:
     rules = BucketRules(resolution=(512, 512), enable_bucket=True, bucket_no_upscale=True)
     assert Buckets(rules).fit((40, 300)) is None

@@ -1,4 +1,4 @@
-"""Caches: what they hold equals what would be made now, and what no longer does is made again."""
+"""Caches: their contents equal a fresh encoding, and outdated entries are rebuilt."""
 
 import io
 import json
@@ -29,7 +29,7 @@ from tests.support.data import loader_of, make_folder, make_image, plan_data, pl
 
 
 class Encoders:
-    """Stand-ins for the autoencoder and the text encoders, small and exact; they count what they are asked."""
+    """Stand-ins for the autoencoder and the text encoders, small and exact; they count their calls."""
 
     def __init__(self) -> None:
         self.encoded = 0
@@ -112,7 +112,7 @@ def test_cached_latents_equal_the_encoded_images_flips_included(
         assert torch.equal(batch.conditioning["sizes"], fresh.conditioning["sizes"])
 
 
-def test_a_valid_cache_is_not_made_again(root: Path, encoders: Encoders) -> None:
+def test_a_valid_cache_is_not_rebuilt(root: Path, encoders: Encoders) -> None:
     plan = plan_of(root)
     encoders.cache_latents(plan)
     encoders.cache_text(plan)
@@ -132,7 +132,7 @@ def test_a_valid_cache_is_not_made_again(root: Path, encoders: Encoders) -> None
         ({"caption_prefix": "x"}, 0),
     ],
 )
-def test_latents_are_made_again_when_what_they_depend_on_changes(
+def test_latents_are_rebuilt_when_their_inputs_change(
     root: Path, encoders: Encoders, changed: dict[str, Any], made_again: int
 ) -> None:
     encoders.cache_latents(plan_of(root))
@@ -141,7 +141,7 @@ def test_latents_are_made_again_when_what_they_depend_on_changes(
     assert encoders.encoded - before == made_again
 
 
-def test_latents_are_made_again_for_another_image_or_autoencoder(root: Path, encoders: Encoders) -> None:
+def test_latents_are_rebuilt_for_a_different_image_or_autoencoder(root: Path, encoders: Encoders) -> None:
     encoders.cache_latents(plan_of(root))
     make_image(root / "2_cat/00.png", seed=99)
     encoders.cache_latents(plan_of(root))
@@ -150,7 +150,7 @@ def test_latents_are_made_again_for_another_image_or_autoencoder(root: Path, enc
     assert encoders.encoded == 9
 
 
-def test_several_sizes_of_a_image_live_in_one_file(root: Path, encoders: Encoders) -> None:
+def test_one_file_stores_several_sizes_of_an_image(root: Path, encoders: Encoders) -> None:
     encoders.cache_latents(plan_of(root))
     encoders.cache_latents(plan_of(root, resolution="96"))
     with safe_open(root / "2_cat/00_0064x0064_sdxl.safetensors", "pt") as file:
@@ -185,7 +185,7 @@ def test_files_of_both_dialects_written_elsewhere_are_read(
     assert all((batch.latents == 5).all() for batch in epoch_of(plan, latents=latents) if batch.latents is not None)
 
 
-def test_files_that_were_written_for_another_model_are_not_used(root: Path, encoders: Encoders) -> None:
+def test_files_written_for_a_different_model_are_not_used(root: Path, encoders: Encoders) -> None:
     """FLUX.1's latents have more channels; files named after the image alone are SDXL's."""
 
     def images(pixels: Tensor) -> Tensor:
@@ -209,7 +209,7 @@ def test_files_that_were_written_for_another_model_are_not_used(root: Path, enco
     assert {batch.latents.shape[1] for batch in epoch_of(plan, latents=latents) if batch.latents is not None} == {16}
 
 
-def test_files_written_elsewhere_for_another_size_are_not_used(root: Path, encoders: Encoders) -> None:
+def test_files_written_elsewhere_for_a_different_size_are_not_used(root: Path, encoders: Encoders) -> None:
     write_foreign(root, plan_of(root), "", "{stem}_{w:04d}x{h:04d}_sdxl.npz")
     encoders.cache_latents(plan_of(root, resolution="96"))
     assert encoders.encoded == 4
@@ -239,7 +239,7 @@ def test_a_truncated_cache_is_reported_and_rebuilt(root: Path, encoders: Encoder
     ],
 )
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_arrays_are_read_as_numpy_reads_them(tmp_path: Path, array: Any, save: Any) -> None:
+def test_arrays_are_read_like_numpy(tmp_path: Path, array: Any, save: Any) -> None:
     save(tmp_path / "a.npz", array=array, other=np.zeros(1))
     with open_cache(tmp_path / "a.npz") as tensors, np.load(tmp_path / "a.npz") as theirs:
         assert set(tensors) == set(theirs)
@@ -269,7 +269,7 @@ def npy(array: Any, *, allow_pickle: bool = False) -> bytes:
 
 
 def lying_shape() -> bytes:
-    """A file that says of its arrays that they are larger than any memory."""
+    """A file whose header claims arrays larger than any memory."""
     header = npy(np.zeros((4, 8, 8), np.float32)).replace(b"(4, 8, 8), }        ", b"(9999999999999,), } ")
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
@@ -357,7 +357,7 @@ def test_an_image_replaced_under_the_same_size_and_time_is_encoded_again(root: P
         assert (file.stat().st_size, file.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
     encoders.cache_latents(plan_of(root))
     assert encoders.encoded == 6
-    for file in root.rglob("*.bmp"):  # a copy of another time holds the same
+    for file in root.rglob("*.bmp"):  # a copy with a different time has the same content
         os.utime(file, (1, 1))
     encoders.cache_latents(plan_of(root))
     assert encoders.encoded == 6
@@ -379,7 +379,7 @@ def test_npz_caches_of_other_trainers_are_read(root: Path, encoders: Encoders, o
         assert all(torch.equal(one.text[name], other.text[name].float()) for name in other.text)
 
 
-def test_with_skip_cache_check_a_file_that_is_there_is_believed(root: Path, encoders: Encoders) -> None:
+def test_skip_cache_check_trusts_an_existing_file(root: Path, encoders: Encoders) -> None:
     encoders.cache_latents(plan_of(root))
     encoders.cache_text(plan_of(root))
     encoders.cache_latents(plan_of(root), vae="another", skip_check=True)
@@ -388,7 +388,7 @@ def test_with_skip_cache_check_a_file_that_is_there_is_believed(root: Path, enco
 
 
 @pytest.mark.parametrize("to_disk", [True, False])
-def test_cached_text_is_that_of_the_processed_caption(root: Path, encoders: Encoders, to_disk: bool) -> None:
+def test_cached_text_belongs_to_the_processed_caption(root: Path, encoders: Encoders, to_disk: bool) -> None:
     plan = plan_of(root, caption_prefix="photo of", train_batch_size=2, cache_latents=True)
     text = encoders.cache_text(plan, to_disk=to_disk)
     assert all(caption.startswith("photo of a, b, c, ") for caption in encoders.captions)
@@ -409,7 +409,9 @@ def test_text_is_encoded_again_when_the_caption_or_the_encoders_change(root: Pat
     assert len(encoders.captions) == 13
 
 
-def test_text_written_elsewhere_tells_nothing_of_its_caption_and_is_made_again(root: Path, encoders: Encoders) -> None:
+def test_text_written_elsewhere_does_not_identify_its_caption_and_is_encoded_again(
+    root: Path, encoders: Encoders
+) -> None:
     np.savez(root / "2_cat/00_te_outputs.npz", hidden_state1=np.zeros((77, 8)))
     encoders.cache_text(plan_of(root))
     assert len(encoders.captions) == 4
@@ -466,7 +468,7 @@ def test_a_cache_that_cannot_be_written_is_reported_in_one_sentence(root: Path, 
     assert not list((root / "2_cat").glob("*.part"))
 
 
-def test_progress_counts_what_is_there_already(root: Path, encoders: Encoders) -> None:
+def test_progress_counts_existing_files(root: Path, encoders: Encoders) -> None:
     seen: list[tuple[int, int]] = []
     encoders.cache_latents(plan_of(root), progress=lambda done, total: seen.append((done, total)))
     assert (seen[0], seen[-1]) == ((0, 4), (4, 4))
@@ -489,7 +491,7 @@ def test_the_opacity_of_a_cached_image_flips_with_it(tmp_path: Path, encoders: E
 
 
 @pytest.mark.parametrize("told_size", [True, False])
-def test_an_image_of_which_only_the_cache_is_left_is_trained_from_it(
+def test_an_image_with_only_its_cache_left_is_trained_from_the_cache(
     root: Path, encoders: Encoders, told_size: bool
 ) -> None:
     encoders.cache_latents(plan_of(root))
@@ -523,7 +525,7 @@ def test_caches_of_images_with_the_longest_names_have_shortened_ones(tmp_path: P
         assert sum(name.startswith("语" * 50) for name in caches) == 1
 
 
-def test_images_of_one_stem_keep_apart(tmp_path: Path, encoders: Encoders) -> None:
+def test_images_with_the_same_stem_stay_separate(tmp_path: Path, encoders: Encoders) -> None:
     make_image(tmp_path / "train/1_cat/a.png", seed=1)
     make_image(tmp_path / "train/1_cat/a.bmp", seed=2).with_suffix(".txt").write_text("words")
     plan = plan_of(tmp_path / "train")

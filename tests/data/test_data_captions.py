@@ -70,13 +70,13 @@ def test_a_warm_up_below_one_is_a_fraction_of_all_steps() -> None:
     assert process("a, b, c, d, e", rules, step=50) == "a, b, c, d, e"
 
 
-def test_dropout_empties_the_whole_caption_prefix_included() -> None:
+def test_dropout_empties_the_whole_caption_including_its_prefix() -> None:
     assert process("a", CaptionRules(caption_dropout_rate=1.0, caption_prefix="p")) == ""
     every_second = CaptionRules(caption_dropout_every_n_epochs=2)
     assert [process("a", every_second, epoch=epoch) for epoch in (1, 2, 3, 4)] == ["a", "", "a", ""]
 
 
-def test_a_whole_caption_has_all_that_no_chance_leaves_out() -> None:
+def test_a_whole_caption_has_every_part() -> None:
     rules = CaptionRules(
         caption_prefix="p", caption_dropout_rate=1.0, caption_tag_dropout_rate=1.0, token_warmup_step=50, templates=()
     )
@@ -85,6 +85,6 @@ def test_a_whole_caption_has_all_that_no_chance_leaves_out() -> None:
     assert list(whole_captions(["a, b", "c\nd"], wild)) == [["p a, b"], ["p c", "p d"]]
 
 
-def test_rules_name_the_options_that_make_a_caption_change() -> None:
+def test_caption_rules_name_the_options_that_vary_captions() -> None:
     rules = CaptionRules(shuffle_caption=True, caption_prefix="p", secondary_separator=";", enable_wildcard=True)
     assert rules.random_fields() == ["shuffle_caption", "enable_wildcard"]

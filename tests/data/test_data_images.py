@@ -41,7 +41,7 @@ def test_shrinking_averages_areas_and_enlarging_is_lanczos() -> None:
 
 
 @pytest.mark.parametrize("name", RESIZE_FILTERS)
-def test_every_filter_takes_images_and_masks(name: str) -> None:
+def test_every_filter_accepts_images_and_masks(name: str) -> None:
     assert resize(NOISE, (40, 30), name).shape == (30, 40, 3)
     assert resize(NOISE[..., 0], (160, 120), name).shape == (120, 160)
 
@@ -72,7 +72,7 @@ def test_an_image_too_long_for_memory_is_cropped_before_it_is_resized(tmp_path: 
     assert (seen == 200).all()
 
 
-def test_a_part_resized_alone_is_that_of_the_whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_part_resized_alone_equals_that_part_of_the_whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     y, x = np.mgrid[:40, :400]
     slopes = np.dstack([y * 6, (x - 179) * 6, (221 - x) * 6])  # a shift by a pixel changes 5 and more
     Image.fromarray(slopes.clip(0, 255).astype(np.uint8)).save(tmp_path / "a.png")
@@ -93,7 +93,7 @@ def test_a_mask_is_cropped_with_its_image(tmp_path: Path) -> None:
         assert np.array_equal(mask, pixels[..., 0])
 
 
-def test_the_mask_of_cached_latents_is_that_of_the_middle(tmp_path: Path) -> None:
+def test_the_mask_of_cached_latents_is_cropped_at_the_centre(tmp_path: Path) -> None:
     path = make_image(tmp_path / "a.png", (48, 32), mode="RGBA")
     augmentation = Augmentation(alpha_mask=True)
     _, mask = prepare_image(path, None, HALF, augmentation, Random(0))
@@ -112,7 +112,7 @@ def test_opacity_as_a_mask_does_not_change_colours(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("side", [20, 90])
-def test_a_hidden_colour_does_not_bleed_into_the_edges_of_what_alpha_mask_shows(tmp_path: Path, side: int) -> None:
+def test_a_hidden_colour_does_not_bleed_into_the_edges_of_the_alpha_mask(tmp_path: Path, side: int) -> None:
     pixels = np.zeros((50, 50, 4), np.uint8)
     pixels[..., :3] = (0, 0, 250)
     pixels[13:38, 13:38] = (240, 40, 10, 255)
@@ -125,7 +125,7 @@ def test_a_hidden_colour_does_not_bleed_into_the_edges_of_what_alpha_mask_shows(
     edge = (mask > 1) & (mask < 255)
     assert edge.any()
     assert (seen[mask > 1] == (240, 40, 10)).all()
-    assert (seen[0, 0] == (0, 0, 250)).all()  # what surrounds it stays as it is in the file
+    assert (seen[0, 0] == (0, 0, 250)).all()  # its surroundings stay as in the file
 
 
 def test_a_colour_hidden_under_transparency_is_white_without_alpha_mask(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_an_unreadable_image_is_named(tmp_path: Path) -> None:
     whole = make_image(tmp_path / "whole.png").read_bytes()
     wrong = (
         ("a.png", b"", "the file is empty"),
-        ("b.jpg", b"no", "it is no image of a known format"),
+        ("b.jpg", b"no", "not an image in a known format"),
         ("c.png", whole[:500], "image file is truncated"),
     )
     for name, content, why in wrong:
@@ -242,7 +242,7 @@ def test_an_unreadable_image_is_named(tmp_path: Path) -> None:
         read_image(tmp_path / "none.png")
 
 
-def test_an_image_that_is_cut_off_is_found_by_its_header_and_one_with_bytes_after_its_end_is_not(
+def test_a_truncated_image_is_found_by_its_header_and_one_with_trailing_bytes_is_accepted(
     tmp_path: Path,
 ) -> None:
     for ending in ("png", "jpg", "bmp", "webp"):
@@ -265,7 +265,7 @@ def test_pixels_span_minus_one_to_one() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="page-locked memory needs a GPU driver")
-def test_a_batch_goes_into_page_locked_memory_whole() -> None:
+def test_a_whole_batch_is_in_page_locked_memory() -> None:
     batch = Batch(
         extent=Extent(64, 64),
         captions=[Caption("b")],

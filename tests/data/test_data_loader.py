@@ -29,7 +29,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def numbers_of(batch: Batch) -> list[str]:
-    """Which images of `make_folder` are in a batch: their captions say it, shuffled or not."""
+    """Which images of `make_folder` are in a batch: their captions identify them, shuffled or not."""
     return [tag for caption in batch.captions for tag in caption.text.split(", ") if tag.isdecimal()]
 
 
@@ -70,7 +70,7 @@ def test_workers_change_nothing(root: Path) -> None:
     assert_equal(alone, list(loader_of(plan, workers=2).epoch(2)))
 
 
-def test_an_epoch_continues_from_the_middle_as_if_it_had_not_stopped(root: Path) -> None:
+def test_an_epoch_resumed_in_the_middle_equals_an_uninterrupted_one(root: Path) -> None:
     plan = plan_of(root, **LIVELY)
     whole = list(loader_of(plan).epoch(3))
     assert_equal(whole[4:], list(loader_of(plan, workers=1).epoch(3, start=4)))
@@ -103,7 +103,7 @@ def test_loading_leaves_the_global_generators_alone(root: Path) -> None:
     assert (numbers == np.random.get_state()[1]).all()
 
 
-def test_a_batch_tells_sizes_height_first(root: Path) -> None:
+def test_a_batch_gives_sizes_height_first(root: Path) -> None:
     plan = plan_of(root)
     wide = next(batch for batch in loader_of(plan).epoch(1) if numbers_of(batch) == ["2"])
     assert wide.pixels is not None
@@ -167,7 +167,7 @@ def test_an_unreadable_image_is_reported_once_and_replaced(tmp_path: Path) -> No
     assert "01.png cannot be read" in told[0]
 
 
-def test_a_bucket_of_which_nothing_can_be_read_stops_the_run_in_one_sentence(tmp_path: Path) -> None:
+def test_an_unreadable_bucket_stops_the_run_in_one_sentence(tmp_path: Path) -> None:
     (path,) = make_folder(tmp_path / "train/4_cat", [(64, 64)])
     plan = plan_of(tmp_path / "train")
     path.unlink()
@@ -193,7 +193,7 @@ def test_a_reader_can_be_sent_to_a_worker_that_was_not_forked(root: Path) -> Non
     assert_equal([copied], [next(loader_of(plan).epoch(1))])
 
 
-def test_ranks_see_equally_many_batches_and_together_all(root: Path) -> None:
+def test_ranks_see_the_same_number_of_batches_and_all_images_together(root: Path) -> None:
     plan = plan_of(root, train_batch_size=2)
     ranks = [loader_of(plan, rank=rank, world=2) for rank in (0, 1)]
     assert len(ranks[0]) == len(ranks[1])
@@ -203,7 +203,7 @@ def test_ranks_see_equally_many_batches_and_together_all(root: Path) -> None:
 
 
 def listed_epoch(plan: DataPlan, epoch: int, short_batches: str) -> list[Any]:
-    """As an epoch was first planned, every repeat in a list: what a run that is resumed must find again."""
+    """The original plan of an epoch, every repeat in a list: a resumed run must reproduce it."""
     random = Random(f"{plan.seed}/order/{epoch}")
     batches = []
     for (dataset, bucket), items in plan.groups.items():
@@ -224,7 +224,7 @@ def listed_epoch(plan: DataPlan, epoch: int, short_batches: str) -> list[Any]:
 
 @pytest.mark.parametrize("short_batches", ["keep", "fill", "drop"])
 @pytest.mark.parametrize("size", [1, 3, 50])
-def test_the_order_of_an_epoch_is_that_of_all_repeats_shuffled(root: Path, short_batches: Any, size: int) -> None:
+def test_an_epoch_shuffles_all_repeats_together(root: Path, short_batches: Any, size: int) -> None:
     make_folder(root / "5_dog", [(64, 64), (64, 128)])
     plan = plan_of(root, train_batch_size=size)
     for epoch in (1, 2):
@@ -232,7 +232,7 @@ def test_the_order_of_an_epoch_is_that_of_all_repeats_shuffled(root: Path, short
         assert [(each.dataset, each.bucket, each.picks) for each in batches] == listed_epoch(plan, epoch, short_batches)
 
 
-def test_an_epoch_of_many_repeats_takes_little_memory(tmp_path: Path) -> None:
+def test_an_epoch_of_many_repeats_needs_little_memory(tmp_path: Path) -> None:
     make_folder(tmp_path / "train", [(64, 64)])
     plan = plan_of(tmp_path / "train", num_repeats=100_000)
     loader = loader_of(plan)
@@ -267,7 +267,7 @@ def test_token_warm_up_follows_the_step_of_the_batch(tmp_path: Path) -> None:
     assert counts == [1, 1, 1, 1, 2, 2, 3, 3]
 
 
-def test_a_regularisation_image_weighs_prior_loss_weight(tmp_path: Path) -> None:
+def test_a_regularisation_image_is_weighted_by_prior_loss_weight(tmp_path: Path) -> None:
     make_folder(tmp_path / "train/2_cat", [(64, 64)])
     make_folder(tmp_path / "reg/1_animal", [(64, 64)])
     plan = plan_of(tmp_path / "train", reg_data_dir=tmp_path / "reg", prior_loss_weight=0.25)

@@ -1,4 +1,4 @@
-"""The data plan: what is read from folders and metadata files, how it is split, balanced and described."""
+"""The data plan: how folders and metadata files are read, split, balanced and described."""
 
 import json
 import sys
@@ -55,7 +55,7 @@ def test_a_caption_is_the_first_line_with_text_or_the_class_tokens(tmp_path: Pat
     ]
 
 
-def test_captions_that_are_not_found_are_reported_with_the_ending_that_lies_there(tmp_path: Path) -> None:
+def test_missing_captions_are_reported_with_the_extension_found(tmp_path: Path) -> None:
     make_folder(tmp_path / "train/1_x", [(64, 64)] * 3)
     told: list[str] = []
     plan_of(tmp_path / "train", told=told, caption_extension=".caption")
@@ -74,7 +74,7 @@ def test_captions_that_are_not_found_are_reported_with_the_ending_that_lies_ther
     assert told == ["3 of 3 images in '1_' have no .txt file and no caption"]
 
 
-def test_the_ending_in_its_own_case_goes_first(tmp_path: Path) -> None:
+def test_an_extension_in_exact_case_is_preferred(tmp_path: Path) -> None:
     (image,) = make_folder(tmp_path, [(64, 64)])
     image.with_suffix(".TXT").write_text("other")
     if len(list(tmp_path.iterdir())) == 3:  # a file system that distinguishes the two
@@ -138,7 +138,7 @@ NAMES = ("cafe\u0301", "caf\u00e9"), ("\u00c5ngstro\u0308m", "A\u030angstr\u00f6
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="its file systems find both")
 @pytest.mark.parametrize("places", [(0, 1), (1, 0)])
-def test_names_in_another_unicode_normalization_belong_together(tmp_path: Path, places: tuple[int, int]) -> None:
+def test_names_in_a_different_unicode_normalization_match(tmp_path: Path, places: tuple[int, int]) -> None:
     folder, keys = tmp_path / "train/1_x", {}
     for number, names in enumerate(NAMES):
         image, other = (names[place] for place in places)
@@ -170,7 +170,7 @@ def test_names_in_another_unicode_normalization_belong_together(tmp_path: Path, 
     assert str(arrange(concept).copied[0]) == "img/1_x: 3 images and 3 captions copied"
 
 
-def test_a_name_that_is_exactly_the_same_goes_first(tmp_path: Path) -> None:
+def test_an_exactly_equal_name_is_preferred(tmp_path: Path) -> None:
     images = [make_image(tmp_path / f"{name}.png") for name in NAMES[0]]
     if len(list(tmp_path.iterdir())) == 2:  # a file system that distinguishes the two
         for image in images:
@@ -197,7 +197,7 @@ def test_a_caption_file_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
         plan_of(tmp_path / "train")
 
 
-def test_all_caption_files_that_are_not_text_are_named_at_once(tmp_path: Path) -> None:
+def test_all_caption_files_that_are_not_text_are_named_together(tmp_path: Path) -> None:
     texts = {"a": b"caf\xe9", "b": "ein Bär".encode(), "c": "a cat".encode("utf-16-le"), "d": "a cat".encode("utf-16")}
     for folder in ("1_x", "2_y"):
         for name, content in texts.items():
@@ -237,7 +237,7 @@ def test_an_extremely_elongated_image_is_reported(tmp_path: Path) -> None:
     ]
 
 
-def test_a_dataset_without_a_image_is_refused_with_the_remedy(tmp_path: Path) -> None:
+def test_a_dataset_without_images_is_refused_with_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "train/1_cat").mkdir(parents=True)
     with pytest.raises(ValueError, match=r"train_data_dir: no images to train on; put images .* into '.*1_cat'"):
         plan_of(tmp_path / "train", told=[])
@@ -259,7 +259,7 @@ def test_a_rotation_noted_by_the_camera_is_applied(tmp_path: Path) -> None:
     assert batch.pixels[0, :, height // 2 + 8 :].mean() < -0.9
 
 
-def test_cache_info_keeps_sizes_until_a_image_changes(tmp_path: Path) -> None:
+def test_cache_info_keeps_sizes_until_an_image_changes(tmp_path: Path) -> None:
     (image,) = make_folder(tmp_path / "train/1_cat", [(64, 64)])
     assert plan_of(tmp_path / "train", cache_info=True).items[0].size == (64, 64)
     cache = json.loads((image.parent / "metadata_cache.json").read_text())
@@ -276,7 +276,7 @@ def test_cache_info_keeps_sizes_until_a_image_changes(tmp_path: Path) -> None:
         '{"PATH": {"stamp": STAMP, "resolution": ["a", null]}}',
     ],
 )
-def test_a_metadata_cache_of_another_format_is_rebuilt(tmp_path: Path, other: str) -> None:
+def test_a_metadata_cache_in_a_different_format_is_rebuilt(tmp_path: Path, other: str) -> None:
     (image,) = make_folder(tmp_path / "train/1_cat", [(64, 96)])
     cache = image.parent / "metadata_cache.json"
     assert plan_of(tmp_path / "train", cache_info=True).items[0].size == (64, 96)
@@ -343,14 +343,14 @@ def test_a_caption_in_a_metadata_file_ends_where_its_line_does(tmp_path: Path, s
 
 @pytest.mark.parametrize("words", [5, True, {"en": "a cat"}, ["a", 5]])
 @pytest.mark.parametrize("name", ["caption", "tags"])
-def test_a_caption_that_is_no_text_is_refused(tmp_path: Path, name: str, words: object) -> None:
+def test_a_caption_that_is_not_text_is_refused(tmp_path: Path, name: str, words: object) -> None:
     (tmp_path / "m.json").write_text(json.dumps({"a": {"caption": None, name: words}}))
-    with pytest.raises(ValueError, match=rf"m\.json: {name} of 'a' must be a text or a list of texts"):
+    with pytest.raises(ValueError, match=rf"m\.json: {name} of 'a' must be a string or a list of strings"):
         planned(in_json=tmp_path / "m.json", train_data_dir=tmp_path)
 
 
 @pytest.mark.parametrize("content", ["[1]", "{", '{"a": "caption"}', '{"a": {"image_size": 5}}'])
-def test_a_metadata_file_that_is_none_is_named(tmp_path: Path, content: str) -> None:
+def test_an_invalid_metadata_file_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "meta.json").write_text(content)
     with pytest.raises(ValueError, match=r"metadata_file: .*meta\.json"):
         planned(in_json=tmp_path / "meta.json", train_data_dir=tmp_path)
@@ -366,7 +366,7 @@ def test_an_image_without_its_mask_is_refused_by_name(tmp_path: Path) -> None:
         plan_of(tmp_path / "train", masked_loss=True, conditioning_data_dir=tmp_path / "masks")
 
 
-def test_masks_may_lie_in_a_folder_named_like_that_of_the_images(tmp_path: Path) -> None:
+def test_masks_can_be_in_a_folder_named_like_the_image_folder(tmp_path: Path) -> None:
     make_folder(tmp_path / "train/1_cat", [(64, 64)])
     mask = make_image(tmp_path / "masks/1_cat/00.png")
     plan = plan_of(tmp_path / "train", masked_loss=True, conditioning_data_dir=tmp_path / "masks")
@@ -383,7 +383,7 @@ def test_stretched_and_black_masks_are_reported(tmp_path: Path) -> None:
     assert told == [
         "conditioning_data_dir: 1 of 4 masks differ in aspect ratio from their image and are stretched to fit: "
         "02.png (128x64 for 64x64)",
-        "conditioning_data_dir: 1 of 4 masks are completely black, so nothing is learned from these images: 03.png",
+        "conditioning_data_dir: 1 of 4 masks are completely black, so these images do not train anything: 03.png",
     ]
 
 
@@ -483,7 +483,7 @@ def test_regularisation_images_match_the_training_images(repeats: list[int], tra
     assert balance_regularisation(repeats, trained) == expected
 
 
-def test_one_folder_at_several_resolutions(tmp_path: Path) -> None:
+def test_one_folder_is_trained_at_several_resolutions(tmp_path: Path) -> None:
     folder = tmp_path / "cats"
     make_folder(folder, [(64, 64), (128, 64)])
     config = tmp_path / "data.toml"
@@ -501,7 +501,7 @@ def test_one_folder_at_several_resolutions(tmp_path: Path) -> None:
     assert json.loads(json.dumps(facts.datasets))[0]["subsets"][0]["image_dir"] == "cats"
 
 
-def test_a_folder_that_stands_twice_counts_once(tmp_path: Path) -> None:
+def test_a_folder_listed_twice_counts_once(tmp_path: Path) -> None:
     make_folder(tmp_path / "cats", [(64, 64)])
     subset = f'[[datasets.subsets]]\nimage_dir = "{tmp_path / "cats"}"\n'
     never = subset.replace("cats", "never") + "num_repeats = 0\n"
@@ -522,7 +522,7 @@ def test_a_resolution_that_the_family_cannot_train_is_rounded_with_a_warning(tmp
 # --- facts
 
 
-def test_facts_count_what_an_epoch_sees(tmp_path: Path) -> None:
+def test_dataset_facts_count_the_images_of_an_epoch(tmp_path: Path) -> None:
     make_folder(tmp_path / "train/3_cat", [(64, 64), (64, 64), (192, 64)], caption="Cute, cat")
     make_folder(tmp_path / "reg/1_animal", [(64, 64)])
     plan = plan_of(tmp_path / "train", reg_data_dir=tmp_path / "reg", train_batch_size=4)

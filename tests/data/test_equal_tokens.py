@@ -1,4 +1,4 @@
-"""Buckets with equal tokens: their sizes, which image goes where, and what they do not work with."""
+"""Buckets with equal tokens: their sizes, which image goes where, and incompatible options."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ def rules(resolution: tuple[int, int] = (1024, 1024), multiple: int = 32, **more
 
 @pytest.mark.parametrize("card", cards(), ids=lambda card: card.name)
 @pytest.mark.parametrize("resolution", [(1024, 1024), (768, 768), (512, 512), (1152, 896), (1500, 500)], ids=str)
-def test_all_buckets_of_a_family_have_equally_many_tokens(card: Any, resolution: tuple[int, int]) -> None:
+def test_all_buckets_of_a_family_have_the_same_number_of_tokens(card: Any, resolution: tuple[int, int]) -> None:
     sizes = bucket_resolutions(rules(resolution, card.token_multiple))
     assert len(sizes) >= 4
     assert {(height, width) for width, height in sizes} == set(sizes)
@@ -44,7 +44,7 @@ def test_the_finest_grid_of_the_family_replaces_bucket_reso_steps() -> None:
 
 
 @pytest.mark.parametrize("image", [(1000, 1000), (1600, 1200), (3000, 2000), (1080, 1920), (1340, 1000)], ids=str)
-def test_an_image_goes_into_the_bucket_that_crops_it_least(image: tuple[int, int]) -> None:
+def test_an_image_is_in_the_bucket_that_crops_it_least(image: tuple[int, int]) -> None:
     def left(size: tuple[int, int]) -> float:
         scale = max(size[0] / image[0], size[1] / image[1])
         return size[0] * size[1] / (image[0] * image[1] * scale**2)
@@ -56,7 +56,7 @@ def test_an_image_goes_into_the_bucket_that_crops_it_least(image: tuple[int, int
     assert fit.cropped == pytest.approx(1 - most, abs=0.002)
 
 
-def test_bounds_that_leave_no_elongated_bucket_are_told() -> None:
+def test_bounds_that_leave_no_elongated_bucket_are_reported() -> None:
     assert equal_tokens_need(rules()) is None
     assert equal_tokens_need(rules(max_bucket_reso=1024)) == (
         "max_bucket_reso: 1024 leaves 1 size with this number of tokens, so images are cropped; raise it to 2048"
@@ -96,7 +96,7 @@ def test_each_dataset_of_a_file_chooses_for_its_own_resolution(tmp_path: Path) -
     assert areas[0] != areas[1]
 
 
-def test_images_keep_their_train_resolution_and_are_told_if_it_has_other_tokens(tmp_path: Path) -> None:
+def test_images_keep_their_train_resolution_and_a_different_token_count_is_reported(tmp_path: Path) -> None:
     paths = make_folder(tmp_path, [(128, 128), (128, 128)])
     wanted = {paths[0].stem: (1008, 1024), paths[1].stem: (64, 64)}
     entries = {name: {"caption": "x", "train_resolution": size} for name, size in wanted.items()}
@@ -107,12 +107,12 @@ def test_images_keep_their_train_resolution_and_are_told_if_it_has_other_tokens(
     plan = plan_data(settings, card_of("flux"), seed=1, warn=told.append)
     assert [item.fit.bucket.size for item in plan.items] == [(1008, 1024), (64, 64)]
     assert told[-1] == (
-        "equal_token_buckets: the train_resolution of 1 image in 'meta.json' has another number of tokens; prepare the "
-        "metadata file with equal_token_buckets, too"
+        "equal_token_buckets: the train_resolution of 1 image in 'meta.json' has a different number of tokens; "
+        "prepare the metadata file with equal_token_buckets too"
     )
 
 
-def test_another_image_gives_no_image_another_bucket(tmp_path: Path) -> None:
+def test_adding_an_image_does_not_change_the_bucket_of_others(tmp_path: Path) -> None:
     def buckets() -> dict[Path, BucketFit]:
         plan = plan_of(tmp_path / "train", equal_token_buckets=True, max_bucket_reso=256)
         return {item.path: item.fit for item in plan.items}

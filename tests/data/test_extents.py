@@ -1,4 +1,5 @@
-"""Latents with frames, of an autoencoder with another factor, are cached, loaded and compared like those of images."""
+"""Latents with frames, of an autoencoder with a different factor, are cached, loaded and compared like those of
+images."""
 
 from pathlib import Path
 
@@ -50,7 +51,7 @@ def test_latents_with_frames_are_cached_loaded_and_compared(tmp_path: Path, to_d
         torch.testing.assert_close(loss, ((noisy - target) ** 2).flatten(1).mean(1))
 
 
-def test_a_cache_file_names_frames_and_is_current_for_its_extent_alone(tmp_path: Path) -> None:
+def test_a_cache_file_names_frames_and_is_current_only_for_its_extent(tmp_path: Path) -> None:
     def count(pixels: Tensor) -> Tensor:
         encoded.append(len(pixels))
         return encode(pixels)

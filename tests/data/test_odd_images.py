@@ -64,7 +64,7 @@ def png(path: Path, texts: Mapping[str, str]) -> Path:
 
 
 def gallery(folder: Path) -> dict[str, Any]:
-    """Return what the page shows of a folder, by name, as often as it asks."""
+    """Return the page's view of a folder, by name, each time it asks."""
     queue = RunQueue(RunStore(folder.parent / "runs.sqlite"))
     browser = TestClient(Starlette(routes=routes(queue, EVERYWHERE)))
     answers = [browser.get(f"/studio/generate/gallery?image_dir={folder}") for _ in range(2)]
@@ -73,7 +73,7 @@ def gallery(folder: Path) -> dict[str, Any]:
     return {image["name"]: image for image in answers[0].json()["images"]}
 
 
-def test_odd_texts_in_one_image_cost_no_other_its_place(tmp_path: Path) -> None:
+def test_odd_texts_in_one_image_do_not_remove_others(tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()
     for number, texts in enumerate(chunks()):
         png(tmp_path / "images" / f"{number}.png", texts)
@@ -85,7 +85,7 @@ def test_odd_texts_in_one_image_cost_no_other_its_place(tmp_path: Path) -> None:
     assert shown["0.png"] == {"name": "0.png", "time": shown["0.png"]["time"], "width": 8, "height": 8}
 
 
-def test_of_odd_parameters_those_that_fit_are_read() -> None:
+def test_valid_parameters_are_read_among_odd_ones() -> None:
     for texts in chunks():
         try:
             found = read_chunks(texts)
@@ -102,7 +102,7 @@ def test_of_odd_parameters_those_that_fit_are_read() -> None:
 
 
 def huge(path: Path) -> Path:
-    """A PNG of 50,000 x 50,000 pixels, as its header says."""
+    """A PNG of 50,000 x 50,000 pixels according to its header."""
     header = b"IHDR" + struct.pack(">IIBBBBB", 50_000, 50_000, 8, 2, 0, 0, 0)
     chunk = struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
     path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk)
@@ -110,7 +110,7 @@ def huge(path: Path) -> Path:
 
 
 @POSIX
-def test_what_is_no_regular_file_is_neither_shown_nor_waited_for(tmp_path: Path) -> None:
+def test_a_file_that_is_not_regular_is_neither_shown_nor_waited_for(tmp_path: Path) -> None:
     images = tmp_path / "images"
     make_image(images / "a.png", (8, 8))
     huge(images / "huge.png")
@@ -125,11 +125,11 @@ def test_what_is_no_regular_file_is_neither_shown_nor_waited_for(tmp_path: Path)
     os.utime(images / "control_images" / "old-12345678.png", (0, 0))
     (images / "pipe.png").symlink_to(images / "pipe.webp")
     remove_unused(images)
-    assert "there is no file" in str(why_unreadable(str(images / "pipe.webp")))
+    assert "file not found" in str(why_unreadable(str(images / "pipe.webp")))
 
 
 @POSIX
-def test_a_name_that_is_no_unicode_does_not_empty_the_gallery(tmp_path: Path) -> None:
+def test_a_name_that_is_not_unicode_does_not_empty_the_gallery(tmp_path: Path) -> None:
     image = make_image(tmp_path / "images" / "a.png", (8, 8))
     (tmp_path / "images" / os.fsdecode(b"b\xff.png")).write_bytes(image.read_bytes())
     assert len(gallery(tmp_path / "images")) == 2
@@ -138,7 +138,7 @@ def test_a_name_that_is_no_unicode_does_not_empty_the_gallery(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("name", "format"), [("a.jfif", "JPEG"), ("b.JPE", "JPEG"), ("c.bmp", "BMP"), ("e.png", "PNG")]
 )
-def test_an_upload_may_be_what_training_reads(tmp_path: Path, name: str, format: str) -> None:
+def test_an_upload_can_be_any_format_that_training_reads(tmp_path: Path, name: str, format: str) -> None:
     texts = PngInfo()
     texts.add_text("workflow", "x" * 2_000_000, zip=True)  # more than Pillow unpacks
     Image.new("RGB", (16, 16)).save(tmp_path / name, format=format, **({"pnginfo": texts} if format == "PNG" else {}))
@@ -149,7 +149,7 @@ def test_an_upload_may_be_what_training_reads(tmp_path: Path, name: str, format:
 
 
 @pytest.mark.parametrize("format", ["EPS", "TIFF", "GIF", "PDF", "ICO", "TGA"])
-def test_an_upload_is_read_by_no_other_reader_than_its_name_may_have(tmp_path: Path, format: str) -> None:
+def test_an_upload_is_read_only_by_the_reader_its_name_allows(tmp_path: Path, format: str) -> None:
     Image.new("RGB", (16, 16)).save(tmp_path / "image", format=format)
     with pytest.raises(ValueError, match=r"cat.png cannot be read as an image; choose a PNG, JPEG or WebP file"):
         keep_control(tmp_path / "kept", "cat.png", (tmp_path / "image").read_bytes())

@@ -1,4 +1,5 @@
-"""What is remembered of files from run to run: it spares reading them, and is never believed of changed ones."""
+"""Facts about files that are remembered between runs: they save reading the files, and are not used for changed
+ones."""
 
 import os
 import sys
@@ -97,7 +98,7 @@ def test_stamps_are_the_same_from_a_slow_drive(root: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("damage", [b"", b"no database", b"SQLite format 3\0" + bytes(5000)])
-def test_a_damaged_file_is_made_anew(root: Path, damage: bytes) -> None:
+def test_a_damaged_file_is_recreated(root: Path, damage: bytes) -> None:
     first = sizes_of(plan_of(root))
     seen_files_path().write_bytes(damage)
     assert sizes_of(plan_of(root)) == first
@@ -154,7 +155,7 @@ def test_a_cache_that_was_valid_is_not_read_again_until_it_changes(root: Path) -
     assert encoders.encoded == 8
 
 
-def test_so_are_encoded_captions(root: Path) -> None:
+def test_encoded_captions_that_were_valid_are_not_read_again(root: Path) -> None:
     plan, encoders = plan_of(root), Encoders()
     disk = encoders.cache_text(plan)
     made = list(encoders.captions)

@@ -27,7 +27,7 @@ ENCODERS = {
 
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, set[str]]]:
-    """What is loaded, and which of the components loaded before are alive then: classes, in order."""
+    """Loaded components, and which of the earlier ones are alive then: classes, in order."""
     load, loads, made = WeightSource.load, [], []
 
     def observed(source: WeightSource) -> nn.Module:
@@ -66,7 +66,7 @@ def test_each_component_is_freed_before_the_denoiser_is_loaded_and_later_runs_lo
     assert [name for name, _ in loads] == [denoiser]
 
 
-def test_samples_and_a_compiled_vae_need_the_vae_of_which_all_latents_are_on_disk(
+def test_samples_and_a_compiled_vae_load_the_vae_although_all_latents_are_on_disk(
     any_miniature: Any, tmp_path: Path, prompts: Path, loads: list[tuple[str, set[str]]]
 ) -> None:
     compiled = {"compile": True, "compile_vae": True, "compile_backend": "eager"}
@@ -85,20 +85,20 @@ def test_samples_need_no_text_encoder_and_show_the_same_image(
     assert loads[-1][1] == {vae}
     in_the_step = train(each_miniature, tmp_path / "in_the_step", **options, **CAPTIONS_IN_THE_STEP)
     assert loads[-1][1] == {vae, *ENCODERS[each_miniature.family]}
-    shown, wanted = (Path(run.told("sample")[0]["path"]).read_bytes() for run in (ahead, in_the_step))
+    shown, wanted = (Path(run.events_of("sample")[0]["path"]).read_bytes() for run in (ahead, in_the_step))
     assert shown == wanted
 
 
-def test_an_encoder_that_learns_stays_and_the_other_one_is_freed(
+def test_a_trained_encoder_stays_and_the_other_one_is_freed(
     flux_miniature: Any, tmp_path: Path, prompts: Path, loads: list[tuple[str, set[str]]]
 ) -> None:
     rates = {"text_encoder_lr": [1.0, 0.0], "network_train_unet_only": None}
     run = train(flux_miniature, tmp_path / "out", sample_prompts=prompts, sample_every_n_steps=1, **rates)
     assert loads[-1][1] == {VAE, "CLIPTextModel"}
-    assert len({Path(event["path"]).read_bytes() for event in run.told("sample")}) == 3
+    assert len({Path(event["path"]).read_bytes() for event in run.events_of("sample")}) == 3
 
 
-def test_what_a_whole_model_is_saved_with_stays(
+def test_components_saved_with_a_whole_model_stay(
     each_miniature: Any, tmp_path: Path, loads: list[tuple[str, set[str]]]
 ) -> None:
     """SDXL is saved with VAE and text encoders."""

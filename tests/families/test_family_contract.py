@@ -30,7 +30,7 @@ FAMILIES = sorted(MINIATURES, key=lambda family: bool(card_of(family).derived_fr
 with_own_code = pytest.mark.parametrize(
     "each_miniature", [family for family in FAMILIES if not card_of(family).derived_from], indirect=True
 )
-"""For what the code of another family decides in those that are derived from it."""
+"""For behaviour that a derived family inherits from another family's code."""
 
 pytestmark = [
     pytest.mark.run,
@@ -40,13 +40,13 @@ pytestmark = [
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def each_miniature(request: pytest.FixtureRequest) -> Any:
-    """Every family, those included that share the code of another, which come last."""
+    """Every family, including derived ones, which come last."""
     return request.getfixturevalue(MINIATURES[request.param])
 
 
 @pytest.fixture(scope="module")
 def plain(each_miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Three steps without anything special; what they encoded is left on disk. Do not write to it."""
+    """Three steps without anything special; their caches are left on disk. Do not write to it."""
     return train(each_miniature, tmp_path_factory.mktemp("plain") / "out", **ON_DISK)
 
 
@@ -72,13 +72,13 @@ def watched(undisturbed: Run, each_miniature: Any, tmp_path_factory: pytest.Temp
     return train(each_miniature, folder / "out", train_data_dir=root, **{**BY_CHANCE, **watching})
 
 
-def test_a_run_leaves_a_lora_and_nothing_else_beside_its_own_folder(plain: Run) -> None:
+def test_a_run_leaves_a_lora_and_nothing_else_next_to_its_folder(plain: Run) -> None:
     assert plain.status == 0
     assert plain.files == ["short.safetensors"]
-    assert plain.told("warning") == []
+    assert plain.events_of("warning") == []
 
 
-def test_every_layer_is_in_the_file_and_has_learned(plain: Run) -> None:
+def test_every_layer_is_in_the_file_and_has_been_trained(plain: Run) -> None:
     layers: dict[str, dict[str, torch.Tensor]] = {}
     for key, tensor in plain.tensors().items():
         layer, _, part = key.partition(".")
@@ -92,24 +92,24 @@ def test_every_layer_is_in_the_file_and_has_learned(plain: Run) -> None:
     assert sum(moved) > 0.8 * len(moved), "layers behind which nothing is read cannot learn"
 
 
-def test_every_step_is_told_once_in_order_with_a_finite_loss(plain: Run) -> None:
+def test_every_step_is_reported_once_in_order_with_a_finite_loss(plain: Run) -> None:
     assert plain.steps == [1, 2, 3]
     assert all(math.isfinite(loss) for loss in plain.losses)
-    assert [event["lr"] for event in plain.told("step")] == [{"unet": 0.01}] * 3
+    assert [event["lr"] for event in plain.events_of("step")] == [{"unet": 0.01}] * 3
 
 
-def test_events_come_in_the_order_of_the_run(plain: Run) -> None:
+def test_events_are_in_the_order_of_the_run(plain: Run) -> None:
     kinds = [event["kind"] for event in plain.events]
     assert kinds[0] == "phase"
     assert [kind for kind in kinds if kind != "phase"] == [
         "started", "step", "step", "epoch", "step", "epoch", "saved", "finished",
     ]  # fmt: skip
-    (started,) = plain.told("started")
+    (started,) = plain.events_of("started")
     assert (started["max_steps"], started["epochs"], started["batches_per_epoch"]) == (3, 2, 2)
-    assert plain.told("finished")[0]["path"] == str(plain.output / "short.safetensors")
+    assert plain.events_of("finished")[0]["path"] == str(plain.output / "short.safetensors")
 
 
-def test_the_file_tells_how_far_it_was_trained(plain: Run) -> None:
+def test_the_file_records_its_training_steps(plain: Run) -> None:
     with safe_open(plain.output / "short.safetensors", "pt") as file:
         told = file.metadata()
     assert (told["ss_steps"], told["ss_seed"], told["ss_max_train_steps"]) == ("3", "1", "3")
@@ -117,10 +117,10 @@ def test_the_file_tells_how_far_it_was_trained(plain: Run) -> None:
 
 
 @with_own_code
-def test_learning_goes_on_from_a_saved_file_and_lowers_the_loss(
+def test_training_continues_from_a_saved_file_and_lowers_the_loss(
     plain: Run, each_miniature: Any, tmp_path: Path
 ) -> None:
-    """Beside a run that sees the same images, noise and timesteps and does not learn: it saves what was loaded."""
+    """Compared with a run that sees the same images, noise and timesteps at rate 0: it saves the loaded weights."""
     longer = {"max_train_steps": 10, "network_weights": plain.output / "short.safetensors"}
     learning, standing = (
         train(each_miniature, tmp_path / str(rate), learning_rate=rate, **longer) for rate in (2e-2, 1e-12)
@@ -128,24 +128,24 @@ def test_learning_goes_on_from_a_saved_file_and_lowers_the_loss(
     loaded, saved = plain.tensors(), standing.tensors()
     assert loaded.keys() == saved.keys()
     torch.testing.assert_close(saved, loaded, rtol=0, atol=1e-9)
-    assert standing.losses[0] != plain.losses[0], "the first loss is that of the file"
+    assert standing.losses[0] != plain.losses[0], "the first loss equals the file's"
     assert sum(learning.losses[5:]) < 0.97 * sum(standing.losses[5:])
 
 
 def test_without_caches_and_with_checkpointing_losses_are_the_same(
     plain: Run, each_miniature: Any, tmp_path: Path
 ) -> None:
-    """Images and captions are encoded in the step, and what backward needs is computed again."""
+    """Images and captions are encoded in the step, and activations are recomputed in backward."""
     lean = train(each_miniature, tmp_path / "out", gradient_checkpointing=True, **UNCACHED)
     assert lean.losses == pytest.approx(plain.losses, rel=1e-5)
 
 
 @with_own_code
-def test_compiled_and_checkpointed_it_learns_the_same_from_what_is_on_disk(
+def test_compiled_and_checkpointed_it_trains_identically_from_disk_caches(
     plain: Run, each_miniature: Any, tmp_path: Path
 ) -> None:
-    """float32, same seed: six digits agree. Dynamo alone decides what the graphs are; what AOTAutograd makes of blocks
-    of SDXL and FLUX.1 is in test_compile.py and test_block_swap.py, with a LoRA of SDXL in test_folded_lora.py."""
+    """float32, same seed: six digits agree. Dynamo alone decides what the graphs are; AOTAutograd on blocks of SDXL
+    and FLUX.1 is tested in test_compile.py and test_block_swap.py, with a LoRA of SDXL in test_folded_lora.py."""
     root = plain.output.parent / "images"
     made = {path: path.stat().st_mtime_ns for path in root.rglob("*.safetensors")}
     assert len(made) == 4
@@ -158,7 +158,7 @@ def test_compiled_and_checkpointed_it_learns_the_same_from_what_is_on_disk(
     assert {key: (t.shape, t.dtype) for key, t in ours.items()} == {
         key: (t.shape, t.dtype) for key, t in theirs.items()
     }
-    (told,) = fast.told("compile")
+    (told,) = fast.events_of("compile")
     assert (told["graphs"], told["breaks"]) == (GRAPHS[each_miniature.family], 0)
 
 
@@ -178,43 +178,46 @@ def test_images_of_two_sizes_share_a_run_and_each_size_gets_its_graphs_once(
     }
     eager = train(miniature, tmp_path / "eager", **values)
     traced = train(miniature, tmp_path / "traced", **values, compile=True, compile_backend="eager")
-    assert len(traced.told("started")[0]["shapes"]) == 2
+    assert len(traced.events_of("started")[0]["shapes"]) == 2
     assert traced.losses == pytest.approx(eager.losses, rel=1e-5)
     graphs = GRAPHS[family]
-    assert [(event["graphs"], event["breaks"]) for event in traced.told("compile")] == [(graphs, 0), (2 * graphs, 0)]
+    assert [(event["graphs"], event["breaks"]) for event in traced.events_of("compile")] == [
+        (graphs, 0),
+        (2 * graphs, 0),
+    ]
 
 
 @with_own_code
 def test_samples_validation_and_states_change_no_loss(undisturbed: Run, watched: Run) -> None:
-    assert undisturbed.told("sample") == undisturbed.told("validation") == []
-    assert [event["step"] for event in watched.told("validation")] == [2, 4]
+    assert undisturbed.events_of("sample") == undisturbed.events_of("validation") == []
+    assert [event["step"] for event in watched.events_of("validation")] == [2, 4]
     assert watched.losses == undisturbed.losses
     assert equal(watched.tensors(), undisturbed.tensors())
 
 
 @with_own_code
-def test_samples_show_what_was_learned(watched: Run) -> None:
-    shown = watched.told("sample")
+def test_samples_show_the_trained_weights(watched: Run) -> None:
+    shown = watched.events_of("sample")
     assert len(shown) == 6
     of_seed_7 = [np.asarray(Image.open(event["path"])).astype(int) for event in shown[::2]]
     assert of_seed_7[0].shape == (64, 64, 3)
     assert np.abs(of_seed_7[0] - of_seed_7[-1]).max() > 0
 
 
-def test_a_text_encoder_learns(undisturbed: Run) -> None:
+def test_a_text_encoder_is_trained(undisturbed: Run) -> None:
     ups = [t for key, t in undisturbed.tensors().items() if key.startswith("lora_te1_") and key.endswith("up.weight")]
     assert ups
     assert any(up.any() for up in ups)
 
 
 @with_own_code
-def test_a_resumed_run_is_the_undisturbed_one(
+def test_a_resumed_run_equals_an_uninterrupted_one(
     undisturbed: Run, watched: Run, each_miniature: Any, tmp_path: Path
 ) -> None:
     """From the middle of an epoch to the next."""
     root = undisturbed.output.parent / "images"
     state = watched.output / "short-step00000002-state"
     again = train(each_miniature, tmp_path / "out", train_data_dir=root, resume=state, **BY_CHANCE)
-    assert [(event["step"], event["epoch"]) for event in again.told("step")] == [(3, 1), (4, 2)]
+    assert [(event["step"], event["epoch"]) for event in again.events_of("step")] == [(3, 1), (4, 2)]
     assert again.losses == undisturbed.losses[2:]
     assert equal(again.tensors(), undisturbed.tensors())

@@ -57,7 +57,7 @@ LIES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_header_that_lies_is_told_in_one_sentence(lie: str, tmp_path: Path) -> None:
+def test_an_inconsistent_header_is_reported_in_one_sentence(lie: str, tmp_path: Path) -> None:
     path = write(tmp_path / "x.safetensors", LIES[lie])
     for read in (read_weights, read_empty):
         with pytest.raises(ValueError, match="download or copy it again") as error:
@@ -67,7 +67,7 @@ def test_a_header_that_lies_is_told_in_one_sentence(lie: str, tmp_path: Path) ->
     assert describe(path).problem == str(error.value).removeprefix("vae: ")
 
 
-def test_a_true_header_is_read_with_empty_tensors_and_metadata(tmp_path: Path) -> None:
+def test_a_valid_header_is_read_with_empty_tensors_and_metadata(tmp_path: Path) -> None:
     entries = {"b": GOOD, "a": GOOD | {"shape": [0, 5], "data_offsets": [0, 0]}, "__metadata__": {"k": "v"}}
     header = read_header(write(tmp_path / "x.safetensors", entries))
     assert header.shapes == {"b": (2,), "a": (0, 5)}
@@ -95,7 +95,7 @@ def test_a_pickle_is_recognised_by_the_names_of_its_tensors(zipped: bool, ending
 
 
 @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "old"])
-def test_a_pickle_that_could_run_code_is_told_and_not_run(zipped: bool, tmp_path: Path) -> None:
+def test_a_pickle_that_could_run_code_is_reported_and_not_run(zipped: bool, tmp_path: Path) -> None:
     path, harm = tmp_path / "model.ckpt", tmp_path / "harm"
     torch.save({**WEIGHTS, "x": Harm(str(harm))}, path, _use_new_zipfile_serialization=zipped)
     for problem in (describe(path).problem, told(path)):
@@ -133,7 +133,7 @@ def pickled(path: Path) -> None:
     ids=["empty", "page", "zip", "pickle", "old and cut", "cut", "folder", "pipe"],
 )
 @pytest.mark.parametrize("ending", [".ckpt", ".safetensors"])
-def test_what_is_no_file_of_weights_is_told_and_never_waited_for(make: Any, ending: str, tmp_path: Path) -> None:
+def test_a_file_without_weights_is_reported_and_never_waited_for(make: Any, ending: str, tmp_path: Path) -> None:
     path = tmp_path / f"x{ending}"
     make(path)
     problem = describe(path).problem

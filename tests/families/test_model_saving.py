@@ -52,7 +52,7 @@ def flux_parts(flux_miniature: Any) -> Components:
     return load_flux(flux_miniature)
 
 
-def test_a_model_that_learned_nothing_is_the_file_it_came_from(
+def test_an_untrained_model_is_saved_as_the_file_it_came_from(
     components: Components, file: State, tmp_path: Path
 ) -> None:
     saved = save_sdxl(components, tmp_path)
@@ -60,7 +60,7 @@ def test_a_model_that_learned_nothing_is_the_file_it_came_from(
     assert read_header(saved).metadata == {"modelspec.title": "Größe"}
 
 
-def test_what_learned_is_saved_and_the_rest_is_not_rounded(miniature: Any, file: State, tmp_path: Path) -> None:
+def test_trained_weights_are_saved_and_the_rest_is_not_rounded(miniature: Any, file: State, tmp_path: Path) -> None:
     """The base model's file is in float32, training in bf16."""
     half = SDXL.open(sdxl_settings(miniature.checkpoint), torch.bfloat16, torch.device("cpu")).load()
     learned = {name: tensor + 1 for name, tensor in half.text_encoders[0].state_dict().items()}
@@ -87,10 +87,10 @@ def test_frozen_weights_are_saved_as_the_base_models_file_stores_them_but_never_
 
 
 @pytest.mark.parametrize("form", ["safetensors", "diffusers"])
-def test_blocks_that_stood_still_are_not_rounded(
+def test_blocks_that_were_not_trained_are_not_rounded(
     form: str, miniature: Any, components: Components, file: State, tmp_path: Path
 ) -> None:
-    """Learned weights come in float32, those of other blocks as training holds them."""
+    """Trained weights are in float32, other blocks' in their training dtype."""
     lend_tokenizers(miniature, tmp_path)
     base = save_sdxl(components, tmp_path, form)
     half = SDXL.open(sdxl_settings(base), torch.bfloat16, torch.device("cpu")).load()
@@ -101,7 +101,7 @@ def test_blocks_that_stood_still_are_not_rounded(
     same(load_file(tmp_path / "saved.safetensors"), file | ups)
 
 
-def test_a_pickle_is_what_other_programs_read_and_holds_no_code(
+def test_a_pickle_is_readable_by_other_programs_and_contains_no_code(
     components: Components, file: State, tmp_path: Path
 ) -> None:
     saved = torch.load(save_sdxl(components, tmp_path, "ckpt"), weights_only=True)
@@ -111,7 +111,7 @@ def test_a_pickle_is_what_other_programs_read_and_holds_no_code(
 
 
 @pytest.mark.parametrize("form", ["safetensors", "ckpt", "diffusers"])
-def test_a_saved_model_is_loaded_as_it_was(
+def test_a_saved_model_loads_unchanged(
     form: str, miniature: Any, components: Components, file: State, tmp_path: Path
 ) -> None:
     lend_tokenizers(miniature, tmp_path)
@@ -160,7 +160,9 @@ def test_the_parts_of_a_folder_have_the_names_that_older_programs_read(component
     assert (found.variant, found.precision, found.problem) == ("SDXL diffusers folder", "fp16", None)
 
 
-def test_what_stood_still_is_as_fine_as_a_folder_has_it(components: Components, file: State, tmp_path: Path) -> None:
+def test_untrained_weights_keep_the_precision_of_their_folder(
+    components: Components, file: State, tmp_path: Path
+) -> None:
     folder = save_sdxl(components, tmp_path, "diffusers")
     scheduler = folder / "scheduler/scheduler_config.json"
     own = {"_class_name": "DDIMScheduler", "beta_end": 0.011, "prediction_type": "epsilon"}
@@ -177,7 +179,7 @@ def test_what_stood_still_is_as_fine_as_a_folder_has_it(components: Components, 
     assert json.loads((again / "model_index.json").read_text())["scheduler"] == ["diffusers", "DDIMScheduler"]
 
 
-def test_a_base_model_that_is_gone_or_another_now_is_not_asked(miniature: Any, file: State, tmp_path: Path) -> None:
+def test_a_base_model_that_is_gone_or_replaced_is_not_read(miniature: Any, file: State, tmp_path: Path) -> None:
     lend_tokenizers(miniature, tmp_path)
     base = tmp_path / "model.safetensors"
     save_file(file, base)
@@ -193,7 +195,7 @@ def test_a_base_model_that_is_gone_or_another_now_is_not_asked(miniature: Any, f
 
 
 @pytest.mark.parametrize("layout", ["file", "diffusers file", "folder"])
-def test_another_vae_is_saved_in_the_place_of_the_models_own_as_fine_as_its_file(
+def test_a_different_vae_is_saved_in_its_own_precision_instead_of_the_models(
     layout: str, miniature: Any, components: Components, file: State, tmp_path: Path
 ) -> None:
     vae = tmp_path / "vae.safetensors"
@@ -212,9 +214,7 @@ def test_another_vae_is_saved_in_the_place_of_the_models_own_as_fine_as_its_file
     same({key: saved[key] for key in other}, other)
 
 
-def test_the_dtype_that_is_asked_for_is_that_of_every_tensor(
-    components: Components, file: State, tmp_path: Path
-) -> None:
+def test_every_tensor_has_the_requested_dtype(components: Components, file: State, tmp_path: Path) -> None:
     for form in ("safetensors", "ckpt"):
         saved = read_weights(save_sdxl(components, tmp_path, form, dtype=torch.float16), "x")
         same(saved, {key: tensor.half() for key, tensor in file.items()})
@@ -232,7 +232,7 @@ VELOCITY, TERMINAL = {"v_parameterization": True}, {"zero_terminal_snr": True}
         ((), VELOCITY | TERMINAL, ("v_pred", "ztsnr")),
     ],
 )
-def test_a_file_is_marked_by_what_was_trained(
+def test_a_file_is_marked_with_its_objective(
     base: tuple[str, ...],
     values: dict[str, Any],
     saved_marks: tuple[str, ...],
@@ -251,7 +251,7 @@ def test_a_file_is_marked_by_what_was_trained(
     assert describe(saved).variant == "SDXL checkpoint" + (", v-prediction" if "v_pred" in saved_marks else "")
 
 
-def test_a_folder_states_what_was_trained(components: Components, tmp_path: Path) -> None:
+def test_a_folder_states_its_objective(components: Components, tmp_path: Path) -> None:
     folder = save_sdxl(components, tmp_path, "diffusers")
     scheduler = folder / "scheduler/scheduler_config.json"
     base = {"_class_name": "DDIMScheduler", "prediction_type": "v_prediction", "rescale_betas_zero_snr": True}
@@ -273,7 +273,7 @@ def test_a_folder_states_what_was_trained(components: Components, tmp_path: Path
         ("diffusers_safetensors", "diffusers"),
     ],
 )
-def test_the_form_is_what_is_asked_for(
+def test_the_saved_format_is_the_requested_one(
     asked: str | None, form: str, components: Components, flux_parts: Components
 ) -> None:
     assert SDXL.saving.form(components, asked) == form
@@ -301,7 +301,7 @@ def test_a_disk_that_fills_up_leaves_the_old_model(form: str, components: Compon
     assert contents(tmp_path) == before
 
 
-def test_a_newer_folder_takes_the_place_of_the_old_one(components: Components, tmp_path: Path) -> None:
+def test_a_newer_folder_replaces_the_old_one(components: Components, tmp_path: Path) -> None:
     folder = save_sdxl(components, tmp_path, "diffusers")
     (folder / "unet/old.safetensors").touch()
     wide = contents(tmp_path)
@@ -328,7 +328,7 @@ def test_a_saved_transformer_of_flux_is_the_file_it_came_from(
     assert read_header(saved).metadata == {"modelspec.title": "x"}
 
 
-def test_a_saved_transformer_is_where_the_next_run_goes_on(
+def test_the_next_run_continues_from_a_saved_transformer(
     flux_parts: Components, flux_miniature: Any, tmp_path: Path
 ) -> None:
     saved = tmp_path / flux_miniature.checkpoint.name
@@ -385,7 +385,7 @@ def folder_run(miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return train_whole(miniature, output, save_model_as="diffusers", max_train_steps=1)
 
 
-def test_a_run_goes_on_from_a_saved_folder_and_saves_one(folder_run: Run, miniature: Any, tmp_path: Path) -> None:
+def test_a_run_continues_from_a_saved_folder_and_saves_one(folder_run: Run, miniature: Any, tmp_path: Path) -> None:
     first, folder = folder_run, folder_run.output / "short"
     trainable = {"train_text_encoder": True, "cache_text_encoder_outputs": None}
     base = {"pretrained_model_name_or_path": folder}
@@ -402,7 +402,7 @@ def test_a_run_goes_on_from_a_saved_folder_and_saves_one(folder_run: Run, miniat
         assert any(key.startswith(prefix) for key in changed) == learns, prefix
 
 
-def test_use_safetensors_means_a_file_where_no_form_is_chosen(folder_run: Run, miniature: Any, tmp_path: Path) -> None:
+def test_use_safetensors_means_a_file_if_no_format_is_chosen(folder_run: Run, miniature: Any, tmp_path: Path) -> None:
     base = {"pretrained_model_name_or_path": folder_run.output / "short", "use_safetensors": True, "max_train_steps": 1}
     assert train_whole(miniature, tmp_path / "unset", **base).files == ["short.safetensors"]
     assert train_whole(miniature, tmp_path / "set", **base, save_model_as="ckpt").files == ["short.ckpt"]

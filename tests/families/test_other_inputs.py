@@ -46,7 +46,7 @@ def shaped(path: Path, shapes: dict[str, tuple[int, ...]]) -> Path:
 
 
 def told(path: Path, family: str) -> dict[str, list[str]]:
-    """What each script of a family and those derived from it say of a base model, by the script's file."""
+    """The message of each script of a family and derived ones about a base model, by the script's file."""
     values = {"pretrained_model_name_or_path": str(path)}
     own = [script for script in (*SCRIPTS, *GENERATE_SCRIPTS) if script.family.startswith(family)]
     found = {
@@ -59,7 +59,7 @@ def told(path: Path, family: str) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize(("family", "shapes", "called"), WITH_OTHER_INPUTS)
-def test_every_script_refuses_a_model_with_other_inputs_by_its_name(
+def test_every_script_refuses_a_model_with_different_inputs_by_name(
     family: str, shapes: dict[str, tuple[int, ...]], called: str, tmp_path: Path
 ) -> None:
     path = shaped(tmp_path / "model.safetensors", shapes)

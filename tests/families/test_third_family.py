@@ -17,7 +17,7 @@ THIRD = HERE / "third_family"
 
 
 def python(*arguments: str, timeout: int = 600) -> str:
-    """Return what Python prints that finds the third family beside the others."""
+    """Return the output of a Python that finds the third family next to the others."""
     path = os.pathsep.join(map(str, (ROOT, THIRD)))
     environment = {**os.environ, "PYTHONPATH": path, "ACCELERATE_USE_CPU": "true"}
     done = subprocess.run(
@@ -29,7 +29,7 @@ def python(*arguments: str, timeout: int = 600) -> str:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What came of a dozen runs, and what the model's file is said to be."""
+    """Results of a dozen runs, and the recognised kind of the model's file."""
     told = python(str(THIRD / "driver.py"), str(tmp_path_factory.mktemp("third")))
     return json.loads(told.partition("RESULT")[2])
 
@@ -50,18 +50,18 @@ def test_caches_on_disk_are_read_again(runs: dict[str, Any]) -> None:
     assert runs["again"]["losses"] == runs["lora"]["losses"]
 
 
-def test_compiled_runs_learn_the_same(runs: dict[str, Any]) -> None:
+def test_compiled_runs_train_identically(runs: dict[str, Any]) -> None:
     assert runs["compiled"]["graphs"] > 0
     assert runs["compiled"]["losses"] == pytest.approx(runs["again"]["losses"], rel=1e-5)
 
 
-def test_the_family_says_what_is_compiled_of_its_text_encoder_and_vae(runs: dict[str, Any]) -> None:
+def test_the_family_chooses_the_compiled_parts_of_its_text_encoder_and_vae(runs: dict[str, Any]) -> None:
     assert runs["text"]["graphs"] > runs["compiled"]["graphs"]
     assert any(layer.startswith("lora_te_") for layer in runs["text"]["layers"])
     assert "compile_vae: this VAE has no repeated blocks, so it is not compiled" in runs["text"]["warnings"]
 
 
-def test_a_resumed_run_ends_as_one_that_never_stopped(runs: dict[str, Any]) -> None:
+def test_a_resumed_run_ends_like_an_uninterrupted_one(runs: dict[str, Any]) -> None:
     assert runs["resumed"]["losses"] == runs["whole"]["losses"][2:]
 
 

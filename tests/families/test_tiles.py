@@ -1,5 +1,5 @@
-"""An image that does not fit into the GPU's memory is decoded in tiles, and one on a CPU in float32; the VAE is left as
-it was."""
+"""An image that does not fit into the GPU's memory is decoded in tiles, and one on a CPU in float32; the VAE is left
+unchanged."""
 
 import copy
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ def vae() -> Any:
 
 @contextmanager
 def memory_for(vae: Any, most: int) -> Iterator[list[tuple[int, int]]]:
-    """Meanwhile nothing larger than so many latents a side can be decoded; gives the sizes that were tried."""
+    """Inside, nothing larger than this many latents a side can be decoded; yields the sizes that were tried."""
     tried: list[tuple[int, int]] = []
 
     def begin(module: Any, arguments: tuple[Any, ...]) -> None:
@@ -40,7 +40,7 @@ def memory_for(vae: Any, most: int) -> Iterator[list[tuple[int, int]]]:
         hook.remove()
 
 
-def test_without_memory_for_the_whole_image_it_is_made_of_tiles(vae: Any) -> None:
+def test_an_image_too_large_for_memory_is_decoded_in_tiles(vae: Any) -> None:
     whole = vae_decode(vae, LATENTS)
     with memory_for(vae, 12) as tried:
         tiled = vae_decode(vae, LATENTS)
@@ -49,17 +49,17 @@ def test_without_memory_for_the_whole_image_it_is_made_of_tiles(vae: Any) -> Non
     assert tiled.shape == whole.shape == (1, 3, 128, 192)
     both = torch.stack((tiled.flatten(), whole.flatten()))
     assert float(torch.corrcoef(both)[0, 1]) > 0.8
-    assert torch.equal(vae_decode(vae, LATENTS), whole)  # at once again
+    assert torch.equal(vae_decode(vae, LATENTS), whole)  # whole again
 
 
-def test_what_does_not_fit_in_tiles_either_is_told_and_the_vae_is_as_it_was(vae: Any) -> None:
+def test_an_image_too_large_even_in_tiles_is_reported_and_leaves_the_vae_unchanged(vae: Any) -> None:
     before = (vae.use_tiling, vae.tile_latent_min_size, vae.tile_sample_min_size)
     with memory_for(vae, 4), pytest.raises(torch.OutOfMemoryError):
         vae_decode(vae, LATENTS)
     assert (vae.use_tiling, vae.tile_latent_min_size, vae.tile_sample_min_size) == before
 
 
-def test_with_memory_enough_nothing_is_cut_up(vae: Any) -> None:
+def test_no_tiling_when_memory_suffices(vae: Any) -> None:
     with memory_for(vae, 24) as tried:
         vae_decode(vae, LATENTS)
     assert tried == [(16, 24)]

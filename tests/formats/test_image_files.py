@@ -1,4 +1,4 @@
-"""Images are trained as they are displayed: with their colour profiles, and whatever else lies in their files."""
+"""Images are trained as they are displayed: with their colour profiles, whatever else is in their files."""
 
 import struct
 import zlib
@@ -55,10 +55,10 @@ def test_grey_images_have_grey_profiles(tmp_path: Path, mode: str) -> None:
     image = Image.fromarray(ramp.astype(np.uint16) * 257) if mode == "I;16" else Image.fromarray(ramp).convert(mode)
     image.save(tmp_path / "a.png", icc_profile=profile(1.0))
     assert np.abs(shown(tmp_path / "a.png")[..., 1] - encoded(ramp / 255)).max() <= 1.5
-    assert np.array_equal(read_mask(tmp_path / "a.png"), ramp)  # a mask is no image: its numbers are weights
+    assert np.array_equal(read_mask(tmp_path / "a.png"), ramp)  # a mask is not an image: its numbers are weights
 
 
-def test_profiles_that_change_nothing_leave_every_number_as_it_is(tmp_path: Path) -> None:
+def test_profiles_without_effect_leave_every_number_unchanged(tmp_path: Path) -> None:
     srgb = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
     for number, content in enumerate((srgb, profile(1.0), profile(1.8, ROMM)[:200], b"none", srgb[:-500])):
         path = tmp_path / f"{number}.png"
@@ -69,9 +69,7 @@ def test_profiles_that_change_nothing_leave_every_number_as_it_is(tmp_path: Path
     assert np.abs(shown(tmp_path / "a.jpg") - COLOURS).max() <= 6
 
 
-def test_latents_that_were_made_without_the_profile_are_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_latents_made_without_the_profile_are_rebuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (first, *_) = make_folder(tmp_path / "1_x", [(64, 64)] * 3)
     Image.fromarray(COLOURS).save(first, icc_profile=profile(2.6, SRGB))
     encoders = Encoders()
@@ -132,7 +130,7 @@ BT2020 = ((0.6735, 0.279, -0.0019), (0.1657, 0.6753, 0.03), (0.1251, 0.0456, 0.7
         ([chunk(b"iCCP", b"x\0\0" + zlib.compress(profile(1.8, ROMM))), chunk(b"cICP", b"\1\10\0\1")], 1.0, SRGB),
     ],
 )
-def test_a_png_is_displayed_by_the_chunk_that_counts_most(
+def test_a_png_is_displayed_by_its_most_important_chunk(
     chunks: list[bytes], gamma: float, primaries: Any, tmp_path: Path
 ) -> None:
     path = with_chunks(tmp_path / "a.png", *chunks)

@@ -1,4 +1,4 @@
-"""What a base model states about how it was trained is compared with the options, and followed in generating."""
+"""A base model's stated objective is compared with the options, and used when generating."""
 
 import json
 from pathlib import Path
@@ -41,7 +41,7 @@ def told(model: Path, script: Any = SDXL_LORA, **values: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("script", [SDXL_LORA, SDXL_FULL, INVERSION])
-def test_a_v_prediction_model_wants_its_options(script: Any, tmp_path: Path) -> None:
+def test_a_v_prediction_model_needs_its_options(script: Any, tmp_path: Path) -> None:
     marked = file(tmp_path / "v.safetensors", "v_pred", "ztsnr")
     assert told(marked, script) == ["v_parameterization", "zero_terminal_snr"]
     assert told(marked, script, **VELOCITY) == ["zero_terminal_snr"]
@@ -61,7 +61,7 @@ def test_metadata_and_a_pickle_state_it_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "null", '{"prediction_type": '])
-def test_a_scheduler_that_cannot_be_read_is_not_taken_for_one_that_states_nothing(text: str, tmp_path: Path) -> None:
+def test_an_unreadable_scheduler_is_not_treated_as_an_empty_one(text: str, tmp_path: Path) -> None:
     model = folder(tmp_path / "model")
     (model / "scheduler" / "scheduler_config.json").write_text(text)
     assert told(model) == ["pretrained_model_name_or_path"]
@@ -99,7 +99,7 @@ def test_a_folder_states_it_in_its_scheduler(
     assert told(folder(tmp_path / "model", **scheduler), **values) == named
 
 
-def test_the_page_calls_a_folder_by_what_it_predicts(tmp_path: Path) -> None:
+def test_the_page_names_a_folders_prediction_type(tmp_path: Path) -> None:
     model = folder(tmp_path / "model", prediction_type="v_prediction")
     assert describe(model).variant == "SDXL diffusers folder, v-prediction"
     assert describe(model).is_base_model

@@ -63,7 +63,7 @@ def test_every_secret_of_the_options_is_tried_here():
 
 
 @pytest.mark.usefixtures("warm_python")
-def test_a_run_with_keys_tells_them_nowhere(any_miniature, tmp_path, queue):
+def test_a_run_with_keys_shows_them_nowhere(any_miniature, tmp_path, queue):
     values: dict[str, Any] = {
         **{name: str(v) if isinstance(v, Path) else v for name, v in settings_for(any_miniature).items()},
         **SECRETS,
@@ -92,7 +92,7 @@ def test_a_run_with_keys_tells_them_nowhere(any_miniature, tmp_path, queue):
         assert told_in(answer.content) == [], path
 
 
-def test_a_printed_command_has_no_keys_and_its_file_neither(tmp_path):
+def test_neither_a_printed_command_nor_its_file_has_keys(tmp_path):
     values = {**SECRETS, "output_dir": str(tmp_path), "pretrained_model_name_or_path": "org/model"}
     values |= {"train_data_dir": str(images(tmp_path / "images")), "max_train_steps": 1, "resolution": "64"}
     prepared = prepare(values, SDXL_LORA, {}, print_only=True)
@@ -111,7 +111,7 @@ def test_a_saved_configuration_has_no_keys(tmp_path):
 
 
 @pytest.mark.parametrize("secret", SECRETS)
-def test_a_key_in_another_option_is_refused_before_anything_is_written(tmp_path, secret):
+def test_a_key_in_a_different_option_is_refused_before_anything_is_written(tmp_path, secret):
     word = SECRETS[secret]
     values = {"output_dir": str(tmp_path / "out"), "pretrained_model_name_or_path": "org/model", "resolution": "64"}
     values |= {"train_data_dir": str(images(tmp_path / "images")), "max_train_steps": 1, secret: word}
@@ -161,7 +161,7 @@ def test_unknown_keys_that_are_named_like_secrets_are_neither_kept_nor_saved(tmp
     assert word not in text
 
 
-def test_what_libraries_say_of_a_key_reaches_neither_events_nor_console(tmp_path, monkeypatch):
+def test_a_key_in_library_messages_reaches_neither_events_nor_console(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", SECRETS["wandb_api_key"])
     log = EventLog(tmp_path / "events.jsonl")
     log("failed", error=f"401 for {SECRETS['wandb_api_key']}", step=3)
@@ -177,11 +177,11 @@ def test_keys_typed_in_a_terminal_are_handed_over_and_reach_neither_console_nor_
     joined, tmp_path, monkeypatch, capsys
 ):
     flags = {**SECRETS, "run_dir": str(tmp_path), "logging_dir": SECRETS["wandb_api_key"], "log_with": "tensorboard"}
-    (tmp_path / SECRETS["wandb_api_key"]).touch()  # a file in the place of a folder: a problem quotes its name
+    (tmp_path / SECRETS["wandb_api_key"]).touch()  # a file in place of a folder: a problem quotes its name
     monkeypatch.chdir(tmp_path)
     for variable in HANDED:
         monkeypatch.delenv(variable, raising=False)
-        monkeypatch.setenv(variable, "")  # restored to what it was
+        monkeypatch.setenv(variable, "")  # restored
     words = [
         word for flag in flags.items() for word in ([f"--{'='.join(flag)}"] if joined else [f"--{flag[0]}", flag[1]])
     ]
@@ -194,7 +194,7 @@ def test_keys_typed_in_a_terminal_are_handed_over_and_reach_neither_console_nor_
     assert told_in(" ".join(sys.argv).encode()) == []
 
 
-def test_a_key_in_another_option_is_reported_with_all_other_problems(tmp_path):
+def test_a_key_in_a_different_option_is_reported_with_all_other_problems(tmp_path):
     values = {"output_dir": str(tmp_path / "out"), "wandb_api_key": "s3cret-key", "training_comment": "s3cret-key"}
     with pytest.raises(ValueError, match=r"^pretrained_model_name_or_path: (.|\n)*\ntraining_comment: contains the "):
         prepare(values, SDXL_LORA, {}, print_only=False)

@@ -1,4 +1,4 @@
-"""Images of the scripts that generate: what a family's sampler makes, adapters applied exactly, bad input told."""
+"""Images of the generating scripts: the family's sampler, adapters applied exactly, bad input reported."""
 
 import hashlib
 import shutil
@@ -70,7 +70,7 @@ def run(miniature: Any, folder: Path, **more: Any) -> int:
 
 @pytest.fixture(scope="module")
 def adapters(each_miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """A LoRA of the denoiser, and one of the denoiser and a text encoder with another rank."""
+    """A LoRA of the denoiser, and one of the denoiser and a text encoder with a different rank."""
     folder = tmp_path_factory.mktemp("adapters")
     generator = generator_of(each_miniature)
     family, components = generator.family, generator.components
@@ -99,7 +99,7 @@ def image_of(generator: Generator, miniature: Any, *files: AdapterFile, **more: 
     return generator.image(prompt, lambda done, total: None)[1].frames[0].numpy()
 
 
-def test_an_image_is_the_one_of_the_familys_sampler_and_says_what_it_was_made_with(
+def test_an_image_equals_the_familys_sampler_output_and_records_its_parameters(
     each_miniature: Any, tmp_path: Path
 ) -> None:
     prompt = "a red circle --w 128 --l 2 --n a blue square --d 5"
@@ -145,7 +145,7 @@ def test_previews_approach_the_image(each_miniature: Any) -> None:
     assert far[-1] < 0.02 < far[0]
 
 
-def test_adapters_are_swapped_in_place_to_what_a_fresh_model_has(
+def test_swapping_adapters_in_place_equals_a_fresh_model(
     each_miniature: Any, adapters: list[Path], tmp_path: Path
 ) -> None:
     one, other = AdapterFile(adapters[0], 0.5), AdapterFile(adapters[1], 1.0)
@@ -191,7 +191,7 @@ def test_a_settings_file_of_a_training_keeps_its_weights_in_fp8() -> None:
 
 
 @pytest.mark.parametrize("each_miniature", ["flux"], indirect=True)
-def test_a_compiled_model_makes_the_same_image_and_swaps_adapters_without_a_new_graph(
+def test_a_compiled_model_generates_the_same_image_and_swaps_adapters_without_a_new_graph(
     each_miniature: Any, adapters: list[Path], no_graphs: None
 ) -> None:
     eager = generator_of(each_miniature)
@@ -213,8 +213,9 @@ def several(generator: Generator, **values: Any) -> list[np.ndarray]:
     return [media.frames[0].numpy() for media in made]
 
 
-def test_images_made_together_are_those_made_one_by_one(each_miniature: Any) -> None:
-    """Up to rounding: matrix products of other sizes add up in another order. Samplers of SDXL draw in each step."""
+def test_images_generated_together_equal_images_generated_one_by_one(each_miniature: Any) -> None:
+    """Up to rounding: matrix products of other sizes add up in a different order. Samplers of SDXL draw in each
+    step."""
     generator = generator_of(each_miniature)
     assert (generator.family.sample_batch is not None) == generator.family.card.has("batches")
     asked = values_of(each_miniature, prompt=["a red circle --l 2 --n a blue square"], images_per_prompt=3)
@@ -226,7 +227,7 @@ def test_images_made_together_are_those_made_one_by_one(each_miniature: Any) -> 
 @pytest.mark.parametrize(
     ("images", "batch_size", "sizes"), [(1, 4, [1]), (4, 4, [4]), (5, 4, [3, 2]), (9, 8, [5, 4]), (3, 1, [1, 1, 1])]
 )
-def test_batches_are_of_one_prompt_and_about_equally_large(images: int, batch_size: int, sizes: list[int]) -> None:
+def test_batches_are_of_one_prompt_and_about_equal_in_size(images: int, batch_size: int, sizes: list[int]) -> None:
     values = {"prompt": ["a cat --d 3", "a dog"], "images_per_prompt": images, "batch_size": batch_size}
     made = batches_of(settings_of("flux", {}, values))
     assert [len(batch) for batch in made] == sizes * 2
@@ -253,7 +254,7 @@ def test_compiled_batches_of_one_request_share_their_graphs(
     assert sorted(event["number"] for event in events) == list(range(6))
 
 
-def test_the_next_preview_comes_after_ten_times_what_the_last_one_took(
+def test_the_next_preview_waits_ten_times_the_last_ones_duration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, previews = SimpleNamespace(now=0.0), Previews(Reporter(RunFolder(tmp_path)))
@@ -276,7 +277,7 @@ def controls(tmp_path: Path) -> list[str]:
     return [str(make_image(tmp_path / name, size, seed=4)) for name, size in (("a.png", (96, 80)), ("b.png", (64, 64)))]
 
 
-def test_kontext_makes_of_control_images_what_diffusers_makes_of_them(
+def test_kontext_generates_from_control_images_like_diffusers(
     kontext_miniature: Any, controls: list[str], tmp_path: Path
 ) -> None:
     """The same noise for each of two images of a batch; the control image at the size of the image."""
@@ -308,9 +309,7 @@ def test_kontext_makes_of_control_images_what_diffusers_makes_of_them(
     assert control == {"name": "b.png", "path": controls[1], "sha256": hashlib.sha256(content).hexdigest()}
 
 
-def test_a_prompt_names_its_control_images_or_sees_those_of_the_option(
-    kontext_miniature: Any, controls: list[str]
-) -> None:
+def test_a_prompt_names_its_control_images_or_uses_the_option(kontext_miniature: Any, controls: list[str]) -> None:
     first, second = controls
     prompts = [f"a --ci {second} --ci {first}", "b"]
     asked = values_of(kontext_miniature, prompt=prompts, control_image_path=[first])
@@ -329,9 +328,9 @@ def test_a_control_image_that_cannot_be_read_is_reported(
 ) -> None:
     (tmp_path / "text.png").write_text("no image")
     for asked, told in (
-        ({"prompt": ["a --ci /nowhere.png"]}, "prompt: control_image_path: there is no file '/nowhere.png'"),
+        ({"prompt": ["a --ci /nowhere.png"]}, "prompt: control_image_path: file not found: '/nowhere.png'"),
         ({"prompt": [f"a --ci {tmp_path / 'text.png'}"]}, "text.png' cannot be read as an image; choose a PNG"),
-        ({"control_image_path": ["/nowhere.png"]}, "control_image_path: there is no file '/nowhere.png'"),
+        ({"control_image_path": ["/nowhere.png"]}, "control_image_path: file not found: '/nowhere.png'"),
         ({"batch_size": 0}, "batch_size: 0 is outside 1..64"),
     ):
         assert run(kontext_miniature, tmp_path / "out", **asked) == 2
@@ -339,18 +338,18 @@ def test_a_control_image_that_cannot_be_read_is_reported(
         assert told in line
 
 
-def test_what_has_no_effect_on_images_is_reported() -> None:
+def test_options_without_effect_on_images_are_reported() -> None:
     asked: dict[str, Any] = {"prompt": ["a --ci b.png --g 2"], "control_image_path": ["b.png"], "batch_size": 2}
     kontext = settings_of("flux_kontext", {}, {"prompt": ["a"], "batch_size": 2, "control_directory": "c"})
     assert [str(remark) for remark in settings_of("flux", {}, asked).remarks] == [
         "control_image_path: has no effect for FLUX.1"
     ]
     assert [str(remark) for remark in kontext.remarks] == [
-        "control_directory: has no effect in generating; name control images with --ci in the prompt"
+        "control_directory: has no effect when generating; name control images with --ci in the prompt"
     ]
     assert prompt_warnings(kontext) == [
         "batch_size: 2 is more than images_per_prompt = 1, and only images of one prompt are generated together",
-        "control_image_path: a prompt names no control image (--ci), so its image is made from the text alone",
+        "control_image_path: a prompt names no control image (--ci), so its image is generated from the text alone",
     ]
     qwen = settings_of("qwen_image", {}, {**asked, "batch_size": 1})
     assert prompt_warnings(qwen) == [
@@ -360,23 +359,23 @@ def test_what_has_no_effect_on_images_is_reported() -> None:
     assert prompts_of(qwen)[0].control_images == ()
 
 
-def test_an_image_without_metadata_holds_no_parameters(flux_miniature: Any, tmp_path: Path) -> None:
+def test_an_image_without_metadata_has_no_parameters(flux_miniature: Any, tmp_path: Path) -> None:
     assert run(flux_miniature, tmp_path, steps=1, no_metadata=True) == 0
     with Image.open(next(tmp_path.glob("*.png"))) as image:
         assert image.text == {}  # type: ignore[attr-defined]
 
 
 BAD: dict[str, dict[str, Any]] = {
-    "there is no file or folder '/nowhere.safetensors'": {"pretrained_model_name_or_path": "/nowhere.safetensors"},
+    "file or folder not found: '/nowhere.safetensors'": {"pretrained_model_name_or_path": "/nowhere.safetensors"},
     "prompt: width 100 is not a multiple of": {"prompt": ["a cat --w 100"]},
     "steps: 2000 is outside 1..999": {"steps": 2000},
     "prompt: number 2, height 72 is not a multiple of": {"prompt": ["a cat", "a dog --h 72"]},
     "prompt: not set": {"prompt": []},
-    "lora_weights: there is no file '/nowhere'": {"lora_weights": ["/nowhere"]},
+    "lora_weights: file not found: '/nowhere'": {"lora_weights": ["/nowhere"]},
     "lora_multiplier: has 1 numbers for 0 files": {"lora_multiplier": [0.5]},
     "image_dir: '/dev/null/x' cannot be written to": {"image_dir": "/dev/null/x"},
     "image_dir: '/proc/images' cannot be written to": {"image_dir": "/proc/images"},
-    "prompt_file: there is no file": {"prompt_file": "/nowhere.txt"},
+    "prompt_file: file not found": {"prompt_file": "/nowhere.txt"},
 }
 
 
@@ -389,7 +388,7 @@ def test_bad_input_is_reported_in_a_sentence(
 
 
 @pytest.mark.inductor
-def test_inductor_computes_a_layer_without_gradients_as_it_is(no_graphs: None) -> None:
+def test_inductor_computes_a_layer_without_gradients_like_eager_code(no_graphs: None) -> None:
     """In the mode of generating. Each kernel takes a second, so the layer is the one with the fewest."""
     options = settings_of("flux", {}, {"prompt": ["a cat"], "compile": True})[CompileOptions]
     assert options.compile_mode == "max-autotune-no-cudagraphs"
@@ -403,7 +402,7 @@ def test_inductor_computes_a_layer_without_gradients_as_it_is(no_graphs: None) -
     assert graph_count() == 1
 
 
-def test_a_model_generates_as_its_marks_state_it_was_trained(
+def test_a_model_generates_with_the_objective_in_its_metadata(
     miniature: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tokenizers = f"{miniature.checkpoint.stem}_tokenizers"

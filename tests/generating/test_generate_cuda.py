@@ -15,7 +15,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("compiled", [{}, {"compile": True, "compile_mode": "default"}], ids=["eager", "compiled"])
-def test_images_made_together_are_those_made_one_by_one(
+def test_images_generated_together_equal_images_generated_one_by_one(
     each_miniature: Any, compiled: dict[str, Any], no_graphs: None
 ) -> None:
     generator = generator_of(each_miniature, **compiled)

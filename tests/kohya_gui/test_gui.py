@@ -95,7 +95,7 @@ def test_every_option_that_works_has_one_control(each_tab):
     assert len({id(c) for c in controls.values()}) == len(expected)
 
 
-def test_a_new_page_begins_with_the_preset_that_it_names(each_tab):
+def test_a_new_page_starts_with_the_preset_that_it_names(each_tab):
     form, folder = each_tab.form, PRESETS / each_tab.name
     defaults = {name: form.options[name].default for name in form.controls}
     preset = each_tab.training.open_configuration(folder / "sdxl_safe_start.toml").values
@@ -104,14 +104,14 @@ def test_a_new_page_begins_with_the_preset_that_it_names(each_tab):
     assert each_tab.preset.value == "sdxl_safe_start"
 
 
-def test_what_a_tab_keeps_and_shows_has_its_name(each_tab):
+def test_saved_and_visible_options_of_a_tab_have_its_name(each_tab):
     kept = (each_tab.draft.state, each_tab.unknown, each_tab.recent, each_tab.opened)
     shown_there = [*each_tab.form.controls.values(), each_tab.run.start, each_tab.file]
     assert all(state.storage_key.startswith(f"{each_tab.name}-") for state in kept)
     assert all(component.elem_id.startswith(f"{each_tab.name}-") for component in shown_there)
 
 
-def test_each_tab_shows_what_is_particular_to_it(each_tab):
+def test_each_tab_shows_its_own_options(each_tab):
     first = {name for panel in each_tab.training.panels for name in panel.names}
     mine = {
         "lora": {"network_dim", "fp8_base", "unet_lr"},
@@ -138,7 +138,7 @@ def test_the_browser_gets_the_rules_of_each_family(form):
     assert form.rules["advice"] == {f"lora-advice-{family}": family for family in FLOW_FAMILIES}
 
 
-def test_recommended_values_are_offered_where_others_stand(each_tab):
+def test_recommended_values_are_offered_for_differing_ones(each_tab):
     form = each_tab.form
     for _, row, _ in form.advice[: len(FLUX_FAMILIES)]:
         assert form.advised({**RECOMMENDED, "guidance_scale": 3.5})[row]["visible"] is True
@@ -146,7 +146,7 @@ def test_recommended_values_are_offered_where_others_stand(each_tab):
         assert row.visible is False
 
 
-def test_schnell_is_not_advised_to_take_guidance(tmp_path):
+def test_schnell_is_not_advised_to_use_guidance(tmp_path):
     schnell = str(shaped(tmp_path / "s.safetensors", FLUX))
     assert TIMESTEPS.advice[0].good({BASE_MODEL: schnell}) == {
         **RECOMMENDED,
@@ -169,7 +169,7 @@ def test_options_of_other_families_are_neither_saved_nor_trained_with(form, tmp_
     assert not {*flux} - {"seed"} & prepared.command.toml.keys()
 
 
-def test_the_compile_controls_stand_in_their_accordion(each_tab):
+def test_the_compile_controls_are_in_their_accordion(each_tab):
     (accordion,) = (a for a, names in each_tab.form._panels if names == [*COMPILE, *MORE])
     assert accordion.label == "Torch Compile Settings"
 
@@ -196,7 +196,7 @@ def test_the_controls_of_a_network_type_are_shown_with_it(form):
         assert set(types) <= set(form.options["network_type"].choices)
 
 
-def test_values_come_back_from_the_page_as_they_went_in(form):
+def test_values_round_trip_through_the_page(form):
     values = {
         **SIX,
         "learning_rate": 1e-4,
@@ -219,7 +219,7 @@ def test_only_controls_that_change_are_written_to_a_page_that_is_known(form):
     assert form.changed({form.advice[0][1]: "told"}, now) == {form.advice[0][1]: "told"}
 
 
-def test_unset_zero_and_set_are_three_things(form):
+def test_unset_zero_and_set_are_different(form):
     seed = form.options["seed"]
     for value in (None, 0, 7):
         assert given(seed, shown(seed, value)) == value
@@ -230,7 +230,7 @@ def test_a_list_of_texts_has_one_a_line(form):
     assert given(several, "one\u2028and more\r\n\x85two \n\n three") == ["one\u2028and more", "two", "three"]
 
 
-def test_a_path_copied_with_its_quotes_loses_them_and_no_other_text_does(form):
+def test_quotes_are_stripped_from_a_pasted_path_and_from_no_other_text(form):
     model = form.options["pretrained_model_name_or_path"]
     assert given(model, ' "C:\\models\\a b.safetensors" ') == "C:\\models\\a b.safetensors"
     comment = form.options["training_comment"]
@@ -257,7 +257,7 @@ def test_secrets_are_hidden_and_kept_nowhere(form, tab, tmp_path):
     assert "s3cret" not in path.read_text()
 
 
-def test_a_saved_file_holds_what_differs_from_the_defaults(form, tmp_path):
+def test_a_saved_file_contains_only_values_that_differ_from_the_defaults(form, tmp_path):
     values = form.read(page_after(form, {"compile": True, "compile_mode": "default", "seed": 1}))
     path = save_configuration(tmp_path / "a.toml", values, "sdxl", {})
     sections = (
@@ -326,7 +326,7 @@ def test_prompts_that_were_in_a_kohya_file_are_written_by_save_over_no_other(tab
     assert (tmp_path / "new-prompts.txt").read_text() == "mine\n"
 
 
-def test_prompts_that_were_in_a_kohya_file_go_into_the_folder_of_the_run(tmp_path):
+def test_prompts_of_a_kohya_file_are_written_into_the_run_folder(tmp_path):
     values = {**startable(tmp_path), "output_dir": str(tmp_path), "sample_every_n_steps": 1}
     prepared = prepare(values, SDXL_LORA, {}, False, prompts="a cat --s 2")
     place = Path(prepared.command.toml["sample_prompts"])
@@ -381,11 +381,11 @@ def test_a_command_can_be_pasted_and_shows_what_compiles(tmp_path):
 @pytest.mark.parametrize(
     ("text", "name"), [("a", "a.toml"), ('"b.toml"', "b.toml"), ("c.json", "c.json"), ("d.1", "d.1.toml")]
 )
-def test_a_file_name_is_read_as_it_was_meant(text, name):
+def test_a_file_name_is_read_as_intended(text, name):
     assert config_path(text).name == name
 
 
-def test_a_draft_brings_back_what_was_typed(tab, form):
+def test_a_draft_restores_typed_values(tab, form):
     full, _ = form.complete(SIX)
     draft = json.loads(json.dumps(tab.draft.of(full, "sdxl", "a.toml", None)))
     assert tab.draft.values(draft) == {name: value for name, value in full.items() if not form.options[name].secret}
@@ -473,7 +473,7 @@ def test_whole_models_are_saved_and_opened_again(tmp_path):
     assert (opened.values, opened.unknown) == (values, {"mine": 1})
 
 
-def test_a_family_of_whole_models_is_found_again(tmp_path):
+def test_the_family_of_a_whole_model_is_recognised_again(tmp_path):
     (tmp_path / "f.toml").write_text('clip_l = "c"\nfull_bf16 = true\n')
     assert FINETUNE.open_configuration(tmp_path / "f.toml", "sdxl").family == "flux"
 
@@ -608,7 +608,7 @@ def test_a_component_that_is_not_a_file_is_reported(tmp_path):
     assert "choose the .safetensors file" in recognise.part(str(tmp_path / "t5.gguf"), "t5xxl", "flux").text
 
 
-def test_a_part_may_lie_in_a_folder_or_in_a_file_that_holds_them_all(tmp_path):
+def test_a_component_can_be_in_a_folder_or_in_a_combined_file(tmp_path):
     (tmp_path / "whole" / "text_encoder_2").mkdir(parents=True)
     for n, keys in enumerate(({"shared.weight": (8, 4096)}, {QUERY: (4096, 4096)}), 1):
         shaped(tmp_path / "whole" / "text_encoder_2" / f"model-0000{n}-of-00002.safetensors", keys)
@@ -668,7 +668,7 @@ def test_a_folder_in_several_files_is_recognised_and_a_missing_one_is_reported(t
         ('pretrained_model_name_or_path = "/gone/m.safetensors"', "flux", "flux"),
     ],
 )
-def test_a_file_finds_its_family_again(tmp_path, toml, shown, family):
+def test_a_file_identifies_its_family(tmp_path, toml, shown, family):
     dev, sdxl = shaped(tmp_path / "f.safetensors", DEV), safetensors(tmp_path / "s.safetensors", SDXL_KEY)
     path = tmp_path / "a.toml"
     path.write_text(toml.replace("DEV", dev.as_posix()).replace("SDXL", sdxl.as_posix()))
@@ -707,7 +707,7 @@ def test_a_data_folder_is_counted(tmp_path):
     assert told_of(tmp_path / "10_cat", ".txt") == ("2 images, all captioned, 20 per epoch", True, False)
 
 
-def test_missing_captions_are_a_warning_that_names_the_ending_that_lies_there(tmp_path):
+def test_missing_captions_are_a_warning_that_names_the_extension_found(tmp_path):
     images(
         tmp_path, "10_cat/a.png", "10_cat/b.jpg", "10_cat/c.png", "10_cat/a.txt", "10_cat/b.caption", "10_cat/c.caption"
     )
@@ -746,7 +746,7 @@ def test_a_flat_folder_is_offered_with_repeats_for_a_usual_first_run(tab, tmp_pa
 
 
 @pytest.mark.parametrize("below", ["img/8_dog", "train/images/8_dog"])
-def test_a_folder_below_is_offered_if_it_is_the_only_one_with_repeats(tab, tmp_path, below):
+def test_the_only_subfolder_with_repeats_is_offered(tab, tmp_path, below):
     images(tmp_path / "kohya", f"{below}/a.png", "log/x.txt")
     parent = (tmp_path / "kohya" / below).parent
     hint = tab._image_hint(str(tmp_path / "kohya"), ".txt", "", "", False, "")
@@ -771,7 +771,7 @@ def test_a_windows_path_is_called_one(tab):
         assert "A Windows path" in recognise.model(path, "flux").text
 
 
-def test_a_flat_folder_can_be_used_as_it_is(tab, tmp_path):
+def test_a_flat_folder_can_be_used_unchanged(tab, tmp_path):
     images(tmp_path / "flat", "a.png", "a.txt")
     refused = tab._image_hint(str(tmp_path / "flat"), ".txt", "", "", False, "")
     assert "hint-bad" in refused
@@ -783,7 +783,7 @@ def test_a_flat_folder_can_be_used_as_it_is(tab, tmp_path):
     assert "hint-bad" in tab._image_hint(str(tmp_path / "20241122_cats"), ".txt", "", "", False, "")
 
 
-def test_the_ending_of_the_captions_that_lie_there_is_taken_with_one_click(tab, tmp_path):
+def test_the_extension_of_the_captions_found_is_applied_with_one_click(tab, tmp_path):
     images(tmp_path / "10_cat", "a.png", "a.caption", "b.png", "b.caption", "c.png", "c.txt")
     told = tab._image_hint(str(tmp_path), ".txt", "", "", False, "")
     assert 'data-set="lora-caption_extension" data-value=".caption"' in told
@@ -793,7 +793,7 @@ def test_the_ending_of_the_captions_that_lie_there_is_taken_with_one_click(tab, 
 def test_a_folder_with_a_metadata_file_shows_no_repeats(tmp_path):
     images(tmp_path, "a.png", "10_cat/b.jpg", "10_cat/deep/c.webp")
     found = recognise_images.beside_metadata(str(tmp_path))
-    assert (found.text, found.good) == ("3 images; the metadata file says which are trained", True)
+    assert (found.text, found.good) == ("3 images; the metadata file decides which are trained", True)
     (tmp_path / "empty").mkdir()
     assert recognise_images.beside_metadata(str(tmp_path / "empty")).warning
     assert recognise_images.beside_metadata(str(tmp_path / "gone")).text == "Folder not found"
@@ -831,7 +831,7 @@ def test_many_folders_are_named_by_the_first_of_them(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["x" * 5000, "~nobody/x", "a\0b", "²_cat", "//", "\t"])
-def test_no_text_typed_as_a_path_makes_a_hint_fail(tmp_path, text):
+def test_no_text_typed_as_a_path_breaks_a_hint(tmp_path, text):
     (tmp_path / "²_cat").mkdir()
     assert recognise.model(text, "sdxl").good is not True
     assert recognise_images.train_data(text, "../x").good is not True
@@ -894,14 +894,14 @@ def test_a_run_is_shown_with_all_its_events_and_its_texts_are_escaped():
 def test_a_run_that_the_user_ended_is_not_shown_as_failed():
     run_state = trained()
     run_state.add_command({"kind": "end"})
-    run_state.mark_ended("stopped", "You stopped this run at once at step 30")
+    run_state.mark_ended("stopped", "You stopped this run immediately at step 30")
     html = run_view(run_state)
     assert 'message-note" role="status"' in html
-    assert "You stopped this run at once at step 30" in html
+    assert "You stopped this run immediately at step 30" in html
     assert "message-error" not in html
 
 
-def test_a_run_that_heard_of_its_end_and_still_saves_is_shown():
+def test_a_run_that_is_stopping_and_still_saves_is_shown():
     run_state = trained()
     run_state.add_command({"kind": "end", "id": "a"})
     run_state.apply({"kind": "heard", "ids": ["a"], "step": 30})
@@ -916,7 +916,7 @@ def test_a_run_that_heard_of_its_end_and_still_saves_is_shown():
         (["cat.safetensors"], "files up to step 20 stay, later training is lost"),
     ],
 )
-def test_stop_now_explains_what_is_saved_and_what_may_be_lost(saved, lost):
+def test_stop_now_explains_the_saved_and_the_lost_part(saved, lost):
     run_state = trained()
     for name in saved:
         run_state.apply({"kind": "saved", "path": f"/out/{name}", "step": 20})
@@ -946,7 +946,7 @@ def test_the_duration_of_a_run_comes_from_its_row():
     assert "<b>4:02</b><span>Took" in run_view(run_state, row("finished", started=1000.0, ended=1242.0))
 
 
-def test_what_takes_its_time_ticks_in_the_page():
+def test_a_running_duration_ticks_in_the_page():
     run_state = RunState()
     started = row("starting", started=100.0)
     assert 'data-since="100.0"' in sections(run_state, started)["progress"]
@@ -958,7 +958,7 @@ def test_what_takes_its_time_ticks_in_the_page():
     assert "data-since" not in sections(trained(), started)["progress"]
 
 
-def test_a_section_is_the_same_html_while_nothing_of_it_changes():
+def test_an_unchanged_section_keeps_its_html():
     run_state = trained()
     before = sections(run_state, row())
     run_state.apply({"kind": "step", "step": 31, "epoch": 1, "loss": 0.5, "seconds": 0.5})
@@ -981,7 +981,7 @@ def test_a_running_run_shows_a_command_until_it_is_acknowledged():
     assert [sent.handled_step for sent in run_state.commands if isinstance(sent, SentCommand)] == [30]
 
 
-def test_ending_immediately_explains_what_is_lost():
+def test_ending_immediately_explains_the_lost_part():
     assert "Nothing is trained yet, so nothing is lost" in run_view(trained(steps=0))
     run_state = trained()
     assert "all training is lost" in run_view(run_state)
@@ -1000,7 +1000,7 @@ def test_ending_immediately_explains_what_is_lost():
         ("finished", {"continue", "load", "forget"}),
     ],
 )
-def test_what_can_be_done_with_a_run_depends_on_its_state(tmp_path, state: State, offered: set[str]):
+def test_the_actions_of_a_run_depend_on_its_state(tmp_path, state: State, offered: set[str]):
     run_state = RunState(state=state)
     (tmp_path / "a-state").mkdir()
     run_state.saved.append(OutputFile(tmp_path / "a-state", 10))
@@ -1008,7 +1008,7 @@ def test_what_can_be_done_with_a_run_depends_on_its_state(tmp_path, state: State
     assert set(re.findall(r'data-action="(\w+)"', run_view(run_state, row(state, place=1)))) == offered
 
 
-def test_a_state_that_was_deleted_or_is_not_whole_is_not_gone_on_from(tmp_path):
+def test_a_deleted_or_incomplete_state_is_not_resumed(tmp_path):
     run_state = RunState(state="stopped")
     for name in ("a-000001-state", "a-000002-state", "a-000003-state"):
         (tmp_path / name).mkdir()
@@ -1019,14 +1019,14 @@ def test_a_state_that_was_deleted_or_is_not_whole_is_not_gone_on_from(tmp_path):
     assert newest_state(run_state) == tmp_path / "a-000002-state"
 
 
-def test_a_waiting_run_shows_its_place_and_what_it_waits_for():
+def test_a_waiting_run_shows_its_position_and_for_what_it_waits():
     html = run_view(RunState(state="queued"), row("queued", place=2, error="waits for HF_TOKEN"))
     assert "position 2 in the queue" in html
     assert "waits for HF_TOKEN" in html
     assert "tile" not in html
 
 
-def test_a_finished_run_names_its_file_to_copy_and_what_to_do_with_it():
+def test_a_finished_run_shows_its_file_with_a_copy_button_and_how_to_use_it():
     run_state = RunState()
     for name in ("a & b-000001.safetensors", "a & b.safetensors", "a & b-state"):
         run_state.apply({"kind": "saved", "path": f"/loras/{name}", "step": 1})
@@ -1037,7 +1037,7 @@ def test_a_finished_run_names_its_file_to_copy_and_what_to_do_with_it():
     assert "models/loras" in html
 
 
-def test_a_whole_model_goes_elsewhere_and_its_average_is_named():
+def test_a_whole_model_has_its_own_destination_and_its_average_is_named():
     run_state = RunState()
     run_state.apply({"kind": "started", "method": "full", "max_steps": 1})
     for name in ("cat.safetensors", "cat-ema.safetensors", "cat-state"):
@@ -1090,13 +1090,13 @@ def test_a_run_that_has_to_wait_shows_why(tab, monkeypatch, tmp_path):
     assert tab._why_waiting(first) == "first is queued: the queue is paused"
 
 
-def test_the_place_of_the_plan_is_taken_before_there_is_one():
+def test_the_plan_has_its_space_before_it_is_made():
     """A plan that comes later would shift the column."""
     (plan,) = re.findall(r'data-plan="(\w+)"><p class="plan[^>]*>([^<]+)<', PLAN.format(tab="lora"))
     assert plan == ("lora", "Making the plan…")
 
 
-def test_a_printed_command_is_copied_as_it_is_and_breaks_between_its_words_only():
+def test_a_printed_command_is_copied_unchanged_and_wraps_only_between_words():
     line = "'/my folder/accelerate' launch --network_args 'a=<1>  b' --training_comment \"it's\""
     html = printed_command(line)
     assert unescape(re.findall('data-copy="(.*?)"', html)[0]) == line
@@ -1110,7 +1110,7 @@ def test_the_output_name_comes_with_the_base_model_before_the_images(form):
     assert names.index(BASE_MODEL) < names.index("output_name") < names.index("train_data_dir")
 
 
-def test_a_sentence_names_the_field_by_its_label_and_leads_to_it(form):
+def test_a_sentence_names_the_field_by_its_label_and_links_to_it(form):
     said = form.links.sentence("min_snr_gamma: <b> needs mixed_precision = bf16; other_words stay")
     assert (
         re.sub("<.*?>", "", said)
@@ -1121,7 +1121,7 @@ def test_a_sentence_names_the_field_by_its_label_and_leads_to_it(form):
     assert form.links.sentence("nobody: knows <this>") == "nobody: knows &lt;this&gt;"
 
 
-def test_a_run_that_failed_leads_to_the_field_that_is_to_be_changed(form):
+def test_a_failed_run_links_to_the_field_to_change(form):
     state = RunState()
     state.apply(
         {"kind": "failed", "error": "vae: no such file", "remedy": "set output_dir", "details": "", "time": 1.0}
@@ -1144,7 +1144,7 @@ def test_a_refusal_counts_the_problems_and_names_the_fields_to_mark(form):
     assert "data-go" not in form.links.refused(ValueError("seed: a"))
 
 
-def test_a_hint_is_true_for_the_families_and_the_method_of_its_tab(each_tab):
+def test_a_hint_fits_the_families_and_the_method_of_its_tab(each_tab):
     method, half = each_tab.training.tab.method, []
     for option in each_tab.form.options.values():
         hint = f"{option.label}: {option.help_for(method)}"
@@ -1178,7 +1178,7 @@ def test_missing_files_of_a_queued_run_are_reported_when_its_turn_comes(tab, tmp
     tab._queue.store.forget(int(run), state="queued")
 
 
-def test_what_a_preset_replaced_is_put_back(tab, form):
+def test_values_a_preset_replaced_are_restored(tab, form):
     data = page_after(form, {"network_dim": 77, "seed": 3, "wandb_api_key": "s3cret"})
     data |= {tab.family: "sdxl", tab.file: "a.toml", tab.preset: "flux_safe_start", tab.unknown: {"mine": 1}}
     data |= {tab.opened: "a.toml", form.prompts: "a cat", tab.before: {}, tab.run.past: "undo"}
@@ -1193,7 +1193,7 @@ def test_what_a_preset_replaced_is_put_back(tab, form):
     assert (back[tab.unknown], back[tab.opened], back[form.prompts]) == ({"mine": 1}, "a.toml", "a cat")
 
 
-def test_a_tab_that_is_not_there_is_reported(tab, form):
+def test_a_missing_tab_is_reported(tab, form):
     updates = tab._open_past({tab.run.past: "tab:made up"})
     assert "no such tab" in updates[tab.run.message]
 
@@ -1206,7 +1206,7 @@ def test_an_error_of_the_program_is_an_answer_too(tab, caplog):
     assert "made up" in caplog.text
 
 
-def test_changes_are_counted_from_what_was_opened_saved_or_set_by_a_preset(tab, form):
+def test_changes_are_counted_from_the_opened_saved_or_preset_values(tab, form):
     data = page_after(form, {})
     data |= {tab.family: "sdxl", tab.file: "", tab.preset: "sdxl_safe_start", tab.unknown: {}, tab.recent: []}
     data |= {tab.opened: "", form.prompts: "", tab.before: {}, tab.run.past: "undo"}
@@ -1214,10 +1214,10 @@ def test_changes_are_counted_from_what_was_opened_saved_or_set_by_a_preset(tab, 
     assert preset[tab.draft.state]["saved"]
     assert (
         "saved" not in tab._open_past({**data, tab.before: preset[tab.before]})[tab.draft.state]
-    )  # another form again
+    )  # a different form again
 
 
-def test_model_and_images_are_copied_from_a_different_tab_and_all_else_stays(tabs):
+def test_model_and_images_are_copied_from_a_different_tab_and_the_rest_stays(tabs):
     lora, full = tabs["lora"], tabs["dreambooth"]
     theirs, _ = lora.form.complete({"train_data_dir": "/data/cats", "num_repeats": 3, "ae": "/ae", "seed": 5})
     data = {**page_after(full.form, {"seed": 7, "vae": "/vae"}), full.family: "sdxl", full.file: "", full.preset: None}
@@ -1281,7 +1281,7 @@ def test_a_message_is_text():
         (["--print-command"], "requires --config"),
     ],
 )
-def test_what_must_not_be_served_is_refused_in_one_sentence(capsys, flags, words):
+def test_unsafe_ways_to_serve_are_refused_in_one_sentence(capsys, flags, words):
     assert command.main(flags) == 2
     told = capsys.readouterr().err
     assert words in told
@@ -1293,7 +1293,7 @@ def test_what_must_not_be_served_is_refused_in_one_sentence(capsys, flags, words
     [[], ["--listen", "localhost"], ["--listen", "::1"], ["--listen", "0.0.0.0", "--insecure"],
      ["--share", "--username", "me", "--password", "word"]],
 )  # fmt: skip
-def test_loopback_a_password_or_a_clear_word_is_enough(flags):
+def test_loopback_or_a_password_or_an_explicit_flag_is_enough(flags):
     assert command.refusal(command.parser().parse_args(flags)) is None
 
 
@@ -1302,12 +1302,12 @@ def whole_page(tmp_path_factory) -> gr.Blocks:
     return build(RunQueue(RunStore(tmp_path_factory.mktemp("state") / "runs.sqlite")))
 
 
-def test_the_whole_page_builds_and_publishes_no_way_to_start_a_program(whole_page):
+def test_the_page_builds_and_exposes_no_way_to_start_a_program(whole_page):
     public = [d for d in whole_page.config["dependencies"] if d.get("api_visibility") == "public"]
     assert public == []
 
 
-def test_an_open_page_does_not_tick(whole_page):
+def test_an_idle_page_does_not_tick(whole_page):
     assert [block for block in whole_page.blocks.values() if isinstance(block, gr.Timer) and block.active] == []
 
 
@@ -1324,7 +1324,7 @@ def test_an_open_page_does_not_tick(whole_page):
     ],
 )
 def test_the_file_named_at_the_start_opens_in_its_tab(tmp_path, monkeypatch, name, text, tab, shown):
-    monkeypatch.setattr(app, "TRAININGS", ())  # what is in the tabs takes a second to build
+    monkeypatch.setattr(app, "TRAININGS", ())  # the content of the tabs takes a second to build
     if name:
         (tmp_path / name).write_text(text)
     page = build(RunQueue(RunStore(tmp_path / "runs.sqlite")), tmp_path / name if name else None, tab)

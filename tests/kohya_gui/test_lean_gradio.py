@@ -1,4 +1,4 @@
-"""What the GUI spares Gradio: it looks at each component's parameters once, and makes one record of a page."""
+"""Work the GUI saves Gradio: each component's parameters are inspected once, and a page is recorded once."""
 
 import inspect
 import json
@@ -23,7 +23,7 @@ def test_parameters_of_a_component_are_looked_up_once(module: Any) -> None:
     assert asked.isgeneratorfunction is inspect.isgeneratorfunction
 
 
-def test_requests_that_a_new_page_sends_together_make_one_record(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_that_a_new_page_sends_together_create_one_record(monkeypatch: pytest.MonkeyPatch) -> None:
     with gr.Blocks() as page:
         name = gr.Textbox()
         name.change(lambda value: value, name, name)

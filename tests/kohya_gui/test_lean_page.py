@@ -1,4 +1,4 @@
-"""What the GUI changes in Gradio's code of the page."""
+"""The GUI's changes to Gradio's code of the page."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 from kohya_gui.server import lean_page
 
 
-def test_each_file_is_served_changed_under_the_name_that_gradio_gave_it() -> None:
+def test_each_changed_file_is_served_under_gradios_name() -> None:
     client, changed = TestClient(Starlette(routes=lean_page.routes())), lean_page.changed()
     for pattern, changes in lean_page.CHANGES.items():
         (path,) = [path for path in lean_page.ASSETS.glob(pattern) if path.name in changed]

@@ -81,7 +81,7 @@ def test_our_settings_equal_kohyas_own_toml(case):
     kind = case.removeprefix("lora/type:") if "type:" in case else "Standard"
     theirs = from_values(SDXL_LORA, KOHYA_TOML[case]).changed()
     ours = from_values(SDXL_LORA, from_kohya({**FILLED, "LoRA_type": kind}).values).changed()
-    if kind == "LoRA-FA":  # cannot be trained here, and says so
+    if kind == "LoRA-FA":  # cannot be trained here, which is reported
         theirs["network_module"] = "networks.lora"
     for settings in (ours, theirs):
         settings["network_args"] = sorted(settings.get("network_args", []))
@@ -201,17 +201,17 @@ def test_every_key_of_kohyas_tab_has_a_place(tab, family):
 
 
 @pytest.mark.parametrize("tab", FULL_TOML)
-def test_a_key_left_out_of_a_whole_models_file_means_what_it_meant_there(tab):
+def test_a_key_left_out_of_a_whole_models_file_keeps_its_kohya_default(tab):
     whole, paths = full_meaning(tab, "sdxl"), {"output_dir": "<output_dir>", **FULL_PATHS[tab]}
     flag = {"sdxl_checkbox" if tab == "finetune" else "sdxl": True}
     few = from_kohya({"pretrained_model_name_or_path": "<model.safetensors>", **paths, **flag}, tab)
     assert from_values(SDXL_FULL, few.values).changed() == whole
-    left = {"enable_bucket": True} if tab == "finetune" else {}  # it is no field there, and always on
+    left = {"enable_bucket": True} if tab == "finetune" else {}  # it is not a field there, and always on
     meant = {key: type(value)(OF_TAB[tab].get(key, left.get(key))) for key, value in KOHYA_TABS[tab].defaults.items()}
     assert meant == KOHYA_TABS[tab].defaults
 
 
-def test_a_key_left_out_means_what_it_meant_there():
+def test_a_key_left_out_keeps_its_kohya_default():
     whole = from_values(SDXL_LORA, from_kohya(FILLED).values).changed()
     kept = ("sdxl", "pretrained_model_name_or_path", "train_data_dir", "output_dir")
     assert from_values(SDXL_LORA, from_kohya({key: FILLED[key] for key in kept}).values).changed() == whole
@@ -402,7 +402,7 @@ def test_an_unknown_flag_among_more_parameters_leaves_the_others():
     ("tab", "model"), [("lora", {"sdxl": True}), ("dreambooth", {"flux1_checkbox": True}), ("finetune", {})]
 )
 def test_every_changed_key_without_effect_is_reported(tab, model):
-    """A key either reaches an option, is combined with others, or is told."""
+    """A key either reaches an option, is combined with others, or is reported."""
     family = from_kohya(model, tab).family
     silent = {*COMBINED, *OF_PAGE, *COMBINED_METADATA, *PREPARATION, *FAMILIES, *FIELDS}
     keys = [key for key in OF_TAB[tab] if is_dropped(key, family, tab) and key not in silent]
@@ -412,7 +412,7 @@ def test_every_changed_key_without_effect_is_reported(tab, model):
     assert [key for key in keys if key not in told] == []
 
 
-def test_fields_that_ask_for_nothing_get_no_remark():
+def test_fields_without_effect_at_their_default_get_no_remark():
     assert remarks(show_timesteps="", train_inpainting=False, stop_text_encoder_training="0") == []
 
 
@@ -429,7 +429,7 @@ def test_prompts_and_unknown_keys_are_kept():
 
 
 @pytest.mark.parametrize(
-    ("text", "why"), [("{", "is not JSON"), ("[1]", "not a kohya_ss configuration"), (None, "there is no file")]
+    ("text", "why"), [("{", "is not JSON"), ("[1]", "not a kohya_ss configuration"), (None, "file not found")]
 )
 def test_a_file_that_is_not_a_configuration_is_refused_in_one_sentence(tmp_path, text, why):
     file = tmp_path / "c.json"

@@ -23,7 +23,7 @@ START = {
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a POSIX shell")
-def test_one_line_to_paste_holds_all_settings_and_nothing_is_written(tmp_path, capsys):
+def test_one_line_to_paste_contains_all_settings_and_nothing_is_written(tmp_path, capsys):
     results = tmp_path / "my $(touch INJ) results"
     values = {
         **START,
@@ -93,9 +93,9 @@ def test_problems_are_printed_one_a_line_with_exit_code_2(tmp_path, capsys):
     ]
 
 
-def test_a_file_that_is_not_there_is_reported(tmp_path, capsys):
+def test_a_missing_file_is_reported(tmp_path, capsys):
     assert print_command("lora", tmp_path / "none.toml") == 2
-    assert "there is no file" in capsys.readouterr().err
+    assert "file not found" in capsys.readouterr().err
 
 
 def test_the_tab_is_detected_from_the_file_where_none_is_named(tmp_path, capsys):
@@ -106,7 +106,7 @@ def test_the_tab_is_detected_from_the_file_where_none_is_named(tmp_path, capsys)
     assert capsys.readouterr().err == "in.toml is a DreamBooth configuration; open it in the DreamBooth tab\n"
 
 
-def test_a_file_without_a_word_of_its_method_is_for_the_tab_that_is_named(tmp_path, capsys):
+def test_a_file_that_does_not_show_its_method_is_for_the_named_tab(tmp_path, capsys):
     write_toml(tmp_path / "in.toml", {**START, "output_dir": str(tmp_path)})
     for tab, script in (
         (None, "sdxl_train_network.py"),

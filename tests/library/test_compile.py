@@ -40,7 +40,7 @@ SHALLOW: dict[str, Any] = {
 }
 """A level less than the miniature has, and every kind of block."""
 TRACED = {"compile_backend": "eager"}
-"""For what is decided before code is generated."""
+"""For decisions made before code is generated."""
 
 
 pytestmark = [
@@ -78,7 +78,7 @@ def compiled(model: nn.Module, **options: Any) -> nn.Module:
     return compile_model(chosen, model, compile_targets(model), log_prefix="SDXL UNet", graphs_expected=32, static=True)
 
 
-def test_add_compile_arguments_gives_any_parser_the_six_flags() -> None:
+def test_add_compile_arguments_adds_the_six_flags_to_any_parser() -> None:
     parser = argparse.ArgumentParser()
     add_compile_arguments(parser)
     given = vars(parser.parse_args(["--compile", "--compile_mode", "max-autotune", "--compile_cache_size_limit", "64"]))
@@ -86,7 +86,7 @@ def test_add_compile_arguments_gives_any_parser_the_six_flags() -> None:
     assert (given["compile"], given["compile_mode"], given["compile_cache_size_limit"]) == (True, "max-autotune", 64)
 
 
-def test_the_log_says_how_it_compiles(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_log_describes_how_it_compiles(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging.getLogger("sd_scripts"), "propagate", True)
     with caplog.at_level(logging.INFO, "sd_scripts"):
         compile_model(CompileOptions(compile=True), unet(), [], log_prefix="SDXL UNet")
@@ -100,7 +100,7 @@ def test_the_log_says_how_it_compiles(caplog: pytest.LogCaptureFixture, monkeypa
 def test_compiled_and_eager_agree_and_the_keys_stay() -> None:
     eager, fast = unet(**SHALLOW), compiled(unet(**SHALLOW))
     keys = list(eager.state_dict())
-    assert run(fast).item() == pytest.approx(run(eager).item(), rel=1e-5)  # sums in another order, in float32
+    assert run(fast).item() == pytest.approx(run(eager).item(), rel=1e-5)  # sums in a different order, in float32
     for a, b in zip(eager.parameters(), fast.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-3, atol=1e-6)
     assert list(fast.state_dict()) == keys
@@ -144,7 +144,7 @@ def test_every_mode_becomes_options_that_this_pytorch_knows(mode: str) -> None:
     assert set(options) <= set(torch._inductor.list_options())
 
 
-def test_what_this_machine_cannot_compile_is_told_before_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_compile_requirements_are_reported_before_loading(monkeypatch: pytest.MonkeyPatch) -> None:
     on = CompileOptions(compile=True)
     assert compile_support.problems(on, NOTHING_MORE, CPU) == []
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

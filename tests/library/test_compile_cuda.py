@@ -1,6 +1,6 @@
-"""On a GPU: whatever the CUDA graphs of blocks do, the run goes on, with the losses of one that is not compiled.
+"""On a GPU: whatever happens to the CUDA graphs of blocks, the run continues, with the losses of an uncompiled one.
 
-Blocks have graphs of their own where the step cannot be recorded as a whole, as with a network of another program.
+Blocks have graphs of their own where the step cannot be recorded as a whole, as with another program's network.
 """
 
 from pathlib import Path
@@ -27,8 +27,8 @@ REDUCED = {**STEPS, **OTHER, "compile": True, "compile_mode": "reduce-overhead"}
 
 
 def of_compiling(run: Run) -> list[str]:
-    """Warnings, but for the one that says why blocks have graphs of their own."""
-    told = [event["text"] for event in run.told("warning") if "compile" in event["text"]]
+    """Warnings, but for the one that explains why blocks have graphs of their own."""
+    told = [event["text"] for event in run.events_of("warning") if "compile" in event["text"]]
     return [text for text in told if "a step cannot be recorded as a CUDA graph with network_module" not in text]
 
 
@@ -38,9 +38,9 @@ def losses_agree(run: Run, plain: Run) -> None:
 
 
 @pytest.mark.parametrize("tokens", [6889, 6912])
-def test_modulations_of_many_tokens_learn_what_they_learn_in_eager_code(tokens: int) -> None:
-    """Their gradients are sums over all tokens. Inductor's kernel for sums over rows and columns at once
-    (mix_order_reduction) gets those of a Qwen-Image of 1328x1328, 6,889 tokens, wrong by more than half."""
+def test_modulations_of_many_tokens_train_like_eager_code(tokens: int) -> None:
+    """Their gradients are sums over all tokens. Inductor's kernel for sums over rows and columns
+    together (mix_order_reduction) gets those of a Qwen-Image of 1328x1328, 6,889 tokens, wrong by more than half."""
     torch.manual_seed(0)
     params = QwenImageParams()
     block = QwenImageTransformerBlock(params).to("cuda", torch.bfloat16).requires_grad_(False)
@@ -65,11 +65,11 @@ def test_cuda_graphs_replay_the_blocks(miniature: Any, tmp_path: Path) -> None:
     run = train(miniature, tmp_path / "run", **REDUCED)
     losses_agree(run, train(miniature, tmp_path / "plain", **STEPS, **OTHER))
     assert of_compiling(run) == []
-    assert run.told("compile")[-1]["graphs"] > 0
+    assert run.events_of("compile")[-1]["graphs"] > 0
 
 
 @pytest.mark.parametrize("what", ["record_function", "execute_node"])
-def test_an_error_out_of_a_cuda_graph_is_told_and_the_run_goes_on_in_the_default_mode(
+def test_a_cuda_graph_error_is_reported_and_the_run_continues_in_the_default_mode(
     what: str, miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While recording, and while replaying."""
@@ -89,13 +89,13 @@ def test_an_error_out_of_a_cuda_graph_is_told_and_the_run_goes_on_in_the_default
     losses_agree(run, train(miniature, tmp_path / "plain", **STEPS, **OTHER))
     (told,) = of_compiling(run)
     assert told.startswith("compile_mode: CUDA graphs failed: RuntimeError: graph recording observed")
-    assert run.told("compile")[-1]["graphs"] > 0
+    assert run.events_of("compile")[-1]["graphs"] > 0
 
 
-def test_a_tensor_that_a_later_replay_has_overwritten_is_told_and_the_run_goes_on(
+def test_an_overwritten_replay_output_is_reported_and_the_run_continues(
     miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PyTorch says so where the tensor is read, which is outside of any graph."""
+    """PyTorch reports it where the tensor is read, which is outside of any graph."""
     monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: None)
     run = train(miniature, tmp_path / "run", **REDUCED, gradient_accumulation_steps=2)
     losses_agree(run, train(miniature, tmp_path / "plain", **STEPS, **OTHER, gradient_accumulation_steps=2))

@@ -1,4 +1,4 @@
-"""Text encoders and the VAE compiled beside the denoiser, or without it: the same losses, no breaks, and told."""
+"""Text encoders and the VAE compiled with or without the denoiser: the same losses, no breaks, and reported."""
 
 from pathlib import Path
 from typing import Any
@@ -36,9 +36,9 @@ def two_sizes(tmp_path: Path) -> dict[str, Any]:
 
 
 def graphs(run: Run) -> int:
-    last = run.told("compile")[-1]
+    last = run.events_of("compile")[-1]
     assert last["breaks"] == 0
-    assert [event["text"] for event in run.told("warning") if "compile" in event["text"]] == []
+    assert [event["text"] for event in run.events_of("warning") if "compile" in event["text"]] == []
     return int(last["graphs"])
 
 
@@ -55,8 +55,8 @@ def two_batches(tmp_path: Path) -> dict[str, Any]:
     return {"train_data_dir": tmp_path / "data", "train_batch_size": 2, "max_train_steps": 6}
 
 
-def test_text_encoders_of_a_lora_learn_the_same_with_a_compiled_denoiser(any_miniature: Any, tmp_path: Path) -> None:
-    """Two graphs for each encoder: only the first layer reads what takes no gradient; T5, which does not learn, has
+def test_text_encoders_of_a_lora_train_the_same_with_a_compiled_denoiser(any_miniature: Any, tmp_path: Path) -> None:
+    """Two graphs for each encoder: only the first layer reads inputs without gradient; T5, which is frozen, has
     one that makes the position bias and one that reads it."""
     plain = train(any_miniature, tmp_path / "plain", **TEXT_ENCODERS_TOO)
     both = train(any_miniature, tmp_path / "both", **{**TEXT_ENCODERS_TOO, **TEXT, **BESIDE})
@@ -64,7 +64,7 @@ def test_text_encoders_of_a_lora_learn_the_same_with_a_compiled_denoiser(any_min
     assert graphs(both) == GRAPHS[any_miniature.family] + 4
 
 
-def test_t5_that_learns_is_compiled_with_its_dropout(any_miniature: Any, tmp_path: Path) -> None:
+def test_a_trained_t5_is_compiled_with_its_dropout(any_miniature: Any, tmp_path: Path) -> None:
     plain = train(any_miniature, tmp_path / "plain", **TEXT_ENCODERS_TOO, train_t5xxl=True)
     ours = train(any_miniature, tmp_path / "ours", **TEXT_ENCODERS_TOO, **TEXT, train_t5xxl=True)
     losses_agree(ours, plain)
@@ -76,10 +76,10 @@ def test_t5_that_learns_is_compiled_with_its_dropout(any_miniature: Any, tmp_pat
     [{}, {"learning_rate_te1": 0.0, "gradient_checkpointing": True}],
     ids=["both", "second checkpointed"],
 )
-def test_text_encoders_of_a_whole_model_learn_the_same(
+def test_text_encoders_of_a_whole_model_train_the_same(
     more: dict[str, Any], two_batches: dict[str, Any], miniature: Any, tmp_path: Path
 ) -> None:
-    """One of them encodes without gradients where only the other learns. What AOTAutograd makes of them is in
+    """One of them encodes without gradients where only the other is trained. AOTAutograd on them is tested in
     test_textual_inversion.py."""
     values = {**TEXT, **LEARNING, "learning_rate": 1e-4, **more, **two_batches}
     plain = train_whole(miniature, tmp_path / "plain", **{**values, "compile_text_encoder": False})
@@ -106,7 +106,7 @@ def images_are_encoded_by_the_same_graphs(miniature: Any, folder: Path, **values
     plain = train(miniature, folder / "plain", **values)
     ours = train(miniature, folder / "ours", **{**VAE, **values})
     assert ours.losses == plain.losses
-    (told,) = ours.told("compile")
+    (told,) = ours.events_of("compile")
     assert told["text"].startswith("before the first step: ")
     assert (told["step"], told["breaks"]) == (0, 0)
 
@@ -122,20 +122,20 @@ def test_qwen_images_own_vae_is_compiled_too(qwen_image_miniature: Any, tmp_path
 def test_images_are_encoded_the_same_in_steps_and_samples_add_no_graphs(
     two_sizes: dict[str, Any], any_miniature: Any, tmp_path: Path
 ) -> None:
-    """What is compiled later than in the first step is reported again: here, the graphs of the second size."""
+    """Compilations after the first step are reported again: here, the graphs of the second size."""
     values = {**TEXT_ENCODERS_TOO, **UNCACHED, **two_sizes}
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("a fox --w 64 --h 64 --s 1 --d 1")
     plain = train(any_miniature, tmp_path / "plain", **values)
     samples = {"sample_prompts": prompts, "sample_every_n_steps": 3}
     watched = train(any_miniature, tmp_path / "watched", **{**values, **TEXT, **VAE, **samples})
-    assert len(watched.told("sample")) == 2
+    assert len(watched.events_of("sample")) == 2
     losses_agree(watched, plain)
-    assert [event["step"] for event in watched.told("compile")] == [1, 2]
+    assert [event["step"] for event in watched.events_of("compile")] == [1, 2]
 
 
 @pytest.mark.parametrize("caches", [{}, UNCACHED], ids=["ahead", "in steps"])
-def test_a_vae_that_cannot_be_compiled_is_told_and_the_run_goes_on(
+def test_a_vae_that_cannot_be_compiled_is_reported_and_the_run_continues(
     caches: dict[str, Any], any_miniature: Any, tmp_path: Path
 ) -> None:
     plain = train(any_miniature, tmp_path / "plain", **caches)
@@ -143,14 +143,14 @@ def test_a_vae_that_cannot_be_compiled_is_told_and_the_run_goes_on(
     with torch._inductor.config.patch(broken):
         ours = train(any_miniature, tmp_path / "ours", compile_vae=True, compile=True, **caches)
     losses_agree(ours, plain)
-    (told,) = [event["text"] for event in ours.told("warning") if "torch.compile failed" in event["text"]]
+    (told,) = [event["text"] for event in ours.events_of("warning") if "torch.compile failed" in event["text"]]
     assert "install a C++ compiler" in told
 
 
-def test_what_is_compiled_for_nothing_is_told(any_miniature: Any, tmp_path: Path) -> None:
+def test_compiling_without_effect_is_reported(any_miniature: Any, tmp_path: Path) -> None:
     def told(name: str, **values: Any) -> list[str]:
         run = train(any_miniature, tmp_path / name, max_train_steps=1, **values)
-        return [event["text"] for event in run.told("warning")]
+        return [event["text"] for event in run.events_of("warning")]
 
     assert told("cached", **TEXT, compile_vae=True) == [
         "compile_text_encoder: has no effect: captions are cached and no text encoder is trained",
@@ -163,7 +163,7 @@ def test_what_is_compiled_for_nothing_is_told(any_miniature: Any, tmp_path: Path
     ]
 
 
-def test_what_this_machine_cannot_compile_names_what_asked_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_compile_requirements_name_the_option_that_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     more = CompileMoreOptions(compile_text_encoder=True, compile_vae=True)
     (told,) = compile_support.problems(CompileOptions(), more, torch.device("cuda"))

@@ -1,4 +1,4 @@
-"""Files appear whole or not at all, and say of themselves what other programs ask."""
+"""Files appear whole or not at all, and describe themselves for other programs."""
 
 import hashlib
 import os
@@ -26,14 +26,14 @@ TENSORS = {"a.weight": torch.arange(6.0).reshape(2, 3).T, "b.alpha": torch.tenso
 
 @pytest.fixture
 def small_files_only() -> Iterator[None]:
-    """A disk that is full after 64 KiB, as far as this process can tell."""
+    """A disk that is full after 64 KiB, as seen by this process."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
     yield
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_what_was_saved_is_read_back_with_its_metadata(tmp_path: Path) -> None:
+def test_saved_tensors_are_read_back_with_their_metadata(tmp_path: Path) -> None:
     path = tmp_path / "new folder" / "x.safetensors"
     save_model(path, TENSORS, {"ss_steps": "3"})
     assert all(torch.equal(tensor, TENSORS[key]) for key, tensor in load_file(path).items())
@@ -54,14 +54,14 @@ ALL_KINDS = {
 
 
 @pytest.mark.parametrize("metadata", [{}, {"modelspec.title": 'Größe "\x7f\x01/\U0001f98a"'}])
-def test_the_bytes_are_those_of_the_safetensors_library(metadata: dict[str, str], tmp_path: Path) -> None:
+def test_the_bytes_match_the_safetensors_library(metadata: dict[str, str], tmp_path: Path) -> None:
     ours, theirs = tmp_path / "ours.safetensors", tmp_path / "theirs.safetensors"
     save_model(ours, ALL_KINDS, metadata)
     save_file({key: tensor.contiguous() for key, tensor in ALL_KINDS.items()}, theirs, metadata)
     assert ours.read_bytes() == theirs.read_bytes()
 
 
-def test_names_that_no_text_can_hold_stop_no_file(tmp_path: Path) -> None:
+def test_names_that_cannot_be_encoded_stop_no_file(tmp_path: Path) -> None:
     """A folder's name in Latin-1, as Linux gives it to a program."""
     save_model(tmp_path / "x.safetensors", TENSORS, {"ss_dataset_dirs": os.fsdecode(b"Gr\xf6\xdfe")})
     assert read_header(tmp_path / "x.safetensors").metadata == {"ss_dataset_dirs": "Gr??e"}
@@ -77,7 +77,7 @@ def test_tensors_that_share_memory_are_each_written_whole(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("ending", ["safetensors", "ckpt"])
-def test_a_dtype_is_that_of_all_that_is_no_integer(tmp_path: Path, ending: str) -> None:
+def test_the_dtype_ignores_integer_tensors(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"x.{ending}"
     save_model(path, {"a": torch.tensor([0.1, 1e-9]), "b": torch.tensor([7])}, {}, torch.float16)
     loaded = load_file(path) if ending == "safetensors" else torch.load(path, weights_only=True)
@@ -117,7 +117,7 @@ def folder_of(path: Path, title: str) -> None:
         (folder / title).mkdir()
 
 
-def test_a_folder_appears_whole_in_the_place_of_the_old_one(tmp_path: Path) -> None:
+def test_a_folder_replaces_the_old_one_as_a_whole(tmp_path: Path) -> None:
     path = tmp_path / "new folder" / "model"
     folder_of(path, "first")
     folder_of(path, "second")
@@ -139,7 +139,7 @@ def test_an_interrupted_folder_leaves_the_old_one_and_nothing_else(tmp_path: Pat
     assert (tmp_path / "model/index.json").read_text() == "first"
 
 
-def test_what_is_no_such_folder_is_left_alone(tmp_path: Path) -> None:
+def test_other_folders_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "model").write_text("a letter")
     with pytest.raises(OSError, match=r"model' could not be written: .* choose another output_name$"):
         folder_of(tmp_path / "model", "first")
@@ -147,7 +147,7 @@ def test_what_is_no_such_folder_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ["ckpt", "pt"])
-def test_the_ending_chooses_the_format(tmp_path: Path, ending: str) -> None:
+def test_the_extension_chooses_the_format(tmp_path: Path, ending: str) -> None:
     save_model(tmp_path / f"x.{ending}", TENSORS, {})
     loaded = torch.load(tmp_path / f"x.{ending}", weights_only=True)
     assert loaded.keys() == TENSORS.keys()
@@ -165,7 +165,7 @@ def test_a_disk_that_fills_up_leaves_the_old_file_and_no_new_one(tmp_path: Path,
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_full_disk_is_called_so(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_as_such(tmp_path: Path) -> None:
     def filling() -> None:
         with saving(tmp_path / "x"), atomic_file(tmp_path / "x") as part:
             part.symlink_to("/dev/full")
@@ -247,7 +247,7 @@ def test_a_file_is_recognised_by_its_keys(tmp_path: Path, keys: list[str], famil
     assert found.bytes > 16
 
 
-def test_a_lora_says_its_base_model_itself(tmp_path: Path) -> None:
+def test_a_lora_names_its_own_base_model(tmp_path: Path) -> None:
     path = written(
         tmp_path / "x.safetensors", "x.lora_down.weight", metadata={"ss_base_model_version": "sdxl_base_v1-0"}
     )
@@ -268,7 +268,7 @@ def test_a_diffusers_folder_is_recognised_by_its_pipeline(tmp_path: Path) -> Non
     assert "without model_index.json" in (describe(tmp_path / "..").problem or "")
 
 
-def test_half_a_file_is_told_from_a_whole_one(tmp_path: Path) -> None:
+def test_half_a_file_is_distinguished_from_a_whole_one(tmp_path: Path) -> None:
     path = written(tmp_path / "x.safetensors", "a", "b")
     data = path.read_bytes()
     path.write_bytes(data[:-1])
@@ -283,14 +283,14 @@ def test_half_a_file_is_told_from_a_whole_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"<!DOCTYPE html><html></html>", b"PK\3\4" + b"x" * 100])
-def test_a_file_of_another_kind_is_told(tmp_path: Path, content: bytes) -> None:
+def test_a_file_of_a_different_kind_is_reported(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x.safetensors"
     path.write_bytes(content)
     assert "is not a safetensors file" in (describe(path).problem or "")
 
 
-def test_a_missing_file_is_told(tmp_path: Path) -> None:
-    assert "there is no file" in (describe(tmp_path / "x.safetensors").problem or "")
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
+    assert "file not found" in (describe(tmp_path / "x.safetensors").problem or "")
 
 
 def test_our_header_reader_agrees_with_the_library(tmp_path: Path) -> None:

@@ -44,6 +44,6 @@ def test_any_nesting_is_read_in_proportional_time(piece: str) -> None:
     assert all(map(math.isfinite, weights))
 
 
-def test_weights_beyond_all_use_are_bounded() -> None:
+def test_excessive_weights_are_bounded() -> None:
     assert parse_weights("(((red:99999999):99999999):0.5)(cat:-99999999)") == [("red", 1000.0), ("cat", -1000.0)]
     assert parse_weights("(" * 9 + "a:99999999999999999999)" + ":99999999999999999999)" * 7 + ":0)") == [("a", 0.0)]

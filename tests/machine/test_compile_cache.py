@@ -132,12 +132,12 @@ def test_a_process_that_compiles_and_its_children_use_a_private_folder(home: Pat
     assert own_folder().is_relative_to(home)
 
 
-def test_a_folder_that_the_user_names_is_used_as_it_is(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_the_user_names_is_used_unchanged(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, str(home / "mine"))
     use_own_folder()
     assert os.environ[VARIABLE] == str(cache_folder()) == str(home / "mine")
     assert contents().chosen_by_user
-    monkeypatch.setenv(VARIABLE, str(own_folder()))  # as our process tells its children
+    monkeypatch.setenv(VARIABLE, str(own_folder()))  # as passed to our child processes
     assert not contents().chosen_by_user
 
 
@@ -154,10 +154,10 @@ def test_inductor_gets_a_folder_that_it_can_compile_into(home: Path, monkeypatch
     )
 
 
-# What it holds, and clearing it
+# Its contents, and clearing it
 
 
-def test_what_it_holds_is_counted(home: Path) -> None:
+def test_its_contents_are_counted(home: Path) -> None:
     assert (contents().files, contents().graphs, contents().newest) == (0, 0, None)
     fill(own_folder())
     os.utime(own_folder() / "aotautograd/akey/entry", (1000, 1000))
@@ -166,7 +166,7 @@ def test_what_it_holds_is_counted(home: Path) -> None:
     assert found.size == sum(map(len, FILES.values()))
 
 
-def test_clearing_leaves_what_is_not_the_compilers(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clearing_leaves_other_programs_files(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = fill(home / "mine")
     for name in ("notes.txt", "models/a.safetensors", "ab2/c", "de/image.png"):
         (folder / name).parent.mkdir(exist_ok=True)
@@ -179,7 +179,7 @@ def test_clearing_leaves_what_is_not_the_compilers(home: Path, monkeypatch: pyte
     assert clear() == 0
 
 
-def test_folders_of_other_versions_are_cleared_only_if_wanted(home: Path) -> None:
+def test_folders_of_other_versions_are_cleared_only_on_request(home: Path) -> None:
     other = fill(own_folder().with_name("torch-1.0-0123456789ab"))
     fill(own_folder())
     assert contents().others == sum(map(len, FILES.values()))
@@ -200,7 +200,7 @@ def test_a_cache_in_use_is_neither_cleared_nor_imported_into_nor_exported(home: 
     assert clear() > 0
 
 
-def test_a_killed_run_does_not_keep_the_cache(home: Path) -> None:
+def test_a_killed_run_does_not_lock_the_cache(home: Path) -> None:
     fill(own_folder())
     code = "import os; from sd_scripts.machine.compile_cache import in_use; u = in_use(); u.__enter__(); os._exit(1)"
     subprocess.run([sys.executable, "-c", code], check=False, env=os.environ)
@@ -246,7 +246,7 @@ MACHINES: dict[str, tuple[dict[str, Any], str]] = {
     "triton": ({"triton": "1.0"}, "Triton 1.0, here "),
     "python": ({"python": "3.8"}, "Python 3.8, here {here.python}"),
     "system": ({"system": "Windows AMD64"}, "system Windows AMD64, here {here.system}"),
-    "cpu": ({"cpu": ("avx_of_no_cpu",)}, "another CPU, with avx_of_no_cpu and without "),
+    "cpu": ({"cpu": ("avx_of_no_cpu",)}, "a different CPU,  with avx_of_no_cpu and without "),
     "gpu": ({"gpus": ("NVIDIA T4 7.5",)}, "GPU NVIDIA T4 7.5, here "),
 }
 
@@ -269,7 +269,7 @@ def test_a_cache_of_a_different_machine_is_refused_with_the_difference(what: str
     assert not (home / "new").exists()
 
 
-def test_a_file_that_is_cut_or_damaged_anywhere_is_refused_whole(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_truncated_or_damaged_anywhere_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(own_folder())
     export_cache(home / "a.zip")
     good = (home / "a.zip").read_bytes()
@@ -279,7 +279,7 @@ def test_a_file_that_is_cut_or_damaged_anywhere_is_refused_whole(home: Path, mon
     damaged = good[:inside] + bytes([good[inside] ^ 0xFF]) + good[inside + 1 :]
     for bad in (b"", good[: len(good) // 2], good[:-1], damaged, b"x" * 100):
         (home / "bad.zip").write_bytes(bad)
-        with pytest.raises(ValueError, match=r"bad\.zip' is no compiler cache, or is damaged"):
+        with pytest.raises(ValueError, match=r"bad\.zip' is not a compiler cache, or is damaged"):
             import_cache(home / "bad.zip")
         assert held(home / "new") == {}
         assert list((home / "new").glob("*")) + list((home / "new").glob(".*")) == []
@@ -299,19 +299,19 @@ def test_a_file_that_would_land_elsewhere_is_refused(name: str, home: Path) -> N
         archive.writestr(name, b"evil")
     clear()
     before = sorted(home.rglob("*"))
-    with pytest.raises(ValueError, match="which is no part of a compiler cache; nothing was imported"):
+    with pytest.raises(ValueError, match="which is not part of a compiler cache; nothing was imported"):
         import_cache(home / "a.zip")
     assert sorted(home.rglob("*")) == before
 
 
 @pytest.mark.parametrize("part", ["\x1b[31mred", "a\nb", "a\tb", "\u202egnp", "\x7f", "a\u2028b"])
-def test_a_name_that_a_terminal_would_obey_is_refused_and_shown_escaped(part: str, home: Path) -> None:
+def test_a_name_with_control_characters_is_refused_and_shown_escaped(part: str, home: Path) -> None:
     fill(own_folder())
     export_cache(home / "a.zip")
     with zipfile.ZipFile(home / "a.zip", "a") as archive:
         archive.writestr(f"ab/{part}", b"x")
     clear()
-    with pytest.raises(ValueError, match="is no part of a compiler cache") as refused:
+    with pytest.raises(ValueError, match="is not part of a compiler cache") as refused:
         import_cache(home / "a.zip")
     assert str(refused.value).isprintable()
     assert [path for path in home.rglob("*") if not path.name.isprintable()] == []
@@ -339,12 +339,12 @@ def test_a_head_with_values_of_other_types_is_refused(
     clear()
     assert program.main(["import", str(home / "b.zip")]) == 2
     said = capsys.readouterr().err
-    assert "is no compiler cache that this version of the program has exported" in said
+    assert "was not exported by this version of the program" in said
     assert len(said.splitlines()) == 1
     assert held(own_folder()) == {}
 
 
-def test_a_different_machine_is_named_without_what_a_terminal_would_obey(home: Path) -> None:
+def test_a_different_machine_is_named_without_control_characters(home: Path) -> None:
     fill(own_folder())
     export_cache(home / "a.zip")
     with zipfile.ZipFile(home / "a.zip") as archive:
@@ -372,7 +372,7 @@ def test_a_link_and_a_zip_of_something_else_are_refused(home: Path) -> None:
     link.external_attr = 0o120777 << 16
     with zipfile.ZipFile(home / "a.zip", "a") as archive:
         archive.writestr(link, "/etc/passwd")
-    with pytest.raises(ValueError, match="holds 'ab/link', which is no part"):
+    with pytest.raises(ValueError, match="contains 'ab/link', which is not part"):
         import_cache(home / "a.zip")
     for head in (
         {},
@@ -383,7 +383,7 @@ def test_a_link_and_a_zip_of_something_else_are_refused(home: Path) -> None:
         with zipfile.ZipFile(home / "b.zip", "w") as archive:
             for name, text in {**head, "ab/x": "y"}.items():
                 archive.writestr(name, text)
-        with pytest.raises(ValueError, match="is no compiler cache that this version of the program has exported"):
+        with pytest.raises(ValueError, match="was not exported by this version of the program"):
             import_cache(home / "b.zip")
 
 

@@ -31,7 +31,7 @@ def _is_preloaded() -> int:
 
 
 @fresh.needs_fork
-def test_fresh_processes_begin_with_everything_imported(tmp_path: Path) -> None:
+def test_fresh_processes_start_with_everything_imported(tmp_path: Path) -> None:
     assert fresh.together(1, tmp_path, _is_preloaded) == ([0], "")
 
 
@@ -67,7 +67,7 @@ def _imports(folder: str) -> int:
     frozen, ring = gc.get_freeze_count(), weakref.ref(Ring())
     with garbage_collection.importing():
         import many_objects
-    assert gc.get_freeze_count() == frozen  # nothing new was imported, and what is garbage now stays to be found
+    assert gc.get_freeze_count() == frozen  # nothing new was imported, and current garbage is still collected later
     gc.collect()
     assert ring() is None
     return 0

@@ -1,4 +1,4 @@
-"""Images with adapter files: our samplers make what diffusers makes with the file loaded, or with merged weights."""
+"""Images with adapter files: our samplers match diffusers with the file loaded, or with merged weights."""
 
 from pathlib import Path
 from typing import Any
@@ -84,8 +84,8 @@ def ours(miniature: Any, *files: Path) -> np.ndarray:
     return image_of(kept, miniature, *(AdapterFile(file, 1.0) for file in files), prompt=prompt) / 255
 
 
-def test_a_lora_makes_the_image_that_diffusers_makes_with_the_file_loaded(base: Any, tmp_path: Path) -> None:
-    """Of SDXL it loads sd-scripts' file as well; of FLUX.1 it takes those of full width only."""
+def test_a_lora_generates_the_image_of_diffusers_with_the_file_loaded(base: Any, tmp_path: Path) -> None:
+    """Of SDXL it loads sd-scripts' file as well; of FLUX.1 it loads only files of full width."""
     components = components_of(base)
     tensors = write_lora(base, tmp_path / "ours.safetensors", rank=4, alpha=1.0)
     modules = modules_of(family_of(base.family), components)
@@ -101,12 +101,12 @@ def test_a_lora_makes_the_image_that_diffusers_makes_with_the_file_loaded(base: 
 
 
 def shown_as_trained(model: Model) -> list[Any]:
-    """The layers of all forms that ComfyUI shows as they were trained."""
+    """The layers of all forms that ComfyUI applies as trained."""
     weights = model.weights(model.adapted_files)
     return [layer for layer in model.layers if layer.shown(weights[layer.name]) is layer.trained]
 
 
-def test_a_file_of_every_kind_makes_the_image_of_comfyuis_weights(base: Any, tmp_path: Path) -> None:
+def test_a_file_of_every_kind_generates_the_image_of_comfyuis_weights(base: Any, tmp_path: Path) -> None:
     """With diffusers' models and sampler, which get the merged weights."""
     model = adapted_model(base, base.family)
     layers = shown_as_trained(model)

@@ -1,4 +1,4 @@
-"""What every adapter kind does: files, merging, limits, compiled code, whole runs; and that a kind is one class."""
+"""Behaviour of every adapter kind: files, merging, limits, compiled code, whole runs; and that a kind is one class."""
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -115,7 +115,7 @@ def assert_limits_and_clips(prepared: Prepared) -> None:
 
 
 def test_files_of_every_form_are_read_and_merged(plain: Tensor, miniature: Any, tmp_path: Path) -> None:
-    """Merging uses the formulas of the weights, training those of the layers."""
+    """Merging uses the formulas of the weights, training uses the layers'."""
     file = str(adapted_model(miniature, "sdxl").save(tmp_path / "x.safetensors"))
     read = {"network_weights": file, "dim_from_weights": True, "network_dim": None}
     with torch.no_grad():
@@ -127,7 +127,7 @@ def test_files_of_every_form_are_read_and_merged(plain: Tensor, miniature: Any, 
     torch.testing.assert_close(merged, ours, rtol=1e-4, atol=1e-4)
 
 
-def test_lora_plus_raises_the_rate_of_what_starts_at_zero(model: Path, tmp_path: Path) -> None:
+def test_lora_plus_raises_the_rate_of_tensors_that_start_at_zero(model: Path, tmp_path: Path) -> None:
     for kind, (plus, others) in {"loha": (1, 3), "dora": (1, 2), "lokr with dora": (1, 2)}.items():
         args = {"network_args": ["loraplus_lr_ratio=16"], "network_train_unet_only": True}
         prepared = prepare(model, tmp_path, **{**KINDS[kind], "conv_dim": None}, **args)
@@ -153,7 +153,7 @@ LAYERS: list[tuple[str, int, dict[str, Any]]] = [
 @pytest.mark.parametrize(
     ("make", "dropouts"), [(linear, None), (conv, Dropouts(neuron=0.2, rank=0.3, module=0.3))], ids=["linear", "conv"]
 )
-def test_compiled_layers_are_one_graph_and_compute_what_eager_ones_do(
+def test_compiled_layers_are_one_graph_and_match_eager_ones(
     make: Callable[[torch.dtype], nn.Module], dropouts: Dropouts | None
 ) -> None:
     torch.manual_seed(0)
@@ -199,7 +199,7 @@ def test_dropout_leaves_the_base_layer(kind: str, rank: int, options: dict[str, 
 
 
 @pytest.mark.parametrize("weight_format", [Fp8(), Int8(), Nf4()], ids=["fp8", "int8", "nf4"])
-def test_the_change_of_a_quantized_layer_is_that_of_its_values(weight_format: WeightFormat) -> None:
+def test_the_change_of_a_quantized_layer_is_computed_from_its_values(weight_format: WeightFormat) -> None:
     """Kinds that do not form the weight compute with a quantized one as with its dequantized values."""
     for kind, rank, options in LAYERS:
         if (kind == "lokr" and options.get("axis")) or options.get("axis") == "in":
@@ -255,13 +255,15 @@ NAMES: dict[str, dict[str, Any]] = {
 @pytest.mark.run
 @pytest.mark.usefixtures("no_graphs")
 @pytest.mark.parametrize("kind", NAMES)
-def test_a_run_trains_it_and_compiled_in_as_many_graphs_as_lora(flux_miniature: Any, tmp_path: Path, kind: str) -> None:
+def test_an_adapter_kind_trains_and_compiles_to_the_same_number_of_graphs_as_lora(
+    flux_miniature: Any, tmp_path: Path, kind: str
+) -> None:
     own = {**NAMES[kind], **(COMPILED if kind in TRACED else {})}
     module = own.pop("network_module", None)
     run = train(flux_miniature, tmp_path / "out", network_module=module, **own, **STATES)
     assert run.status == 0
-    assert run.told("warning") == []
-    assert [(told["graphs"], told["breaks"]) for told in run.told("compile")] == [(GRAPHS["flux"], 0)] * (
+    assert run.events_of("warning") == []
+    assert [(told["graphs"], told["breaks"]) for told in run.events_of("compile")] == [(GRAPHS["flux"], 0)] * (
         kind in TRACED
     )
     moved = [tensor.any() for key, tensor in run.tensors().items() if key.endswith(STARTS_AT_ZERO)]
@@ -289,7 +291,7 @@ def test_convolutions_are_trained_and_a_run_resumes_bit_for_bit(miniature: Any, 
 # what is refused
 
 
-def test_what_a_kind_does_not_have_is_told_before_anything_is_trained(model: Path, tmp_path: Path) -> None:
+def test_unsupported_options_of_a_kind_are_reported_before_training(model: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="network_args: ggpo_beta and ggpo_sigma have no effect"):
         prepare(model, tmp_path, network_type="loha", network_args=["ggpo_beta=0.1", "ggpo_sigma=0.1"])
     with pytest.raises(ValueError, match=r"network_dim: 1 is too small for BOFT on the 32 outputs of .*at least 2"):
@@ -298,7 +300,7 @@ def test_what_a_kind_does_not_have_is_told_before_anything_is_trained(model: Pat
         prepare(model, tmp_path, network_type="oft", network_args=["block_count=3"])
 
 
-def test_a_file_of_another_form_is_told_with_the_remedy(model: Path, tmp_path: Path) -> None:
+def test_a_file_of_a_different_form_is_reported_with_the_remedy(model: Path, tmp_path: Path) -> None:
     file, _ = written(prepare(model, tmp_path, **KINDS["lokr with dora"]), tmp_path, "lokr with dora")
     for values, problem in (
         ({"network_type": "loha"}, "has lokr, but loha is to be trained; choose another network_type, or turn on dim"),
@@ -380,7 +382,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("registered")
-def test_a_kind_is_one_class_and_what_reads_its_keys(model: Path, tmp_path: Path) -> None:
+def test_a_kind_is_one_class_and_one_reader_of_its_keys(model: Path, tmp_path: Path) -> None:
     prepared = prepare(model, tmp_path, network_args=["adapter=scaled"])
     assert {type(layer) for layer in prepared.network.layers} == {Scaled}
     with torch.no_grad():

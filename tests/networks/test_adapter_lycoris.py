@@ -92,26 +92,26 @@ def across(layer: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
 
 
 @pytest.mark.parametrize("kind", ["dora", "loha", "lokr"])
-def test_outputs_gradients_and_files_are_those_of_lycoris(kind: str) -> None:
+def test_outputs_gradients_and_files_match_lycoris(kind: str) -> None:
     for make, case in cases():
         if case[0] == kind:
             compare(make, case, torch.float64)
 
 
-def test_gains_that_layers_compute_together_are_those_of_lycoris() -> None:
+def test_gains_that_layers_compute_together_match_lycoris() -> None:
     for make, case in cases():
         if make is linear and case[0] == "dora" and case[3]["axis"] == "out":
             compare(make, case, torch.float64, shared=True)
 
 
-def test_rotations_are_those_of_lycoris() -> None:
+def test_rotations_match_lycoris() -> None:
     """In float32: lycoris inverts in that."""
     for make, case in rotations():
         compare(make, case, torch.float32)
 
 
-def test_a_file_of_lycoris_is_read_and_merged_as_it_computes() -> None:
-    """Its alpha, its forms and its constraint: the weight that it trained is that of the layer and its delta."""
+def test_a_file_of_lycoris_is_merged_to_what_it_computes() -> None:
+    """Its alpha, its forms and its constraint: the trained weight is the layer's plus its delta."""
     torch.manual_seed(0)
     for make, (_, module_class, rank, _, other) in (*cases(), *rotations()):
         layer = make(torch.float32)

@@ -33,7 +33,7 @@ def learned(kernels: bool, rank: int, dtype: torch.dtype, patch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("rank", [8, 24, 32, 128])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_the_gains_of_dora_and_their_gradients_are_those_of_plain_products(
+def test_the_gains_of_dora_and_their_gradients_match_plain_products(
     rank: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (ours, grads), (plain_gains, plain_grads) = (
@@ -43,7 +43,7 @@ def test_the_gains_of_dora_and_their_gradients_are_those_of_plain_products(
     assert (grads - plain_grads).norm() < 1e-2 * plain_grads.norm()
 
 
-def test_weights_whose_rows_are_not_multiples_of_16_bytes_take_plain_products() -> None:
+def test_weights_whose_rows_are_not_multiples_of_16_bytes_use_plain_products() -> None:
     _, network = adapted(nn.Linear(204, 136).to(CUDA, torch.bfloat16), "dora", 8, {"axis": "out"}, shared=True)
     (stack,) = network.gains.stacks
     assert stack.kernels is None
@@ -53,7 +53,7 @@ def test_weights_whose_rows_are_not_multiples_of_16_bytes_take_plain_products() 
     "sizes", [(8, 160, 8, 160, 32), (8, 1280, 8, 160, 32), (8, 80, 8, 320, 16), (3, 10, 5, 12, 12)]
 )
 @pytest.mark.parametrize("rows", [77, 1024, 4096])
-def test_the_gradients_of_a_folded_lokr_are_those_of_plain_products(sizes: tuple[int, ...], rows: int) -> None:
+def test_the_gradients_of_a_folded_lokr_match_plain_products(sizes: tuple[int, ...], rows: int) -> None:
     p, c, q, d, r = sizes
     torch.manual_seed(0)
     # rows of x, h, grad and low are parts of wider ones
@@ -67,7 +67,7 @@ def test_the_gradients_of_a_folded_lokr_are_those_of_plain_products(sizes: tuple
 @pytest.mark.parametrize("gained", [False, True])
 @pytest.mark.parametrize(("rows", "half"), [(1024, 5120), (77, 40), (3, 516)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_gradients_of_geglu_are_those_of_autograd(dtype: torch.dtype, rows: int, half: int, gained: bool) -> None:
+def test_gradients_of_geglu_match_autograd(dtype: torch.dtype, rows: int, half: int, gained: bool) -> None:
     torch.manual_seed(0)
     grad, projected = (torch.randn(rows, width, device=CUDA).to(dtype) for width in (half, 2 * half))
     gain = torch.rand(2 * half, device=CUDA) if gained else None
@@ -83,7 +83,7 @@ def test_gradients_of_geglu_are_those_of_autograd(dtype: torch.dtype, rows: int,
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize(("kind", "options"), [("lora", {}), ("lokr", {"factor": 8}), ("dora", {"axis": "out"})])
-def test_a_folded_layer_learns_what_it_does_by_itself(
+def test_a_folded_layer_trains_like_an_unfolded_one(
     kind: str, options: dict[str, object], backend: str, gated: bool
 ) -> None:
     results = []

@@ -1,4 +1,4 @@
-"""Layers with adapters of all forms: runs resume bit for bit, and compiled layers learn what eager ones do."""
+"""Layers with adapters of all forms: runs resume bit for bit, and compiled layers train like eager ones."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ def training(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 @pytest.mark.run
-def test_a_run_of_every_form_learns_and_resumes_bit_for_bit(training: Training, tmp_path: Path) -> None:
+def test_a_run_of_every_form_trains_and_resumes_bit_for_bit(training: Training, tmp_path: Path) -> None:
     forms = set(FORMS) if training.miniature.family == "sdxl" else set(FORMS) - TUCKER_FORMS
     assert {layer.form for layer in training.layers} == forms
     assert training.run.status == 0
@@ -67,7 +67,7 @@ def test_a_run_of_every_form_learns_and_resumes_bit_for_bit(training: Training, 
 @pytest.mark.parametrize(
     "make", [lambda: nn.Linear(32, 64), lambda: nn.Conv2d(32, 32, 3, padding=1)], ids=["linear", "conv"]
 )
-def test_compiled_layers_of_every_form_learn_what_eager_ones_do(make: Callable[[], nn.Module]) -> None:
+def test_compiled_layers_of_every_form_train_like_eager_ones(make: Callable[[], nn.Module]) -> None:
     """Dynamo takes the paths of our layers that all backends take; of each kind, AOTAutograd's are in
     test_adapter_kinds.py and, where they share one product with their base weights, in test_folded_lora.py."""
     found = []

@@ -64,7 +64,7 @@ def test_layers_of_one_input_share_a_matrix() -> None:
 
 @pytest.mark.parametrize("odd", [12, 16])
 def test_the_copies_are_kept_once(odd: int) -> None:
-    """Those of layers that are not folded stay where they are."""
+    """Weights of layers that are not folded stay where they are."""
     block, network = folded_block(odd)
     where = block.odd.lora_down.data_ptr()
     network.refresh()
@@ -108,7 +108,7 @@ def test_layers_as_large_as_swapped_ones_are_not_folded() -> None:
 
 
 @pytest.mark.parametrize(("learns_input", "backend"), [(True, "aot_eager"), (False, "eager")])
-def test_outputs_and_gradients_are_those_of_separate_products(learns_input: bool, backend: str) -> None:
+def test_outputs_and_gradients_match_separate_products(learns_input: bool, backend: str) -> None:
     block, network = folded_block()
     x = torch.randn(3, 10, 16, requires_grad=learns_input)
     results = []
@@ -125,7 +125,7 @@ def test_outputs_and_gradients_are_those_of_separate_products(learns_input: bool
     assert results[0][1].count_nonzero() == results[0][1].numel()
 
 
-def test_dora_is_folded_too_and_computes_what_its_layers_do_by_themselves() -> None:
+def test_a_folded_dora_matches_its_separate_layers() -> None:
     results = []
     for folded in (False, True):
         torch.manual_seed(0)
@@ -148,7 +148,7 @@ def test_dora_is_folded_too_and_computes_what_its_layers_do_by_themselves() -> N
     assert results[0][2].count_nonzero() == results[0][2].numel()
 
 
-def test_lokr_is_folded_too_and_computes_what_its_layers_do_by_themselves(no_graphs: None) -> None:
+def test_a_folded_lokr_matches_its_separate_layers(no_graphs: None) -> None:
     results = []
     for folded in (False, True):
         torch.manual_seed(0)
@@ -172,7 +172,7 @@ def test_lokr_is_folded_too_and_computes_what_its_layers_do_by_themselves(no_gra
 
 
 @pytest.mark.inductor
-def test_inductor_computes_a_folded_block_of_sdxl_as_its_layers_do_by_themselves(no_graphs: None) -> None:
+def test_a_folded_block_of_sdxl_compiled_by_inductor_matches_its_separate_layers(no_graphs: None) -> None:
     """LoRA of q, k and v, DoRA of the GEGLU: both kinds of joint products in one graph, with our attention, compiled as
     in a run. Each kernel takes a second, so the cross-attention, which computes alike, is left out."""
     results = []
@@ -198,7 +198,7 @@ def test_inductor_computes_a_folded_block_of_sdxl_as_its_layers_do_by_themselves
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
 
 
-def test_where_memory_is_saved_lokr_is_not_folded() -> None:
+def test_lokr_is_not_folded_if_memory_is_saved() -> None:
     torch.manual_seed(0)
     block = Block(16)
     network = attached(block, Lokr, {"factor": 2}, rank=4)
@@ -211,7 +211,7 @@ def test_where_memory_is_saved_lokr_is_not_folded() -> None:
 def attached(
     block: nn.Module, kind: type[Adapter], options: dict[str, Any], rank: int = 8, dora: Sequence[str] = ()
 ) -> AdapterNetwork:
-    """All layers of a block with adapters that say something, those of the paths `dora` with DoRA."""
+    """All layers of a block with adapters that have an effect, with DoRA on the paths `dora`."""
     plans = [
         LayerPlan(
             name=path,

@@ -43,7 +43,7 @@ def _seed() -> None:
 
 @pytest.mark.parametrize("kind", LAYERS)
 @pytest.mark.parametrize(("rank", "alpha"), [(1, 1.0), (2, 1.0), (16, 4.0)])
-def test_output_and_gradients_are_the_papers(kind: str, rank: int, alpha: float) -> None:
+def test_output_and_gradients_follow_the_paper(kind: str, rank: int, alpha: float) -> None:
     make, shape = LAYERS[kind]
     model = nn.Sequential(make())
     network = adapt(model, rank, alpha)
@@ -71,14 +71,14 @@ def test_layers_that_project_together_have_the_gradients_of_layers_alone() -> No
     close(x.grad, sum(grad for _, _, grad in expected))
 
 
-def test_layers_without_lora_project_as_they_are() -> None:
+def test_layers_without_lora_project_unchanged() -> None:
     layers, x = [nn.Linear(6, 8), nn.Linear(6, 3)], torch.randn(2, 6)
     for y, layer in zip(project_together(layers, x), layers, strict=True):
         assert torch.equal(y, layer(x))
 
 
 @pytest.mark.parametrize("kind", LAYERS)
-def test_a_layer_stays_what_it_was_for_those_who_look_at_it(kind: str) -> None:
+def test_an_adapted_layer_keeps_the_attributes_of_the_original(kind: str) -> None:
     make, shape = LAYERS[kind]
     base = make()
     model, x = nn.Sequential(base), torch.randn(shape)
@@ -160,7 +160,7 @@ def test_dropouts_are_for_training_only(dropouts: Dropouts) -> None:
 
 @pytest.mark.deep
 @pytest.mark.parametrize("dropouts", [Dropouts(), Dropouts(neuron=0.2, rank=0.3, module=0.5)])
-def test_equal_blocks_share_one_graph_and_compute_what_eager_blocks_do(dropouts: Dropouts) -> None:
+def test_equal_blocks_share_one_graph_and_match_eager_blocks(dropouts: Dropouts) -> None:
     torch._dynamo.reset()
     blocks = nn.Sequential(*(Block() for _ in range(3)))
     network = adapt(blocks, 4, 2.0, dropouts)

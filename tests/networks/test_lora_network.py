@@ -40,7 +40,7 @@ def test_a_fresh_lora_changes_nothing() -> None:
     assert torch.equal(base(x), before)
 
 
-def test_downs_begin_like_a_layer_of_torch_and_the_same_with_the_same_seed() -> None:
+def test_downs_are_initialised_like_a_torch_layer_and_repeat_with_the_seed() -> None:
     one, other = (adapt(nn.Sequential(nn.Linear(64, 8)), 32) for _ in range(2))
     down = one.layers[0].down
     assert down.abs().max() <= 1 / 8  # 1 / sqrt(64): Kaiming uniform with a = sqrt(5)
@@ -107,7 +107,7 @@ def test_the_layers_compute_with_copies_of_the_masters_in_the_models_dtype() -> 
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for a in network.layers for p in (a.down, a.up))
 
 
-def test_gradients_through_bf16_copies_are_those_of_float32_but_for_rounding() -> None:
+def test_gradients_through_bf16_copies_match_float32_up_to_rounding() -> None:
     base, x = nn.Sequential(nn.Linear(64, 32)), torch.randn(128, 64)
     network = adapt(base.to(torch.bfloat16), 4, 2.0)
     backward(network, base, x.to(torch.bfloat16))
@@ -120,7 +120,7 @@ def test_gradients_through_bf16_copies_are_those_of_float32_but_for_rounding() -
         assert (parameter.grad - expected).norm() < 0.02 * expected.norm()
 
 
-def test_an_optimizer_moves_masters_by_less_than_bf16_can_tell() -> None:
+def test_an_optimizer_moves_masters_by_less_than_bf16_resolves() -> None:
     base = model().to(torch.bfloat16)
     network = adapt(base)
     trainable = LoraTrainable(network, [{"params": [network.layers[0].down], "lr": 1e-6, "name": "unet"}], [base])
@@ -141,7 +141,7 @@ def test_masters_may_be_bf16_themselves() -> None:
     assert {tensor.dtype for tensor in network.file_tensors(None).values()} == {torch.bfloat16}
 
 
-def test_clipping_is_that_of_torch() -> None:
+def test_clipping_matches_torch() -> None:
     base, x = model(), torch.randn(2, 3, 4, 4)
     network = adapt(base, RANKS, ALPHAS)
     trainable = LoraTrainable(network, [], [base])
@@ -164,7 +164,7 @@ def full_norm(layer: Any) -> Tensor:
     return (layer.alpha / layer.rank * layer.up.flatten(1) @ layer.down.flatten(1)).norm()
 
 
-def test_scale_weight_norms_shortens_what_is_too_long_and_nothing_else() -> None:
+def test_scale_weight_norms_scales_only_norms_above_the_limit() -> None:
     base = model()
     network = adapt(base, RANKS, ALPHAS)
     with torch.no_grad():
@@ -186,7 +186,7 @@ def test_scale_weight_norms_shortens_what_is_too_long_and_nothing_else() -> None
 
 
 @pytest.mark.parametrize("dtype", [None, torch.float16, torch.bfloat16])
-def test_the_file_holds_the_masters_in_the_dtype_asked_for(dtype: torch.dtype | None) -> None:
+def test_the_file_contains_the_masters_in_the_requested_dtype(dtype: torch.dtype | None) -> None:
     network = adapt(model().to(torch.bfloat16), RANKS, ALPHAS)
     tensors = network.file_tensors(dtype)
     assert {tensor.dtype for tensor in tensors.values()} == {dtype or torch.float32}
@@ -201,7 +201,7 @@ def test_the_file_holds_the_masters_in_the_dtype_asked_for(dtype: torch.dtype | 
     assert tensors["1.lora_down.weight"].shape == (1, 6, 1, 1)
 
 
-def test_a_network_that_loads_a_file_does_what_the_one_did_that_wrote_it() -> None:
+def test_a_network_that_loads_a_file_computes_like_its_writer() -> None:
     base, x = model(), torch.randn(2, 3, 4, 4)
     twin = model()
     twin.load_state_dict(base.state_dict())
@@ -212,21 +212,21 @@ def test_a_network_that_loads_a_file_does_what_the_one_did_that_wrote_it() -> No
     torch.testing.assert_close(twin(x), base(x), rtol=1e-5, atol=1e-5)
 
 
-def test_a_file_of_another_rank_is_refused_with_the_remedy() -> None:
+def test_a_file_of_a_different_rank_is_refused_with_the_remedy() -> None:
     network = adapt(nn.Sequential(nn.Linear(6, 8)), 2)
     file = adapt(nn.Sequential(nn.Linear(6, 8)), 3).file_tensors(None)
     with pytest.raises(ValueError, match="network_weights: 0 has rank 3 in the file and 2 here; set network_dim to"):
         network.load_tensors(file)
 
 
-def test_a_file_of_other_widths_is_refused() -> None:
+def test_a_file_of_different_widths_is_refused() -> None:
     network = adapt(nn.Sequential(nn.Linear(6, 8)), 2)
     file = adapt(nn.Sequential(nn.Linear(6, 10)), 2).file_tensors(None)
     with pytest.raises(ValueError, match="network_weights: 0 has a different shape in the file than in this model"):
         network.load_tensors(file)
 
 
-def test_layers_that_the_file_lacks_are_named_and_keep_their_start() -> None:
+def test_layers_that_the_file_lacks_are_named_and_keep_their_initial_values() -> None:
     network = adapt(model(), 2)
     before = network.layers[0].down.clone()
     file = {key: tensor for key, tensor in network.file_tensors(None).items() if not key.startswith("0.")}
@@ -234,7 +234,7 @@ def test_layers_that_the_file_lacks_are_named_and_keep_their_start() -> None:
     assert torch.equal(network.layers[0].down, before)
 
 
-def test_a_state_of_another_network_is_refused() -> None:
+def test_a_state_of_a_different_network_is_refused() -> None:
     trainable = LoraTrainable(adapt(model(), 2), [], [])
     with pytest.raises(ValueError, match="resume: the state belongs to a different network; restore network_dim"):
         trainable.load_state_dict(LoraTrainable(adapt(model(), 3), [], []).state_dict())

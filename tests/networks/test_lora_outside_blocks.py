@@ -44,7 +44,7 @@ def weights_of_diffusers(model: FluxTransformer) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("dora", [False, True])
 def test_layers_outside_of_the_blocks_are_merged_where_diffusers_has_them(dora: bool, tmp_path: Path) -> None:
-    """norm_out.linear has its halves in another order there, and so have the norms of its DoRA."""
+    """norm_out.linear has its halves in a different order there, and so have the norms of its DoRA."""
     model, modules = transformer()
     before, tensors = weights_of_diffusers(model), {}
     names = [name for path in (*OUTSIDE, *IN_PARTS) for name in diffusers_modules(path)]
@@ -88,7 +88,7 @@ TO = "transformer.transformer_blocks.0.attn.to_"
         ({f"{TO}k.oft_blocks": torch.ones(16, 4, 4)}, "both as"),
     ],
 )
-def test_modules_that_make_no_layer_together_are_refused(more: dict[str, Tensor], problem: str, tmp_path: Path) -> None:
+def test_modules_that_do_not_form_a_layer_are_refused(more: dict[str, Tensor], problem: str, tmp_path: Path) -> None:
     tensors = {f"{TO}{letter}.lora_{part}.weight": torch.ones(64, 64) for letter in "qkv" for part in "AB"}
     save_file({**tensors, **more}, tmp_path / "x.safetensors")
     with pytest.raises(ValueError, match=rf"^models: '.*x.safetensors' .*{problem}"):
@@ -170,7 +170,7 @@ def test_t5_is_trained_merged_and_drawn_with_under_the_names_of_other_programs(
     save_file(tensors, lora := tmp_path / "lora.safetensors")
     run = train(any_miniature, tmp_path / "out", base_weights=[str(lora)], max_train_steps=1)
     assert run.status == 0
-    assert [event["text"] for event in run.told("warning") if "base_weights" in event["text"]] == []
+    assert [event["text"] for event in run.events_of("warning") if "base_weights" in event["text"]] == []
     assert why_no_lora(lora, "flux") == "", "generating checks so"
     file = read_lora("lora_weights", lora, adapted_modules(family, found))
     assert file.known == {layer.name for layer in layers}

@@ -1,4 +1,4 @@
-"""Which layers of SDXL learn, with which ranks, alphas and rates: at full size, without memory for it."""
+"""Which layers of SDXL are trained, with which ranks, alphas and rates: at full size, without memory for it."""
 
 import json
 import math
@@ -39,7 +39,7 @@ def full_size() -> list[AdaptedModule]:
 
 @pytest.fixture(scope="module")
 def sdxl() -> list[AdaptedModule]:
-    """For planning only, which leaves the modules as they are."""
+    """For planning only, which leaves the modules unchanged."""
     return full_size()
 
 
@@ -59,7 +59,7 @@ def layer_of(each: LayerPlan) -> nn.Module:
 
 
 @pytest.mark.parametrize(("keys", "args"), [("sdxl_linear_dim4", []), ("sdxl_conv_dim4_conv2", ["conv_dim=2"])])
-def test_layers_and_shapes_at_full_size_are_those_of_the_reference(keys: str, args: list[str]) -> None:
+def test_layers_and_shapes_at_full_size_match_the_reference(keys: str, args: list[str]) -> None:
     modules = full_size()
     network = attach(plan_layers(modules, read(*args)), Dropouts(), torch.Generator().manual_seed(0))
     shapes = {layer.name: [list(layer.down.shape), list(layer.up.shape)] for layer in network.layers}
@@ -99,7 +99,7 @@ def test_conv_dim_0_leaves_the_convolutions_alone(sdxl: list[AdaptedModule]) -> 
     assert plan(sdxl, "conv_dim=0").keys() == plan(sdxl).keys()
 
 
-def test_a_lora_name_tells_its_block() -> None:
+def test_a_lora_name_identifies_its_block() -> None:
     for name, block in {
         "lora_unet_time_embed_0": 0,
         "lora_unet_label_emb_0_0": 0,
@@ -154,7 +154,7 @@ def rates(args: NetworkArgs) -> list[list[float]]:
         ("0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9", [i / 10 for i in range(1, 10)]),
     ],
 )
-def test_block_learning_rates_are_numbers_or_a_named_course(course: str, expected: list[float]) -> None:
+def test_block_learning_rates_are_numbers_or_a_named_curve(course: str, expected: list[float]) -> None:
     down, middle, up = rates(read(f"down_lr_weight={course}"))
     assert down == [round(w, 4) for w in expected]
     assert (middle, up) == ([1.0] * 3, [1.0] * 9)
@@ -162,7 +162,7 @@ def test_block_learning_rates_are_numbers_or_a_named_course(course: str, expecte
     assert up == [round(w, 4) for w in expected]
 
 
-def test_a_list_of_another_length_is_filled_up_or_cut_and_told() -> None:
+def test_a_list_of_a_different_length_is_padded_or_cut_with_a_warning() -> None:
     warnings: list[str] = []
     args = read("mid_lr_weight=0.5", f"up_lr_weight={numbers([0.5] * 12)}", warnings=warnings)
     assert rates(args)[1:] == [[0.5, 1.0, 1.0], [0.5] * 9]
@@ -259,12 +259,12 @@ def test_a_rate_of_0_freezes_its_layers() -> None:
         (["loraplus_lr_ratio=-2"], "network_args: loraplus_lr_ratio=-2 must be at least 0"),
     ],
 )
-def test_a_wrong_value_is_told_in_one_sentence(args: list[str], problem: str) -> None:
+def test_a_wrong_value_is_reported_in_one_sentence(args: list[str], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         read(*args)
 
 
-def test_a_misspelled_key_is_refused_and_one_of_another_program_is_told() -> None:
+def test_a_misspelled_key_is_refused_and_one_of_a_different_program_is_reported() -> None:
     warnings: list[str] = []
     read("algo=locon", "preset=full", warnings=warnings)
     assert warnings == [
@@ -291,7 +291,7 @@ def test_nothing_left_to_train_is_an_error(sdxl: list[AdaptedModule]) -> None:
 @pytest.mark.parametrize(
     ("network_dropout", "dropout", "expected"), [(None, 0.2, 0.2), (0.1, 0.2, 0.1), (0.0, 0.2, 0.0), (0.1, None, 0.1)]
 )
-def test_network_dropout_goes_before_dropout(
+def test_network_dropout_overrides_dropout(
     network_dropout: float | None, dropout: float | None, expected: float
 ) -> None:
     args = [] if dropout is None else [f"dropout={dropout}"]

@@ -17,8 +17,8 @@ pytestmark = pytest.mark.run
 
 
 @pytest.mark.parametrize("start", ["pissa", "olora"])
-def test_the_start_is_that_of_peft(start: str) -> None:
-    """What peft takes out of the base weight and gives to the LoRA."""
+def test_the_initial_weights_match_peft(start: str) -> None:
+    """The part that peft moves from the base weight to the LoRA."""
     torch.manual_seed(0)
     layer = linear(torch.float32)
     theirs: Any = inject_adapter_in_model(
@@ -35,7 +35,7 @@ def test_the_start_is_that_of_peft(start: str) -> None:
 
 
 @pytest.mark.parametrize("start", ["pissa", "olora"])
-def test_the_layer_computes_with_what_it_has_learned_beyond_its_start(start: str) -> None:
+def test_the_layer_computes_with_its_change_since_initialisation(start: str) -> None:
     torch.manual_seed(0)
     layer = linear()
     x = inputs(layer)
@@ -57,7 +57,7 @@ def test_the_layer_computes_with_what_it_has_learned_beyond_its_start(start: str
     torch.testing.assert_close(network.gradients, reference.gradients)  # the start is constant
 
 
-def test_its_file_is_for_the_base_model_as_it_is(miniature: Any, tmp_path: Path) -> None:
+def test_a_file_of_a_lora_with_initial_weights_is_for_the_unchanged_base_model(miniature: Any, tmp_path: Path) -> None:
     model = miniature.checkpoint
     prepared = prepare(model, tmp_path, lora_init="pissa", network_dim=4)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Compile bundles: what each makes of PyTorch's compiler, and that files, which name no bundle, show the right one."""
+"""Compile bundles: the compiler settings of each, and that files, which name no bundle, show the right one."""
 
 import re
 from pathlib import Path
@@ -21,7 +21,7 @@ ON = ("Auto", "Default", "Inductor", "Triton", "AOT eager")
 each_bundle = pytest.mark.parametrize("bundle", BUNDLES, ids=lambda bundle: bundle.title)
 
 
-def test_the_bundles_are_those_of_onetrainer_and_auto() -> None:
+def test_the_bundles_are_onetrainers_and_auto() -> None:
     assert list(OF_TITLE) == ["None", *ON]
     assert [title for title, bundle in OF_TITLE.items() if bundle.options.compile] == list(ON)
     assert OF_TITLE["Default"].options == CompileOptions(compile=True)
@@ -35,7 +35,7 @@ MEANT = {
 
 
 @pytest.mark.parametrize("title", MEANT)
-def test_what_inductor_is_told_has_the_meaning_of_the_name(title: str) -> None:
+def test_options_passed_to_inductor_match_the_bundles_name(title: str) -> None:
     options = OF_TITLE[title].options
     assert options.compile_backend == "inductor"
     told = inductor_options(options.compile_mode, options.compile_options)
@@ -46,7 +46,7 @@ def test_what_inductor_is_told_has_the_meaning_of_the_name(title: str) -> None:
     assert set(told) - set(MEANT[title]) - own == {"coordinate_descent_tuning"}
 
 
-def test_aot_eager_compiles_no_kernels_and_takes_any_shape() -> None:
+def test_aot_eager_compiles_no_kernels_and_accepts_any_shape() -> None:
     options = OF_TITLE["AOT eager"].options
     assert (options.compile_backend, DYNAMIC[options.compile_dynamic]) == ("aot_eager", True)
 
@@ -59,7 +59,7 @@ def test_nothing_is_wrong_with_a_bundle_and_its_help_is_sentences(bundle: Compil
 
 
 @each_bundle
-def test_a_bundle_comes_back_from_a_file_that_holds_only_what_differs(bundle: CompileBundle, tmp_path: Path) -> None:
+def test_a_bundle_is_recognised_in_a_file_of_differing_options(bundle: CompileBundle, tmp_path: Path) -> None:
     values = {o.name: getattr(bundle.options, o.name) for o in each_option(CompileOptions)}
     path = save_configuration(tmp_path / "a.toml", values, "sdxl", {})
     assert read_toml(path) == {**SDXL_LORA.identity, **bundle.changes}

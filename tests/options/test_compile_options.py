@@ -19,7 +19,7 @@ class Block(nn.Module):
         return x + 1
 
 
-def test_options_override_those_of_the_mode_and_our_own() -> None:
+def test_options_override_the_modes_and_our_own() -> None:
     given = [f"{GRAPHS}=False", "max_pointwise_cat_inputs=8", "shape_padding = true"]
     options = inductor_options("max-autotune", given)
     changed = {GRAPHS: False, "max_pointwise_cat_inputs": 8, "shape_padding": True}
@@ -59,23 +59,23 @@ def test_the_compiler_gets_the_mode_and_the_options(monkeypatch: pytest.MonkeyPa
         ),
     ],
 )
-def test_what_inductor_would_refuse_is_told_with_a_remedy(item: str, problem: str) -> None:
+def test_options_inductor_would_refuse_are_reported_with_a_remedy(item: str, problem: str) -> None:
     assert inductor_option_problems([item]) == [f"compile_options: {problem}"]
 
 
-def test_what_inductor_takes_is_no_problem_and_a_whole_number_becomes_a_float() -> None:
+def test_options_inductor_accepts_are_fine_and_a_whole_number_becomes_a_float() -> None:
     items = ["cpu_gpu_bw=60", "max_autotune_gemm_backends='ATEN'", "fx_graph_remote_cache=None", "rocm.arch=['gfx942']"]
     assert inductor_option_problems(items) == []
     assert type(inductor_options("default", items)["cpu_gpu_bw"]) is float
 
 
-def test_options_are_asked_for_only_where_inductor_compiles() -> None:
+def test_options_need_the_inductor_backend() -> None:
     def told(more: CompileMoreOptions, **values: Any) -> list[str]:
         options = CompileOptions(compile_options=["max_autotun=True"], **values)
         return compile_support.problems(options, more, torch.device("cpu"))
 
     assert told(CompileMoreOptions()) == []
-    assert told(CompileMoreOptions(), compile=True, compile_backend="eager") == []  # its own check says so
+    assert told(CompileMoreOptions(), compile=True, compile_backend="eager") == []  # its own check reports it
     assert len(told(CompileMoreOptions(), compile=True)) == len(told(CompileMoreOptions(compile_vae=True))) == 1
 
 
@@ -103,7 +103,7 @@ def test_cuda_graphs_are_known_by_mode_and_by_option(
     assert options.without_cuda_graphs() == CompileOptions(compile=True, **{**values, **without})
 
 
-def test_the_backend_cudagraphs_is_nothing_without_them() -> None:
+def test_the_backend_cudagraphs_requires_cuda_graphs() -> None:
     options = CompileOptions(compile=True, compile_backend="cudagraphs")
     assert uses_cuda_graphs(options)
     assert options.without_cuda_graphs() is None

@@ -1,4 +1,4 @@
-"""What is trained under the names that users have in their files, and which layers a preset of LyCORIS means."""
+"""The network trained under the names in users' files, and the layers of a LyCORIS preset."""
 
 import re
 from typing import Any
@@ -57,7 +57,7 @@ def test_names_of_other_programs_mean_built_in_adapters() -> None:
 
 
 @pytest.mark.parametrize("needed", ["algo=dylora", "preset=my.toml", "train_norm=True", "use_scalar=1"])
-def test_what_only_the_package_trains_is_left_to_it(needed: str) -> None:
+def test_networks_only_the_package_trains_are_left_to_it(needed: str) -> None:
     options = NetworkOptions(network_module=LYCORIS, network_args=["algo=lokr", needed][needed.startswith("algo") :])
     assert not is_built_in_network(options)
     assert needs_package(read_items(options.network_args)) == needed
@@ -66,9 +66,12 @@ def test_what_only_the_package_trains_is_left_to_it(needed: str) -> None:
 @pytest.mark.parametrize(
     ("values", "problem"),
     [
-        ({"network_type": "lokr", "network_module": "networks.loha"}, "network_module = networks.loha decides what is"),
-        ({"network_type": "lokr", "network_module": "somebody.network"}, "decides what is trained; leave one"),
-        ({"network_type": "lokr", "network_args": ["adapter=loha"]}, "adapter in network_args decides what is trained"),
+        ({"network_type": "lokr", "network_module": "networks.loha"}, "network_module = networks.loha chooses the"),
+        ({"network_type": "lokr", "network_module": "somebody.network"}, "chooses the trained network; leave one"),
+        (
+            {"network_type": "lokr", "network_args": ["adapter=loha"]},
+            "adapter in network_args chooses the trained network",
+        ),
         ({"lora_init": "pissa", "network_type": "loha"}, "pissa is for plain LoRA; leave it unset"),
         (
             {"lora_init": "pissa", "network_weights": "a.safetensors"},
@@ -78,15 +81,15 @@ def test_what_only_the_package_trains_is_left_to_it(needed: str) -> None:
         ({"network_type": "loha", "network_dim": 5000}, "5000 is above 4096"),
     ],
 )
-def test_what_cannot_be_together_is_told(values: dict[str, Any], problem: str) -> None:
+def test_conflicting_options_are_reported(values: dict[str, Any], problem: str) -> None:
     (found,) = problems_of(NetworkOptions(**values))
     assert found[0] in ("network_type", "lora_init", "network_dim")
     assert re.search(problem, found[1])
 
 
-def test_an_adapter_that_reads_base_weights_is_not_for_a_quantized_base() -> None:
+def test_an_adapter_that_reads_base_weights_refuses_a_quantized_base() -> None:
     for values, told in (
-        ({"network_type": "lokr", "dora_wd": True, "fp8_base": True}, "fp8_base: dora_wd with LoKr computes with the"),
+        ({"network_type": "lokr", "dora_wd": True, "fp8_base": True}, "fp8_base: dora_wd with LoKr needs the base"),
         (
             {"network_type": "dora", "wd_on_output": False, "fp8_base_unet": True},
             "fp8_base_unet: wd_on_output = false ",
@@ -105,7 +108,7 @@ def test_an_option_and_the_same_key_of_network_args_may_not_differ() -> None:
         read_args(settings, pytest.fail)
 
 
-def test_an_option_of_another_type_is_told() -> None:
+def test_an_option_of_a_different_network_type_is_reported() -> None:
     told: list[str] = []
     settings = from_values(SDXL_LORA, {"network_type": "lokr", "constraint": 0.1, "network_args": ["rescaled=True"]})
     read_args(settings, told.append)
@@ -133,7 +136,7 @@ def test_an_option_of_another_type_is_told() -> None:
         ("sdxl", {"network_args": ["conv_dim=2", "block_dims=" + ",".join("4" * 23)]}, "", ""),
     ],
 )
-def test_what_the_network_makes_of_its_arguments_is_known_before_torch_is_imported(
+def test_how_the_network_reads_its_arguments_is_known_before_torch_is_imported(
     family: str, values: dict[str, Any], problem: str, remark: str
 ) -> None:
     settings = from_values(script_for(family, "lora"), values)
@@ -163,7 +166,7 @@ def planned(preset: str) -> list[str]:
     return [plan.path for plan in plan_layers([AdaptedModule(module=unet, target=target, lr=1.0)], args)]
 
 
-def test_presets_choose_the_layers_that_lycoris_does() -> None:
+def test_presets_choose_the_same_layers_as_lycoris() -> None:
     attention, transformer = planned("attn-only"), planned("attn-mlp")
     assert all(".attn1." in path or ".attn2." in path for path in attention)
     assert {path.rpartition(".")[2] for path in set(transformer) - set(attention)} == {

@@ -37,7 +37,7 @@ EVERY_OPTION = {
     for g in (*script.groups, ConfigFileOptions, LegacyOptions)
     for o in each_option(g)
 }
-"""As they are declared, with what holds for other families."""
+"""As declared, including values for other families."""
 
 
 def an_option(**face: object) -> Option:
@@ -50,7 +50,7 @@ def test_no_option_is_declared_twice(script):
     assert sorted(names) == sorted(set(names))
 
 
-def test_every_option_of_the_field_is_here_with_its_type_and_default():
+def test_every_option_of_sd_scripts_exists_with_its_type_and_default():
     types = {"int": int, "float": float, "bool": bool, "str": str, "Path": str, "int_or_float": float}
     wrong = []
     for script, theirs in ((each, theirs) for each in REFERENCE for theirs in REFERENCE[each]):
@@ -69,12 +69,12 @@ def test_every_option_of_the_field_is_here_with_its_type_and_default():
     assert wrong == []
 
 
-def test_every_option_can_speak_for_itself():
+def test_every_option_has_a_label_and_help():
     wrong = [f"{o.name}: {fault}" for o in EVERY_OPTION.values() for fault in faults(o)]
     assert wrong == []
 
 
-def test_a_note_of_a_family_is_for_those_derived_from_it_too_unless_they_have_their_own() -> None:
+def test_a_familys_note_applies_to_derived_families_without_their_own() -> None:
     noted = {o.name: o.family_notes for o in EVERY_OPTION.values() if o.family_notes}
     whom = {name: [families for families, _ in noted[name]] for name in ("blocks_to_swap", "vae")}
     assert whom["blocks_to_swap"] == [("sdxl",), ("flux", "flux_kontext"), ("qwen_image", "qwen_image_edit")]
@@ -84,7 +84,7 @@ def test_a_note_of_a_family_is_for_those_derived_from_it_too_unless_they_have_th
 
 
 def faults(o: Option) -> list[str]:
-    """Return what an option lacks."""
+    """Return the missing parts of an option."""
     must = {
         "a type with a control": o.type in KINDS,
         "sentences as help": all(
@@ -150,7 +150,7 @@ def test_a_value_is_read_leniently(kind, given, read):
 
 
 @pytest.mark.parametrize(("given", "read"), [("10%", 0.1), (0.05, 0.05), (100.0, 100), ("250", 250), (0, 0.0)])
-def test_steps_may_be_a_share_of_the_run(given, read):
+def test_steps_may_be_a_fraction_of_the_run(given, read):
     warmup = an_option(type=float, steps_or_fraction=True)
     assert warmup.read(given) == read
     assert warmup.problem(warmup.read(given)) is None
@@ -176,17 +176,17 @@ def test_steps_may_be_a_share_of_the_run(given, read):
         ({}, None, "is required"),
     ],
 )
-def test_a_wrong_value_is_told_in_words(face, value, why):
+def test_a_wrong_value_is_reported_in_words(face, value, why):
     assert an_option(**face).problem(value) == why
 
 
-def test_unset_zero_and_set_are_three_things():
+def test_unset_zero_and_set_are_different():
     rate = OPTIONS["unet_lr"]
     assert (rate.read(None), rate.read(0), rate.read(1e-4)) == (None, 0.0, 1e-4)
     assert rate.read("") is None
 
 
-def test_zero_is_off_only_where_the_option_says_so():
+def test_zero_is_off_only_for_options_that_define_it_so():
     assert OPTIONS["min_snr_gamma"].read(0) is None
     assert OPTIONS["max_grad_norm"].read(0) == 0.0
     assert OPTIONS["seed"].read(0) == 0

@@ -17,12 +17,12 @@ ONLY_NAME_OPTIONS = {
     "demo.py": "writes settings files",
     "model_file.py": "names the options in which files belong",
 }
-"""Modules in which the name of an option is no sign that its value is read."""
+"""Modules in which the name of an option does not show that its value is read."""
 
 
 @dataclass(frozen=True)
 class Names:
-    """What a piece of code mentions."""
+    """Names mentioned in a piece of code."""
 
     attributes: frozenset[str]
     """Read from an object."""
@@ -94,7 +94,7 @@ def test_every_option_with_an_effect_is_read_outside_the_options() -> None:
     assert unread == []
 
 
-def test_an_option_that_has_a_control_and_nothing_else_counts_as_unread() -> None:
+def test_an_option_with_only_a_control_counts_as_unread() -> None:
     class FullOptions(OptionGroup, title="Of the same name as one that is read"):
         mem_eff_save: bool = option(False, "kohya_gui's tables name it, and nobody reads it.")
         train_text_encoder: bool = option(False, "Read by training.")

@@ -1,4 +1,4 @@
-"""What the plan counts for an adapter in its base product is what its tensors take, and what was measured."""
+"""The planned memory of an adapter in its base product equals its tensors' and the measured memory."""
 
 from collections import Counter
 from dataclasses import replace
@@ -35,7 +35,7 @@ MEASURED: dict[str, tuple[dict[str, Any], float]] = {
 """GiB of all tensors while SDXL trains compiled at rank 32, on one H200 (docs/performance.md)."""
 
 
-def test_adapters_of_sdxl_take_what_was_measured_beside_lora() -> None:
+def test_adapters_of_sdxl_take_the_memory_measured_relative_to_lora() -> None:
     planned = {
         name: memory_of(settings_of("sdxl", "lora", compile=True, **options)).phases[TRAINING] / GIB
         for name, (options, _) in MEASURED.items()
@@ -46,7 +46,7 @@ def test_adapters_of_sdxl_take_what_was_measured_beside_lora() -> None:
 
 
 def groups_in(model: nn.Module, target: LoraTarget) -> list[list[nn.Linear]]:
-    """Return the layers that are adapted by default, those of one input together."""
+    """Return the layers that are adapted by default, layers with the same input together."""
     together: list[Any] = projected_together(model, target)
     grouped = {layer for group in together for layer in group}
     alone: list[Any] = [[layer] for _, layer in adaptable(model, target, conv=False) if layer not in grouped]
@@ -64,7 +64,7 @@ def counted(projections: tuple[Projection, ...]) -> Counter[tuple[int, tuple[int
     return found
 
 
-def test_projections_are_those_of_the_full_size_model() -> None:
+def test_projections_match_the_full_size_model() -> None:
     for card in cards():
         target, facts = family_of(card.name).lora, card.plan.memory
         assert not facts or (facts.folded_kinds if facts.projections else ()) == target.folds
@@ -80,7 +80,7 @@ def test_projections_are_those_of_the_full_size_model() -> None:
 
 
 def adapted(**options: Any) -> tuple[AdapterNetwork, AdapterMemory]:
-    """Adapt a miniature of SDXL's U-Net as a compiled run does, and count what that takes."""
+    """Adapt a miniature of SDXL's U-Net as a compiled run does, and count its memory."""
     settings = settings_of("sdxl", "lora", compile=True, **options)
     unet = UNet2DConditionModel(**TINY).requires_grad_(False)
     groups = groups_in(unet, UNET)
@@ -104,7 +104,7 @@ def adapted(**options: Any) -> tuple[AdapterNetwork, AdapterMemory]:
 
 
 def joint_values(network: AdapterNetwork) -> int:
-    """Return what the joint matrices hold beside base weights."""
+    """Return the size of the joint matrices besides base weights."""
     layers = [each.layer for each in network.layers if isinstance(each.layer, FoldableLinear)]
     joints = {layer.joint.data_ptr(): layer.joint for layer in layers if layer.joint is not None}
     inside = [layer for layer in layers if layer.weight.untyped_storage().data_ptr() in joints]

@@ -1,4 +1,4 @@
-"""compile_auto chooses what was fastest here, says why, and checks it against uncompiled steps."""
+"""compile_auto chooses the fastest here, gives the reason, and checks it against uncompiled steps."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,7 +31,7 @@ def auto(folder: Path, script: Script = SDXL_LORA, **values: Any) -> Settings:
 
 
 def measured(settings: Settings, seconds: float, gpu: Gpu, first: float, **changes: Any) -> Measurement:
-    """What a run with these compile options instead of compile_auto has left behind."""
+    """A run with these compile options instead of compile_auto."""
     ran = settings.replaced({"compile": False, **changes})
     return Measurement(
         device=gpu.name,
@@ -53,7 +53,7 @@ def planned(settings: Settings, gpu: Gpu, *known: Measurement) -> tuple[str, Run
     return name, found
 
 
-def test_what_took_the_least_time_here_is_chosen(tmp_path: Path) -> None:
+def test_the_fastest_measured_choice_is_used(tmp_path: Path) -> None:
     settings = auto(tmp_path, max_train_steps=1000)
     eager = measured(settings, 0.20, RTX, 0.2)
     default = measured(settings, 0.15, RTX, 30.0, compile=True)
@@ -66,7 +66,7 @@ def test_what_took_the_least_time_here_is_chosen(tmp_path: Path) -> None:
     short = settings.replaced({"max_train_steps": 300})
     assert planned(short, RTX, eager, default, graphs)[0] == "no compiling"
     assert planned(short, RTX, eager, default, graphs)[1].compile is None
-    # with another driver nothing is known
+    # with a different driver nothing is known
     assert "rule of thumb" in planned(settings, Gpu(RTX.name, "590.1"), eager, default, graphs)[1].choice
 
 
@@ -95,7 +95,7 @@ def test_a_rule_of_thumb_decides_where_nothing_is_measured(
     assert (name, "rule of thumb" in found.choice) == (chosen, True)
 
 
-def test_a_mode_beside_auto_is_told_to_have_no_effect(tmp_path: Path) -> None:
+def test_a_mode_next_to_auto_is_reported_as_without_effect(tmp_path: Path) -> None:
     (told,) = [str(each) for each in auto(tmp_path, compile_mode="max-autotune").remarks if "compile_auto" in str(each)]
     assert told.startswith("compile_mode: has no effect with compile_auto")
 
@@ -115,7 +115,7 @@ def test_the_check_compares_steps_of_the_same_shapes() -> None:
 
 
 @pytest.mark.deep
-def test_a_run_checks_the_choice_and_goes_on_with_the_faster_steps(
+def test_a_run_checks_the_choice_and_continues_with_the_faster_steps(
     flux_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def compile_fx(graph: torch.fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Any:
@@ -130,11 +130,14 @@ def test_a_run_checks_the_choice_and_goes_on_with_the_faster_steps(
     run = train(flux_miniature, tmp_path / "run", **values, **AUTO)
     assert run.status == plain.status == 0
     assert run.losses == pytest.approx(plain.losses, rel=1e-3)
-    said = [event["text"] for event in run.told("compile") if "compile_auto" in event.get("text", "")]
+    said = [event["text"] for event in run.events_of("compile") if "compile_auto" in event.get("text", "")]
     assert "compile_auto: default (measured on this machine" in said[0]
-    compared = [*said[1:], *(e["text"] for e in run.told("warning") if e["text"].startswith("compile_auto: compiled"))]
+    compared = [
+        *said[1:],
+        *(e["text"] for e in run.events_of("warning") if e["text"].startswith("compile_auto: compiled")),
+    ]
     assert len(compared) == 1
-    assert any(event.get("graphs") for event in run.told("compile"))
+    assert any(event.get("graphs") for event in run.events_of("compile"))
     # both kinds of steps are remembered, each with its own settings
     newest = [each.settings.get("compile", False) for each in remembered()[:2]]
     assert sorted(newest) == [False, True]

@@ -1,5 +1,5 @@
-"""On a GPU: blocks that travel beside the computation arrive in time and keep what they learn, checkpoints come back,
-fp8 multiplies rightly."""
+"""On a GPU: blocks copied during the computation arrive in time and keep their updates, checkpoints are restored, fp8
+multiplies correctly."""
 
 import gc
 from collections.abc import Callable, Iterator
@@ -33,7 +33,7 @@ from tests.support.swap import update_by_block, update_in_backward, updates
 
 pytestmark = [
     pytest.mark.deep,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: copies beside the computation"),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: copies during the computation"),
     pytest.mark.usefixtures("no_graphs"),
 ]
 
@@ -49,7 +49,7 @@ Gradients = tuple[Tensor, dict[str, Tensor]]
 
 
 def placed(*, trainable: bool, **options: Any) -> FluxTransformer:
-    """bf16, as the options say."""
+    """bf16, as the options specify."""
     torch.manual_seed(0)
     model = FluxTransformer(SHAPE).requires_grad_(trainable).bfloat16()
     for p in model.parameters():
@@ -114,7 +114,7 @@ def late_copies(model: FluxTransformer) -> None:
 
 
 def late_returns(model: FluxTransformer) -> None:
-    """Only what goes back to main memory is late."""
+    """Only copies back to main memory are late."""
     swapper: Any = model.swapper
     with torch.cuda.stream(swapper._swaps[0].streams.to_host):
         torch.cuda._sleep(200_000_000)
@@ -157,7 +157,7 @@ def test_main_memory_is_pinned() -> None:
 
 
 @pytest.mark.parametrize("direction", ["HtoD", "DtoH"])
-def test_copies_run_beside_the_computation(direction: str) -> None:
+def test_copies_run_during_the_computation(direction: str) -> None:
     """In the trace of a step whose blocks keep the GPU busy for longer than a slow CPU needs to queue them."""
     from torch.profiler import ProfilerActivity, profile
 
@@ -189,7 +189,7 @@ def bytes_off(model: FluxTransformer) -> int:
 
 
 @pytest.mark.parametrize("trainable", [False, True])
-def test_swapped_blocks_take_no_memory_not_even_while_they_are_placed(trainable: bool) -> None:
+def test_swapped_blocks_use_no_gpu_memory_even_while_being_placed(trainable: bool) -> None:
     used, peaks = [], []
     for swap in (0, SWAP):
         gc.collect()
@@ -214,7 +214,7 @@ def test_swapped_blocks_take_no_memory_not_even_while_they_are_placed(trainable:
 
 @pytest.mark.usefixtures("_same_kernels")
 @pytest.mark.parametrize("swap", [0, SWAP])
-def test_checkpoints_in_main_memory_come_back_whole(swap: int) -> None:
+def test_checkpoints_in_main_memory_return_intact(swap: int) -> None:
     wanted = step(transformer())
     model = transformer(blocks_to_swap=swap, gradient_checkpointing=True, cpu_offload_checkpointing=True)
     for late in (late_computation, lambda _: None):
@@ -233,7 +233,7 @@ def test_checkpoints_in_main_memory_come_back_whole(swap: int) -> None:
         {"quantize_base": "nf4", "gradient_checkpointing": True},
     ],
 )
-def test_compiled_and_swapped_is_what_eager_and_resident_is(options: dict[str, Any]) -> None:
+def test_compiled_swapped_matches_eager_resident(options: dict[str, Any]) -> None:
     wanted = step(transformer(**options))
     model = compiled_and_swapped(**options)
     for _ in range(2):
@@ -289,7 +289,7 @@ def test_products_in_fp8_round_to_three_bits_and_no_worse(tokens: int, keep_tran
     assert error(ours_grad, wanted_grad) < 0.045
 
 
-def test_the_state_dict_on_a_gpu_is_every_blocks_own() -> None:
+def test_the_state_dict_on_a_gpu_has_every_blocks_own_weights() -> None:
     plain, swapped = transformer().state_dict(), transformer(blocks_to_swap=SWAP).state_dict()
     assert plain.keys() == swapped.keys()
     assert all(torch.equal(plain[name].cpu(), swapped[name].cpu()) for name in plain)
@@ -315,7 +315,7 @@ class Learner:
         return out.detach()
 
     def weights(self) -> dict[str, Tensor]:
-        """What a file would hold, as it is now."""
+        """The current contents of a file."""
         return {name: tensor.cpu().clone() for name, tensor in self.model.state_dict().items()}
 
 
@@ -338,7 +338,7 @@ def assert_same(ours: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
     [{}, {"gradient_checkpointing": True}, {"gradient_checkpointing": True, "cpu_offload_checkpointing": True}],
 )
 @pytest.mark.parametrize("fused", [False, True])
-def test_blocks_keep_what_they_learn_however_copies_and_computation_lag(
+def test_trained_blocks_keep_their_updates_however_copies_and_computation_lag(
     fused: bool, options: dict[str, Any], late: Callable[[FluxTransformer], None]
 ) -> None:
     wanted, ours = Learner(fused=fused, **options), Learner(fused=fused, **options, blocks_to_swap=SWAP)
@@ -360,7 +360,7 @@ def test_blocks_keep_what_they_learn_however_copies_and_computation_lag(
 
 @pytest.mark.usefixtures("_same_kernels")
 @pytest.mark.parametrize("fused", [False, True])
-def test_blocks_learn_the_same_compiled_and_swapped_as_compiled(fused: bool) -> None:
+def test_compiled_swapped_blocks_train_like_compiled_ones(fused: bool) -> None:
     learners = [Learner(fused=fused, gradient_checkpointing=True, blocks_to_swap=swap) for swap in (0, SWAP)]
     for learner in learners:
         for block in (*learner.model.double_blocks, *learner.model.single_blocks):
@@ -386,8 +386,8 @@ def test_values_written_into_main_memory_reach_the_device(late: Callable[[FluxTr
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_swapped_blocks_that_learn_take_no_memory_in_a_step(fused: bool) -> None:
-    """Gradients and moments are the same as of resident ones; weights and what is in flight are less."""
+def test_trained_swapped_blocks_use_no_extra_gpu_memory_in_a_step(fused: bool) -> None:
+    """Gradients and moments are the same as for resident ones; weights and tensors in flight are smaller."""
     peaks, off = [], 0
     for swap in (0, SWAP):
         gc.collect()
@@ -454,7 +454,7 @@ class UNetLearner:
         return sdxl_unet.predict(self.unet, noisy, torch.tensor([500], device=CUDA), context, pooled, sizes)
 
     def learned(self) -> dict[str, Tensor]:
-        """Gradients of a LoRA, or what a file of the whole model would hold."""
+        """Gradients of a LoRA, or the contents of a file of the whole model."""
         found = {name: p.grad for name, p in self.unet.named_parameters() if p.grad is not None}
         return found or {name: tensor.cpu().clone() for name, tensor in self.unet.state_dict().items()}
 
@@ -473,7 +473,7 @@ def _repeatable() -> Iterator[None]:
 @pytest.mark.parametrize("full", [False, True])
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("swap", [10, 22])
-def test_swapped_blocks_of_a_u_net_compute_what_resident_ones_do(swap: int, checkpointing: bool, full: bool) -> None:
+def test_swapped_blocks_of_a_u_net_match_resident_ones(swap: int, checkpointing: bool, full: bool) -> None:
     wanted, ours = (UNetLearner(s, full=full, gradient_checkpointing=checkpointing) for s in (0, swap))
     for _ in range(3):
         assert torch.equal(ours.step(late=True), wanted.step())
@@ -484,7 +484,7 @@ def test_swapped_blocks_of_a_u_net_compute_what_resident_ones_do(swap: int, chec
 
 
 @pytest.mark.parametrize("full", [False, True])
-def test_swapped_blocks_of_a_u_net_take_no_memory_in_a_step(full: bool) -> None:
+def test_swapped_blocks_of_a_u_net_use_no_extra_gpu_memory_in_a_step(full: bool) -> None:
     peaks, off = [], 0
     for swap in (0, 22):
         gc.collect()
@@ -500,7 +500,7 @@ def test_swapped_blocks_of_a_u_net_take_no_memory_in_a_step(full: bool) -> None:
     assert peaks[0] - peaks[1] > (0.9 if full else 0.8) * off  # a LoRA's own weights count as the block's
 
 
-def test_what_is_allocated_is_what_pytorch_says() -> None:
+def test_allocated_memory_matches_pytorch() -> None:
     held = torch.empty(GIB // 4, dtype=torch.uint8, device=CUDA)
     assert _allocated(CUDA) == torch.cuda.memory_allocated(CUDA) >= held.nbytes
 

@@ -1,4 +1,4 @@
-"""The plan's memory is what was measured on a GPU, and its facts are those of the real models and optimizers."""
+"""The plan's memory equals GPU measurements, and its facts match the real models and optimizers."""
 
 import math
 import re
@@ -101,7 +101,7 @@ def memory_of(settings: Settings, side: int = 1024, **more: Any) -> MemoryPlan:
     return found
 
 
-def test_embeddings_take_what_a_lora_takes_without_the_adapter_but_with_the_text_encoders() -> None:
+def test_embeddings_use_the_memory_of_a_lora_without_the_adapter_but_with_the_text_encoders() -> None:
     lora, embedding = (
         {part.name: part.bytes for part in memory_of(settings_of("sdxl", method)).parts}
         for method in ("lora", "textual_inversion")
@@ -112,7 +112,7 @@ def test_embeddings_take_what_a_lora_takes_without_the_adapter_but_with_the_text
     assert lora.keys() - embedding.keys() == {"adapter", "optimizer"}
 
 
-def test_the_memory_of_training_is_what_was_measured() -> None:
+def test_the_planned_memory_of_training_matches_measurements() -> None:
     wrong = {}
     for (family, method), rows in MEASURED.items():
         for row, gib in rows.items():
@@ -136,14 +136,14 @@ def test_the_memory_of_training_is_what_was_measured() -> None:
         ({"mixed_precision": "no"}, 0),
     ],
 )
-def test_norms_in_float32_keep_more_where_they_have_an_effect(options: dict[str, Any], added: int) -> None:
+def test_norms_in_float32_use_more_memory_where_they_have_an_effect(options: dict[str, Any], added: int) -> None:
     plain, wide = (
         memory_of(settings_of("sdxl", "lora", float32_norms=on, **options)).phases[TRAINING] for on in (False, True)
     )
     assert wide - plain == pytest.approx(added * memory_facts.MEMORY.activations.float32_norms, abs=2)
 
 
-def test_what_norms_in_float32_keep_is_counted_in_the_full_size_model() -> None:
+def test_memory_of_norms_in_float32_is_counted_in_the_full_size_model() -> None:
     unet, side = module_of("sdxl", "full_size").modules()["denoiser"].bfloat16().requires_grad_(False), 32
     rounded, exact = (kept_bytes(prepare(unet), side) for prepare in (prepare_unet, prepare_exact_unet))
     assert exact - rounded == pytest.approx(memory_facts.MEMORY.activations.float32_norms * side**2, rel=0.01)
@@ -210,7 +210,7 @@ ADAPTERS: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 @pytest.mark.parametrize("family", ["flux", "sdxl"])
-def test_the_values_of_adapters_are_about_those_of_their_layers(family: str) -> None:
+def test_the_activations_of_adapters_are_about_as_large_as_their_layers(family: str) -> None:
     model, target, wrong = module_of(family, "full_size").modules()["denoiser"], family_of(family).lora, {}
     layers = [(path, each) for path, each in adaptable(model, target, conv=False) if in_blocks(path)]
     for kind, options in ADAPTERS:
@@ -237,7 +237,7 @@ def values_in(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def test_swapped_values_are_those_of_the_swapped_blocks() -> None:
+def test_swapped_values_belong_to_the_swapped_blocks() -> None:
     flux = module_of("flux", "full_size").modules()["denoiser"]
     facts = card_of("flux").plan.memory
     assert facts
@@ -255,7 +255,7 @@ def test_sdxl_swaps_sixty_transformer_blocks_but_the_two_that_are_on_the_gpu() -
     assert facts.most_swapped == len(blocks) - SLOTS == 58
 
 
-def test_optimizers_keep_as_many_bytes_as_the_table_says() -> None:
+def test_optimizers_use_the_bytes_listed_in_the_table() -> None:
     wrong, weight = {}, torch.randn(256, 512)
     for name, known in OPTIMIZERS.items():
         if not known.installed or not known.state_bytes:  # paged ones can leave the GPU
@@ -275,13 +275,13 @@ def tensors_in(state: Mapping[str, Any]) -> list[torch.Tensor]:
     return [value for value in state.values() if isinstance(value, torch.Tensor)]
 
 
-def test_a_model_of_another_size_has_no_known_memory() -> None:
+def test_a_model_of_a_different_size_has_no_known_memory() -> None:
     shape = [BatchShape(extent=Extent(64, 64), images=1)]
     for card in cards():
         assert plan_memory(settings_of(card.name, "lora"), shape, model_values=1_000_000) is None
 
 
-def test_advice_names_options_with_which_the_run_fits() -> None:
+def test_advice_names_options_that_make_the_run_fit() -> None:
     settings, gpu = settings_of("flux", "lora"), 24 * GIB
     needed = memory_of(settings, gpu_bytes=gpu)
     (told,) = memory_advice(settings, needed, lambda changed: memory_of(changed, gpu_bytes=gpu))
@@ -293,8 +293,8 @@ def test_advice_names_options_with_which_the_run_fits() -> None:
     assert memory_advice(changed, memory_of(changed, gpu_bytes=gpu), memory_of) == ()
 
 
-def test_a_limit_is_what_the_run_may_use() -> None:
-    """Beside the U-Net's weights in bf16, 6 GiB have no room."""
+def test_a_limit_counts_as_the_available_memory() -> None:
+    """The U-Net's weights in bf16 leave no room in 6 GiB."""
     settings = settings_of("sdxl", "full", gpu_memory_limit=6.0, optimizer_type="Adafactor")
     needed = memory_of(settings, gpu_bytes=24 * GIB)
     (told,) = memory_advice(settings, needed, lambda changed: memory_of(changed, gpu_bytes=24 * GIB))
@@ -310,11 +310,11 @@ def test_spilled_memory_is_noticed_where_steps_become_slow_on_a_full_gpu() -> No
     slow = [watch.step("1024x1024x1", 2.0, 23 * GIB) for _ in range(RECENT)]
     assert "4.0 times as long" in slow[-1]
     assert "Sysmem" in slow[-1]
-    assert watch.step("1024x1024x1", 2.0, 20 * GIB) == ""  # slow for another reason
+    assert watch.step("1024x1024x1", 2.0, 20 * GIB) == ""  # slow for a different reason
     assert "more than it has" in SpillWatch(24 * GIB).step("1024x1024x1", 0.5, 30 * GIB)
 
 
-def test_what_presets_take_is_what_other_programs_saw() -> None:
+def test_the_memory_of_presets_matches_other_programs_reports() -> None:
     """GiB in use of presets that ran within the memory of the GPU that they name, on one H200."""
     seen = {
         **{"lora/sdxl_low_memory_8gb": 6.44, "lora/sdxl_low_memory_12gb": 6.76},

@@ -1,4 +1,4 @@
-"""Runs do what their plans say: shapes, steps and graphs; and they remember how fast they were."""
+"""Runs match their plans: shapes, steps and graphs; and they remember how fast they were."""
 
 import sys
 from pathlib import Path
@@ -16,10 +16,11 @@ from tests.support.data import make_folder
 from tests.support.training import FULL, Run, settings_for, train, train_whole
 
 SIZES = [(192, 192), (160, 224), (224, 160), (96, 320), (320, 96)]
-"""As buckets; the last two have equally many tokens, and so have the two before them. No number of tokens is a width of
-the models, for which dynamic graphs would be made once more."""
+"""As buckets; the last two have the same number of tokens, and so have the two before them. No number of tokens is a
+width of the models, for which dynamic graphs would be made once more."""
 STRUCTURE = tiny.UNET | {"block_out_channels": (32, 64, 128), "attention_head_dim": (1, 1, 2)}
-"""Widths that differ from level to level as in SDXL, so that as many graphs are needed; the miniature's are equal."""
+"""Widths that differ from level to level as in SDXL, so that the same number of graphs is needed; the miniature's are
+equal."""
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +52,7 @@ def planned(model: Any, method: str, values: dict[str, Any]) -> RunPlan:
 
 
 TWO, THREE, EQUAL = SIZES[:2], SIZES[:3], SIZES[1:3]
-"""The last two of THREE, which are EQUAL, have equally many tokens."""
+"""The last two of THREE, which are EQUAL, have the same number of tokens."""
 
 
 @pytest.mark.deep
@@ -71,7 +72,7 @@ TWO, THREE, EQUAL = SIZES[:2], SIZES[:3], SIZES[1:3]
         value if isinstance(value, str) else " ".join(value) if isinstance(value, dict) else str(len(value))
     ),
 )
-def test_as_many_graphs_are_compiled_as_planned(
+def test_the_planned_number_of_graphs_is_compiled(
     family: str, method: str, sizes: list[tuple[int, int]], more: dict[str, Any], models: dict[str, Any], tmp_path: Path
 ) -> None:
     values = values_for(tmp_path, sizes, compile=True, compile_backend="eager", **{"max_train_epochs": 1, **more})
@@ -79,7 +80,7 @@ def test_as_many_graphs_are_compiled_as_planned(
     made: Run = (train if method == "lora" else train_whole)(models[family], tmp_path / "out", **values)
     assert made.status == 0
     assert plan is not None
-    counted = made.told("compile")[-1]
+    counted = made.events_of("compile")[-1]
     assert (plan.graphs, plan.recompiles) == (counted["graphs"], counted["recompiles"])
 
 
@@ -87,7 +88,7 @@ def test_as_many_graphs_are_compiled_as_planned(
 def test_a_run_has_the_shapes_and_steps_of_its_plan(any_miniature: Any, tmp_path: Path) -> None:
     values = values_for(tmp_path, SIZES[:4], train_batch_size=2, gradient_accumulation_steps=3, num_processes=1)
     plan = planned(any_miniature, "lora", values)
-    (started,) = train(any_miniature, tmp_path / "out", **values).told("started")
+    (started,) = train(any_miniature, tmp_path / "out", **values).events_of("started")
     shapes = [f"{shape.size}x{shape.images}" for shape in plan.shapes]
     told = {name: started[name] for name in ("images", "batches_per_epoch", "max_steps", "epochs", "shapes")}
     assert told == {
@@ -105,7 +106,7 @@ def test_the_next_plan_knows_how_fast_the_last_run_was(any_miniature: Any, tmp_p
     before = planned(any_miniature, "lora", values)
     made = train(any_miniature, tmp_path / "out", **values)
     (found,) = remembered()
-    times = sorted(event["seconds"] for event in made.told("step")[3:])
+    times = sorted(event["seconds"] for event in made.events_of("step")[3:])
     assert found.seconds == {"192x192x1": times[len(times) // 2] if len(times) % 2 else sum(times[5:7]) / 2}
     assert (found.device, found.torch, found.graphs) == ("cpu", torch.__version__, 0)
     after = planned(any_miniature, "lora", values)

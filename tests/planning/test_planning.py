@@ -1,4 +1,4 @@
-"""The plan of a run is what the run then does, and its times are those of earlier runs."""
+"""The plan of a run matches the run, and its times come from earlier runs."""
 
 import json
 import math
@@ -71,7 +71,7 @@ def measured(settings: Settings, seconds: dict[str, float], **more: Any) -> Meas
         ({"max_train_epochs": 300}, ""),
     ],
 )
-def test_a_lora_that_sees_few_images_is_told_how_long_is_usual(
+def test_a_short_lora_run_is_reported_with_the_usual_length(
     tmp_path: Path, values: dict[str, Any], advice: str
 ) -> None:
     settings = settings_for(tmp_path, [(100, 100)] * 2, **values)
@@ -157,7 +157,7 @@ def test_a_plan_reports_what_the_headers_of_its_files_show(tmp_path: Path, guida
     (tmp_path / "1_cat" / "00.txt").write_text("a " * 300)
     (tmp_path / "p.txt").write_text("a cat\n" + "a dog " * 140 + "--l 1 --n " + "blurry " * 280)
     told = checked_plan(settings).warnings
-    without_guidance = "guidance_scale: has no effect on FLUX.1 schnell, which takes no guidance"
+    without_guidance = "guidance_scale: has no effect on FLUX.1 schnell, which has no guidance"
     assert (without_guidance in told) == (guidance != 3.5)
     lora = files["network_weights"]
     assert f"network_weights: 2 tensors of '{lora}' are unknown and left out: global_step, vae_scale" in told
@@ -171,7 +171,7 @@ def test_a_plan_reports_what_the_headers_of_its_files_show(tmp_path: Path, guida
     [
         (FLUX_LORA, "double_blocks.{}.img_attn.qkv", (0, 57, 9), "2 layers of '{}' are not in the model: lora_unet_do"),
         (FLUX_LORA, "double_blocks.{}.img_attn.qkv", (0, 1), ""),
-        (FLUX_LORA, "double_blocks.{}.img_attn.qkv", (2, 3), ""),  # of a model that names its layers in another way
+        (FLUX_LORA, "double_blocks.{}.img_attn.qkv", (2, 3), ""),  # of a model with different layer names
         (SDXL_LORA, "input_blocks.4.1.transformer_blocks.{}.attn1.to_q", (1, 4), "1 layer of '{}' is not in the model"),
     ],
 )
@@ -192,7 +192,7 @@ def test_layers_of_a_lora_that_the_model_lacks_are_reported_by_the_plan(
     assert all(each.startswith(f"base_weights: {told.format(lora)}") for each in found)
 
 
-def test_a_model_in_shards_is_what_all_of_them_are(tmp_path: Path) -> None:
+def test_a_sharded_model_is_recognised_from_all_shards(tmp_path: Path) -> None:
     header_only(tmp_path / "x-00002-of-00002.safetensors", "guidance_in.in_layer.weight")
     first = header_only(tmp_path / "x-00001-of-00002.safetensors", "double_blocks.0.img_attn.qkv.weight")
     assert describe(Path(first)).variant == "FLUX.1 dev"
@@ -221,7 +221,7 @@ def test_captions_are_counted_from_the_longest_on_until_they_fit(monkeypatch: py
     assert (limit.caption_remark(cut) or "").startswith("At least 40 of 100 captions are longer")
 
 
-def test_accumulation_and_processes_make_fewer_steps(tmp_path: Path) -> None:
+def test_accumulation_and_processes_reduce_the_steps(tmp_path: Path) -> None:
     settings = settings_for(tmp_path, [(64, 64)] * 12, gradient_accumulation_steps=2, max_train_epochs=1)
     assert plan(settings).steps == 6
     assert plan(from_values(SDXL_LORA, {**settings.changed(), "num_processes": 3})).steps == 2
@@ -235,7 +235,7 @@ SQUARE, WIDE, TALL = (64, 64), (128, 32), (32, 128)
     [
         (SDXL_LORA, [SQUARE], {}, 14),
         (SDXL_LORA, [SQUARE, SQUARE], {"train_batch_size": 2}, 14),
-        (SDXL_LORA, [WIDE, TALL], {}, 26),  # equally many tokens
+        (SDXL_LORA, [WIDE, TALL], {}, 26),  # the same number of tokens
         (SDXL_FULL, [SQUARE], {}, 14),
         (SDXL_LORA, [SQUARE], {"compile_dynamic": "true"}, 14),
         (FLUX_LORA, [WIDE, TALL], {}, 2),
@@ -287,7 +287,7 @@ def test_buckets_with_equal_tokens_share_graphs(
     assert (len({shape.tokens for shape in found.shapes}) == 1) == ("equal_token_buckets" in values)
 
 
-def test_what_images_lose_is_told_beside_ordinary_buckets(tmp_path: Path) -> None:
+def test_cropping_is_reported_compared_with_ordinary_buckets(tmp_path: Path) -> None:
     ordinary = settings_for(tmp_path, [(1024, 1024), (2048, 1024)])
     equal = from_values(SDXL_LORA, {**ordinary.changed(), **EQUAL})
     before, found = plan(ordinary), plan(equal)
@@ -327,13 +327,13 @@ def test_a_bucket_with_fewer_images_than_a_batch_is_filled_too(tmp_path: Path) -
     )
 
 
-def test_without_compiling_nothing_is_said_of_it(tmp_path: Path) -> None:
+def test_without_compiling_the_plan_does_not_mention_it(tmp_path: Path) -> None:
     found = plan(settings_for(tmp_path, [SQUARE]), gpu=H200)
     assert (found.compile, found.compile_time, found.break_even, found.elsewhere) == (None, None, None, "")
     assert not any(line.startswith(("Graphs", "Compiling", "Pays off")) for line in lines(found))
 
 
-def test_a_step_takes_what_it_took_in_the_last_run_with_these_settings(tmp_path: Path) -> None:
+def test_a_step_takes_the_time_of_the_last_run_with_these_settings(tmp_path: Path) -> None:
     settings = settings_for(tmp_path, [SQUARE, SQUARE, WIDE], network_dim=8)
     shapes = {"1024x1024x1": 0.2, "2048x512x1": 0.5}
     found = plan(settings, measured(settings, shapes), measured(settings, {"1024x1024x1": 9.0}))
@@ -356,7 +356,7 @@ def test_a_step_takes_what_it_took_in_the_last_run_with_these_settings(tmp_path:
     ],
     ids=lambda other: next(iter(other)),
 )
-def test_a_run_of_another_kind_says_nothing(other: dict[str, Any], tmp_path: Path) -> None:
+def test_a_run_of_a_different_kind_is_not_used_as_an_estimate(other: dict[str, Any], tmp_path: Path) -> None:
     settings = settings_for(tmp_path, [SQUARE], network_dim=8)
     found = vars(measured(settings, {"1024x1024x1": 0.2})) | other
     assert plan(settings, Measurement(**found)).step_time is None
@@ -379,12 +379,12 @@ def test_when_compiling_pays_is_computed_from_an_eager_and_a_compiled_run(tmp_pa
     assert found.break_even.step == 301
     assert math.isclose(found.break_even.saved, 70)
     assert "after step 301 of 1,000; saves 70 s" in "\n".join(lines(found))
-    # a single run with other compile settings says nothing of these
+    # a single run with other compile settings is not used for these
     changed = from_values(SDXL_LORA, {**compiled.changed(), "compile_mode": "reduce-overhead"})
     assert plan(changed, slow, fast).break_even is None
 
 
-def test_what_compiling_costs_more_than_it_saves_is_told() -> None:
+def test_compiling_that_does_not_pay_off_is_reported() -> None:
     assert (
         pays(BreakEven(step=500, saved=-12.0), 200)
         == "not in this run of 200 steps: it would take 500, and costs 12 s more"
@@ -434,7 +434,7 @@ def test_measurements_are_kept_and_damage_costs_one_line(tmp_path: Path, monkeyp
     assert len(remembered()) < 3
 
 
-def test_a_folder_that_takes_no_file_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_only_folder_does_not_end_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("LOCALAPPDATA" if sys.platform == "win32" else "XDG_STATE_HOME", str(tmp_path / "file"))
     settings = settings_for(tmp_path / "data", [SQUARE])
@@ -445,7 +445,7 @@ def test_a_folder_that_takes_no_file_ends_no_run(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0.0396, "40 ms"), (2.04, "2.0 s"), (31.4, "31 s"), (750, "12 min"), (12000, "3 h 20 min")]
 )
-def test_times_read_as_people_say_them(seconds: float, text: str) -> None:
+def test_times_read_naturally(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
@@ -470,11 +470,11 @@ def test_the_script_prints_the_plan_without_torch_and_writes_nothing(tmp_path: P
     assert json.loads(made.stdout)["images_per_epoch"] == 2
 
 
-def test_wrong_data_and_flags_are_told_together(tmp_path: Path) -> None:
+def test_wrong_data_and_flags_are_reported_together(tmp_path: Path) -> None:
     told = script(tmp_path, "--train_data_dir", str(tmp_path / "none"), "--netwrok_dim", "3")
     assert told.returncode == 2
     assert "--netwrok_dim: unknown option" in told.stderr
-    assert f"train_data_dir: there is no folder '{tmp_path / 'none'}'" in told.stderr
+    assert f"train_data_dir: folder not found: '{tmp_path / 'none'}'" in told.stderr
     assert told.stdout == ""
 
 

@@ -80,7 +80,7 @@ def test_a_folder_is_an_output_if_it_is_a_diffusers_model(tmp_path: Path) -> Non
     assert names(existing_outputs(of(tmp_path))) == ["cat/"]
 
 
-def test_a_free_name_counts_on(tmp_path: Path) -> None:
+def test_a_free_name_has_the_next_number(tmp_path: Path) -> None:
     assert free_name(tmp_path, "cat") == "cat"
     put(tmp_path, "cat.safetensors", "cat-2-step00000004-state/")
     assert free_name(tmp_path, "cat") == "cat-3"
@@ -114,13 +114,13 @@ def test_a_file_is_found_again_under_its_dated_name_and_never_taken_for_another(
     assert find_saved(tmp_path / "cat.safetensors", written[tmp_path / "cat.safetensors"]) is None
 
 
-def test_a_file_system_that_rounds_times_makes_no_other_file() -> None:
+def test_rounded_file_times_do_not_make_a_file_look_different() -> None:
     assert Fingerprint(5, 3_000_000_001).matches(Fingerprint(5, 2_000_000_000))
     assert not Fingerprint(5, 3_000_000_001).matches(Fingerprint(5, 3_000_000_002))
     assert not Fingerprint(5, 3_000_000_001).matches(Fingerprint(6, 3_000_000_001))
 
 
-def test_what_another_run_writes_meanwhile_is_set_aside_too(tmp_path: Path) -> None:
+def test_files_another_run_writes_in_the_meantime_are_set_aside_too(tmp_path: Path) -> None:
     put(tmp_path, "cat.safetensors")
     own = OwnOutputs(of(tmp_path))
     assert list(own.make_room(tmp_path / "cat-000001.safetensors")) == [tmp_path / "cat.safetensors"]
@@ -132,7 +132,7 @@ def test_what_another_run_writes_meanwhile_is_set_aside_too(tmp_path: Path) -> N
     assert list(own.make_room(tmp_path / "cat-000001.safetensors")) == [tmp_path / "cat-000001.safetensors"]
 
 
-def test_a_run_that_resumes_owns_what_is_there_unless_the_state_is_from_elsewhere(tmp_path: Path) -> None:
+def test_a_resumed_run_owns_existing_files_unless_the_state_is_from_elsewhere(tmp_path: Path) -> None:
     put(tmp_path, *OF_CAT)
     path = tmp_path / "cat.safetensors"
     assert OwnOutputs(of(tmp_path), tmp_path / "cat-state").owns(path)
@@ -147,7 +147,7 @@ def test_two_concurrent_runs_of_one_name_are_reported(any_miniature: Any, tmp_pa
     mark.write_text(json.dumps({"born": process_born(parent), "run_dir": "runs/the-other"}))
     (output / f".short.{2**22 + 1}.run").write_text(json.dumps({"born": "long ago", "run_dir": "runs/dead"}))
     made = train(any_miniature, output, max_train_steps=1)
-    (told,) = [w["text"] for w in made.told("warning") if "is writing files of this name" in w["text"]]
+    (told,) = [w["text"] for w in made.events_of("warning") if "is writing files of this name" in w["text"]]
     assert "(runs/the-other)" in told
     assert made.files == [mark.name, "short.safetensors"]
 
@@ -162,10 +162,12 @@ ENDS = ["short-state", "short.safetensors"]
 AFTER_TWO = [ENDS[0], "short-step00000001-state", "short-step00000001.safetensors", ENDS[1]]
 
 
-def test_a_second_run_of_a_name_keeps_the_first_one_s_files(finished: Any, any_miniature: Any, tmp_path: Path) -> None:
+def test_a_second_run_of_a_name_keeps_the_first_ones_files(finished: Any, any_miniature: Any, tmp_path: Path) -> None:
     output = finished.output
     before = finished.tensors()
-    saved = {Path(event["path"]): Fingerprint(event["bytes"], event["mtime_ns"]) for event in finished.told("saved")}
+    saved = {
+        Path(event["path"]): Fingerprint(event["bytes"], event["mtime_ns"]) for event in finished.events_of("saved")
+    }
     assert finished.files == AFTER_TWO
     dated = dated_name([output / name for name in finished.files], "short")
     again = train(any_miniature, output, max_train_steps=4, seed=2, run_dir=output / "run2", **EACH_STEP)
@@ -177,7 +179,7 @@ def test_a_second_run_of_a_name_keeps_the_first_one_s_files(finished: Any, any_m
     assert not equal(again.tensors(), before)
     assert all(find_saved(path, written).name.startswith(dated) for path, written in saved.items())  # type: ignore[union-attr]
     warnings = [line for line in (output / "run2/events.jsonl").read_text().splitlines() if '"warning"' in line]
-    assert len([line for line in warnings if "holds files of an earlier run" in line]) == 1
+    assert len([line for line in warnings if "contains files of an earlier run" in line]) == 1
 
     replacing = train(
         any_miniature, output, max_train_steps=1, overwrite=True, run_dir=output / "run3", save_state=True

@@ -40,7 +40,7 @@ LASTING = "import time; time.sleep(600)"
 
 
 class Place:
-    """A store and its queues, and runs for them; what is left at the end is ended."""
+    """A store and its queues, and runs for them; remaining ones are ended at the end."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -98,7 +98,7 @@ def test_runs_on_one_gpu_follow_each_other_in_the_order_of_the_queue(place: Plac
         assert before.ended <= after.started
     first = rows[0]
     assert (first.name, first.tab, first.family, first.step, first.max_steps) == ("run 1", "lora", "sdxl", 5, 5)
-    assert first.results == (str(first.folder / "model.safetensors"),)  # what is not there is no result
+    assert first.results == (str(first.folder / "model.safetensors"),)  # a missing file is not a result
     assert first.created <= first.started <= first.ended
     assert first.error == ""
 
@@ -116,7 +116,7 @@ def test_runs_on_different_gpus_run_side_by_side(place: Place):
     wait_for(lambda: queue.store.row(ids[2]).state in ("starting", "running"))
 
 
-def test_an_earlier_run_of_the_queue_is_not_overtaken_by_one_that_shares_a_gpu(place: Place):
+def test_an_earlier_queued_run_is_not_overtaken_by_one_that_shares_its_gpu(place: Place):
     queue = place.queue()
     first = queue.add(place.plan(LASTING, gpus="0"))
     wait_for(lambda: queue.store.living())
@@ -149,7 +149,7 @@ def test_all_gpus_overlap_every_gpu_but_not_the_cpu():
     assert not gpus_overlap("0", "cpu")
 
 
-def test_the_queue_can_be_put_in_another_order(place: Place):
+def test_the_queue_can_be_reordered(place: Place):
     queue = place.queue(opened=False)
     a, b, c, d = (queue.add(place.plan()) for _ in range(4))
 
@@ -186,7 +186,7 @@ def test_a_run_taken_out_of_the_queue_leaves_no_folder_unless_it_contains_other_
         queue.remove(ids[0])
 
 
-def test_a_run_taken_out_of_the_queue_can_be_put_back_with_all_it_had(place: Place):
+def test_a_run_removed_from_the_queue_can_be_restored_with_everything(place: Place):
     queue = place.queue(opened=False)
     a, b, c = (queue.add(place.plan()) for _ in range(3))
     launch = RunFolder(queue.store.row(b).folder).launch
@@ -257,19 +257,19 @@ def test_a_run_is_checked_when_its_turn_comes_and_fails_with_the_sentence(place:
     def why_not(row: RunRow) -> str:
         if row.name == "run 2":
             raise KeyError("the check itself is broken")
-        return "train_data_dir: there is no folder 'cats'" if row.name == "run 1" else ""
+        return "train_data_dir: folder not found: 'cats'" if row.name == "run 1" else ""
 
     queue = place.queue(opened=False, why_not=why_not)
     first, broken, last = (queue.add(place.plan()) for _ in range(3))
     queue.open()
     wait_for(lambda: over(queue))
     assert [queue.store.row(run).state for run in (first, broken, last)] == ["failed", "finished", "finished"]
-    assert queue.store.row(first).error == "train_data_dir: there is no folder 'cats'"
+    assert queue.store.row(first).error == "train_data_dir: folder not found: 'cats'"
     assert queue.watch(first).refresh().failure["error"] == queue.store.row(first).error
     assert not RunFolder(queue.store.row(first).folder).console.exists()
 
 
-def test_a_run_that_a_person_ended_is_no_failure(place: Place):
+def test_a_run_that_a_person_ended_is_not_a_failure(place: Place):
     queue = place.queue()
     queue.store.after_failure = False
     id = queue.add(place.plan(LASTING))
@@ -277,7 +277,7 @@ def test_a_run_that_a_person_ended_is_no_failure(place: Place):
     queue.end_now(id)
     wait_for(lambda: over(queue))
     assert queue.store.row(id).state == "stopped"
-    assert queue.store.row(id).error.startswith("You stopped this run at once")
+    assert queue.store.row(id).error.startswith("You stopped this run immediately")
     assert not queue.store.paused
     later = place.queue().watch(id).refresh()
     assert (later.state, later.ended) == ("stopped", queue.store.row(id).ended)
@@ -310,7 +310,7 @@ def test_a_running_run_receives_commands(place: Place):
         queue.watch(id)
 
 
-def test_the_row_of_a_running_run_is_kept_true(place: Place):
+def test_the_row_of_a_running_run_stays_up_to_date(place: Place):
     queue = place.queue()
     id = queue.add(place.plan(steps=3000))
     wait_for(lambda: queue.store.row(id).step > 2)
@@ -353,7 +353,7 @@ def gui(program: str, *words: Any) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": str(REPO)})
 
 
-def test_a_run_whose_secret_went_with_the_gui_waits_and_lets_others_pass(place: Place):
+def test_a_run_whose_secret_is_lost_with_the_gui_waits_and_lets_others_pass(place: Place):
     plan = place.plan()
     assert gui(QUEUES_A_SECRET, place.folder / "runs.sqlite", plan.folder.path).wait(PATIENCE) == 0
     queue = place.queue()
@@ -397,7 +397,7 @@ def test_two_guis_on_one_store_start_every_run_once(place: Place):
     assert len({row.owner for row in queue.store.rows()}) > 1
 
 
-def test_a_run_is_started_by_the_gui_that_it_was_queued_in_while_that_is_there(place: Place):
+def test_a_run_is_started_by_the_gui_it_was_queued_in_while_that_is_alive(place: Place):
     queue = place.queue(opened=False)
     id, of_nobody = queue.add(place.plan(gpus="0")), queue.add(place.plan(gpus="1"))
     queue.store.update(of_nobody, owner="a GUI that is gone")
@@ -422,7 +422,7 @@ def test_a_tool_at_work_keeps_its_gpus(place: Place):
     wait_for(lambda: over(queue))
 
 
-def test_a_tool_waits_for_its_gpus_and_goes_before_the_runs_that_wait(place: Place):
+def test_a_tool_waits_for_its_gpus_ahead_of_queued_runs(place: Place):
     queue = place.queue()
     first = queue.add(place.plan(LASTING, gpus="0"))
     wait_for(lambda: queue.store.living())
@@ -443,7 +443,7 @@ def test_a_tool_waits_for_its_gpus_and_goes_before_the_runs_that_wait(place: Pla
     wait_for(lambda: over(queue))
 
 
-def test_of_many_threads_one_gets_the_run(place: Place):
+def test_only_one_of_many_threads_gets_the_run(place: Place):
     store = RunStore(place.folder / "runs.sqlite")
     id = store.add(place.plan().folder).id
     got: list[bool] = []
@@ -455,7 +455,7 @@ def test_of_many_threads_one_gets_the_run(place: Place):
     assert sorted(got) == [False] * 15 + [True]
 
 
-def test_a_gui_that_is_killed_leaves_its_runs_alone_and_the_next_one_takes_them_over(place: Place):
+def test_a_killed_gui_leaves_its_runs_alone_and_the_next_one_takes_over(place: Place):
     before = place.queue(opened=False)
     running, waiting = before.add(place.plan(steps=3000)), before.add(place.plan())
     before.store.update(running, owner="")
@@ -630,7 +630,7 @@ def test_a_full_disk_is_reported_and_the_queue_continues_when_there_is_room_agai
     assert rest == ["running True True", "on it went"]
 
 
-def test_one_run_that_cannot_be_followed_does_not_hold_up_the_others(place: Place):
+def test_one_run_that_cannot_be_followed_does_not_block_the_others(place: Place):
     queue = place.queue()
     bad = queue.add(place.plan(LASTING, gpus="0"))
     row = wait_for(lambda: (row := queue.store.row(bad)).process and row)
@@ -656,7 +656,7 @@ def test_the_thread_outlives_a_store_that_is_gone_for_a_while(place: Place):
 
 
 def fill(store: RunStore, count: int, first: int = 0) -> None:
-    """Many runs at once, of which the first 20 wait."""
+    """Many runs at the same time, the first 20 of which wait."""
     rows = [(f"{store.path}/{i}", "finished" if i >= 20 else "queued", i) for i in range(first, first + count)]
     with contextlib.closing(sqlite3.connect(store.path)) as db, db:
         db.executemany("INSERT INTO runs (folder, state, place, created) VALUES (?, ?, ?, 1)", rows)
@@ -707,7 +707,7 @@ def test_a_damaged_list_does_not_make_a_running_run_be_started_twice(place: Plac
     assert "was moved to" in queue.store.pause_reason
 
 
-def test_runs_of_a_lost_list_are_found_below_a_folder_those_that_are_over_and_each_once(tmp_path: Path):
+def test_finished_runs_of_a_lost_list_are_found_below_a_folder_once_each(tmp_path: Path):
     def make(folder: str, *kinds: str) -> Path:
         path = tmp_path / folder
         path.mkdir(parents=True)
@@ -738,7 +738,7 @@ ENDINGS = ("", "-wal", "-shm")
 
 
 @pytest.mark.parametrize("gone", ["list", "list and index"])
-def test_a_list_that_is_deleted_under_a_living_gui_comes_back_and_nothing_starts_beside_a_living_run(
+def test_a_list_deleted_under_a_running_gui_is_restored_and_nothing_starts_next_to_a_running_run(
     place: Place, gone: str
 ):
     queue = place.queue()
@@ -787,7 +787,7 @@ def told_by_folders(store: RunStore) -> list[dict[str, Any]]:
     return [{k: v for k, v in vars(row).items() if k not in passing} for row in reversed(store.rows())]
 
 
-def test_a_list_that_was_deleted_is_rebuilt_as_it_was_whatever_ended_its_runs(place: Place):
+def test_a_deleted_list_is_rebuilt_exactly_whatever_ended_its_runs(place: Place):
     queue = place.queue(why_not=lambda row: "vae: the file is gone" if row.name == "unfit" else "")
     plans = {
         "finished": place.plan(gpus="0"),
@@ -821,11 +821,11 @@ def test_a_list_that_was_deleted_is_rebuilt_as_it_was_whatever_ended_its_runs(pl
     assert (lost.state, lost.failure["error"]) == ("lost", rebuilt.row(ids["lost"]).error)
 
 
-def test_a_run_that_nobody_saw_end_is_rebuilt_as_it_would_have_been_seen(place: Place):
+def test_a_run_that_ended_unobserved_is_rebuilt_correctly(place: Place):
     queue = place.queue()
     id = queue.add(place.plan(LASTING))
     wait_for(lambda: queue.watch(id).alive)
-    queue.close()  # before it is told to end
+    queue.close()  # before it is terminated
     watched = queue.watch(id)
     watched.end_now()
     wait_for(lambda: not watched.alive)
@@ -845,7 +845,7 @@ def test_a_run_that_nobody_saw_end_is_rebuilt_as_it_would_have_been_seen(place: 
         "[[[[",
     ],
 )
-def test_an_odd_line_of_the_index_harms_no_other(line: str, place: Place):
+def test_an_odd_line_of_the_index_harms_no_other_line(line: str, place: Place):
     queue = place.queue(opened=False)
     first, second = queue.add(place.plan()), queue.add(place.plan())
     queue.move(second, "first")
@@ -894,14 +894,14 @@ def _find_it_deleted_at_once(path: Path, threads: int = 8) -> int:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="Windows does not delete a file that is open")
-def test_a_list_that_was_deleted_is_restored_once_however_many_threads_find_out(tmp_path: Path):
+def test_a_deleted_list_is_restored_once_however_many_threads_notice(tmp_path: Path):
     from tests.support.suite import fresh
 
     codes, told = fresh.together(1, tmp_path, _find_it_deleted_at_once, tmp_path / "state" / "runs.sqlite")
     assert codes == [0], told
 
 
-def test_a_list_that_is_deleted_between_two_guis_comes_back_from_the_folders(place: Place):
+def test_a_list_deleted_between_two_guis_is_rebuilt_from_the_folders(place: Place):
     queue = place.queue()
     over_, on = queue.add(place.plan()), queue.add(place.plan(steps=3000))
     wait_for(lambda: queue.store.row(on).step > 2)
@@ -921,7 +921,7 @@ def test_a_list_that_is_deleted_between_two_guis_comes_back_from_the_folders(pla
     assert new > waits
 
 
-def test_a_list_of_a_newer_program_is_left_as_it_is(tmp_path: Path):
+def test_a_list_of_a_newer_program_is_left_unchanged(tmp_path: Path):
     path = tmp_path / "runs.sqlite"
     RunStore(path).close()
     with contextlib.closing(sqlite3.connect(path)) as db:
@@ -958,7 +958,7 @@ def test_a_thousand_runs_stay_quick(place: Place):
 
     few = looked_at()
     fill(queue.store, 800, first=200)
-    assert looked_at() < 3 * few  # a look takes as long as what it shows
+    assert looked_at() < 3 * few  # polling takes time in proportion to its result
     assert len(queue.store.rows(limit=5000)) == 1000
 
 

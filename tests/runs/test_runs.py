@@ -1,4 +1,4 @@
-"""Run folders, processes and stories: what the GUI relies on without ever reading what a trainer prints."""
+"""Run folders, processes and states: the GUI relies on them without reading a trainer's output."""
 
 import json
 import os
@@ -88,7 +88,7 @@ def test_a_process_that_dies_without_a_final_event_is_lost(tmp_path):
     assert watched.run_state.failure["details"] == "last words"
 
 
-def test_every_command_is_a_line_of_the_folder_and_shows_at_once(tmp_path):
+def test_every_command_is_a_line_in_the_folder_and_visible_immediately(tmp_path):
     watched = WatchedRun(RunFolder(tmp_path), None)
     for kind in ("save", "sample", "stop"):
         watched.ask(kind)
@@ -98,7 +98,7 @@ def test_every_command_is_a_line_of_the_folder_and_shows_at_once(tmp_path):
     assert watched.run_state.stop_sent.kind == "stop"
 
 
-def test_a_run_in_a_used_folder_does_not_hear_the_stop_of_the_one_before(tmp_path):
+def test_a_run_in_a_used_folder_ignores_the_previous_stop(tmp_path):
     folder = RunFolder(tmp_path)
     killed = Reporter(folder)
     killed.emit("started", max_steps=9)
@@ -130,7 +130,7 @@ def test_a_stop_is_remembered_by_the_folder_not_by_the_gui(tmp_path):
     assert "ended before it could save" in watched.refresh().failure["error"]
 
 
-def test_a_program_that_is_not_there_is_one_sentence(tmp_path):
+def test_a_missing_program_is_reported_in_one_sentence(tmp_path):
     with pytest.raises(ValueError, match="cannot be started"):
         process.start([str(tmp_path / "no such program")], {}, RunFolder(tmp_path))
 
@@ -144,7 +144,7 @@ time.sleep({1})
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="orphans are found by their environment")
-def test_those_left_behind_by_a_dead_leader_are_the_run_still(tmp_path):
+def test_processes_left_by_a_dead_leader_still_belong_to_the_run(tmp_path):
     run = begin(RunFolder(tmp_path), ORPHANS.replace("{1}", "60"))
     wait_for(lambda: run.folder.console_tail() == "up")
     os.kill(run.pid, signal.SIGKILL)
@@ -166,7 +166,7 @@ def test_those_left_behind_by_a_dead_leader_are_the_run_still(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
-def test_a_process_that_got_the_number_of_the_run_is_never_touched(tmp_path):
+def test_a_process_that_reuses_the_pid_of_a_run_is_never_touched(tmp_path):
     stranger = begin(RunFolder(tmp_path / "stranger"), "import time; time.sleep(600)")
     run = RunningRun(RunFolder(tmp_path / "stranger"), stranger.pid, "an earlier birth")
     assert not run.alive
@@ -201,7 +201,7 @@ def test_the_console_has_line_numbers_and_is_searched(tmp_path):
     assert folder.console_lines("steps 5") == ([], 0)  # a terminal does not show it any more
 
 
-def test_of_a_very_long_console_the_end_is_shown(tmp_path):
+def test_a_very_long_console_shows_its_end(tmp_path):
     folder = RunFolder(tmp_path)
     folder.console.write_bytes(b"x" * 999 + b"\n" + b"y\n" * (CONSOLE_MOST_BYTES // 2))
     shown = folder.console_lines(last=1)
@@ -209,12 +209,12 @@ def test_of_a_very_long_console_the_end_is_shown(tmp_path):
     assert shown.total == CONSOLE_MOST_BYTES // 2
 
 
-def test_a_line_that_a_full_disk_cut_is_passed_over(tmp_path):
+def test_a_line_truncated_by_a_full_disk_is_skipped(tmp_path):
     (tmp_path / "events.jsonl").write_text('{"kind": "step", "st{"kind": "warning"}\n{"kind": "step"}\n{"kind": ')
     assert [event["kind"] for event in RunFolder(tmp_path).events()] == ["step"]
 
 
-def test_half_a_letter_waits_for_its_other_half(tmp_path):
+def test_a_partial_character_waits_for_the_rest(tmp_path):
     file = tmp_path / "events.jsonl"
     line = json.dumps({"kind": "warning", "text": "grün"}, ensure_ascii=False).encode() + b"\n"
     cut = line.index("ü".encode()) + 1
@@ -226,13 +226,13 @@ def test_half_a_letter_waits_for_its_other_half(tmp_path):
     assert [event["text"] for event in tail] == ["grün"]
 
 
-def test_events_that_are_no_objects_and_letters_that_are_none_are_passed_over(tmp_path):
+def test_malformed_events_and_characters_are_skipped(tmp_path):
     (tmp_path / "events.jsonl").write_bytes(b'5\n["step"]\n\xff\xfe\n\n{"kind": "step"}\n')
     assert [event["kind"] for event in RunFolder(tmp_path).events()] == ["step"]
 
 
 @pytest.mark.parametrize("replaced", [False, True], ids=["cut", "replaced"])
-def test_a_file_of_events_that_was_cut_or_replaced_is_read_on(tmp_path, replaced):
+def test_a_truncated_or_replaced_event_file_is_still_read(tmp_path, replaced):
     folder = RunFolder(tmp_path)
     log, tail = folder.log(), folder.events()
     for step in (1, 2, 3):
@@ -253,7 +253,7 @@ def itself(folder: RunFolder) -> RunningRun:
     return RunningRun(folder, os.getpid(), process.process_born(os.getpid()) or "")
 
 
-def test_100_000_steps_are_read_once_and_later_only_what_is_new(tmp_path):
+def test_100_000_steps_are_read_once_and_later_only_new_ones(tmp_path):
     folder = RunFolder(tmp_path)
     line = '{"time": %d.5, "kind": "step", "step": %d, "loss": 0.125, "average": 0.13, "lr": {"unet": 0.0001}}\n'
     folder.events_file.write_text("".join(line % (i, i) for i in range(1, 100_001)))
@@ -290,8 +290,10 @@ def test_a_command_is_pending_until_the_run_acknowledges_it(tmp_path):
     assert watched.refresh().pending_commands == []
 
 
-@pytest.mark.parametrize(("saved", "told"), [(False, "not saved anything yet"), (True, "saved before is still there")])
-def test_a_run_that_a_user_killed_is_stopped_for_every_later_gui(tmp_path, saved, told):
+@pytest.mark.parametrize(
+    ("saved", "told"), [(False, "not saved anything yet"), (True, "Its earlier saves still exist")]
+)
+def test_a_run_killed_by_the_user_is_stopped_for_every_later_gui(tmp_path, saved, told):
     folder = RunFolder(tmp_path)
     log = folder.log()
     log("started", max_steps=10)
@@ -301,7 +303,7 @@ def test_a_run_that_a_user_killed_is_stopped_for_every_later_gui(tmp_path, saved
     folder.command("end")
     run_state = WatchedRun(folder, None).refresh()
     assert run_state.state == "stopped"
-    assert run_state.failure["error"].startswith("You stopped this run at once at step 4, without saving.")
+    assert run_state.failure["error"].startswith("You stopped this run immediately at step 4, without saving.")
     assert told in run_state.failure["error"]
     assert run_state.ended == folder.events_file.stat().st_mtime
 
@@ -313,7 +315,7 @@ def test_events_that_cannot_be_read_are_one_sentence(tmp_path):
     assert "cannot be read" in run_state.failure["error"]
 
 
-def test_an_event_that_lacks_something_harms_none_of_the_others():
+def test_an_incomplete_event_does_not_harm_others():
     run_state = RunState()
     broken = {"kind": "sample", "path": None}, {"kind": "saved"}, {"kind": "step", "lr": 5, "step": 1}
     for event in ({"kind": "step"}, *broken):
@@ -322,7 +324,7 @@ def test_an_event_that_lacks_something_harms_none_of_the_others():
     assert (run_state.state, run_state.step, run_state.loss) == ("running", 2, 0.5)
 
 
-def test_images_a_second_count_all_images_of_a_step():
+def test_images_per_second_count_all_images_of_a_step():
     run_state = RunState()
     run_state.apply({"kind": "started", "max_steps": 10, "images_per_step": 8})
     assert run_state.images_per_second is None
@@ -343,14 +345,14 @@ def test_speed_leaves_out_warm_up_and_compiling():
     assert run_state.fraction == pytest.approx(0.4)
 
 
-def test_a_resumed_run_begins_at_its_step():
+def test_a_resumed_run_starts_at_its_step():
     run_state = RunState()
     run_state.apply({"kind": "phase", "name": "loading", "time": 1.0})
     run_state.apply({"kind": "started", "max_steps": 100, "epochs": 2, "step": 40, "time": 9.0})
     assert (run_state.step, run_state.fraction, run_state.started) == (40, 0.4, 1.0)
 
 
-def test_a_phase_is_timed_from_where_it_began_and_ends_with_a_step():
+def test_a_phase_is_timed_from_its_start_until_a_step():
     run_state = RunState()
     run_state.apply({"kind": "phase", "name": "compiling", "time": 1.0})
     run_state.apply({"kind": "phase", "name": "compiling", "note": "12 graphs so far", "time": 5.0})
@@ -359,7 +361,7 @@ def test_a_phase_is_timed_from_where_it_began_and_ends_with_a_step():
     assert (run_state.phase, run_state.phase_since, run_state.phase_note) == ("training", 9.0, "")
 
 
-def test_what_the_compiler_did_is_marked_along_the_steps():
+def test_compiler_events_are_marked_along_the_steps():
     run_state = RunState()
     graph, again = {"block": "Block", "why": ""}, {"block": "Block", "why": "size of x is 3 instead of 2"}
     run_state.apply({"kind": "compile", "step": 0, "text": "first", "compiled": [graph], "broke": []})
@@ -396,14 +398,14 @@ def test_comparisons_with_eager_steps_add_up_and_large_differences_are_marked():
     ]
 
 
-def test_a_loss_that_is_no_number_breaks_no_curve():
+def test_a_nan_loss_does_not_break_the_curve():
     run_state = RunState()
     run_state.apply(json.loads('{"kind": "step", "step": 1, "loss": NaN}'))
     run_state.apply({"kind": "step", "step": 2, "loss": 0.5})
     assert run_state.losses.bins(0).bins == [(2, 0.5, 0.5, 0.5)]
 
 
-def test_an_event_of_a_later_version_is_no_accident():
+def test_an_event_of_a_later_version_is_tolerated():
     run_state = RunState()
     run_state.apply({"kind": "confetti", "colour": "red"})
     assert run_state.state == "running"

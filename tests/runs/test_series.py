@@ -1,4 +1,4 @@
-"""Curves: every point is kept, and a chart gets as many bins as it can show."""
+"""Curves: every point is kept, and a chart gets the number of bins it can show."""
 
 import math
 import threading
@@ -19,13 +19,13 @@ def test_level_0_is_the_points_themselves():
     assert series([3.0, 1.0]).bins(0) == Bins(0, 0, [(1, 3, 3, 3), (2, 1, 1, 1)])
 
 
-def test_a_bin_tells_low_high_and_mean_of_its_points():
+def test_a_bin_has_the_minimum_maximum_and_mean_of_its_points():
     assert series([4.0, 0.0, 1.0, 3.0, 9.0]).bins(2).bins == [(2.5, 0, 4, 2), (5, 9, 9, 9)]
 
 
 @pytest.mark.parametrize("level", [0, 1, 2, 5, 10])
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 31, 32, 33, 1000])
-def test_bins_of_every_level_are_what_the_points_say(count: int, level: int):
+def test_bins_of_every_level_match_the_points(count: int, level: int):
     values = [math.sin(i) for i in range(count)]
     size = 2**level
     expected = []
@@ -35,7 +35,7 @@ def test_bins_of_every_level_are_what_the_points_say(count: int, level: int):
     assert [x for bin in series(values).bins(level).bins for x in bin] == pytest.approx(expected)
 
 
-def test_a_reader_that_asks_for_new_bins_only_has_the_whole_curve():
+def test_a_reader_that_requests_only_new_bins_has_the_whole_curve():
     curve, kept = Series(), []
     for step in range(1, 500):
         curve.add(step, step % 17)
@@ -53,7 +53,7 @@ def test_the_level_is_the_finest_with_few_enough_bins():
     assert curve.level(1000, first=500, last=1200) == 0
 
 
-def test_a_part_of_the_curve_is_given_with_the_bins_that_touch_it():
+def test_a_part_of_the_curve_includes_the_bins_that_touch_it():
     curve = series([float(i) for i in range(1, 101)])
     told = curve.bins(2, first=10, last=15)
     assert told.start == 2
@@ -62,12 +62,12 @@ def test_a_part_of_the_curve_is_given_with_the_bins_that_touch_it():
     assert curve.bins(2, first=2, last=1).bins == []
 
 
-def test_a_reader_that_has_all_gets_nothing_new():
+def test_an_up_to_date_reader_gets_nothing_new():
     assert series([1.0] * 10).bins(1, after=5) == Bins(1, 5, [])
     assert Series().bins(3, after=7) == Bins(3, 0, [])
 
 
-def test_steps_that_are_trained_again_take_the_place_of_the_former_ones():
+def test_steps_trained_again_replace_the_earlier_ones():
     curve = series([1.0] * 100)
     for step in range(51, 101):
         curve.add(step, 2.0)

@@ -1,4 +1,4 @@
-"""The flags of a training script: precedence, lenience, and mistakes told in one sentence with exit 2."""
+"""The flags of a training script: precedence, lenience, and mistakes reported in one sentence with exit 2."""
 
 import argparse
 
@@ -28,7 +28,7 @@ def mistakes(line: str, start: str = START) -> list[str]:
 
 
 def refused(capsys, line: str) -> list[str]:
-    """Return what is told of a line with which a script ends at once."""
+    """Return the message of a command line with which a script exits immediately."""
     with pytest.raises(SystemExit) as leaving:
         read_command_line(SDXL_LORA, [*START.split(), *line.split()])
     assert leaving.value.code == 2
@@ -58,7 +58,7 @@ def test_a_flag_is_written_out():
     assert mistakes("--mixed bf16") == ["--mixed: unknown option"]
 
 
-def test_no_mistake_hides_another():
+def test_mistakes_do_not_hide_each_other():
     told = mistakes(
         "my --netwrok_dim 8 --mixed_precision banana --lr 3 --network_dim --max_train_steps 0 --full_bf16 "
         "--cache_latents --color_aug -x",
@@ -106,7 +106,7 @@ def test_a_mistake_is_one_sentence(line, told):
 
 def test_a_settings_file_that_is_missing_ends_the_script(capsys):
     (told,) = refused(capsys, "--config_file nowhere/at_all")
-    assert told.replace("\\", "/") == "config_file: there is no file 'nowhere/at_all.toml'"
+    assert told.replace("\\", "/") == "config_file: file not found: 'nowhere/at_all.toml'"
 
 
 def test_the_file_is_checked_as_the_flags_are(tmp_path):
@@ -117,11 +117,11 @@ def test_the_file_is_checked_as_the_flags_are(tmp_path):
     ]
 
 
-def test_all_that_is_missing_is_told_at_once():
+def test_everything_missing_is_reported_together():
     assert len(mistakes("", start="")) == 4
 
 
-def test_output_config_writes_what_was_chosen_and_ends(tmp_path):
+def test_output_config_writes_the_chosen_settings_and_exits(tmp_path):
     file = tmp_path / "run.toml"
     with pytest.raises(SystemExit) as leaving:
         read(f"--config_file {file} --output_config --network_dim 8 --wandb_api_key secret --compile_dynamic auto")
@@ -148,7 +148,7 @@ def test_output_config_needs_a_file_to_write(capsys):
     assert refused(capsys, "--output_config") == ["output_config: needs config_file, the file to write"]
 
 
-def test_output_config_does_not_need_all_that_training_needs(tmp_path):
+def test_output_config_does_not_need_a_complete_configuration(tmp_path):
     with pytest.raises(SystemExit) as leaving:
         read_command_line(SDXL_LORA, ["--config_file", str(tmp_path / "a"), "--output_config", "--compile"])
     assert leaving.value.code == 0

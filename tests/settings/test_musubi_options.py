@@ -1,4 +1,5 @@
-"""Commands of musubi-tuner run here: each of its options is known, and does what it did or is told to do nothing."""
+"""Commands of musubi-tuner run here: each of its options is known, and has its effect or is reported as without
+effect."""
 
 import json
 import subprocess
@@ -32,7 +33,7 @@ def read(**values: Any) -> tuple[dict[str, Any], list[str]]:
     return changed, [str(remark) for remark in settings.remarks]
 
 
-def test_every_option_of_its_scripts_is_a_flag() -> None:
+def test_every_option_of_musubi_scripts_is_a_flag() -> None:
     def unknown(script: Any) -> set[str]:
         words = [word for name in NAMES for word in (f"--{name}", "1")]
         return {n for p in given_flags(script, words).problems if "unknown" in p.text for n in p.names}
@@ -42,7 +43,7 @@ def test_every_option_of_its_scripts_is_a_flag() -> None:
     assert {o.name for o in each_option(MusubiOptions)} == set(MUSUBI)
 
 
-def test_its_names_stand_for_ours() -> None:
+def test_musubi_names_map_to_ours() -> None:
     values, remarks = read(dit="m.safetensors", disable_numpy_memmap=True, gradient_checkpointing=True, sdpa=True)
     assert values == {
         "pretrained_model_name_or_path": "m.safetensors",
@@ -55,12 +56,12 @@ def test_its_names_stand_for_ours() -> None:
     assert remarks == [
         "dit: is called pretrained_model_name_or_path here",
         "disable_numpy_memmap: is called disable_mmap_load_safetensors here",
-        "dit: turns on what is always so in musubi-tuner: cache_latents_to_disk, cache_text_encoder_outputs_to_disk "
+        "dit: turns on what musubi-tuner always does: cache_latents_to_disk, cache_text_encoder_outputs_to_disk "
         "and network_train_unet_only",
     ]
 
 
-def test_its_commands_train_the_transformer_alone_from_caches_unless_told_otherwise() -> None:
+def test_musubi_commands_train_only_the_transformer_from_caches_by_default() -> None:
     for name in ("cache_latents", "cache_latents_to_disk"):
         values, _ = read(dit="m.safetensors", **{name: False})
         assert "cache_latents_to_disk" not in values
@@ -76,14 +77,14 @@ def test_its_commands_train_the_transformer_alone_from_caches_unless_told_otherw
 
 @pytest.mark.parametrize("family", ["qwen_image", "flux_kontext"])
 @pytest.mark.parametrize("what", ["latents", "text_encoder_outputs"])
-def test_its_caching_scripts_say_that_nothing_is_to_do(family: str, what: str) -> None:
+def test_musubi_caching_scripts_report_that_nothing_needs_to_be_done(family: str, what: str) -> None:
     script = Path(sd_scripts.__file__).parent / "aliases" / f"{family}_cache_{what}.py"
     command = [sys.executable, str(script), "--vae", "v.safetensors", "--dataset_config", "d.toml"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.startswith(f"{script.name}: nothing to do here. {family}_train_network.py caches latents and")
 
 
-def test_what_is_always_so_here_is_told_or_needs_no_words() -> None:
+def test_flags_that_are_always_on_are_reported_or_ignored() -> None:
     assert read(fp8_base=True, fp8_scaled=True, fp8_vl=True, edit=False) == ({"fp8_base": True}, [])
     assert read(split_attn=True, fp8_scaled=True)[1] == [
         "fp8_scaled: has no effect without fp8_base",
@@ -103,13 +104,13 @@ def test_other_models_are_refused(given: dict[str, Any], version: str) -> None:
     assert f"model_version: {version} {why}" in told
 
 
-def test_choices_of_another_family_are_refused() -> None:
+def test_choices_of_a_different_family_are_refused() -> None:
     for script, choice in ((QWEN_IMAGE_LORA, "flux_shift"), (FLUX_LORA, "qwen_shift")):
         (problem,) = from_values(script, {"timestep_sampling": choice}).wrong_values()
         assert problem.startswith(f"timestep_sampling: '{choice}' is not one of sigma, uniform, sigmoid, shift, ")
 
 
-def test_its_datasets_are_read(tmp_path: Path) -> None:
+def test_musubi_datasets_are_read(tmp_path: Path) -> None:
     make_folder(tmp_path / "cats", [(64, 64)] * 2)
     file = tmp_path / "data.toml"
     file.write_text(
@@ -123,11 +124,11 @@ def test_its_datasets_are_read(tmp_path: Path) -> None:
     assert (dataset.batch_size, dataset.buckets.resolution, subset.num_repeats) == (2, (960, 544), 3)
     assert (subset.image_dir, subset.caption_extension) == ((tmp_path / "cats").as_posix(), ".txt")
     assert warnings == [
-        "dataset_config: datasets[0].cache_directory (line 8) has no effect: caches lie beside the images"
+        "dataset_config: datasets[0].cache_directory (line 8) has no effect: caches are stored next to the images"
     ]
 
 
-def test_its_datasets_for_other_models_are_told() -> None:
+def test_musubi_datasets_for_other_models_are_reported() -> None:
     config = {"datasets": [{"video_directory": "a"}, {"subsets": [], "multiple_target": True}]}
     assert problems(config, masked_loss=False) == [
         "datasets[0].video_directory is not supported: no model here is trained on videos",
@@ -143,14 +144,14 @@ def read_generate(family: str, *flags: str) -> tuple[dict[str, Any], list[str], 
 
 
 @pytest.mark.parametrize("family", GENERATE)
-def test_every_flag_of_its_generating_scripts_is_known(family: str) -> None:
+def test_every_flag_of_musubi_generating_scripts_is_known(family: str) -> None:
     for name, kind in GENERATE[family].items():
         words = {"bool": [], "str": ["1"], "int": ["1"], "float": ["1"]}[kind]
         _, problems = read_generate_flags(family, [f"--{name}", *words])
         assert not [problem for problem in problems if "unknown" in problem.text], name
 
 
-def test_its_commands_generate_here() -> None:
+def test_musubi_generating_commands_work_here() -> None:
     flags = "--dit d --vae v --text_encoder1 t --text_encoder2 c --image_size 512 768 --infer_steps 25 --save_path out"
     flags += " --seed 3 --embedded_cfg_scale 2 --fp8_scaled --fp8_t5 --lora_weight l --attn_mode flash"
     flags += " --control_image_path a.png --no_resize_control --output_type images --from_file p.txt"
@@ -169,7 +170,7 @@ def test_its_commands_generate_here() -> None:
     assert read_generate("flux_kontext", "--resize_control_to_official_size")[0] == {"control_resolution": "1024"}
 
 
-def test_precisions_and_strengths_are_read_as_sd_scripts_writes_them() -> None:
+def test_precisions_and_strengths_are_read_as_in_sd_scripts() -> None:
     flags = ("--dtype", "bfloat16", "--lora_weights", "a.safetensors;0.5", "b;c", "--merge_lora_weights")
     assert read_generate("flux", *flags, "--cfg_scale", "2")[0] == {
         **{"lora_weights": ["a.safetensors", "b;c"], "lora_multiplier": [0.5, 1.0], "scale": 2.0},
@@ -177,7 +178,7 @@ def test_precisions_and_strengths_are_read_as_sd_scripts_writes_them() -> None:
     assert read_generate("sdxl", "--dtype", "float16")[0] == {"dtype": "fp16"}
 
 
-def test_what_would_change_its_images_is_refused() -> None:
+def test_musubi_flags_that_would_change_images_are_refused() -> None:
     assert read_generate("flux_kontext", "--flow_shift", "3", "--output_type", "latent", "--image_size", "64")[2] == [
         "flow_shift: is not supported, since the shift follows from the size of the image; leave it out",
         "output_type: only images are written; leave it out",

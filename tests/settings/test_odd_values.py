@@ -1,4 +1,4 @@
-"""Values that are hard to read: too deep, too many, digits of other scripts, 0 in the place of unset."""
+"""Values that are hard to read: too deep, too many, digits of other scripts, 0 instead of unset."""
 
 import contextlib
 import json
@@ -54,7 +54,7 @@ def test_a_settings_file_that_is_nested_too_deeply_is_one_sentence(
     assert [*tmp_path.iterdir()] == [file]
 
 
-def test_other_files_are_as_deep_at_most(tmp_path: Path) -> None:
+def test_other_files_have_the_same_depth_limit(tmp_path: Path) -> None:
     deep = {"a": {"tags": json.loads("[" * 300 + "]" * 300)}}
     (tmp_path / "meta.json").write_text(json.dumps(deep))
     with pytest.raises(ValueError, match=r"^in_json: .* is nested too deeply$"):
@@ -103,7 +103,7 @@ NOT_ASCII = ["१६", "１６", "٣", "1٠"]
 
 
 @pytest.mark.parametrize("digits", NOT_ASCII)
-def test_digits_of_other_scripts_are_no_numbers(digits: str) -> None:
+def test_digits_of_other_writing_systems_are_not_numbers(digits: str) -> None:
     values = {"network_dim": digits, "learning_rate": digits, "resolution": digits, "gpu_ids": digits}
     named = {name for problem in from_values(SDXL_LORA, values).problems() for name in problem.names}
     assert values.keys() <= named
@@ -121,7 +121,7 @@ def test_digits_of_other_scripts_are_no_numbers(digits: str) -> None:
 
 
 @pytest.mark.parametrize("words", ["--", "--network_dim 8 --", "-- --network_dim 8"])
-def test_two_hyphens_alone_are_no_option(words: str) -> None:
+def test_two_hyphens_alone_are_not_an_option(words: str) -> None:
     assert mistakes(words) == ["--: is not an option; leave it out"]
 
 
@@ -136,7 +136,7 @@ WINDOWS = [r"C:\Users\mia\cats", r"E:\cats\set", r"E:\new\toys", r"C:\x\unicode"
 
 
 @pytest.mark.parametrize("path", WINDOWS)
-def test_a_windows_path_in_double_quotes_is_told_how_to_be_written(
+def test_a_windows_path_in_double_quotes_is_reported_with_the_right_form(
     path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     remedy = f"write '{path}' in single quotes, or / for \\"
@@ -221,7 +221,7 @@ def test_a_folder_that_is_listed_thousands_of_times_is_one_warning(tmp_path: Pat
     ]
 
 
-def test_of_thousands_of_missing_folders_the_first_are_listed(tmp_path: Path) -> None:
+def test_only_the_first_of_thousands_of_missing_folders_are_listed(tmp_path: Path) -> None:
     (tmp_path / "data.toml").write_text(
         "[[datasets]]\nresolution = 64\n"
         + "".join(f"[[datasets.subsets]]\nimage_dir = '{tmp_path}/{n}'\n" for n in range(800))
@@ -230,6 +230,6 @@ def test_of_thousands_of_missing_folders_the_first_are_listed(tmp_path: Path) ->
         str(each)
         for each in preflight.problems(from_values(SDXL_LORA, {"dataset_config": str(tmp_path / "data.toml")}))
     ]
-    missing = [line for line in told if "there is no folder" in line]
+    missing = [line for line in told if "folder not found" in line]
     assert len(missing) == MOST_LISTED
     assert any("more files and folders have problems" in line for line in told)

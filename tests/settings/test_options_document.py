@@ -1,4 +1,4 @@
-"""The pages about the options are what the code says."""
+"""The pages about the options match the code."""
 
 from sd_scripts.settings.document import DOCS, of_one_family, pages
 

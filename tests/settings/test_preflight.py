@@ -1,4 +1,4 @@
-"""What is known of a run before anything is loaded: all of it told at once, each once."""
+"""Problems known before anything is loaded: all reported together, each once."""
 
 import json
 import math
@@ -54,7 +54,7 @@ def told(values: dict[str, Any], script: Script = SDXL_LORA) -> list[str]:
     return [str(problem) for problem in preflight.problems(from_values(script, values))]
 
 
-def test_nothing_is_told_of_a_good_run_and_nothing_is_written(good: dict[str, Any], tmp_path: Path) -> None:
+def test_a_good_run_is_silent_and_writes_nothing(good: dict[str, Any], tmp_path: Path) -> None:
     assert told(good) == []
     assert not (tmp_path / "out").exists()
 
@@ -72,7 +72,7 @@ def test_a_start_checks_and_uses_the_same_prompts(good: dict[str, Any], tmp_path
     assert [entry.keys["prompt"] for entry in prompts.entries] == ["a cat"]
 
 
-def test_mistakes_of_every_kind_are_told_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_of_every_kind_are_reported_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "data" / "5_dog").mkdir(parents=True)
     (tmp_path / "lora.safetensors").write_bytes(b"cut")
     (tmp_path / "in the way").touch()
@@ -121,7 +121,7 @@ def test_bad_input_is_refused_before_torch_is_imported(good: dict[str, Any], tmp
     assert (done.returncode, done.stdout) == (0, "\n"), done.stderr
 
 
-def test_mistakes_that_only_torch_and_the_model_tell_are_told_together(
+def test_mistakes_that_need_torch_and_the_model_are_reported_together(
     good: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = [f"--{name}={value}" for name, value in good.items()]
@@ -133,7 +133,7 @@ def test_mistakes_that_only_torch_and_the_model_tell_are_told_together(
     ]
 
 
-def test_a_file_of_settings_with_a_missing_model_and_a_component_of_another_kind(
+def test_a_settings_file_with_a_missing_model_and_a_component_of_a_different_kind_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "data" / "5_dog").mkdir(parents=True)
@@ -159,7 +159,10 @@ def test_a_file_of_settings_with_a_missing_model_and_a_component_of_another_kind
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        ({"pretrained_model_name_or_path": "none.safetensors"}, "pretrained_model_name_or_path: there is no file"),
+        (
+            {"pretrained_model_name_or_path": "none.safetensors"},
+            "pretrained_model_name_or_path: file or folder not found",
+        ),
         ({"pretrained_model_name_or_path": "lora.safetensors"}, "pretrained_model_name_or_path: 'lora.safetensors' is"),
         ({"pretrained_model_name_or_path": "flux.safetensors"}, "pretrained_model_name_or_path: 'flux.safetensors' is"),
         (
@@ -167,7 +170,7 @@ def test_a_file_of_settings_with_a_missing_model_and_a_component_of_another_kind
             "optimizer_type: cannot find 'came_pytorch.CAME', because the package came_pytorch",
         ),
         ({"optimizer_type": "mine.Optimizer"}, ""),
-        ({"vae": "none"}, "vae: there is no file or folder 'none'"),
+        ({"vae": "none"}, "vae: file or folder not found: 'none'"),
         ({"vae": "flux.safetensors"}, "vae: 'flux.safetensors' is FLUX.1 schnell, not a VAE for SDXL"),
         (
             {"network_weights": "sdxl.safetensors"},
@@ -175,18 +178,18 @@ def test_a_file_of_settings_with_a_missing_model_and_a_component_of_another_kind
         ),
         ({"pretrained_model_name_or_path": "bare.safetensors"}, "vae: 'bare.safetensors' contains no VAE; set vae to"),
         ({"pretrained_model_name_or_path": "bare.safetensors", "vae": "owner/name"}, ""),
-        ({"base_weights": ["lora.safetensors", "no"]}, "base_weights: there is no file 'no'"),
-        ({"train_data_dir": "none"}, "train_data_dir: there is no folder 'none'"),
+        ({"base_weights": ["lora.safetensors", "no"]}, "base_weights: file not found: 'no'"),
+        ({"train_data_dir": "none"}, "train_data_dir: folder not found: 'none'"),
         ({"train_data_dir": "images/10_cat"}, ""),
         ({"train_data_dir": "empty"}, "train_data_dir: no images (png, jpg, webp, bmp) in 3_dog"),
         ({"reg_data_dir": "empty"}, "reg_data_dir: no images"),
-        ({"in_json": "none.json"}, "in_json: there is no file 'none.json'"),
+        ({"in_json": "none.json"}, "in_json: file not found: 'none.json'"),
         ({"in_json": "list.json"}, "in_json: 'list.json' is not a metadata file: it must contain a table"),
-        ({"dataset_config": "none.toml"}, "dataset_config: there is no file 'none.toml'"),
-        ({"dataset_config": "data.toml"}, "dataset_config: datasets[0].subsets[0].image_dir (line 3): there is no"),
-        ({"masked_loss": True, "conditioning_data_dir": "x"}, "conditioning_data_dir: there is no folder 'x'"),
-        ({"sample_prompts": "none.txt"}, "sample_prompts: there is no file 'none.txt'"),
-        ({"resume": "none"}, "resume: there is no folder 'none'"),
+        ({"dataset_config": "none.toml"}, "dataset_config: file not found: 'none.toml'"),
+        ({"dataset_config": "data.toml"}, "dataset_config: datasets[0].subsets[0].image_dir (line 3): folder"),
+        ({"masked_loss": True, "conditioning_data_dir": "x"}, "conditioning_data_dir: folder not found: 'x'"),
+        ({"sample_prompts": "none.txt"}, "sample_prompts: file not found: 'none.txt'"),
+        ({"resume": "none"}, "resume: folder not found: 'none'"),
         ({"resume": "latest"}, ""),
         ({"metadata_thumbnail": "none.png"}, "metadata_thumbnail: "),
         ({"metadata_thumbnail": "data:image/png;base64," + "a" * 9000}, ""),
@@ -196,7 +199,7 @@ def test_a_file_of_settings_with_a_missing_model_and_a_component_of_another_kind
     ],
     ids=lambda value: "-".join(map(str, next(iter(value.items()))))[:60] if isinstance(value, dict) else "",
 )
-def test_what_a_file_or_folder_tells(
+def test_a_file_or_folder_is_described(
     wrong: dict[str, Any], sentence: str, good: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -215,8 +218,11 @@ def test_what_a_file_or_folder_tells(
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        ({"optimizer_args": ["weight_decya=0.1"]}, "optimizer_args: AdamW takes no weight_decya. Did you mean weight_"),
-        ({"optimizer_args": ["d_coef=2"]}, "optimizer_args: AdamW takes no d_coef. It takes amsgrad, betas, "),
+        (
+            {"optimizer_args": ["weight_decya=0.1"]},
+            "optimizer_args: AdamW does not accept weight_decya. Did you mean weight_",
+        ),
+        ({"optimizer_args": ["d_coef=2"]}, "optimizer_args: AdamW does not accept d_coef. It takes amsgrad, betas, "),
         ({"optimizer_args": ["betas=0.9"]}, "optimizer_args: betas=0.9 must be two numbers of at least 0 and below 1"),
         ({"optimizer_args": ["betas=0.9,0.99"]}, ""),
         ({"optimizer_args": ["betas=(0.9, 1.0)"]}, "optimizer_args: betas=(0.9, 1.0) must be two numbers"),
@@ -237,7 +243,7 @@ def test_what_a_file_or_folder_tells(
     ],
     ids=lambda value: "-".join(map(str, next(iter(value.values())))) if isinstance(value, dict) else "",
 )
-def test_arguments_whose_takers_are_known_are_told_with_all_else(
+def test_arguments_with_known_signatures_are_reported_with_all_other_problems(
     wrong: dict[str, Any], sentence: str, good: dict[str, Any]
 ) -> None:
     found = told({**good, **wrong})
@@ -253,7 +259,7 @@ VARYING = {
 
 
 @pytest.mark.parametrize("level", ["general", "datasets[0]", "datasets[0].subsets[0]"])
-def test_what_a_dataset_varies_at_every_step_cannot_be_cached(level: str, good: dict[str, Any], tmp_path: Path) -> None:
+def test_data_that_varies_at_every_step_cannot_be_cached(level: str, good: dict[str, Any], tmp_path: Path) -> None:
     keys = "\n".join(f"{key} = {value}" for key, value in VARYING.items())
     at = {"general": "", "datasets[0]": "", "datasets[0].subsets[0]": "", level: keys}
     folder = tmp_path / "images" / "10_cat"
@@ -270,7 +276,7 @@ def test_what_a_dataset_varies_at_every_step_cannot_be_cached(level: str, good: 
     assert paths == {f"{level}.{key}" for key in VARYING}
 
 
-def test_a_subset_may_undo_what_its_dataset_varies_and_what_is_not_trained_varies_nothing(
+def test_a_subset_may_override_its_dataset_and_frozen_encoders_vary_nothing(
     good: dict[str, Any], tmp_path: Path
 ) -> None:
     subset = f"[[datasets.subsets]]\nimage_dir = '{tmp_path / 'images' / '10_cat'}'\n"
@@ -282,7 +288,9 @@ def test_a_subset_may_undo_what_its_dataset_varies_and_what_is_not_trained_varie
     assert told({**values, "cache_text_encoder_outputs": True, "network_train_unet_only": True}) == []
 
 
-def test_a_dataset_without_resolution_and_with_an_unknown_filter_is_told(good: dict[str, Any], tmp_path: Path) -> None:
+def test_a_dataset_without_resolution_and_with_an_unknown_filter_is_reported(
+    good: dict[str, Any], tmp_path: Path
+) -> None:
     subset = f"[[datasets.subsets]]\nimage_dir = '{tmp_path / 'images' / '10_cat'}'\n"
     (tmp_path / "data.toml").write_text(
         f"[[datasets]]\nresolution = 64\n{subset}resize_interpolation = 'banana'\n[[datasets]]\n{subset}"
@@ -296,7 +304,7 @@ def test_a_dataset_without_resolution_and_with_an_unknown_filter_is_told(good: d
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read everywhere")
-def test_a_folder_of_images_that_may_not_be_read_is_told(good: dict[str, Any], tmp_path: Path) -> None:
+def test_an_unreadable_image_folder_is_reported(good: dict[str, Any], tmp_path: Path) -> None:
     closed = tmp_path / "closed" / "3_dog"
     closed.mkdir(parents=True)
     closed.chmod(0)
@@ -305,7 +313,9 @@ def test_a_folder_of_images_that_may_not_be_read_is_told(good: dict[str, Any], t
     assert "cannot be read: Permission denied" in told({**good, "dataset_config": str(tmp_path / "data.toml")})[0]
 
 
-def test_parts_of_flux_that_neither_an_option_nor_the_model_names(good: dict[str, Any], tmp_path: Path) -> None:
+def test_flux_components_that_neither_an_option_nor_the_model_names_are_reported(
+    good: dict[str, Any], tmp_path: Path
+) -> None:
     flux = str(model(tmp_path / "flux.safetensors", "double_blocks.0.img_attn.qkv.weight"))
     clip = str(model(tmp_path / "clip.safetensors", "text_model.final_layer_norm.weight"))
     parts = told({**good, "pretrained_model_name_or_path": flux, "clip_l": clip, "t5xxl": clip}, FLUX_LORA)
@@ -328,7 +338,7 @@ ODD: tuple[Any, ...] = (
     "x" * 300, "x" * 5_000, "\ud800", [], [[1]], {"a": 1}, [None], ["a"], ["\0"], ["a=" + "[" * 5_000],
     "../x", "/", "..", "a..b", "1,", date(2020, 1, 1), b"x",
 )  # fmt: skip
-"""What a file, a flag or somebody's program may give."""
+"""Values that a file, a flag or another program may pass."""
 
 
 def options_by_script() -> list[tuple[Script, dict[str, Option]]]:
@@ -344,8 +354,8 @@ def options_by_script() -> list[tuple[Script, dict[str, Option]]]:
 
 
 @pytest.mark.run
-def test_no_odd_value_of_any_option_fails_otherwise_than_in_short_sentences(good: dict[str, Any]) -> None:
-    """Values that an option refuses are given to all of them at once; one that it takes is given to it alone."""
+def test_odd_values_of_any_option_fail_only_in_short_sentences(good: dict[str, Any]) -> None:
+    """Values that an option refuses are given to all of them together; one that it accepts is given to it alone."""
     found: list[str] = []
     scripts = options_by_script()
     script, options = scripts[-1]
@@ -393,7 +403,7 @@ def test_no_odd_value_of_any_option_fails_otherwise_than_in_short_sentences(good
         ("log_tracker_config", ".toml"),
     ],
 )
-def test_every_file_that_is_none_is_told_by_its_option(
+def test_every_path_that_is_not_a_file_is_reported_by_its_option(
     name: str, ending: str, make: Callable[[Path], Any], good: dict[str, Any], tmp_path: Path
 ) -> None:
     """A pipe is never waited for."""
@@ -406,7 +416,7 @@ def test_every_file_that_is_none_is_told_by_its_option(
     assert [problem for problem in found if problem.startswith(f"{name}: ")], found
 
 
-def test_names_that_no_file_can_have_are_told(good: dict[str, Any]) -> None:
+def test_impossible_file_names_are_reported(good: dict[str, Any]) -> None:
     for path, why in (("a\0b", "control character"), ("a\tb", "control character"), ("x" * 300, "too long")):
         for name in ("vae", "train_data_dir", "sample_prompts", "output_dir", "logging_dir", "resume"):
             (problem,) = told({**good, name: path})
@@ -414,7 +424,7 @@ def test_names_that_no_file_can_have_are_told(good: dict[str, Any]) -> None:
             assert why in problem
 
 
-def test_an_ending_that_no_file_name_has_is_told(good: dict[str, Any], tmp_path: Path) -> None:
+def test_an_impossible_file_extension_is_reported(good: dict[str, Any], tmp_path: Path) -> None:
     (problem,) = told({**good, "caption_extension": "/../x"})
     assert problem.startswith("caption_extension: '/../x' is not a file extension")
     config = tmp_path / "data.toml"

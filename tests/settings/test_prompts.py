@@ -45,7 +45,7 @@ def test_every_option_of_a_line_reaches_the_prompt(tmp_path: Path) -> None:
     ]
 
 
-def test_a_toml_file_shares_what_stands_above_its_prompts(tmp_path: Path) -> None:
+def test_a_toml_file_shares_the_keys_above_its_prompts(tmp_path: Path) -> None:
     file = tmp_path / "prompts.toml"
     file.write_text(
         '[prompt]\nwidth = 1024\nscale = 5\n[[prompt.subset]]\nprompt = "x"\n[[prompt.subset]]\nwidth = 64\n'
@@ -66,7 +66,7 @@ def test_a_json_file_is_a_list_of_objects_or_lines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mark", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1d"])
-def test_a_line_ends_at_a_line_feed_and_nowhere_else(tmp_path: Path, mark: str) -> None:
+def test_a_line_ends_only_at_a_line_feed(tmp_path: Path, mark: str) -> None:
     for ending in ("\n", "\r\n", "\r"):
         text = f"a cat{mark}on a mat --n dark{mark}blurry --w 64{ending}a dog"
         prompts = parse_prompts(text, Path("x.txt")).prompts(SamplePrompt())
@@ -91,16 +91,14 @@ def test_a_seed_of_minus_one_is_a_new_one(tmp_path: Path) -> None:
         ("x.yaml", "", "sample_prompts: '.*x.yaml' is not a .txt, .toml or .json file"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_told_in_one_sentence(
-    tmp_path: Path, name: str, content: str, sentence: str
-) -> None:
+def test_an_unusable_file_is_reported_in_one_sentence(tmp_path: Path, name: str, content: str, sentence: str) -> None:
     (tmp_path / name).write_text(content)
     with pytest.raises(ValueError, match=sentence):
         read_prompt_file(tmp_path / name).prompts(SamplePrompt())
 
 
-def test_a_missing_file_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"sample_prompts: there is no file '"):
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"sample_prompts: file not found: '"):
         read_prompt_file(tmp_path / "x.txt").prompts(SamplePrompt())
 
 
@@ -121,11 +119,11 @@ def test_a_missing_file_is_told(tmp_path: Path) -> None:
         ("d 12 monkeys", ["the prompt starts like the option --d, so it also sets seed = 12"]),
     ],
 )
-def test_what_a_line_says_without_effect_is_told(line: str, dropped: list[str]) -> None:
+def test_options_of_a_line_without_effect_are_reported(line: str, dropped: list[str]) -> None:
     assert list(dropped_words(line)) == dropped
 
 
-def test_what_a_table_says_without_effect_is_told() -> None:
+def test_keys_of_a_table_without_effect_are_reported() -> None:
     text = '[prompt]\nwidth = 64\nhight = 64\n[[prompt.subset]]\nprompt = "x"\nsteps = 3\n'
     table = parse_prompts(text, Path("x.toml"))
     assert table.prompts(SamplePrompt()) == [SamplePrompt(prompt="x", width=64)]
@@ -162,7 +160,7 @@ OF_TOML = ["prompt 1: sample_steps: 1000 is not between 1 and 999"]
     ("name", "content", "expected"),
     [("x.json", JSON, OF_JSON), ("x.txt", LINES, OF_LINES), ("x.toml", TOML, OF_TOML)],
 )
-def test_values_that_no_sample_can_have_are_all_told_with_their_place(
+def test_impossible_values_are_all_reported_with_their_position(
     tmp_path: Path, name: str, content: str, expected: list[str]
 ) -> None:
     file = tmp_path / name
@@ -173,7 +171,7 @@ def test_values_that_no_sample_can_have_are_all_told_with_their_place(
         assert sentence.startswith(f"sample_prompts: '{file}', {begin}")
 
 
-def test_a_sampler_is_no_problem_where_it_has_no_effect(tmp_path: Path) -> None:
+def test_a_sampler_without_effect_is_not_a_problem(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("a cat --ss nope --s 5000\n")
     file = read_prompt_file(tmp_path / "x.txt")
     assert file.problems(card_of("flux").capabilities) == []
@@ -182,7 +180,7 @@ def test_a_sampler_is_no_problem_where_it_has_no_effect(tmp_path: Path) -> None:
     ]
 
 
-def test_a_deeply_nested_file_is_told_in_one_sentence(tmp_path: Path) -> None:
+def test_a_deeply_nested_file_is_reported_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("[" * 100_000)
     (sentence,) = read_prompt_file(tmp_path / "x.json").problems(card_of("sdxl").capabilities)
     assert sentence.endswith("cannot be read: it is nested too deeply")

@@ -1,4 +1,4 @@
-"""Settings: what they hold, what is written down, what is wrong with them and what is merely idle."""
+"""Settings: their values, their files, their problems and options without effect."""
 
 import os
 from typing import Any
@@ -34,7 +34,7 @@ def remarks(**values) -> list[str]:
     return [str(remark) for remark in settings(**values).remarks]
 
 
-def test_a_start_needs_a_model_images_a_size_and_a_place_for_the_results():
+def test_a_start_needs_a_model_images_a_size_and_an_output_folder():
     assert settings().problems() == []
     missing = list(map(str, Settings(SDXL_LORA, {}).problems()))
     assert [line.split(":")[0] for line in missing] == [
@@ -50,7 +50,7 @@ def test_a_start_needs_a_model_images_a_size_and_a_place_for_the_results():
     assert described.problems() == []
 
 
-def test_only_what_differs_from_the_defaults_is_written_down():
+def test_only_values_that_differ_from_the_defaults_are_written():
     chosen = settings(compile=False, compile_dynamic="auto", compile_cache_size_limit=0, network_dim=16)
     assert chosen.changed() == {**START, "network_dim": 16}
 
@@ -60,12 +60,12 @@ def test_a_changed_compile_option_is_kept_while_compile_is_off():
     assert remarks(compile_mode="reduce-overhead") == ["compile_mode: has no effect while compile is off"]
 
 
-def test_secrets_are_never_written_down():
+def test_secrets_are_never_written():
     secret = settings(wandb_api_key="k", huggingface_token="t")
     assert not {"wandb_api_key", "huggingface_token"} & (secret.changed().keys() | secret.saved().keys())
 
 
-def test_unknown_keys_survive_and_are_told_with_the_nearest_name():
+def test_unknown_keys_survive_and_are_reported_with_the_nearest_name():
     opened = settings(netwrok_dim=8, something_else={"deep": [1, 2]})
     assert opened.saved() == {**SDXL_LORA.identity, **START, "netwrok_dim": 8, "something_else": {"deep": [1, 2]}}
     assert [str(r) for r in opened.remarks] == [
@@ -74,23 +74,23 @@ def test_unknown_keys_survive_and_are_told_with_the_nearest_name():
     ]
 
 
-def test_launch_options_are_known_in_a_file_and_say_nothing():
+def test_launch_options_in_a_file_are_accepted_silently():
     opened = settings(num_processes=2, gpu_ids="0,1")
     assert opened[LaunchOptions].num_processes == 2
     assert opened.remarks == []
 
 
-def test_an_option_that_does_nothing_yet_is_a_remark_not_silence():
+def test_an_option_without_effect_yet_is_reported():
     (said,) = remarks(xformers=True)
     assert said.startswith("xformers: has no effect: attention always uses PyTorch's")
     assert remarks(xformers=False) == []
-    assert remarks(sdpa=True) == [], "it is what is always done"
+    assert remarks(sdpa=True) == [], "it is always on"
 
 
 def test_the_low_default_learning_rate_is_pointed_out():
     assert "1e-4" in remarks(learning_rate=2e-6)[0]
     assert remarks(learning_rate=2e-6, unet_lr=1e-4) == []
-    assert "takes 1" in remarks(optimizer_type="Prodigy")[0]
+    assert "use 1 here" in remarks(optimizer_type="Prodigy")[0]
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_the_low_default_learning_rate_is_pointed_out():
         ({"mixed_precision": "banana"}, "mixed_precision", "bf16"),
     ],
 )
-def test_what_cannot_be_is_told_by_name_and_remedy(values, named, remedy):
+def test_impossible_settings_are_reported_by_name_with_the_remedy(values, named, remedy):
     (told,) = map(str, settings(**values).problems())
     assert told.startswith(f"{named}: ")
     assert remedy in told
@@ -157,7 +157,7 @@ def test_what_cannot_be_is_told_by_name_and_remedy(values, named, remedy):
 @pytest.mark.parametrize(
     "values", [{"fused_backward_pass": True}, {"blocks_to_swap": 4, "full_bf16": True, "mixed_precision": "bf16"}]
 )
-def test_an_optimizer_that_finds_one_rate_needs_all_weights_at_once(values):
+def test_an_optimizer_that_finds_one_rate_needs_all_weights_together(values):
     start = {**START, "clip_l": "c", "t5xxl": "t", "ae": "a"}
 
     def found(optimizer):
@@ -195,7 +195,7 @@ def test_an_optimizer_that_finds_one_rate_needs_all_weights_at_once(values):
         ({"dynamo_backend": "inductor"}, "dynamo_backend"),
     ],
 )
-def test_what_does_nothing_is_a_remark(values, named):
+def test_settings_without_effect_are_reported(values, named):
     assert settings(**values).problems() == []
     assert [line.split(":")[0] for line in remarks(**values)] == [named]
 
@@ -227,13 +227,13 @@ def test_what_does_nothing_is_a_remark(values, named):
         ({"sample_every_n_steps": 0, "min_snr_gamma": 0, "vae": ""}, {}),
     ],
 )
-def test_old_spellings_mean_what_they_meant(old, new):
+def test_old_spellings_keep_their_meaning(old, new):
     opened = settings(**old)
     assert opened.problems() == []
     assert opened.changed() == {**START, **new}
 
 
-def test_what_sd_scripts_itself_writes_of_its_compiler_gets_no_remark():
+def test_compiler_keys_that_sd_scripts_writes_get_no_remark():
     assert remarks(torch_compile=False, dynamo_backend="inductor") == []
 
 
@@ -245,7 +245,7 @@ def test_what_sd_scripts_itself_writes_of_its_compiler_gets_no_remark():
         {"network_type": "lokr"},
     ],
 )
-def test_lokr_and_other_packages_take_a_rank_that_others_do_not(values: dict[str, Any]) -> None:
+def test_lokr_and_other_packages_accept_a_rank_that_others_refuse(values: dict[str, Any]) -> None:
     assert settings(network_dim=100_000, network_alpha=100_000, **values).problems() == []
     (problem,) = map(str, settings(network_dim=10_000).problems())
     assert problem.startswith("network_dim: 10000 is above 4096")
@@ -268,7 +268,7 @@ def test_an_old_switch_does_not_beat_the_optimizer_that_is_named():
     assert str(opened.remarks[0]) == "use_8bit_adam: has no effect with optimizer_type = Lion"
 
 
-def test_a_file_gives_back_what_was_written(tmp_path):
+def test_a_file_round_trips_its_settings(tmp_path):
     path = tmp_path / "Ordner mit Leerzeichen" / "ünïcode.toml"
     values = {
         "output_dir": "C:\\Users\\new\\träume",
@@ -281,10 +281,10 @@ def test_a_file_gives_back_what_was_written(tmp_path):
     }
     write_toml(path, values)
     assert read_toml(path) == {name: value for name, value in values.items() if value is not None}
-    assert [p.name for p in path.parent.iterdir()] == [path.name], "nothing is left beside it"
+    assert [p.name for p in path.parent.iterdir()] == [path.name], "nothing is left next to it"
 
 
-def test_a_file_lists_options_below_the_titles_of_their_groups_and_gives_them_back(tmp_path):
+def test_a_file_lists_options_under_group_titles_and_round_trips(tmp_path):
     path = tmp_path / "a.toml"
     unknown = {"my_key": 3, "my_table": {"deep": [1, 2]}, "my_rows": [{"a": 1}, {"a": 2}]}
     opened = settings(network_dim=8, compile=True, seed=4, network_args=["conv_dim=2"], **unknown)
@@ -306,9 +306,9 @@ def test_tables_are_headings_only_and_the_later_key_wins(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "why"), [(b"a = \nb = 2", "line 1"), (b"\xff\xfe\x00", "UTF-8"), (None, "there is no file")]
+    ("text", "why"), [(b"a = \nb = 2", "line 1"), (b"\xff\xfe\x00", "UTF-8"), (None, "file not found")]
 )
-def test_a_broken_file_is_told_in_one_sentence(tmp_path, text, why):
+def test_a_broken_file_is_reported_in_one_sentence(tmp_path, text, why):
     file = tmp_path / "broken.toml"
     if text is not None:
         file.write_bytes(text)
@@ -334,7 +334,7 @@ def test_groups_are_typed_and_a_typo_is_an_error():
         Settings(SDXL_LORA, {"nework_dim": 8})
 
 
-def test_a_training_that_is_not_there_yet_is_named():
+def test_an_unavailable_method_is_named():
     assert script_for("sdxl", "lora") is SDXL_LORA
     assert script_for("flux", "lora") is FLUX_LORA
     with pytest.raises(ValueError, match=r"there is no textual inversion for FLUX\.1 yet"):
@@ -348,7 +348,7 @@ console_log_file run_dir network_weights base_weights weights clip_l t5xxl ae co
 """
 
 
-def test_every_path_may_begin_with_the_home_and_is_written_down_as_it_was_given(monkeypatch):
+def test_every_path_may_start_with_the_home_folder_and_is_written_as_given(monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
     monkeypatch.setenv("USERPROFILE", "/home/me")  # of Windows
     read = from_values(FLUX_LORA, {**dict.fromkeys(PATHS.split(), "~/x"), "base_weights": ["~/a", "b~/c"]})
@@ -384,7 +384,7 @@ def test_a_saved_file_names_its_family_and_method():
         ("family", "sd9", f"family: 'sd9' is not one of {', '.join(FAMILY_TITLES)}"),
     ],
 )
-def test_a_file_of_another_script_is_refused(key, value, told):
+def test_a_file_of_a_different_script_is_refused(key, value, told):
     opened = from_values(SDXL_LORA, {**START, key: value})
     assert told in map(str, opened.problems())
     assert key not in opened.unknown
@@ -425,22 +425,22 @@ def test_an_optimizer_of_one_rate_names_the_network_args_that_make_several(optim
 )
 def test_an_optimizer_of_one_rate_names_the_option_that_sets_another(script, values, named):
     start = {**START, "optimizer_type": "Prodigy", "learning_rate": 1, **values}
-    problems = [each for each in from_values(script, start).problems() if "Prodigy finds one" in each.text]
+    problems = [each for each in from_values(script, start).problems() if "Prodigy uses a single one" in each.text]
     assert [each.names for each in problems] == [(named,)] * bool(named)
     adaptive = from_values(script, {**start, "optimizer_type": "AdamW"}).problems()
     assert not [each for each in adaptive if "learning rates" in each.text]
 
 
-def test_it_names_block_lr_and_reg_lrs_too():
+def test_an_optimizer_of_one_rate_names_block_lr_and_reg_lrs_too():
     full = {**START, "optimizer_type": "Prodigy", "block_lr": ",".join(["1"] * 22 + ["0.5"])}
     (problem,) = from_values(script_for("sdxl", "full"), full).problems()
-    assert str(problem).startswith("block_lr: gives blocks different learning rates, but Prodigy finds one")
+    assert str(problem).startswith("block_lr: gives blocks different learning rates, but Prodigy uses a single one")
     flux = {**START, "optimizer_type": "Prodigy", "network_args": ["network_reg_lrs=double_blocks=0.5"]}
     (problem,) = (each for each in from_values(FLUX_LORA, flux).problems() if each.names == ("network_args",))
     assert problem.text.startswith("network_reg_lrs gives")
 
 
-def test_steps_beside_epochs_are_told_to_have_no_effect():
+def test_steps_next_to_epochs_are_reported_as_without_effect():
     assert remarks(max_train_steps=40, max_train_epochs=3) == [
         "max_train_steps: has no effect with max_train_epochs = 3; remove one of them"
     ]

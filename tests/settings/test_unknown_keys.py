@@ -53,9 +53,7 @@ def named(lines: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("script", [sdxl_train_network, sdxl_train])
-def test_a_plan_names_all_that_a_run_does_not_read(
-    script: Any, config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_plan_names_all_keys_a_run_ignores(script: Any, config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert script.main(["--config_file", str(config), "--plan", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert {*NAMED, "learning_rate", "huggingface_path_in_repo"} <= {*named(plan["warnings"])}
@@ -100,7 +98,7 @@ def test_a_run_reports_the_same_as_its_plan(
         **{"sample_prompts": tmp_path / "prompts.txt", "network_args.args": {"dim": 2}},
     }
     run = train(any_miniature, tmp_path / "out", **values)
-    warned = [event["text"] for event in run.told("warning")]
+    warned = [event["text"] for event in run.events_of("warning")]
     capsys.readouterr()
     assert flux_train_network.main(["--config_file", str(tmp_path / "out.toml"), "--plan", "--json"]) == 0
     assert run.status == 0
@@ -117,7 +115,7 @@ def test_unknown_tables_survive_being_written_again(config: Path) -> None:
     assert {*map(str, again.remarks)} == {*map(str, first.remarks)}
 
 
-def test_of_many_unknown_keys_the_first_are_named_and_the_others_counted() -> None:
+def test_the_first_of_many_unknown_keys_are_named_and_the_rest_counted() -> None:
     remarks = from_values(SDXL_LORA, {"learning_rate": 1e-4, **{f"netwrok_dim{n}": n for n in range(5_000)}}).remarks
     assert len(remarks) == MOST_UNKNOWN
     assert str(remarks[0]) == "netwrok_dim0: unknown option. Did you mean network_dim?"

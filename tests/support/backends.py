@@ -15,7 +15,7 @@ def backends() -> dict[str, Any]:
 
 
 class FailingCode:
-    """A backend of torch.compile whose graphs run as they are, until the nth call of one fails, or its backward pass.
+    """A backend of torch.compile whose graphs run unchanged, until the nth call of one fails, or its backward pass.
     AOTAutograd, which would compile that, takes longest of all."""
 
     def __init__(self, nth: int, error: Callable[[], Exception], *, in_backward: bool):

@@ -1,4 +1,4 @@
-"""What goes wrong while a run trains: something happens in a step, a disk is full."""
+"""Faults while a run trains: something happens in a step, a disk is full."""
 
 import subprocess
 import sys
@@ -13,8 +13,8 @@ from sd_scripts.training.reporting import StepReporter
 
 
 @pytest.fixture
-def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Do something while a step is under way: `meanwhile(step, do)`."""
+def during(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Do something while a step is under way: `during(step, do)`."""
     tell = StepReporter.step
     planned: dict[int, Callable[[], object]] = {}
 

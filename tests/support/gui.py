@@ -1,4 +1,4 @@
-"""What the tests of the page share, with a browser and without."""
+"""Shared parts of the page's tests, with a browser and without."""
 
 import json
 import shlex
@@ -25,7 +25,7 @@ SIX = {
 
 
 def settings_in(line: str, script: Script = SDXL_LORA) -> dict[str, Any]:
-    """What a printed command would train with: the flags of accelerate, and those of the script."""
+    """The arguments of a printed command: the flags of accelerate, and those of the script."""
     argv = shlex.split(line)
     at = next(at for at, word in enumerate(argv) if word.endswith(script.file))
     launch = {
@@ -37,7 +37,7 @@ def settings_in(line: str, script: Script = SDXL_LORA) -> dict[str, Any]:
 
 
 def startable(folder: Path) -> dict[str, Any]:
-    """Settings that nothing is wrong with, as far as headers and names tell."""
+    """Settings without problems, as far as headers and names show."""
     (folder / "data" / "10_cat").mkdir(parents=True, exist_ok=True)
     (folder / "data" / "10_cat" / "one.png").touch()
     keys = ("conditioner.embedders.1.model.ln_final.weight", "first_stage_model.decoder.conv_in.weight")

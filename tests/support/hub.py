@@ -16,7 +16,7 @@ TOKEN = "hf_TheTokenOfATest"
 
 @dataclass
 class Hub:
-    """What a Hub of one user holds, and how it answers."""
+    """A Hub of one user, and its answers."""
 
     url: str = ""
     created: list[dict[str, Any]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What the tests share that start a training and look at it from outside."""
+"""Shared parts of tests that start a training and watch it from outside."""
 
 import time
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from typing import Any
 PATIENCE = 300.0
 """Seconds until a test gives up waiting for an event: other tests may have the cores."""
 TELLING = Path(__file__).with_name("telling_trainer.py").read_text(encoding="utf-8")
-"""A program that tells what a training tells, and does nothing else."""
+"""A program that reports a training's events, and does nothing else."""
 
 
 def wait_for(what: Callable[[], Any], seconds: float = PATIENCE) -> Any:

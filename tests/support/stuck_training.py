@@ -1,4 +1,4 @@
-"""A training by several processes, of which the first one gets stuck. A launcher starts it from nothing, so it imports
+"""A training by several processes, the first of which gets stuck. A launcher starts it from nothing, so it imports
 no more than it needs."""
 
 import os

@@ -95,7 +95,7 @@ def swapped_blocks_of(model: nn.Module) -> list[nn.Module]:
 
 
 def update_by_block(model: nn.Module, update: Update) -> None:
-    """After backward: what stays at once, then each moving block while it lies on the device."""
+    """After backward: resident blocks immediately, then each swapped block while it is on the device."""
     blocks = swapped_blocks_of(model)
     of_moving = {p for block in blocks for p in block.parameters()}
     update(p for p in model.parameters() if p not in of_moving)
@@ -108,7 +108,7 @@ def update_by_block(model: nn.Module, update: Update) -> None:
 
 def update_in_backward(model: nn.Module, update: Update) -> None:
     """Each parameter as soon as it has its gradient, from now on and as long as the caller keeps both."""
-    kept, weak = weakref.ref(model), weakref.ref(update)  # what a parameter's hook holds is never collected
+    kept, weak = weakref.ref(model), weakref.ref(update)  # objects referenced by a parameter's hook are never collected
     block_of = {p: number for number, block in enumerate(swapped_blocks_of(model)) for p in block.parameters()}
 
     def hook(number: int | None) -> Callable[[Tensor], None]:

@@ -1,4 +1,4 @@
-"""A trainer that only tells: python telling_trainer.py FOLDER, then what `main` takes, in this order."""
+"""A trainer that only reports: python telling_trainer.py FOLDER, then the arguments of `main`, in this order."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""Short runs of the whole trainer on the miniature, in this process, and what they left behind."""
+"""Short runs of the whole trainer on the miniature, in this process, and their results."""
 
 import logging
 import re
@@ -41,14 +41,14 @@ SHORT: dict[str, Any] = {
     "output_name": "short",
     "save_state": False,
 }
-"""Three steps on images of 64 pixels; None in what is given beside takes a setting away."""
+"""Three steps on images of 64 pixels; a None among the further values removes a setting."""
 
 OF_FAMILY: dict[str, dict[str, Any]] = {
     "sdxl": {},
     **{family: {"t5xxl_max_token_length": 16, **RECOMMENDED} for family in ("flux", "flux_kontext")},
     **{family: {"timestep_sampling": "qwen_shift"} for family in ("qwen_image", "qwen_image_edit")},
 }
-"""What a run of each family has beside SHORT."""
+"""Settings of each family's runs in addition to SHORT."""
 
 FULL: dict[str, Any] = {
     **dict.fromkeys(("network_module", "network_dim", "network_alpha", "network_train_unet_only")),
@@ -70,13 +70,13 @@ GRAPHS = {"sdxl": 9, "flux": 2, "flux_kontext": 2, "qwen_image": 1, "qwen_image_
 """Of a compiled LoRA run on images of one size."""
 
 ENCODED: dict[str, Any] = {"cache_latents_to_disk": True, "cache_text_encoder_outputs_to_disk": True}
-"""What the first run of a session encodes, the others read."""
+"""The first run of a session encodes, the others read its caches."""
 CHANGES_NO_ENCODING = re.compile(
     "blocks_to_swap|compile(?!_vae|_text).*|ema.*|gradient_.*|learning_rate|loss_type|lr_.*|max_grad_norm|max_train_.*|min_snr_gamma|"
     "network_(alpha|args|dim|dropout|module)|noise_.*|optimizer_.*|output_name|resume|save_.*|seed|train_batch_size|"
     "unet_lr|use_ema"
 )
-"""Options with which images and captions are encoded as they are without them."""
+"""Options with which images and captions are encoded the same as without them."""
 
 CAPTIONS_IN_THE_STEP: dict[str, Any] = {"cache_text_encoder_outputs": None}
 TEXT_ENCODERS_TOO: dict[str, Any] = {"cache_text_encoder_outputs": None, "network_train_unet_only": None}
@@ -84,7 +84,7 @@ TEXT_ENCODERS_TOO: dict[str, Any] = {"cache_text_encoder_outputs": None, "networ
 
 @dataclass(frozen=True)
 class Run:
-    """What a run left behind."""
+    """The results of a run."""
 
     status: int
     output: Path
@@ -94,16 +94,16 @@ class Run:
     def events(self) -> list[dict[str, Any]]:
         return list(self.folder.events())
 
-    def told(self, kind: str) -> list[dict[str, Any]]:
+    def events_of(self, kind: str) -> list[dict[str, Any]]:
         return [event for event in self.events if event["kind"] == kind]
 
     @property
     def losses(self) -> list[float]:
-        return [event["loss"] for event in self.told("step")]
+        return [event["loss"] for event in self.events_of("step")]
 
     @property
     def steps(self) -> list[int]:
-        return [event["step"] for event in self.told("step")]
+        return [event["step"] for event in self.events_of("step")]
 
     @property
     def files(self) -> list[str]:
@@ -115,7 +115,7 @@ class Run:
 
 
 def train(miniature: Any, output: Path, method: str = "lora", **values: Any) -> Run:
-    """Train on two images beside the output, or on train_data_dir; settings go through a TOML file."""
+    """Train on two images next to the output, or on train_data_dir; settings go through a TOML file."""
     settings = {**settings_for(miniature), "output_dir": output, "run_dir": output / "run", **values}
     if "train_data_dir" not in settings and "dataset_config" not in settings:
         if encoding_is_usual(values):

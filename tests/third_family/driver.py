@@ -21,9 +21,9 @@ def told(run: Run) -> dict[str, Any]:
         "losses": run.losses,
         "files": run.files,
         "layers": sorted({key.partition(".")[0] for key in run.tensors()}) if run.status == 0 else [],
-        "warnings": [event["text"] for event in run.told("warning")],
-        "graphs": sum(event["graphs"] for event in run.told("compile")),
-        "samples": [Path(event["path"]).suffix for event in run.told("sample")],
+        "warnings": [event["text"] for event in run.events_of("warning")],
+        "graphs": sum(event["graphs"] for event in run.events_of("compile")),
+        "samples": [Path(event["path"]).suffix for event in run.events_of("sample")],
     }
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints of a run compared: their losses are the trainer's, images are kept, the best is that of the rule."""
+"""Checkpoints of a run compared: their losses are the trainer's, images are kept, the best follows the rule."""
 
 import json
 import shutil
@@ -44,10 +44,10 @@ def compare(run: Run, *flags: str) -> dict[str, Any]:
 
 
 def losses_of(run: Run) -> list[float]:
-    return [event["loss"] for event in run.told("validation")]
+    return [event["loss"] for event in run.events_of("validation")]
 
 
-def test_the_losses_are_those_that_the_trainer_measured(trained: Run) -> None:
+def test_the_losses_equal_the_trainers(trained: Run) -> None:
     told = compare(trained, "--no_images")
     assert [each["step"] for each in told["checkpoints"]] == [2, 4, 6]
     measured = [each["loss"] for each in told["checkpoints"]]
@@ -56,7 +56,7 @@ def test_the_losses_are_those_that_the_trainer_measured(trained: Run) -> None:
     assert told["best"] == min(range(3), key=lambda n: measured[n])
 
 
-def test_adapted_text_encoders_and_files_merged_before_count(
+def test_adapted_text_encoders_and_merged_files_are_applied(
     data: Path, trained: Run, any_miniature: Any, tmp_path: Path
 ) -> None:
     first = str(trained.output / "short.safetensors")
@@ -78,7 +78,7 @@ def test_whole_models_are_compared_too(data: Path, any_miniature: Any, tmp_path:
     assert COMMAND.main("compare_checkpoints.py", [str(run.folder.path), *IMAGES, "--strengths", "0.5"]) == 2
 
 
-def test_images_hold_their_parameters_and_are_not_made_again(trained: Run) -> None:
+def test_images_contain_their_parameters_and_are_reused(trained: Run) -> None:
     told = compare(trained, *IMAGES, "--strengths", "0.5", "1", "--seeds", "7", "--no_validation")
     folder = trained.folder.path / "comparison"
     files = [folder / cell["image"] for cell in told["cells"]]
@@ -95,13 +95,13 @@ def test_images_hold_their_parameters_and_are_not_made_again(trained: Run) -> No
     assert len(again["cells"]) == 12
     assert [file.stat().st_mtime_ns for file in files[:-1]] == written[:-1]
     assert files[-1].is_file()
-    assert again["best"] == 2  # the last, as there is no loss
+    assert again["best"] == 2  # the last, without a loss
     with Image.open(folder / GRID) as grid:
         assert grid.width > 6 * 64
         assert grid.height > 2 * 64
 
 
-def test_a_stop_leaves_whole_images(trained: Run, tmp_path: Path) -> None:
+def test_a_stop_leaves_complete_images(trained: Run, tmp_path: Path) -> None:
     folder, out = RunFolder(tmp_path / "job"), tmp_path / "out"
     folder.path.mkdir()
     folder.command("stop")
@@ -134,9 +134,9 @@ def mistakes(trained: Run, other: Path, empty: Path) -> Iterator[tuple[list[str]
     yield [str(empty)], "run: "
     yield [], "run: give the folder of a run, or config_file and checkpoints"
     yield [run, "--checkpoints", str(other)], "not a LoRA for"
-    yield [run, "--checkpoints", str(empty / "gone.safetensors")], "checkpoints: there is no file"
+    yield [run, "--checkpoints", str(empty / "gone.safetensors")], "checkpoints: file not found"
     yield [run, "--validation_dir", str(empty)], "validation_dir: "
-    yield [run, "--validation_dir", str(empty / "none")], "validation_dir: there is no folder"
+    yield [run, "--validation_dir", str(empty / "none")], "validation_dir: folder not found"
     yield [run, "--no_images"], "pretrained_model_name_or_path: "
     yield [run, "--no_validation", "--rule", "lowest"], "rule: 'lowest' needs the validation loss"
     yield [run, "--no_validation", "--no_images"], "no_images: is on"

@@ -20,11 +20,11 @@ MODELS: dict[str, tuple[dict[str, Any], float]] = {
     "quantized": ({"mixed_precision": "bf16", "quantize_base": "int8"}, 2e-2),
     "swapped": ({"blocks_to_swap": 1}, 1e-4),
 }
-"""Settings, and how far the loss of a merged adapter may be from that of one beside the weights."""
+"""Settings, and how far the loss of a merged adapter may be from the loss of a separate adapter."""
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_losses_on_a_gpu_are_those_of_the_trainer(model: str, each_miniature: Any, tmp_path: Path) -> None:
+def test_losses_on_a_gpu_match_the_trainer(model: str, each_miniature: Any, tmp_path: Path) -> None:
     settings, far = MODELS[model]
     data = images(tmp_path / "images", count=5)
     run = train(each_miniature, tmp_path / "out", train_data_dir=data, **HELD_OUT, **settings)

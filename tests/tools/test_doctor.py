@@ -1,4 +1,4 @@
-"""The checks of a machine: each says what to do, none takes the others with it, and a bug report tells no secret."""
+"""The checks of a machine: each reports a remedy, none takes the others down, and a bug report contains no secret."""
 
 import json
 import math
@@ -98,7 +98,7 @@ def test_a_pytorch_that_cannot_be_imported_is_one_problem(
 
 
 @POSIX
-def test_it_works_without_torch_and_without_what_the_page_needs(tmp_path: Path) -> None:
+def test_the_doctor_works_without_torch_and_without_the_page(tmp_path: Path) -> None:
     needed = ("torch", "gradio", "psutil", "tomlkit", "PIL", "numpy")
     broken = stub(tmp_path, **dict.fromkeys(needed, "raise ImportError('broken')"))
     exit_code, found = checked(broken, "--zip", str(tmp_path / "d.zip"))
@@ -128,7 +128,7 @@ def test_a_check_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert found.text == "Its process did not answer within 1 s."
 
 
-def test_what_libraries_print_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_library_output_is_not_taken_as_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loud = (
         "import os\nprint('{}'); os.system('echo loud')\n__version__ = '1'\nclass version: cuda, hip = '13.0', None\n"
     )
@@ -162,13 +162,13 @@ def raising(error: BaseException) -> Callable[[], Finding]:
         (ModuleNotFoundError("no", name="torch._C"), "torch._C is not installed.", "Repair it."),
     ],
 )
-def test_a_check_that_raises_is_a_line(error: BaseException, text: str, remedy: str) -> None:
+def test_a_check_that_raises_is_reported_in_a_line(error: BaseException, text: str, remedy: str) -> None:
     found = Check(name="a", title="A", find=raising(error), remedy="repair it").run()
     assert (found.status, found.text) == ("problem", text)
     assert found.remedy.startswith(remedy)
 
 
-def test_the_exit_code_says_whether_there_is_a_problem(
+def test_the_exit_code_shows_whether_there_is_a_problem(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for found, code, said in (
@@ -206,7 +206,7 @@ def test_lines_of_the_table_are_wrapped_below_their_text() -> None:
 
 @pytest.mark.parametrize("version", [(3, 10), (3, 11), (3, 13)])
 @pytest.mark.parametrize("system", ["linux", "win32"])
-def test_wanted_packages_are_read_as_pip_reads_them(
+def test_required_packages_are_read_as_pip_reads_them(
     version: tuple[int, int], system: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, "sys", SimpleNamespace(version_info=version, platform=system))
@@ -220,7 +220,7 @@ def test_wanted_packages_are_read_as_pip_reads_them(
 def test_missing_and_other_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.packages().status == "ok"
     monkeypatch.setattr(machine, "pinned", lambda text: {"torch": "1.0"})
-    assert machine.packages().text.startswith("Other versions than the tested ones: torch 2.")
+    assert machine.packages().text.startswith("Versions that differ from the tested ones: torch 2.")
     monkeypatch.setattr(machine, "pinned", lambda text: {"torch": "1.0", "no-such": "1", "nor-this": "1"})
     assert machine.packages().text == "Not installed: no-such, nor-this."
 
@@ -299,7 +299,7 @@ def test_a_driver_that_is_too_old_for_this_build_needs_another_one(tmp_path, mon
         ((6, 1), 24, 23, "problem", "RTX A is too old for PyTorch"),
     ],
 )
-def test_a_gpu_is_described_with_what_it_lacks(capability, total, free, status, said, monkeypatch) -> None:
+def test_a_gpu_is_described_with_its_missing_features(capability, total, free, status, said, monkeypatch) -> None:
     has = {
         "is_available": True,
         "device_count": 1,
@@ -326,7 +326,7 @@ def test_the_docs_have_a_row_for_each_check_in_order() -> None:
     assert rows[1:] == [f"| {each.title}" for each in program.CHECKS]
 
 
-def test_what_compile_lacks_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_compile_requirements_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sd_scripts.machine.cpp_compiler.has_python_headers", lambda: False)
     monkeypatch.setattr("sd_scripts.machine.cpp_compiler.find_compiler", lambda: "g++")
     assert "Python.h is missing" in machine.compiler().text
@@ -393,7 +393,7 @@ def test_a_compiled_block_that_computes_something_else_is_found(damage, tmp_path
 
 
 @pytest.mark.inductor
-def test_a_block_that_inductor_compiles_here_is_in_order() -> None:
+def test_a_block_that_inductor_compiles_here_is_correct() -> None:
     found = check("compiled").run()
     assert (found.status, found.remedy) == ("ok", ""), found
     assert DAMAGE[""] in found.text
@@ -423,7 +423,7 @@ def damaged(model: nn.Module, inputs: block.Inputs) -> tuple[nn.Module, block.In
     return model, inputs
 
 
-def test_the_worst_difference_is_named_and_nan_before_all() -> None:
+def test_the_worst_difference_is_named_and_nan_first() -> None:
     expected = {name: torch.ones(4) for name in ("a", "b", "c")}
     assert block.difference({**expected, "b": torch.full((4,), 1.5)}, expected) == ("b", 0.5)
     with_nan = {"a": torch.full((4,), 9.0), "b": torch.full((4,), math.nan), "c": torch.full((4,), 99.0)}
@@ -432,7 +432,7 @@ def test_the_worst_difference_is_named_and_nan_before_all() -> None:
         block.difference({"a": torch.ones(4)}, expected)
 
 
-def test_rounding_of_bf16_is_no_problem() -> None:
+def test_rounding_of_bf16_is_not_a_problem() -> None:
     def results(dtype: torch.dtype) -> dict[str, torch.Tensor]:
         made, inputs = block.make(CPU, dtype)
         return block.results(made, lambda: block.forward_backward(made, inputs))
@@ -511,7 +511,7 @@ def texts(file: Path) -> dict[str, str]:
         return {name: archive.read(name).decode() for name in archive.namelist()}
 
 
-def test_a_bug_report_tells_no_secret_no_home_and_no_name(home: Path, tmp_path: Path) -> None:
+def test_a_bug_report_contains_no_secret_no_home_folder_and_no_name(home: Path, tmp_path: Path) -> None:
     folder = run_folder(home, f"20261123-{USER}")
     diagnostics.write(tmp_path / "d.zip", f"ok  Python  {home}/.venv/bin/python", [folder])
     found = texts(tmp_path / "d.zip")
@@ -572,7 +572,7 @@ def test_a_bug_report_tells_no_secret_no_home_and_no_name(home: Path, tmp_path: 
     ],
 )
 @pytest.mark.usefixtures("home")
-def test_what_is_private_is_removed_and_nothing_else(text: str, left: str) -> None:
+def test_only_private_data_is_removed(text: str, left: str) -> None:
     assert diagnostics.Scrubber()(text) == left
 
 
@@ -592,7 +592,7 @@ def test_the_value_of_any_variable_named_like_a_secret_is_removed_however_it_is_
     assert scrub("/srv/loras is short") == "/srv/loras is short"
 
 
-def test_a_secret_inside_a_line_of_json_does_not_take_the_line_with_it(home: Path, tmp_path: Path) -> None:
+def test_a_secret_inside_a_line_of_json_does_not_remove_the_line(home: Path, tmp_path: Path) -> None:
     folder = run_folder(home)
     events = [
         {"kind": "started", "argv": ["--my-token", TYPED, "--steps=3"], "keys": {"apiKey": {"deep": [TYPED]}}},
@@ -627,7 +627,7 @@ def test_every_secret_of_the_options_is_removed() -> None:
     assert {name for name in others if TYPED not in scrub(f'{name} = "{TYPED}"')} == {*diagnostics.NAMES_OF_PEOPLE}
 
 
-def test_of_a_large_file_the_start_and_the_end_are_taken_in_whole_lines(home: Path, tmp_path: Path) -> None:
+def test_a_large_file_keeps_its_start_and_end_in_whole_lines(home: Path, tmp_path: Path) -> None:
     folder = run_folder(home)
     lines = [f"line {number} {KEYS['HF_TOKEN']}" for number in range(100_000)]
     (folder / "console.log").write_text("\n".join(lines))
@@ -649,7 +649,7 @@ def test_a_link_in_a_run_folder_leads_nowhere(home: Path, tmp_path: Path) -> Non
     assert "runs/1-cats/console.log" not in texts(tmp_path / "d.zip")
 
 
-def test_the_last_runs_are_taken_unless_one_is_named(home: Path, monkeypatch, tmp_path, capsys) -> None:
+def test_the_last_runs_are_included_unless_one_is_named(home: Path, monkeypatch, tmp_path, capsys) -> None:
     monkeypatch.setattr(program, "CHECKS", [Check(name="a", title="A", find=lambda: ok("a"), remedy="do")])
     assert program.main(["--zip", str(tmp_path / "none.zip")]) == 0
     assert list(texts(tmp_path / "none.zip")) == ["doctor.txt", "packages.txt"]
@@ -665,7 +665,7 @@ def test_the_last_runs_are_taken_unless_one_is_named(home: Path, monkeypatch, tm
     assert str(tmp_path / "one.zip") in capsys.readouterr().err
 
 
-def test_a_zip_is_written_whole_or_not_at_all(home: Path, tmp_path, monkeypatch, capsys) -> None:
+def test_a_zip_is_written_completely_or_not_at_all(home: Path, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(program, "CHECKS", [Check(name="a", title="A", find=lambda: ok("a"), remedy="do")])
     (tmp_path / "d.zip").write_text("the one before")
     monkeypatch.setattr(diagnostics, "_text_of", raising_for_any(OSError(28, "No space left on device")))
@@ -695,7 +695,7 @@ if "--zip" in sys.argv:
 
 @pytest.fixture
 def page(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A client of the routes; `page.more` is what the process does after each finding."""
+    """A client of the routes; `page.more` is called by the process after each finding."""
     queue, checks = RunQueue(RunStore()), CheckProcess()
     client = TestClient(Starlette(routes=routes(queue, checks)))
     page = SimpleNamespace(client=client, queue=queue, more="pass", home=home)
@@ -712,7 +712,7 @@ def ended(page: Any) -> dict[str, Any]:
     return page.look().json()
 
 
-def test_the_page_shows_each_finding_as_it_comes(page: Any) -> None:
+def test_the_page_shows_each_finding_as_it_arrives(page: Any) -> None:
     assert page.look().json()["findings"] == []
     page.more = "time.sleep(600)"
     assert page.client.post("/studio/doctor", json={}).status_code == 200
@@ -726,7 +726,7 @@ def test_the_page_shows_each_finding_as_it_comes(page: Any) -> None:
     assert ended(page)["error"] == "The checks were cancelled"
 
 
-def test_a_process_that_dies_is_reported_with_its_last_words(page: Any) -> None:
+def test_a_process_that_dies_is_reported_with_its_last_output(page: Any) -> None:
     page.more = "sys.exit('out of luck')"
     page.client.post("/studio/doctor", json={})
     assert ended(page)["error"] == "out of luck"

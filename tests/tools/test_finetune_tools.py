@@ -49,7 +49,7 @@ def captions_of(plan: DataPlan) -> dict[str, str]:
     return {item.path.name: item.caption for item in plan.items}
 
 
-def test_a_key_may_lack_its_ending_and_its_folder(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_may_lack_its_extension_and_folder(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(images.parent)
     keys = ["a", "b", "v1.5", "below/c", "below/c.jpg", str(images / "a.png"), "images/b.PNG"]
     plan = planned(images, {key: {"caption": key} for key in keys})
@@ -110,7 +110,7 @@ def test_train_resolution_decides_the_bucket(images: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", [[64], [64, 0], [64.5, 64], "64"])
-def test_a_size_that_is_none_is_named(images: Path, wrong: Any) -> None:
+def test_an_invalid_size_is_named(images: Path, wrong: Any) -> None:
     with pytest.raises(ValueError, match=r"metadata_file: .*meta\.json: 'a' must be a table"):
         planned(images, {"a": {"train_resolution": wrong}})
 
@@ -171,7 +171,7 @@ def written(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def test_captions_and_tags_come_together_and_train(captioned: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_captions_and_tags_are_combined_and_trained(captioned: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cap, clean = captioned.parent / "meta_cap.json", captioned.parent / "meta_clean.json"
     assert merge_captions_to_metadata.main([str(captioned), str(cap)]) == 0
     assert written(cap) == {"a": {"caption": "a cat"}, "b": {}, "v1.5": {}}
@@ -193,7 +193,7 @@ def test_recursive_and_full_path_name_each_image_apart(captioned: Path) -> None:
     assert str(captioned / "below/c.jpg") in written(out)
 
 
-def test_what_is_there_already_is_added_to_under_the_keys_it_has(captioned: Path) -> None:
+def test_existing_entries_are_extended_under_their_keys(captioned: Path) -> None:
     out = captioned.parent / "meta.json"
     known = {"/elsewhere/x.png": {"caption": "x"}, "b.PNG": {"caption": "b", "train_resolution": [64, 64]}}
     out.write_text(json.dumps(known))
@@ -206,7 +206,7 @@ def test_what_is_there_already_is_added_to_under_the_keys_it_has(captioned: Path
     }
 
 
-def test_a_tool_tells_how_far_it_is(captioned: Path) -> None:
+def test_a_tool_reports_its_progress(captioned: Path) -> None:
     run = captioned.parent / "run"
     assert merge_captions_to_metadata.main([str(captioned), str(captioned / "m.json"), "--run_dir", str(run)]) == 0
     run_state = RunState()
@@ -219,10 +219,10 @@ def test_a_tool_tells_how_far_it_is(captioned: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["nowhere", "m.json"], "train_data_dir: there is no folder 'nowhere'"),
+        (["nowhere", "m.json"], "train_data_dir: folder not found: 'nowhere'"),
         (["empty", "m.json"], "train_data_dir: no image (png, jpg, webp, bmp) in 'empty'; turn on recursive"),
-        (["images", "m.json", "--in_json", "x.json"], "in_json: there is no file 'x.json'"),
-        (["images", "nowhere/m.json"], "out_json: there is no folder 'nowhere'"),
+        (["images", "m.json", "--in_json", "x.json"], "in_json: file not found: 'x.json'"),
+        (["images", "nowhere/m.json"], "out_json: folder not found: 'nowhere'"),
         (["images", "m.toml"], "out_json: m.toml must end in .json"),
         (["images", "m.json", "--caption_extension", ".latin"], "caption_extension: images/a.latin is not UTF-8"),
         (["images"], "the following arguments are required: out_json"),
@@ -271,7 +271,7 @@ def flags_of(miniature: Any, cap: Path) -> list[str]:
     return [*places, *TINY, *map(str, vae), "--recursive"]
 
 
-def test_a_run_uses_what_was_prepared_and_learns_the_same(
+def test_a_run_uses_prepared_data_and_trains_the_same(
     each_miniature: Any, captions: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data: dict[str, Any] = {
@@ -292,11 +292,11 @@ def test_a_run_uses_what_was_prepared_and_learns_the_same(
     prepared = training_help.train(
         each_miniature, tmp_path / "prepared", **data, in_json=lat, cache_latents_to_disk=True
     )
-    first = next(e for e in prepared.told("phase") if e["name"] == "caching latents" and "done" in e)
+    first = next(e for e in prepared.events_of("phase") if e["name"] == "caching latents" and "done" in e)
     assert (first["done"], first["total"]) == (3, 3)
     assert {path: path.read_bytes() for path in (captions.parent / "images").rglob("*.safetensors")} == caches
     assert prepared.losses == plain.losses
-    assert prepared.told("warning") == plain.told("warning") == []
+    assert prepared.events_of("warning") == plain.events_of("warning") == []
 
 
 def test_buckets_with_equal_tokens_are_prepared_and_cached_with_the_others(miniature: Any, captions: Path) -> None:
@@ -312,7 +312,7 @@ def test_buckets_with_equal_tokens_are_prepared_and_cached_with_the_others(minia
         assert metadata["cache_key_16x32"] != metadata["cache_key_16x36"]
 
 
-def test_what_is_prepared_is_kept_and_what_changed_is_made_again(miniature: Any, captions: Path) -> None:
+def test_prepared_data_is_kept_and_changed_data_is_rebuilt(miniature: Any, captions: Path) -> None:
     flags = flags_of(miniature, captions)
     assert prepare_buckets_latents.main(flags) == 0
     caches = sorted((captions.parent / "images").rglob("*.safetensors"))
@@ -332,19 +332,19 @@ def test_preparing_stops_on_command(miniature: Any, captions: Path) -> None:
     assert prepare_buckets_latents.main(flags) == 130
     assert [event["kind"] for event in folder.events()][-1] == "stopped"
     assert not (captions.parent / "meta_lat.json").exists()
-    assert prepare_buckets_latents.main(flags) == 0  # that wish was for another time
+    assert prepare_buckets_latents.main(flags) == 0  # that command belonged to an earlier run
 
 
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
-        ({0: "nowhere"}, "train_data_dir: there is no folder 'nowhere'"),
-        ({1: "x.json"}, "in_json: there is no file 'x.json'"),
-        ({2: "nowhere/m.json"}, "out_json: there is no folder 'nowhere'"),
+        ({0: "nowhere"}, "train_data_dir: folder not found: 'nowhere'"),
+        ({1: "x.json"}, "in_json: file not found: 'x.json'"),
+        ({2: "nowhere/m.json"}, "out_json: folder not found: 'nowhere'"),
         ({2: "m.jsonl"}, "out_json: m.jsonl must end in .json"),
         ({3: "x.ckpt"}, f"family: cannot tell whether 'x.ckpt' is {FAMILIES}; set --family"),
-        ({3: "x.ckpt", "--family": "sdxl"}, "pretrained_model_name_or_path: there is no file or folder 'x.ckpt'"),
-        ({"--vae": "x.safetensors"}, "vae: there is no file or folder 'x.safetensors'"),
+        ({3: "x.ckpt", "--family": "sdxl"}, "pretrained_model_name_or_path: file or folder not found: 'x.ckpt'"),
+        ({"--vae": "x.safetensors"}, "vae: file or folder not found: 'x.safetensors'"),
         ({"--max_resolution": "big"}, "max_resolution: 'big' is not a size; write 1024 or 1024,768"),
         ({"--max_resolution": "64,256"}, "max_bucket_reso: 128 is smaller than resolution's longer side 256"),
         ({"--batch_size": "0"}, "batch_size: 0 must be at least 1"),

@@ -1,4 +1,4 @@
-"""LoRAs merged into model files: the model does what it does with them attached, and no tensor stays in memory."""
+"""LoRAs merged into model files: the model computes the same as with them attached, and no tensor stays in memory."""
 
 import weakref
 from pathlib import Path
@@ -29,7 +29,7 @@ def merge(base_model: Path, loras: list[Path], save_to: Path, *more: str) -> int
     return COMMAND.main("merge_lora.py", [*named, *more])
 
 
-def test_the_merged_checkpoint_computes_what_the_model_with_the_lora_does(miniature: Any, tmp_path: Path) -> None:
+def test_the_merged_checkpoint_matches_the_model_with_the_lora(miniature: Any, tmp_path: Path) -> None:
     prepared = prepare(miniature.checkpoint, tmp_path, network_args=WITH_CONV)
     say_something(prepared)
     lora = save(prepared, tmp_path / "lora.safetensors")
@@ -136,7 +136,7 @@ def test_a_few_tensors_at_a_time_are_in_memory(
     assert 1 <= most <= 4
 
 
-def test_text_encoders_in_files_of_their_own_take_up_their_layers(flux_miniature: Any, tmp_path: Path) -> None:
+def test_separate_text_encoder_files_are_merged_with_their_layers(flux_miniature: Any, tmp_path: Path) -> None:
     prepared = {option: path for option, path in flux_miniature.files.items() if option in ("clip_l", "t5xxl")}
     layers = layers_of(flux_miniature)[:1]
     tensors = random_pairs(layers, 2, 2.0) | {
@@ -152,7 +152,7 @@ def test_text_encoders_in_files_of_their_own_take_up_their_layers(flux_miniature
     torch.testing.assert_close(after[moved], before[moved] + 1)
 
 
-def test_every_adapter_kind_is_merged_as_it_computes(flux_miniature: Any, tmp_path: Path) -> None:
+def test_every_adapter_kind_is_merged_to_what_it_computes(flux_miniature: Any, tmp_path: Path) -> None:
     key, name = "double_blocks.0.img_attn.proj.weight", "lora_unet_double_blocks_0_img_attn_proj"
     weight = load_file(flux_miniature.checkpoint)[key]
     for kind in adapter_kinds().values():

@@ -1,4 +1,4 @@
-"""Tools for LoRA files: what they write does what it says, and bad input is told before anything heavy."""
+"""Tools for LoRA files: their files have the described effect, and bad input is reported before anything heavy."""
 
 import json
 import re
@@ -99,7 +99,7 @@ def test_each_text_encoder_with_a_file_of_its_own_can_be_merged_into() -> None:
     assert options == {*ENCODER_FILES, *(f"{name}_save_to" for name in ENCODER_FILES)}
 
 
-def test_by_svd_the_result_is_the_sum_if_the_rank_suffices(lora: Path, other: Path, tmp_path: Path) -> None:
+def test_a_merge_by_svd_is_the_exact_sum_if_the_rank_suffices(lora: Path, other: Path, tmp_path: Path) -> None:
     theirs = deltas(other)
     expected = {name: 0.5 * one - theirs[name] for name, one in deltas(lora).items()}
     for number, rank in enumerate((0, 6)):
@@ -111,7 +111,7 @@ def test_by_svd_the_result_is_the_sum_if_the_rank_suffices(lora: Path, other: Pa
     assert metadata_of(out)["modelspec.merged_from"] == "lora, other"
 
 
-def test_by_svd_a_lower_rank_is_the_best_approximation(lora: Path, other: Path, tmp_path: Path) -> None:
+def test_a_merge_by_svd_to_a_lower_rank_is_the_best_approximation(lora: Path, other: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.safetensors"
     assert run(svd_merge_lora, "--models", lora, other, "--new_rank", 3, "--save_to", out) == 0
     one, two, made = deltas(lora), deltas(other), load_file(out)
@@ -138,7 +138,7 @@ def test_averaged_factors_equal_sd_scripts(any_miniature: Any, tmp_path: Path) -
         assert float(average[f"{name}.alpha"]) == 2.0
 
 
-def test_shuffled_ranks_do_the_same(lora: Path, tmp_path: Path) -> None:
+def test_shuffled_ranks_have_the_same_effect(lora: Path, tmp_path: Path) -> None:
     run(merge_lora, "--models", lora, "--ratios", 1, "--shuffle", "--save_to", tmp_path / "s.safetensors")
     close(deltas(tmp_path / "s.safetensors"), deltas(lora))
     shuffled = load_file(tmp_path / "s.safetensors")
@@ -189,9 +189,7 @@ def test_dynamic_methods_choose_the_rank_by_their_definition(method: str | None,
     assert svd.choose_rank(torch.zeros(3), method, target, 2) == 1
 
 
-def test_a_dynamic_rank_differs_from_layer_to_layer_and_the_file_says_how_it_was_chosen(
-    any_miniature: Any, tmp_path: Path
-) -> None:
+def test_a_dynamic_rank_differs_by_layer_and_the_file_records_the_method(any_miniature: Any, tmp_path: Path) -> None:
     one, many, *_ = layers_of(any_miniature)
     tensors = random_pairs([one, many], 4, 4.0)
     tensors[f"{one.name}.lora_up.weight"][:, 1:] = 0
@@ -255,7 +253,7 @@ def test_converting_there_and_back_is_the_identity(each_miniature: Any, tmp_path
         assert all(".lora_A." in key or ".lora_B." in key for key in load_file(there))
 
 
-def test_diffusers_adds_to_each_module_of_a_transformer_its_rows(flux_miniature: Any, tmp_path: Path) -> None:
+def test_each_module_of_diffusers_gets_its_rows(flux_miniature: Any, tmp_path: Path) -> None:
     files = {option: str(path) for option, path in flux_miniature.files.items()}
     components = family_of("flux").open(flux_settings(**files), torch.float32).load()
     blocks = [layer for layer in layers_of(flux_miniature) if "blocks" in layer.name]
@@ -346,7 +344,7 @@ def test_metadata_is_shown_and_edited_while_the_weights_stay(lora: Path, capsys:
     assert all(line.isprintable() for line in text.splitlines())
 
 
-def test_inspecting_tells_norms_by_block_and_the_ranks_in_use(
+def test_inspecting_shows_norms_by_block_and_the_ranks_in_use(
     each_miniature: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_lora(each_miniature, tmp_path / "a.safetensors", ss_optimizer="torch.optim.adamw.AdamW(x=1)", ss_steps="80")
@@ -369,7 +367,7 @@ def test_inspecting_tells_norms_by_block_and_the_ranks_in_use(
     assert 1 <= report["layers"][0]["needed"] <= 4
 
 
-def test_the_header_tells_kind_rank_and_training(miniature: Any, tmp_path: Path) -> None:
+def test_the_header_shows_kind_rank_and_training(miniature: Any, tmp_path: Path) -> None:
     write_lora(miniature, tmp_path / "a.safetensors", ss_network_alpha="2.0", ss_steps="80")
     summary = summarize(read_header(tmp_path / "a.safetensors"))
     assert summary is not None
@@ -381,7 +379,7 @@ def test_the_header_tells_kind_rank_and_training(miniature: Any, tmp_path: Path)
 # --- bad input, stop
 
 
-def test_what_is_more_than_two_factors_is_not_resized(lora: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_adapters_of_more_than_two_factors_are_not_resized(lora: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tensors = load_file(lora) | {"lora_unet_single_blocks_0_linear2.dora_scale": torch.ones(64, 1)}
     save_file(tensors, lora)
     assert run(resize_lora, "--model", lora, "--save_to", lora.with_name("out.safetensors")) == 2
@@ -394,7 +392,7 @@ def test_what_is_more_than_two_factors_is_not_resized(lora: Path, capsys: pytest
         (merge_lora, ("--save_to", "x.safetensors"), "models: not set; choose at least one LoRA file"),
         (merge_lora, ("--models", "{lora}", "--save_to", "x.bin"), "save_to: 'x.bin' does not end in .safetensors"),
         (merge_lora, ("--models", "{lora}", "--save_to", "{lora}"), "save_to: '{lora}' is one of the files to read"),
-        (merge_lora, ("--models", "no.safetensors", "--save_to", "{out}"), "models: there is no file 'no.safetensors'"),
+        (merge_lora, ("--models", "no.safetensors", "--save_to", "{out}"), "models: file not found: 'no.safetensors'"),
         (merge_lora, ("--models", "{lora}", "--ratios", 1, 2, "--save_to", "{out}"), "ratios: 2 given for 1 LoRAs"),
         (
             merge_lora,
@@ -407,7 +405,7 @@ def test_what_is_more_than_two_factors_is_not_resized(lora: Path, capsys: pytest
             "lbws: 2 weights given; lists for",
         ),
         (merge_lora, ("--models", "{lora}", "{other}", "--save_to", "{out}"), "turn on concat, or merge by SVD"),
-        (merge_lora, ("--models", "{model}", "--save_to", "{out}"), "models: '{model}' is no LoRA but FLUX.1 dev"),
+        (merge_lora, ("--models", "{model}", "--save_to", "{out}"), "models: '{model}' is not a LoRA but FLUX.1 dev"),
         (
             merge_lora,
             ("--base_model", "{lora}", "--models", "{other}", "--save_to", "{out}"),
@@ -430,7 +428,7 @@ def test_what_is_more_than_two_factors_is_not_resized(lora: Path, capsys: pytest
             ("--model", "{lora}", "--device", "gpu", "--save_to", "{out}"),
             "device: 'gpu' is not available here",
         ),
-        (convert_lora, ("--src_path", "{model}", "--dst_path", "{out}"), "src_path: '{model}' is no LoRA"),
+        (convert_lora, ("--src_path", "{model}", "--dst_path", "{out}"), "src_path: '{model}' is not a LoRA"),
         (
             edit_metadata,
             ("--model", "{lora}", "--set", "x", "--save_to", "{out}"),

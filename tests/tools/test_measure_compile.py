@@ -91,12 +91,12 @@ def test_a_measurement_that_is_killed_leaves_no_training_behind(any_miniature: A
     assert not list(tmp_path.glob("measure-*/run/*.safetensors"))
 
 
-def test_what_cannot_be_trained_or_measured_is_told_at_once(
+def test_settings_that_cannot_be_trained_or_measured_are_reported_immediately(
     any_miniature: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = file_for(any_miniature, tmp_path)
     assert main(["--config_file", str(file), "--variants", "fastest"]) == 2
-    assert "there is no fastest; choose from eager, default" in capsys.readouterr().err
+    assert "unknown variant fastest; choose from eager, default" in capsys.readouterr().err
     assert main(["--config_file", str(file), "--steps", "0"]) == 2
     assert "--steps: 0 is not between" in capsys.readouterr().err
     assert main(["--config_file", str(tmp_path / "none.toml")]) == 2
@@ -132,7 +132,7 @@ def test_a_variant_of_a_run_on_several_gpus_is_measured_in_one_process(any_minia
     assert (changed["compile"], changed.get("compile_mode")) == (True, None)
 
 
-def test_steps_are_told_apart_by_shape_and_the_warm_up_is_left_out() -> None:
+def test_steps_are_separated_by_shape_without_the_warm_up() -> None:
     run = Run(began=0.0)
     for number in range(WARM_UP + 4):
         shape = {0: {"shape": "64x64x1"}, WARM_UP + 2: {"shape": "64x32x1"}, WARM_UP + 3: {"shape": ""}}.get(number, {})
@@ -140,14 +140,14 @@ def test_steps_are_told_apart_by_shape_and_the_warm_up_is_left_out() -> None:
     assert by_shape(run) == {"64x64x1": [WARM_UP, WARM_UP + 1], "64x32x1": [WARM_UP + 2]}
 
 
-def test_a_run_that_went_on_without_compiling_is_no_measurement() -> None:
+def test_a_run_that_continued_without_compiling_is_not_measured() -> None:
     run = Run(began=0.0, events=[{"kind": "warning", "text": "torch.compile failed: no compiler"}])
     assert not_compiled(run) == "torch.compile failed: no compiler"
     run.events.append({"kind": "compile", "graphs": 2, "recompiles": 0, "breaks": 0})
     assert not_compiled(run) == ""
 
 
-def test_why_a_run_ended_by_itself_is_its_own_sentence_or_the_end_of_its_console() -> None:
+def test_the_reason_a_run_ended_is_its_own_message_or_the_end_of_its_console() -> None:
     run = Run(began=0.0)
     assert Stopped(run, "loading\noptimizer_type: unknown\n").why == "optimizer_type: unknown"
     run.events.append({"kind": "failed", "error": "CUDA out of memory"})
@@ -158,7 +158,7 @@ def row(name: str, total: float | None, **more: Any) -> Row:
     return Row(variant=name, options=VARIANTS[name], seconds={"64x64x1": 0.1}, total=total, **more)
 
 
-def test_what_compiles_is_noted_until_a_step_is_trained(tmp_path: Path) -> None:
+def test_compilation_is_noted_until_a_step_is_trained(tmp_path: Path) -> None:
     run = Run(began=0.0)
     assert run.compiling == ""
     run.events += [{"kind": "phase", "name": "compiling", "note": "4 of about 6 graphs"}, {"kind": "compile"}]
@@ -174,14 +174,14 @@ def test_what_compiles_is_noted_until_a_step_is_trained(tmp_path: Path) -> None:
     assert run.compiling == ""
 
 
-def test_the_best_variant_takes_no_more_memory_than_the_settings_allow() -> None:
+def test_the_best_variant_stays_within_the_memory_of_the_settings() -> None:
     rows = [row("eager", 9.0), row("default", 8.0), row("checkpointed", 12.0), row("checkpointed default", None)]
     assert (best(rows, saves=False) or rows[0]).variant == "default"
     assert (best(rows, saves=True) or rows[0]).variant == "checkpointed"
     assert best(rows[3:], saves=False) is None
 
 
-def test_the_table_lines_up_and_tells_failures() -> None:
+def test_the_table_is_aligned_and_shows_failures() -> None:
     rows = [
         row("default", 8.0, fastest=0.09, slowest=0.12, first=31.0, first_warm=3.0, gpu_bytes=2**31, graphs=14),
         Row(variant="eager", options={}, seconds={}, failed="CUDA out of memory"),

@@ -1,4 +1,4 @@
-"""The model card of a real run, what is uploaded of it, and what is in the zip."""
+"""The model card of a real run, its uploaded files, and the contents of the zip."""
 
 import json
 import shutil
@@ -49,7 +49,7 @@ def copy(trained: Run, tmp_path: Path) -> Run:
     return Run(0, tmp_path / "out", type(trained.folder)(tmp_path / "out" / "run"))
 
 
-def test_what_was_trained_on_a_file_names_the_model_of_its_family_and_what_it_does(trained: Run) -> None:
+def test_a_model_trained_from_a_file_names_its_family_and_purpose(trained: Run) -> None:
     told = {}
     for card in cards():
         settings = from_values(script_for(card.name, "lora"), {}, {"pretrained_model_name_or_path": "base.safetensors"})
@@ -75,7 +75,7 @@ def test_what_was_trained_on_a_file_names_the_model_of_its_family_and_what_it_do
         ("qwen_image_edit", "Qwen-Image-Edit-Plus/lora", "Qwen/Qwen-Image-Edit-2509"),
     ],
 )
-def test_the_variant_that_a_trained_file_tells_names_the_base_model(
+def test_the_variant_in_a_trained_file_names_the_base_model(
     trained: Run, tmp_path: Path, family: str, architecture: str, model: str
 ) -> None:
     file = tmp_path / "lora.safetensors"
@@ -85,7 +85,7 @@ def test_the_variant_that_a_trained_file_tells_names_the_base_model(
     assert ModelCard(made).data.to_dict()["base_model"] == model
 
 
-def test_the_hub_understands_the_card_and_it_tells_no_path_and_no_token(trained: Run) -> None:
+def test_the_hub_understands_the_card_and_it_contains_no_path_and_no_token(trained: Run) -> None:
     text = make_card(read_run(trained.folder.path))
     data = ModelCard(text).data.to_dict()
     assert data["base_model"] == SDXL.hub.model
@@ -103,9 +103,7 @@ def test_the_hub_understands_the_card_and_it_tells_no_path_and_no_token(trained:
     assert str(trained.output.parent) not in text
 
 
-def test_the_card_is_written_once_and_what_its_author_wrote_is_kept(
-    copy: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_card_is_written_once_and_its_authors_text_is_kept(copy: Run, capsys: pytest.CaptureFixture[str]) -> None:
     run = str(copy.folder.path)
     assert main([run]) == 0
     card = copy.output / "short-README.md"
@@ -136,17 +134,17 @@ def test_card_file_and_samples_are_uploaded_to_a_private_repository(
     assert hub.tokens == {f"Bearer {TOKEN}"}
 
 
-def test_what_cannot_be_published_is_reported_in_one_sentence(
+def test_a_run_that_cannot_be_published_is_reported_in_one_sentence(
     copy: Run, hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = str(copy.folder.path)
     hub.status = {"/api/repos/create": 403}
     for flags, problem in (
         ([str(tmp_path)], "is not the folder of a run"),
-        ([run, "--repo_id", "my lora"], "--repo_id: 'my lora' is not the name of a repository"),
+        ([run, "--repo_id", "my lora"], "--repo_id: 'my lora' is not a repository name"),
         ([run, "--zip", str(tmp_path / "a.rar")], "does not end with .zip"),
-        ([run, "--card", str(tmp_path / "none.md")], "--card: there is no file"),
-        ([run, "--repo_id", "you/yours"], "'you/yours' cannot be written to: the token may not write there"),
+        ([run, "--card", str(tmp_path / "none.md")], "--card: file not found"),
+        ([run, "--repo_id", "you/yours"], "'you/yours' cannot be written to: the token has no write access"),
     ):
         assert main(flags) == 2
         said = capsys.readouterr().err

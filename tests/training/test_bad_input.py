@@ -20,7 +20,7 @@ pytestmark = pytest.mark.run
 
 @pytest.fixture
 def told(capsys: pytest.CaptureFixture[str]) -> Any:
-    """The sentence of a run that stopped with `status`; what else it told are its phases and its progress."""
+    """The sentence of a run that stopped with `status`; its other output is phases and progress."""
 
     def told(made: Run, status: int = 2) -> str:
         err = capsys.readouterr().err
@@ -28,7 +28,7 @@ def told(capsys: pytest.CaptureFixture[str]) -> Any:
         assert "Traceback" not in err
         sentence = err.strip().splitlines()[-1]
         if made.folder.path.is_dir():
-            (failed,) = made.told("failed")
+            (failed,) = made.events_of("failed")
             assert sentence.startswith(failed["error"])
         partial = [path for path in made.output.rglob("*") if ".part" in path.name] if made.output.is_dir() else []
         assert partial == []
@@ -43,12 +43,12 @@ def cut(path: Path, source: Path, share: float) -> Path:
     return path
 
 
-def test_no_model(told: Any, miniature: Any, tmp_path: Path) -> None:
+def test_a_missing_model_is_reported(told: Any, miniature: Any, tmp_path: Path) -> None:
     sentence = told(train(miniature, tmp_path / "out", pretrained_model_name_or_path=None))
     assert sentence.startswith("pretrained_model_name_or_path: not set; choose a .safetensors file")
 
 
-def test_a_run_that_never_began_leaves_no_folder(miniature: Any, tmp_path: Path) -> None:
+def test_a_run_that_never_started_leaves_no_folder(miniature: Any, tmp_path: Path) -> None:
     output = tmp_path / "out"
     for broken in images(tmp_path / "data").rglob("*.png"):
         broken.write_bytes(broken.read_bytes()[:20])
@@ -62,12 +62,12 @@ def test_a_run_that_never_began_leaves_no_folder(miniature: Any, tmp_path: Path)
     assert list(output.iterdir()) == []
 
 
-def test_a_model_that_is_not_there(told: Any, miniature: Any, tmp_path: Path) -> None:
+def test_a_model_that_does_not_exist_is_reported(told: Any, miniature: Any, tmp_path: Path) -> None:
     sentence = told(train(miniature, tmp_path / "out", pretrained_model_name_or_path=tmp_path / "none.safetensors"))
-    assert sentence.startswith("pretrained_model_name_or_path: there is no file or folder")
+    assert sentence.startswith("pretrained_model_name_or_path: file or folder not found")
 
 
-def test_a_mistake_found_before_anything_is_loaded_is_told_in_the_run_folder_of_the_gui(
+def test_a_mistake_found_before_loading_is_recorded_in_the_run_folder_of_the_gui(
     told: Any, miniature: Any, tmp_path: Path
 ) -> None:
     output = tmp_path / "out"
@@ -79,42 +79,42 @@ def test_a_mistake_found_before_anything_is_loaded_is_told_in_the_run_folder_of_
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".ckpt"])
-def test_a_text_file_as_model(suffix: str, told: Any, miniature: Any, tmp_path: Path) -> None:
+def test_a_text_file_as_model_is_reported(suffix: str, told: Any, miniature: Any, tmp_path: Path) -> None:
     wrong = tmp_path / f"model{suffix}"
     wrong.write_text("this is no model, whatever its name says")
     sentence = told(train(miniature, tmp_path / "out", pretrained_model_name_or_path=wrong))
     assert sentence.startswith("pretrained_model_name_or_path: ")
 
 
-def test_a_lora_as_model(told: Any, miniature: Any, tmp_path: Path) -> None:
+def test_a_lora_as_model_is_reported(told: Any, miniature: Any, tmp_path: Path) -> None:
     lora = tmp_path / "lora.safetensors"
     safetensors.torch.save_file({"lora_unet_mid.lora_down.weight": torch.zeros(2, 4)}, lora)
     sentence = told(train(miniature, tmp_path / "out", pretrained_model_name_or_path=lora))
     assert sentence.startswith("pretrained_model_name_or_path: ")
 
 
-def test_half_a_model(told: Any, miniature: Any, tmp_path: Path) -> None:
+def test_half_a_model_is_reported(told: Any, miniature: Any, tmp_path: Path) -> None:
     half = cut(tmp_path / "half.safetensors", miniature.checkpoint, 0.5)
     sentence = told(train(miniature, tmp_path / "out", pretrained_model_name_or_path=half))
     assert sentence.startswith("pretrained_model_name_or_path: ")
 
 
-def test_half_a_vae(told: Any, miniature: Any, tmp_path: Path) -> None:
+def test_half_a_vae_is_reported(told: Any, miniature: Any, tmp_path: Path) -> None:
     half = cut(tmp_path / "half.safetensors", miniature.checkpoint, 0.5)
     assert told(train(miniature, tmp_path / "out", vae=half)).startswith("vae: ")
 
 
-def test_a_folder_without_images(told: Any, miniature: Any, tmp_path: Path) -> None:
+def test_a_folder_without_images_is_reported(told: Any, miniature: Any, tmp_path: Path) -> None:
     (tmp_path / "empty" / "10_cat").mkdir(parents=True)
     sentence = told(train(miniature, tmp_path / "out", train_data_dir=tmp_path / "empty"))
     assert sentence.startswith("train_data_dir: ")
 
 
-def test_a_data_folder_that_is_not_there(told: Any, miniature: Any, tmp_path: Path) -> None:
+def test_a_missing_data_folder_is_reported(told: Any, miniature: Any, tmp_path: Path) -> None:
     assert told(train(miniature, tmp_path / "out", train_data_dir=tmp_path / "none")).startswith("train_data_dir: ")
 
 
-def test_images_none_of_which_can_be_read(told: Any, miniature: Any, tmp_path: Path) -> None:
+def test_images_that_cannot_be_read_are_reported(told: Any, miniature: Any, tmp_path: Path) -> None:
     root = images(tmp_path / "broken")
     for image in root.rglob("*.png"):
         image.write_bytes(image.read_bytes()[:100])
@@ -122,14 +122,14 @@ def test_images_none_of_which_can_be_read(told: Any, miniature: Any, tmp_path: P
     assert sentence.startswith("train_data_dir: ")
 
 
-def test_a_file_where_the_output_folder_shall_be(told: Any, miniature: Any, tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_output_folder_is_reported(told: Any, miniature: Any, tmp_path: Path) -> None:
     (tmp_path / "out").write_text("in the way")
     made = train(miniature, tmp_path / "out", run_dir=tmp_path / "run")
     assert told(made).startswith("output_dir: ")
 
 
 @pytest.mark.parametrize("place", ["run_dir", "runs"])
-def test_a_file_where_the_run_folder_shall_be(place: str, told: Any, miniature: Any, tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_run_folder_is_reported(place: str, told: Any, miniature: Any, tmp_path: Path) -> None:
     way = tmp_path / "out" / "runs"
     way.parent.mkdir()
     way.write_text("in the way")
@@ -137,7 +137,7 @@ def test_a_file_where_the_run_folder_shall_be(place: str, told: Any, miniature: 
     assert told(made).startswith("run_dir: ")
 
 
-def test_a_console_file_that_cannot_be(told: Any, miniature: Any, tmp_path: Path) -> None:
+def test_an_impossible_console_file_is_reported(told: Any, miniature: Any, tmp_path: Path) -> None:
     made = train(miniature, tmp_path / "out", console_log_file=tmp_path / "nowhere" / "console.txt")
     assert told(made).startswith("console_log_file: ")
 
@@ -149,18 +149,18 @@ def test_a_console_file_that_cannot_be(told: Any, miniature: Any, tmp_path: Path
         (["--network_dim=many"], "network_dim: 'many' is not a whole number"),
         (["--train_batch_size=-1"], "train_batch_size: -1 is outside"),
         (["--optimizer_type=AdamX"], "optimizer_type: "),
-        (["--optimizer_args", "momentum=3"], "optimizer_args: AdamW takes no momentum"),
+        (["--optimizer_args", "momentum=3"], "optimizer_args: AdamW does not accept momentum"),
         (["--lr_scheduler=sine"], "lr_scheduler: "),
         (
             ["--lr_scheduler=constant", "--lr_scheduler_args", "x=1"],
             "lr_scheduler_args: constant does not accept these arguments",
         ),
-        (["--config_file=nowhere"], "config_file: there is no file 'nowhere.toml'"),
+        (["--config_file=nowhere"], "config_file: file not found: 'nowhere.toml'"),
         (["--mixed_precision=fp16"], "mixed_precision: fp16 is for GPUs"),
         (["--log_with=tensorboard"], "logging_dir: "),
         (["--network_weights=nowhere.safetensors"], "network_weights: "),
         (["--network_module=no.such.module"], "network_module: "),
-        (["--network_module=."], "network_module: there is no module '.'"),
+        (["--network_module=."], "network_module: module not found: '.'"),
         (["--network_args", "conv_dim=1e9"], "network_args: conv_dim=1e9 must be at most 4096"),
         (["--learning_rate=0"], "learning_rate: all learning rates are 0"),
         (["--base_weights", "nowhere.safetensors"], "base_weights: "),
@@ -169,7 +169,9 @@ def test_a_console_file_that_cannot_be(told: Any, miniature: Any, tmp_path: Path
     ],
     ids=lambda value: value[0].lstrip("-") if isinstance(value, list) else "",
 )
-def test_flags_that_cannot_be(flags: list[str], sentence: str, told: Any, miniature: Any, tmp_path: Path) -> None:
+def test_impossible_flags_are_reported(
+    flags: list[str], sentence: str, told: Any, miniature: Any, tmp_path: Path
+) -> None:
     output = tmp_path / "out"
     good = [
         f"--pretrained_model_name_or_path={miniature.checkpoint}", f"--train_data_dir={images(tmp_path / 'data')}",
@@ -202,7 +204,7 @@ def test_flags_that_cannot_be(flags: list[str], sentence: str, told: Any, miniat
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_what_flux_cannot_do_is_told_before_it_is_loaded(
+def test_options_flux_does_not_support_are_reported_before_it_is_loaded(
     values: dict[str, Any],
     sentence: str,
     told: Any,
@@ -219,9 +221,7 @@ def test_what_flux_cannot_do_is_told_before_it_is_loaded(
     assert not made.folder.path.exists()
 
 
-def test_captions_of_chance_are_refused_before_anything_is_encoded(
-    told: Any, each_miniature: Any, tmp_path: Path
-) -> None:
+def test_random_captions_are_refused_before_anything_is_encoded(told: Any, each_miniature: Any, tmp_path: Path) -> None:
     data = tmp_path / "data.toml"
     data.write_text(
         f"[[datasets]]\nresolution = 64\n[[datasets.subsets]]\nimage_dir = '{images(tmp_path / 'in') / '1_noise'}'\n"
@@ -230,15 +230,15 @@ def test_captions_of_chance_are_refused_before_anything_is_encoded(
     made = train(each_miniature, tmp_path / "out", dataset_config=data, resolution=None)
     path = "datasets[0].subsets[0].shuffle_caption (line 5)"
     assert told(made).startswith(f"dataset_config: {path} changes captions at every step, so they cannot be cached")
-    assert made.told("phase") == []
+    assert made.events_of("phase") == []
 
 
-def test_a_network_that_knows_only_another_model_says_so(told: Any, flux_miniature: Any, tmp_path: Path) -> None:
+def test_a_network_for_a_different_model_is_reported(told: Any, flux_miniature: Any, tmp_path: Path) -> None:
     made = train(flux_miniature, tmp_path / "out", network_module="tests.support.networks.foreign_network")
     assert told(made).startswith("network_module: this network finds no layer to adapt")
 
 
-def test_a_cache_that_the_disk_does_not_take_leaves_nothing_beside_the_images(
+def test_a_cache_that_cannot_be_written_leaves_nothing_next_to_the_images(
     told: Any, small_disk: Path, flux_miniature: Any, tmp_path: Path
 ) -> None:
     data = images(small_disk / "data")
@@ -250,24 +250,22 @@ def test_a_cache_that_the_disk_does_not_take_leaves_nothing_beside_the_images(
     assert not [path for path in data.rglob("*") if path.suffix not in ("", ".png", ".txt")]
 
 
-def test_a_seed_that_no_generator_takes_is_told_before_loading(told: Any, each_miniature: Any, tmp_path: Path) -> None:
+def test_a_seed_out_of_range_is_reported_before_loading(told: Any, each_miniature: Any, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("a cat --d 99999999999999999999")
     made = train(each_miniature, tmp_path / "out", sample_prompts=prompts, sample_every_n_steps=1)
     assert "line 1: seed: 99999999999999999999" in told(made)
-    assert made.told("phase") == []
+    assert made.events_of("phase") == []
 
 
-def test_without_a_tokenizer_that_fits_nothing_is_loaded(told: Any, flux_miniature: Any, tmp_path: Path) -> None:
+def test_without_a_matching_tokenizer_nothing_is_loaded(told: Any, flux_miniature: Any, tmp_path: Path) -> None:
     alone = tmp_path / "alone.safetensors"
     alone.symlink_to(flux_miniature.checkpoint)
     made = train(flux_miniature, tmp_path / "out", pretrained_model_name_or_path=alone)
     assert told(made).startswith("tokenizer_cache_dir: found no tokenizer")
 
 
-def test_a_loss_that_is_no_number_stops_the_run_before_anything_is_saved(
-    told: Any, miniature: Any, tmp_path: Path
-) -> None:
+def test_a_nan_loss_stops_the_run_before_anything_is_saved(told: Any, miniature: Any, tmp_path: Path) -> None:
     made = train(
         miniature, tmp_path / "out", learning_rate=1000.0, max_grad_norm=0.0, max_train_steps=20, save_every_n_steps=1
     )
@@ -307,9 +305,7 @@ def files_no_larger_than(size: int) -> Iterator[None]:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
 @pytest.mark.parametrize("state", [False, True], ids=["file", "state"])
-def test_a_file_that_the_system_does_not_take_leaves_nothing(
-    state: bool, told: Any, miniature: Any, tmp_path: Path
-) -> None:
+def test_a_file_that_cannot_be_written_leaves_nothing(state: bool, told: Any, miniature: Any, tmp_path: Path) -> None:
     """The LoRA is 260 kB, its state with both moments is 700 kB; events and settings are a few."""
     size = 400_000 if state else 100_000
     output = tmp_path / "out"
@@ -326,13 +322,15 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield place
 
 
-def test_a_full_disk_is_told_in_one_sentence(told: Any, small_disk: Path, any_miniature: Any, tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_in_one_sentence(
+    told: Any, small_disk: Path, any_miniature: Any, tmp_path: Path
+) -> None:
     made = train(any_miniature, small_disk / "out", train_data_dir=images(tmp_path / "data"), network_dim=32)
     assert "the disk is full" in told(made)
     assert made.files == []
 
 
-def test_a_disk_too_full_for_an_event_is_told_too(small_disk: Path, miniature: Any, tmp_path: Path) -> None:
+def test_a_disk_too_full_for_an_event_is_reported_too(small_disk: Path, miniature: Any, tmp_path: Path) -> None:
     """Nothing can be written at all once the run has begun; on the way out, nothing may be printed but the sentence."""
     from sd_scripts import sdxl_train_network
 

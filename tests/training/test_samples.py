@@ -32,28 +32,28 @@ def image(path: str) -> Any:
 
 def test_samples_carry_step_number_and_seed_in_their_names(any_miniature: Any, tmp_path: Path, prompts: Path) -> None:
     made = train(any_miniature, tmp_path / "out", sample_prompts=prompts, sample_every_n_steps=2, sample_at_first=True)
-    names = [Path(event["path"]).name for event in made.told("sample")]
+    names = [Path(event["path"]).name for event in made.events_of("sample")]
     assert [re.sub(r"_\d{14}", "", name) for name in names] == [
         "short_000000_00_7.png", "short_000000_01.png", "short_000002_00_7.png", "short_000002_01.png",
     ]  # fmt: skip
-    assert [event["step"] for event in made.told("sample")] == [0, 0, 2, 2]
-    assert made.told("sample")[0]["prompt"] == "a red circle"
-    sizes = [(event["number"], event["width"], event["height"]) for event in made.told("sample")]
+    assert [event["step"] for event in made.events_of("sample")] == [0, 0, 2, 2]
+    assert made.events_of("sample")[0]["prompt"] == "a red circle"
+    sizes = [(event["number"], event["width"], event["height"]) for event in made.events_of("sample")]
     assert sizes == [(0, 64, 64), (1, 64, 128)] * 2
-    assert Image.open(made.told("sample")[1]["path"]).size == (64, 128)
+    assert Image.open(made.events_of("sample")[1]["path"]).size == (64, 128)
 
 
-def test_epochs_win_over_steps(any_miniature: Any, tmp_path: Path, prompts: Path) -> None:
+def test_epochs_override_steps(any_miniature: Any, tmp_path: Path, prompts: Path) -> None:
     made = train(
         any_miniature, tmp_path / "out", sample_prompts=prompts, sample_every_n_steps=1, sample_every_n_epochs=1,
         max_train_epochs=2,
     )  # fmt: skip
-    names = [Path(event["path"]).name for event in made.told("sample")]
+    names = [Path(event["path"]).name for event in made.events_of("sample")]
     assert [name[:13] for name in names] == ["short_e000001", "short_e000001", "short_e000002", "short_e000002"]
 
 
 def test_a_schedule_free_optimizer_shows_its_average(any_miniature: Any, tmp_path: Path, prompts: Path) -> None:
-    """At the last step that is what the file holds, so the file's own samples must be the same."""
+    """At the last step they are the file's weights, so the file's own samples must be the same."""
     options = {"optimizer_type": "AdamWScheduleFree", "learning_rate": 1e-2, "sample_prompts": prompts}
     root = images(tmp_path / "images")
     made = train(any_miniature, tmp_path / "out", train_data_dir=root, sample_every_n_steps=3, **options)
@@ -67,21 +67,21 @@ def test_a_schedule_free_optimizer_shows_its_average(any_miniature: Any, tmp_pat
         **weights,
         **options,
     )
-    (trained,) = (event["path"] for event in made.told("sample") if event["seed"] == 7)
-    (of_the_file,) = (event["path"] for event in loaded.told("sample") if event["seed"] == 7)
+    (trained,) = (event["path"] for event in made.events_of("sample") if event["seed"] == 7)
+    (of_the_file,) = (event["path"] for event in loaded.events_of("sample") if event["seed"] == 7)
     assert np.array_equal(image(trained), image(of_the_file))
 
 
-def test_prompts_that_are_not_there_are_told_before_the_model_is_loaded(
+def test_missing_prompts_are_reported_before_the_model_is_loaded(
     any_miniature: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = train(any_miniature, tmp_path / "out", sample_prompts=tmp_path / "nowhere.txt", sample_every_n_steps=1)
     assert made.status == 2
     assert "sample_prompts" in capsys.readouterr().err
-    assert "loading" not in [event["name"] for event in made.told("phase")]
+    assert "loading" not in [event["name"] for event in made.events_of("phase")]
 
 
-def test_prompts_that_cannot_be_sampled_are_told_before_the_model_is_loaded(
+def test_prompts_that_cannot_be_sampled_are_reported_before_the_model_is_loaded(
     miniature: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prompts = tmp_path / "prompts.txt"
@@ -92,10 +92,10 @@ def test_prompts_that_cannot_be_sampled_are_told_before_the_model_is_loaded(
     assert f"sample_prompts: '{prompts}', line 1: sample_sampler: 'nope' is not one of" in told
     assert f"sample_prompts: '{prompts}', line 2: width: 100000 is not between" in told
     assert "Traceback" not in told
-    assert "loading" not in [event["name"] for event in made.told("phase")]
+    assert "loading" not in [event["name"] for event in made.events_of("phase")]
 
 
-def test_samples_and_validation_that_fail_are_told_once_and_leave_no_trace_in_training(
+def test_failed_samples_and_validation_are_reported_once_and_do_not_affect_training(
     miniature: Any, tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = {"train_data_dir": images(tmp_path / "images", count=4), "validation_split": 0.25}
@@ -114,12 +114,12 @@ def test_samples_and_validation_that_fail_are_told_once_and_leave_no_trace_in_tr
     assert made.status == 0
     assert made.losses == plain.losses
     assert equal(made.tensors(), plain.tensors())
-    told = [event["text"] for event in made.told("warning")]
+    told = [event["text"] for event in made.events_of("warning")]
     assert [text.partition(":")[0] for text in told] == ["validation_split", "sample_prompts"]
     assert "the sample of prompt 1 could not be made: the GPU is out of memory" in told[1]
 
 
-def test_a_family_that_makes_clips_has_animated_samples(
+def test_a_family_that_generates_clips_has_animated_samples(
     miniature: Any, tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def clip(*arguments: Any) -> Media:
@@ -130,7 +130,7 @@ def test_a_family_that_makes_clips_has_animated_samples(
     images_alone = family_of("sdxl")
     monkeypatch.setattr(registry.module_of("sdxl", "family"), "FAMILY", replace(images_alone, sample=clip))
     made = train(miniature, tmp_path / "out", sample_prompts=prompts, sample_at_first=True, max_train_steps=1)
-    first, second = made.told("sample")
+    first, second = made.events_of("sample")
     assert re.sub(r"_\d{14}", "", Path(first["path"]).name) == "short_000000_00_7.webp"
     assert [second[name] for name in ("media", "width", "height")] == ["clip", 64, 128]
     with Image.open(second["path"]) as shown:
@@ -147,5 +147,5 @@ def test_samples_of_a_compiled_run_need_no_graphs_of_their_own(
     prompts.write_text("a red circle --w 64 --h 128 --s 1\n")
     compiled = {"compile": True, "compile_backend": "eager", "sample_prompts": prompts, "sample_every_n_steps": 1}
     run = train(flux_miniature, tmp_path / "out", **compiled)
-    assert len(run.told("sample")) == 3
-    assert run.told("compile")[-1]["graphs"] == GRAPHS["flux"]
+    assert len(run.events_of("sample")) == 3
+    assert run.events_of("compile")[-1]["graphs"] == GRAPHS["flux"]

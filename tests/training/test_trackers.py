@@ -33,7 +33,7 @@ def test_tensorboard_shows_losses_and_rates(any_miniature: Any, tmp_path: Path) 
     assert [value for _, value in shown["lr/unet"]] == pytest.approx([0.01] * 3)
 
 
-def test_the_settings_are_told_on_request_and_secrets_never(
+def test_the_settings_are_logged_on_request_and_secrets_never(
     any_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for variable in HANDED:  # in which the run hands them over; restored afterwards
@@ -77,7 +77,7 @@ def test_wandb_writes_into_the_run_folder_when_offline(
     assert b"tried" in written.read_bytes()
 
 
-def test_events_stay_plain_numbers_beside_the_trackers(any_miniature: Any, tmp_path: Path) -> None:
+def test_events_stay_plain_numbers_next_to_trackers(any_miniature: Any, tmp_path: Path) -> None:
     made = train(any_miniature, tmp_path / "out", logging_dir=tmp_path / "logs", optimizer_type="Adafactor")
     lines = (made.folder.path / "events.jsonl").read_text().splitlines()
     assert all(json.loads(line) for line in lines)

@@ -1,4 +1,4 @@
-"""What the options of training, optimizer, loss and data do to a run as a whole."""
+"""Effects of the options of training, optimizer, loss and data on a whole run."""
 
 import math
 import sys
@@ -68,24 +68,24 @@ def test_optimizers_with_arguments_and_by_their_path_lower_the_loss(
     assert sum(run.losses[5:]) < 0.99 * sum(standing.losses[5:])
 
 
-def test_what_is_told_of_an_option_is_told_once(data: Path, any_miniature: Any, tmp_path: Path) -> None:
+def test_each_remark_about_an_option_is_reported_once(data: Path, any_miniature: Any, tmp_path: Path) -> None:
     run = train(any_miniature, tmp_path / "out", train_data_dir=data, optimizer_type="Prodigy", learning_rate=1e-4)
-    assert [warning["text"].split(":")[0] for warning in run.told("warning")] == ["learning_rate"]
+    assert [warning["text"].split(":")[0] for warning in run.events_of("warning")] == ["learning_rate"]
 
 
-def test_the_schedule_is_seen_in_the_events(data: Path, any_miniature: Any, tmp_path: Path) -> None:
+def test_the_schedule_is_visible_in_the_events(data: Path, any_miniature: Any, tmp_path: Path) -> None:
     schedule = {"lr_scheduler": "linear", "lr_warmup_steps": 2, "learning_rate": 1e-2, "max_train_steps": 4}
     run = train(any_miniature, tmp_path / "out", train_data_dir=data, **schedule)
-    assert [event["lr"]["unet"] for event in run.told("step")] == pytest.approx([0, 5e-3, 1e-2, 5e-3])
+    assert [event["lr"]["unet"] for event in run.events_of("step")] == pytest.approx([0, 5e-3, 1e-2, 5e-3])
 
 
-def test_unet_and_text_encoders_learn_at_their_own_rates_and_are_in_the_file(
+def test_unet_and_text_encoders_train_at_their_own_rates_and_are_in_the_file(
     data: Path, miniature: Any, tmp_path: Path
 ) -> None:
-    """Of a model that predicts velocity, as the file says."""
+    """Of a model that predicts velocity, according to the file."""
     own = {"unet_lr": 1e-3, "text_encoder_lr": [2e-4, 3e-4], "v_parameterization": True}
     run = train(miniature, tmp_path / "out", train_data_dir=data, **TEXT_ENCODERS_TOO, **own)
-    assert run.told("step")[0]["lr"] == {
+    assert run.events_of("step")[0]["lr"] == {
         "unet": pytest.approx(1e-3),
         "textencoder 1": pytest.approx(2e-4),
         "textencoder 2": pytest.approx(3e-4),
@@ -138,9 +138,7 @@ def test_full_bf16_keeps_bf16_masters(data: Path, any_miniature: Any, tmp_path: 
     assert {tensor.dtype for tensor in run.tensors().values()} == {torch.bfloat16}
 
 
-def test_gradients_of_two_batches_of_one_are_those_of_one_batch_of_two(
-    data: Path, any_miniature: Any, tmp_path: Path
-) -> None:
+def test_gradients_of_two_batches_of_one_equal_one_batch_of_two(data: Path, any_miniature: Any, tmp_path: Path) -> None:
     trainer = before_first_step(any_miniature, tmp_path / "out", data)
     inputs = step_inputs(trainer.training_data, next(trainer.loader.epoch(1)), "drawn once")
     network = trainer.trainable.network  # type: ignore[attr-defined]
@@ -159,7 +157,7 @@ def test_gradients_of_two_batches_of_one_are_those_of_one_batch_of_two(
 def test_a_step_of_two_batches_sees_the_whole_epoch(data: Path, any_miniature: Any, tmp_path: Path) -> None:
     two = train(any_miniature, tmp_path / "two", train_data_dir=data, gradient_accumulation_steps=2)
     assert two.steps == [1, 2, 3]
-    assert [event["epoch"] for event in two.told("step")] == [1, 2, 3]
+    assert [event["epoch"] for event in two.events_of("step")] == [1, 2, 3]
     assert learns(two)
 
 
@@ -169,8 +167,8 @@ def test_the_last_step_of_an_epoch_may_be_short(any_miniature: Any, tmp_path: Pa
         any_miniature, tmp_path / "out", train_data_dir=root, gradient_accumulation_steps=2, max_train_epochs=2,
         max_train_steps=1,
     )  # fmt: skip
-    assert [event["epoch"] for event in run.told("step")] == [1, 1, 2, 2]
-    assert run.told("started")[0]["max_steps"] == 4
+    assert [event["epoch"] for event in run.events_of("step")] == [1, 1, 2, 2]
+    assert run.events_of("started")[0]["max_steps"] == 4
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +187,7 @@ def before_first_step(miniature: Any, output: Path, data: Path, **options: Any) 
 
 @dataclass
 class Step:
-    """What a step computes, and what it is made of: latents and noise (2, 4, 8, 8), timesteps (2,)."""
+    """The result of a step and its inputs: latents and noise (2, 4, 8, 8), timesteps (2,)."""
 
     inputs: dict[str, Tensor]
     loss: Tensor
@@ -258,7 +256,7 @@ def test_every_loss_is_its_formula(prepared: Trainer) -> None:
     assert wrong == {}
 
 
-def test_noise_and_target_are_what_the_options_make_of_the_same_draws(prepared: Trainer) -> None:
+def test_noise_and_target_follow_the_options(prepared: Trainer) -> None:
     plain = step_of(prepared).inputs
     t, noise = plain["timesteps"], plain["target"]
 
@@ -305,7 +303,7 @@ def test_network_args_reach_the_layers_and_their_rates(data: Path, miniature: An
     run = train(miniature, tmp_path / "out", train_data_dir=data, network_dropout=0.2, network_args=arguments)
     downs = {tensor.shape for name, tensor in run.tensors().items() if name.endswith("lora_down.weight")}
     assert {(len(shape), shape[0]) for shape in downs} == {(2, 2), (4, 2), (4, 3)}
-    assert sorted(run.told("step")[0]["lr"].values()) == pytest.approx([0.01, 0.04])
+    assert sorted(run.events_of("step")[0]["lr"].values()) == pytest.approx([0.01, 0.04])
     assert learns(run)
 
 
@@ -313,7 +311,7 @@ def test_lowram_changes_no_bit(plain: Run, data: Path, any_miniature: Any, tmp_p
     assert equal(train(any_miniature, tmp_path / "out", train_data_dir=data, lowram=True).tensors(), plain.tensors())
 
 
-def test_what_a_mask_hides_does_not_count(any_miniature: Any, tmp_path: Path) -> None:
+def test_masked_areas_do_not_count(any_miniature: Any, tmp_path: Path) -> None:
     root = images(tmp_path / "images", count=1)
     (image,) = root.rglob("*.png")
     masks = {"masked_loss": True, "train_data_dir": root, "max_train_steps": 1}
@@ -358,7 +356,7 @@ def test_a_dataset_file_describes_the_data(any_miniature: Any, tmp_path: Path) -
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links need rights there")
-def test_every_path_may_begin_with_the_home(
+def test_every_path_can_start_with_the_home_folder(
     each_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -403,10 +401,10 @@ def test_every_path_may_begin_with_the_home(
     )
 
 
-def test_a_image_that_cannot_be_read_is_named_and_replaced(any_miniature: Any, tmp_path: Path) -> None:
+def test_an_unreadable_image_is_named_and_replaced(any_miniature: Any, tmp_path: Path) -> None:
     root = images(tmp_path / "images", count=3)
     broken = sorted(root.rglob("*.png"))[1]
     broken.write_bytes(broken.read_bytes()[:200])
     run = train(any_miniature, tmp_path / "out", train_data_dir=root, cache_latents=None)
     assert learns(run)
-    assert any(broken.name in warning["text"] for warning in run.told("warning"))
+    assert any(broken.name in warning["text"] for warning in run.events_of("warning"))

@@ -1,4 +1,4 @@
-"""Runs of the trainer: what they keep, seeds, flags, workers. What all do is in test_family_contract.py."""
+"""Runs of the trainer: their files, seeds, flags, workers. Behaviour common to all is in test_family_contract.py."""
 
 import re
 from pathlib import Path
@@ -21,7 +21,7 @@ def plain(any_miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return train(any_miniature, tmp_path_factory.mktemp("plain") / "out")
 
 
-def test_whoever_may_read_the_folder_may_read_the_lora(plain: Run) -> None:
+def test_the_lora_is_readable_by_everyone_who_may_read_the_folder(plain: Run) -> None:
     (plain.output / "touched").touch()
     assert (plain.output / "short.safetensors").stat().st_mode == (plain.output / "touched").stat().st_mode
     (plain.output / "touched").unlink()
@@ -34,7 +34,7 @@ def test_the_settings_of_the_run_are_kept_in_its_folder(plain: Run) -> None:
     assert "wandb_api_key" not in kept
 
 
-def test_the_console_shows_how_far_long_phases_and_the_steps_are(
+def test_the_console_shows_the_progress_of_long_phases_and_steps(
     any_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(context, "LOG_SECONDS", 0)
@@ -46,19 +46,19 @@ def test_the_console_shows_how_far_long_phases_and_the_steps_are(
     assert re.search(r"1/1 .*loss=", said)  # the bar of the steps
 
 
-def test_a_drawn_seed_is_noted_and_gives_the_run_again(any_miniature: Any, tmp_path: Path) -> None:
+def test_a_random_seed_is_recorded_and_repeats_the_run(any_miniature: Any, tmp_path: Path) -> None:
     drawn = train(any_miniature, tmp_path / "drawn", seed=None)
-    seed = drawn.told("started")[0]["seed"]
+    seed = drawn.events_of("started")[0]["seed"]
     with safe_open(drawn.output / "short.safetensors", "pt") as file:
         assert file.metadata()["ss_seed"] == str(seed)
     assert train(any_miniature, tmp_path / "again", seed=seed).losses == drawn.losses
 
 
-def test_another_seed_gives_other_losses(plain: Run, any_miniature: Any, tmp_path: Path) -> None:
+def test_a_different_seed_gives_different_losses(plain: Run, any_miniature: Any, tmp_path: Path) -> None:
     assert train(any_miniature, tmp_path / "other", seed=2).losses != plain.losses
 
 
-def test_flags_give_the_run_that_the_file_gives(plain: Run, any_miniature: Any, tmp_path: Path) -> None:
+def test_flags_and_file_give_the_same_run(plain: Run, any_miniature: Any, tmp_path: Path) -> None:
     output = tmp_path / "by flags"
     given = {
         **settings_for(any_miniature),

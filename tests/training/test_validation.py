@@ -25,12 +25,12 @@ def test_the_same_weights_measure_the_same(
     options = {**SPLIT, **where, "train_data_dir": data, "learning_rate": 1e-12, "network_dropout": 0.5}
     if where:
         options["shuffle_caption"] = True
-    told = train(any_miniature, tmp_path / "out", validate_every_n_steps=1, **options).told("validation")
+    told = train(any_miniature, tmp_path / "out", validate_every_n_steps=1, **options).events_of("validation")
     assert len(told) == 4
     assert {round(event["loss"], 6) for event in told} == {round(told[0]["loss"], 6)}
 
 
-def test_no_image_is_in_both_and_every_epoch_is_validated_where_nothing_else_is_said(
+def test_no_image_is_in_both_splits_and_every_epoch_is_validated_by_default(
     data: Path, any_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from sd_scripts.training.trainer import Trainer
@@ -58,7 +58,7 @@ def test_no_image_is_in_both_and_every_epoch_is_validated_where_nothing_else_is_
 
     monkeypatch.setattr(Trainer, "__init__", with_notes)
     made = train(any_miniature, tmp_path / "out", train_data_dir=data, **{**SPLIT, "max_train_steps": 6})
-    assert [event["step"] for event in made.told("validation")] == [3, 6]
+    assert [event["step"] for event in made.events_of("validation")] == [3, 6]
     assert len(seen["training"]) == 3
     assert len(seen["validation"]) == 2
     assert not seen["training"] & seen["validation"]
@@ -69,14 +69,14 @@ def test_max_validation_steps_measures_less(data: Path, any_miniature: Any, tmp_
     measured = {}
     for name, limit in (("all", {}), ("first", {"max_validation_steps": 1})):
         run = train(any_miniature, tmp_path / name, **options, **limit)
-        (loss,) = (event["loss"] for event in run.told("validation"))
-        done = [event["done"] for event in run.told("phase") if event["name"] == "validating" and "done" in event]
+        (loss,) = (event["loss"] for event in run.events_of("validation"))
+        done = [event["done"] for event in run.events_of("phase") if event["name"] == "validating" and "done" in event]
         measured[name] = loss, max(done)
     assert [batches for _, batches in measured.values()] == [2, 1]
     assert measured["first"][0] != measured["all"][0]
 
 
-def test_a_schedule_free_optimizer_is_looked_at_without_a_trace(data: Path, any_miniature: Any, tmp_path: Path) -> None:
+def test_validating_a_schedule_free_optimizer_leaves_no_trace(data: Path, any_miniature: Any, tmp_path: Path) -> None:
     options = {**SPLIT, "train_data_dir": data, "optimizer_type": "AdamWScheduleFree", "learning_rate": 1e-2}
     looked: Run = train(any_miniature, tmp_path / "looked", validate_every_n_steps=1, **options)
     left: Run = train(any_miniature, tmp_path / "left", validate_every_n_steps=100, **options)

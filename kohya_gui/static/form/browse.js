@@ -1,7 +1,7 @@
 // The dialog for files and folders on the machine that runs the GUI, and settings files dropped on the page.
 (() => {
   const { el, button, ask, on } = Studio;
-  const LAST = "browse-folder"; // where something was chosen last: files of one model lie together
+  const LAST = "browse-folder"; // where something was chosen last: files of one model are in one folder
   const LINK = 'a[href$="#browse"]';
   const fieldOf = (id) => document.getElementById(id)?.querySelector("input, textarea");
 

@@ -1,5 +1,5 @@
-// The compile bundle of a form (compile_bundle.py): the one whose values the compile controls hold, else "Custom". The
-// first control says whether anything is compiled; while it is off, the others do not matter.
+// The compile bundle of a form (compile_bundle.py): the one whose values the compile controls have, else "Custom". The
+// first control decides whether anything is compiled; while it is off, the others do not matter.
 var CompileBundles = (() => {
   const custom = new Map(); // tab -> the values for which the user chose Custom, though they may be a bundle's
   const text = (value) =>
@@ -11,7 +11,7 @@ var CompileBundles = (() => {
   const key = (values) => JSON.stringify(values.map(text));
   const update = (more) => ({ __type__: "update", ...more });
 
-  /** The update of the list after a compile control changed; `now` holds the values of all. */
+  /** The update of the list after a compile control changed; `now`: the values of all. */
   const shown = (tab, bundles, other, now) => {
     const held = key(now);
     const [none] = bundles;

@@ -6,7 +6,7 @@ var Drafts = (() => {
   const LONG = 30_000; // ms after which a restore has failed
   const kept = Object.keys(localStorage); // read before Gradio writes its defaults there
   const restored = new Set();
-  const SCROLLED = "scrolled"; // how far the page was scrolled: its contents come too late for the browser to know
+  const SCROLLED = "scrolled"; // how far the page was scrolled: its contents arrive too late for the browser to restore it
   const reloaded = performance.getEntriesByType("navigation")[0]?.type === "reload";
   addEventListener("pagehide", () => sessionStorage.setItem(SCROLLED, String(scrollY)));
   const paneOf = (tab) => document.querySelector(`#${tab}[role=tabpanel]`);
@@ -45,9 +45,9 @@ var Drafts = (() => {
     const key = `${tab}-saved`;
     const now = settings(draft);
     let saved = JSON.parse(localStorage.getItem(key));
-    // an unchanged value may come back as 0.0001 for 1e-4, which is no change
+    // an unchanged value may return as 0.0001 for 1e-4, which is not a change
     if (!saved || (stamp && stamp !== saved.stamp) || (restoring && !saved.unsaved)) {
-      const isNew = !saved && !stamp; // the user may have typed meanwhile
+      const isNew = !saved && !stamp; // the user may have typed in the meantime
       touched.delete(tab);
       saved = { stamp, settings: isNew ? settings(ofNewPage(tab, Object.keys(draft))) : now };
     }
@@ -80,7 +80,7 @@ var Drafts = (() => {
   };
   const untouched = (tab) => !touched.has(tab) && !unsaved.has(tab) && !document.querySelector(`#${tab}-file input`)?.value;
 
-  /** Take the values of a form, of which the last is its draft before; returns its draft now. */
+  /** Read the values of a form, the last of which is its previous draft; returns its current draft. */
   const take = (tab, names, now, restoring = false) => {
     const draft = Object.fromEntries(names.map((name, i) => [name, now[i]]));
     Forms.held(tab, draft);
@@ -148,7 +148,7 @@ var Drafts = (() => {
     isTwin = true;
     warn();
   });
-  setInterval(() => isTwin && askOthers(), 15_000); // one that crashed said nothing
+  setInterval(() => isTwin && askOthers(), 15_000); // one that crashed sent nothing
   askOthers();
   addEventListener("pagehide", () => channel.postMessage("gone"));
 

@@ -12,7 +12,7 @@
     const named = marked.map(([id]) => `#${CSS.escape(id)}::after`).join(", ");
     if (named) sheet.insertRule(`${named} { display: block; color: var(--bad); font-size: 12px; line-height: 1.4; margin-top: 4px; }`);
   };
-  /** The sentences of a message; whyOf returns that of a field, without the field's name. */
+  /** The sentences of a message; whyOf returns a field's sentence, without the field's name. */
   const sentences = (message) => [...message.querySelectorAll("li")].concat(message.querySelector("li") ? [] : [...message.querySelectorAll("p")]);
   const leadsTo = (sentence, id) => [...sentence.querySelectorAll("[data-field]")].some((link) => link.dataset.field === id);
   const whyOf = (message, id) => {
@@ -99,7 +99,7 @@
     const action = rest.join("-");
     if (!ASKING.includes(action)) return;
     asked.set(tab, action === "start");
-    boxOf(tab)?.querySelector(".message-error")?.classList.add("stale"); // about what was asked before
+    boxOf(tab)?.querySelector(".message-error")?.classList.add("stale"); // about the previous request
     busy(tab, button);
   };
   on("click", "button[id]", ask, true);
@@ -114,7 +114,7 @@
     if (field.role === "combobox") field.focus();
     field.value = value;
     for (const kind of ["input", "change"]) field.dispatchEvent(new Event(kind, { bubbles: true }));
-    // a list takes what is typed, beside its own values, with Enter
+    // a list accepts typed values, besides its own, with Enter
     if (field.role === "combobox") field.dispatchEvent(new KeyboardEvent("keydown", { key: "Enter", bubbles: true }));
   };
   const fill = (id, value) => {
@@ -132,7 +132,7 @@
   on("click", "[data-set]", async (button) => {
     const { set, value } = button.dataset;
     if (!fill(set, value)) await unfold(panelsOf(button));
-    if (await until(() => fill(set, value))) button.hidden = true; // what it offered is done
+    if (await until(() => fill(set, value))) button.hidden = true; // its offer has been applied
   });
   // the answer to Start's question is sent to the server with the form
   on("click", "[data-answer]", (button) =>
@@ -147,7 +147,7 @@
     const start = [...document.querySelectorAll("[id$=-start]")].find((each) => each.offsetParent);
     if (!start) return;
     event.preventDefault();
-    document.activeElement?.blur(); // commit what is being typed
+    document.activeElement?.blur(); // commit the text being typed
     setTimeout(() => start.click(), 60);
   });
   on("click", "[data-field]", (link) => link.dataset.action !== "load" && jump(link.dataset.field, panelsOf(link)));
@@ -164,7 +164,7 @@
   });
   window.Fields = { jump, panelsOf, enter, submit };
 
-  // What is typed is checked when the field is left, by the rules of Start
+  // Typed text is checked when the field is left, by the rules of Start
   document.addEventListener("focusout", async ({ target }) => {
     const field = target.matches?.("input:not([type=checkbox], [type=radio], [type=password]), textarea") && target.closest(".option[id]");
     const [, tab, name] = (field && field.id.match(/^([a-z_]+)-(\w+)$/)) || [];

@@ -13,7 +13,7 @@
     const sampler = chosen(tab, "sample_sampler");
     const body = { tab, text, file, family: familyOf(tab), sampler };
     const answer = await Studio.send("prompts", body).catch(() => null);
-    if (!answer || area.value !== text) return; // the text has changed meanwhile
+    if (!answer || area.value !== text) return; // the text has changed in the meantime
     const show = (place, html) => place && place.innerHTML !== html && (place.innerHTML = html);
     show(part(tab, "prompt-options")?.querySelector(".inserts"), answer.options);
     show(part(tab, "prompts-check")?.querySelector(".check"), answer.check);

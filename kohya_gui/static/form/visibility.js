@@ -11,7 +11,7 @@ var Forms = (() => {
     if (offeredWith && !form.values[offeredWith] && !form.values[name]) return false;
     if (shownFor && !shownFor[1].includes(form.values[shownFor[0]])) {
       const own = form.values[name];
-      if (own === usual || (!own && usual === null)) return false; // what is set is never hidden
+      if (own === usual || (!own && usual === null)) return false; // options that are set are never hidden
     }
     return !masters.length || masters.some((master) => form.values[master] && shows(form, master));
   };
@@ -68,7 +68,7 @@ var Forms = (() => {
     now(tab, values.family, ...form.watched.map((name) => values[`option:${name}`]));
   };
 
-  // Apply a click at once, before Gradio processes it
+  // Apply a click immediately, before Gradio processes it
   document.addEventListener(
     "change",
     ({ target }) => {

@@ -3,7 +3,7 @@
   const { el, svg, image, button, checkbox, select, rendered, ask, send, attempt, url, complaint, write } = Studio;
   const EVERY = 1000; // milliseconds
   const [NARROWEST, HIGH, EDGE] = [280, 132, 12]; // pixels of the chart
-  const UNFINISHED = "This comparison was not finished. Compare the same again to continue it: what is made stays.";
+  const UNFINISHED = "This comparison was not finished. Compare the same again to continue it: finished results stay.";
   const dialog = el("dialog", { class: "browse checkpoints", "aria-label": "Compare checkpoints" });
   const large = Studio.dialog({ class: "sample-large checkpoint-large", "aria-label": "Image", tabindex: -1 });
   let run;
@@ -43,7 +43,7 @@
     return el("fieldset", { id: "compare-checkpoints", class: "wide" }, el("legend", {}, "Checkpoints ", ...links), el("div", {}, ...all));
   };
 
-  const PIN = "Keep this image on the left, and walk on with the arrow keys";
+  const PIN = "Keep this image on the left, and move on with the arrow keys";
   const LAST = ["", "Lowest validation loss, or the last without one"];
   const rules = (...first) => select({}, [...first, ...offers.rules.map(({ value, title }) => [value, title])]);
 
@@ -90,7 +90,7 @@
     return form;
   };
 
-  /** The options that the form sets; what is empty is left out. */
+  /** The options that the form sets, without empty ones. */
   const filled = () => {
     const data = new FormData(parts.form);
     const text = (name) => String(data.get(name) ?? ""); // strengths are of adapters only
@@ -124,7 +124,7 @@
         draw();
       }
     } catch {
-      // the live view says that the GUI does not respond
+      // the live view reports that the GUI does not respond
     }
     clearTimeout(parts.timer);
     parts.timer = setTimeout(look, EVERY, id);
@@ -299,7 +299,7 @@
       ),
     );
     Studio.show(large);
-    large.focus(); // what was focused is replaced
+    large.focus(); // the focused element is replaced
   };
 
   /** Go to the next cell in a direction that has an image. */

@@ -76,7 +76,7 @@
     const by = el("input", { type: "number", class: "adapter-strength", step: "0.05", value: strength, "aria-label": "Strength", oninput: changed });
     return fileRow("adapter", "adapter", file, "lora_weights", file, by);
   };
-  /** Offer what the runs of this family trained. */
+  /** Offer the files that runs of this family trained. */
   const offerAdapters = async () => {
     const found = await ask(`generate/adapters?family=${home.family.value}`).catch(() => []);
     const name = (path) => path.split(/[/\\]/).pop();
@@ -191,7 +191,7 @@
     show();
   };
 
-  /** Fill the form with what an image or a run says; what it does not say stays. */
+  /** Fill the form from an image or a run; values it does not have stay. */
   const fill = (answer) => {
     if (answer.family) home.family.value = answer.family;
     const before = kept()[home.family.value] ?? {};
@@ -317,7 +317,7 @@
     home.empty.hidden = images.length > 0 || state.requests.length > 0;
   };
 
-  // An image dropped on the tab: its text chunks, of which the server makes a form
+  // An image dropped on the tab: its text chunks, which the server turns into a form
 
   const TEXT = new Set(["tEXt", "iTXt"]);
   const chunksOf = async (file) => {
@@ -357,10 +357,10 @@
     if (file && visible()) readImage(file);
   });
 
-  /** Fill the form with what a run trained, and show it. */
+  /** Fill the form with a run's trained file, and show it. */
   Studio.tryRun = (run) => Studio.useInGenerate(`generate/run/${run.id}`);
 
-  /** Fill the form with what a route answers, and show it. */
+  /** Fill the form with a route's answer, and show it. */
   Studio.useInGenerate = async (route) => {
     Studio.goTo("generate");
     const answer = await ask(route).catch((error) => error);

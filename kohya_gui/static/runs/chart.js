@@ -12,11 +12,11 @@ var StudioChart = (() => {
     marks: "compiler",
   };
   const LAYERS = ["raw", "rate", "seconds", "validation", "mean"]; // the last is drawn on top
-  const RIGHT = ["rate", "seconds"]; // kinds on the right axis, of which at most one is shown
+  const RIGHT = ["rate", "seconds"]; // kinds on the right axis, at most one of which is shown
   const MARKS = { compiled: "mark", recompiled: "recompile", "graph break": "break", differs: "break" }; // colours
-  const NEAR = 6; // pixels from a mark within which the cursor goes to it
+  const NEAR = 6; // pixels from a mark within which the cursor snaps to it
   const COLOURS = 6; // --chart-1 to --chart-6 of chart.css
-  const DASHES = [[], [6, 3], [2, 3], [8, 3, 2, 3]]; // tell the learning rate groups apart
+  const DASHES = [[], [6, 3], [2, 3], [8, 3, 2, 3]]; // distinguish the learning rate groups
   const WIDEST = 0.2; // the slider's end: smoothing over a fifth of the steps shown
   const SETTLED = 150; // milliseconds of quiet after which a zoom by wheel or key is reported
   const DRAG = 5; // pixels after which a click is a drag
@@ -208,7 +208,7 @@ var StudioChart = (() => {
       this.redraw();
     }
 
-    // First and last step of all. The axis is the whole run, or a half, a quarter ... of it as long as that holds it.
+    // First and last step of all. The axis is the whole run, or a half, a quarter ... of it as long as it fits.
     measure() {
       const steps = this.runs.flatMap(({ bins, validation }) => [...bins, ...validation].map(([step]) => step));
       if (this.zoom) steps.push(...this.extent); // the data may be the zoomed part only
@@ -291,7 +291,7 @@ var StudioChart = (() => {
       this.point(this.cursor);
     }
 
-    // What is in view: lines and ranges of the axes.
+    // The visible part: lines and ranges of the axes.
     arrange() {
       const view = this.zoom ?? this.extent;
       const reach = (this.smoothing / 100) ** 2 * WIDEST * (view[1] - view[0]);
@@ -396,7 +396,7 @@ var StudioChart = (() => {
       this.uplot = this.looks = null;
     }
 
-    // What the compiler did, of a run that is drawn alone and has points to which the cursor can go.
+    // Compiler events of a run that is drawn alone and has points to which the cursor can go.
     get marks() {
       const [run] = this.runs;
       const shown = this.runs.length === 1 && run.bins.length && !this.hidden.has("marks") && this.losses;
@@ -553,7 +553,7 @@ var StudioChart = (() => {
       this.readout.replaceChildren(el("strong", {}, `step ${whole(step)}`), ...cells, ...this.notesAt(step));
     }
 
-    // What the compiler did at the steps for which this one stands.
+    // Compiler events at the steps that this one represents.
     notesAt(step) {
       const [{ bins }] = this.runs;
       const here = this.marks.filter((mark) => bins[nearest(bins, mark.step)][0] === step);

@@ -21,7 +21,7 @@ var StudioComparison = class {
     );
   }
 
-  /** Run -> its label: runs that share a name get the setting that tells them apart, else their start time. */
+  /** Run -> its label: runs that share a name get the setting that distinguishes them, else their start time. */
   name(answer) {
     const named = Studio.labels(answer.runs);
     const names = answer.runs.map((run) => run.name);

@@ -29,7 +29,7 @@ var StudioCurves = (() => {
       const mine = (this.asked = {});
       const known = `&marks=${this.marks.length}${this.joined ? "&joined=1" : ""}`;
       const sent = await ask(`run/${this.id}/curves?${wanted}${known}`);
-      if (mine !== this.asked) return false; // a newer request was sent meanwhile
+      if (mine !== this.asked) return false; // a newer request was sent in the meantime
       const from = sent.start - this.start;
       const fits = onward && sent.level === this.level && from >= 0 && from <= this.bins.length;
       this.bins = fits ? [...this.bins.slice(0, from), ...sent.bins] : sent.bins;

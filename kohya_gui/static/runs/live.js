@@ -63,7 +63,7 @@
       this.none.replaceChildren(el("p", { class: "run-title" }, title), el("p", {}, text));
     }
 
-    /** Show another run; null shows none. */
+    /** Show a different run; null shows none. */
     show(id) {
       if (id === this.id) return;
       this.id = id;
@@ -90,7 +90,7 @@
         if (id === this.id) this.nothing("Run not found", error.message);
         return;
       }
-      if (id !== this.id) return; // another run was chosen meanwhile
+      if (id !== this.id) return; // another run was chosen in the meantime
       if (answer) this.draw(answer);
       if (this.answer)
         await Promise.all([
@@ -149,7 +149,7 @@
       called.focus();
     }
 
-    /** Update the elapsed times: a phase that takes minutes reports nothing meanwhile. */
+    /** Update the elapsed times: a phase that takes minutes reports nothing during it. */
     tick() {
       const now = Date.now() / 1000 + (this.behind ?? 0);
       for (const element of document.querySelectorAll(".running [data-since]"))
@@ -201,14 +201,14 @@
   const shownSlot = () => [...document.querySelectorAll("[data-live]")].find((each) => each.offsetParent !== null);
 
   /** The run that a training tab shows: the active one of any tab, else of its own the one that ended last, else the
-   * next. The Runs tab shows those of all tabs. */
+   * next. The Runs tab shows the runs of all tabs. */
   const followed = () => {
     const latest = (runs, when) => runs.reduce((a, b) => (!a || when(b) > when(a) ? b : a), null);
     const living = latest(livingRuns(), (run) => run.started);
     const own = board.runs.filter((run) => slot === "runs" || !run.tab || run.tab === slot);
     const over = latest(
       own.filter((run) => run.state !== "queued" && !LIVING.includes(run.state)),
-      (run) => run.ended ?? Infinity, // it is just ending, and the list does not know the time yet
+      (run) => run.ended ?? Infinity, // it is just ending, and the list does not have the time yet
     );
     return (living ?? over ?? latest(own, (run) => -run.place))?.id ?? null;
   };
@@ -320,7 +320,7 @@
     }
   };
 
-  /** Label Start by what it does: if the GPUs are busy, the run is queued. */
+  /** Label Start by its effect: if the GPUs are busy, the run is queued. */
   const nameStart = () => {
     for (const button of document.querySelectorAll(STARTS)) {
       const gpus =

@@ -1,4 +1,4 @@
-// Measuring what torch.compile is worth: its button is in the plan, its progress and result below it.
+// Measuring the gain of torch.compile: its button is in the plan, its progress and result below it.
 (() => {
   const EVERY = 700; // ms
   let known = "";
@@ -20,7 +20,7 @@
         if (over) Plans.refresh();
       }
     } catch {
-      // the live view says that the GUI does not respond
+      // the live view reports that the GUI does not respond
     }
     asking = false;
   };

@@ -12,7 +12,7 @@ var Plans = (() => {
   const slotOf = (tab) => document.querySelector(`[data-plan="${tab}"]`);
   const visible = () => [...drafts.keys()].find((tab) => slotOf(tab)?.closest("[role=tabpanel]")?.offsetParent);
 
-  /** What a request says of the form of a tab. */
+  /** A request's description of a tab's form. */
   const form = (tab) => {
     const { family, ...values } = JSON.parse(drafts.get(tab));
     return { tab, family, values };

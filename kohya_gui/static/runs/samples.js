@@ -138,7 +138,7 @@ var StudioSamples = (() => {
       this.download.download = `step${sample.step}-prompt${(sample.number ?? 0) + 1}${sample.ending}`;
     }
 
-    /** Show the sample that lies so far from the one shown among these. */
+    /** Show the sample at this distance from the current one among these. */
     move(samples, by) {
       this.open(samples[samples.findIndex((other) => other.url === this.shown.url) + by]);
     }

@@ -1,4 +1,4 @@
-// The tab Machine: what the compiler keeps on disk, to be cleared, exported and imported.
+// The tab Machine: the compiler's files on disk, to be cleared, exported and imported.
 (() => {
   const { ask, send, attempt, el, button, card, checkbox, write, url, when } = Studio;
   const LONGEST = 600000; // milliseconds that packing a large cache may take

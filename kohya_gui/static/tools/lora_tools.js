@@ -3,7 +3,7 @@
   const { ask, send, attempt, el, button, card, checkbox, select, write, url, complaint } = Studio;
   const EVERY = 500; // milliseconds between two looks at a running job
   const QUIET = 350; // milliseconds after typing before files are looked at
-  const KEPT = "lora-tools"; // what was filled in, by tool, for this browser window
+  const KEPT = "lora-tools"; // the filled-in values, by tool, for this browser window
   /** @type {[string, string][]} */
   const EDITED = [
     ["modelspec.title", "Title"],
@@ -42,7 +42,7 @@
 
   const browse = (input, name, chosen) => button("Browse", () => Studio.browse(input, name, chosen));
 
-  /** The input of a field, which keeps what is typed. */
+  /** The input of a field, which keeps its text. */
   const typed = (field, value, attributes) => {
     const oninput = ({ target }) => set(field.name, target.value);
     return el("input", { id: `tool-${field.name}`, value, oninput, ...attributes });
@@ -142,7 +142,7 @@
     return el("div", { class: "wide", id: "tool-models" }, el("div", { class: "tool-label" }, "LoRAs"), box, foot);
   };
 
-  // Metadata: what people change first, then every entry, each of which can be removed
+  // Metadata: the usual entries first, then every entry, each of which can be removed
   const metadata = (values) => {
     const box = el("div", { class: "wide" });
     const draw = (entries) => {
@@ -190,7 +190,7 @@
         const answer = path ? await send("lora-tools/metadata", { path }) : null;
         if (home.entriesOf === path) answer ? draw(answer.entries) : box.replaceChildren();
       } catch {
-        box.replaceChildren(); // the hint says what is wrong with the file
+        box.replaceChildren(); // the hint names the problem of the file
       }
     };
     home.entriesOf = null;
@@ -205,7 +205,7 @@
     look();
   };
 
-  // What the request for this tool says; only what has a control, and what was suggested if nothing else was chosen
+  // The values of a request for this tool: options with a control, and suggestions if nothing else was chosen
   const sent = (whole = false) => {
     const values = valuesOf(tool.name);
     const given = { ...(whole ? values.suggested : {}), rows: values.rows };
@@ -226,7 +226,7 @@
       const answer = await send("lora-tools/look", sent());
       if (asked === tool) showHints(answer);
     } catch {
-      // the live view says that the GUI does not respond
+      // the live view reports that the GUI does not respond
     }
   }, QUIET);
 
@@ -309,7 +309,7 @@
     home.stop.hidden = over;
     home.stop.disabled = state === "stopping";
     const parts = [el("h3", {}, job.tool ? title : "Result")];
-    if (!job.tool) parts.push(el("p", { class: "quiet" }, "Choose files and press Start. Tools compute on the CPU, beside a training."));
+    if (!job.tool) parts.push(el("p", { class: "quiet" }, "Choose files and press Start. Tools compute on the CPU, alongside a training."));
     else if (!over) {
       const bar = el("div", { class: `bar${total ? "" : " bar-unknown"}`, role: "progressbar", "aria-label": "Progress", "aria-valuenow": total ? Math.round((100 * done) / total) : null }, el("i"));
       bar.firstChild.style.width = `${total ? (100 * done) / total : 0}%`;

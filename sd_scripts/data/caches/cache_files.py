@@ -34,7 +34,7 @@ NPY_SHAPE = re.compile(r"'shape':\s*\(([\d, ]*)\)")
 
 
 def write_cache(path: Path, tensors: Mapping[str, Tensor], cache_keys: Mapping[str, str], *, option: str) -> None:
-    """Write a safetensors file atomically, in the dtypes of the tensors. Its metadata hold the cache keys and the
+    """Write a safetensors file atomically, in the dtypes of the tensors. Its metadata contains the cache keys and the
     checksums of the tensors. Raise OSError with one sentence, which names the `option` that asks for the file, if it
     cannot be written."""
     checksums = {f"{CHECKSUM}{name}": _checksum(_bytes_of(tensor)) for name, tensor in tensors.items()}
@@ -68,7 +68,7 @@ class CacheFile(Mapping[str, Tensor]):
     """The tensors of a cache file, each read and checked against its checksum on access."""
 
     def cache_key(self, size: str = "") -> str | None:
-        """Return the cache key of the entry whose names end with `size`; None if another program wrote it."""
+        """Return the cache key of the entry whose names end with `size`; None if a different program wrote it."""
         return None
 
 
@@ -121,8 +121,8 @@ class _Npz(CacheFile):
 def _parse_npy(content: bytes) -> NDArray[Any]:
     """Parse an array of numbers or text in NumPy's npy format; raise ValueError for anything else.
 
-    NumPy's own reader parses headers with `ast`, which sometimes fails in several threads at once (SystemError: AST
-    constructor recursion depth mismatch, CPython 3.11).
+    NumPy's own reader parses headers with `ast`, which sometimes fails in several threads at the same time
+    (SystemError: AST constructor recursion depth mismatch, CPython 3.11).
     """
     if content[:6] != b"\x93NUMPY":
         raise ValueError("it contains something other than arrays")
@@ -159,8 +159,8 @@ def open_cache(path: Path) -> Iterator[CacheFile]:
 def content_digest(path: Path) -> str:
     """Return a digest of a file's size and content; of a large file, four samples of the content suffice.
 
-    The mtime is no evidence: copies that keep it (cp -p, rsync -t) may be another image. Reading everything would take
-    as long as training from the caches does.
+    The mtime proves nothing: copies that keep it (cp -p, rsync -t) may be a different image. Reading everything would
+    take as long as training from the caches does.
     """
     size = path.stat().st_size
     content = hashlib.blake2b(str(size).encode(), digest_size=16)

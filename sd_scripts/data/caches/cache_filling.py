@@ -1,4 +1,4 @@
-"""Fill a cache on disk: encode what has no valid entry yet, and remember which entries are valid."""
+"""Fill a cache on disk: encode items without a valid entry, and remember which entries are valid."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,7 +20,7 @@ READERS, AHEAD = 8, 64
 Source = TypeVar("Source")
 """What an entry is encoded from, such as an image."""
 Entry = Mapping[str, Tensor]
-"""What is cached of a source, by name."""
+"""The cached tensors of a source, by name."""
 
 
 class DiskCache(ABC, Generic[Source]):
@@ -40,7 +40,7 @@ class DiskCache(ABC, Generic[Source]):
 
     @abstractmethod
     def settings_key(self, source: Source) -> Sequence[object]:
-        """Return, as JSON values, what the entry depends on besides the content of the images."""
+        """Return, as JSON values, everything the entry depends on besides the content of the images."""
 
     @abstractmethod
     def is_valid(self, source: Source) -> bool:
@@ -59,8 +59,8 @@ class DiskCache(ABC, Generic[Source]):
         return [source for source in sources if order[self.file(source)] % job.world == job.rank]
 
     def stamp_key(self, source: Source, stamps: Mapping[Path, Stamp]) -> str | None:
-        """Return a cache key that has the stamps of files in place of their content: as long as it is the same, so is
-        what is_valid returns. None if a file is missing or an image was just changed."""
+        """Return a cache key that has the stamps of files in place of their content: while it is the same, is_valid
+        returns the same. None if a file is missing or an image was just changed."""
         file = self.file(source)
         images = self.images(source)
         if file not in stamps or not all(image in stamps and is_settled(stamps[image]) for image in images):

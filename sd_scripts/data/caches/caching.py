@@ -41,7 +41,7 @@ class CacheJob:
 
 @dataclass(frozen=True, kw_only=True)
 class LatentLayout:
-    """What a family's latents look like, and what their files are called."""
+    """The shape of a family's latents, and the names of their files."""
 
     suffix: str
     """Ends the names of cache files: `name_1024x1024_<suffix>.safetensors`."""

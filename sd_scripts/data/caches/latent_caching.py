@@ -91,7 +91,7 @@ def _prepared(images: Sequence[Item], job: CacheJob) -> Iterator[list[Prepared |
             prepared = list(islice(decoded, len(batch)))
             for each in prepared:
                 if isinstance(each, UnreadableImage):
-                    job.warn(f"{each}; another image of its bucket takes its place")
+                    job.warn(f"{each}; another image of its bucket is used instead")
             yield prepared
 
 

@@ -1,4 +1,4 @@
-"""Store latents in memory, or in files beside the images.
+"""Store latents in memory, or in files next to the images.
 
 An entry is for one image at one size. It has `latents` (C, *S); for flip_aug `latents_flipped`, the latents of the
 flipped image; for alpha_mask `alpha_mask`, the opacity (H, W) in the bucket. Tensor names in files end with the size of
@@ -46,7 +46,7 @@ class LatentsInMemory:
 
 
 class LatentsOnDisk(DiskCache[Item]):
-    """Latents in one file per image, which holds all its sizes. `encoder_key` identifies the VAE and all that changes
+    """Latents in one file per image, for all its sizes. `encoder_key` identifies the VAE and all that changes
     its output."""
 
     def __init__(self, items: Iterable[Item], layout: LatentLayout, encoder_key: str):
@@ -160,7 +160,7 @@ class LatentsOnDisk(DiskCache[Item]):
         return "_" + "x".join(map(str, self._shape(item)[1:]))
 
     def _written_size(self, item: Item, tensors: CacheFile) -> str:
-        """Return what names in this file end with: the size, or nothing."""
+        """Return the ending of names in this file: the size, or nothing."""
         size = self._size(item)
         return size if "latents" + size in tensors else ""
 
@@ -169,7 +169,7 @@ LatentStore = LatentsInMemory | LatentsOnDisk
 
 
 def _resize_key(item: Item) -> list[object]:
-    """Return what determines the resize and crop of an image."""
+    """Return the values that determine the resize and crop of an image."""
     bucket = item.fit.bucket
     extent = bucket.size if bucket.frames == 1 else (*bucket.size, bucket.frames)
     return [extent, item.fit.resized, item.subset.augmentation.resize_interpolation]
@@ -184,13 +184,13 @@ def _same_size_and_crop(tensors: CacheFile, size: str, item: Item) -> bool:
 
 
 def _pick(tensors: Entry, size: str, item: Item, flipped: bool) -> tuple[Tensor, Pixels | None]:
-    """Return what a step needs of the entry whose names end with `size`."""
+    """Return the tensors that a step reads from the entry whose names end with `size`."""
     latents = tensors[("latents_flipped" if flipped else "latents") + size]
     return latents, _opacity(tensors["alpha_mask" + size]) if item.masked_by_alpha else None
 
 
 def _opacity(alpha: Tensor) -> Pixels:
-    """Return 8-bit opacity; npz files hold it as 0..1."""
+    """Return 8-bit opacity; npz files store it as 0..1."""
     return (alpha if alpha.dtype == torch.uint8 else (alpha * 255).round().to(torch.uint8)).numpy()
 
 

@@ -136,7 +136,7 @@ class TextOnDisk(DiskCache[ItemCaption]):
             raise UnreadableImage(path, error.why) from error
 
     def is_valid(self, source: ItemCaption) -> bool:
-        """Return whether the file is what the encoders would make of the caption; raise DamagedCache if it is broken.
+        """Return whether the file equals the encoders' output for the caption; raise DamagedCache if it is broken.
 
         A file without a cache key, from another program, is not valid: its caption is unknown.
         """
@@ -168,7 +168,7 @@ def _flip_key(caption: Caption) -> list[str]:
 
 
 def _name_digest(caption: Caption) -> str:
-    """Return a digest that tells the captions of an image apart."""
+    """Return a digest that distinguishes the captions of an image."""
     if not caption.images:
         return digest(caption.text)
     return digest([caption.text, *map(str, caption.images), *_flip_key(caption)])

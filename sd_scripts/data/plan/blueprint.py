@@ -165,7 +165,7 @@ def _filled(record: type, lookup: Lookup) -> dict[str, Any]:
 
 
 def _fallback(settings: Settings) -> dict[str, Any]:
-    """Return the settings under their names in a dataset_config, without what is valid for a subset only."""
+    """Return the settings under their names in a dataset_config, without those that are valid only for a subset."""
     values = settings.values()
     embedding = settings.get(EmbeddingOptions)
     face = values["face_crop_aug_range"]

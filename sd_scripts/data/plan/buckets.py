@@ -13,14 +13,14 @@ Size = tuple[int, int]
 
 @dataclass(frozen=True, order=True)
 class Extent:
-    """What a sample of a batch covers, in pixels and frames."""
+    """The extent of a sample in pixels and frames."""
 
     width: int
     height: int
     frames: int = 1
     """Frames of a clip; 1 for an image."""
     controls: tuple[Size, ...] = ()
-    """Sizes of the control images, in order: samples of a batch have equally many of equal sizes."""
+    """Sizes of the control images, in order: samples of a batch have the same number and sizes."""
 
     def __str__(self) -> str:
         sides = self.size if self.frames == 1 else (*self.size, self.frames)
@@ -60,7 +60,7 @@ class BucketFit:
     resized: Size
     """Size after resizing: at least the bucket in both directions."""
     ar_error: float
-    """Aspect ratio of the bucket minus that of the image."""
+    """Aspect ratio of the bucket minus the image's."""
 
     @cached_property
     def cropped(self) -> float:
@@ -102,7 +102,7 @@ class BucketRules:
 
     @property
     def has_equal_tokens(self) -> bool:
-        """Whether all buckets have equally many tokens."""
+        """Whether all buckets have the same number of tokens."""
         return self.enable_bucket and self.equal_token_buckets
 
     @property

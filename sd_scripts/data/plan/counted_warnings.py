@@ -31,7 +31,7 @@ def counted_warnings(warn: Warn) -> Iterator[Warn]:
 
 
 def _unless_varying(word: re.Match[str]) -> str:
-    """Return a word unless it is a name, a path, a number, or what the text is about."""
+    """Return a word unless it is a name, a path, a number, or the text's subject."""
     text = word[0]
     is_subject = word.start() == 0 and text.endswith(":")
     return "" if is_subject or text[0] == "'" or any(letter.isdigit() or letter in "/\\" for letter in text) else text

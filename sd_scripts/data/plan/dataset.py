@@ -58,22 +58,22 @@ class DataPlan:
     validation: "DataPlan | None" = None
     """The validation images, each once, without augmentation or random captions; None without validation_split."""
     text_sees_controls: bool = False
-    """Whether the text encoders see the control images beside a caption."""
+    """Whether the text encoders see the control images together with a caption."""
 
     def every_item(self) -> Iterator[Item]:
-        """Yield the training images, then the validation images: everything that caches must hold."""
+        """Yield the training images, then the validation images: everything that caches must contain."""
         yield from self.items
         if self.validation:
             yield from self.validation.items
 
     def every_image(self) -> Iterator[Item]:
-        """Yield every item, each followed by its control images: what the latent cache must hold."""
+        """Yield every item, each followed by its control images: everything the latent cache must contain."""
         for item in self.every_item():
             yield item
             yield from item.controls
 
     def caption(self, item: Item, text: str, *, flipped: bool = False) -> Caption:
-        """Return what the text encoders read of an item, flipped or not, whose processed caption is `text`."""
+        """Return the text encoders' input for an item, flipped or not, whose processed caption is `text`."""
         if not self.text_sees_controls or not item.controls:
             return Caption(text)
         return Caption(text, tuple(control.path for control in item.controls), flipped)
@@ -171,7 +171,7 @@ def plan_images(
     images = [ImageRecord(path=path, size=size, caption="") for path, size in sizes.items()]
     items = _items(images, 0, subset, 1.0, Buckets(dataset.buckets), warn)
     if not items:
-        raise ValueError("train_data_dir: none of its images is usable")
+        raise ValueError("train_data_dir: no usable images")
     return DataPlan(blueprint=Blueprint(datasets=(dataset,), source="train_data_dir"), items=_numbered(items), seed=0)
 
 
@@ -317,8 +317,8 @@ def _items(
     own = buckets.rules.has_equal_tokens
     if own and (strays := sum(item.fit.bucket.size not in buckets.sizes for item in items)):
         warn(
-            f"equal_token_buckets: the train_resolution of {counted(strays, 'image')} in {subset.name!r} has another "
-            "number of tokens; prepare the metadata file with equal_token_buckets, too"
+            f"equal_token_buckets: the train_resolution of {counted(strays, 'image')} in {subset.name!r} has a "
+            "different number of tokens; prepare the metadata file with equal_token_buckets too"
         )
     return items
 
@@ -356,7 +356,7 @@ def _check_controls(items: Sequence[Item], card: FamilyCard, source: str) -> Non
             "folder with one for each image"
         )
     if has_controls and not takes_controls:
-        raise ValueError(f"control_directory: {card.title} takes no control images; remove it")
+        raise ValueError(f"control_directory: {card.title} does not use control images; remove it")
 
 
 def _check_control_shapes(items: Sequence[Item], card: FamilyCard) -> None:
@@ -403,7 +403,7 @@ def _without_randomness(subset: Subset) -> Subset:
 
 
 def _rounded(dataset: Dataset, card: FamilyCard, warn: Warn) -> Dataset:
-    """Round the sizes of a dataset to what the family can train."""
+    """Round the sizes of a dataset to sizes that the family can train."""
     before = dataset.buckets
     rules = before.rounded(card.bucket_multiple, card.token_multiple)
     needs = f"a multiple of {card.bucket_multiple}, as {card.title} needs"
@@ -419,7 +419,7 @@ def _rounded(dataset: Dataset, card: FamilyCard, warn: Warn) -> Dataset:
 
 
 def _at_multiples(images: Sequence[ImageRecord], dataset: Dataset, card: FamilyCard, warn: Warn) -> list[ImageRecord]:
-    """Round the train_resolution of images in a metadata file to what the family can train."""
+    """Round the train_resolution of images in a metadata file to sizes that the family can train."""
     multiple = dataset.buckets.token_multiple if dataset.buckets.has_equal_tokens else card.bucket_multiple
     fitting = []
     changed = []

@@ -118,7 +118,7 @@ def plan_epoch(plan: DataPlan, epoch: int, *, short_batches: ShortBatches = "kee
 
 
 def share_of_rank(count: int, rank: int, world: int) -> Sequence[int]:
-    """Return the indices of a rank's batches among `count`: every world-th. All ranks get equally many; indices past
+    """Return the indices of a rank's batches among `count`: every world-th. All ranks get the same number; indices past
     the end wrap around to the first batches."""
     return range(rank, -(-count // world) * world, world) if count else range(0)
 

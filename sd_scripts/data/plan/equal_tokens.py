@@ -1,4 +1,4 @@
-"""Choose bucket resolutions that all have equally many tokens, so that they share compiled graphs.
+"""Choose bucket resolutions that all have the same number of tokens, so that they share compiled graphs.
 
 The choice depends on the options alone, never on the images: one more image must not give all others new buckets and
 make their cached latents stale.
@@ -12,7 +12,7 @@ Sides = tuple[int, int]
 ASPECT_RATIOS = tuple(ratio for long in (1, 5 / 4, 4 / 3, 3 / 2, 16 / 9, 2) for ratio in (long, 1 / long))
 """Width / height of common images; 1:1 is as frequent as each of the others in both directions."""
 LEAST_USED = 3 / 4
-"""Smallest area of a bucket, as a share of that of the resolution."""
+"""Smallest area of a bucket, as a share of the resolution's area."""
 MOST_CROPPED = 1 / 16
 """Largest share that images with the aspect ratio of the resolution may lose."""
 
@@ -20,7 +20,7 @@ MOST_CROPPED = 1 / 16
 def equal_token_resolutions(resolution: Sides, grid: int, bounds: Sides) -> list[Sides]:
     """Return all resolutions (width, height) of one area, sorted: sides are multiples of `grid` within `bounds`.
 
-    Of all areas up to that of `resolution` this is the one that loses least: the share cropped of images of common
+    Of all areas up to the area of `resolution` this is the one that loses least: the share cropped of images of common
     aspect ratios, plus the share of the resolution's area that is not used. A bucket nearly has the aspect ratio of
     `resolution`, if there is such an area.
     """

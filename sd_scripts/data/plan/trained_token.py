@@ -30,6 +30,6 @@ def require_token_in_captions(options: EmbeddingOptions | None, plan: DataPlan, 
         )
     if without:
         warn(
-            f"token_string: {without} of {len(items)} captions do not contain '{token}', and their images teach it "
-            "nothing"
+            f"token_string: {without} of {len(items)} captions do not contain '{token}', so their images do not "
+            "train it"
         )

@@ -73,7 +73,8 @@ def process_caption(
 
 
 def whole_captions(captions: Iterable[str], rules: CaptionRules) -> Iterator[list[str]]:
-    """Yield what each caption becomes if nothing is dropped, in any order: with enable_wildcard, each of its lines."""
+    """Yield each caption as it is processed if nothing is dropped, in any order: with enable_wildcard, each of its
+    lines."""
     whole = replace(
         rules,
         shuffle_caption=rules.shuffle_caption and bool(rules.keep_tokens_separator),  # which it removes

@@ -20,8 +20,8 @@ def changes_colours(image: Image.Image) -> bool:
 
 
 def profile_of(image: Image.Image) -> bytes:
-    """Return the ICC profile of an open image whose pixels are not decoded yet, or one of what a PNG states instead;
-    b"" if there is none."""
+    """Return the ICC profile of an open image whose pixels are not decoded yet, or one made from a PNG's chunks
+    instead; b"" if there is none."""
     stated = png_profile(image, grey=image.mode in GREY) if image.format == "PNG" else b""
     return stated or image.info.get("icc_profile") or b""
 

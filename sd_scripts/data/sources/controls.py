@@ -20,7 +20,7 @@ class ControlRules:
         """Return how a control image of size `image` is resized and cropped.
 
         To the size of its sample; with control_resolution to an area, keeping its aspect ratio; with no_resize_control
-        it is only cropped to MULTIPLE, unless its area exceeds that of control_resolution. Raises ValueError, to
+        it is only cropped to MULTIPLE, unless its area exceeds control_resolution. Raises ValueError, to
         follow the name of the image, if it is too small for that.
         """
         area = self.control_resolution

@@ -63,7 +63,7 @@ def read_subset(subset: Subset, warn: Warn, progress: ReadingProgress) -> list[I
 def _read_folder(subset: Subset, warn: Warn, progress: ReadingProgress) -> list[ImageRecord]:
     folder = Path(subset.image_dir or "")
     if not folder.is_dir():
-        raise ValueError(f"image_dir: there is no folder {str(folder)!r}")
+        raise ValueError(f"image_dir: folder not found: {str(folder)!r}")
     files = files_in(folder)
     images = _supported_images(find_images(folder, files=files), warn)
     _warn_about_unread(folder, files, warn)
@@ -159,14 +159,15 @@ def _cached_sizes(captions: dict[Path, str], cache: Path, warn: Warn, progress: 
 
 
 def _stamp(path: Path) -> list[object]:
-    """Return what changes when a file does. PNGs carry a tag: older entries hold their size before EXIF rotation."""
+    """Return a tag that changes when a file does. PNGs carry a tag: older entries have their size before EXIF
+    rotation."""
     stat = path.stat()
     stamp: list[object] = [stat.st_size, stat.st_mtime_ns]
     return [*stamp, "upright"] if path.suffix.lower() == ".png" else stamp
 
 
 def _headers_in(cache: Any, stamps: dict[Path, list[object]]) -> dict[Path, Header]:
-    """Return what a metadata_cache.json has of these images; entries of another format are ignored."""
+    """Return the entries of a metadata_cache.json for these images; entries in a different format are ignored."""
     entries = cache if isinstance(cache, dict) else {}
     headers = {}
     for path, stamp in stamps.items():
@@ -207,7 +208,7 @@ def _read_headers(paths: Iterable[Path], warn: Warn, progress: ReadingProgress) 
                 warn(f"{header}; it is skipped")
             else:
                 read[path] = header
-    finally:  # a run that is stopped meanwhile need not begin again either
+    finally:  # so a run that is stopped in the meantime need not start over
         remember_headers(read, stamps)
     return {path: found for path in paths if (found := known.get(path) or read.get(path))}
 
@@ -231,7 +232,7 @@ def _find_masks(subset: Subset, folder: str, images: Iterable[Path]) -> dict[Pat
     """Return the mask of each image: same stem, in conditioning_data_dir or its subfolder named like the subset."""
     root = Path(folder)
     if not root.is_dir():
-        raise ValueError(f"conditioning_data_dir: there is no folder {str(root)!r}")
+        raise ValueError(f"conditioning_data_dir: folder not found: {str(root)!r}")
     own = existing_folder(root / subset.name)
     masks = {path.stem: path for folder in (root, own) if folder.is_dir() for path in find_images(folder)}
     lookup = ByName(masks)
@@ -258,7 +259,7 @@ def _with_controls(
 def control_records(
     paths: Iterable[Path], option: str, warn: Warn, progress: ReadingProgress
 ) -> dict[Path, ImageRecord]:
-    """Return control images by path. Raises ValueError if one cannot be read: its sample would lack what it shows."""
+    """Return control images by path. Raises ValueError if one cannot be read: its sample would lack that image."""
     paths = sorted(paths)
     broken: list[str] = []
     progress.expect(len(paths))
@@ -288,7 +289,7 @@ def _warn_about_masks(masks: dict[Path, Size], warn: Warn) -> None:
         )
     if black:
         warn(
-            f"conditioning_data_dir: {len(black)} {of} are completely black, so nothing is learned from these images: "
+            f"conditioning_data_dir: {len(black)} {of} are completely black, so these images do not train anything: "
             f"{some(black)}"
         )
 
@@ -340,7 +341,7 @@ def _metadata_controls(
     """Return the control images that a metadata file names, for each image. Raises ValueError if one is missing."""
     found = {path: [(key, lookup.image(key)) for key in control_paths(entry)] for path, entry in entries.items()}
     if missing := [key for paths in found.values() for key, path in paths if path is None]:
-        raise ValueError(f"metadata_file: there is no control image {some(missing)}; correct control_path")
+        raise ValueError(f"metadata_file: control image not found: {some(missing)}; correct control_path")
     existing = {image: [path for _, path in paths if path] for image, paths in found.items()}
     records = control_records({path for paths in existing.values() for path in paths}, "metadata_file", warn, progress)
     return {image: tuple(records[path] for path in paths) for image, paths in existing.items()}

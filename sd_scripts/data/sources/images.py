@@ -35,14 +35,14 @@ MAX_RESIZED_AREA = 16
 fit into memory."""
 
 DECODER = 3
-"""Goes up when files are decoded in another way: caches that were valid before are checked once more."""
+"""Incremented when files are decoded differently: caches that were valid before are checked once more."""
 
 Result = TypeVar("Result")
 Pixels = NDArray[np.uint8]
 """(H, W, 3) for an image, (H, W) for a mask."""
 
 LAST_BYTES = {"PNG": b"IEND\xaeB`\x82", "JPEG": b"\xff\xd9", "MPO": b"\xff\xd9"}
-"""How the pixels of these formats end. Those of a BMP end in no special way; others are read whole at opening."""
+"""How the pixels of these formats end. A BMP has no end marker; others are read whole at opening."""
 TRAILER = 2**16
 """Bytes behind the pixels in which that end is looked for, such as a phone's notes or a second image."""
 
@@ -75,7 +75,7 @@ def _reason(path: Path, why: object) -> object:
         return why.strerror
     if not isinstance(why, UnidentifiedImageError):
         return why
-    return "it is no image of a known format" if path.stat().st_size else "the file is empty"
+    return "not an image in a known format" if path.stat().st_size else "the file is empty"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,7 +241,7 @@ def vary_colour(pixels: Pixels, random: Random) -> Pixels:
 
 
 def _read(path: Path, read: Callable[[Image.Image], Result]) -> Result:
-    """Return what `read` returns for an open image; raise UnreadableImage if that fails."""
+    """Return the result of `read` for an open image; raise UnreadableImage if that fails."""
     try:
         return read_with(path, read)
     except Exception as error:  # broken files raise different errors by format

@@ -12,7 +12,7 @@ Each = TypeVar("Each")
 
 
 def now_and_then(report: Progress) -> Progress:
-    """Return a function that passes on what it is told, at most twice a second."""
+    """Return a function that forwards calls, throttled to two a second."""
     reported = time.monotonic()
 
     def progress(done: int, total: int) -> None:

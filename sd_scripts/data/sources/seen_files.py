@@ -1,7 +1,7 @@
 """What earlier runs found out about files, so that the next start need not open 100,000 of them again.
 
-It is an SQLite file beside the list of runs. Nothing depends on it: what is not in it is found out again, and a file
-that is damaged or cannot be written is as good as an empty one.
+It is an SQLite file next to the list of runs. Nothing depends on it: missing entries are determined again, and a
+damaged or read-only file is treated as an empty one.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from sd_scripts.runs.store import store_path
 
 Stamp = tuple[int, int, int]
 """Bytes, modification time and change time in ns. No program can set the change time, so a copy with an old
-modification time is told from the file that was there (Windows has the time of creation in its place)."""
+modification time is distinguished from the earlier file (Windows has the creation time instead)."""
 Header = tuple[Size, bool]
 """Size of an image after EXIF rotation, and whether it is animated."""
 SETTLED_NS = 2 * 10**9
@@ -142,7 +142,7 @@ def _store(table: str, rows: Sequence[tuple[object, ...]]) -> None:
 
 
 def _with_file(work: Callable[[sqlite3.Connection], None]) -> None:
-    """Run `work` on the file if it can be used; delete a damaged one, which is made anew."""
+    """Run `work` on the file if it can be used; delete a damaged one, which is created again."""
     path = seen_files_path()
     try:
         private_file(private_folder(path.parent) / path.name)  # names of images are private

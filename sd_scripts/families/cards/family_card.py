@@ -1,4 +1,4 @@
-"""What the page and the options know of a model family, without torch."""
+"""A model family for the page and the options, without torch."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class FirstLayer:
     channels: int
     """Input channels of the family's own models: the second axis of the weight."""
     kind: str
-    """What a model with unknown input channels is called, with the family's title."""
+    """Name of a model with unknown input channels, with the family's title."""
     variants: Mapping[int, str] = field(default_factory=dict)
     """Other input channels -> the known model that has them."""
 
     def other_variant(self, shapes: Mapping[str, Sequence[int]], prefix: str = "") -> str:
-        """Return what a model with these shapes by key is if its input channels differ; else, or if the layer is not
-        among them, an empty text."""
+        """Return the name of a model with these shapes by key if its input channels differ; else, or if the layer is
+        not among them, an empty text."""
         shape = next((shapes[prefix + key] for key in self.keys if prefix + key in shapes), ())
         if len(shape) < 2 or shape[1] == self.channels:  # a .ckpt file's header has no shapes
             return ""
@@ -59,7 +59,7 @@ class ComponentCard:
     name: str
     """denoiser, vae, text_encoder1, text_encoder2, ..."""
     kind: str
-    """What a complete file of it is called: "T5 text encoder"."""
+    """Name of a complete file of it: "T5 text encoder"."""
     prefixes: tuple[str, ...]
     """Prefixes of its keys: in files of its own, if there are any, and last in a file that contains the whole model."""
     signature_keys: tuple[str, ...]
@@ -92,8 +92,8 @@ class ComponentCard:
         return f"{self.option}: '{model}' contains no {self.kind}; set {self.option} to {self.file}"
 
     def other_variant(self, shapes: Mapping[str, Sequence[int]]) -> str:
-        """Return what a file with these shapes by key is if the component has other input channels; else an empty
-        text."""
+        """Return the name of a file with these shapes by key if the component has different input channels; else an
+        empty text."""
         prefix = self.prefix_in(shapes)
         return self.first_layer.other_variant(shapes, prefix) if self.first_layer and prefix is not None else ""
 
@@ -109,7 +109,7 @@ class PanelCard:
 
 @dataclass(frozen=True, kw_only=True)
 class DynamicGraphs:
-    """Graphs that dynamic compiling adds to those of the first shape, for each reason once."""
+    """Graphs that dynamic compiling adds to the first shape's, once for each reason."""
 
     always: int = 0
     sizes: int = 0
@@ -129,9 +129,9 @@ class GraphCounts:
     per_shape: int
     """Graphs for each batch shape."""
     per_token_count: int
-    """Graphs for each number of tokens: buckets with equally many share them."""
+    """Graphs for each number of tokens: buckets with the same number share them."""
     dynamic: Mapping[str, DynamicGraphs]
-    """compile_dynamic -> what is added to the graphs of one shape, instead of those of the others."""
+    """compile_dynamic -> graphs added to those of one shape, instead of graphs for the others."""
     seconds: float
     """To compile one with an empty cache, on the CPU of `Speed`."""
 
@@ -155,7 +155,7 @@ class FilesCard:
     base_file: str = "a model file"
     """What to choose as the base model, with an article."""
     base_model: str = "a model of this family"
-    """What this file contains, in a sentence."""
+    """The contents of this file, in a sentence."""
 
     @property
     def separate_components(self) -> tuple[ComponentCard, ...]:
@@ -180,7 +180,7 @@ class RecognitionCard:
     marks: tuple[Mark, ...] = ()
     """Keys that only such a model file has; the first match decides."""
     recognise: Callable[[Header], tuple[str | None, str] | None] = lambda header: None
-    """Identifies a model file where one key is not enough: (family, variant), or None if it is another model."""
+    """Identifies a model file where one key is not enough: (family, variant), or None if it is a different model."""
     lora_marks: tuple[str, ...] = ()
     """Substrings of a key that only a LoRA for this family's denoiser has."""
     lora_encoder_marks: tuple[str, ...] = ()
@@ -202,14 +202,14 @@ class HubCard:
     model: str = ""
     """The model on the Hub that base models in files are mostly made from."""
     variants: Mapping[str, str] = field(default_factory=dict)
-    """modelspec.architecture of a saved file -> the same, for variants that have another."""
+    """modelspec.architecture of a saved file -> the same, for variants that have a different one."""
     tags: tuple[str, ...] = ()
     """Tags of its models on the Hub."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PageCard:
-    """What the page shows for this family."""
+    """The family's texts on the page."""
 
     recommended: Mapping[str, Any] = field(default_factory=dict)
     """Option -> value that trains the model well, where the default does not."""
@@ -223,7 +223,7 @@ class PageCard:
     use_hints: Mapping[str, str] = field(default_factory=dict)
     """Method -> where people put the trained file, HTML."""
     kohya: KohyaFamily | None = None
-    """Its keys in the configuration files of kohya_ss, if these know it."""
+    """Its keys in the configuration files of kohya_ss, if it has them."""
     demo: Mapping[str, Any] = field(default_factory=dict)
     """Options of the demo in addition to the common ones."""
     demo_prompts: str = ""
@@ -232,7 +232,7 @@ class PageCard:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanCard:
-    """What the plan of a run computes tokens, graphs, times and memory from."""
+    """Facts from which the plan of a run computes tokens, graphs, times and memory."""
 
     tokens: Callable[[int, int, int], int] = lambda width, height, frames: width // 16 * (height // 16) * frames
     """Width and height in pixels, frames -> tokens of the longest sequence that attention sees of a sample."""
@@ -282,8 +282,8 @@ class FamilyCard:
     bucket_multiple: int = 32
     """Multiple to which the sides of buckets are rounded."""
     token_multiple: int = 32
-    """Multiple to which sides are rounded with equal_token_buckets: buckets of equal area with such sides have equally
-    many tokens at each level of the model that has attention."""
+    """Multiple to which sides are rounded with equal_token_buckets: buckets of equal area with such sides have the
+    same number of tokens at each level of the model that has attention."""
     longest_control: float = math.inf
     """The longer side of a control image, relative to the shorter one."""
     text_limit: Callable[[OptionValues, str], TextLimit] | None = None
@@ -292,11 +292,11 @@ class FamilyCard:
     model_remarks: Callable[[OptionValues, str], Iterable[str]] = lambda settings, variant: ()
     """Settings, variant of the base model -> warnings about settings that have no effect on it."""
     sample_defaults: SamplePrompt = field(default_factory=SamplePrompt)
-    """What a sample prompt does not set."""
+    """Values that a sample prompt does not set."""
     problems: tuple[Check, ...] = ()
     remarks: tuple[Check, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
-    """Name of a flag or key in another trainer, with a meaning that it has for this family alone -> option."""
+    """Name of a flag or key in another trainer, with a meaning specific to this family -> option."""
 
     def __post_init__(self) -> None:
         if unknown := self.capabilities - CAPABILITIES.keys():

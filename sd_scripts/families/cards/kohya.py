@@ -1,4 +1,4 @@
-"""What the configuration files of kohya_ss say about a family; a family without such a record is not in them."""
+"""A family's keys in configuration files of kohya_ss; a family without such a record is not in them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -26,7 +26,7 @@ class KohyaTab:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """kohya_ss's default of a missing key, where ours differs."""
     dropped: frozenset[str] = frozenset()
-    """Keys that are no option on their own."""
+    """Keys that are not an option on their own."""
     cannot: Mapping[str, str] = field(default_factory=dict)
     """Keys of unsupported features, with the remark for them."""
     marks: frozenset[str] = frozenset()

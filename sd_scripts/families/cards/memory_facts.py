@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from sd_scripts.options.spec import OptionValues
 
 PIXELS_AT_ONCE = 4 * 1024 * 1024
-"""Pixels of a batch above which it goes through the VAE's encoder, whose activations are large, in slices."""
+"""Pixels of a batch above which it passes through the VAE's encoder, whose activations are large, in slices."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Growing:
 
 @dataclass(frozen=True, kw_only=True)
 class Activations:
-    """What is kept for the backward pass at its start, by the units of all samples, in half precision.
+    """Memory for the backward pass at its start, by the units of all samples, in half precision.
 
     Measured on one NVIDIA H200 (docs/performance.md); the number of layers and their widths decide it, not the GPU.
     """
@@ -35,7 +35,7 @@ class Activations:
     float32_norms: float = 0.0
     """What float32_norms adds for each unit to eager steps, as counted in the model."""
     checkpointed: Growing
-    """With gradient_checkpointing: the inputs of all blocks, and what one of them computes again."""
+    """With gradient_checkpointing: the inputs of all blocks, and the activations that one of them recomputes."""
     compiled_checkpointed: Growing
     budgets: Mapping[float, Growing] = field(default_factory=dict)
     """activation_memory_budget -> the same for compiled blocks."""
@@ -53,7 +53,7 @@ class Projection:
     count: int
     """How many there are of them in the denoiser."""
     rows: float = 0.0
-    """Rows of their input for each unit of a sample; 0 for those of the text, which are few."""
+    """Rows of their input for each unit of a sample; 0 for text rows, which are few."""
     kept: bool = True
     """Whether what follows keeps their outputs until the backward pass."""
     swappable: bool = False

@@ -22,10 +22,10 @@ SUFFIXES = {*SAFETENSORS, ".ckpt", ".pt"}
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFile:
-    """What a model file or folder is, in the user's terms."""
+    """The kind of a model file or folder, in the user's terms."""
 
     family: str | None = None
-    """Name of a family here, or of another model: sd15, sd2, sd3; None if not recognised."""
+    """Name of a family here, or of a different model: sd15, sd2, sd3; None if not recognised."""
     variant: str = ""
     """Such as "Stable Diffusion 1.5 LoRA"; empty if it was not recognised."""
     precision: str = ""
@@ -39,7 +39,7 @@ class ModelFile:
     """Whether its denoiser reads more than noisy latents, such as a mask: LoRAs can be merged into it, but it can
     neither be trained nor generate here."""
     objective: ModelObjective = field(default_factory=ModelObjective)
-    """What it states about how it was trained."""
+    """Its statement of how it was trained."""
     problem: str | None = None
     """Why it cannot be used, to follow an option's name."""
 
@@ -55,14 +55,14 @@ class ModelFile:
 
 
 NOUNS = ("LoRA", "checkpoint", "model", "encoder", "VAE", "autoencoder", "refiner", "folder", "alone", "file")
-"""Last words of variants that are no names."""
+"""Last words of variants that are not names."""
 
 
 def with_article(variant: str) -> str:
     """Return a variant as part of a sentence: "Stable Diffusion 1.5 LoRA" with an article, a name without one."""
     if not variant.partition(",")[0].partition(" (")[0].endswith(NOUNS):
         return variant
-    article = "an" if variant.startswith("SD") else "a"  # as people say it: an SD checkpoint
+    article = "an" if variant.startswith("SD") else "a"  # as it is pronounced: an SD checkpoint
     return f"{article} {variant}"
 
 
@@ -72,9 +72,9 @@ def is_hub_id(name: str) -> bool:
 
 
 def locate(name: str | None, kind: str = "a model file") -> Path | str:
-    """Return the file or folder of the base model, or the Hugging Face ID if there is none of that name.
+    """Return the file or folder of the base model, or the Hugging Face ID if none has that name.
 
-    `kind` is what the user should give, such as "a model file". Raises ValueError, one sentence that names the option.
+    `kind` describes the expected file, such as "a model file". Raises ValueError, one sentence that names the option.
     """
     if not name:
         raise ValueError(f"{MODEL}: not set; choose {kind}, a diffusers folder or a Hugging Face ID")
@@ -83,7 +83,7 @@ def locate(name: str | None, kind: str = "a model file") -> Path | str:
         return path
     if is_hub_id(name):
         return name
-    raise ValueError(f"{MODEL}: there is no file or folder '{name}'")
+    raise ValueError(f"{MODEL}: file or folder not found: '{name}'")
 
 
 def shards_of(file: Path) -> tuple[Path, ...]:
@@ -108,7 +108,7 @@ def describe(path: Path) -> ModelFile:
             return _describe_folder(path)
         if not path.is_file():
             there = "is not a file" if path.exists() else ""
-            return ModelFile(problem=f"'{path}' {there}" if there else f"there is no file '{path}'")
+            return ModelFile(problem=f"'{path}' {there}" if there else f"file not found: '{path}'")
         return _describe_file(path, path.stat().st_size)
     except OSError as error:
         return ModelFile(problem=f"'{path}' cannot be read: {error.strerror or error}")
@@ -177,7 +177,7 @@ def _lacking(family: str | None, keys: Collection[str]) -> tuple[str, ...]:
 
 
 def _files_of(family: str | None) -> FilesCard:
-    """Return the files of a family, or those of none for another model."""
+    """Return the files of a family, or no files for a different model."""
     return card_of(family).files if family in names() else FilesCard()
 
 
@@ -192,7 +192,7 @@ MARKS: tuple[tuple[str, str | None, str], ...] = (
     ("final_layer_norm.weight", None, "CLIP text encoder"),
     ("encoder.block.0.layer.0.SelfAttention.q.weight", None, "T5 text encoder"),
 )
-"""Key that only such a file has -> family and variant, for files that are no model of a family here; the first match
+"""Key that only such a file has -> family and variant, for files that are not models of a family here; the first match
 decides."""
 
 WIDTHS: tuple[tuple[str, str, int, int, str], ...] = (
@@ -206,7 +206,7 @@ LORA_PARTS = (
     *(".lora_down.", ".lora_A.", ".hada_w1_a", ".lokr_w"),
     *("_lora.down.", ".lora.down.", ".lora_linear_layer.down.", "_lora1.down.", "_lora2.down."),
 )
-"""Substrings of keys that identify a LoRA: ours and LyCORIS', then those of diffusers before peft, and of XLabs."""
+"""Substrings of keys that identify a LoRA: ours and LyCORIS', then diffusers' before peft, and XLabs'."""
 
 SD15_LORA = "Stable Diffusion 1.5 LoRA"
 LORA_MARKS: tuple[tuple[str, str, str], ...] = (
@@ -247,7 +247,8 @@ PRECISIONS = {"F32": "fp32", "F16": "fp16", "BF16": "bf16", "F8_E4M3": "fp8", "F
 
 
 def _precision(header: Header) -> str:
-    """Return the precision of most weights, not of most tensors: fp8 files have as many small scales in fp32."""
+    """Return the precision of most weights, not of most tensors: fp8 files have the same number of small scales in
+    fp32."""
     counts: Counter[str] = Counter()
     for key, dtype in header.dtypes.items():
         counts[dtype] += math.prod(header.shapes[key])
@@ -256,7 +257,7 @@ def _precision(header: Header) -> str:
 
 def _recognise_lora(header: Header) -> tuple[str | None, str]:
     version = header.metadata.get("ss_base_model_version", "")
-    for card in sorted(cards(), key=lambda card: -len(card.name)):  # one name may begin with another
+    for card in sorted(cards(), key=lambda card: -len(card.name)):  # one name may be a prefix of another
         if version.startswith(card.name):
             return card.name, f"{card.title} LoRA"
     if version.startswith("sd_v1"):
@@ -275,7 +276,7 @@ PIPELINES = (
     ("StableDiffusion3", "sd3", "Stable Diffusion 3 diffusers folder"),
     ("StableDiffusion", "sd15", "Stable Diffusion 1.5 or 2.x diffusers folder"),
 )
-"""(prefix of the pipeline's class name, family, variant), after those of the families; longer prefixes first."""
+"""(prefix of the pipeline's class name, family, variant), after the families' own; longer prefixes first."""
 
 
 def _describe_folder(folder: Path) -> ModelFile:
@@ -307,7 +308,7 @@ def _describe_folder(folder: Path) -> ModelFile:
 
 
 def _folder_inputs(family: str | None, folder: Path) -> str:
-    """Return what a diffusers folder is whose denoiser has other input channels; else an empty text."""
+    """Return the name of a diffusers folder whose denoiser has different input channels; else an empty text."""
     denoiser = _files_of(family).denoiser
     if not denoiser or not denoiser.first_layer:
         return ""

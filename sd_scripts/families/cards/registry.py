@@ -44,12 +44,12 @@ def component_card(family: str, option: str) -> ComponentCard | None:
 
 
 def card_of(name: str) -> FamilyCard:
-    """Return the card of a family. Raises KeyError if there is none of this name."""
+    """Return the card of a family. Raises KeyError if none has this name."""
     return {card.name: card for card in cards()}[name]
 
 
 def card_by_network(network_module: str) -> FamilyCard | None:
-    """Return the card of the family whose LoRAs, beside those of families derived from it, this network_module makes;
+    """Return the card of the family for whose LoRAs, besides those of derived families, this network_module is;
     None if no or every family's."""
     matching = [card for card in cards() if network_module.endswith(card.network_modules) and not card.derived_from]
     return matching[0] if len(matching) == 1 else None

@@ -12,7 +12,7 @@ from sd_scripts.families.cards.memory_facts import PIXELS_AT_ONCE
 TILE = 64
 """Largest tile side in latents for tiled decoding: 512 pixels."""
 LARGEST_AT_ONCE = 6
-"""How many of the decoder's largest activations exist at once, convolution workspaces included."""
+"""How many of the decoder's largest activations exist at the same time, convolution workspaces included."""
 
 
 @torch.no_grad()
@@ -73,7 +73,7 @@ def _in_float32(vae: Any) -> Iterator[None]:
         vae.float()
         yield
     finally:
-        nn.Module.to(vae, dtype)  # that of diffusers warns about some VAEs for no reason
+        nn.Module.to(vae, dtype)  # diffusers' own warns about some VAEs for no reason
 
 
 def _vae_decode(vae: Any, latents: Tensor, tiled: Tiled, widest: int) -> Tensor:

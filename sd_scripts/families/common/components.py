@@ -29,7 +29,7 @@ class WeightSource:
     empty: nn.Module
     """The component on the meta device: names, shapes and configuration without weights. It may not be changed."""
     make: Callable[[], nn.Module]
-    """Make another one like `empty`, to be filled."""
+    """Create another one like `empty`, to be filled."""
     path: Path | str
     """Where they are read, for messages."""
     read: Callable[[torch.dtype, Keep | None], State]
@@ -48,12 +48,12 @@ class WeightSource:
 
     @property
     def loads_plainly(self) -> bool:
-        """Whether a loaded module has the file's values, only in another dtype."""
+        """Whether a loaded module has the file's values, only in a different dtype."""
         widened = self.finish is not None and self.dtype == torch.float16
         return isinstance(self.path, Path) and not (self.keep or self.quantize or widened)
 
     def first_values(self) -> Iterator[FirstValues]:
-        """Yield those of a loaded module without loading it, if it `loads_plainly`."""
+        """Yield the tensors of a loaded module without loading it, if it `loads_plainly`."""
         state = self.read(self.dtype, None)
         for name, tensor in self.empty.state_dict().items():
             yield name, tensor.shape, state[name].flatten()[:16].to(self.dtype)
@@ -94,18 +94,18 @@ class Components:
     source: Path | str
     """File or folder of the base model."""
     extras: dict[str, Any] = field(default_factory=dict)
-    """Family-specific values, such as what saving must write unchanged: logit_scale of an OpenCLIP encoder."""
+    """Family-specific values, such as values that saving must write unchanged: logit_scale of an OpenCLIP encoder."""
     sources: dict[str, WeightSource] = field(default_factory=dict)
     """By name: denoiser, vae, text_encoder1, ... Empty if the modules were not read from files."""
     learned: dict[int, range] = field(default_factory=dict)
-    """Place of a text encoder -> ids of the new token that is trained (textual inversion): its tokenizer knows the
-    first, the others follow it."""
+    """Place of a text encoder -> ids of the new token that is trained (textual inversion): its tokenizer maps to
+    the first, the others follow it."""
     on_load: Callable[[str], None] | None = None
     """Called with the name of each component that was loaded, to change it."""
 
     @classmethod
     def opened(cls, sources: dict[str, WeightSource], **others: Any) -> Components:
-        """Return components of which nothing is loaded yet. One that has no source is an empty module."""
+        """Return components that are not loaded yet. One that has no source is an empty module."""
         denoiser, vae = (sources[name].empty if name in sources else nn.Module() for name in (DENOISER, VAE))
         encoders = [each.empty for name, each in sources.items() if name not in (DENOISER, VAE)]
         return cls(denoiser=denoiser, vae=vae, text_encoders=encoders, sources=sources, **others)

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 Tokens = dict[int, dict[str, Tensor]]
-"""Tensors by name, batch first, by the place of the text encoder that reads them."""
+"""Tensors by name, batch first, by the index of the text encoder that reads them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,11 +55,11 @@ class StepInputs:
     """Everything that a micro-step reads, made outside it: a pytree of tensors of static shape, on the device."""
 
     model: dict[str, Tensor]
-    """What the family's step_inputs returned, such as noisy latents, target and timesteps."""
+    """The family's step_inputs, such as noisy latents, target and timesteps."""
     text: dict[str, Tensor]
     """Outputs of the text encoders, as TextEncoding.encode returns them."""
     tokens: Tokens = field(default_factory=dict)
-    """Those of the text encoders that are trained, which the micro-step encodes."""
+    """Tokens for the trained text encoders, which the micro-step encodes."""
     controls: tuple[Tensor, ...] = ()
     """Latents of the control images, in order: each (B, C, h, w)."""
 
@@ -79,7 +79,7 @@ class ModelWeights:
 
 @dataclass(frozen=True, kw_only=True)
 class FileIdentity:
-    """What saved files say about the model."""
+    """Metadata of saved files about the model."""
 
     base_model_version: str
     """ss_base_model_version of saved LoRAs."""
@@ -112,21 +112,21 @@ class TextOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TextEncoding:
-    """From captions to what the denoiser reads."""
+    """From captions to the denoiser's text inputs."""
 
     tokenize: Callable[[Components, Sequence[Caption], TextOptions], Tokens]
     """Captions -> token ids and weights of each encoder, on the CPU."""
     encode: Callable[[Components, Tokens], dict[str, Tensor]]
-    """Tokens -> what the text cache stores, batch first, for the encoders whose tokens are present. Differentiable for
+    """Tokens -> the text cache's tensors, batch first, for the encoders whose tokens are present. Differentiable for
     trained encoders."""
     prompt_captions: Callable[[SamplePrompt], list[Caption]]
-    """What a sample needs of the text encoders: the prompt, preceded by the negative prompt if guidance uses one."""
+    """Text inputs of a sample: the prompt, preceded by the negative prompt if guidance uses one."""
     adapted: Callable[[Settings], tuple[bool, ...]]
     """Which text encoders a LoRA adapts when text encoders are trained."""
     cache_suffix: str
     """Suffix of text cache files: "te_outputs" in `name_te_outputs.safetensors`."""
     cache_key: Callable[[Components, TextOptions], tuple[object, ...]]
-    """Everything besides the encoders that changes their outputs: a cache with another key is rebuilt."""
+    """Everything besides the encoders that changes their outputs: a cache with a different key is rebuilt."""
     limit: Callable[[Components, TextOptions], TextLimit] | None = None
     """The length at which captions are cut, made without loading a tokenizer; None: they are not."""
     embeddings: tuple[str, ...] = ()
@@ -138,7 +138,7 @@ class TextEncoding:
     trim: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] = dict
     """Outputs of one caption -> the same without padding, as caches store them."""
     pad: Callable[[Mapping[str, Tensor], CompileOptions], dict[str, Tensor]] = lambda text, options: dict(text)
-    """Outputs of a batch, padded to its longest caption -> what a step reads."""
+    """Outputs of a batch, padded to its longest caption -> text inputs of a step."""
 
 
 def blocks_of(*classes: type[nn.Module]) -> Callable[[nn.Module], list[nn.Module]]:
@@ -153,7 +153,7 @@ def blocks_named(*names: str) -> Callable[[nn.Module], list[nn.Module]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Blocks:
-    """The repeated blocks of the components: what is compiled, sharded and updated one by one."""
+    """The repeated blocks of the components, which are compiled, sharded and updated one by one."""
 
     title: str
     """The denoiser's name in the compile log."""
@@ -174,11 +174,11 @@ class Saving:
     """Writes a complete model."""
 
     tensors: Callable[[Components, ModelWeights], Mapping[str, Tensor]]
-    """Return what a single file contains, by key."""
+    """Return the tensors of a single file, by key."""
     folder: Callable[[Components, ModelWeights, Path, torch.dtype | None], None] | None = None
     """Write a diffusers folder into an empty folder; None: this family writes single files only."""
     writes_all: bool = True
-    """Whether files hold the VAE and all text encoders too."""
+    """Whether files contain the VAE and all text encoders too."""
     form: Callable[[Components, str | None], str] = lambda components, save_model_as: "safetensors"
     """save_model_as (None: unset) -> the format that `write` writes: safetensors or ckpt, which is also the file
     extension, or diffusers, a folder."""
@@ -192,8 +192,8 @@ class Saving:
         dtype: torch.dtype | None,
         metadata: dict[str, str],
     ) -> None:
-        """Write a complete model atomically, with all tensors in `dtype` (None: unchanged). A .ckpt and a folder hold
-        no metadata. Raises OSError in one sentence on failure, and keeps what was there before."""
+        """Write a complete model atomically, with all tensors in `dtype` (None: unchanged). A .ckpt and a folder have
+        no metadata. Raises OSError in one sentence on failure, and keeps the earlier file."""
         if form == "diffusers" and self.folder:
             with saving(path), atomic_folder(path, "model_index.json") as folder:
                 self.folder(components, weights, folder, dtype)
@@ -207,7 +207,7 @@ class Saving:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """All that the trainer knows of a model family."""
+    """A model family for the trainer."""
 
     card: FamilyCard
     identity: FileIdentity
@@ -216,8 +216,7 @@ class Family:
     layouts: Mapping[str, Layout]
     """How each component of the card is made and filled, by name."""
     prepare: Callable[[Components, Settings], None] = lambda components, settings: None
-    """Called with the opened components, none of which is loaded: adds extras, and changes how
-    they are loaded."""
+    """Called with the opened components before they are loaded: adds extras, and changes how they are loaded."""
     problems: Callable[[Mapping[str, WeightSource], Settings], list[str]] = lambda sources, settings: []
     """Return problems of components that do not fit together, and of options that the denoiser limits."""
     encode_images: Callable[[Components, Tensor], Tensor]
@@ -225,11 +224,11 @@ class Family:
     place: Callable[[Components, Placement, torch.device], object] = lambda components, placement, device: (
         components.denoiser.to(device)
     )
-    """Move the denoiser to the device, quantized and with swapped blocks as the options say."""
+    """Move the denoiser to the device, quantized and with swapped blocks as the options specify."""
     checkpoint_gradients: Callable[[nn.Module, TrainingOptions, NetworkOptions | None], None]
     """Enable gradient checkpointing of the denoiser."""
     conditioning: Callable[[Item, bool], dict[str, Tensor]] | None = None
-    """Item, whether it is flipped -> what step_inputs needs beside latents and text: Batch.conditioning of one sample,
+    """Item, whether it is flipped -> inputs of step_inputs besides latents and text: Batch.conditioning of one sample,
     made in worker processes."""
     step_inputs: Callable[[Batch, Tensor, Settings, torch.Generator, Tensor | None], dict[str, Tensor]]
     """Batch, latents as cached but on the device, settings, generator of this step, timesteps float32 (None: drawn)
@@ -244,10 +243,10 @@ class Family:
     lora_blocks: LoraBlocks = field(default_factory=LoraBlocks)
     sample: Sample
     """Components, prompt, text outputs of its captions, settings -> an image or a clip. Compiled blocks run compiled
-    unless the caller says otherwise. It calls `offer_preview` after each step."""
+    unless the caller disables it. It calls `offer_preview` after each step."""
     sample_batch: SampleBatch | None = None
     """As `sample`, for several prompts that differ in their seeds alone: with the capability `batches`. The text
-    outputs are those of one of them, and previews show the first."""
+    outputs belong to one of them, and previews show the first."""
     saving: Saving
 
     def check(self, settings: Settings) -> list[str]:

@@ -1,7 +1,7 @@
-"""Where the weight of each adaptable layer lies in the files of a model, so that they can be changed tensor by tensor.
+"""Where the weight of each adaptable layer is in the files of a model, so that they can be changed tensor by tensor.
 
-Families say how the tensors of a file become those of a module (`Layout`): by renaming, joining or splitting rows. Here
-the same functions are applied to tensors that hold the number of each row instead of its values.
+Families define how the tensors of a file become a module's (`Layout`): by renaming, joining or splitting rows. Here
+the same functions are applied to tensors of row numbers instead of values.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class LayerRows:
-    """A layer that adapters know, and where its weight lies in a file."""
+    """A layer that adapters can change, and where its weight is in a file."""
 
     name: str
     """In LoRA files."""

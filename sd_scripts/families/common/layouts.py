@@ -19,14 +19,14 @@ from sd_scripts.library.text.tokenizers import TokenizerKind
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How a component is made and filled. Keys are those of its files, without prefix."""
+    """How a component is made and filled. Keys are the files' keys, without prefix."""
 
     make: Callable[[Shapes], nn.Module]
     """Shapes by key -> the module. Raises KeyError with the missing key, or ValueError."""
     outline: Callable[[Shapes], nn.Module] | None = None
     """The same for a module that has only the names, shapes and classes; None: `make` makes it."""
     unify: Callable[[State], State] = lambda file: file
-    """Tensors in any layout that files have -> the same in the one that the other functions know."""
+    """Tensors in any layout that files have -> the same in the one that the other functions expect."""
     read: Callable[[State, Iterable[str]], State] = lambda file, names: file
     """Tensors by key, the module's names -> the tensors by name."""
     write: Callable[[State], State] = lambda state: state
@@ -34,8 +34,8 @@ class Layout:
     finish: Callable[[Any], object] | None = None
     """Called with the loaded module."""
     library: str | None = None
-    """Class of diffusers or transformers that knows the config.json of its folder, "transformers.CLIPTextModel"; None:
-    shapes tell all."""
+    """Class of diffusers or transformers that reads the config.json of its folder, "transformers.CLIPTextModel"; None:
+    shapes determine everything."""
     tokenizer: TokenizerKind | None = None
     """Of a text encoder."""
     quantizable: re.Pattern[str] | None = None
@@ -79,7 +79,7 @@ def clip_l(**more: Any) -> Layout:
 
 
 def autoencoder(config: dict[str, Any], **more: Any) -> Layout:
-    """diffusers' AutoencoderKL in the layout of latent diffusion; `config` is what shapes do not tell."""
+    """diffusers' AutoencoderKL in the layout of latent diffusion; `config` has what shapes do not determine."""
     return Layout(
         make=lambda shapes: AutoencoderKL(**ldm_layout.vae_config(shapes), **config),
         unify=lambda file: ldm_layout.vae_from_diffusers(file) if _of_diffusers(file) else file,
@@ -98,7 +98,7 @@ _BESIDE = re.compile(r"(^|\.)(scale_weight|weight_scale|scale_input|input_scale|
 
 
 def apply_scales(file: State, dtype: torch.dtype, keep: Callable[[str, Tensor], bool] | None = None) -> State:
-    """Multiply the scales that fp8 files have beside weights into the weights, which get `dtype`.
+    """Multiply the scales that fp8 files store next to weights into the weights, which get `dtype`.
 
     The scale of `a.weight` is `a.scale_weight` or `a.weight_scale`: one number, or one for each row. Raises ValueError
     if it is anything else. An e4m3 weight for which `keep(key, tensor)` is true keeps its values, and its scale as

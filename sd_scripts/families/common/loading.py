@@ -26,7 +26,7 @@ OPTIONAL_KEYS = re.compile(r"(position_ids|attn_mask|logit_scale)$")
 
 
 def download(name: str) -> Path:
-    """Return the model's folder in the Hugging Face cache, downloading what is missing."""
+    """Return the model's folder in the Hugging Face cache, downloading missing files."""
     from diffusers import DiffusionPipeline  # takes a second to import
 
     try:
@@ -73,7 +73,7 @@ def require_matching_shapes(
 
 
 def make_empty(make: Callable[[], Made], option: str, path: Path, prefix: str) -> Made:
-    """Return what `make` builds, on the meta device, from the shapes in a file's header. Raises ValueError, one
+    """Return the module of `make`, on the meta device, from the shapes in a file's header. Raises ValueError, one
     sentence that names `option`, if the shapes fit no model: such shapes fail anywhere within the libraries. A missing
     key is named with `prefix`."""
     try:

@@ -1,4 +1,4 @@
-"""What is wrong with the built-in network, as far as the denoiser's blocks and layers decide it."""
+"""Problems of the built-in network that depend on the denoiser's blocks and layers."""
 
 from sd_scripts.families.cards.registry import is_built_in_network
 from sd_scripts.families.common.components import WeightSource

@@ -34,7 +34,8 @@ def flow_inputs(
     """Return the inputs of flow matching, on the latents' device.
 
     noisy and target, the velocity, as latents (B, C, *S); timesteps (B,) float32, 0 is the image and 1 noise alone,
-    drawn by `draw` for images of so many `tokens` (None: 2x2 latents each) unless they are given; those of loss_inputs.
+    drawn by `draw` for images of this many `tokens` (None: 2x2 latents each) unless they are given; and those of
+    loss_inputs.
     """
     noise_options = settings[NoiseOptions]
     noise = normal(latents.shape, generator)

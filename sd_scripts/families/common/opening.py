@@ -42,12 +42,12 @@ def open_sources(
 ) -> tuple[dict[str, WeightSource], list[str]]:
     """Return the complete components of a base model by name, and the problems of the others.
 
-    `find_model` returns the base model's file or folder, or its Hugging Face id, of which nothing is opened. `only`:
+    `find_model` returns the base model's file or folder, or its Hugging Face id, without opening it. `only`:
     names of the components to open; empty for all. Without `online` nothing is downloaded.
     """
     sources: dict[str, WeightSource] = {}
     problems: list[str] = []
-    wrong_model = False  # which says nothing about the other components
+    wrong_model = False  # which does not concern the other components
     for component in card.files.components:
         if only and component.name not in only:
             continue
@@ -81,10 +81,10 @@ def load_tokenizers(
     *,
     late: bool = False,
 ) -> Sequence[Any]:
-    """Return the tokenizers for a model at `source`: from beside it, from tokenizer_cache_dir or from this package.
+    """Return the tokenizers for a model at `source`: next to it, in tokenizer_cache_dir or in this package.
 
-    `rows`: the number of embeddings of each text encoder that has a tokenizer. That of another model is passed over.
-    `late`: they are made when the first one is used, if those of this package would do.
+    `rows`: the number of embeddings of each text encoder that has a tokenizer. A tokenizer of a different model is
+    skipped. `late`: they are created when the first one is used, if this package's would do.
     """
     kinds = [
         (kind, component)
@@ -125,7 +125,8 @@ def _outline(layout: Layout, contents: tuple[tuple[str, torch.Size, torch.dtype]
 
 
 class _Opener:
-    """One component, opened from where it may lie. Its methods raise ValueError, one sentence that names the option."""
+    """One component, opened from one of its possible locations. Its methods raise ValueError, one sentence that names
+    the option."""
 
     def __init__(self, component: ComponentCard, layout: Layout, card: FamilyCard, model: ModelOptions):
         self.component, self.layout, self.card = component, layout, card
@@ -133,13 +134,13 @@ class _Opener:
 
     def open_given(self, name: str, *, online: bool) -> WeightSource | None:
         """Open what the component's own option names: a file, its folder, the folder of a complete model, or, if the
-        library knows these and `online`, a Hugging Face id."""
+        library supports these and `online`, a Hugging Face id."""
         option = self.component.option
         path = Path(name)
         if not path.exists() and self.layout.library and is_hub_id(name):
             return open_library(self.layout, name, option, self.component.kind) if online else None
         if not path.exists():
-            raise ValueError(f"{option}: there is no file or folder '{path}'")
+            raise ValueError(f"{option}: file or folder not found: '{path}'")
         if path.is_file():
             return self._open_files(path, shards_of(path), option)
         inner = path / self.component.folder
@@ -180,7 +181,7 @@ class _Opener:
         return self._open_files(folder, files_in(folder, option), option)
 
     def _open_files(self, path: Path, files: tuple[Path, ...], option: str) -> WeightSource:
-        """Open one file, or shards. Raises ValueError unless they hold a complete component."""
+        """Open one file, or shards. Raises ValueError unless they contain a complete component."""
         component, layout = self.component, self.layout
         empty = {key: tensor for file in files for key, tensor in read_empty(file, option).items()}
         prefix = component.prefix_in(empty)

@@ -1,4 +1,4 @@
-"""Place a denoiser for training: its blocks one by one, quantized, some of them swapped; all else at once."""
+"""Place a denoiser for training: its blocks one by one, quantized, some of them swapped; everything else together."""
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ def blocks_to_swap(memory: MemoryOptions | None) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """How a run holds its denoiser."""
+    """How a run stores its denoiser."""
 
     swapped_blocks: int
     """How many blocks stay off the device."""
@@ -35,7 +35,7 @@ class Placement:
 
 
 def placement_of(settings: Settings) -> Placement:
-    """Return how the options say that the denoiser is held."""
+    """Return how the options store the denoiser."""
     swapped_blocks = blocks_to_swap(settings.get(MemoryOptions))
     return Placement(swapped_blocks=swapped_blocks, quantization=quantization_of(settings))
 
@@ -52,11 +52,10 @@ def swap_problems(memory: MemoryOptions | None, most: int, model: str) -> list[s
 def place_blocks(
     denoiser: nn.Module, kinds: Iterable[Kind], device: torch.device, *, quantize: Quantize | None = None
 ) -> SwapGroup | None:
-    """Move a denoiser to the device and return what swaps its blocks; None if it swaps none.
+    """Move a denoiser to the device and return its block swap; None without one.
 
-    Each block of `kinds` is quantized on the device as soon as it is there, so that the device never holds all of them
-    in full precision. Swapped blocks are copied back after a step if the denoiser's parameters require gradients by
-    now.
+    Each block of `kinds` is quantized on the device as soon as it is there, so that they are never all on the device in
+    full precision. Swapped blocks are copied back after a step if the denoiser's parameters require gradients by now.
     """
     lists = [(list(blocks), off) for blocks, off in kinds]
     _move_except({block for blocks, _ in lists for block in blocks}, denoiser, device)
@@ -90,7 +89,7 @@ def place_transformer(
 
 
 def checkpoint_gradients(transformer: nn.Module, training: TrainingOptions, network: NetworkOptions | None) -> None:
-    """Enable gradient checkpointing of a transformer as the options say."""
+    """Enable gradient checkpointing of a transformer as the options specify."""
     assert isinstance(transformer, BlockTransformer)
     transformer.enable_gradient_checkpointing(checkpoint_function(network), offload=training.cpu_offload_checkpointing)
 

@@ -1,7 +1,7 @@
-"""Quantize frozen weights as they are read: text encoders once they are loaded, the denoiser where it is placed.
+"""Quantize frozen weights as they are read: text encoders once they are loaded, the denoiser when it is placed.
 
-Weights that become quantized keep the dtype of their file, mapped from it, until then, so that main memory and the
-device never hold a second copy of the model.
+Weights that become quantized keep the dtype of their file, mapped from it, until then, so that there is never a
+second copy of the model in main memory or on the device.
 """
 
 import importlib.util
@@ -31,7 +31,7 @@ FORMATS: Mapping[str, WeightFormat] = {"fp8": Fp8(), "int8": Int8(), "int8_weigh
 
 
 def machine_problems(memory: MemoryOptions | None, quantization: Quantization, device: torch.device) -> Iterator[str]:
-    """Yield why this machine cannot hold or multiply weights as the options say."""
+    """Yield why this machine cannot store or multiply weights as the options specify."""
     if memory and memory.fp8_compute and (problem := fp8.compute_problem(device)):
         yield problem
     formats = {"quantize_base": quantization.denoiser, "quantize_text_encoders": quantization.encoders}
@@ -80,7 +80,7 @@ def quantize_encoder(
 def block_quantizer(
     quantization: Quantization, dtype: torch.dtype, device: torch.device, few_tokens: type[nn.Module]
 ) -> Quantize | None:
-    """Return what quantizes the Linears of a denoiser's block as the options say; None if they say nothing.
+    """Return the quantizer for the Linears of a denoiser's block that the options choose; None without one.
 
     `dtype`: in which it computes. `few_tokens`: the class of the parts of a block that read one token for each image,
     for which products in 8 bits would only cost time.

@@ -26,13 +26,13 @@ SampleBatch = Callable[[Components, Sequence[SamplePrompt], dict[str, Tensor], S
 
 
 def one_of(sample_batch: SampleBatch) -> Sample:
-    """Return what generates one image as `sample_batch` does."""
+    """Return a function that generates one image like `sample_batch`."""
     return lambda components, prompt, text, settings: sample_batch(components, [prompt], text, settings)[0]
 
 
 def prompt_captions(prompt: SamplePrompt, *, unset: str | None = "") -> list[Caption]:
-    """Return the prompt, preceded by the negative prompt if guidance uses one. `unset`: what stands for a negative
-    prompt that is not set; None: there is no guidance without one."""
+    """Return the prompt, preceded by the negative prompt if guidance uses one. `unset`: the negative prompt by
+    default; None: there is no guidance without one."""
     negative = prompt.negative_prompt or unset
     if prompt.scale == 1 or negative is None:
         return [Caption(prompt.prompt)]
@@ -45,13 +45,13 @@ def make_generator(seed: int | None) -> torch.Generator:
 
 
 def batch_noise(generators: Sequence[torch.Generator], *shape: int) -> Tensor:
-    """Return noise (B, *shape) float32 on the CPU: that of each image from its own generator."""
+    """Return noise (B, *shape) float32 on the CPU, each image's from its own generator."""
     return torch.stack([torch.randn(shape, generator=generator) for generator in generators])
 
 
 def apply_guidance(prediction: Tensor, scale: float, images: int = 1) -> Tensor:
-    """Combine the predictions (2B, ...) for the negative prompt and the prompt, each of B `images`; those of the prompt
-    alone (B, ...) stay as they are."""
+    """Combine the predictions (2B, ...) for the negative prompt and the prompt, each of B `images`; predictions for the
+    prompt alone (B, ...) are returned unchanged."""
     if len(prediction) == images:
         return prediction
     without, with_prompt = prediction.chunk(2)
@@ -80,7 +80,7 @@ def offer_preview(decode: Decode) -> None:
 
 
 def control_pixels(prompt: SamplePrompt, size: tuple[int, int], rules: ControlRules) -> list[Tensor]:
-    """Return the control images of a prompt, each (1, 3, H, W) float32 in -1..1, resized as those of training images.
+    """Return the control images of a prompt, each (1, 3, H, W) float32 in -1..1, resized like those of training images.
 
     `size`: width and height of the sample. Raises ValueError if one cannot be read.
     """

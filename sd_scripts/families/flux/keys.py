@@ -86,7 +86,7 @@ def bfl_key(name: str) -> tuple[int, str]:
 
 
 def from_diffusers(state: State) -> State:
-    """Rename a transformer's tensors from diffusers' keys to BFL's, leaving other keys as they are. Tensors are taken
+    """Rename a transformer's tensors from diffusers' keys to BFL's, leaving other keys unchanged. Tensors are taken
     out of `state`, so that parts of a matrix can be freed once they are joined.
 
     Raises ValueError if a part of a matrix is missing.
@@ -123,7 +123,7 @@ AUTOENCODER: dict[str, Any] = {
     "use_quant_conv": False,
     "use_post_quant_conv": False,
 }
-"""What the autoencoder's shapes do not tell."""
+"""Configuration that the autoencoder's shapes do not determine."""
 
 
 def t5_config(shapes: Shapes) -> dict[str, Any]:

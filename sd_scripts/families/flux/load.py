@@ -1,4 +1,4 @@
-"""FLUX.1's components: how each is made from its files, held in memory, and what does not fit together."""
+"""FLUX.1's components: how each is created from its files and stored in memory, and which do not fit together."""
 
 import re
 from collections.abc import Mapping
@@ -73,7 +73,7 @@ def prepare(components: Components, settings: Settings) -> None:
 
 
 def finish_t5(t5: Any, dtype: torch.dtype) -> None:
-    """Tie the embeddings, which files may hold once, and give the MLPs our forward."""
+    """Tie the embeddings, which files may contain once, and give the MLPs our forward."""
     t5.encoder.embed_tokens.weight = t5.shared.weight
     for block in t5.encoder.block:
         dense = block.layer[1].DenseReluDense
@@ -84,7 +84,7 @@ def finish_t5(t5: Any, dtype: torch.dtype) -> None:
 
 @cache
 def _gated_dense() -> type:
-    """Return T5's MLP, which casts activations by their own dtype, not by that of the weights, which may be
+    """Return T5's MLP, which casts activations by their own dtype, not by the weights' dtype, which may be
     quantized."""
     from transformers.models.t5.modeling_t5 import T5DenseGatedActDense  # takes longer to import than PyTorch
 
@@ -98,7 +98,7 @@ def _gated_dense() -> type:
 
 
 def place(components: Components, placement: Placement, device: torch.device) -> None:
-    """Move the transformer to the device, quantized and with swapped blocks as the options say: 24 GB in bf16."""
+    """Move the transformer to the device, quantized and with swapped blocks as the options specify: 24 GB in bf16."""
     flux = cast(FluxTransformer, components.denoiser)
     counts = swap_counts(placement.swapped_blocks)
     kinds: Any = zip((flux.double_blocks, flux.single_blocks), counts, strict=True)
@@ -106,7 +106,7 @@ def place(components: Components, placement: Placement, device: torch.device) ->
 
 
 def max_blocks_to_swap(double: int, single: int) -> int:
-    """Return the largest blocks_to_swap of a model with so many blocks: 35 for 19 double and 38 single ones."""
+    """Return the largest blocks_to_swap of a model with this many blocks: 35 for 19 double and 38 single ones."""
     fits = (swap_counts(n) for n in range(double + single + 1))
     return max((n for n, (d, s) in enumerate(fits) if d <= double - SLOTS and s <= single - SLOTS), default=0)
 
@@ -116,7 +116,7 @@ def _params(sources: Mapping[str, WeightSource]) -> FluxParams:
 
 
 def problems(sources: Mapping[str, WeightSource], settings: Settings) -> list[str]:
-    """Return problems of components of another model, and of options that the transformer limits."""
+    """Return problems of components of a different model, and of options that the transformer limits."""
     params = _params(sources)
     return [
         *_width_problems(sources, params),
@@ -126,7 +126,7 @@ def problems(sources: Mapping[str, WeightSource], settings: Settings) -> list[st
 
 
 def _width_problems(sources: Mapping[str, WeightSource], params: FluxParams) -> list[str]:
-    """Return a problem for each component whose width is not what the transformer expects."""
+    """Return a problem for each component whose width the transformer does not expect."""
     expected = {
         TEXT_ENCODER: ("hidden_size", params.pooled_width, "vectors of {} values"),
         T5XXL: ("d_model", params.text_width, "vectors of {} values"),

@@ -85,6 +85,6 @@ def architecture(components: Components) -> str:
 
 
 def metadata(settings: Settings, components: Components) -> dict[str, str]:
-    """Return the metadata that LoRA files of FLUX.1 have in addition to that of every family."""
+    """Return the metadata that LoRA files of FLUX.1 have in addition to every family's."""
     model = option_metadata(settings[FluxModelOptions], ("model_type", "apply_t5_attn_mask"))
     return model | option_metadata(settings[FlowOptions], OBJECTIVE_METADATA)

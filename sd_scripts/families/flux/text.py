@@ -18,7 +18,7 @@ from sd_scripts.settings.settings import Settings
 CLIP, T5 = 0, 1
 """Indices of the encoders."""
 OUTPUTS = ("l_pooled", "t5_out", "txt_ids", "t5_attn_mask", "apply_t5_attn_mask")
-"""What a cache file holds."""
+"""Contents of a cache file."""
 
 
 def tokenize(components: Components, captions: Sequence[Caption], options: TextOptions) -> Tokens:
@@ -63,7 +63,7 @@ def encode_text(components: Components, tokens: Tokens) -> dict[str, Tensor]:
 
 
 def _pooled(components: Components, ids: Tensor) -> Tensor:
-    """Return CLIP's last hidden state, normalised, at the first end token, whose id only the tokenizer knows."""
+    """Return CLIP's last hidden state, normalised, at the first end token, whose id only the tokenizer has."""
     encoder = components.text_encoders[CLIP]
     ids = ids.to(next(encoder.parameters()).device)
     hidden = encoder(ids).last_hidden_state  # (B, 77, 768)
@@ -91,7 +91,7 @@ def text_cache_key(components: Components, options: TextOptions) -> tuple[object
 
 
 def text_cache_fits(components: Components, tensors: Mapping[str, Tensor]) -> bool:
-    """Return whether a cache file is complete and was made with T5's length and mask as they are set now, without
+    """Return whether a cache file is complete and was made with T5's current length and mask, without
     reading the hidden states."""
     if any(name not in tensors for name in OUTPUTS):
         return False
@@ -100,5 +100,5 @@ def text_cache_fits(components: Components, tensors: Mapping[str, Tensor]) -> bo
 
 
 def adapted_encoders(settings: Settings) -> tuple[bool, ...]:
-    """Return that CLIP-L is adapted, and T5 only if the options say so."""
+    """Return whether each encoder is adapted: CLIP-L always, T5 if the options enable it."""
     return True, trains_t5xxl(settings[NetworkOptions], settings[FluxNetworkOptions])

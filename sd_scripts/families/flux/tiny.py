@@ -53,8 +53,8 @@ SHIFT, GUIDANCE = 3.1582, 1.0
 
 
 def write_miniature(folder: Path, shape: FluxParams = SHAPE) -> Miniature:
-    """Make the four files of a FLUX.1 dev, tokenizers beside them, and captioned images: a few MB, in seconds. `shape`
-    may have a different number of blocks."""
+    """Create the four files of a FLUX.1 dev, tokenizers next to them, and captioned images: a few MB, in seconds.
+    `shape` may have a different number of blocks."""
     data_dir = demo_images.write_images(folder / "images")
     transformer = folder / "miniature_flux.safetensors"
     clip, t5 = clip_tokenizer(), t5_tokenizer()
@@ -78,11 +78,11 @@ def write_components(transformer: Path, states: Mapping[str, State]) -> dict[str
 
 
 write_narrow = write_miniature
-"""Its blocks are equal, as FLUX.1's are, so it needs as many compiled graphs."""
+"""Its blocks are equal, as FLUX.1's are, so it needs the same number of compiled graphs."""
 
 
 def t5_tokenizer(words: Sequence[str] | None = None) -> T5Tokenizer:
-    """Make a T5 tokenizer that knows the words of the captions, or these, and letters for all others."""
+    """Create a T5 tokenizer with these words, by default those of the captions, and letters for all others."""
     known = caption_words() if words is None else words
     special = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
     letters = [(letter, -9.0) for letter in "▁" + string.ascii_letters + string.digits + string.punctuation]

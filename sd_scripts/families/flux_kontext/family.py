@@ -1,7 +1,7 @@
-"""FLUX.1 Kontext as a record for the trainer: FLUX.1's parts, whose sequences hold control images, too.
+"""FLUX.1 Kontext as a record for the trainer: FLUX.1's parts, whose sequences contain control images too.
 
 Black Forest Labs, 2025. The transformer has the keys and shapes of FLUX.1 dev. The tokens of control images follow
-those of the noisy image; the first coordinate of their positions is the number of the control image, from 1.
+the noisy image's; the first coordinate of their positions is the number of the control image, from 1.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from sd_scripts.settings.settings import Settings
 
 
 def problems(sources: Mapping[str, WeightSource], settings: Settings) -> list[str]:
-    """Return the problems of FLUX.1, and one if the transformer is that of schnell."""
+    """Return the problems of FLUX.1, and one if the transformer is schnell's."""
     transformer: Any = sources[DENOISER].empty
     flux_problems = FLUX.problems(sources, settings)
     if transformer.shape.guidance:

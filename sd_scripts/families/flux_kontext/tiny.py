@@ -8,7 +8,7 @@ from sd_scripts.testing.miniature import Miniature, with_controls
 
 
 def write_miniature(folder: Path) -> Miniature:
-    """Make the model's files, tokenizers beside them, captioned images, and what they looked like before."""
+    """Create the model's files, tokenizers next to them, captioned images, and their control images."""
     return with_controls(tiny.write_miniature(folder), CARD.name, folder)
 
 

@@ -15,7 +15,7 @@ WORDS, WIDTH, MLP_WIDTH, LAYERS, KEY_WIDTH = 152_064, 3_584, 18_944, 28, 512
 
 
 def modules(layers: int = LAYERS) -> dict[str, nn.Module]:
-    """Return the components on the meta device, of the text encoder the language model with so many layers."""
+    """Return the components on the meta device, with this many layers of the text encoder's language model."""
     shapes = {"embed_tokens.weight": (WORDS, WIDTH), "layers.0.self_attn.k_proj.weight": (KEY_WIDTH, WIDTH)}
     shapes |= {f"layers.{number}.mlp.gate_proj.weight": (MLP_WIDTH, WIDTH) for number in range(layers)}
     with torch.device("meta"):

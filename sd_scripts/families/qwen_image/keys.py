@@ -6,7 +6,7 @@ from typing import Any
 from sd_scripts.library.files.state_dicts import Shapes, State, count
 
 HEAD_WIDTH = 128
-"""Of every Qwen2.5 model; shapes do not tell it."""
+"""The same for every Qwen2.5 model; shapes do not determine it."""
 MROPE_SECTIONS = [16, 24, 24]
 """Rotary pairs of a head for time, row and column."""
 
@@ -32,7 +32,7 @@ _IN_BLOCKS = (
 
 
 def vae_from_single_file(file: State) -> State:
-    """Rename the VAE's tensors from the keys of ComfyUI's file to those of diffusers; the latter stay as they are."""
+    """Rename the VAE's tensors from the keys of ComfyUI's file to diffusers'; diffusers' keys stay unchanged."""
     if "encoder.conv_in.weight" in file:
         return file
     shapes = {key: tuple(tensor.shape) for key, tensor in file.items()}
@@ -87,8 +87,8 @@ def vae_config(shapes: Shapes) -> dict[str, Any]:
 def language_model(file: State) -> State:
     """Return the language model of Qwen2.5-VL, without vision tower and output layer, under its own names.
 
-    transformers 5 writes it as `model.language_model.`, and `model.visual.` beside it; before it was `model.`, and
-    `visual.`, as in the official files.
+    transformers 5 writes it as `model.language_model.`, and `model.visual.` next to it; earlier versions wrote
+    `model.`, and `visual.`, as in the official files.
     """
     inside = "model.language_model." if any(key.startswith("model.language_model.") for key in file) else "model."
     return {key.removeprefix(inside): tensor for key, tensor in file.items() if key.startswith(inside)}

@@ -1,4 +1,4 @@
-"""Qwen-Image's components: how each is made from its files, held in memory, and what does not fit together."""
+"""Qwen-Image's components: how each is created from its files and stored in memory, and which do not fit together."""
 
 import re
 from collections.abc import Mapping
@@ -38,14 +38,14 @@ LAYOUTS = {
 
 
 def place(components: Components, placement: Placement, device: torch.device) -> None:
-    """Move the transformer to the device, quantized and with swapped blocks as the options say: 41 GB in bf16."""
+    """Move the transformer to the device, quantized and with swapped blocks as the options specify: 41 GB in bf16."""
     transformer = cast(QwenImageTransformer, components.denoiser)
     kinds: Any = [(transformer.transformer_blocks, placement.swapped_blocks)]
     place_transformer(transformer, kinds, placement.quantization, device, few_tokens=Modulation)
 
 
 def problems(sources: Mapping[str, WeightSource], settings: Settings) -> list[str]:
-    """Return problems of components of another model, and of options that the transformer limits."""
+    """Return problems of components of a different model, and of options that the transformer limits."""
     transformer: Any = sources[DENOISER].empty
     params: QwenImageParams = transformer.params
     most = max(0, params.blocks - SLOTS)
@@ -71,8 +71,8 @@ def _component_problems(sources: Mapping[str, WeightSource], params: QwenImagePa
         config = vae.empty.config
         if config.input_channels != 3:
             problems.append(
-                f"vae: '{vae.path}' is the VAE of Qwen-Image-Layered, which encodes transparency; choose that of "
-                "Qwen-Image"
+                f"vae: '{vae.path}' is the VAE of Qwen-Image-Layered, which encodes transparency; choose the VAE "
+                "of Qwen-Image"
             )
         elif config.z_dim != params.channels // 4:
             problems.append(

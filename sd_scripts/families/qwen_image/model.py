@@ -2,7 +2,7 @@
 
 Qwen team, 2025. Images are packed latents: each token is a 2x2 patch of 16 channels. All blocks keep separate weights
 for text and image and let them attend to each other; the text that leaves the last one is not read. The tokens of
-control images, such as the image to edit, follow those of the noisy image.
+control images, such as the image to edit, follow the noisy image's.
 """
 
 from __future__ import annotations
@@ -269,11 +269,11 @@ def rope_table(params: QwenImageParams, grids: tuple[Grid, ...], txt_tokens: int
     """Return the rotary table of each image row by row, then of the text.
 
     The first coordinate is the number of the image: 0 for the noisy one, 1, 2, ... for its control images. Rows and
-    columns are counted from the middle of each. The text lies on the diagonal beyond all of them: its first token at
+    columns are counted from the middle of each. The text is on the diagonal beyond all of them: its first token at
     half of the longest side, on all three axes.
     """
     begin = max(side // 2 for grid in grids for side in grid)
-    assert begin + txt_tokens <= DIAGONAL, "larger images and longer captions than anything can take"
+    assert begin + txt_tokens <= DIAGONAL, "larger images and longer captions than any graph can process"
     images = [_image_rope(params, grid, number, device) for number, grid in enumerate(grids)]
     text = (line[:, begin : begin + txt_tokens] for line in _diagonal_rope(params, device))
     cos, sin = (torch.cat(parts, dim=1) for parts in zip(*images, text, strict=True))

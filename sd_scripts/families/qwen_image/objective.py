@@ -18,7 +18,7 @@ from sd_scripts.options.optimization.loss import LossOptions
 from sd_scripts.settings.settings import Settings
 
 MAX_TOKENS, MAX_SHIFT = 8192, 0.9
-"""Logarithm of the shift for an image of so many tokens; less for smaller ones."""
+"""Logarithm of the shift for an image of this many tokens; less for smaller ones."""
 RARE, RARE_MEAN = 0.05, 5.36
 """qinglong_qwen: the share of images whose timesteps come from logsnr instead, and its mean: hardly any noise."""
 OBJECTIVE_METADATA = (
@@ -28,12 +28,12 @@ OBJECTIVE_METADATA = (
 
 
 def qwen_shift(tokens: int) -> float:
-    """Return the shift for images of so many tokens: 2.00 for 1024x1024, 2.30 for 1328x1328."""
+    """Return the shift for images of this many tokens: 2.00 for 1024x1024, 2.30 for 1328x1328."""
     return shift_of(tokens, most=MAX_TOKENS, highest=MAX_SHIFT)
 
 
 def draw_timesteps(count: int, options: FlowOptions, tokens: int, generator: torch.Generator) -> Tensor:
-    """Draw timesteps (B,) for images of so many tokens, as timestep_sampling says."""
+    """Draw timesteps (B,) for images of this many tokens, by timestep_sampling."""
     match options.timestep_sampling:
         case "qwen_shift":
             return _shifted_by_size(count, options, tokens, generator)
@@ -75,8 +75,8 @@ def predict(
 ) -> Tensor:
     """Predict the velocity, noise - image, (B, 16, h, w) float32.
 
-    noisy (B, 16, h, w), timesteps (B,) float32 in 0..1, text as returned by encode_text, without mask if there is no
-    padding, `controls`: latents of the control images, each (B, 16, h', w').
+    noisy (B, 16, h, w), timesteps (B,) float32 in 0..1, text as returned by encode_text, without a mask if nothing
+    is padded, `controls`: latents of the control images, each (B, 16, h', w').
     """
     images = (noisy, *controls)
     tokens = torch.cat([pack(image) for image in images], dim=1)
@@ -86,5 +86,5 @@ def predict(
 
 
 def metadata(settings: Settings, components: Components) -> dict[str, str]:
-    """Return the metadata that LoRA files of Qwen-Image have in addition to that of every family."""
+    """Return the metadata that LoRA files of Qwen-Image have in addition to every family's."""
     return option_metadata(settings[FlowOptions], OBJECTIVE_METADATA)

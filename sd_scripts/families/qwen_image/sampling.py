@@ -72,8 +72,8 @@ def captions_of(text: dict[str, Tensor], device: torch.device, options: CompileO
 
 
 def sampling_sigmas(steps: int, tokens: int) -> Tensor:
-    """Return the sigmas from 1 to 0 for images of so many tokens, (steps + 1,), on the CPU: where each step begins and
-    the last ends. They are shifted, then stretched so that the last step begins at LAST_SIGMA."""
+    """Return the sigmas from 1 to 0 for images of this many tokens, (steps + 1,), on the CPU: where each step begins
+    and the last ends. They are shifted, then stretched so that the last step begins at LAST_SIGMA."""
     sigmas = shifted(torch.linspace(1, 1 / steps, steps, dtype=torch.float64), qwen_shift(tokens))
     if steps > 1:
         sigmas = 1 - (1 - sigmas) * (1 - LAST_SIGMA) / (1 - sigmas[-1])
@@ -83,15 +83,15 @@ def sampling_sigmas(steps: int, tokens: int) -> Tensor:
 def guided_velocity(
     predicted: Callable[[Tensor, Tensor, dict[str, Tensor]], Tensor], captions: list[dict[str, Tensor]], scale: float
 ) -> Velocity:
-    """Return what predicts the velocity with guidance. `predicted`: noisy latents, timesteps, text -> the velocity;
-    `captions`: the prompt, preceded by the negative one if there is guidance. They are read one after the other, since
-    their lengths differ."""
+    """Return a function that predicts the velocity with guidance. `predicted`: noisy latents, timesteps, text -> the
+    velocity; `captions`: the prompt, preceded by the negative one if there is guidance. They are read one at a time,
+    since their lengths differ."""
     return lambda latents, t: guided([predicted(latents, t.expand(len(latents)), text) for text in captions], scale)
 
 
 def guided(velocities: list[Tensor], scale: float) -> Tensor:
-    """Combine the velocities (B, 16, h, w) for the negative prompt and the prompt; a single one stays as it is. Each
-    token keeps the norm that it has for the prompt alone."""
+    """Combine the velocities (B, 16, h, w) for the negative prompt and the prompt; a single one is returned unchanged.
+    Each token keeps the norm that it has for the prompt alone."""
     *negative, positive = velocities
     if not negative:
         return positive

@@ -18,7 +18,8 @@ PREFIX = (
     "relationships of the objects and background:<|im_end|>\n<|im_start|>user\n"
 )
 SUFFIX = "<|im_end|>\n<|im_start|>assistant\n"
-"""What the model was trained with around a caption. The states of the prefix are dropped, those of the suffix kept."""
+"""The text around a caption with which the model was trained. The states of the prefix are dropped, the suffix's are
+kept."""
 STEP = 128
 """In compiled runs the number of text tokens is rounded up to a multiple of it, so that captions share graphs."""
 STATES, MASK = "vl_embed", "vl_mask"
@@ -92,7 +93,7 @@ def pad_text(text: Mapping[str, Tensor], options: CompileOptions) -> dict[str, T
 
 
 def text_cache_key(components: Components, options: TextOptions) -> tuple[object, ...]:
-    """Return what changes the outputs beside the encoder: the tokens around a caption."""
+    """Return everything besides the encoder that changes the outputs: the tokens around a caption."""
     tokenizer = components.tokenizers[0]
     return tuple(tokenizer(f"{PREFIX}a cat{SUFFIX}").input_ids)
 

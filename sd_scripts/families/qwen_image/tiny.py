@@ -60,7 +60,8 @@ TEMPLATE_WORDS = ("system", "user", "assistant")
 
 
 def write_miniature(folder: Path) -> Miniature:
-    """Make the three files of a Qwen-Image, the tokenizer beside them, and captioned images: a few MB, in seconds."""
+    """Create the three files of a Qwen-Image, the tokenizer next to them, and captioned images: a few MB, in
+    seconds."""
     data_dir = demo_images.write_images(folder / "images")
     transformer = folder / "miniature_qwen_image.safetensors"
     tokenizer = qwen_tokenizer()
@@ -77,7 +78,7 @@ def write_miniature(folder: Path) -> Miniature:
 
 
 write_narrow = write_miniature
-"""Its blocks are equal, as Qwen-Image's are, so it needs as many compiled graphs."""
+"""Its blocks are equal, as Qwen-Image's are, so it needs the same number of compiled graphs."""
 
 
 def qwen_tokenizer() -> Qwen2Tokenizer:

@@ -1,7 +1,7 @@
 """Qwen-Image-Edit as a record for the trainer: Qwen-Image's parts, which see control images.
 
-Qwen team, 2025. The transformer has the keys and shapes of Qwen-Image. The tokens of control images follow those of the
-noisy image (qwen_image/model.py), and the text encoder sees the images beside the caption.
+Qwen team, 2025. The transformer has the keys and shapes of Qwen-Image. The tokens of control images follow the noisy
+image's (qwen_image/model.py), and the text encoder sees the images together with the caption.
 """
 
 from dataclasses import replace

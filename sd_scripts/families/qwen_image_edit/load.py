@@ -1,4 +1,4 @@
-"""Qwen-Image-Edit's components: those of Qwen-Image, with the vision tower in the text encoder."""
+"""Qwen-Image-Edit's components: Qwen-Image's, with the vision tower in the text encoder."""
 
 import contextlib
 from collections.abc import Mapping
@@ -25,13 +25,13 @@ from sd_scripts.settings.settings import Settings
 
 VISUAL = "visual."
 HEAD_WIDTH = 80
-"""Of the vision tower of every Qwen2.5-VL; shapes do not tell it."""
+"""The same for the vision tower of every Qwen2.5-VL; shapes do not determine it."""
 WHOLE_IMAGE = 8
-"""Every so many blocks of the vision tower one sees the whole image, the others windows of it."""
+"""In the vision tower, every this many blocks one sees the whole image, the others see windows of it."""
 
 
 class VisionLanguageModel(Qwen2_5_VLTextModel):
-    """The language model of Qwen2.5-VL under its own names, with the vision tower beside its layers."""
+    """The language model of Qwen2.5-VL under its own names, with the vision tower next to its layers."""
 
     def __init__(self, language: Qwen2_5_VLTextConfig, vision: Qwen2_5_VLVisionConfig):
         super().__init__(language)
@@ -75,7 +75,7 @@ LAYOUTS = {
 
 
 def problems(sources: Mapping[str, WeightSource], settings: Settings) -> list[str]:
-    """Return the problems of Qwen-Image, and one if a folder says that it is a release that cannot be trained, or if
+    """Return the problems of Qwen-Image, and one if a folder's release cannot be trained, or if
     the text encoder's parts are of different models."""
     sentences = base.problems(sources, settings)
     if encoder := sources.get(TEXT_ENCODER):
@@ -94,7 +94,7 @@ def problems(sources: Mapping[str, WeightSource], settings: Settings) -> list[st
 
 
 def prepare(components: Components, settings: Settings) -> None:
-    """Note which version is trained: model_version, else what the model's folder or file says, else edit-2509."""
+    """Note which version is trained: model_version, else the version in the model's folder or file, else edit-2509."""
     version = settings[QwenImageModelOptions].model_version
     components.extras[VERSION] = version or _version_of(Path(components.source)) or EDIT_PLUS
 

@@ -26,7 +26,7 @@ PREFIX = (
     "that meets the user's requirements while maintaining consistency with the original input where appropriate."
     "<|im_end|>\n<|im_start|>user\n"
 )
-"""What both versions were trained with before images and caption. Without an image it is that of Qwen-Image."""
+"""What both versions were trained with before images and caption. Without an image it is Qwen-Image's."""
 IMAGE = "<|image_pad|>"
 SEEN = f"<|vision_start|>{IMAGE}<|vision_end|>"
 """An image in a text; the token in the middle is repeated for each that the vision tower makes."""
@@ -38,13 +38,13 @@ VERSION = "version"
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A caption in tokens, with those of its images."""
+    """A caption in tokens, with its images' tokens."""
 
     ids: list[int]
     start: int
     """Tokens of the prefix, whose states are dropped."""
     places: list[int | Grid]
-    """What the sequence consists of: numbers of text tokens, and grids of images."""
+    """Parts of the sequence: numbers of text tokens, and grids of images."""
 
 
 def tokenize(components: Components, captions: Sequence[Caption], options: TextOptions) -> Tokens:
@@ -52,7 +52,7 @@ def tokenize(components: Components, captions: Sequence[Caption], options: TextO
     length; T is the longest one, rounded up in compiled runs. With images also `image` (B, L) bool, True at their
     tokens, pixels, their patches in a row, and grids (images, 3).
 
-    The first version sees one image, and a caption is truncated as that of Qwen-Image.
+    The first version sees one image, and a caption is truncated as in Qwen-Image.
     """
     version = components.extras[VERSION]
     most = 1 if version == EDIT else None
@@ -104,12 +104,12 @@ def _at_images(places: Sequence[int | Grid]) -> Tensor:
 
 
 def _padded(tensor: Tensor, length: int) -> Tensor:
-    """Return (..., n) with zeros up to `length`: what padding holds changes nothing, since attention is causal."""
+    """Return (..., n) with zeros up to `length`: the content of padding has no effect, since attention is causal."""
     return functional.pad(tensor, (0, length - tensor.shape[-1]))
 
 
 def encode_text(components: Components, tokens: Tokens) -> dict[str, Tensor]:
-    """As encode_text of Qwen-Image: the states of image tokens are among those of the text. Only the language model is
+    """Like encode_text of Qwen-Image: the states include image tokens. Only the language model is
     trained with the text encoder."""
     if 0 not in tokens:
         return {}
@@ -128,14 +128,15 @@ def encode_text(components: Components, tokens: Tokens) -> dict[str, Tensor]:
 
 
 def text_cache_key(components: Components, options: TextOptions) -> tuple[object, ...]:
-    """Return what changes the outputs beside encoder, caption and images: tokens around these, and their size."""
+    """Return everything besides encoder, caption and images that changes the outputs: tokens around these, and their
+    size."""
     tokenizer = components.tokenizers[0]
     version = components.extras[VERSION]
     return (*tokenizer(f"{PREFIX}{SEEN}{SUFFIX}").input_ids, version, AREA[version])
 
 
 def prompt_captions(prompt: SamplePrompt) -> list[Caption]:
-    """Return the captions of Qwen-Image with the prompt's control images, as they are now."""
+    """Return the captions of Qwen-Image with the prompt's current control images."""
     captions = base_sampling.prompt_captions(prompt)
     if not prompt.control_images:
         return captions

@@ -24,7 +24,8 @@ VISION = {
 
 @torch.no_grad()
 def tiny_encoder(encoder: Qwen2_5_VLForConditionalGeneration) -> Qwen2_5_VLForConditionalGeneration:
-    """Return an encoder with another vision tower, random and the same at every call, and the same language model."""
+    """Return an encoder with a different vision tower, random and the same at every call, and the same language
+    model."""
     image_token = tiny.qwen_tokenizer().convert_tokens_to_ids("<|image_pad|>")
     config = Qwen2_5_VLConfig(
         text_config=encoder.config.text_config.to_dict(), vision_config=VISION, image_token_id=image_token
@@ -36,7 +37,7 @@ def tiny_encoder(encoder: Qwen2_5_VLForConditionalGeneration) -> Qwen2_5_VLForCo
 
 
 def write_miniature(folder: Path) -> Miniature:
-    """Make the model's files, the tokenizer beside them, captioned images, and what they looked like before."""
+    """Create the model's files, the tokenizer next to them, captioned images, and their control images."""
     miniature = tiny.write_miniature(folder)
     encoder = tiny_encoder(tiny.tiny_modules(len(tiny.qwen_tokenizer()))[TEXT_ENCODER])  # type: ignore[arg-type]
     save_model(miniature.files["text_encoder"], encoder.state_dict(), {})

@@ -1,6 +1,6 @@
 """Images as the vision tower of Qwen2.5-VL reads them: their size, patches, and the positions of their tokens.
 
-Qwen team, 2025. An image is cut into patches of 14x14 pixels, of which four neighbours become one token.
+Qwen team, 2025. An image is cut into patches of 14x14 pixels, four neighbours of which become one token.
 """
 
 import math
@@ -58,7 +58,7 @@ def count_tokens(grid: Grid) -> int:
 
 def positions_of(places: Sequence[int | Grid]) -> Tensor:
     """Return the positions (3, L) int64 on the axes time, row and column of a sequence: numbers of text tokens, and
-    grids of images. Text goes on after the longest side of an image."""
+    grids of images. Text continues after the longest side of an image."""
     parts, at = [], 0
     for place in places:
         if isinstance(place, int):

@@ -1,6 +1,6 @@
 """SDXL's single-file layout (SGM): its keys, and model configurations from tensor shapes.
 
-Keys are translated in one direction only, from the names of diffusers and transformers to those of the file, both for
+Keys are translated in one direction only, from the names of diffusers and transformers to the file's, both for
 reading and for writing, so that there is one table. Keys are without prefix, `names` below are a module's state-dict
 keys; every function works at any width and depth.
 """

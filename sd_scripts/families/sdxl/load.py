@@ -1,4 +1,4 @@
-"""SDXL's components: how each is made from its files, and what else a checkpoint contains."""
+"""SDXL's components: how each is made from its files, and the other contents of a checkpoint."""
 
 import re
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ SIZE_WIDTH = 6 * 256
 """Values in which the U-Net reads original size, crop and target size."""
 
 LINEAR = re.compile(r".*\.(transformer_blocks\.\d+\..*|time_emb_proj)\.weight")
-"""Names of the U-Net's weights that can be quantized: those of Linears in the blocks that `place` moves one by one."""
+"""Names of the U-Net's weights that can be quantized: the Linears in the blocks that `place` moves one by one."""
 
 LAYOUTS = {
     DENOISER: Layout(
@@ -67,7 +67,7 @@ def single_file(states: Mapping[str, State], logit_scale: Tensor | None = None) 
 
 
 def prepare(components: Components, settings: Settings) -> None:
-    """Keep what saving writes unchanged beside the components, and what sampling and encoding read."""
+    """Keep tensors that saving writes unchanged, and values that sampling and encoding read."""
     options = settings[ModelOptions]
     if settings[CudaOptions].float32_norms and not settings[CompileOptions].compile:
         components.sources[DENOISER] = replace(components.sources[DENOISER], finish=prepare_exact_unet)
@@ -82,7 +82,7 @@ def prepare(components: Components, settings: Settings) -> None:
 
 
 def width_problems(sources: Mapping[str, WeightSource]) -> list[str]:
-    """Return a problem for each layer of the U-Net that reads text or sizes of another width than it is given."""
+    """Return a problem for each layer of the U-Net whose text or size input has a different width."""
     if not {DENOISER, "text_encoder1", "text_encoder2"} <= sources.keys():
         return []
     configs: list[Any] = [sources[name].empty.config for name in (DENOISER, "text_encoder1", "text_encoder2")]
@@ -100,7 +100,7 @@ def width_problems(sources: Mapping[str, WeightSource]) -> list[str]:
 
 
 def _read_extras(source: Path) -> dict[str, Any]:
-    """Return what a checkpoint contains beside the components."""
+    """Return the tensors of a checkpoint besides the components."""
     file = read_weights(source, MODEL, prefix=(sgm.LOGIT_SCALE, *MARKERS)) if source.is_file() else {}
     return {
         "logit_scale": file.get(sgm.LOGIT_SCALE, torch.tensor(LOGIT_SCALE)).clone(),

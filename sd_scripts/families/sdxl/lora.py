@@ -53,4 +53,4 @@ def _labels(inputs: range | tuple[int, ...], outputs: range) -> tuple[str, ...]:
 
 
 BLOCKS = LoraBlocks(label=_block, lists={12: _labels((4, 5, 7, 8), range(6)), 20: _labels(range(9), range(9))})
-"""Lists of 12 and of 20 block weights are those of sd-scripts."""
+"""Lists of 12 and of 20 block weights are sd-scripts'."""

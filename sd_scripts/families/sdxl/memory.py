@@ -19,7 +19,7 @@ from sd_scripts.settings.settings import Settings
 
 
 def place(components: Components, placement: Placement, device: torch.device) -> None:
-    """Move the U-Net to the device, quantized and with swapped blocks as the options say."""
+    """Move the U-Net to the device, quantized and with swapped blocks as the options specify."""
     unet: Any = components.denoiser
     swappable = swappable_blocks(unet)
     others = [block for part in compile_targets(unet) for block in part if block not in swappable]
@@ -44,8 +44,8 @@ def problems(sources: Mapping[str, WeightSource], settings: Settings) -> list[st
 
 
 def swappable_blocks(unet: nn.Module) -> list[nn.Module]:
-    """Return the largest transformer blocks, all of one size, in the order of the forward pass: 60 in SDXL, which hold
-    81 % of its weights."""
+    """Return the largest transformer blocks, all of one size, in the order of the forward pass: 60 in SDXL, with 81 %
+    of its weights."""
     blocks = [b for part in compile_targets(unet) for b in part if isinstance(b, BasicTransformerBlock)]
     sizes = [sum(p.numel() for p in block.parameters()) for block in blocks]
     return [block for block, size in zip(blocks, sizes, strict=True) if size == max(sizes)]
@@ -54,8 +54,8 @@ def swappable_blocks(unet: nn.Module) -> list[nn.Module]:
 def _forward(
     self: Any, swapper: SwapGroup, hidden_states: Tensor, encoder_hidden_states: Tensor, **_: Any
 ) -> tuple[Tensor]:
-    """Do what Transformer2DModel.forward does, and load each block before it computes: outside of what is compiled and
-    of what is checkpointed. (B, C, h, w), context (B, T, 2048) -> (B, C, h, w)"""
+    """Compute like Transformer2DModel.forward, and load each block before it computes: outside of compiled and
+    checkpointed code. (B, C, h, w), context (B, T, 2048) -> (B, C, h, w)"""
     batch, _channels, height, width = hidden_states.shape
     hidden, inner = self._operate_on_continuous_inputs(hidden_states)  # (B, h·w, C)
     for block in self.transformer_blocks:

@@ -55,7 +55,7 @@ SAMPLERS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 def make_sampler(name: str, *, velocity: bool, zero_terminal_snr: bool) -> Any:
-    """Return a scheduler of diffusers; `k_euler` is another name of `euler`, and so on."""
+    """Return a scheduler of diffusers; `k_euler` is an alias of `euler`, and so on."""
     plain = name.removeprefix("k_")
     if plain not in SAMPLERS:
         raise ValueError(f"sample_sampler: '{name}' is not one of {', '.join(SAMPLERS)}")

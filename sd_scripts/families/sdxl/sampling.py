@@ -41,8 +41,8 @@ def sample_batch(
 ) -> list[Media]:
     """Generate images that differ in their seeds alone, with the current model and its LoRA, on the denoiser's device.
 
-    Modes and devices are restored afterwards. A seed gives the same noise on every device. Images are decoded one after
-    the other.
+    Modes and devices are restored afterwards. A seed gives the same noise on every device. Images are decoded one at a
+    time.
     """
     from sd_scripts.families.sdxl.samplers import make_sampler  # most runs draw no sample, and SciPy is slow to import
 
@@ -94,7 +94,7 @@ def _denoise(
 
 
 def _preview(components: Components, sampler: Any, noisy: Tensor, out: Tensor, t: Tensor) -> Tensor:
-    """Decode what the U-Net predicts of the image (1, 4, h, w) at timestep t: the noisy one without its noise."""
+    """Decode the U-Net's prediction of the image (1, 4, h, w) at timestep t: the noisy one without its noise."""
     signal = sampler.alphas_cumprod[int(t)].to(noisy.device)  # the share of the image in the variance
     if sampler.config.prediction_type == "v_prediction":
         latents = signal.sqrt() * noisy - (1 - signal).sqrt() * out

@@ -66,7 +66,7 @@ def write_folder(components: Components, weights: ModelWeights, folder: Path, dt
 
 
 def _states(components: Components, weights: ModelWeights) -> dict[str, State]:
-    """Return what is saved of each component, under the module's own names."""
+    """Return the saved tensors of each component, under the module's own names."""
     trained = dict(zip(components.encoder_names, weights.text_encoders, strict=False))
     states = {DENOISER: dict(weights.denoiser)}
     if frozen := _frozen_tensors(states[DENOISER]):
@@ -90,9 +90,9 @@ def _on_cpu(state: Mapping[str, Tensor]) -> State:
 
 
 def _with_original_precision(components: Components, name: str, held: State) -> State:
-    """Restore frozen tensors to the precision of the base model's file, since training holds them rounded.
+    """Restore frozen tensors to the precision of the base model's file, since training keeps them rounded.
 
-    An original that does not round to the held value belongs to another model and is ignored.
+    An original that does not round to the stored value belongs to a different model and is ignored.
     """
     state = _on_cpu(held)
     originals = _originals(components, name)
@@ -137,7 +137,7 @@ def _write_tokenizer(folder: Path, tokenizer: Any) -> None:
 
 
 def _scheduler(components: Components) -> dict[str, Any]:
-    """Return the base model's scheduler, or Euler as SDXL was published with, set to what was trained."""
+    """Return the base model's scheduler, or Euler as SDXL was published with, set to the trained objective."""
     from sd_scripts.families.sdxl.samplers import make_sampler  # which imports SciPy
 
     schedule = components.extras["schedule"]

@@ -34,7 +34,7 @@ from sd_scripts.testing.miniature import (
 )
 
 TEXT_WIDTHS = (64, 128)
-"""They must differ: other programs tell the two encoders apart by them."""
+"""They must differ: other programs distinguish the two encoders by them."""
 UNET: dict[str, Any] = {
     "sample_size": 32,
     "block_out_channels": (32, 32, 32),  # equal widths share compiled graphs: so that the demo is quick on two cores
@@ -50,17 +50,17 @@ UNET: dict[str, Any] = {
 }
 
 NARROW: dict[str, Any] = {"block_out_channels": (160, 192, 224), "attention_head_dim": (2, 3, 3)}
-"""Widths that differ from level to level as in SDXL, so that as many graphs are needed. Like SDXL's they are larger
-than the sides of latents: dynamic graphs would take equal ones for the same dimension."""
+"""Widths that differ from level to level as in SDXL, so that the same number of graphs is needed. Like SDXL's they are
+larger than the sides of latents: dynamic graphs would take equal ones for the same dimension."""
 
 
 def write_narrow(folder: Path) -> Miniature:
-    """Make a miniature that needs as many compiled graphs as SDXL."""
+    """Create a miniature that needs the same number of compiled graphs as SDXL."""
     return write_miniature(folder, UNET | NARROW)
 
 
 def write_miniature(folder: Path, unet: Mapping[str, Any] = UNET) -> Miniature:
-    """Make a checkpoint, its tokenizers beside it and a folder of captioned images: a few MB, in a few seconds."""
+    """Create a checkpoint, its tokenizers next to it and a folder of captioned images: a few MB, in a few seconds."""
     data_dir = demo_images.write_images(folder / "images")
     checkpoint = folder / "miniature_sdxl.safetensors"
     tokenizer = clip_tokenizer()
@@ -73,7 +73,7 @@ def write_miniature(folder: Path, unet: Mapping[str, Any] = UNET) -> Miniature:
 
 @torch.no_grad()
 def tiny_modules(vocabulary: int, config: Mapping[str, Any] = UNET) -> dict[str, nn.Module]:
-    """Return all components with random weights, the same at every call. `config` is that of the U-Net."""
+    """Return all components with random weights, the same at every call. `config` is the U-Net's."""
     unet, vae = (
         UNet2DConditionModel(**config),
         AutoencoderKL(latent_channels=4, scaling_factor=VAE_SCALE, **AUTOENCODER),

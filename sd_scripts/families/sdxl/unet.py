@@ -70,13 +70,13 @@ class RoundedSiLU(nn.SiLU):
 
     def __init__(self, norm: nn.GroupNorm):
         super().__init__()
-        self._norm = (norm,)  # in a tuple, so that it is no part of this module
+        self._norm = (norm,)  # in a tuple, so that it is not part of this module
 
     def forward(self, input: Tensor) -> Tensor:
         return functional.silu(input).to(self._norm[0].weight.dtype)
 
 
-PlainUnet.__name__ = UNet2DConditionModel.__name__  # which config.json tells
+PlainUnet.__name__ = UNet2DConditionModel.__name__  # which is in config.json
 
 
 def prepare_unet(unet: Any) -> Any:

@@ -24,7 +24,7 @@ def encode_images(components: Components, pixels: Tensor) -> Tensor:
     if not torch.isfinite(latents).all():
         raise ValueError(
             f"no_half_vae: the VAE overflowed in {str(vae.dtype).removeprefix('torch.')}; turn this option on, "
-            "or set vae to one made for half precision"
+            "or set vae to an fp16-safe VAE"
         )
     return latents
 

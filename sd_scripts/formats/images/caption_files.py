@@ -31,12 +31,12 @@ class CaptionFiles:
     missing: tuple[Path, ...]
     """Images without a caption file."""
     other: str | None
-    """Another extension, with which most of the missing images do have a text file."""
+    """An extension with which most of the missing images do have a text file."""
     orphans: tuple[str, ...] = ()
     """Names of caption files that belong to no image, not even to one that is not read."""
 
     def problem(self, class_tokens: str | None = None, *, is_reg: bool = False) -> str | None:
-        """Describe the missing captions, replaced by `class_tokens`, in one sentence; None if there is nothing to say.
+        """Describe the missing captions, replaced by `class_tokens`, in one sentence; None if all is well.
 
         Regularisation images usually have no caption but their class.
         """

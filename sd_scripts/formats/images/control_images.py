@@ -19,7 +19,7 @@ def control_folders(folder: str, subset: str) -> list[Path]:
     """
     root = Path(folder)
     if not root.is_dir():
-        raise ValueError(f"there is no folder {folder!r}")
+        raise ValueError(f"folder not found: {folder!r}")
     folders = [place for place in (root, existing_folder(root / subset)) if place.is_dir()]
     try:
         empty = not any(find_images(place) for place in folders)
@@ -63,8 +63,8 @@ def find_controls(folder: str, subset: str, images: Iterable[Path]) -> dict[Path
 
 
 def _by_image(stems: Iterable[tuple[Path, str]]) -> dict[str, list[tuple[Path, str]]]:
-    """Return the files by the stem of each image that they may belong to: their own, or what comes before an
-    underscore; each with "" or what follows it."""
+    """Return the files by the stem of each image that they may belong to: their own, or the part before an
+    underscore; each with "" or the part after it."""
     found: dict[str, list[tuple[Path, str]]] = {}
     for path, stem in stems:
         found.setdefault(stem, []).append((path, ""))
@@ -78,16 +78,16 @@ def why_unreadable(name: str) -> str | None:
     try:
         path = Path(os.path.expanduser(name))
         if not path.is_file():
-            return f"there is no file {name!r}"
+            return f"file not found: {name!r}"
         status = path.stat()
     except (OSError, ValueError):  # a name too long, NUL in it
-        return f"there is no file {name!r}"
+        return f"file not found: {name!r}"
     return _why_not_decoded(path, status.st_mtime_ns, status.st_size)
 
 
 @functools.lru_cache(maxsize=256)
 def _why_not_decoded(path: Path, written: int, size: int) -> str | None:
-    """Return why a file, as it was when last written, is no image."""
+    """Return why a file, in its current version, is not an image."""
     from sd_scripts.formats.images.image_files import read_with  # Pillow is slow to import
 
     try:

@@ -51,7 +51,7 @@ def existing_folder(path: Path) -> Path:
 
 
 def numbered(name: str) -> tuple[int, str] | None:
-    """Parse "10_cat" into (10, "cat"), repeats and class tokens. None for a name of another form."""
+    """Parse "10_cat" into (10, "cat"), repeats and class tokens. None for a name of a different form."""
     number, _, concept = name.partition("_")
     return (int(number), concept) if number.isdecimal() else None
 

@@ -27,7 +27,8 @@ _TEXTS = (b"tEXt", b"zTXt", b"iTXt")
 def open_image(source: Path | bytes, formats: tuple[str, ...] = SHOWN) -> Iterator[Image.Image]:
     """Open an image in one of these formats; its pixels are decoded when they are needed.
 
-    Raises OSError for what is not there, no regular file or no image, and whatever else Pillow raises for a broken one.
+    Raises OSError for a file that is missing, not regular or not an image, and whatever else Pillow raises for a broken
+    one.
     """
     Image.init()
     known = [name for name in formats if name in Image.OPEN]
@@ -45,7 +46,7 @@ def texts_of(image: Image.Image) -> dict[str, str]:
 
 
 def read_with(source: Path | bytes, read: Callable[[Image.Image], Result]) -> Result:
-    """Return what `read` returns for an image that a model sees, open until then. `read` may be called
+    """Return the result of `read` for an image that a model sees, open until then. `read` may be called
     twice.
 
     Pillow refuses a PNG with long texts, such as workflows or embedded masks, or with a large colour profile. Such a
@@ -81,7 +82,7 @@ def png_chunk(file: IO[bytes], kind: bytes, until: bytes = b"IEND") -> bytes:
 
 
 def _without_texts(source: Path | bytes) -> tuple[bytes | None, bytes]:
-    """Return a PNG without its texts and its ICC profile, and the profile; None for another format."""
+    """Return a PNG without its texts and its ICC profile, and the profile; None for a different format."""
     kept = io.BytesIO()
     profile = b""
     before_pixels = True

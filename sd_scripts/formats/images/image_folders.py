@@ -118,7 +118,7 @@ def readable_suffixes() -> frozenset[str]:
 def image_folders(root: Path, num_repeats: int | None = None, *, allow_many_repeats: bool = False) -> FoundFolders:
     """Return the image folders of a train_data_dir or reg_data_dir.
 
-    These are its subfolders named like `10_cat`; the folder itself if it is named so and holds images; and with
+    These are its subfolders named like `10_cat`; the folder itself if it is named so and contains images; and with
     `num_repeats` the folder itself, whatever its name.
     """
     try:
@@ -129,7 +129,7 @@ def image_folders(root: Path, num_repeats: int | None = None, *, allow_many_repe
 
 def _found_folders(root: Path, num_repeats: int | None, allow_many_repeats: bool) -> FoundFolders:
     if not root.is_dir():
-        return FoundFolders(problem=f"there is no folder {str(root)!r}")
+        return FoundFolders(problem=f"folder not found: {str(root)!r}")
     said = numbered(root.absolute().name)
     images = find_images(root)
     if num_repeats is not None:
@@ -183,7 +183,7 @@ def _flat(root: Path, images: list[Path], num_repeats: int, class_tokens: str | 
 def _no_folder(root: Path, images: list[Path]) -> str:
     none = f"no folder named like 10_cat in {str(root)!r}"
     if images:
-        return f"{none}; set num_repeats = 1 to train the {_counted(images)} in it as they are"
+        return f"{none}; set num_repeats = 1 to train the {_counted(images)} in it unchanged"
     return f"{none}; put the images in one, where the number is the repeats per epoch"
 
 
@@ -191,11 +191,11 @@ def _checked(folders: list[ImageFolder], allow_many: bool, remarks: Iterable[str
     """Drop folders with 0 repeats; report one with implausibly many repeats."""
     never = [folder.path.name for folder in folders if not folder.repeats]
     if len(never) == len(folders):
-        return FoundFolders(problem=f"{some(never)}: the name says 0 repeats; write 1 or more")
+        return FoundFolders(problem=f"{some(never)}: the name sets 0 repeats; write 1 or more")
     most = MOST_REPEATS if allow_many else MANY_REPEATS
     if beyond := [folder for folder in folders if folder.repeats > most]:
         return FoundFolders(problem=_too_many(beyond[0]))
-    remarks = [*remarks, *(f"folder {name!r} is skipped: its name says 0 repeats" for name in never)]
+    remarks = [*remarks, *(f"folder {name!r} is skipped: its name sets 0 repeats" for name in never)]
     return FoundFolders(folders=tuple(folder for folder in folders if folder.repeats), remarks=tuple(remarks))
 
 

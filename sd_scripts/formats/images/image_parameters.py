@@ -1,5 +1,5 @@
 """The parameters of a generated image, as text in the PNG: `parameters`, which A1111 WebUI, Forge and others write and
-read, and `sd_scripts`, which holds the same as JSON and loses nothing."""
+read, and `sd_scripts`, which has the same as JSON, without loss."""
 
 import json
 import math
@@ -37,7 +37,7 @@ def text_chunks(parameters: Mapping[str, Any]) -> dict[str, str]:
     """Return the text of both chunks.
 
     `parameters`: prompt, negative_prompt, steps, sampler (None: flow matching), scale, guidance, seed, width, height,
-    model (its name), adapters (a list of {name, strength}), and anything more, which only our own chunk holds.
+    model (its name), adapters (a list of {name, strength}), and anything more, which only our own chunk has.
     """
     return {WEBUI: _webui(parameters), OURS: json.dumps(parameters, ensure_ascii=False)}
 
@@ -82,7 +82,7 @@ def read_chunks(chunks: Mapping[str, str]) -> dict[str, Any]:
             return typed(found)
     if webui := chunks.get(WEBUI):
         return typed(_read_webui(webui[:MOST]))
-    raise ValueError("The image holds no parameters; it was saved without them, or by another program")
+    raise ValueError("The image contains no parameters; it was saved without them, or by a different program")
 
 
 def typed(found: Mapping[str, Any]) -> dict[str, Any]:

@@ -68,7 +68,7 @@ def read_metadata(path: Path, option: str) -> Entries:
             why = f"{size[0]}x{size[1]}, has a side outside {SHORTEST_SIDE}..{LONGEST_SIDE}"
             raise ValueError(f"{option}: {path}: the train_resolution of {key!r}, {why}; choose another, or remove it")
         if wrong := [name for name in get_args(Words) if not _is_words(entry.get(name))]:
-            raise ValueError(f"{option}: {path}: {wrong[0]} of {key!r} must be a text or a list of texts")
+            raise ValueError(f"{option}: {path}: {wrong[0]} of {key!r} must be a string or a list of strings")
     return entries
 
 
@@ -91,7 +91,7 @@ def check_target(path: Path, option: str) -> None:
     if path.suffix.lower() != ".json":
         raise ValueError(f"{option}: {path} must end in .json")
     if not path.parent.is_dir():
-        raise ValueError(f"{option}: there is no folder '{path.parent}'")
+        raise ValueError(f"{option}: folder not found: '{path.parent}'")
 
 
 def write_metadata(path: Path, entries: Mapping[str, Any], option: str) -> None:
@@ -106,7 +106,7 @@ def require_images(folder: Path, *, recursive: bool, option: str = "train_data_d
     """Return the images in a folder, and with `recursive` in those below it, sorted. Raises ValueError, naming
     `option`, if there are none."""
     if not folder.is_dir():
-        raise ValueError(f"{option}: there is no folder {str(folder)!r}")
+        raise ValueError(f"{option}: folder not found: {str(folder)!r}")
     images = find_images(folder, recursive=recursive)
     if not images:
         more = "" if recursive else "; turn on recursive to include its subfolders"
@@ -116,7 +116,7 @@ def require_images(folder: Path, *, recursive: bool, option: str = "train_data_d
 
 def keys_of(images: Iterable[Path], folder: Path, known: Mapping[str, Any], *, full_path: bool) -> dict[Path, str]:
     """Return the key of each image: its full path, or its path below `folder`, without extension if that is unique.
-    A `known` key of another form is kept."""
+    A `known` key of a different form is kept."""
     images = list(images)
     stems = Counter(path.with_suffix("") for path in images)
     keys = {}

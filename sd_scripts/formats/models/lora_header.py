@@ -1,4 +1,4 @@
-"""Describe a LoRA file by its header, without torch: kind, ranks, precision, and what it was trained with."""
+"""Describe a LoRA file by its header, without torch: kind, ranks, precision, and training settings."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ TRAINED = (
 
 @dataclass(frozen=True, kw_only=True)
 class LoraSummary:
-    """What the header of a LoRA file says."""
+    """The header of a LoRA file."""
 
     kind: str
     """LoRA, LoCon, DoRA, LoHa, LoKr or OFT."""
@@ -59,7 +59,7 @@ class LoraSummary:
     """Number of tensors that are not read, such as biases and embeddings."""
     precision: str
     trained: Mapping[str, str]
-    """What it was trained with: optimizer, steps, images, ..."""
+    """Training settings: optimizer, steps, images, ..."""
 
     @property
     def rank_text(self) -> str:
@@ -82,7 +82,7 @@ class LoraSummary:
 
 
 def summarize(header: Header) -> LoraSummary | None:
-    """Return what a header says of a LoRA; None if it has no layer of one."""
+    """Return the LoRA that a header describes; None if it has no LoRA layer."""
     keys = group_keys(header.shapes)
     counts = {kind: sum(not own.keys().isdisjoint(marks) for own in keys.layers.values()) for kind, marks in KINDS}
     kind = next((kind for kind, count in counts.items() if count), None)
@@ -130,14 +130,14 @@ def why_unreadable(header: Header) -> str:
 
 
 def _unusable(ending: str, dtype: str, shape: tuple[int, ...]) -> str:
-    """Return what a tensor has, going by its dtype and shape, that no layer is made of; "" if it is usable."""
+    """Return why a tensor's dtype or shape does not suit a layer; "" if it is usable."""
     if ending == ALPHA:
         return "" if math.prod(shape) == 1 else "no single number"
     if dtype in PRECISIONS:
         return "" if all(shape) and shape else f"no matrix, but the shape {shape},"
     if dtype.startswith(("I", "U", "BOOL")):
         return "whole numbers without the scales that make weights of them"
-    return f"numbers of the type {dtype}, which is not read here,"
+    return f"numbers of the unsupported type {dtype}"
 
 
 def _stated_alphas(header: Header, keys: LoraKeys) -> set[float]:

@@ -50,7 +50,7 @@ OTHER_METHODS = (
     (re.compile(r"\.(?:lora_B(?:\.[^.]+)?|lora_up|lora_down)\.bias$"), "training of biases"),
     (re.compile(r"\.lora_embedding_[AB]"), "training of token embeddings"),
     (re.compile(r"\.modules_to_save\."), "full fine-tuning"),
-    (re.compile(r"\.reshape_weight$"), "training of a layer with another shape"),
+    (re.compile(r"\.reshape_weight$"), "training of a layer with a different shape"),
     (re.compile(r"\.a1\."), "GLoRA"),
     (re.compile(r"\.on_input$"), "IA3"),
     (re.compile(r"\.oft_"), "another OFT"),
@@ -97,7 +97,7 @@ def group_keys(keys: Iterable[str], endings: Collection[str] = ENDINGS) -> LoraK
 
 
 def split_key(key: str, endings: Collection[str] = ENDINGS) -> tuple[str, str]:
-    """Return the layer of a tensor and the tensor as ENDINGS name it; ("", "") if it is none of these.
+    """Return the layer of a tensor and the tensor's name in ENDINGS; ("", "") if it has none.
 
     `x.lora_A.weight` -> (`x`, `lora_down.weight`), `y.lora_magnitude_vector` -> (`y`, `dora_scale`).
     """
@@ -128,12 +128,12 @@ def misunderstood(keys: LoraKeys) -> str:
     for key in keys.others:
         if method := other_method(key):
             return (
-                f"contains {method} ({printable(key)}), which is not read here; merge the file into a model in the "
+                f"contains {method} ({printable(key)}), which is not supported; merge the file into a model in the "
                 "program that made it"
             )
         if layer := keys.layer_of(key):
             return (
-                f"has a tensor that is not read here, so that the layer {printable(layer)} would be used in part: "
+                f"has an unsupported tensor, so the layer {printable(layer)} would be used only in part: "
                 f"{printable(key)}; convert the file in the program that made it"
             )
     return ""

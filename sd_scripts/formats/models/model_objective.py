@@ -1,4 +1,4 @@
-"""What a model file or folder states about how the model was trained: what it predicts, and from which noise."""
+"""The objective that a model file or folder states: what the model predicts, and from which noise."""
 
 import os
 from collections.abc import Collection, Iterator, Mapping
@@ -18,7 +18,7 @@ OTHER_PREDICTIONS = {
     **dict.fromkeys(("flow", "flow_prediction", "flow_matching", "rectified_flow"), FLOW),
     **dict.fromkeys(("sample", "x0", "x_0"), IMAGES),
 }
-"""What a model is said to predict -> how it was trained."""
+"""Stated prediction type -> how the model was trained."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class ModelObjective:
             yield f"zero_terminal_snr: is on, but '{model}' states that it was trained without it; turn it off"
 
     def switches(self) -> dict[str, bool]:
-        """Return the options that are on for images of this model, whatever the settings say."""
+        """Return the options that are on for images of this model, whatever the settings are."""
         stated = {"v_parameterization": self.velocity, "zero_terminal_snr": self.zero_terminal_snr}
         return {name: True for name, value in stated.items() if value}
 

@@ -33,7 +33,7 @@ Config = Mapping[str, Any]
 
 
 class PeftHeader:
-    """What the header of a LoRA file, or PEFT's file next to it, states about alpha."""
+    """The alpha that a LoRA file's header, or PEFT's file next to it, states."""
 
     def __init__(self, metadata: Mapping[str, str], layers: Collection[str], path: Path | None = None):
         """layers: the names of all layers in the file; path: the file itself, next to which PEFT's own may be.
@@ -93,7 +93,7 @@ def _entries(metadata: Mapping[str, str], path: Path | None) -> dict[str, Any]:
         except ValueError:
             found = None  # type: ignore[assignment]
         if not isinstance(found, dict):
-            raise ValueError(f"has an entry {ENTRY} in its header that is not a JSON object; remove it or mend it")
+            raise ValueError(f"has an entry {ENTRY} in its header that is not a JSON object; remove or correct it")
     elif path and path.name == PEFT_FILE and (own_file := path.with_name(PEFT_CONFIG)).is_file():
         try:
             config = read_json(own_file)
@@ -105,11 +105,12 @@ def _entries(metadata: Mapping[str, str], path: Path | None) -> dict[str, Any]:
 
 
 def _require_readable(config: Config) -> None:
-    """Raise ValueError if a configuration is of another method, or of a LoRA that is not for the base model itself."""
+    """Raise ValueError if a configuration is for a different method, or of a LoRA that is not for the base model
+    itself."""
     method = str(config.get("peft_type") or "LORA").rpartition(".")[2].upper()
     start = config.get("init_lora_weights")
     if method != "LORA":
-        raise ValueError(f"is {method} of PEFT by its header, which is not read here; choose a LoRA")
+        raise ValueError(f"is {method} of PEFT by its header, which is not supported; choose a LoRA")
     if isinstance(start, str) and start.lower().startswith(CHANGES_BASE):
         raise ValueError(
             f"starts from the base weights by {start}, which its trainer has changed; save it as a plain LoRA first "
@@ -125,11 +126,11 @@ def _by_pattern(patterns: Any, name: str) -> Any:
         except (ValueError, RecursionError):
             patterns = None
         if patterns is None:
-            raise ValueError("has an alpha_pattern in its header that is not JSON; mend it")
+            raise ValueError("has an alpha_pattern in its header that is not JSON; correct it")
     if not patterns:
         return None
     if not isinstance(patterns, dict):
-        raise ValueError("has an alpha_pattern in its header that is not a table; mend it")
+        raise ValueError("has an alpha_pattern in its header that is not a table; correct it")
     for pattern, value in patterns.items():
         if f".{name}".endswith(f".{pattern}"):
             return value
@@ -159,7 +160,7 @@ def _number(value: Any) -> float:
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number) or not number:
-        raise ValueError(f"has an alpha of {value!r} in its header, which is not a number other than 0; mend it")
+        raise ValueError(f"has an alpha of {value!r} in its header, which must be a number other than 0; correct it")
     return number
 
 

@@ -20,7 +20,7 @@ HARMLESS = re.compile(r"(torch|collections|_codecs|builtins|__builtin__)(\..*)?"
 
 @dataclass(frozen=True)
 class PickleFile:
-    """What the opcodes reveal about a file."""
+    """Facts that the opcodes reveal about a file."""
 
     texts: frozenset[str]
     """All its strings, which include the tensor names."""
@@ -33,7 +33,7 @@ def read_pickle_file(path: Path) -> PickleFile:
     check_name(path)
     try:
         if not path.is_file():
-            raise ValueError(f"'{path}' is not a file" if path.exists() else f"there is no file '{path}'")
+            raise ValueError(f"'{path}' is not a file" if path.exists() else f"file not found: '{path}'")
         if not path.stat().st_size:
             raise ValueError(f"'{path}' is empty; {AGAIN}")
         with path.open("rb") as file:
@@ -50,13 +50,13 @@ def _pickle_in_zip(path: Path) -> bytes:
             with archive.open(name) as member:
                 return member.read(LARGEST_PICKLE + 1)
     except (zipfile.BadZipFile, StopIteration, RuntimeError, NotImplementedError, EOFError, ValueError, zlib.error):
-        raise ValueError(f"'{path}' is not a whole file of weights; {AGAIN}") from None
+        raise ValueError(f"'{path}' is truncated or not a weights file; {AGAIN}") from None
 
 
 def _old_pickle(path: Path, start: bytes) -> bytes:
     """Return the last of the leading pickles: magic number, version, system info, and the table of tensors."""
     if start[:1] != b"\x80":
-        raise ValueError(f"'{path}' is not a whole file of weights; {AGAIN}")
+        raise ValueError(f"'{path}' is truncated or not a weights file; {AGAIN}")
     with path.open("rb") as file:
         head = file.read(LARGEST_PICKLE)
     if start != OLD_MAGIC:
@@ -66,7 +66,7 @@ def _old_pickle(path: Path, start: bytes) -> bytes:
             *_, (_, _, stop) = pickletools.genops(head)
             head = head[stop + 1 :]  # type: ignore[operator]
     except (ValueError, IndexError):
-        raise ValueError(f"'{path}' is not a whole file of weights; {AGAIN}") from None
+        raise ValueError(f"'{path}' is truncated or not a weights file; {AGAIN}") from None
     return head
 
 
@@ -82,5 +82,5 @@ def _scanned(path: Path, data: bytes) -> PickleFile:
             elif isinstance(argument, str):
                 texts.add(argument)
     except (ValueError, IndexError, OverflowError):
-        raise ValueError(f"'{path}' is not a whole file of weights; {AGAIN}") from None
+        raise ValueError(f"'{path}' is truncated or not a weights file; {AGAIN}") from None
     return PickleFile(frozenset(texts), tuple(sorted(strange)))

@@ -120,7 +120,7 @@ def _check_entries(path: Path, entries: dict[str, Any]) -> int:
 
 
 def _entry_problem(entry: Any) -> str:
-    """Return what is wrong with a tensor's entry, phrased to follow "has"; "" if nothing is."""
+    """Return the problem of a tensor's entry, phrased to follow "has"; "" without one."""
     if not isinstance(entry, dict):
         return "no dtype, shape and offsets"
     dtype = entry.get("dtype")

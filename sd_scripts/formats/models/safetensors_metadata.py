@@ -11,7 +11,7 @@ from sd_scripts.formats.disk import saving
 from sd_scripts.formats.models.safetensors_header import read_header
 
 PIECE = 1 << 24
-"""Bytes that are copied at once."""
+"""Bytes that are copied at a time."""
 
 
 def write_with_metadata(
@@ -20,7 +20,8 @@ def write_with_metadata(
     """Write the file with other metadata, whole or not at all; `save_to` may be the file itself. `progress` is called
     with the megabytes that are done and all.
 
-    Raises ValueError, phrased to follow an option's name, if `path` is no valid file; OSError if it cannot be written.
+    Raises ValueError, phrased to follow an option's name, if `path` is not a valid file; OSError if it cannot be
+    written.
     """
     read_header(path)
     with path.open("rb") as source:

@@ -42,7 +42,7 @@ def padding_mask(valid: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the mask for keys (B, S) bool that are valid but for padding at their ends, and inputs of `dtype`.
 
     Where cuDNN is the fastest it is `valid` itself. Where FlashAttention can run these are the bounds of 2B sequences,
-    int32 (2B + 1,): of what is valid and of what is padding, which then only attends to itself. Elsewhere it is a mask
+    int32 (2B + 1,): of valid tokens and of padding, which then only attends to itself. Elsewhere it is a mask
     (B, 1, 1, S).
     """
     if dtype in (torch.bfloat16, torch.float16) and padded_attention.suits(valid.device):

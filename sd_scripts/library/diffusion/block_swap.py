@@ -26,7 +26,7 @@ ALIGNMENT = 256
 """Bytes to which kernels expect a tensor to be aligned."""
 
 CHUNK_BYTES = 64 * 2**20
-"""Bytes of a block that are prefetched at once."""
+"""Bytes of a block that are prefetched at a time."""
 
 Hidden = tuple[Tensor, ...]
 
@@ -70,7 +70,7 @@ class _Slot:
             self._last_use, self._loaded, self._written_back = (torch.cuda.Event() for _ in range(3))
 
     def load(self, number: int, host: Tensor, chunks: Sequence[Tensor] = ()) -> None:
-        """Copy a block in as soon as the work queued so far has left it. `chunks`: its first bytes, where they lie on
+        """Copy a block in as soon as the work queued so far has left it. `chunks`: its first bytes, if they are on
         the device already."""
         self.write_back()
         self.block_number = number
@@ -171,7 +171,7 @@ def host_value(tensor: Tensor) -> Tensor:
 
 
 def _state_dict_hook(block: nn.Module, state: dict[str, Tensor], prefix: str, _: object) -> None:
-    """Let state_dict() return the host copies: the slot on the device may hold another block."""
+    """Let state_dict() return the host copies: the slot on the device may contain a different block."""
     for name, tensor in (*block.named_parameters(), *block.named_buffers()):
         if prefix + name in state:
             state[prefix + name] = host_value(tensor).detach()
@@ -180,8 +180,8 @@ def _state_dict_hook(block: nn.Module, state: dict[str, Tensor], prefix: str, _:
 class BlockSwap:
     """Swaps blocks of one kind: `count` of them are off the device at any time, the others are resident.
 
-    If `trainable`, all tensors of a block are swapped, and what an optimizer changed is written back (`changed`);
-    otherwise tensors that require a gradient, such as those of a LoRA, stay on the device.
+    If `trainable`, all tensors of a block are swapped, and an optimizer's changes are written back (`changed`);
+    otherwise tensors that require a gradient, such as a LoRA's, stay on the device.
     """
 
     def __init__(
@@ -309,7 +309,7 @@ def _needs_backward(hidden: Hidden) -> bool:
 
 
 def _copies_of(hidden: Hidden) -> Hidden:
-    """Return the same values as new tensors; a view would make later compiled blocks need another graph."""
+    """Return the same values as new tensors; with a view, later compiled blocks would need another graph."""
     return tuple(torch.ops.aten._unsafe_view(h, h.shape) for h in hidden)
 
 
@@ -325,7 +325,7 @@ class _SwapHook(torch.autograd.Function):
 
 
 class _Enter(_SwapHook):
-    """Identity whose backward runs after that of the block."""
+    """Identity whose backward runs after the block's."""
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
@@ -336,7 +336,7 @@ class _Enter(_SwapHook):
 
 
 class _Leave(_SwapHook):
-    """Identity whose backward runs before that of the block."""
+    """Identity whose backward runs before the block's."""
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:  # type: ignore[override]

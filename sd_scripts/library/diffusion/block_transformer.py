@@ -27,7 +27,7 @@ class BlockTransformer(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The compute dtype; block weights may be held in a narrower one."""
+        """The compute dtype; block weights may be stored in a narrower one."""
         return self.img_in.weight.dtype
 
     @property
@@ -40,7 +40,7 @@ class BlockTransformer(nn.Module):
         self.offload = CheckpointOffload() if offload else None
 
     def run_block(self, block: nn.Module, hidden: tuple[Tensor, ...], *context: Any) -> tuple[Tensor, ...]:
-        """Return what a block makes of `hidden`. The swapper acts outside of what is compiled and checkpointed."""
+        """Return a block's output for `hidden`. The swapper acts outside of compiled and checkpointed code."""
         if self.swapper:
             hidden = self.swapper.enter(block, *hidden)
         if self.checkpoint and torch.is_grad_enabled():

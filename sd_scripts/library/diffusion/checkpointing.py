@@ -1,4 +1,4 @@
-"""Gradient checkpointing of blocks: backward computes what a block keeps for it again.
+"""Gradient checkpointing of blocks: backward recomputes a block's activations.
 
 With offloading the checkpoints are kept in main memory; copies run while the device computes.
 """
@@ -36,12 +36,13 @@ class CheckpointOffload:
 
     def __init__(self) -> None:
         self._sent: list[weakref.ref[_Sent]] = []
-        """In forward order; autograd holds them until backward has used them."""
+        """In forward order; autograd keeps them until backward has used them."""
         self._streams: tuple[torch.cuda.Stream, torch.cuda.Stream] | None = None
         """To the host and to the device: the two directions do not wait for each other."""
 
     def saving(self, hidden: Sequence[Tensor]) -> AbstractContextManager[object]:
-        """Move those of `hidden` that autograd saves meanwhile to main memory; on the CPU they are there already."""
+        """Move the tensors of `hidden` that autograd saves during it to main memory; on the CPU they are there
+        already."""
         if not hidden[0].is_cuda:
             return nullcontext()
         if self._streams is None:

@@ -55,7 +55,7 @@ def rope_widths(head_width: int) -> tuple[int, int, int]:
 
 
 def rope_of(positions: Tensor, widths: Sequence[int], device: torch.device) -> Rope:
-    """Return the rotary table of tokens at positions (S, axes), with so many dimensions of a head for each axis."""
+    """Return the rotary table of tokens at positions (S, axes), with this many dimensions of a head for each axis."""
     angles = torch.cat(
         [
             positions[:, axis, None] / ROPE_BASE ** (torch.arange(0, width, 2, dtype=torch.float64) / width)
@@ -83,7 +83,7 @@ class TanhGELU(nn.Module):
 
     for_inductor = False
     """Whether to compile it as x sigmoid(2 u), which is equal: inductor's tanh takes longer than reading and writing.
-    Other backends run single operations, of which that form has more."""
+    Other backends run single operations, and that form has more of them."""
 
     def forward(self, x: Tensor) -> Tensor:
         if not (self.for_inductor and torch.compiler.is_compiling()):

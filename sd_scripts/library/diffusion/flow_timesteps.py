@@ -13,14 +13,14 @@ from sd_scripts.options.optimization.flow import FlowOptions
 
 BASE_TOKENS, MAX_TOKENS = 256, 4096
 BASE_SHIFT, MAX_SHIFT = 0.5, 1.15
-"""Logarithms of the shift for images of so many tokens: larger images get more noise (Esser et al. 2024, 5.3.2)."""
+"""Logarithms of the shift for images of this many tokens: larger images get more noise (Esser et al. 2024, 5.3.2)."""
 
 MIN_SIGMA = 1e-4
 """Smallest sigma that weights divide by the square of, or one image with hardly any noise would outweigh all others."""
 
 
 def draw_sigmas(count: int, options: FlowOptions, tokens: int, generator: torch.Generator) -> Tensor:
-    """Draw sigmas (B,) for images of so many tokens, as timestep_sampling and weighting_scheme say."""
+    """Draw sigmas (B,) for images of this many tokens, by timestep_sampling and weighting_scheme."""
     how = options.timestep_sampling
     if how == "sigma":
         steps = (TIMESTEPS * _draw_density(count, options, generator)).floor().clamp(0, TIMESTEPS - 1)
@@ -39,7 +39,7 @@ def shifted(sigmas: Tensor, shift: float) -> Tensor:
 
 
 def shift_of(tokens: int, most: int = MAX_TOKENS, highest: float = MAX_SHIFT) -> float:
-    """Return the shift for images of so many tokens: 1.65 for 256x256, 3.16 for 1024x1024. Its logarithm is `highest`
+    """Return the shift for images of this many tokens: 1.65 for 256x256, 3.16 for 1024x1024. Its logarithm is `highest`
     at `most` tokens."""
     share = (tokens - BASE_TOKENS) / (most - BASE_TOKENS)
     return math.exp(BASE_SHIFT + share * (highest - BASE_SHIFT))

@@ -1,4 +1,4 @@
-"""Noise and timesteps: Stable Diffusion's noise schedule, and what each step draws from its generator.
+"""Noise and timesteps: Stable Diffusion's noise schedule, and the random draws of each step.
 
 Tensors are made on the generator's device, without waiting for it.
 """
@@ -31,7 +31,7 @@ class NoiseSchedule:
     sigmas: Tensor
     """sqrt((1 - ᾱ)/ᾱ); infinite at the last timestep of a schedule with zero terminal SNR."""
     snr: Tensor
-    """Signal-to-noise ratio, for loss weights. With zero terminal SNR it is still that of the plain schedule: as in
+    """Signal-to-noise ratio, for loss weights. With zero terminal SNR it still follows the plain schedule: as in
     sd-scripts, and so that every weight is finite."""
 
     def add_noise(self, latents: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ def draw_timesteps(count: int, options: NoiseOptions, generator: torch.Generator
 
 
 def timestep_bounds(options: NoiseOptions) -> tuple[int, int]:
-    """Return min_timestep and max_timestep, where unset 0 and 1000. Raises ValueError if they are no range."""
+    """Return min_timestep and max_timestep, where unset 0 and 1000. Raises ValueError if they are not a range."""
     low = options.min_timestep or 0
     high = TIMESTEPS if options.max_timestep is None else options.max_timestep
     if not (0 <= low <= high <= TIMESTEPS and low < TIMESTEPS):

@@ -1,12 +1,12 @@
 """Attention that ignores padding at the ends of sequences, by kernels that take neither masks nor lengths.
 
 cuDNN's attention, the fastest on H100 and H200, takes lengths only as it plans a kernel. So it computes with all n + p
-keys, those of padding set to 0 as their values are, and what padding adds to the sum Z of a softmax is taken out
+keys, with keys and values of padding set to 0, and the contribution of padding to the sum Z of a softmax is taken out
 afterwards: each adds e^0 = 1, and nothing to the weighted values, so the output is (Z + p) / Z times the kernel's.
 
 So that Z never drowns in p, the mean of the valid keys is subtracted from them first. That changes no softmax, and then
 Z >= n, since the exponents of a row have mean 0 (Jensen's inequality). The kernel's backward, given the corrected
-output and sum, returns the gradients of what is valid.
+output and sum, returns the gradients of the valid part.
 """
 
 from typing import Any

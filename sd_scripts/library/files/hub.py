@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 LONGEST_REASON = 200
-DENIED = {401: "the Hub does not know the token", 403: "the token may not write there"}
-"""HTTP status -> what it says of the token."""
+DENIED = {401: "the Hub does not know the token", 403: "the token has no write access"}
+"""HTTP status -> its meaning for the token."""
 
 
 class Refused(Exception):
@@ -18,7 +18,7 @@ class Refused(Exception):
 
 
 def hub_api() -> HfApi:
-    """Return what uploads to the Hub, with the token of the environment or of `hf auth login`."""
+    """Return the client that uploads to the Hub, with the token of the environment or of `hf auth login`."""
     from huggingface_hub import HfApi
     from huggingface_hub.utils import disable_progress_bars
 
@@ -27,7 +27,7 @@ def hub_api() -> HfApi:
 
 
 def open_repository(api: HfApi, repo: str, *, private: bool, repo_type: str | None = None) -> None:
-    """Create the repository if it does not exist. Raises Refused with the reason, or what the connection raises."""
+    """Create the repository if it does not exist. Raises Refused with the reason, or the connection's exception."""
     try:
         api.create_repo(repo, private=private, repo_type=repo_type, exist_ok=True)
     except Exception as error:
@@ -37,7 +37,7 @@ def open_repository(api: HfApi, repo: str, *, private: bool, repo_type: str | No
 
 
 def hub_reason(error: Exception) -> str:
-    """Return the last line of an error that says something: the Hub's own words come after its addresses."""
+    """Return the last meaningful line of an error: the Hub's own words come after its addresses."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     with contextlib.suppress(AttributeError):
         lines.append(error.server_message)  # type: ignore[attr-defined]
@@ -50,7 +50,7 @@ def _refusal(error: Exception) -> str:
     from huggingface_hub.errors import HFValidationError, LocalTokenNotFoundError
 
     if isinstance(error, HFValidationError):
-        return "its name is not that of a repository, such as me/my-lora"
+        return "its name is not a repository name, such as me/my-lora"
     if isinstance(error, LocalTokenNotFoundError):
         return "no token is set"
     status = getattr(getattr(error, "response", None), "status_code", None)

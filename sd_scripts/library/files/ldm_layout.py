@@ -10,7 +10,7 @@ from typing import Any
 from sd_scripts.library.files.state_dicts import Shapes, State, count, take
 
 HEAD_WIDTH = 64
-"""Channels of an attention head in U-Nets and CLIP, the only size that shapes do not tell."""
+"""Channels of an attention head in U-Nets and CLIP, the only size that shapes do not determine."""
 
 _VAE_ATTENTION = {"group_norm": "norm", "to_q": "q", "to_k": "k", "to_v": "v", "to_out.0": "proj_out"}
 _VAE_PARTS = {"conv_shortcut": "nin_shortcut", "conv_norm_out": "norm_out"}

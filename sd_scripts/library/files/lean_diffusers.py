@@ -1,4 +1,4 @@
-"""The classes of diffusers that training uses, imported without what they do not need.
+"""The classes of diffusers that training uses, imported without unneeded modules.
 
 Before a model can be made, diffusers imports the packages that it has integrations for, half of the compiler, and all
 its other models. Nothing here uses these. A LoRA run of one step from full caches takes 2.6 s of CPU time with this
@@ -40,7 +40,7 @@ def _without_compiler() -> Iterator[None]:
 
 
 with _without_compiler():
-    import diffusers.loaders  # what this package offers depends on what is available
+    import diffusers.loaders  # the contents of this package depend on the available libraries
     from diffusers.utils import import_utils
 
 UNUSED = ("_transformers_available", "_peft_available", "_bitsandbytes_available")

@@ -1,4 +1,4 @@
-"""Read weights from .safetensors, .ckpt and .pt files; every fault of a file is told in one sentence."""
+"""Read weights from .safetensors, .ckpt and .pt files; every fault of a file is reported in one sentence."""
 
 import pickle
 import zipfile
@@ -30,7 +30,7 @@ def read_weights(
 
 
 MAPPED, MAPPINGS = 2**26, 256
-"""Minimum bytes of a mapping, maximum mappings of a file: each holds an open file, of which a process may have about
+"""Minimum bytes of a mapping, maximum mappings of a file: each keeps a file open, and a process may open about
 1,000."""
 
 DTYPES = {
@@ -69,7 +69,7 @@ def header_at(path: Path, option: str) -> Header:
     try:
         return read_header(path)
     except FileNotFoundError:
-        raise ValueError(f"{option}: there is no file '{path}'") from None
+        raise ValueError(f"{option}: file not found: '{path}'") from None
     except ValueError as problem:
         raise ValueError(f"{option}: {problem}") from None
 
@@ -93,7 +93,7 @@ def _read_safetensors(path: Path, header: Header, prefix: str | tuple[str, ...],
 
 
 def _groups(spans: dict[str, tuple[int, int]], size: int) -> list[list[str]]:
-    """Group the keys in the order of the file; those of a group begin within `size` bytes."""
+    """Group the keys in the order of the file; a group's keys start within `size` bytes."""
     groups: list[list[str]] = []
     for key in sorted(spans, key=lambda key: spans[key]):
         if not groups or spans[key][0] >= spans[groups[-1][0]][0] + size:
@@ -126,7 +126,7 @@ def _read_pickle(path: Path, option: str) -> dict[str, Tensor]:
             f"{option}: '{path}' contains more than weights and could run code; convert it to .safetensors"
         ) from None
     except FileNotFoundError:
-        raise ValueError(f"{option}: there is no file '{path}'") from None
+        raise ValueError(f"{option}: file not found: '{path}'") from None
     except Exception:  # a damaged file fails anywhere in the unpickler
         raise ValueError(f"{option}: '{path}' is not a complete weights file; download or copy it again") from None
     state = state.get("state_dict", state) if isinstance(state, dict) else {}

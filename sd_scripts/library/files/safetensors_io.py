@@ -21,7 +21,7 @@ OLD_HASH_START, OLD_HASH_LENGTH = 0x100000, 0x10000
 def save_model(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], dtype: torch.dtype | None = None
 ) -> None:
-    """Write a .safetensors file, or by its suffix a .ckpt or .pt, which hold no metadata; floats in `dtype`.
+    """Write a .safetensors file, or by its suffix a .ckpt or .pt, which have no metadata; floats in `dtype`.
 
     A .safetensors file is written tensor by tensor, from any device, without a second copy of the model in memory.
     Raises OSError with one sentence if it cannot be written; an existing file is then unchanged.
@@ -36,7 +36,7 @@ def save_model(
 def write_tensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], dtype: torch.dtype | None = None
 ) -> None:
-    """Write a .safetensors file in place, byte for byte as the safetensors library does, one tensor after another."""
+    """Write a .safetensors file in place, byte for byte like the safetensors library, one tensor after another."""
     first, spans = header_of({key: TensorSpec.of(tensor, dtype) for key, tensor in tensors.items()}, metadata)
     with path.open("wb") as file:
         file.write(first)

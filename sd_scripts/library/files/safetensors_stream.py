@@ -20,7 +20,7 @@ from sd_scripts.formats.models.safetensors_header import BITS, SAFETENSORS, Head
 from sd_scripts.library.files.model_reader import DTYPES, header_at, read_weights
 
 PIECE = 1 << 24
-"""Bytes that are copied at once."""
+"""Bytes that are copied at a time."""
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 ORDER = [*DTYPES, *(name for name in BITS if name not in DTYPES)]
 """Dtypes in the order in which files store their tensors: wide ones first, so that each tensor is aligned."""
@@ -60,7 +60,7 @@ def header_of(specs: Mapping[str, TensorSpec], metadata: Mapping[str, str]) -> t
 
 
 class TensorFile:
-    """A weights file of which one tensor at a time is read. A .ckpt or .pt is mapped into memory instead."""
+    """A weights file that is read one tensor at a time. A .ckpt or .pt is mapped into memory instead."""
 
     def __init__(self, path: Path, option: str):
         """Raises ValueError, one sentence that names the option, if the file is missing or damaged."""
@@ -103,7 +103,7 @@ class TensorFile:
         while begin < end:
             piece = self._file.read(min(PIECE, end - begin))
             if not piece:
-                raise OSError(f"'{self.path}' became shorter while it was read")
+                raise OSError(f"'{self.path}' was truncated while being read")
             begin += len(piece)
             yield piece
 
@@ -136,7 +136,7 @@ class TensorWriter:
         self._put(key, [bytes_of(tensor.detach().to(DTYPES[spec.dtype]).cpu().contiguous())])
 
     def copy(self, key: str, source: TensorFile) -> None:
-        """Write a tensor of another file unchanged, whatever its dtype."""
+        """Write a tensor from another file unchanged, whatever its dtype."""
         assert source.spec(key) == self.specs[key], key
         self._put(key, source.pieces(key))
 

@@ -53,7 +53,7 @@ class DatasetMetadata:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingMetadata(DatasetMetadata):
-    """What a run adds to its options."""
+    """Metadata that a run adds to its options."""
 
     session_id: int
     """A random number that all files of a run share."""
@@ -106,7 +106,7 @@ ALWAYS = (
 
 
 def training_metadata(settings: Settings, run: TrainingMetadata, *, epoch: int, steps: int, now: float) -> Texts:
-    """Return the ss_* entries of a LoRA saved at `now` (Unix seconds) after so many epochs and optimizer steps."""
+    """Return the ss_* entries of a LoRA saved at `now` (Unix seconds) after this many epochs and optimizer steps."""
     values = settings.values()
     warmup = settings[LrSchedulerOptions].lr_warmup_steps
     entries: dict[str, Any] = {
@@ -144,7 +144,7 @@ def modelspec(
     """Return the modelspec.* entries (Stability AI's model metadata standard, 1.0.1).
 
     `title` is the fallback for metadata_title, `resolution` is (width, height), prediction_type is epsilon, v or None.
-    `suffix` tells what an adapter's file is; empty for a whole model.
+    `suffix` is the kind of an adapter's file; empty for a whole model.
     """
     entries: dict[str, str | None] = {
         "sai_model_spec": "1.0.1",
@@ -207,7 +207,7 @@ def _identity(run: TrainingMetadata, epoch: int, steps: int, now: float) -> dict
 
 
 def _network(network: NetworkOptions | None) -> dict[str, Any]:
-    """Return the network options whose entry has another name or format."""
+    """Return the network options whose entry has a different name or format."""
     if network is None:
         return {}
     rates = network.text_encoder_lr

@@ -1,7 +1,7 @@
 """A Linear and its LoRA in one matrix product each way: y = [x, x A'] [W, B]' and dx = [g, g B] [W; A].
 
 Apart, the up projection writes an output as large as the base's, which is then added: on a wide layer that takes a good
-part of the base's time. The weights of a layer, or of layers with the same input, such as q, k and v, lie in one joint
+part of the base's time. The weights of a layer, or of layers with the same input, such as q, k and v, are in one joint
 matrix [[W, B], [A, 0]], whose rows and columns serve both products.
 
 It is for compiled code: the compiler lets the kernel that makes x write it straight into the wider matrix.
@@ -30,7 +30,7 @@ Fill = Callable[[Tensor], object]
 
 
 class Ways(NamedTuple):
-    """Into which of a layer's two products the adapter goes. Where it does not, what it adds is computed apart."""
+    """Into which of a layer's two products the adapter goes. Where it does not, its update is computed apart."""
 
     output: bool = True
     gradient: bool = True
@@ -82,7 +82,7 @@ def folded_product(
 
     joint (out + r, in + r) = [[W, B], [A, 0]] has the values that are computed with: A (r, in) are the `downs`
     (r_i, in) below each other, B (out, r) the `ups` (out_i, r_i) as blocks of a diagonal. Both are given only to get
-    their gradients. An output that is computed apart keeps x as it is, and does not copy it.
+    their gradients. An output that is computed apart keeps x itself, without a copy.
     """
     pieces = pieces or [sum(len(up) for up in ups)]
     outputs = apply(_FoldedProduct, x.flatten(0, -2), joint, bias, pieces, gated, *ways, *downs, *ups)
@@ -91,7 +91,7 @@ def folded_product(
 
 def apply(function: type[torch.autograd.Function], *arguments: Any) -> Sequence[Tensor]:
     """Apply an autograd function. Without gradients the compiler may call its forward without a context, by the number
-    of arguments, so it gets another one."""
+    of arguments, so it gets a different one."""
     if torch.is_grad_enabled():
         return function.apply(*arguments)  # type: ignore[no-any-return]
     return function.forward(_Forgetful(), *arguments)  # type: ignore[no-any-return]
@@ -137,7 +137,7 @@ class _FoldedProduct(torch.autograd.Function):
 
 
 def joint_forward(x: Tensor, joint: Tensor, bias: Tensor | None, out: int, joins: bool) -> tuple[Tensor, ...]:
-    """Return y (M, out) and what `joint_backward` needs beside the joint matrix."""
+    """Return y (M, out) and the tensors that `joint_backward` needs besides the joint matrix."""
     width = x.shape[1]
     if not joins:
         h = F.linear(x, joint[out:, :width])
@@ -179,7 +179,7 @@ def _with_low_rank(like: Tensor, fill: Fill, low: Tensor) -> Tensor:
 
 
 def copying(parts: Sequence[Tensor]) -> Fill:
-    """Return what writes a matrix that is given in parts of its columns.
+    """Return the launch that writes a matrix given in parts of its columns.
 
     Each part is written by the kernel that makes it; torch.cat would let one kernel compute all parts for every value.
     """
@@ -193,7 +193,8 @@ def copying(parts: Sequence[Tensor]) -> Fill:
 
 
 def geglu_gradients(grad: Tensor, projected: Tensor, gain: Tensor | None = None) -> Fill:
-    """Return what writes the gradient of `projected` (M, 2F), times `gain`, if that of its geglu is `grad` (M, F)."""
+    """Return the launch that writes the gradient of `projected` (M, 2F), times `gain`, if its geglu's gradient is
+    `grad` (M, F)."""
     return lambda padded: torch.ops.sd_scripts.fill_geglu_gradients(padded, grad, projected, gain)
 
 

@@ -37,7 +37,7 @@ def gained_product(
     ways: Ways = BOTH,
 ) -> list[Tensor]:
     """Apply layers with the same input like folded_product, with the factors `gains`, (out_i,) each, of their outputs:
-    gain * (x W + (x A) B) + bias, of which only the bias is frozen."""
+    gain * (x W + (x A) B) + bias, where only the bias is frozen."""
     pieces = pieces or [sum(len(up) for up in ups)]
     outputs = apply(_GainedProduct, x.flatten(0, -2), joint, bias, pieces, gated, *ways, *gains, *downs, *ups)
     return [y.unflatten(0, x.shape[:-1]) for y in outputs]

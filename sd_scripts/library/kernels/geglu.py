@@ -32,7 +32,7 @@ def geglu(projected: Tensor) -> Tensor:
 def _fill_geglu_gradients(padded: Tensor, grad: Tensor, projected: Tensor, gain: Tensor | None) -> None:
     """Write the gradient of `projected` (M, 2F), times `gain` (2F,), into the first columns of padded (M, 2F + r).
 
-    grad (M, F) is that of geglu(projected).
+    grad (M, F) is the gradient of geglu(projected).
     """
     if kernel and padded.is_cuda:
         with torch.cuda.device(padded.device):

@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 LARGEST = 64
-"""Rows of a matrix, which lies in the registers of a program."""
+"""Rows of a matrix, which is in the registers of a program."""
 
 
 @triton.jit

@@ -35,7 +35,7 @@ def _mixed(w1: Tensor, h: Tensor) -> Tensor:
 
 
 def _mixing_gradient(grad: Tensor, h: Tensor) -> Tensor:
-    """Return the gradient of w1 (p, q) from that of `_mixed`, (M, p, n), and h (M, q, n)."""
+    """Return the gradient of w1 (p, q) from the gradient of `_mixed`, (M, p, n), and h (M, q, n)."""
     return torch.bmm(grad, h.transpose(1, 2)).sum(dim=0)
 
 

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 LARGEST_RANK = 256
-"""Of q·r, both rounded up to powers of 2, which is what a program's sums are wide."""
+"""Of q·r, both rounded up to powers of 2, which is the width of a program's sums."""
 CHUNK = tl.constexpr(256)
 
 
@@ -118,7 +118,7 @@ def _partials(  # type: ignore[no-untyped-def]
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Program (i, j, s) makes columns of block j from span s of the rows: first those of down, then those of up."""
+    """Program (i, j, s) makes columns of block j from span s of the rows: first down's, then up's."""
     tile, block, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     begin = part * span
     end = tl.minimum(begin + span, m)

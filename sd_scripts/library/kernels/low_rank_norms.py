@@ -16,11 +16,12 @@ from torch import Tensor
 logger = logging.getLogger(__name__)
 
 ROWS, COLUMNS, DEPTH = 64, 128, 64
-"""Rows of W of a program of `norms`, columns of one of `add_products`, and how much of the other side it reads at once.
+"""Rows of W of a program of `norms`, columns of one of `add_products`, and how much of the other side it reads at a
+time.
 """
 LARGEST_RANK = 128
 FIELDS = tl.constexpr(5)
-"""A row of the table holds the addresses and row strides of W and B, and the address of the trained norms."""
+"""A row of the table has the addresses and row strides of W and B, and the address of the trained norms."""
 ROUNDING = 0.02
 """Relative difference of results that were rounded to 16 bits."""
 KINDS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}

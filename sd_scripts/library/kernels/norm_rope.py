@@ -1,8 +1,8 @@
 """RMS normalisation of the heads of queries or keys and their rotation, as one operator.
 
 The compiler makes kernels of it that take two to three times as long as their memory traffic on a large GPU, and
-without compiling it is a dozen passes in float32. One kernel reads what the projection has written and writes what
-attention reads, and its backward pass needs nothing but the projection's output.
+without compiling it is a dozen passes in float32. One kernel reads the projection's output and writes attention's
+input, and its backward pass needs nothing but the projection's output.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _plain(parts: Sequence[Tensor], scales: Sequence[Tensor], rope: Rope) -> Ten
 
 
 def _plain_back(grad: Tensor, parts: Sequence[Tensor], scales: Sequence[Tensor], rope: Rope) -> list[Tensor]:
-    """Return the gradients of the parts from that of the result: turned back, then through the norm."""
+    """Return the gradients of the parts from the result's: rotated back, then through the norm."""
     turned = apply_rope(grad.float(), (rope[0], -rope[1])).split([x.shape[1] for x in parts], dim=1)
     gradients = []
     for x, slope, scale in zip(parts, turned, scales, strict=True):

@@ -98,7 +98,7 @@ def forward(parts: Sequence[Tensor], scales: Sequence[Tensor], cos: Tensor, sin:
 def backward(
     grad: Tensor, parts: Sequence[Tensor], scales: Sequence[Tensor], cos: Tensor, sin: Tensor, eps: float
 ) -> list[Tensor]:
-    """Return the gradients of the parts from that of what `forward` returned."""
+    """Return the gradients of the parts from the gradient of `forward`'s output."""
     grad = grad if grad.stride(3) == 1 else grad.contiguous()
     results = []
     for first, x, scale in _placed(parts, scales):

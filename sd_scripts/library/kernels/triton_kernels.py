@@ -1,4 +1,4 @@
-"""Kernels in Triton are used where Triton can build them, which takes a C compiler beside it."""
+"""Kernels in Triton are used where Triton can build them, which also requires a C compiler."""
 
 import importlib
 import importlib.util
@@ -16,8 +16,8 @@ REMEDY = "install a C compiler, such as gcc"
 def built_for(device: torch.device, module: str, attempt: Callable[[Any], object], without: str) -> Any:
     """Return a module of kernels that have been tried on a device, or None to use plain PyTorch.
 
-    `attempt` is called with the module and runs one of its kernels. If that fails, the log says why, and what follows
-    `without` them. Asking again tries again: keep the answer.
+    `attempt` is called with the module and runs one of its kernels. If that fails, the log gives the reason, and the
+    consequence `without` them. Asking again tries again: keep the answer.
     """
     if device.type != "cuda" or not importlib.util.find_spec("triton"):
         return None

@@ -23,7 +23,7 @@ ROWS, COLUMNS, WHOLE = "exp_avg_sq_row", "exp_avg_sq_col", "exp_avg_sq"
 
 
 class Hyperparams(NamedTuple):
-    """What the update of a weight needs beside its tensors."""
+    """Inputs of a weight's update besides its tensors."""
 
     lr: float
     scale: Tensor | None
@@ -65,7 +65,7 @@ class Adafactor(Optimizer):
         """`eps`: added to squared gradients; the smallest root mean square of a weight that scales its rate. ValueError
         if arguments exclude each other."""
         if relative_step and lr is not None:
-            raise ValueError("with relative_step it sets its own rate, so there can be no lr")
+            raise ValueError("with relative_step it sets its own rate, so lr must be unset")
         if warmup_init and not relative_step:
             raise ValueError("warmup_init needs relative_step")
         if not isinstance(eps, tuple | list) or len(eps) != 2:

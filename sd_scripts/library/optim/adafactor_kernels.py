@@ -53,7 +53,7 @@ def _write(weight, at, inside, update, factor, keep, seed, step, number):  # typ
 
 @triton.jit
 def _factors(squares, size, lr, scale, clip, decay):  # type: ignore[no-untyped-def]
-    """Return what multiplies an update of `size` values whose squares have this sum, and what multiplies the weight.
+    """Return the factor of an update of `size` values whose squares have this sum, and the weight's factor.
     `scale` points to a factor of the learning rate, or is None."""
     if scale is not None:
         lr *= tl.load(scale)
@@ -77,7 +77,7 @@ def _sums(grad, row_sums, column_parts, rows, columns):  # type: ignore[no-untyp
 
 @triton.jit(do_not_specialize=["parts"])
 def _means(row_sums, column_parts, row_means, column_means, mean, rows, columns, parts, rest, eps):  # type: ignore[no-untyped-def]
-    """Update the means of all rows, and their mean, in the first program, those of WIDE columns in each other one."""
+    """Update the means of all rows, and their mean, in the first program, and of WIDE columns in each other one."""
     if tl.program_id(0) == 0:
         lane = tl.arange(0, LANES)
         total = tl.zeros([LANES], tl.float32)

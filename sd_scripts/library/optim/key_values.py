@@ -10,7 +10,7 @@ from sd_scripts.options.optimization.optimizer_args import literal
 def key_values(option: str, items: Iterable[str]) -> dict[str, Any]:
     """Parse the items; values are Python literals: 0.01, True, (0.9, 0.99), None, 'text'.
 
-    Raises ValueError naming `option` if an item has no "=" or its value is no literal.
+    Raises ValueError naming `option` if an item has no "=" or its value is not a literal.
     """
     values: dict[str, Any] = {}
     for item in items:
@@ -32,7 +32,7 @@ def class_by_path(option: str, path: str) -> type:
     try:
         kind = getattr(importlib.import_module(module), name)
     except Exception as error:  # a module that cannot be imported may raise anything
-        raise ValueError(f"{option}: there is no {path!r} ({error})") from error
+        raise ValueError(f"{option}: not found: {path!r} ({error})") from error
     if not isinstance(kind, type):
         raise ValueError(f"{option}: {path!r} is not a class")
     return kind

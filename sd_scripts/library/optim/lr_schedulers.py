@@ -87,7 +87,7 @@ def dry_run(optimizer: OptimizerOptions, scheduler: LrSchedulerOptions) -> list[
             advance(schedule, torch.tensor(1.0))
     if is_schedule_free(instance) and (scheduler.lr_scheduler != "constant" or scheduler.lr_warmup_steps):
         return [
-            f"lr_scheduler, lr_warmup_steps: {type(instance).__name__} needs no schedule and ignores them; "
+            f"lr_scheduler, lr_warmup_steps: {type(instance).__name__} ignores them, since it needs no schedule; "
             "its own warm-up is warmup_steps=100 in optimizer_args"
         ]
     return []
@@ -102,7 +102,7 @@ def _as_value_error(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         first = (str(error).strip().splitlines() or [""])[0]
-        raise ValueError(f"{what} cannot be made with these arguments ({type(error).__name__}: {first})") from error
+        raise ValueError(f"{what} cannot be created with these arguments ({type(error).__name__}: {first})") from error
 
 
 def advance(scheduler: LRScheduler, loss: torch.Tensor) -> None:

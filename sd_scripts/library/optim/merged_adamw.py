@@ -1,8 +1,8 @@
-"""torch's fused AdamW for parameters that lie side by side in one buffer, as those of an adapter network do.
+"""torch's fused AdamW for parameters that are adjacent in one buffer, as in an adapter network.
 
 It updates each run of neighbours as one tensor: fewer launches, which use the GPU better, and no Python per parameter.
-Every element is updated as torch does it, and the state has the same entries, of which those of neighbours lie side by
-side as well.
+Every element is updated as torch does it, and the state has the same entries, and neighbours' entries are side by side
+as well.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class MergedAdamW(torch.optim.AdamW):
         """Return the runs of a group, and move the moments of neighbours side by side."""
         parameters = [*group["params"]]
         gradients = [p.grad for p in group["params"]]
-        self._init_group(group, *([] for _ in range(6)))  # makes the state of parameters that have none
+        self._init_group(group, *([] for _ in range(6)))  # creates the state of parameters without one
         trained = [p for p in parameters if p.grad is not None]
         for p in trained:
             self.state[p]["step"] = self.state[p]["step"].clone()  # neighbours may have shared it until now
@@ -118,7 +118,7 @@ class MergedAdamW(torch.optim.AdamW):
         return len(run) == 1 or len({float(step) for step in torch.stack([self.state[p]["step"] for p in run])}) == 1
 
     def _pack(self, run: Sequence[Tensor], name: str) -> None:
-        """Move the moments of a run into one buffer, unless they lie side by side."""
+        """Move the moments of a run into one buffer, unless they are adjacent."""
         moments = [self.state[p][name] for p in run]
         if len(run) == 1 or all(_follows(a, b) for a, b in pairwise(moments)):
             return
@@ -139,7 +139,7 @@ def _neighbours(parameters: Sequence[Tensor]) -> list[list[Tensor]]:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Return whether a tensor is one of this process's memory, without gaps; those of FSDP are not."""
+    """Return whether a tensor is in this process's memory, without gaps; FSDP's are not."""
     return type(tensor) in (Tensor, torch.nn.Parameter) and tensor.is_contiguous()
 
 

@@ -94,7 +94,7 @@ def make_optimizer(
 
 
 def class_names(options: OptimizerOptions) -> set[str]:
-    """Return the names of the classes, one of which make_optimizer makes with these options."""
+    """Return the names of the classes, one of which make_optimizer creates with these options."""
     known = known_optimizer(options.optimizer_type)
     kinds = {_class(known), *((MergedAdamW, RoundingAdamW) if known is OPTIMIZERS["AdamW"] else ())}
     return {class_name(kind) for kind in kinds}
@@ -113,7 +113,7 @@ def without_own_module(name: str) -> str:
 
 
 def optimizer_arguments(options: OptimizerOptions) -> dict[str, Any]:
-    """Return the optimizer's arguments without groups and rate: those of its name, then optimizer_args."""
+    """Return the optimizer's arguments without groups and rate: its name's, then optimizer_args."""
     known = known_optimizer(options.optimizer_type)
     arguments = {**known.arguments, **key_values("optimizer_args", options.optimizer_args)}
     return arguments | ({"relative_step": options.sets_its_own_rate} if known is OPTIMIZERS["Adafactor"] else {})
@@ -122,7 +122,7 @@ def optimizer_arguments(options: OptimizerOptions) -> dict[str, Any]:
 def description(optimizer: Optimizer, options: OptimizerOptions) -> str:
     """Return ss_optimizer of saved files: `torch.optim.adamw.AdamW(weight_decay=0.1,betas=(0.9, 0.99))`.
 
-    Our own classes go by the names that other programs know."""
+    Our own classes have the names that other programs use."""
     arguments = {key: value for key, value in optimizer_arguments(options).items() if key != "fused"}
     listed = ",".join(f"{key}={value}" for key, value in arguments.items())
     kind = type(updater(optimizer))
@@ -131,7 +131,7 @@ def description(optimizer: Optimizer, options: OptimizerOptions) -> str:
 
 
 def updater(optimizer: Optimizer) -> Optimizer:
-    """Return the optimizer that updates the weights: for a PartitionedOptimizer, that of one partition."""
+    """Return the optimizer that updates the weights: for a PartitionedOptimizer, one partition's optimizer."""
     return optimizer.representative if isinstance(optimizer, PartitionedOptimizer) else optimizer
 
 
@@ -210,14 +210,14 @@ def _check_one_rate(name: str, groups: list[Group]) -> None:
     if len(rates) > 1:
         listed = ", ".join(map(str, sorted(rates)))
         raise ValueError(
-            f"unet_lr, text_encoder_lr: {name} finds one rate for all weights and cannot use {listed} at once; "
-            "leave them empty and set learning_rate = 1"
+            f"unet_lr, text_encoder_lr: {name} uses a single learning rate and cannot use {listed}; leave them "
+            "unset and set learning_rate = 1"
         )
 
 
 def _make_rates_tensors(optimizer: Optimizer) -> None:
     """Make each group's rate a tensor on the parameters' device, the same one even after a state is loaded, so that a
-    captured step reads what the scheduler writes."""
+    captured step reads the scheduler's values."""
     rates = []
     for group in optimizer.param_groups:
         # Schedulers start from this Python number, so that they never read from the device.

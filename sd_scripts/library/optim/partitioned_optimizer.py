@@ -32,7 +32,7 @@ class _Member:
 
     weight: nn.Parameter
     stepped: nn.Parameter
-    """What the optimizer steps: the weight itself, or a float32 surrogate without memory until materialized."""
+    """The parameter of the optimizer: the weight itself, or a float32 surrogate without memory until materialized."""
     number: int
     """Index among all weights."""
 
@@ -96,9 +96,9 @@ class PartitionedOptimizer(Optimizer):
         resident: Callable[[Hashable], AbstractContextManager[Any]] | None = None,
     ):
         """`groups`: dicts of `params`, `lr` and what else differs. `make` builds the optimizer of one partition; its
-        groups also have a `seed`, another for each partition. `rounds`: weights in half precision are stepped as
-        surrogates. `resident` is entered around every change of a partition's weights, except in step_partition, whose
-        caller has made them resident. The weights must already be on the training device."""
+        groups also have a `seed`, a different one for each partition. `rounds`: weights in half precision are stepped
+        as surrogates. `resident` is entered around every change of a partition's weights, except in step_partition,
+        whose caller has made them resident. The weights must already be on the training device."""
         super().__init__(groups, defaults={})
         self._seed = seed
         self._resident = resident or (lambda key: nullcontext())
@@ -116,7 +116,7 @@ class PartitionedOptimizer(Optimizer):
     def _partition(
         self, make: Callable[[list[Group]], Optimizer], initial: list[Group], complete: set[int], members: list[_Member]
     ) -> _Partition:
-        """`asked`: the groups as they were given; `complete`: which of the facade's hold what the optimizer adds."""
+        """`asked`: the groups as passed in; `complete`: the facade's groups that have the optimizer's entries."""
         stepped = {member.weight: member.stepped for member in members}
         mine = [[stepped[weight] for weight in group["params"] if weight in stepped] for group in initial]
         places = [place for place, params in enumerate(mine) if params]

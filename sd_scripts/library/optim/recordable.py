@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 @runtime_checkable
 class ScalesGradients(Protocol):
-    """An optimizer that reads the gradients of a whole model where they are, and clips them without another pass."""
+    """An optimizer that reads the gradients of a whole model where they are, and clips them without an extra pass."""
 
     clip_factor: Tensor | None
     """0-dim float32 on the device: the next step multiplies gradients by it."""
@@ -26,10 +26,10 @@ class RecordableOptimizer(Protocol):
     """An optimizer whose step can be recorded in a CUDA graph."""
 
     def begin_recording(self) -> bool:
-        """Let recorded steps update the weights as they lie in memory now; return whether that is possible."""
+        """Let recorded steps update the weights at their current addresses; return whether that is possible."""
 
     def launch(self) -> Any:
-        """Launch what a step computes, to be recorded."""
+        """Launch a step's computation, to be recorded."""
 
     def fill_scalars(self) -> None:
         """Write what differs between two steps into the memory that the recorded kernels read."""

@@ -1,7 +1,7 @@
 """AdamW for half-precision weights, with stochastic rounding of weights and moments.
 
 torch's AdamW rounds to nearest, which loses small updates. torchao's can round stochastically, but draws from the
-generator of the device, so that its numbers depend on what else was drawn, and differ from process to process.
+generator of the device, so that its numbers depend on other draws, and differ from process to process.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ParamUpdate(NamedTuple):
 
 
 class Hyperparams(NamedTuple):
-    """What all weights of a group share. lr and factor may be 0-dim float32 tensors on the device."""
+    """Hyperparameters shared by all weights of a group. lr and factor may be 0-dim float32 tensors on the device."""
 
     lr: float | Tensor
     betas: tuple[float, float]
@@ -45,7 +45,7 @@ class Hyperparams(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """How to update the weights of a group that have gradients. It holds no gradient."""
+    """How to update the weights of a group that have gradients. It has no gradient."""
 
     addresses: list[Any]
     """The addresses that the plan was made for; it is invalid for any others."""
@@ -65,8 +65,8 @@ class RoundingAdamW(Optimizer):
     known_as = "torch.optim.adamw.AdamW"
     rounds_weights = True
     clip_factor: Tensor | None = None
-    """0-dim float32 on the device: multiplies gradients, such as for clipping, without another pass. At 0 they count as
-    0 even where they are non-finite."""
+    """0-dim float32 on the device: multiplies gradients, such as for clipping, without an extra pass. At 0 they count
+    as 0 even where they are non-finite."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class RoundingAdamW(Optimizer):
         copies: Mapping[Tensor, Tensor] | None = None,
     ):
         """`copies`: float32 master -> the half-precision tensor that the model computes with. A master without a
-        gradient uses that of its copy, and the copy is rewritten in each step."""
+        gradient uses its copy's, and the copy is rewritten in each step."""
         for name, value, fits in (
             ("lr", lr, isinstance(lr, Tensor) or lr >= 0),
             ("betas", betas, len(betas) == 2 and all(0 <= beta < 1 for beta in betas)),
@@ -106,7 +106,7 @@ class RoundingAdamW(Optimizer):
                 raise ValueError(f"weights in {weight.dtype} are not supported; use {', '.join(map(str, MOMENTS))}")
 
     def gradient(self, weight: Tensor) -> Tensor | None:
-        """Return the gradient that the next step uses: the weight's own, or that of its copy."""
+        """Return the gradient that the next step uses: the weight's own, or its copy's."""
         if weight.grad is None and weight in self.copies:
             return self.copies[weight].grad
         return weight.grad
@@ -125,8 +125,8 @@ class RoundingAdamW(Optimizer):
         return loss
 
     def begin_recording(self) -> bool:
-        """Let recorded steps update the weights as they lie in memory now, with their gradients; return whether that is
-        possible, because kernels update all of them."""
+        """Let recorded steps update the weights at their current addresses, with their gradients; return whether that
+        is possible, because kernels update all of them."""
         self._count_replays()
         plans = self._plans()
         if [plan.addresses for plan in plans] != [plan.addresses for plan in self._recorded]:
@@ -139,7 +139,7 @@ class RoundingAdamW(Optimizer):
         return not any(plan.others for plan in plans)
 
     def launch(self) -> None:
-        """Launch what a step computes, to be recorded. The values that differ between steps come from fill_scalars."""
+        """Launch a step's computation, to be recorded. The values that differ between steps come from fill_scalars."""
         self._launch(self._recorded)
 
     def fill_scalars(self) -> None:

@@ -22,7 +22,7 @@ ROUNDS = tl.constexpr(7)
 VECTOR = tl.constexpr(16)
 """Bytes of a vectorized memory access, used where all addresses and sizes are multiples of it."""
 SIZE, COLUMNS = 5, 7
-"""A row holds the addresses of weight, grad, exp_avg, exp_avg_sq and copy, then size and index."""
+"""A row has the addresses of weight, grad, exp_avg, exp_avg_sq and copy, then size and index."""
 
 _TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
@@ -158,7 +158,7 @@ def _update(  # type: ignore[no-untyped-def]
 
 
 class Tables:
-    """The addresses of weights and of what their updates need; valid as long as none of it moves. All tensors of a
+    """The addresses of weights and of their updates' inputs; valid as long as none of them moves. All tensors of a
     weight must be dense and share their memory order."""
 
     def __init__(self, jobs: Iterable[ParamUpdate]):
@@ -170,7 +170,7 @@ class Tables:
         self._parts = [part for group in alike.values() for part in _parts(group)]
 
     def set_steps(self, step_of: Callable[[Tensor], int], betas: tuple[float, float]) -> None:
-        """Set which step the next update is, of each weight; `step_of` tells it. Graphs that are replayed read it."""
+        """Set which step the next update is, of each weight; `step_of` returns it. Graphs that are replayed read it."""
         for part in self._parts:
             part.set_step(step_of(part.first), betas)
 
@@ -282,7 +282,7 @@ def _rows(jobs: list[ParamUpdate]) -> Tensor:
 
 @lru_cache(maxsize=4096)
 def _chunks(sizes: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return what each program works on: row << 32 | index of the chunk in its weight."""
+    """Return each program's work: row << 32 | index of the chunk in its weight."""
     counts = (torch.tensor(sizes, dtype=torch.int64) + 2 * LANES.value - 1) // (2 * LANES.value)
     rows = torch.arange(len(sizes)).repeat_interleave(counts)
     within = torch.arange(len(rows)) - (counts.cumsum(0) - counts)[rows]

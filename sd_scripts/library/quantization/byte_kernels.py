@@ -1,4 +1,4 @@
-"""Kernels for weights of 8 bits: in another dtype (see dequantizing.py), and transposed."""
+"""Kernels for 8-bit weights: conversion to another dtype (see dequantizing.py), and transposition."""
 
 import torch
 import triton
@@ -19,7 +19,7 @@ def _rows(  # type: ignore[no-untyped-def]
     column = (tl.program_id(0) % tiles) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < width
     value = tl.load(stored + row * width + column, mask=inside, other=0)
-    if E4M3:  # spread over 16 bits it is float16, divided by 256; GPUs before RTX 40 know no e4m3
+    if E4M3:  # spread over 16 bits it is float16, divided by 256; GPUs before RTX 40 do not support e4m3
         bits = value.to(tl.uint16)
         half = (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.float16, bitcast=True)
         number = tl.where((bits & 0x7F) == 0x7F, float("nan"), half.to(tl.float32) * 256.0)

@@ -1,4 +1,4 @@
-"""Weights of 8 bits in another dtype, in one pass over memory.
+"""Convert 8-bit weights to another dtype, in one pass over memory.
 
 Each forward and each backward pass does it again; PyTorch's conversion of e4m3 and the scaling are two passes.
 """

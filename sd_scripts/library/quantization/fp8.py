@@ -1,6 +1,6 @@
 """Frozen weights in fp8: e4m3 with a scale per row, multiplied in the model's dtype or in fp8.
 
-Our own scales are powers of two, so that applying one is exact; those of a file are applied in float32.
+Our own scales are powers of two, so that applying one is exact; a file's are applied in float32.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Fp8(WeightFormat):
     compute: bool = False
     """Whether to multiply in fp8 as well."""
     exact: bool = True
-    """Whether the scales are powers of two, exact in every dtype: ours are, those of files need not be."""
+    """Whether the scales are powers of two, exact in every dtype: ours are, a file's need not be."""
 
     derived = ("weight_transposed",)  # (in, out) e4m3 or None
 

@@ -1,9 +1,9 @@
 """Frozen weights in int8 with a scale per row, multiplied in int8 (W8A8) or in the model's dtype.
 
-In int8, the rows of the activations, and in backward those of the output's gradient, are quantized as they come: plain
-operations, which the compiler fuses with those around them. A product adds up in int32, so that only the rounding of
-its factors costs accuracy: 1.2 % where rows are normally distributed, more where they have outliers, and even with
-those hardly more than fp8's 3.7 %. Therefore the gradient is multiplied in int8, too.
+In int8, the rows of the activations, and in backward the rows of the output's gradient, are quantized as they arrive:
+plain operations, which the compiler fuses with their neighbours. A product adds up in int32, so that only the rounding
+of its factors costs accuracy: 1.2 % where rows are normally distributed, more where they have outliers, and even with
+those hardly more than fp8's 3.7 %. So the gradient is multiplied in int8 too.
 """
 
 from __future__ import annotations

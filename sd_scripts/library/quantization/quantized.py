@@ -1,7 +1,7 @@
-"""Frozen Linears whose weights are quantized: what the formats, fp8.py, int8.py and nf4.py, have in common.
+"""Frozen Linears whose weights are quantized: the common part of the formats fp8.py, int8.py and nf4.py.
 
-What a layer holds of its weight are its parameter `weight` and the buffers of its format, so that block swap, moves
-between devices and adapters that share the weight know nothing of formats. torchao's weights are subclasses of tensors
+A layer stores its weight in the parameter `weight` and the buffers of its format, so that block swap, moves between
+devices and adapters that share the weight are independent of formats. torchao's weights are subclasses of tensors
 instead, which cannot be views of the slots that blocks share, and its formats for inference have no backward pass.
 """
 
@@ -25,20 +25,20 @@ SCALE = "weight_scale"
 
 
 class WeightFormat(ABC):
-    """How frozen Linears hold their weights, and multiply by them."""
+    """How frozen Linears store their weights, and multiply by them."""
 
     buffers: ClassVar[tuple[str, ...]] = (SCALE,)
-    """What a layer has beside its weight."""
+    """A layer's buffers besides its weight."""
     derived: ClassVar[tuple[str, ...]] = ()
     """The same, computed from the others: no state dict has it."""
 
     @abstractmethod
     def quantize(self, weight: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """Return what a layer holds of a `weight` (out, in), and its buffers by name."""
+        """Return a layer's stored form of a `weight` (out, in), and its buffers by name."""
 
     @abstractmethod
     def dequantize(self, weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the weight (out, in) in `dtype`, from what a layer holds of it and its scales."""
+        """Return the weight (out, in) in `dtype`, from a layer's stored form of it and its scales."""
 
     @abstractmethod
     def product(self, x: Tensor, layer: nn.Linear) -> Tensor:
@@ -84,7 +84,7 @@ def dequantized(layer: nn.Linear) -> Tensor:
 
 
 def empty_weight(layer: nn.Module) -> Tensor:
-    """Return a tensor without values that has the shape of a layer's weight, (out, in, ...), however it is held."""
+    """Return a tensor without values that has the shape of a layer's weight, (out, in, ...), however it is stored."""
     if isinstance(layer, nn.Linear):
         return torch.empty(layer.out_features, layer.in_features, device="meta")
     return torch.empty_like(layer.weight, device="meta")  # type: ignore[arg-type]
@@ -155,14 +155,14 @@ def share_frozen(layer: nn.Linear, base: nn.Linear) -> None:
 
 
 Dequantize = Callable[[Tensor, Any, torch.dtype], Tensor]
-"""What a layer holds of a weight, its scales or None, dtype -> the weight (out, in)."""
+"""The stored weight of a layer, its scales or None, dtype -> the weight (out, in)."""
 
 
 def define_product(name: str, dequantize: Dequantize, values_per_column: int = 1) -> Callable[..., Tensor]:
     """Define sd_scripts::<name>_product, (x, weight, scale, bias) -> (..., out), differentiable in x, and return it.
 
     It multiplies in the dtype of x. A custom operator, since the compiler would keep the dequantized weight of every
-    layer for backward. `values_per_column`: how many values a column of the quantized weight holds.
+    layer for backward. `values_per_column`: how many values a column of the quantized weight stores.
     """
 
     @torch.library.custom_op(

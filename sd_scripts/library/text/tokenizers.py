@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from transformers import CLIPTokenizer, Qwen2Tokenizer, T5Tokenizer
 
 FILES = ("tokenizer.json", "vocab.json", "spiece.model")
-"""A folder with one of these holds a tokenizer."""
+"""A folder with one of these contains a tokenizer."""
 CLIP_MERGES = 48894
 """Merges that CLIP uses of the 262,144 in the file: 49,408 tokens less 512 for bytes and 2 for start and end."""
 CLIP_LENGTH = 77
-"""Tokens that the encoder reads at once, start and end included."""
+"""Tokens that the encoder reads at a time, start and end included."""
 T5_SENTINELS = 100
 """T5's tokens <extra_id_0> to <extra_id_99>; they follow the 32,000 pieces, last first."""
 T5_ROWS = 128
-"""T5's embedding has a multiple of so many rows: 32,128 for 32,100 tokens."""
+"""T5's embedding has a multiple of this many rows: 32,128 for 32,100 tokens."""
 QWEN_SPECIAL = (
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>"),
     *("<|box_start|>", "<|box_end|>", "<|quad_start|>", "<|quad_end|>"),
@@ -61,7 +61,7 @@ class TokenizerKind:
         return getattr(transformers, self.name)
 
     def fits(self, tokens: int, rows: int) -> bool:
-        """Return whether a tokenizer with so many tokens serves an encoder whose embedding has so many rows."""
+        """Return whether a tokenizer with `tokens` tokens suits an encoder whose embedding has `rows` rows."""
         return 0 <= rows - tokens <= self.spare
 
 
@@ -86,7 +86,7 @@ def find_tokenizer(kind: TokenizerKind, folder: str, source: Path, tokenizer_cac
     """Return the tokenizer for a model at `source`, a file or a diffusers folder.
 
     `folder` is its name in a diffusers folder. `size` is the number of rows of the encoder's embedding: a tokenizer of
-    another model is skipped. Raises ValueError if none fits.
+    a different model is skipped. Raises ValueError if none fits.
     """
     for tokenizer in _candidates(kind, folder, source, tokenizer_cache_dir):
         if kind.fits(len(tokenizer), size):

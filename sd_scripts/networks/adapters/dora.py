@@ -1,6 +1,6 @@
 """LoRA with trained norms of the weight's rows or columns (DoRA), and LoRA of convolutions in Tucker form.
 
-DoRA: Liu et al. 2024, https://arxiv.org/abs/2402.09353. Keys in files are those of LyCORIS.
+DoRA: Liu et al. 2024, https://arxiv.org/abs/2402.09353. Keys in files are LyCORIS'.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """LoHa: the update is the elementwise product of two low-rank matrices, (w1_a w1_b) * (w2_a w2_b).
 
-FedPara, Hyeon-Woo et al. 2021, https://arxiv.org/abs/2108.06098. Keys in files are those of LyCORIS. Its rank is up to
-r²: at small ranks it is computed as a LoRA of that rank, whose matrices hold all products of two columns or rows.
+FedPara, Hyeon-Woo et al. 2021, https://arxiv.org/abs/2108.06098. Keys in files are LyCORIS'. Its rank is up to
+r²: at small ranks it is computed as a LoRA of that rank, whose matrices are all products of two columns or rows.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """LoKr: the update is the Kronecker product of two matrices, w1 (p, q) x w2 (c, d) for a weight (p·c, q·d).
 
-Yeh et al. 2023, https://arxiv.org/abs/2309.14859. Keys in files are those of LyCORIS. Each of the two may be the
+Yeh et al. 2023, https://arxiv.org/abs/2309.14859. Keys in files are LyCORIS'. Each of the two may be the
 product of two matrices of rank r: w2 where the rank is below half its size, w1 with `decompose_both`.
 """
 

@@ -1,6 +1,6 @@
 """LoRA, and LoCon for convolutions: a layer's update is the product of two small matrices, up · down.
 
-Hu et al. 2021, https://arxiv.org/abs/2106.09685. Keys in files are those of sd-scripts.
+Hu et al. 2021, https://arxiv.org/abs/2106.09685. Keys in files are sd-scripts'.
 
 It starts from values that are random, or that come from the base weight and train faster at first. PiSSA, Meng et al.
 2024, https://arxiv.org/abs/2404.02948: the largest singular vectors. OLoRA, Büyükakyüz 2024,
@@ -69,7 +69,7 @@ class LoraLinear(FoldableLinear):
         if torch.compiler.is_compiling():
             return y + F.linear(h, self.lora_up)  # the compiler fuses the sum with what follows
         flat = torch.addmm(y.flatten(0, -2), h.flatten(0, -2), self.lora_up.t())
-        return torch.ops.aten._unsafe_view(flat, y.shape)  # a view would make later compiled blocks need another graph
+        return torch.ops.aten._unsafe_view(flat, y.shape)  # with a view, later compiled blocks would need another graph
 
     @staticmethod
     def project_together(layers: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
@@ -85,7 +85,7 @@ class LoraLinear(FoldableLinear):
 class SplitLoraLinear(LoraLinear):
     """A Linear whose output splits, such as q, k and v, each have their own LoRA.
 
-    Split i uses rows i·r to (i + 1)·r of down (n·r, in); its rows of up (out, r) are those of its outputs.
+    Split i uses rows i·r to (i + 1)·r of down (n·r, in); its rows of up (out, r) belong to its outputs.
     """
 
     foldable = False  # type: ignore[assignment]
@@ -149,8 +149,8 @@ class Pair:
 class Lora(Adapter):
     """LoRA of one layer.
 
-    With `split_dims`, down is (n·r, in) and up is (out, r). The file holds one pair of rank n·r with a block-diagonal
-    up and n times the alpha, so that alpha / rank is unchanged.
+    With `split_dims`, down is (n·r, in) and up is (out, r). The file contains one pair of rank n·r with a
+    block-diagonal up and n times the alpha, so that alpha / rank is unchanged.
     """
 
     kind = "lora"
@@ -313,7 +313,7 @@ STARTS: dict[str, Callable[[Tensor, int, float, torch.Generator], tuple[Tensor, 
 
 
 class StartedLoraLinear(LoraLinear):
-    """A LoRA that starts from values of its base weight: y = x W + b + x (A B - A0 B0), so that W stays as it is."""
+    """A LoRA that starts from values of its base weight: y = x W + b + x (A B - A0 B0), so that W stays unchanged."""
 
     foldable = False  # type: ignore[assignment]
     first_down: Tensor  # (r, in)
@@ -336,8 +336,8 @@ class StartedLoraLinear(LoraLinear):
 
 
 class StartedLora(Lora):
-    """LoRA of a Linear that starts by PiSSA or OLoRA. Its file has twice the rank: what it has become, less its start,
-    so that it is for the base model as it is."""
+    """LoRA of a Linear that starts by PiSSA or OLoRA. Its file has twice the rank: its current values minus the
+    initial ones, so that it is for the unchanged base model."""
 
     first: tuple[Tensor, Tensor]
     """Down and up at the start."""
@@ -360,7 +360,7 @@ class StartedLora(Lora):
         self.start_from(self.down.detach().clone(), self.up.detach().clone())
 
     def start_from(self, down: Tensor, up: Tensor) -> None:
-        """Set what the update is measured from."""
+        """Set the values from which the update is measured."""
         self.first = (down, up)
         layer = self.layer
         assert isinstance(layer, StartedLoraLinear)

@@ -2,7 +2,7 @@
 
 Qiu et al. 2023, https://arxiv.org/abs/2306.07280; Liu et al. 2023, https://arxiv.org/abs/2311.06243. A rotation is the
 Cayley transform R = (I + Q)(I - Q)^-1 of Q = B - B', where B is trained. W' = R W is the same as rotating W x, which
-needs no copy of W. Keys in files are those of LyCORIS.
+needs no copy of W. Keys in files are LyCORIS'.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Rotation(nn.Module):
         return 2 * (inverse_of_blocks(eye - skew) - eye)
 
     def forward(self, z: Tensor) -> Tensor:
-        """Return what the rotation adds to z, (..., out)."""
+        """Return the rotation's change of z, (..., out)."""
         changes = self.changes().to(z.dtype)
         flat = z.flatten(0, -2)
         added = _turned(flat, changes.mT) if changes.ndim == 3 else self._butterfly(flat, changes)

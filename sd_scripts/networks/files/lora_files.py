@@ -1,6 +1,6 @@
 """Read LoRA files: the one reader for training, generating and the tools.
 
-What a file says is used or named: a tensor that is damaged, or that belongs to a layer but is not understood, is an
+Everything in a file is used or named: a tensor that is damaged, or that belongs to a layer but is not understood, is an
 error; layers that the model does not have, and tensors of no layer, are listed for a warning.
 """
 
@@ -117,7 +117,7 @@ class LoraFile:
         return out == shape[0] and inputs in (None, shape[1:].numel())
 
     def change(self, name: str, weight: Tensor, strength: float) -> Tensor | None:
-        """Return what the file adds to a layer's `weight` (out, in, ...) at a strength, float32 and of its shape; None
+        """Return the file's change of a layer's `weight` (out, in, ...) at a strength, float32 and of its shape; None
         if it does not have the layer."""
         if (layer := self.layers.get(name)) is None:
             return None
@@ -130,8 +130,8 @@ def read_lora(option: str, path: Path, modules: Iterable[AdaptedModule] = ()) ->
     """Read a LoRA file, with sd-scripts' names for the layers of `modules`, which are the denoiser, then the text
     encoders; without weights they may have other sizes than the file.
 
-    Raises ValueError, one sentence that names the option, the file and the layer, if the file is damaged, of another
-    method, or only understood in part.
+    Raises ValueError, one sentence that names the option, the file and the layer, if the file is damaged, of a
+    different method, or only partly understood.
     """
     modules = list(modules)
     raw = maybe_uncompile_state_dict(read_weights(path, option))
@@ -184,7 +184,7 @@ def checked_layers(raw: Tensors, keys: LoraKeys, header: PeftHeader) -> Layers:
 
 
 def _problem(ending: str, tensor: Tensor, norm: float) -> str:
-    """Return what is wrong with a tensor by itself; "" if nothing is."""
+    """Return the problem of a single tensor; "" without one."""
     if ending == ALPHA:
         if tensor.numel() != 1:
             return "no single number"
@@ -215,7 +215,7 @@ def _require_complete(layer: str, keys: Mapping[str, str], tensors: Tensors) -> 
         forms = [form for kind in adapter_kinds().values() for form in kind.forms or (kind.endings,)]
         nearest = max(forms, key=lambda form: (len(tensors.keys() & {*form}), -len(form)))
         missing = [ending for ending in nearest if ending not in tensors]
-        lacking = f"but not its {' and '.join(missing)}" if missing else "of a shape that is not known"
+        lacking = f"but not its {' and '.join(missing)}" if missing else "of an unknown shape"
         raise ValueError(f"is incomplete: of the layer {name} it has {first}, {lacking}; choose a complete file")
     if extra := tensors.keys() - {*kind.endings, ALPHA}:
         raise ValueError(f"has the layer {name} both as {kind.kind} and with {', '.join(sorted(extra))}; {ANOTHER}")

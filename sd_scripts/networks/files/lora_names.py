@@ -1,7 +1,7 @@
 """Convert the names that other programs give to the layers of a LoRA to the names of sd-scripts, and back.
 
-Files of diffusers (with PEFT and before), ai-toolkit, ComfyUI, OneTrainer and XLabs are read; those of diffusers,
-ComfyUI and ai-toolkit are written.
+Files of diffusers (with PEFT and before), ai-toolkit, ComfyUI, OneTrainer and XLabs are read; diffusers',
+ComfyUI's and ai-toolkit's are written.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _taken(left: Layers, names: Iterable[str]) -> Tensors | None:
 
 
 def _spellings(each: AdaptedModule, number: int, name: str) -> Iterator[str]:
-    """Yield what programs write for the layer that diffusers or we call `name` in a module."""
+    """Yield the names that programs write for the layer that diffusers or we call `name` in a module."""
     prefixes = ENCODER_PREFIXES[number - 1] if 0 < number <= len(ENCODER_PREFIXES) else DENOISER_PREFIXES
     inner = name.removeprefix("text_model.")  # which transformers has left out of the paths of CLIP
     for written in dict.fromkeys((name, inner, f"text_model.{inner}") if number else (name,)):
@@ -73,7 +73,7 @@ def _spellings(each: AdaptedModule, number: int, name: str) -> Iterator[str]:
 
 
 def _joined(ours: str, parts: Sequence[Tensors | None], weight: Tensor, swapped: bool) -> Tensors:
-    """Join the modules of a layer into one. Of several, each but the last has as many rows as the layer has inputs."""
+    """Join the modules of a layer into one. Of several, each but the last has one row per input of the layer."""
     if len(parts) == 1 and parts[0] and not swapped:
         return parts[0]
     there = [part for part in parts if part]
@@ -93,7 +93,7 @@ def _joined(ours: str, parts: Sequence[Tensors | None], weight: Tensor, swapped:
 
 
 def _computable(tensors: Tensors) -> Tensors:
-    """Return tensors that PyTorch can compute with, which fp8 is not; bf16 holds its values exactly."""
+    """Return tensors that PyTorch can compute with, which fp8 is not; bf16 represents its values exactly."""
     return {ending: tensor.bfloat16() if tensor.itemsize == 1 else tensor for ending, tensor in tensors.items()}
 
 
@@ -104,7 +104,7 @@ def _joined_pairs(pairs: Sequence[Pair | None], weight: Tensor) -> Tensors:
         up = torch.cat([pair.up for pair in pairs if pair])
         return {DOWN: first.down, UP: up, ALPHA: torch.tensor(first.alpha)}
     width = first.down.shape[1]
-    out = len(weight) * width // weight.shape[1]  # `weight` may be that of a larger model of this kind
+    out = len(weight) * width // weight.shape[1]  # `weight` may belong to a larger model of this kind
     rows = [width] * (len(pairs) - 1)
     rows.append(out - sum(rows))
     blocks = [
@@ -119,7 +119,7 @@ def _same_input(one: Pair, other: Pair) -> bool:
 
 
 def with_names_of(program: str, tensors: Mapping[str, Tensor], modules: Sequence[AdaptedModule]) -> Tensors:
-    """Return the tensors of a LoRA, which are under sd-scripts' names, under those of `program`: sd-scripts, diffusers,
+    """Rename the tensors of a LoRA from sd-scripts' names to those of `program`: sd-scripts, diffusers,
     comfyui or ai-toolkit. Layers that are not in `modules` are left out.
 
     Raises ValueError, without an option's name, for an adapter kind that the program does not read.
@@ -156,7 +156,7 @@ def _renamed(name: str, own: Tensors) -> Iterator[tuple[str, Tensor]]:
 
 
 def _peft(each: AdaptedModule, number: int, path: str, name: str, pair: Pair) -> Iterator[tuple[str, Tensor]]:
-    """Yield a layer as PEFT has it. It knows no alpha: the factors take up alpha / rank, each about half of it."""
+    """Yield a layer as PEFT has it. It has no alpha: the factors absorb alpha / rank, each about half of it."""
     target = each.target
     if number:
         full = path if path.startswith("text_model.") or "_text_model_" not in name else f"text_model.{path}"
@@ -177,7 +177,7 @@ def _peft(each: AdaptedModule, number: int, path: str, name: str, pair: Pair) ->
 
 
 def _split(down: Tensor, up: Tensor, pair: Pair, count: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Split a layer into `count` modules, of which each but the last has as many rows as the layer has inputs. Where
+    """Split a layer into `count` modules, each of which but the last has one row per input of the layer. Where
     each has ranks of its own, it gets these, else all."""
     width = down.shape[1]
     rows = [width] * (count - 1)

@@ -1,4 +1,4 @@
-"""Base weights and adapters in one matrix: what is in it, and who computes with it.
+"""Base weights and adapters in one matrix: its contents, and the layers that compute with it.
 
 A foldable layer computes its adapter in the product with its base weight, where it is compiled
 (library/kernels/folded_product.py); foldable layers with the same input, such as q, k and v, all compute in one.
@@ -22,7 +22,7 @@ from sd_scripts.networks.lokr_sizes import MULTIPLE
 
 LARGE = 3072
 """The smaller side of a weight from which on only one of its products is a joint one: that which has the wider result.
-What the other adds is small beside a product of this size (docs/performance.md)."""
+The other's share is small compared with a product of this size (docs/performance.md)."""
 
 Run = tuple[int, Tensor, int | None]
 """Where a part begins in the flat buffer, its place in a joint matrix, and where the factor of it is, if it has one."""
@@ -39,7 +39,7 @@ class Tail(NamedTuple):
     parameter: nn.Parameter
     place: Tensor
     moves: bool = False
-    """Whether the parameter itself is there from then on."""
+    """Whether the parameter itself is in the matrix afterwards."""
     factor: tuple[nn.Parameter, int] | None = None
     """A parameter and which of its values the part is multiplied by."""
 
@@ -71,11 +71,11 @@ class FoldableLinear(AdaptedLinear):
         raise NotImplementedError
 
     def tails(self, down: Tensor, up: Tensor) -> Iterator[Tail]:
-        """Yield what to write into `down`, (r, in), and `up`, (out, r), which are 0."""
+        """Yield the values to write into `down`, (r, in), and `up`, (out, r), which are 0."""
         raise NotImplementedError
 
     def is_folded(self, layers: int) -> bool:
-        """Return whether this layer computes in one product for `layers` layers, of which it is the first."""
+        """Return whether this layer computes in one product for `layers` layers, starting with itself."""
         return self.joint is not None and self.joint_layers == layers and torch.compiler.is_compiling()
 
     def folded(self, layers: Sequence[FoldableLinear], x: Tensor, pieces: Sequence[int] = ()) -> list[Tensor]:
@@ -127,7 +127,7 @@ class FoldedLayers:
                 moved += 1
             self._runs.append((starts[parameter], place, starts[factor[0]] + factor[1] if factor else None))
         self.complete = moved == len(starts)
-        """Whether all compute copies lie in joint matrices, so that nobody reads the flat buffer."""
+        """Whether all compute copies are in joint matrices, so that nobody reads the flat buffer."""
         self._copies = None
         if compute.is_cuda and importlib.util.find_spec("triton"):
             from sd_scripts.library.strided_copies import StridedCopies

@@ -48,7 +48,7 @@ class Stack:
         self._find_weights()
 
     def _find_weights(self) -> None:
-        """Tell the kernels where the weights are, which may have been moved to another device and back."""
+        """Update the kernels' addresses of the weights, which may have been moved to another device and back."""
         parts = [layer.weight for layer in self.layers], self.ups, [each.norms for each in self.magnitudes]
         if not (self.kernels and self.kernels.are_at(*parts)):
             self.kernels = kernels.LowRankNorms(*parts) if kernels and kernels.LowRankNorms.fits(*parts) else None
@@ -72,7 +72,7 @@ class Stack:
         torch.div(norms, self.roots + self.eps, out=self.gains)
 
     def pass_on(self) -> None:
-        """Add what the gradients of the gains mean for norms, ups and downs to their gradients."""
+        """Add the gradients that norms, ups and downs get through the gains."""
         gain_grads = [each.gains.grad for each in self.magnitudes]  # type: ignore[union-attr]
         if all(grad is None for grad in gain_grads):
             return

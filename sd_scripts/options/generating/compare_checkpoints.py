@@ -15,18 +15,17 @@ MOST_IMAGES = 2000
 
 
 class CheckpointOptions(OptionGroup, title="Checkpoints"):
-    """What is compared."""
+    """Inputs of the comparison."""
 
-    run: str | None = path_option("Folder of the run, which holds its config.toml and events.jsonl.")
+    run: str | None = path_option("Run folder, which contains its config.toml and events.jsonl.")
     config_file: str | None = path_option(
-        "Settings of a training (.toml), for checkpoints of which no run folder is left.", label="Settings file"
+        "Settings of a training (.toml), for checkpoints whose run folder no longer exists.", label="Settings file"
     )
     checkpoints: list[str] = option(
         [], "Files to compare, in the order of training. Default: all that the run saved.", path=True
     )
     output_dir: str | None = path_option(
-        "Folder for the result. Default: 'comparison' in the run folder. Images and losses that are there already "
-        "are not made again."
+        "Folder for the result. Default: 'comparison' in the run folder. Existing images and losses are reused."
     )
 
 
@@ -58,7 +57,7 @@ class MatrixOptions(OptionGroup, title="Images"):
     sampler: str | None = optional(
         "Sampler, unless the prompt sets it (--ss).", choices=SAMPLERS, needs="noise_schedule"
     )
-    no_images: bool = switch("Make no images, and measure the validation loss only.", label="Losses only")
+    no_images: bool = switch("Skip the images; measure only the validation loss.", label="Losses only")
 
 
 class ModelPrecisionOptions(OptionGroup, title="Model"):
@@ -67,7 +66,7 @@ class ModelPrecisionOptions(OptionGroup, title="Model"):
     dtype: Literal["bf16", "fp16", "fp32"] | None = optional(
         "Precision of the model. Default: the precision of the run.", label="Precision"
     )
-    compile: bool = switch("Compile the model: worth it from some dozen images on. Losses are measured uncompiled.")
+    compile: bool = switch("Compile the model: worth it from a few dozen images on. Losses are measured uncompiled.")
 
 
 class LossOptions(OptionGroup, title="Validation"):
@@ -78,7 +77,7 @@ class LossOptions(OptionGroup, title="Validation"):
         "validation_split held out.",
         label="Held-out images",
     )
-    no_validation: bool = switch("Measure no validation loss.", label="Images only")
+    no_validation: bool = switch("Skip the validation loss.", label="Images only")
     rule: Rule | None = optional(
         "Which checkpoint is marked as the best: 'lowest' validation loss, lowest loss 'smoothed' over neighbours, "
         "'earliest' within some percent of the lowest, or 'last'. Default: the lowest, or the last if no loss "
@@ -86,7 +85,7 @@ class LossOptions(OptionGroup, title="Validation"):
     )
     within: float = option(
         WITHIN,
-        "Percent above the lowest loss up to which rule = earliest accepts one.",
+        "How far above the lowest loss rule = earliest may go, in percent.",
         label="Within percent",
         within=(0.0, 100.0),
     )

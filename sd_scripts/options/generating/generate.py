@@ -8,7 +8,7 @@ from sd_scripts.options.generating.sampling import SAMPLERS
 from sd_scripts.options.spec import OptionGroup, count, option, optional, path_option, switch
 
 GENERATE = "generate"
-"""The method of the scripts that generate, beside those of training."""
+"""The method of the scripts that generate, in addition to the training methods."""
 PREVIEW = "preview.webp"
 """File in the run folder with the image so far."""
 
@@ -25,15 +25,15 @@ class GenerateOptions(OptionGroup, title="Generate", methods=(GENERATE,)):
     width: int = option(1024, "Width in pixels, unless the prompt sets it (--w).", within=(64, 8192))
     height: int = option(1024, "Height in pixels, unless the prompt sets it (--h).", within=(64, 8192))
     steps: int | None = optional(
-        "Sampling steps, unless the prompt sets it (--s). Default: what suits the family.", within=(1, 999)
+        "Sampling steps, unless the prompt sets it (--s). Default: the family's.", within=(1, 999)
     )
     scale: float | None = optional(
-        "Classifier-free guidance, unless the prompt sets it (--l); 1 is off. Default: what suits the family.",
+        "Classifier-free guidance, unless the prompt sets it (--l); 1 is off. Default: the family's.",
         label="CFG scale",
         within=(0.0, 100.0),
     )
     guidance: float | None = optional(
-        "Guidance of a distilled model, unless the prompt sets it (--g). Default: what suits the family.",
+        "Guidance of a distilled model, unless the prompt sets it (--g). Default: the family's.",
         needs="guidance",
         within=(0.0, 100.0),
     )
@@ -52,8 +52,8 @@ class GenerateOptions(OptionGroup, title="Generate", methods=(GENERATE,)):
     images_per_prompt: int = option(1, "Images of each prompt, with different seeds.", within=(1, 1000))
     batch_size: int = option(
         1,
-        "Images of a prompt that are generated together, which is faster on a GPU with memory left. Each has the seed "
-        "that it would have alone.",
+        "Images of a prompt to generate together, which is faster if GPU memory suffices. Seeds are the same as one "
+        "by one.",
         within=(1, 64),
         needs="batches",
     )
@@ -66,17 +66,17 @@ class GenerateOptions(OptionGroup, title="Generate", methods=(GENERATE,)):
     )
     lora_weights: list[str] = option([], "LoRAs and other adapters to apply together.", label="LoRA files", path=True)
     lora_multiplier: list[float] = option(
-        [], "Strength of each adapter file; 1 where there is none.", label="LoRA strengths", within=(-100.0, 100.0)
+        [], "Strength of each adapter file. Default: 1.", label="LoRA strengths", within=(-100.0, 100.0)
     )
     image_dir: str = option("outputs/images", "Folder for the images.", label="Image folder", path=True)
-    no_metadata: bool = switch("Write no parameters into the images.", label="No parameters in images")
+    no_metadata: bool = switch("Do not write parameters into the images.", label="No parameters in images")
     dtype: Literal["bf16", "fp16", "fp32"] = option("bf16", "Precision of the model.", label="Precision")
     zero_terminal_snr: bool = switch(
         "The model was trained with zero_terminal_snr.", label="Zero terminal SNR", needs="noise_schedule"
     )
     resident: bool = switch("Keep the model and its graphs, and wait for requests in run_dir.")
     idle_seconds: int | None = count(
-        "End a resident process that got no request for so many seconds. 0 never ends it.", label="End when idle"
+        "Shut down a resident process after this many idle seconds; 0 keeps it running.", label="End when idle"
     )
 
     def check(self) -> Iterable[tuple[str, str]]:

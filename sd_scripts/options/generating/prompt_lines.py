@@ -85,7 +85,7 @@ class LineOption:
 
     def match(self, part: str) -> "re.Match[str] | None":
         found = re.match(self.letters + self.value, part, re.IGNORECASE)
-        # digits of other scripts make no number, and none is read in part
+        # digits of other writing systems do not make a number, and none is read in part
         return None if found and part[found.end() :][:1].isdecimal() else found
 
 
@@ -109,11 +109,11 @@ SAMPLER, CONTROLS = LINE_OPTIONS[-2:]
 
 @dataclass(frozen=True)
 class Entry:
-    """What a prompt file sets for one image."""
+    """A prompt file's settings for one image."""
 
     keys: dict[str, Any]
     dropped: tuple[str, ...] = ()
-    """Messages about what has no effect."""
+    """Messages about settings without effect."""
     place: str = ""
     """Its position in the file: `line 3`, `prompt 2`."""
 
@@ -139,8 +139,8 @@ class PromptFile:
         return [self._about(entry, what) for entry in self.entries for what in entry.dropped]
 
     def prompts(self, defaults: SamplePrompt) -> list[SamplePrompt]:
-        """Return all prompts; `defaults` fills in what a prompt does not set. Raises ValueError naming sample_prompts
-        if the file cannot be read or a value is wrong."""
+        """Return all prompts; `defaults` fills in values that a prompt does not set. Raises ValueError naming
+        sample_prompts if the file cannot be read or a value is wrong."""
         if self.unreadable:
             raise ValueError(self.unreadable)
         for entry in self.entries:
@@ -183,7 +183,7 @@ def _read_text(path: Path) -> str:
 
 
 def check_kind(path: Path) -> None:
-    """Raise ValueError unless the extension tells the format."""
+    """Raise ValueError unless the extension identifies the format."""
     if path.suffix not in KINDS:
         raise ValueError(f"sample_prompts: '{path}' is not a .txt, .toml or .json file")
 
@@ -266,7 +266,7 @@ def _object(keys: Mapping[str, Any]) -> Entry:
 
 
 def _read_toml(text: str) -> list[Entry]:
-    """Read [prompt], which has what all images share, and each [[prompt.subset]], which is one image."""
+    """Read [prompt], which applies to all images, and each [[prompt.subset]], which is one image."""
     shared = documents.parse_toml(text).get("prompt")
     if not isinstance(shared, dict) or not isinstance(shared.get("subset"), list):
         raise ValueError("it has no [[prompt.subset]]")
@@ -288,7 +288,7 @@ READERS = dict(zip(KINDS, (_read_lines, _read_toml, _read_json), strict=True))
 
 
 def _problems(keys: Mapping[str, Any], capabilities: Collection[str] = ()) -> Iterator[str]:
-    """Yield what is wrong with the values of an entry, for a family with these capabilities."""
+    """Yield the problems of an entry's values, for a family with these capabilities."""
     for key, value in _each(keys):
         if key not in FIELDS or value is None:
             continue

@@ -15,7 +15,7 @@ class PublishOptions(OptionGroup, title="Publish"):
         placeholder="me/my-lora",
     )
     token: str | None = optional(
-        "A token that may write. Default: HF_TOKEN of the GUI, or its login.",
+        "A token with write access. Default: HF_TOKEN of the GUI, or its login.",
         label="Hugging Face token",
         secret="HF_TOKEN",
     )

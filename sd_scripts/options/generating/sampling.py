@@ -9,7 +9,7 @@ SAMPLERS = (
 
 
 class SampleOptions(OptionGroup, title="Samples"):
-    """Generate images during training to see what the model has learned."""
+    """Generate images during training to follow its progress."""
 
     sample_prompts: str | None = path_option(
         "File with the prompts: .txt with one per line (such as `a cat --w 1024 --h 1024 --s 30`), .toml or .json.",

@@ -6,7 +6,7 @@ from typing import Literal
 from sd_scripts.options.spec import OptionGroup, option, optional, path_option, switch
 
 MOST_VECTORS = 75
-"""Tokens that a text encoder reads at once."""
+"""Tokens that a text encoder reads at a time."""
 OBJECT_TEMPLATES = tuple(
     f"{article} {view} of {of} {{}}"
     for of in ("a", "the", "one", "my")
@@ -30,10 +30,10 @@ STYLE_TEMPLATES = tuple(
 class EmbeddingOptions(
     OptionGroup, title="Textual inversion", methods=("lora", "textual_inversion"), needs="learns_embeddings"
 ):
-    """A new token whose embeddings are trained, while all other tokens stay as they are."""
+    """A new token whose embeddings are trained, while all other tokens stay unchanged."""
 
     token_string: str | None = optional(
-        "The new word, which captions and sample prompts contain. It must not be a word that the model knows.",
+        "The new word, which captions and sample prompts contain. It must not be a word the model already knows.",
         label="Token",
         placeholder="mycat",
         notes={
@@ -42,14 +42,14 @@ class EmbeddingOptions(
         },
     )
     init_word: str | None = optional(
-        "A word that the model knows and that comes close, such as cat: the embeddings start from its own. Unset "
-        "starts from random ones.",
+        "An existing word of similar meaning, such as cat, whose embeddings are the start. Default: random embeddings.",
         label="Start from word",
         placeholder="cat",
     )
     num_vectors_per_token: int = option(
         1,
-        "Number of embeddings of the token. More can hold more detail, and take that many of a prompt's 75 tokens.",
+        "Number of embeddings of the token. More can represent more detail, and use up that number of a "
+        "prompt's 75 tokens.",
         label="Vectors per token",
         within=(1, MOST_VECTORS),
     )
@@ -64,7 +64,7 @@ class EmbeddingOptions(
         label="Continue from embedding file",
     )
     use_object_template: bool = switch(
-        "Train with captions such as 'a photo of a mycat' instead of those of the images. Regularisation images keep "
+        "Train with captions such as 'a photo of a mycat' instead of the images' own. Regularisation images keep "
         "theirs.",
         label="Captions for an object",
     )
@@ -74,14 +74,14 @@ class EmbeddingOptions(
 
     @property
     def templates(self) -> tuple[str, ...]:
-        """Return the captions that replace those of the images; none if these are used."""
+        """Return the captions that replace the images' own; none if those are used."""
         if not self.token_string or not (self.use_object_template or self.use_style_template):
             return ()
         chosen = OBJECT_TEMPLATES if self.use_object_template else STYLE_TEMPLATES
         return tuple(template.format(self.token_string) for template in chosen)
 
     def without_token(self) -> Iterator[str]:
-        """Yield the names of the options that are set although there is no token."""
+        """Yield the names of the options that are set without a token."""
         if not self.token_string:
             for name in ("init_word", "weights", "embedding_lr", "use_object_template", "use_style_template"):
                 if getattr(self, name):

@@ -26,7 +26,7 @@ class Rate(NamedTuple):
 
 
 class Rules:
-    """Rules that treat all layers alike; families override what they need. `name` is the layer's name in files."""
+    """Rules that treat all layers alike; families override them. `name` is the layer's name in files."""
 
     adapts_conv = False
     """Whether convolutions get ranks without conv_dim."""

@@ -18,10 +18,10 @@ WITH_CONVOLUTIONS = ("locon", "dora", "loha", "lokr", "oft", "boft")
 
 
 class NetworkOptions(OptionGroup, title="Network", methods=("lora",)):
-    """What the LoRA adapts, and how much it can learn."""
+    """The layers a LoRA adapts, and its capacity."""
 
     network_type: str | None = optional(
-        "What is trained for each layer. lora suits most; locon adapts convolutions too; dora also learns the norms of "
+        "What is trained for each layer. lora suits most; locon adapts convolutions too; dora also trains the norms of "
         "weights; lokr makes small files at high rank; loha, oft and boft are alternatives. Default: lora.",
         label="Network type",
         choices=tuple(NETWORK_TYPES),
@@ -32,7 +32,7 @@ class NetworkOptions(OptionGroup, title="Network", methods=("lora",)):
         suggestions=("networks.lora", "networks.loha", "networks.lokr", "networks.oft", "lycoris.kohya"),
     )
     network_dim: int | None = optional(
-        "Rank: how much the LoRA can learn. 8 to 32 suits most. Default: 4.",
+        "Rank, the capacity of the LoRA. 8 to 32 suits most. Default: 4.",
         label="Rank (network_dim)",
         within=(1, 1_000_000),
     )
@@ -44,8 +44,8 @@ class NetworkOptions(OptionGroup, title="Network", methods=("lora",)):
         within=(0.0, 1_000_000.0),
     )
     conv_dim: int | None = optional(
-        "Rank of convolutions with a kernel above 1x1; unset leaves them out, except for locon, which then uses "
-        "network_dim.",
+        "Rank of convolutions with a kernel above 1x1; by default they are not trained, except with locon, "
+        "which then uses network_dim.",
         label="Convolution rank",
         within=(0, 1_000_000),
         needs="convolutions",
@@ -77,13 +77,13 @@ class NetworkOptions(OptionGroup, title="Network", methods=("lora",)):
         shown_for=("network_type", ("lokr",)),
     )
     dora_wd: bool = switch(
-        "Also learn the norm of each row of a weight, as DoRA does. Takes more time and memory.",
+        "Also train the norm of each row of a weight, as DoRA does. Takes more time and memory.",
         label="Weight decomposition (DoRA)",
         shown_for=("network_type", ("loha", "lokr")),
     )
     wd_on_output: bool = option(
         True,
-        "DoRA: learn a norm for each output. Off: for each input, which ComfyUI shows exactly as trained.",
+        "DoRA: train a norm for each output. Off: for each input, which ComfyUI shows exactly as trained.",
         label="Norms of outputs (DoRA)",
         shown_for=("network_type", ("dora", "loha", "lokr")),
     )
@@ -94,25 +94,26 @@ class NetworkOptions(OptionGroup, title="Network", methods=("lora",)):
         shown_for=("network_type", ("locon", "dora", "loha", "lokr")),
     )
     constraint: float | None = optional(
-        "OFT and BOFT: the furthest that a layer may be rotated, for each of its outputs. Unset or 0 is no limit.",
+        "OFT and BOFT: the furthest that a layer may be rotated, for each of its outputs. Default: no limit, as with "
+        "0.",
         label="OFT constraint",
         within=(0.0, 1_000_000.0),
         shown_for=("network_type", ("oft", "boft")),
     )
     rescaled: bool = switch(
-        "OFT and BOFT: also learn a factor for each output. ComfyUI ignores it for OFT.",
+        "OFT and BOFT: also train a factor for each output. ComfyUI ignores it for OFT.",
         label="OFT rescaling",
         shown_for=("network_type", ("oft", "boft")),
     )
     lora_init: str = option(
         "default",
-        "What a LoRA starts from: default is random, pissa the largest singular vectors of each weight, olora an "
-        "orthonormal basis of it. The last two learn faster at first; their files have twice the rank.",
+        "Initial weights of a LoRA: default is random, pissa the largest singular vectors of each weight, olora an "
+        "orthonormal basis of it. The last two converge faster at first; their files have twice the rank.",
         label="LoRA initialization",
         choices=("default", "pissa", "olora"),
     )
     rs_lora: bool = switch(
-        "Scale by network_alpha / sqrt(network_dim), so that high ranks learn as fast as low ones (rsLoRA).",
+        "Scale by network_alpha / sqrt(network_dim), so that high ranks train as fast as low ones (rsLoRA).",
         label="Rank-stabilized scale",
     )
     network_dropout: float | None = optional(
@@ -130,8 +131,8 @@ class NetworkOptions(OptionGroup, title="Network", methods=("lora",)):
     )
     network_args: list[str] = option(
         [],
-        "More settings of the network as key=value: loraplus_lr_ratio; ggpo_beta with ggpo_sigma; and those of LyCORIS "
-        "and sd-scripts.",
+        "More settings of the network as key=value: loraplus_lr_ratio; ggpo_beta with ggpo_sigma; and the settings of "
+        "LyCORIS and sd-scripts.",
         label="Network arguments",
         placeholder="loraplus_lr_ratio=16",
     )
@@ -140,7 +141,7 @@ class NetworkOptions(OptionGroup, title="Network", methods=("lora",)):
         label="Continue from LoRA file",
     )
     dim_from_weights: bool = switch(
-        "Take the ranks from network_weights instead of network_dim.", label="Rank from the LoRA file"
+        "Use the ranks of network_weights instead of network_dim.", label="Rank from the LoRA file"
     )
     base_weights: list[str] = option(
         [], "LoRA files merged into the base model before training.", label="Merge LoRA files first", path=True
@@ -214,7 +215,7 @@ class NetworkOptions(OptionGroup, title="Network", methods=("lora",)):
 
     @property
     def draws(self) -> str:
-        """Return what makes the network draw random numbers in its forward; empty if nothing does."""
+        """Return the option for which the network draws random numbers in its forward; empty without one."""
         for name in ("network_dropout", "rank_dropout", "module_dropout"):
             if getattr(self, name):
                 return name
@@ -247,7 +248,7 @@ class NetworkOptions(OptionGroup, title="Network", methods=("lora",)):
                 "leaves nothing to train together with network_train_text_encoder_only; turn one of them off",
             )
         if self.dim_from_weights and not self.network_weights:
-            yield "dim_from_weights", "needs network_weights, the file to take the ranks from"
+            yield "dim_from_weights", "needs network_weights, the file with the ranks"
         if self.base_weights_multiplier and len(self.base_weights_multiplier) != len(self.base_weights):
             yield (
                 "base_weights_multiplier",
@@ -264,7 +265,7 @@ class NetworkOptions(OptionGroup, title="Network", methods=("lora",)):
         if self.network_weights:
             yield (
                 "lora_init",
-                f"{self.lora_init} and network_weights both say what to start from; leave one of them unset",
+                f"{self.lora_init} and network_weights both set the starting weights; leave one of them unset",
             )
         if self.scale_weight_norms:
             yield (
@@ -274,7 +275,7 @@ class NetworkOptions(OptionGroup, title="Network", methods=("lora",)):
 
 
 def _is_even(factors: str) -> bool:
-    """Whether all factors of a list are 1, or 0 for what is not trained."""
+    """Whether all factors of a list are 1, or 0 for untrained layers."""
     try:
         return {float(word) for word in factors.strip(" '\"[]()").split(",") if word.strip()} <= {0.0, 1.0}
     except ValueError:

@@ -72,13 +72,13 @@ class NetworkArguments:
         return text
 
     def unread(self, keys: Iterable[str]) -> list[str]:
-        """Return those of `keys` that nobody has read so far; they count as read from here on."""
+        """Return the `keys` that have not been read so far; they count as read from here on."""
         left = [key for key in keys if key in self._values and key not in self._asked]
         self._asked.update(left)
         return left
 
     def unknown(self) -> list[str]:
-        """Return a sentence for each key that was never read; it may be meant for another program.
+        """Return a sentence for each key that was never read; it may be meant for a different program.
 
         Raises ValueError, one sentence per line, for keys that look like typos, since their values would be lost.
         """

@@ -102,7 +102,7 @@ class BuiltIn:
 
 
 def read_items(items: list[str]) -> dict[str, str]:
-    """Return network_args by key; what is not key=value is left out."""
+    """Return network_args by key; items other than key=value are left out."""
     pairs = (item.partition("=") for item in items if "=" in item)
     return {key.strip(): value.strip() for key, _, value in pairs}
 
@@ -143,7 +143,7 @@ def is_built_in(module: str, arguments: Mapping[str, str]) -> bool:
 
 
 def needs_package(arguments: Mapping[str, str]) -> str:
-    """Return the argument for which LyCORIS needs its package, as it is written."""
+    """Return the argument, as written, for which LyCORIS needs its package."""
     if (algorithm := _algorithm(arguments)) not in ALGORITHMS:
         return f"algo={algorithm}"
     if (preset := arguments.get("preset", "full")) not in PRESETS:

@@ -10,8 +10,8 @@ class NoiseOptions(OptionGroup, title="Noise"):
     """The noise added to the latents, and the range of timesteps."""
 
     noise_offset: float | None = optional(
-        "Offset the noise of each latent channel by a random amount of this strength, so that very dark and very "
-        "bright images can be learned. Around 0.05.",
+        "Offset the noise of each latent channel by a random amount of this strength, so that the model can "
+        "learn very dark and very bright images. Around 0.05.",
         within=(0.0, 10.0),
         needs="noise_schedule",
     )
@@ -22,7 +22,7 @@ class NoiseOptions(OptionGroup, title="Noise"):
         "Add the mean of the latents times this to noise_offset.", within=(-10.0, 10.0), needs="noise_schedule"
     )
     multires_noise_iterations: int | None = count(
-        "Add this many layers of increasingly coarse noise, another way to learn dark and bright images. 6 to 10 is "
+        "Add this many layers of increasingly coarse noise, another way to train dark and bright images. 6 to 10 is "
         "usual; 0 is off.",
         most=64,
         needs="noise_schedule",
@@ -78,7 +78,7 @@ class LossOptions(OptionGroup, title="Loss"):
         needs="noise_schedule",
     )
     scale_v_pred_loss_like_noise_pred: bool = switch(
-        "Weight the loss of a v-prediction model like that of a noise-prediction model.",
+        "Weight the loss of a v-prediction model like a noise-prediction model's.",
         label="Scale v-prediction loss",
         needs="noise_schedule",
     )

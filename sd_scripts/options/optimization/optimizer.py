@@ -14,14 +14,14 @@ class OptimizerOptions(OptionGroup, title="Optimizer"):
 
     optimizer_type: str = option(
         "",
-        "Empty is AdamW, the usual choice; AdamW8bit saves memory; Prodigy finds the learning rate itself "
+        "Empty is AdamW, the usual choice; AdamW8bit saves memory; Prodigy determines the learning rate itself "
         "(learning_rate = 1). Any class works by dotted path, such as pytorch_optimizer.CAME.",
         label="Optimizer",
         suggestions=tuple(name for name, known in OPTIMIZERS.items() if known.installed),
     )
     learning_rate: float = option(
         2e-06,
-        "Step size of the optimizer; Prodigy and D-Adaptation take 1.",
+        "Step size of the optimizer; Prodigy and D-Adaptation use 1.",
         notes={
             "lora": "1e-4 is usual.",
             "full": "1e-6 to 1e-5 is usual.",

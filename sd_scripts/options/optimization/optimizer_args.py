@@ -1,4 +1,4 @@
-"""Parses `key=value` items such as those of optimizer_args, and checks them without importing torch."""
+"""Parses `key=value` items such as in optimizer_args, and checks them without importing torch."""
 
 import ast
 import difflib
@@ -63,7 +63,7 @@ TAKEN: dict[str, Mapping[str, tuple[Callable[[Any], bool], str]]] = {
     "sgdnesterov": {"momentum": AMOUNT, "dampening": (_is_number, "a number"), "nesterov": SWITCH, **OF_BOTH},
 }
 """Lower-case optimizer_type -> the arguments of PyTorch's own optimizers, each with its test and its description. Only
-the packages know those of the others."""
+the packages know the others' arguments."""
 
 
 def problems(optimizer_type: str, items: Iterable[str]) -> Iterator[str]:
@@ -76,6 +76,6 @@ def problems(optimizer_type: str, items: Iterable[str]) -> Iterator[str]:
         elif key not in taken:
             near = difflib.get_close_matches(key, taken, 1)
             known = f"Did you mean {near[0]}?" if near else f"It takes {', '.join(sorted(taken))}"
-            yield f"{optimizer_type or 'AdamW'} takes no {key}. {known}"
+            yield f"{optimizer_type or 'AdamW'} does not accept {key}. {known}"
         elif not taken[key][0](value):
             yield f"{key}={value!r} must be {taken[key][1]}"

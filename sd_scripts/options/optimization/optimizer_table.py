@@ -1,4 +1,4 @@
-"""The optimizers that have a name of their own, and what is true of each."""
+"""The optimizers that have a name of their own, and their properties."""
 
 import importlib.util
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ class KnownOptimizer:
     package: str = "torch"
     """What pip calls its library; empty if unknown."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    """What the name stands for beyond the class; optimizer_args win."""
+    """Arguments that the name implies besides the class; optimizer_args win."""
     finds_its_rate: bool = False
     """Finds its step size itself: the learning rate is a factor, best 1."""
     rate_per_group: bool = False
@@ -26,7 +26,7 @@ class KnownOptimizer:
     state_bytes: float | None = None
     """Bytes of GPU memory that it keeps for each trained float32 value: 0 if they move to RAM; None: unknown."""
     factored: bool = False
-    """Keeps state for the rows and columns of a weight only; that of a 3x3 convolution has rows of 3."""
+    """Keeps state for the rows and columns of a weight only; a 3x3 convolution has rows of 3."""
     capturable: bool = False
     """Its step can be recorded in a CUDA graph if it is fused: it reads nothing from the device, and what differs
     between two steps is on the device."""

@@ -43,8 +43,8 @@ def compile_check_with_random_layers(values: RunValues) -> Findings:
     if more.checks(compiled) and network.draws:
         yield (
             "compile_check_every",
-            f"{network.draws} draws other random numbers when compiled, so results cannot be compared; remove it, or "
-            "set compile_check_every = 0",
+            f"{network.draws} uses different random numbers when compiled, so results cannot be compared; remove it, "
+            "or set compile_check_every = 0",
         )
 
 

@@ -62,7 +62,7 @@ def metadata(valid: Settings) -> Iterator[str]:
     if not options.in_json or options.dataset_config:
         return
     if options.train_data_dir and not Path(options.train_data_dir).is_dir():
-        yield f"train_data_dir: there is no folder {options.train_data_dir!r}"
+        yield f"train_data_dir: folder not found: {options.train_data_dir!r}"
     if not read_metadata(Path(options.in_json), "in_json"):
         yield f"in_json: '{options.in_json}' lists no images"
 
@@ -72,7 +72,7 @@ def masks(valid: Settings) -> Iterator[str]:
     folder = options.conditioning_data_dir
     used = valid[AugmentOptions].masked_loss and not options.dataset_config
     if folder and used and not Path(folder).is_dir():
-        yield f"conditioning_data_dir: there is no folder {folder!r}"
+        yield f"conditioning_data_dir: folder not found: {folder!r}"
 
 
 def controls(valid: Settings) -> Iterator[str]:
@@ -92,7 +92,7 @@ def controls(valid: Settings) -> Iterator[str]:
 
 
 def _controls_problem(directory: str, folder: Path) -> str:
-    """Return what is wrong with the control images of a folder; empty if nothing is."""
+    """Return the problems of a folder's control images; empty without any."""
     try:
         find_controls(directory, folder.name, filter(is_readable, find_images(folder)))
     except (OSError, ValueError) as error:
@@ -167,7 +167,7 @@ def _subset(subset: schema.Config) -> Iterator[tuple[str, str]]:
         return
     try:
         if folder and not os.path.isdir(folder):
-            yield "image_dir", f"there is no folder {folder!r}"
+            yield "image_dir", f"folder not found: {folder!r}"
         elif folder and not metadata_file and not _has_images(Path(folder)):
             yield "image_dir", f"no {IMAGES} in {folder!r}"
     except OSError as error:
@@ -175,7 +175,7 @@ def _subset(subset: schema.Config) -> Iterator[tuple[str, str]]:
     if directory and os.path.isdir(folder) and (why := _controls_problem(directory, Path(folder))):
         yield "control_directory", why
     if masks and not os.path.isdir(masks):
-        yield "conditioning_data_dir", f"there is no folder {masks!r}"
+        yield "conditioning_data_dir", f"folder not found: {masks!r}"
     if metadata_file:
         try:
             read_metadata(Path(metadata_file), "metadata_file")

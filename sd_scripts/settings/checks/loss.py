@@ -40,7 +40,7 @@ def zero_terminal_snr_without_v_prediction(values: RunValues) -> Findings:
     if noise.zero_terminal_snr and not model.v_parameterization:
         yield (
             "zero_terminal_snr",
-            "is meant for v-prediction models; without v_parameterization the last timestep learns nothing",
+            "is meant for v-prediction models; without v_parameterization the last timestep has no training signal",
         )
 
 

@@ -27,13 +27,13 @@ def weights_quantized_twice(values: RunValues) -> Findings:
     if flag and memory.chosen(memory.quantize_base) not in ("", "fp8"):
         yield (
             "quantize_base",
-            f"{memory.quantize_base} conflicts with {flag}, which holds the same weights in fp8; turn {flag} off",
+            f"{memory.quantize_base} conflicts with {flag}, which stores the same weights in fp8; turn {flag} off",
         )
     in_fp8 = training.fp8_base and not training.fp8_base_unet
     if in_fp8 and memory.chosen(memory.quantize_text_encoders) not in ("", "fp8"):
         yield (
             "quantize_text_encoders",
-            f"{memory.quantize_text_encoders} conflicts with fp8_base, which holds the text encoders in fp8 too; turn "
+            f"{memory.quantize_text_encoders} conflicts with fp8_base, which stores the text encoders in fp8 too; turn "
             "fp8_base off and fp8_base_unet on",
         )
 
@@ -59,7 +59,8 @@ def swapped_adapter_conflicts(values: RunValues) -> Findings:
 
 
 def quantized_adapter_conflicts(values: RunValues) -> Findings:
-    """Refuse LyCORIS networks that start from the base weights, of which quantized layers have no full precision."""
+    """Refuse LyCORIS networks that start from the base weights, which quantized layers do not have in full
+    precision."""
     memory = values[MemoryOptions]
     training = values[TrainingOptions]
     network = values[NetworkOptions]
@@ -83,7 +84,10 @@ def fused_backward_conflicts(values: RunValues) -> Findings:
     if not (name := fused.chosen):
         return
     if training.gradient_accumulation_steps > 1:
-        yield name, "frees gradients at once, so they cannot be accumulated; set gradient_accumulation_steps = 1"
+        yield (
+            name,
+            "frees each gradient immediately, so gradients cannot be accumulated; set gradient_accumulation_steps = 1",
+        )
     if training.mixed_precision == "fp16":
         yield name, "does not support the loss scaling of fp16; set mixed_precision = bf16"
 
@@ -99,8 +103,8 @@ def swapped_model_conflicts(values: RunValues) -> Findings:
     if memory.blocks_to_swap and fused.fused_optimizer_groups:
         yield (
             "fused_optimizer_groups",
-            "updates weights of several blocks at once, which blocks_to_swap never has on the GPU together; set "
-            "fused_backward_pass instead",
+            "updates weights of several blocks together, but blocks_to_swap never has them on the GPU at the same "
+            "time; set fused_backward_pass instead",
         )
 
 
@@ -135,8 +139,8 @@ def activation_memory_budget_without_effect(values: RunValues) -> Findings:
     elif training.gradient_checkpointing:
         yield (
             "activation_memory_budget",
-            "gradient_checkpointing already keeps only the inputs of each block, so both together save hardly more "
-            "than it alone; turn one of them off",
+            "gradient_checkpointing already keeps only the inputs of each block, so adding this saves hardly any "
+            "more memory; turn one of them off",
         )
 
 

@@ -1,4 +1,4 @@
-"""Check, without torch, that the model files of a run belong to its family, as far as their headers tell."""
+"""Check, without torch, that the model files of a run belong to its family, as far as their headers show."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,7 +61,7 @@ def vae(valid: Settings) -> Iterator[str]:
         return
     if not Path(name).exists():
         if not is_hub_id(name):
-            yield f"vae: there is no file or folder '{name}'"
+            yield f"vae: file or folder not found: '{name}'"
         return
     path = Path(name)
     found = describe(path / "vae" if (path / "vae").is_dir() else path)
@@ -81,7 +81,7 @@ def components(valid: Settings) -> Iterator[str]:
         inner = path / wanted.folder
         found = describe(inner if inner.is_dir() else path)
         if not path.exists():
-            yield f"{name}: there is no file or folder '{file}'"
+            yield f"{name}: file or folder not found: '{file}'"
         elif found.problem:
             yield f"{name}: {found.problem}"
         elif _is_known(found) and found.variant not in wanted.fitting and name not in found.parts:
@@ -148,7 +148,7 @@ def network_remarks(valid: Settings) -> Iterator[str]:
 
 
 def _denoiser_layers(valid: Settings) -> set[str]:
-    """Return what sd-scripts' LoRA files call the weights of the base model's file; nothing if they are not known."""
+    """Return the names of the denoiser's layers in sd-scripts' LoRA files; empty if unknown."""
     where = Path(valid[ModelOptions].pretrained_model_name_or_path or "")
     denoiser = card_of(valid.script.family).files.denoiser
     if denoiser is None or where.suffix not in SAFETENSORS or not where.is_file():
@@ -164,14 +164,13 @@ def _denoiser_layers(valid: Settings) -> set[str]:
 
 
 def model_variant(model: ModelOptions) -> str:
-    """Return what the file or folder of the base model is; empty if it is not known."""
+    """Return the kind of the base model's file or folder; empty if unknown."""
     path = Path(model.pretrained_model_name_or_path or "")
     return describe(path).variant if path.name else ""
 
 
 def model_remarks(settings: Settings, downloaded: Path | None = None) -> Iterator[str]:
-    """Compare the options with what the base model is, and with what it states about how it was trained, in a sentence
-    for each difference.
+    """Compare the options with the base model's kind, and with its stated objective, in a sentence for each difference.
 
     Nothing is known of a model of the Hugging Face Hub before it is in a `downloaded` folder; with it, models that are
     files or folders are skipped.

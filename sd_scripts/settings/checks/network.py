@@ -1,4 +1,4 @@
-"""Checks of what is trained: the network, the embeddings of new tokens, text encoders."""
+"""Checks of the trained parts: the network, the embeddings of new tokens, text encoders."""
 
 from sd_scripts.families.cards.registry import card_by_network, is_built_in_network
 from sd_scripts.options.dataset import CacheOptions
@@ -51,10 +51,10 @@ def network_type_given_twice(values: RunValues) -> Findings:
     if network.module == LYCORIS or MODULE.fullmatch(network.module) or not is_built_in_network(network):
         yield (
             "network_type",
-            f"network_module = {network.network_module} decides what is trained; leave one of the two unset",
+            f"network_module = {network.network_module} chooses the trained network; leave one of the two unset",
         )
     elif "adapter" in read_items(network.network_args):
-        yield "network_type", "adapter in network_args decides what is trained; leave one of the two unset"
+        yield "network_type", "adapter in network_args chooses the trained network; leave one of the two unset"
 
 
 def network_of_another_family(values: RunValues) -> Findings:
@@ -130,8 +130,8 @@ def embedding_named_otherwise(values: RunValues) -> Findings:
     if network is None and embedding.token_string and not saving.output_name:
         yield (
             "output_name",
-            f"not set, so the file is called last; set it to {embedding.token_string}, because programs call an "
-            "embedding by the name of its file",
+            f"not set, so the file would be named last; set it to {embedding.token_string}, because programs "
+            "refer to an embedding by its file name",
         )
 
 

@@ -66,8 +66,8 @@ def one_learning_rate_for_partitioned_weights(values: RunValues) -> Findings:
     if partitioned and known_optimizer(optimizer.optimizer_type).one_rate:
         yield (
             "optimizer_type",
-            f"{optimizer.optimizer_type} finds one learning rate from all weights together, which {partitioned} never "
-            f"has in memory at once; choose another optimizer, or turn {partitioned} off",
+            f"{optimizer.optimizer_type} derives one learning rate from all weights together, which {partitioned} "
+            f"never has in memory at the same time; choose another optimizer, or turn {partitioned} off",
         )
 
 
@@ -85,10 +85,10 @@ def several_rates_for_an_optimizer_of_one(values: RunValues) -> Findings:
         listed = ", ".join(f"{option} {rate:g}" for option, rate in rates)
         yield (
             next(option for option, rate in reversed(rates) if rate not in (0.0, optimizer.learning_rate)),
-            f"denoiser and text encoders get different learning rates ({listed}), but {name} finds one for all "
-            "weights; leave it unset, or choose another optimizer",
+            f"denoiser and text encoders get different learning rates ({listed}), but {name} uses a single "
+            "one; leave it unset, or choose another optimizer",
         )
-    remedy = f"but {name} finds one for all weights; remove it, or choose another optimizer"
+    remedy = f"but {name} uses a single one; remove it, or choose another optimizer"
     if network:
         for key in network.arguments_that_vary_the_rate(with_text=not network.network_train_unet_only):
             yield "network_args", f"{key} gives weights different learning rates, {remedy}"
@@ -137,7 +137,7 @@ def lora_learning_rate(values: RunValues) -> Findings:
     rates = [optimizer.learning_rate, network.unet_lr, *network.text_encoder_lr]
     if known_optimizer(optimizer.optimizer_type).finds_its_rate:
         if all(rate is None or rate < 0.1 for rate in rates):
-            yield "learning_rate", f"{optimizer.optimizer_type} finds the rate itself and takes 1 here"
+            yield "learning_rate", f"{optimizer.optimizer_type} determines the rate itself; use 1 here"
     elif optimizer.sets_its_own_rate:
         return
     elif optimizer.learning_rate == 2e-06 and network.unet_lr is None and not network.text_encoder_lr:

@@ -1,4 +1,4 @@
-"""Checks of what a run writes: files, samples, uploads."""
+"""Checks of a run's outputs: files, samples, uploads."""
 
 from sd_scripts.options.generating.sampling import SampleOptions
 from sd_scripts.options.saving import HuggingFaceOptions, SavingOptions

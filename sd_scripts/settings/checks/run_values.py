@@ -1,4 +1,4 @@
-"""What a check between options reads: the option groups of a run and the card of its family."""
+"""Inputs of a check between options: the option groups of a run and the card of its family."""
 
 from dataclasses import dataclass
 from typing import Any

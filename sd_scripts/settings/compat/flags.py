@@ -1,4 +1,4 @@
-"""Declares flags of other programs: what one does here is written once, for its help, its message and the docs."""
+"""Declares flags of other programs: the effect of each here is written once, for its help, its message and the docs."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ def unused(reason: str, default: Any = False, **more: Any) -> Any:
 
 
 def refused(reason: str, default: Any = False) -> Any:
-    """Declare a flag without which the results would be different; the reason tells what to do."""
+    """Declare a flag without which the results would be different; the reason includes the remedy."""
     return option(default, _sentence(reason), refused=reason)
 
 

@@ -24,15 +24,16 @@ ALIASES = {
 }
 """Flag -> our option."""
 
-WHOLE = "images are decoded whole, one after the other"
-ADAPTERS = "all kinds of adapters are read as they are"
+WHOLE = "images are decoded whole, one at a time"
+ADAPTERS = "all kinds of adapters are read unchanged"
 LAYERED = "Layered models are not supported"
 ALL_LAYERS = "all layers of an adapter are applied; leave it out"
 MASKS = "masks are not supported; leave it out"
 
 
 class OtherFlags(OptionGroup, title="Flags of sd-scripts and musubi-tuner", methods=(GENERATE,)):
-    """Accepted for their commands; each is replaced by another option, needed no more, or answered with what to do."""
+    """Accepted for their commands; each is replaced by another option, no longer needed, or answered with the
+    remedy."""
 
     image_size: list[str] = option([], "Two numbers, height and width: now height and width.")
     fp8: bool = name_of("quantize_base", "fp8")
@@ -40,7 +41,7 @@ class OtherFlags(OptionGroup, title="Flags of sd-scripts and musubi-tuner", meth
     fp8_t5: bool = name_of("quantize_text_encoders", "fp8")
     bf16: bool = name_of("dtype", "bf16")
     fp16: bool = name_of("dtype", "fp16")
-    resize_control_to_image_size: bool = switch("This is so unless control_resolution or no_resize_control is set.")
+    resize_control_to_image_size: bool = switch("Default unless control_resolution or no_resize_control is set.")
     resize_control_to_official_size: bool = name_of("control_resolution", "1024")
     edit: bool = name_of("model_version", "edit", "Old form")
     edit_plus: bool = name_of("model_version", "edit-2509", "Old form")
@@ -50,7 +51,7 @@ class OtherFlags(OptionGroup, title="Flags of sd-scripts and musubi-tuner", meth
     xformers: bool = unused(ATTENTION)
     sdpa: bool = switch("Attention is always PyTorch's.")
     text_encoder_cpu: bool = unused("the text encoders compute on the GPU only if they fit there")
-    offload: bool = unused("components are loaded one after the other")
+    offload: bool = unused("components are loaded one at a time")
     use_pinned_memory_for_block_swap: bool = unused("swapped blocks are always in pinned memory")
     vae_enable_tiling: bool = unused(WHOLE)
     vae_batch_size: list[str] = unused(WHOLE, [])
@@ -66,7 +67,7 @@ class OtherFlags(OptionGroup, title="Flags of sd-scripts and musubi-tuner", meth
     output_type: list[str] = refused("only images are written; leave it out", [])
     latent_path: list[str] = refused("latents are neither written nor read; generate the image again with its seed", [])
     save_merged_model: list[str] = refused(
-        "images only are made here; merge in the tab LoRA tools or with sd_scripts/tools", []
+        "these scripts only generate images; merge in the tab LoRA tools or with sd_scripts/tools", []
     )
     include_patterns: list[str] = refused(ALL_LAYERS, [])
     exclude_patterns: list[str] = refused(ALL_LAYERS, [])
@@ -98,8 +99,8 @@ class Translated:
 
 
 def alias_of(name: str, card: FamilyCard) -> str | None:
-    """Return the option that a flag of another program means; None if it is none, or has the same name."""
-    if name == "guidance_scale":  # of a model without an embedded guidance it is that of two predictions
+    """Return the option that a flag of another program means; None if it has no equivalent, or the same name."""
+    if name == "guidance_scale":  # without an embedded guidance it is the guidance of two predictions
         return "guidance" if card.has("guidance") else "scale"
     return ALIASES.get(name)
 
@@ -128,7 +129,7 @@ def translate(flags: Mapping[str, Any], card: FamilyCard) -> Translated:
 
 
 def _as_here(values: dict[str, Any]) -> dict[str, Any]:
-    """Return values that have other forms there as they are here: precisions, and `file;strength`."""
+    """Return values converted to the form they have here: precisions, and `file;strength`."""
     found = [WITH_STRENGTH.fullmatch(file) for file in values.get("lora_weights", ())]
     if any(found) and "lora_multiplier" not in values:
         files = [match[1] if match else file for match, file in zip(found, values["lora_weights"], strict=True)]

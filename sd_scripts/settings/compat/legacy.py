@@ -68,7 +68,7 @@ def _torch_compile(value: Any, others: Values) -> tuple[Values, str]:
 
 def _dynamo_backend(value: Any, others: Values) -> tuple[Values, str]:
     if str(value).lower() in ("no", "") or truth(others.get("torch_compile")) is False:
-        return {}, ""  # every file of kohya_ss says "no", and every one that sd-scripts writes says both
+        return {}, ""  # every file of kohya_ss says "no", and every file of sd-scripts has both
     return {}, "is not supported; set compile and compile_backend"
 
 

@@ -11,14 +11,14 @@ Translator = Callable[[Any, dict[str, Any]], tuple[dict[str, Any], str]]
 """(value, the other settings) -> (values to set, remark)."""
 
 ATTENTION = "attention is always PyTorch's scaled dot-product attention"
-SWAPPING = "blocks_to_swap decides alone how blocks are swapped"
+SWAPPING = "only blocks_to_swap decides how blocks are swapped"
 NUM_LAYERS = "the number of blocks is read from the model's file"
-METADATA = "the metadata tell what was trained"
+METADATA = "the metadata shows what was trained"
 COMPILE = "set compile and the options that begin with compile_"
 
 
 class MusubiOptions(OptionGroup, title="Names of musubi-tuner"):
-    """Accepted for its commands; each is replaced by another option, or needed no more."""
+    """Accepted for its commands; each is replaced by another option, or no longer needed."""
 
     dit: str | None = optional("Name of pretrained_model_name_or_path.")
     gradient_checkpointing_cpu_offload: bool = switch("Name of cpu_offload_checkpointing.")
@@ -49,7 +49,7 @@ class MusubiOptions(OptionGroup, title="Names of musubi-tuner"):
 
 
 def renamed(new_name: str) -> Translator:
-    """Return what gives an option its name here."""
+    """Return a reading that gives an option its name here."""
 
     def rename(value: Any, others: dict[str, Any]) -> tuple[dict[str, Any], str]:
         return ({} if new_name in others else {new_name: value}), f"is called {new_name} here"
@@ -58,7 +58,7 @@ def renamed(new_name: str) -> Translator:
 
 
 def _translator_of(flag: Option) -> Translator:
-    """Return what replaces a flag that stands for values of other options, or has no effect."""
+    """Return the replacement of a flag that stands for values of other options, or has no effect."""
 
     def replace(value: Any, others: dict[str, Any]) -> tuple[dict[str, Any], str]:
         if value is None or truth(value) is False:
@@ -82,11 +82,11 @@ ALWAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "network_train_unet_only": (True, ("network_train_text_encoder_only", "train_text_encoder", "text_encoder_lr")),
     "model_prediction_type": ("raw", ()),
 }
-"""What is so in every training there without an option -> its value, and other options that decide about it here."""
+"""Settings that always apply there without an option -> the value, and other options that decide about it here."""
 
 
 def always_there(values: Mapping[str, Any], here: Collection[str]) -> tuple[dict[str, Any], str]:
-    """Return what a command with musubi-tuner's `dit` leaves unsaid: (values to set, remark). `here`:
+    """Return the implied settings of a command with musubi-tuner's `dit`: (values to set, remark). `here`:
     names of the options that have an effect for the family."""
     missing = {
         name: value
@@ -94,7 +94,7 @@ def always_there(values: Mapping[str, Any], here: Collection[str]) -> tuple[dict
         if name in here and values.keys().isdisjoint((name, *others))
     }
     told = [name if value is True else f"{name} = {value}" for name, value in missing.items()]
-    return missing, f"turns on what is always so in musubi-tuner: {listed(told)}"
+    return missing, f"turns on what musubi-tuner always does: {listed(told)}"
 
 
 MUSUBI: dict[str, Translator] = {

@@ -1,11 +1,11 @@
-"""What the names of musubi-tuner's caching scripts do here: nothing, since the training script fills the caches."""
+"""musubi-tuner's caching scripts have nothing to do here, since the training script fills the caches."""
 
 import sys
 from pathlib import Path
 
 
 def main() -> int:
-    """Say who caches, and succeed: the training that follows in a script of commands finds nothing missing."""
+    """Explain who caches, and succeed: the training that follows in a script of commands finds nothing missing."""
     name = Path(sys.argv[0]).name
     trainer = f"{name.partition('_cache_')[0]}_train_network.py"
     print(

@@ -26,7 +26,7 @@ def encode(
 ) -> dict[Path, Size]:
     """Encode the images; return the bucket of each readable one. ValueError names the option at fault.
 
-    `args` holds the flags of prepare_buckets_latents.
+    `args`: the flags of prepare_buckets_latents.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if args.mixed_precision == "fp16" and device.type == "cpu":

@@ -14,7 +14,7 @@ def main(script: str, words: Words, extension: str, argv: list[str] | None = Non
     flags = parser(script, f"Gather the {words} of images into a metadata file.")
     flags.add_argument("out_json", help="Metadata file to write.")
     flags.add_argument("--in_json", help="Metadata file to add to; defaults to out_json if it exists.")
-    about = "Extension of the text files beside the images (default: %(default)s)."
+    about = "Extension of the text files next to the images (default: %(default)s)."
     flags.add_argument("--caption_extension", default=extension, help=about)
     flags.add_argument("--caption_extention", dest="caption_extension", default=SUPPRESS, help=SUPPRESS)
     flags.add_argument("--debug", action="store_true", help="Print the result for each image.")

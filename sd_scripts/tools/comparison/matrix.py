@@ -1,7 +1,7 @@
 """Make a comparison: checkpoint by checkpoint, its validation loss and then its images, each kept as it is made.
 
 Names of images and keys of losses are digests of all that decides them. So a comparison that was stopped continues,
-and one with more checkpoints, strengths or prompts makes only what is new.
+and one with more checkpoints, strengths or prompts computes only the new ones.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Comparison:
         self._check(matrix)
         self._held_out = self._open_held_out()
         if matrix.no_images and not self._held_out:
-            raise ValueError("no_images: is on, and no validation loss is measured, so nothing is left to compare")
+            raise ValueError("no_images: is on, and no validation loss is measured, so there is nothing to compare")
         self._worker = Worker(self._family, reporter)
         self._result = self._begin()
 
@@ -101,7 +101,7 @@ class Comparison:
             self._held_out.close()
 
     def _check(self, matrix: MatrixOptions) -> None:
-        """Check what is generated with each checkpoint, and fill the rows."""
+        """Check the images to generate with each checkpoint, and fill the rows."""
         checked = self._source.checkpoints[:1] if self._source.has_adapters else self._source.checkpoints
         for checkpoint in checked:
             settings = self._settings(checkpoint, AT_FULL_STRENGTH)
@@ -111,7 +111,7 @@ class Comparison:
         count = len(self._source.checkpoints) * len(self._strengths) * len(self._rows)
         if count > MOST_IMAGES:
             raise ValueError(
-                f"checkpoints, strengths, prompt, seeds: make {count:,} images together, more than {MOST_IMAGES:,}; "
+                f"checkpoints, strengths, prompt, seeds: give {count:,} images in all, more than {MOST_IMAGES:,}; "
                 "choose fewer"
             )
 
@@ -127,7 +127,7 @@ class Comparison:
         split = settings[ValidationOptions].validation_split or settings[DatasetOptions].dataset_config
         folder = Path(options.validation_dir) if options.validation_dir else None
         if folder and not folder.is_dir():
-            raise ValueError(f"validation_dir: there is no folder '{folder}'")
+            raise ValueError(f"validation_dir: folder not found: '{folder}'")
         if folder or split:
             try:
                 held_out = HeldOutLoss(self._family, settings, folder, self._source.seed, self._reporter)
@@ -140,11 +140,11 @@ class Comparison:
         if options.rule not in (None, "last"):
             raise ValueError(
                 f"rule: '{options.rule}' needs a validation loss, and no images were held out of the training; set "
-                "validation_dir to a folder of others, or rule = last"
+                "validation_dir to a folder of other images, or rule = last"
             )
         self._reporter.warn(
             "validation_split: held no images out of the training, so no validation loss is measured; set "
-            "validation_dir to a folder of others to have one"
+            "validation_dir to a folder of other images to measure one"
         )
         return None
 
@@ -247,7 +247,7 @@ class Comparison:
         return _digest(self._source.settings.saved(), images, seed, self._model.dtype, *self._files(checkpoint))
 
     def _files(self, checkpoint: Checkpoint) -> Iterator[object]:
-        """Yield what identifies the files of the checkpoint and of the base model."""
+        """Yield values that identify the files of the checkpoint and of the base model."""
         base = self._source.settings[ModelOptions].pretrained_model_name_or_path or ""
         for path in (checkpoint.path, Path(base)):
             yield str(path.absolute()), fingerprint(path)

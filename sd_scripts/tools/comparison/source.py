@@ -1,4 +1,4 @@
-"""What is compared: checkpoints, the settings of their training, and prompts. Read and checked without torch."""
+"""Inputs of a comparison: checkpoints, the settings of their training, and prompts. Read and checked without torch."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Source:
     checkpoints: tuple[Checkpoint, ...]
     title: str
     folder: Path | None
-    """Where the result goes unless an option says otherwise."""
+    """Default folder of the result."""
 
     @property
     def family(self) -> str:
@@ -80,7 +80,8 @@ class Source:
         return next(name for name, mixed in DTYPES.items() if mixed == precision)
 
     def image_values(self, options: MatrixOptions) -> dict[str, Any]:
-        """Return the prompts, and what images have where these do not say. Raises ValueError if there is no prompt."""
+        """Return the prompts, and the defaults of images for values that these do not set. Raises ValueError if there
+        is no prompt."""
         card = card_of(self.family)
         own = {name: getattr(options, name) for name in ("width", "height", "steps", "scale", "guidance", "sampler")}
         defaults = {name: getattr(card.sample_defaults, name) for name in own}
@@ -115,7 +116,8 @@ def rows_of(prompts: Iterable[SamplePrompt], seeds: Sequence[int]) -> list[Sampl
 
 
 def read_source(options: CheckpointOptions) -> Source:
-    """Return what the options name. Raises ValueError, one sentence per line, for what cannot be compared."""
+    """Return the comparison's inputs that the options name. Raises ValueError, one sentence per line, for what cannot
+    be compared."""
     if bool(options.run) == bool(options.config_file):
         raise ValueError("run: give the folder of a run, or config_file and checkpoints")
     if options.run:
@@ -161,7 +163,7 @@ def _problems(source: Source, options: CheckpointOptions) -> Iterator[str]:
         yield f"run: no script generates images of {FAMILY_TITLES[source.family]}; they cannot be compared"
         return
     if not source.checkpoints:
-        where = f"of the files that '{options.run}' saved none is there any more" if options.run else "not set"
+        where = f"the files that '{options.run}' saved no longer exist" if options.run else "not set"
         yield f"checkpoints: {where}; name the files to compare"
     if not options.output_dir and not source.folder:
         yield "output_dir: not set; name a folder for the result"
@@ -173,7 +175,7 @@ def _problems(source: Source, options: CheckpointOptions) -> Iterator[str]:
 def _why_not(path: Path, source: Source) -> str:
     """Return why a file is not a checkpoint of this family and method, going by its header; empty if it is."""
     if not path.exists():
-        return f"there is no file '{path}'; leave it out"
+        return f"file not found: '{path}'; leave it out"
     if source.has_adapters:
         return why_no_lora(path, source.family)
     found = describe(path)

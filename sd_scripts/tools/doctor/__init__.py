@@ -1,1 +1,1 @@
-"""Checks of this machine, each of which says in a sentence what it found and what to do. `__main__.py` runs them."""
+"""Checks of this machine, each of which reports its finding and the remedy in a sentence. `__main__.py` runs them."""

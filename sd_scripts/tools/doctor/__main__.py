@@ -1,4 +1,4 @@
-"""Check this machine: each line says what was found, and what to do unless all is well.
+"""Check this machine: each line has a finding, and the remedy if there is a problem.
 
 python -m sd_scripts.tools.doctor [--quick] [--json] [--zip FILE [--run FOLDER ...]]
 """
@@ -53,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def findings(checks: Sequence[Check]) -> Iterator[tuple[Check, Finding]]:
-    """Run the checks in order; one that needs another is skipped if that has a problem."""
+    """Run the checks in order; one that depends on another is skipped if that has a problem."""
     failed: dict[str, str] = {}
     with TorchProcess() as process:
         for check in checks:
@@ -104,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _write_zip(path: Path, runs: Sequence[Path], found: Sequence[tuple[Check, Finding]]) -> bool:
-    """Write the diagnostics and say so on stderr; return whether that succeeded."""
+    """Write the diagnostics and report it on stderr; return whether that succeeded."""
     from sd_scripts.tools.doctor import diagnostics
 
     table = "\n".join(as_lines(check, finding, WIDTHS[1]) for check, finding in found)

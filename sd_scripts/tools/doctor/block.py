@@ -67,7 +67,7 @@ def forward_backward(block: nn.Module, inputs: Inputs) -> Tensor:
 
 
 def results(block: nn.Module, step: Callable[[], Tensor]) -> dict[str, Tensor]:
-    """Return what a step computes: the output and the gradients."""
+    """Return the results of a step: the output and the gradients."""
     block.zero_grad()
     return {"output": step(), **gradients(block)}
 

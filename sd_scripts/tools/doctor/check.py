@@ -1,4 +1,4 @@
-"""What a check is, and how it is run: an exception within it becomes a finding."""
+"""A check, and how it is run: an exception within it becomes a finding."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -10,7 +10,7 @@ Status = Literal["ok", "warning", "problem", "skipped"]
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What a check found, in a sentence; and, unless all is well, what to do, in another."""
+    """The finding of a check, in a sentence; and the remedy, in another, if there is a problem."""
 
     status: Status
     text: str

@@ -1,4 +1,4 @@
-"""A zip for bug reports: what the checks found, versions, and of some runs settings, events and console.
+"""A zip for bug reports: findings of the checks, versions, and settings, events and console of some runs.
 
 Secrets, home folders and the names of user and machine are removed from every text and file name.
 """
@@ -35,11 +35,11 @@ HOMES = re.compile(
 )
 """The home folder of any account, and the folder in which its disks are mounted."""
 COMMON_NAMES = ("root", "user", "localhost")
-"""Names of accounts and machines that say nothing about a person."""
+"""Names of accounts and machines that do not identify a person."""
 
 
 class Scrubber:
-    """Removes from texts what does not belong into a bug report."""
+    """Removes private data from the texts of a bug report."""
 
     def __init__(self) -> None:
         self._secrets = Hider(_secret_values(), NAMES_OF_PEOPLE)
@@ -76,7 +76,7 @@ def _secret_values() -> set[str]:
     """Return the secrets that this process can see: in its environment and in files that programs keep them in."""
     values = secret_values(os.environ)
     files = [Path(os.path.expanduser(name)) for name in SECRET_FILES]
-    with contextlib.suppress(ImportError):  # of a broken environment, which is what the report is about
+    with contextlib.suppress(ImportError):  # of a broken environment, which the report is about
         from sd_scripts.runs.store import state_folder
 
         files.append(state_folder() / "token")
@@ -89,7 +89,7 @@ def _secret_values() -> set[str]:
 
 
 def _home_folders() -> "list[re.Pattern[str]]":
-    """Return what matches this user's home folder, with any separators."""
+    """Return patterns of this user's home folder, with any separators."""
     found = []
     for home in {str(Path.home()), os.path.realpath(Path.home())}:
         if parts := [_any_form(part) for part in re.split(r"[\\/]+", home) if part]:
@@ -125,7 +125,7 @@ def last_runs() -> list[Path]:
         if not store_path().exists():
             return []
         store = RunStore()
-    except (ImportError, ValueError):  # the rest of the report says more about a broken environment
+    except (ImportError, ValueError):  # the rest of the report describes a broken environment better
         return []
     try:
         return [row.folder for row in store.rows(RUNS + len(store.queued())) if row.state != "queued"][:RUNS]
@@ -156,7 +156,7 @@ def _installed() -> set[str]:
 
 
 def _text_of(file: Path) -> str | None:
-    """Return the start and the end of a file, in whole lines; None if it is no regular file or cannot be read."""
+    """Return the start and the end of a file, in whole lines; None if it is not a regular file or cannot be read."""
     try:
         if not stat.S_ISREG(os.lstat(file).st_mode):
             return None

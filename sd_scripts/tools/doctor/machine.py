@@ -13,7 +13,7 @@ from sd_scripts.machine import cpp_compiler, cuda_builds, nvidia
 from sd_scripts.tools.doctor.check import REINSTALL, Check, Finding, ok, problem, skipped, warning
 
 ROOT = Path(__file__).parents[3]
-NEW_ENVIRONMENT = "delete the folder .venv and start gui.sh or gui.bat again, which creates it anew"
+NEW_ENVIRONMENT = "delete the folder .venv and start gui.sh or gui.bat again, which recreates it"
 LITTLE, TOO_LITTLE = 20e9, 1e9
 """Bytes of free disk space: a whole model with its state has about 20 GB, a LoRA less than one."""
 SHARED_MEMORY = Path("/dev/shm")
@@ -58,8 +58,8 @@ def packages() -> Finding:
     if missing:
         return problem(f"Not installed: {some(missing, NAMED)}", REINSTALL)
     if others:
-        return warning(f"Other versions than the tested ones: {some(others, NAMED)}", REINSTALL)
-    return ok(f"All {len(wanted)} packages of requirements.txt have the wanted versions")
+        return warning(f"Versions that differ from the tested ones: {some(others, NAMED)}", REINSTALL)
+    return ok(f"All {len(wanted)} packages of requirements.txt have the required versions")
 
 
 def project_file(name: str) -> Path:
@@ -136,7 +136,7 @@ def disk() -> Finding:
     folders = [here] if same_disk(here, _existing(state)) else [here, state]
     free = {folder: space for folder in folders if (space := free_bytes(folder)) is not None}
     if not free:
-        return skipped("The system does not say how much disk space is free")
+        return skipped("The system does not report how much disk space is free")
     found = ", ".join(f"{format_bytes(space)} free for {folder}" for folder, space in free.items())
     remedy = "free some space, or choose an output_dir on another disk"
     if min(free.values()) < TOO_LITTLE:

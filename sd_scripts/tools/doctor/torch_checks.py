@@ -218,7 +218,7 @@ def cuda_graph() -> Finding:
     wanted = inputs.x.clone()
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):  # a capture must not meet what is only done once
+    with torch.cuda.stream(side):  # a capture must not include one-time work
         for _ in range(3):
             made.zero_grad()
             block.forward_backward(made, inputs)
@@ -311,7 +311,7 @@ def _compared(
 
     name, by = difference(found, expected)
     if not math.isfinite(by):
-        return problem(f"The {name} has NaN or infinite values, unlike that of {reference}", remedy)
+        return problem(f"The {name} has NaN or infinite values, unlike {reference}'s", remedy)
     if by > tolerance:
         text = f"The {name} differs from {reference} by {by:.2g} of its size; rounding explains {tolerance:.2g} at most"
         return problem(text, remedy)

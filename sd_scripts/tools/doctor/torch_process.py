@@ -17,7 +17,7 @@ from sd_scripts.tools.doctor.check import Check, Finding, problem
 from sd_scripts.tools.doctor.torch_checks import CHECKS
 
 GRACE = 10.0
-"""Seconds until a process that shall end is killed."""
+"""Seconds until a process that was asked to end is killed."""
 
 
 class TorchProcess:
@@ -106,7 +106,7 @@ def _exit(code: int) -> str:
 
 
 def answer_requests() -> None:
-    """Answer the requests on stdin until it is closed; what libraries print goes to stderr."""
+    """Answer the requests on stdin until it is closed; output of libraries goes to stderr."""
     with suppress(ImportError):  # of a broken environment; importing inductor would choose a folder of PyTorch's
         from sd_scripts.machine.compile_cache import use_own_folder
 

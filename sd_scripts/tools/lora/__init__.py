@@ -1,1 +1,1 @@
-"""What the tools for LoRA files do; the scripts next to this package are their commands."""
+"""The work of the tools for LoRA files; the scripts next to this package are their commands."""

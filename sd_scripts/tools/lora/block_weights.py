@@ -12,7 +12,7 @@ Weigh = Callable[[str], float]
 def weigher(blocks: LoraBlocks, text: str) -> Weigh:
     """Return the weights that `lbws` gives. A block that it does not name keeps 1.
 
-    Raises ValueError, one sentence, for a list of a length that the family does not know, or an unknown name.
+    Raises ValueError, one sentence, for a list of a length that the family does not define, or an unknown name.
     """
     if not text:
         return lambda name: 1.0

@@ -1,4 +1,4 @@
-"""The command line of a tool for model files: flags from option groups, all mistakes at once before anything heavy."""
+"""The command line of a tool for model files: flags from option groups, all mistakes together before anything heavy."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Convert a LoRA to the key names of another program, or to another precision."""
+"""Convert a LoRA to a different program's key names, or to a different precision."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def extract(given: Given, reporter: Reporter) -> Path:
         chosen = [name for name in chosen if not _shape(original.layers[name]).has_kernel]
     for name in chosen:
         if original.layers[name].shape != tuned.layers[name].shape:
-            raise ValueError(f"model_tuned: {name} has another shape than in the original; choose models of one kind")
+            raise ValueError(f"model_tuned: {name} has a different shape from the original; choose models of one kind")
     chosen = _without_equal_encoders(chosen, original, tuned, options, reporter)
     progress = start_phase(reporter, "decomposing layers")
     tensors = Tensors()

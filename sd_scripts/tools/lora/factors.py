@@ -15,7 +15,7 @@ from sd_scripts.networks.adapters.lora import Pair
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a layer's weight, as its factors tell them."""
+    """The sizes of a layer's weight, derived from its factors."""
 
     out: int
     into: tuple[int, ...]
@@ -37,7 +37,7 @@ def flat(pair: Pair) -> tuple[Tensor, Tensor]:
 
 
 def file_tensors(name: str, up: Tensor, down: Tensor, alpha: float, shape: Shape) -> Tensors:
-    """Return what a file holds of a layer with these factors, (out, r) and (r, in)."""
+    """Return a file's tensors of a layer with these factors, (out, r) and (r, in)."""
     ones = (1,) * (len(shape.into) - 1)
     return {
         f"{name}.{DOWN}": down.reshape(-1, *shape.into).contiguous(),

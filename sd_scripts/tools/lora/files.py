@@ -50,10 +50,10 @@ def common_family(option: str, paths: Sequence[str]) -> Family:
         if file.problem:
             raise ValueError(f"{option}: {file.problem}")
         if not file.variant.endswith("LoRA"):
-            raise ValueError(f"{option}: '{path}' is no LoRA" + (f" but {file.is_a}" if file.variant else ""))
+            raise ValueError(f"{option}: '{path}' is not a LoRA" + (f" but {file.is_a}" if file.variant else ""))
         if file.family not in names():
             known = " or ".join(card_of(name).title for name in sorted(names()))
-            raise ValueError(f"{option}: '{path}' is a LoRA for another model than {known}: {file.variant}")
+            raise ValueError(f"{option}: '{path}' is {file.is_a}, not a LoRA for {known}")
         found.setdefault(str(file.family), path)
     if not (common := registry.common_family(found)):
         (one, first), (other, second), *_ = found.items()
@@ -76,7 +76,7 @@ def model_family(option: str, path: Path) -> str:
 
 
 def full_size_modules(family: Family) -> tuple[AdaptedModule, ...]:
-    """Return the modules that adapters change, at full size and without weights: they tell the names of all layers."""
+    """Return the modules that adapters change, at full size and without weights: they have the names of all layers."""
     return _full_size(family.card.name)
 
 
@@ -127,7 +127,7 @@ def open_loras(
 
 
 def warn_of_unknown_layers(file: LoraFile, family: Family, warn: Callable[[str], None]) -> None:
-    """Warn of layers that models of the family do not have, and that a LoRA which is made from the file keeps.
+    """Warn of layers that models of the family do not have, and that a LoRA made from the file keeps.
 
     The file may have been read under its own names.
     """
@@ -136,7 +136,7 @@ def warn_of_unknown_layers(file: LoraFile, family: Family, warn: Callable[[str],
         if unknown := sorted(with_our_names(layers, full_size_modules(family))[1]):
             warn(
                 f"{file.option}: {family.card.title} does not have {counted(len(unknown), 'layer')} of '{file.path}', "
-                f"kept without a check: {some(unknown)}"
+                f"kept unchecked: {some(unknown)}"
             )
 
 
@@ -176,7 +176,7 @@ def lora_metadata(family: Family, sources: Sequence[LoraFile], ranks: Mapping[st
 
 
 def modelspec_of_result(save_to: Path, sources: Sequence[tuple[Path, Mapping[str, str]]]) -> Texts:
-    """Return the modelspec entries of a file made from others: what the first says, with a new title and date."""
+    """Return the modelspec entries of a file made from others: the first's, with a new title and date."""
     first = {key: text for key, text in sources[0][1].items() if key.startswith("modelspec.")} if sources else {}
     first.pop("modelspec.hash_sha256", None)
     titles = [metadata.get("modelspec.title") or path.stem for path, metadata in sources]

@@ -1,4 +1,4 @@
-"""Look into a LoRA: which blocks it changes and how much, how many of its ranks it uses, what it was trained with."""
+"""Look into a LoRA: which blocks it changes and how much, how many of its ranks it uses, its training settings."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ SHARES = (0.9, 0.95, 0.99)
 
 @dataclass(frozen=True)
 class LayerReport:
-    """What a layer of a LoRA does at strength 1."""
+    """The effect of a LoRA layer at strength 1."""
 
     name: str
     block: str
@@ -56,12 +56,12 @@ class LayerReport:
     """Singular values of the update; empty if its kind has no factors."""
 
     def needed(self, share: float) -> int:
-        """Return how many ranks hold this share of the norm."""
+        """Return how many ranks have this share of the norm."""
         return svd.choose_rank(torch.tensor(self.values), "sv_fro", share, len(self.values)) if self.values else 0
 
 
 def inspect(given: Given, reporter: Reporter) -> None:
-    """Print what is in a LoRA, and write it into the run folder. Raises ValueError, one sentence."""
+    """Print the contents of a LoRA, and write them into the run folder. Raises ValueError, one sentence."""
     options = given[InspectOptions]
     path = Path(given[LoraInputOptions].model)
     file = describe(path)
@@ -149,7 +149,7 @@ def _facts(path: Path, title: str, summary: LoraSummary | None, layers: Sequence
 
 
 def _blocks(layers: Sequence[LayerReport], blocks: LoraBlocks) -> list[dict[str, Any]]:
-    """Return the norm of what a LoRA changes of each block, in the order of the model, text encoders first."""
+    """Return the norm of a LoRA's change of each block, in the order of the model, text encoders first."""
     squares: Counter[str] = Counter()
     counts: Counter[str] = Counter()
     text = {layer.block for layer in layers if blocks.is_text(layer.name)}

@@ -1,4 +1,4 @@
-"""Merge LoRAs with each other: average or join their factors as sd-scripts does, or add up what they do."""
+"""Merge LoRAs with each other: average or join their factors as sd-scripts does, or add up their effects."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def merge_by_svd(given: Given, reporter: Reporter) -> Path:
 
 
 def summed(name: str, sources: Sequence[Merged]) -> tuple[Tensor, Tensor, Shape]:
-    """Return factors of the exact sum of what the LoRAs do in a layer: their ranks joined."""
+    """Return factors of the exact sum of the LoRAs' changes of a layer: their ranks joined."""
     owners = [(source, source.pairs[name]) for source in sources if name in source.pairs]
     shape = Shape.of(owners[0][1])
     ups, downs = [], []
@@ -120,8 +120,8 @@ def summed(name: str, sources: Sequence[Merged]) -> tuple[Tensor, Tensor, Shape]
 def _require(fits: bool, name: str, source: Merged) -> None:
     if not fits:
         raise ValueError(
-            f"models: {printable(name)} has another shape in '{source.file.path}' than in the first LoRA; choose LoRAs "
-            "for one kind of model"
+            f"models: {printable(name)} has a different shape in '{source.file.path}' than in the first LoRA; choose "
+            "LoRAs for one kind of model"
         )
 
 

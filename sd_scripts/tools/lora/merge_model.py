@@ -53,7 +53,7 @@ class Target:
 
     @classmethod
     def open(cls, family: Family, option: str, path: Path, save_to: Path) -> Target:
-        """Raises ValueError, one sentence that names the option, if the file is no plain one of its kind."""
+        """Raises ValueError, one sentence that names the option, if the file is not a plain one of its kind."""
         source = open_model(option, path)
         found = find_modules(family, source.header, option, path)
         if option != OPTION:
@@ -107,7 +107,7 @@ def _write_target(target: Target, merged: Sequence[Merged], given: Given, report
     specs = _specs(source, given[PrecisionOptions].save_precision)
     _require_space(save_to, specs)
     if narrow := {spec.dtype for spec in specs.values()} & NARROW:
-        reporter.warn(f"save_precision: {narrow.pop()} rounds away most of what a LoRA changes; set bf16 or fp16")
+        reporter.warn(f"save_precision: {narrow.pop()} rounds away most of a LoRA's change; set bf16 or fp16")
     changed = [layer for layer in target.layers.values() if any(layer.name in m.file.layers for m in merged)]
     metadata = dict(source.header.metadata)
     if not given[ModelspecOptions].no_metadata:
@@ -131,8 +131,8 @@ def _require_layers(merged: Sequence[Merged], layers: Mapping[str, LayerRows], p
         own = each.file.layers.keys()
         if not own & layers.keys():
             raise ValueError(
-                f"models: no layer of '{each.file.path}' is in '{path}', which is another kind of model; "
-                f"the LoRA has {some(sorted(own))}"
+                f"models: no layer of '{each.file.path}' is in '{path}', which is a different kind of "
+                f"model; the LoRA has {some(sorted(own))}"
             )
         if absent := sorted(own - layers.keys()):
             reporter.warn(f"models: {len(absent)} layers of '{each.file.path}' are not in the model: {some(absent)}")
@@ -159,7 +159,7 @@ def _require_space(save_to: Path, specs: Mapping[str, TensorSpec]) -> None:
 
 
 def _groups(layers: Sequence[LayerRows]) -> Iterator[Group]:
-    """Yield layers with the tensors that they lie in, so that no two groups share one."""
+    """Yield layers with the tensors that contain them, so that no two groups share one."""
     groups: list[tuple[list[LayerRows], set[str]]] = []
     at: dict[str, tuple[list[LayerRows], set[str]]] = {}
     for layer in layers:
@@ -212,7 +212,7 @@ def _write_finite(writer: TensorWriter, source: TensorFile, key: str, tensor: Te
 
 
 def _merge_layer(layer: LayerRows, tensors: dict[str, Tensor], merged: Sequence[Merged]) -> None:
-    """Add what the LoRAs change of a layer to its rows. The tensors become float32, and are rounded when written."""
+    """Add the LoRAs' changes of a layer to its rows. The tensors become float32, and are rounded when written."""
     for rows in layer.rows:
         tensors[rows.key] = tensors[rows.key].float()
     weight = layer.weight(tensors.__getitem__)

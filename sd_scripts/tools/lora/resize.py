@@ -1,4 +1,4 @@
-"""Resize a LoRA: keep the strongest directions of each layer's update. Key names stay as they are in the file."""
+"""Resize a LoRA: keep the strongest directions of each layer's update. Key names of the file stay unchanged."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from sd_scripts.tools.lora.files import save_lora, warn_of_unknown_layers
 
 @dataclass(frozen=True)
 class Resized:
-    """A layer with a new rank, and what is left of it."""
+    """A layer with a new rank, and the share of its norm that is kept."""
 
     up: Tensor
     down: Tensor
@@ -66,7 +66,7 @@ def resize(given: Given, reporter: Reporter) -> Path:
         up = new.up
         if ALPHA in own:
             result[own[ALPHA]] = torch.tensor(new.alpha)
-        else:  # only the header states it, which does not know the new rank
+        else:  # only the header states it, which does not have the new rank
             up = up * (new.alpha / new.rank)
         result[own[DOWN]] = new.down.reshape(-1, *shape.into)
         result[own[UP]] = up.reshape(shape.out, -1, *pair.up.shape[2:])

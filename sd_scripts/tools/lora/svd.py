@@ -13,7 +13,7 @@ from torch import Tensor
 SMALL = 2048
 """Matrices with both sides above it are decomposed by iterations, as sd-scripts does."""
 ZERO = 1e-6
-"""A layer whose largest singular value is no larger does nothing, and gets rank 1."""
+"""A layer whose largest singular value does not exceed this has no effect, and gets rank 1."""
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""Publish what a run trained: a model card, an upload to the Hugging Face Hub, a zip."""
+"""Publish the result of a run: a model card, an upload to the Hugging Face Hub, a zip."""

@@ -1,4 +1,4 @@
-"""Publish what a run trained: write a model card to edit, then upload it with the file and samples, or pack a zip.
+"""Publish the result of a run: write a model card to edit, then upload it with the file and samples, or pack a zip.
 
 python -m sd_scripts.tools.publish RUN_FOLDER [--repo_id me/my-lora [--public]] [--zip FILE]
 
@@ -30,11 +30,11 @@ def parser() -> argparse.ArgumentParser:
         prog="publish", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     add = made.add_argument
-    add("run_folder", type=Path, help="folder of the run, which holds its events.jsonl")
+    add("run_folder", type=Path, help="run folder, which contains its events.jsonl")
     add("--repo_id", help="upload to this repository, which is created if it does not exist: me/my-lora")
     add("--public", action="store_true", help="a repository that is created can be seen by everyone")
     add("--zip", type=Path, metavar="FILE", help="pack the card, the file and the samples")
-    add("--card", type=Path, metavar="FILE", help="the card; default: written beside the file, and kept if it is there")
+    add("--card", type=Path, metavar="FILE", help="the card; default: written next to the file, unless it exists")
     add("--json", action="store_true", help="print a JSON object; without other flags, write nothing")
     return made
 
@@ -51,9 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def publish(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Do what the flags say; return what was made. Raises ValueError or OSError, one sentence."""
+    """Carry out the flags; return the created files. Raises ValueError or OSError, one sentence."""
     if arguments.repo_id and not REPOSITORY.fullmatch(arguments.repo_id):
-        raise ValueError(f"--repo_id: '{arguments.repo_id}' is not the name of a repository; write me/my-lora")
+        raise ValueError(f"--repo_id: '{arguments.repo_id}' is not a repository name; write me/my-lora")
     if arguments.zip and arguments.zip.suffix.lower() != ".zip":
         raise ValueError(f"--zip: '{arguments.zip}' does not end with .zip")
     trained = read_run(arguments.run_folder)
@@ -76,7 +76,7 @@ def publish(arguments: argparse.Namespace) -> dict[str, Any]:
             "left_out": trained.left_out,
         }
     if arguments.card and not card.is_file():
-        raise ValueError(f"--card: there is no file '{card}'")
+        raise ValueError(f"--card: file not found: '{card}'")
     if not card.is_file():
         with saving(card):
             write_whole(card, make_card(trained))
@@ -92,14 +92,14 @@ def publish(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def contents(trained: Trained, card: Path) -> Iterator[tuple[str, Path]]:
-    """Yield what is published: names in the repository or zip, and files."""
+    """Yield the published files: names in the repository or zip, and paths."""
     yield CARD, card
     yield from ((file.name, file) for file in trained.files)
     yield from ((image_name(number, sample.path), sample.path) for number, sample in enumerate(trained.samples))
 
 
 def _sources(trained: Trained, card: Path) -> Iterator[str]:
-    """Yield what is published, and from where."""
+    """Yield the published files and where they come from."""
     yield from (f"{name}: '{path}'" for name, path in contents(trained, card))
     yield from trained.left_out
 
@@ -121,7 +121,8 @@ def _upload(trained: Trained, card: Path, repo: str, *, private: bool) -> str:
         commit = api.create_commit(repo, operations, commit_message=f"Upload {trained.file.name}")
     except Refused as error:
         raise ValueError(
-            f"--repo_id: '{repo}' cannot be written to: {error}. Set HF_TOKEN to a token that may, or choose another"
+            f"--repo_id: '{repo}' cannot be written to: {error}. Set HF_TOKEN to a token with write access, or choose "
+            "another"
         ) from None
     except Exception as error:
         raise ValueError(f"--repo_id: nothing was uploaded to '{repo}' ({hub_reason(error)}); try again") from None

@@ -34,8 +34,8 @@ def make_card(trained: Trained) -> str:
 
 
 def base_model(trained: Trained) -> str:
-    """Return the base model's name on the Hub; for a file, the model that its family, or the variant of it that the
-    trained file tells, is mostly made from."""
+    """Return the base model's name on the Hub; for a file, the usual base model of its family, or of the variant
+    that the trained file shows."""
     name = trained.settings[ModelOptions].pretrained_model_name_or_path or ""
     if is_hub_id(name) and not Path(name).exists():
         return name
@@ -54,7 +54,7 @@ def _title(trained: Trained) -> str:
 
 
 def _metadata(trained: Trained) -> dict[str, Any]:
-    """Return the metadata that the Hub reads, without what is unknown."""
+    """Return the metadata that the Hub reads, without unknown values."""
     method = trained.settings.script.method
     own = trained.settings[MetadataOptions]
     task = "image-to-image" if "control_images" in trained.family.capabilities else "text-to-image"

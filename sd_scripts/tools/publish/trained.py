@@ -1,4 +1,4 @@
-"""What a run left behind that can be published: its file, samples and settings, read from the run folder."""
+"""Files of a run that can be published: its model file, samples and settings, read from the run folder."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Trained:
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """What the file says of itself."""
+        """The file's metadata."""
         return read_header(self.file).metadata
 
     @property
@@ -74,7 +74,7 @@ class Trained:
 
 
 def read_run(folder: Path) -> Trained:
-    """Return what a run trained. Raises ValueError, one sentence, if there is nothing to publish.
+    """Return the result of a run. Raises ValueError, one sentence, if there is nothing to publish.
 
     A run folder may come from elsewhere, and its events may name any file of this machine: only .safetensors files and
     images in the folder that the run wrote to are taken.
@@ -141,7 +141,7 @@ def read_folder(folder: Path) -> tuple[Settings, RunState]:
     """Return the settings of a run, and the state that its events add up to. Raises ValueError, one sentence."""
     run = RunFolder(folder)
     if not run.events_file.is_file():
-        raise ValueError(f"'{folder}' is not the folder of a run; give the one that holds its events.jsonl")
+        raise ValueError(f"'{folder}' is not the folder of a run; give the one that contains its events.jsonl")
     state = RunState()
     for event in run.events():
         state.apply(event)
@@ -150,11 +150,11 @@ def read_folder(folder: Path) -> tuple[Settings, RunState]:
 
 
 def training_settings(identity: Mapping[str, Any], values: Mapping[str, Any], where: str) -> Settings:
-    """Return the settings that a file of a training holds. `identity` names family and method. Raises ValueError, one
+    """Return the settings in a file of a training. `identity` names family and method. Raises ValueError, one
     sentence, if it does not."""
     family, method = (str(identity.get(name) or "") for name in ("family", "method"))
     if family not in names() or method not in METHOD_TITLES:
-        raise ValueError(f"'{where}' does not say which family and method were trained")
+        raise ValueError(f"'{where}' does not specify which family and method were trained")
     known = {name: value for name, value in values.items() if name not in ("family", "method")}
     return from_values(script_for(family, method), known)
 

@@ -23,7 +23,8 @@ class CompileProgress:
     _installed: "CompileProgress | None" = None
 
     def __init__(self, context: Context, note: Callable[[int], str]):
-        """`note` says how far compiling is, or nothing yet, given the number of backward passes that were begun."""
+        """`note` describes the progress of compiling, or is empty, given the number of backward passes that were
+        begun."""
         self._context, self._note = context, note
         self._backward = self._recorded = 0
         self._last_phase = ""
@@ -44,7 +45,7 @@ class CompileProgress:
         CompileProgress._installed = None
 
     def step_done(self) -> None:
-        """Report the next compilation at once: on the page, the step has ended the phase."""
+        """Report the next compilation immediately: on the page, the step has ended the phase."""
         self._last_phase = ""
 
     def _started(self, callback: Any) -> None:

@@ -1,4 +1,4 @@
-"""What the compiler did, in words: each graph with its block, why it was compiled again, where a graph broke."""
+"""Describe the compiler's work: each graph with its block, why it was compiled again, where a graph broke."""
 
 import re
 from collections import Counter
@@ -64,7 +64,7 @@ def graphs_in(metrics: Sequence[Any], places: Mapping[Place, str]) -> list[Graph
 
 
 def _cache(metric: Any) -> Cache | None:
-    """Return what the caches of AOTAutograd, which hold whole graphs, and of inductor's kernels gave for a graph."""
+    """Return which caches had a graph: AOTAutograd's, which stores whole graphs, or that of inductor's kernels."""
     if _lookups(metric, "aotautograd", "hit"):
         return "hit"
     if _lookups(metric, "inductor_fx", "hit") and not _lookups(metric, "inductor_fx", "miss"):
@@ -91,7 +91,7 @@ def breaks_in(metrics: Iterable[Any]) -> list[str]:
 
 
 def in_words(reason: str) -> str:
-    """Say which guard failed: "size of x is 64 instead of 128 (dimension 1)"; empty for no reason."""
+    """Describe which guard failed: "size of x is 64 instead of 128 (dimension 1)"; empty for no reason."""
     text = reason.partition(": ")[2] if re.match(r"\d+/\d+: ", reason) else reason
     text = text.strip().split("\n")[0]
     if match := SIZE.search(text):
@@ -103,7 +103,7 @@ def in_words(reason: str) -> str:
     if match := STRIDE.search(text):
         return f"memory layout of {match[1]} differs"
     if match := DEVICE.search(text):
-        return f"{match[1]} is on another device"
+        return f"{match[1]} is on a different device"
     return text[:LONGEST_REASON]
 
 
@@ -135,7 +135,7 @@ def progress_note(graphs: int, cached: int, expected: int | None, backward: int 
 
 
 def explanations(counted: Mapping[str, int], known: Iterable[str]) -> Iterator[str]:
-    """Yield what Dynamo says of graph breaks that are not `known`: the explanation, and its first hint."""
+    """Yield Dynamo's description of graph breaks that are not `known`: the explanation, and its first hint."""
     for reason in counted.keys() - {*known}:
         lines = [line.strip() for line in reason.splitlines()]
         said = next((line for line in lines if line.startswith("Explanation: ")), lines[0])

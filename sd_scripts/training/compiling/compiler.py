@@ -1,4 +1,4 @@
-"""torch.compile in a run: what is compiled, with which limits, and whether steps use it."""
+"""torch.compile in a run: the compiled modules, the limits, and whether steps use them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 GRAPHS_OF_LAYER = 4
 """Upper bound of the graphs of a text encoder layer at one batch size: it is captured again where its input needs no
-gradient, and T5's first layer computes what the others read."""
+gradient, and T5's first layer computes the others' input."""
 
 _warming: list[threading.Thread] = []
 
@@ -42,7 +42,7 @@ _warming: list[threading.Thread] = []
 def warm_up(options: CompileOptions, more: CompileMoreOptions, device: torch.device) -> None:
     """Start the compiler in the background while the model loads, since that takes seconds."""
     if chosen_of(options, more) and options.compile_backend == "inductor":
-        import torch._dynamo  # noqa: F401  # two threads that import the compiler at once may wait for each other
+        import torch._dynamo  # noqa: F401  # two threads that import the compiler at the same time may deadlock
 
         _warming.append(threading.Thread(target=_start_inductor, args=(device,), daemon=True))
         _warming[-1].start()
@@ -63,7 +63,7 @@ def _start_inductor(device: torch.device) -> None:
         if not graphs_in(cache_folder()):  # processes that compile would only take a warm start's time
             AsyncCompile.warm_pool()
         torch_key()  # hashes the sources of PyTorch
-        pick_vec_isa()  # tries what the CPU can do, in processes of their own
+        pick_vec_isa()  # probes the CPU's features, in processes of their own
 
 
 def wait_until_warm() -> None:
@@ -82,7 +82,7 @@ def graphs_expected(family: Family, denoiser: nn.Module, sizes: int) -> int:
 
 
 def choose_automatically(context: Context, shapes: Mapping[BatchShape, int], *, steps: int) -> bool:
-    """Replace compile_auto by what it chooses for so many steps; return whether the run checks the choice."""
+    """Replace compile_auto by its choice for this many steps; return whether the run checks the choice."""
     settings = context.settings
     options = context.settings[CompileOptions]
     if not (options.compile and options.compile_auto):
@@ -100,7 +100,7 @@ def choose_automatically(context: Context, shapes: Mapping[BatchShape, int], *, 
     context.settings = settings.replaced(choice.changes)
     logger.info("compile_auto: %s", choice)
     context.emit("compile", step=0, text=f"compile_auto: {choice}")
-    # processes would decide differently, and a resumed run must repeat what it would have computed
+    # processes would decide differently, and a resumed run must compute the same as an uninterrupted one
     alone = context.world == 1 and not settings[CudaOptions].deterministic
     return alone and context.settings[CompileOptions].compile
 
@@ -126,12 +126,12 @@ class Compiler:
         self.options = settings[CompileOptions]
         self._more = settings[CompileMoreOptions]
         self.chosen = self.options
-        """The options as they were set; those in use may have no CUDA graphs."""
+        """The options as set; the ones in use may have no CUDA graphs."""
         # outside of steps, CUDA graphs would free their memory too early
         self._options_without_graphs = self.options.without_cuda_graphs()
         self._records = records_steps(context)
         """Whether a step is recorded as a whole; blocks then need no CUDA graphs of their own."""
-        checkpoints = settings[TrainingOptions].gradient_checkpointing  # which breaks those of blocks
+        checkpoints = settings[TrainingOptions].gradient_checkpointing  # which breaks the graphs of blocks
         if (self._records or checkpoints) and self._options_without_graphs:
             self.options = self._options_without_graphs
         self._vae_ahead = settings[CacheOptions].caches_latents
@@ -162,7 +162,7 @@ class Compiler:
     @property
     def skips_guards(self) -> bool:
         """Whether steps may skip guards of graphs whose inputs have been seen."""
-        # beyond the recompile limit, only their guards tell eager code from graphs
+        # beyond the recompile limit, only their guards distinguish eager code from graphs
         checks = self.checks_guards or self.log.recompile_limit_hit
         return self.compiles_steps and self._more.compile_skip_guards and not checks
 
@@ -260,12 +260,12 @@ class Compiler:
         self._failed = True
 
     def watch(self, step: int, shape: str = "") -> None:
-        """Report what was compiled in this step (0: before the first), whose batches have this shape."""
+        """Report the compilations of this step (0: before the first), whose batches have this shape."""
         if self.active:
             self.log.watch(step, shape)
 
     def close(self) -> None:
-        """Leave the compiler of this process to others as it was: a run may have ended eagerly."""
+        """Restore the compiler of this process for others: a run may have ended eagerly."""
         if chosen_of(self.options, self._more):
             torch.compiler.set_stance("default")
 

@@ -1,4 +1,4 @@
-"""What the compiler does in a run: counts, events and warnings."""
+"""Compiler activity in a run: counts, events and warnings."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ for runs with more graphs."""
 
 
 class CompilerLog:
-    """Watches the compiler of this process and reports what it does."""
+    """Watches the compiler of this process and reports its work."""
 
     def __init__(self, context: Context, options: CompileOptions, *, active: bool):
         """`active`: something is compiled. Otherwise the compiler is not even imported."""
         self._context, self.options = context, options
         self.limit = 0
-        """The recompile limit of what was compiled last."""
+        """The recompile limit of the last compiled module."""
         self.expected: int | None = None
         """The plan's estimate of the graphs that steps will compile."""
         self.recompile_limit_hit = False
@@ -53,14 +53,14 @@ class CompilerLog:
             self._skips.listen(context.at_end)
 
     def add(self, blocks: Iterable[Iterable[nn.Module]], limit: int) -> None:
-        """Name the graphs of these blocks, of which each kind may have so many."""
+        """Name the graphs of these blocks; each kind may have this many."""
         self.limit = limit
         self._places |= compile_report.places_of(block for part in blocks for block in part)
 
     def watch(self, step: int, shape: str = "") -> None:
-        """Report what was compiled in this step (0: before the first), whose batches have this shape.
+        """Report the compilations of this step (0: before the first), whose batches have this shape.
 
-        Warn once when compile_cache_size_limit is hit: `recompile_limit_hit` is true from then on, and further shapes
+        Warn once when compile_cache_size_limit is hit: `recompile_limit_hit` is true afterwards, and further shapes
         run eagerly.
         """
         self._progress.step_done()
@@ -98,16 +98,16 @@ class CompilerLog:
         self._seen = now
 
     def totals(self) -> Counts:
-        """Return what this run has compiled."""
+        """Return this run's compiled graphs."""
         return Counts.so_far() - self._before
 
     def _use_cache(self) -> None:
-        """Keep the compiler cache from being cleared during the run, and report what it contains."""
+        """Keep the compiler cache from being cleared during the run, and report its contents."""
         if self.options.compile_backend == "inductor":
             self._context.at_end.enter_context(in_use())
             of_warm_up = int(self._context.device.type == "cuda")  # a graph that warm_up has compiled
             if cached := graphs_in(cache_folder()) - of_warm_up:
-                text = f"Warm start: the compiler cache holds {counted(cached, 'graph')} of earlier runs"
+                text = f"Warm start: the compiler cache contains {counted(cached, 'graph')} of earlier runs"
                 self._context.emit("compile", cached_before=cached, text=text)
                 if self._context.is_main:
                     logger.info(text)
@@ -124,7 +124,7 @@ class CompilerLog:
         self._known_breaks |= counters["graph_break"].keys()
 
     def _new_metrics(self) -> list[Any]:
-        """Return Dynamo's metrics of what was compiled since the last call."""
+        """Return Dynamo's metrics of compilations since the last call."""
         from torch._dynamo.utils import get_compilation_metrics
 
         metrics = list(get_compilation_metrics())
@@ -133,7 +133,7 @@ class CompilerLog:
         return new
 
     def _warn_about_breaks(self, metrics: Sequence[Any]) -> None:
-        """Warn once about each place where a graph broke, with what Dynamo says about it."""
+        """Warn once about each place where a graph broke, with Dynamo's explanation."""
         from torch._dynamo.utils import counters
 
         explanations = list(compile_report.explanations(counters["graph_break"], self._known_breaks))
@@ -163,7 +163,7 @@ class CompilerLog:
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """What Dynamo has done."""
+    """Counters of Dynamo."""
 
     graphs: int
     breaks: int

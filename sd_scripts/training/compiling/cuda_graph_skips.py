@@ -21,7 +21,7 @@ IN_WORDS: Mapping[str, str] = {
     r"graph with symbolic shapes inputs.*": "its shapes are dynamic",
     r"incompatible op (\S+)": r"the operation \1 cannot be recorded",
 }
-"""Reason of inductor, as a regular expression -> the same in words. Others are told as they are."""
+"""Reason of inductor, as a regular expression -> the same in words. Others are reported unchanged."""
 LONGEST = 200
 
 
@@ -39,7 +39,7 @@ class CudaGraphSkips(logging.Handler):
         until.callback(logger.removeHandler, self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep the reason if the record tells of a skip."""
+        """Keep the reason if the record reports a skip."""
         message = record.getMessage()
         if SKIPPED in message:
             self._reasons.append(reason_in_words(message))

@@ -42,7 +42,7 @@ class Recovery:
         return do()
 
     def recovers_from(self, error: Exception) -> bool:
-        """Return whether a failed step, of which nothing may be left, can be repeated without CUDA graphs or eagerly.
+        """Return whether a failed step, whose effects are undone, can be repeated without CUDA graphs or eagerly.
         Raises Failed if compiling failed under compile_fullgraph."""
         compiler = self._compiler
         if isinstance(error, RecordingFailed):
@@ -76,14 +76,14 @@ class Recovery:
         return True
 
     def _continue_unrecorded(self, error: RecordingFailed) -> None:
-        """Continue with what is recorded, else with compiled blocks."""
+        """Continue with the recorded graphs, else with compiled blocks."""
         chosen = self._compiler.chosen
         option = "record_steps"
         if uses_cuda_graphs(chosen):
             option = chosen.cuda_graphs_from or "compile_backend"
         if not error.none_left:
             rest = "are replayed for batches of other shapes"
-            self._context.warn(f"{option}: no more CUDA graphs can be recorded: {error}. Those that are there {rest}")
+            self._context.warn(f"{option}: no more CUDA graphs can be recorded: {error}. The existing ones {rest}")
             return
         self._compiler.stop_recording(out_of_memory=error.out_of_memory)
         self._context.warn(
@@ -117,7 +117,7 @@ class Recovery:
             return "set compile_mode = default"
         if options.compile_dynamic != "false":
             return "set compile_dynamic = false"
-        return "set compile_backend = aot_eager to see whether capturing or code generation fails"
+        return "set compile_backend = aot_eager to find out whether capturing or code generation fails"
 
 
 def _summary(error: Exception) -> str:
@@ -138,7 +138,7 @@ def _is_of_compiled_code(error: Exception) -> bool:
 
 def _is_cuda_graph_error(error: Exception) -> bool:
     """Return whether an error may come from CUDA graphs: from recording or replaying, or a RuntimeError, which PyTorch
-    raises anywhere for a tensor that a later replay has overwritten. Out of memory counts: graphs hold their own."""
+    raises anywhere for a tensor that a later replay has overwritten. Out of memory counts: graphs have their own."""
     if any(part in path for path in _paths(error) for part in CUDA_GRAPHS):
         return True
     return isinstance(error, RuntimeError) and not _is_compiler_error(error)

@@ -60,7 +60,7 @@ def require_one_process(context: Context) -> None:
 
 
 class Checked:
-    """Runs each Nth step eagerly, too, before another runner does."""
+    """Runs each Nth step eagerly too, before another runner does."""
 
     def __init__(self, inner: Runner, eager: Eager, compiler: Compiler, context: Context, clock: StepClock):
         self._inner, self._eager, self._compiler, self._clock = inner, eager, compiler, clock
@@ -93,7 +93,7 @@ class Checked:
 
 
 class CompileCheck:
-    """Tells how far the loss and gradients of eager steps are from those of compiled ones."""
+    """Measures how far the loss and gradients of eager steps are from compiled ones."""
 
     def __init__(self, context: Context, trainable: Trainable):
         self._context, self._trainable = context, trainable
@@ -123,7 +123,7 @@ class CompileCheck:
         return None
 
     def report(self, step: int, eager: EagerStep, loss: Tensor) -> None:
-        """Tell how far the compiled step is from the eager one; its gradients are accumulated but not yet clipped."""
+        """Report how far the compiled step is from the eager one; its gradients are accumulated but not yet clipped."""
         result = difference(eager, loss, self._trainable.gradients.named())
         exceeds = not result.finite or max(result.loss, result.gradients) > self._bound
         self._context.emit(

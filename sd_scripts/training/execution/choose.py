@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class Execution:
-    """The runners of a run: steps are timed, checked and repeated in another way if one fails."""
+    """The runners of a run: steps are timed, checked and repeated in a different way if one fails."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Execution:
         self._timed.forget()
 
     def watch(self, step: int, shape: str) -> None:
-        """Report what was compiled in a step; decide how the next ones run."""
+        """Report the compilations of a step; decide how the next ones run."""
         skipped_guards = self._compiler.skips_guards
         self._compiler.watch(step, shape)
         decided = self._timed.decide()
@@ -83,7 +83,7 @@ class Execution:
         self._timed.remember()
 
     def _make_recorded(self) -> Recorded:
-        """Return what records the steps, and their update too where that can be recorded."""
+        """Return the runner that records the steps, and their update too if that can be recorded."""
         eager = self._eager
         recorder = CudaRecorder()
         reason = keeps_update_from_recording(

@@ -17,7 +17,7 @@ from sd_scripts.training.saving.ema import Ema
 
 
 class Compiled:
-    """Tells the compiler what it may take for granted while forward and backward run. The update is not compiled."""
+    """Sets the compiler's assumptions while forward and backward run. The update is not compiled."""
 
     def __init__(self, eager: Eager, *, skips_guards: bool, cuda_graphs: bool):
         """`skips_guards`: most guards, once inputs of a shape are known; `cuda_graphs`: blocks replay graphs of their

@@ -35,7 +35,7 @@ Loss = Callable[[StepInputs], Tensor]
 
 @dataclass(kw_only=True)
 class Eager:
-    """Runs steps as they are written here."""
+    """Runs steps eagerly."""
 
     trainable: Trainable
     optimizer: Optimizer
@@ -52,7 +52,7 @@ class Eager:
     mean: Callable[[Tensor], Tensor] = lambda loss: loss
     """Averages a loss over the processes."""
     consistent: Callable[[], AbstractContextManager[object]] = nullcontext
-    """Entered while weights stay as they are, so that another thread may save them."""
+    """Entered while weights do not change, so that another thread may save them."""
     inspect: Callable[[Tensor], object] | None = None
     """Called with the loss when all gradients of a step are collected."""
     repeatable: bool = True
@@ -90,7 +90,8 @@ class Eager:
         return loss.detach()
 
     def update(self, ema: Ema | None, *, recorded: RecordableOptimizer | None = None) -> Tensor | None:
-        """As Launch.update. `recorded`: launch what a CUDA graph contains, which reads all scalars from the device."""
+        """As Launch.update. `recorded`: launch the contents of a CUDA graph, which reads all scalars from the
+        device."""
         gradients = self.trainable.gradients
         scaler = self.scaler
         if self.processes > 1:

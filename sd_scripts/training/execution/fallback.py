@@ -33,7 +33,7 @@ class Fallback:
                 recovers = self._recovery.recovers_from(error)
             if not recovers:
                 raise
-        with self._eager.consistent():  # not before the error is gone, and with it what the failed step had allocated
+        with self._eager.consistent():  # not before the error is gone, and with it the failed step's allocations
             self.choose()
             self._eager.trainable.gradients.discard()
         return self.step(batches)

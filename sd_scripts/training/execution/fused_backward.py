@@ -33,7 +33,8 @@ class FusedBackward:
         processes: int,
         refreshes: bool,
     ):
-        """The optimizer knows the partitions by their index. `refreshes`: it reads and writes the copies itself."""
+        """The optimizer identifies the partitions by their index. `refreshes`: it reads and writes the copies
+        itself."""
         self._optimizer, self._swapper = optimizer, swapper
         self._max_norm, self._processes, self._refreshes = max_norm, processes, refreshes
         for key, each in enumerate(partitions):

@@ -18,7 +18,7 @@ class GradientBuffer(ABC):
     """Whether gradients of the current step are collected, to which the next micro-step adds."""
 
     def begin(self) -> None:  # noqa: B027
-        """Clear what a replayed update has left. Called before each micro-step that is not replayed."""
+        """Clear the leftovers of a replayed update. Called before each micro-step that is not replayed."""
 
     @abstractmethod
     def collect(self) -> None:
@@ -41,7 +41,7 @@ class GradientBuffer(ABC):
         """Clear the gradients after an update, and free their memory unless graphs write there."""
 
     def discard(self) -> None:
-        """Discard what there is of a step that failed and restarts."""
+        """Discard the gradients of a step that failed and restarts."""
         self.clear()
 
     # What recorded graphs need (recorded.py); never called for what cannot be recorded

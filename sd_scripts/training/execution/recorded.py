@@ -1,9 +1,9 @@
 """Steps as CUDA graphs: one of forward and backward for each shape of inputs, and one of the update.
 
 A step launches thousands of small kernels, for which many CPUs need longer than the GPU. Replaying a recorded graph is
-one launch. One graph of the update serves all batch shapes and any number of micro-steps, since gradients lie at the
-same place once micro-steps are recorded. What differs between two updates is in tensors on the device: learning rates,
-which the schedule fills, counters, and the weight of the EMA.
+one launch. One graph of the update serves all batch shapes and any number of micro-steps, since gradients stay at the
+same address once micro-steps are recorded. What differs between two updates is in tensors on the device: learning
+rates, which the schedule fills, counters, and the weight of the EMA.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Recorded:
         self._eager, self._recorder, self._announce, self._updates = eager, recorder, announce, updates
         self._gradients = eager.trainable.gradients
         self.launch: Launch = eager
-        """Launches what is recorded, and what is not."""
+        """Launches recorded graphs, and steps that are not recorded."""
         self._graphs: dict[Key, _MicroStep] = {}
         self._seen: Counter[Key] = Counter()
         self._records = True
@@ -87,7 +87,7 @@ class Recorded:
         return self._eager.update(ema)
 
     def forget(self) -> None:
-        """Free the graphs, and record again what is run from now on."""
+        """Free the graphs, and record later steps again."""
         self._seen.clear()
         self._graphs.clear()
         if self._updates:
@@ -100,7 +100,7 @@ class Recorded:
         self.forget()
 
     def _beside_graphs(self, inputs: StepInputs) -> Tensor:
-        """Run as usual. Without the graphs' memory there may be enough for what is too large beside them."""
+        """Run as usual. Without the graphs there may be enough memory for batches too large next to them."""
         try:
             return self.launch.micro_step(inputs)
         except torch.OutOfMemoryError as error:
@@ -108,7 +108,7 @@ class Recorded:
                 raise
             traceback.clear_frames(error.__traceback__)
         self.drop()
-        reason = "other batches do not fit into GPU memory beside the recorded graphs"
+        reason = "other batches do not fit into GPU memory next to the recorded graphs"
         raise RecordingFailed(reason, none_left=True, out_of_memory=True)
 
     def _recorded(self, inputs: StepInputs) -> _MicroStep:
@@ -130,7 +130,7 @@ class Recorded:
             self._records = False
             reason = summary(error)
             out_of_memory = isinstance(error, torch.OutOfMemoryError)
-            traceback.clear_frames(error.__traceback__)  # they hold what was allocated
+            traceback.clear_frames(error.__traceback__)  # they keep the allocations alive
         else:
             return _MicroStep(inputs=static, graph=graph, loss=loss)
         if not self._graphs:
@@ -176,12 +176,12 @@ class RecordedUpdates:
         return None if graph.norm is None else graph.norm.clone()  # the next replay overwrites it
 
     def forget(self) -> None:
-        """Free the graphs, and record again what is run from now on."""
+        """Free the graphs, and record later steps again."""
         self._seen.clear()
         self._graphs.clear()
 
     def _contained(self) -> Key:
-        """Return what graphs contain as it is now: values, and which tensors they read and write."""
+        """Return the current state that graphs contain: values, and which tensors they read and write."""
         optimizer = self._eager.optimizer
         values = [tuple(v for name, v in group.items() if name not in CHANGES) for group in optimizer.param_groups]
         return id(optimizer.state), *(id(group["lr"]) for group in optimizer.param_groups), *values
@@ -209,7 +209,7 @@ class RecordedUpdates:
         except Exception as error:
             self._records = False
             reason = summary(error)
-            traceback.clear_frames(error.__traceback__)  # they hold what was allocated
+            traceback.clear_frames(error.__traceback__)  # they keep the allocations alive
         else:
             return _Update(graph=graph, norm=norm)
         # nothing was computed, though Python took gradients for unscaled and used

@@ -36,14 +36,15 @@ class Recorder(Protocol):
     """Records what runs on the GPU."""
 
     def record(self, run: Callable[[], T]) -> tuple[Recording, T]:
-        """Record `run` without executing it; return what replays it, and where its result will be."""
+        """Record `run` without executing it; return the function that replays it, and where its result will be."""
 
     def has_room(self) -> bool:
         """Return whether there is memory for one more graph like those that are there."""
 
 
 class RecordingFailed(Exception):
-    """Raised if a micro-step cannot be recorded, or not beside what is recorded. Nothing of it has been computed."""
+    """Raised if a micro-step cannot be recorded, or not in addition to the existing graphs. Nothing of it has been
+    computed."""
 
     def __init__(self, reason: str, *, none_left: bool, out_of_memory: bool):
         super().__init__(reason)
@@ -67,7 +68,7 @@ class CudaRecorder:
         available = _available()
         error: Exception | None = None
         try:
-            # the threads of the data loader may use CUDA meanwhile; entering frees what the warm-up has cached
+            # the threads of the data loader may use CUDA in the meantime; entering frees the warm-up's cache
             with torch.cuda.graph(
                 graph, pool=self._pool, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"
             ):
@@ -77,7 +78,7 @@ class CudaRecorder:
                     error = first
                     raise
         except Exception as last:
-            # PyTorch may take the recording that failed for one that goes on, and record no other to its pool
+            # PyTorch may treat the failed recording as still running, and record no other to its pool
             self._pool = torch.cuda.graph_pool_handle()
             end_failed_recording()
             raise (error or last) from None  # ending a failed recording raises an error of its own
@@ -86,8 +87,8 @@ class CudaRecorder:
 
 
 def end_failed_recording() -> None:
-    """Record a graph of nothing. Before 2.13, PyTorch's generator takes a recording that failed for one that goes on,
-    until another ends, and draws no random numbers."""
+    """Record a graph of nothing. Before 2.13, PyTorch's generator treats a failed recording as still running, until
+    another ends, and draws no random numbers."""
     with suppress(RuntimeError):
         stream = torch.cuda.Stream()
         graph = torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream, capture_error_mode="thread_local")

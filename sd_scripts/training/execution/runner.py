@@ -1,4 +1,4 @@
-"""What a way to run training steps offers, and what a step returns."""
+"""The interface of a way to run training steps, and the result of a step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sd_scripts.training.saving.ema import Ema
 
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """What a step computed; its tensors are on the device, which nobody has waited for."""
+    """The result of a step; its tensors are on the device, without synchronization."""
 
     loss: Tensor
     """() mean of micro-steps and processes."""
@@ -28,7 +28,7 @@ class StepResult:
 
 
 class Runner(Protocol):
-    """A way to run steps. All compute what Eager does."""
+    """A way to run steps. All compute the same as Eager."""
 
     def step(self, batches: Sequence[Batch]) -> StepResult:
         """Train one step, whose micro-steps are these batches."""
@@ -41,7 +41,7 @@ class Launch(Protocol):
     """How the two halves of a step reach the device."""
 
     def micro_step(self, inputs: StepInputs) -> Tensor:
-        """Compute the gradients of a batch, adding to those of earlier micro-steps; return its mean loss ()."""
+        """Compute the gradients of a batch, adding to earlier micro-steps' gradients; return its mean loss ()."""
 
     def update(self, ema: Ema | None) -> Tensor | None:
         """Let the gradients change the weights, and `ema` if it is due; return their norm before clipping, if it is

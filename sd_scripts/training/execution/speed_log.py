@@ -43,7 +43,8 @@ class SpeedLog:
         self._first: float | None = None
 
     def add(self, shape: str, seconds: float) -> None:
-        """Note a step. `shape`: that of all its batches; empty if they differ, and then the step does not count."""
+        """Note a step. `shape`: the common shape of its batches; empty if they differ, and then the step does not
+        count."""
         self.steps += 1
         if self._first is None:
             self._first = seconds
@@ -56,7 +57,7 @@ class SpeedLog:
         return {shape: statistics.median(times) for shape, times in warm.items() if len(times) >= FEWEST}
 
     def remember(self, context: Context, compiled: Counts | None) -> None:
-        """Write down what was measured, if anything was."""
+        """Record the measurements, if there are any."""
         medians = self.medians()
         if not medians or self._first is None or not context.is_main:
             return

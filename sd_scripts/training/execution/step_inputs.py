@@ -18,7 +18,7 @@ def step_inputs(data: TrainingData, batch: Batch, *key: object, timestep: float 
     settings = data.context.settings
     latents = batch.latents
     if latents is None:
-        assert batch.pixels is not None, "a batch holds pixels or latents"
+        assert batch.pixels is not None, "a batch contains pixels or latents"
         latents, *encoded = (
             data.family.encode_images(data.components, pixels.to(device, non_blocking=True))
             for pixels in (batch.pixels, *batch.controls)

@@ -42,7 +42,7 @@ class StepClock:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave what happens meanwhile out of the step's seconds."""
+        """Leave the block's time out of the step's seconds."""
         began = self._synchronized()
         yield
         self._since += self._synchronized() - began
@@ -54,7 +54,7 @@ class StepClock:
 
 
 class Timed:
-    """Times steps. What compile_auto has chosen is checked: the first steps are not compiled, later ones are, and the
+    """Times steps. The choice of compile_auto is checked: the first steps are not compiled, later ones are, and the
     run continues with the faster ones."""
 
     def __init__(self, inner: Runner, context: Context, compiler: Compiler, clock: StepClock):
@@ -94,7 +94,7 @@ class Timed:
         return True
 
     def remember(self) -> None:
-        """Write down what was measured, for the plans of later runs, and begin anew."""
+        """Record the measurements, for the plans of later runs, and start over."""
         compiled = self._compiler.log.totals() if self._compiler.active else None
         self._speed.remember(self._context, compiled)
         self._speed = SpeedLog()

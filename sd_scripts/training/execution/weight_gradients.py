@@ -66,7 +66,7 @@ class WeightGradients(GradientBuffer):
         return {name: of_weight[0] for name, of_weight in gradients.items() if of_weight}
 
     def average(self, processes: int) -> None:
-        """Average what backward has not: shards and complete partitions are done by then."""
+        """Average the gradients that backward has not: shards and complete partitions are done by then."""
         if self.averaging:
             self.averaging.finish()
         rest = (weight for partition in self._partitions if not partition.complete for weight in partition.weights)
@@ -95,7 +95,7 @@ class WeightGradients(GradientBuffer):
             partition.ready_count = 0
 
     def discard(self) -> None:
-        """Discard the gradients, but keep what a failed fused backward pass has updated: the repeated pass updates only
+        """Discard the gradients, but keep the updates of a failed fused backward pass: the repeated pass updates only
         the rest. Gradients that the processes have averaged are kept too."""
         if self.averaging:
             self.averaging.keep()

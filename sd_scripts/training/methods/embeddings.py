@@ -26,9 +26,9 @@ TEXTUAL_INVERSION = "/textual-inversion"
 
 
 def add_token(family: Family, components: Components, context: Context) -> None:
-    """Let the tokenizers know the new token. Components need not be loaded.
+    """Add the new token to the tokenizers. Components need not be loaded.
 
-    Raises ValueError if they know it already, or if the file to start from does not fit.
+    Raises ValueError if they have it already, or if the file to start from does not fit.
     """
     options = trained_token(context.settings.get(EmbeddingOptions), family.card)
     if not options:
@@ -54,7 +54,7 @@ def add_token(family: Family, components: Components, context: Context) -> None:
             )
         tokenizer.add_tokens([token])
         first = embedding.num_embeddings
-        assert tokenizer.convert_tokens_to_ids(token) == first, "the tokenizer has another size than the embedding"
+        assert tokenizer.convert_tokens_to_ids(token) == first, "the tokenizer and the embedding have different sizes"
         components.learned[place] = range(first, first + count)
 
 
@@ -111,6 +111,6 @@ def _require_rows(options: EmbeddingOptions, key: str, width: int) -> None:
         raise ValueError(f"weights: '{file}' has no tensor {key}; choose an embedding for this model")
     rows = tensor.numel() // tensor.shape[-1] if tensor.ndim and tensor.shape[-1] else 0
     if tensor.ndim == 0 or tensor.shape[-1] != width:
-        raise ValueError(f"weights: '{file}' is an embedding for another model; choose one for this model")
+        raise ValueError(f"weights: '{file}' is an embedding for a different model; choose one for this model")
     if rows != count:
         raise ValueError(f"weights: '{file}' has {rows} vectors; set num_vectors_per_token = {rows}")

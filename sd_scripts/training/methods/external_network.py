@@ -1,6 +1,6 @@
 """External networks such as LyCORIS: any importable module with the functions of sd-scripts' networks.
 
-They name layers after the modules of our model, which are those of diffusers; files have the names of the family.
+They name layers after the modules of our model, which are diffusers'; files have the family's names.
 """
 
 import importlib
@@ -39,7 +39,7 @@ def find_module(name: str) -> ModuleType:
     if full is None:
         package = PACKAGES.get(name.partition(".")[0])
         remedy = f"install it with `pip install {package}`" if package else "set it to networks.lora, or install it"
-        raise ValueError(f"network_module: there is no module '{name}'; {remedy}")
+        raise ValueError(f"network_module: module not found: '{name}'; {remedy}")
     try:
         module = importlib.import_module(full)
     except ImportError as error:
@@ -108,7 +108,7 @@ def _create(components: Components, encoders: list[nn.Module], options: NetworkO
 
 
 def _groups(network: Any, rates: list[float], unet_lr: float | None, base: float) -> list[dict[str, Any]]:
-    """Return the optimizer groups. `rates` are those of the text encoders. Some networks return names, too."""
+    """Return the optimizer groups. `rates` are the text encoders'. Some networks return names, too."""
     if len(set(rates)) > 1 and hasattr(network, "prepare_optimizer_params_with_multiple_te_lrs"):
         made = network.prepare_optimizer_params_with_multiple_te_lrs(rates, unet_lr, base)
     else:
@@ -135,7 +135,7 @@ def require_unswapped(
     if any(id(parameter) in base for group in groups for parameter in group["params"]):
         raise ValueError(
             f"blocks_to_swap: {network_module} trains weights of the base model, which "
-            "cannot move meanwhile; set blocks_to_swap = 0, or choose another network"
+            "cannot be moved during training; set blocks_to_swap = 0, or choose another network"
         )
 
 
@@ -202,11 +202,11 @@ class ExternalGradients(GradientBuffer):
         return torch.nn.utils.clip_grad_norm_(self._parameters, max_norm)
 
     def clear(self) -> None:
-        self._network.zero_grad(set_to_none=True)  # also those of rate 0, which are in no group
+        self._network.zero_grad(set_to_none=True)  # also layers of rate 0, which are in no group
 
 
 class ExternalNetwork(NetworkTrainable):
-    """A network that patches the model's forwards itself and holds float32 weights; it computes under autocast."""
+    """A network that patches the model's forwards itself and has float32 weights; it computes under autocast."""
 
     needs_autocast = True
     static_graph = False

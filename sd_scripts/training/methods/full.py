@@ -199,7 +199,7 @@ class FullTrainable(Trainable):
         return optimizer
 
     def _resident(self, key: Any) -> AbstractContextManager[None]:
-        """Keep on the device what the optimizer updates."""
+        """Keep the weights that the optimizer updates on the device."""
         return self._swapper.updating(self.partitions[key].block)
 
     def updated(self) -> None:

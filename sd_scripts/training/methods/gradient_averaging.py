@@ -14,7 +14,7 @@ from sd_scripts.training.methods.master_weights import Partition, gradients_of
 BUCKET = 2**28
 """Bytes of gradients per all-reduce."""
 MAX_IN_FLIGHT = 4
-"""Blocks whose all-reduce may be in flight at once; each needs its gradients twice in memory."""
+"""Blocks whose all-reduce may be in flight at the same time; each needs its gradients twice in memory."""
 
 
 class GradientAverage:
@@ -89,6 +89,6 @@ class AveragingInBackward:
             self.in_flight.popleft().finish()
 
     def keep(self) -> None:
-        """Keep what is averaged already, because backward failed and will be repeated."""
+        """Keep gradients that are averaged already, because backward failed and will be repeated."""
         self.finish()
         self._averaged |= {each: gradients_of(each.weights) for each in self._partitions if each.complete}

@@ -1,6 +1,6 @@
 """LoRA training: low-rank adapters on the frozen layers of a model.
 
-With token_string the embeddings of a new token learn too (pivotal tuning).
+With token_string the embeddings of a new token are trained too (pivotal tuning).
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class LoraTrainable(NetworkTrainable):
     form = SD_SCRIPTS
     """Key names of its files (save_as_format)."""
     targets: Sequence[AdaptedModule] = ()
-    """All modules of the model, in the order of the family: they tell diffusers' names of the layers."""
+    """All modules of the model, in the order of the family: they have diffusers' names of the layers."""
 
     def name_keys_as(self, form: str, targets: Sequence[AdaptedModule]) -> LoraTrainable:
         """Set the key names of saved files: sd-scripts, diffusers or both."""
@@ -244,7 +244,7 @@ class LoraTrainable(NetworkTrainable):
         if masters.shape != self.network.masters.shape:
             raise ValueError("resume: the state belongs to a different network; restore network_dim and network_args")
         if ("start" in state) != bool(self.network.started):
-            raise ValueError("resume: the state belongs to a network with another start; restore lora_init")
+            raise ValueError("resume: the state belongs to a network with a different lora_init; restore it")
         with torch.no_grad():
             self.network.masters.copy_(masters)
             if self.network.row_noise and "row_noise" in state:
@@ -299,7 +299,7 @@ def _fold(network: AdapterNetwork, modules: list[AdaptedModule], *, saves_memory
 
 
 def _check_files(family: Family, components: Components, context: Context) -> None:
-    """Read the LoRA files of the run, and warn of what is not used, before anything is loaded.
+    """Read the LoRA files of the run, and warn of unused tensors, before anything is loaded.
 
     Raises ValueError, one sentence that names the option, for a file that cannot be used.
     """

@@ -29,7 +29,7 @@ class Weight:
     master: nn.Parameter | None = None
     """The float32 value that `copy` is rounded from; None if there is only the copy."""
     sharded: nn.Parameter | None = None
-    """The module's parameter, if `copy` and `master` are the rows of it that this process holds (FSDP)."""
+    """The module's parameter, if `copy` and `master` are this process's rows of it (FSDP)."""
 
     @property
     def trained(self) -> nn.Parameter:
@@ -38,7 +38,7 @@ class Weight:
 
 
 def held_dtype(options: TrainingOptions) -> torch.dtype:
-    """Return the dtype that trained weights are held in."""
+    """Return the dtype in which trained weights are stored."""
     return PRECISIONS[options.mixed_precision] if options.full_bf16 or options.full_fp16 else torch.float32
 
 
@@ -50,7 +50,7 @@ def gradients_of(weights: Iterable[Weight]) -> list[Tensor]:
 
 @torch.no_grad()
 def collect_gradients(weights: Iterable[Weight]) -> None:
-    """Add the copies' gradients to those of the masters, and clear them."""
+    """Add the copies' gradients to the masters', and clear them."""
     for weight in weights:
         gradient = weight.copy.grad
         if weight.master is None or gradient is None:
@@ -118,6 +118,6 @@ def partitions_by_block(weights: Sequence[Weight], blocks: Sequence[nn.Module]) 
 
 
 def equal_partitions(weights: Sequence[Weight], count: int) -> list[Partition]:
-    """Return `count` partitions with equally many weights (fused_optimizer_groups)."""
+    """Return `count` partitions with the same number of weights (fused_optimizer_groups)."""
     size = -(-len(weights) // count)
     return [Partition(list(weights[i : i + size])) for i in range(0, len(weights), size)]

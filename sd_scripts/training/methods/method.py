@@ -1,4 +1,4 @@
-"""Training methods, independent of the model family: what is trained and what is saved. See lora.py, full.py and
+"""Training methods, independent of the model family: their trained parts and saved files. See lora.py, full.py and
 textual_inversion.py."""
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ class Method(ABC):
 
 
 class Trainable(ABC):
-    """What a run trains: its parameter groups, gradients and file. Each method makes one of these."""
+    """The trained part of a run: parameter groups, gradients and file. Each method creates one of these."""
 
     gradients: GradientBuffer
     modules: Sequence[nn.Module]
     """The modules that are in training mode during steps."""
     needs_autocast = False
-    """Whether its weights have another dtype than the model, so that the forward needs autocast."""
+    """Whether its weights have a different dtype from the model, so that the forward needs autocast."""
     static_graph = True
     """Whether its forward runs the same operations each step, so that guards of compiled graphs may be skipped."""
     consistent_in_backward = True
@@ -68,13 +68,13 @@ class Trainable(ABC):
     architecture_suffix = "/lora"
     """What modelspec.architecture of an adapter's file ends with."""
     companions: tuple[str, ...] = ()
-    """What is added to the name of its file for each further file that is saved with it."""
+    """Suffix of its file's name for each further file that is saved with it."""
     skips_nonfinite = False
     """Whether a step with a non-finite gradient is skipped, so that weights and moments stay finite."""
     ending: str
     """Extension of its file; empty for a folder."""
     shards: Shards | None = None
-    """How weights are sharded over the processes; None if each holds all. state_dict has this process's rows."""
+    """How weights are sharded over the processes; None if each has all. state_dict has this process's rows."""
 
     @abstractmethod
     def parameter_groups(self) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""FSDP: each process holds some rows of every tensor, with their gradients and the optimizer's state.
+"""FSDP: each process has some rows of every tensor, with their gradients and the optimizer's state.
 
 A block gathers its weights while it computes (FSDP2, Zhao et al. 2023, https://arxiv.org/abs/2304.11277). Code that
 updates them sees plain tensors with this process's rows.
@@ -49,7 +49,7 @@ def require_fsdp_support(settings: Settings) -> None:
     if os.environ.get("FSDP_OFFLOAD_PARAMS", "false").lower() == "true":
         found.append("fsdp_offload_params: not supported, shards stay on the GPUs; turn it off, or launch on more GPUs")
     if fused := settings[FusedOptions].chosen:
-        found.append(f"{fused}: not supported with FSDP, where each process holds few gradients anyway; turn it off")
+        found.append(f"{fused}: not supported with FSDP, where each process has few gradients anyway; turn it off")
     memory = settings.get(MemoryOptions)
     if memory and memory.blocks_to_swap:
         found.append("blocks_to_swap: not supported with FSDP, which spreads the blocks over the GPUs; set it to 0")
@@ -57,8 +57,8 @@ def require_fsdp_support(settings: Settings) -> None:
         found.append("mixed_precision: fp16 needs a loss scale across shards, which FSDP lacks; set bf16")
     if not known_optimizer(optimizer.optimizer_type).elementwise:
         found.append(
-            f"optimizer_type: {optimizer.optimizer_type} needs whole weights, of which each process has only some rows "
-            f"with FSDP; choose one of {', '.join(name for name, known in OPTIMIZERS.items() if known.elementwise)}"
+            f"optimizer_type: {optimizer.optimizer_type} needs whole weights, but with FSDP each process has only some "
+            f"rows of them; choose one of {', '.join(name for name, known in OPTIMIZERS.items() if known.elementwise)}"
         )
     elif training.full_bf16 and not is_rounding_adamw(optimizer):
         found.append(
@@ -77,7 +77,7 @@ def require_fsdp_support(settings: Settings) -> None:
 
 
 class Shards:
-    """The rows of a module's tensors that this process holds."""
+    """This process's rows of a module's tensors."""
 
     def __init__(self, context: Context, module: nn.Module, blocks: Iterable[nn.Module]):
         """Shard all parameters of `module` and move them to the device. Each of `blocks` gathers its own, others are
@@ -96,7 +96,7 @@ class Shards:
         """Names of all trained weights, as the optimizer numbers them."""
 
     def add(self, name: str, parameter: nn.Parameter) -> nn.Parameter:
-        """Register a trained parameter; return the rows of it that this process holds and updates."""
+        """Register a trained parameter; return the rows of it that this process has and updates."""
         assert isinstance(parameter, DTensor)
         self.shapes[name] = parameter.shape
         with torch.no_grad():
@@ -127,7 +127,7 @@ class Shards:
             yield from self._gathered(message)
 
     def _length(self, shape: torch.Size) -> int:
-        """Return how many rows a process holds at most; the last ones may hold fewer."""
+        """Return how many rows a process has at most; the last ones may have fewer."""
         return -(-shape[0] // self.mesh.size())
 
     def _gathered(self, message: list[tuple[Tensor, torch.Size]]) -> Iterator[Tensor]:
@@ -189,7 +189,7 @@ class Shards:
         """Apply `change` to the values, averages and optimizer moments of sharded weights, where shapes match."""
 
         def changed(tensors: dict[str, Any], name: str) -> dict[str, Any]:
-            """Change those of a weight's values that have its shape."""
+            """Change the values of a weight that have its shape."""
             return {
                 key: change(value, name) if isinstance(value, Tensor) and value.shape == shape_of(name) else value
                 for key, value in tensors.items()
@@ -223,7 +223,7 @@ def shard(context: Context, denoiser: nn.Module, weights: Iterable[Weight], bloc
 
 
 def collect_shard_gradients(weights: Iterable[Weight]) -> None:
-    """Add the gradients that backward left in shards to those of this process's rows."""
+    """Add the gradients that backward left in shards to the gradients of this process's rows."""
     for weight in weights:
         if weight.sharded is None or not isinstance(weight.sharded.grad, DTensor):
             continue

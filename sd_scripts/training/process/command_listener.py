@@ -57,7 +57,7 @@ class CommandListener:
     def _stop(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:  # a data loader worker, which exits with its parent
             return
-        if self._stop_requested and not self._parent_died():  # the second Ctrl-C ends it at once
+        if self._stop_requested and not self._parent_died():  # the second Ctrl-C ends it immediately
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         self._stop_requested = True

@@ -20,8 +20,8 @@ RECENT = 5
 
 
 def limit_gpu_memory(device: torch.device, gib: float | None) -> None:
-    """Let this process use at most `gib` GiB of the GPU. PyTorch limits only what it allocates itself, so what CUDA and
-    its libraries take is estimated and subtracted."""
+    """Let this process use at most `gib` GiB of the GPU. PyTorch limits only what it allocates itself, so the memory of
+    CUDA and its libraries is estimated and subtracted."""
     if gib is None or device.type != "cuda":
         return
     number = torch.cuda.current_device() if device.index is None else device.index
@@ -30,14 +30,14 @@ def limit_gpu_memory(device: torch.device, gib: float | None) -> None:
 
 
 class DeviceMemory:
-    """Peaks of a run's GPU memory in bytes; all are 0 on another device."""
+    """Peaks of a run's GPU memory in bytes; all are 0 on other devices."""
 
     def __init__(self, device: torch.device):
         self._device = device if device.type == "cuda" else None
         self._earlier = 0
 
     def next_phase(self) -> int:
-        """Return the peak of all tensors since the last call, and begin anew."""
+        """Return the peak of all tensors since the last call, and reset it."""
         peak = self.phase_peak()
         self._earlier = max(self._earlier, peak)
         if self._device:
@@ -52,11 +52,11 @@ class DeviceMemory:
         return max(self._earlier, self.phase_peak())
 
     def reserved(self) -> int:
-        """Return what PyTorch holds, tensors and free blocks alike."""
+        """Return PyTorch's reserved memory, tensors and free blocks alike."""
         return torch.cuda.memory_reserved(self._device) if self._device else 0
 
     def peak_reserved(self) -> int:
-        """Return the most that PyTorch has held since the phase began."""
+        """Return the peak of PyTorch's reserved memory since the phase began."""
         return torch.cuda.max_memory_reserved(self._device) if self._device else 0
 
     def size(self) -> int:

@@ -52,7 +52,7 @@ GPU: tuple[ErrorHint, ...] = (
     ErrorHint(
         lambda v: v["train_batch_size"] > 1,
         "lower train_batch_size (now {train_batch_size}) and raise gradient_accumulation_steps (now "
-        "{gradient_accumulation_steps}) as much",
+        "{gradient_accumulation_steps}) by the same factor",
     ),
     ErrorHint(_off("blocks_to_swap"), "set blocks_to_swap"),
     ErrorHint(
@@ -102,7 +102,7 @@ MAIN_MEMORY: tuple[ErrorHint, ...] = (
 
 
 def nonfinite_hint(settings: Settings) -> str:
-    """Return what to change about a non-finite loss."""
+    """Return the remedies for a non-finite loss."""
     values = settings.values()
     causes = [f"lower learning_rate (now {values['learning_rate']})"]
     if values["mixed_precision"] == "fp16":

@@ -1,6 +1,6 @@
-"""What a start waits for beside Python, begun before PyTorch is imported: the GPU's driver and the disk.
+"""Slow parts of a start besides Python, begun before PyTorch is imported: the GPU's driver and the disk.
 
-Both take seconds and neither needs PyTorch. Whatever fails here is told later, by what needs it.
+Both take seconds and neither needs PyTorch. Failures here are reported later, by the code that needs the result.
 """
 
 import contextlib

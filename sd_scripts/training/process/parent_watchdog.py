@@ -1,5 +1,5 @@
 """Parent watchdog: a training whose launcher dies finishes its step, saves its state and exits; one that was only to be
-timed ends at once."""
+timed ends immediately."""
 
 import contextlib
 import ctypes
@@ -21,7 +21,7 @@ TIMED = "SD_SCRIPTS_TIMED"
 
 
 def end_with_launcher() -> None:
-    """Turn the death of the launcher into SIGTERM, that of a timing tool into SIGKILL, from now on. Call it before
+    """From now on, turn the death of the launcher into SIGTERM, and of a timing tool into SIGKILL. Call it before
     anything slow."""
     timed = TIMED in os.environ
     parent = os.getppid()

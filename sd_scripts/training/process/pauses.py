@@ -18,7 +18,7 @@ PAUSE = 0.03
 @contextmanager
 def without_pauses(*, compiles: bool) -> Iterator[None]:
     """Exempt what survives a full collection of more than `PAUSE` seconds from later ones. `compiles`: something is
-    compiled meanwhile."""
+    compiled during it."""
     began = 0.0
 
     def watch(phase: str, info: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ LOOK = 0.5
 """Seconds between two checks for a SIGTERM to another process."""
 STEP_TIME, SAVE_TIME = 5.0, 3.5
 """Seconds that the current step may still take after SIGTERM, and seconds to save a state if it does not finish.
-Launchers kill what is left 30 seconds after SIGTERM, cluster schedulers often sooner."""
+Launchers kill remaining processes 30 seconds after SIGTERM, cluster schedulers often sooner."""
 STATUS = 128 + signal.SIGTERM
 KEY, LEFT = "sd_scripts/leaving", "sd_scripts/left"
 """Keys in the processes' store: one of them got SIGTERM; the main process has saved."""
@@ -30,12 +30,12 @@ class SigtermWatcher:
     """Watches for SIGTERM between the first step and the last. With one process it does nothing."""
 
     def __init__(self, context: Context, before_exit: Callable[[bool], None]):
-        """`before_exit` is called in another thread before the main process exits. Its argument says whether weights,
-        optimizer and counters are those of the last step, so that they can be saved."""
+        """`before_exit` is called in another thread before the main process exits. Its argument is whether
+        weights, optimizer and counters match the last step, so that they can be saved."""
         self._context, self._before_exit = context, before_exit
         self._works = context.world > 1 and os.name == "posix"
         self._weights = threading.Lock()
-        """Held while weights, optimizer and counters are not those of the last step."""
+        """Held while weights, optimizer and counters do not match the last step."""
         self._signalled, self._stopping, self._saving, self._closed = (threading.Event() for _ in range(4))
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._pipe: tuple[int, int] | None = None
@@ -52,7 +52,7 @@ class SigtermWatcher:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop watching: what follows may take as long as it needs."""
+        """Stop watching: later work may take as long as it needs."""
         if not self._pipe:
             return
         self._closed.set()
@@ -68,7 +68,7 @@ class SigtermWatcher:
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:
-        """Let no process exit meanwhile: half a file is worth nothing."""
+        """Let no process exit during the block: an incomplete file is useless."""
         self._saving.set()
         try:
             yield
@@ -77,7 +77,7 @@ class SigtermWatcher:
 
     @contextlib.contextmanager
     def consistent(self) -> Iterator[None]:
-        """Declare that weights, optimizer and counters are those of the last step meanwhile."""
+        """Declare that weights, optimizer and counters match the last step during the block."""
         if not self._pipe:
             yield
             return
@@ -117,7 +117,7 @@ class SigtermWatcher:
         return False
 
     def _notify_others(self) -> None:
-        with contextlib.suppress(Exception):  # the process that holds the store may be gone
+        with contextlib.suppress(Exception):  # the process with the store may be gone
             shared_store().set(KEY, "1")
 
     def _others_got_signal(self) -> bool:
@@ -126,8 +126,8 @@ class SigtermWatcher:
         return False
 
     def _leave(self) -> None:
-        """End this process from the watching thread. The others wait until the main process has saved what it can: once
-        one has exited, the launcher kills the rest."""
+        """End this process from the watching thread. The others wait until the main process has saved everything it
+        can: once one has exited, the launcher kills the rest."""
         threading.Thread(target=self._end_after, args=(SAVE_TIME,), daemon=True).start()
         if self._context.is_main:
             with contextlib.suppress(Exception):

@@ -52,10 +52,10 @@ class Saver:
             self._close_window_of_epochs(epoch)
 
     def tidy(self) -> None:
-        """Remove what the run that this one resumes would have removed, had it not died."""
+        """Remove files that the resumed run would have removed, had it not died."""
         progress = self._train_state.progress
         train_plan = self._train_state.train_plan
-        if every := self._saving.save_every_n_steps:  # the last step is saved under another name
+        if every := self._saving.save_every_n_steps:  # the last step is saved under a different name
             self._close_window_of_steps(min(progress.step, train_plan.max_steps - 1) // every * every)
         if every := self._every_epochs:
             self._close_window_of_epochs(min(progress.epoch - 1, train_plan.epochs - 1) // every * every)
@@ -113,7 +113,7 @@ class Saver:
         if rescue.may_pass(failures) and (patient or not rescued):
             self._context.warn(
                 f"{failures[0].text}. The run tries again for {rescue.WAIT / 60:.0f} minutes: free some space in "
-                f"'{path.parent}'" + (f"; meanwhile it is in '{rescued.parent}'" if rescued else "")
+                f"'{path.parent}'" + (f"; for now it is in '{rescued.parent}'" if rescued else "")
             )
             if self._wait(path, rescued, written):
                 return path
@@ -171,8 +171,8 @@ class Saver:
     def _close_window(
         self, file: Callable[[int], Path], every: int, last_model: int | None, last_state: int | None
     ) -> None:
-        """Remove what this run saved up to these steps or epochs (None: nothing). That may be several, since a killed
-        process may have left some."""
+        """Remove files that this run saved up to these steps or epochs (None: nothing). That may be several, since a
+        killed process may have left some."""
         if not self._context.is_main:
             return
         begin = re.escape(self._writer.stem(file(0)).rstrip("0"))

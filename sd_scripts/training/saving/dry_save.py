@@ -11,7 +11,7 @@ from sd_scripts.training.saving.train_state import TrainState
 from sd_scripts.training.saving.writer import Writer
 
 STATE_FACTOR = 3
-"""A state holds the trained weights and, with most optimizers, two moments of each."""
+"""A state contains the trained weights and, with most optimizers, two moments of each."""
 
 
 def dry_save(context: Context, train_state: TrainState, writer: Writer) -> None:
@@ -23,7 +23,7 @@ def dry_save(context: Context, train_state: TrainState, writer: Writer) -> None:
             problem = _check_room(context, train_state, writer.try_out(probe))
         except OSError as error:
             why = why_not_written(error.__cause__ or error)
-            problem = f"output_dir: '{context.output_dir}' did not take a trial save: {why}"
+            problem = f"output_dir: '{context.output_dir}' failed a trial save: {why}"
     if problem := context.agreed(problem):
         raise ValueError(problem)
 

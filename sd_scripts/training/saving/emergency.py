@@ -26,11 +26,11 @@ class EmergencySaver:
         self._updated = torch.cuda.Event() if on_gpus else None
 
     def note(self) -> None:
-        """Note that weights, optimizer and counters are those of a complete step."""
+        """Record that weights, optimizer and counters match a complete step."""
         self._complete = replace(self._train_state.progress)
 
     def note_step(self) -> None:
-        """Note that a step is complete once the device has done what is queued."""
+        """Record that a step is complete once the device has finished the queued work."""
         self.note()
         if self._updated:
             self._updated.record()
@@ -59,7 +59,7 @@ class EmergencySaver:
             context.warn(f"the state of step {progress.step} could not be saved: {reason}")
 
     def save_before_exit(self, consistent: bool) -> None:
-        """Save in the main process, which exits in mid-step; `consistent`: the weights are those of the last step."""
+        """Save in the main process, which exits in mid-step; `consistent`: the weights match the last step."""
         if consistent:
             with self._stream_of_last_step():
                 self.save()

@@ -1,6 +1,6 @@
-"""Upload what a run saves to a repository of the Hugging Face Hub, beside the training.
+"""Upload a run's saved files to a repository of the Hugging Face Hub, while it trains.
 
-A failed upload is told and ends no run: the file stays where it was saved.
+A failed upload is reported and does not end the run: the file stays where it was saved.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ UPLOADING = "uploading"
 
 
 class HubUploads:
-    """The uploads of a run, one after the other, on a thread of their own; only the main process has any."""
+    """The uploads of a run, one at a time, on a thread of their own; only the main process has any."""
 
     def __init__(self, context: Context):
         self._context = context
@@ -40,12 +40,12 @@ class HubUploads:
         except Refused as error:
             raise ValueError(
                 f"huggingface_repo_id: '{repo}' cannot be written to: {error}. Set HF_TOKEN or huggingface_token to "
-                "a token that may, or choose another repository"
+                "a token with write access, or choose another repository"
             ) from None
         except Exception as error:
             self._context.warn(
-                f"huggingface_repo_id: the Hub cannot be reached ({hub_reason(error)}). The run trains, and tries to "
-                "upload what it saves"
+                f"huggingface_repo_id: the Hub cannot be reached ({hub_reason(error)}). The run continues and tries "
+                "to upload each saved file"
             )
         self._thread = threading.Thread(target=self._work, name="uploads", daemon=True)
         self._thread.start()
@@ -71,7 +71,7 @@ class HubUploads:
             try:
                 url = self._upload(path)
             except Exception as error:
-                if path.exists():  # else it was removed meanwhile, as save_last_n_steps asks
+                if path.exists():  # else it was removed in the meantime, as save_last_n_steps asks
                     self._context.warn(
                         f"huggingface_repo_id: '{path.name}' was not uploaded to '{self._repo}' ({hub_reason(error)}). "
                         f"It stays in '{path.parent}'; upload it with: hf upload {self._repo} '{path}'"

@@ -46,19 +46,19 @@ class FileMetadata:
         self._last: dict[str, str] = {}
 
     def of_file(self, epochs: int) -> dict[str, str]:
-        """Return the metadata of a file saved now, or those of the previous save if they cannot be made."""
+        """Return the metadata of a file saved now, or the previous save's if they cannot be built."""
         try:
             self._last = self._make(epochs, self._hashing.result() if self._hashing else {})
         except Exception as error:
             why = brief(error)
             self._context.warn_once(
-                "metadata", f"the metadata could not be made ({why}); the file has those of the previous save"
+                "metadata", f"could not build the metadata ({why}); the file has the metadata of the previous save"
             )
         return self._last
 
     def of_companion(self, suffix: str, metadata: dict[str, str]) -> dict[str, str]:
-        """Return the metadata of a further file from those of the file that it is saved with: an embedding is another
-        kind of file, all else the same under other names."""
+        """Return the metadata of a further file from the file that it is saved with: an embedding is a different kind
+        of file, everything else the same under other names."""
         if suffix != EMBEDDING_ENDING:
             return metadata
         spec = {key: text for key, text in metadata.items() if key.startswith("modelspec.")}
@@ -119,5 +119,5 @@ def _run_metadata(training_data: TrainingData, train_state: TrainState) -> Train
 
 
 def _encodable(texts: dict[str, str]) -> dict[str, str]:
-    """Replace lone surrogates, which arguments in another encoding bring and UTF-8 cannot hold."""
+    """Replace lone surrogates, which come from arguments in other encodings and are not valid UTF-8."""
     return {key: text.encode("utf-8", "replace").decode("utf-8") for key, text in texts.items()}

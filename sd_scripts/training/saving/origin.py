@@ -1,4 +1,4 @@
-"""Origin of a state: the settings, base model and data it was trained with. Resume reports what has changed since."""
+"""Origin of a state: the settings, base model and data it was trained with. Resume reports changes since then."""
 
 import hashlib
 import json
@@ -100,7 +100,8 @@ class Origin(ModelOrigin):
 
 
 def model_origin_of(settings: Settings) -> ModelOrigin:
-    """Return what of a run's origin does not depend on its data. Model files are hashed in part; nothing is loaded."""
+    """Return the part of a run's origin that does not depend on its data. Model files are hashed in part; nothing is
+    loaded."""
     options = settings.options
     models = [name for name in (*BASE_MODEL, *OTHER_MODELS) if name in options]
     named = {name: options[name].located(settings.values()[name]) for name in models}
@@ -155,32 +156,32 @@ def changes(then: Origin, now: Origin, source: str) -> Iterator[str]:
     schedule = str(now.settings.get("lr_scheduler"))
     if then.max_steps != now.max_steps and schedule in SCHEDULES and SCHEDULES[schedule].spans_run:
         yield (
-            f"lr_scheduler: the run of the state was to end at step {then.max_steps}, this one ends at step "
+            f"lr_scheduler: the saved run was to end at step {then.max_steps}, this run ends at step "
             f"{now.max_steps}, and {schedule} is spread over all of it"
         )
     for name in OTHER_MODELS:
         if name in then.models and then.models[name] != now.models.get(name, then.models[name]):
-            yield f"{name}: it is another file than that of the state, and applies from now on"
+            yield f"{name}: differs from the file in the saved state; the new file is used"
     if then.images != now.images:
         yield (
-            f"{source}: the images are not those of the state ({then.image_count} then, {now.image_count} now); those "
-            "found now apply"
+            f"{source}: the dataset has changed since the state was saved ({then.image_count} → {now.image_count} "
+            "images); the current images are used"
         )
     elif then.captions != now.captions:
-        yield f"{source}: the captions are not those of the state; those found now apply"
+        yield f"{source}: captions have changed since the state was saved; the current captions are used"
 
 
 def changed_models(then: ModelOrigin, now: ModelOrigin) -> Iterator[str]:
-    """Yield a sentence for each change that makes the trained weights mean something else."""
+    """Yield a sentence for each change that changes the meaning of the trained weights."""
     for name in BASE_MODEL:
         before, after = ((it.models.get(name), it.settings.get(f"{name}_multiplier")) for it in (then, now))
         if before != after:
             said = f"{_shown(then.settings.get(name))} in the state, {_shown(now.settings.get(name))} now"
-            yield f"{name}: the state was trained on another base model ({said})"
+            yield f"{name}: the state was trained on a different base model ({said})"
     for name, before, after in _alphas(then.settings, now.settings):
         yield (
-            f"{name}: {_shown(before)} in the state, {_shown(after)} now, which changes the strength of everything "
-            "learned"
+            f"{name}: {_shown(before)} in the state, {_shown(after)} now, which changes the strength of all "
+            "trained weights"
         )
 
 

@@ -51,7 +51,7 @@ def marked_as_running(output_dir: Path, output_name: str | None, run_dir: Path) 
 
 
 class OwnOutputs:
-    """Keeps track of this run's files and renames those of an earlier run with the same output_name.
+    """Keeps track of this run's files and renames an earlier run's with the same output_name.
 
     They are renamed just before this run writes its first file, so that a run which ends earlier has changed nothing.
     States are renamed too: `resume = latest` and save_last_n_* would take them for this run's.
@@ -73,12 +73,12 @@ class OwnOutputs:
 
     @property
     def kept(self) -> list[Path]:
-        """The files of an earlier run that are kept under another name."""
+        """The files of an earlier run that are kept under a different name."""
         return [] if self._replaces else self._earlier
 
     def make_room(self, path: Path) -> dict[Path, Path]:
         """Rename files that are not this run's: all of them before the first save, later only one at `path`, which
-        another run has written meanwhile. Return old -> new. Raises OSError if renaming is not permitted."""
+        another run has written in the meantime. Return old -> new. Raises OSError if renaming is not permitted."""
         first = not self._has_written and path.parent == self._folder
         found = existing_outputs(self._values) if first else [path]
         moved = set_aside([each for each in found if each.exists() and not self.owns(each)], self._name)
@@ -104,7 +104,7 @@ class OwnOutputs:
 
 
 def find_outputs(context: Context, state: Path | None) -> OwnOutputs:
-    """Return what this run may replace; warn about what happens to an earlier run's files. `state`: the one that it
+    """Return the files this run may replace; warn about the fate of an earlier run's files. `state`: the one that it
     resumes from."""
     name = context.settings[SavingOptions].output_name
     values = {**context.settings.values(), "output_dir": context.output_dir}
@@ -119,7 +119,7 @@ def find_outputs(context: Context, state: Path | None) -> OwnOutputs:
     if kept := outputs.kept:
         more = f" and {len(kept) - 1} more" if kept[1:] else ""
         context.warn(
-            f"output_name: '{context.output_dir}' holds files of an earlier run ({kept[0].name}{more}). Before "
+            f"output_name: '{context.output_dir}' contains files of an earlier run ({kept[0].name}{more}). Before "
             f"this run saves its first file, they are renamed to '{dated_name(kept, name)}...'. Set overwrite to "
             "replace them instead"
         )

@@ -74,7 +74,7 @@ def clean_up(folder: Path, output_name: str | None, run_dir: Path) -> None:
     _remove_leftovers(folder, rf"{names}|{PROBE.pattern}")
     _remove_leftovers(folder / "sample", names if output_name else ".+")
     _remove_leftovers(run_dir, RUN_FILES)
-    for other_run in _entries(folder / "runs"):  # of which another machine may be writing one
+    for other_run in _entries(folder / "runs"):  # one of which another machine may be writing
         _remove_leftovers(other_run, RUN_FILES, age=SECONDS_TO_WRITE)
     for path in _entries(folder):
         if (probe := PROBE.fullmatch(path.name)) and not _lives(int(probe[1])):
@@ -82,8 +82,8 @@ def clean_up(folder: Path, output_name: str | None, run_dir: Path) -> None:
 
 
 def clean_up_caches(folders: Iterable[Path]) -> None:
-    """Remove the unfinished cache files of killed processes beside the images. Only old ones: a machine that shares the
-    folder may be writing the others."""
+    """Remove the unfinished cache files of killed processes next to the images. Only old ones: a machine that shares
+    the folder may be writing the others."""
     for folder in folders:
         _remove_leftovers(folder, CACHES, age=SECONDS_TO_WRITE)
 
@@ -111,7 +111,7 @@ def _remove(path: Path) -> None:
 
 
 def _age(path: Path) -> float:
-    """Return the seconds since a file was changed; 0 if it has gone meanwhile."""
+    """Return the seconds since a file was changed; 0 if it has disappeared in the meantime."""
     try:
         return time.time() - path.stat().st_mtime
     except OSError:

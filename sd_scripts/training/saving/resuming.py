@@ -82,7 +82,7 @@ def _newest(context: Context) -> SavedState | None:
 
 
 def keep_seed(saved: SavedState, context: Context) -> None:
-    """Keep the seed of the state, so that a resumed run draws what it would have drawn."""
+    """Keep the seed of the state, so that a resumed run draws the same random numbers."""
     seed = context.settings[TrainingOptions].seed
     if seed is not None and seed != saved.seed:
         context.warn(f"seed: {seed} is ignored; a resumed run keeps the seed of its state, {saved.seed}")
@@ -135,7 +135,7 @@ def _resume_point(saved: SavedState, train_plan: TrainPlan, warn: Callable[[str]
 
 
 def report_changes(saved: SavedState, origin: Origin, source: str, context: Context) -> None:
-    """Warn about changes since the state was saved. Raises ValueError for another base model unless allowed.
+    """Warn about changes since the state was saved. Raises ValueError for a different base model unless allowed.
 
     `source`: the option that names the images.
     """

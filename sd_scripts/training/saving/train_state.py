@@ -54,7 +54,7 @@ class TrainState:
     """Creates the schedule of the settings, at its first step."""
 
     def state(self) -> dict[str, Any]:
-        """Return what is saved. With shards, all processes must call it, and only the first gets values."""
+        """Return the saved values. With shards, all processes must call it, and only the first gets values."""
         state = {
             "learning": self.trainable.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -84,7 +84,7 @@ class TrainState:
                 self.ema.load(state["ema"])
 
     def _changed_hyperparameters(self, saved: "SavedState") -> list[dict[str, Any]]:
-        """Return the hyperparameters of each group in which the settings differ from those of the state."""
+        """Return the hyperparameters of each group in which the settings differ from the state."""
         before = saved.hyperparameters
         if len(before) != len(self.hyperparameters):
             return [{} for _ in self.hyperparameters]
@@ -179,7 +179,7 @@ class SavedState:
     time: float
     """When it was written (Unix time)."""
     origin: Origin
-    """What it was trained from."""
+    """The inputs of the training."""
     hyperparameters: list[dict[str, Any]]
     """Hyperparameters of each optimizer group before its first step."""
     files: dict[str, str]
@@ -222,7 +222,7 @@ def write_state(folder: Path, state: dict[str, Any], train_state: TrainState, se
 
 
 class _HashingFile:
-    """A file for torch.save that hashes what is written to it."""
+    """A file for torch.save that hashes everything written to it."""
 
     def __init__(self, file: IO[bytes]):
         self._file = file
@@ -241,10 +241,10 @@ class _HashingFile:
 
 
 def read_saved(resume: str) -> SavedState:
-    """Read the summary of a state. Raises ValueError naming resume if the folder holds no state of ours."""
+    """Read the summary of a state. Raises ValueError naming resume if the folder contains no state of ours."""
     folder = Path(resume)
     if not folder.is_dir():
-        raise ValueError(f"resume: there is no folder '{resume}'")
+        raise ValueError(f"resume: folder not found: '{resume}'")
     try:
         return _saved(folder, read_json(folder / PROGRESS))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
@@ -260,7 +260,7 @@ def _saved(folder: Path, summary: dict[str, Any]) -> SavedState:
     batches = int(summary["batches_per_epoch"])
     makers = {str(option): optimizers.without_own_module(str(maker)) for option, maker in summary["makers"].items()}
     if "optimizer_type" not in makers or progress.step < 0 or progress.epoch < 1 or not 0 <= progress.batch <= batches:
-        raise ValueError("no run counts like that")
+        raise ValueError("step counts are inconsistent")
     return SavedState(
         folder=folder,
         progress=progress,
@@ -291,7 +291,7 @@ def read_whole(resume: str) -> SavedState:
 
 
 def damage(saved: SavedState) -> str:
-    """Return what is wrong with the files of a state, or an empty string; reads them completely."""
+    """Return the problem of a state's files, or an empty string; reads them completely."""
     if not saved.as_written:
         return f"the checksum of {PROGRESS} does not match"
     try:

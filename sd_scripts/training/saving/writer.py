@@ -107,7 +107,7 @@ class Writer:
 
     def try_out(self, probe: Path) -> int:
         """Save for a test and remove the file; return the bytes that a file will take at least. Of a whole model only
-        one tensor is written, to save time. Raises what the save would raise."""
+        one tensor is written, to save time. Raises the save's exceptions."""
         trainable = self._train_state.trainable
         metadata = self._metadata.of_trial()
         try:
@@ -149,7 +149,7 @@ class Writer:
         try:
             self._make_room(folder)
             write_state(folder, state, self._train_state, self._context.seed)
-        except Exception as error:  # a third-party optimizer may hold what cannot be pickled
+        except Exception as error:  # a third-party optimizer may contain objects that cannot be pickled
             why = why_not_written(error)
             return [Failure(f"output_dir: the state '{folder}' could not be written: {why}", errno_of(error))]
         self._emit_saved(folder)
@@ -186,7 +186,9 @@ class Writer:
             if old in announced:
                 logger.info("'%s' of an earlier run is now '%s'", old, new.name)
             else:
-                self._context.warn(f"output_name: another run wrote '{old}' meanwhile; it is kept as '{new.name}'")
+                self._context.warn(
+                    f"output_name: another run wrote '{old}' in the meantime; that file is kept as '{new.name}'"
+                )
         if moved:  # follow a base model that had the name of our files: each save reads it again
             targets = {old.resolve(): new for old, new in moved.items()}
             extras = self._components.extras

@@ -62,7 +62,7 @@ def components() -> Components:
     )
 
 
-def test_tokens_of_control_images_stand_where_the_reference_puts_them() -> None:
+def test_tokens_of_control_images_have_the_positions_of_the_reference() -> None:
     shape, ids = FluxParams(), torch.tensor(POSITIONS["ids"], dtype=torch.float64)
     rates = [
         10_000 ** -(torch.arange(0, width, 2, dtype=torch.float64) / width) for width in rope_widths(shape.head_width)
@@ -86,7 +86,7 @@ def ids_of(images: list[torch.Tensor]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-5), (torch.bfloat16, 4e-2)])
-def test_the_prediction_is_that_of_diffusers_with_control_images(
+def test_the_prediction_matches_diffusers_with_control_images(
     components: Components, dtype: torch.dtype, error: float
 ) -> None:
     theirs = transformer_of(components).to(dtype)
@@ -98,7 +98,7 @@ def test_the_prediction_is_that_of_diffusers_with_control_images(
         "l_pooled": torch.randn(2, shape.pooled_width, generator=generator),
     }
     noisy, *controls = images = [torch.randn(2, 16, *size, generator=generator) for size in ((8, 4), (4, 6), (2, 2))]
-    # diffusers rounds both to bfloat16, times 1000; these stay as they are
+    # diffusers rounds both to bfloat16, times 1000; these stay unchanged
     t, guidance = torch.tensor([0.25, 0.5]), torch.tensor([4.0, 4.0])
     with torch.no_grad():
         expected = theirs(
@@ -125,7 +125,7 @@ def made(components: Components, **changes: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("scale", "negative"), [(1.0, ""), (3.0, "a blue square")])
-def test_a_sample_is_what_diffusers_makes_of_the_same_noise_and_control_image(
+def test_a_sample_matches_diffusers_with_the_same_noise_and_control_image(
     components: Components, scale: float, negative: str, tmp_path: Path
 ) -> None:
     control = make_image(tmp_path / "before.png", (64, 80), seed=4)
@@ -152,7 +152,7 @@ def test_a_sample_is_what_diffusers_makes_of_the_same_noise_and_control_image(
 
 
 def test_a_file_is_known_by_its_metadata_and_a_folder_by_its_pipeline(components: Components, tmp_path: Path) -> None:
-    """Keys and shapes are those of FLUX.1 dev."""
+    """Keys and shapes equal FLUX.1 dev's."""
     shapes = {"double_blocks.0.img_attn.qkv.weight": (9216, 3072), "guidance_in.in_layer.weight": (3072, 256)}
     told = {"modelspec.architecture": KONTEXT.identity.architecture(components)}
     assert recognise(Header(metadata=told, shapes=shapes, dtypes={})) == ("flux_kontext", "FLUX.1 Kontext")
@@ -163,7 +163,7 @@ def test_a_file_is_known_by_its_metadata_and_a_folder_by_its_pipeline(components
     assert describe(tmp_path).family == "flux_kontext"
 
 
-def test_it_trains_what_is_taken_for_flux_and_not_the_other_way_round() -> None:
+def test_kontext_trains_files_recognised_as_flux_but_not_the_reverse() -> None:
     assert CARD.trains("flux")
     assert CARD.trains("flux_kontext")
     assert not card_of("flux").trains("flux_kontext")
@@ -172,7 +172,7 @@ def test_it_trains_what_is_taken_for_flux_and_not_the_other_way_round() -> None:
     assert not [p for p in settings_of(network_module="networks.lora_flux").problems() if "network_module" in p.names]
 
 
-def test_tools_take_files_of_it_that_look_like_those_of_flux() -> None:
+def test_tools_accept_its_files_that_look_like_flux() -> None:
     assert common_family(["flux", "flux_kontext"]) == "flux_kontext"
     assert common_family(["flux_kontext", "flux"]) == "flux_kontext"
     assert common_family(["flux", "flux"]) == "flux"
@@ -201,7 +201,7 @@ def test_a_preset_is_for_the_family_in_its_name() -> None:
     assert TAB.open_configuration(preset, "sdxl").family == "flux"
 
 
-def test_files_without_a_family_are_known_by_what_only_it_has(tmp_path: Path) -> None:
+def test_files_without_a_family_are_recognised_by_its_own_keys(tmp_path: Path) -> None:
     from kohya_gui.form.configuration import family_of
 
     assert family_of({"control_directory": "/before", "t5xxl": "/t5"}, "lora") == "flux_kontext"

@@ -1,4 +1,4 @@
-"""Loading FLUX.1: every layout of its files gives the same model, and wrong files are told in one sentence each."""
+"""Loading FLUX.1: every layout of its files gives the same model, and wrong files are reported in one sentence each."""
 
 import json
 import re
@@ -103,7 +103,7 @@ def test_the_files_of_the_field_fill_modules_of_their_sizes(part: ComponentCard,
     assert [name for name in state if state[name].shape != named[name].shape] == []
 
 
-def test_dev_and_schnell_and_their_sizes_are_told_by_the_shapes() -> None:
+def test_the_shapes_identify_dev_and_schnell_and_their_sizes() -> None:
     shapes = {key: tuple(shape) for key, (shape,) in _spread_shapes("transformer").items()}
     assert FluxParams.of(shapes) == FluxParams()
     for key in REFERENCE["schnell_missing"]:
@@ -149,7 +149,7 @@ def test_the_forward_equals_diffusers_in_float32_and_in_bfloat16() -> None:
     assert ours_off < 1.2 * theirs_off
 
 
-def test_the_files_are_read_as_they_are(components: Components, transformer: State, files: dict[str, str]) -> None:
+def test_the_files_are_read_unchanged(components: Components, transformer: State, files: dict[str, str]) -> None:
     _same(components.denoiser.state_dict(), transformer)
     _same(LAYOUTS["vae"].write(components.vae.state_dict()), safetensors.torch.load_file(files["ae"]))
     clip = {f"text_model.{name}": tensor for name, tensor in components.text_encoders[0].state_dict().items()}
@@ -254,7 +254,7 @@ def test_encoders_and_autoencoder_equal_their_makers(components: Components, fol
         )
 
 
-def test_everything_is_frozen_in_eval_mode_in_memory_and_in_the_asked_dtype(files: dict[str, str]) -> None:
+def test_everything_is_frozen_in_eval_mode_in_memory_and_in_the_requested_dtype(files: dict[str, str]) -> None:
     half = load(flux_settings(**files), torch.bfloat16)
     for module in (half.denoiser, half.vae, *half.text_encoders):
         assert not module.training
@@ -289,7 +289,7 @@ def test_without_mmap_it_is_the_same_model(files: dict[str, str], components: Co
     _same_parts(load(flux_settings(**files, disable_mmap_load_safetensors=True), torch.float32), components)
 
 
-def test_schnell_is_told_by_its_file(
+def test_the_file_identifies_schnell(
     files: dict[str, str], transformer: State, flux_miniature: Any, tmp_path: Path
 ) -> None:
     path = _schnell(transformer, tmp_path)
@@ -350,7 +350,7 @@ def test_fp8_files_with_scales_are_multiplied_out(
 def test_fp8_files_with_scales_stay_fp8_where_asked(
     scale: str, files: dict[str, str], transformer: State, flux_miniature: Any, tmp_path: Path
 ) -> None:
-    """With their values and scales as they are, in the transformer and in T5."""
+    """With unchanged values and scales, in the transformer and in T5."""
     given = {"tokenizer_cache_dir": _cached(flux_miniature, tmp_path)}
     for option, plain in ((MODEL, transformer), ("t5xxl", safetensors.torch.load_file(files["t5xxl"]))):
         scaled = dict(plain)
@@ -397,21 +397,23 @@ def test_weights_are_quantized_one_by_one_from_the_dtype_of_their_file(files: di
     _same(held.state_dict(), plain.state_dict())
 
 
-def test_what_is_looked_up_is_not_quantized() -> None:
+def test_embeddings_are_not_quantized() -> None:
     layer, weight = "encoder.block.0.layer.0.SelfAttention", torch.zeros(32, 64, dtype=E4M3)
     assert can_be_quantized(T5_LINEAR, f"{layer}.q.weight", weight)
     assert not can_be_quantized(T5_LINEAR, f"{layer}.relative_attention_bias.weight", weight)
     assert not can_be_quantized(T5_LINEAR, "shared.weight", weight)
 
 
-def test_scales_of_another_form_are_told(files: dict[str, str], tmp_path: Path) -> None:
+def test_scales_of_a_different_form_are_reported(files: dict[str, str], tmp_path: Path) -> None:
     t5, layer = safetensors.torch.load_file(files["t5xxl"]), "encoder.block.0.layer.0.SelfAttention.q."
     path = _write(tmp_path / "blocks.safetensors", t5 | {f"{layer}weight_scale": torch.ones(3, 3)})
     (problem,) = FLUX.check(flux_settings(**files | {"t5xxl": str(path)}))
     assert f"the scales of '{layer}weight' are neither one nor one for each row" in problem
 
 
-def test_t5_is_held_in_fp8_unless_only_the_transformer_shall_be(files: dict[str, str], components: Components) -> None:
+def test_t5_is_stored_in_fp8_unless_only_the_transformer_should_be(
+    files: dict[str, str], components: Components
+) -> None:
     whole = components.text_encoders[1].state_dict()
     held = load(flux_settings(**files, fp8_base=True), torch.bfloat16).text_encoders[1]
     layers = {name: layer for name, layer in held.named_modules() if isinstance(layer, QuantizedLinear)}
@@ -429,7 +431,7 @@ def test_in_fp16_the_layers_of_t5_that_overflow_stay_in_float32(files: dict[str,
     assert wide == {name for name, _ in t5.named_parameters() if name.endswith("DenseReluDense.wo.weight")}
 
 
-def test_whole_files_have_no_problems(files: dict[str, str], folder: Path) -> None:
+def test_complete_files_have_no_problems(files: dict[str, str], folder: Path) -> None:
     assert FLUX.check(flux_settings(**files)) == []
     assert FLUX.check(flux_settings(**{MODEL: str(folder)})) == []
 
@@ -442,11 +444,11 @@ def test_each_missing_file_is_named_with_its_option(files: dict[str, str]) -> No
     ]
     absent = {option: f"/absent/{option}.safetensors" for option in titles}
     assert FLUX.check(flux_settings(**{MODEL: "owner/model"}, **absent)) == [
-        f"{option}: there is no file or folder '{path}'" for option, path in absent.items()
+        f"{option}: file or folder not found: '{path}'" for option, path in absent.items()
     ]
 
 
-def test_files_in_each_others_fields_are_told(files: dict[str, str]) -> None:
+def test_files_in_each_others_fields_are_reported(files: dict[str, str]) -> None:
     mixed = {"clip_l": files["t5xxl"], "t5xxl": files["ae"], "ae": files["clip_l"]}
     problems = FLUX.check(flux_settings(**files | mixed))
     assert [problem.split(":")[0] for problem in problems] == ["clip_l", "t5xxl", "ae"]
@@ -487,9 +489,7 @@ def test_files_in_each_others_fields_are_told(files: dict[str, str]) -> None:
         (["a", "b", "c", "d"], "but something with keys such as 'a', 'b', 'c' and 1 more"),
     ],
 )
-def test_another_kind_of_model_is_called_by_its_name(
-    keys: list[str], told: str, files: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_different_kind_of_model_is_named(keys: list[str], told: str, files: dict[str, str], tmp_path: Path) -> None:
     path = _write(tmp_path / "other.safetensors", {key: torch.zeros(1) for key in keys})
     _both_say({**files, MODEL: str(path)}, told)
 
@@ -499,17 +499,17 @@ def test_sdxl_in_the_field_of_flux_is_one_sentence(miniature: Any) -> None:
     assert "is not a FLUX.1 transformer but an SDXL checkpoint" in problem
 
 
-def test_half_a_file_no_file_and_no_model_are_told(files: dict[str, str], tmp_path: Path) -> None:
+def test_half_a_file_no_file_and_no_model_are_reported(files: dict[str, str], tmp_path: Path) -> None:
     half = tmp_path / "half.safetensors"
     half.write_bytes(Path(files[MODEL]).read_bytes()[:500_000])
     _both_say({**files, MODEL: str(half)}, "is cut short: 500,000 of ")
-    _both_say({**files, MODEL: str(tmp_path / "none.safetensors")}, "there is no file or folder")
+    _both_say({**files, MODEL: str(tmp_path / "none.safetensors")}, "file or folder not found")
     _both_say({**files, MODEL: str(tmp_path)}, "contains no weights")
     (problem,) = FLUX.check(flux_settings(**files | {"ae": str(half)}))
     assert problem.startswith("ae: ")
 
 
-def test_gguf_is_told(files: dict[str, str], tmp_path: Path) -> None:
+def test_gguf_is_reported(files: dict[str, str], tmp_path: Path) -> None:
     path = tmp_path / "flux1-dev-Q4.gguf"
     path.write_bytes(b"GGUF")
     _both_say({**files, MODEL: str(path)}, "is quantized for inference; choose the .safetensors file of the model")
@@ -531,7 +531,7 @@ def test_missing_unknown_misshapen_and_packed_tensors_are_named(
         _both_say({**files, MODEL: str(_write(tmp_path / "model.safetensors", state))}, told)
 
 
-def test_parts_of_another_model_are_told(files: dict[str, str], miniature: Any, tmp_path: Path) -> None:
+def test_parts_of_a_different_model_are_reported(files: dict[str, str], miniature: Any, tmp_path: Path) -> None:
     vae = {
         key.removeprefix("first_stage_model."): tensor
         for key, tensor in safetensors.torch.load_file(miniature.checkpoint).items()
@@ -545,7 +545,7 @@ def test_parts_of_another_model_are_told(files: dict[str, str], miniature: Any, 
         load(flux_settings(**files | sdxl), torch.float32)
 
 
-def test_what_the_model_cannot_do_is_told_before_it_is_loaded(
+def test_unsupported_options_are_reported_before_the_model_is_loaded(
     files: dict[str, str], transformer: State, tmp_path: Path
 ) -> None:
     double, single = SHAPE.double_blocks, SHAPE.single_blocks
@@ -556,8 +556,7 @@ def test_what_the_model_cannot_do_is_told_before_it_is_loaded(
         f"blocks can swap; set {most} or less"
     ]
     assert FLUX.check(flux_settings(**files, train_double_block_indices=f"0-{double}")) == [
-        f"train_double_block_indices: there is no block {double}; this model has {double} double blocks, "
-        f"0 to {double - 1}"
+        f"train_double_block_indices: no such block: {double}; this model has {double} double blocks, 0 to {double - 1}"
     ]
     schnell = files | {MODEL: str(_schnell(transformer, tmp_path))}
     assert FLUX.check(flux_settings(**schnell)) == []
@@ -572,8 +571,8 @@ def test_settings_for_dev_train_schnell_with_a_remark(transformer: State, flux_m
     schnell = {MODEL: _schnell(transformer, tmp_path), "tokenizer_cache_dir": _cached(flux_miniature, tmp_path)}
     run = train(flux_miniature, tmp_path / "out", max_train_steps=1, guidance_scale=1.0, **schnell)
     assert run.status == 0
-    remark = "guidance_scale: has no effect on FLUX.1 schnell, which takes no guidance"
-    assert [event["text"] for event in run.told("warning")] == [remark]
+    remark = "guidance_scale: has no effect on FLUX.1 schnell, which has no guidance"
+    assert [event["text"] for event in run.events_of("warning")] == [remark]
 
 
 def flux_settings(**values: Any) -> Settings:

@@ -1,4 +1,4 @@
-"""What cannot be of FLUX.1's memory options is told before a model loads, in one sentence."""
+"""Impossible memory options of FLUX.1 are reported before a model loads, in one sentence."""
 
 from typing import Any
 
@@ -39,7 +39,7 @@ def test_a_network_that_trains_the_base_and_swapping_exclude_one_another(args: l
     assert problems(network_module="lycoris.kohya", network_args=built_in, blocks_to_swap=2) == problems()
 
 
-def test_what_a_network_turns_out_to_train_is_looked_at() -> None:
+def test_the_weights_a_network_really_trains_are_checked() -> None:
     model = transformer()
     base, added = model.single_blocks[0].linear1.weight, torch.nn.Parameter(torch.ones(2))
     swapping = MemoryOptions(blocks_to_swap=2)
@@ -50,7 +50,7 @@ def test_what_a_network_turns_out_to_train_is_looked_at() -> None:
         require_unswapped([{"params": [added, base]}], model, swapping, network)
 
 
-def test_checkpoints_in_main_memory_that_do_nothing_are_told() -> None:
+def test_checkpoints_in_main_memory_without_effect_are_reported() -> None:
     offload = {"cpu_offload_checkpointing": True}
     assert "without gradient_checkpointing" in remarks(**offload)["cpu_offload_checkpointing"]
     offload["gradient_checkpointing"] = True
@@ -58,7 +58,7 @@ def test_checkpoints_in_main_memory_that_do_nothing_are_told() -> None:
     assert "compile" in remarks(**offload, compile=True)["cpu_offload_checkpointing"]
 
 
-def test_a_device_that_cannot_multiply_in_fp8_is_told() -> None:
+def test_a_device_that_cannot_multiply_in_fp8_is_reported() -> None:
     problem = fp8.compute_problem(torch.device("meta"))
     assert problem is not None
     assert problem.startswith("fp8_compute: ")

@@ -1,4 +1,4 @@
-"""What FLUX.1 learns: the point between image and noise, what is compared there, and what is told of it."""
+"""FLUX.1's objective: the point between image and noise, the loss there, and its messages."""
 
 import json
 from pathlib import Path
@@ -48,7 +48,7 @@ def predicted(components: Components, inputs: dict[str, Tensor], text: dict[str,
     return predict(components.denoiser, inputs["noisy"], inputs["timesteps"], text, told, masked=False)
 
 
-def test_noisy_latents_lie_on_the_straight_way_from_image_to_noise() -> None:
+def test_noisy_latents_interpolate_linearly_from_image_to_noise() -> None:
     t = torch.tensor([0.0, 0.25, 1.0])
     inputs = inputs_of(timesteps=t)
     noise = torch.randn(LATENTS.shape, generator=torch.Generator().manual_seed(1))
@@ -65,20 +65,20 @@ def test_timesteps_are_drawn_in_float32_within_their_bounds() -> None:
     assert 0.1 <= many.min() < many.max() <= 0.3
 
 
-def test_bounds_of_the_whole_range_are_no_bounds() -> None:
+def test_bounds_of_the_whole_range_change_nothing() -> None:
     """Files of kohya_ss always have them."""
     bounded, free = inputs_of(min_timestep=0, max_timestep=1000), inputs_of()
     assert all(torch.equal(bounded[name], tensor) for name, tensor in free.items())
 
 
-def test_input_perturbation_changes_what_is_mixed_in_and_not_the_target() -> None:
+def test_input_perturbation_changes_the_noisy_latents_and_not_the_target() -> None:
     t = torch.full((3,), 0.5)
     plain, perturbed = inputs_of(timesteps=t), inputs_of(timesteps=t, ip_noise_gamma=0.1)
     assert torch.equal(plain["target"], perturbed["target"])
     assert (perturbed["noisy"] - plain["noisy"]).std().item() == pytest.approx(0.05, rel=0.1)
 
 
-def test_what_is_for_other_families_changes_nothing() -> None:
+def test_options_of_other_families_change_nothing() -> None:
     others = {"noise_offset": 0.1, "multires_noise_iterations": 6}
     plain, without_effect = inputs_of(), inputs_of(**others)
     assert all(torch.equal(plain[name], without_effect[name]) for name in plain)
@@ -92,9 +92,7 @@ def test_raw_compares_the_prediction_with_the_velocity(components: Components, t
     torch.testing.assert_close(loss(components, inputs, text, flux_settings(**RAW)), expected)
 
 
-def test_the_other_types_compare_what_the_scripts_of_the_field_do(
-    components: Components, text: dict[str, Tensor]
-) -> None:
+def test_the_other_prediction_types_match_sd_scripts(components: Components, text: dict[str, Tensor]) -> None:
     inputs = inputs_of(timesteps=torch.tensor([0.2, 0.5, 0.9]))
     noisy, target, t = inputs["noisy"], inputs["target"], inputs["timesteps"]
     velocity = predicted(components, inputs, text, 3.5)
@@ -108,7 +106,7 @@ def test_the_other_types_compare_what_the_scripts_of_the_field_do(
     torch.testing.assert_close(loss(components, inputs, text, additive), added)
 
 
-def test_dev_is_told_its_guidance_and_schnell_none(components: Components, text: dict[str, Tensor]) -> None:
+def test_dev_receives_guidance_and_schnell_none(components: Components, text: dict[str, Tensor]) -> None:
     inputs = inputs_of()
     for each, differs in ((components, True), (tiny_parts(guidance=False), False)):
         low, high = (loss(each, inputs, text, flux_settings(guidance_scale=scale)) for scale in (1.0, 4.0))
@@ -126,7 +124,7 @@ def test_padding_is_hidden_from_the_transformer_only_where_asked(
         assert torch.allclose(one, two, rtol=1e-5) is masked
 
 
-def test_a_mask_and_a_weight_take_their_share(components: Components, text: dict[str, Tensor]) -> None:
+def test_a_mask_and_a_weight_scale_the_loss(components: Components, text: dict[str, Tensor]) -> None:
     mask = torch.zeros(3, 1, 48, 32)
     mask[:, :, :24] = 1
     inputs, masked = inputs_of(), inputs_of(mask)
@@ -151,7 +149,7 @@ def test_every_loss_type_is_float32_for_each_image(
     assert found.isfinite().all()
 
 
-def test_the_exponential_width_goes_with_sigma(components: Components, text: dict[str, Tensor]) -> None:
+def test_the_exponential_width_depends_on_sigma(components: Components, text: dict[str, Tensor]) -> None:
     inputs = inputs_of(timesteps=torch.tensor([0.0, 0.5, 1.0]))
     errors = predicted(components, inputs, text, 1.0) - inputs["target"]
     width = torch.tensor([1.0, 0.1**0.5, 0.1]).view(-1, 1, 1, 1)
@@ -205,7 +203,7 @@ def remarks(**values: Any) -> dict[str, str]:
     return {remark.name: remark.text for remark in flux_settings(**values).remarks}
 
 
-def test_the_default_of_the_field_is_told_with_what_is_recommended() -> None:
+def test_the_sd_scripts_default_is_reported_with_the_recommended_value() -> None:
     said = remarks()["model_prediction_type"]
     for recommended in (
         "timestep_sampling = shift",
@@ -234,11 +232,11 @@ def test_the_default_of_the_field_is_told_with_what_is_recommended() -> None:
         ({"min_timestep": 0, "max_timestep": 1000}, set()),
     ],
 )
-def test_a_choice_without_use_is_told(values: dict[str, Any], names: set[str]) -> None:
+def test_a_choice_without_effect_is_reported(values: dict[str, Any], names: set[str]) -> None:
     assert remarks(**values).keys() - {"model_prediction_type"} == names
 
 
-def test_what_is_for_sdxl_is_told_once_and_stops_nothing() -> None:
+def test_options_of_sdxl_are_reported_once_and_do_not_stop_the_run() -> None:
     settings = flux_settings(
         model_prediction_type="raw", zero_terminal_snr=True, scale_v_pred_loss_like_noise_pred=True
     )
@@ -249,13 +247,13 @@ def test_what_is_for_sdxl_is_told_once_and_stops_nothing() -> None:
     ]
 
 
-def test_validation_stands_at_four_sigmas_of_the_trained_range() -> None:
+def test_validation_uses_four_sigmas_of_the_trained_range() -> None:
     assert flow_validation_timesteps(NoiseOptions()) == [0.2, 0.4, 0.6, 0.8]
     bounded = flow_validation_timesteps(NoiseOptions(min_timestep=500, max_timestep=1000))
     assert bounded == pytest.approx([0.6, 0.7, 0.8, 0.9])
 
 
-def test_a_lora_file_tells_how_flux_was_trained(components: Components) -> None:
+def test_a_lora_file_records_how_flux_was_trained(components: Components) -> None:
     assert metadata(flux_settings(timestep_sampling="shift", apply_t5_attn_mask=True), components) == {
         "ss_model_type": "flux",
         "ss_apply_t5_attn_mask": "True",
@@ -273,7 +271,7 @@ def test_a_lora_file_tells_how_flux_was_trained(components: Components) -> None:
     assert architecture(tiny_parts(guidance=False)) == "flux-1-schnell"
 
 
-def test_latents_are_packed_as_the_reference_packs_them() -> None:
+def test_latents_are_packed_as_in_the_reference() -> None:
     latents = torch.arange(16.0 * 4 * 6).view(1, 16, 4, 6)
     packed, expected = pack(latents), NUMBERS["flux_pack"]
     assert list(packed.shape) == expected["shape"]
@@ -283,7 +281,7 @@ def test_latents_are_packed_as_the_reference_packs_them() -> None:
     assert torch.equal(unpack(pack(LATENTS), grid_of(LATENTS)), LATENTS)
 
 
-def test_tokens_stand_where_the_reference_puts_them() -> None:
+def test_tokens_have_the_positions_of_the_reference() -> None:
     shape = FluxParams()
     ids = torch.tensor(NUMBERS["flux_img_ids_2x3"][0], dtype=torch.float64)  # (6, 3)
     rates = [
@@ -295,7 +293,7 @@ def test_tokens_stand_where_the_reference_puts_them() -> None:
     torch.testing.assert_close(sin[0, 2:, 0], angles.sin().float())
 
 
-def test_latents_are_shifted_and_scaled_and_come_back(components: Components) -> None:
+def test_latents_are_shifted_and_scaled_and_restored(components: Components) -> None:
     pixels = torch.rand(2, 3, 32, 48) * 2 - 1
     latents = encode_images(components, pixels)
     vae: Any = components.vae
@@ -309,7 +307,7 @@ def test_latents_are_shifted_and_scaled_and_come_back(components: Components) ->
     ("dtype", "said"),
     [(torch.float16, "mixed_precision: the autoencoder overflowed"), (torch.float32, "ae: the autoencoder produces")],
 )
-def test_latents_that_are_not_finite_are_told_with_a_remedy(dtype: torch.dtype, said: str) -> None:
+def test_non_finite_latents_are_reported_with_a_remedy(dtype: torch.dtype, said: str) -> None:
     components = tiny_parts()
     components.vae.encoder.conv_out.weight.fill_(torch.inf)
     components.vae.to(dtype)

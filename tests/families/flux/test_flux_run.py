@@ -20,7 +20,7 @@ from tests.support.training import GRAPHS, TEXT_ENCODERS_TOO, Run, equal, images
 SWAPPED = {"blocks_to_swap": 2}
 """The most that the miniature takes: one of three double blocks and two of four single ones are always away."""
 TRACED = {"compile": True, "compile_backend": "eager"}
-"""By Dynamo alone, which decides what the graphs are; what autograd makes of them is in test_family_contract.py and, of
+"""By Dynamo alone, which decides what the graphs are; autograd's part is tested in test_family_contract.py and, of
 layers in fp8, in test_fp8.py."""
 
 
@@ -47,7 +47,7 @@ def fp8(flux_miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
     [{}, {"gradient_checkpointing": True, "cpu_offload_checkpointing": True}],
     ids=["", "checkpointed"],
 )
-def test_swapped_blocks_learn_what_resident_ones_do(
+def test_swapped_blocks_train_like_resident_ones(
     more: dict[str, Any], plain: Run, flux_miniature: Any, tmp_path: Path
 ) -> None:
     swapped = train(flux_miniature, tmp_path / "swapped", **SWAPPED, **more)
@@ -56,27 +56,27 @@ def test_swapped_blocks_learn_what_resident_ones_do(
     assert equal(swapped.tensors(), plain.tensors())
 
 
-def test_a_base_in_fp8_learns_nearly_the_same(plain: Run, fp8: Run) -> None:
+def test_an_fp8_base_trains_nearly_the_same(plain: Run, fp8: Run) -> None:
     assert fp8.status == 0
     assert fp8.losses != plain.losses
     assert fp8.losses == pytest.approx(plain.losses, rel=1e-2)
     assert fp8.tensors().keys() == plain.tensors().keys()
 
 
-def test_swapped_blocks_in_fp8_are_compiled_to_the_same_graphs_and_learn_the_same(
+def test_swapped_fp8_blocks_compile_to_the_same_graphs_and_train_identically(
     fp8: Run, flux_miniature: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = train(flux_miniature, tmp_path / "out", fp8_base=True, **SWAPPED, **TRACED)
     assert run.losses == pytest.approx(fp8.losses, rel=1e-5)
     assert run.tensors().keys() == fp8.tensors().keys()
-    (told,) = run.told("compile")
+    (told,) = run.events_of("compile")
     assert (told["graphs"], told["breaks"]) == (GRAPHS["flux"], 0)
     line = "Compiling FLUX with torch.compile: backend=eager, mode=default, dynamic=None, fullgraph=False"
     assert line in capsys.readouterr().err
 
 
 @pytest.mark.skipif(bool(compute_problem(torch.device("cpu"))), reason="this PyTorch does not multiply in fp8 on a CPU")
-def test_products_in_fp8_learn_nearly_what_bf16_does(flux_miniature: Any, tmp_path: Path) -> None:
+def test_fp8_products_train_nearly_like_bf16(flux_miniature: Any, tmp_path: Path) -> None:
     half = {"mixed_precision": "bf16"}
     bf16 = train(flux_miniature, tmp_path / "bf16", **half)
     fast = train(flux_miniature, tmp_path / "fast", fp8_compute=True, **half)
@@ -86,7 +86,7 @@ def test_products_in_fp8_learn_nearly_what_bf16_does(flux_miniature: Any, tmp_pa
     assert both.losses == pytest.approx(fast.losses, rel=1e-2)
 
 
-def test_the_file_says_what_it_was_trained_for(plain: Run) -> None:
+def test_the_file_records_its_base_model(plain: Run) -> None:
     with safe_open(plain.output / "short.safetensors", "pt") as file:
         told = file.metadata()
     expected = {
@@ -111,7 +111,7 @@ def test_both_names_of_the_network_mean_the_same(plain: Run, flux_miniature: Any
     assert equal(other.tensors(), plain.tensors())
 
 
-def test_clip_learns_beside_a_cached_t5_and_t5_when_it_shall(flux_miniature: Any, tmp_path: Path) -> None:
+def test_clip_trains_with_a_cached_t5_and_t5_on_request(flux_miniature: Any, tmp_path: Path) -> None:
     data = images(tmp_path / "images")
     cached = train(flux_miniature, tmp_path / "cached", train_data_dir=data, network_train_unet_only=None)
     encoded = train(flux_miniature, tmp_path / "encoded", train_data_dir=data, **TEXT_ENCODERS_TOO)
@@ -133,7 +133,7 @@ def test_the_attention_mask_hides_the_padding(plain: Run, flux_miniature: Any, t
     assert compiled.losses == pytest.approx(masked.losses, rel=1e-5)
 
 
-def test_diffusers_makes_the_image_that_the_run_made(flux_miniature: Any, tmp_path: Path) -> None:
+def test_diffusers_generates_the_image_of_the_run(flux_miniature: Any, tmp_path: Path) -> None:
     """Of all layers but linear1 of single blocks, which its loader knows in the real width only."""
     (tmp_path / "prompts.txt").write_text("a red circle --w 64 --h 64 --s 3 --d 7 --g 3.5")
     run = train(
@@ -144,7 +144,7 @@ def test_diffusers_makes_the_image_that_the_run_made(flux_miniature: Any, tmp_pa
         network_args=["network_reg_dims=linear1=0"],
         learning_rate=0.1,
     )
-    (event,) = run.told("sample")
+    (event,) = run.events_of("sample")
     ours = np.asarray(Image.open(event["path"])) / 255
 
     files = {option: str(path) for option, path in flux_miniature.files.items()}
@@ -169,7 +169,7 @@ def test_diffusers_makes_the_image_that_the_run_made(flux_miniature: Any, tmp_pa
     assert np.abs(ours - before).max() > 8 / 255
 
 
-def test_what_cannot_be_is_told_in_one_sentence_before_loading(
+def test_impossible_settings_are_reported_in_one_sentence_before_loading(
     miniature: Any, flux_miniature: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def sentence(name: str, **values: Any) -> str:

@@ -71,7 +71,7 @@ def make(components: Components, **changes: Any) -> np.ndarray:
 @pytest.mark.parametrize(
     ("guidance", "scale", "negative"), [(3.5, 1.0, ""), (1.0, 1.0, ""), (3.5, 3.0, "a blue square")]
 )
-def test_a_image_of_dev_is_what_diffusers_makes_of_the_same_noise(
+def test_an_image_of_dev_matches_diffusers_with_the_same_noise(
     components: Components, guidance: float, scale: float, negative: str
 ) -> None:
     theirs = of_diffusers(components, negative_prompt=negative or None, true_cfg_scale=scale, guidance_scale=guidance)
@@ -79,7 +79,7 @@ def test_a_image_of_dev_is_what_diffusers_makes_of_the_same_noise(
     assert np.abs(ours / 255 - theirs).max() < 2 / 255
 
 
-def test_a_image_of_schnell_is_too(components: Components) -> None:
+def test_an_image_of_schnell_matches_diffusers_with_the_same_noise(components: Components) -> None:
     transformer = FluxTransformer(replace(components.denoiser.shape, guidance=False)).eval().requires_grad_(False)
     weights = components.denoiser.state_dict()
     transformer.load_state_dict({name: weights[name] for name in transformer.state_dict()})
@@ -87,7 +87,7 @@ def test_a_image_of_schnell_is_too(components: Components) -> None:
     assert np.abs(make(schnell) / 255 - of_diffusers(schnell)).max() < 2 / 255
 
 
-def test_a_seed_decides_and_guidance_and_the_negative_prompt_have_their_say(components: Components) -> None:
+def test_seed_guidance_and_negative_prompt_change_the_image(components: Components) -> None:
     image = make(components)
     assert image.shape == (80, 64, 3)
     assert np.array_equal(make(components), image)
@@ -96,7 +96,7 @@ def test_a_seed_decides_and_guidance_and_the_negative_prompt_have_their_say(comp
     assert not np.array_equal(make(components, scale=3.0, negative_prompt="a blue square"), image)
 
 
-def test_no_image_is_steered_away_from_nothing(components: Components) -> None:
+def test_an_empty_negative_prompt_has_no_effect(components: Components) -> None:
     assert np.array_equal(make(components, scale=7.5), make(components))
     assert np.array_equal(make(components, negative_prompt="a blue square"), make(components))
 
@@ -105,12 +105,12 @@ def test_sides_are_rounded_down_to_16(components: Components) -> None:
     assert np.array_equal(make(components, width=79, height=95), make(components))
 
 
-def test_what_a_prompt_does_not_say() -> None:
+def test_a_prompt_falls_back_to_the_defaults() -> None:
     said = CARD.sample_defaults
     assert (said.width, said.height, said.steps, said.guidance, said.scale) == (512, 512, 20, 3.5, 1.0)
 
 
-def test_random_numbers_modes_and_gradients_of_the_training_are_untouched(components: Components) -> None:
+def test_sampling_leaves_random_state_modes_and_gradients_of_training_unchanged(components: Components) -> None:
     components.denoiser.train()
     components.denoiser.img_in.eval()
     before = torch.get_rng_state()
@@ -137,7 +137,7 @@ def test_compiled_blocks_sample_the_same_image(components: Components) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: weights go there and come back")
-def test_modules_are_lent_to_the_gpu_and_their_weights_are_where_they_were(components: Components) -> None:
+def test_modules_return_from_the_gpu_with_their_weights_in_place(components: Components) -> None:
     on_the_cpu = make(components)
     before = [(tensor, tensor.data_ptr(), tensor.clone()) for tensor in components.vae.parameters()]
     components.denoiser.cuda()
@@ -149,7 +149,7 @@ def test_modules_are_lent_to_the_gpu_and_their_weights_are_where_they_were(compo
         assert torch.equal(tensor, values)
 
 
-def test_a_failure_while_a_module_is_lent_leaves_it_as_it_was() -> None:
+def test_a_failure_while_a_module_is_on_the_gpu_restores_it() -> None:
     module = torch.nn.Linear(2, 2)
     address = module.weight.data_ptr()
     with pytest.raises(RuntimeError, match="incompatible tensor type"), on_device(module, torch.device("meta")):

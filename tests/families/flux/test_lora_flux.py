@@ -1,4 +1,5 @@
-"""LoRA of FLUX.1: which layers learn and how, the file's keys, ranks of their own for q, k and v, noise, graphs."""
+"""LoRA of FLUX.1: which layers are trained and how, the file's keys, ranks of their own for q, k and v, noise,
+graphs."""
 
 import json
 from dataclasses import replace
@@ -78,7 +79,7 @@ def full_size(t5: bool = False) -> list[AdaptedModule]:
 
 @pytest.fixture(scope="module")
 def flux() -> list[AdaptedModule]:
-    """For planning only, which leaves the modules as they are."""
+    """For planning only, which leaves the modules unchanged."""
     return full_size()
 
 
@@ -104,7 +105,7 @@ def plan(modules: list[AdaptedModule], *args: str, **options: Any) -> dict[str, 
 
 
 def make(model: nn.Module, *args: str, **options: Any) -> AdapterNetwork:
-    """A LoRA with random ups, so that it says something."""
+    """A LoRA with random ups, so that it has an effect."""
     args_ = read(*args, **options)
     network = attach(
         plan_layers(adapted(model), args_),
@@ -121,7 +122,7 @@ def make(model: nn.Module, *args: str, **options: Any) -> AdapterNetwork:
 
 
 def predict(model: FluxTransformer) -> Tensor:
-    """(2, 6, 8), differentiable in what learns."""
+    """(2, 6, 8), differentiable in the trained weights."""
     generator = torch.Generator().manual_seed(2)
     img, txt, pooled = (torch.randn(2, *size, generator=generator) for size in ((6, 8), (5, 12), (10,)))
     return model(img, txt, pooled, torch.tensor([0.3, 0.8]), torch.tensor([1.0, 3.5]), (2, 3))
@@ -147,7 +148,7 @@ def expected_shapes(keys: str) -> dict[str, list[list[int]]]:
         ("flux_t5_indims_dim4", ["train_t5xxl=True", "in_dims=[4,4,4,4,4]"], True),
     ],
 )
-def test_layers_and_shapes_at_full_size_are_those_of_the_reference(keys: str, args: list[str], t5: bool) -> None:
+def test_layers_and_shapes_at_full_size_match_the_reference(keys: str, args: list[str], t5: bool) -> None:
     network = attach(plan_layers(full_size(t5), read(*args)), Dropouts(), torch.Generator())
     pairs = {layer.name: layer.pair() for layer in network.layers}
     assert {name: [list(pair.down.shape), list(pair.up.shape)] for name, pair in pairs.items()} == expected_shapes(keys)
@@ -155,7 +156,7 @@ def test_layers_and_shapes_at_full_size_are_those_of_the_reference(keys: str, ar
     assert linear1.alpha / linear1.rank == 1 / 4
 
 
-def test_ranks_by_kind_of_layer(flux: list[AdaptedModule]) -> None:
+def test_ranks_differ_by_kind_of_layer(flux: list[AdaptedModule]) -> None:
     kinds = {"img_attn_dim": 1, "txt_attn_dim": 2, "img_mlp_dim": 3, "txt_mlp_dim": 5, "single_dim": 6}
     ranks = plan(flux[:1], *(f"{kind}={dim}" for kind, dim in kinds.items()), "txt_mod_dim=0", "single_mod_dim=7")
     assert {name.removeprefix("double_blocks_3_"): rank for name, rank in ranks.items() if "blocks_3_" in name} == {
@@ -165,13 +166,13 @@ def test_ranks_by_kind_of_layer(flux: list[AdaptedModule]) -> None:
     }
 
 
-def test_ranks_by_option_are_those_of_network_args(flux: list[AdaptedModule]) -> None:
+def test_ranks_by_option_equal_ranks_by_network_args(flux: list[AdaptedModule]) -> None:
     options = {"img_attn_dim": 2, "single_dim": 0, "in_dims": "1,0,0,0,2", "train_double_block_indices": "0-3,7"}
     args = [f"{name}={value}" for name, value in options.items()]
     assert plan(flux, **options) == plan(flux, *args) == plan(flux, *args, **options)
 
 
-def test_an_option_and_network_args_that_differ_are_told() -> None:
+def test_an_option_that_contradicts_network_args_is_reported() -> None:
     with pytest.raises(
         ValueError, match=r"^train_blocks: set to double here but to single in network_args; remove one"
     ):
@@ -191,7 +192,9 @@ def test_an_option_and_network_args_that_differ_are_told() -> None:
         (["train_double_block_indices=all", "train_blocks=double"], range(19), ()),
     ],
 )
-def test_blocks_that_learn(flux: list[AdaptedModule], args: list[str], double: Any, single: Any) -> None:
+def test_trained_blocks_are_chosen_by_kind_and_number(
+    flux: list[AdaptedModule], args: list[str], double: Any, single: Any
+) -> None:
     found: dict[str, set[int]] = {"double": set(), "single": set()}
     for name in plan(flux[:1], *args):
         kind, _, number, *_ = name.split("_")
@@ -199,7 +202,7 @@ def test_blocks_that_learn(flux: list[AdaptedModule], args: list[str], double: A
     assert found == {"double": set(double), "single": set(single)}
 
 
-def test_layers_before_the_blocks_learn_with_in_dims_only(flux: list[AdaptedModule]) -> None:
+def test_layers_before_the_blocks_are_trained_only_with_in_dims(flux: list[AdaptedModule]) -> None:
     ranks = plan(flux[:1], "in_dims=1,2,0,3,5", "train_blocks=single", "train_single_block_indices=none")
     assert ranks == {
         **{"img_in": 1, "txt_in": 5, "time_in_in_layer": 2, "time_in_out_layer": 2},
@@ -207,7 +210,7 @@ def test_layers_before_the_blocks_learn_with_in_dims_only(flux: list[AdaptedModu
     }
 
 
-def test_a_pattern_goes_before_kinds_and_blocks_and_the_first_that_is_found_counts(flux: list[AdaptedModule]) -> None:
+def test_the_first_matching_pattern_overrides_kinds_and_blocks(flux: list[AdaptedModule]) -> None:
     ranks = plan(
         flux,
         "network_reg_dims=blocks_[0-1]_img_attn_proj=9,img_attn=8,_img_in$=3,te1_.*layers_0_mlp=2",
@@ -232,8 +235,8 @@ def test_ranks_before_the_blocks_are_five_whole_numbers(ranks: str) -> None:
 @pytest.mark.parametrize(
     ("args", "problem"),
     [
-        (["train_double_block_indices=0-19"], "train_double_block_indices: there is no block 19; this model has 19"),
-        (["train_single_block_indices=38"], "train_single_block_indices: there is no block 38; this model has 38"),
+        (["train_double_block_indices=0-19"], "train_double_block_indices: no such block: 19; this model has 19"),
+        (["train_single_block_indices=38"], "train_single_block_indices: no such block: 38; this model has 38"),
         (["train_double_block_indices=3-1"], "train_double_block_indices: '3-1' is not a number or range; write all,"),
         (["train_single_block_indices=0,x"], "train_single_block_indices: 'x' is not a number or range"),
         (["in_dims=4,4"], "network_args: in_dims has 2 values, but needs 5"),
@@ -247,12 +250,12 @@ def test_ranks_before_the_blocks_are_five_whole_numbers(ranks: str) -> None:
         (["train_blocks=double", "train_double_block_indices=none"], "network_args: all ranks or learning rates are 0"),
     ],
 )
-def test_a_wrong_value_is_told_in_one_sentence(flux: list[AdaptedModule], args: list[str], problem: str) -> None:
+def test_a_wrong_value_is_reported_in_one_sentence(flux: list[AdaptedModule], args: list[str], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         plan(flux[:1], *args)
 
 
-def test_keys_of_other_families_are_unknown_and_keys_without_effect_are_told() -> None:
+def test_keys_of_other_families_and_keys_without_effect_are_reported() -> None:
     warnings: list[str] = []
     read("down_lr_weight=1", "unet_dim=2", "conv_dim=4", "verbose=True", "train_t5xxl=True", warnings=warnings)
     read("train_single_block_indices=all", train_blocks="double", warnings=warnings)
@@ -285,7 +288,7 @@ def test_each_encoder_has_its_group() -> None:
 
 
 @pytest.mark.parametrize("args", [[], ["split_qkv=True"], ["in_dims=2,2,2,2,2", "single_dim=3"]])
-def test_a_file_read_again_computes_what_training_did(args: list[str]) -> None:
+def test_a_reloaded_file_computes_the_trained_output(args: list[str]) -> None:
     model, again = tiny(), tiny()
     before = predict(model)
     network = make(model, *args)
@@ -297,7 +300,7 @@ def test_a_file_read_again_computes_what_training_did(args: list[str]) -> None:
     close(predict(again), trained)
 
 
-def test_a_lora_with_split_qkv_is_saved_as_one_that_any_program_reads(tmp_path: Path) -> None:
+def test_a_lora_with_split_qkv_is_saved_in_the_common_layout(tmp_path: Path) -> None:
     model, plain, merged = tiny(), tiny(), tiny()
     network = make(model, "split_qkv=True", network_alpha=2.0)
     split = [layer for layer in network.layers if layer.split_dims]
@@ -337,13 +340,13 @@ def test_a_plain_file_does_not_fit_a_split_network() -> None:
         make(tiny(), "split_qkv=True", "network_reg_dims=qkv=5").load_tensors(tensors)
 
 
-def test_a_kind_that_cannot_split_layers_is_told_with_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kind_that_cannot_split_layers_is_reported_with_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Lora, "splits", False)
     with pytest.raises(ValueError, match=r"^split_qkv: adapter=lora cannot be split; turn it off"):
         plan(adapted(tiny()), "split_qkv=True")
 
 
-def test_a_kind_reads_keys_of_its_own_into_the_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_adapter_kind_reads_its_own_keys_into_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(KINDS, "lora", lambda arguments: {"factor": arguments.whole_number("factor")})
     warnings: list[str] = []
     plans = plan_layers(adapted(tiny()), read("factor=8", warnings=warnings))
@@ -352,7 +355,7 @@ def test_a_kind_reads_keys_of_its_own_into_the_plans(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("args", [[], ["split_qkv=True"]])
-def test_it_learns_and_norms_are_limited(args: list[str]) -> None:
+def test_split_qkv_trains_and_its_norms_are_limited(args: list[str]) -> None:
     model = tiny()
     network = make(model, *args)
     trainable = LoraTrainable(network, parameter_groups(network), [model], norm_limit=0.05)
@@ -376,7 +379,7 @@ def test_it_learns_and_norms_are_limited(args: list[str]) -> None:
 
 
 @pytest.mark.parametrize("args", [[], ["split_qkv=True"]])
-def test_diffusers_computes_with_our_file_what_training_did(args: list[str]) -> None:
+def test_diffusers_computes_the_trained_output_from_our_file(args: list[str]) -> None:
     """Its converter knows the single blocks of the real width only."""
     model = tiny()
     theirs = FluxTransformer2DModel(
@@ -581,7 +584,7 @@ def test_noise_follows_the_rows_of_weight_and_gradient() -> None:
     close(predict(model), still)
 
 
-def test_noise_has_the_deviation_it_shall_have_and_no_gradient() -> None:
+def test_noise_has_the_requested_deviation_and_no_gradient() -> None:
     layer = LoraLinear(nn.Linear(4, 3), 2, Dropouts())
     for part in (layer.lora_down, layer.lora_up):  # they are not initialized yet
         part.data.zero_()
@@ -594,7 +597,7 @@ def test_noise_has_the_deviation_it_shall_have_and_no_gradient() -> None:
     close(slope, layer.weight.sum(0, keepdim=True))
 
 
-def test_the_state_of_a_run_with_noise_goes_on_bit_for_bit() -> None:
+def test_a_run_with_noise_resumes_bit_for_bit() -> None:
     def trainable() -> LoraTrainable:
         model = tiny()
         network = make(model, "ggpo_beta=0.3", "ggpo_sigma=0.2")
@@ -622,7 +625,7 @@ def placed(swap: int, quantized: str, *args: str) -> tuple[FluxTransformer, Adap
 
 
 @pytest.mark.parametrize("quantized", ["fp8", "int8", "nf4"])
-def test_on_quantized_weights_that_take_turns_it_learns_as_on_those_that_stay(quantized: str) -> None:
+def test_swapped_quantized_weights_train_like_resident_ones(quantized: str) -> None:
     args = ("split_qkv=True", "ggpo_beta=0.3", "ggpo_sigma=0.2")
     (moving, network), (staying, wanted) = placed(6, quantized, *args), placed(0, quantized, *args)
     assert network.compute.dtype == torch.float32
@@ -638,7 +641,7 @@ def test_on_quantized_weights_that_take_turns_it_learns_as_on_those_that_stay(qu
     assert torch.equal(network.row_noise.deviations, wanted.row_noise.deviations)
 
 
-def test_an_adapted_layer_holds_the_weights_it_was_given() -> None:
+def test_an_adapted_layer_keeps_its_own_weights() -> None:
     base = quantize_(nn.Linear(16, 32, bias=False).requires_grad_(False), Int8(compute=True), torch.bfloat16)
     layer = LoraLinear(base, 2, Dropouts())
     assert layer.weight is base.weight

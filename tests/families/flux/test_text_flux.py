@@ -90,7 +90,7 @@ def components() -> Components:
     ],
 )
 def test_the_shipped_vocabulary_is_t5s(text: str, ids: list[int]) -> None:
-    """The numbers are those of google/t5-v1_1-xxl's own tokenizer.json."""
+    """The numbers are from google/t5-v1_1-xxl's own tokenizer.json."""
     assert shipped()[1](text).input_ids == ids
 
 
@@ -99,13 +99,13 @@ def found(source: Path, cache: str | None, rows: tuple[int, int]) -> list[Any]:
     return load_tokenizers(FLUX.card, FLUX.layouts, encoders, source, cache)
 
 
-def test_without_tokenizers_beside_the_model_the_shipped_ones_serve(tmp_path: Path) -> None:
+def test_the_shipped_tokenizers_are_used_without_tokenizers_next_to_the_model(tmp_path: Path) -> None:
     clip, t5 = found(tmp_path / "flux1-dev.safetensors", None, SIZES)
     assert (len(clip), len(t5)) == (49408, 32100)
 
 
 @pytest.mark.parametrize("place", ["folder", "beside", "cache"])
-def test_a_tokenizer_that_fits_is_taken_from_where_it_lies_and_another_is_passed_over(
+def test_a_matching_tokenizer_is_found_next_to_the_model_and_a_different_one_is_skipped(
     tmp_path: Path, place: str
 ) -> None:
     """A smaller T5 vocabulary for a smaller encoder; CLIP's place holds one that is too small."""
@@ -127,7 +127,7 @@ def test_a_tokenizer_that_fits_is_taken_from_where_it_lies_and_another_is_passed
     assert t5("the").input_ids == small("the").input_ids
 
 
-def test_an_encoder_that_no_tokenizer_fits_is_told_with_the_folder_to_fill(tmp_path: Path) -> None:
+def test_an_encoder_without_a_matching_tokenizer_is_reported_with_the_folder_to_fill(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"tokenizer_cache_dir: found no tokenizer with 300 tokens .*'tokenizer_2'"):
         found(tmp_path / "flux1-dev.safetensors", None, (49408, 300))
 
@@ -147,7 +147,7 @@ def test_shapes_do_not_depend_on_the_captions(components: Components) -> None:
     assert outputs["t5_attn_mask"].sum(1).tolist() == [10, 1, 24]
 
 
-def test_states_are_those_of_diffusers(components: Components) -> None:
+def test_states_match_diffusers(components: Components) -> None:
     pipeline = FluxPipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(),
         vae=None,
@@ -164,7 +164,7 @@ def test_states_are_those_of_diffusers(components: Components) -> None:
     torch.testing.assert_close(ours["l_pooled"], pooled)
 
 
-def test_the_pooled_state_is_at_the_end_token_whatever_the_encoders_file_calls_it() -> None:
+def test_the_pooled_state_is_at_the_end_token_whatever_its_name_in_the_file() -> None:
     tokens = tokenize(tiny_parts(), [*map(Caption, CAPTIONS)], TextOptions.of(flux_settings()))
     told, untold = (encode_text(tiny_parts(clip_eos=eos), tokens)["l_pooled"] for eos in (49407, 5))
     torch.testing.assert_close(told, untold)
@@ -181,7 +181,7 @@ def test_padding_is_hidden_from_t5_only_with_apply_t5_attn_mask(components: Comp
     assert (plain["apply_t5_attn_mask"].any(), masked["apply_t5_attn_mask"].all()) == (False, True)
 
 
-def test_only_encoders_whose_tokens_are_there_read(components: Components) -> None:
+def test_only_encoders_whose_tokens_are_given_run(components: Components) -> None:
     tokens = tokenize(components, [*map(Caption, CAPTIONS)], TextOptions.of(flux_settings()))
     assert set(encode_text(components, {0: tokens[0]})) == {"l_pooled"}
     assert "l_pooled" not in encode_text(components, {1: tokens[1]})
@@ -195,7 +195,7 @@ def test_gradients_reach_both_encoders() -> None:
         assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in encoder.encoder.parameters())
 
 
-def test_a_caption_is_cut_that_is_longer_than_t5_reads(components: Components) -> None:
+def test_a_caption_longer_than_t5_reads_is_truncated(components: Components) -> None:
     limit = text_limit(components, TextOptions.of(flux_settings()))
     texts = [
         (Path("a/1.png"), "red " * 23),
@@ -223,7 +223,7 @@ def test_cut_captions_and_prompts_are_reported_by_every_run(any_miniature: Any, 
             caption_prefix="circle",
             max_train_steps=1,
         )
-        told = [event["text"].partition("; ")[0] for event in made.told("warning") if "tokens" in event["text"]]
+        told = [event["text"].partition("; ")[0] for event in made.events_of("warning") if "tokens" in event["text"]]
         assert told == [
             "1 of 2 captions is longer than 16 tokens and is cut: 00.png (29 tokens)",
             f"1 of 2 prompts is longer than 16 tokens and is cut: '{('a white background ' * 9)[:60]}...' (28 tokens)",
@@ -262,7 +262,7 @@ class Caching:
 
 
 @pytest.mark.parametrize("to_disk", [True, False])
-def test_cached_outputs_are_what_the_encoders_give(root: Path, components: Components, to_disk: bool) -> None:
+def test_cached_outputs_equal_the_encoders_output(root: Path, components: Components, to_disk: bool) -> None:
     batch = Caching(root, components, to_disk=to_disk).batch()
     with torch.no_grad():
         fresh = encode_text(components, tokenize(components, batch.captions, TextOptions.of(flux_settings())))
@@ -287,14 +287,14 @@ def test_a_cache_file_has_the_fields_names_and_the_dtypes_of_the_encoders(root: 
     }
 
 
-def test_in_memory_states_take_no_more_room_than_the_encoders_gave_them(root: Path) -> None:
+def test_states_in_memory_take_no_more_space_than_the_encoders_output(root: Path) -> None:
     components = tiny_parts()
     components.text_encoders[1].to(torch.bfloat16)
     text = Caching(root, components, to_disk=False).batch().text
     assert (text["t5_out"].dtype, text["l_pooled"].dtype) == (torch.bfloat16, torch.float32)
 
 
-def test_another_length_or_mask_makes_the_cache_anew(root: Path, components: Components) -> None:
+def test_a_different_length_or_mask_rebuilds_the_cache(root: Path, components: Components) -> None:
     assert len(Caching(root, components).encoded) == 2
     assert not Caching(root, components).encoded
     assert len(Caching(root, tiny_parts(masked=True)).encoded) == 2
@@ -314,7 +314,7 @@ def write_foreign(root: Path, length: int, masked: bool) -> None:
         )
 
 
-def test_files_of_another_program_are_used_with_skip_cache_check(root: Path, components: Components) -> None:
+def test_files_of_other_programs_are_used_with_skip_cache_check(root: Path, components: Components) -> None:
     write_foreign(root, length=24, masked=False)
     caching = Caching(root, components, skip_check=True)
     assert not caching.encoded
@@ -325,14 +325,14 @@ def test_files_of_another_program_are_used_with_skip_cache_check(root: Path, com
 
 
 @pytest.mark.parametrize(("length", "masked"), [(24, True), (30, False)])
-def test_files_of_another_mask_or_length_are_made_anew_even_then(
+def test_files_with_a_different_mask_or_length_are_rebuilt_even_then(
     root: Path, components: Components, length: int, masked: bool
 ) -> None:
     write_foreign(root, length, masked)
     assert len(Caching(root, components, skip_check=True).encoded) == 2
 
 
-def test_a_file_that_lacks_states_is_made_anew_even_then(root: Path, components: Components) -> None:
+def test_a_file_that_lacks_states_is_rebuilt_even_then(root: Path, components: Components) -> None:
     write_foreign(root, length=24, masked=False)
     for file in (root / "1_cat").glob("*.npz"):
         with np.load(file) as arrays:
@@ -342,7 +342,7 @@ def test_a_file_that_lacks_states_is_made_anew_even_then(root: Path, components:
 
 
 @pytest.mark.parametrize("given", [{"train_t5xxl": True}, {"network_args": ["train_t5xxl=True"]}])
-def test_t5_is_adapted_only_if_asked_for(given: dict[str, Any]) -> None:
+def test_t5_is_adapted_only_on_request(given: dict[str, Any]) -> None:
     assert adapted_encoders(flux_settings()) == (True, False)
     assert adapted_encoders(flux_settings(**given)) == (True, True)
 
@@ -352,7 +352,7 @@ def cache_problems(**values: Any) -> list[str]:
     return [str(problem) for problem in problems if "cache" in str(problem)]
 
 
-def test_clip_can_learn_while_t5_is_cached_but_t5_cannot() -> None:
+def test_clip_can_be_trained_while_t5_is_cached_but_t5_cannot() -> None:
     assert not cache_problems()
     assert cache_problems(train_t5xxl=True) == [
         "train_t5xxl: T5 cannot be trained while its outputs are cached; turn off one of the two"
@@ -368,13 +368,13 @@ def learned(run: Run) -> set[str]:
 
 @pytest.fixture(scope="module")
 def reading(flux_miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A run whose CLIP learns, and both encoders read in each step."""
+    """A run whose CLIP is trained, and both encoders run in each step."""
     return train(flux_miniature, tmp_path_factory.mktemp("reading") / "out", **TEXT_ENCODERS_TOO)
 
 
 @pytest.mark.run
 @pytest.mark.parametrize("kept", [{"cache_text_encoder_outputs": True}, {"cache_text_encoder_outputs_to_disk": True}])
-def test_clip_learns_the_same_whether_t5_is_cached_or_read_in_each_step(
+def test_clip_trains_the_same_with_t5_cached_or_run_in_each_step(
     flux_miniature: Any, reading: Run, tmp_path: Path, kept: dict[str, Any]
 ) -> None:
     cached = train(flux_miniature, tmp_path / "cached", **{**TEXT_ENCODERS_TOO, **kept})
@@ -383,7 +383,7 @@ def test_clip_learns_the_same_whether_t5_is_cached_or_read_in_each_step(
 
 
 @pytest.mark.run
-def test_t5_learns_with_train_t5xxl_also_with_gradient_checkpointing(flux_miniature: Any, tmp_path: Path) -> None:
+def test_t5_is_trained_with_train_t5xxl_also_with_gradient_checkpointing(flux_miniature: Any, tmp_path: Path) -> None:
     options = {**TEXT_ENCODERS_TOO, "train_t5xxl": True}
     whole = train(flux_miniature, tmp_path / "whole", **options)
     components = train(flux_miniature, tmp_path / "parts", gradient_checkpointing=True, **options)
@@ -392,11 +392,11 @@ def test_t5_learns_with_train_t5xxl_also_with_gradient_checkpointing(flux_miniat
 
 
 @pytest.mark.run
-def test_validation_reads_with_the_clip_that_learns(flux_miniature: Any, tmp_path: Path) -> None:
+def test_validation_uses_the_trained_clip(flux_miniature: Any, tmp_path: Path) -> None:
     options = {**TEXT_ENCODERS_TOO, "network_train_text_encoder_only": True, "learning_rate": 1e-1}
     options |= {"validation_split": 0.5, "validate_every_n_steps": 1, "max_train_steps": 2}
     reading = train(flux_miniature, tmp_path / "reading", **options)
     cached = train(flux_miniature, tmp_path / "cached", **{**options, "cache_text_encoder_outputs": True})
-    (first, second), again = ([event["loss"] for event in run.told("validation")] for run in (reading, cached))
+    (first, second), again = ([event["loss"] for event in run.events_of("validation")] for run in (reading, cached))
     assert first != second
     assert again == [first, second]

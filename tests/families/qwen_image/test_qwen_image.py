@@ -116,7 +116,7 @@ def test_at_full_size_it_has_the_tensors_of_the_official_file() -> None:
     assert QwenImageParams.of({name: tuple(shape) for name, shape in expected.items()}) == QwenImageParams()
 
 
-def test_a_lora_adapts_what_musubi_tuners_does_under_its_names() -> None:
+def test_a_lora_adapts_the_layers_of_musubi_tuners_under_its_names() -> None:
     transformer, _ = shapes_on_meta()
     layers = dict(adaptable(transformer, TRANSFORMER, conv=False))
     ours = {TRANSFORMER.name(path): list(layer.weight.shape) for path, layer in layers.items()}
@@ -134,7 +134,7 @@ def test_a_lora_adapts_what_musubi_tuners_does_under_its_names() -> None:
 
 
 @pytest.mark.parametrize("lengths", [[7, 7], [7, 4]], ids=["whole", "padded"])
-def test_the_prediction_is_that_of_diffusers(components: Components, lengths: list[int]) -> None:
+def test_the_prediction_matches_diffusers(components: Components, lengths: list[int]) -> None:
     image, states, mask, t = inputs_of(lengths)
     theirs = transformer_of(components.denoiser.state_dict(), PARAMS)
     expected = theirs(image, states, mask, t, [[(1, *GRID)]] * 2, return_dict=False)[0]
@@ -142,7 +142,7 @@ def test_the_prediction_is_that_of_diffusers(components: Components, lengths: li
     torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_in_bfloat16_the_prediction_is_that_of_diffusers_with_a_timestep_that_is_not_rounded(modules: Any) -> None:
+def test_in_bfloat16_the_prediction_matches_diffusers_with_an_unrounded_timestep(modules: Any) -> None:
     image, states, mask, t = inputs_of([7, 4])
     exact = modules[DENOISER](image, states, t, GRID, mask)
     ours = QwenImageTransformer(PARAMS).bfloat16()
@@ -155,7 +155,7 @@ def test_in_bfloat16_the_prediction_is_that_of_diffusers_with_a_timestep_that_is
     assert (got - exact).norm() < 1.1 * (expected - exact).norm()
 
 
-def test_every_weight_gets_the_gradient_that_it_has_in_diffusers(components: Components) -> None:
+def test_every_weight_gets_the_gradient_of_diffusers(components: Components) -> None:
     """Those behind the last text, which nothing reads, get 0 instead of none."""
     image, states, mask, t = inputs_of([7, 4])
     ours = QwenImageTransformer(PARAMS)
@@ -172,7 +172,7 @@ def test_every_weight_gets_the_gradient_that_it_has_in_diffusers(components: Com
         torch.testing.assert_close(parameter.grad, wanted, rtol=1e-3, atol=1e-5)
 
 
-def test_what_padding_holds_changes_nothing(components: Components) -> None:
+def test_the_content_of_padding_changes_nothing(components: Components) -> None:
     image, states, mask, t = inputs_of([7, 4])
     alone = components.denoiser(image[1:], states[1:, :4], t[1:], GRID)
     torch.testing.assert_close(components.denoiser(image, states, t, GRID, mask)[1:], alone, rtol=1e-4, atol=1e-5)
@@ -202,7 +202,7 @@ def test_a_smaller_vaes_sizes_are_read_from_its_file(modules: dict[str, Any]) ->
     assert keys.vae_config(shapes) == {**AUTOENCODER, "z_dim": 16, "input_channels": 3}
 
 
-def test_latents_are_normalised_means_and_come_back_as_the_image(components: Components) -> None:
+def test_latents_are_normalised_means_and_decode_to_the_image(components: Components) -> None:
     pixels = torch.rand(2, 3, 32, 48, generator=torch.Generator().manual_seed(1)) * 2 - 1
     vae: Any = components.vae
     latents = encode_images(components, pixels)
@@ -249,7 +249,7 @@ def test_the_language_model_is_read_from_both_layouts_of_its_file(modules: dict[
     assert {name: tuple(tensor.shape) for name, tensor in made.state_dict().items()} == shapes
 
 
-def test_captions_are_read_as_diffusers_reads_them(components: Components, modules: dict[str, Any]) -> None:
+def test_captions_are_encoded_as_in_diffusers(components: Components, modules: dict[str, Any]) -> None:
     states, mask = pipeline_of(components, modules[TEXT_ENCODER]).encode_prompt(CAPTIONS, device="cpu")
     ours = encode_text(components, tokenize(components, [*map(Caption, CAPTIONS)], TextOptions.of(settings_of())))
     assert torch.equal(ours[MASK], mask.bool())
@@ -282,13 +282,13 @@ def test_in_compiled_runs_captions_of_different_lengths_have_one_shape(component
         assert padded[MASK].sum() == len(row[STATES])
 
 
-def test_shifts_are_those_of_the_model_for_every_size() -> None:
+def test_shifts_match_the_model_for_every_size() -> None:
     assert [qwen_shift(each["tokens"]) for each in REFERENCE["shift"]] == pytest.approx(
         [each["qwen_shift"] for each in REFERENCE["shift"]], rel=1e-12
     )
 
 
-def test_sigmas_of_samples_are_those_of_diffusers() -> None:
+def test_sampling_sigmas_match_diffusers() -> None:
     for each in REFERENCE["sigmas"]:
         sigmas = sampling_sigmas(each["steps"], each["width"] // 16 * (each["height"] // 16))
         torch.testing.assert_close(sigmas, torch.tensor(each["sigmas"]), rtol=0, atol=1e-6)
@@ -299,7 +299,7 @@ def drawn(how: str, **options: Any) -> Tensor:
     return draw_timesteps(100_000, chosen, 4096, torch.Generator().manual_seed(1))
 
 
-def test_timesteps_are_drawn_as_their_rule_says() -> None:
+def test_timesteps_follow_their_rule() -> None:
     """The middle of each distribution in closed form, and the share of clear images."""
     shift = qwen_shift(4096)
     assert drawn("qwen_shift").median().item() == pytest.approx(shift / (1 + shift), abs=0.005)
@@ -310,7 +310,7 @@ def test_timesteps_are_drawn_as_their_rule_says() -> None:
     assert torch.equal(drawn("sigmoid"), drawn("shift", discrete_flow_shift=1.0))
 
 
-def test_the_loss_is_the_mean_squared_error_of_the_velocity_weighted_as_asked(components: Components) -> None:
+def test_the_loss_is_the_weighted_mean_squared_error_of_the_velocity(components: Components) -> None:
     from tests.support.families.flux import batch_of
 
     latents = torch.randn(2, 16, 10, 12, generator=torch.Generator().manual_seed(3))
@@ -326,7 +326,7 @@ def test_the_loss_is_the_mean_squared_error_of_the_velocity_weighted_as_asked(co
 
 
 @pytest.mark.parametrize(("scale", "negative"), [(4.0, "blue"), (4.0, ""), (1.0, "")])
-def test_samples_are_denoised_as_by_diffusers(
+def test_samples_are_denoised_as_in_diffusers(
     components: Components, modules: dict[str, Any], scale: float, negative: str
 ) -> None:
     prompt = SamplePrompt(prompt="a red circle", negative_prompt=negative, scale=scale)
@@ -370,7 +370,7 @@ def adapted(*network_args: str, warn: Callable[[str], None] = pytest.fail) -> li
 
 
 def test_patterns_leave_out_layers_as_in_musubi_tuner() -> None:
-    """The counts are those of its networks at full size."""
+    """The counts are from its networks at full size."""
     assert len(adapted()) == 840
     assert len(adapted("exclude_patterns=['.*_mod.*']")) == len(adapted("exclude_patterns=.*_mod.*")) == 720
     attention = adapted("exclude_patterns=['.*']", "include_patterns=['.*attn.*']")
@@ -379,7 +379,7 @@ def test_patterns_leave_out_layers_as_in_musubi_tuner() -> None:
     warnings: list[str] = []
     assert len(adapted("include_patterns=['.*attn.*']", warn=warnings.append)) == 840
     assert warnings == [
-        "network_args: include_patterns has no effect without exclude_patterns, of which it makes exceptions"
+        "network_args: include_patterns has no effect without exclude_patterns, whose exceptions it lists"
     ]
     for wrong in ("['a'", "['(']", "[1]"):
         with pytest.raises(ValueError, match=r"network_args: exclude_patterns=.* is not a list of regular expressions"):

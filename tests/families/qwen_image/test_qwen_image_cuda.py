@@ -28,12 +28,12 @@ def trained(miniature: Any, folder: Path, name: str, **values: Any) -> Run:
     return run
 
 
-def test_compiled_runs_learn_as_eager_ones_in_one_graph(qwen_image_miniature: Any, tmp_path: Path) -> None:
+def test_compiled_runs_train_like_eager_ones_in_one_graph(qwen_image_miniature: Any, tmp_path: Path) -> None:
     eager = trained(qwen_image_miniature, tmp_path, "eager")
     compiled = trained(qwen_image_miniature, tmp_path, "compiled", compile=True)
     assert compiled.losses == pytest.approx(eager.losses, rel=0.02)
-    assert [event["graphs"] for event in compiled.told("compile") if event.get("graphs")] == [1]
-    assert compiled.told("warning") == []
+    assert [event["graphs"] for event in compiled.events_of("compile") if event.get("graphs")] == [1]
+    assert compiled.events_of("warning") == []
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_compiled_runs_learn_as_eager_ones_in_one_graph(qwen_image_miniature: An
     ],
     ids=lambda memory: " ".join(memory),
 )
-def test_whatever_saves_time_or_memory_changes_losses_little(
+def test_options_that_save_time_or_memory_change_losses_little(
     memory: dict[str, Any], qwen_image_miniature: Any, tmp_path: Path
 ) -> None:
     plain = trained(qwen_image_miniature, tmp_path, "plain")

@@ -102,7 +102,7 @@ def test_images_are_seen_in_the_sizes_of_diffusers() -> None:
         assert area_size(size, 384**2) == pipeline_qwenimage_edit_plus.calculate_dimensions(384**2, size[0] / size[1])
 
 
-def test_patches_are_those_of_transformers(images: list[Path]) -> None:
+def test_patches_match_transformers(images: list[Path]) -> None:
     ours, grid = patches_of(images[0], 384**2)
     seen = Image.open(images[0]).resize(area_size(SEEN, 384**2), Image.Resampling.LANCZOS)
     theirs = Processor(None).images([seen], return_tensors="pt")
@@ -110,7 +110,7 @@ def test_patches_are_those_of_transformers(images: list[Path]) -> None:
     torch.testing.assert_close(ours, theirs["pixel_values"], rtol=0, atol=1e-6)
 
 
-def test_patches_of_a_flipped_image_are_those_of_its_flipped_file(images: list[Path], tmp_path: Path) -> None:
+def test_patches_of_a_flipped_image_equal_its_flipped_files_patches(images: list[Path], tmp_path: Path) -> None:
     mirrored = tmp_path / "mirrored.png"
     Image.open(images[0]).transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(mirrored)
     assert torch.equal(patches_of(images[0], 384**2, flipped=True)[0], patches_of(mirrored, 384**2)[0])
@@ -133,17 +133,17 @@ def test_a_caption_shows_its_images_flipped(components: Components, images: list
     assert torch.equal(both["pixels"], files["pixels"])
 
 
-def test_positions_are_those_of_transformers(modules: dict[str, Any]) -> None:
+def test_positions_match_transformers(modules: dict[str, Any]) -> None:
     ids = torch.tensor([[5] * 3 + [7] * 12 + [5] * 2 + [7] * 4 + [5] * 2])
     grids = torch.tensor([[1, 8, 6], [1, 4, 4]])
     expected, _ = modules[TEXT_ENCODER].model.get_rope_index(ids, (ids == 7).int(), grids)
     assert torch.equal(positions_of([3, (8, 6), 2, (4, 4), 2]), expected[:, 0])
 
 
-def test_captions_and_images_are_read_as_diffusers_reads_them(
+def test_captions_and_images_are_encoded_as_in_diffusers(
     components: Components, modules: dict[str, Any], images: list[Path]
 ) -> None:
-    """Both captions in one batch, padded, beside one without images, which is read as Qwen-Image's."""
+    """Both captions in one batch, padded, next to one without images, which is read as Qwen-Image's."""
     captions, plus = ["a red circle", "make it blue and " * 3], components.extras[VERSION] == EDIT_PLUS
     given = [Caption(caption, tuple(images)) for caption in captions]
     ours = encode_text(
@@ -163,7 +163,7 @@ def test_captions_and_images_are_read_as_diffusers_reads_them(
     assert ours[MASK].sum(1)[2] == length < ours[MASK].sum(1)[0]
 
 
-def test_another_image_gives_other_states_and_a_longer_caption_keeps_its_images(
+def test_a_different_image_changes_the_states_and_a_longer_caption_keeps_its_images(
     components: Components, images: list[Path]
 ) -> None:
     both = [Caption("a", (images[0],)), Caption("a", (images[1],))]
@@ -183,16 +183,14 @@ def test_another_image_gives_other_states_and_a_longer_caption_keeps_its_images(
     assert seen == int(compiled["grids"].prod()) // 4
 
 
-def test_a_caption_that_names_a_token_of_images_shows_no_more_of_them(
-    components: Components, images: list[Path]
-) -> None:
+def test_an_image_token_in_a_caption_adds_no_images(components: Components, images: list[Path]) -> None:
     tokens = tokenize(components, [Caption("a <|image_pad|>", (images[0],))], TextOptions.of(settings_of()))
     assert int(tokens[0]["image"].sum()) == int(tokens[0]["grids"].prod()) // 4
     encode_text(components, tokens)
 
 
 @pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-5), (torch.bfloat16, 4e-2)])
-def test_the_prediction_is_that_of_diffusers_with_control_images(
+def test_the_prediction_matches_diffusers_with_control_images(
     modules: dict[str, Any], dtype: torch.dtype, error: float
 ) -> None:
     generator = torch.Generator().manual_seed(1)
@@ -223,7 +221,7 @@ def make_transformer(modules: dict[str, Any], dtype: torch.dtype) -> Any:
     return made.to(dtype)
 
 
-def test_a_sample_is_what_diffusers_makes_of_the_same_noise_and_control_images(
+def test_a_sample_matches_diffusers_with_the_same_noise_and_control_images(
     components: Components, modules: dict[str, Any], images: list[Path]
 ) -> None:
     plus = components.extras[VERSION] == EDIT_PLUS
@@ -261,7 +259,7 @@ def test_a_sample_is_what_diffusers_makes_of_the_same_noise_and_control_images(
 
 
 def test_a_caption_of_a_prompt_follows_its_images(images: list[Path]) -> None:
-    """Generate keeps what it encoded: another image under the same name is another caption."""
+    """Generate keeps what it encoded: a different image under the same name is a different caption."""
     prompt = SamplePrompt(prompt="a", control_images=(str(images[0]),))
     before = prompt_captions(prompt)
     assert before == prompt_captions(prompt)
@@ -285,7 +283,7 @@ def test_the_vision_tower_is_read_from_all_layouts_of_its_file(modules: dict[str
 
 
 def test_a_file_is_known_by_its_metadata_and_a_folder_by_its_pipeline(tmp_path: Path) -> None:
-    """Keys and shapes are those of Qwen-Image."""
+    """Keys and shapes equal Qwen-Image's."""
     shapes = {TRANSFORMER: (4, 4)}
     for version, name, pipeline in (
         (EDIT, "Qwen-Image-Edit", "QwenImageEditPipeline"),
@@ -332,7 +330,9 @@ def problems_of(given: dict[str, Any], **more: Any) -> list[str]:
     return QWEN_IMAGE_EDIT.check(settings_of(**given, **more))
 
 
-def test_wrong_files_are_told_in_one_sentence(edit_miniature: Any, qwen_image_miniature: Any, tmp_path: Path) -> None:
+def test_wrong_files_are_reported_in_one_sentence(
+    edit_miniature: Any, qwen_image_miniature: Any, tmp_path: Path
+) -> None:
     files = {option: str(path) for option, path in edit_miniature.files.items()}
     assert problems_of(files) == []
     state = tiny_encoder(tiny_modules(len(qwen_tokenizer()))[TEXT_ENCODER]).state_dict()  # type: ignore[arg-type]
@@ -365,7 +365,7 @@ def test_wrong_files_are_told_in_one_sentence(edit_miniature: Any, qwen_image_mi
     assert "is Qwen-Image-Edit-2511, which cannot be trained here" in problem
 
 
-def test_a_run_without_control_images_and_missing_partners_are_told(edit_miniature: Any, tmp_path: Path) -> None:
+def test_missing_control_images_are_reported(edit_miniature: Any, tmp_path: Path) -> None:
     given = {option: str(path) for option, path in edit_miniature.files.items()}
     given["train_data_dir"] = str(edit_miniature.data_dir)
 

@@ -1,4 +1,4 @@
-"""Whole runs of Qwen-Image-Edit: what they make is what diffusers makes with their files and control images."""
+"""Whole runs of Qwen-Image-Edit: their images match diffusers' with their files and control images."""
 
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def plain(edit_miniature: Any, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Three steps of a LoRA that learns fast, and a sample of it with control images. Do not write to it."""
+    """Three steps of a LoRA with a high learning rate, and a sample of it with control images. Do not write to it."""
     folder = tmp_path_factory.mktemp("plain")
     shown = " ".join(f"--ci {data / 'before' / f'00_{number}.png'}" for number in range(2))
     (folder / "prompts.txt").write_text(f"a red circle --w 64 --h 80 --s 3 --d 7 --l 3 --n blue {shown}")
@@ -54,10 +54,10 @@ def files_of(data: Path) -> dict[str, Any]:
     return {**DATA, "train_data_dir": data / "images", "control_directory": data / "before"}
 
 
-def test_diffusers_makes_the_image_that_the_run_made(
+def test_diffusers_generates_the_image_of_the_run(
     plain: Run, edit_miniature: Any, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (event,) = plain.told("sample")
+    (event,) = plain.events_of("sample")
     ours = np.asarray(Image.open(event["path"])) / 255
     files = {option: str(path) for option, path in edit_miniature.files.items()}
     components = QWEN_IMAGE_EDIT.open(Settings(script_for("qwen_image_edit", "lora"), files), torch.float32).load()
@@ -90,7 +90,7 @@ def test_diffusers_makes_the_image_that_the_run_made(
     assert np.abs(ours - before).max() > 8 / 255
 
 
-def test_the_file_says_what_it_is_for(plain: Run) -> None:
+def test_the_file_records_its_base_model(plain: Run) -> None:
     with safe_open(plain.output / "short.safetensors", "pt") as file:
         told = file.metadata()
     assert told["modelspec.architecture"] == "Qwen-Image-Edit-Plus/lora"
@@ -107,7 +107,7 @@ def test_captions_encoded_in_the_step_and_swapped_blocks_change_no_loss(
     assert own.losses != pytest.approx(plain.losses, rel=1e-3)
 
 
-def test_a_whole_trained_model_is_read_by_diffusers_and_knows_its_version(edit_miniature: Any, tmp_path: Path) -> None:
+def test_diffusers_reads_a_whole_trained_model_with_its_version(edit_miniature: Any, tmp_path: Path) -> None:
     run = train_whole(edit_miniature, tmp_path / "out", max_train_steps=1)
     theirs = transformer_of(run.tensors(), PARAMS)
     assert theirs.state_dict().keys() == run.tensors().keys()

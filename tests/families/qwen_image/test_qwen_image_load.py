@@ -1,4 +1,5 @@
-"""Loading Qwen-Image: every layout of its files gives the same model, and wrong files are told in one sentence each."""
+"""Loading Qwen-Image: every layout of its files gives the same model, and wrong files are reported in one sentence
+each."""
 
 import json
 import shutil
@@ -141,7 +142,7 @@ def same(ours: Components, others: Components) -> None:
         assert all(torch.equal(tensor, expected[name]) for name, tensor in one.state_dict().items())
 
 
-def test_the_files_are_read_as_they_are(components: Components, states: dict[str, State]) -> None:
+def test_the_files_are_read_unchanged(components: Components, states: dict[str, State]) -> None:
     assert all(torch.equal(states[MODEL][name], tensor) for name, tensor in components.denoiser.state_dict().items())
     encoder = components.text_encoders[0].state_dict()
     assert all(torch.equal(states["text_encoder"][f"model.language_model.{name}"], t) for name, t in encoder.items())
@@ -218,7 +219,7 @@ def test_with_fp8_compute_alone_modulations_keep_the_dtype_of_the_run(files: dic
 
 
 def test_the_shipped_vocabulary_is_qwens() -> None:
-    """The numbers are those of the official tokenizer, which adds 22 tokens to 151,643."""
+    """The numbers are from the official tokenizer, which adds 22 tokens to 151,643."""
     tokenizer = shipped_qwen()
     assert len(tokenizer) == 151_665
     assert {each["text"]: tokenizer(each["text"]).input_ids for each in REFERENCE["tokens"]["texts"]} == {
@@ -261,7 +262,7 @@ TRANSFORMER = {
 
 
 def test_files_are_called_by_their_names() -> None:
-    """That of diffusers' FLUX.1 shares keys with Qwen-Image."""
+    """The transformer of diffusers' FLUX.1 shares keys with Qwen-Image's."""
     found = {
         "Qwen-Image": TRANSFORMER,
         "Qwen-Image-Edit-2511": {**TRANSFORMER, "__index_timestep_zero__": (0,)},
@@ -309,7 +310,7 @@ def both_say(given: dict[str, str], told: str) -> None:
     assert str(caught.value) == problem
 
 
-def test_wrong_files_are_told_in_one_sentence(
+def test_wrong_files_are_reported_in_one_sentence(
     files: dict[str, str], states: dict[str, State], flux_miniature: Any, miniature: Any, tmp_path: Path
 ) -> None:
     def given(option: str, state: State) -> dict[str, str]:
@@ -346,7 +347,7 @@ def test_wrong_files_are_told_in_one_sentence(
     )
 
 
-def test_a_qwen_image_file_in_the_field_of_flux_is_told(files: dict[str, str], flux_miniature: Any) -> None:
+def test_a_qwen_image_file_in_the_field_of_flux_is_reported(files: dict[str, str], flux_miniature: Any) -> None:
     flux = {option: str(path) for option, path in flux_miniature.files.items()}
     settings = Settings(FLUX_LORA, flux | {MODEL: files[MODEL]})
     (problem,) = FLUX.check(settings)
@@ -358,13 +359,13 @@ def test_a_qwen_image_file_in_the_field_of_flux_is_told(files: dict[str, str], f
     ]
 
 
-def test_a_network_that_adapts_nothing_is_told_before_loading(files: dict[str, str]) -> None:
+def test_a_network_that_adapts_nothing_is_reported_before_loading(files: dict[str, str]) -> None:
     nothing = {"network_args": ["exclude_patterns=['.*']"], "network_train_unet_only": True}
     (problem,) = QWEN_IMAGE.check(settings_of(**files, **nothing))
     assert problem == "network_args: all ranks or learning rates are 0, so nothing would be trained"
 
 
-def test_more_blocks_than_can_be_swapped_are_told(files: dict[str, str]) -> None:
+def test_more_blocks_than_can_be_swapped_are_reported(files: dict[str, str]) -> None:
     (problem,) = QWEN_IMAGE.check(settings_of(**files, blocks_to_swap=4))
     assert problem == ("blocks_to_swap: 4 exceeds 3, the most that a model with 5 blocks can swap; set 3 or less")
     assert CARD.plan.memory

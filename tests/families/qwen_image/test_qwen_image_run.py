@@ -1,4 +1,4 @@
-"""Whole runs of Qwen-Image: what they make is what diffusers makes with their files, in whatever memory they train."""
+"""Whole runs of Qwen-Image: their images match diffusers' with their files, however memory is saved."""
 
 from pathlib import Path
 from typing import Any
@@ -27,15 +27,15 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def plain(qwen_image_miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Three steps of a LoRA that learns fast, and a sample of it. Do not write to it."""
+    """Three steps of a LoRA with a high learning rate, and a sample of it. Do not write to it."""
     folder = tmp_path_factory.mktemp("plain")
     (folder / "prompts.txt").write_text("a red circle --w 64 --h 80 --s 3 --d 7 --l 3 --n blue")
     samples = {"sample_prompts": folder / "prompts.txt", "sample_every_n_steps": 3}
     return train(qwen_image_miniature, folder / "out", learning_rate=0.03, **samples)
 
 
-def test_diffusers_makes_the_image_that_the_run_made(plain: Run, qwen_image_miniature: Any) -> None:
-    (event,) = plain.told("sample")
+def test_diffusers_generates_the_image_of_the_run(plain: Run, qwen_image_miniature: Any) -> None:
+    (event,) = plain.events_of("sample")
     ours = np.asarray(Image.open(event["path"])) / 255
     files = {option: str(path) for option, path in qwen_image_miniature.files.items()}
     components = QWEN_IMAGE.open(Settings(script_for("qwen_image", "lora"), files), torch.float32).load()
@@ -126,7 +126,7 @@ def test_captions_of_all_lengths_share_one_graph(qwen_image_miniature: Any, tmp_
         image.with_suffix(".txt").write_text("a red circle " * (1 + 5 * number))
     compiled = {"compile": True, "compile_backend": "eager", "train_data_dir": root}
     run = train(qwen_image_miniature, tmp_path / "out", cache_text_encoder_outputs_to_disk=True, **compiled)
-    assert [event["graphs"] for event in run.told("compile")] == [1]
+    assert [event["graphs"] for event in run.events_of("compile")] == [1]
     kept = [
         safetensors.torch.load_file(file) for file in sorted((root / "1_noise").glob("*_qwen_image_te.safetensors"))
     ]
@@ -158,14 +158,14 @@ def test_in_full_training_swapped_blocks_change_no_loss(qwen_image_miniature: An
     assert whole.losses == swapped.losses
 
 
-def test_a_compiled_text_encoder_learns_the_same(qwen_image_miniature: Any, tmp_path: Path) -> None:
+def test_a_compiled_text_encoder_trains_identically(qwen_image_miniature: Any, tmp_path: Path) -> None:
     """Its captions have the lengths of compiled runs, so its layers need no graph for each."""
     eager = train(qwen_image_miniature, tmp_path / "eager", **TEXT_ENCODERS_TOO)
     compiled = {"compile": True, "compile_backend": "eager", "compile_text_encoder": True}
     run = train(qwen_image_miniature, tmp_path / "compiled", **TEXT_ENCODERS_TOO, **compiled)
     assert run.losses == pytest.approx(eager.losses, rel=1e-5)
-    assert sum(event["graphs"] for event in run.told("compile")) <= 1 + 2
-    assert run.told("warning") == []
+    assert sum(event["graphs"] for event in run.events_of("compile")) <= 1 + 2
+    assert run.events_of("warning") == []
 
 
 def test_a_whole_trained_model_is_read_by_diffusers(qwen_image_miniature: Any, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Loading SDXL: every kind of source gives the same model, and bad files are told in one sentence."""
+"""Loading SDXL: every kind of source gives the same model, and bad files are reported in one sentence."""
 
 import re
 import shutil
@@ -50,11 +50,11 @@ def folder(components: Components, tmp_path_factory: pytest.TempPathFactory) -> 
     return path
 
 
-def test_load_and_save_give_the_file_back(components: Components, file: dict[str, Tensor]) -> None:
+def test_loading_and_saving_reproduces_the_file(components: Components, file: dict[str, Tensor]) -> None:
     _same(checkpoint_tensors(components), file)
 
 
-def test_everything_is_frozen_in_eval_mode_and_in_the_asked_dtype(miniature: Any) -> None:
+def test_everything_is_frozen_in_eval_mode_and_in_the_requested_dtype(miniature: Any) -> None:
     half = load(sdxl_settings(miniature.checkpoint, no_half_vae=True), torch.bfloat16)
     for module in (half.denoiser, half.vae, *half.text_encoders):
         assert not module.training
@@ -64,7 +64,7 @@ def test_everything_is_frozen_in_eval_mode_and_in_the_asked_dtype(miniature: Any
     assert _dtypes(half.vae) == {torch.float32}
 
 
-def test_nothing_stays_without_memory(components: Components) -> None:
+def test_no_tensor_stays_on_the_meta_device(components: Components) -> None:
     for module in (components.denoiser, components.vae, *components.text_encoders):
         assert not any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers()))
 
@@ -93,7 +93,7 @@ def test_diffusers_reads_the_miniature_as_a_single_file(miniature: Any, folder: 
 def test_a_ckpt_is_the_same_model_and_no_mmap_is_too(
     miniature: Any, components: Components, file: dict[str, Tensor]
 ) -> None:
-    ckpt = miniature.checkpoint.with_suffix(".ckpt")  # beside it, where the tokenizers are
+    ckpt = miniature.checkpoint.with_suffix(".ckpt")  # next to it, where the tokenizers are
     torch.save({"state_dict": {key: tensor.clone() for key, tensor in file.items()}, "epoch": 3}, ckpt)
     _same(checkpoint_tensors(load(sdxl_settings(ckpt), torch.float32)), file)
     whole = sdxl_settings(miniature.checkpoint, disable_mmap_load_safetensors=True)
@@ -119,7 +119,7 @@ WRITTEN_ELSEWHERE: dict[str, tuple[str, Callable[[str], str]]] = {
 
 
 @pytest.mark.parametrize("how", WRITTEN_ELSEWHERE)
-def test_names_of_other_times_in_a_folder_are_read(
+def test_older_names_in_a_folder_are_read(
     how: str, components: Components, folder: Path, miniature: Any, file: dict[str, Tensor], tmp_path: Path
 ) -> None:
     shutil.copytree(folder, tmp_path / "other")
@@ -129,7 +129,7 @@ def test_names_of_other_times_in_a_folder_are_read(
     _same(checkpoint_tensors(load(sdxl_settings(tmp_path / "other"), torch.float32)), file)
 
 
-def test_a_folder_that_lacks_weights_is_told_and_not_filled_with_random_ones(folder: Path, tmp_path: Path) -> None:
+def test_a_folder_that_lacks_weights_is_reported_and_not_filled_with_random_ones(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "other")
     path = tmp_path / "other/text_encoder/model.safetensors"
     state = safetensors.torch.load_file(path)
@@ -145,7 +145,7 @@ def test_a_folder_that_lacks_weights_is_told_and_not_filled_with_random_ones(fol
 
 
 @pytest.mark.parametrize("layout", ["in a checkpoint", "without prefix", "diffusers file", "diffusers folder"])
-def test_another_vae_takes_the_place_of_the_models_own(
+def test_a_different_vae_replaces_the_models_own(
     layout: str, miniature: Any, components: Components, folder: Path, file: dict[str, Tensor], tmp_path: Path
 ) -> None:
     prefix = "first_stage_model."
@@ -166,7 +166,7 @@ def test_a_model_without_its_own_vae_needs_the_option(miniature: Any, file: dict
     assert SDXL.check(sdxl_settings(bare, vae=str(miniature.checkpoint))) == []
 
 
-def test_a_whole_model_has_no_problems(miniature: Any, folder: Path) -> None:
+def test_a_complete_model_has_no_problems(miniature: Any, folder: Path) -> None:
     assert SDXL.check(sdxl_settings(miniature.checkpoint)) == []
     assert SDXL.check(sdxl_settings(folder)) == []
 
@@ -181,7 +181,7 @@ def test_a_whole_model_has_no_problems(miniature: Any, folder: Path) -> None:
         (["a", "b", "c", "d"], "but something with keys such as 'a', 'b', 'c' and 1 more"),
     ],
 )
-def test_another_kind_of_file_is_called_by_its_name(keys: list[str], told: str, tmp_path: Path) -> None:
+def test_a_different_kind_of_file_is_named(keys: list[str], told: str, tmp_path: Path) -> None:
     path = _write(tmp_path / "other.safetensors", {key: torch.zeros(1) for key in keys})
     _both_say(path, told)
 
@@ -198,7 +198,7 @@ def test_missing_unknown_and_misshapen_keys_are_named(file: dict[str, Tensor], t
     _both_say(_write(tmp_path / "odd.safetensors", odd), f"has tensors of the wrong shape: '{unet}out.0.weight'")
 
 
-def test_layers_that_read_other_inputs_are_named_before_loading(
+def test_layers_with_different_inputs_are_named_before_loading(
     miniature: Any, file: dict[str, Tensor], tmp_path: Path
 ) -> None:
     """A .ckpt file's header has no shapes, so only opening finds them."""
@@ -226,14 +226,14 @@ def test_a_folder_with_an_inpainting_unet_is_refused(folder: Path, tmp_path: Pat
     _both_say(tmp_path / "other", "is an SDXL inpainting model, which cannot be used here; choose an SDXL file")
 
 
-def test_half_a_file_no_file_and_no_model_are_told(miniature: Any, tmp_path: Path) -> None:
+def test_half_a_file_no_file_and_no_model_are_reported(miniature: Any, tmp_path: Path) -> None:
     half = tmp_path / "half.safetensors"
     half.write_bytes(miniature.checkpoint.read_bytes()[:1_000_000])
     _both_say(half, "is cut short: 1,000,000 of ")
     page = tmp_path / "page.safetensors"
     page.write_text("<!DOCTYPE html><html>not found</html>")
     _both_say(page, "is not a safetensors file")
-    _both_say(tmp_path / "none.safetensors", "there is no file or folder")
+    _both_say(tmp_path / "none.safetensors", "file or folder not found")
     _both_say(tmp_path, "model_index.json")
     _both_say(None, "not set; choose an SDXL file")
 
@@ -245,7 +245,7 @@ def test_a_ckpt_that_could_run_code_is_refused(tmp_path: Path) -> None:
         load(sdxl_settings(path), torch.float32)
 
 
-def test_a_tokenizer_of_another_size_is_not_taken(miniature: Any, file: dict[str, Tensor], tmp_path: Path) -> None:
+def test_a_tokenizer_of_a_different_size_is_not_used(miniature: Any, file: dict[str, Tensor], tmp_path: Path) -> None:
     alone = _write(tmp_path / "alone.safetensors", file)
     with pytest.raises(ValueError, match="tokenizer_cache_dir: found no tokenizer with"):
         load(sdxl_settings(alone), torch.float32)
@@ -260,7 +260,7 @@ def test_latents_have_the_spread_of_sdxl_and_do_not_depend_on_the_batch(componen
     assert decode_latents(components, latents * 0.13025).shape == pixels.shape
 
 
-def test_a_vae_that_overflows_is_told_with_the_remedy(components: Components) -> None:
+def test_a_vae_that_overflows_is_reported_with_the_remedy(components: Components) -> None:
     with pytest.raises(ValueError, match=r"^no_half_vae: the VAE overflowed"):
         encode_images(components, torch.full((1, 3, 16, 16), torch.inf))
 
@@ -314,7 +314,7 @@ def test_norms_in_float32_round_once_before_a_convolution(miniature: Any) -> Non
     assert (true.bfloat16() - true).norm() < 0.9 * (rounded_twice - true).norm()
 
 
-def test_a_run_learns_with_norms_in_float32(miniature: Any, tmp_path: Path) -> None:
+def test_a_run_trains_with_norms_in_float32(miniature: Any, tmp_path: Path) -> None:
     values = {"mixed_precision": "bf16", "float32_norms": True, "gradient_checkpointing": True, "max_train_steps": 2}
     run = train(miniature, tmp_path / "exact", **values)
     plain = train(miniature, tmp_path / "plain", **{**values, "float32_norms": None})
@@ -322,7 +322,7 @@ def test_a_run_learns_with_norms_in_float32(miniature: Any, tmp_path: Path) -> N
     assert run.losses != plain.losses
 
 
-def test_norms_of_a_compiled_model_stay_as_they_are(miniature: Any) -> None:
+def test_norms_of_a_compiled_model_are_unchanged(miniature: Any) -> None:
     values = {"mixed_precision": "bf16", "float32_norms": True, "compile": True}
     settings = from_values(SDXL_LORA, {"pretrained_model_name_or_path": str(miniature.checkpoint), **values})
     assert "float32_norms: has no effect with compile, which rounds once anyway" in preflight.remarks(settings)

@@ -32,7 +32,7 @@ def of(part: str, file: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def full_size() -> dict[str, Any]:
-    """SDXL base without memory, of the sizes that the reference file's shapes tell."""
+    """SDXL base without memory, with the sizes of the reference file's shapes."""
     with torch.device("meta"):
         return {part: layout.make(of(part, SHAPES)) for part, layout in LAYOUTS.items()}
 
@@ -48,13 +48,13 @@ def test_the_model_of_the_benchmark_has_the_keys_and_shapes_of_the_reference() -
 
 
 @pytest.mark.parametrize("part", LAYOUTS)
-def test_a_whole_model_is_read_into_every_name_of_a_module(full_size: dict[str, Any], part: str) -> None:
+def test_a_whole_model_fills_every_name_of_a_module(full_size: dict[str, Any], part: str) -> None:
     file = {key: torch.empty(shape, device="meta") for key, shape in SHAPES.items()}
     wanted = {name: tensor.shape for name, tensor in full_size[part].state_dict().items()}
     assert {name: tensor.shape for name, tensor in LAYOUTS[part].read(of(part, file), wanted).items()} == wanted
 
 
-def test_lora_names_are_those_of_the_field(full_size: dict[str, Any]) -> None:
+def test_lora_names_match_sd_scripts(full_size: dict[str, Any]) -> None:
     unet = {sgm.lora_unet_name(path) for path, module in _layers(full_size["denoiser"])}
     encoders = [full_size["text_encoder1"], full_size["text_encoder2"]]
     names = {sgm.lora_text_encoder_name(i, path) for i, part in enumerate(encoders) for path, _ in _layers(part)}

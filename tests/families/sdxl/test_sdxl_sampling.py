@@ -39,14 +39,14 @@ def make(components: Components, **changes: Any) -> np.ndarray:
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_every_sampler_makes_a_image_that_its_seed_decides(components: Components, sampler: str) -> None:
+def test_every_sampler_generates_an_image_decided_by_its_seed(components: Components, sampler: str) -> None:
     image = make(components, sampler=sampler)
     assert image.shape == (72, 64, 3)
     assert np.array_equal(make(components, sampler=sampler), image)
     assert not np.array_equal(make(components, sampler=sampler, seed=2), image)
 
 
-def test_euler_is_what_diffusers_makes_of_the_same_noise(components: Components) -> None:
+def test_euler_matches_diffusers_with_the_same_noise(components: Components) -> None:
     scheduler = EulerDiscreteScheduler(
         beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear", steps_offset=1
     )
@@ -69,12 +69,12 @@ def test_k_euler_is_euler_and_sides_are_rounded_down_to_8(components: Components
     assert np.array_equal(make(components, sampler="k_euler", width=71, height=79), make(components, sampler="euler"))
 
 
-def test_scale_1_reads_no_negative_prompt(components: Components) -> None:
+def test_scale_1_ignores_the_negative_prompt(components: Components) -> None:
     assert np.array_equal(make(components, scale=1, negative_prompt="a blue square"), make(components, scale=1))
     assert not np.array_equal(make(components, negative_prompt="a blue square"), make(components))
 
 
-def test_random_numbers_modes_and_gradients_of_the_training_are_untouched(components: Components) -> None:
+def test_sampling_leaves_random_state_modes_and_gradients_of_training_unchanged(components: Components) -> None:
     components.denoiser.train()
     components.denoiser.conv_in.eval()
     before = torch.get_rng_state()
@@ -104,12 +104,12 @@ def test_compiled_blocks_sample_the_same_image(miniature: Any) -> None:
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_the_most_steps_that_a_prompt_may_have_are_none_too_many(name: str) -> None:
+def test_the_largest_number_of_steps_works(name: str) -> None:
     sampler = make_sampler(name, velocity=False, zero_terminal_snr=False)
     sampler.set_timesteps(MAX_STEPS)
     assert 0 <= float(sampler.timesteps.min()) <= float(sampler.timesteps.max()) < TIMESTEPS
 
 
-def test_an_unknown_sampler_is_told(components: Components) -> None:
+def test_an_unknown_sampler_is_reported(components: Components) -> None:
     with pytest.raises(ValueError, match="sample_sampler: 'best' is not one of ddim, "):
         make(components, sampler="best")

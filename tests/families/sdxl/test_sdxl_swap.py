@@ -1,4 +1,4 @@
-"""SDXL's swapped blocks compute and learn, bit for bit, what resident ones do."""
+"""SDXL's swapped blocks compute and train like resident ones, bit for bit."""
 
 import copy
 import functools
@@ -108,7 +108,7 @@ def test_a_lora_gets_the_gradients_of_resident_blocks_with_samples_in_between(
             run(swapped, 9)  # whose backward never comes
 
 
-def test_slots_hold_the_wrong_block_until_it_is_asked_for() -> None:
+def test_a_slot_may_contain_a_different_block_until_one_is_requested() -> None:
     """That the tests here can fail."""
     weights = [block.ff.net[2].weight for block in swappable_blocks(placed(MOST, trainable=False))]
     assert len({w.data_ptr() for w in weights}) == SLOTS
@@ -139,7 +139,7 @@ def test_weights_that_move_are_not_folded_into_a_lora() -> None:
 
 
 @pytest.mark.parametrize(("swap", "fused", "checkpointing"), [(MOST, False, False), (4, True, True)])
-def test_blocks_that_learn_are_written_back(swap: int, fused: bool, checkpointing: bool) -> None:
+def test_trained_blocks_are_written_back(swap: int, fused: bool, checkpointing: bool) -> None:
     learners = [placed(s, trainable=True, checkpointing=checkpointing) for s in (swap, 0)]
     optimizers = [updates(unet, "SGD") for unet in learners]
     before = {name: tensor.clone() for name, tensor in learners[1].state_dict().items()}

@@ -40,7 +40,7 @@ def test_the_shipped_vocabulary_is_clips() -> None:
     assert tokenizer("a photo of a cat").input_ids == [49406, 320, 1125, 539, 320, 2368, 49407]
 
 
-def test_without_tokenizers_beside_the_model_the_shipped_ones_serve_and_the_second_pads_with_0(tmp_path: Path) -> None:
+def test_the_shipped_tokenizers_are_used_by_default_and_the_second_pads_with_0(tmp_path: Path) -> None:
     first, second = tokenizers(tmp_path, None, 49408)
     assert (first.pad_token_id, second.pad_token_id) == (49407, 0)
 
@@ -53,7 +53,7 @@ def test_tokenizers_are_found_in_the_cache_folder_of_sd_scripts(components: Comp
     assert [len(tokenizer) for tokenizer in found] == [size, size]
 
 
-def test_states_are_those_of_diffusers(components: Components) -> None:
+def test_states_match_diffusers(components: Components) -> None:
     pipeline = pipeline_of(components)
     with torch.no_grad():
         ours = encode_text(components, tokenize(components, [*map(Caption, CAPTIONS)], TextOptions.of(settings())))
@@ -64,7 +64,7 @@ def test_states_are_those_of_diffusers(components: Components) -> None:
 
 @pytest.mark.parametrize(("clip_skip", "layer"), [(None, -2), (1, -2), (2, -2), (3, -3), (12, -4)])
 def test_clip_skip_reads_an_earlier_layer_but_never_the_last(miniature: Any, clip_skip: int | None, layer: int) -> None:
-    """The miniature's encoders have three layers, so four states; what lies before them is the first."""
+    """The miniature's encoders have three layers, so four states; their input is the first."""
     components = SDXL.open(sdxl_settings(miniature.checkpoint, clip_skip=clip_skip), torch.float32).load()
     with torch.no_grad():
         tokens = tokenize(components, [*map(Caption, CAPTIONS[:1])], TextOptions.of(settings()))
@@ -85,7 +85,7 @@ def test_every_75_tokens_are_a_chunk_and_join_to_one_sequence(
     assert states["pool2"].shape == (3, 128)
 
 
-def test_a_long_caption_goes_on_in_the_next_chunk(components: Components) -> None:
+def test_a_long_caption_continues_in_the_next_chunk(components: Components) -> None:
     tokenizer = components.tokenizers[1]
     start, end = tokenizer.bos_token_id, tokenizer.eos_token_id
     (red,) = tokenizer("red", add_special_tokens=False).input_ids

@@ -1,4 +1,4 @@
-"""Served to others, the page reads and writes in named folders only, and does not tell what lies elsewhere."""
+"""Served to others, the page reads and writes in named folders only, and does not reveal what exists elsewhere."""
 
 import json
 import os
@@ -70,12 +70,12 @@ def test_everything_in_an_allowed_folder_is_allowed(allowed_paths, inside):
         "~",
     ],
 )
-def test_what_leads_elsewhere_is_refused_by_the_options_name(allowed_paths, inside, path):
+def test_a_path_that_leads_elsewhere_is_refused_by_the_options_name(allowed_paths, inside, path):
     with pytest.raises(ValueError, match=f"^output_dir: '.*' is {OUTSIDE}; start the GUI with --allowed_path"):
         allowed_paths.check("output_dir", os.path.join(inside.parent, path) if path != ".." else inside / "..")
 
 
-def test_links_are_followed_and_not_written_over(allowed_paths, inside):
+def test_links_are_followed_and_not_overwritten(allowed_paths, inside):
     outside = inside.parent
     (outside / "secret.toml").write_text("")
     (inside / "file.toml").symlink_to(outside / "secret.toml")
@@ -85,7 +85,7 @@ def test_links_are_followed_and_not_written_over(allowed_paths, inside):
     (outside / "into").symlink_to(inside / "real.toml")
     for path in ("file.toml", "folder", "folder/secret.toml", "folder/new.toml", "folder/inside/../x", "own/folder/x"):
         assert not allowed_paths.holds(inside / path), path
-    assert not allowed_paths.holds(outside / "into")  # saving would put a file in the place of the link
+    assert not allowed_paths.holds(outside / "into")  # saving would replace the link by a file
     assert allowed_paths.holds(inside / "own/own/x")
 
 
@@ -129,7 +129,7 @@ def settings_of(values: dict[str, Any]) -> list[str]:
     )
 
 
-def test_every_option_that_names_a_path_is_looked_at():
+def test_every_option_that_names_a_path_is_checked():
     options = {o.name: o for s in SCRIPTS for g in s.groups for o in each_option(g)}
     paths = {name: o for name, o in options.items() if o.path}
     assert len(paths) > 15
@@ -195,7 +195,7 @@ def test_a_metadata_file_names_images_in_allowed_folders_only(allowed_paths, ins
     assert EVERYWHERE.problem("in_json", written("/etc/secret.png")) is None
 
 
-def test_control_images_lie_in_allowed_folders_only(allowed_paths, inside):
+def test_control_images_must_be_in_allowed_folders(allowed_paths, inside):
     prompts, listed, config = inside / "p.txt", inside / "l.jsonl", inside / "d.toml"
     for place, why in ((inside / "before.png", None), (Path("/etc/before.png"), OUTSIDE)):
         prompts.write_text(f"a cat --ci {place}\n")
@@ -276,7 +276,7 @@ def test_advice_does_not_reveal_a_model_outside(inside, flux_miniature):
 
 @pytest.fixture
 def tool(tmp_path: Path) -> Callable[..., Any]:
-    """Return a tool of the page, and a function that says what its fields would send, some of them typed."""
+    """Return a tool of the page, and a function that returns its fields' values, some of them typed."""
 
     def make(kind: type[FolderHelper | MetadataSteps], allowed_paths: AllowedPaths = EVERYWHERE) -> Any:
         with gr.Blocks():
@@ -329,7 +329,7 @@ def served(words: str) -> AllowedPaths:
     return command.allowed_paths(command.parser().parse_args(words.split()))
 
 
-def test_how_the_page_is_served_decides_what_is_allowed(tmp_path, monkeypatch):
+def test_the_way_the_page_is_served_decides_the_allowed_folders(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert served("") == EVERYWHERE
     assert served(f"--allowed_path {tmp_path}") == EVERYWHERE

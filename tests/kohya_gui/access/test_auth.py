@@ -48,7 +48,7 @@ pytestmark = pytest.mark.run
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 NOTHING = {401, 403, 404, 405, 413}
 GIVEN = {"event_id": "1", "run": "1", "component_id": "1", "ext": "ts", "id": "1", "number": "0", "size": "64"}
-"""What stands in the place of a route's parameters; other texts are `x`."""
+"""Values of a route's parameters; other texts are `x`."""
 NOT_PROXIED = ("no_proxy", "NO_PROXY")
 PARAMETER = r"\{(\w+)(?::\w+)?\}"
 TEXT = r"\{\w+(?::path)?\}"
@@ -80,7 +80,7 @@ class Server:
             sent.setdefault("Content-Type", "application/x-www-form-urlencoded")
         if self.cookie:
             sent["Cookie"] = self.cookie
-        if body is not None or "Content-Length" in sent:  # of which the server may leave a part unread
+        if body is not None or "Content-Length" in sent:  # the server may leave a part of it unread
             connection = self._connection()
             try:
                 return self._ask(connection, method, path, body, sent)
@@ -121,11 +121,11 @@ class Server:
 
     @property
     def token(self) -> str:
-        """What the address holds that the GUI printed."""
+        """The query of the address that the GUI printed."""
         return (state_folder() / "token").read_text().strip()
 
     def routes(self) -> list[Any]:
-        """Every route of the page, those of included routers too."""
+        """Every route of the page, including included routers'."""
         found, waiting = [], list(self.app.routes)
         while waiting:
             route = waiting.pop()
@@ -136,7 +136,7 @@ class Server:
         return found
 
     def paths(self) -> list[str]:
-        """The path of every route, with something in the place of each parameter."""
+        """The path of every route, with a value for each parameter."""
         return [filled(route.path) for route in self.routes()]
 
     def paths_with(self, text: str) -> set[str]:
@@ -248,7 +248,7 @@ def test_the_login_page_reveals_nothing_of_the_page():
     assert not [word for word in WORDS_OF_A_PAGE if word in LOGIN_PAGE.encode()]
 
 
-def test_a_session_that_nobody_was_given_opens_nothing(locked):
+def test_an_unknown_session_opens_nothing(locked):
     assert locked.log_in("open sesame") == 200
     name, locked.cookie = locked.cookie.partition("=")[0], ""
     for value in ("", "x", "None", "null", "undefined", "..", "../token", "a" * 2000):
@@ -268,7 +268,7 @@ def test_login_opens_the_page_and_all_its_requests(logged_in):
     assert logged_in.ask("GET", "/studio/board")[0] == 200
 
 
-def test_after_the_log_out_the_session_is_worth_nothing(locked):
+def test_after_log_out_the_session_is_invalid(locked):
     locked.log_in("open sesame")
     assert locked.ask("GET", "/config")[0] == 200
     locked.ask("GET", "/logout")
@@ -276,7 +276,7 @@ def test_after_the_log_out_the_session_is_worth_nothing(locked):
     locked.cookie = ""
 
 
-def test_routes_that_the_page_makes_no_use_of_are_not_there(logged_in):
+def test_unused_gradio_routes_are_removed(logged_in):
     unused = [path for path in logged_in.paths() if path.startswith(NOT_OURS)]
     assert len(unused) > 20
     for path in unused:
@@ -284,7 +284,7 @@ def test_routes_that_the_page_makes_no_use_of_are_not_there(logged_in):
             assert logged_in.ask(method, path) == (404, b"")
 
 
-def test_no_route_gives_a_file_from_elsewhere(logged_in, tmp_path, state):
+def test_no_route_serves_a_file_from_elsewhere(logged_in, tmp_path, state):
     secret = tmp_path / "secret.json"
     secret.write_text(f'["{SECRET}"]')
     cache = state / "gradio"
@@ -329,7 +329,7 @@ def test_the_proxy_of_the_environment_is_not_in_the_way(open_):
 
 
 @pytest.mark.parametrize("spared", [{}, {"no_proxy": "intern.example"}])
-def test_what_is_not_asked_through_a_proxy_is_known_only_while_the_page_starts(monkeypatch, spared):
+def test_proxy_exceptions_apply_only_while_the_page_starts(monkeypatch, spared):
     for name in NOT_PROXIED:
         monkeypatch.delenv(name, raising=False)
     for name, value in spared.items():
@@ -340,7 +340,7 @@ def test_what_is_not_asked_through_a_proxy_is_known_only_while_the_page_starts(m
     assert {name: os.environ[name] for name in NOT_PROXIED if name in os.environ} == spared
 
 
-def test_behind_a_proxy_its_name_counts_and_nowhere_else(open_, state):
+def test_a_forwarded_host_name_counts_only_behind_a_proxy(open_, state):
     told = {"Origin": "https://my.site", "X_Forwarded_Host": "my.site"}
     assert open_.ask("GET", "/config", **told)[0] == 403
     proxied = Door(open_, "--root_path", "https://other.site/studio", "--no-token")
@@ -355,13 +355,13 @@ def test_behind_a_proxy_its_name_counts_and_nowhere_else(open_, state):
         proxied.close()
 
 
-def test_a_link_on_another_site_leads_to_the_page_and_no_deeper(open_):
+def test_a_link_on_another_site_opens_only_the_page(open_):
     assert open_.ask("GET", "/", Sec_Fetch_Site="cross-site")[0] == 200
     assert open_.ask("GET", "/config", Sec_Fetch_Site="cross-site")[0] == 403
     assert open_.ask("GET", "/logout", Sec_Fetch_Site="same-site")[0] == 403
 
 
-def test_what_changes_a_run_must_say_that_it_comes_from_the_page(open_):
+def test_requests_that_change_a_run_must_come_from_the_page(open_):
     status, content = open_.ask("POST", "/studio/queue")
     assert status == 403
     assert b"X-Studio" in content
@@ -369,13 +369,13 @@ def test_what_changes_a_run_must_say_that_it_comes_from_the_page(open_):
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:7860", "127.0.0.1.evil.example", "", "[::1].evil.com"])
-def test_served_to_this_machine_alone_no_other_name_is_answered(open_, host):
+def test_a_local_page_answers_no_other_host_name(open_, host):
     status, content = open_.ask("GET", "/", Host=host)
     assert status in (400, 403)
     assert b"gradio" not in content
 
 
-def test_its_own_names_are_answered(open_):
+def test_requests_to_its_own_host_names_are_answered(open_):
     for host in OWN_NAMES:
         assert open_.ask("GET", "/theme.css", Host=f"{host}:{open_.port}")[0] == 200
 
@@ -389,7 +389,7 @@ def test_every_response_forbids_framing_and_sniffing(open_):
         assert headers["Referrer-Policy"] == "same-origin"
 
 
-def test_the_page_runs_the_scripts_that_it_was_sent_with_and_no_other(open_):
+def test_the_page_runs_only_the_scripts_it_was_sent_with(open_):
     _, headers, _ = open_.ask_fully("GET", "/")
     policy = headers["Content-Security-Policy"]
     assert "script-src-attr 'none'" in policy
@@ -440,7 +440,7 @@ def test_wrong_passwords_make_the_next_guess_wait_longer():
     guesses = LoginThrottle(now=lambda: clock[0])
     assert [guesses.wait("a") for _ in range(FREE_GUESSES + 1)] == [0.0] * (FREE_GUESSES + 1)
     assert guesses.wait("a") == 1.0
-    assert guesses.wait("b") == 0.0  # another one is not made to wait
+    assert guesses.wait("b") == 0.0  # a different one does not wait
     waits = []
     for _ in range(10):
         clock[0] += (left := guesses.wait("a"))
@@ -465,7 +465,7 @@ def test_wrong_guesses_have_to_wait_and_the_right_password_works_afterwards(lock
     while (status := locked.log_in("wrong")) == 400:
         pass
     assert status == 429
-    assert locked.log_in("open sesame") == 429  # the right one waits too: else the answer would tell it
+    assert locked.log_in("open sesame") == 429  # the right one waits too: else the answer would reveal it
 
 
 def test_a_login_that_is_longer_than_a_password_is_not_read(tokened):
@@ -555,7 +555,7 @@ def test_token_and_sessions_survive_a_restart(open_):
         second.close()
 
 
-def test_what_others_may_not_read_is_closed_to_them(state, tokened):
+def test_private_files_are_closed_to_other_accounts(state, tokened):
     tokened.ask("GET", f"/?token={tokened.token}")
     folder = state_folder()
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -563,7 +563,7 @@ def test_what_others_may_not_read_is_closed_to_them(state, tokened):
     assert {stat.S_IMODE(file.stat().st_mode) for file in (folder / "sessions").iterdir()} == {0o600}
 
 
-def test_gradio_keeps_its_files_where_no_other_account_can_stand_in_the_way(tmp_path, monkeypatch):
+def test_gradio_keeps_its_files_out_of_reach_of_other_accounts(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setenv("GRADIO_TEMP_DIR", "")
     command.prepare_state_folder()
@@ -584,7 +584,7 @@ def test_an_unusable_state_folder_is_reported_by_name(tmp_path, monkeypatch, cap
     assert "--listen" not in told
 
 
-def test_the_browser_is_led_to_the_address_by_a_file_that_nobody_else_can_read(state, monkeypatch):
+def test_the_browser_gets_the_address_from_a_private_file(state, monkeypatch):
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", opened.append)
     monkeypatch.setattr(Path, "is_dir", lambda path: str(path) != "/snap/bin")
@@ -597,7 +597,7 @@ def test_the_browser_is_led_to_the_address_by_a_file_that_nobody_else_can_read(s
     assert stat.S_IMODE(leading.stat().st_mode) == 0o600
 
 
-def test_a_session_ends_by_itself_at_the_log_out_and_with_its_password(tmp_path):
+def test_a_session_ends_by_timeout_log_out_or_a_changed_password(tmp_path):
     clock = [1e9]
     mine = Sessions(tmp_path, Credential("password", "old", "me"), now=lambda: clock[0])
     id, other = mine.begin(), mine.begin()
@@ -714,7 +714,7 @@ BROKEN_CALLS = {
     "no such function": call(fn_index=99_999),
     "function below none": call(fn_index=-1),
     "function beyond 64 bits": call(fn_index=10**25),
-    "function that is no number": call(fn_index=True),
+    "function that is not a number": call(fn_index=True),
     "too few values": call(),
     "no session": call(session_hash=None),
     "empty session": call(session_hash=""),
@@ -742,7 +742,7 @@ def test_a_broken_body_is_answered_as_a_client_error(open_):
     assert wrong == []
 
 
-def test_what_the_page_itself_asks_of_its_functions_is_answered(open_):
+def test_the_pages_own_requests_are_answered(open_):
     config = open_.app.get_blocks().get_config_file()
     values = {each["id"]: each["props"].get("value") for each in config["components"]}
     asked = [each for each in config["dependencies"] if each["queue"] is False and each["backend_fn"]][:20]
@@ -758,7 +758,9 @@ def flags_of(words: str) -> Any:
     return command.parser().parse_args(words.split())
 
 
-def test_the_password_comes_by_environment_file_or_question_and_by_a_word_with_a_warning(tmp_path, monkeypatch, capsys):
+def test_the_password_can_come_from_environment_file_or_prompt_and_from_the_command_line_with_a_warning(
+    tmp_path, monkeypatch, capsys
+):
     file = tmp_path / "password"
     file.write_text("of the file\nsecond line")
     file.chmod(0o600)
@@ -789,14 +791,14 @@ def test_the_password_comes_by_environment_file_or_question_and_by_a_word_with_a
         ("", {"STUDIO_TOKEN": "with a space"}, "STUDIO_TOKEN: must have at least 8 characters"),
     ],
 )
-def test_ways_to_log_in_that_do_not_go_together_are_reported(monkeypatch, words, environment, why):
+def test_conflicting_ways_to_log_in_are_reported(monkeypatch, words, environment, why):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert why in (command.refusal(flags_of(words)) or "")
 
 
 @pytest.mark.parametrize("made", ["missing", "empty", "binary"])
-def test_a_password_file_that_holds_no_password_is_reported(tmp_path, capsys, made):
+def test_a_password_file_without_a_password_is_reported(tmp_path, capsys, made):
     file = tmp_path / "password"
     if made != "missing":
         file.write_bytes(b"\xff\xfe" if made == "binary" else b"\n")
@@ -804,7 +806,7 @@ def test_a_password_file_that_holds_no_password_is_reported(tmp_path, capsys, ma
     assert capsys.readouterr().err.splitlines()[-1].startswith("--password")
 
 
-def test_a_chosen_token_counts_and_is_not_inherited(state, monkeypatch):
+def test_a_chosen_token_is_used_and_not_inherited(state, monkeypatch):
     monkeypatch.setenv("STUDIO_TOKEN", "of-the-environment")
     assert command.credential(flags_of("--listen 0.0.0.0")).secret == "of-the-environment"
     assert "STUDIO_TOKEN" not in os.environ

@@ -1,5 +1,5 @@
 """Requests that no page sends: each JSON route answers any value, of any type, with a status below 500 and a sentence
-that names what is wrong."""
+that names the problem."""
 
 import json
 import os
@@ -140,7 +140,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory, allowed: Path) -> Iterator
 
 
 def problems(browser: TestClient, path: str, body: dict[str, Any], odd: str) -> list[str]:
-    """Return what is wrong with the answer to a body with this value."""
+    """Return the problem of the answer to a body with this value."""
     told = f"{path} {str(body)[:80]} {odd[:40]}"
     try:
         answer = browser.post(f"/studio/{path}", content=json.dumps(body).replace(f'"{HERE}"', odd))
@@ -170,7 +170,7 @@ def test_a_form_with_values_of_any_type_is_answered(browser: TestClient, path: s
 
 
 @pytest.mark.parametrize("path", FORMS)
-def test_a_form_that_is_none_is_answered(browser: TestClient, path: str) -> None:
+def test_a_malformed_form_is_answered(browser: TestClient, path: str) -> None:
     body = FORMS[path][0]
     bodies = [{**body, key: HERE} for key in body]
     assert [why for body in bodies for odd in ODD for why in problems(browser, path, body, odd)] == []
@@ -202,7 +202,7 @@ def test_a_query_of_any_text_is_answered(browser: TestClient, text: str) -> None
             assert browser.get(path, params=dict.fromkeys(names, text)).status_code < 500, path
 
 
-def test_half_a_character_is_named_by_routes_of_gradio_too() -> None:
+def test_a_lone_surrogate_is_named_by_gradio_routes_too() -> None:
     for body, told in (
         (b'{"data": ["\\ud800"]}', "data: contains characters that are not valid Unicode; type it again"),
         (b'{"data": [NaN], "fn_index": 1}', "data: not a finite number; type it again"),
@@ -213,7 +213,7 @@ def test_half_a_character_is_named_by_routes_of_gradio_too() -> None:
         assert (answer.status_code, json.loads(answer.body)["error"]) == (422, told)
 
 
-def test_an_answer_with_what_json_cannot_hold_loses_only_that() -> None:
+def test_an_answer_drops_only_the_values_json_cannot_represent() -> None:
     answer = Answer({"a\udcff.png": [float("nan"), {"b": float("inf")}], "c": ("d\ud800", 1.5, None)})
     assert json.loads(answer.body) == {"a?.png": [None, {"b": None}], "c": ["d?", 1.5, None]}
 
@@ -234,7 +234,7 @@ def test_a_run_whose_files_are_pipes_is_shown_without_waiting(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("odd", ["5", "null", '"x"', "[]", '{"loss": "a", "ema": []}', '{"loss": 1e400, "file": 5}'])
-def test_a_comparison_that_others_wrote_costs_only_itself(browser: TestClient, odd: str) -> None:
+def test_a_foreign_comparison_affects_nothing_else(browser: TestClient, odd: str) -> None:
     folder = Path(browser.get("/studio/board").json()["runs"][0]["folder"]) / FOLDER
     folder.mkdir(exist_ok=True)
     lists = {key: [HERE] for key in ("checkpoints", "strengths", "prompts", "cells")}

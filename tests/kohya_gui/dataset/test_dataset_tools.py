@@ -1,4 +1,4 @@
-"""The page's tools for datasets: nothing is lost or overwritten, and what they make is what training reads."""
+"""The page's tools for datasets: nothing is lost or overwritten, and training reads their results."""
 
 import json
 import time
@@ -54,7 +54,7 @@ def told(arranged: Arranged) -> list[str]:
     return [text for copied in arranged.copied for text in copied.warnings()]
 
 
-def test_what_is_copied_is_what_training_reads(source: Path, concept: Concept) -> None:
+def test_copied_files_are_the_ones_training_reads(source: Path, concept: Concept) -> None:
     before = content(source)
     make_image(source.parent / "cats/x.png")
     done = arrange(replace(concept, regularisation_images=str(source.parent / "cats"), regularisation_repeats=2))
@@ -109,7 +109,7 @@ def test_a_caption_that_was_edited_in_the_destination_stays(source: Path, concep
     arrange(concept)
     caption = source.parent / "data/img/10_sks cat/a.txt"
     caption.write_text("edited by hand")
-    assert told(arrange(concept)) == ["a.txt already exists with another text and was kept"]
+    assert told(arrange(concept)) == ["a.txt already exists with a different text and was kept"]
     assert caption.read_text() == "edited by hand"
 
 
@@ -125,7 +125,7 @@ def test_files_that_cannot_be_copied_are_reported_and_the_rest_is_copied(source:
     assert not list(target.glob("*.part"))
 
 
-def test_what_will_not_be_trained_as_meant_is_reported(source: Path, concept: Concept) -> None:
+def test_images_that_will_not_be_trained_as_intended_are_reported(source: Path, concept: Concept) -> None:
     make_image(source / "more/d.png")
     (source.parent / "data/img/40_sks cat").mkdir(parents=True)
     first, second = told(arrange(concept))
@@ -153,7 +153,7 @@ def test_what_will_not_be_trained_as_meant_is_reported(source: Path, concept: Co
         ({"destination": "file/data"}, "destination: '.*' cannot be created .Not a directory."),
     ],
 )
-def test_a_mistake_is_one_sentence_and_nothing_is_made(
+def test_a_mistake_is_one_sentence_and_nothing_is_created(
     source: Path, concept: Concept, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], sentence: str
 ) -> None:
     monkeypatch.chdir(source.parent)
@@ -240,7 +240,7 @@ def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunQueue:
     return RunQueue(RunStore(tmp_path / "runs.sqlite"))
 
 
-def test_latents_wait_for_the_run_that_is_on(source: Path, queue: RunQueue, tmp_path: Path) -> None:
+def test_latents_wait_for_the_active_run(source: Path, queue: RunQueue, tmp_path: Path) -> None:
     row = queue.store.add(RunFolder(tmp_path / "run"), name="cat", gpus=gpu_set("", sees_no_gpu()))
     queue.store.update(row.id, state="running")
     job, asked = LatentsJob(queue), Gathering(image_folder=str(source))
@@ -312,7 +312,7 @@ def test_the_page_prepares_latents_in_a_process_of_its_own(miniature: Any, sourc
         ({"state": "failed", "failure": {"error": "vae: is <not> there"}}, "vae: is &lt;not&gt; there"),
     ],
 )
-def test_the_page_shows_how_far_a_preparation_is(state: dict[str, Any], shown: str) -> None:
+def test_the_page_shows_the_progress_of_a_preparation(state: dict[str, Any], shown: str) -> None:
     assert shown in latents_view(RunState(**state), Path("meta_lat.json"))
 
 
@@ -338,7 +338,7 @@ def test_a_refusal_of_a_tool_links_to_its_field_or_the_forms(source: Path, queue
     )
 
 
-def test_the_tools_fill_in_what_the_tab_has(source: Path, concept: Concept, queue: RunQueue) -> None:
+def test_the_tools_are_filled_in_from_the_tab(source: Path, concept: Concept, queue: RunQueue) -> None:
     names = ["train_data_dir", "reg_data_dir", "output_dir", "logging_dir", "in_json", "cache_latents_to_disk"]
     names.append("caption_extension")
     with gr.Blocks():

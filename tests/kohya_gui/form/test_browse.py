@@ -1,4 +1,4 @@
-"""The dialog for files and folders lists what the page may touch, and nothing else."""
+"""The dialog for files and folders lists only allowed paths."""
 
 import pytest
 from starlette.applications import Starlette
@@ -16,7 +16,7 @@ def folder(tmp_path):
     return tmp_path / "models"
 
 
-def test_folders_and_the_files_that_fit_a_field(folder):
+def test_folders_and_matching_files_are_listed_for_a_field(folder):
     told = listing(str(folder), "vae", EVERYWHERE)
     assert (told["folders"], told["files"], told["takes_folder"]) == (["deep"], ["a.safetensors", "B.CKPT"], True)
     assert listing(str(folder), "file", EVERYWHERE)["files"] == ["run.toml"]

@@ -1,4 +1,4 @@
-"""What is typed into a field is checked when the field is left."""
+"""Text typed into a field is checked when the field is left."""
 
 from typing import Any
 

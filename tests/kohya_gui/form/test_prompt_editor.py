@@ -1,4 +1,4 @@
-"""The prompts of samples are edited in the page, and what is said of them is what the training will do."""
+"""The prompts of samples are edited in the page, and their descriptions match the training."""
 
 import os
 from pathlib import Path
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.run
 
 
 class Page:
-    """The editor with the controls of a form, and what a browser would hold of them."""
+    """The editor with the controls of a form, and a browser's copy of them."""
 
     def __init__(self, allowed_paths: AllowedPaths, queue: RunQueue, **values: str) -> None:
         with gr.Blocks():
@@ -55,7 +55,7 @@ class Page:
         self._took(self.editor._shut())
 
     def _took(self, updates: dict[Any, Any]) -> str:
-        """What the page says after it has taken these updates."""
+        """The page's messages after these updates."""
         self.data |= {c: value for c, value in updates.items() if c in self.data}
         return updates[self.editor._message]
 
@@ -96,7 +96,7 @@ def test_prompts_that_are_in_no_file_yet_are_edited_and_saved_into_one(page, tmp
     assert page.data[page.form.prompts] == ""
 
 
-def test_a_file_that_is_named_is_edited_where_it_is(page, tmp_path):
+def test_a_named_file_is_edited_in_place(page, tmp_path):
     place = tmp_path / "mine.json"
     place.write_text('["a cat"]\n')
     page.set(sample_prompts=f'"{place}"')
@@ -107,7 +107,7 @@ def test_a_file_that_is_named_is_edited_where_it_is(page, tmp_path):
     assert place.read_text() == '["a cat", "a dog"]\n'
 
 
-def test_what_cannot_be_read_as_prompts_is_not_saved(page, tmp_path):
+def test_text_that_cannot_be_read_as_prompts_is_not_saved(page, tmp_path):
     place = tmp_path / "mine.toml"
     place.write_text('[[prompt.subset]]\nprompt = "a cat"\n')
     page.set(sample_prompts=str(place))
@@ -121,7 +121,7 @@ def test_what_cannot_be_read_as_prompts_is_not_saved(page, tmp_path):
     assert page.text == "prompt = 3"
 
 
-def test_prompts_that_somebody_else_wrote_meanwhile_are_written_over_at_the_second_click_only(page, tmp_path):
+def test_prompts_changed_on_disk_are_overwritten_only_at_the_second_click(page, tmp_path):
     page.open()
     page.write("a cat")
     page.save()
@@ -142,7 +142,7 @@ def test_a_file_that_was_not_opened_is_overwritten_only_after_a_second_save(page
     assert (tmp_path / "other.txt").read_text() == "kept\n"
 
 
-def test_what_is_written_and_not_saved_survives_closing(page):
+def test_unsaved_text_survives_closing(page):
     page.open()
     page.write("half a tho")
     page.close()
@@ -172,13 +172,13 @@ def test_a_file_that_cannot_be_edited_is_refused_in_one_sentence(page, tmp_path,
     assert why in page.save()
 
 
-def test_an_output_name_that_leads_outside_is_refused_for_prompts(tmp_path):
+def test_an_output_name_that_escapes_the_folder_is_refused_for_prompts(tmp_path):
     with pytest.raises(ValueError, match=r"output_name: .* outside the allowed folders"):
         prompt_file({"output_dir": str(tmp_path), "output_name": "../../x"}, AllowedPaths.within([tmp_path]))
     assert saved_text(tmp_path / "none.txt") == ""
 
 
-def test_each_prompt_is_said_in_words():
+def test_each_prompt_is_described_in_words():
     text = "a <b> cat --w 768 --h 1024 --d 7 --s 20 --l 5 --n bad --ss euler_a\n# no\n\na dog"
     said = meaning(text, Path("x.txt"), "sdxl", "ddim")
     assert "a &lt;b&gt; cat" in said
@@ -202,11 +202,11 @@ def test_each_prompt_is_said_in_words():
         ("a --ss best", "sdxl", "unknown sampler best"),
     ],
 )
-def test_what_is_not_as_it_may_be_meant_is_reported(line, family, why):
+def test_likely_mistakes_are_reported(line, family, why):
     assert why in meaning(line, Path("x.txt"), family, "ddim")
 
 
-def test_the_steps_and_scale_of_flux_are_its_own():
+def test_flux_has_its_own_steps_and_scale():
     assert "20 steps, random seed, guidance 2.5, CFG 3, negative prompt: bad" in meaning(
         "a --g 2.5 --l 3 --n bad", Path("x.txt"), "flux", ""
     )
@@ -216,11 +216,11 @@ def test_every_option_of_the_family_can_be_added():
     for family in ("sdxl", "flux"):
         offered = {option.letters for option in LINE_OPTIONS if f'data-insert="{option.letters}"' in inserts(family)}
         assert offered == {option.letters for option in LINE_OPTIONS if option.works_with(card_of(family).capabilities)}
-    for option in LINE_OPTIONS:  # an example means what it says
+    for option in LINE_OPTIONS:  # an example is valid
         assert option.match(f"{option.letters} {option.example}")
 
 
-def test_the_page_asks_while_one_writes():
+def test_the_page_checks_while_typing():
     options = {o.name: o for group in SDXL_LORA.groups for o in each_option(group)}
     client = TestClient(Starlette(routes=routes({"lora": FieldLinks("lora", options)})))
     asked = {"tab": "lora", "text": "a cat --w 64", "file": "", "family": "sdxl", "sampler": "ddim"}

@@ -1,4 +1,4 @@
-"""Comparing checkpoints from the page: what its form offers and refuses, and what it shows of a result."""
+"""Comparing checkpoints from the page: the choices and refusals of its form, and the shown result."""
 
 import copy
 import json
@@ -28,7 +28,7 @@ LOSSES = (0.5, 0.302, 0.3)
 
 
 class Studio:
-    """A run with three files, as a browser reaches it; `state` is that of the run."""
+    """A run with three files, as a browser reaches it; `state` is the run's."""
 
     def __init__(self, folder: Path, allowed: AllowedPaths = EVERYWHERE, state: Any = "finished") -> None:
         self.queue = RunQueue(RunStore(folder / "runs.sqlite"))
@@ -51,7 +51,7 @@ class Studio:
         self.browser = TestClient(Starlette(routes=served))
 
     def restarted(self) -> "Studio":
-        """Return what the next GUI shows of the same list of runs."""
+        """Return the next GUI's view of the same list of runs."""
         studio = copy.copy(self)
         studio.queue = RunQueue(RunStore(self.queue.store.path))
         studio._serve(EVERYWHERE)
@@ -79,7 +79,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, str(tmp_path / "state"))
 
 
-def test_the_form_offers_the_files_that_are_there(tmp_path: Path) -> None:
+def test_the_form_offers_the_existing_files(tmp_path: Path) -> None:
     studio = Studio(tmp_path)
     studio.files[1].unlink()
     offered = studio.get("checkpoints").json()
@@ -89,7 +89,7 @@ def test_the_form_offers_the_files_that_are_there(tmp_path: Path) -> None:
     assert offered["fields"].keys() == {*FORM} - {"sampler"}  # FLUX.1 has one sampler
     for file in studio.files:
         file.unlink(missing_ok=True)
-    assert studio.get("checkpoints").json()["error"] == "cat: none of the files that it saved is there any more"
+    assert studio.get("checkpoints").json()["error"] == "cat: the files that it saved no longer exist"
 
 
 def test_mistakes_in_a_comparison_are_one_sentence_each(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def typed(miniature: Any, folder: Path, **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("warm_python")
-def test_the_process_answers_requests_and_makes_way_for_a_run(tab: Tab, flux_miniature: Any, tmp_path: Path) -> None:
+def test_the_process_answers_requests_and_gives_way_to_a_run(tab: Tab, flux_miniature: Any, tmp_path: Path) -> None:
     values = typed(flux_miniature, tmp_path)
     assert tab.post(family="flux", values={**values, "images_per_prompt": "2"}).status_code == 200
     first = tab.over()
@@ -152,8 +152,8 @@ def test_the_process_answers_requests_and_makes_way_for_a_run(tab: Tab, flux_min
         ({"prompt": ""}, "prompt: not set"),
         ({"width": "100"}, "prompt: width 100 is not a multiple of 16; choose 96 or 112"),
         ({"steps": "many"}, "steps: 'many' is not a whole number"),
-        ({"ae": "/nowhere"}, "ae: there is no file or folder '/nowhere'"),
-        ({"lora_weights": "/nowhere"}, "lora_weights: there is no file '/nowhere'"),
+        ({"ae": "/nowhere"}, "ae: file or folder not found: '/nowhere'"),
+        ({"lora_weights": "/nowhere"}, "lora_weights: file not found: '/nowhere'"),
     ],
 )
 def test_a_wrong_form_is_refused_before_anything_starts(
@@ -180,7 +180,7 @@ time.sleep(600)
 
 
 @pytest.mark.usefixtures("warm_python")
-def test_the_page_of_a_restarted_gui_shows_what_is_still_being_generated(
+def test_the_page_of_a_restarted_gui_shows_unfinished_images(
     flux_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -312,10 +312,10 @@ def test_parameters_survive_a_png_and_the_webuis_are_read(tmp_path: Path, tab: T
     }
     assert tab.post("/read", chunks={"parameters": OF_WEBUI}).json()["values"]["image_seed"] == "42"
     answer = tab.post("/read", chunks={"Software": "GIMP"})
-    assert answer.json()["error"].startswith("The image holds no parameters")
+    assert answer.json()["error"].startswith("The image contains no parameters")
 
 
-def test_an_image_that_no_form_could_have_made_still_fills_what_fits() -> None:
+def test_an_image_that_no_form_could_have_made_still_fills_matching_fields() -> None:
     told = as_form({"prompt": 3, "width": "wide", "family": "unknown", "adapters": "none", "seed": None})
     assert told["family"] is None
     assert told["values"]["prompt"] == "3"
@@ -355,7 +355,7 @@ def test_the_last_adapter_of_each_run_of_the_family_is_offered_newest_first(tab:
     assert elsewhere.get("/adapters?family=flux").json() == []
 
 
-def test_try_it_fills_in_what_a_run_trained(tab: Tab, flux_miniature: Any, tmp_path: Path) -> None:
+def test_try_it_fills_in_the_trained_file(tab: Tab, flux_miniature: Any, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("a dog\na cat --ci /before/cat.png --ci /before/style.png\n")
     run = new_run_folder(tmp_path / "runs", "cat")
@@ -383,7 +383,7 @@ def test_try_it_fills_in_what_a_run_trained(tab: Tab, flux_miniature: Any, tmp_p
     assert told["values"] == {**files, "prompt": "a cat", "width": 320, "height": 192, "image_seed": "9"}
     assert told["controls"] == ["/before/cat.png", "/before/style.png"]
     saved.unlink()
-    assert "none of its files is there any more" in tab.get(f"/run/{id}").json()["error"]
+    assert "its files no longer exist" in tab.get(f"/run/{id}").json()["error"]
 
 
 @pytest.mark.parametrize("script", GENERATE_SCRIPTS, ids=lambda script: script.family)

@@ -40,7 +40,7 @@ def command(*, cpu: bool = False, **values: object) -> LaunchCommand:
     ],
     ids=["plain", "compiled", "one of the GPUs", "all GPUs"],
 )
-def test_command_and_environment_are_those_of_accelerate_launch(values: dict[str, object]) -> None:
+def test_command_and_environment_match_accelerate_launch(values: dict[str, object]) -> None:
     built = command(**values)
     flags, _, _ = _validate_launch_command(launch_command_parser().parse_args(built.argv[2:]))
     argv, environment = prepare_simple_launcher_cmd_env(flags)
@@ -49,7 +49,7 @@ def test_command_and_environment_are_those_of_accelerate_launch(values: dict[str
     assert (built.started.argv, ours) == (argv, added)
 
 
-def test_secrets_reach_it_too() -> None:
+def test_secrets_reach_a_directly_started_run_too() -> None:
     assert command(wandb_api_key="key").started.environment["WANDB_API_KEY"] == "key"
 
 
@@ -64,19 +64,19 @@ def test_secrets_reach_it_too() -> None:
     ],
     ids=["two processes", "without a GPU", "two machines", "more arguments", "GPUs of another kind"],
 )
-def test_what_only_accelerate_knows_is_left_to_it(values: dict[str, object], cpu: bool) -> None:
+def test_options_only_accelerate_knows_are_left_to_it(values: dict[str, object], cpu: bool) -> None:
     built = command(cpu=cpu, **values)
     assert built.started == (built.argv, built.environment)
 
 
-def test_a_file_of_accelerate_config_is_left_to_it(tmp_path: Path) -> None:
+def test_a_config_file_of_accelerate_is_left_to_it(tmp_path: Path) -> None:
     assert command().started.argv[0] == sys.executable
     (tmp_path / "accelerate").mkdir()
     (tmp_path / "accelerate" / "default_config.yaml").write_text("debug: true\n")
     assert command().started == (command().argv, {})
 
 
-def test_that_file_is_looked_for_where_accelerate_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_accelerate_config_file_is_searched_in_the_same_places(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()  # accelerate read the environment when it was imported
     assert default_config() == Path(default_config_file)
 

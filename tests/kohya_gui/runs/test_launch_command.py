@@ -1,4 +1,4 @@
-"""The command that trains: an argument list that shows what matters and hides what is secret."""
+"""The command that trains: an argument list that shows everything relevant and hides secrets."""
 
 import ast
 import re
@@ -27,7 +27,7 @@ def command(run_dir: Path | None = None, cpu: bool = False, **values) -> LaunchC
     return build(from_values(SDXL_LORA, values), SDXL_LORA, Path("/my runs/cat.toml"), run_dir=run_dir, cpu=cpu)
 
 
-def test_it_starts_the_script_through_accelerate_with_this_python():
+def test_the_command_starts_the_script_through_accelerate_with_this_python():
     argv = command(mixed_precision="bf16").argv
     assert argv[:2] == [str(Path(sys.executable).with_name("accelerate")), "launch"]
     script = next(word for word in argv if word.endswith(".py"))
@@ -54,7 +54,7 @@ def test_each_family_has_its_script():
     }
 
 
-def test_compile_and_what_was_chosen_with_it_are_flags_too():
+def test_compile_and_its_options_are_flags_too():
     chosen = {
         "compile": True,
         "compile_mode": "reduce-overhead",
@@ -116,7 +116,7 @@ def test_several_processes_mean_several_gpus():
     assert "--use_fsdp" in sharded
 
 
-def test_without_the_program_beside_it_python_starts_accelerates_module(monkeypatch):
+def test_without_its_program_next_to_python_accelerate_is_started_as_a_module(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/elsewhere/python")
     assert command().argv[:3] == ["/elsewhere/python", "-m", "accelerate.commands.launch"]
 
@@ -127,14 +127,14 @@ def test_more_accelerate_arguments_keep_their_quotes_together():
     assert argv[script - 4 : script] == ["--rdzv_conf", "a b", "--tee", "C:\\log"]
 
 
-def test_secrets_go_by_environment_only():
+def test_secrets_are_passed_only_by_environment():
     secret = command(wandb_api_key="key", huggingface_token="token")
     assert secret.environment == {"WANDB_API_KEY": "key", "HF_TOKEN": "token"}
     assert not {"key", "token"} & set(secret.argv)
     assert not {"wandb_api_key", "huggingface_token"} & secret.toml.keys()
 
 
-def test_several_processes_without_a_gpu_are_told_to_use_the_cpu():
+def test_several_processes_without_a_gpu_use_the_cpu():
     assert command(num_processes=2, cpu=True).environment == {"ACCELERATE_USE_CPU": "true"}
     assert command(cpu=True).environment == {}
 
@@ -156,7 +156,7 @@ WORDS = [
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a POSIX shell")
 @pytest.mark.parametrize("more", [[], ["two\nlines'", "tab\tand \x1b escape\\"]])
-def test_what_is_pasted_into_a_shell_is_the_words_and_one_line(more):
+def test_a_line_pasted_into_a_shell_keeps_the_words(more):
     argv = [*WORDS, *more]
     line = posix_line([sys.executable, "-c", "import sys; print(ascii(sys.argv[1:]))", *argv])
     assert len(line.splitlines()) == 1
@@ -167,7 +167,7 @@ def test_what_is_pasted_into_a_shell_is_the_words_and_one_line(more):
 def after_cmd(line: str) -> str:
     """What cmd.exe hands to a program; fails where it would take a character for its own."""
     for name in line.split("%")[1:-1]:
-        assert "^" in name  # between two percent signs, such a name is no variable's
+        assert "^" in name  # between two percent signs, such a name does not belong to a variable
     handed, quoted, rest = "", False, iter(line)
     for letter in rest:
         if letter == "^" and not quoted:
@@ -198,12 +198,12 @@ def as_windows_splits(line: str) -> list[str]:
     return words
 
 
-def test_what_is_pasted_into_cmd_is_the_words():
+def test_a_line_pasted_into_cmd_keeps_the_words():
     for word in WORDS:
         assert as_windows_splits(after_cmd(cmd_line(["python.exe", word, "end"]))) == ["python.exe", word, "end"]
 
 
-def test_what_is_pasted_into_powershell_is_quoted_where_it_could_mean_something():
+def test_a_line_pasted_into_powershell_is_quoted_where_needed():
     line = powershell_line(["C:\\Program Files\\python.exe", "-c", "$(calc)", "it's", "\u2019;calc", 'a"b'])
     assert line == "& 'C:\\Program Files\\python.exe' -c '$(calc)' 'it''s' '\u2019\u2019;calc' 'a\\\"b'"
     assert powershell_line(["python.exe", "--x"]) == "python.exe --x"

@@ -1,4 +1,4 @@
-"""What the page asks for while trainings run: the routes, against a real list of runs and real run folders."""
+"""The page's requests while trainings run: the routes, against a real list of runs and real run folders."""
 
 import json
 import os
@@ -55,7 +55,7 @@ class Studio:
         return self.queue.add(PlannedRun(folder=folder, argv=argv, environment={"PYTHONPATH": str(REPO)}, **facts))
 
     def over(self, name: str, tell: Callable[[EventLog], None], **settings: Any) -> int:
-        """A run of the past, with what it told."""
+        """A past run, with its events."""
         run = self.wait(name, **settings)
         log = self.run_folder(run).log()
         tell(log)
@@ -124,7 +124,7 @@ def test_a_short_board_has_the_newest_run_of_each_tab_that_is_over(studio):
     assert [run["name"] for run in studio.get("board?limit=1").json()["runs"]] == ["e", "b"]
 
 
-def test_a_run_is_sent_as_sections_and_again_only_when_it_told_something(studio):
+def test_a_run_is_sent_as_sections_and_again_only_after_new_events(studio):
     run = studio.over("cat", steps(5))
     told = studio.get(f"run/{run}").json()
     assert {"head", "controls", "tiles", "where"} <= told["sections"].keys()
@@ -133,7 +133,7 @@ def test_a_run_is_sent_as_sections_and_again_only_when_it_told_something(studio)
     assert studio.get(f"run/{run}", params={"known": told["known"]}).status_code == 204
 
 
-def test_a_run_that_is_not_on_the_list_is_told_in_a_sentence(studio):
+def test_a_run_that_is_not_on_the_list_is_reported_in_a_sentence(studio):
     for path in ("run/77", "run/77/curves", "run/77/console", "run/77/sample/0", "run/77/file/0"):
         answer = studio.get(path)
         assert (answer.status_code, answer.json()) == (404, {"error": "This run is no longer in the list"})
@@ -155,7 +155,7 @@ HOSTILE = "<img src=x onerror=alert(1)>"
 
 
 @pytest.mark.parametrize("value", [HOSTILE, [HOSTILE], {"a": HOSTILE}, True, "1e999", "1" + "0" * 400, "NaN", None])
-def test_what_is_no_number_in_a_shared_run_folder_never_reaches_the_page(studio, value):
+def test_non_finite_numbers_in_a_shared_run_folder_never_reach_the_page(studio, value):
     run = studio.wait("shared")
     written = json.dumps(value) if not isinstance(value, str) or "<" in value else value
     names = ("epochs", "images_per_step", "step", "resumed_from", "method", "family")
@@ -197,7 +197,7 @@ def test_what_is_no_number_in_a_shared_run_folder_never_reaches_the_page(studio,
         assert "<img" not in json.dumps(shown)
 
 
-def test_a_long_curve_comes_in_a_thousand_bins_and_finer_where_one_looks_closer(studio):
+def test_a_long_curve_is_sent_in_a_thousand_bins_and_finer_when_zoomed(studio):
     run = studio.over("long", steps(5000))
     whole = studio.get(f"run/{run}/curves").json()
     assert (whole["level"], whole["start"], whole["max_steps"]) == (3, 0, 5000)
@@ -210,7 +210,7 @@ def test_a_long_curve_comes_in_a_thousand_bins_and_finer_where_one_looks_closer(
     assert len(whole["rates"]["unet"]) <= 250
 
 
-def test_a_curve_that_grows_is_read_on_from_its_last_bin(studio):
+def test_a_growing_curve_is_read_from_its_last_bin(studio):
     run = studio.wait("growing")
     log = studio.run_folder(run).log()
     studio.queue.store.update(run, state="finished", place=None)
@@ -235,7 +235,7 @@ def test_marks_of_the_compiler_are_sent_to_a_page_that_does_not_have_them(studio
 
 
 @pytest.mark.parametrize("asked", ["level=-1", "level=x", "after=1e9", "first=nan&last=inf", "level=99999999999999"])
-def test_nonsense_in_the_question_for_a_curve_harms_nothing(studio, asked):
+def test_nonsense_in_a_request_for_a_curve_harms_nothing(studio, asked):
     run = studio.over("cat", steps(5))
     assert studio.get(f"run/{run}/curves?{asked}").status_code == 200
 
@@ -254,7 +254,7 @@ def test_the_console_is_searched_and_sent_again_only_when_it_grew(studio):
 
 
 def with_files(studio: Studio) -> int:
-    """A run that tells of an image, a model and a state, and of a text, a link and a lost file as samples."""
+    """A run that reports an image, a model and a state, and of a text, a link and a lost file as samples."""
     folder = studio.folder / "out"
     (folder / "cat-state").mkdir(parents=True)
     (folder / "cat-state" / "progress.json").write_text("{}")
@@ -273,7 +273,7 @@ def with_files(studio: Studio) -> int:
     return studio.over("cat", tell)
 
 
-def test_a_sample_is_told_with_its_prompt_and_served_once_while_it_stays_the_same(studio):
+def test_a_sample_comes_with_its_prompt_and_is_served_once_while_unchanged(studio):
     run = with_files(studio)
     sample = studio.get(f"run/{run}").json()["samples"][0]
     assert {name: sample[name] for name in ("step", "prompt", "seed", "number", "width", "height", "media")} == {
@@ -337,7 +337,7 @@ def test_an_older_run_never_delivers_the_model_of_a_later_one(studio, fingerprin
     "path",
     ["sample/1", "sample/2", "sample/3", "sample/4", "file/1", "file/2", "sample/-1", "sample/..%2f0", "file/0%00"],
 )
-def test_nothing_is_served_but_images_and_models_that_the_run_told_of(studio, path):
+def test_only_images_and_models_the_run_reported_are_served(studio, path):
     answer = studio.get(f"run/{with_files(studio)}/{path}")
     assert answer.status_code == 404
     assert b"secret" not in answer.content
@@ -361,7 +361,7 @@ def test_no_link_can_act_on_a_run(studio):
 
 
 @pytest.mark.parametrize("body", [b"[1]", b"{", b"\xff", b"[" * 100_000])
-def test_what_is_no_json_object_is_refused(studio, body):
+def test_a_body_that_is_not_a_json_object_is_refused(studio, body):
     assert studio.browser.post("/studio/queue", content=body).status_code == 400
 
 
@@ -385,7 +385,7 @@ def test_the_queue_is_reordered_emptied_and_paused(studio):
     assert studio.get("board").json()["notice"] == "b failed"
 
 
-def test_what_cannot_be_done_is_told_in_a_sentence(studio):
+def test_impossible_actions_are_reported_in_a_sentence(studio):
     run = studio.over("cat", steps(2))
     for action, why in (("stop", "is not running"), ("up", "is not in the queue"), ("continue", "no complete state")):
         answer = studio.post(f"run/{run}/{action}")
@@ -425,7 +425,7 @@ def test_a_run_is_renamed_and_gets_a_note(studio):
         assert studio.post(f"run/{run}/describe", body).status_code == 400
 
 
-def test_the_curve_of_a_continued_run_begins_with_those_of_the_runs_before_it(studio):
+def test_the_curve_of_a_continued_run_includes_the_previous_runs(studio):
     def tell(first: int, last: int, state: str, resumed: str = "") -> Callable[[EventLog], None]:
         def told(log: EventLog) -> None:
             log("started", max_steps=30, epochs=1, step=first - 1, **({"resumed_from": resumed} if resumed else {}))
@@ -453,7 +453,7 @@ def test_the_curve_of_a_continued_run_begins_with_those_of_the_runs_before_it(st
     assert studio.get(f"run/{runs[2]}/curves?joined=1").status_code == 200
 
 
-def test_a_run_is_forgotten_and_its_folder_stays(studio):
+def test_a_run_is_removed_from_the_list_and_its_folder_stays(studio):
     run = studio.over("cat", steps(2))
     folder = studio.run_folder(run).path
     assert studio.post(f"run/{run}/forget").json() == {"ok": True}
@@ -461,7 +461,7 @@ def test_a_run_is_forgotten_and_its_folder_stays(studio):
     assert folder.is_dir()
 
 
-def test_a_running_run_acknowledges_what_it_is_asked_and_stops(studio):
+def test_a_running_run_acknowledges_commands_and_stops(studio):
     run = studio.wait("cat", TELLING)
     studio.queue.open()
 
@@ -491,7 +491,7 @@ time.sleep(600)
 """A training that is over while its process still leaves."""
 
 
-def test_a_run_that_is_over_is_told_with_its_end_before_its_process_is_gone(studio):
+def test_a_finished_run_shows_its_end_before_its_process_exits(studio):
     run = studio.wait("cat", LEAVES_SLOWLY)
     studio.queue.open()
     wait_for(lambda: studio.queue.watch(run).refresh().over)
@@ -512,7 +512,7 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def test_a_run_goes_on_from_its_newest_state_as_a_new_run_with_the_same_settings(studio):
+def test_a_run_continues_from_its_newest_state_as_a_new_run_with_the_same_settings(studio):
     out = studio.folder / "out"
 
     def tell(log: EventLog) -> None:
@@ -576,7 +576,7 @@ def test_runs_are_compared_by_the_settings_in_which_they_differ(studio):
     assert studio.get(f"compare?ids={one}").status_code == 400
 
 
-def test_secrets_reach_the_queue_apart_from_what_is_written_down(tmp_path):
+def test_secrets_reach_the_queue_without_being_written(tmp_path):
     values = {
         **SETTINGS,
         **startable(tmp_path),

@@ -1,4 +1,4 @@
-"""What the page shows of a measurement, which outlives the GUI; test_plan_card of the browser runs a real one."""
+"""The page's view of a measurement, which outlives the GUI; test_plan_card of the browser runs a real one."""
 
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ def test_each_variant_has_its_times_and_a_button_with_its_options() -> None:
     assert shown.count("(fastest)") == shown.count('class="best"') == 1
 
 
-def test_what_failed_says_why_and_cannot_be_used() -> None:
+def test_a_failed_variant_shows_the_reason_and_cannot_be_used() -> None:
     shown = table({"rows": [row(failed="out of <memory>")], "best": None})
     assert "out of &lt;memory&gt;" in shown
     assert "Use this" not in shown
@@ -72,14 +72,14 @@ def test_every_variant_can_be_used() -> None:
         ([{"kind": "stopped"}], "", "Measuring was stopped"),
     ],
 )
-def test_the_state_of_a_job_is_told(events: list[dict[str, Any]], waits_for: str, shown: str) -> None:
+def test_the_state_of_a_job_is_shown(events: list[dict[str, Any]], waits_for: str, shown: str) -> None:
     run_state = RunState()
     for event in events:
         run_state.apply({"time": 1.0, **event})
     assert shown in view(run_state, None, waits_for)
 
 
-def test_why_a_measurement_failed_leads_to_the_field() -> None:
+def test_the_reason_of_a_failed_measurement_links_to_the_field() -> None:
     run_state = RunState()
     run_state.apply({"kind": "failed", "error": "train_data_dir: folder not found", "time": 1.0})
     options = {o.name: o for o in each_option(DatasetOptions)}
@@ -87,7 +87,7 @@ def test_why_a_measurement_failed_leads_to_the_field() -> None:
     assert 'data-field="lora-train_data_dir"' in shown
 
 
-def test_a_measurement_that_compiles_tells_how_long_and_its_result_tells_of_what() -> None:
+def test_a_compiling_measurement_shows_the_time_and_its_result_the_variant() -> None:
     run_state = RunState()
     run_state.apply({"kind": "phase", "name": "measuring max-autotune", "time": 50.0})
     run_state.apply({"kind": "phase", "name": "measuring max-autotune", "time": 90.0})
@@ -125,7 +125,7 @@ def values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return {"pretrained_model_name_or_path": str(tmp_path / "model.safetensors")}
 
 
-def test_a_measurement_that_waits_outlives_the_gui_and_no_file_tells_the_token(
+def test_a_waiting_measurement_outlives_the_gui_and_no_file_contains_the_token(
     tmp_path: Path, values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = Page(tmp_path)

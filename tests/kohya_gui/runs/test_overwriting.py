@@ -69,7 +69,7 @@ def test_a_run_with_a_state_can_be_continued(queue, out):
     assert answered({}, "continue:cat", found) == {"resume": "latest"}
 
 
-def test_a_run_that_waits_uses_its_name_though_it_has_no_files_yet(queue, out, tmp_path):
+def test_a_waiting_run_reserves_its_name_before_it_has_files(queue, out, tmp_path):
     waiting(queue, out, "cat")
     waiting(queue, out, "cat-2")
     found = taken(queue, out)
@@ -80,7 +80,7 @@ def test_a_run_that_waits_uses_its_name_though_it_has_no_files_yet(queue, out, t
     assert taken(queue, tmp_path / "elsewhere") is None
 
 
-def test_an_answer_to_another_question_is_none(queue, out):
+def test_an_answer_to_a_different_question_is_ignored(queue, out):
     (out / "cat.safetensors").touch()
     found = taken(queue, out)
     assert answered({}, "replace:dog", found) is None

@@ -72,7 +72,7 @@ def test_the_card_shows_the_plan_of_the_script(cards: PlanCards, folder: Path) -
     assert "<dt>Steps</dt><dd>12 (2 epochs of 6)</dd>" in shown
 
 
-def test_images_that_lose_most_to_equal_tokens_are_listed(cards: PlanCards, folder: Path) -> None:
+def test_images_cropped_most_by_equal_tokens_are_listed(cards: PlanCards, folder: Path) -> None:
     make_folder(folder / "1_dog", [(512, 481), (128, 64)])
     values = {"resolution": "512,512", "enable_bucket": "true"}
     shown = html(cards, body(folder, **values, equal_token_buckets="true"))
@@ -92,7 +92,7 @@ def test_a_plan_is_made_once_until_the_images_change(cards: PlanCards, folder: P
     assert resident() == [planner]
 
 
-def test_a_planner_that_was_killed_is_replaced(cards: PlanCards, folder: Path) -> None:
+def test_a_killed_planner_is_replaced(cards: PlanCards, folder: Path) -> None:
     html(cards, body(folder))
     (planner,) = resident()
     planner.kill()
@@ -125,18 +125,18 @@ def test_a_planner_sees_that_its_code_has_changed(tmp_path: Path, monkeypatch: p
     assert serve.code_times() != loaded
 
 
-def test_a_fault_of_a_plan_is_answered() -> None:
+def test_an_error_in_a_plan_is_answered() -> None:
     assert "KeyError" in serve.answer({"method": "lora"})["fault"]
 
 
-def test_what_is_missing_is_told_and_quoted_safely(cards: PlanCards, folder: Path) -> None:
+def test_missing_values_are_reported_and_quoted_safely(cards: PlanCards, folder: Path) -> None:
     assert plan_card.NO_DATA in html(cards, body(""))
     told = html(cards, body(folder / "<script>"))
-    assert "No plan yet: train_data_dir: there is no folder" in told
+    assert "No plan yet: train_data_dir: folder not found" in told
     assert "<script>" not in told
 
 
-def test_a_plan_leads_to_the_fields_that_it_names(process: PlanProcess, folder: Path) -> None:
+def test_a_plan_links_to_the_fields_that_it_names(process: PlanProcess, folder: Path) -> None:
     options = {o.name: o for group in SDXL_LORA.groups for o in each_option(group)}
     cards = PlanCards(EVERYWHERE, process, {"lora": FieldLinks("lora", options)})
     refused = html(cards, body(folder, resolution="8"))
@@ -144,7 +144,7 @@ def test_a_plan_leads_to_the_fields_that_it_names(process: PlanProcess, folder: 
     assert 'data-field="lora-max_train_steps"' in html(cards, body(folder, max_train_steps="9"))
 
 
-def test_prompts_that_make_no_samples_are_told_before_the_start_with_a_remedy(
+def test_prompts_that_make_no_samples_are_reported_before_the_start_with_a_remedy(
     process: PlanProcess, folder: Path
 ) -> None:
     options = {o.name: o for group in SDXL_LORA.groups for o in each_option(group)}

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.run
 
 ROOT = Path(__file__).parents[3]
 PLAYS = "import sys, time; print('TensorBoard 9 at http://127.0.0.1:1/ (Press CTRL+C)', flush=True); time.sleep(60)"
-"""What says the word of TensorBoard and stays."""
+"""A program that prints TensorBoard's line and keeps running."""
 
 
 def ended(pid: int) -> bool:
@@ -28,7 +28,7 @@ def ended(pid: int) -> bool:
     return False
 
 
-def test_it_shows_a_folder_on_this_machine_alone_and_can_be_stopped(tmp_path):
+def test_tensorboard_shows_a_folder_on_this_machine_only_and_can_be_stopped(tmp_path):
     board = TensorBoard()
     url = board.start(tmp_path)
     try:
@@ -42,7 +42,7 @@ def test_it_shows_a_folder_on_this_machine_alone_and_can_be_stopped(tmp_path):
     board.stop()
 
 
-def test_another_folder_takes_the_place_of_the_first(tmp_path):
+def test_a_different_folder_replaces_the_first(tmp_path):
     board = TensorBoard(_program=("-c", PLAYS))
     board.start(tmp_path)
     first = board._child
@@ -54,7 +54,7 @@ def test_another_folder_takes_the_place_of_the_first(tmp_path):
     board.stop()
 
 
-def test_a_folder_that_is_not_there_is_reported(tmp_path):
+def test_a_missing_folder_is_reported(tmp_path):
     with pytest.raises(ValueError, match=r"^logging_dir: folder not found: '.*none'"):
         TensorBoard().start(tmp_path / "none")
 
@@ -63,7 +63,7 @@ def test_a_folder_that_is_not_there_is_reported(tmp_path):
     ("code", "why"),
     [("import nothing_of_this_name", "No module named 'nothing_of_this_name'"), ("pass", "it exited without output")],
 )
-def test_a_program_that_dies_is_told_with_its_last_words(tmp_path, code, why):
+def test_a_program_that_dies_is_reported_with_its_last_output(tmp_path, code, why):
     board = TensorBoard(_program=("-c", code))
     with pytest.raises(ValueError, match=f"^TensorBoard did not start: .*{why}"):
         board.start(tmp_path)
@@ -72,10 +72,10 @@ def test_a_program_that_dies_is_told_with_its_last_words(tmp_path, code, why):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a child with its parent")
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_it_ends_with_the_gui_however_that_ends(tmp_path, how):
+def test_tensorboard_ends_with_the_gui_however_the_gui_ends(tmp_path, how):
     code = (
         "import pathlib, signal, sys, threading, time; from kohya_gui.runs.tensorboard import TensorBoard\n"
-        # what a shell starts in the background does not hear Ctrl-C, nor do its children
+        # background jobs of a shell do not receive Ctrl-C, nor do their children
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         f"board = TensorBoard(_program=('-c', {PLAYS!r}))\n"
         # as the page does: in a thread that does not stay

@@ -1,4 +1,4 @@
-"""The tab LoRA tools without a browser: its fields, hints, names for results, and what it refuses."""
+"""The tab LoRA tools without a browser: its fields, hints, names for results, and refusals."""
 
 import re
 import sys
@@ -51,7 +51,7 @@ def refusal(client: TestClient, tool: str, **values: Any) -> str:
 
 
 def text_of(html: str) -> str:
-    """Return what a message says, without its sign."""
+    """Return the text of a message, without its sign."""
     return re.sub("<.*?>", "", html).removeprefix("✕")
 
 
@@ -64,7 +64,7 @@ def test_every_option_of_a_tool_has_a_field_unless_it_is_named_as_hidden() -> No
     assert {o.name for o in options_of(TOOLS["merge-model"])} <= flags
 
 
-def test_hints_say_what_files_are_and_a_free_name_is_suggested(any_miniature: Any, lora: Path, tmp_path: Path) -> None:
+def test_hints_describe_files_and_a_free_name_is_suggested(any_miniature: Any, lora: Path, tmp_path: Path) -> None:
     client = page(tmp_path)
     values = {"base_model": str(any_miniature.checkpoint), "rows": [{"path": str(lora)}, {"path": "no.safetensors"}]}
     told = look(client, "merge-model", **values)
@@ -146,7 +146,7 @@ def test_rows_with_and_without_block_weights_can_be_mixed() -> None:
     assert read_block_weights("[]") == {}
 
 
-def test_the_command_line_is_what_was_filled_in() -> None:
+def test_the_command_line_matches_the_form() -> None:
     tool = TOOLS["merge-svd"]
     values = read_values(tool, {"models": ["a", "b"], "ratios": ["0.5", "-1"], "new_rank": "8", "save_to": "o"})
     expected = ["--models", "a", "b", "--ratios", "0.5", "-1.0", "--new_rank", "8", "--save_to", "o.safetensors"]

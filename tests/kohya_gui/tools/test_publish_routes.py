@@ -1,4 +1,4 @@
-"""Publishing from the page: the card of a real run folder, saved beside the file, and a zip to download."""
+"""Publishing from the page: the card of a real run folder, saved next to the file, and a zip to download."""
 
 import io
 import os
@@ -107,7 +107,7 @@ def test_a_token_reaches_the_upload_and_no_file(tmp_path: Path, state: None, mon
     assert holding == []
 
 
-def test_what_cannot_be_published_is_refused_in_one_sentence_that_leads_to_its_field(
+def test_a_run_that_cannot_be_published_is_refused_in_one_sentence_that_links_to_its_field(
     tmp_path: Path, state: None
 ) -> None:
     studio = Studio(tmp_path)
@@ -115,7 +115,7 @@ def test_what_cannot_be_published_is_refused_in_one_sentence_that_leads_to_its_f
         ({"text": " ", "zip": True}, "text", "the card must have"),
         ({"text": "card"}, "repo_id", "enter the repository"),
         ({"text": "card", "repo_id": 3}, "repo_id", "enter the repository"),
-        ({"text": "card", "repo_id": "a/b/c"}, "repo_id", "'a/b/c' is not the name of a repository"),
+        ({"text": "card", "repo_id": "a/b/c"}, "repo_id", "'a/b/c' is not a repository name"),
     ):
         answer = studio.publish(**body)
         assert answer.status_code == 400

@@ -1,4 +1,4 @@
-"""On a GPU: gradients through our attention equal those of PyTorch's plain mathematics, whatever strides they meet."""
+"""On a GPU: gradients through our attention match PyTorch's math backend, whatever strides they meet."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Swapped blocks compute what resident ones do, eager, compiled and checkpointed, and learn what those learn."""
+"""Swapped blocks compute and train like resident ones, eager, compiled and checkpointed."""
 
 import functools
 from collections.abc import Iterable
@@ -75,7 +75,7 @@ def test_swapping_changes_neither_outputs_nor_gradients(swap: int) -> None:
     assert_equal(gradients(transformer(swap)), resident())
 
 
-def test_a_slot_holds_the_wrong_block_until_it_is_asked_for() -> None:
+def test_a_slot_may_contain_a_different_block_until_one_is_requested() -> None:
     """That the tests above can fail: more blocks than places, and each place is one block's at a time."""
     model = transformer(SWAP)
     weights = [block.linear2.weight for block in model.single_blocks]
@@ -85,7 +85,7 @@ def test_a_slot_holds_the_wrong_block_until_it_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize("offload", [False, True])
-def test_with_gradient_checkpointing(offload: bool) -> None:
+def test_swapping_works_with_gradient_checkpointing(offload: bool) -> None:
     swapped = transformer(SWAP)
     swapped.enable_gradient_checkpointing(CHECKPOINT, offload=offload)
     assert_equal(gradients(swapped), resident())
@@ -109,7 +109,7 @@ def test_steps_images_and_failures_in_any_order() -> None:
 
 
 @pytest.mark.parametrize("room", [0, 300, 70_000, 10**9])
-def test_bytes_sent_ahead_of_time_make_no_difference(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefetched_bytes_change_nothing(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever backward leaves free: nothing, a part of a block, several blocks, everything."""
     monkeypatch.setattr(block_swap, "CHUNK_BYTES", 256)
     swapped = transformer(SWAP)
@@ -158,13 +158,13 @@ def test_swapped_blocks_share_the_graphs_of_resident_ones(checkpointing: bool, b
     assert not counters["graph_break"]
 
 
-def test_the_state_dict_holds_every_blocks_own_weights() -> None:
+def test_the_state_dict_has_every_blocks_own_weights() -> None:
     swapped, plain = transformer(SWAP).state_dict(), transformer().state_dict()
     assert swapped.keys() == plain.keys()
     assert all(torch.equal(swapped[name], plain[name]) for name in plain)
 
 
-def test_only_weights_that_do_not_learn_move() -> None:
+def test_only_frozen_weights_are_swapped() -> None:
     torch.manual_seed(0)
     blocks = [nn.Linear(4, 4) for _ in range(4)]
     for block in blocks:
@@ -191,7 +191,7 @@ class Learner:
         return self.model.swapper
 
     def step(self, *seeds: int) -> Tensor:
-        """One update by the gradients of so many batches; returns the last one's output."""
+        """One update by the gradients of this many batches; returns the last one's output."""
         for seed in seeds:
             out = run(self.model, seed)
             out.square().mean().backward()
@@ -210,7 +210,7 @@ def assert_same_weights(ours: FluxTransformer, wanted: FluxTransformer) -> None:
     ("swap", "kind", "checkpointing", "fused"),
     [(1, "AdamW", False, False), (3, "SGD", True, True), (SWAP, "AdamW", True, False), (SWAP, "AdamW", False, True)],
 )
-def test_swapped_blocks_learn_what_resident_ones_do(swap: int, kind: str, checkpointing: bool, fused: bool) -> None:
+def test_swapped_blocks_train_like_resident_ones(swap: int, kind: str, checkpointing: bool, fused: bool) -> None:
     """Bit for bit over several steps, with an image between."""
     ours, wanted = (Learner(s, kind, fused=fused, checkpointing=checkpointing) for s in (swap, 0))
     before = run(wanted.model)
@@ -222,7 +222,7 @@ def test_swapped_blocks_learn_what_resident_ones_do(swap: int, kind: str, checkp
     assert not torch.equal(run(wanted.model), before)
 
 
-def test_gradients_of_several_batches_make_one_update() -> None:
+def test_gradients_of_several_batches_give_one_update() -> None:
     ours, wanted = Learner(SWAP, fused=False), Learner(0, fused=False)
     for seeds in ((2, 3), (4, 5, 6)):
         assert torch.equal(ours.step(*seeds), wanted.step(*seeds))
@@ -231,7 +231,7 @@ def test_gradients_of_several_batches_make_one_update() -> None:
 
 @pytest.mark.deep
 @pytest.mark.parametrize(("fused", "backend"), [(False, "eager"), (True, "aot_eager")])
-def test_swapped_blocks_learn_where_they_are_compiled(fused: bool, backend: str) -> None:
+def test_swapped_blocks_train_when_compiled(fused: bool, backend: str) -> None:
     """One graph for each kind of block, wherever it lies."""
     learners = [Learner(swap, "SGD", fused=fused) for swap in (SWAP, 0)]
     for learner in learners:
@@ -244,7 +244,7 @@ def test_swapped_blocks_learn_where_they_are_compiled(fused: bool, backend: str)
     assert not counters["graph_break"]
 
 
-def test_a_block_changes_in_any_order_and_is_known_at_once() -> None:
+def test_blocks_change_in_any_order_and_are_visible_immediately() -> None:
     ours, wanted = bare(SWAP, trainable=True), bare(0, trainable=True)
     swapper = ours.swapper
     assert isinstance(swapper, SwapGroup)
@@ -261,7 +261,7 @@ def test_a_block_changes_in_any_order_and_is_known_at_once() -> None:
 
 
 @pytest.mark.parametrize("trainable", [False, True])
-def test_blocks_come_back_where_the_transformer_learns(trainable: bool) -> None:
+def test_blocks_return_to_a_transformer_that_is_trained(trainable: bool) -> None:
     model = FluxTransformer(SHAPE).requires_grad_(trainable)
     settings = Settings((FLUX_FULL if trainable else FLUX_LORA), {"blocks_to_swap": SWAP})
     place(
@@ -287,7 +287,7 @@ def test_only_a_block_on_the_device_can_have_changed() -> None:
         swapper.changed(list(swapper._swap_of)[4])
 
 
-def test_values_written_into_main_memory_are_what_goes_on_learning() -> None:
+def test_training_continues_from_values_written_into_main_memory() -> None:
     """As resuming does it, whatever lies on the device then."""
     ours, wanted = Learner(SWAP, "SGD", fused=False), Learner(0, "SGD", fused=False)
     wanted.step(2)
@@ -309,8 +309,8 @@ def _forgets(parameters: Iterable[nn.Parameter]) -> None:
         p.zero_()
 
 
-def test_a_backward_that_fails_half_way_leaves_every_block_whole() -> None:
-    """Blocks that have learned by then are new, the others old, and none is lost with its place."""
+def test_a_failed_backward_leaves_every_block_whole() -> None:
+    """Blocks updated by then are new, the others old, and none is lost with its slot."""
     ours, wanted = Learner(SWAP, "SGD", fused=True), Learner(0, "SGD", fused=True)
     for learner in (ours, wanted):
         handle = learner.model.single_blocks[2].modulation.lin.weight.register_hook(_fails)

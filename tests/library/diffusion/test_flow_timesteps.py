@@ -33,14 +33,14 @@ def same(found: Tensor, expected: list[float]) -> None:
 
 
 @pytest.mark.parametrize("name", DRAWN)
-def test_every_way_to_draw_gives_the_sigmas_of_the_reference(name: str) -> None:
+def test_every_sampling_gives_the_sigmas_of_the_reference(name: str) -> None:
     how, weighting = name.split("/")
     sigmas = draw(timestep_sampling=how, weighting_scheme=weighting)
     same(sigmas, DRAWN[name]["sigmas"])
     same(1000 * sigmas, DRAWN[name]["timesteps"])
 
 
-def test_the_schedule_of_sigma_is_that_of_the_reference() -> None:
+def test_the_sigma_schedule_matches_the_reference() -> None:
     schedule = shifted((1000 - torch.arange(1000)) / 1000, 3.0)
     same(schedule[:5], NUMBERS["flow_sched_shift3"]["sigmas_first5"])
     same(schedule[-5:], NUMBERS["flow_sched_shift3"]["sigmas_last5"])
@@ -60,12 +60,12 @@ def test_a_density_beyond_the_schedule_ends_at_its_ends(mode_scale: float) -> No
     assert sigmas.max() <= 1
 
 
-def test_sampling_sigmas_are_those_of_the_reference() -> None:
+def test_sampling_sigmas_match_the_reference() -> None:
     same(sampling_sigmas(20, shift_of(4096)), NUMBERS["flux_schedule_20_4096"])
 
 
 @pytest.mark.parametrize("tokens", [256, 1024, 4096, 5000])
-def test_sampling_sigmas_are_those_of_diffusers(tokens: int) -> None:
+def test_sampling_sigmas_match_diffusers(tokens: int) -> None:
     scheduler = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True)
     mu = 0.5 + (tokens - 256) * 0.65 / 3840
     scheduler.set_timesteps(sigmas=torch.linspace(1, 1 / 7, 7).tolist(), mu=mu)
@@ -85,7 +85,7 @@ def test_bounds_squeeze_the_range_and_leave_it_whole_when_they_are_not_set() -> 
     same(within_bounds(sigmas[:2], 300, 300), [0.3, 0.3])
 
 
-def test_weights_count_as_their_scheme_says() -> None:
+def test_weights_follow_their_scheme() -> None:
     sigmas = torch.tensor([0.25, 0.5, 1.0])
     same(loss_weights(sigmas, "sigma_sqrt"), [16.0, 4.0, 1.0])
     torch.testing.assert_close(loss_weights(sigmas, "cosmap"), torch.tensor([3.2, 4.0, 2.0]) / torch.pi)

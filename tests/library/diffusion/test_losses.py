@@ -113,7 +113,7 @@ def test_the_plain_loss_is_the_mean_square_of_each_image(schedule: NoiseSchedule
     torch.testing.assert_close(losses(prediction, target, schedule, weight=0.5), expected / 2)
 
 
-def test_what_the_mask_hides_counts_nothing_and_what_is_left_is_not_scaled_up(schedule: NoiseSchedule) -> None:
+def test_masked_areas_count_nothing_and_the_rest_is_not_scaled_up(schedule: NoiseSchedule) -> None:
     prediction, target = torch.ones(1, 4, 8, 8), torch.zeros(1, 4, 8, 8)
     mask = torch.zeros(1, 1, 64, 64)
     mask[..., :32] = 1

@@ -31,7 +31,7 @@ def test_the_same_step_draws_the_same_noise_whatever_else_was_drawn_before() -> 
     assert not torch.equal(draw_noise(LATENTS, all_kinds(), step(2)), first)
 
 
-def test_plain_noise_is_what_the_generator_gives_first() -> None:
+def test_plain_noise_is_the_generators_first_draw() -> None:
     assert torch.equal(draw_noise(LATENTS, NoiseOptions(), step()), torch.randn(2, 4, 64, 48, generator=step()))
 
 
@@ -68,7 +68,7 @@ def test_a_pyramid_on_tiny_latents_ends_at_one_pixel() -> None:
     assert draw_noise(torch.zeros(1, 4, 2, 3), NoiseOptions(multires_noise_iterations=10), step()).shape == (1, 4, 2, 3)
 
 
-def test_input_perturbation_changes_what_is_mixed_in_by_gamma() -> None:
+def test_input_perturbation_scales_the_added_noise_by_gamma() -> None:
     noise = draw_noise(LATENTS, NoiseOptions(), step())
     assert perturb(noise, NoiseOptions(), step()) is noise
     change = perturb(noise, NoiseOptions(ip_noise_gamma=0.1), step(3)) - noise
@@ -83,7 +83,7 @@ def test_timesteps_stay_within_their_bounds() -> None:
     assert (everything.min(), everything.max()) == (0, 999)
 
 
-def test_bounds_that_hold_no_timestep_are_told() -> None:
+def test_bounds_without_a_timestep_are_reported() -> None:
     with pytest.raises(ValueError, match="min_timestep, max_timestep: 500 to 100"):
         draw_timesteps(1, NoiseOptions(min_timestep=500, max_timestep=100), step())
 

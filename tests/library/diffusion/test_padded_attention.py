@@ -30,7 +30,7 @@ def found(attend: object, given: list[Tensor]) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("key_offset", [0.0, 1.0, 30.0])
-def test_outputs_and_gradients_are_those_of_a_mask(key_offset: float) -> None:
+def test_outputs_and_gradients_equal_those_with_a_mask(key_offset: float) -> None:
     """Also where all keys lie far to one side, so that the sums of the softmaxes are tiny or huge."""
     given = inputs(key_offset)
     ours = found(lambda q, k, v: attention_without_padding(q, k, v, VALID), given)
@@ -46,7 +46,7 @@ def test_in_bf16_it_differs_from_exact_mathematics_no_more_than_a_mask_does() ->
         assert (mine.double() - wanted).norm() < 2 * (theirs.double() - wanted).norm() + 1e-3
 
 
-def test_what_lies_in_the_padding_changes_nothing() -> None:
+def test_the_content_of_padding_changes_nothing() -> None:
     given = inputs()
     with torch.no_grad():
         plain = attention_without_padding(*given, VALID)

@@ -10,7 +10,7 @@ from sd_scripts.library.diffusion.dit_layers import EPS, rope_of
 from sd_scripts.library.kernels.norm_rope import normed_and_rotated
 
 
-def test_heads_are_complex_numbers_that_are_turned_by_the_position() -> None:
+def test_heads_are_complex_numbers_rotated_by_the_position() -> None:
     """RMS norm (Zhang and Sennrich 2019), then rotary embedding (Su et al. 2021): pairs times e^(i angle)."""
     torch.manual_seed(0)
     parts = [torch.randn(2, tokens, 3, 8) for tokens in (5, 4)]
@@ -27,7 +27,7 @@ def test_heads_are_complex_numbers_that_are_turned_by_the_position() -> None:
     torch.testing.assert_close(normed_and_rotated(parts, scales, rope), want)
 
 
-def test_norms_and_products_of_one_position_stay() -> None:
+def test_rotation_preserves_norms_and_products_at_one_position() -> None:
     torch.manual_seed(0)
     q, k = torch.randn(2, 1, 6, 2, 16).unbind(0)
     rope = rope_of(torch.rand(6, 1).double() * math.pi, (16,), torch.device("cpu"))

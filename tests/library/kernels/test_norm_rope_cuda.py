@@ -29,7 +29,7 @@ def error(found: Tensor, want: Tensor) -> float:
     ("batch", "tokens", "heads", "width"), [(2, (128, 989), 24, 128), (1, (4608,), 24, 128), (3, (5, 7), 2, 32)]
 )
 @pytest.mark.parametrize("compiled", [False, True])
-def test_values_and_gradients(
+def test_norm_rope_kernels_match_values_and_gradients_of_plain_pytorch(
     dtype: torch.dtype, bound: float, batch: int, tokens: tuple[int, ...], heads: int, width: int, compiled: bool
 ) -> None:
     """Of parts that lie among other values, as queries do, and for a gradient in attention's order."""
@@ -53,7 +53,7 @@ def test_values_and_gradients(
         assert error(x.grad, y.grad.double()) < 2 * bound  # type: ignore[arg-type]
 
 
-def test_scales_that_learn_have_gradients() -> None:
+def test_trained_scales_have_gradients() -> None:
     rope = rope_of(torch.rand(6, 1).double(), (16,), GPU)
     scale = torch.ones(16, device=GPU, requires_grad=True)
     normed_and_rotated([torch.randn(1, 6, 2, 16, device=GPU)], [scale], rope).square().sum().backward()

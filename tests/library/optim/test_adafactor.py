@@ -1,4 +1,4 @@
-"""Adafactor: the update of transformers' class, and weights in half precision learn too."""
+"""Adafactor: the update of transformers' class, and weights in half precision are trained too."""
 
 from copy import deepcopy
 from typing import Any
@@ -44,7 +44,7 @@ def tensors(state: dict[str, Any]) -> dict[str, Tensor]:
     ],
     ids=str,
 )
-def test_float32_weights_learn_as_with_transformers(arguments: dict[str, Any]) -> None:
+def test_float32_weights_train_as_with_transformers(arguments: dict[str, Any]) -> None:
     ours, theirs = weights(torch.float32), weights(torch.float32)
     mine, other = Adafactor(ours, **arguments), optimization.Adafactor(theirs, **arguments)
     learn(mine, ours, range(4))
@@ -57,7 +57,7 @@ def test_float32_weights_learn_as_with_transformers(arguments: dict[str, Any]) -
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_weights_in_half_precision_follow_float32_where_they_would_stand_still(dtype: torch.dtype) -> None:
+def test_half_precision_weights_follow_float32_where_they_would_stall(dtype: torch.dtype) -> None:
     exact, ours, still = (nn.Parameter(torch.ones(100, 100, dtype=d)) for d in (torch.float32, dtype, dtype))
     arguments = {**USUAL, "lr": 1e-4}
     optimizers = [
@@ -75,7 +75,7 @@ def test_weights_in_half_precision_follow_float32_where_they_would_stand_still(d
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_state_goes_on_bit_for_bit(dtype: torch.dtype) -> None:
+def test_a_state_resumes_bit_for_bit(dtype: torch.dtype) -> None:
     def made(seed: int) -> tuple[Adafactor, list[nn.Parameter]]:
         parameters = weights(dtype)
         return Adafactor(
@@ -100,7 +100,7 @@ def test_a_state_goes_on_bit_for_bit(dtype: torch.dtype) -> None:
     assert state["state"][2]["step"] == 4
 
 
-def test_a_state_of_transformers_goes_on() -> None:
+def test_a_state_of_transformers_resumes() -> None:
     through, ours = weights(torch.float32), weights(torch.float32)
     before, after = optimization.Adafactor(through, **USUAL), Adafactor(ours, **USUAL)
     learn(before, through, range(3))
@@ -116,18 +116,18 @@ def test_a_state_of_transformers_goes_on() -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ({"lr": 1.0}, "with relative_step it sets its own rate, so there can be no lr"),
+        ({"lr": 1.0}, "with relative_step it sets its own rate, so lr must be unset"),
         ({"lr": 1.0, "relative_step": False, "warmup_init": True}, "warmup_init needs relative_step"),
         ({"eps": 1e-8}, r"eps = 1e-08 is not two numbers, such as \(1e-30, 1e-3\)"),
     ],
     ids=str,
 )
-def test_arguments_that_it_cannot_take_are_refused(arguments: dict[str, Any], told: str) -> None:
+def test_unsupported_arguments_are_refused(arguments: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         Adafactor(weights(torch.float32), **arguments)
 
 
-def test_it_is_called_by_the_name_that_other_programs_know() -> None:
+def test_adafactor_has_the_name_that_other_programs_use() -> None:
     options = OptimizerOptions(optimizer_type="adafactor", optimizer_args=["relative_step=False"], learning_rate=0.1)
     optimizer = make_optimizer(options, [{"params": weights(torch.bfloat16)}], rounding=True, seed=7)
     assert type(optimizer) is Adafactor

@@ -20,7 +20,7 @@ SHAPES: list[tuple[int, ...]] = [
 ]
 USUAL: dict[str, Any] = {"lr": 1e-3, "relative_step": False, "scale_parameter": False}
 SPACING = {torch.bfloat16: 2**-7, torch.float16: 2**-10, torch.float32: 1e-6}
-"""What rounding may change a value by, as a share of it."""
+"""The largest change of a value by rounding, as a share of it."""
 DTYPES = pytest.mark.parametrize("dtype", list(SPACING))
 
 
@@ -79,7 +79,7 @@ def test_later_steps_have_the_means_of_plain_pytorch(dtype: torch.dtype, monkeyp
 
 
 @DTYPES
-def test_a_state_goes_on_bit_for_bit_and_nothing_waits(dtype: torch.dtype) -> None:
+def test_a_state_resumes_bit_for_bit_without_synchronizing(dtype: torch.dtype) -> None:
     through, expected = Adafactor(first := weights(dtype), **USUAL), first
     learn(through, expected, dtype, range(5), last=False)
     before = weights(dtype)
@@ -93,7 +93,7 @@ def test_a_state_goes_on_bit_for_bit_and_nothing_waits(dtype: torch.dtype) -> No
         resumed.step()
 
 
-def test_kernels_take_the_launches_that_they_say() -> None:
+def test_kernels_need_the_stated_number_of_launches() -> None:
     shapes = {(640, 640): 4, (33,): 1, (20, 12, 3, 3): 2}
     for shape, launches in shapes.items():
         weight = nn.Parameter(torch.ones(shape, device=CUDA, dtype=torch.bfloat16))

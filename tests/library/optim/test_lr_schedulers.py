@@ -1,4 +1,4 @@
-"""The learning rate takes the course that its name says."""
+"""The learning rate follows the named schedule."""
 
 import math
 
@@ -82,12 +82,12 @@ def half_cosine(progress: float) -> float:
         ),
     ],
 )
-def test_the_rate_takes_its_course(options: LrSchedulerOptions, expected: dict[int, float]) -> None:
+def test_the_rate_follows_its_schedule(options: LrSchedulerOptions, expected: dict[int, float]) -> None:
     rates = train_plan(options)
     assert {step: rates[step] for step in expected} == pytest.approx(expected, abs=1e-6)
 
 
-def test_the_rate_falls_when_the_loss_stays() -> None:
+def test_the_rate_falls_on_a_plateau() -> None:
     options = LrSchedulerOptions(
         lr_scheduler="reduce_lr_on_plateau", lr_scheduler_args=["patience=9", "factor=0.5", "cooldown=1000"]
     )
@@ -113,7 +113,7 @@ def test_the_rate_is_written_into_the_tensor_that_the_optimizer_reads() -> None:
 
 
 @pytest.mark.parametrize("name", ["cosine", "reduce_lr_on_plateau", "constant"])
-def test_a_saved_state_goes_on_where_it_stopped(name: str) -> None:
+def test_a_saved_state_continues_where_it_stopped(name: str) -> None:
     options = LrSchedulerOptions(lr_scheduler=name)
 
     def begun() -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
@@ -164,22 +164,24 @@ def test_optimizers_with_a_rate_of_their_own_are_left_alone(kind: str) -> None:
             LrSchedulerOptions(lr_scheduler_type="torch.optim.lr_scheduler.StepLR"),
             "lr_scheduler_args: torch.optim.lr_scheduler.StepLR does not accept these arguments .*step_size",
         ),
-        (LrSchedulerOptions(lr_scheduler_type="no.Such"), "lr_scheduler_type: there is no 'no.Such'"),
+        (LrSchedulerOptions(lr_scheduler_type="no.Such"), "lr_scheduler_type: not found: 'no.Such'"),
     ],
 )
-def test_what_cannot_be_made_is_told_in_one_sentence(options: LrSchedulerOptions, sentence: str) -> None:
+def test_a_scheduler_that_cannot_be_created_is_reported_in_one_sentence(
+    options: LrSchedulerOptions, sentence: str
+) -> None:
     with pytest.raises(ValueError, match=sentence):
         make_scheduler(options, adamw(), TOTAL)
 
 
-def test_what_is_wrong_is_told_without_a_model() -> None:
+def test_mistakes_are_reported_without_a_model() -> None:
     assert dry_run(OptimizerOptions(), LrSchedulerOptions(lr_scheduler="cosine", lr_warmup_steps=0.1)) == []
-    with pytest.raises(ValueError, match="optimizer_type: there is no"):
+    with pytest.raises(ValueError, match="optimizer_type: not found"):
         dry_run(OptimizerOptions(optimizer_type="AdamX"), LrSchedulerOptions())
     with pytest.raises(ValueError, match="lr_scheduler: 'sine' is not one of"):
         dry_run(OptimizerOptions(), LrSchedulerOptions(lr_scheduler="sine"))
     (remark,) = dry_run(OptimizerOptions(optimizer_type="AdamWScheduleFree"), LrSchedulerOptions(lr_scheduler="cosine"))
-    assert "AdamWScheduleFree needs no schedule" in remark
+    assert "AdamWScheduleFree ignores them, since it needs no schedule" in remark
 
 
 @pytest.mark.parametrize(
@@ -190,7 +192,7 @@ def test_what_is_wrong_is_told_without_a_model() -> None:
     ],
     ids=["cosine", "exponential"],
 )
-def test_a_new_schedule_begins_at_the_step_that_was_reached(options: LrSchedulerOptions) -> None:
+def test_a_new_schedule_starts_at_the_current_step(options: LrSchedulerOptions) -> None:
     optimizer = adamw()
     scheduler = make_scheduler(options, optimizer, TOTAL)
     advance_to(scheduler, 40)
@@ -199,7 +201,7 @@ def test_a_new_schedule_begins_at_the_step_that_was_reached(options: LrScheduler
     assert float(optimizer.param_groups[0]["lr"]) == pytest.approx(expected)
 
 
-def test_a_new_plateau_keeps_what_was_seen_of_the_losses() -> None:
+def test_a_new_plateau_keeps_its_loss_history() -> None:
     options = LrSchedulerOptions(lr_scheduler="reduce_lr_on_plateau", lr_scheduler_args=["patience=1"])
     first = make_scheduler(options, adamw(), TOTAL)
     for loss in (1.0, 0.5, 0.6, 0.7, 0.8):

@@ -12,7 +12,7 @@ HOW = {"fused": True, "weight_decay": 0.1}
 
 
 def side_by_side(values: Tensor, gradients: Tensor) -> list[nn.Parameter]:
-    """Return parameters of SHAPES that are views of both buffers, in an order other than that of the memory."""
+    """Return parameters of SHAPES that are views of both buffers, in an order other than in memory."""
     sizes = [torch.Size(shape).numel() for shape in SHAPES]
     pairs = zip(values.split(sizes), gradients.split(sizes), SHAPES, strict=True)
     made = []
@@ -42,7 +42,7 @@ def runs_of(optimizer: MergedAdamW) -> list[int]:
     return [value.numel() for value in optimizer._runs[0].values]
 
 
-def test_it_computes_torchs_update_in_one_piece() -> None:
+def test_the_merged_adamw_computes_torchs_update_in_one_piece() -> None:
     ours, theirs = fresh(), fresh()
     merged, plain = MergedAdamW(ours[2], **HOW), torch.optim.AdamW(theirs[2], **HOW)
     for optimizer, (_, gradients, _) in ((merged, ours), (plain, theirs)):
@@ -67,7 +67,7 @@ def test_states_of_both_can_be_exchanged() -> None:
     assert runs_of(merged) == [37]
 
 
-def test_parameters_without_gradient_or_of_another_age_are_updated_apart() -> None:
+def test_parameters_without_gradient_or_with_a_different_step_count_are_updated_apart() -> None:
     ours, theirs = fresh(), fresh()
     merged, plain = MergedAdamW(ours[2], **HOW), torch.optim.AdamW(theirs[2], **HOW)
     for optimizer, (_, gradients, parameters) in ((merged, ours), (plain, theirs)):

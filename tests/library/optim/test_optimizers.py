@@ -1,4 +1,4 @@
-"""Every optimizer of the list is made through its own library and learns."""
+"""Every optimizer of the list is created through its own library and trains."""
 
 import inspect
 import re
@@ -27,7 +27,7 @@ def named(name: str, *arguments: str, rate: float = 0.01) -> OptimizerOptions:
 
 
 @pytest.mark.parametrize("name", INSTALLED)
-def test_each_name_in_any_case_makes_an_optimizer_that_changes_the_weights(name: str) -> None:
+def test_each_name_in_any_case_creates_an_optimizer_that_changes_the_weights(name: str) -> None:
     parameter = weight()
     optimizer = make_optimizer(
         named(name.upper(), rate=1.0 if OPTIMIZERS[name].finds_its_rate else 0.01), [{"params": [parameter]}]
@@ -66,12 +66,12 @@ def test_a_loaded_state_goes_into_the_same_rate_tensors() -> None:
     assert rate.item() == 0.25
 
 
-def test_adamw_takes_foreach_instead_of_fused() -> None:
+def test_adamw_accepts_foreach_instead_of_fused() -> None:
     optimizer = make_optimizer(named("AdamW", "foreach=True"), [{"params": [weight()]}])
     assert optimizer.param_groups[0]["lr"] == 0.01
 
 
-def test_optimizer_args_are_python_values_and_may_hold_an_equals_sign() -> None:
+def test_optimizer_args_are_python_values_and_may_contain_an_equals_sign() -> None:
     options = named("AdamW", "betas=(0.8, 0.9)", " weight_decay = 0.5 ")
     optimizer = make_optimizer(options, [{"params": [weight()]}])
     assert optimizer.defaults["betas"] == (0.8, 0.9)
@@ -85,7 +85,7 @@ def test_optimizer_args_are_python_values_and_may_hold_an_equals_sign() -> None:
     [
         (named("AdamW", "betas"), "optimizer_args: 'betas' is not of the form key=value"),
         (named("AdamW", "beta=1"), "optimizer_args, learning_rate: AdamW does not accept these values .*'beta'"),
-        (named("AdamX"), "optimizer_type: there is no 'torch.optim.AdamX'.*known names are AdamW"),
+        (named("AdamX"), "optimizer_type: not found: 'torch.optim.AdamX'.*known names are AdamW"),
         (
             named("nowhere.AdamX"),
             "cannot find 'nowhere.AdamX', because the package nowhere is not installed: install it",
@@ -95,7 +95,9 @@ def test_optimizer_args_are_python_values_and_may_hold_an_equals_sign() -> None:
         (named("torch.optim.adamw.adamw"), "optimizer_type: 'torch.optim.adamw.adamw' is not a class"),
     ],
 )
-def test_what_cannot_be_made_is_told_in_one_sentence(options: OptimizerOptions, sentence: str) -> None:
+def test_a_scheduler_that_cannot_be_created_is_reported_in_one_sentence(
+    options: OptimizerOptions, sentence: str
+) -> None:
     with pytest.raises(ValueError, match=sentence):
         make_optimizer(options, [{"params": [weight()]}])
 
@@ -105,7 +107,7 @@ def test_any_class_can_be_named_by_its_path(path: str) -> None:
     assert type(make_optimizer(named(path), [{"params": [weight()]}])).__name__ == path.split(".")[-1]
 
 
-def test_adafactor_sets_its_own_rate_unless_told_otherwise() -> None:
+def test_adafactor_sets_its_own_rate_by_default() -> None:
     groups = [{"params": [weight()], "lr": 0.5}]
     assert make_optimizer(named("Adafactor"), groups).param_groups[0]["lr"] is None
     assert make_optimizer(named("Adafactor", "relative_step=False"), groups).param_groups[0]["lr"] == 0.5
@@ -114,9 +116,9 @@ def test_adafactor_sets_its_own_rate_unless_told_otherwise() -> None:
     assert "ignores them" in remarks(named("Adafactor"))[0]
 
 
-def test_optimizers_that_find_their_rate_want_one_rate_near_1() -> None:
+def test_optimizers_that_find_their_rate_need_one_rate_near_1() -> None:
     groups = [{"params": [weight()], "lr": 1.0}, {"params": [weight()], "lr": 0.5}]
-    with pytest.raises(ValueError, match=r"unet_lr, text_encoder_lr: Prodigy finds one rate for all.* 0.5, 1.0"):
+    with pytest.raises(ValueError, match=r"unet_lr, text_encoder_lr: Prodigy uses a single learning rate.* 0.5, 1.0"):
         make_optimizer(named("prodigy"), groups)
     assert remarks(named("Prodigy", rate=1.0)) == []
     assert "1 is usual" in remarks(named("Prodigy", rate=1e-4))[0]
@@ -137,5 +139,5 @@ def test_schedule_free_weights_differ_between_training_and_saving() -> None:
 
 
 @pytest.mark.parametrize(("name", "kind"), [("adamw", torch.optim.AdamW), ("sgdnesterov", torch.optim.SGD)])
-def test_the_arguments_known_before_torch_is_imported_are_those_that_it_takes(name: str, kind: type) -> None:
+def test_the_arguments_known_before_torch_is_imported_match_the_optimizers(name: str, kind: type) -> None:
     assert TAKEN[name].keys() == inspect.signature(kind).parameters.keys() - {"params", "lr"}

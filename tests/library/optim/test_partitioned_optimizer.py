@@ -1,4 +1,4 @@
-"""Several optimizers as one: as good as a single one, and any of them learns in half precision."""
+"""Several optimizers as one: as good as a single one, and any of them trains in half precision."""
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
@@ -73,7 +73,7 @@ def weights_by_key(optimizer: PartitionedOptimizer) -> dict[Hashable, list[nn.Pa
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-def test_three_partitions_learn_what_one_optimizer_does(make: Make) -> None:
+def test_three_partitions_train_like_one_optimizer(make: Make) -> None:
     whole, parts = weights(), weights()
     expected = learn(make(groups_of(whole)), whole, range(8))
     assert equal(learn(partitions(parts, make), parts, range(8)), expected)
@@ -81,7 +81,7 @@ def test_three_partitions_learn_what_one_optimizer_does(make: Make) -> None:
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 @pytest.mark.parametrize("rounds", [False, True])
-def test_a_state_goes_on_bit_for_bit(make: Make, rounds: bool) -> None:
+def test_a_state_resumes_bit_for_bit(make: Make, rounds: bool) -> None:
     dtype = torch.bfloat16 if rounds else torch.float32
     through, stopped, resumed = weights(dtype), weights(dtype), weights(dtype)
     expected = learn(partitions(through, make, rounds=rounds), through, range(8))
@@ -96,7 +96,7 @@ def test_a_state_goes_on_bit_for_bit(make: Make, rounds: bool) -> None:
 
 
 @pytest.mark.parametrize("name", ["AdamW", "Adafactor", "SGD with momentum"])
-def test_weights_in_half_precision_follow_float32_where_they_would_stand_still(name: str) -> None:
+def test_half_precision_weights_follow_float32_where_they_would_stall(name: str) -> None:
     make = MAKERS[name]
     exact, rounded, still = (
         nn.Parameter(torch.ones(100, 100, dtype=dtype)) for dtype in (torch.float32, torch.bfloat16, torch.bfloat16)
@@ -116,7 +116,7 @@ def test_weights_in_half_precision_follow_float32_where_they_would_stand_still(n
 
 
 @pytest.mark.parametrize("name", [name for name, known in OPTIMIZERS.items() if known.installed])
-def test_every_optimizer_of_the_list_learns_in_half_precision_and_goes_on(name: str) -> None:
+def test_every_listed_optimizer_trains_in_half_precision_and_resumes(name: str) -> None:
     options = OptimizerOptions(optimizer_type=name, learning_rate=1.0 if OPTIMIZERS[name].one_rate else 1e-3)
 
     def made() -> tuple[PartitionedOptimizer, nn.Parameter]:
@@ -210,7 +210,7 @@ def test_partitions_are_stepped_within_the_backward_pass_and_not_once_more() -> 
     assert equal([p.detach() for p in parts], [p.detach() for p in whole])
 
 
-def test_step_brings_each_partition_at_hand_and_leaves_out_those_without_gradients() -> None:
+def test_step_runs_each_partition_and_skips_those_without_gradients() -> None:
     parameters, order = weights(), []
 
     @contextmanager
@@ -230,7 +230,7 @@ def test_step_brings_each_partition_at_hand_and_leaves_out_those_without_gradien
 
 
 @pytest.mark.parametrize("rounds", [False, True])
-def test_a_schedule_free_optimizer_is_told_of_training_and_looking(rounds: bool) -> None:
+def test_a_schedule_free_optimizer_switches_between_train_and_eval(rounds: bool) -> None:
     parameters = weights(torch.bfloat16 if rounds else torch.float32)
     optimizer = partitions(parameters, lambda groups: AdamWScheduleFree(groups, lr=0.1), rounds=rounds)
     assert is_schedule_free(optimizer)
@@ -243,7 +243,7 @@ def test_a_schedule_free_optimizer_is_told_of_training_and_looking(rounds: bool)
     torch.testing.assert_close([parameter.detach() for parameter in parameters], trained, **near)
 
 
-def test_the_facade_tells_of_the_optimizer_within() -> None:
+def test_the_facade_exposes_the_optimizer_within() -> None:
     optimizer = partitions(weights(), lambda groups: Adafactor(groups, lr=1e-3, relative_step=False))
     assert isinstance(updater(optimizer), Adafactor)
     assert optimizer.defaults["relative_step"] is False

@@ -1,4 +1,4 @@
-"""AdamW in half precision: what float32 does, on average."""
+"""AdamW in half precision matches float32 on average."""
 
 from copy import deepcopy
 from typing import Any
@@ -43,7 +43,7 @@ def values(weights: list[nn.Parameter]) -> list[Tensor]:
 
 
 @HALVES
-def test_rounding_takes_one_of_both_neighbours_and_is_right_on_average(dtype: torch.dtype) -> None:
+def test_rounding_picks_one_of_both_neighbours_and_is_right_on_average(dtype: torch.dtype) -> None:
     source = torch.tensor([1.001, -1.001, 3e-3, -700.3, 2.0**-14 * 1.0003]).repeat(40_000, 1)
     target = rounded(source, dtype).double()
     step = spacing(source, dtype)
@@ -54,18 +54,18 @@ def test_rounding_takes_one_of_both_neighbours_and_is_right_on_average(dtype: to
 
 
 @HALVES
-def test_values_that_a_half_has_stay_as_they_are(dtype: torch.dtype) -> None:
+def test_representable_values_stay_unchanged(dtype: torch.dtype) -> None:
     every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(dtype)
     assert torch.equal(rounded(every.float(), dtype).nan_to_num(7), every.nan_to_num(7))
     assert rounded(every.float(), dtype).isnan().equal(every.isnan())
 
 
-def test_fp16_rounds_to_the_nearest_where_its_spacing_is_another() -> None:
+def test_fp16_rounds_to_the_nearest_at_a_different_spacing() -> None:
     source = torch.tensor([1e-5, 3e-8, 1e-12, -2e-6, 65510.0, 65530.0, -1e6, float("inf")]).repeat(100, 1)
     assert torch.equal(rounded(source, torch.float16), source.half())
 
 
-def test_the_bits_are_those_of_the_key() -> None:
+def test_the_key_determines_the_bits() -> None:
     source = torch.randn(1000)
     first = rounded(source, torch.bfloat16)
     assert torch.equal(rounded(source, torch.bfloat16), first)
@@ -73,7 +73,7 @@ def test_the_bits_are_those_of_the_key() -> None:
         assert not torch.equal(rounded(source, torch.bfloat16, other), first)
 
 
-def test_a_target_of_another_layout_gets_the_same_values() -> None:
+def test_a_target_of_a_different_layout_gets_the_same_values() -> None:
     source = torch.randn(4, 8)
     target = torch.empty(8, 4, dtype=torch.bfloat16).t()
     round_stochastically(source, target, FIRST)
@@ -81,7 +81,7 @@ def test_a_target_of_another_layout_gets_the_same_values() -> None:
 
 
 @pytest.mark.parametrize("rate", [1e-2, torch.tensor(1e-2)], ids=["number", "tensor"])
-def test_float32_weights_learn_as_with_torchs_adamw(rate: float | Tensor) -> None:
+def test_float32_weights_train_as_with_torchs_adamw(rate: float | Tensor) -> None:
     shapes = [(), (1,), (7, 5), (4, 3, 3, 3)]
     g = torch.Generator().manual_seed(0)
     theirs = [nn.Parameter(torch.randn(shape, generator=g)) for shape in shapes]
@@ -93,7 +93,7 @@ def test_float32_weights_learn_as_with_torchs_adamw(rate: float | Tensor) -> Non
 
 
 @HALVES
-def test_weights_in_half_precision_follow_float32_where_they_would_stand_still(dtype: torch.dtype) -> None:
+def test_half_precision_weights_follow_float32_where_they_would_stall(dtype: torch.dtype) -> None:
     exact, ours, still = (nn.Parameter(torch.ones(50_000, dtype=d)) for d in (torch.float32, dtype, dtype))
     rate = torch.finfo(dtype).eps / 800  # 1e-5 for bf16
     for weight, kind in ((exact, torch.optim.AdamW), (ours, RoundingAdamW), (still, torch.optim.AdamW)):
@@ -106,7 +106,7 @@ def test_weights_in_half_precision_follow_float32_where_they_would_stand_still(d
     torch.testing.assert_close((1 - ours.double()).mean(), moved, rtol=0.05, atol=0)
 
 
-def test_a_second_moment_falls_that_would_freeze_in_bf16() -> None:
+def test_a_second_moment_decays_where_bf16_would_freeze_it() -> None:
     weight = nn.Parameter(torch.zeros(20_000, dtype=torch.bfloat16))
     optimizer = RoundingAdamW([weight])
     for grad in (1.0, *[0.0] * 100):
@@ -116,7 +116,7 @@ def test_a_second_moment_falls_that_would_freeze_in_bf16() -> None:
     assert optimizer.state[weight]["exp_avg_sq"].double().mean().item() == pytest.approx(expected, rel=2e-3)
 
 
-def test_fp16_weights_with_usual_gradients_take_steps_of_the_usual_size() -> None:
+def test_fp16_weights_with_usual_gradients_get_steps_of_the_usual_size() -> None:
     exact, ours = nn.Parameter(torch.zeros(2000)), nn.Parameter(torch.zeros(2000, dtype=torch.float16))
     for weight, kind in ((exact, torch.optim.AdamW), (ours, RoundingAdamW)):
         learn(kind([weight], lr=1e-3), [weight], range(3), scale=1e-5)  # their squares are 0 in fp16
@@ -125,7 +125,7 @@ def test_fp16_weights_with_usual_gradients_take_steps_of_the_usual_size() -> Non
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_state_goes_on_bit_for_bit(dtype: torch.dtype) -> None:
+def test_a_state_resumes_bit_for_bit(dtype: torch.dtype) -> None:
     def made(seed: int) -> tuple[RoundingAdamW, list[nn.Parameter]]:
         g = torch.Generator().manual_seed(3)
         weights = [nn.Parameter(torch.randn(n, generator=g).to(dtype)) for n in (40, 7, 1)]
@@ -150,7 +150,7 @@ def test_a_state_goes_on_bit_for_bit(dtype: torch.dtype) -> None:
                 assert torch.equal(resumed.state[weight][name], moment)
 
 
-def test_a_master_takes_the_gradient_of_its_copy_and_writes_it_anew() -> None:
+def test_a_master_uses_the_gradient_of_its_copy_and_rewrites_it() -> None:
     master, plain = (nn.Parameter(torch.linspace(-1, 1, 50)) for _ in range(2))
     copy = nn.Parameter(master.detach().bfloat16())
     ours, theirs = RoundingAdamW([master], copies={master: copy}), torch.optim.AdamW([plain])
@@ -165,7 +165,7 @@ def test_a_master_takes_the_gradient_of_its_copy_and_writes_it_anew() -> None:
     assert master.grad is None
 
 
-def test_the_clip_factor_multiplies_gradients_and_leaves_them() -> None:
+def test_the_clip_factor_scales_the_update_and_not_the_stored_gradients() -> None:
     whole, half = (nn.Parameter(torch.ones(9)) for _ in range(2))
     one, other = RoundingAdamW([whole], eps=1.0), RoundingAdamW([half], eps=1.0)
     whole.grad, half.grad = torch.full((9,), 0.25), torch.full((9,), 0.5)
@@ -176,7 +176,7 @@ def test_the_clip_factor_multiplies_gradients_and_leaves_them() -> None:
     assert torch.equal(half.grad, torch.full((9,), 0.5))
 
 
-def test_what_it_cannot_take_is_refused() -> None:
+def test_unsupported_settings_are_refused() -> None:
     with pytest.raises(ValueError, match=r"betas = \(0.9, 1.0\) is out of range"):
         RoundingAdamW([nn.Parameter(torch.ones(1))], betas=(0.9, 1.0))
     with pytest.raises(ValueError, match=r"weights in torch\.float64"):
@@ -200,7 +200,7 @@ def test_adamw_rounds_where_weights_need_it_unless_an_argument_wants_torchs() ->
         make_optimizer(OptimizerOptions(optimizer_args=["beta=1"]), [{"params": [weight]}], rounding=True)
 
 
-def test_a_schedule_fills_the_rate_of_adamw_in_partitions_and_shows_adafactors_own() -> None:
+def test_a_schedule_sets_the_rate_of_adamw_in_partitions_and_shows_adafactors_own() -> None:
     weight = nn.Parameter(torch.ones(3, 3, dtype=torch.bfloat16))
     options = OptimizerOptions(learning_rate=0.5)
     adamw = PartitionedOptimizer(
@@ -227,7 +227,7 @@ def test_a_schedule_fills_the_rate_of_adamw_in_partitions_and_shows_adafactors_o
     assert scheduler.get_last_lr() == [pytest.approx(0.01, rel=0.1)]
 
 
-def test_the_length_of_all_gradients_is_known_before_the_step() -> None:
+def test_the_gradient_norm_is_known_before_the_step() -> None:
     weights = [nn.Parameter(torch.randn(shape).bfloat16()) for shape in ((3, 4), (5,), ())]
     master = nn.Parameter(torch.randn(7))
     copy = nn.Parameter(master.detach().bfloat16())

@@ -26,7 +26,7 @@ HALVES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 
 
 def numbers(shape: tuple[int, ...], seed: int, dtype: torch.dtype, offset: int = 0) -> Tensor:
-    """Drawn on the CPU; with an offset, a view that begins so many values after an aligned address."""
+    """Drawn on the CPU; with an offset, a view that starts this many values after an aligned address."""
     size = torch.Size(shape).numel()
     flat = torch.randn(offset + size, generator=torch.Generator().manual_seed(seed))
     return flat.to(CUDA, dtype)[offset:].view(shape)
@@ -63,7 +63,7 @@ def never_waiting() -> Iterator[None]:
 
 @pytest.mark.parametrize("offset", [0, 1])
 @pytest.mark.parametrize("rate", ["number", "tensor"])
-def test_float32_weights_learn_as_by_plain_pytorch(offset: int, rate: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_float32_weights_train_as_by_plain_pytorch(offset: int, rate: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def train_plan() -> list[Tensor]:
         parameters = weights(torch.float32, ODD, offset)
         lr = torch.tensor(1e-2, device=CUDA) if rate == "tensor" else 1e-2
@@ -109,7 +109,7 @@ def test_weights_in_half_precision_are_within_one_rounding_and_right_on_average(
 
 
 @HALVES
-def test_rounding_takes_one_of_both_neighbours_and_is_right_on_average(dtype: torch.dtype) -> None:
+def test_rounding_picks_one_of_both_neighbours_and_is_right_on_average(dtype: torch.dtype) -> None:
     source = torch.tensor([1.001, -1.001, 3e-3, -700.3, 2.0**-14 * 1.0003], device=CUDA).repeat(40_001, 1)
     target = torch.empty_like(source, dtype=dtype)
     round_stochastically(source, target, Key(2**62 + 5, 3, 7))
@@ -127,7 +127,7 @@ def test_rounding_takes_one_of_both_neighbours_and_is_right_on_average(dtype: to
 
 
 @HALVES
-def test_values_that_a_half_has_stay_as_they_are(dtype: torch.dtype) -> None:
+def test_representable_values_stay_unchanged(dtype: torch.dtype) -> None:
     every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(dtype).to(CUDA)
     target = torch.empty_like(every)
     round_stochastically(every.float(), target, Key(0, 1, 0))
@@ -136,7 +136,7 @@ def test_values_that_a_half_has_stay_as_they_are(dtype: torch.dtype) -> None:
 
 
 @DTYPES
-def test_two_thousand_weights_learn_on_without_waiting_and_as_each_by_itself(dtype: torch.dtype) -> None:
+def test_two_thousand_weights_update_without_synchronizing_and_like_each_by_itself(dtype: torch.dtype) -> None:
     shapes: list[tuple[int, ...]] = [(1 + 37 * i % 4100,) for i in range(2000)]
     together, pieces = weights(dtype, shapes), weights(dtype, shapes)
     rate = torch.tensor(1e-2, device=CUDA)
@@ -166,7 +166,7 @@ def test_a_step_has_a_launch_or_two_and_not_one_for_each_weight() -> None:
     assert len(kernels) == 2
 
 
-def test_masters_take_gradients_of_their_copies_and_write_them_anew() -> None:
+def test_masters_use_gradients_of_their_copies_and_rewrite_them() -> None:
     masters = weights(torch.float32, ODD)
     twins = [nn.Parameter(master.detach().clone()) for master in masters]
     copies: dict[Tensor, Tensor] = {master: nn.Parameter(master.detach().bfloat16()) for master in masters}
@@ -183,7 +183,7 @@ def test_masters_take_gradients_of_their_copies_and_write_them_anew() -> None:
 
 
 @pytest.mark.parametrize("layout", ["channels_last", "transposed", "gradient of another layout"])
-def test_weights_of_any_layout_learn_alike(layout: str) -> None:
+def test_weights_of_any_layout_train_alike(layout: str) -> None:
     def train_plan(ordered: bool) -> Tensor:
         value = numbers((8, 16, 4, 4), 0, torch.float32)
         grad = numbers((8, 16, 4, 4), 1, torch.float32)
@@ -204,7 +204,7 @@ def test_weights_of_any_layout_learn_alike(layout: str) -> None:
 
 
 @DTYPES
-def test_a_state_goes_on_bit_for_bit(dtype: torch.dtype) -> None:
+def test_a_state_resumes_bit_for_bit(dtype: torch.dtype) -> None:
     through, weights_through = _made(dtype)
     expected = learn(through, weights_through, range(6))
     stopped, first = _made(dtype)
@@ -242,7 +242,7 @@ def test_partitions_round_without_waiting() -> None:
 
 
 @HALVES
-def test_the_length_of_all_gradients_is_known_without_waiting(dtype: torch.dtype) -> None:
+def test_the_gradient_norm_is_known_without_synchronizing(dtype: torch.dtype) -> None:
     parameters = weights(dtype, [*ODD, (500, 501)], 1)
     optimizer = RoundingAdamW(parameters)
     for number, parameter in enumerate(parameters):
@@ -255,7 +255,7 @@ def test_the_length_of_all_gradients_is_known_without_waiting(dtype: torch.dtype
     torch.testing.assert_close(norm, wanted)
 
 
-def test_gradients_may_lie_elsewhere_in_each_step() -> None:
+def test_gradients_may_move_in_each_step() -> None:
     shapes = [(64, 64), (5,)]
     moved, kept = weights(torch.float32, shapes), weights(torch.float32, shapes)
     places = [[torch.empty_like(p) for _ in range(2)] for p in kept]
@@ -269,7 +269,7 @@ def test_gradients_may_lie_elsewhere_in_each_step() -> None:
     torch.testing.assert_close(moved, kept, rtol=0, atol=0)
 
 
-def test_kernels_that_cannot_be_built_are_told_and_done_without(caplog: pytest.LogCaptureFixture) -> None:
+def test_kernels_that_cannot_be_built_are_reported_and_replaced(caplog: pytest.LogCaptureFixture) -> None:
     def fail(kernels: Any) -> None:
         raise RuntimeError("no compiler found")
 

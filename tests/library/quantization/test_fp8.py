@@ -67,7 +67,7 @@ def test_a_row_of_zeros_stays_zero() -> None:
     assert dequantized(layer).isfinite().all()
 
 
-def test_weights_that_come_in_fp8_keep_their_values() -> None:
+def test_weights_stored_in_fp8_keep_their_values() -> None:
     layer = linear()
     layer.weight = nn.Parameter(layer.weight.to(torch.float8_e4m3fn), requires_grad=False)
     before = layer.weight.float()
@@ -98,7 +98,7 @@ def test_scales_of_a_file_are_applied_exactly(compute: bool) -> None:
     assert float((rows - 1).mean().abs()) < (5e-3 if compute else 3e-4)
 
 
-def test_a_weight_that_is_held_is_changed_by_what_it_stands_for() -> None:
+def test_a_stored_weight_is_changed_by_its_value() -> None:
     plain = linear()
     plain.weight = nn.Parameter(plain.weight.to(fp8.STORAGE), requires_grad=False)
     change = torch.randn(64, 96, generator=torch.Generator().manual_seed(2))
@@ -114,7 +114,7 @@ def test_a_weight_that_is_held_is_changed_by_what_it_stands_for() -> None:
 )
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_held_weights_compute_exactly_what_they_stand_for(make: Any, dtype: torch.dtype, bias: bool) -> None:
+def test_stored_weights_compute_with_their_exact_values(make: Any, dtype: torch.dtype, bias: bool) -> None:
     layer = make(dtype=dtype, bias=bias)
     plain = nn.Linear(96, 64, bias=bias, dtype=dtype).requires_grad_(False)
     plain.weight.copy_(dequantized(layer))
@@ -176,7 +176,7 @@ def test_compiled_it_is_one_graph_that_keeps_the_weight_in_fp8_only(compute: boo
 
 
 @pytest.mark.parametrize("compute", MODES)
-def test_a_lora_learns_on_top(compute: bool) -> None:
+def test_a_lora_trains_on_top(compute: bool) -> None:
     base = fp8.quantize_(linear(), torch.bfloat16, compute=compute)
     layer = LoraLinear(base, 4, Dropouts())
     assert layer.weight is base.weight
@@ -244,7 +244,7 @@ def test_fp8_swapped_equals_fp8(flux_settings: Any) -> None:
 
 
 @pytest.mark.skipif(not CAN_MULTIPLY, reason="this CPU cannot multiply fp8")
-def test_fp8_compute_alone_keeps_both_orders_of_what_stays(flux_settings: Any) -> None:
+def test_fp8_compute_alone_keeps_both_layouts_of_resident_weights(flux_settings: Any) -> None:
     fast = placed(flux_settings, fp8_compute=True, mixed_precision="bf16")
     spare = placed(flux_settings, fp8_compute=True, fp8_base_unet=True, mixed_precision="bf16")
     swapped = placed(flux_settings, fp8_compute=True, blocks_to_swap=6, mixed_precision="bf16")

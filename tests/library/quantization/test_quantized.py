@@ -1,4 +1,4 @@
-"""Frozen weights in 8 and 4 bits: how exact their products are, what is kept of them, what they go together with."""
+"""Frozen weights in 8 and 4 bits: how exact their products are, which tensors are kept, and compatible options."""
 
 import re
 from typing import Any
@@ -91,7 +91,9 @@ def test_products_are_as_exact_as_their_formats() -> None:
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("weight_format", [Int8(), Nf4()], ids=["int8", "nf4"])
-def test_weights_compute_what_they_stand_for(weight_format: WeightFormat, dtype: torch.dtype, bias: bool) -> None:
+def test_quantized_weights_compute_with_their_values(
+    weight_format: WeightFormat, dtype: torch.dtype, bias: bool
+) -> None:
     layer, plain = quantize_(linear(bias=bias, dtype=dtype), weight_format, dtype), linear(bias=bias, dtype=dtype)
     plain.weight.copy_(dequantized(layer))
     for ours, wanted in zip(through(layer, dtype), through(plain, dtype), strict=True):
@@ -128,7 +130,7 @@ def test_rows_that_are_not_finite_stay_so_in_int8() -> None:
     assert (~finite).nonzero().flatten().tolist() == [3, 4]
 
 
-def test_a_quantized_weight_takes_the_bytes_that_the_plan_reckons_with() -> None:
+def test_a_quantized_weight_takes_the_planned_bytes() -> None:
     from sd_scripts.settings.quantization import bytes_of
 
     for name, weight_format in FORMATS.items():
@@ -139,7 +141,7 @@ def test_a_quantized_weight_takes_the_bytes_that_the_plan_reckons_with() -> None
 
 
 @each_format
-def test_a_weight_is_changed_by_what_it_stands_for(weight_format: WeightFormat) -> None:
+def test_a_quantized_weight_is_changed_by_its_value(weight_format: WeightFormat) -> None:
     layer = quantize_(linear(), weight_format, torch.bfloat16)
     wanted = dequantized(layer) + torch.full((OUT, IN), 0.02)
     add_(layer, torch.full((OUT, IN), 0.02))
@@ -148,7 +150,7 @@ def test_a_weight_is_changed_by_what_it_stands_for(weight_format: WeightFormat) 
 
 
 @each_format
-def test_a_file_in_fp8_can_be_held_otherwise(weight_format: WeightFormat) -> None:
+def test_a_file_in_fp8_can_be_stored_differently(weight_format: WeightFormat) -> None:
     """A weight of a file that has no scales, and one that has."""
     from sd_scripts.library.quantization import fp8
 
@@ -228,7 +230,7 @@ def test_rows_of_any_width_are_read_back_from_nf4() -> None:
 
 
 @pytest.mark.parametrize("weight_format", [None, Int8(), Nf4()], ids=["unquantized", "int8", "nf4"])
-def test_t5_reads_in_fp16_what_it_does_in_float32(weight_format: WeightFormat | None) -> None:
+def test_t5_reads_the_same_in_fp16_as_in_float32(weight_format: WeightFormat | None) -> None:
     from transformers import T5Config, T5EncoderModel
 
     config = T5Config(vocab_size=64, d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2)
@@ -311,7 +313,7 @@ def test_the_linears_of_all_blocks_are_quantized_and_no_other_layer(family: str)
 
 
 @pytest.mark.parametrize("quantized", [name for name in FORMATS if name != "fp8"])
-def test_swapped_and_checkpointed_blocks_compute_what_resident_ones_do(quantized: str) -> None:
+def test_swapped_and_checkpointed_blocks_match_resident_ones(quantized: str) -> None:
     """The gradient of an input, by which all blocks multiply in backward too."""
     results = []
     for more in ({}, {"blocks_to_swap": 6}, {"blocks_to_swap": 6, "gradient_checkpointing": True}):
@@ -326,7 +328,7 @@ def test_swapped_and_checkpointed_blocks_compute_what_resident_ones_do(quantized
 
 
 @pytest.mark.parametrize("quantized", ["int8", "nf4"])
-def test_swapped_blocks_of_a_u_net_compute_what_resident_ones_do(quantized: str) -> None:
+def test_swapped_blocks_of_a_u_net_match_resident_ones(quantized: str) -> None:
     """Nine of the miniature's eleven transformer blocks, in both directions."""
     g = torch.Generator().manual_seed(2)
     context, pooled = (torch.randn(size, generator=g) for size in ((2, 9, 192), (2, 128)))
@@ -354,7 +356,7 @@ def test_layers_of_few_tokens_do_not_multiply_in_8_bits() -> None:
         found = computing(**options)
         assert {name for name, fast in found.items() if not fast} == {name for name in found if "time_emb" in name}
         assert 0 < sum(not fast for fast in found.values()) < len(found) / 2
-    assert all(computing(fp8_compute=True).values()), "the others stay as they are"
+    assert all(computing(fp8_compute=True).values()), "the others stay unchanged"
     assert not any(computing(fp8_base=True).values())
 
 
@@ -381,10 +383,10 @@ def test_weights_are_quantized_in_one_way(script: Any) -> None:
     assert problems(quantize_base="fp8", fp8_compute=True) == []
     assert problems(fp8_base_unet=True, quantize_text_encoders="nf4") == []
     assert problems(fp8_base=True, quantize_base="nf4") == [
-        "quantize_base: nf4 conflicts with fp8_base, which holds the same weights in fp8; turn fp8_base off"
+        "quantize_base: nf4 conflicts with fp8_base, which stores the same weights in fp8; turn fp8_base off"
     ]
     assert problems(fp8_base=True, quantize_text_encoders="int8") == [
-        "quantize_text_encoders: int8 conflicts with fp8_base, which holds the text encoders in fp8 too; turn "
+        "quantize_text_encoders: int8 conflicts with fp8_base, which stores the text encoders in fp8 too; turn "
         "fp8_base off and fp8_base_unet on"
     ]
     assert problems(fp8_compute=True, quantize_base="int8") == [
@@ -404,7 +406,7 @@ def test_a_network_that_trains_the_base_needs_it_in_full_precision(arg: str) -> 
     )
 
 
-def test_int8_without_compile_is_told() -> None:
+def test_int8_without_compile_is_reported() -> None:
     def told(**options: Any) -> dict[str, str]:
         return dict(remarks_between(Settings(SDXL_LORA, options).filled, "sdxl"))
 

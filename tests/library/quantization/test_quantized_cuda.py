@@ -1,4 +1,4 @@
-"""On a GPU: products with weights of 8 and 4 bits are those of the CPU, eager, compiled and recorded as CUDA graphs."""
+"""On a GPU: products with 8-bit and 4-bit weights match the CPU's, eager, compiled and recorded as CUDA graphs."""
 
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ multiplies_int8 = pytest.mark.skipif(
 FORMATS = [Int8(), pytest.param(W8A8, marks=multiplies_int8), Nf4()]
 each_format = pytest.mark.parametrize("weight_format", FORMATS, ids=["int8_weight_only", "int8", "nf4"])
 BF16_SUMS = 4e-3
-"""Relative error of products that are summed in another order and rounded to bf16."""
+"""Relative error of products that are summed in a different order and rounded to bf16."""
 
 
 def linear(width: int, out: int) -> nn.Linear:
@@ -88,7 +88,7 @@ def test_a_gpu_quantizes_and_multiplies_as_a_cpu_does(weight_format: WeightForma
 
 @each_format
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
-def test_a_lora_on_top_computes_compiled_what_it_does_eager(weight_format: WeightFormat, mode: str) -> None:
+def test_a_lora_on_top_computes_the_same_compiled_and_eager(weight_format: WeightFormat, mode: str) -> None:
     torch.manual_seed(0)
     layer = LoraLinear(quantize_(linear(640, 1280).to(CUDA), weight_format, torch.bfloat16), 16, Dropouts())
     for p in (layer.lora_down, layer.lora_up):
@@ -131,7 +131,7 @@ def test_transposing_moves_every_byte_of_int8() -> None:
 
 
 @pytest.mark.parametrize("chosen", ["int8", "int8_weight_only", "nf4"])
-def test_a_lora_of_each_family_learns_compiled_and_recorded_what_it_learns_eager(
+def test_a_lora_of_each_family_trains_the_same_compiled_recorded_and_eager(
     chosen: str, each_miniature: Any, tmp_path: Path
 ) -> None:
     given = {
@@ -145,9 +145,9 @@ def test_a_lora_of_each_family_learns_compiled_and_recorded_what_it_learns_eager
     runs = {way: train(each_miniature, tmp_path / way, **given, **options) for way, options in ways.items()}
     assert [run.status for run in runs.values()] == [0] * len(ways)
     assert runs["compiled"].losses == pytest.approx(runs["eager"].losses, rel=3e-2)
-    told = [(event["graphs"], event["breaks"]) for event in runs["compiled"].told("compile") if "graphs" in event]
+    told = [(event["graphs"], event["breaks"]) for event in runs["compiled"].events_of("compile") if "graphs" in event]
     assert told == [(GRAPHS[each_miniature.family], 0)]
     for plain, recorded in (("eager", "recorded"), ("compiled", "both")):
         assert runs[recorded].losses == runs[plain].losses
         assert equal(runs[recorded].tensors(), runs[plain].tensors())
-        assert not [event for event in runs[recorded].told("warning") if "CUDA graph" in event["text"]]
+        assert not [event for event in runs[recorded].events_of("warning") if "CUDA graph" in event["text"]]

@@ -58,7 +58,7 @@ def with_diffusers_names(file: Path, components: Components) -> dict[str, torch.
     return renamed
 
 
-def test_diffusers_loads_our_file_and_computes_what_training_did(model: Path, trained: tuple[Prepared, Path]) -> None:
+def test_diffusers_loads_our_file_and_computes_the_trained_output(model: Path, trained: tuple[Prepared, Path]) -> None:
     prepared, file = trained
     theirs = base(model)
     pipe, before = pipeline_of(theirs), losses(theirs)
@@ -69,7 +69,7 @@ def test_diffusers_loads_our_file_and_computes_what_training_did(model: Path, tr
 
 
 @pytest.mark.parametrize(("dtype", "close"), [(None, 1e-6), (torch.float16, 1e-3)])
-def test_a_run_that_goes_on_from_the_file_begins_where_it_ended(
+def test_a_run_that_continues_from_the_file_starts_where_it_ended(
     model: Path, trained: tuple[Prepared, Path], tmp_path: Path, dtype: torch.dtype | None, close: float
 ) -> None:
     prepared, _ = trained
@@ -81,7 +81,7 @@ def test_a_run_that_goes_on_from_the_file_begins_where_it_ended(
         torch.testing.assert_close(losses(again.components), losses(prepared.components), rtol=close, atol=close)
 
 
-def test_another_alpha_changes_nothing_in_what_the_file_does(
+def test_a_different_alpha_does_not_change_the_files_effect(
     model: Path, trained: tuple[Prepared, Path], tmp_path: Path
 ) -> None:
     prepared, file = trained
@@ -127,7 +127,7 @@ def as_diffusers_writes(file: Path, components: Components, called: dict[str, st
     return theirs
 
 
-def test_a_lora_of_diffusers_is_merged_as_ours_is(
+def test_a_lora_of_diffusers_is_merged_like_ours(
     model: Path, untouched: Components, trained: tuple[Prepared, Path], tmp_path: Path
 ) -> None:
     theirs = tmp_path / "theirs.safetensors"
@@ -143,7 +143,7 @@ def test_a_lora_of_diffusers_is_merged_as_ours_is(
 
 
 @pytest.mark.parametrize("form", ["before peft", "in processors"])
-def test_what_earlier_diffusers_wrote_is_read_as_what_it_writes_today(
+def test_files_of_earlier_diffusers_versions_are_read_like_todays(
     untouched: Components, trained: tuple[Prepared, Path], tmp_path: Path, form: str
 ) -> None:
     modules = (untouched.denoiser, *untouched.text_encoders)
@@ -164,7 +164,7 @@ def test_what_earlier_diffusers_wrote_is_read_as_what_it_writes_today(
     assert all(torch.equal(tensor, today[key]) for key, tensor in ours.items())
 
 
-def test_dim_from_weights_takes_ranks_and_alphas_of_the_file(model: Path, tmp_path: Path) -> None:
+def test_dim_from_weights_uses_the_files_ranks_and_alphas(model: Path, tmp_path: Path) -> None:
     ranks = ",".join(str(number % 5) for number in range(23))
     (tmp_path / "first").mkdir()
     first = prepare(model, tmp_path / "first", network_args=[f"block_dims={ranks}", "conv_dim=3", "conv_alpha=6"])
@@ -190,7 +190,7 @@ def test_dim_from_weights_still_heeds_block_rates_and_dropouts(
     assert "layers of the file are not trained in this run" in again.warnings[0]
 
 
-def test_what_the_file_lacks_and_what_it_has_too_much_is_told(
+def test_missing_and_extra_layers_of_the_file_are_reported(
     model: Path, trained: tuple[Prepared, Path], tmp_path: Path
 ) -> None:
     tensors = {k: v for k, v in safetensors.torch.load_file(trained[1]).items() if "middle_block" not in k}
@@ -278,7 +278,7 @@ WIDE = "lora_unet_middle_block_1_proj_in has a different shape in the file than 
         (
             "network_weights",
             write_kind("diff"),
-            "contains full fine-tuning .lora_unet_x.diff., which is not read here",
+            "contains full fine-tuning .lora_unet_x.diff., which is not supported",
         ),
         ("base_weights", write_kind("a1.weight"), "contains GLoRA"),
         (
@@ -295,7 +295,7 @@ WIDE = "lora_unet_middle_block_1_proj_in has a different shape in the file than 
         ("base_weights", write_wide, WIDE),
     ],
 )
-def test_a_file_that_does_not_fit_is_told_in_one_sentence(
+def test_a_file_that_does_not_fit_is_reported_in_one_sentence(
     model: Path, tmp_path: Path, option: str, write: Callable[[Path], None], problem: str
 ) -> None:
     file = tmp_path / "lora.safetensors"
@@ -308,11 +308,11 @@ def test_a_file_that_does_not_fit_is_told_in_one_sentence(
 FILES = ("network_weights", "base_weights")
 
 
-def test_files_that_are_not_there_are_told_before_loading(model: Path, tmp_path: Path) -> None:
+def test_missing_files_are_reported_before_loading(model: Path, tmp_path: Path) -> None:
     settings = context(model, tmp_path, network_weights="no.safetensors", base_weights=["nor.safetensors"]).settings
     assert [str(problem) for problem in preflight.problems(settings) if problem.names[0] in FILES] == [
-        "network_weights: there is no file 'no.safetensors'",
-        "base_weights: there is no file 'nor.safetensors'",
+        "network_weights: file not found: 'no.safetensors'",
+        "base_weights: file not found: 'nor.safetensors'",
     ]
 
 
@@ -324,7 +324,7 @@ def test_files_that_are_not_there_are_told_before_loading(model: Path, tmp_path:
         (write_flux, "is a FLUX.1 LoRA, not a LoRA for SDXL"),
     ],
 )
-def test_a_file_of_another_kind_is_told_before_loading(
+def test_a_file_of_a_different_kind_is_reported_before_loading(
     model: Path, tmp_path: Path, write: Callable[[Path], None], problem: str
 ) -> None:
     file = tmp_path / "lora.safetensors"
@@ -334,7 +334,7 @@ def test_a_file_of_another_kind_is_told_before_loading(
     assert told.startswith(f"network_weights: '{file}' {problem}")
 
 
-def test_a_file_of_another_rank_is_refused(model: Path, trained: tuple[Prepared, Path], tmp_path: Path) -> None:
+def test_a_file_of_a_different_rank_is_refused(model: Path, trained: tuple[Prepared, Path], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has rank 4 in the file and 8 here; set network_dim to the file's rank or"):
         prepare(model, tmp_path, network_weights=str(trained[1]), network_dim=8)
 

@@ -1,4 +1,4 @@
-"""The reader of LoRA files: what a file says is used, or it is refused or named, whatever program wrote it."""
+"""The reader of LoRA files: a file's contents are used, refused or named, whatever program wrote it."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -103,8 +103,8 @@ DAMAGED: dict[str, tuple[Callable[[], Tensors], str]] = {
     "no alpha in alpha": (lambda: with_tensor(pair(), "alpha", torch.ones(0)), "no single number"),
     "uint8": (lambda: with_tensor(pair(), DOWN, torch.ones(RANK, IN, dtype=torch.uint8)), "whole numbers"),
     "truth values": (lambda: with_tensor(pair(), UP, torch.ones(OUT, RANK, dtype=torch.bool)), "whole numbers"),
-    "fp8 with scales": (lambda: with_tensor(pair(), "lora_up.scale_weight", torch.ones(1)), "used in part"),
-    "a multiplier that is not known": (lambda: with_tensor(pair(), "scalar", torch.ones(1)), "used in part"),
+    "fp8 with scales": (lambda: with_tensor(pair(), "lora_up.scale_weight", torch.ones(1)), "used only in part"),
+    "a multiplier that is not known": (lambda: with_tensor(pair(), "scalar", torch.ones(1)), "used only in part"),
     "two kinds in one layer": (lambda: pair() | of_lokr(), "both as lokr and with lora_down.weight"),
     "a bias": (lambda: with_tensor(pair(), "diff_b", torch.ones(OUT)), "full fine-tuning"),
     "a bias under ComfyUI's names": (
@@ -125,7 +125,7 @@ DAMAGED: dict[str, tuple[Callable[[], Tensors], str]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGED)
-def test_what_is_damaged_or_only_understood_in_part_is_refused(damage: str, tmp_path: Path) -> None:
+def test_damaged_or_partly_understood_files_are_refused(damage: str, tmp_path: Path) -> None:
     make, problem = DAMAGED[damage]
     tensors = make()
     with pytest.raises(ValueError, match=r"^models: '.*x\.safetensors' ") as error:
@@ -136,8 +136,8 @@ def test_what_is_damaged_or_only_understood_in_part_is_refused(damage: str, tmp_
     assert "\n" not in sentence
 
 
-def test_what_the_header_shows_is_reported_before_the_file_is_read(tmp_path: Path) -> None:
-    """By --plan, the page and every start, where there is no torch."""
+def test_problems_in_the_header_are_reported_before_the_file_is_read(tmp_path: Path) -> None:
+    """By --plan, the page and every start, without torch."""
     path, shown = tmp_path / "x.safetensors", []
     for damage, (make, _) in DAMAGED.items():
         save_file(make(), path)
@@ -152,7 +152,7 @@ def test_what_the_header_shows_is_reported_before_the_file_is_read(tmp_path: Pat
     assert {"a bias", "a bias under ComfyUI's names", "a norm", "a bias of PEFT", "rotations of PEFT"} < {*shown}
 
 
-def test_odd_files_that_are_whole_are_read(tmp_path: Path) -> None:
+def test_odd_but_complete_files_are_read(tmp_path: Path) -> None:
     """An alpha as a whole number, weights in plain fp8, norms without a second dimension, an alpha without factors."""
     tensors = with_tensor(pair(), "alpha", torch.tensor(2)) | {"other.alpha": torch.tensor(1.0)}
     file = read(tmp_path, with_tensor(tensors, UP, torch.ones(OUT, RANK, dtype=torch.float8_e4m3fn)))
@@ -224,7 +224,7 @@ def test_every_tool_refuses_a_damaged_file_before_it_works(
 
 @pytest.mark.run
 def test_training_and_generating_read_files_as_the_tools_do(any_miniature: Any, tmp_path: Path) -> None:
-    """What is damaged is refused, and what is not used is named."""
+    """Damaged tensors are refused, and unused ones are named."""
     write_lora(any_miniature, lora := tmp_path / "lora.safetensors")
     tensors = load_file(lora)
     other = {key.replace("single_blocks_1_", "single_blocks.1."): tensor for key, tensor in tensors.items()}
@@ -235,9 +235,9 @@ def test_training_and_generating_read_files_as_the_tools_do(any_miniature: Any, 
         values = {**settings, option: [str(lora)] if option == "base_weights" else str(lora)}
         bad = train(any_miniature, tmp_path / f"bad{number}", **values)
         assert bad.status == 2
-        (sentence,) = [event["error"] for event in bad.told("failed")]
+        (sentence,) = [event["error"] for event in bad.events_of("failed")]
         assert sentence.startswith(f"{option}: '{lora}' has NaN or infinity in {LAYER}")
-        assert "caching latents" not in {event["name"] for event in bad.told("phase")}
+        assert "caching latents" not in {event["name"] for event in bad.events_of("phase")}
     good = train(any_miniature, tmp_path / "half", base_weights=[str(half)], **settings)
     (warning,) = [text for text in told(good.folder, "warning") if text.startswith("base_weights")]
     assert "3 layers of" in warning

@@ -31,7 +31,7 @@ def run(tool: Any, *flags: object) -> int:
 
 
 @pytest.mark.run
-def test_values_that_do_not_fit_into_the_precision_are_refused(
+def test_values_out_of_range_of_the_precision_are_refused(
     any_miniature: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In float32 they do: 300 of each factor are 90,000 times the rank, and fp16 ends at 65,504."""
@@ -78,7 +78,7 @@ def test_layers_of_no_model_are_counted_where_they_are_kept(
     (told,) = [line for line in capsys.readouterr().err.splitlines() if "img_atn_proj" in line]
     option = "model" if tool == "resize" else "models"
     assert told == (
-        f"{option}: FLUX.1 does not have 5 layers of '{lora}', kept without a check: "
+        f"{option}: FLUX.1 does not have 5 layers of '{lora}', kept unchecked: "
         f"{', '.join(f'lora_unet_double_blocks_{number}_img_atn_proj' for number in range(3))} and 2 more"
     )
     assert load_file(out).keys() >= strange.keys()
@@ -141,7 +141,7 @@ def test_a_negative_alpha_is_computed_with(any_miniature: Any, tmp_path: Path) -
     assert all(torch.allclose(delta, other[name], rtol=1e-4) for name, delta in deltas(back).items())
 
 
-def test_removing_what_states_alpha_is_reported(tmp_path: Path) -> None:
+def test_removing_the_entry_with_alpha_is_reported(tmp_path: Path) -> None:
     pair = {f"transformer.x.lora_{part}.weight": torch.ones(2, 2) for part in "AB"}
     save_file(pair, tmp_path / "x.safetensors", {ENTRY: "{}", "title": "x"})
     flags = ("--model", tmp_path / "x.safetensors", "--save_to", tmp_path / "y.safetensors")

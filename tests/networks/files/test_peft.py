@@ -1,6 +1,6 @@
 """LoRA against peft: the same layers, tensors and inputs give the same gradients and the same optimizer step.
 
-Both compute in float64, so that what is left of a difference is no rounding of small gradients.
+Both compute in float64, so that a remaining difference is not the rounding of small gradients.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.run
 
 RANK, ALPHA, LR, DECAY, MAX_NORM = 4, 2.0, 1e-2, 0.1, 1e-3
 EPS = 1e-6
-"""About the size of clipped gradients, so that rounding errors of the smallest are no steps of full size."""
+"""About the size of clipped gradients, so that rounding errors of the smallest are not steps of full size."""
 CLOSE = {"rtol": 1e-6, "atol": 2e-8}
 """Both share a few steps in float32, such as the embedding of timesteps."""
 
@@ -42,7 +42,7 @@ Make = Callable[[], tuple[Components, list[dict[str, Tensor]], dict[str, Tensor]
 def tiny_sdxl() -> tuple[Components, list[dict[str, Tensor]], dict[str, Tensor]]:
     """A U-Net as diffusers makes it, the inputs of two micro-batches, and the text."""
     torch.manual_seed(0)
-    # at one channel per group, the norms would remove what the time embedding adds, and its gradients with it
+    # at one channel per group, the norms would remove the time embedding, and its gradients with it
     unet = UNet2DConditionModel(**UNET, norm_num_groups=8).requires_grad_(False)
     components = Components(denoiser=unet, vae=nn.Identity(), text_encoders=[], tokenizers=[], source="tiny")
     inputs = [
@@ -107,7 +107,7 @@ def ours_of(network: AdapterNetwork, *, gradients: bool = False) -> list[Tensor]
         pytest.param(tiny_flux, FLUX_LORA, [], id="flux"),
     ],
 )
-def test_gradients_and_optimizer_steps_equal_those_of_peft(make: Make, script: Script, network_args: list[str]) -> None:
+def test_gradients_and_optimizer_steps_match_peft(make: Make, script: Script, network_args: list[str]) -> None:
     """Two steps of two micro-batches with gradient clipping, from random downs and ups."""
     family = family_of(script.family)
     components, micro_batches, text = make()

@@ -24,7 +24,7 @@ pytestmark = [
 ]
 
 
-def test_diffusers_loads_the_file_and_a_new_run_begins_with_it(miniature: Any, tmp_path: Path) -> None:
+def test_diffusers_loads_the_file_and_a_new_run_starts_from_it(miniature: Any, tmp_path: Path) -> None:
     prepared = prepare(miniature.checkpoint, tmp_path, network_args=WITH_CONV, save_as_format="diffusers")
     say_something(prepared)
     file = save(prepared, tmp_path / "trained.safetensors")
@@ -38,7 +38,7 @@ def test_diffusers_loads_the_file_and_a_new_run_begins_with_it(miniature: Any, t
         torch.testing.assert_close(losses(again.components), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_an_external_network_ignores_it_and_says_so(miniature: Any, tmp_path: Path) -> None:
+def test_an_external_network_ignores_it_with_a_warning(miniature: Any, tmp_path: Path) -> None:
     settings = context(
         miniature.checkpoint, tmp_path, network_module="tests.support.networks.foreign_network", save_as_format="both"
     ).settings

@@ -59,7 +59,7 @@ def tiny_parts(*, guidance: bool = True) -> Components:
 
 
 def text_of(count: int, known: int = 4) -> dict[str, Tensor]:
-    """What the text encoders might give; the first `known` tokens are text."""
+    """Possible outputs of the text encoders; the first `known` tokens are text."""
     mask = torch.zeros(count, TOKENS, dtype=torch.long)
     mask[:, :known] = 1
     return {

@@ -48,7 +48,7 @@ class Processor:
         self.images = Qwen2VLImageProcessorPil(size={"shortest_edge": 3136, "longest_edge": 12_845_056})
 
     def __call__(self, text: list[str], images: Any, padding: bool, return_tensors: str) -> BatchFeature:
-        """`images`: one for all texts, or those of all."""
+        """`images`: one for all texts, or one for each."""
         seen = self.images(images, return_tensors=return_tensors)
         counts = iter([int(grid.prod()) // 4 for grid in seen["image_grid_thw"]])
         written = [re.sub(re.escape(IMAGE), lambda _: IMAGE * next(counts), each) for each in text]
@@ -56,8 +56,8 @@ class Processor:
 
 
 def edit_pipeline_of(components: Components, encoder: Any, pipeline: Any) -> Any:
-    """A pipeline of Qwen-Image-Edit that tells the encoder which tokens are images: without, transformers 5 takes their
-    positions for those of text (diffusers issue 14194)."""
+    """A pipeline of Qwen-Image-Edit that marks the image tokens for the encoder: otherwise transformers 5 uses text
+    positions for them (diffusers issue 14194)."""
     mark = components.tokenizers[0].convert_tokens_to_ids(IMAGE)
 
     def with_types(_: Any, positional: Any, given: dict[str, Any]) -> Any:

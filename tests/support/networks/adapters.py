@@ -86,7 +86,7 @@ class Together(nn.ModuleList):
 
 
 def gradients(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the output and the input's gradient; those of parameters are left in them."""
+    """Return the output and the input's gradient; the parameters' are left in them."""
     x = x.clone().requires_grad_()
     y = model(x)
     weights = torch.arange(1, y.numel() + 1, dtype=y.dtype).view(y.shape).cos()

@@ -1,4 +1,4 @@
-"""What ComfyUI makes of an adapter file: which weight a layer's name means, and that weight with the adapter.
+"""ComfyUI's reading of an adapter file: the weight of a layer's name, and that weight with the adapter.
 
 These are the formulas of its `comfy/lora.py` and `comfy/weight_adapter/`, written down for tests in float64.
 """
@@ -91,7 +91,7 @@ def _loha(parts: Mapping[str, Tensor]) -> Found:
 
 
 def _lokr(parts: Mapping[str, Tensor]) -> Found:
-    """alpha / rank counts where one of both is a product; the rank is that of w2 if it is one."""
+    """alpha / rank counts where one of both is a product; the rank is w2's if it is one."""
     w1, w2, rank = parts.get("lokr_w1"), parts.get("lokr_w2"), None
     if w1 is None:
         w1, rank = _product(parts, "lokr_w1_a", "lokr_w1_b", ""), len(parts["lokr_w1_b"])
@@ -109,7 +109,7 @@ def _product(parts: Mapping[str, Tensor], a: str, b: str, core: str) -> Tensor:
 
 
 def _decomposed(scale: Tensor, weight: Tensor, change: Tensor) -> Tensor:
-    """Norms of outputs are those of the base weight, norms of inputs those of the changed one."""
+    """Norms of outputs come from the base weight, norms of inputs from the changed one."""
     over_base = scale.shape[0] == len(weight)
     of, keep = (weight, 0) if over_base else (weight + change, 1)
     others = [dim for dim in range(weight.ndim) if dim != keep]

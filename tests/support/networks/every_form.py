@@ -1,4 +1,4 @@
-"""A miniature with adapters of every form, what each layer computes with them, and what ComfyUI shows of it."""
+"""A miniature with adapters of every form, the result of each layer with them, and ComfyUI's result."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -54,7 +54,7 @@ FORMS: dict[str, tuple[str, int, dict[str, str]]] = {
 """Kind, rank and network_args of every form that a file can have. With a rank of 8, and LoKr with one of 2 and a factor
 of 4, layers can compute in one product with their base weights (networks/folded/folding.py)."""
 TUCKER_FORMS = {form for form, (_, _, arguments) in FORMS.items() if "use_tucker" in arguments}
-"""Those of a Linear, which has no kernel, are its plain forms."""
+"""A Linear, which has no kernel, uses its plain forms."""
 
 
 def layers_of(modules: tuple[AdaptedModule, ...]) -> Iterator[tuple[AdaptedModule, str, nn.Linear | nn.Conv2d]]:
@@ -65,7 +65,7 @@ def layers_of(modules: tuple[AdaptedModule, ...]) -> Iterator[tuple[AdaptedModul
 
 @dataclass(kw_only=True)
 class AdaptedLayer:
-    """A layer with an adapter of one form, and what a file holds of it."""
+    """A layer with an adapter of one form, and its tensors in a file."""
 
     form: str
     adapter: Adapter
@@ -83,7 +83,7 @@ class AdaptedLayer:
             eye, nothing = torch.eye(layer.in_features), torch.zeros(1, layer.in_features)
             with torch.no_grad():
                 return (layer(eye) - layer(nothing)).t().double()
-        # of a convolution: the gradients of one place's outputs tell what each input adds to them
+        # of a convolution: the gradients of one position's outputs show each input's contribution
         height, width = layer.kernel_size
         x = torch.zeros(1, layer.in_channels, 4 * height + 1, 4 * width + 1, requires_grad=True)
         y = layer(x)
@@ -93,7 +93,7 @@ class AdaptedLayer:
         return torch.stack(changes)[:, :, top : top + height, left : left + width].double()
 
     def shown(self, weight: Tensor) -> Tensor:
-        """What ComfyUI shows at strength 1. docs/adapters.md names the two differences from what was trained."""
+        """ComfyUI's weight at strength 1. docs/adapters.md names the two differences from the trained one."""
         each = (-1, *[1] * (weight.ndim - 1))
         scale = self.tensors.get("dora_scale")
         if scale is not None and scale.shape[0] == len(weight):  # divided by the norms of the base weight

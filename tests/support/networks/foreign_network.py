@@ -1,4 +1,4 @@
-"""A third party's network module: a bias for each attention layer, learned by patching forwards. For tests.
+"""A third party's network module: a bias for each attention layer, trained by patching forwards. For tests.
 
 As such networks do it counts the text encoders that it is given, and adapts all that it knows in them.
 """

@@ -19,7 +19,7 @@ def adapt(
     dropouts: Dropouts | None = None,
     masters_dtype: torch.dtype = torch.float32,
 ) -> AdapterNetwork:
-    """A LoRA on every Linear and convolution of `model`, with random ups, so that it says something."""
+    """A LoRA on every Linear and convolution of `model`, with random ups, so that it has an effect."""
     layers = [
         (path, m) for path, m in model.requires_grad_(False).named_modules() if isinstance(m, nn.Linear | nn.Conv2d)
     ]

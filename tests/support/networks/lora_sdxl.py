@@ -1,4 +1,4 @@
-"""The LoRA method on the miniature SDXL, without a trainer: prepare, one loss, what was warned of."""
+"""The LoRA method on the miniature SDXL, without a trainer: prepare, one loss, its warnings."""
 
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -26,7 +26,7 @@ WITH_CONV = ["conv_dim=2", "conv_alpha=2"]
 
 @dataclass
 class Prepared:
-    """A base model that learns."""
+    """A base model that is trained."""
 
     context: Context
     components: Components
@@ -54,7 +54,7 @@ def _opened(model: Path) -> Components:
 
 
 def opened(model: Path) -> Components:
-    """Components of which nothing is loaded; the file is checked once in a process."""
+    """Components that are not loaded; the file is checked once in a process."""
     once = _opened(model)
     return replace(once, text_encoders=[*once.text_encoders], extras={**once.extras})
 
@@ -83,7 +83,7 @@ def say_something(prepared: Prepared) -> None:
 
 
 def losses(components: Components) -> Tensor:
-    """(2,) of two captions and fixed noise, differentiable in all that learns."""
+    """(2,) of two captions and fixed noise, differentiable in all trained weights."""
     settings, generator = sdxl_settings("model"), torch.Generator().manual_seed(3)
     inputs = {
         "noisy": torch.randn(2, 4, 8, 8, generator=generator),

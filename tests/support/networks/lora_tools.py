@@ -44,7 +44,7 @@ def write_lora(
 
 
 def deltas(tensors: Mapping[str, Tensor] | Path) -> dict[str, Tensor]:
-    """What each layer of a LoRA under sd-scripts' names adds to its weight, (out, in)."""
+    """Each layer's change of its weight by a LoRA under sd-scripts' names, (out, in)."""
     tensors = load_file(tensors) if isinstance(tensors, Path) else tensors
     found = {}
     for key, down in tensors.items():

@@ -1,5 +1,5 @@
 """Gives whole test files to the processes of pytest-xdist, the longest first by their known durations, and reports the
-slowest ones. `bash test.sh --write-durations` measures all files and writes what it found to durations.json."""
+slowest ones. `bash test.sh --write-durations` measures all files and writes the result to durations.json."""
 
 import json
 from collections import Counter
@@ -65,7 +65,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 class Stopwatch:
-    """Adds up what each unit takes."""
+    """Adds up the time of each unit."""
 
     def __init__(self, write: bool) -> None:
         self.seconds = Counter[str]()

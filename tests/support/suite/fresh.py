@@ -44,7 +44,7 @@ def processes() -> ForkServerContext | SpawnContext:
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.support.suite.preloaded"])
-    with pytest.MonkeyPatch.context() as patch:  # it has no sys.path of ours, and does not tell what it cannot import
+    with pytest.MonkeyPatch.context() as patch:  # it has no sys.path of ours, and does not report failed imports
         patch.setenv("PYTHONPATH", found_by_processes()["PYTHONPATH"])
         forkserver.ensure_running()
     return context
@@ -60,7 +60,7 @@ def outcome(process: ForkServerProcess | SpawnProcess) -> int:
 
 
 def console_to(file: Path) -> None:
-    """What this process says, its C++ parts and its end by a signal included, is added to a file."""
+    """The output of this process, including its C++ parts and its end by a signal, is appended to a file."""
     with file.open("a") as console:
         for stream in (1, 2):
             os.dup2(console.fileno(), stream)
@@ -68,7 +68,7 @@ def console_to(file: Path) -> None:
 
 
 def found_by_processes() -> dict[str, str]:
-    """The environment that lets processes of a launcher import the tests' modules, beside what they find anyway."""
+    """The environment that lets processes of a launcher import the tests' modules, in addition to their own path."""
     folders = [str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {"PYTHONPATH": os.pathsep.join(folders)}
 
@@ -77,7 +77,7 @@ def group(
     count: int, folder: Path, work: Callable[..., int], *arguments: Any
 ) -> list[ForkServerProcess | SpawnProcess]:
     """Start `count` processes of one group, each of which runs work(*arguments) in today's environment. Each has its
-    rank and the place to meet in the environment, as from a launcher, and tells into console<rank>.txt."""
+    rank and the place to meet in the environment, as from a launcher, and prints into console<rank>.txt."""
     environment = group_environment(count)
     ranks = [
         processes().Process(target=_rank, args=(rank, environment, folder / f"console{rank}.txt", work, arguments))
@@ -144,7 +144,7 @@ def _launch(words: list[str], environment: dict[str, str], console: Path) -> Non
 
 
 class Team:
-    """Processes that form one group after another: what a process does once, such as imports, it does for all tests."""
+    """Processes that form one group after another: a process's one-time work, such as imports, serves all tests."""
 
     def __init__(self, count: int):
         pipes = [multiprocessing.Pipe() for _ in range(count)]
@@ -155,7 +155,7 @@ class Team:
             theirs.close()
 
     def work(self, folder: Path, work: Callable[..., int], *arguments: Any) -> list[int]:
-        """What work(*arguments) returns in each; what they print is in console<rank>.txt."""
+        """The results of work(*arguments) in each; their output is in console<rank>.txt."""
         environment = group_environment(len(self._ranks))
         for rank, pipe in enumerate(self._pipes):
             pipe.send((rank, environment, folder / f"console{rank}.txt", work, arguments))
@@ -199,7 +199,7 @@ _teams: dict[int, Team] = {}
 
 
 def together(count: int, folder: Path, work: Callable[..., int], *arguments: Any) -> tuple[list[int], str]:
-    """What work(*arguments) returns in each of `count` processes of one group, and what all of them print."""
+    """The results of work(*arguments) in each of `count` processes of one group, and their output."""
     if (team := _teams.get(count)) is None or not team.is_whole:
         if team:
             team.end()

@@ -1,4 +1,4 @@
-"""What a run has on disk at each moment at which it could be killed: recorded once, put back as often as needed."""
+"""A run's files at each moment at which it could be killed: recorded once, restored as often as needed."""
 
 import hashlib
 import json
@@ -22,16 +22,16 @@ FOLDER = ""
 
 @dataclass(frozen=True)
 class Moment:
-    """What a process that is killed leaves behind."""
+    """Files of a killed process."""
 
     label: str
-    """What it was about to do, or had just done."""
+    """Its next or last operation."""
     tree: dict[str, str]
     """Path below the root -> hash of its content; FOLDER of a folder."""
 
 
 class Recorder:
-    """Notes what is below `root` before each operation that changes it, and after each event of a run."""
+    """Records the files below `root` before each operation that changes it, and after each event of a run."""
 
     def __init__(self, root: Path, store: Path):
         self._root, self._store = str(root), store
@@ -87,7 +87,7 @@ class Recorder:
 
 
 def entries(folder: str) -> Iterator[os.DirEntry[str]]:
-    """Everything below a folder; the folder before what is in it."""
+    """Everything below a folder; a folder before its contents."""
     with os.scandir(folder) as found:
         inside = sorted(found, key=lambda entry: entry.name)
     for entry in inside:
@@ -134,7 +134,7 @@ def _half_written(before: Moment, after: Moment, store: Path) -> Iterator[Moment
 
 
 def put_back(moment: Moment, root: Path, store: Path, put: Callable[[Path, Path], Any] = shutil.copy2) -> None:
-    """Make `root` what it was; `put` may be os.link where files are only renamed and removed."""
+    """Restore `root`; `put` may be os.link where files are only renamed and removed."""
     shutil.rmtree(root, ignore_errors=True)
     root.mkdir()
     for path, name in moment.tree.items():
@@ -142,7 +142,7 @@ def put_back(moment: Moment, root: Path, store: Path, put: Callable[[Path, Path]
 
 
 def linked_tree(root: Path, store: Path) -> dict[str, str]:
-    """Return what is below a root that was put back by links."""
+    """Return the files below a root that was restored by links."""
     names = {entry.inode(): entry.name for entry in os.scandir(store)}
     return {
         entry.path[len(str(root)) + 1 :]: FOLDER if entry.is_dir() else names[entry.inode()]

@@ -1,6 +1,6 @@
 """Counts what tests spend on each model family, and fails a run of the tests in which a family exceeds its budget.
 
-A new family is tested by the contract that all families share and by what is its own; CONTRIBUTING.md says how.
+A new family is tested by the contract that all families share and by tests of its own; see CONTRIBUTING.md.
 """
 
 import sys
@@ -13,7 +13,7 @@ import pytest
 
 RUNS, PROCESSES, PAGES = "training runs", "processes", "page loads"
 BUDGET = {RUNS: 30, PROCESSES: 4, PAGES: 1}
-"""What the tests of one family may spend."""
+"""The budget of one family's tests."""
 SHARE = {
     RUNS: "Use a module's shared runs, such as `plain` and `all_at_once` of test_family_contract.py, or test on FLUX.1 "
     "(`any_miniature`) what the family does not decide.",
@@ -21,15 +21,15 @@ SHARE = {
     "tests/support/suite/fresh.py, or with the fixture `warm_python` if the product starts it.",
     PAGES: "Test routes and functions of the page without a browser, and its controls in test_options.py.",
 }
-"""What to do instead."""
+"""The alternative."""
 VEHICLES = ("sdxl", "flux", "qwen_image")
-"""Families without a budget: on these three is tested what all families have in common."""
+"""Families without a budget: the behaviour common to all families is tested on these three."""
 FOLDER = Path(__file__).parents[3] / "sd_scripts" / "families"
 FAMILIES = sorted((path.parents[1].name for path in FOLDER.glob("*/card/__init__.py")), key=len, reverse=True)
 NAMED = "spent"
 
 Spent = dict[str, Counter[str]]
-"""Family -> what was spent on it."""
+"""Family -> its spending."""
 
 _current: list[tuple[str, str]] = []
 """(family, kind) of all that the running test has spent."""
@@ -74,7 +74,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Account:
-    """Adds up what all tests spend."""
+    """Adds up the spending of all tests."""
 
     def __init__(self) -> None:
         self.by_family: Spent = defaultdict(Counter)

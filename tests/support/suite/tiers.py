@@ -1,7 +1,7 @@
 """The tier of each test: `fast` has functions and single layers; `run` whole models, training runs on miniatures,
 servers and new Pythons; `deep` killed runs, several processes, the compiler, the page in a browser, and CUDA.
 
-A test is `fast` unless its own mark, the first mark of its module's `pytestmark`, or its folder says otherwise.
+A test is `fast` unless its own mark, the first mark of its module's `pytestmark`, or its folder sets a different one.
 """
 
 import re

@@ -1,5 +1,5 @@
-"""New Pythons without their imports: forked from a process that has everything imported. What such a process does is
-what one does that begins from nothing, but for the imports and its words in the list of processes."""
+"""New Pythons without their imports: forked from a process that has everything imported. Such a process behaves like
+a fresh one, but for the imports and its name in the list of processes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def pytest_xdist_setupnodes() -> None:
 
 @dataclass
 class Stream:
-    """A file descriptor, which has another number in the process that it is sent to."""
+    """A file descriptor, which has a different number in the process that it is sent to."""
 
     number: int
 
@@ -92,7 +92,7 @@ class Program:
             console.reconfigure(line_buffering=True)
         multiprocessing.set_start_method(None, force=True)  # a process of the fork server would start its own from one
         subprocess.Popen = WarmPython
-        tempfile.tempdir = None  # which may have been read from another environment
+        tempfile.tempdir = None  # which may have been read in a different environment
         os._exit(self._status())
 
     def _status(self) -> int:
@@ -137,7 +137,7 @@ class Tester(Program):
         # the server that forked this process can be asked for others, while its own children would start a new one
         server = multiprocessing.forkserver._forkserver  # type: ignore[attr-defined]
         server.ensure_running = multiprocessing.resource_tracker.ensure_running
-        for name, module in list(sys.modules.items()):  # pytest rewrites the assertions of what is imported only now
+        for name, module in list(sys.modules.items()):  # pytest rewrites the assertions of modules imported only now
             if (file := getattr(module, "__file__", None)) and TESTS in Path(file).parents:
                 del sys.modules[name]
         super()._run()
@@ -172,7 +172,7 @@ class WarmPython(subprocess.Popen):
 
 
 def _program(args: Any) -> list[str]:
-    """Return what follows the name of Python, or nothing if it would run nothing that we can."""
+    """Return the arguments after the name of Python, or nothing for code that cannot be run here."""
     if isinstance(args, str | bytes | os.PathLike):
         return []
     python, *words = map(os.fsdecode, args)

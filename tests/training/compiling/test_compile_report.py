@@ -1,4 +1,4 @@
-"""What the compiler did is told in words: blocks, guards that failed, places where graphs broke."""
+"""The compiler's work is described in words: blocks, guards that failed, places where graphs broke."""
 
 from typing import Any
 
@@ -42,7 +42,7 @@ from tests.support.training import Run, train
         ("", ""),
     ],
 )
-def test_a_failed_guard_is_told_in_words(reason: str, words: str) -> None:
+def test_a_failed_guard_is_described_in_words(reason: str, words: str) -> None:
     assert in_words(reason) == words
 
 
@@ -79,7 +79,7 @@ def test_each_graph_has_its_block_and_the_reason_of_a_recompile() -> None:
 
 
 @pytest.mark.usefixtures("no_graphs")
-def test_a_graph_break_is_told_with_its_line_and_what_pytorch_says() -> None:
+def test_a_graph_break_is_reported_with_its_line_and_pytorchs_reason() -> None:
     metrics = compiled(Broken(), torch.ones(2))
     line = Broken.forward.__code__.co_firstlineno + 2
     assert breaks_in(metrics) == [f"test_compile_report.py:{line}"]
@@ -108,7 +108,7 @@ class Branching(nn.Module):
 
 @pytest.mark.inductor
 @pytest.mark.usefixtures("no_graphs")
-def test_each_graph_tells_whether_inductors_cache_had_it() -> None:
+def test_each_graph_reports_whether_it_came_from_inductors_cache() -> None:
     x = torch.ones(4, 4)
 
     def again() -> tuple[list[str | None], Counts]:
@@ -132,7 +132,7 @@ def test_each_graph_tells_whether_inductors_cache_had_it() -> None:
 
 
 @pytest.mark.usefixtures("no_graphs")
-def test_other_backends_have_no_cache_to_tell_of() -> None:
+def test_other_backends_report_no_cache() -> None:
     (graph,) = graphs_in(compiled(Block(), torch.ones(5)), {})
     assert graph.cache is None
 
@@ -150,7 +150,7 @@ def test_progress_counts_graphs_against_the_plan(graphs: int, cached: int, expec
     assert progress_note(graphs, cached, expected) == words
 
 
-def test_progress_goes_on_while_backward_passes_are_compiled() -> None:
+def test_progress_continues_while_backward_passes_are_compiled() -> None:
     assert progress_note(14, 0, 14, 3) == "14 of about 14 graphs, backward pass 3 of 14"
     assert progress_note(14, 5, 14, 9) == "14 of about 14 graphs (5 from the cache), backward pass 9 of 9"
     assert progress_note(2, 2, None, 1) == "2 graphs so far (2 from the cache), backward pass 1 of 1"
@@ -162,12 +162,12 @@ TRACED: dict[str, Any] = {"compile": True, "compile_backend": "eager", "network_
 
 @pytest.mark.run
 @pytest.mark.usefixtures("no_graphs")
-def test_a_run_tells_which_size_made_it_recompile(any_miniature: Any, tmp_path: Any) -> None:
+def test_a_run_reports_the_size_that_made_it_recompile(any_miniature: Any, tmp_path: Any) -> None:
     make_folder(tmp_path / "data" / "1_cat", [(128, 128), (128, 64)])
     values = {**TRACED, "resolution": "128,128", "max_train_steps": 2}
     made: Run = train(any_miniature, tmp_path / "out", train_data_dir=tmp_path / "data", **values)
-    first, second = made.told("compile")
-    shapes = [event["shape"] for event in made.told("step")]
+    first, second = made.events_of("compile")
+    shapes = [event["shape"] for event in made.events_of("step")]
     assert first["text"].startswith(f"step 1 ({shapes[0]}): 2 graphs compiled in ")
     assert second["text"].startswith(f"step 2 ({shapes[1]}): 2 graphs compiled in ")
     assert second["text"].endswith(": 1 DoubleBlock, 1 SingleBlock")
@@ -189,9 +189,9 @@ def test_a_run_warns_once_of_each_place_where_a_graph_breaks(
     monkeypatch.setattr(DoubleBlock, "forward", broken)
     made = train(any_miniature, tmp_path / "out", **TRACED, max_train_steps=2)
     line = broken.__code__.co_firstlineno + 1
-    (told,) = [event["text"] for event in made.told("warning") if "a graph ends" in event["text"]]
+    (told,) = [event["text"] for event in made.events_of("warning") if "a graph ends" in event["text"]]
     assert told.startswith(
         f"compile: a graph ends at test_compile_report.py:{line}, and the code there runs uncompiled."
     )
     assert "print" in told
-    assert made.told("compile")[-1]["breaks"] > 0
+    assert made.events_of("compile")[-1]["breaks"] > 0

@@ -1,4 +1,4 @@
-"""Graphs that inductor runs without CUDA graphs are told with its reason: by its own logger, without a GPU."""
+"""Graphs that inductor runs without CUDA graphs are reported with its reason: by its own logger, without a GPU."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -37,7 +37,7 @@ TRACE = (
 CHANGED = PlaceholderInfo(name="x", stack_trace=None, users=[], mutating_use_stack_trace=TRACE)
 
 
-def test_a_changed_input_is_told_with_its_line_once_until_it_is_taken(skips: CudaGraphSkips) -> None:
+def test_a_mutated_input_is_reported_once_with_its_line(skips: CudaGraphSkips) -> None:
     message = get_mutation_stack_trace([CHANGED], [0])
     for _ in range(2):
         log_cudagraph_skip_and_bump_counter(message)
@@ -45,7 +45,7 @@ def test_a_changed_input_is_told_with_its_line_once_until_it_is_taken(skips: Cud
     assert skips.take() == []
 
 
-def test_a_value_on_the_cpu_is_told_as_inductor_passes_it_on(skips: CudaGraphSkips) -> None:
+def test_a_value_on_the_cpu_is_reported_as_inductor_passes_it_on(skips: CudaGraphSkips) -> None:
     x, sine, _ = torch.fx.symbolic_trace(Sine()).graph.nodes
     sine.meta["stack_trace"] = TRACE
     message = check_multiple_devices_or_any_cpu_nodes({torch.device("cpu"): x})
@@ -62,11 +62,11 @@ def test_a_run_warns_once_of_each_reason(any_miniature: Any, tmp_path: Path, mon
 
     monkeypatch.setitem(backends(), "eager", skipping)
     made = train(any_miniature, tmp_path / "out", compile=True, compile_backend="eager", max_train_steps=1)
-    assert [event["text"] for event in made.told("warning")] == [
+    assert [event["text"] for event in made.events_of("warning")] == [
         "compile_backend: a compiled graph runs without CUDA graphs, which is slower: it changes inputs in place (1), "
         "at blocks.py:12"
     ]
-    assert made.told("compile")[-1]["cuda_graph_skips"] == 2
+    assert made.events_of("compile")[-1]["cuda_graph_skips"] == 2
 
 
 class Sine(nn.Module):
@@ -91,5 +91,5 @@ class Sine(nn.Module):
         ("skipping cudagraphs due to control flow operator: torch.cond.", "control flow operator: torch.cond"),
     ],
 )
-def test_other_reasons_are_told_in_words(message: str, words: str) -> None:
+def test_other_reasons_are_described_in_words(message: str, words: str) -> None:
     assert reason_in_words(message) == words

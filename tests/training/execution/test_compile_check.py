@@ -1,4 +1,4 @@
-"""compile_check_every: some steps also run eagerly, training stays the same, and a difference is told."""
+"""compile_check_every: some steps also run eagerly, training stays the same, and a difference is reported."""
 
 import math
 from pathlib import Path
@@ -19,7 +19,7 @@ COMPILED: dict[str, Any] = {"compile": True, "compile_backend": "eager", "gradie
 @pytest.mark.run
 @pytest.mark.usefixtures("no_graphs")
 @pytest.mark.parametrize("start", [train, train_whole])
-def test_a_check_tells_the_difference_and_leaves_training_as_it_is(
+def test_a_check_reports_the_difference_and_leaves_training_unchanged(
     start: Any, any_miniature: Any, tmp_path: Path
 ) -> None:
     values = {**COMPILED, "gradient_checkpointing": True, "use_ema": True, "cache_latents": None}
@@ -29,8 +29,8 @@ def test_a_check_tells_the_difference_and_leaves_training_as_it_is(
     assert (checked.status, plain.status) == (0, 0)
     assert checked.losses == plain.losses
     assert equal(checked.tensors(), plain.tensors())
-    assert plain.told("compile_check") == []
-    (event,) = checked.told("compile_check")
+    assert plain.events_of("compile_check") == []
+    (event,) = checked.events_of("compile_check")
     assert event["step"] == 2
     assert event["loss_difference"] == event["gradient_difference"] == 0  # this backend runs the same kernels
     assert not event["exceeds"]
@@ -38,7 +38,7 @@ def test_a_check_tells_the_difference_and_leaves_training_as_it_is(
 
 @pytest.mark.run
 @pytest.mark.usefixtures("no_graphs")
-def test_a_wrong_kernel_is_told_and_warned_of_once(
+def test_a_wrong_kernel_is_reported_with_one_warning(
     any_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def wrong(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
@@ -46,11 +46,11 @@ def test_a_wrong_kernel_is_told_and_warned_of_once(
 
     monkeypatch.setitem(backends(), "eager", wrong)
     checked = train(any_miniature, tmp_path / "run", **COMPILED, compile_check_every=2, max_train_steps=4)
-    assert [event["step"] for event in checked.told("compile_check")] == [2, 4]
-    for event in checked.told("compile_check"):
+    assert [event["step"] for event in checked.events_of("compile_check")] == [2, 4]
+    for event in checked.events_of("compile_check"):
         assert event["exceeds"]
         assert event["gradient_difference"] > event["bound"] == 1e-3
-    (warning,) = [event["text"] for event in checked.told("warning")]
+    (warning,) = [event["text"] for event in checked.events_of("warning")]
     assert warning.startswith("compile_check_every: compiled and eager results of step 2 differ: loss by ")
     assert "Rounding in float32 explains up to 0.001." in warning
 
@@ -64,7 +64,7 @@ def test_a_difference_is_relative_to_the_largest_gradient_of_all() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_what_is_not_finite_is_told_as_such(value: float) -> None:
+def test_a_non_finite_result_is_reported_as_such(value: float) -> None:
     eager = EagerStep(loss=torch.tensor(1.0), gradients={"a": torch.ones(2)})
     assert not difference(eager, torch.tensor(value), eager.gradients).finite
     assert not difference(eager, torch.tensor(1.0), {"a": torch.tensor([1.0, value])}).finite
@@ -73,8 +73,8 @@ def test_what_is_not_finite_is_told_as_such(value: float) -> None:
 @pytest.mark.parametrize(
     ("values", "why"),
     [
-        ({"network_dropout": 0.1}, "network_dropout draws other random numbers when compiled"),
-        ({"network_args": ["rank_dropout=0.1"]}, "rank_dropout in network_args draws other random numbers"),
+        ({"network_dropout": 0.1}, "network_dropout uses different random numbers when compiled"),
+        ({"network_args": ["rank_dropout=0.1"]}, "rank_dropout in network_args uses different random numbers"),
         ({"compile": False, "network_dropout": 0.1}, ""),
         ({"network_args": ["rank_dropout=0"]}, ""),
     ],

@@ -1,4 +1,4 @@
-"""Runs that torch.compile fails in: told in plain words, and not lost."""
+"""Runs in which torch.compile fails: reported in plain words, and not lost."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -30,12 +30,12 @@ def plain(any_miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return train(any_miniature, tmp_path_factory.mktemp("plain") / "out", network_args=["train_blocks=single"])
 
 
-def test_a_compiler_that_fails_is_told_and_the_run_goes_on(miniature: Any, tmp_path: Path) -> None:
+def test_a_compiler_failure_is_reported_and_the_run_continues(miniature: Any, tmp_path: Path) -> None:
     with torch._inductor.config.patch(BROKEN):
         run = train(miniature, tmp_path / "run", compile=True, compile_dynamic="false")
     assert run.status == 0
     assert run.losses == pytest.approx(train(miniature, tmp_path / "plain").losses, rel=1e-5)
-    (warning,) = [event["text"] for event in run.told("warning") if "torch.compile failed" in event["text"]]
+    (warning,) = [event["text"] for event in run.events_of("warning") if "torch.compile failed" in event["text"]]
     assert "The run continues without compiling" in warning
     assert "install a C++ compiler" in warning
 
@@ -46,7 +46,7 @@ def test_with_fullgraph_a_compiler_that_fails_ends_the_run_in_one_sentence(
     with torch._inductor.config.patch(BROKEN):
         run = train(miniature, tmp_path / "run", compile=True, compile_fullgraph=True)
     assert run.status == 1
-    (failed,) = run.told("failed")
+    (failed,) = run.events_of("failed")
     assert "torch.compile failed" in failed["error"]
     assert "compile_fullgraph" in failed["remedy"]
     assert "Traceback" not in capsys.readouterr().err
@@ -54,7 +54,7 @@ def test_with_fullgraph_a_compiler_that_fails_ends_the_run_in_one_sentence(
 
 @pytest.fixture
 def stances(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """How guards were evaluated in each step that told the compiler."""
+    """How guards were evaluated in each step that configured the compiler."""
     noted, set_stance = list[dict[str, Any]](), torch.compiler.set_stance
 
     def note(stance: str, **how: Any) -> Any:
@@ -86,7 +86,7 @@ def test_a_graph_that_is_gone_while_guards_are_skipped_is_compiled_again(
 
     def forgets(self: StepReporter, *report: Any, **more: Any) -> float:
         steps.append(report)
-        if len(steps) == 3:  # of which the third skips guards already
+        if len(steps) == 3:  # the third of which skips guards already
             torch._dynamo.reset()
         return step(self, *report, **more)
 
@@ -95,8 +95,8 @@ def test_a_graph_that_is_gone_while_guards_are_skipped_is_compiled_again(
     monkeypatch.setattr(StepReporter, "step", forgets)
     run = train(any_miniature, tmp_path / "run", **TRACED, max_train_steps=5)
     assert run.losses == whole.losses
-    assert run.told("warning") == whole.told("warning") == []
-    assert [event["step"] for event in run.told("compile") if event.get("graphs")][-1] == 4
+    assert run.events_of("warning") == whole.events_of("warning") == []
+    assert [event["step"] for event in run.events_of("compile") if event.get("graphs")][-1] == 4
 
 
 LIMITED = {**TRACED, "compile_cache_size_limit": 1}
@@ -108,19 +108,19 @@ def two_sizes(tmp_path: Path) -> dict[str, Any]:
     return {"train_data_dir": tmp_path / "data", "resolution": "96,96", "max_train_steps": 4}
 
 
-def test_graphs_beyond_the_limit_are_told_once_and_the_run_goes_on_eagerly(
+def test_graphs_beyond_the_limit_are_reported_once_and_the_run_continues_eagerly(
     two_sizes: dict[str, Any], any_miniature: Any, tmp_path: Path
 ) -> None:
     run = train(any_miniature, tmp_path / "run", **two_sizes, **LIMITED)
     assert run.status == 0
-    assert len(run.told("started")[0]["shapes"]) == 2
-    assert [event["text"] for event in run.told("warning")] == [
+    assert len(run.events_of("started")[0]["shapes"]) == 2
+    assert [event["text"] for event in run.events_of("warning")] == [
         "compile_cache_size_limit: 1 graphs for each kind of block are not enough; further shapes run "
         "uncompiled, which is slow. Set it to 0, which computes it"
     ]
     torch._dynamo.reset()
     enough = train(any_miniature, tmp_path / "enough", **two_sizes, **{**LIMITED, "compile_cache_size_limit": 0})
-    assert enough.told("warning") == []
+    assert enough.events_of("warning") == []
     assert run.losses == pytest.approx(enough.losses, rel=1e-5)
 
 
@@ -129,7 +129,7 @@ def test_with_fullgraph_graphs_beyond_the_limit_end_the_run_in_one_sentence(
 ) -> None:
     run = train(any_miniature, tmp_path / "run", compile_fullgraph=True, **two_sizes, **LIMITED)
     assert run.status == 1
-    (failed,) = run.told("failed")
+    (failed,) = run.events_of("failed")
     assert failed["remedy"].startswith("set compile_cache_size_limit = 0, or turn compile_fullgraph off")
 
 
@@ -155,7 +155,7 @@ def eager(any_miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
     [(False, 1), (True, 23)],  # the second of a step's two batches, while guards are skipped
     ids=["forward of the first step", "backward of a later one"],
 )
-def test_any_error_of_compiled_code_in_any_step_is_told_and_the_step_begins_anew_without_it(
+def test_an_error_of_compiled_code_in_any_step_is_reported_and_the_step_restarts_without_it(
     in_backward: bool, nth: int, eager: Run, any_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = FailingCode(nth, plain_error, in_backward=in_backward)
@@ -164,7 +164,7 @@ def test_any_error_of_compiled_code_in_any_step_is_told_and_the_step_begins_anew
     assert backend.left == 0
     assert run.status == 0
     assert run.losses == pytest.approx(eager.losses, rel=1e-5)
-    (warning,) = [event["text"] for event in run.told("warning") if "torch.compile failed" in event["text"]]
+    (warning,) = [event["text"] for event in run.events_of("warning") if "torch.compile failed" in event["text"]]
     assert warning.startswith("torch.compile failed: RuntimeError: graph recording observed an input tensor")
 
 
@@ -185,14 +185,14 @@ def test_weights_that_a_failed_fused_backward_had_updated_are_updated_once(
     assert {partition["steps"] for partition in state["portions"]} == {1}
 
 
-def test_a_full_memory_is_no_error_of_the_compiler(
+def test_running_out_of_memory_is_not_a_compiler_error(
     any_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = FailingCode(2, lambda: torch.OutOfMemoryError("CUDA out of memory"), in_backward=False)
     monkeypatch.setitem(backends(), "eager", full)
     run = train(any_miniature, tmp_path / "run", **FAILING)
     assert run.status == 1
-    assert "the GPU is out of memory" in run.told("failed")[0]["error"]
+    assert "the GPU is out of memory" in run.events_of("failed")[0]["error"]
 
 
 REDUCED = {**QUICK, "compile_mode": "reduce-overhead"}
@@ -216,7 +216,7 @@ def compiled_with(monkeypatch: pytest.MonkeyPatch) -> Callable[[FailingCode], li
     return use
 
 
-def test_a_run_tells_that_it_starts_warm_and_keeps_its_cache_meanwhile(
+def test_a_run_reports_a_warm_start_and_locks_its_cache(
     compiled_with: Callable[[FailingCode], list[bool]],
     any_miniature: Any,
     tmp_path: Path,
@@ -237,8 +237,8 @@ def test_a_run_tells_that_it_starts_warm_and_keeps_its_cache_meanwhile(
             (folder / "aotautograd" / key).mkdir(parents=True)
         torch._dynamo.reset()
         warm = train(any_miniature, tmp_path / "warm", compile_vae=True, max_train_steps=1)
-    assert "cached_before" not in cold.told("compile")[0]
-    assert warm.told("compile")[0]["text"] == "Warm start: the compiler cache holds 2 graphs of earlier runs"
+    assert "cached_before" not in cold.events_of("compile")[0]
+    assert warm.events_of("compile")[0]["text"] == "Warm start: the compiler cache contains 2 graphs of earlier runs"
     assert used
     assert all(used)
     assert compile_cache.users_of(folder) == []
@@ -251,7 +251,7 @@ def test_a_run_tells_that_it_starts_warm_and_keeps_its_cache_meanwhile(
         (BY_OPTION, "compile_options", "without triton.cudagraphs"),
     ],
 )
-def test_cuda_graphs_that_fail_are_left_and_the_run_stays_compiled(
+def test_failing_cuda_graphs_are_dropped_and_the_run_stays_compiled(
     values: dict[str, Any],
     option: str,
     continues: str,
@@ -263,7 +263,7 @@ def test_cuda_graphs_that_fail_are_left_and_the_run_stays_compiled(
     asked = compiled_with(FailingCode(10, plain_error, in_backward=False))
     run = train(any_miniature, tmp_path / "run", **values)
     assert run.losses == pytest.approx(plain.losses, rel=1e-5)
-    (warning,) = [event["text"] for event in run.told("warning") if "compile" in event["text"]]
+    (warning,) = [event["text"] for event in run.events_of("warning") if "compile" in event["text"]]
     assert warning.startswith(f"{option}: CUDA graphs failed: RuntimeError: graph recording observed")
     assert f"The run continues {continues}, which compiles again" in warning
     assert asked == sorted(asked, reverse=True)
@@ -280,13 +280,13 @@ def test_blocks_have_no_cuda_graphs_with_gradient_checkpointing(
     assert run.status == 0
     assert asked
     assert not any(asked)
-    assert [event["text"] for event in run.told("warning") if "compile" in event["text"]] == [
+    assert [event["text"] for event in run.events_of("warning") if "compile" in event["text"]] == [
         "compile_options: a step cannot be recorded as a CUDA graph with network_dropout, so it runs compiled without "
         "CUDA graphs"
     ]
 
 
-def test_an_error_before_the_first_step_is_none_of_cuda_graphs(
+def test_an_error_before_the_first_step_is_not_attributed_to_cuda_graphs(
     any_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def encode(*arguments: Any, **more: Any) -> Any:
@@ -294,5 +294,5 @@ def test_an_error_before_the_first_step_is_none_of_cuda_graphs(
 
     monkeypatch.setattr(AutoencoderKL, "encode", encode)
     run = train(any_miniature, tmp_path / "run", train_data_dir=images(tmp_path / "images"), **REDUCED)
-    (failed,) = run.told("failed")
+    (failed,) = run.events_of("failed")
     assert failed["error"] == "the GPU is out of memory"

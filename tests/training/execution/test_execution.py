@@ -1,4 +1,4 @@
-"""Steps that fail are repeated in another way as long as no weight has changed; and what counts as a step's time."""
+"""Failed steps are repeated in a different way as long as no weight has changed; and a step's time."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from tests.training.methods.test_full_encoders import components, context, famil
 
 @dataclass(frozen=True)
 class Rows:
-    """A batch of so many rows."""
+    """A batch of this many rows."""
 
     count: int
 
@@ -129,7 +129,7 @@ def test_weights_may_be_read_until_the_update_begins(tmp_path: Path) -> None:
     assert seen == [True, False]
 
 
-def test_what_happens_while_the_clock_is_paused_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_while_the_clock_is_paused_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
     clock = StepClock(torch.device("cpu"))

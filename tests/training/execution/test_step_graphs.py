@@ -68,7 +68,7 @@ class Again:
 
 @dataclass
 class Rerun:
-    """Records what is to be executed again."""
+    """Records code to be executed again."""
 
     learner: "Learner"
     fails: Exception | None = None
@@ -157,7 +157,7 @@ def train(learner: Learner, step: Launch, shapes: list[tuple[int, ...]]) -> list
 
 @pytest.mark.parametrize("make", [lora, full, halves, masters_of_another_optimizer])
 @pytest.mark.parametrize(("shapes", "graphs"), SHAPES.values(), ids=SHAPES)
-def test_a_recorded_step_learns_the_same(
+def test_a_recorded_step_trains_identically(
     make: Callable[[Path], Learner], shapes: list[tuple[int, ...]], graphs: int, tmp_path: Path
 ) -> None:
     plain, replayed = make(tmp_path / "1"), make(tmp_path / "2")
@@ -172,7 +172,7 @@ def test_a_recorded_step_learns_the_same(
     assert all(torch.equal(tensor, wanted[name]) for name, tensor in replayed.trainable.state_dict().items())
 
 
-def test_the_first_times_run_as_usual(tmp_path: Path) -> None:
+def test_the_first_steps_run_as_usual(tmp_path: Path) -> None:
     learner = lora(tmp_path)
     recorder = Rerun(learner)
     step = learner.recorded(recorder)
@@ -183,7 +183,7 @@ def test_the_first_times_run_as_usual(tmp_path: Path) -> None:
     assert recorder.recorded == 1
 
 
-def test_what_cannot_be_recorded_runs_as_usual_from_then_on(tmp_path: Path) -> None:
+def test_a_step_that_cannot_be_recorded_runs_as_usual_afterwards(tmp_path: Path) -> None:
     learner, plain = lora(tmp_path), lora(tmp_path)
     recorder = Rerun(learner, fails=RuntimeError("it waits\nfor the GPU"))
     step, expected = learner.recorded(recorder), plain.eager()
@@ -202,7 +202,7 @@ def test_what_cannot_be_recorded_runs_as_usual_from_then_on(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("room", [True, False])
-def test_recorded_shapes_are_replayed_on_when_another_one_cannot_be_recorded(room: bool, tmp_path: Path) -> None:
+def test_recorded_shapes_are_still_replayed_when_a_new_one_cannot_be_recorded(room: bool, tmp_path: Path) -> None:
     learner = lora(tmp_path)
     recorder = Rerun(learner)
     step = learner.recorded(recorder)
@@ -225,7 +225,7 @@ def test_recorded_shapes_are_replayed_on_when_another_one_cannot_be_recorded(roo
     assert recorder.recorded == 1
 
 
-def test_what_is_forgotten_is_recorded_again(tmp_path: Path) -> None:
+def test_forgotten_graphs_are_recorded_again(tmp_path: Path) -> None:
     learner, plain = lora(tmp_path), lora(tmp_path)
     recorder = Rerun(learner)
     step, expected = learner.recorded(recorder), plain.eager()
@@ -239,7 +239,7 @@ def test_what_is_forgotten_is_recorded_again(tmp_path: Path) -> None:
     assert torch.equal(learner.trainable.state_dict()["masters"], plain.trainable.state_dict()["masters"])
 
 
-def test_graphs_make_room_for_what_does_not_fit_beside_them(tmp_path: Path) -> None:
+def test_graphs_make_room_for_batches_that_do_not_fit_next_to_them(tmp_path: Path) -> None:
     learner = lora(tmp_path)
     recorder = Rerun(learner)
     eager = learner.eager()
@@ -255,7 +255,7 @@ def test_graphs_make_room_for_what_does_not_fit_beside_them(tmp_path: Path) -> N
     for number in range(WARM_UP + 1):
         step.micro_step(inputs(2, number, torch.float32))
         step.update(None)
-    with pytest.raises(RecordingFailed, match="do not fit into GPU memory beside") as caught:
+    with pytest.raises(RecordingFailed, match="do not fit into GPU memory next to") as caught:
         step.micro_step(inputs(3, 0, torch.float32))
     assert caught.value.none_left
     free[0] = True

@@ -1,5 +1,5 @@
-"""On a GPU: steps that are recorded as CUDA graphs learn what others do, whatever else is asked of the run; and so do
-those whose update is recorded too."""
+"""On a GPU: steps that are recorded as CUDA graphs train like others, whatever else the run does; and so do those
+whose update is recorded too."""
 
 import subprocess
 import sys
@@ -38,11 +38,11 @@ SHAPES: list[tuple[int, int]] = [(96, 96), (96, 96), (64, 128), (64, 128), (128,
 
 
 def recorded(run: Run) -> int:
-    return sum(event["name"] == RECORDING for event in run.told("phase"))
+    return sum(event["name"] == RECORDING for event in run.events_of("phase"))
 
 
 def warned(run: Run) -> list[str]:
-    return [event["text"] for event in run.told("warning") if "CUDA graph" in event["text"]]
+    return [event["text"] for event in run.events_of("warning") if "CUDA graph" in event["text"]]
 
 
 def same(run: Run, plain: Run, *, graphs: int = 1) -> None:
@@ -75,12 +75,12 @@ def same(run: Run, plain: Run, *, graphs: int = 1) -> None:
     ],
     ids=lambda more: ",".join(more),
 )
-def test_a_lora_learns_the_same(more: dict[str, Any], each_miniature: Any, tmp_path: Path) -> None:
+def test_a_recorded_lora_trains_identically(more: dict[str, Any], each_miniature: Any, tmp_path: Path) -> None:
     run = train(each_miniature, tmp_path / "run", **{**RECORDED, **more})
     same(run, train(each_miniature, tmp_path / "plain", **{**COMPILED, **more}))
 
 
-def test_without_a_compiler_it_learns_the_same(
+def test_a_recorded_lora_trains_identically_without_a_compiler(
     each_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With two captions in each batch and none padded: Qwen-Image gives attention a mask only for several captions,
@@ -88,7 +88,7 @@ def test_without_a_compiler_it_learns_the_same(
     monkeypatch.setattr("sd_scripts.families.qwen_image.text.STEP", 1)
     run = train(each_miniature, tmp_path / "run", **COMPILED, compile_backend="cudagraphs", train_batch_size=2)
     same(run, train(each_miniature, tmp_path / "plain", **PLAIN, train_batch_size=2))
-    assert run.told("compile")[-1:] == [] or not run.told("compile")[-1].get("graphs")
+    assert run.events_of("compile")[-1:] == [] or not run.events_of("compile")[-1].get("graphs")
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_without_a_compiler_it_learns_the_same(
     ],
     ids=lambda more: ",".join(more),
 )
-def test_steps_are_recorded_unless_told_otherwise(more: dict[str, Any], each_miniature: Any, tmp_path: Path) -> None:
+def test_steps_are_recorded_by_default(more: dict[str, Any], each_miniature: Any, tmp_path: Path) -> None:
     run = train(each_miniature, tmp_path / "run", **{**STEPS, **more})
     same(run, train(each_miniature, tmp_path / "plain", **{**PLAIN, **more}))
 
@@ -140,7 +140,7 @@ def test_swapped_blocks_are_silently_not_recorded(flux_miniature: Any, tmp_path:
     [HALF, {}, {**HALF, "gradient_checkpointing": True}, {**HALF, "optimizer_type": "Adafactor"}],
     ids=lambda more: ",".join(more),
 )
-def test_a_whole_model_learns_the_same(more: dict[str, Any], each_miniature: Any, tmp_path: Path) -> None:
+def test_a_recorded_whole_model_trains_identically(more: dict[str, Any], each_miniature: Any, tmp_path: Path) -> None:
     run = train_whole(each_miniature, tmp_path / "run", **RECORDED, **more)
     same(run, train_whole(each_miniature, tmp_path / "plain", **COMPILED, **more))
 
@@ -157,7 +157,7 @@ def on_two_gpus(script: str, folder: Path, miniature: Any, **values: Any) -> Run
 @pytest.mark.parametrize(
     ("script", "more"), [("sdxl_train_network.py", {}), ("sdxl_train.py", FULL), ("sdxl_train.py", {**FULL, **HALF})]
 )
-def test_two_gpus_learn_the_same(script: str, more: dict[str, Any], miniature: Any, tmp_path: Path) -> None:
+def test_two_gpus_train_identically(script: str, more: dict[str, Any], miniature: Any, tmp_path: Path) -> None:
     run = on_two_gpus(script, tmp_path / "recorded", miniature, **{**STEPS, **more})
     same(run, on_two_gpus(script, tmp_path / "plain", miniature, **{**PLAIN, **more}))
 
@@ -188,10 +188,10 @@ def test_samples_states_and_checks_in_between_change_nothing(each_miniature: Any
     run = train(each_miniature, tmp_path / "run", **RECORDED, **more)
     assert run.losses == train(each_miniature, tmp_path / "plain", **COMPILED).losses
     assert recorded(run) == 1
-    assert len(run.told("sample")) == 3
+    assert len(run.events_of("sample")) == 3
 
 
-def test_a_resumed_run_ends_as_if_nothing_had_been(each_miniature: Any, tmp_path: Path) -> None:
+def test_a_resumed_run_ends_like_an_uninterrupted_one(each_miniature: Any, tmp_path: Path) -> None:
     values = {**RECORDED, "save_state": True, "save_every_n_steps": 10}
     whole = train(each_miniature, tmp_path / "whole", **values)
     state = next(tmp_path.glob("whole/*step00000010-state"))
@@ -200,13 +200,13 @@ def test_a_resumed_run_ends_as_if_nothing_had_been(each_miniature: Any, tmp_path
     assert equal(again.tensors(), whole.tensors())
 
 
-def test_text_encoders_learn_the_same(each_miniature: Any, tmp_path: Path) -> None:
+def test_recorded_text_encoders_train_identically(each_miniature: Any, tmp_path: Path) -> None:
     """Up to rounding: transformers gives them a mask while a graph is recorded, and else none."""
     more = {"network_train_unet_only": None, "cache_text_encoder_outputs": None, "mixed_precision": "no"}
     run = train(each_miniature, tmp_path / "run", **{**RECORDED, **more, "compile_check_every": 1})
     plain = train(each_miniature, tmp_path / "plain", **{**COMPILED, **more})
     assert (run.status, warned(run), recorded(run)) == (0, [], 1)
-    checks = run.told("compile_check")
+    checks = run.events_of("compile_check")
     assert len(checks) == 20
     assert max(check["gradient_difference"] for check in checks) < 1e-3
     assert run.losses == pytest.approx(plain.losses, rel=0.01)
@@ -215,7 +215,7 @@ def test_text_encoders_learn_the_same(each_miniature: Any, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "mode", [{"compile_mode": "reduce-overhead"}, {"compile_backend": "cudagraphs"}, {"record_steps": True}]
 )
-def test_a_step_that_cannot_be_recorded_is_told_and_the_run_goes_on(
+def test_a_step_that_cannot_be_recorded_is_reported_and_the_run_continues(
     mode: dict[str, str], miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any, **__: Any) -> None:
@@ -229,7 +229,7 @@ def test_a_step_that_cannot_be_recorded_is_told_and_the_run_goes_on(
 
 
 @pytest.mark.parametrize("more", [{}, {"network_dropout": 0.2}], ids=lambda more: ",".join(more))
-def test_what_cannot_run_while_recording_is_told_and_the_run_goes_on(
+def test_an_operation_that_cannot_be_recorded_is_reported_and_the_run_continues(
     more: dict[str, Any], miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A loss that waits for the GPU. Random numbers are drawn as before."""
@@ -264,7 +264,7 @@ def updates(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 def tensors_of(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """What a state holds, as names and tensors or plain values."""
+    """Contents of a state, as names and tensors or plain values."""
     if isinstance(value, dict):
         for key, each in value.items():
             yield from tensors_of(each, f"{name}/{key}")
@@ -284,7 +284,9 @@ def last_state(run: Run) -> dict[str, Any]:
 def same_state(run: Run, plain: Run) -> None:
     assert run.status == plain.status == 0
     assert warned(run) == []
-    assert [step.get("loss") for step in run.told("step")] == [step.get("loss") for step in plain.told("step")]
+    assert [step.get("loss") for step in run.events_of("step")] == [
+        step.get("loss") for step in plain.events_of("step")
+    ]
     ours, wanted = last_state(run), last_state(plain)
     assert ours.keys() == wanted.keys()
     different = [
@@ -386,11 +388,11 @@ def test_a_step_that_is_not_finite_is_skipped_by_a_recorded_update(
     run = method(miniature, tmp_path / "run", **values)
     plain = method(miniature, tmp_path / "plain", **values, record_steps=False)
     assert updates == [True]
-    assert "loss" not in run.told("step")[11]
+    assert "loss" not in run.events_of("step")[11]
     same_state(run, plain)
 
 
-def test_an_update_that_cannot_be_recorded_is_told_and_the_rest_is_replayed(
+def test_an_update_that_cannot_be_recorded_is_reported_and_the_rest_is_replayed(
     miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clip = AdapterGradients.clip

@@ -100,7 +100,7 @@ def average(interval: int = 1) -> EmaOptions:
 @pytest.mark.parametrize(
     ("make", "shapes"), [*product([lora, full, halves, masters_of_another_optimizer], [ONE, SEVERAL])]
 )
-def test_a_recorded_update_learns_the_same(
+def test_a_recorded_update_trains_identically(
     make: Callable[[Path], Learner], shapes: list[tuple[int, ...]], tmp_path: Path
 ) -> None:
     twin = Twin(make, tmp_path, accumulation=max(map(len, shapes)))
@@ -108,7 +108,7 @@ def test_a_recorded_update_learns_the_same(
     assert (twin.recorder.recorded, twin.warnings) == (1, [])
 
 
-def test_it_is_recorded_once_gradients_stay_in_place_and_it_has_run_as_usual(tmp_path: Path) -> None:
+def test_the_update_is_recorded_once_gradients_stay_in_place_and_it_has_run_as_usual(tmp_path: Path) -> None:
     twin = Twin(lora, tmp_path)
     twin.train(steps=range(FIRST - 1))
     assert twin.recorder.recorded == 0
@@ -137,7 +137,7 @@ def fused(folder: Path) -> Learner:
     return learner
 
 
-def test_it_reads_the_rates_of_the_schedule(tmp_path: Path) -> None:
+def test_a_recorded_update_reads_the_rates_of_the_schedule(tmp_path: Path) -> None:
     twin = Twin(fused, tmp_path)
     schedules = [
         torch.optim.lr_scheduler.LambdaLR(each.optimizer, lambda step: (step + 1) / STEPS)
@@ -176,7 +176,7 @@ def scaled() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("make", [lora, full, halves])
-def test_what_cannot_be_recorded_is_told_once_and_runs_as_usual(
+def test_an_update_that_cannot_be_recorded_is_reported_once_and_runs_as_usual(
     make: Callable[[Path], Learner], tmp_path: Path
 ) -> None:
     """It fails at its end, as what waits for the GPU does: all of it ran on the CPU by then, but nothing on the GPU."""
@@ -229,7 +229,7 @@ def test_an_optimizer_that_computes_without_kernels_is_not_recorded(
 
 
 @pytest.mark.parametrize("make", [lora, full, halves])
-def test_what_is_forgotten_is_recorded_again(make: Callable[[Path], Learner], tmp_path: Path) -> None:
+def test_forgotten_graphs_are_recorded_again(make: Callable[[Path], Learner], tmp_path: Path) -> None:
     twin = Twin(make, tmp_path)
     twin.train(steps=range(FIRST + 1))
     twin.step.forget()
@@ -238,7 +238,7 @@ def test_what_is_forgotten_is_recorded_again(make: Callable[[Path], Learner], tm
 
 
 @pytest.mark.parametrize("make", [lora, halves])
-def test_it_is_recorded_again_after_a_state_was_loaded(make: Callable[[Path], Learner], tmp_path: Path) -> None:
+def test_the_update_is_recorded_again_after_loading_a_state(make: Callable[[Path], Learner], tmp_path: Path) -> None:
     twin = Twin(make, tmp_path)
     twin.train(steps=range(FIRST + 1))
     for each in (twin.plain, twin.recorded):
@@ -270,7 +270,7 @@ def test_micro_steps_that_are_not_recorded_mix_with_recorded_ones(
     assert twin.recorded.trainable.gradients.settle()
 
 
-def test_optimizers_tell_what_keeps_them_from_being_recorded() -> None:
+def test_optimizers_name_what_keeps_them_from_being_recorded() -> None:
     def why(name: str, *, scaled: bool = False, **values: Any) -> str:
         options = OptimizerOptions(optimizer_type=name)
         weights = [nn.Parameter(torch.zeros(2))]

@@ -1,4 +1,4 @@
-"""Two processes over gloo: they learn as one, tell once, and end together."""
+"""Two processes over gloo: they train as one, report once, and end together."""
 
 import os
 import shutil
@@ -44,7 +44,7 @@ pytestmark = [
 
 @contextmanager
 def keeping_copies(folder: Path) -> Iterator[None]:
-    """Let training in this process also write, in the end, what it holds and which losses it saw."""
+    """Let training in this process also write, in the end, its weights and losses."""
     losses, in_flight, micro_step, finish = [], [], Eager.micro_step, Trainer._finish
 
     def noted(eager: Eager, inputs: StepInputs) -> Tensor:
@@ -94,7 +94,7 @@ def _plain(settings: dict[str, Any]) -> dict[str, Any]:
     return {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
 
 
-def test_two_processes_learn_as_one(any_miniature: Any, tmp_path: Path) -> None:
+def test_two_processes_train_as_one(any_miniature: Any, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("\n".join(f"a {colour} circle --w 64 --h 64 --s 1 --d 1" for colour in ("red", "blue", "green")))
     config = configure(
@@ -111,14 +111,14 @@ def test_two_processes_learn_as_one(any_miniature: Any, tmp_path: Path) -> None:
     assert made.losses == pytest.approx(((one["losses"] + other["losses"]) / 2).tolist())
     assert not torch.equal(one["losses"], other["losses"])
     assert made.steps == [1, 2, 3]
-    assert made.told("started")[0]["batches_per_epoch"] == 2  # of four images; two are kept for validation
-    assert len(made.told("started")) == len(made.told("finished")) == len(made.told("validation")) == 1
-    assert [event["prompt"].split()[1] for event in made.told("sample")] == ["red", "blue", "green"]
+    assert made.events_of("started")[0]["batches_per_epoch"] == 2  # of four images; two are kept for validation
+    assert len(made.events_of("started")) == len(made.events_of("finished")) == len(made.events_of("validation")) == 1
+    assert [event["prompt"].split()[1] for event in made.events_of("sample")] == ["red", "blue", "green"]
     assert made.files == ["sample", "short-state", "short.safetensors"]
 
 
 def train_group(config: Path, family: str = "flux", method: str = "lora") -> tuple[list[int], str]:
-    """Exit statuses of two processes without the launcher, and what both told."""
+    """Exit statuses of two processes without the launcher, and the output of both."""
     return together(2, config.parent, train_in_group, config, family, method)
 
 
@@ -142,10 +142,10 @@ def test_two_processes_train_the_same_embeddings(miniature: Any, tmp_path: Path)
 def test_a_mistake_ends_both_processes_with_one_sentence(any_miniature: Any, tmp_path: Path) -> None:
     statuses, told = train_group(configure(tmp_path, any_miniature, resume=str(tmp_path / "nowhere")))
     assert statuses == [2, 2]
-    assert told.count("resume: there is no folder") == 1
+    assert told.count("resume: folder not found") == 1
 
 
-def test_a_loss_that_is_no_number_ends_both_processes(any_miniature: Any, tmp_path: Path) -> None:
+def test_a_nan_loss_ends_both_processes(any_miniature: Any, tmp_path: Path) -> None:
     values = {"learning_rate": 1e3, "max_train_steps": 20, "max_grad_norm": 0.0}
     statuses, told = train_group(configure(tmp_path, any_miniature, **values))
     assert statuses == [1, 1]
@@ -165,13 +165,11 @@ def test_two_processes_find_the_newest_state_together_and_resume_exactly(any_min
     assert statuses == [0, 0], told
     assert whole.losses == losses[2:]
     assert equal(whole.tensors(), tensors)
-    (started,) = whole.told("started")
+    (started,) = whole.events_of("started")
     assert started["resumed_from"] == str(output / "short-step00000002-state")
 
 
-def test_blocks_that_take_turns_and_are_compiled_learn_the_same_in_both_processes(
-    flux_miniature: Any, tmp_path: Path
-) -> None:
+def test_compiled_swapped_blocks_train_the_same_in_both_processes(flux_miniature: Any, tmp_path: Path) -> None:
     everything = {
         "blocks_to_swap": 2,
         "gradient_checkpointing": True,
@@ -190,7 +188,7 @@ def test_blocks_that_take_turns_and_are_compiled_learn_the_same_in_both_processe
         output = tmp_path / name / "out"
         made = Run(0, output, RunFolder(output / "run"))
         assert made.losses == pytest.approx(((one["losses"] + other["losses"]) / 2).tolist())
-        assert [event["graphs"] for event in made.told("compile")] == ([2] if options else [])
+        assert [event["graphs"] for event in made.events_of("compile")] == ([2] if options else [])
         losses.append(made.losses)
         masters.append(one["masters"])
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
@@ -206,7 +204,7 @@ ENCODERS = {"train_text_encoder": True, "cache_text_encoder_outputs": None}
 
 
 def train_two(folder: Path, miniature: Any, **values: Any) -> Run:
-    """Full training by two processes, which end with equal weights; what the first left behind."""
+    """Full training by two processes, which end with equal weights; the results of the first."""
     folder.mkdir(exist_ok=True)
     statuses, told = train_group(configure(folder, miniature, **{**FULL, **values}), miniature.family, "full")
     assert statuses == [0, 0], told
@@ -226,7 +224,7 @@ def fail_in_backward(config: Path, family: str, method: str) -> int:
 
 
 @pytest.mark.parametrize("more", [{}, WITHIN], ids=["at the end", "within backward"])
-def test_both_learn_on_where_compiled_code_fails_in_one_of_them(
+def test_both_processes_keep_training_when_compiled_code_fails_in_one(
     more: dict[str, Any], any_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = {**FULL, "max_grad_norm": 0.0, "compile": True, "compile_backend": "eager", **more}
@@ -237,7 +235,7 @@ def test_both_learn_on_where_compiled_code_fails_in_one_of_them(
     del one["losses"], other["losses"]
     assert equal(one, other)
     two = Run(0, tmp_path / "out", RunFolder(tmp_path / "out" / "run"))
-    if more:  # the rest of the failed step goes by what its first blocks have learned
+    if more:  # the rest of the failed step uses the updates of its first blocks
         return
     alone = train_as_two(two, any_miniature, monkeypatch, max_grad_norm=0.0)
     assert two.losses == pytest.approx(alone.losses, rel=1e-5)
@@ -258,7 +256,7 @@ def train_as_two(two: Run, miniature: Any, monkeypatch: pytest.MonkeyPatch, **va
 
 
 def apart(one: Run, other: Run, miniature: Any, file: str = "short.safetensors") -> float:
-    """How far two models are from each other, beside how far they have come."""
+    """How far two models are from each other, relative to how far they have moved."""
     base, ours, theirs = (
         torch.cat([tensor.flatten().float() for _, tensor in sorted(tensors.items())])
         for tensors in (base_of(miniature), one.tensors(file), other.tensors(file))
@@ -271,7 +269,7 @@ def apart(one: Run, other: Run, miniature: Any, file: str = "short.safetensors")
     [({}, {}), ({"max_grad_norm": 0.0}, WITHIN)],
     ids=["at the end", "within backward"],  # test_encoders_... trains SDXL's within backward
 )
-def test_two_processes_train_the_model_that_one_trains_with_twice_the_batch(
+def test_two_processes_equal_one_process_with_twice_the_batch(
     values: dict[str, Any], more: dict[str, Any], any_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     two = train_two(tmp_path / "two", any_miniature, **values, **more)
@@ -283,10 +281,10 @@ def test_two_processes_train_the_model_that_one_trains_with_twice_the_batch(
 
 
 @pytest.mark.parametrize("values", [HALF, {"mixed_precision": "bf16"}], ids=["half", "masters"])
-def test_gradients_in_half_precision_are_averaged_as_they_come(
+def test_gradients_in_half_precision_are_averaged_as_they_arrive(
     values: dict[str, Any], any_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of masters coarser, then, than one process adds them up."""
+    """Masters' gradients are then coarser than when one process adds them up."""
     values = {**values, "save_precision": "float"}
     two = train_two(tmp_path / "two", any_miniature, **values)
     one = train_as_two(two, any_miniature, monkeypatch, **values)
@@ -294,7 +292,7 @@ def test_gradients_in_half_precision_are_averaged_as_they_come(
     assert apart(two, one, any_miniature) < TOLERANCE
 
 
-def test_encoders_whose_last_layers_are_not_used_learn_within_backward_too(
+def test_encoders_with_unused_last_layers_are_updated_within_backward_too(
     miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = {"max_grad_norm": 0.0, "max_train_steps": 2, **ENCODERS}
@@ -307,9 +305,7 @@ def test_encoders_whose_last_layers_are_not_used_learn_within_backward_too(
 
 
 @pytest.mark.parametrize("more", [{}, WITHIN], ids=["at the end", "within backward"])
-def test_blocks_that_learn_and_take_turns_learn_what_resident_ones_do(
-    more: dict[str, Any], flux_miniature: Any, tmp_path: Path
-) -> None:
+def test_trained_swapped_blocks_match_resident_ones(more: dict[str, Any], flux_miniature: Any, tmp_path: Path) -> None:
     values = {**HALF, **more, "optimizer_type": "SGDNesterov", "learning_rate": 1e-2}
     swapped = train_two(tmp_path / "swapped", flux_miniature, **values, blocks_to_swap=2)
     resident = train_two(tmp_path / "resident", flux_miniature, **values)
@@ -317,7 +313,7 @@ def test_blocks_that_learn_and_take_turns_learn_what_resident_ones_do(
     assert equal(swapped.tensors(), resident.tensors())
 
 
-def test_full_training_of_two_that_was_resumed_is_the_undisturbed_one(any_miniature: Any, tmp_path: Path) -> None:
+def test_resumed_full_training_of_two_processes_equals_an_uninterrupted_run(any_miniature: Any, tmp_path: Path) -> None:
     values = {**HALF, **WITHIN, "use_ema": True, "max_train_steps": 4, "save_state": True, "save_every_n_steps": 2}
     whole = train_two(tmp_path / "runs", any_miniature, **values)
     losses, files = whole.losses, ("short.safetensors", "short-ema.safetensors")

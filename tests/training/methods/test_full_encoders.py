@@ -88,7 +88,7 @@ def test_each_text_encoder_is_trained_at_its_own_rate_and_saved(encoders: int, f
     assert [f"{number}.weight" in file for number in range(1, encoders + 1)] == list(learns)
 
 
-def test_text_encoders_are_frozen_unless_asked_for(tmp_path: Path) -> None:
+def test_text_encoders_are_frozen_by_default(tmp_path: Path) -> None:
     model, given = components(3), context(tmp_path)
     assert Full().trains_text_encoders(family(3), given) == (False, False, False)
     trainable = Full().prepare(family(3), model, given)

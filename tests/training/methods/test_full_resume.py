@@ -1,4 +1,4 @@
-"""A process that is killed in the middle of full training, twice in a row, goes on as if it had never been."""
+"""A process that is killed in the middle of full training, twice in a row, continues as if nothing had happened."""
 
 import os
 import time
@@ -24,8 +24,8 @@ WITHIN = {"mixed_precision": "bf16", "full_bf16": True, "fused_backward_pass": T
 COMPILED = {"compile": True, "compile_backend": "eager"}
 
 
-def test_killed_twice_in_a_row_it_is_still_the_undisturbed_run(flux_miniature: Any, tmp_path: Path) -> None:
-    """Also if what is left is compiled: Dynamo's graphs call the same kernels in the same order."""
+def test_a_run_killed_twice_in_a_row_equals_an_uninterrupted_one(flux_miniature: Any, tmp_path: Path) -> None:
+    """Also if the rest is compiled: Dynamo's graphs call the same kernels in the same order."""
     values = {**STATES, **WITHIN}
     whole = train_whole(flux_miniature, tmp_path / "whole", **values)
     assert whole.status == 0

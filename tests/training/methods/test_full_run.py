@@ -1,4 +1,5 @@
-"""Full training: the whole model learns, in each family, every partition and precision, and its file is the model."""
+"""Full training: the whole model is trained, in each family, every partition and precision, and its file is the
+model."""
 
 import re
 from collections.abc import Iterable
@@ -49,17 +50,17 @@ UNREAD = re.compile(r"transformer_blocks\.4\.(txt_mlp|attn\.(to_add_out|add_q_pr
 
 
 def of_denoiser(keys: Iterable[str]) -> set[str]:
-    """Of the keys, those of the denoiser."""
+    """The denoiser's keys."""
     return {key for key in keys if not key.startswith(("first_stage_model.", "conditioner."))}
 
 
 def learned(keys: Iterable[str]) -> set[str]:
-    """Of the keys, those of the denoiser that can learn."""
+    """The denoiser's keys that can be trained."""
     return {key for key in of_denoiser(keys) if not UNREAD.fullmatch(key)}
 
 
 @pytest.mark.parametrize("family", ["sdxl", "flux", "qwen_image"])
-def test_the_file_is_the_whole_model_and_all_of_the_denoiser_has_learned(
+def test_the_file_is_the_whole_model_with_a_fully_trained_denoiser(
     family: str, models: dict[str, Any], plain: dict[str, Run]
 ) -> None:
     run = plain[family]
@@ -74,8 +75,8 @@ def test_the_file_is_the_whole_model_and_all_of_the_denoiser_has_learned(
     assert not told["modelspec.architecture"].endswith("/lora")
 
 
-def test_learning_lowers_the_loss(any_miniature: Any, tmp_path: Path) -> None:
-    """Beside a run that sees the same images, noise and timesteps and does not learn."""
+def test_training_lowers_the_loss(any_miniature: Any, tmp_path: Path) -> None:
+    """Compared with a run that sees the same images, noise and timesteps at rate 0."""
     learning, standing = (
         train_whole(any_miniature, tmp_path / str(rate), max_train_steps=15, learning_rate=rate).losses
         for rate in (1e-3, 1e-12)
@@ -83,11 +84,11 @@ def test_learning_lowers_the_loss(any_miniature: Any, tmp_path: Path) -> None:
     assert sum(learning[10:]) < 0.9 * sum(standing[10:])
 
 
-def test_compiled_it_learns_the_same(plain: dict[str, Run], any_miniature: Any, tmp_path: Path) -> None:
+def test_compiled_training_is_identical(plain: dict[str, Run], any_miniature: Any, tmp_path: Path) -> None:
     compiled = train_whole(any_miniature, tmp_path / "out", **COMPILED)
     assert compiled.losses == pytest.approx(plain["flux"].losses, rel=1e-4)
     assert compiled.tensors().keys() == plain["flux"].tensors().keys()
-    assert compiled.told("compile")[-1]["breaks"] == 0
+    assert compiled.events_of("compile")[-1]["breaks"] == 0
 
 
 HALF_ADAFACTOR = {**HALF, **PLAIN_ADAFACTOR}
@@ -105,7 +106,7 @@ HALF_ADAFACTOR = {**HALF, **PLAIN_ADAFACTOR}
     ],
     ids=["adafactor", "masters", "half", "half adafactor", "sdxl", "qwen_image"],
 )
-def test_each_precision_and_optimizer_learns(
+def test_each_precision_and_optimizer_trains(
     family: str, more: dict[str, Any], models: dict[str, Any], plain: dict[str, Run], tmp_path: Path
 ) -> None:
     ours = train_whole(models[family], tmp_path / "out", **more)
@@ -148,9 +149,7 @@ def test_updates_within_backward_are_the_same_updates(
     ],
     ids=["fused and checkpointed", "accumulated", "compiled"],
 )
-def test_blocks_that_learn_and_move_learn_what_resident_ones_do(
-    more: dict[str, Any], flux_miniature: Any, tmp_path: Path
-) -> None:
+def test_trained_swapped_blocks_match_resident_ones(more: dict[str, Any], flux_miniature: Any, tmp_path: Path) -> None:
     assert_swapped_is_resident(flux_miniature, tmp_path, swap=2, **more)
 
 
@@ -163,7 +162,7 @@ def assert_swapped_is_resident(model: Any, tmp_path: Path, swap: int, **more: An
     assert equal(swapped.tensors(), resident.tensors())
 
 
-def test_swapped_blocks_of_a_u_net_learn_what_resident_ones_do_with_its_text_encoders(
+def test_swapped_blocks_of_a_u_net_train_like_resident_ones_with_its_text_encoders(
     miniature: Any, tmp_path: Path
 ) -> None:
     """With one block of the U-Net frozen, and one of the text encoders."""
@@ -183,7 +182,7 @@ def test_swapped_blocks_of_a_u_net_learn_what_resident_ones_do_with_its_text_enc
     ],
     ids=["fused and swapped", "masters and average", "adafactor"],
 )
-def test_stopped_and_resumed_is_never_stopped(
+def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(
     family: str, more: dict[str, Any], stops: tuple[int, ...], models: dict[str, Any], tmp_path: Path
 ) -> None:
     """Within an epoch and at its end. test_kill has masters and average, test_full_resume FLUX.1 fused."""
@@ -204,16 +203,16 @@ def test_stopped_and_resumed_is_never_stopped(
         assert equal(done.tensors("short-ema.safetensors"), whole.tensors("short-ema.safetensors"))
 
 
-def test_weights_that_learn_are_not_held_in_eight_bits(any_miniature: Any, tmp_path: Path) -> None:
+def test_trained_weights_are_not_stored_in_eight_bits(any_miniature: Any, tmp_path: Path) -> None:
     plain = train_whole(any_miniature, tmp_path / "plain", **HALF, max_train_steps=1)
     names = ("fp8_base", "fp8_base_unet", "fp8_compute")
     ours = train_whole(any_miniature, tmp_path / "ours", **HALF, **dict.fromkeys(names, True), max_train_steps=1)
-    told = {event["text"] for event in ours.told("warning")}
+    told = {event["text"] for event in ours.events_of("warning")}
     assert told >= {f"{name}: has no effect in full training" for name in names}
     assert equal(ours.tensors(), plain.tensors())
 
 
-def test_the_average_lies_beside_what_was_trained(any_miniature: Any, tmp_path: Path) -> None:
+def test_the_ema_file_is_saved_next_to_the_trained_one(any_miniature: Any, tmp_path: Path) -> None:
     ours = train_whole(any_miniature, tmp_path / "out", use_ema=True, save_every_n_steps=1, save_last_n_steps=1)
     assert ours.files == [
         *("short-ema.safetensors", "short-step00000001-ema.safetensors", "short-step00000001.safetensors"),
@@ -240,7 +239,7 @@ FIRST, SECOND = "conditioner.embedders.0.", "conditioner.embedders.1."
     ],
     ids=["second", "first"],
 )
-def test_text_encoders_learn_at_their_own_rates(
+def test_text_encoders_train_at_their_own_rates(
     rates: dict[str, Any], learns: tuple[str, ...], miniature: Any, tmp_path: Path
 ) -> None:
     run = train_whole(miniature, tmp_path / "out", **TEXT, **rates, max_train_steps=1)
@@ -250,7 +249,7 @@ def test_text_encoders_learn_at_their_own_rates(
         assert any(key.startswith(encoder) for key in changed) == (encoder in learns)
 
 
-def test_a_block_with_rate_0_stays_as_it_is(miniature: Any, tmp_path: Path) -> None:
+def test_a_block_with_rate_0_stays_unchanged(miniature: Any, tmp_path: Path) -> None:
     rates = ["1e-3"] * 23
     rates[0] = rates[22] = "0"
     before = base_of(miniature)
@@ -259,7 +258,7 @@ def test_a_block_with_rate_0_stays_as_it_is(miniature: Any, tmp_path: Path) -> N
     assert same == {"time_embed", "label_emb", "out"}
 
 
-def test_blocks_of_the_unet_are_counted_as_the_field_does() -> None:
+def test_blocks_of_the_unet_are_counted_as_in_sd_scripts() -> None:
     assert [
         block_of(name)
         for name in (
@@ -277,7 +276,7 @@ def test_blocks_of_the_unet_are_counted_as_the_field_does() -> None:
         ({"blocks_to_swap": 2}, "blocks_to_swap: trained blocks can be swapped only in bf16; set full_bf16"),
         (
             {"fused_backward_pass": True, "gradient_accumulation_steps": 2},
-            "fused_backward_pass: frees gradients at once",
+            "fused_backward_pass: frees each gradient immediately",
         ),
         (
             {"fused_backward_pass": True, "blockwise_fused_optimizers": True},
@@ -285,7 +284,7 @@ def test_blocks_of_the_unet_are_counted_as_the_field_does() -> None:
         ),
         ({"learning_rate": 0.0}, "learning_rate: all learning rates are 0"),
         ({"full_bf16": True}, "full_bf16: needs mixed_precision = bf16"),
-        ({"resume": "nowhere"}, "resume: there is no folder 'nowhere'"),
+        ({"resume": "nowhere"}, "resume: folder not found: 'nowhere'"),
     ],
 )
 def test_bad_input_is_one_sentence(
@@ -306,7 +305,7 @@ def test_bad_input_is_one_sentence(
         ({"train_text_encoder": True}, "cache_text_encoder_outputs: text encoders cannot be trained"),
         (
             {**HALF, "blocks_to_swap": 2, "fused_optimizer_groups": 4},
-            "fused_optimizer_groups: updates weights of several blocks at once",
+            "fused_optimizer_groups: updates weights of several blocks together",
         ),
         (
             {**HALF, "blocks_to_swap": 10},
@@ -321,7 +320,7 @@ def test_bad_input_of_sdxl_is_one_sentence(
     assert why in capsys.readouterr().err
 
 
-def test_a_network_is_no_matter_of_full_training(
+def test_network_options_have_no_effect_on_full_training(
     miniature: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = settings_for(miniature)["pretrained_model_name_or_path"]

@@ -1,4 +1,4 @@
-"""The LoRA method on the miniature: who learns, what the file holds, networks of other people."""
+"""The LoRA method on the miniature: the trained modules, the file's contents, external networks."""
 
 import re
 from pathlib import Path
@@ -47,7 +47,7 @@ def backward(prepared: Prepared) -> None:
         (TEXT_ONLY, {"lora_te1", "lora_te2"}),
     ],
 )
-def test_who_learns_has_gradients_and_is_in_the_file(
+def test_trained_modules_have_gradients_and_are_in_the_file(
     model: Path, tmp_path: Path, options: dict[str, Any], learning: set[str]
 ) -> None:
     prepared = prepare(model, tmp_path, **options)
@@ -69,7 +69,7 @@ def test_a_fresh_lora_changes_nothing(model: Path, tmp_path: Path) -> None:
         assert torch.equal(losses(prepared.components), losses(base(model)))
 
 
-def test_rates_of_the_unet_and_of_each_encoder(model: Path, tmp_path: Path) -> None:
+def test_unet_and_each_encoder_have_their_own_rates(model: Path, tmp_path: Path) -> None:
     groups = prepare(model, tmp_path, unet_lr=1e-4, text_encoder_lr=[1e-5, 2e-5]).trainable.parameter_groups()
     assert {g["name"]: g["lr"] for g in groups} == {"unet": 1e-4, "textencoder 1": 1e-5, "textencoder 2": 2e-5}
 
@@ -83,7 +83,7 @@ def test_one_rate_of_the_encoders_is_for_both_and_unset_rates_are_learning_rate(
     ("rates", "learning"), [([1e-5, 0.0], "lora_te1"), ([0.0, 1e-5], "lora_te2")], ids=["second", "first"]
 )
 @pytest.mark.parametrize("module", ["networks.lora", FOREIGN])
-def test_an_encoder_with_rate_0_stays_as_it_is(
+def test_an_encoder_with_rate_0_stays_unchanged(
     module: str, rates: list[float], learning: str, model: Path, tmp_path: Path
 ) -> None:
     given = prepare(model, tmp_path, network_module=module, text_encoder_lr=rates)
@@ -93,7 +93,7 @@ def test_an_encoder_with_rate_0_stays_as_it_is(
     assert names == {"unet", "textencoder"}
 
 
-def test_nothing_to_learn_is_told(model: Path, tmp_path: Path) -> None:
+def test_nothing_to_train_is_reported(model: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^learning_rate: all learning rates are 0"):
         prepare(model, tmp_path, text_encoder_lr=[0.0], **TEXT_ONLY)
 
@@ -112,7 +112,7 @@ def test_gradient_checkpointing_changes_no_gradient(model: Path, tmp_path: Path)
     torch.testing.assert_close(prepared.network.gradients, without, rtol=1e-4, atol=1e-7)
 
 
-def test_an_eager_step_leaves_gradients_and_random_state_as_they_were(model: Path, tmp_path: Path) -> None:
+def test_an_eager_step_leaves_gradients_and_random_state_unchanged(model: Path, tmp_path: Path) -> None:
     prepared = prepare(model, tmp_path, compile=True, compile_check_every=2)
     say_something(prepared)
     check = CompileCheck(prepared.context, prepared.trainable)
@@ -158,12 +158,12 @@ def test_steps_are_no_longer_checked_once_memory_does_not_suffice(model: Path, t
     assert not prepared.network.collected
 
 
-def test_the_same_seed_makes_the_same_network(model: Path, tmp_path: Path) -> None:
+def test_the_same_seed_creates_the_same_network(model: Path, tmp_path: Path) -> None:
     one, other = (prepare(model, tmp_path, **UNET_ONLY).network.masters for _ in range(2))
     assert torch.equal(one, other)
 
 
-def test_full_bf16_holds_the_weights_that_learn_in_bf16_too(model: Path, tmp_path: Path) -> None:
+def test_full_bf16_stores_trained_weights_in_bf16_too(model: Path, tmp_path: Path) -> None:
     prepared = prepare(model, tmp_path, mixed_precision="bf16", full_bf16=True, **UNET_ONLY)
     assert prepared.network.masters.dtype == torch.bfloat16
 
@@ -176,13 +176,13 @@ def test_our_lora_has_these_names(model: Path, tmp_path: Path, name: str | None)
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("lycoris.kohya.nothing", "there is no module 'lycoris.kohya.nothing'; install it with `pip install lycoris-l"),
-        ("networks.oft", "there is no module 'networks.oft'; set it to networks.lora, or install it"),
+        ("lycoris.kohya.nothing", "module not found: 'lycoris.kohya.nothing'; install it with `pip install lycoris-l"),
+        ("networks.oft", "module not found: 'networks.oft'; set it to networks.lora, or install it"),
         ("json", "'json' has no create_network, so it is not a network"),
         ("broken_network", "'broken_network' cannot be imported: No module named 'nowhere'"),
     ],
 )
-def test_a_module_that_is_no_network_is_told_in_one_sentence(
+def test_a_module_that_is_not_a_network_is_reported_in_one_sentence(
     name: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "broken_network.py").write_text("import nowhere\n")
@@ -209,7 +209,7 @@ def learn(prepared: Prepared) -> None:
     ("options", "learning"),
     [({}, {"lora_unet", "lora_te1", "lora_te2"}), (UNET_ONLY, {"lora_unet"}), (TEXT_ONLY, {"lora_te1", "lora_te2"})],
 )
-def test_a_network_of_other_people_learns_what_the_options_say(
+def test_an_external_network_trains_with_the_options(
     model: Path, tmp_path: Path, options: dict[str, Any], learning: set[str]
 ) -> None:
     prepared = foreign(model, tmp_path, unet_lr=10.0, text_encoder_lr=[1.0], **options)
@@ -222,7 +222,7 @@ def test_a_network_of_other_people_learns_what_the_options_say(
     assert all(tensor.any() for key, tensor in tensors.items() if "te1_text_model_encoder_layers_2" not in key)
 
 
-def test_its_file_has_the_names_of_the_family_and_is_read_again(model: Path, tmp_path: Path) -> None:
+def test_an_external_network_file_has_the_familys_names_and_is_read_again(model: Path, tmp_path: Path) -> None:
     prepared = foreign(model, tmp_path, unet_lr=10.0)
     learn(prepared)
     file = save(prepared, tmp_path / "foreign.safetensors")
@@ -237,7 +237,7 @@ def test_its_file_has_the_names_of_the_family_and_is_read_again(model: Path, tmp
         assert starts(again.trainable.state_dict()) == {"lora_unet", "lora_te1", "lora_te2"}
 
 
-def test_it_is_given_its_arguments_and_names_its_groups(model: Path, tmp_path: Path) -> None:
+def test_an_external_network_gets_its_arguments_and_names_its_groups(model: Path, tmp_path: Path) -> None:
     prepared = foreign(model, tmp_path, network_dropout=0.25, text_encoder_lr=[1e-5])
     kwargs = {"dim": 4, "neuron_dropout": 0.25, "dropout": 0.25, "preset": "full"}
     assert prepared.trainable.network.kwargs == kwargs  # type: ignore[attr-defined]
@@ -245,20 +245,20 @@ def test_it_is_given_its_arguments_and_names_its_groups(model: Path, tmp_path: P
     assert rates == {"textencoder": 1e-5, "unet": 1e-3}
 
 
-def test_its_state_continues_bit_for_bit(model: Path, tmp_path: Path) -> None:
+def test_an_external_network_resumes_bit_for_bit(model: Path, tmp_path: Path) -> None:
     prepared, again = foreign(model, tmp_path, unet_lr=10.0), foreign(model, tmp_path, unet_lr=10.0)
     learn(prepared)
     again.trainable.load_state_dict(prepared.trainable.state_dict())
     assert torch.equal(losses(again.components), losses(prepared.components))
 
 
-def test_a_network_that_cannot_be_made_is_told_in_one_sentence(model: Path, tmp_path: Path) -> None:
+def test_an_external_network_that_cannot_be_created_is_reported_in_one_sentence(model: Path, tmp_path: Path) -> None:
     why = rf"^network_module: '{re.escape(FOREIGN)}' cannot make a network with these network"
     with pytest.raises(ValueError, match=why):
         foreign(model, tmp_path, network_args=["multiplier=twice"])
 
 
-def test_classes_have_their_names_again_when_it_is_made(model: Path, tmp_path: Path) -> None:
+def test_class_names_are_restored_after_an_external_network_is_created(model: Path, tmp_path: Path) -> None:
     prepared = foreign(model, tmp_path)
     assert {"Attention", "TimestepEmbedding"} <= {
         type(part).__name__ for part in prepared.components.denoiser.modules()

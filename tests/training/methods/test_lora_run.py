@@ -1,4 +1,4 @@
-"""LoRAs of short whole runs: what their files say, what they begin from, eager and compiled."""
+"""LoRAs of short whole runs: the metadata of their files, their initial weights, eager and compiled."""
 
 import hashlib
 from pathlib import Path
@@ -16,7 +16,7 @@ from tests.support.training import CAPTIONS_IN_THE_STEP, equal, train
 pytestmark = pytest.mark.run
 
 
-def test_the_file_says_what_it_is_and_keeps_its_precision(miniature: Any, tmp_path: Path) -> None:
+def test_the_file_records_its_kind_and_keeps_its_precision(miniature: Any, tmp_path: Path) -> None:
     args = ["conv_dim=3", "conv_alpha=6", "rank_dropout=0.1"]
     run = train(miniature, tmp_path / "out", save_precision="fp16", network_args=args, network_dropout=0.1)
     assert run.status == 0
@@ -48,7 +48,7 @@ def test_the_file_says_what_it_is_and_keeps_its_precision(miniature: Any, tmp_pa
     assert told["sshs_model_hash"] == hashlib.sha256(payload).hexdigest()
 
 
-def test_cached_captions_know_of_base_weights(miniature: Any, tmp_path: Path) -> None:
+def test_cached_captions_depend_on_base_weights(miniature: Any, tmp_path: Path) -> None:
     other = prepare(miniature.checkpoint, tmp_path)
     say_something(other)
     file = str(save(other, tmp_path / "base.safetensors"))
@@ -73,7 +73,7 @@ def test_norms_stay_below_scale_weight_norms(any_miniature: Any, tmp_path: Path)
 
 
 @pytest.mark.usefixtures("no_graphs")
-def test_blocks_with_dropouts_compile_whole_and_compute_what_eager_ones_do(miniature: Any, tmp_path: Path) -> None:
+def test_blocks_with_dropouts_compile_whole_and_match_eager_ones(miniature: Any, tmp_path: Path) -> None:
     args = ["rank_dropout=0.3", "module_dropout=0.2"]
     prepared = prepare(
         miniature.checkpoint, tmp_path, network_args=args, network_dropout=0.2, network_train_unet_only=True
@@ -83,7 +83,7 @@ def test_blocks_with_dropouts_compile_whole_and_compute_what_eager_ones_do(minia
     unet = prepared.components.denoiser
     eager = [_step(prepared, seed) for seed in range(2)]
     blocks = [b for part in SDXL.blocks.denoiser(unet) for b in part if type(b).__name__ == "BasicTransformerBlock"]
-    counter = CompileCounterWithBackend("eager")  # test_adapter_kinds has what autograd makes of dropouts
+    counter = CompileCounterWithBackend("eager")  # test_adapter_kinds tests autograd with dropouts
     for block in blocks:
         block.compile(backend=counter, fullgraph=True, dynamic=False)
     compiled = [_step(prepared, seed) for seed in range(2)]
@@ -105,7 +105,7 @@ def _step(prepared: Any, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return loss.detach(), gradient
 
 
-def test_swapped_blocks_of_a_u_net_learn_and_draw_what_resident_ones_do(miniature: Any, tmp_path: Path) -> None:
+def test_swapped_blocks_of_a_u_net_train_and_sample_like_resident_ones(miniature: Any, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("a red circle --w 64 --h 64 --s 2 --d 1\n")
     more = {"gradient_checkpointing": True, "sample_prompts": prompts, "sample_every_n_steps": 2}
@@ -114,5 +114,5 @@ def test_swapped_blocks_of_a_u_net_learn_and_draw_what_resident_ones_do(miniatur
     assert swapped.status == 0
     assert swapped.losses == resident.losses
     assert equal(swapped.tensors(), resident.tensors())
-    (ours,), (wanted,) = (run.told("sample") for run in (swapped, resident))
+    (ours,), (wanted,) = (run.events_of("sample") for run in (swapped, resident))
     assert Path(ours["path"]).read_bytes() == Path(wanted["path"]).read_bytes()

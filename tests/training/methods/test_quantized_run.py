@@ -1,4 +1,4 @@
-"""Runs on quantized weights: what they learn, compiled and checkpointed, with text encoders, and when resumed."""
+"""Runs on quantized weights: their training, compiled and checkpointed, with text encoders, and when resumed."""
 
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ pytestmark = [
     [("sdxl", INT8, 2e-2), ("qwen_image", INT8, 2e-2), ("flux", INT8, 2e-2), ("flux", NF4, 1e-1)],
     ids=["sdxl int8", "qwen_image int8", "flux int8", "flux nf4"],
 )
-def test_on_quantized_weights_it_learns_nearly_the_same(
+def test_quantized_weights_train_nearly_the_same(
     family: str, precision: dict[str, str], near: float, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     miniature = request.getfixturevalue("any_miniature" if family == "flux" else MINIATURES[family])
@@ -42,17 +42,17 @@ def test_on_quantized_weights_it_learns_nearly_the_same(
 
 
 @pytest.mark.parametrize("more", [INT8, {**NF4, "gradient_checkpointing": True}], ids=["int8", "nf4 checkpointed"])
-def test_compiled_it_learns_the_same_on_quantized_weights_in_as_many_graphs(
+def test_compiled_training_on_quantized_weights_is_identical_with_the_same_number_of_graphs(
     more: dict[str, Any], any_miniature: Any, tmp_path: Path
 ) -> None:
-    """Dynamo alone decides which graphs there are; test_quantized.py has what autograd makes of them."""
+    """Dynamo alone decides which graphs there are; test_quantized.py tests autograd on them."""
     values = {**more, "compile_backend": "eager"}
     eager, compiled = (train(any_miniature, tmp_path / str(on), **values, compile=on) for on in (False, True))
     assert compiled.losses == pytest.approx(eager.losses, rel=1e-4)
-    assert [(told["graphs"], told["breaks"]) for told in compiled.told("compile")] == [(GRAPHS["flux"], 0)]
+    assert [(told["graphs"], told["breaks"]) for told in compiled.events_of("compile")] == [(GRAPHS["flux"], 0)]
 
 
-def test_text_encoders_in_fp8_and_a_u_net_in_fp8_learn_too(miniature: Any, tmp_path: Path) -> None:
+def test_text_encoders_and_a_u_net_in_fp8_train_too(miniature: Any, tmp_path: Path) -> None:
     given = {**TEXT_ENCODERS_TOO, "mixed_precision": "bf16", "max_train_steps": 2}
     plain, held = (train(miniature, tmp_path / str(on), fp8_base=on, **given) for on in (False, True))
     assert held.losses != plain.losses
@@ -61,7 +61,7 @@ def test_text_encoders_in_fp8_and_a_u_net_in_fp8_learn_too(miniature: Any, tmp_p
     assert sum(bool(up.any()) for up in ups.values()) > len(ups) / 2
 
 
-def test_another_network_learns_on_nf4(any_miniature: Any, tmp_path: Path) -> None:
+def test_an_external_network_trains_on_nf4(any_miniature: Any, tmp_path: Path) -> None:
     given = {"network_module": "tests.support.networks.foreign_network", **TEXT_ENCODERS_TOO}
     plain, held = (train(any_miniature, tmp_path / str(len(more)), **given, **more) for more in ({}, NF4))
     assert held.losses != plain.losses
@@ -69,7 +69,7 @@ def test_another_network_learns_on_nf4(any_miniature: Any, tmp_path: Path) -> No
     assert held.tensors().keys() == plain.tensors().keys()
 
 
-def test_weights_are_quantized_once_from_those_of_the_file_and_base_weights(miniature: Any) -> None:
+def test_weights_are_quantized_once_from_the_file_with_base_weights_merged(miniature: Any) -> None:
     """Were base_weights added to quantized weights, small changes would be rounded away."""
     settings = sdxl_settings(miniature.checkpoint, **NF4)
 
@@ -102,7 +102,7 @@ def test_weights_are_quantized_once_from_those_of_the_file_and_base_weights(mini
     assert quantized > 60
 
 
-def test_a_resumed_run_on_nf4_ends_bit_for_bit_as_one_without_a_break(flux_miniature: Any, tmp_path: Path) -> None:
+def test_a_resumed_run_on_nf4_equals_an_uninterrupted_one_bit_for_bit(flux_miniature: Any, tmp_path: Path) -> None:
     given = {**NF4, "blocks_to_swap": 2, "save_every_n_steps": 2, "save_state": True}
     whole = train(flux_miniature, tmp_path / "whole", **given)
     state = next(path for path in whole.output.iterdir() if path.is_dir() and "000002" in path.name)

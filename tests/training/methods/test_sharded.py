@@ -1,4 +1,4 @@
-"""Two processes over gloo whose weights are in shards (FSDP2): they train what one process trains."""
+"""Two processes over gloo whose weights are in shards (FSDP2): they train like one process."""
 
 import copy
 import json
@@ -53,18 +53,18 @@ from pathlib import Path
 
 (Path(sys.argv[1]) / f"{os.environ['RANK']}.json").write_text(json.dumps(dict(os.environ)))
 """
-"""What is launched notes what the launcher tells it."""
+"""A launched process records its launcher's settings."""
 
 
 @pytest.fixture(autouse=True)
 def _launched_with_fsdp(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What accelerate launch --use_fsdp --fsdp_version 2 tells the processes; a single one has no use for it."""
+    """The environment that accelerate launch --use_fsdp --fsdp_version 2 sets; a single one has no use for it."""
     for name, value in {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}.items():
         monkeypatch.setenv(name, value)
 
 
 def train_shards(folder: Path, miniature: Any, **values: Any) -> Run:
-    """Full training by two processes, each of which holds about half of the weights; what they left behind."""
+    """Full training by two processes, each of which stores about half of the weights; their results."""
     folder.mkdir(exist_ok=True)
     statuses, told = train_group(configure(folder, miniature, **{**FULL, **values}), miniature.family, "full")
     assert statuses == [0, 0], told
@@ -80,10 +80,10 @@ CHECKPOINTED = {"gradient_checkpointing": True}
 
 @pytest.mark.parametrize(
     ("name", "more"),
-    [("any_miniature", COMPILED), ("qwen_image_miniature", {})],  # SDXL's learn with its text encoders, below
+    [("any_miniature", COMPILED), ("qwen_image_miniature", {})],  # SDXL's are trained with its text encoders, below
     ids=["flux compiled", "qwen_image"],
 )
-def test_shards_learn_what_whole_weights_do_and_make_images(
+def test_shards_train_like_whole_weights_and_generate_images(
     name: str, more: dict[str, Any], request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, values = request.getfixturevalue(name), {**CHECKPOINTED, **more, **with_prompts(tmp_path)}
@@ -92,8 +92,8 @@ def test_shards_learn_what_whole_weights_do_and_make_images(
     assert two.losses == pytest.approx(one.losses, rel=1e-5)
     assert apart(two, one, model) < TOLERANCE
     assert two.files == ["sample", "short.safetensors"]
-    assert len(two.told("sample")) == 3
-    assert [event["breaks"] for event in two.told("compile")[-1:]] == [0] * ("compile" in more)
+    assert len(two.events_of("sample")) == 3
+    assert [event["breaks"] for event in two.events_of("compile")[-1:]] == [0] * ("compile" in more)
 
 
 EVERYTHING: dict[str, Any] = {
@@ -114,14 +114,14 @@ def with_prompts(folder: Path, *colours: str) -> dict[str, str]:
     return {"sample_prompts": str(prompts)}
 
 
-def test_masters_averages_validation_and_images_are_those_of_whole_weights(
+def test_masters_averages_validation_and_images_match_whole_weights(
     any_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = {**EVERYTHING, **with_prompts(tmp_path)}
     two = train_shards(tmp_path / "two", any_miniature, **values)
-    prompts = [event["prompt"].split()[1] for event in two.told("sample")]
+    prompts = [event["prompt"].split()[1] for event in two.events_of("sample")]
     assert prompts == ["red", "blue", "green"] * 2
-    assert len({event["path"] for event in two.told("sample")}) == len(list((two.output / "sample").iterdir()))
+    assert len({event["path"] for event in two.events_of("sample")}) == len(list((two.output / "sample").iterdir()))
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "false")
     plain = tmp_path / "plain"
     plain.mkdir()
@@ -129,16 +129,16 @@ def test_masters_averages_validation_and_images_are_those_of_whole_weights(
     assert statuses == [0, 0], told
     whole = Run(0, plain / "out", RunFolder(plain / "out" / "run"))
     assert two.files == whole.files
-    # the first step is compared: how bfloat16 rounds grows from step to step, and is another thing on another CPU
+    # the first step is compared: how bfloat16 rounds grows from step to step, and differs between CPUs
     assert two.losses == pytest.approx(whole.losses, rel=1e-2)
-    validated = [[event["loss"] for event in each.told("validation")] for each in (two, whole)]
+    validated = [[event["loss"] for event in each.events_of("validation")] for each in (two, whole)]
     assert len(validated[0]) == len(validated[1]) == 2
     assert validated[0][0] == pytest.approx(validated[1][0], rel=1e-2)
     for file in ("short-step00000001.safetensors", "short-step00000001-ema.safetensors"):
         assert apart(two, whole, any_miniature, file) < 0.05  # bfloat16 itself is 0.1 from float32
 
 
-def test_a_resumed_run_in_shards_is_the_undisturbed_one(any_miniature: Any, tmp_path: Path) -> None:
+def test_a_resumed_sharded_run_equals_an_uninterrupted_one(any_miniature: Any, tmp_path: Path) -> None:
     values = {**HALF, "use_ema": True, "max_train_steps": 4, "save_state": True, "save_every_n_steps": 2}
     whole = train_shards(tmp_path / "runs", any_miniature, **values)
     losses, files = whole.losses, ("short.safetensors", "short-ema.safetensors")
@@ -149,7 +149,9 @@ def test_a_resumed_run_in_shards_is_the_undisturbed_one(any_miniature: Any, tmp_
     assert all(equal(again.tensors(file), before) for file, before in zip(files, tensors, strict=True))
 
 
-def test_one_process_goes_on_from_a_state_of_two_and_two_from_that_of_one(any_miniature: Any, tmp_path: Path) -> None:
+def test_one_process_resumes_from_a_state_of_two_and_two_from_a_state_of_one(
+    any_miniature: Any, tmp_path: Path
+) -> None:
     values = {**BF16, "use_ema": True, "save_state_on_train_end": True}
     two = train_shards(tmp_path / "two", any_miniature, **values, max_train_steps=2)
     one = train_whole(
@@ -195,14 +197,14 @@ FAILING: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_compiled_code_that_fails_in_both_processes_ends_none(any_miniature: Any, tmp_path: Path) -> None:
+def test_compiled_code_that_fails_in_both_processes_ends_neither(any_miniature: Any, tmp_path: Path) -> None:
     config = configure(tmp_path, any_miniature, **FAILING)
     statuses, told = together(2, tmp_path, fail_to_compile, config, "01")
     assert statuses == [0, 0], told
     assert told.count("The run continues without compiling") == 1
 
 
-def test_text_encoders_learn_whole_beside_shards(
+def test_text_encoders_train_whole_alongside_shards(
     miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And SDXL's blocks are checkpointed and make an image."""
@@ -214,7 +216,7 @@ def test_text_encoders_learn_whole_beside_shards(
     two = Run(0, folder / "out", RunFolder(folder / "out" / "run"))
     held = [{name: t for name, t in each.items() if name.startswith("text_encoder")} for each in copies(folder)]
     assert equal(*held)
-    assert len(two.told("sample")) == 1
+    assert len(two.events_of("sample")) == 1
     one = train_as_two(two, miniature, monkeypatch, **TEXT_ENCODERS)
     assert two.losses == pytest.approx(one.losses, rel=1e-5)
     assert apart(two, one, miniature) < TOLERANCE
@@ -223,7 +225,7 @@ def test_text_encoders_learn_whole_beside_shards(
     assert shapes[0] == shapes[1]
 
 
-def test_what_needs_whole_weights_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_that_need_whole_weights_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def told(**values: Any) -> list[str]:
         try:
             require_fsdp_support(from_values(FLUX_FULL, values))
@@ -252,7 +254,7 @@ def test_what_needs_whole_weights_is_told(monkeypatch: pytest.MonkeyPatch) -> No
     assert offload.startswith("fsdp_offload_params: not supported, shards stay on the GPUs")
 
 
-def test_all_that_needs_whole_weights_is_told_once_and_both_processes_end(
+def test_all_options_that_need_whole_weights_are_reported_once_and_both_processes_end(
     any_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FSDP_VERSION", "1")
@@ -271,7 +273,7 @@ def test_a_lora_needs_no_shards(any_miniature: Any, tmp_path: Path) -> None:
     assert told.count("use_fsdp: not supported for LoRA") == 1
 
 
-def test_what_accelerate_tells_the_processes_that_it_launches_makes_shards(
+def test_the_environment_that_accelerate_sets_turns_on_sharding(
     any_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("ACCELERATE_USE_FSDP", "FSDP_VERSION"):
@@ -293,7 +295,7 @@ def test_what_accelerate_tells_the_processes_that_it_launches_makes_shards(
     assert {len(held[f"denoiser.{name}"]) for held in copies(tmp_path / "two")} == {len(base[name]) // 2}
 
 
-def test_the_guide_for_slurm_has_flags_that_accelerate_takes() -> None:
+def test_the_guide_for_slurm_has_flags_that_accelerate_accepts() -> None:
     guide = Path(__file__).parents[3] / "docs" / "several_gpus.md"
     found = re.search(r"bash -c 'accelerate launch (.+?)'", guide.read_text(encoding="utf-8"), re.DOTALL)
     command = found[1] if found else ""
@@ -306,7 +308,7 @@ def test_the_guide_for_slurm_has_flags_that_accelerate_takes() -> None:
 
 
 def uneven() -> int:
-    """One of three processes: two steps by hand on rows, of which some processes have none; how many are wrong."""
+    """One of three processes: two steps by hand on rows, some processes of which have none; how many are wrong."""
     torch.distributed.init_process_group("gloo")
     rank, wrong = torch.distributed.get_rank(), 0
     torch.manual_seed(0)
@@ -342,7 +344,7 @@ def test_rows_that_do_not_divide_evenly_are_updated_and_joined(tmp_path: Path) -
 
 
 def fail_and_end(config: Path) -> int:
-    """In another process, which ends with its run as those of a launcher do. Compiled code fails in the second."""
+    """In another process, which ends with its run like a launcher's processes. Compiled code fails in the second."""
     status = fail_to_compile(config, "1")
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -355,7 +357,7 @@ def test_compiled_code_that_fails_in_one_process_ends_both(any_miniature: Any, t
     statuses, told = together(2, tmp_path, fail_and_end, configure(tmp_path, any_miniature, **FAILING))
     assert statuses == [1, 1], told
     why = "torch.compile failed: RuntimeError: no such kernel, but not in all processes, and with FSDP all"
-    (failed,) = Run(1, tmp_path / "out", RunFolder(tmp_path / "out" / "run")).told("failed")
+    (failed,) = Run(1, tmp_path / "out", RunFolder(tmp_path / "out" / "run")).events_of("failed")
     assert failed["error"].startswith(f"another process of the run failed: {why}")
     assert failed["remedy"].startswith(f"the state of step 2 is in '{tmp_path / 'out' / 'short-step00000002-state'}';")
     assert told.count(why) == 2

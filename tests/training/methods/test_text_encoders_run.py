@@ -1,4 +1,4 @@
-"""Runs in which some text encoders learn and others do not, of our LoRA and of a network of other people."""
+"""Runs in which some text encoders are trained and others are not, with our LoRA and an external network."""
 
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ def both(miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.mark.parametrize("rates", [[1e-3, 0.0], [0.0, 1e-3]], ids=["first", "second"])
-def test_an_encoder_of_sdxl_with_rate_0_is_encoded_beside_the_step(
+def test_captions_of_an_sdxl_encoder_with_rate_0_are_encoded_outside_the_step(
     rates: list[float], both: Run, miniature: Any, tmp_path: Path
 ) -> None:
     one = train(miniature, tmp_path / "one", text_encoder_lr=rates, **TEXT_ENCODERS_TOO, max_train_steps=1)
@@ -55,7 +55,7 @@ def test_t5_with_rate_0_may_be_cached_and_gets_no_layers(
 @pytest.mark.parametrize(
     ("rates", "wanted"), [([1e-3], {"lora_te1", "lora_te3"}), ([0.0, 1e-3], {"lora_te3"})], ids=["both", "t5 alone"]
 )
-def test_a_network_of_other_people_adapts_t5_where_it_learns(
+def test_an_external_network_adapts_t5_where_it_is_trained(
     rates: list[float], wanted: set[str], flux_miniature: Any, tmp_path: Path
 ) -> None:
     run = train(
@@ -64,21 +64,21 @@ def test_a_network_of_other_people_adapts_t5_where_it_learns(
     assert learned(run) == wanted
 
 
-def test_options_that_another_network_does_not_read_are_told(flux_miniature: Any, tmp_path: Path) -> None:
+def test_options_that_an_external_network_ignores_are_reported(flux_miniature: Any, tmp_path: Path) -> None:
     more = {**TEXT_ENCODERS_TOO, **FOREIGN, "train_t5xxl": True}
     run = train(flux_miniature, tmp_path / "run", max_train_steps=1, img_attn_dim=2, split_qkv=True, **more)
-    assert [event["text"] for event in run.told("warning")] == [
+    assert [event["text"] for event in run.events_of("warning")] == [
         f"{name}: has no effect on tests.support.networks.foreign_network, which reads only network_args"
         for name in ("img_attn_dim", "split_qkv")
     ]
 
 
-def test_t5_that_shall_learn_and_does_not_is_told(flux_miniature: Any, tmp_path: Path) -> None:
+def test_t5_that_is_not_trained_despite_its_option_is_reported(flux_miniature: Any, tmp_path: Path) -> None:
     for name, options in {
         "network_train_unet_only": {},
         "text_encoder_lr": {"network_train_unet_only": None, "text_encoder_lr": [1e-3, 0.0]},
     }.items():
         run = train(flux_miniature, tmp_path / name, max_train_steps=1, train_t5xxl=True, **options)
-        (warning,) = [event["text"] for event in run.told("warning")]
+        (warning,) = [event["text"] for event in run.events_of("warning")]
         assert warning.startswith("train_t5xxl: has no effect")
         assert name in warning

@@ -1,4 +1,4 @@
-"""Textual inversion on the miniature SDXL: what learns, what the file holds, what other programs make of it."""
+"""Textual inversion on the miniature SDXL: the trained rows, the file's contents, and its use in other programs."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -146,7 +146,7 @@ def test_rows_start_from_the_word_and_from_the_vocabularys_moments_without_one(m
 
 
 @pytest.mark.parametrize("vectors", [1, 3])
-def test_diffusers_loads_the_file_and_encodes_as_we_do(vectors: int, miniature: Any, tmp_path: Path) -> None:
+def test_diffusers_loads_the_file_and_encodes_the_same(vectors: int, miniature: Any, tmp_path: Path) -> None:
     prepared = prepare(miniature, tmp_path, num_vectors_per_token=vectors)
     move(prepared)
     file = tmp_path / f"{TOKEN}.safetensors"
@@ -196,7 +196,7 @@ def test_training_continues_from_a_file(miniature: Any, tmp_path: Path) -> None:
         prepare(miniature, tmp_path / "sd15", weights=str(tmp_path / "sd15.safetensors"))
 
 
-def test_templates_replace_the_captions_but_not_those_of_dropped_ones() -> None:
+def test_templates_replace_captions_that_are_not_dropped() -> None:
     templates = EmbeddingOptions(token_string=TOKEN, use_object_template=True).templates
     assert len(templates) == len(set(templates)) == len(OBJECT_TEMPLATES)
     assert all(text.count(TOKEN) == 1 for text in templates)
@@ -230,7 +230,7 @@ def test_templates_replace_the_captions_but_not_those_of_dropped_ones() -> None:
         ),
     ],
 )
-def test_options_that_conflict(method: str, values: dict[str, Any], problem: str) -> None:
+def test_conflicting_options_are_refused(method: str, values: dict[str, Any], problem: str) -> None:
     settings = from_values(
         script_for("sdxl", method), {"network_train_unet_only": True} if method == "lora" else {}, values
     )
@@ -260,7 +260,7 @@ def test_a_run_resumes_bit_for_bit_and_samples_with_the_token(miniature: Any, tm
     assert rest.losses == whole.losses[2:]
     assert equal(rest.tensors(), whole.tensors())
     assert equal(rest.tensors("short-ema.safetensors"), whole.tensors("short-ema.safetensors"))
-    first, last = ((whole.output / event["path"]).read_bytes() for event in whole.told("sample"))
+    first, last = ((whole.output / event["path"]).read_bytes() for event in whole.events_of("sample"))
     assert first != last
     with safetensors.safe_open(whole.output / "short.safetensors", "pt") as file:
         metadata = file.metadata()
@@ -273,7 +273,7 @@ def test_pivotal_tuning_saves_a_lora_and_its_embeddings_and_resumes_bit_for_bit(
     options = {**PIVOTAL, "save_state": True, "max_train_steps": 4}
     whole = train(miniature, tmp_path / "whole", save_every_n_steps=2, **options)
     assert whole.status == 0
-    assert whole.told("step")[-1]["lr"] == {"unet": 1e-2, "embedding": 2e-2}
+    assert whole.events_of("step")[-1]["lr"] == {"unet": 1e-2, "embedding": 2e-2}
     lora, embedding = whole.tensors(), whole.tensors("short-embedding.safetensors")
     assert {key.partition("_")[0] for key in lora} == {"lora"}
     assert {key: len(rows) for key, rows in embedding.items()} == {"clip_l": 2, "clip_g": 2}
@@ -284,14 +284,14 @@ def test_pivotal_tuning_saves_a_lora_and_its_embeddings_and_resumes_bit_for_bit(
 
 
 @pytest.mark.deep
-def test_compiled_text_encoders_learn_what_uncompiled_ones_do(miniature: Any, tmp_path: Path) -> None:
+def test_compiled_text_encoders_train_like_uncompiled_ones(miniature: Any, tmp_path: Path) -> None:
     compiled = {"compile_text_encoder": True, "compile_backend": "aot_eager"}
     runs = [
         train(miniature, tmp_path / name, "textual_inversion", **ALONE, **options)
         for name, options in (("eager", {}), ("compiled", compiled))
     ]
     assert all(run.status == 0 for run in runs)
-    assert runs[1].told("compile")
+    assert runs[1].events_of("compile")
     eager, other = (run.tensors() for run in runs)
     for key in eager:
         torch.testing.assert_close(other[key], eager[key], rtol=1e-3, atol=1e-5)
@@ -305,7 +305,7 @@ def test_compiled_text_encoders_learn_what_uncompiled_ones_do(miniature: Any, tm
         ({"caption_prefix": None}, f"token_string: no caption contains '{TOKEN}'"),
     ],
 )
-def test_a_token_that_cannot_learn_is_refused_before_the_model_loads(
+def test_a_token_that_cannot_be_trained_is_refused_before_the_model_loads(
     values: dict[str, Any], problem: str, miniature: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run: Run = train(miniature, tmp_path / "out", "textual_inversion", **{**ALONE, "caption_prefix": "red", **values})
@@ -313,10 +313,10 @@ def test_a_token_that_cannot_learn_is_refused_before_the_model_loads(
     said = capsys.readouterr().err
     assert "Traceback" not in said
     assert problem in said
-    assert not run.told("started")
+    assert not run.events_of("started")
 
 
-def test_the_tab_has_a_control_for_every_option_and_opens_what_sd_scripts_trains_with(tmp_path: Path) -> None:
+def test_the_tab_has_a_control_for_every_option_and_opens_settings_of_sd_scripts(tmp_path: Path) -> None:
     with gr.Blocks():
         queue = RunQueue(RunStore(tmp_path / "runs.sqlite"))
         tab = TrainingTab(TEXTUAL_INVERSION, queue, "launch")

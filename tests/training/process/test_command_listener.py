@@ -41,7 +41,7 @@ def ask(monkeypatch: pytest.MonkeyPatch) -> Any:
     return ask
 
 
-def test_a_stopped_run_ends_its_step_and_goes_on_later_as_if_nothing_had_been(
+def test_a_stopped_run_ends_its_step_and_resumes_exactly(
     ask: Any, any_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = images(tmp_path / "images", count=3)
@@ -59,28 +59,30 @@ def test_a_stopped_run_ends_its_step_and_goes_on_later_as_if_nothing_had_been(
     assert equal(rest.tensors(), whole.tensors())
 
 
-def test_a_wish_to_save_writes_file_and_state_and_the_run_goes_on(ask: Any, any_miniature: Any, tmp_path: Path) -> None:
+def test_a_save_command_writes_file_and_state_and_the_run_continues(
+    ask: Any, any_miniature: Any, tmp_path: Path
+) -> None:
     ask(2, "save")
     made = train(any_miniature, tmp_path / "out")
     assert made.steps == [1, 2, 3]
     assert made.files == ["short-step00000002-state", "short-step00000002.safetensors", "short.safetensors"]
-    assert [(event["command"], event["step"]) for event in made.told("heard")] == [("save", 2)]
-    assert "saving" in [event["name"] for event in made.told("phase")]
+    assert [(event["command"], event["step"]) for event in made.events_of("heard")] == [("save", 2)]
+    assert "saving" in [event["name"] for event in made.events_of("phase")]
 
 
-def test_a_wish_for_samples_makes_them(ask: Any, any_miniature: Any, tmp_path: Path) -> None:
+def test_a_sample_command_generates_samples(ask: Any, any_miniature: Any, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("a red circle --w 64 --h 64 --s 1")
     ask(2, "sample")
     made = train(any_miniature, tmp_path / "out", sample_prompts=prompts)
-    assert [event["step"] for event in made.told("sample")] == [2]
+    assert [event["step"] for event in made.events_of("sample")] == [2]
 
 
-def test_a_wish_for_samples_without_prompts_is_answered(ask: Any, any_miniature: Any, tmp_path: Path) -> None:
+def test_a_sample_command_without_prompts_is_answered(ask: Any, any_miniature: Any, tmp_path: Path) -> None:
     ask(2, "sample")
     made = train(any_miniature, tmp_path / "out")
     assert made.steps == [1, 2, 3]
-    assert "sample_prompts" in made.told("warning")[-1]["text"]
+    assert "sample_prompts" in made.events_of("warning")[-1]["text"]
 
 
 def test_a_stop_at_the_last_step_is_the_end(ask: Any, any_miniature: Any, tmp_path: Path) -> None:
@@ -89,7 +91,7 @@ def test_a_stop_at_the_last_step_is_the_end(ask: Any, any_miniature: Any, tmp_pa
     assert made.events[-1]["kind"] == "finished"
 
 
-def test_a_wish_left_by_an_earlier_run_in_this_folder_is_not_heard(any_miniature: Any, tmp_path: Path) -> None:
+def test_a_command_left_by_an_earlier_run_in_this_folder_is_ignored(any_miniature: Any, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "out" / "run")
     folder.command("stop")
     log = folder.log()
@@ -98,7 +100,7 @@ def test_a_wish_left_by_an_earlier_run_in_this_folder_is_not_heard(any_miniature
     assert train(any_miniature, tmp_path / "out").steps == [1, 2, 3]
 
 
-def test_a_wish_said_while_the_process_begins_is_heard(any_miniature: Any, tmp_path: Path) -> None:
+def test_a_command_sent_during_startup_is_received(any_miniature: Any, tmp_path: Path) -> None:
     """Nothing is cached, so the first chance is the end of the first step."""
     folder = RunFolder(tmp_path / "out" / "run")
     folder.path.mkdir(parents=True)
@@ -106,39 +108,41 @@ def test_a_wish_said_while_the_process_begins_is_heard(any_miniature: Any, tmp_p
     (folder.path / "commands.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     made = train(any_miniature, tmp_path / "out", cache_latents=None, cache_text_encoder_outputs=None)
     assert made.steps == [1]
-    (poll,) = made.told("heard")
+    (poll,) = made.events_of("heard")
     assert (poll["command"], poll["ids"], poll["step"]) == ("stop", ["a1", "b2"], 1)
 
 
 @pytest.mark.usefixtures("no_graphs")
-def test_a_run_tells_what_its_page_shows(any_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_reports_what_its_page_shows(any_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_progress, "EVERY", 0.0)  # a quick machine compiles both graphs between two events
     made = train(any_miniature, tmp_path / "out", train_batch_size=2, gradient_accumulation_steps=2)
-    (started,) = made.told("started")
+    (started,) = made.events_of("started")
     assert started["family"] == any_miniature.family
     assert started["images_per_step"] == 2  # an epoch has one batch
-    assert [event["name"] for event in made.told("phase") if "done" not in event] == [
+    assert [event["name"] for event in made.events_of("phase") if "done" not in event] == [
         "reading the dataset", "loading", "caching latents", "caching text", "loading", "training", "saving",
     ]  # fmt: skip
-    assert made.told("step")[0]["ram"] > 2**20
+    assert made.events_of("step")[0]["ram"] > 2**20
     compiled = train(any_miniature, tmp_path / "compiled", compile=True, compile_backend="eager")
-    assert "training" not in [event["name"] for event in compiled.told("phase")]  # which the first step says itself
-    compiling = [event for event in compiled.told("phase") if event["name"] == "compiling"]
-    assert "compiling" not in {event["name"] for event in made.told("phase")}
+    assert "training" not in [
+        event["name"] for event in compiled.events_of("phase")
+    ]  # which the first step reports itself
+    compiling = [event for event in compiled.events_of("phase") if event["name"] == "compiling"]
+    assert "compiling" not in {event["name"] for event in made.events_of("phase")}
     assert any(re.fullmatch(r"\d+ of about \d+ graphs?", event.get("note", "")) for event in compiling)
-    assert compiling[-1]["time"] < compiled.told("step")[0]["time"]  # told while the first step waits
+    assert compiling[-1]["time"] < compiled.events_of("step")[0]["time"]  # sent while the first step waits
 
 
-def test_what_no_command_looks_like_is_not_heard(any_miniature: Any, tmp_path: Path) -> None:
+def test_malformed_commands_are_ignored(any_miniature: Any, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "out" / "run")
     folder.path.mkdir(parents=True)
     (folder.path / "commands.jsonl").write_text('[]\n"stop"\n{"time": 1.0}\n{"time": 1.0, "kind": "dance"}\nhalf')
     made = train(any_miniature, tmp_path / "out")
     assert made.steps == [1, 2, 3]
-    assert made.told("heard") == []
+    assert made.events_of("heard") == []
 
 
-def test_ctrl_c_before_the_first_step_says_that_nothing_was_trained(
+def test_ctrl_c_before_the_first_step_reports_that_nothing_was_trained(
     any_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(Context, "phase", lambda context, name: signal.raise_signal(signal.SIGINT))
@@ -154,7 +158,7 @@ def test_ctrl_c_before_the_first_step_says_that_nothing_was_trained(
 
 
 @pytest.mark.parametrize("cached", ["caching latents", "caching text"])
-def test_a_wish_to_stop_is_heard_while_caches_are_filled(
+def test_a_stop_command_is_received_while_caches_are_filled(
     cached: str, any_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     phase = Context.phase
@@ -168,19 +172,19 @@ def test_a_wish_to_stop_is_heard_while_caches_are_filled(
     made = train(any_miniature, tmp_path / "out")
     assert made.status == 130
     assert made.events[-1]["kind"] == "stopped"
-    assert made.told("phase")[-1]["name"] == cached
-    assert [(event["command"], event["step"]) for event in made.told("heard")] == [("stop", 0)]
+    assert made.events_of("phase")[-1]["name"] == cached
+    assert [(event["command"], event["step"]) for event in made.events_of("heard")] == [("stop", 0)]
     assert made.files == []
 
 
-def test_after_a_run_ctrl_c_is_again_what_it_was(any_miniature: Any, tmp_path: Path) -> None:
+def test_a_run_restores_the_ctrl_c_handler(any_miniature: Any, tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGINT)
     train(any_miniature, tmp_path / "out", max_train_steps=1)
     assert signal.getsignal(signal.SIGINT) is before
 
 
 def _train_in_a_terminal(config: Path, console: Path) -> int:
-    """In a process of its own, which hears what a terminal sends; a job in the background may ignore it."""
+    """In a process of its own, which receives a terminal's signals; a job in the background may ignore it."""
     console_to(console)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -189,7 +193,7 @@ def _train_in_a_terminal(config: Path, console: Path) -> int:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT for other processes")
 @pytest.mark.parametrize("ending", ["SIGINT", "SIGHUP"])
-def test_ctrl_c_and_a_closed_terminal_end_the_step_save_and_leave_with_0(
+def test_ctrl_c_and_a_closed_terminal_end_the_step_save_and_exit_with_0(
     ending: str, any_miniature: Any, tmp_path: Path
 ) -> None:
     output, config, console = tmp_path / "out", tmp_path / "run.toml", tmp_path / "console.txt"

@@ -1,4 +1,4 @@
-"""What goes wrong in the middle of a run: what it survives, what it says, and that nothing spoils what was learned."""
+"""Faults in the middle of a run: which it survives, its messages, and that trained weights stay intact."""
 
 import os
 import shutil
@@ -20,22 +20,22 @@ from sd_scripts.runs.folder import RunFolder
 from sd_scripts.settings.catalog import script_for
 from sd_scripts.settings.settings import Settings
 from sd_scripts.training.process import error_hints
-from tests.support.faults import meanwhile
+from tests.support.faults import during
 from tests.support.miniatures import sdxl_settings
 from tests.support.runs import wait_for
 from tests.support.training import Run, images, settings_for, train, train_whole
 
 pytestmark = pytest.mark.run
 
-__all__ = ["meanwhile"]
+__all__ = ["during"]
 
-LINUX = pytest.mark.skipif(sys.platform != "linux", reason="processes are told of by /proc")
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="processes are listed by /proc")
 FROM_DISK = {"cache_latents": None, "cache_latents_to_disk": True}
 
 
 @pytest.fixture(scope="module")
 def data(any_miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three images with their latents on disk, one of which hold no numbers."""
+    """Three images with their latents on disk, one of which contains NaN."""
     root = tmp_path_factory.mktemp("data")
     train(any_miniature, root / "out", train_data_dir=images(root / "in", count=3), max_train_steps=1, **FROM_DISK)
     spoil(root / "in" / "1_noise" / "01_0064x0064_flux.safetensors")
@@ -60,7 +60,7 @@ OPTIMIZERS = ["AdamW", "AdamW8bit", "Prodigy", "Lion", "Adafactor", "SGDNesterov
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_lone_loss_that_is_no_number_ends_no_run_and_spoils_nothing(
+def test_a_single_nan_loss_does_not_end_the_run_or_corrupt_weights(
     optimizer: str, data: Path, any_miniature: Any, tmp_path: Path
 ) -> None:
     made = train(
@@ -68,9 +68,9 @@ def test_a_lone_loss_that_is_no_number_ends_no_run_and_spoils_nothing(
         max_train_steps=6, max_grad_norm=0.0 if optimizer == "Adafactor" else 1.0, **FROM_DISK,
     )  # fmt: skip
     assert made.status == 0
-    broken = [event["step"] for event in made.told("step") if event.get("loss") is None]
+    broken = [event["step"] for event in made.events_of("step") if event.get("loss") is None]
     assert len(broken) == 2
-    assert [w["text"].partition(";")[0] for w in made.told("warning") if "not finite" in w["text"]] == [
+    assert [w["text"].partition(";")[0] for w in made.events_of("warning") if "not finite" in w["text"]] == [
         f"the loss is not finite at step {step}" for step in broken
     ]
     assert sound(made)
@@ -83,7 +83,7 @@ def test_three_in_a_row_end_it_with_the_step_and_the_likely_causes(
     shutil.copytree(data / "1_noise", alone / "1_noise", ignore=shutil.ignore_patterns("00*", "02*"))
     made = train(any_miniature, tmp_path / "out", train_data_dir=alone, max_train_steps=9, **FROM_DISK)
     assert made.status == 1
-    (failed,) = made.told("failed")
+    (failed,) = made.events_of("failed")
     assert failed["error"] == "the loss is not finite at step 3 (3 steps in a row)"
     assert "learning_rate (now 0.01)" in failed["remedy"]
     assert "broken image" in failed["remedy"]
@@ -91,57 +91,55 @@ def test_three_in_a_row_end_it_with_the_step_and_the_likely_causes(
     patient = train(
         any_miniature, tmp_path / "out", train_data_dir=alone, max_nonfinite_steps=5, max_train_steps=9, **FROM_DISK
     )
-    assert "at step 5 (5 steps in a row)" in patient.told("failed")[-1]["error"]
+    assert "at step 5 (5 steps in a row)" in patient.events_of("failed")[-1]["error"]
 
 
-def test_while_the_loss_is_no_number_nothing_is_saved(data: Path, any_miniature: Any, tmp_path: Path) -> None:
+def test_nothing_is_saved_while_the_loss_is_nan(data: Path, any_miniature: Any, tmp_path: Path) -> None:
     made = train(
         any_miniature, tmp_path / "out", train_data_dir=data, max_train_steps=3, save_every_n_steps=1, **FROM_DISK
     )
-    (broken,) = (event["step"] for event in made.told("step") if event.get("loss") is None)
-    saved = {event["step"] for event in made.told("saved") if event["path"].endswith(".safetensors")}
+    (broken,) = (event["step"] for event in made.events_of("step") if event.get("loss") is None)
+    saved = {event["step"] for event in made.events_of("saved") if event["path"].endswith(".safetensors")}
     assert saved == {1, 2, 3} - ({broken} - {3})
     assert sound(made)
 
 
-def test_whole_models_in_bf16_survive_it_too(data: Path, any_miniature: Any, tmp_path: Path) -> None:
+def test_whole_models_in_bf16_survive_a_nan_loss_too(data: Path, any_miniature: Any, tmp_path: Path) -> None:
     data = shutil.copytree(data, tmp_path / "in")
     values = {"train_data_dir": data, "mixed_precision": "bf16", "max_train_steps": 6, **FROM_DISK}
-    # latents in bf16 are others than those on disk, so they are made anew, spoilt, and found again
+    # latents in bf16 are others than those on disk, so they are rebuilt, corrupted, and found again
     first = train_whole(any_miniature, tmp_path / "out", **values)
     assert first.status == 0
     for cache in data.rglob("01_*_flux.safetensors"):
         spoil(cache)
     made = train_whole(any_miniature, tmp_path / "out", **values, full_bf16=True)
     assert made.status == 0
-    assert sum(event.get("loss") is None for event in made.told("step")) == 2
+    assert sum(event.get("loss") is None for event in made.events_of("step")) == 2
     assert sound(made)
 
 
-def test_where_a_step_would_spoil_the_weights_the_first_one_ends_the_run(
-    data: Path, any_miniature: Any, tmp_path: Path
-) -> None:
+def test_a_nan_loss_that_would_corrupt_the_weights_ends_the_run(data: Path, any_miniature: Any, tmp_path: Path) -> None:
     root = shutil.copytree(data, tmp_path / "in")
     made = train_whole(any_miniature, tmp_path / "out", train_data_dir=root, **FROM_DISK)
     assert made.status == 1
-    assert "the loss is not finite at step" in made.told("failed")[-1]["error"]
+    assert "the loss is not finite at step" in made.events_of("failed")[-1]["error"]
     assert made.files == []
 
 
 @LINUX
-def test_a_save_that_finds_no_room_is_tried_again_and_the_run_goes_on(
-    meanwhile: Any, any_miniature: Any, tmp_path: Path
+def test_a_save_on_a_full_disk_is_retried_and_the_run_continues(
+    during: Any, any_miniature: Any, tmp_path: Path
 ) -> None:
     """The file does not fit at steps 1 and 2; then there is room."""
     output = tmp_path / "out"
     output.mkdir()
     (output / "short-step00000002.safetensors").write_bytes(b"of an earlier run")
-    meanwhile(1, lambda: limit(100_000))
-    meanwhile(3, lambda: limit(None))
+    during(1, lambda: limit(100_000))
+    during(3, lambda: limit(None))
     made = train(any_miniature, output, max_train_steps=4, save_every_n_steps=1, network_dim=32)
     assert (output / "short.safetensors").stat().st_size > 100_000
     assert made.status == 0
-    texts = [warning["text"] for warning in made.told("warning")]
+    texts = [warning["text"] for warning in made.events_of("warning")]
     assert len([text for text in texts if "could not be written" in text and "tries again" in text]) == 2
     assert made.files[1:] == ["short-step00000003.safetensors", "short.safetensors"]
     assert (output / made.files[0]).read_bytes() == b"of an earlier run"
@@ -157,28 +155,28 @@ def limit(size: int | None) -> None:
 
 
 @LINUX
-def test_a_sample_that_finds_no_room_ends_no_run(meanwhile: Any, any_miniature: Any, tmp_path: Path) -> None:
+def test_a_sample_on_a_full_disk_does_not_end_the_run(during: Any, any_miniature: Any, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("a red circle --w 64 --h 64 --s 1")
     output = tmp_path / "out"
     output.mkdir()
-    meanwhile(1, lambda: (output / "sample").write_text("a file in the way"))
-    meanwhile(2, (output / "sample").unlink)
+    during(1, lambda: (output / "sample").write_text("a file in the way"))
+    during(2, (output / "sample").unlink)
     made = train(any_miniature, output, sample_prompts=prompts, sample_every_n_steps=1)
     assert made.status == 0
-    assert [event["step"] for event in made.told("sample")] == [2, 3]
-    assert any(w["text"].startswith("output_dir: the sample '") for w in made.told("warning"))
+    assert [event["step"] for event in made.events_of("sample")] == [2, 3]
+    assert any(w["text"].startswith("output_dir: the sample '") for w in made.events_of("warning"))
 
 
 @LINUX
-def test_a_stop_whose_state_cannot_be_written_is_a_failure(meanwhile: Any, any_miniature: Any, tmp_path: Path) -> None:
+def test_a_stop_whose_state_cannot_be_written_is_a_failure(during: Any, any_miniature: Any, tmp_path: Path) -> None:
     output = tmp_path / "out"
 
     def stop() -> None:
         RunFolder(output / "run").command("stop")
         limit(100_000)
 
-    meanwhile(2, stop)
+    during(2, stop)
     try:
         made = train(any_miniature, output, network_dim=32)
     finally:
@@ -188,9 +186,9 @@ def test_a_stop_whose_state_cannot_be_written_is_a_failure(meanwhile: Any, any_m
     assert "could not be written" in made.events[-1]["error"]
 
 
-def test_a_deleted_output_folder_is_made_again(meanwhile: Any, any_miniature: Any, tmp_path: Path) -> None:
+def test_a_deleted_output_folder_is_created_again(during: Any, any_miniature: Any, tmp_path: Path) -> None:
     output = tmp_path / "out"
-    meanwhile(2, lambda: shutil.rmtree(output))
+    during(2, lambda: shutil.rmtree(output))
     made = train(any_miniature, output, save_every_n_steps=2, save_state=True)
     assert made.status == 0
     assert made.files == [
@@ -199,8 +197,8 @@ def test_a_deleted_output_folder_is_made_again(meanwhile: Any, any_miniature: An
         "short-step00000002.safetensors",
         "short.safetensors",
     ]
-    assert any(w["text"].startswith(f"output_dir: '{output}' was deleted") for w in made.told("warning"))
-    assert made.told("started")[0]["max_steps"] == 3  # again, since the page would not know
+    assert any(w["text"].startswith(f"output_dir: '{output}' was deleted") for w in made.events_of("warning"))
+    assert made.events_of("started")[0]["max_steps"] == 3  # again, since the page would not know
     assert made.events[-1]["kind"] == "finished"
 
 
@@ -211,11 +209,11 @@ def gpu_advice(family: str, method: str, **values: Any) -> str:
     return told[1]
 
 
-def test_advice_for_a_full_gpu_begins_with_what_helps_most_and_names_the_values_in_use() -> None:
+def test_advice_for_a_full_gpu_starts_with_the_most_helpful_option_and_names_the_values_in_use() -> None:
     base = {"mixed_precision": "bf16"}
     assert gpu_advice("sdxl", "lora", **base, train_batch_size=4).startswith(
         "turn gradient_checkpointing on, or turn fp8_base on, or lower train_batch_size (now 4) and raise "
-        "gradient_accumulation_steps (now 1) as much, or set blocks_to_swap, or turn cache_latents on"
+        "gradient_accumulation_steps (now 1) by the same factor, or set blocks_to_swap, or turn cache_latents on"
     )
     assert gpu_advice("flux", "lora", **base, gradient_checkpointing=True).startswith("turn fp8_base on, or set blocks")
     given = {**base, "gradient_checkpointing": True, "fp8_base": True, "blocks_to_swap": 10}
@@ -225,7 +223,7 @@ def test_advice_for_a_full_gpu_begins_with_what_helps_most_and_names_the_values_
     assert gpu_advice("sdxl", "lora").startswith("set mixed_precision = bf16")
 
 
-def test_what_is_on_already_is_not_advised() -> None:
+def test_options_already_in_use_are_not_advised() -> None:
     everything = {
         "mixed_precision": "bf16", "gradient_checkpointing": True, "cache_latents": True, "resolution": "1024",
         "cache_text_encoder_outputs": True, "network_dim": 64, "quantize_base": "nf4",
@@ -262,7 +260,7 @@ def test_what_is_on_already_is_not_advised() -> None:
         ),
     ],
 )
-def test_memory_and_lost_processes_are_told_in_a_sentence(error: Exception, sentence: str, remedy: str) -> None:
+def test_memory_and_lost_processes_are_reported_in_a_sentence(error: Exception, sentence: str, remedy: str) -> None:
     told = error_hints.explain(error, sdxl_settings("model"))
     assert told
     assert told[0].startswith(sentence)
@@ -280,8 +278,8 @@ FROM_IMAGES = {
 
 
 @LINUX
-def test_a_lost_process_that_reads_images_is_told_in_one_sentence(
-    meanwhile: Any, any_miniature: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_lost_data_loader_process_is_reported_in_one_sentence(
+    during: Any, any_miniature: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     me = psutil.Process()
     others = me.children()  # of earlier tests: compilers, servers of forks
@@ -292,7 +290,7 @@ def test_a_lost_process_that_reads_images_is_told_in_one_sentence(
         workers[0].kill()
         time.sleep(0.5)
 
-    meanwhile(2, kill)
+    during(2, kill)
     root = images(tmp_path / "in", count=4)
     made = train(any_miniature, tmp_path / "out", train_data_dir=root, max_train_steps=12, **FROM_IMAGES)
     assert made.status == 1

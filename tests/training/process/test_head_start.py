@@ -1,4 +1,4 @@
-"""What is begun before PyTorch is imported."""
+"""Work that is started before PyTorch is imported."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ from tests.support.scripts import FLUX_LORA
 from tests.support.suite.fresh import found_by_processes
 
 
-def test_the_files_that_are_read_ahead_are_those_that_the_run_reads(tmp_path: Path) -> None:
+def test_the_prefetched_files_are_the_ones_the_run_reads(tmp_path: Path) -> None:
     options = ("pretrained_model_name_or_path", "clip_l", "t5xxl", "ae")
     files = {name: tmp_path / f"{name}.safetensors" for name in options}
     for file in files.values():
@@ -43,7 +43,7 @@ def test_a_checkpoint_is_read_once(tmp_path: Path) -> None:
     assert head_start.model_files(sdxl_settings(model), card_of("sdxl")) == [model]
 
 
-def test_a_missing_driver_and_a_file_that_vanishes_are_not_told_here(
+def test_a_missing_driver_and_a_vanished_file_are_not_reported_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOCAL_RANK", "1000000")  # no such GPU, where there is a driver
@@ -51,6 +51,6 @@ def test_a_missing_driver_and_a_file_that_vanishes_are_not_told_here(
     head_start.read_ahead([tmp_path / "none.safetensors"])
 
 
-def test_it_needs_no_torch() -> None:
+def test_the_head_start_needs_no_torch() -> None:
     code = "import sys, sd_scripts.training.process.head_start; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], env=found_by_processes()).returncode == 0

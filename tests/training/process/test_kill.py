@@ -1,5 +1,5 @@
-"""A process may be killed anywhere: its newest state is whole, and the same command given again ends as if nothing had
-been."""
+"""A process may be killed anywhere: its newest state is whole, and repeating the command ends like an uninterrupted
+run."""
 
 import json
 import os
@@ -49,7 +49,7 @@ OF_METHOD: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Recording:
-    """A run that nobody killed, and what was on disk at each of its moments."""
+    """An uninterrupted run, and its files at each moment."""
 
     model: Any
     method: str
@@ -57,7 +57,7 @@ class Recording:
     store: Path
     moments: list[Moment]
     recovered: dict[frozenset[str], Moment] = field(default_factory=dict)
-    """What recovery makes of the moments: the paths there are -> the first moment that leads to them."""
+    """The results of recovery at the moments: the paths there are -> the first moment that leads to them."""
 
     @property
     def output(self) -> Path:
@@ -65,11 +65,11 @@ class Recording:
 
     @property
     def left(self) -> Run:
-        """What a killed run left behind."""
+        """Files of a killed run."""
         return Run(-signal.SIGKILL, self.output, RunFolder(self.output / "run"))
 
     def files(self, ending: str = "") -> dict[str, str]:
-        """Return name -> hash of the content of what the whole run has in its output folder."""
+        """Return name -> hash of the content of the files in the whole run's output folder."""
         found = {
             path.removeprefix("out/"): content for path, content in self.moments[-1].tree.items() if path[:4] == "out/"
         }
@@ -82,23 +82,23 @@ class Recording:
         return [event["loss"] for event in events if event["kind"] == "step"]
 
     def faults(self) -> list[str]:
-        """Return in what the run, begun again as it is now on disk, ends otherwise than the whole one."""
-        before = len(self.left.told("started"))
+        """Return how the run, restarted from the current files, ends differently from the whole one."""
+        before = len(self.left.events_of("started"))
         newest = newest_state(self.output, "short")
         finished = newest and newest.progress.step == SETTINGS["max_train_steps"]
         some_cached = 0 < len(list(self.root.rglob("[!.]*_te_outputs.*"))) < IMAGES
         again = begin(self.model, self.root, self.method)
-        faults = [] if again.status == 0 else [f"status {again.status}: {again.told('failed')}"]
-        begun = [event.get("resumed_from") for event in again.told("started")[before:]]
+        faults = [] if again.status == 0 else [f"status {again.status}: {again.events_of('failed')}"]
+        begun = [event.get("resumed_from") for event in again.events_of("started")[before:]]
         if begun != ([] if finished else [str(newest.folder) if newest else None]):
             faults.append(f"resumed from {begun}")
         wanted = {path.partition("/")[0] for path in self.files()} - {"run"}
         strange = ({*again.files} ^ wanted) - {"sample"}  # of a step that is not done again
-        if not newest:  # files without a state are those of an earlier run
+        if not newest:  # files without a state belong to an earlier run
             strange = {name for name in strange if not re.match(r"short-\d{8}-\d{6}-", name)}
         faults += [f"files: {sorted(strange)}"] if strange else []
         faults += [f"left over: {path}" for path in self.output.rglob("*") if path.name.endswith(LEFTOVERS)]
-        if some_cached:  # the others are encoded in another batch and rounded otherwise
+        if some_cached:  # the others are encoded in a different batch and rounded differently
             return faults + ([] if again.losses == pytest.approx(self.losses, rel=1e-4) else ["other losses"])
         return faults + [
             f"other tensors: {name}"
@@ -145,16 +145,16 @@ def begin_apart(model: Any, root: Path, method: str) -> int:
 
 
 def recover(recording: Recording, moment: Moment) -> list[str]:
-    """Clean up after a run that was killed at this moment, and return what is wrong then."""
+    """Clean up after a run that was killed at this moment, and return the problems left."""
     put_back(moment, recording.root, recording.store, os.link)
-    told = [event["step"] for event in recording.left.told("saved") if event["path"].endswith("-state")]
+    told = [event["step"] for event in recording.left.events_of("saved") if event["path"].endswith("-state")]
     newest = newest_state(recording.output, "short")
     step = newest.progress.step if newest else 0
     clean_up(recording.output, "short", recording.output / "run")
     everything = linked_tree(recording.root, recording.store)
     there = {path for path in everything if not path.startswith("out/run")}
     leftovers = {path for path in everything if path.endswith(LEFTOVERS)}
-    finished = {"finished"} if recording.left.told("finished") else set()
+    finished = {"finished"} if recording.left.events_of("finished") else set()
     recording.recovered.setdefault(frozenset(there - leftovers | finished), moment)
     lost = [f"step {max(told)} is lost, the newest state is of {step}"] if step < max(told, default=0) else []
     return lost + [f"left over: {path}" for path in leftovers if path.startswith("out/")]
@@ -162,18 +162,18 @@ def recover(recording: Recording, moment: Moment) -> list[str]:
 
 @pytest.fixture(scope="module")
 def recovered(recording: Recording) -> dict[str, list[str]]:
-    """What is wrong after recovery, for each moment."""
+    """The problems after recovery, for each moment."""
     return {moment.label: recover(recording, moment) for moment in recording.moments}
 
 
-def test_at_every_moment_the_newest_state_is_found_and_nothing_is_left_over(
+def test_after_a_kill_at_any_moment_the_newest_state_is_found_and_nothing_is_left_over(
     recording: Recording, recovered: Any
 ) -> None:
     assert len(recording.moments) > 100
     assert {label: wrong for label, wrong in recovered.items() if wrong} == {}
 
 
-def test_no_file_is_ever_half_there_under_its_name(recording: Recording) -> None:
+def test_no_file_is_ever_incomplete_under_its_name(recording: Recording) -> None:
     contents: dict[str, set[str]] = {}
     for path, content in ((path, content) for moment in recording.moments for path, content in moment.tree.items()):
         if path.endswith(WHOLE) and "/." not in path:
@@ -182,7 +182,7 @@ def test_no_file_is_ever_half_there_under_its_name(recording: Recording) -> None
     assert [path for path, different in contents.items() if len(different) > 1] == []
 
 
-def test_each_state_holds_what_learns_and_its_optimizer(recording: Recording) -> None:
+def test_each_state_contains_the_trained_weights_and_their_optimizer(recording: Recording) -> None:
     states = {
         content
         for moment in recording.moments
@@ -195,7 +195,7 @@ def test_each_state_holds_what_learns_and_its_optimizer(recording: Recording) ->
 
 
 @pytest.mark.parametrize("recording", ["full"], indirect=True, scope="module")
-def test_a_killed_run_that_is_begun_again_ends_as_if_nothing_had_been(recording: Recording, recovered: Any) -> None:
+def test_a_killed_and_restarted_run_equals_an_uninterrupted_one(recording: Recording, recovered: Any) -> None:
     """From all that recovery can lead to, which is the same for a LoRA but for what its state holds."""
     assert len(recording.recovered) > 15
     wrong = {}
@@ -208,7 +208,7 @@ def test_a_killed_run_that_is_begun_again_ends_as_if_nothing_had_been(recording:
 
 @pytest.mark.parametrize("where", ["within a file", "between file and state", "in a step"])
 @pytest.mark.parametrize("recording", ["lora"], indirect=True, scope="module")
-def test_a_process_that_is_really_killed_leaves_such_a_moment(
+def test_a_process_that_is_really_killed_leaves_a_consistent_state(
     where: str, recording: Recording, any_miniature: Any, tmp_path: Path
 ) -> None:
     """Its folder is one of those that were recorded, but for the times in it."""

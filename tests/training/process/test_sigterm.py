@@ -1,4 +1,4 @@
-"""Two processes over gloo, of which one is told to end: both do, between steps with a state, and also while one of
+"""Two processes over gloo, one of which is terminated: both end, between steps with a state, and also while one of
 them compiles and the other waits for it."""
 
 import os
@@ -28,7 +28,7 @@ def events(config: Path, kind: str) -> list[dict[str, Any]]:
     return [event for event in RunFolder(config.parent / "out" / "run").events() if event["kind"] == kind]
 
 
-def test_both_save_and_stop_where_the_second_is_told_to_end(flux_miniature: Any, tmp_path: Path) -> None:
+def test_both_processes_save_and_stop_when_the_second_is_terminated(flux_miniature: Any, tmp_path: Path) -> None:
     config = configure(tmp_path, flux_miniature, max_train_steps=100_000)
     ranks = group(2, tmp_path, train_in_group, config, tmp_path / "marker")
     wait_for(lambda: len(events(config, "step")) >= 2)
@@ -40,7 +40,7 @@ def test_both_save_and_stop_where_the_second_is_told_to_end(flux_miniature: Any,
 
 
 def assert_saved(config: Path) -> None:
-    """The state of the last complete step is there, and the failure tells of it."""
+    """The state of the last complete step exists, and the failure mentions it."""
     last = events(config, "step")[-1]["step"]
     state = config.parent / "out" / f"short-step{last:08d}-state"
     (failed,) = events(config, "failed")
@@ -55,7 +55,9 @@ def two_shapes(folder: Path, model: Any) -> Path:
     return configure(folder, model, max_train_steps=100, compile=True, compile_backend="eager", resolution="64,96")
 
 
-def test_both_end_while_one_compiles_and_the_other_is_told_to_end(flux_miniature: Any, tmp_path: Path) -> None:
+def test_both_processes_end_when_one_is_terminated_while_the_other_compiles(
+    flux_miniature: Any, tmp_path: Path
+) -> None:
     config, marker = two_shapes(tmp_path, flux_miniature), tmp_path / "marker"
     ranks = group(2, tmp_path, train_in_group, config, marker, "compiling")
     wait_for(lambda: marker.exists() or not all(each.is_alive() for each in ranks))
@@ -76,7 +78,7 @@ sys.exit(train_in_group(Path(sys.argv[1]), Path(sys.argv[2]), "in a step"))
 """
 
 
-def test_both_end_while_one_is_stuck_and_the_launcher_is_told_to_end(
+def test_both_processes_end_when_the_launcher_is_terminated_while_one_is_stuck(
     flux_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, marker = configure(tmp_path, flux_miniature, max_train_steps=100), tmp_path / "marker"

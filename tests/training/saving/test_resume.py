@@ -1,4 +1,4 @@
-"""Files and states of a run, and that a resumed run goes on bit for bit, with every optimizer and schedule."""
+"""Files and states of a run, and that a resumed run continues bit for bit, with every optimizer and schedule."""
 
 import hashlib
 import json
@@ -53,7 +53,7 @@ def go_on(model: Any, output: Path, state: Path, **values: Any) -> Run:
     return train(model, output, **{**STATES, "train_data_dir": root, "resume": state, **values})
 
 
-def test_resuming_again_and_again_is_still_the_undisturbed_run(
+def test_a_run_resumed_repeatedly_equals_an_uninterrupted_one(
     undisturbed: Run, any_miniature: Any, tmp_path: Path
 ) -> None:
     """In the middle of an epoch, at its end, and just after."""
@@ -63,13 +63,13 @@ def test_resuming_again_and_again_is_still_the_undisturbed_run(
         run = go_on(any_miniature, tmp_path / f"until{end}", state, max_train_steps=end)
         assert run.steps == list(range(begin + 1, end + 1))
         assert run.losses == undisturbed.losses[begin:end]
-        assert [event["epoch"] for event in run.told("step")] == [(step - 1) // 3 + 1 for step in run.steps]
+        assert [event["epoch"] for event in run.events_of("step")] == [(step - 1) // 3 + 1 for step in run.steps]
         begin, state = end, run.output / "short-state"
     assert equal(run.tensors(), undisturbed.tensors())
 
 
 @pytest.mark.parametrize("name", ["AdamW8bit", "DAdaptAdam", "Lion", "Adafactor"])
-def test_every_optimizer_goes_on_exactly_from_its_state(name: str, tmp_path: Path) -> None:
+def test_every_optimizer_resumes_exactly_from_its_state(name: str, tmp_path: Path) -> None:
     """As runs save and load it; two whole runs are below, with optimizers that keep most."""
 
     def made() -> tuple[torch.nn.Parameter, Any]:
@@ -96,7 +96,7 @@ def test_every_optimizer_goes_on_exactly_from_its_state(name: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("optimizer", ["Prodigy", "AdamWScheduleFree"])
-def test_a_run_with_another_optimizer_resumes_exactly(optimizer: str, any_miniature: Any, tmp_path: Path) -> None:
+def test_a_run_with_a_custom_optimizer_resumes_exactly(optimizer: str, any_miniature: Any, tmp_path: Path) -> None:
     options = {
         "optimizer_type": optimizer,
         "learning_rate": 1.0 if optimizer == "Prodigy" else 1e-3,
@@ -110,11 +110,11 @@ def test_a_run_with_another_optimizer_resumes_exactly(optimizer: str, any_miniat
     assert equal(rest.tensors(), whole.tensors())
 
 
-def test_a_schedule_goes_on_where_it_was(any_miniature: Any, tmp_path: Path) -> None:
+def test_a_schedule_continues_where_it_was(any_miniature: Any, tmp_path: Path) -> None:
     options = {"lr_scheduler": "cosine", "lr_warmup_steps": 2, "save_state": True, "max_train_steps": 6}
     whole = train(any_miniature, tmp_path / "whole", save_every_n_steps=3, **options)
     rest = train(any_miniature, tmp_path / "rest", resume=state_of(whole, 3), **options)
-    assert [e["lr"] for e in rest.told("step")] == [e["lr"] for e in whole.told("step")][3:]
+    assert [e["lr"] for e in rest.events_of("step")] == [e["lr"] for e in whole.events_of("step")][3:]
     assert equal(rest.tensors(), whole.tensors())
 
 
@@ -123,22 +123,22 @@ def test_accumulation_resumes_at_a_step_and_not_within_one(any_miniature: Any, t
     root = images(tmp_path / "images", count=3)  # an epoch is a whole step and one of a single batch
     whole = train(any_miniature, tmp_path / "whole", train_data_dir=root, save_every_n_steps=1, **options)
     rest = train(any_miniature, tmp_path / "rest", train_data_dir=root, resume=state_of(whole, 1), **options)
-    assert [event["epoch"] for event in whole.told("step")] == [1, 1, 2, 2]
+    assert [event["epoch"] for event in whole.events_of("step")] == [1, 1, 2, 2]
     assert rest.losses == whole.losses[1:]
     assert equal(rest.tensors(), whole.tensors())
 
 
-def test_a_state_of_another_seed_keeps_its_own(undisturbed: Run, any_miniature: Any, tmp_path: Path) -> None:
+def test_a_state_with_a_different_seed_keeps_its_own(undisturbed: Run, any_miniature: Any, tmp_path: Path) -> None:
     again = go_on(any_miniature, tmp_path / "out", state_of(undisturbed, 7), seed=2)
     assert again.losses == undisturbed.losses[7:]
-    assert any("seed" in warning["text"] for warning in again.told("warning"))
+    assert any("seed" in warning["text"] for warning in again.events_of("warning"))
 
 
-def test_another_batch_size_begins_the_epoch_anew(undisturbed: Run, any_miniature: Any, tmp_path: Path) -> None:
+def test_a_different_batch_size_restarts_the_epoch(undisturbed: Run, any_miniature: Any, tmp_path: Path) -> None:
     again = go_on(any_miniature, tmp_path / "out", state_of(undisturbed, 4), train_batch_size=3)
     assert again.status == 0
     assert again.steps == [5, 6, 7, 8]
-    assert any("restarts from its first batch" in warning["text"] for warning in again.told("warning"))
+    assert any("restarts from its first batch" in warning["text"] for warning in again.events_of("warning"))
 
 
 def refused(model: Any, run: Run, capsys: pytest.CaptureFixture[str]) -> str:
@@ -147,12 +147,12 @@ def refused(model: Any, run: Run, capsys: pytest.CaptureFixture[str]) -> str:
     assert run.steps == []
     told = capsys.readouterr().err
     assert "Traceback" not in told
-    (failed,) = run.told("failed")
+    (failed,) = run.events_of("failed")
     assert failed["error"] in told
     return str(failed["error"])
 
 
-def test_what_cannot_be_resumed_is_told_in_one_sentence(
+def test_a_state_that_cannot_be_resumed_is_reported_in_one_sentence(
     undisturbed: Run, any_miniature: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     state = state_of(undisturbed, 2)
@@ -162,14 +162,14 @@ def test_what_cannot_be_resumed_is_told_in_one_sentence(
 
     absent = go_on(any_miniature, tmp_path / "absent", state, resume=tmp_path / "nowhere")
     assert (absent.status, absent.events) == (2, [])  # no run was begun
-    assert "resume: there is no folder" in capsys.readouterr().err
+    assert "resume: folder not found" in capsys.readouterr().err
     assert "not a state of this program" in sentence("other", resume=undisturbed.output)
     assert "network_dim" in sentence("rank", network_dim=4)
     assert "a different optimizer_type" in sentence("optimizer", optimizer_type="Lion")
     assert "raise max_train_steps" in sentence("over", max_train_steps=2)
 
 
-def test_half_a_state_is_told_in_one_sentence(
+def test_half_a_state_is_reported_in_one_sentence(
     undisturbed: Run, any_miniature: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(undisturbed.output.parent / "images", tmp_path / "images")
@@ -177,10 +177,10 @@ def test_half_a_state_is_told_in_one_sentence(
     (half / "state.pt").write_bytes((half / "state.pt").read_bytes()[:1000])
     run = train(any_miniature, tmp_path / "out", **STATES, resume=half)
     assert "the checksum of state.pt does not match" in refused(any_miniature, run, capsys)
-    assert "caching" not in " ".join(event["name"] for event in run.told("phase"))
+    assert "caching" not in " ".join(event["name"] for event in run.events_of("phase"))
 
 
-def test_a_state_holds_tensors_and_numbers_only(undisturbed: Run) -> None:
+def test_a_state_contains_only_tensors_and_numbers(undisturbed: Run) -> None:
     folder = state_of(undisturbed, 4)
     assert torch.load(folder / "state.pt", weights_only=True).keys() == {"learning", "optimizer", "scheduler", "scaler"}
     facts = json.loads((folder / "progress.json").read_text())
@@ -224,31 +224,31 @@ def test_files_without_a_name_and_in_half_precision(any_miniature: Any, tmp_path
     assert {tensor.dtype for tensor in made.tensors("last.safetensors").values()} == {torch.float16}
 
 
-def test_initial_step_begins_where_it_says(undisturbed: Run, any_miniature: Any, tmp_path: Path) -> None:
+def test_initial_step_sets_the_first_step(undisturbed: Run, any_miniature: Any, tmp_path: Path) -> None:
     data = {"train_data_dir": undisturbed.output.parent / "images", "max_train_steps": 8}
     skipping = train(any_miniature, tmp_path / "skipping", initial_step=5, skip_until_initial_step=True, **data)
     assert skipping.steps == [6, 7, 8]
-    assert [event["epoch"] for event in skipping.told("step")] == [2, 3, 3]
+    assert [event["epoch"] for event in skipping.events_of("step")] == [2, 3, 3]
     again = train(any_miniature, tmp_path / "again", initial_epoch=2, **data)
     assert again.steps == [4, 5, 6, 7, 8]
-    assert [event["epoch"] for event in again.told("step")] == [2, 2, 2, 3, 3]
+    assert [event["epoch"] for event in again.events_of("step")] == [2, 2, 2, 3, 3]
 
 
 def warnings_of(run: Run) -> list[str]:
-    return [event["text"] for event in run.told("warning")]
+    return [event["text"] for event in run.events_of("warning")]
 
 
 def optimizer_in(state: Path) -> Any:
     return torch.load(state / "state.pt", weights_only=True)["optimizer"]
 
 
-def test_a_new_rate_schedule_and_weight_decay_apply_and_are_told(
+def test_a_new_rate_schedule_and_weight_decay_apply_and_are_reported(
     undisturbed: Run, any_miniature: Any, tmp_path: Path
 ) -> None:
     new = {"learning_rate": 1e-3, "lr_scheduler": "linear", "optimizer_args": ["weight_decay=0.5"]}
     rest = go_on(any_miniature, tmp_path / "out", state_of(undisturbed, 4), **new)
-    assert rest.losses[0] == undisturbed.losses[4]  # nothing was learned with it yet
-    rates = [rate for event in rest.told("step") for rate in event["lr"].values()]
+    assert rest.losses[0] == undisturbed.losses[4]  # nothing was trained with it yet
+    rates = [rate for event in rest.events_of("step") for rate in event["lr"].values()]
     assert rates == pytest.approx([1e-3 * (8 - step) / 8 for step in (4, 5, 6, 7)])
     (group,) = optimizer_in(rest.output / "short-state")["param_groups"]
     assert group["weight_decay"] == 0.5
@@ -269,13 +269,13 @@ def test_a_new_rate_reaches_every_partition_of_a_fused_backward_pass(any_miniatu
     }  # fmt: skip
     whole = train_whole(any_miniature, tmp_path / "whole", **values)
     rest = train_whole(any_miniature, tmp_path / "rest", resume=state_of(whole, 1), **{**values, "learning_rate": 5e-4})
-    assert [event["lr"] for event in rest.told("step")] == [{"unet": 5e-4}]
+    assert [event["lr"] for event in rest.events_of("step")] == [{"unet": 5e-4}]
     partitions = optimizer_in(rest.output / "short-state")["portions"]
     (rate,) = {float(group["lr"]) for partition in partitions for group in partition["optimizer"]["param_groups"]}
     assert rate == pytest.approx(5e-4)
 
 
-def test_another_model_is_refused_unless_it_is_wanted(
+def test_a_different_model_is_refused_unless_allowed(
     undisturbed: Run, any_miniature: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = tmp_path / any_miniature.checkpoint.name
@@ -287,7 +287,7 @@ def test_another_model_is_refused_unless_it_is_wanted(
     state = state_of(undisturbed, 7)
     made = go_on(any_miniature, tmp_path / "base", state, pretrained_model_name_or_path=other)
     sentence = refused(any_miniature, made, capsys)
-    assert "pretrained_model_name_or_path: the state was trained on another base model" in sentence
+    assert "pretrained_model_name_or_path: the state was trained on a different base model" in sentence
     assert "resume_changed_model" in sentence
     sentence = refused(any_miniature, go_on(any_miniature, tmp_path / "alpha", state, network_alpha=2.0), capsys)
     assert "network_alpha: 1.0 in the state, 2.0 now, which changes the strength" in sentence
@@ -296,7 +296,7 @@ def test_another_model_is_refused_unless_it_is_wanted(
     assert any("resume_changed_model allows it" in text for text in warnings_of(wanted))
 
 
-def test_what_changed_since_a_state_is_told_with_what_applies(miniature: Any, tmp_path: Path) -> None:
+def test_changes_since_a_state_are_reported_with_the_values_in_use(miniature: Any, tmp_path: Path) -> None:
     script = script_for("sdxl", "lora")
 
     def origin(root: Path, **values: Any) -> Any:
@@ -324,11 +324,11 @@ def test_what_changed_since_a_state_is_told_with_what_applies(miniature: Any, tm
     ]
     next((root / "1_noise").glob("*.txt")).write_text("other words")
     assert [text.partition(";")[0] for text in changes(then, origin(root), "train_data_dir")] == [
-        "train_data_dir: the captions are not those of the state"
+        "train_data_dir: captions have changed since the state was saved"
     ]
     next((root / "1_noise").glob("*.png")).unlink()
     assert [text.partition(";")[0] for text in changes(then, origin(root), "train_data_dir")] == [
-        "train_data_dir: the images are not those of the state (3 then, 2 now)"
+        "train_data_dir: the dataset has changed since the state was saved (3 → 2 images)"
     ]
 
 
@@ -340,7 +340,7 @@ def spoil(file: Path) -> None:
     file.write_bytes(content)
 
 
-def test_a_damaged_state_is_told_and_the_one_before_is_taken(undisturbed: Run, tmp_path: Path) -> None:
+def test_a_damaged_state_is_reported_and_the_one_before_is_used(undisturbed: Run, tmp_path: Path) -> None:
     for step in (2, 3, 4):
         state = shutil.copytree(state_of(undisturbed, step), tmp_path / state_of(undisturbed, step).name)
     spoil(state / "state.pt")
@@ -357,7 +357,7 @@ def test_a_damaged_state_is_told_and_the_one_before_is_taken(undisturbed: Run, t
         newest_state(tmp_path, "short")
 
 
-def test_a_changed_progress_file_is_told_and_the_state_before_is_taken(undisturbed: Run, tmp_path: Path) -> None:
+def test_a_changed_progress_file_is_reported_and_the_state_before_is_used(undisturbed: Run, tmp_path: Path) -> None:
     """A digit of another step, a learning rate, a checksum: it still reads as one."""
     for step in (2, 3):
         state = shutil.copytree(state_of(undisturbed, step), tmp_path / state_of(undisturbed, step).name)
@@ -403,15 +403,15 @@ def test_a_broken_progress_file_is_one_sentence(undisturbed: Run, tmp_path: Path
 LATEST: dict[str, Any] = {"resume": "latest", "max_train_steps": 6, "save_every_n_steps": 2, "save_state": True}
 
 
-def test_the_same_command_again_goes_on_from_the_newest_state(any_miniature: Any, tmp_path: Path) -> None:
+def test_repeating_the_command_resumes_from_the_newest_state(any_miniature: Any, tmp_path: Path) -> None:
     root = images(tmp_path / "images", count=3)
     whole = train(any_miniature, tmp_path / "whole", train_data_dir=root, **LATEST)
-    assert "resumed_from" not in whole.told("started")[0]
+    assert "resumed_from" not in whole.events_of("started")[0]
     output = tmp_path / "out"
     shutil.copytree(whole.output / "short-step00000002-state", output / "short-step00000002-state")
     shutil.copytree(whole.output / "short-step00000004-state", output / "short-step00000004-state")
     rest = train(any_miniature, output, train_data_dir=root, **LATEST)
-    assert rest.told("started")[0]["resumed_from"] == str(output / "short-step00000004-state")
+    assert rest.events_of("started")[0]["resumed_from"] == str(output / "short-step00000004-state")
     assert rest.losses == whole.losses[4:]
     assert equal(rest.tensors(), whole.tensors())
     once_more = train(any_miniature, output, train_data_dir=root, run_dir=output / "again", **LATEST)
@@ -425,7 +425,7 @@ def test_the_same_command_again_goes_on_from_the_newest_state(any_miniature: Any
     assert equal(once_more.tensors(), whole.tensors())  # nothing is left to do, and nothing is spoilt
 
 
-def test_only_whole_states_of_this_name_are_found(undisturbed: Run, tmp_path: Path) -> None:
+def test_only_complete_states_of_this_name_are_found(undisturbed: Run, tmp_path: Path) -> None:
     def put(name: str, step: int) -> Path:
         return shutil.copytree(state_of(undisturbed, step), tmp_path / name)
 
@@ -458,7 +458,7 @@ FOREIGN = [
 
 
 @pytest.mark.parametrize("summary", FOREIGN, ids=["other optimizer", "batch beyond the epoch", "no optimizer"])
-def test_a_summary_of_another_program_does_not_keep_the_older_state_from_being_found(
+def test_another_programs_summary_does_not_hide_the_older_state(
     summary: dict[str, Any], undisturbed: Run, tmp_path: Path
 ) -> None:
     _, newest = put_states(undisturbed, tmp_path / "out", 4, 7)
@@ -472,7 +472,7 @@ def test_a_summary_of_another_program_does_not_keep_the_older_state_from_being_f
     assert told[0].endswith("is skipped")
 
 
-def test_latest_takes_the_newest_state_that_fits_and_refuses_before_loading_if_none_does(
+def test_latest_resumes_the_newest_compatible_state_and_refuses_before_loading_without_one(
     undisturbed: Run, any_miniature: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     older, newest = put_states(undisturbed, tmp_path / "out", 3, 7)
@@ -493,10 +493,10 @@ def test_latest_takes_the_newest_state_that_fits_and_refuses_before_loading_if_n
         put_states(undisturbed, folder, 3, 4)
         run = train(any_miniature, folder, **STATES | {"resume": "latest", **changed})
         assert next(iter(changed)) in refused(any_miniature, run, capsys)
-        assert {event["name"] for event in run.told("phase")} <= {"reading the dataset"}, "nothing is loaded"
+        assert {event["name"] for event in run.events_of("phase")} <= {"reading the dataset"}, "nothing is loaded"
 
 
-def test_of_two_states_of_a_step_the_later_is_found(undisturbed: Run, tmp_path: Path) -> None:
+def test_the_later_of_two_states_of_a_step_is_found(undisturbed: Run, tmp_path: Path) -> None:
     for name, time in (("short-step00000003-state", 5.0), ("short-000001-state", 7.0), ("short-state", 6.0)):
         rewrite_progress(shutil.copytree(state_of(undisturbed, 3), tmp_path / name), time=time)
     found = newest_state(tmp_path, "short")
@@ -504,7 +504,7 @@ def test_of_two_states_of_a_step_the_later_is_found(undisturbed: Run, tmp_path: 
     assert found.folder.name == "short-000001-state"
 
 
-def test_pieces_that_killed_processes_left_go_and_what_was_set_aside_comes_back(tmp_path: Path) -> None:
+def test_leftovers_of_killed_processes_are_removed_and_files_set_aside_restored(tmp_path: Path) -> None:
     dead = 2**22 + 1  # Linux has no such process
     for folder in (f".short-state.{dead}.old", f".short-step00000002-state.{dead}.part", "short-step00000004-state"):
         (tmp_path / folder).mkdir()
@@ -542,7 +542,7 @@ def test_unfinished_caches_of_killed_processes_are_removed_once_they_are_old(
     assert sorted(path for path in folder.iterdir() if path.name.startswith(".")) == sorted([left[2], alive, new])
 
 
-def test_a_run_that_begins_says_that_there_is_no_state_yet(
+def test_a_first_run_reports_that_there_is_no_state_yet(
     any_miniature: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = train(any_miniature, tmp_path / "out", resume="latest", max_train_steps=1)
@@ -550,7 +550,7 @@ def test_a_run_that_begins_says_that_there_is_no_state_yet(
     assert "resume: starting from the beginning" in capsys.readouterr().err
 
 
-def test_a_run_that_was_lowered_below_its_state_is_told(
+def test_a_run_shortened_below_its_state_is_reported(
     undisturbed: Run, any_miniature: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(state_of(undisturbed, 4), tmp_path / "out" / "short-step00000004-state")
@@ -561,11 +561,11 @@ def test_a_run_that_was_lowered_below_its_state_is_told(
 FROM_IMAGES: dict[str, Any] = {
     **LATEST, "resume": None, "cache_latents": None, "cache_text_encoder_outputs": None, "shuffle_caption": True,
 }  # fmt: skip
-"""What the loader reads in each step, by chance."""
+"""The loader's random reads in each step."""
 
 
 @pytest.mark.usefixtures("no_graphs")
-def test_a_compiled_run_goes_on_with_another_number_of_workers(any_miniature: Any, tmp_path: Path) -> None:
+def test_a_compiled_run_resumes_with_a_different_number_of_workers(any_miniature: Any, tmp_path: Path) -> None:
     compiled = {"compile": True, "compile_backend": "eager"}
     root = images(tmp_path / "images", count=3)
     whole = train(any_miniature, tmp_path / "whole", train_data_dir=root, **FROM_IMAGES, **compiled)

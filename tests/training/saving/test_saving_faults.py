@@ -1,4 +1,4 @@
-"""What stands beside the weights ends no run, and whatever ends one saves what was learned first."""
+"""Faults outside the weights do not end a run, and any fault that does saves the trained weights first."""
 
 import contextlib
 import errno
@@ -26,38 +26,38 @@ from sd_scripts.settings.settings import Settings
 from sd_scripts.training.saving import rescue
 from sd_scripts.training.saving.dry_save import kept_files
 from sd_scripts.training.saving.writer import Failure
-from tests.support.faults import file_system, meanwhile
+from tests.support.faults import during, file_system
 from tests.support.training import SHORT, Run, equal, images, train, train_whole
 
 pytestmark = pytest.mark.run
 
-__all__ = ["meanwhile"]
+__all__ = ["during"]
 
 
 def warnings(made: Run, about: str) -> list[str]:
-    return [event["text"] for event in made.told("warning") if about in event["text"]]
+    return [event["text"] for event in made.events_of("warning") if about in event["text"]]
 
 
-def test_commands_that_cannot_be_read_end_no_run_and_are_told_once(any_miniature: Any, tmp_path: Path) -> None:
+def test_unreadable_commands_are_reported_once_and_do_not_end_the_run(any_miniature: Any, tmp_path: Path) -> None:
     (tmp_path / "out/run/commands.jsonl").mkdir(parents=True)  # reading it is an error, as on a drive that is away
     made = train(any_miniature, tmp_path / "out")
     assert made.status == 0
     assert len(warnings(made, "commands.jsonl' cannot be read")) == 1
 
 
-def test_a_logging_dir_that_goes_away_ends_no_run_and_is_told_once(
-    meanwhile: Any, any_miniature: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+def test_a_deleted_logging_dir_is_reported_once_and_does_not_end_the_run(
+    during: Any, any_miniature: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     logs = tmp_path / "logs"
-    meanwhile(2, lambda: (shutil.rmtree(logs), logs.write_text("in the way")))
+    during(2, lambda: (shutil.rmtree(logs), logs.write_text("in the way")))
     made = train(any_miniature, tmp_path / "out", logging_dir=logs, max_train_steps=8)
     assert made.status == 0
     assert made.steps == list(range(1, 9))
-    assert len(warnings(made, "logging_dir: tensorboard takes no values")) == 1
+    assert len(warnings(made, "logging_dir: tensorboard accepts no values")) == 1
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_without_an_installed_package_files_are_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_saved_without_the_installed_package(monkeypatch: pytest.MonkeyPatch) -> None:
     def not_installed(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)
 
@@ -67,17 +67,17 @@ def test_without_an_installed_package_files_are_saved(monkeypatch: pytest.Monkey
     ss_metadata._version.cache_clear()
 
 
-def test_a_thumbnail_is_read_before_the_first_step(meanwhile: Any, any_miniature: Any, tmp_path: Path) -> None:
+def test_a_thumbnail_is_read_before_the_first_step(during: Any, any_miniature: Any, tmp_path: Path) -> None:
     image = next(images(tmp_path / "images").rglob("*.png"))
     thumbnail = shutil.copy(image, tmp_path / "thumbnail.png")
-    meanwhile(1, Path(thumbnail).unlink)
+    during(1, Path(thumbnail).unlink)
     made = train(any_miniature, tmp_path / "out", metadata_thumbnail=thumbnail, max_train_steps=1)
     assert made.status == 0
     with safetensors.safe_open(made.output / "short.safetensors", "pt") as file:
         assert file.metadata()["modelspec.thumbnail"].startswith("data:image/png;base64,")
 
 
-def test_what_is_in_the_way_of_the_last_file_is_told_before_anything_is_loaded(miniature: Any, tmp_path: Path) -> None:
+def test_an_obstacle_to_the_last_file_is_reported_before_anything_is_loaded(miniature: Any, tmp_path: Path) -> None:
     (tmp_path / "short.safetensors").mkdir()
     (tmp_path / "logs").touch()
     values = {**SHORT, **miniature.files, "train_data_dir": str(images(tmp_path / "images"))}
@@ -97,9 +97,9 @@ def break_hashing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_weights_are_written_as_plain_tensors_where_nothing_else_works(
-    meanwhile: Any, any_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    during: Any, any_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    meanwhile(2, lambda: break_hashing(monkeypatch))
+    during(2, lambda: break_hashing(monkeypatch))
     made = train(any_miniature, tmp_path / "out")
     assert made.status == 0
     assert made.files == ["short-weights.pt"]
@@ -107,7 +107,7 @@ def test_weights_are_written_as_plain_tensors_where_nothing_else_works(
     assert len(warnings(made, "simpler form")) == 1
 
 
-def test_a_save_that_cannot_work_is_told_before_the_first_step(
+def test_a_save_that_cannot_work_is_reported_before_the_first_step(
     any_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     break_hashing(monkeypatch)
@@ -121,19 +121,17 @@ def fail() -> None:
     raise RuntimeError("something that nobody foresaw")
 
 
-def test_an_error_in_a_step_saves_the_last_complete_one_first(
-    meanwhile: Any, any_miniature: Any, tmp_path: Path
-) -> None:
+def test_an_error_in_a_step_saves_the_last_complete_one_first(during: Any, any_miniature: Any, tmp_path: Path) -> None:
     values = {"max_train_steps": 4, "train_data_dir": images(tmp_path / "images", count=3)}
     whole = train(any_miniature, tmp_path / "whole", **values)
-    meanwhile(2, fail)
+    during(2, fail)
     broken = train(any_miniature, tmp_path / "out", **values)
     assert broken.status == 1
     state = broken.output / "short-step00000002-state"
     assert broken.files == [state.name, "short-step00000002.safetensors"]
-    (failed,) = broken.told("failed")
+    (failed,) = broken.events_of("failed")
     assert f"'{state}'; set resume = latest" in failed["remedy"]
-    meanwhile(2, lambda: None)
+    during(2, lambda: None)
     rest = train(any_miniature, broken.output, resume="latest", **values)
     assert rest.status == 0
     assert equal(rest.tensors(), whole.tensors())
@@ -153,14 +151,14 @@ def fill(disk: Path) -> None:
 
 
 @pytest.mark.parametrize("freed", [False, True], ids=["stays full", "is freed"])
-def test_a_disk_that_is_full_at_the_end_loses_nothing(
-    freed: bool, disk: Path, meanwhile: Any, any_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_full_disk_at_the_end_loses_nothing(
+    freed: bool, disk: Path, during: Any, any_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rescue, "WAIT", 60.0 if freed else 1.0)
     monkeypatch.setattr(rescue, "AGAIN_EVERY", 0.2)
     output, run_dir = disk / "out", tmp_path / "run"
     elsewhere = run_dir / rescue.RESCUED / "short.safetensors"
-    meanwhile(2, lambda: fill(disk))
+    during(2, lambda: fill(disk))
     helper = threading.Thread(target=free_once_rescued, args=(elsewhere, disk / "filler"))
     if freed:
         helper.start()
@@ -168,7 +166,7 @@ def test_a_disk_that_is_full_at_the_end_loses_nothing(
     made = replace(train(any_miniature, output, **values), folder=RunFolder(run_dir))
     assert made.status == 0
     lies = output / "short.safetensors" if freed else elsewhere
-    assert made.told("finished")[0]["path"] == str(lies)
+    assert made.events_of("finished")[0]["path"] == str(lies)
     assert safetensors.torch.load_file(lies)
     assert len(warnings(made, "the disk is full; free some space. The run tries again for")) == 1
     if freed:
@@ -185,17 +183,17 @@ def free_once_rescued(rescued: Path, filler: Path) -> None:
     filler.unlink()
 
 
-def test_a_model_that_does_not_fit_the_disk_is_not_trained(disk: Path, miniature: Any, tmp_path: Path) -> None:
+def test_a_model_too_large_for_the_disk_is_not_trained(disk: Path, miniature: Any, tmp_path: Path) -> None:
     (disk / "filler").write_bytes(bytes(3_100_000))  # 45 kB are left
     values = {"train_data_dir": images(tmp_path / "data"), "run_dir": tmp_path / "run"}
-    for begin, why in ((train, "did not take a trial save"), (train_whole, "and the file at the end takes")):
+    for begin, why in ((train, "failed a trial save"), (train_whole, "and the file at the end takes")):
         made = begin(miniature, disk / "out", **values)
         assert made.status == 2
         assert made.files == []
         assert why in list(RunFolder(tmp_path / "run").events())[-1]["error"]
 
 
-def test_what_a_run_keeps_is_counted() -> None:
+def test_the_files_a_run_keeps_are_counted() -> None:
     train_plan = TrainPlan(batches_per_epoch=10, accumulation=1, max_steps=100)
 
     def kept(step: int = 0, **values: Any) -> tuple[int, int]:
@@ -210,7 +208,7 @@ def test_what_a_run_keeps_is_counted() -> None:
     assert kept(save_n_epoch_ratio=2) == (2, 0)
 
 
-def test_errors_tell_why_and_sizes_are_readable(tmp_path: Path) -> None:
+def test_errors_name_the_reason_and_sizes_are_readable(tmp_path: Path) -> None:
     full = NotWritten("x", OSError(errno.ENOSPC, "No space left on device"))
     assert str(full) == "'x' could not be written: the disk is full; free some space"
     assert errno_of(full) == errno.ENOSPC

@@ -1,4 +1,4 @@
-"""What saved files say of themselves: the names and forms that other programs read."""
+"""Metadata of saved files: the names and forms that other programs read."""
 
 import json
 from dataclasses import replace
@@ -36,7 +36,7 @@ adaptive_noise_scale zero_terminal_snr min_snr_gamma ip_noise_gamma ip_noise_gam
 loss_type huber_schedule huber_scale huber_c validation_seed validation_split max_validation_steps
 validate_every_n_epochs validate_every_n_steps tag_frequency dataset_dirs
 """
-"""Without ss_, what every LoRA file has."""
+"""Entries of every LoRA file, without ss_."""
 NAMES_OF_ONE_FOLDER = """
 batch_size_per_device total_batch_size resolution color_aug flip_aug random_crop shuffle_caption enable_bucket
 bucket_no_upscale min_bucket_reso max_bucket_reso keep_tokens reg_dataset_dirs bucket_info
@@ -67,7 +67,7 @@ def test_a_lora_has_every_entry_that_others_read() -> None:
     assert set(metadata()) == {f"ss_{name}" for name in (NAMES + NAMES_OF_ONE_FOLDER).split()}
 
 
-def test_with_dataset_config_the_data_are_told_by_dataset() -> None:
+def test_with_dataset_config_the_data_are_listed_by_dataset() -> None:
     found = metadata(replace(FACTS, datasets=[{"is_dreambooth": True, "resolution": [1024, 1024]}]))
     assert set(found) == {f"ss_{name}" for name in f"{NAMES} datasets".split()}
     assert json.loads(found["ss_datasets"])[0]["is_dreambooth"] is True
@@ -95,7 +95,7 @@ def test_every_value_is_text_as_python_writes_it() -> None:
     assert metadata(lr_warmup_steps=10)["ss_lr_warmup_steps"] == "10"
 
 
-def test_network_args_are_json_and_there_only_if_given() -> None:
+def test_network_args_are_json_and_present_only_if_set() -> None:
     assert "ss_network_args" not in metadata()
     found = metadata(network_args=["conv_dim=4", "loraplus_lr_ratio = 16"])
     assert json.loads(found["ss_network_args"]) == {"conv_dim": "4", "loraplus_lr_ratio": "16"}
@@ -111,7 +111,7 @@ def test_a_network_type_is_recorded_as_lycoris_names_it() -> None:
     assert (found["ss_network_module"], found["ss_network_args"]) == ("networks.lora", '{"conv_dim": "4"}')
 
 
-def test_no_metadata_leaves_what_loading_needs() -> None:
+def test_no_metadata_keeps_the_entries_loading_needs() -> None:
     facts = replace(FACTS, base_files={"ss_sd_model_name": "secret.safetensors"})
     assert set(metadata(facts, no_metadata=True, network_args=["conv_dim=4"])) == set(ALWAYS)
 
@@ -134,7 +134,7 @@ def spec(options: MetadataOptions | None = None, **facts: Any) -> dict[str, str]
     return modelspec(options or MetadataOptions(), **{**defaults, **facts})
 
 
-def test_modelspec_tells_what_is_known_and_nothing_else() -> None:
+def test_modelspec_contains_only_known_values() -> None:
     found = spec()
     names = "sai_model_spec architecture implementation title resolution date prediction_type implementation_version"
     assert list(found) == [f"modelspec.{name}" for name in names.split()]

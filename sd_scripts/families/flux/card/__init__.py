@@ -36,7 +36,7 @@ SCHNELL = "flux-1-schnell"
 
 AUTOENCODER = "FLUX.1 autoencoder"
 TRANSFORMERS = ("double_blocks.0.img_attn.qkv.weight", "single_transformer_blocks.0.proj_mlp.bias")
-"""Keys of a transformer of this kind, in the original layout and in that of diffusers."""
+"""Keys of a transformer of this kind, in the original layout and in diffusers'."""
 VARIANTS = (
     ("distilled_guidance_layer.", "Chroma"),
     ("double_stream_modulation_img.", "FLUX.2"),
@@ -67,7 +67,7 @@ def recognise(header: Header) -> tuple[str | None, str] | None:
 
 
 def folder_variant(folder: Path, variant: str) -> str:
-    """Tell dev from schnell by the transformer's configuration in a diffusers folder."""
+    """Distinguish dev from schnell by the transformer's configuration in a diffusers folder."""
     try:
         guided = read_json(folder / "transformer" / "config.json").get("guidance_embeds")
     except (OSError, ValueError, AttributeError):
@@ -80,7 +80,7 @@ T5_LENGTHS = {"dev": 512, "schnell": 256}
 
 
 def text_limit(settings: OptionValues, variant: str) -> TextLimit:
-    """Return what T5 reads."""
+    """Return the number of tokens that T5 reads."""
     default = T5_LENGTHS["schnell" if is_schnell(variant) else "dev"]
     return limit_of(settings[FluxModelOptions].t5xxl_max_token_length or default)
 
@@ -91,7 +91,7 @@ def limit_of(tokens: int) -> TextLimit:
 
 def model_remarks(settings: OptionValues, variant: str) -> Iterator[str]:
     if is_schnell(variant) and settings[FlowOptions].guidance_scale == RECOMMENDED["guidance_scale"]:  # others: load.py
-        yield "guidance_scale: has no effect on FLUX.1 schnell, which takes no guidance"
+        yield "guidance_scale: has no effect on FLUX.1 schnell, which has no guidance"
 
 
 def is_schnell(variant: str) -> bool:
@@ -117,7 +117,7 @@ CARD = FamilyCard(
         "timestep_sampling": "flux_shift shifts as FLUX.1 was trained: more noise for larger images.",
         "cache_text_encoder_outputs": "FLUX.1's CLIP-L can still be trained.",
         "huber_schedule": "FLUX.1 takes constant or exponential.",
-        "min_timestep": "FLUX.1's timesteps are sampled from the whole range, then rescaled to lie between "
+        "min_timestep": "FLUX.1's timesteps are sampled from the whole range, then rescaled to between "
         "min_timestep and max_timestep.",
         "network_args": "FLUX.1: network_reg_dims, network_reg_lrs.",
         "guidance_scale": "For FLUX.1 dev 1.0 is recommended; schnell has none: leave it at 3.5.",

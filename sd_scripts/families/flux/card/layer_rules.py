@@ -54,7 +54,7 @@ class FluxRules(Rules):
             count = len(getattr(model, f"{kind}_blocks", ()))
             if count and chosen and max(chosen) >= count:
                 raise ValueError(
-                    f"{INDICES[kind]}: there is no block {max(chosen)}; this model has {count} {kind} blocks, "
+                    f"{INDICES[kind]}: no such block: {max(chosen)}; this model has {count} {kind} blocks, "
                     f"0 to {count - 1}"
                 )
 
@@ -119,7 +119,7 @@ def _first(patterns: Sequence[tuple[str, Value]], name: str) -> Value | None:
 
 
 def _patterns(key: str, arguments: NetworkArguments, read: Callable[[str, str], Value]) -> list[tuple[str, Value]]:
-    """`regex=value,regex=value`; a regex may hold commas, and no equals sign."""
+    """`regex=value,regex=value`; a regex may contain commas, but not an equals sign."""
     text = arguments.text(key)
     pairs: list[tuple[str, Value]] = []
     while text:

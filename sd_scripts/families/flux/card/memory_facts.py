@@ -27,7 +27,7 @@ def swapped(blocks_to_swap: int) -> int:
 
 
 def projections(inputs: int, *outputs: int, count: int, rows: float) -> Projection:
-    """Return those of `count` layers; `rows` of their input for each token."""
+    """Return the memory facts of `count` layers; `rows` of their input for each token."""
     return Projection(inputs=inputs, outputs=outputs, count=count, rows=rows, swappable=True)
 
 

@@ -13,7 +13,7 @@ RECOMMENDED = {
     "model_prediction_type": "raw",
     "guidance_scale": 1.0,
 }
-"""Values that train FLUX.1 dev well; the defaults are those of sd-scripts."""
+"""Values that train FLUX.1 dev well; the defaults are sd-scripts'."""
 
 
 class FluxModelOptions(OptionGroup, title="FLUX.1 model"):
@@ -71,7 +71,8 @@ class FluxNetworkOptions(OptionGroup, title="FLUX.1 layers", methods=("lora",)):
     single_dim: int | None = _rank("single blocks", them="them")
     single_mod_dim: int | None = _rank("modulation in single blocks")
     in_dims: str | None = optional(
-        "Ranks of the layers before the blocks, five numbers: image, time, vector, guidance, text. Unset skips them.",
+        "Ranks of the layers before the blocks, five numbers: image, time, vector, guidance, text. Default: not "
+        "trained.",
         placeholder="4,0,0,0,4",
     )
     train_blocks: Literal["all", "double", "single"] = option("all", "Which kind of block to train.")

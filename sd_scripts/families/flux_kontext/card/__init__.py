@@ -15,7 +15,7 @@ ARCHITECTURE = "flux-1-kontext-dev"
 
 
 def recognise(header: Header) -> tuple[str, str] | None:
-    """Return (family, variant) of a transformer whose metadata say so: its keys and shapes are those of FLUX.1 dev."""
+    """Return (family, variant) of a transformer whose metadata identify it: its keys and shapes equal FLUX.1 dev's."""
     architecture = header.metadata.get("modelspec.architecture", "").lower()
     if "kontext" in architecture and any(key in header.shapes for key in TRANSFORMERS):
         return CARD.name, CARD.title

@@ -74,8 +74,8 @@ CARD = FamilyCard(
         "the signal-to-noise ratio with logit_mean and logit_std; qinglong_qwen takes qwen_shift for 95% of images "
         "and hardly any noise for the others.",
         "weighting_scheme": "For Qwen-Image sigma_sqrt and cosmap weight every timestep_sampling.",
-        "network_args": "Qwen-Image: exclude_patterns and include_patterns, lists of regular expressions of layers "
-        "that are not adapted, and of exceptions from them.",
+        "network_args": "Qwen-Image: exclude_patterns and include_patterns, lists of regular expressions: layers "
+        "that are not adapted, and exceptions to them.",
         "blocks_to_swap": "Qwen-Image takes up to 58, and each saves about 0.7 GB of GPU memory.",
         "equal_token_buckets": "All buckets of Qwen-Image then share one graph for each length of captions.",
     },

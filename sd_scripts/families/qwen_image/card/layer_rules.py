@@ -52,7 +52,7 @@ def read_rules(arguments: NetworkArguments, warn: Warn) -> QwenImageRules:
         warn("network_args: verbose has no effect; the saved file names every layer with its rank")
     rules = QwenImageRules(exclude=_patterns(EXCLUDE, arguments), include=_patterns(INCLUDE, arguments))
     if rules.include and not rules.exclude:
-        warn(f"network_args: {INCLUDE} has no effect without {EXCLUDE}, of which it makes exceptions")
+        warn(f"network_args: {INCLUDE} has no effect without {EXCLUDE}, whose exceptions it lists")
     return rules
 
 

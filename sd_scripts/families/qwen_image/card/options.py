@@ -5,7 +5,7 @@ from typing import Literal
 from sd_scripts.options.spec import OptionGroup, optional, path_option
 
 RECOMMENDED = {"timestep_sampling": "qwen_shift"}
-"""Values that train Qwen-Image well; the default is that of sd-scripts."""
+"""Values that train Qwen-Image well; the default is sd-scripts'."""
 
 
 class QwenImageModelOptions(OptionGroup, title="Qwen-Image model"):
@@ -18,5 +18,5 @@ class QwenImageModelOptions(OptionGroup, title="Qwen-Image model"):
         placeholder="/models/qwen_2.5_vl_7b.safetensors",
     )
     model_version: Literal["original", "edit", "edit-2509", "edit-2511", "layered"] | None = optional(
-        "Which model is trained, where its file does not say. Qwen-Image-2512 is an original, too."
+        "Which model is trained, if its file does not specify it. Qwen-Image-2512 is an original, too."
     )

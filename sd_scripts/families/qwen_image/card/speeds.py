@@ -9,5 +9,5 @@ GRAPHS = GraphCounts(
     dynamic={"auto": DynamicGraphs(tokens=1), "true": DynamicGraphs(always=1)},
     seconds=5.0,
 )
-"""One for all blocks, which see images and captions as sequences of tokens; further ones for captions of another length
-after rounding up (text.py). The seconds are an estimate from FLUX.1's double block."""
+"""One for all blocks, which see images and captions as sequences of tokens; further ones for captions of a different
+length after rounding up (text.py). The seconds are an estimate from FLUX.1's double block."""

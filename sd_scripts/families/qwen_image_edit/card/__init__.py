@@ -20,7 +20,7 @@ VARIANTS = {EDIT: "Qwen-Image-Edit", EDIT_PLUS: "Qwen-Image-Edit-2509"}
 
 
 def told_version(header: Header) -> str | None:
-    """Return the model_version that a file's metadata tell: its keys and shapes are those of Qwen-Image."""
+    """Return the model_version in a file's metadata: its keys and shapes equal Qwen-Image's."""
     architecture = header.metadata.get("modelspec.architecture", "").lower()
     return next((version for version, name in ARCHITECTURES.items() if architecture == name.lower()), None)
 

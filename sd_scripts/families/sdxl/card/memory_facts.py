@@ -19,7 +19,7 @@ def latent_positions(width: int, height: int, frames: int, settings: OptionValue
 
 
 def projections(width: int, depth: int, rows: float, *, swappable: bool) -> tuple[Projection, ...]:
-    """Return those of all transformer blocks of this width, `depth` of them."""
+    """Return the memory facts of all transformer blocks of this width, `depth` of them."""
     inner = 4 * width
     each: dict[str, Any] = {"rows": rows, "swappable": swappable}
     return (

@@ -10,7 +10,7 @@ GRAPHS = GraphCounts(
     seconds=2.0,
 )
 """Twelve for the resnets, two for the transformer blocks, which see images as sequences of tokens. Resnets of the first
-shape take most sizes already, since those of one class differ in size."""
+shape accept most sizes already, since those of one class differ in size."""
 FULL = {"full_bf16": True}
 CHECKPOINTED = {"gradient_checkpointing": True}
 BATCH4 = {"train_batch_size": 4}
