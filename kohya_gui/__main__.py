@@ -8,7 +8,7 @@ from kohya_gui import doctor
 
 def main(argv: Sequence[str] | None = None) -> int:
     flags = sys.argv[1:] if argv is None else argv
-    if flags[:1] == ["--doctor"]:  # before what a broken environment cannot import
+    if flags[:1] == ["--doctor"]:  # before imports that fail in a broken environment
         return doctor.run(flags[1:])
     from kohya_gui import command
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-import gui
+from kohya_gui import command
 from sd_scripts.machine.cuda_builds import BUILDS
 
 ROOT = Path(__file__).parents[1]
@@ -48,10 +48,10 @@ def test_the_container_does_not_run_as_root(steps) -> None:
 
 
 def test_the_container_serves_the_page_beyond_itself_with_a_token(steps) -> None:
-    (command,) = arguments(steps, "CMD")
-    flags = gui.parser().parse_args(json.loads(command))
-    assert gui.open_to_others(flags)
-    assert gui.refusal(flags) is None
+    (served,) = arguments(steps, "CMD")
+    flags = command.parser().parse_args(json.loads(served))
+    assert command.open_to_others(flags)
+    assert command.refusal(flags) is None
     assert [str(flags.server_port)] == arguments(steps, "EXPOSE")
 
 

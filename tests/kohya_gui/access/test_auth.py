@@ -503,9 +503,9 @@ def test_the_address_with_the_token_opens_the_page_and_leaves_a_clean_address(to
 
 
 def test_the_health_check_of_the_container_needs_no_login(tokened, locked):
-    dockerfile = Path(gui.__file__).with_name("Dockerfile").read_text(encoding="utf-8")
-    (command,) = re.findall(r"^HEALTHCHECK .* CMD (.+)$", dockerfile, re.M)
-    _, *flags = json.loads(command)
+    dockerfile = Path(__file__).parents[3].joinpath("Dockerfile").read_text(encoding="utf-8")
+    (check,) = re.findall(r"^HEALTHCHECK .* CMD (.+)$", dockerfile, re.M)
+    _, *flags = json.loads(check)
 
     def checked(port: int) -> bool:
         here = [flag.replace("7860", str(port)) for flag in flags]
@@ -814,12 +814,12 @@ def test_a_chosen_token_is_used_and_not_inherited(state, monkeypatch):
 
 
 def test_the_generated_token_serves_to_others_if_it_is_asked_for(state, capsys, monkeypatch):
-    assert gui.refusal(flags_of("--listen 0.0.0.0"))
-    assert gui.refusal(flags_of("--listen 0.0.0.0 --token")) is None
-    assert gui.credential(flags_of("--listen 0.0.0.0 --token")) == gui.credential(flags_of(""))
+    assert command.refusal(flags_of("--listen 0.0.0.0"))
+    assert command.refusal(flags_of("--listen 0.0.0.0 --token")) is None
+    assert command.credential(flags_of("--listen 0.0.0.0 --token")) == command.credential(flags_of(""))
     assert capsys.readouterr().err == ""  # it is not in the process list
     monkeypatch.setenv("STUDIO_TOKEN", "of-the-environment")
-    assert gui.credential(flags_of("--listen 0.0.0.0 --token")).secret == "of-the-environment"
+    assert command.credential(flags_of("--listen 0.0.0.0 --token")).secret == "of-the-environment"
 
 
 @pytest.mark.parametrize("host", ["192.168.0.7:7860", "[fd00::1]:7860", "studio:7860", "localhost"])
