@@ -2,10 +2,10 @@
 
 python -m benchmarks.learning [--rows NAME ...] [--family flux] [--folder FOLDER]
 
-Each row is the demo's training with other options: images of a word that the base model does not know, next to images
-of what it knows. Images are generated of 20 scenes with the new word and 10 without; `shapes.recognize` decides what
-each shows. *Before* is the share of images of the base model that show the new word, *after* that of the trained one,
-and *kept* the share of images without it that show their prompt.
+Each row is the demo's training with different options: on images of a word that is new to the base model, and images of
+known shapes. Images are generated of 20 scenes with the new word and 10 without; `shapes.recognize` decides what each
+shows. *Before* is the share of images of the base model that show the new word, *after* the trained model's share, and
+*kept* the share of images without the word that show their prompt.
 """
 
 import argparse
@@ -73,7 +73,7 @@ def success(
     options = {"prompt_file": prompts, "width": SIDE, "height": SIDE, "image_dir": images, "run_dir": folder / "run"}
     arguments = [f"--{name}={value}" for name, value in {**files, **options, "dtype": "fp32"}.items()]
     script = script_path(script_for(family, GENERATE))
-    command = [sys.executable, script, *arguments, *FLAGS[family], *flags]
+    command = [sys.executable, str(script), *arguments, *FLAGS[family], *flags]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     made = [Image.open(path) for path in sorted(images.glob("*.png"), key=lambda path: path.stat().st_mtime_ns)]
     counts: Counter[str] = Counter()
@@ -97,7 +97,7 @@ def train(family: str, name: str, folder: Path) -> tuple[dict[str, Path], tuple[
     values = {**read_toml(config), **QUIET, **ROWS[name], "output_name": name, "run_dir": str(folder / "run")}
     write_toml(config, {option: value for option, value in values.items() if value != ""})
     began = time.perf_counter()
-    command = [sys.executable, script_path(script_for(family, method)), "--config_file", config]
+    command = [sys.executable, str(script_path(script_for(family, method))), "--config_file", str(config)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     seconds = time.perf_counter() - began
     losses = [event["loss"] for event in RunFolder(folder / "run").events() if event["kind"] == "step"]

@@ -1,4 +1,4 @@
-"""Versions and packages agree wherever they are written, and users install what they need and no more."""
+"""Versions and packages agree wherever they are written, and users install no package that only developers need."""
 
 import os
 import re
@@ -76,7 +76,7 @@ def test_users_install_the_project_without_the_packages_of_development(tmp_path:
     python.chmod(0o755)
 
     def installed(*arguments: str) -> list[str]:
-        """Return what pip is asked to install when setup.sh runs."""
+        """Return the packages that pip is asked to install when setup.sh runs."""
         log = python.with_name("python.log")
         log.unlink(missing_ok=True)
         subprocess.run(["bash", str(tmp_path / "setup.sh"), *arguments], check=True, capture_output=True)

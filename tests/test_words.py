@@ -12,8 +12,6 @@ from sd_scripts.formats.documents import parse_toml
 ROOT = Path(__file__).parents[1]
 WORDS = Path(__file__).with_name("words.toml")
 FOLDERS = ("sd_scripts", "kohya_gui", "benchmarks", "tests")
-LATER = ("sd_scripts/testing/", "sd_scripts/demo", "kohya_gui/demo.py", "tests/testing/", "CONTRIBUTING.md")
-"""Files that are not checked yet."""
 LEFT = ("kohya_gui/static/vendor/", "benchmarks/results/")
 """Files of others, and results as they were written at their date."""
 BREAK = re.compile(r"\"\s*\n\s*[rf]?\"|'\s*\n\s*[rf]?'")
@@ -91,7 +89,7 @@ def files() -> Iterator[tuple[str, Path]]:
     code = (path for folder in FOLDERS for path in (ROOT / folder).rglob("*.*"))
     for path in (ROOT / "gui.py", *code, *ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")):
         name = path.relative_to(ROOT).as_posix()
-        if path.suffix in (".py", ".js", ".md") and not name.startswith((*LATER, *LEFT)):
+        if path.suffix in (".py", ".js", ".md") and not name.startswith(LEFT):
             yield name, path
 
 

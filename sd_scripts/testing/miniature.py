@@ -109,7 +109,7 @@ def calibrate(vae: Any) -> Tensor:
 
 def set_moments(conv: Any, moments: Tensor, gain: Tensor, mean: Tensor | float) -> None:
     """Give latents this mean, (C,) or one for all, and a narrow distribution: `conv` is the last layer of an encoder,
-    `moments` (B, 2C, ...) what it makes of images, and `gain` (2C,) multiplies the first half of them."""
+    `moments` (B, 2C, ...) its output for images, and `gain` (2C,) multiplies the first half of them."""
     channels = len(gain) // 2
     middle = moments.mean((0, *range(2, moments.ndim)))
     offset = torch.empty_like(gain)
@@ -155,7 +155,7 @@ def without_attention(outputs: Sequence[Tensor], generator: torch.Generator) -> 
 
 
 def input_of(layer: nn.Module, run: Callable[[], object]) -> Tensor:
-    """Return what a layer reads while `run` runs its model."""
+    """Return the input of a layer while `run` runs its model."""
     features: list[Tensor] = []
     hook = layer.register_forward_hook(lambda _, inputs, __: features.append(inputs[0]))
     run()

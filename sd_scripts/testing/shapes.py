@@ -113,7 +113,7 @@ Polygon = list[tuple[float, float]]
 
 def polygons(shape: str, radius: float, inset: float = 0.0) -> Iterator[tuple[Polygon, bool]]:
     """Yield the polygons of a shape around the origin and whether each is filled, outermost first. `inset` moves all
-    edges inwards by so many pixels."""
+    edges inwards by this many pixels."""
     if shape == "circle":
         yield _regular(64, radius - inset), True
     elif shape == "ring":
@@ -151,12 +151,12 @@ class Seen:
     """Intersection over union with the shape, 0 to 1."""
 
     def shows(self, scene: Scene) -> bool:
-        """Return whether shape, colour and background are those of a scene."""
+        """Return whether shape, colour and background match a scene."""
         return (self.shape, self.colour, self.background) == (scene.shape, scene.colour, scene.background)
 
 
 def recognize(image: Image.Image) -> Seen:
-    """Tell the shape, its colour and the background apart.
+    """Recognize the shape, its colour and the background.
 
     The background is the median of the border; the shape is what differs from it. Scaled to a square, its overlap with
     each known shape is compared.

@@ -30,7 +30,7 @@ def is_installed(requirement: str) -> bool:
 
 
 def sentence(choice: Choice) -> str:
-    """Return what the driver means for the installation; empty for the default build."""
+    """Return a sentence on how the driver changes the installation; empty for the default build."""
     if choice.build is DEFAULT:
         return ""
     if choice.build:

@@ -1,7 +1,7 @@
 """Make images of the page for docs/: python -m tests.browser.docs_images FOLDER [NAME ...]
 
 Everything that the page shows lies in FOLDER, whose path is seen, such as /home/mia/studio. Each image is of a training
-of a miniature that has ended; `demo` is what the demo that learns has learned.
+of a miniature that has ended; `demo` is the result of the demo with FLUX.1.
 """
 
 import json
@@ -80,7 +80,7 @@ def save(page: Any, image: Path) -> None:
 
 
 def before_and_after(folder: Path, image: Path) -> None:
-    """Run the demo that learns, and write its images side by side: a column for each prompt, before and after."""
+    """Run the demo with FLUX.1, and write its images side by side: a column for each prompt, before and after."""
     assert demo.main(["flux", "--folder", str(folder)]) == 0
     (result,) = folder.glob("output/runs/*/comparison/comparison.json")
     comparison = json.loads(result.read_text(encoding="utf-8"))

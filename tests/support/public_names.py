@@ -1,4 +1,4 @@
-"""Names that users' files and commands contain: `python -m tests.support.public_names` writes the list of them anew."""
+"""Names that users' files and commands contain: `python -m tests.support.public_names` updates their list."""
 
 import json
 import re
@@ -47,7 +47,7 @@ def lora_layers() -> Names:
 
 
 def lora_endings() -> Names:
-    """Return what follows the name of a layer in LoRA files."""
+    """Return the endings after the name of a layer in LoRA files."""
     return {"every family": set(ENDINGS)}
 
 

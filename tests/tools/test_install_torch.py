@@ -1,4 +1,4 @@
-"""Which build of PyTorch setup installs, and what it says about the driver."""
+"""Which build of PyTorch setup installs, and its sentence about the driver."""
 
 import os
 from collections.abc import Callable
@@ -27,7 +27,7 @@ def make_nvidia_smi(folder: Path, driver: str, capability: str) -> None:
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
-    """Install PyTorch on a system; return what Python is asked for."""
+    """Install PyTorch on a system; return the arguments that Python gets."""
     python, asked = tmp_path / "python", tmp_path / "asked"
     make_program(python, f"echo $* >{asked}")
     asked.touch()

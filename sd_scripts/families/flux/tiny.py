@@ -65,7 +65,7 @@ def write_miniature(folder: Path, shape: FluxParams = SHAPE) -> Miniature:
 
 
 def write_components(transformer: Path, states: Mapping[str, State]) -> dict[str, Path]:
-    """Write the files of these state dicts by component, the transformer's and others beside it; return them by the
+    """Write the files of these state dicts by component, the transformer's and others next to it; return them by the
     option that names each."""
     files = {}
     for component in CARD.files.components:
