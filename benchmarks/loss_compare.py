@@ -151,7 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         folder = Path(temporary)
         try:
             commits = [resolve(arguments.before), arguments.after and resolve(arguments.after)]
-            config = demo.make(folder / "demo", arguments.family, method)
+            config = demo.make_untrained(folder / "demo", arguments.family, method)
             for number, commit in enumerate(commits):
                 with checked_out(commit, folder / f"code{number}") as source:
                     print(f"Training with {names[number]}", file=sys.stderr)

@@ -40,11 +40,12 @@ OF_METHOD: dict[str, dict[str, Any]] = {
 }
 """Options of the demo by method; the family adds its own and `make` the paths."""
 FAMILIES = [card.name for card in cards()]
+DEFAULT = next(family for family in FAMILIES if trained.has(family))
 
 
 def demo_folder(family: str) -> Path:
     """Return the folder that the demo of a family writes to unless another is named."""
-    return Path("demo") if family == FAMILIES[0] else Path("demo") / family
+    return Path("demo") if family == DEFAULT else Path("demo") / family
 
 
 def family_named(name: str) -> str | None:
@@ -56,26 +57,41 @@ def family_named(name: str) -> str | None:
     return next(iter(exact + part), None)
 
 
-def make(folder: Path, family: str = FAMILIES[0], method: str = "lora") -> Path:
+def make(folder: Path, family: str = DEFAULT, method: str = "lora") -> Path:
     """Write a model with its tokenizers, captioned images and `demo.toml` below `folder`, at most 22 MB.
 
     Returns the path of `demo.toml`, which training and the GUI read.
     """
-    card = card_of(family)
+    if not trained.has(family):
+        return make_untrained(folder, family, method)
+    folder = new_folder(folder)
+    paths = {**trained.copy_model(family, folder), **trained.write_data(family, folder)}
+    return write_settings(folder, family, method, paths, {**trained.OPTIONS, **trained.OF_METHOD[method]})
+
+
+def make_untrained(folder: Path, family: str, method: str = "lora") -> Path:
+    """Write the same for a model with random weights and twelve images."""
+    tiny = module_of(family, "tiny")  # imports torch, which --help should not wait for
+    folder = new_folder(folder)
+    miniature = tiny.write_miniature(folder)
+    return write_settings(folder, family, method, {**miniature.files, "train_data_dir": miniature.data_dir}, {})
+
+
+def new_folder(folder: Path) -> Path:
     folder = folder.expanduser().resolve()
     folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def write_settings(
+    folder: Path, family: str, method: str, paths: Mapping[str, Path], changes: Mapping[str, Any]
+) -> Path:
+    """Write `demo.toml`; `changes` override the options of all demos."""
+    card, config = card_of(family), folder / "demo.toml"
     network = {"network_module": card.network_modules[-1]} if method == "lora" else {}
-    chosen = {**COMMON, **card.page.demo, **OF_METHOD[method], **network}
-    if trained.has(family):
-        chosen |= {**trained.OPTIONS, **trained.OF_METHOD[method]}
-        paths = {**trained.copy_model(family, folder), **trained.write_data(family, folder)}
-    else:
-        tiny = module_of(family, "tiny")  # imports torch, which --help should not wait for
-        miniature = tiny.write_miniature(folder)
-        paths = {**miniature.files, "train_data_dir": miniature.data_dir}
-    config = folder / "demo.toml"
-    paths |= {"output_dir": folder / "output"}
-    write_toml(config, chosen | {option: str(path) for option, path in paths.items()})
+    chosen = {**COMMON, **card.page.demo, **OF_METHOD[method], **network, **changes}
+    files = {**paths, "output_dir": folder / "output"}
+    write_toml(config, chosen | {option: str(path) for option, path in files.items()})
     return config
 
 
@@ -102,13 +118,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, help="folder for the model and the images; default: demo")
     parser.add_argument("--make", action="store_true", help="only write the files, do not train")
     arguments, flags = parser.parse_known_args(argv)
-    name = flags.pop(0) if flags and not flags[0].startswith("-") else FAMILIES[0]
+    name = flags.pop(0) if flags and not flags[0].startswith("-") else DEFAULT
     family = family_named(name)
     if family is None:
         parser.error(f"'{name}' has no demo; choose {' or '.join(FAMILIES)}")
     if arguments.make and flags:
         parser.error(f"--make does not train, so {flags[0]} would do nothing; leave one of them out")
 
+    outside = dict(os.environ)  # importing inductor, as making a miniature does, would choose a cache for the training
     method, title = "full" if arguments.full else "lora", FAMILY_TITLES[family]
     config = make(arguments.folder or demo_folder(family), family, method)
     print(f"Made a miniature {title} model and its images; the settings are in {config}", flush=True)
@@ -120,7 +137,7 @@ def main(argv: list[str] | None = None) -> int:
     own = ["--run_dir", str(run.path)] if run else []
     command = [sys.executable, str(trainer), "--config_file", str(config), *own, *flags]
     # at the size of the untrained miniatures one thread is as fast, and much faster on a busy machine
-    environment = {**os.environ} if trained.has(family) else {"OMP_NUM_THREADS": "1", **os.environ}
+    environment = outside if trained.has(family) else {"OMP_NUM_THREADS": "1", **outside}
     status = process.run_in_terminal(command, environment)
     if status == 0 and run:
         status = show_result(run.path, environment)

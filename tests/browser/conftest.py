@@ -126,9 +126,9 @@ def stranger(_visits: list[Visit]) -> None:
 
 
 def _demo(folder: Path, family: str) -> Path:
-    from sd_scripts.demo import make
+    from sd_scripts.demo import make_untrained
 
-    made = make(folder, family)
+    made = make_untrained(folder, family)
     write_toml(made, {**read_toml(made), **SMALL})
     return made
 

@@ -137,6 +137,7 @@ def test_a_queue_and_its_run_outlive_a_killed_gui_and_a_reload_and_the_run_is_co
 
 def unfold_plan(page: Page, unfolded: bool) -> None:
     """Find and change the element in one step, since a new plan may replace it at any moment."""
+    expect(page.locator("#lora-plan details.plan")).to_be_visible()
     page.evaluate("unfolded => { document.querySelector('#lora-plan .plan').open = unfolded }", unfolded)
 
 
