@@ -105,9 +105,12 @@ def train(family: str, name: str, folder: Path) -> tuple[dict[str, Path], tuple[
     losses = [event["loss"] for event in RunFolder(folder / "run").events() if event["kind"] == "step"]
     files = {option: folder / trained.file_name(family, option) for option in trained.options_of(family)}
     saved = folder / "output" / f"{name}.safetensors"
-    flags: tuple[str, ...] = () if method == "full" else (f"--lora_weights={saved}",)
+    flags: tuple[str, ...] = (f"--lora_weights={saved}",)
+    if method == "full":  # in place of the base model, next to its tokenizers
+        flags = ()
+        shutil.copy(saved, files[MODEL])
     last = losses[-50:]
-    return files | ({MODEL: saved} if method == "full" else {}), flags, sum(last) / len(last), seconds
+    return files, flags, sum(last) / len(last), seconds
 
 
 def main() -> None:

@@ -25,10 +25,10 @@ PROMPTS = (
 OPTIONS: dict[str, Any] = {
     "resolution": f"{SIDE},{SIDE}",
     "train_batch_size": 8,
-    "max_train_steps": 400,
+    "max_train_steps": 550,
     "prior_loss_weight": 0.5,
     "sample_at_first": True,
-    "sample_every_n_steps": 200,
+    "sample_every_n_steps": 275,
 }
 OF_METHOD: dict[str, dict[str, Any]] = {
     "lora": {"learning_rate": 2.5e-3, "lr_scheduler": "cosine", "network_dim": 16, "network_alpha": 16.0},
