@@ -26,6 +26,7 @@ from typing import Any
 from PIL import Image
 
 from sd_scripts import demo
+from sd_scripts.families.cards.registry import card_of
 from sd_scripts.formats.toml_files import read_toml, write_toml
 from sd_scripts.options.generating.generate import GENERATE
 from sd_scripts.options.model import MODEL
@@ -34,6 +35,7 @@ from sd_scripts.settings.catalog import script_for, script_path
 from sd_scripts.testing import trained
 from sd_scripts.testing.shapes import SIDE, Scene, random_scene, recognize, zorb_scene
 
+T5_LENGTH = card_of("flux").page.demo["t5xxl_max_token_length"]
 LYCORIS = {"network_module": "lycoris.kohya"}
 ROWS: dict[str, dict[str, Any]] = {
     "lora": {},
@@ -49,7 +51,7 @@ ROWS: dict[str, dict[str, Any]] = {
 }
 """Name of a row -> options that differ from the demo's; `full` trains the whole model."""
 QUIET: dict[str, Any] = {"compile": False, "sample_at_first": False, "sample_every_n_steps": 0, "sample_prompts": ""}
-FLAGS = {"sdxl": ("--scale=3", "--steps=24"), "flux": ("--t5xxl_max_token_length=64", "--steps=16")}
+FLAGS = {"sdxl": ("--scale=3", "--steps=24"), "flux": (f"--t5xxl_max_token_length={T5_LENGTH}", "--steps=16")}
 """How images are generated."""
 
 

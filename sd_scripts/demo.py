@@ -127,7 +127,12 @@ def main(argv: list[str] | None = None) -> int:
 
     outside = dict(os.environ)  # importing inductor, as making a miniature does, would choose a cache for the training
     method, title = "full" if arguments.full else "lora", FAMILY_TITLES[family]
-    config = make(arguments.folder or demo_folder(family), family, method)
+    folder = arguments.folder or demo_folder(family)
+    try:
+        config = make(folder, family, method)
+    except OSError as error:
+        reason = error.strerror or error
+        parser.error(f"--folder: '{folder}' cannot be written ({reason}); choose a different folder")
     print(f"Made a miniature {title} model and its images; the settings are in {config}", flush=True)
     if arguments.make:
         return 0

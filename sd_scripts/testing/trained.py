@@ -44,7 +44,11 @@ def has(family: str) -> bool:
 
 def copy_model(family: str, folder: Path) -> dict[str, Path]:
     """Copy the files of a model and its tokenizers into a folder; return the former by the option that names each."""
-    shutil.copytree(FILES / family, folder, dirs_exist_ok=True)
+    source = FILES / family
+    for path in (file for file in source.rglob("*") if file.is_file()):
+        target = folder / path.relative_to(source)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)  # without permissions: an installed package may be read-only
     return {option: folder / file_name(family, option) for option in options_of(family)}
 
 

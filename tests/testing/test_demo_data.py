@@ -125,6 +125,14 @@ def test_what_the_demo_cannot_do_is_reported(words: list[str], told: str, capsys
     assert told in capsys.readouterr().err
 
 
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit) as leaving:
+        demo.main(["--make", "--folder", str(tmp_path / "file" / "demo")])
+    assert leaving.value.code == 2
+    assert f"--folder: '{tmp_path / 'file' / 'demo'}' cannot be written (Not a directory)" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("name", "family"),
     [("flux", "flux"), ("qwen", "qwen_image"), ("kontext", "flux_kontext"), ("edit", "qwen_image_edit"), ("wan", None)],
