@@ -154,12 +154,16 @@ def test_a_windows_path_in_double_quotes_is_reported_with_the_right_form(
 def growth(work: Callable[[int], object], small: int) -> float:
     """How much longer ten times as much takes: 10 where time is linear, 100 where it grows with the square."""
     work(10)  # imports and caches
-    times = []
-    for size in (small, 10 * small):
-        start = time.process_time()
-        work(size)
-        times.append(time.process_time() - start)
-    return times[1] / max(times[0], 1e-3)
+
+    def quickest(size: int) -> float:  # what else the machine does, and collecting what others left, only adds time
+        times = []
+        for _ in range(3):
+            start = time.process_time()
+            work(size)
+            times.append(time.process_time() - start)
+        return min(times)
+
+    return quickest(10 * small) / max(quickest(small), 1e-3)
 
 
 LONG: dict[str, Callable[[int], object]] = {
