@@ -24,7 +24,8 @@ class Batch:
     captions: list[Caption]
     """Captions after the caption pipeline, as the text encoders receive them."""
     pixels: Tensor | None
-    """(B, 3, *S) float32 in -1..1, flipped and cropped; None where latents are cached."""
+    """(B, 3, *S) float32 in -1..1, flipped and cropped; None where latents are cached. A family of clips has an axis of
+    frames for images too."""
     latents: Tensor | None
     """(B, C, *S) of latents, as the cache stores them, not scaled by the objective; None where pixels are given."""
     text: dict[str, Tensor] = field(default_factory=dict)
@@ -32,7 +33,7 @@ class Batch:
     conditioning: dict[str, Tensor] = field(default_factory=dict)
     """The family's further inputs besides latents and text, by name, batch first."""
     controls: tuple[Tensor, ...] = ()
-    """The control images in order, as pixels (B, 3, H, W) or as latents (B, C, h, w), like the images themselves."""
+    """The control images or clips in order, as pixels (B, 3, *S) or as latents (B, C, *S), like the samples."""
     loss_weight: Tensor
     """(B,) float32: 1, or prior_loss_weight for a regularisation image."""
     mask: Tensor | None
@@ -73,6 +74,6 @@ def _pinned(value: Any) -> Any:
 
 
 def stack_pixels(images: Sequence[Pixels]) -> Tensor:
-    """Stack images of one size to (B, 3, H, W) float32 in -1..1."""
-    stacked = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
+    """Stack images (H, W, 3) or clips (F, H, W, 3) of one size to (B, 3, *S) float32 in -1..1."""
+    stacked = torch.from_numpy(np.stack(images)).movedim(-1, 1)
     return stacked.to(torch.float32, memory_format=torch.contiguous_format).div_(127.5).sub_(1)

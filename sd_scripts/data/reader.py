@@ -28,16 +28,16 @@ REPLACED = "; another image of its bucket is used instead"
 
 @dataclass(kw_only=True)
 class Sample:
-    """One image of a batch, flipped if the sample is."""
+    """One image or clip of a batch, flipped if the sample is."""
 
     caption: Caption
     pixels: Pixels | None
-    """(H, W, 3)"""
+    """(H, W, 3), or (F, H, W, 3) for a family of clips."""
     latents: Tensor | None
     text: Mapping[str, Tensor]
     conditioning: dict[str, Tensor]
     controls: tuple[Tensor, ...]
-    """Of each control image, pixels (3, H, W) float32 in -1..1, or latents."""
+    """Of each control image or clip, pixels (3, *S) float32 in -1..1, or latents."""
     loss_weight: float
     mask: Pixels | None
     """(H, W)"""
@@ -107,21 +107,25 @@ class BatchReader(TorchDataset[Read]):
         augmentation = item.subset.augmentation
         flipped = draw_flip(augmentation, random)
         caption = self.plan.caption(item, text, flipped=flipped)
+        conditioning = self.conditioning(item, flipped) if self.conditioning is not None else {}
         pixels, latents = None, None
         if self.latents is not None:
-            latents, mask = self.latents.read(item, flipped=flipped)
+            cached = self.latents.read(item, flipped=flipped)
+            latents, mask = cached.latents, cached.opacity
+            conditioning = conditioning | cached.conditions
             if item.mask is not None or (mask is None and augmentation.alpha_mask):
                 mask = prepare_mask(item.path, item.mask, item.fit, augmentation)
         else:
             pixels, mask = prepare_image(item.path, item.mask, item.fit, augmentation, random)
-        if flipped:
-            pixels, mask = (each if each is None else each[:, ::-1] for each in (pixels, mask))
+            pixels = self._framed(pixels[:, ::-1] if flipped else pixels)
+        if flipped and mask is not None:
+            mask = mask[:, ::-1]
         return Sample(
             caption=caption,
             pixels=pixels,
             latents=latents,
             text=self.text.read(item, caption) if self.text is not None else {},
-            conditioning=self.conditioning(item, flipped) if self.conditioning is not None else {},
+            conditioning=conditioning,
             controls=tuple(self._control(control, flipped=flipped) for control in item.controls),
             loss_weight=item.loss_weight,
             mask=mask,
@@ -129,9 +133,13 @@ class BatchReader(TorchDataset[Read]):
 
     def _control(self, control: Item, *, flipped: bool) -> Tensor:
         if self.latents is not None:
-            return self.latents.read(control, flipped=flipped)[0]
+            return self.latents.read(control, flipped=flipped).latents
         pixels, _ = prepare_image(control.path, None, control.fit, control.subset.augmentation, Random(0))
-        return stack_pixels([pixels[:, ::-1] if flipped else pixels])[0]
+        return stack_pixels([self._framed(pixels[:, ::-1] if flipped else pixels)])[0]
+
+    def _framed(self, pixels: Pixels) -> Pixels:
+        """Return an image as the family has it: (H, W, 3), or (1, H, W, 3) for one of clips."""
+        return pixels[None] if self.plan.has_frames else pixels
 
     def _stack(self, samples: Sequence[Sample], bucket: Extent) -> Batch:
         pixels = [each.pixels for each in samples if each.pixels is not None]

@@ -3,6 +3,7 @@ plan."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -65,7 +66,7 @@ class HeldOutLoss:
             warn=context.warn,
             progress=context.cancellable_phase("reading the dataset"),
         )
-        return DataPlan(blueprint=plan.blueprint, items=(), seed=plan.seed, validation=plan.validation)
+        return replace(plan, items=())
 
     def measure(self, generator: Generator) -> float:
         """Return the loss of the model with the adapters that are applied to it."""
@@ -89,7 +90,7 @@ class HeldOutLoss:
                 plan=self.plan,
                 trains_encoder=(False,) * len(components.text_encoders),
             )
-            generator.load(VAE)
+            generator.load(VAE, *self._data.condition_encoders)
             cache_images(self._data, lambda encode: encode())
         self._data.components = components
         text_of_now = (id(components), generator.encoder_changes)

@@ -21,6 +21,7 @@ CAPABILITIES = {
     "block_rates": "full training takes a learning rate for each block",
     "blockwise_updates": "weights can be updated during the backward pass, one block at a time",
     "clip_captions": "captions are read by CLIP, in chunks of 75 tokens",
+    "clips": "the model is trained on clips and images, which are clips of one frame",
     "control_images": "samples are trained with control images, such as the image to edit",
     "convolutions": "the model has convolutions that adapters may adapt",
     "fp8": "frozen weights can be stored in 8 or 4 bits",

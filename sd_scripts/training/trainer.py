@@ -135,7 +135,7 @@ class Trainer:
         components = training_data.components
         keep_all = self.method.needs_all(self.family, context.settings.get(NetworkOptions))
         if not reads_vae_late(training_data, keep_all=keep_all):
-            components.load(VAE)
+            components.load(VAE, *training_data.condition_encoders)
         warn_about_cut_texts(training_data)
         self.compiler = Compiler(context, self.family, components, training_data.shapes(), checks=checks_compile)
         self.recovery = Recovery(context, self.compiler)

@@ -65,6 +65,16 @@ class TrainingData:
         encoders = self.components.text_encoders
         return encoders if self.text is None else [*compress(encoders, self.trains_encoder)]
 
+    @property
+    def condition_names(self) -> tuple[str, ...]:
+        """The inputs of this model that are made from pixels in addition to latents."""
+        return tuple(self.family.conditions.names(self.components)) if self.family.conditions else ()
+
+    @property
+    def condition_encoders(self) -> tuple[str, ...]:
+        """The components that make these inputs, besides the VAE."""
+        return tuple(self.family.conditions.components) if self.family.conditions and self.condition_names else ()
+
     def loader(self, plan: DataPlan, *, accumulation: int = 1, max_train_steps: int = 0) -> BatchLoader:
         data = self.context.settings[DatasetOptions]
         reader = BatchReader(
@@ -170,7 +180,7 @@ def encode_ahead(training_data: TrainingData, recovery: Recovery, *, keep_all: b
     if cache.caches_latents:
         cache_images(training_data, recovery.with_fallback)
         if not keep_all and not training_data.prompts:
-            components.free(VAE)
+            components.free(VAE, *training_data.condition_encoders)
     if not _reads_encoders_late(training_data, keep_all=keep_all):
         components.load(*components.encoder_names)
     if cache.caches_text:
@@ -215,18 +225,28 @@ def cache_images(training_data: TrainingData, run: Callable[[Callable[[], Tensor
     components = training_data.components
     family = training_data.family
     cache = context.settings[CacheOptions]
-    with _ready_on_demand(training_data, [VAE]) as ready:
+    names = [VAE, *training_data.condition_encoders]
+    conditions = training_data.condition_names
+    with _ready_on_demand(training_data, names) as ready:
 
         def encode(pixels: Tensor) -> Tensor:
             ready()
             return run(partial(family.encode_images, components, pixels))
 
+        def encode_conditions(pixels: Tensor) -> dict[str, Tensor]:
+            assert family.conditions, "only a family that has them names conditions"
+            ready()
+            with torch.no_grad():
+                return family.conditions.encode(components, pixels)
+
         training_data.latents = cache_latents(
             training_data.plan,
             encode,
-            encoder_key=encoder_key([components.first_values(VAE)]),
+            encoder_key=encoder_key(map(components.first_values, names)),
             layout=family.latents,
             job=_cache_job(context, "caching latents", cache.cache_latents_to_disk, cache.vae_batch_size),
+            conditions=conditions,
+            encode_conditions=encode_conditions,
         )
 
 
@@ -272,7 +292,8 @@ def place_on_device(training_data: TrainingData) -> None:
     if not training_data.context.sharded:  # shards are moved block by block
         training_data.family.place(components, placement_of(training_data.context.settings), device)
     if training_data.latents is None:
-        components.vae.to(device)
+        for name in (VAE, *training_data.condition_encoders):
+            components.module(name).to(device)
     for encoder in training_data.step_encoders:
         encoder.to(device)
 

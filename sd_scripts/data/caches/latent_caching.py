@@ -1,6 +1,6 @@
 """Encode every image of a plan once, before the first step."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -13,47 +13,61 @@ from torch import Tensor
 from sd_scripts.data.batch import stack_pixels
 from sd_scripts.data.caches.cache_filling import Entry, fill
 from sd_scripts.data.caches.caching import CacheJob, LatentLayout
-from sd_scripts.data.caches.latent_store import LatentsInMemory, LatentsOnDisk, LatentStore
+from sd_scripts.data.caches.latent_store import FLIPPED, LatentsInMemory, LatentsOnDisk, LatentStore
 from sd_scripts.data.plan.dataset import DataPlan, Item
 from sd_scripts.data.read_ahead import read_ahead
 from sd_scripts.data.sources.images import Augmentation, Pixels, UnreadableImage, prepare_image
 
 EncodeImages = Callable[[Tensor], Tensor]
 """(B, 3, *S) float32 in -1..1 on the CPU -> latents (B, C, *S) on any device, in the dtype in which they are kept."""
+EncodeConditions = Callable[[Tensor], Mapping[str, Tensor]]
+"""The same pixels -> further tensors by name, batch first, that are cached with the latents."""
 Prepared = tuple[Item, Pixels, Pixels | None]
-"""An image with its pixels (H, W, 3) and opacity (H, W) in the bucket."""
+"""An item with its pixels, (H, W, 3) or (F, H, W, 3), and opacity (H, W) in the bucket."""
 READERS = 4
 """Threads that decode images while the encoder works."""
 
 
 def cache_latents(
-    plan: DataPlan, encode: EncodeImages, *, encoder_key: str, layout: LatentLayout, job: CacheJob
+    plan: DataPlan,
+    encode: EncodeImages,
+    *,
+    encoder_key: str,
+    layout: LatentLayout,
+    job: CacheJob,
+    conditions: Sequence[str] = (),
+    encode_conditions: EncodeConditions | None = None,
 ) -> LatentStore:
     """Encode training and validation images.
 
-    `encoder_key` identifies the VAE and all that changes its output. Unreadable images cause a warning; the loader
-    replaces them.
+    `encoder_key` identifies the encoders and all that changes their output. `conditions` are the names of the tensors
+    that `encode_conditions` returns. Unreadable images cause a warning; the loader replaces them.
     """
     augmentations = {item.subset.augmentation for item in plan.items}
     assert not any(each.color_aug or each.random_crop for each in augmentations), "preflight checks it"
     if any(each.face_crop_aug_range for each in augmentations):
         job.warn("face_crop_aug_range: has no effect on cached latents; images are centre-cropped")
     images = _distinct(plan.every_image())
+
+    def encode_all(pixels: Tensor) -> Mapping[str, Tensor]:
+        return {"latents": encode(pixels), **(encode_conditions(pixels) if encode_conditions and conditions else {})}
+
+    entries = partial(_entries, encode=encode_all, job=job, has_frames=plan.has_frames)
     if not job.to_disk:
-        return LatentsInMemory(_entries(images, encode, job, total=len(images)))
-    disk = LatentsOnDisk(images, layout, encoder_key)
+        return LatentsInMemory(entries(images, total=len(images)), conditions)
+    disk = LatentsOnDisk(images, layout, encoder_key, conditions)
     images = disk.share(images, job)
-    fill(disk, images, partial(_entries, encode=encode, job=job, total=len(images)), job)
+    fill(disk, images, partial(entries, total=len(images)), job)
     return disk
 
 
 def _entries(
-    images: Sequence[Item], encode: EncodeImages, job: CacheJob, *, total: int
+    images: Sequence[Item], encode: EncodeConditions, job: CacheJob, *, total: int, has_frames: bool
 ) -> Iterator[tuple[Item, Entry]]:
     """Yield the entry of each readable image. Progress counts valid entries of `total` too."""
     done = total - len(images)
     job.progress(done, total)
-    for batch in _prepared(images, job):
+    for batch in _prepared(images, job, has_frames=has_frames):
         yield from _encode([each for each in batch if not isinstance(each, UnreadableImage)], encode)
         done += len(batch)
         job.progress(done, total)
@@ -75,7 +89,7 @@ def _distinct(items: Iterable[Item]) -> list[Item]:
     return list(merged.values())
 
 
-def _prepared(images: Sequence[Item], job: CacheJob) -> Iterator[list[Prepared | UnreadableImage]]:
+def _prepared(images: Sequence[Item], job: CacheJob, *, has_frames: bool) -> Iterator[list[Prepared | UnreadableImage]]:
     """Yield batches of images of one size, decoded ahead by threads; warn about unreadable ones."""
     by_size: dict[object, list[Item]] = {}
     for item in images:
@@ -86,7 +100,8 @@ def _prepared(images: Sequence[Item], job: CacheJob) -> Iterator[list[Prepared |
         for start in range(0, len(group), job.batch_size)
     ]
     with ThreadPoolExecutor(READERS) as pool:
-        decoded = read_ahead(pool, _decode, chain.from_iterable(batches), READERS * job.batch_size)
+        decode = partial(_decode, has_frames=has_frames)
+        decoded = read_ahead(pool, decode, chain.from_iterable(batches), READERS * job.batch_size)
         for batch in batches:
             prepared = list(islice(decoded, len(batch)))
             for each in prepared:
@@ -95,26 +110,26 @@ def _prepared(images: Sequence[Item], job: CacheJob) -> Iterator[list[Prepared |
             yield prepared
 
 
-def _decode(item: Item) -> Prepared | UnreadableImage:
+def _decode(item: Item, *, has_frames: bool) -> Prepared | UnreadableImage:
     try:
-        return item, *prepare_image(item.path, None, item.fit, item.subset.augmentation, Random(0))
+        pixels, opacity = prepare_image(item.path, None, item.fit, item.subset.augmentation, Random(0))
     except UnreadableImage as error:
         return error
+    return item, pixels[None] if has_frames else pixels, opacity
 
 
-def _encode(images: Sequence[Prepared], encode: EncodeImages) -> Iterator[tuple[Item, Entry]]:
+def _encode(images: Sequence[Prepared], encode: EncodeConditions) -> Iterator[tuple[Item, Entry]]:
     if not images:
         return
     items = [item for item, _, _ in images]
     pixels = stack_pixels([each for _, each, _ in images])
-    latents = _finite(encode(pixels), items)
-    flipped = None
+    encoded = {name: _finite(tensor, items) for name, tensor in encode(pixels).items()}
+    flipped: dict[str, Tensor] = {}
     if any(item.subset.augmentation.flip_aug for item in items):
-        flipped = _finite(encode(pixels.flip(-1)), items)
+        flipped = {f"{name}{FLIPPED}": _finite(tensor, items) for name, tensor in encode(pixels.flip(-1)).items()}
     for row, (item, _, alpha) in enumerate(images):
-        entry = {"latents": latents[row].clone()}  # a view would keep the whole batch alive
-        if flipped is not None and item.subset.augmentation.flip_aug:
-            entry["latents_flipped"] = flipped[row].clone()
+        both = encoded | flipped if item.subset.augmentation.flip_aug else encoded
+        entry = {name: tensor[row].clone() for name, tensor in both.items()}  # a view would keep the batch alive
         if alpha is not None:
             entry["alpha_mask"] = torch.from_numpy(alpha)
         yield item, entry

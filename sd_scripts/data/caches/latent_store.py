@@ -1,13 +1,14 @@
 """Store latents in memory, or in files next to the images.
 
-An entry is for one image at one size. It has `latents` (C, *S); for flip_aug `latents_flipped`, the latents of the
-flipped image; for alpha_mask `alpha_mask`, the opacity (H, W) in the bucket. Tensor names in files end with the size of
-the latents, such as `_128x128`, so that several sizes of an image share a file. The npz files of other trainers are
-read with these names and without.
+An entry is for one image at one size. It has `latents` (C, *S) and the family's conditions; for flip_aug
+`latents_flipped` and so on, those of the flipped image; for alpha_mask `alpha_mask`, the opacity (H, W) in the bucket.
+Tensor names in files end with the size of the latents, such as `_128x128`, so that several sizes of an image share a
+file. The npz files of other trainers are read with these names and without.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -30,28 +31,44 @@ from sd_scripts.data.plan.buckets import crop_ltrb
 from sd_scripts.data.plan.dataset import Item
 from sd_scripts.data.sources.images import Pixels, UnreadableImage
 
+FLIPPED = "_flipped"
+"""Ends the names of tensors of the flipped image."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CachedSample:
+    """What the cache has of an image, flipped or not."""
+
+    latents: Tensor
+    """(C, *S) in their encoder's dtype."""
+    opacity: Pixels | None
+    """(H, W), never flipped; None unless it is the mask."""
+    conditions: dict[str, Tensor]
+
 
 class LatentsInMemory:
     """Latents kept as tensors."""
 
-    def __init__(self, entries: Iterable[tuple[Item, Entry]]):
+    def __init__(self, entries: Iterable[tuple[Item, Entry]], conditions: Sequence[str] = ()):
         self._entries = {(item.path, item.fit.bucket.alone): entry for item, entry in entries}
+        self._conditions = conditions
 
-    def read(self, item: Item, *, flipped: bool) -> tuple[Tensor, Pixels | None]:
-        """Return latents and opacity as LatentsOnDisk does."""
+    def read(self, item: Item, *, flipped: bool) -> CachedSample:
+        """Return the entry as LatentsOnDisk does."""
         entry = self._entries.get((item.path, item.fit.bucket.alone))
         if entry is None:
             raise UnreadableImage(item.path, "it has no cached latents")
-        return _pick(entry, "", item, flipped)
+        return _pick(entry, "", item, self._conditions, flipped)
 
 
 class LatentsOnDisk(DiskCache[Item]):
     """Latents in one file per image, for all its sizes. `encoder_key` identifies the VAE and all that changes
     its output."""
 
-    def __init__(self, items: Iterable[Item], layout: LatentLayout, encoder_key: str):
+    def __init__(self, items: Iterable[Item], layout: LatentLayout, encoder_key: str, conditions: Sequence[str] = ()):
         self._layout = layout
         self._encoder_key = encoder_key
+        self._conditions = conditions
         endings = {item.path: f"_{item.size[0]:04d}x{item.size[1]:04d}_{layout.suffix}{SUFFIX}" for item in items}
         self._files = claim_files(endings)
 
@@ -74,7 +91,7 @@ class LatentsOnDisk(DiskCache[Item]):
     def settings_key(self, item: Item) -> list[object]:
         augmentation = item.subset.augmentation
         wanted = [self._size(item), augmentation.flip_aug, augmentation.alpha_mask]
-        return [*wanted, *_resize_key(item), self._encoder_key]
+        return [*wanted, *self._conditions, *_resize_key(item), self._encoder_key]
 
     def _has_size(self, own: Path, item: Item) -> bool:
         try:
@@ -83,17 +100,17 @@ class LatentsOnDisk(DiskCache[Item]):
         except DamagedCache:  # reported where it is checked or read
             return True
 
-    def read(self, item: Item, *, flipped: bool) -> tuple[Tensor, Pixels | None]:
-        """Return latents (C, *S) in their encoder's dtype and, where it is the mask, the unflipped opacity; may raise
-        UnreadableImage."""
+    def read(self, item: Item, *, flipped: bool) -> CachedSample:
+        """Return the entry of an item; may raise UnreadableImage."""
         try:
             with open_cache(self.find(item) or self.file(item)) as tensors:
-                latents, alpha = _pick(tensors, self._written_size(item, tensors), item, flipped)
-                if tuple(latents.shape) != self._shape(item):  # skip_cache_check trusted the file
-                    raise ValueError(f"its latents have shape {tuple(latents.shape)}; turn off skip_cache_check")
+                entry = _pick(tensors, self._written_size(item, tensors), item, self._conditions, flipped)
+                found = tuple(entry.latents.shape)
+                if found != self._shape(item):  # skip_cache_check trusted the file
+                    raise ValueError(f"its latents have shape {found}; turn off skip_cache_check")
         except DamagedCache as error:
             raise UnreadableImage(self.file(item), error.why) from error
-        return latents, alpha
+        return entry
 
     def is_valid(self, item: Item) -> bool:
         """Return whether the entry is what would be encoded now, for the item's augmentation too; raise DamagedCache if
@@ -107,7 +124,8 @@ class LatentsOnDisk(DiskCache[Item]):
         with open_cache(path) as tensors:
             size = self._written_size(item, tensors)
             shapes = {name + size: shape for name, shape in self._shapes(item).items()}
-            if any(name not in tensors for name in shapes):
+            conditions = [name + size for name in self._condition_names(item)]
+            if any(name not in tensors for name in (*shapes, *conditions)):
                 return False
             written = tensors.cache_key(size)
             if written is None and not _same_size_and_crop(tensors, size, item):
@@ -116,7 +134,7 @@ class LatentsOnDisk(DiskCache[Item]):
             if written is not None and self._cache_key(item) not in (written, None):
                 return False
             entry = {name: tensors[name] for name in shapes}
-            require_finite(entry.values())
+            require_finite((*entry.values(), *(tensors[name] for name in conditions)))
             return all(tuple(entry[name].shape) == shape for name, shape in shapes.items())
 
     def write(self, item: Item, entry: Entry) -> None:
@@ -148,10 +166,15 @@ class LatentsOnDisk(DiskCache[Item]):
         augmentation = item.subset.augmentation
         shapes = {"latents": self._shape(item)}
         if augmentation.flip_aug:
-            shapes["latents_flipped"] = self._shape(item)
+            shapes["latents" + FLIPPED] = self._shape(item)
         if augmentation.alpha_mask:
             shapes["alpha_mask"] = item.fit.bucket.size[::-1]
         return shapes
+
+    def _condition_names(self, item: Item) -> list[str]:
+        """Return the names of the conditions of the entry, whose shapes the family knows."""
+        endings = ("", FLIPPED) if item.subset.augmentation.flip_aug else ("",)
+        return [name + ending for name in self._conditions for ending in endings]
 
     def _shape(self, item: Item) -> tuple[int, ...]:
         return self._layout.shape(item.fit.bucket)
@@ -183,10 +206,14 @@ def _same_size_and_crop(tensors: CacheFile, size: str, item: Item) -> bool:
     return crop is not None and np.allclose(crop, crop_ltrb(item.fit.bucket.size, item.size), atol=1)
 
 
-def _pick(tensors: Entry, size: str, item: Item, flipped: bool) -> tuple[Tensor, Pixels | None]:
+def _pick(tensors: Entry, size: str, item: Item, conditions: Sequence[str], flipped: bool) -> CachedSample:
     """Return the tensors that a step reads from the entry whose names end with `size`."""
-    latents = tensors[("latents_flipped" if flipped else "latents") + size]
-    return latents, _opacity(tensors["alpha_mask" + size]) if item.masked_by_alpha else None
+    ending = (FLIPPED if flipped else "") + size
+    return CachedSample(
+        latents=tensors["latents" + ending],
+        opacity=_opacity(tensors["alpha_mask" + size]) if item.masked_by_alpha else None,
+        conditions={name: tensors[name + ending] for name in conditions},
+    )
 
 
 def _opacity(alpha: Tensor) -> Pixels:

@@ -59,6 +59,8 @@ class DataPlan:
     """The validation images, each once, without augmentation or random captions; None without validation_split."""
     text_sees_controls: bool = False
     """Whether the text encoders see the control images together with a caption."""
+    has_frames: bool = False
+    """Whether pixels have an axis of frames, also those of images: for families that are trained on clips."""
 
     def every_item(self) -> Iterator[Item]:
         """Yield the training images, then the validation images: everything that caches must contain."""
@@ -154,7 +156,13 @@ def plan_data(
             raise ValueError(f"{blueprint.source}: no images to train on; {_remedy(blueprint)}")
         _check_controls(training, card, blueprint.source)
         _check_control_shapes((*training, *validation), card)
-        made = partial(DataPlan, blueprint=blueprint, seed=seed, text_sees_controls=text_sees_controls)
+        made = partial(
+            DataPlan,
+            blueprint=blueprint,
+            seed=seed,
+            text_sees_controls=text_sees_controls,
+            has_frames=card.clips is not None,
+        )
         plan = made(items=_numbered(training), validation=made(items=_numbered(validation)) if validation else None)
         if settings[AugmentOptions].masked_loss and not plan.wants_masks:
             warn("masked_loss: has no effect because no image has a mask; set conditioning_data_dir or alpha_mask")
@@ -172,7 +180,12 @@ def plan_images(
     items = _items(images, 0, subset, 1.0, Buckets(dataset.buckets), warn)
     if not items:
         raise ValueError("train_data_dir: no usable images")
-    return DataPlan(blueprint=Blueprint(datasets=(dataset,), source="train_data_dir"), items=_numbered(items), seed=0)
+    return DataPlan(
+        blueprint=Blueprint(datasets=(dataset,), source="train_data_dir"),
+        items=_numbered(items),
+        seed=0,
+        has_frames=card.clips is not None,
+    )
 
 
 def plan_held_out(blueprint: Blueprint, folder: Path, card: FamilyCard, *, seed: int, warn: Warn) -> DataPlan:
@@ -194,8 +207,8 @@ def plan_held_out(blueprint: Blueprint, folder: Path, card: FamilyCard, *, seed:
     items = _items(images, 0, subset, 1.0, Buckets(dataset.buckets), warn)
     if not items:
         raise ValueError(f"validation_dir: '{folder}' has no usable images; choose another folder")
-    held_out = DataPlan(blueprint=blueprint, items=_numbered(items), seed=seed)
-    return DataPlan(blueprint=blueprint, items=(), seed=seed, validation=held_out)
+    made = partial(DataPlan, blueprint=blueprint, seed=seed, has_frames=card.clips is not None)
+    return made(items=(), validation=made(items=_numbered(items)))
 
 
 def split_validation(

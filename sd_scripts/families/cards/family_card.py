@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sd_scripts.families.cards.clip_facts import ClipFacts
 from sd_scripts.families.cards.kohya import KohyaFamily
 from sd_scripts.families.cards.memory_facts import MemoryFacts
 from sd_scripts.formats.models.safetensors_header import Header
@@ -284,6 +285,8 @@ class FamilyCard:
     token_multiple: int = 32
     """Multiple to which sides are rounded with equal_token_buckets: buckets of equal area with such sides have the
     same number of tokens at each level of the model that has attention."""
+    clips: ClipFacts | None = None
+    """Set by a family that is trained on clips, which then has the capability `clips`; None: on images alone."""
     longest_control: float = math.inf
     """The longer side of a control image, relative to the shorter one."""
     text_limit: Callable[[OptionValues, str], TextLimit] | None = None
@@ -299,6 +302,8 @@ class FamilyCard:
     """Name of a flag or key in another trainer, with a meaning specific to this family -> option."""
 
     def __post_init__(self) -> None:
+        if self.clips:
+            object.__setattr__(self, "capabilities", self.capabilities | {"clips"})
         if unknown := self.capabilities - CAPABILITIES.keys():
             raise ValueError(f"unknown capability of {self.name}: {', '.join(sorted(unknown))}")
 

@@ -206,6 +206,20 @@ class Saving:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Conditions:
+    """Inputs that are made from a sample's pixels in addition to its latents and cached with them, such as the latents
+    of a clip's first frame. Steps find them in Batch.conditioning under their names."""
+
+    names: Callable[[Components], Sequence[str]]
+    """The names of the tensors that the opened model needs; empty: none."""
+    encode: Callable[[Components, Tensor], dict[str, Tensor]]
+    """Pixels (B, 3, *S) in -1..1 as encode_images takes them -> a tensor of each name, batch first, called where there
+    are names. For a sample that is flipped it gets flipped pixels."""
+    components: Sequence[str] = ()
+    """Components that `encode` calls in addition to the VAE."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Family:
     """A model family for the trainer."""
 
@@ -220,7 +234,10 @@ class Family:
     problems: Callable[[Mapping[str, WeightSource], Settings], list[str]] = lambda sources, settings: []
     """Return problems of components that do not fit together, and of options that the denoiser limits."""
     encode_images: Callable[[Components, Tensor], Tensor]
-    """Pixels (B, 3, H, W) -> latents as the cache stores them."""
+    """Pixels in -1..1 -> latents as the cache stores them. (B, 3, H, W) -> (B, C, h, w); for a family whose card has
+    `clips`, always (B, 3, F, H, W) -> (B, C, f, h, w), where an image has F = 1."""
+    conditions: Conditions | None = None
+    """Inputs made from a sample's pixels in addition to its latents; None: this family has none."""
     place: Callable[[Components, Placement, torch.device], object] = lambda components, placement, device: (
         components.denoiser.to(device)
     )

@@ -16,15 +16,9 @@ def step_inputs(data: TrainingData, batch: Batch, *key: object, timestep: float 
     """Load the data of a micro-step onto the device. Draws are keyed by the seed and `key`."""
     device = data.context.device
     settings = data.context.settings
-    latents = batch.latents
-    if latents is None:
-        assert batch.pixels is not None, "a batch contains pixels or latents"
-        latents, *encoded = (
-            data.family.encode_images(data.components, pixels.to(device, non_blocking=True))
-            for pixels in (batch.pixels, *batch.controls)
-        )
-        batch = replace(batch, controls=tuple(encoded))
-    latents = latents.to(device, torch.float32, non_blocking=True)
+    batch = batch if batch.pixels is None else _encoded(data, batch, batch.pixels.to(device, non_blocking=True))
+    assert batch.latents is not None, "a batch contains pixels or latents"
+    latents = batch.latents.to(device, torch.float32, non_blocking=True)
     t = None if timestep is None else torch.full((len(batch),), timestep, device=device, dtype=torch.float32)
     model = data.family.step_inputs(batch, latents, settings, data.context.generator(*key), t)
     controls = tuple(control.to(device, torch.float32, non_blocking=True) for control in batch.controls)
@@ -43,6 +37,22 @@ def step_loss(data: TrainingData, inputs: StepInputs, *, autocast: bool = False)
             trained = data.family.text.encode(components, inputs.tokens)
             inputs = replace(inputs, text=inputs.text | trained)
         return data.family.loss(components, inputs, context.settings)
+
+
+def _encoded(data: TrainingData, batch: Batch, pixels: Tensor) -> Batch:
+    """Return a batch with the latents of its pixels and control images, and with the family's conditions."""
+    family, components = data.family, data.components
+    controls = (control.to(pixels.device, non_blocking=True) for control in batch.controls)
+    batch = replace(
+        batch,
+        latents=family.encode_images(components, pixels),
+        controls=tuple(family.encode_images(components, control) for control in controls),
+    )
+    if not (family.conditions and data.condition_names):
+        return batch
+    with torch.no_grad():
+        conditions = family.conditions.encode(components, pixels)
+    return replace(batch, conditioning=batch.conditioning | conditions)
 
 
 def _text_inputs(data: TrainingData, batch: Batch) -> tuple[dict[str, Tensor], Tokens]:

@@ -11,6 +11,7 @@ from sd_scripts.families.reel.card.options import ReelOptions
 from sd_scripts.families.reel.model import (
     CHANNELS,
     FACTOR,
+    FRAME_STEP,
     TOKENS,
     ReelText,
     ReelTextLayer,
@@ -48,7 +49,7 @@ from sd_scripts.options.training import TrainingOptions
 from sd_scripts.settings.settings import Settings
 
 FRAMES = 2
-"""Frames of a sample; images are clips of one frame."""
+"""Frames of a sample."""
 LAYOUTS = {
     "denoiser": Layout(make=lambda shapes: ReelTransformer()),
     "vae": Layout(make=lambda shapes: ReelVAE()),
@@ -57,9 +58,10 @@ LAYOUTS = {
 
 
 def encode_images(components: Components, pixels: Tensor) -> Tensor:
-    """(B, 3, H, W) -> (B, C, 1, h, w)."""
+    """(B, 3, F, H, W) -> (B, C, f, h, w): every second frame, each by itself."""
     conv: Any = components.vae.encoder
-    return conv(pixels.to(conv.weight.device, conv.weight.dtype)).unsqueeze(2)
+    frames = pixels[:, :, ::FRAME_STEP].to(conv.weight.device, conv.weight.dtype)
+    return conv(frames.transpose(1, 2).flatten(0, 1)).unflatten(0, (len(pixels), -1)).transpose(1, 2)
 
 
 def tokenize(components: Components, captions: Sequence[Caption], options: TextOptions) -> Tokens:
@@ -127,7 +129,12 @@ FAMILY = Family(
     ),
     latents=LatentLayout(
         suffix="reel",
-        shape=lambda extent: (CHANNELS, extent.frames, extent.height // FACTOR, extent.width // FACTOR),
+        shape=lambda extent: (
+            CHANNELS,
+            (extent.frames - 1) // FRAME_STEP + 1,
+            extent.height // FACTOR,
+            extent.width // FACTOR,
+        ),
     ),
     text=TextEncoding(
         tokenize=tokenize,

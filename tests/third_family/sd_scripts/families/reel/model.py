@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-WIDTH, CHANNELS, FACTOR, TOKENS = 32, 6, 4, 16
+WIDTH, CHANNELS, FACTOR, FRAME_STEP, TOKENS = 32, 6, 4, 2, 16
 
 
 class ReelBlock(nn.Module):

@@ -2,6 +2,7 @@
 
 from sd_scripts.families.reel.card.options import ReelOptions
 
+from sd_scripts.families.cards.clip_facts import ClipFacts
 from sd_scripts.families.cards.family_card import (
     ComponentCard,
     FamilyCard,
@@ -19,6 +20,7 @@ CARD = FamilyCard(
     scripts={"lora": "reel_train_network.py", "full": "reel_train.py"},
     groups=(FlowOptions, ReelOptions),
     capabilities=frozenset({"prediction_types", "trains_text"}),
+    clips=ClipFacts(fps=8, frame_step=2),
     notes={"discrete_flow_shift": "Reel was trained with 1."},
     page=PageCard(
         recommended={"model_prediction_type": "raw"},

@@ -1,0 +1,24 @@
+"""What datasets of clips need to know of a family."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sd_scripts.options.spec import OptionValues
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClipFacts:
+    """The clips that a family is trained on; an image is a clip of one frame."""
+
+    fps: float
+    """Frames per second that the model was trained with: clips with more are thinned out to it."""
+    fps_of: Callable[[OptionValues], float | None] = lambda settings: None
+    """Settings -> the same of the chosen variant; None: fps."""
+    frame_step: int = 4
+    """Clips have a multiple of this number of frames, plus one."""
+    bucket_steps: int = 16
+    """Sides of buckets are multiples of this unless bucket_reso_steps is set."""
+
+    def fitting(self, frames: int) -> int:
+        """Return the largest number of frames that a clip of `frames`, at least 1, can be cut to."""
+        return (frames - 1) // self.frame_step * self.frame_step + 1
