@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, T5Config, T5EncoderModel
 
 from sd_scripts.families.common.components import VAE
-from sd_scripts.families.common.outlines import CLIPTextOutline, CLIPTextProjectionOutline, T5EncoderOutline
+from sd_scripts.families.common.encoders.outlines import CLIPTextOutline, CLIPTextProjectionOutline, T5EncoderOutline
 from sd_scripts.families.flux.family import FLUX
 from sd_scripts.families.sdxl.family import SDXL
 from sd_scripts.formats.toml_files import write_toml

@@ -11,6 +11,8 @@ from sd_scripts.families.cards.memory_facts import PIXELS_AT_ONCE
 
 TILE = 64
 """Largest tile side in latents for tiled decoding: 512 pixels."""
+FRAMES_AT_ONCE = 4
+"""Frames of a clip that a video VAE reads at a time."""
 LARGEST_AT_ONCE = 6
 """How many of the decoder's largest activations exist at the same time, convolution workspaces included."""
 
@@ -18,12 +20,13 @@ LARGEST_AT_ONCE = 6
 @torch.no_grad()
 def vae_encode(vae: Any, pixels: Tensor) -> Tensor:
     """Encode (B, 3, H, W) in -1..1 -> latents (B, C, H/8, W/8), neither shifted nor scaled, in the VAE's dtype on its
-    device.
+    device; of clips (B, 3, F, H, W) -> (B, C, f, h, w).
 
     Returns the mean of the VAE's distribution: it is so narrow that sampling would only make caches differ between
     runs. Overflows give non-finite values.
     """
-    at_once = max(1, PIXELS_AT_ONCE // (pixels.shape[-2] * pixels.shape[-1]))
+    frames = min(FRAMES_AT_ONCE, pixels.shape[2]) if pixels.ndim == 5 else 1
+    at_once = max(1, PIXELS_AT_ONCE // (pixels.shape[-2] * pixels.shape[-1] * frames))
     weight = _weight(vae)
     dtype = weight.dtype
     with _in_float32(vae) if _is_emulated(vae) else nullcontext():

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sd_scripts.families.cards.family_card import FamilyCard
-from sd_scripts.families.common.outlines import CLIPTextOutline
+from sd_scripts.families.common.encoders.outlines import CLIPTextOutline
 from sd_scripts.library.files import ldm_layout
 from sd_scripts.library.files.lean_diffusers import AutoencoderKL
 from sd_scripts.library.files.state_dicts import Shapes, State

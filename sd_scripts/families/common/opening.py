@@ -98,7 +98,7 @@ def load_tokenizers(
             for kind, component in kinds
         ]
 
-    can_wait = late and all(kind.fits(kind.size, rows[component.name]) for kind, component in kinds)
+    can_wait = late and all(kind.shipped and kind.fits(kind.size, rows[component.name]) for kind, component in kinds)
     return Tokenizers(make) if can_wait else make()
 
 

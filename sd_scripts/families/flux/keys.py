@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sd_scripts.library.files.state_dicts import Shapes, State, count
+from sd_scripts.library.files.state_dicts import State
 
 LATENT_SCALE, LATENT_SHIFT = 0.3611, 0.1159
 """latents = (encoded - shift) * scale"""
@@ -124,21 +124,3 @@ AUTOENCODER: dict[str, Any] = {
     "use_post_quant_conv": False,
 }
 """Configuration that the autoencoder's shapes do not determine."""
-
-
-def t5_config(shapes: Shapes) -> dict[str, Any]:
-    """Return the arguments of transformers' T5Config, from the shapes of a T5 1.1 encoder."""
-    vocabulary, width = shapes["shared.weight"]
-    buckets, heads = shapes["encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"]
-    return {
-        "vocab_size": vocabulary,
-        "d_model": width,
-        "d_kv": shapes["encoder.block.0.layer.0.SelfAttention.q.weight"][0] // heads,
-        "d_ff": shapes["encoder.block.0.layer.1.DenseReluDense.wi_0.weight"][0],
-        "num_layers": count(shapes, r"encoder\.block\.(\d+)\.layer\.1\.DenseReluDense\.wo\.weight"),
-        "num_heads": heads,
-        "relative_attention_num_buckets": buckets,
-        "feed_forward_proj": "gated-gelu",
-        "is_encoder_decoder": False,
-        "use_cache": False,
-    }

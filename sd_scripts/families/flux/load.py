@@ -3,16 +3,16 @@
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import Any, cast
 
 import torch
-from torch import Tensor
 
 from sd_scripts.families.common.components import DENOISER, VAE, Components, WeightSource
+from sd_scripts.families.common.encoders.outlines import T5EncoderOutline
+from sd_scripts.families.common.encoders.t5 import finish_t5, t5_config, t5_encoder
 from sd_scripts.families.common.layouts import Layout, autoencoder, clip_l, make_text_encoder
 from sd_scripts.families.common.network_problems import network_problems
-from sd_scripts.families.common.outlines import T5EncoderOutline
 from sd_scripts.families.common.placing import Placement, place_transformer, swap_problems
 from sd_scripts.families.flux import keys, lora
 from sd_scripts.families.flux.card import CARD, T5_LENGTHS, TRANSFORMERS
@@ -20,7 +20,6 @@ from sd_scripts.families.flux.card.memory_facts import swap_counts
 from sd_scripts.families.flux.card.options import RECOMMENDED, FluxModelOptions
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer, Modulation
 from sd_scripts.library.diffusion.block_swap import SLOTS
-from sd_scripts.library.files.state_dicts import State
 from sd_scripts.library.text.tokenizers import CLIP, T5
 from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.optimization.flow import FlowOptions
@@ -32,13 +31,6 @@ T5_LINEAR = re.compile(r"encoder\.block\.(?!.*relative_attention_bias).*\.weight
 """Names of weights that can be quantized. T5's relative bias is a lookup table, not a matrix product."""
 
 
-def _t5_encoder(file: State) -> State:
-    """Leave out a decoder. Files have the token embeddings under either name or both."""
-    words = file.get("shared.weight", file.get("encoder.embed_tokens.weight"))
-    encoder = {key: tensor for key, tensor in file.items() if key.startswith("encoder.")}
-    return encoder if words is None else encoder | {"shared.weight": words, "encoder.embed_tokens.weight": words}
-
-
 LAYOUTS = {
     DENOISER: Layout(
         make=lambda shapes: FluxTransformer(FluxParams.of(shapes)),
@@ -47,9 +39,9 @@ LAYOUTS = {
     ),
     TEXT_ENCODER: clip_l(tokenizer=CLIP),
     T5XXL: Layout(
-        make=lambda shapes: make_text_encoder("T5EncoderModel", "T5Config", keys.t5_config(shapes)),
-        outline=lambda shapes: T5EncoderOutline(**keys.t5_config(shapes)),
-        unify=_t5_encoder,
+        make=lambda shapes: make_text_encoder("T5EncoderModel", "T5Config", t5_config(shapes)),
+        outline=lambda shapes: T5EncoderOutline(**t5_config(shapes)),
+        unify=t5_encoder,
         tokenizer=T5,
         quantizable=T5_LINEAR,
     ),
@@ -70,31 +62,6 @@ def prepare(components: Components, settings: Settings) -> None:
         "t5_length": flux.t5xxl_max_token_length or T5_LENGTHS[variant],
         "apply_t5_attn_mask": flux.apply_t5_attn_mask,
     }
-
-
-def finish_t5(t5: Any, dtype: torch.dtype) -> None:
-    """Tie the embeddings, which files may contain once, and give the MLPs our forward."""
-    t5.encoder.embed_tokens.weight = t5.shared.weight
-    for block in t5.encoder.block:
-        dense = block.layer[1].DenseReluDense
-        dense.__class__ = _gated_dense()
-        if dtype == torch.float16:
-            dense.wo.float()  # its output overflows in fp16
-
-
-@cache
-def _gated_dense() -> type:
-    """Return T5's MLP, which casts activations by their own dtype, not by the weights' dtype, which may be
-    quantized."""
-    from transformers.models.t5.modeling_t5 import T5DenseGatedActDense  # takes longer to import than PyTorch
-
-    class GatedDense(T5DenseGatedActDense):
-        def forward(self, hidden_states: Tensor) -> Tensor:
-            gated = self.act(self.wi_0(hidden_states)) * self.wi_1(hidden_states)
-            wide = gated.float() if gated.dtype == torch.float16 else gated
-            return self.wo(self.dropout(wide))
-
-    return GatedDense
 
 
 def place(components: Components, placement: Placement, device: torch.device) -> None:

@@ -9,6 +9,7 @@ from transformers import Qwen2_5_VLTextModel
 from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLTextConfig
 
 from sd_scripts.families.common.components import DENOISER, VAE, Components, WeightSource
+from sd_scripts.families.common.encoders.causal_vae import vae_config, vae_from_single_file
 from sd_scripts.families.common.layouts import Layout
 from sd_scripts.families.common.network_problems import network_problems
 from sd_scripts.families.common.placing import Placement, place_transformer, swap_problems
@@ -33,7 +34,7 @@ LAYOUTS = {
         tokenizer=QWEN,
         quantizable=LANGUAGE_LINEAR,
     ),
-    VAE: Layout(make=lambda shapes: AutoencoderKLQwenImage(**keys.vae_config(shapes)), unify=keys.vae_from_single_file),
+    VAE: Layout(make=lambda shapes: AutoencoderKLQwenImage(**vae_config(shapes)), unify=vae_from_single_file),
 }
 
 

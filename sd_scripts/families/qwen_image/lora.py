@@ -1,6 +1,6 @@
 """The layers that LoRA adapts in Qwen-Image, and their names in LoRA files."""
 
-from sd_scripts.families.qwen_image.card.layer_rules import lora_name
+from sd_scripts.families.cards.layer_patterns import lora_name
 from sd_scripts.networks.targets import LoraTarget
 
 TRANSFORMER = LoraTarget(

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from sd_scripts.families.common.components import DENOISER, VAE, Components, WeightSource
+from sd_scripts.families.common.encoders.outlines import CLIPTextProjectionOutline
 from sd_scripts.families.common.layouts import CLIP_LINEAR, Layout, autoencoder, clip_l, make_text_encoder, whole_file
-from sd_scripts.families.common.outlines import CLIPTextProjectionOutline
 from sd_scripts.families.sdxl import keys as sgm
 from sd_scripts.families.sdxl.card import CARD
 from sd_scripts.families.sdxl.unet import prepare_exact_unet, prepare_unet

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +15,7 @@ _NOTHING = nullcontext()
 
 
 class BlockTransformer(nn.Module):
-    """A transformer of packed latents, which enter through `img_in`, that calls its blocks by `run_block`."""
-
-    img_in: nn.Linear
+    """A transformer of latents, which enter through `first_layer`, that calls its blocks by `run_block`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,13 +24,18 @@ class BlockTransformer(nn.Module):
         self.swapper: SwapGroup | None = None
 
     @property
+    def first_layer(self) -> nn.Module:
+        """The layer that reads the latents; it is not in a block."""
+        return cast(nn.Module, self.img_in)
+
+    @property
     def dtype(self) -> torch.dtype:
         """The compute dtype; block weights may be stored in a narrower one."""
-        return self.img_in.weight.dtype
+        return cast(Tensor, self.first_layer.weight).dtype
 
     @property
     def device(self) -> torch.device:
-        return self.img_in.weight.device
+        return cast(Tensor, self.first_layer.weight).device
 
     def enable_gradient_checkpointing(self, checkpoint: Checkpoint, *, offload: bool = False) -> None:
         """Keep only the input of each block for backward; with `offload`, in main memory."""

@@ -19,6 +19,8 @@ GELU_CUBIC = 0.044715 * GELU_LINEAR
 
 Grid = tuple[int, int]
 """Rows and columns of the tokens of an image."""
+Grid3d = tuple[int, int, int]
+"""Frames, rows and columns of the tokens of a clip."""
 Rope = tuple[Tensor, Tensor]
 """Cosines and sines (1, S, 1, D/2) float32 of every token's position."""
 
@@ -38,6 +40,30 @@ def unpack(tokens: Tensor, grid: Grid) -> Tensor:
     """Unpack (B, rows · columns, 4C) -> (B, C, 2 · rows, 2 · columns)."""
     patches = tokens.unflatten(1, grid).unflatten(-1, (-1, PATCH, PATCH))  # (B, rows, columns, C, 2, 2)
     return patches.permute(0, 3, 1, 4, 2, 5).flatten(4).flatten(2, 3)
+
+
+def grid3d_of(latents: Tensor) -> Grid3d:
+    """Return the frames, rows and columns of tokens of a clip's latents (B, C, f, h, w)."""
+    return latents.shape[2], *grid_of(latents)
+
+
+def pack_clip(latents: Tensor) -> Tensor:
+    """Pack (B, C, f, h, w) -> (B, f · h/2 · w/2, 4C), frame by frame and row by row, channels first in each token. h
+    and w must be even."""
+    frames = latents.transpose(1, 2)  # (B, f, C, h, w)
+    return pack(frames.flatten(0, 1)).unflatten(0, frames.shape[:2]).flatten(1, 2)
+
+
+def unpack_clip(tokens: Tensor, grid: Grid3d) -> Tensor:
+    """Unpack (B, frames · rows · columns, 4C) -> (B, C, frames, 2 · rows, 2 · columns)."""
+    frames, *rest = grid
+    images = unpack(tokens.unflatten(1, (frames, -1)).flatten(0, 1), (rest[0], rest[1]))
+    return images.unflatten(0, (-1, frames)).transpose(1, 2)
+
+
+def clip_positions(grid: Grid3d) -> Tensor:
+    """Return the frame, row and column of each token of a clip, (frames · rows · columns, 3) float64."""
+    return torch.cartesian_prod(*(torch.arange(size, dtype=torch.float64) for size in grid))
 
 
 def timestep_embedding(t: Tensor) -> Tensor:

@@ -96,7 +96,7 @@ def _without_siblings() -> Iterator[None]:
 
 
 with _without_integrations(), _without_compiler(), _without_siblings():
-    from diffusers import AutoencoderKL, AutoencoderKLQwenImage, ModelMixin, UNet2DConditionModel
+    from diffusers import AutoencoderKL, AutoencoderKLQwenImage, AutoencoderKLWan, ModelMixin, UNet2DConditionModel
     from diffusers.models import Transformer2DModel
     from diffusers.models.activations import GEGLU
     from diffusers.models.attention import BasicTransformerBlock
@@ -108,6 +108,7 @@ __all__ = [
     "Attention",
     "AutoencoderKL",
     "AutoencoderKLQwenImage",
+    "AutoencoderKLWan",
     "BasicTransformerBlock",
     "ModelMixin",
     "ResnetBlock2D",

@@ -8,6 +8,7 @@ import json
 import lzma
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import resources
@@ -43,12 +44,16 @@ QWEN_ADDED = (
 class TokenizerKind:
     name: str
     """Of its class in transformers."""
-    shipped: Callable[[], Any]
-    """Makes the tokenizer whose vocabulary is in this package."""
     size: int
-    """Tokens of the shipped one."""
+    """Tokens of the usual one."""
     cache_folder: str
     """Its folder in tokenizer_cache_dir, as sd-scripts names it."""
+    shipped: Callable[[], Any] | None = None
+    """Makes the tokenizer whose vocabulary is in this package; None: it is not."""
+    hub: str = ""
+    """Id on the Hugging Face Hub of a tokenizer that is not in this package."""
+    folders: tuple[str, ...] = ()
+    """Other names of its folder next to a model."""
     pad_id: int | None = None
     """Id of the padding token, if it is not the tokenizer's own."""
     spare: int = 0
@@ -93,22 +98,28 @@ def find_tokenizer(kind: TokenizerKind, folder: str, source: Path, tokenizer_cac
             if kind.pad_id is not None:
                 tokenizer.pad_token = tokenizer.convert_ids_to_tokens(kind.pad_id)
             return tokenizer
+    from_hub = f", such as that of https://huggingface.co/{kind.hub}" if kind.hub else ""
     raise ValueError(
         f"tokenizer_cache_dir: found no tokenizer with {size} tokens for '{source}'; "
-        f"put it in a folder '{folder}' next to the model"
+        f"put it{from_hub} in a folder '{folder}' next to the model"
     )
 
 
 def _candidates(kind: TokenizerKind, folder: str, source: Path, tokenizer_cache_dir: str | None) -> Iterator[Any]:
     places = [source / folder]
     if source.is_file():
-        places = [source.parent / f"{source.stem}_tokenizers" / folder, source.parent / folder]
+        names = (f"{source.stem}_tokenizers/{folder}", folder, *kind.folders)
+        places = [source.parent / name for name in names]
     if tokenizer_cache_dir:
         places.append(Path(tokenizer_cache_dir) / kind.cache_folder)
     for place in places:
         if any((place / file).is_file() for file in FILES):
             yield kind.cls.from_pretrained(place, local_files_only=True)
-    yield kind.shipped()
+    if kind.shipped:
+        yield kind.shipped()
+    elif kind.hub:
+        with suppress(OSError, ValueError):  # neither in its cache nor within reach
+            yield kind.cls.from_pretrained(kind.hub)
 
 
 def _unpacked(name: str) -> str:

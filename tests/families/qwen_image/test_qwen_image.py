@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sd_scripts.data.sources.captions import Caption
 from sd_scripts.families.common.components import DENOISER, VAE, Components
+from sd_scripts.families.common.encoders.causal_vae import tiled, vae_config, vae_from_single_file
 from sd_scripts.families.common.family import StepInputs, TextOptions
 from sd_scripts.families.common.flow_sampling import euler_steps
 from sd_scripts.families.qwen_image import keys
@@ -40,7 +41,7 @@ from sd_scripts.families.qwen_image.text import (
     trim_text,
 )
 from sd_scripts.families.qwen_image.tiny import AUTOENCODER, PARAMS, qwen_tokenizer, tiny_modules
-from sd_scripts.families.qwen_image.vae import decode_latents, encode_images, tiled
+from sd_scripts.families.qwen_image.vae import decode_latents, encode_images
 from sd_scripts.library.diffusion.dit_layers import pack
 from sd_scripts.networks.plan import AdaptedModule, plan_layers, read_args
 from sd_scripts.networks.targets import adaptable
@@ -188,18 +189,18 @@ def test_both_layouts_of_the_vaes_file_are_read() -> None:
     full = {name: list(tensor.shape) for name, tensor in full_vae().state_dict().items()}
     assert full == REFERENCE["vae"]["shapes"]
     single = {key: torch.empty(full[name], device="meta") for key, name in REFERENCE["vae"]["single_file"].items()}
-    read = keys.vae_from_single_file(single)
+    read = vae_from_single_file(single)
     assert {name: list(tensor.shape) for name, tensor in read.items()} == full
     assert {key: id(tensor) for key, tensor in read.items()} == {
         REFERENCE["vae"]["single_file"][key]: id(tensor) for key, tensor in single.items()
     }
-    config = keys.vae_config({name: tuple(shape) for name, shape in full.items()})
+    config = vae_config({name: tuple(shape) for name, shape in full.items()})
     assert {name: full_vae().config[name] for name in config} == config
 
 
 def test_a_smaller_vaes_sizes_are_read_from_its_file(modules: dict[str, Any]) -> None:
     shapes = {name: tuple(tensor.shape) for name, tensor in modules[VAE].state_dict().items()}
-    assert keys.vae_config(shapes) == {**AUTOENCODER, "z_dim": 16, "input_channels": 3}
+    assert vae_config(shapes) == {**AUTOENCODER, "z_dim": 16, "input_channels": 3}
 
 
 def test_latents_are_normalised_means_and_decode_to_the_image(components: Components) -> None:

@@ -272,7 +272,7 @@ def test_files_are_called_by_their_names() -> None:
             ENCODERS[1]: (1,),
             "model.language_model.layers.0.self_attn.q_proj.weight": (2048, 2048),
         },
-        "Qwen-Image VAE": {"decoder.middle.0.residual.0.gamma": (4, 1, 1, 1)},
+        "Qwen-Image or Wan 2.1 VAE": {"decoder.middle.0.residual.0.gamma": (4, 1, 1, 1)},
         "Qwen-Image LoRA": {"lora_unet_transformer_blocks_0_attn_add_q_proj.lora_down.weight": (4, 4)},
         "FLUX.1 schnell": {
             "single_transformer_blocks.0.proj_mlp.bias": (4,),
@@ -323,7 +323,7 @@ def test_wrong_files_are_reported_in_one_sentence(
     both_say(
         files | {MODEL: str(miniature.checkpoint)}, "but an SDXL checkpoint; train SDXL with sdxl_train_network.py"
     )
-    both_say(files | {MODEL: files["vae"]}, "but a Qwen-Image VAE; set vae to it instead")
+    both_say(files | {MODEL: files["vae"]}, "but a Qwen-Image or Wan 2.1 VAE; set vae to it instead")
     both_say(files | {"text_encoder": flux["t5xxl"]}, "is not the Qwen2.5-VL-7B text encoder but a T5 text encoder")
     both_say(files | {"vae": flux["ae"]}, "is not Qwen-Image's VAE but a FLUX.1 autoencoder")
     edit = {**states[MODEL], "__index_timestep_zero__": torch.zeros(1)}

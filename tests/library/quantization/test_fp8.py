@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
+from sd_scripts.families.common.encoders.t5 import finish_t5
 from sd_scripts.families.common.placing import checkpoint_gradients, placement_of
 from sd_scripts.families.common.quantizing import quantize_encoder
-from sd_scripts.families.flux.load import T5_LINEAR, finish_t5, place
+from sd_scripts.families.flux.load import T5_LINEAR, place
 from sd_scripts.families.flux.model import FluxTransformer
 from sd_scripts.library.quantization import fp8
 from sd_scripts.library.quantization.fp8 import Fp8

@@ -10,10 +10,11 @@ from torch._dynamo.utils import counters
 
 from benchmarks.full_size import full_size
 from sd_scripts.families.cards.registry import card_of
+from sd_scripts.families.common.encoders.t5 import finish_t5
 from sd_scripts.families.common.family import Components, family_of
 from sd_scripts.families.common.placing import placement_of
 from sd_scripts.families.common.quantizing import FORMATS, can_be_quantized, quantize_encoder
-from sd_scripts.families.flux.load import T5_LINEAR, finish_t5
+from sd_scripts.families.flux.load import T5_LINEAR
 from sd_scripts.families.flux.model import FluxTransformer
 from sd_scripts.families.sdxl.unet import predict
 from sd_scripts.library.quantization.fp8 import Fp8, compute_problem

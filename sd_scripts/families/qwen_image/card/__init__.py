@@ -1,5 +1,7 @@
 """Qwen-Image, as the page, the options and the file recognition see it."""
 
+from functools import partial
+
 from sd_scripts.families.cards.family_card import (
     DENOISER,
     VAE,
@@ -12,8 +14,8 @@ from sd_scripts.families.cards.family_card import (
     PlanCard,
     RecognitionCard,
 )
+from sd_scripts.families.cards.layer_patterns import read_rules
 from sd_scripts.families.qwen_image.card.checks import PROBLEMS, REMARKS
-from sd_scripts.families.qwen_image.card.layer_rules import read_rules
 from sd_scripts.families.qwen_image.card.memory_facts import MEMORY
 from sd_scripts.families.qwen_image.card.options import RECOMMENDED, QwenImageModelOptions
 from sd_scripts.families.qwen_image.card.speeds import GRAPHS
@@ -40,7 +42,7 @@ ENCODERS = ("visual.blocks.0.mlp.gate_proj.weight", "model.visual.blocks.0.mlp.g
 VAES = ("decoder.middle.0.residual.0.gamma", "decoder.mid_block.resnets.0.norm1.gamma")
 """Keys of text encoder and VAE, as in ComfyUI's files, and as transformers and diffusers write them."""
 ENCODER, ENCODER_7B = "Qwen2.5-VL text encoder", "Qwen2.5-VL-7B text encoder"
-AUTOENCODER = "Qwen-Image VAE"
+AUTOENCODER = "Qwen-Image or Wan 2.1 VAE"
 
 
 def recognise(header: Header) -> tuple[str | None, str] | None:
@@ -121,7 +123,7 @@ CARD = FamilyCard(
         base_model="a Qwen-Image transformer",
     ),
     network_modules=("networks.lora", "networks.lora_qwen_image"),
-    network_rules=read_rules,
+    network_rules=partial(read_rules, title="Qwen-Image"),
     side_multiple=16,
     token_multiple=16,
     text_limit=lambda settings, variant: TextLimit(tokens=LONGEST),

@@ -120,6 +120,9 @@ class T5Block(nn.Module):
 class T5EncoderOutline(TextEncoderOutline):
     """T5EncoderModel's names and shapes, as of T5 1.1. Takes the arguments of T5Config."""
 
+    each_layer_has_bias = False
+    """Whether every layer has a relative position bias, or the first one's is used by all."""
+
     def __init__(self, **config: Any):
         super().__init__(**config)
         width, heads = config["d_model"], config["num_heads"]
@@ -129,9 +132,18 @@ class T5EncoderOutline(TextEncoderOutline):
         self.encoder.embed_tokens = nn.Embedding(config["vocab_size"], width)  # of the same weight, once it is loaded
         self.encoder.block = nn.ModuleList(
             T5Block(
-                T5LayerSelfAttention(width, inner, None if number else nn.Embedding(buckets, heads)),
+                T5LayerSelfAttention(width, inner, nn.Embedding(buckets, heads) if self._has_bias(number) else None),
                 T5LayerFF(width, config["d_ff"]),
             )
             for number in range(config["num_layers"])
         )
         self.encoder.final_layer_norm = T5LayerNorm(width)
+
+    def _has_bias(self, layer: int) -> bool:
+        return self.each_layer_has_bias or layer == 0
+
+
+class UMT5EncoderOutline(T5EncoderOutline):
+    """UMT5EncoderModel's names and shapes. Takes the arguments of UMT5Config."""
+
+    each_layer_has_bias = True

@@ -1,4 +1,4 @@
-"""Which layers of Qwen-Image a LoRA adapts: exclude_patterns and include_patterns, as in musubi-tuner."""
+"""Which layers of a transformer a LoRA adapts: exclude_patterns and include_patterns, as in musubi-tuner."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def lora_name(path: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class QwenImageRules(Rules):
+class PatternRules(Rules):
     """A layer of the transformer is adapted unless a pattern excludes it; one that includes it counts more."""
 
     exclude: Patterns
@@ -45,12 +45,13 @@ def _matches(patterns: Patterns, path: str) -> bool:
     return any(pattern.fullmatch(path) for pattern in patterns)
 
 
-def read_rules(arguments: NetworkArguments, warn: Warn) -> QwenImageRules:
+def read_rules(arguments: NetworkArguments, warn: Warn, *, title: str) -> PatternRules:
+    """Read the patterns of a family with this title."""
     if "conv_dim" in arguments or "conv_alpha" in arguments:
-        warn("network_args: conv_dim and conv_alpha have no effect because Qwen-Image has no convolutions")
+        warn(f"network_args: conv_dim and conv_alpha have no effect because {title} has no convolutions")
     if arguments.flag("verbose"):
         warn("network_args: verbose has no effect; the saved file names every layer with its rank")
-    rules = QwenImageRules(exclude=_patterns(EXCLUDE, arguments), include=_patterns(INCLUDE, arguments))
+    rules = PatternRules(exclude=_patterns(EXCLUDE, arguments), include=_patterns(INCLUDE, arguments))
     if rules.include and not rules.exclude:
         warn(f"network_args: {INCLUDE} has no effect without {EXCLUDE}, whose exceptions it lists")
     return rules

@@ -1,0 +1,1 @@
+"""VAEs and text encoders that several families have."""
