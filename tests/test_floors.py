@@ -116,6 +116,8 @@ def test_light_folders_need_only_the_standard_library_and_light_packages(folder:
         "tomlkit",
         "typing_extensions",
         "PIL",
+        "av",
+        "numpy",
         "psutil",
     }
     for file in files_of(folder):

@@ -10,6 +10,7 @@ from kohya_gui.form.training import Training
 from kohya_gui.tabs import TABS
 from sd_scripts.families.cards.family_card import FamilyCard
 from sd_scripts.families.cards.registry import cards
+from sd_scripts.options.clips import ClipOptions
 from sd_scripts.options.dataset import CacheOptions, ControlOptions
 from sd_scripts.options.full import FullOptions, FusedOptions, ModelFileOptions
 from sd_scripts.options.generating.sampling import SampleOptions
@@ -127,6 +128,7 @@ OF_FAMILIES = tuple(
 )
 """Options that only one family has; options of a single method first."""
 CONTROLS = Panel(ControlOptions.title, rest=(ControlOptions,), open=True)
+CLIPS = Panel(ClipOptions.title, rest=(ClipOptions,), open=True)
 EMA = Panel(EmaOptions.title, rest=(EmaOptions,))
 SAMPLES = Panel("Samples", rest=(SampleOptions,), tool=PromptEditor, tool_inside=True, late=True)
 METADATA = Panel("Metadata", rest=(MetadataOptions,), late=True)
@@ -143,6 +145,6 @@ OF_METHOD: Mapping[str, tuple[Panel, Panel, tuple[Panel, ...]]] = {
 def training(tab: str, data: Panel) -> Training:
     """Return a training tab with this dataset panel."""
     first, memory, last = OF_METHOD[TABS[tab].method]
-    basic = (MODEL, SAVING, data, CONTROLS, first, BASIC, TIMESTEPS, memory)
+    basic = (MODEL, SAVING, data, CLIPS, CONTROLS, first, BASIC, TIMESTEPS, memory)
     panels = (*basic, *last, *OF_FAMILIES, EMA, SAMPLES, METADATA)
     return Training(tab=TABS[tab], panels=panels)

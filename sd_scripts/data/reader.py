@@ -15,8 +15,9 @@ from sd_scripts.data.caches.text_caching import TextStore
 from sd_scripts.data.plan.buckets import Extent
 from sd_scripts.data.plan.dataset import DataPlan, Item
 from sd_scripts.data.plan.epochs import PlannedBatch
+from sd_scripts.data.preparing import prepare
 from sd_scripts.data.sources.captions import Caption, process_caption
-from sd_scripts.data.sources.images import Pixels, UnreadableImage, draw_flip, prepare_image, prepare_mask
+from sd_scripts.data.sources.images import Pixels, UnreadableImage, draw_flip, prepare_mask
 
 Conditioning = Callable[[Item, bool], dict[str, Tensor]]
 """Item, whether it is flipped -> the family's further inputs besides latents and text."""
@@ -116,8 +117,8 @@ class BatchReader(TorchDataset[Read]):
             if item.mask is not None or (mask is None and augmentation.alpha_mask):
                 mask = prepare_mask(item.path, item.mask, item.fit, augmentation)
         else:
-            pixels, mask = prepare_image(item.path, item.mask, item.fit, augmentation, random)
-            pixels = self._framed(pixels[:, ::-1] if flipped else pixels)
+            pixels, mask = prepare(item, random, has_frames=self.plan.has_frames)
+            pixels = _mirrored(pixels) if flipped else pixels
         if flipped and mask is not None:
             mask = mask[:, ::-1]
         return Sample(
@@ -134,12 +135,8 @@ class BatchReader(TorchDataset[Read]):
     def _control(self, control: Item, *, flipped: bool) -> Tensor:
         if self.latents is not None:
             return self.latents.read(control, flipped=flipped).latents
-        pixels, _ = prepare_image(control.path, None, control.fit, control.subset.augmentation, Random(0))
-        return stack_pixels([self._framed(pixels[:, ::-1] if flipped else pixels)])[0]
-
-    def _framed(self, pixels: Pixels) -> Pixels:
-        """Return an image as the family has it: (H, W, 3), or (1, H, W, 3) for one of clips."""
-        return pixels[None] if self.plan.has_frames else pixels
+        pixels, _ = prepare(control, Random(0), has_frames=self.plan.has_frames)
+        return stack_pixels([_mirrored(pixels) if flipped else pixels])[0]
 
     def _stack(self, samples: Sequence[Sample], bucket: Extent) -> Batch:
         pixels = [each.pixels for each in samples if each.pixels is not None]
@@ -155,6 +152,11 @@ class BatchReader(TorchDataset[Read]):
             loss_weight=torch.tensor([each.loss_weight for each in samples], dtype=torch.float32),
             mask=_stack_masks(samples, bucket) if self.wants_masks else None,
         )
+
+
+def _mirrored(pixels: Pixels) -> Pixels:
+    """Return an image (..., H, W, 3) flipped left to right."""
+    return pixels[..., ::-1, :]
 
 
 def _stack_masks(samples: Sequence[Sample], bucket: Extent) -> Tensor:

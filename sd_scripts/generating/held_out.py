@@ -57,7 +57,7 @@ class HeldOutLoss:
                 "use the images that validation_split held out"
             )
         if folder:
-            blueprint = read_blueprint(context.settings, context.warn)
+            blueprint = read_blueprint(context.settings, context.warn, card.clips)
             return plan_held_out(blueprint, folder, card, seed=context.seed, warn=context.warn)
         plan = plan_data(
             context.settings,

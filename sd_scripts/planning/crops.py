@@ -45,7 +45,8 @@ class Crops:
 
 def crops_of(data: DataPlan) -> Crops:
     """Return how much of the training images is cropped."""
-    worst_first = sorted(data.items, key=lambda item: -item.fit.cropped)
+    distinct = {(item.path, item.fit.bucket.size): item for item in data.items}.values()  # a clip has many parts
+    worst_first = sorted(distinct, key=lambda item: -item.fit.cropped)
     listed = [item for item in worst_first[:LISTED] if item.fit.cropped]
     return Crops(
         all=crop_of(data.items),

@@ -64,6 +64,18 @@ class Shape:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Clips:
+    """The clips among the training images."""
+
+    files: int
+    samples: int
+    """Parts of clips, without repeats."""
+    shortest: int
+    """Frames of the shortest sample."""
+    longest: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class BreakEven:
     """When compiling pays."""
 
@@ -83,6 +95,8 @@ class RunPlan:
     images_per_epoch: int
     """With repeats."""
     validation_images: int
+    clips: Clips | None
+    """None: all are images."""
     buckets: tuple[Bucket, ...]
     crops: Crops
     shapes: tuple[Shape, ...]
@@ -161,6 +175,7 @@ def plan_run(settings: Settings, gpu: Gpu | None = None, known: Iterable[Measure
         images=images,
         images_per_epoch=images_per_epoch,
         validation_images=len(data.validation.items) if data.validation else 0,
+        clips=_clips(data),
         buckets=_buckets(data),
         crops=crops_of(data),
         shapes=_shapes(card, shapes),
@@ -198,6 +213,15 @@ def _cut_texts(settings: Settings, card: FamilyCard, data: DataPlan) -> Iterator
             prompts = file.prompts(card.sample_defaults)
     texts = chain.from_iterable((each.prompt, each.negative_prompt if each.scale != 1 else "") for each in prompts)
     yield from filter(None, (limit.caption_remark(data.whole_captions()), limit.prompt_remark(texts)))
+
+
+def _clips(data: DataPlan) -> Clips | None:
+    parts = [item for item in data.items if item.span]
+    if not parts:
+        return None
+    frames = [item.fit.bucket.frames for item in parts]
+    files = len({item.path for item in parts})
+    return Clips(files=files, samples=len(parts), shortest=min(frames), longest=max(frames))
 
 
 def _buckets(data: DataPlan) -> tuple[Bucket, ...]:

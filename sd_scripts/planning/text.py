@@ -6,7 +6,7 @@ from typing import Any
 from sd_scripts.formats.words import counted, duration
 from sd_scripts.planning.crops import Crop
 from sd_scripts.planning.memory import GIB, MemoryPlan
-from sd_scripts.planning.run_plan import BreakEven, RunPlan
+from sd_scripts.planning.run_plan import BreakEven, Clips, RunPlan
 from sd_scripts.planning.speeds import Estimate
 
 MOST_BUCKETS = 12
@@ -45,6 +45,8 @@ def rows(plan: RunPlan) -> Iterator[tuple[str, str]]:
     """Yield (name, text) for each fact of the plan."""
     held_out = f", and {plan.validation_images:,} for validation" if plan.validation_images else ""
     yield "Images", f"{plan.images:,} ({plan.images_per_epoch:,} per epoch with repeats){held_out}"
+    if plan.clips:
+        yield "Clips", _clips(plan.clips)
     yield "Buckets", _buckets(plan)
     yield "Cropped", _crops(plan)
     yield "Batch shapes", _shapes(plan)
@@ -107,6 +109,11 @@ def _gpu_memory(plan: RunPlan) -> str:
 
 def _gib(bytes: int) -> str:
     return f"{bytes / GIB:.1f} GiB"
+
+
+def _clips(clips: Clips) -> str:
+    frames = f"{clips.shortest} to {clips.longest}" if clips.shortest < clips.longest else f"{clips.longest}"
+    return f"{counted(clips.files, 'clip')} give {counted(clips.samples, 'sample')} of {frames} frames"
 
 
 def _buckets(plan: RunPlan) -> str:

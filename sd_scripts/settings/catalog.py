@@ -5,6 +5,7 @@ from pathlib import Path
 import sd_scripts
 from sd_scripts.families.cards.family_card import FamilyCard
 from sd_scripts.families.cards.registry import cards
+from sd_scripts.options.clips import ClipOptions
 from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
 from sd_scripts.options.dataset import (
     AugmentOptions,
@@ -93,8 +94,12 @@ SCRIPTS = tuple(
 )
 
 
+OF_TRAINING = (FlowOptions, ClipOptions)
+"""Groups of cards that have no effect on generating."""
+
+
 def _generate_script(card: FamilyCard) -> Script:
-    own: Groups = tuple(group for group in card.groups if group.methods == ALL_METHODS and group is not FlowOptions)
+    own: Groups = tuple(group for group in card.groups if group.methods == ALL_METHODS and group not in OF_TRAINING)
     groups: Groups = (ModelOptions, *own, GenerateOptions, CompileOptions, RunOptions)
     return Script(file=card.scripts[GENERATE], family=card.name, method=GENERATE, groups=groups)
 

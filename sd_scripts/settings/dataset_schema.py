@@ -2,16 +2,18 @@
 
 import difflib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from sd_scripts.formats.clips.spans import Extraction
 from sd_scripts.formats.documents import read_document, read_text
 from sd_scripts.formats.images.folder_names import is_ending
 from sd_scripts.formats.images.image_folders import MOST_REPEATS
 from sd_scripts.formats.toml_lines import key_lines, line_of
 from sd_scripts.formats.words import first
+from sd_scripts.options.clips import MOST_FRAMES, ClipOptions
 from sd_scripts.options.dataset import (
     SIDES,
     AugmentOptions,
@@ -46,7 +48,16 @@ TEXT = Kind("text", lambda value: isinstance(value, str))
 ENDING = Kind("a file extension, such as .txt", lambda value: isinstance(value, str) and is_ending(value))
 TABLE = Kind("a table", lambda value: isinstance(value, dict))
 SIZE = Kind("a whole number or [width, height]", lambda value: WHOLE.accepts(value) or _pair(value, WHOLE))
+FRAMES = Kind(
+    "a number of frames or a list of them, such as [1, 25, 45]",
+    lambda value: WHOLE.accepts(value) or (isinstance(value, list) and bool(value) and all(map(WHOLE.accepts, value))),
+)
 RANGE = Kind("two numbers with a decimal point, such as [1.0, 2.0]", lambda value: _pair(value, FLOAT))
+
+
+def _one_of(words: Sequence[str]) -> Kind:
+    return Kind(f"one of {', '.join(words)}", lambda value: value in words)
+
 
 Keys = dict[str, Kind]
 Lines = dict[str, int]
@@ -58,7 +69,7 @@ OPTIONS = {
     option.name: option
     for group in (
         *(DatasetOptions, BucketOptions, CaptionOptions),
-        *(AugmentOptions, ControlOptions, ValidationOptions),
+        *(AugmentOptions, ControlOptions, ClipOptions, ValidationOptions),
     )
     for option in each_option(group)
 }
@@ -67,11 +78,15 @@ OF_TYPE = {bool: FLAG, int: WHOLE, float: NUMBER, str: TEXT}
 SPECIAL: Keys = {
     **dict.fromkeys(("resolution", "control_resolution"), SIZE),
     "face_crop_aug_range": RANGE,
+    "target_frames": FRAMES,
+    "frame_extraction": _one_of(get_args(Extraction)),
+    "media": _one_of(("all", "images", "clips")),
     "caption_extension": ENDING,
     **dict.fromkeys(("validation_split", "network_multiplier"), FLOAT),
     "custom_attributes": TABLE,
     **dict.fromkeys(("cache_directory", "class_tokens", "image_dir", "metadata_file"), TEXT),
     "is_reg": FLAG,
+    "fp_latent_window_size": WHOLE,
 }
 """Keys that are not options, or accept different values here."""
 
@@ -83,19 +98,22 @@ def _keys(names: str) -> Keys:
 
 DATASET = _keys(
     "batch_size resolution enable_bucket min_bucket_reso max_bucket_reso bucket_reso_steps bucket_no_upscale "
-    "equal_token_buckets validation_split validation_seed network_multiplier resize_interpolation cache_directory"
+    "equal_token_buckets validation_split validation_seed network_multiplier resize_interpolation cache_directory "
+    "fp_latent_window_size"
 )
 ANY_SUBSET = _keys(
     "num_repeats shuffle_caption caption_separator keep_tokens keep_tokens_separator secondary_separator "
     "enable_wildcard color_aug flip_aug random_crop face_crop_aug_range caption_prefix caption_suffix "
     "token_warmup_min token_warmup_step custom_attributes resize_interpolation caption_dropout_rate "
-    "caption_dropout_every_n_epochs caption_tag_dropout_rate control_resolution no_resize_control"
+    "caption_dropout_every_n_epochs caption_tag_dropout_rate control_resolution no_resize_control "
+    "target_frames frame_extraction frame_stride frame_sample max_frames source_fps target_fps"
 )
 CAPTION_FILES = _keys("caption_extension cache_info")
 CLASS_TOKENS = _keys("class_tokens")
 WITHOUT_EFFECT = {
     "cache_directory": "has no effect: caches are stored next to the images",
     "custom_attributes": "has no effect: nothing reads these attributes",
+    "fp_latent_window_size": "has no effect: the model's own window is used",
     "network_multiplier": "has no effect: every dataset trains the network at full strength",
 }
 """Accepted key -> remark."""
@@ -103,7 +121,9 @@ WITHOUT_EFFECT = {
 
 UNSUPPORTED = {
     "multiple_target": "no model here is trained with several targets",
-    **dict.fromkeys(("video_directory", "video_jsonl_file"), "no model here is trained on videos"),
+    **dict.fromkeys(
+        ("fp_1f_clean_indices", "fp_1f_target_index", "fp_1f_no_post"), "single frames at a distance are not trained"
+    ),
 }
 """Key of musubi-tuner -> why there is nothing like it."""
 
@@ -121,20 +141,23 @@ class Style:
 
 FOLDERS = Style(
     inherited=ANY_SUBSET | CAPTION_FILES | CLASS_TOKENS,
-    own=_keys("image_dir is_reg alpha_mask control_directory"),
+    own=_keys("image_dir is_reg alpha_mask control_directory media"),
     required=("image_dir",),
 )
 METADATA = Style(inherited=ANY_SUBSET, own=_keys("metadata_file image_dir alpha_mask"), required=("metadata_file",))
 MASKS = Style(
     inherited=ANY_SUBSET | CAPTION_FILES,
-    own=_keys("image_dir conditioning_data_dir control_directory"),
+    own=_keys("image_dir conditioning_data_dir control_directory media"),
     required=("image_dir", "conditioning_data_dir"),
 )
 GENERAL: Keys = DATASET | ANY_SUBSET | CAPTION_FILES | CLASS_TOKENS
 
 RANGES: dict[str, tuple[float, float]] = {
     key: within for key in GENERAL if (option := OPTIONS.get(OTHER_NAMES.get(key, key))) and (within := option.within)
-} | {"resolution": SIDES, "control_resolution": SIDES, "num_repeats": (0, MOST_REPEATS)}
+} | {
+    **dict.fromkeys(("resolution", "control_resolution"), SIDES),
+    **{"num_repeats": (0, MOST_REPEATS), "target_frames": (1, MOST_FRAMES)},
+}
 """Smallest and largest value of each number; a subset with 0 repeats is skipped."""
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sd_scripts.families.cards.registry import cards
+from sd_scripts.options.clips import ClipOptions
 from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
 from sd_scripts.options.dataset import (
     AugmentOptions,
@@ -64,7 +65,7 @@ PAGES = (
         title="Data",
         groups=(
             *(DatasetOptions, BucketOptions, CaptionOptions, AugmentOptions, CacheOptions),
-            *(ControlOptions, ValidationOptions),
+            *(ClipOptions, ControlOptions, ValidationOptions),
         ),
     ),
     Page(

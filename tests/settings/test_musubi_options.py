@@ -14,6 +14,7 @@ from sd_scripts.data.plan.blueprint import read_blueprint
 from sd_scripts.settings.catalog import script_for
 from sd_scripts.settings.command_line import given_flags
 from sd_scripts.settings.compat.musubi import MUSUBI, MusubiOptions
+from sd_scripts.settings.compat.musubi_dataset import with_subsets
 from sd_scripts.settings.dataset_schema import problems
 from sd_scripts.settings.family_options import each_option
 from sd_scripts.settings.generate_settings import read_command_line as read_generate_flags
@@ -129,11 +130,25 @@ def test_musubi_datasets_are_read(tmp_path: Path) -> None:
 
 
 def test_musubi_datasets_for_other_models_are_reported() -> None:
-    config = {"datasets": [{"video_directory": "a"}, {"subsets": [], "multiple_target": True}]}
+    config = {"datasets": [{"subsets": [], "multiple_target": True}]}
     assert problems(config, masked_loss=False) == [
-        "datasets[0].video_directory is not supported: no model here is trained on videos",
-        "datasets[1].multiple_target is not supported: no model here is trained with several targets",
+        "datasets[0].multiple_target is not supported: no model here is trained with several targets",
     ]
+
+
+def test_musubi_datasets_of_clips_become_subsets() -> None:
+    """Without target_frames musubi-tuner trains single frames, and from folders it takes clips alone."""
+    clips = {"video_directory": "a", "source_fps": 30.0, "control_directory": "c", "cache_directory": "d"}
+    listed = {"video_jsonl_file": "a.jsonl", "frame_extraction": "full"}
+    config = with_subsets({"general": {"resolution": [960, 544]}, "datasets": [clips, listed]})
+    assert config["datasets"] == [
+        {
+            **{"source_fps": 30.0, "cache_directory": "d", "target_frames": [1]},
+            "subsets": [{"image_dir": "a", "control_directory": "c", "media": "clips"}],
+        },
+        {"frame_extraction": "full", "subsets": [{"metadata_file": "a.jsonl"}]},
+    ]
+    assert not problems(config, masked_loss=False)
 
 
 def read_generate(family: str, *flags: str) -> tuple[dict[str, Any], list[str], list[str]]:

@@ -9,7 +9,7 @@ import json
 import re
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,6 +22,7 @@ from torch import Tensor
 from sd_scripts.data.caches.caching import SUFFIX
 from sd_scripts.data.sources.images import is_converted
 from sd_scripts.formats.atomic_files import atomic_file
+from sd_scripts.formats.clips.clip_files import frame_files, is_clip
 from sd_scripts.formats.disk import FULL
 from sd_scripts.library.files.model_reader import DTYPES
 from sd_scripts.library.files.safetensors_io import on_cpu, write_tensors
@@ -174,9 +175,16 @@ def content_digest(path: Path) -> str:
     return content.hexdigest()
 
 
+def files_of(path: Path) -> Sequence[Path]:
+    """Return the files of an image or a clip: of a clip that is a folder, its frames."""
+    return frame_files(path) if path.is_dir() else (path,)
+
+
 def pixels_digest(path: Path) -> str:
-    """Return a digest of an image's content, marked if a colour profile changes its pixels."""
-    return content_digest(path) + ("/sRGB" if is_converted(path) else "")
+    """Return a digest of the content of an image or a clip, marked if a colour profile changes an image's pixels."""
+    if path.is_dir():
+        return digest([content_digest(file) for file in files_of(path)])
+    return content_digest(path) + ("/sRGB" if not is_clip(path) and is_converted(path) else "")
 
 
 def require_finite(tensors: Iterable[Tensor]) -> None:

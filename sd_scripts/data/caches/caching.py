@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,14 +51,14 @@ class LatentLayout:
     """Whether older trainers named this family's files after the image alone: `name.npz`."""
 
 
-def claim_files(endings: Mapping[Path, str]) -> dict[Path, Path]:
-    """Assign each image a file named after its stem; of `a.png` and `a.jpg`, the second gets its full name. A name that
-    no file can have is shortened."""
-    files: dict[Path, Path] = {}
+def claim_files(names: Iterable[tuple[Path, str]]) -> dict[tuple[Path, str], Path]:
+    """Assign each image with an ending a file named after its stem; of `a.png` and `a.jpg`, the second gets its full
+    name. A name that no file can have is shortened."""
+    files: dict[tuple[Path, str], Path] = {}
     taken: set[Path] = set()
-    for image, ending in endings.items():
+    for image, ending in dict.fromkeys(names):
         file = image.with_name(_shortened(image.stem, ending))
-        files[image] = image.with_name(_shortened(image.name, ending)) if file in taken else file
+        files[image, ending] = image.with_name(_shortened(image.name, ending)) if file in taken else file
         taken.add(file)
     return files
 

@@ -15,8 +15,9 @@ from sd_scripts.data.caches.cache_filling import Entry, fill
 from sd_scripts.data.caches.caching import CacheJob, LatentLayout
 from sd_scripts.data.caches.latent_store import FLIPPED, LatentsInMemory, LatentsOnDisk, LatentStore
 from sd_scripts.data.plan.dataset import DataPlan, Item
+from sd_scripts.data.preparing import prepare
 from sd_scripts.data.read_ahead import read_ahead
-from sd_scripts.data.sources.images import Augmentation, Pixels, UnreadableImage, prepare_image
+from sd_scripts.data.sources.images import Augmentation, Pixels, UnreadableImage
 
 EncodeImages = Callable[[Tensor], Tensor]
 """(B, 3, *S) float32 in -1..1 on the CPU -> latents (B, C, *S) on any device, in the dtype in which they are kept."""
@@ -26,6 +27,8 @@ Prepared = tuple[Item, Pixels, Pixels | None]
 """An item with its pixels, (H, W, 3) or (F, H, W, 3), and opacity (H, W) in the bucket."""
 READERS = 4
 """Threads that decode images while the encoder works."""
+AHEAD_BYTES = 2**30
+"""Pixels that are decoded ahead at most: a clip of 81 frames at 1280x720 has 224 MB."""
 
 
 def cache_latents(
@@ -78,7 +81,7 @@ def _distinct(items: Iterable[Item]) -> list[Item]:
     datasets needs, without random crops and colours."""
     merged: dict[object, Item] = {}
     for item in items:
-        key = (item.path, item.fit.bucket.alone)
+        key = (item.source, item.fit.bucket.alone)
         first = merged.get(key, item)
         augmentation = Augmentation(
             flip_aug=first.subset.augmentation.flip_aug or item.subset.augmentation.flip_aug,
@@ -101,7 +104,7 @@ def _prepared(images: Sequence[Item], job: CacheJob, *, has_frames: bool) -> Ite
     ]
     with ThreadPoolExecutor(READERS) as pool:
         decode = partial(_decode, has_frames=has_frames)
-        decoded = read_ahead(pool, decode, chain.from_iterable(batches), READERS * job.batch_size)
+        decoded = read_ahead(pool, decode, chain.from_iterable(batches), _ahead(images, job.batch_size))
         for batch in batches:
             prepared = list(islice(decoded, len(batch)))
             for each in prepared:
@@ -110,12 +113,17 @@ def _prepared(images: Sequence[Item], job: CacheJob, *, has_frames: bool) -> Ite
             yield prepared
 
 
+def _ahead(images: Sequence[Item], batch_size: int) -> int:
+    """Return how many items are decoded ahead: all of them are in memory."""
+    largest = max((3 * item.fit.bucket.alone.pixels for item in images), default=1)
+    return max(1, min(READERS * batch_size, AHEAD_BYTES // largest))
+
+
 def _decode(item: Item, *, has_frames: bool) -> Prepared | UnreadableImage:
     try:
-        pixels, opacity = prepare_image(item.path, None, item.fit, item.subset.augmentation, Random(0))
+        return item, *prepare(item, Random(0), has_frames=has_frames)
     except UnreadableImage as error:
         return error
-    return item, pixels[None] if has_frames else pixels, opacity
 
 
 def _encode(images: Sequence[Prepared], encode: EncodeConditions) -> Iterator[tuple[Item, Entry]]:

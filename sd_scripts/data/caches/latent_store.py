@@ -20,6 +20,7 @@ from sd_scripts.data.caches.cache_files import (
     CacheFile,
     DamagedCache,
     digest,
+    files_of,
     open_cache,
     pixels_digest,
     require_finite,
@@ -50,30 +51,34 @@ class LatentsInMemory:
     """Latents kept as tensors."""
 
     def __init__(self, entries: Iterable[tuple[Item, Entry]], conditions: Sequence[str] = ()):
-        self._entries = {(item.path, item.fit.bucket.alone): entry for item, entry in entries}
+        self._entries = {(item.source, item.fit.bucket.alone): entry for item, entry in entries}
         self._conditions = conditions
 
     def read(self, item: Item, *, flipped: bool) -> CachedSample:
         """Return the entry as LatentsOnDisk does."""
-        entry = self._entries.get((item.path, item.fit.bucket.alone))
+        entry = self._entries.get((item.source, item.fit.bucket.alone))
         if entry is None:
             raise UnreadableImage(item.path, "it has no cached latents")
         return _pick(entry, "", item, self._conditions, flipped)
 
 
 class LatentsOnDisk(DiskCache[Item]):
-    """Latents in one file per image, for all its sizes. `encoder_key` identifies the VAE and all that changes
-    its output."""
+    """Latents in one file per image or part of a clip, for all its sizes. `encoder_key` identifies the VAE and all that
+    changes its output."""
 
     def __init__(self, items: Iterable[Item], layout: LatentLayout, encoder_key: str, conditions: Sequence[str] = ()):
         self._layout = layout
         self._encoder_key = encoder_key
         self._conditions = conditions
-        endings = {item.path: f"_{item.size[0]:04d}x{item.size[1]:04d}_{layout.suffix}{SUFFIX}" for item in items}
-        self._files = claim_files(endings)
+        self._files = claim_files(map(self._name, items))
 
     def file(self, item: Item) -> Path:
-        return self._files[item.path]
+        return self._files[self._name(item)]
+
+    def _name(self, item: Item) -> tuple[Path, str]:
+        """Return the image and the ending of an item's file: each part of a clip has its own."""
+        part = f"_{item.span}" if item.span else ""
+        return item.path, f"{part}_{item.size[0]:04d}x{item.size[1]:04d}_{self._layout.suffix}{SUFFIX}"
 
     def find(self, item: Item) -> Path | None:
         """Return the file to read: ours if it has this size, else an npz of another trainer."""
@@ -85,8 +90,8 @@ class LatentsOnDisk(DiskCache[Item]):
             npz.append(item.path.with_suffix(".npz"))
         return next((path for path in npz if path.is_file()), None)
 
-    def images(self, item: Item) -> tuple[Path]:
-        return (item.path,)
+    def images(self, item: Item) -> Sequence[Path]:
+        return files_of(item.path)
 
     def settings_key(self, item: Item) -> list[object]:
         augmentation = item.subset.augmentation
@@ -194,8 +199,8 @@ LatentStore = LatentsInMemory | LatentsOnDisk
 def _resize_key(item: Item) -> list[object]:
     """Return the values that determine the resize and crop of an image."""
     bucket = item.fit.bucket
-    extent = bucket.size if bucket.frames == 1 else (*bucket.size, bucket.frames)
-    return [extent, item.fit.resized, item.subset.augmentation.resize_interpolation]
+    times = [item.span.times] if item.span else []
+    return [bucket.sides, item.fit.resized, item.subset.augmentation.resize_interpolation, *times]
 
 
 def _same_size_and_crop(tensors: CacheFile, size: str, item: Item) -> bool:

@@ -100,7 +100,8 @@ class TextOnDisk(DiskCache[ItemCaption]):
         by_path: dict[Path, list[Caption]] = {}
         for item, caption in captions:
             by_path.setdefault(item.path, []).append(caption)
-        first = claim_files(dict.fromkeys(by_path, f"_{suffix}{SUFFIX}"))
+        claimed = claim_files((path, f"_{suffix}{SUFFIX}") for path in by_path)
+        first = {path: file for (path, _), file in claimed.items()}
         self._files = {
             (path, caption): first[path]
             if place == 0

@@ -2,20 +2,23 @@
 
 import dataclasses
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from sd_scripts.data.plan.buckets import BucketRules, Size
 from sd_scripts.data.plan.counted_warnings import Warn
 from sd_scripts.data.sources.captions import CaptionRules
 from sd_scripts.data.sources.controls import ControlRules
 from sd_scripts.data.sources.images import Augmentation
+from sd_scripts.families.cards.clip_facts import ClipFacts
+from sd_scripts.formats.clips.spans import ClipRules
 from sd_scripts.formats.documents import split_lines
 from sd_scripts.formats.images.image_folders import FoundFolders, image_folders, regularisation_folders
 from sd_scripts.formats.words import is_whole_number
+from sd_scripts.options.clips import frame_counts
 from sd_scripts.options.dataset import DatasetOptions
 from sd_scripts.options.networks.embedding import EmbeddingOptions
 from sd_scripts.settings import dataset_schema as schema
@@ -30,7 +33,7 @@ ONE_LINE = ("caption_prefix", "caption_suffix", "class_tokens")
 
 @dataclass(frozen=True, kw_only=True)
 class Subset:
-    """One folder or metadata file, with the caption and augmentation options of its images."""
+    """One folder or metadata file, with the caption and augmentation options of its images and clips."""
 
     image_dir: str | None = None
     metadata_file: str | None = None
@@ -41,9 +44,12 @@ class Subset:
     class_tokens: str | None = None
     caption_extension: str = ".caption"
     cache_info: bool = False
+    media: Literal["all", "images", "clips"] = "all"
+    """Which files of the folder are used."""
     captions: CaptionRules
     augmentation: Augmentation
     controls: ControlRules
+    clips: ClipRules = field(default_factory=ClipRules)
 
     @cached_property
     def name(self) -> str:
@@ -75,14 +81,15 @@ class Blueprint:
     """Whether dataset_config describes them, rather than folder options."""
 
 
-def read_blueprint(settings: Settings, warn: Warn) -> Blueprint:
-    """Return the datasets that the settings describe; ValueError names the option or key path at fault."""
+def read_blueprint(settings: Settings, warn: Warn, clips: ClipFacts | None = None) -> Blueprint:
+    """Return the datasets that the settings describe, for a family that is trained on clips if there are facts on them;
+    ValueError names the option or key path at fault."""
     options = settings[DatasetOptions]
     if options.dataset_config:
         file = Path(options.dataset_config)
         config = schema.read_config(file)
         lines = schema.read_lines(file)
-        blueprint = resolve(config, settings, lines)
+        blueprint = resolve(config, settings, lines, clips)
         for remark in schema.remarks(config, lines):
             warn(f"dataset_config: {remark}")
         return blueprint
@@ -90,16 +97,19 @@ def read_blueprint(settings: Settings, warn: Warn) -> Blueprint:
     if directory := settings.values().get("control_directory"):
         subsets = [subset if subset.get("is_reg") else {**subset, "control_directory": directory} for subset in subsets]
     datasets = [{"subsets": subsets}]
-    general = _resolve_datasets({"datasets": datasets}, _fallback(settings))
+    general = _resolve_datasets({"datasets": datasets}, _fallback(settings, clips))
     return Blueprint(datasets=general, source="in_json" if options.in_json else "train_data_dir")
 
 
-def resolve(config: schema.Config, settings: Settings, lines: schema.Lines | None = None) -> Blueprint:
+def resolve(
+    config: schema.Config, settings: Settings, lines: schema.Lines | None = None, clips: ClipFacts | None = None
+) -> Blueprint:
     """Return the datasets of a dataset_config; raise ValueError with one line for each mistake in it."""
     found = schema.problems(config, masked_loss=settings.values()["masked_loss"], lines=lines)
     if found:
         raise ValueError("\n".join(f"dataset_config: {problem}" for problem in found))
-    return Blueprint(datasets=_resolve_datasets(config, _fallback(settings)), source="dataset_config", from_config=True)
+    datasets = _resolve_datasets(config, _fallback(settings, clips))
+    return Blueprint(datasets=datasets, source="dataset_config", from_config=True)
 
 
 def parse_resolution(text: str, option: str = "resolution") -> Size:
@@ -138,7 +148,14 @@ def _resolve_subset(lookup: Lookup) -> Subset:
         captions=captions,
         augmentation=Augmentation(**augmentation),
         controls=control_rules(lookup),
+        clips=_clip_rules(lookup),
     )
+
+
+def _clip_rules(lookup: Lookup) -> ClipRules:
+    frames = lookup("target_frames")
+    counts = frame_counts(frames) if isinstance(frames, str) else [frames] if isinstance(frames, int) else frames
+    return ClipRules(**_filled(ClipRules, lookup) | {"target_frames": tuple(counts or ())})
 
 
 def control_rules(lookup: Lookup) -> ControlRules:
@@ -164,20 +181,36 @@ def _filled(record: type, lookup: Lookup) -> dict[str, Any]:
     return {name: value for name, value in (values | joined).items() if value is not None}
 
 
-def _fallback(settings: Settings) -> dict[str, Any]:
+def _fallback(settings: Settings, clips: ClipFacts | None) -> dict[str, Any]:
     """Return the settings under their names in a dataset_config, without those that are valid only for a subset."""
     values = settings.values()
     embedding = settings.get(EmbeddingOptions)
     face = values["face_crop_aug_range"]
-    return values | {
-        "batch_size": values["train_batch_size"],
-        "num_repeats": values["dataset_repeats"],
-        "resolution": parse_resolution(values["resolution"]) if values["resolution"] else None,
-        "face_crop_aug_range": _parse_range(face) if face else None,
-        "conditioning_data_dir": None,
-        "templates": embedding.templates if embedding else (),
-        "control_directory": None,
+    of_clips = _clip_defaults(settings, values, clips) if clips else {}
+    return (
+        values
+        | of_clips
+        | {
+            "batch_size": values["train_batch_size"],
+            "num_repeats": values["dataset_repeats"],
+            "resolution": parse_resolution(values["resolution"]) if values["resolution"] else None,
+            "face_crop_aug_range": _parse_range(face) if face else None,
+            "conditioning_data_dir": None,
+            "templates": embedding.templates if embedding else (),
+            "control_directory": None,
+        }
+    )
+
+
+def _clip_defaults(settings: Settings, values: Mapping[str, Any], clips: ClipFacts) -> dict[str, Any]:
+    """Return the values of options that are unset in a family of clips: its rate, and the buckets of musubi-tuner."""
+    own = {"bucket_reso_steps": clips.bucket_steps, "min_bucket_reso": 0, "max_bucket_reso": 0}
+    unset: dict[str, Any] = {
+        name: value for name, value in own.items() if values[name] == settings.options[name].default
     }
+    if values.get("target_fps") is None:
+        unset["target_fps"] = clips.fps_of(settings) or clips.fps
+    return {"follow_area": True, "frame_step": clips.frame_step, **unset}
 
 
 def _parse_range(text: str) -> tuple[float, float]:

@@ -9,6 +9,8 @@ from sd_scripts.formats.words import counted
 from sd_scripts.options.dataset import NO_SMALL_BUCKETS, SIDE_MULTIPLE, rounded_side, rounded_steps
 
 Size = tuple[int, int]
+Sides = tuple[int, ...]
+"""Width and height of an image; of a clip also its frames."""
 
 
 @dataclass(frozen=True, order=True)
@@ -19,18 +21,17 @@ class Extent:
     height: int
     frames: int = 1
     """Frames of a clip; 1 for an image."""
-    controls: tuple[Size, ...] = ()
-    """Sizes of the control images, in order: samples of a batch have the same number and sizes."""
+    controls: tuple[Sides, ...] = ()
+    """Sides of the control images and clips, in order: samples of a batch have the same number and sizes."""
 
     def __str__(self) -> str:
-        sides = self.size if self.frames == 1 else (*self.size, self.frames)
-        return "+".join("x".join(map(str, each)) for each in (sides, *self.controls))
+        return "+".join("x".join(map(str, each)) for each in (self.sides, *self.controls))
 
     @classmethod
     def parse(cls, text: str) -> "Extent":
         """Return the extent that a text such as 832x480x81 or 1024x1024+512x512 describes."""
         (width, height, *frames), *controls = ([int(side) for side in part.split("x")] for part in text.split("+"))
-        return cls(width, height, frames[0] if frames else 1, tuple((wide, high) for wide, high in controls))
+        return cls(width, height, frames[0] if frames else 1, tuple(tuple(sides) for sides in controls))
 
     @property
     def alone(self) -> "Extent":
@@ -40,7 +41,7 @@ class Extent:
     @property
     def parts(self) -> "tuple[Extent, ...]":
         """The sample itself and its control images, each as an extent of its own."""
-        return self.alone, *(Extent(*size) for size in self.controls)
+        return self.alone, *(Extent(sides[0], sides[1], math.prod(sides[2:])) for sides in self.controls)
 
     @property
     def pixels(self) -> int:
@@ -50,6 +51,11 @@ class Extent:
     @property
     def size(self) -> Size:
         return self.width, self.height
+
+    @property
+    def sides(self) -> Sides:
+        """Width and height, and of a clip its frames."""
+        return self.size if self.frames == 1 else (*self.size, self.frames)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +88,9 @@ class BucketRules:
     token_multiple: int = SIDE_MULTIPLE
     """Multiple of the sides with equal_token_buckets, instead of bucket_reso_steps: the smallest that the family can
     train, since few sizes of a coarse grid have the same area."""
+    follow_area: bool = False
+    """Whether the sides follow from the area alone, as in musubi-tuner: from half the side of a square of this area
+    on. min_bucket_reso and max_bucket_reso then limit them only where they are set; 0: unset."""
 
     def __post_init__(self) -> None:
         if min(self.resolution) < 1:
@@ -95,7 +104,7 @@ class BucketRules:
         if self.bucket_no_upscale:
             return
         low, high = self.bounds
-        if min(self.resolution) < low:
+        if self.min_bucket_reso and min(self.resolution) < low:
             raise ValueError(f"min_bucket_reso: {low} is larger than resolution's shorter side {min(self.resolution)}")
         if max(self.resolution) > high:
             raise ValueError(f"max_bucket_reso: {high} is smaller than resolution's longer side {max(self.resolution)}")
@@ -109,7 +118,8 @@ class BucketRules:
     def bounds(self) -> tuple[int, int]:
         """Return the smallest and largest side, rounded outwards to positive multiples of the grid."""
         steps = self.token_multiple if self.has_equal_tokens else self.bucket_reso_steps
-        return max(steps, self.min_bucket_reso // steps * steps), -(-self.max_bucket_reso // steps) * steps
+        high = self.max_bucket_reso or math.prod(self.resolution)
+        return max(steps, self.min_bucket_reso // steps * steps), -(-high // steps) * steps
 
     def rounded(self, multiple: int, token_multiple: int | None = None) -> "BucketRules":
         """Return these rules adjusted so that all sizes are multiples of `multiple`, as the model family needs; those
@@ -134,6 +144,8 @@ def bucket_resolutions(rules: BucketRules) -> list[Size]:
     steps = rules.bucket_reso_steps
     area = math.prod(rules.resolution)
     low, high = rules.bounds
+    if rules.follow_area:
+        return _of_area(area, steps, low, high)
     square = int(math.sqrt(area) // steps * steps)
     sizes = {(square, square)}
     for side in range(low, high + 1, steps):
@@ -141,6 +153,17 @@ def bucket_resolutions(rules: BucketRules) -> list[Size]:
         if other >= low:
             sizes |= {(side, other), (other, side)}
     return sorted(sizes)
+
+
+def _of_area(area: int, steps: int, low: int, high: int) -> list[Size]:
+    """Return the sizes of at most this area from half the side of its square on, both ways; there is one at least."""
+    square = math.isqrt(area)
+    sizes: set[Size] = set()
+    for side in range(max(steps, square // 2 // steps * steps), square + steps, steps):
+        other = area // side // steps * steps
+        if low <= min(side, other) and max(side, other) <= high:
+            sizes |= {(side, other), (other, side)}
+    return sorted(sizes) or [(low, low)]
 
 
 def equal_tokens_need(rules: BucketRules) -> str | None:
@@ -170,6 +193,8 @@ class Buckets:
         return self._fits[image]
 
     def _fit(self, image: Size) -> BucketFit | None:
+        if self.rules.enable_bucket and self.rules.bucket_no_upscale and self.rules.follow_area:
+            return self._of_small(image)
         if self.rules.enable_bucket and self.rules.bucket_no_upscale:
             resized = _shrunk(image, math.prod(self.rules.resolution), self.rules.bucket_reso_steps)
             width, height = (side - side % self.rules.bucket_reso_steps for side in resized)
@@ -177,6 +202,13 @@ class Buckets:
                 return None
             return BucketFit(bucket=Extent(width, height), resized=resized, ar_error=width / height - _aspect(image))
         return fit_into(Extent(*(image if image in self.sizes else self._nearest(image))), image)
+
+    def _of_small(self, image: Size) -> BucketFit | None:
+        """Return the fit of an image that is not enlarged: to its own size if it has no larger area."""
+        if math.prod(image) > math.prod(self.rules.resolution):
+            return fit_into(Extent(*self._nearest(image)), image)
+        width, height = (side - side % self.rules.bucket_reso_steps for side in image)
+        return fit_into(Extent(width, height), image) if width and height else None
 
     def _nearest(self, image: Size) -> Size:
         if self.rules.has_equal_tokens:

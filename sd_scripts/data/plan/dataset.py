@@ -1,4 +1,4 @@
-"""Plan the data of a run: every image with its bucket, its repeats and its loss weight."""
+"""Plan the data of a run: every image and part of a clip with its bucket, its repeats and its loss weight."""
 
 import dataclasses
 import math
@@ -11,41 +11,23 @@ from pathlib import Path
 from random import Random
 
 from sd_scripts.data.plan.blueprint import Blueprint, Dataset, Subset, read_blueprint
-from sd_scripts.data.plan.buckets import BucketFit, BucketRules, Buckets, Extent, equal_tokens_need, fit_into
+from sd_scripts.data.plan.buckets import BucketRules, Buckets, Extent, equal_tokens_need
 from sd_scripts.data.plan.counted_warnings import Warn, counted_warnings
+from sd_scripts.data.plan.items import Item as Item
+from sd_scripts.data.plan.items import ItemPlanner
 from sd_scripts.data.sources.captions import Caption, CaptionRules, whole_captions
 from sd_scripts.data.sources.controls import ControlRules
 from sd_scripts.data.sources.folders import ImageRecord, read_sizes, read_subset
-from sd_scripts.data.sources.images import Augmentation, is_too_elongated
+from sd_scripts.data.sources.images import Augmentation
 from sd_scripts.data.sources.reading_progress import Progress, ReadingProgress
 from sd_scripts.families.cards.family_card import FamilyCard
 from sd_scripts.formats.images.caption_files import UnreadableCaptions
-from sd_scripts.formats.words import counted, some
+from sd_scripts.formats.words import some
 from sd_scripts.machine import garbage_collection
-from sd_scripts.options.dataset import VARY_IMAGES, AugmentOptions, rounded_side
+from sd_scripts.options.dataset import AugmentOptions, rounded_side
 from sd_scripts.settings.settings import Settings
 
 ReadSubsets = list[tuple[Subset, list[ImageRecord]]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Item(ImageRecord):
-    """One image in one dataset."""
-
-    index: int
-    """Its index in the plan; part of the seed of its random draws."""
-    fit: BucketFit
-    dataset: int
-    subset: Subset
-    repeats: int
-    """Repeats per epoch."""
-    loss_weight: float
-    controls: tuple["Item", ...] = ()
-
-    @property
-    def masked_by_alpha(self) -> bool:
-        """Whether the opacity of the image is its mask."""
-        return self.mask is None and self.subset.augmentation.alpha_mask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,13 +120,14 @@ def plan_data(
     fault; `warn` is called about skipped images, and `progress` with the files that are read.
     """
     with counted_warnings(warn) as warn:
-        blueprint = read_blueprint(settings, warn)
+        blueprint = read_blueprint(settings, warn, card.clips)
         datasets = [_rounded(dataset, card, warn) for dataset in blueprint.datasets]
         blueprint = dataclasses.replace(blueprint, datasets=tuple(datasets))
         reading = ReadingProgress(progress)
         training: list[Item] = []
         validation: list[Item] = []
-        for number, (dataset, subsets) in enumerate(zip(datasets, _read(datasets, warn, reading), strict=True)):
+        read = _read(datasets, warn, reading, clips=card.clips is not None)
+        for number, (dataset, subsets) in enumerate(zip(datasets, read, strict=True)):
             learned, kept_out = _plan_dataset(number, dataset, subsets, card, seed, warn, len(training))
             training += learned
             validation += kept_out
@@ -177,7 +160,7 @@ def plan_images(
     dataset = _rounded(Dataset(buckets=rules, subsets=(subset,)), card, warn)
     sizes = read_sizes(paths, warn, ReadingProgress())
     images = [ImageRecord(path=path, size=size, caption="") for path, size in sizes.items()]
-    items = _items(images, 0, subset, 1.0, Buckets(dataset.buckets), warn)
+    items = ItemPlanner(dataset=0, buckets=Buckets(dataset.buckets), warn=warn).items(images, subset)
     if not items:
         raise ValueError("train_data_dir: no usable images")
     return DataPlan(
@@ -203,8 +186,9 @@ def plan_held_out(blueprint: Blueprint, folder: Path, card: FamilyCard, *, seed:
         cache_info=False,
     )
     subset = _without_randomness(own)
-    images = _at_multiples(read_subset(subset, warn, ReadingProgress()), dataset, card, warn)
-    items = _items(images, 0, subset, 1.0, Buckets(dataset.buckets), warn)
+    found = read_subset(subset, warn, ReadingProgress(), clips=card.clips is not None)
+    images = _at_multiples(found, dataset, card, warn)
+    items = ItemPlanner(dataset=0, buckets=Buckets(dataset.buckets), warn=warn).items(images, subset)
     if not items:
         raise ValueError(f"validation_dir: '{folder}' has no usable images; choose another folder")
     made = partial(DataPlan, blueprint=blueprint, seed=seed, has_frames=card.clips is not None)
@@ -239,7 +223,7 @@ def balance_regularisation(repeats: Sequence[int], target: int) -> list[int]:
     return [repeat + each + (index < more) for index, repeat in enumerate(balanced)]
 
 
-def _read(datasets: Sequence[Dataset], warn: Warn, progress: ReadingProgress) -> list[ReadSubsets]:
+def _read(datasets: Sequence[Dataset], warn: Warn, progress: ReadingProgress, *, clips: bool) -> list[ReadSubsets]:
     """Return the images of each subset of each dataset. Raises UnreadableCaptions for the captions of all of them."""
     read: list[ReadSubsets] = []
     problems: dict[Path, str] = {}
@@ -247,7 +231,7 @@ def _read(datasets: Sequence[Dataset], warn: Warn, progress: ReadingProgress) ->
         read.append([])
         for subset in _used_subsets(dataset, warn):
             try:
-                read[-1].append((subset, read_subset(subset, warn, progress)))
+                read[-1].append((subset, read_subset(subset, warn, progress, clips=clips)))
             except UnreadableCaptions as error:
                 problems |= error.problems
     if problems:
@@ -259,7 +243,7 @@ def _plan_dataset(
     number: int, dataset: Dataset, subsets: ReadSubsets, card: FamilyCard, seed: int, warn: Warn, first: int
 ) -> tuple[list[Item], list[Item]]:
     """Return the images to train on, with indices from `first` on, and those to validate on."""
-    buckets = Buckets(dataset.buckets)
+    planner = ItemPlanner(dataset=number, buckets=Buckets(dataset.buckets), warn=warn)
     learned: list[Item] = []
     kept_out: list[Item] = []
     regularisation: list[Item] = []
@@ -268,13 +252,13 @@ def _plan_dataset(
         if not images:
             warn(f"{subset.name}: this folder has no images")
         if subset.is_reg:
-            regularisation += _items(images, number, subset, dataset.prior_loss_weight, buckets, warn)
+            regularisation += planner.items(images, subset, dataset.prior_loss_weight)
             continue
         if dataset.validation_split:
             split_seed = seed if dataset.validation_seed is None else dataset.validation_seed
             images, held = split_validation(images, dataset.validation_split, split_seed)
-            kept_out += _items(held, number, _without_randomness(subset), 1.0, buckets, warn)
-        learned += _items(images, number, subset, 1.0, buckets, warn, first=first + len(learned))
+            kept_out += planner.items(held, _without_randomness(subset))
+        learned += planner.items(images, subset, first=first + len(learned))
     balanced = balance_regularisation([item.repeats for item in regularisation], sum(item.repeats for item in learned))
     learned += [
         dataclasses.replace(item, repeats=repeats)
@@ -284,86 +268,11 @@ def _plan_dataset(
     return learned, kept_out
 
 
-def _items(
-    images: Sequence[ImageRecord],
-    dataset: int,
-    subset: Subset,
-    weight: float,
-    buckets: Buckets,
-    warn: Warn,
-    *,
-    first: int = 0,
-) -> list[Item]:
-    """Return the items of a subset's images, with indices from `first` on."""
-    items: list[Item] = []
-    at_own_resolution = 0
-    long = []
-    for image in images:
-        fit = buckets.fit(image.size)
-        wanted = image.train_resolution
-        if wanted and (fit is None or fit.bucket.size != wanted):
-            fit = fit_into(Extent(*wanted), image.size)
-            at_own_resolution += 1
-        if fit is None:
-            warn(f"{image.path} is smaller than bucket_reso_steps and bucket_no_upscale is on; it is skipped")
-            continue
-        if is_too_elongated(fit):
-            long.append(f"{image.path.name} ({image.size[0]}x{image.size[1]})")
-        item = Item(
-            **vars(image) | {"controls": ()},
-            index=first + len(items),
-            fit=fit,
-            dataset=dataset,
-            subset=subset,
-            repeats=subset.num_repeats,
-            loss_weight=weight,
-        )
-        items.append(_with_controls(item, image.controls))
-    if long:
-        remedy = "crop them" if buckets.rules.enable_bucket else "turn on enable_bucket, or crop them"
-        warn(
-            f"{len(long)} of {len(images)} images in {subset.name!r} are so elongated that less than a sixteenth of "
-            f"each fits its bucket; {remedy}: {some(long)}"
-        )
-    if at_own_resolution:
-        warn(f"resolution: {at_own_resolution} images of {subset.name} are trained at their train_resolution")
-    own = buckets.rules.has_equal_tokens
-    if own and (strays := sum(item.fit.bucket.size not in buckets.sizes for item in items)):
-        warn(
-            f"equal_token_buckets: the train_resolution of {counted(strays, 'image')} in {subset.name!r} has a "
-            "different number of tokens; prepare the metadata file with equal_token_buckets too"
-        )
-    return items
-
-
-def _with_controls(item: Item, controls: Sequence[ImageRecord]) -> Item:
-    """Return an item with its control images, whose sizes become part of its bucket. They are flipped like it and
-    changed in no other way."""
-    if not controls:
-        return item
-    own = item.subset.augmentation
-    if varied := [name for name in VARY_IMAGES if getattr(own, name)]:
-        raise ValueError(f"{varied[0]}: changes an image and not its control images; turn it off")
-    plain = Augmentation(flip_aug=own.flip_aug, resize_interpolation=own.resize_interpolation)
-    subset = dataclasses.replace(item.subset, augmentation=plain)
-    rules = item.subset.controls
-    bucket = item.fit.bucket
-    made = []
-    for control in controls:
-        try:
-            fit = rules.fit(control.size, bucket)
-        except ValueError as error:
-            raise ValueError(f"no_resize_control: the control image '{control.path}' {error}") from error
-        made.append(dataclasses.replace(item, path=control.path, size=control.size, fit=fit, subset=subset, mask=None))
-    extent = dataclasses.replace(bucket, controls=tuple(each.fit.bucket.size for each in made))
-    return dataclasses.replace(item, fit=dataclasses.replace(item.fit, bucket=extent), controls=tuple(made))
-
-
 def _check_controls(items: Sequence[Item], card: FamilyCard, source: str) -> None:
     """Raise ValueError if the images have no control images and the family is trained with them, or the reverse."""
     has_controls = any(item.controls for item in items)
     takes_controls = card.has("control_images")
-    if takes_controls and not has_controls:
+    if takes_controls and not has_controls and card.clips is None:  # a variant of a model of clips may need none
         raise ValueError(
             f"{source}: no image has a control image, which {card.title} is trained with; set control_directory to the "
             "folder with one for each image"

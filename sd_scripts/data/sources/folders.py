@@ -1,7 +1,8 @@
-"""Read a subset's files: images, caption files, masks, metadata files."""
+"""Read a subset's files: images, clips, caption files, masks, metadata files."""
 
 import glob
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,10 +15,13 @@ from sd_scripts.data.plan.blueprint import Subset
 from sd_scripts.data.plan.buckets import Size
 from sd_scripts.data.plan.counted_warnings import Warn
 from sd_scripts.data.read_ahead import read_ahead
+from sd_scripts.data.sources.clips import read_probes
 from sd_scripts.data.sources.images import UnreadableImage, read_header, read_mask
 from sd_scripts.data.sources.reading_progress import ReadingProgress
 from sd_scripts.data.sources.seen_files import Header, known_headers, remember_headers, stamps_of
 from sd_scripts.formats.atomic_files import write_whole
+from sd_scripts.formats.clips.clip_files import find_clips, find_frame_folders, is_clip
+from sd_scripts.formats.clips.probe import Probe
 from sd_scripts.formats.images.caption_files import CaptionFiles, find_captions, read_captions
 from sd_scripts.formats.images.control_images import find_controls
 from sd_scripts.formats.images.folder_names import ByName, existing_folder
@@ -28,13 +32,14 @@ from sd_scripts.runs.folder import read_json
 
 Result = TypeVar("Result")
 THREADS, AHEAD = 8, 64
+CACHED_SIZES = "metadata_cache.json"
 SAME_SHAPE = 0.02
 """Relative tolerance between the aspect ratios of a mask and its image; rounding of sides stays below it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageRecord:
-    """A readable image with its size and caption."""
+    """A readable image or clip with its size and caption."""
 
     path: Path
     size: Size
@@ -44,15 +49,18 @@ class ImageRecord:
     train_resolution: Size | None = None
     """The bucket that a metadata file names."""
     controls: tuple["ImageRecord", ...] = ()
-    """Its control images, in order, without captions."""
+    """Its control images and clips, in order, without captions."""
+    clip: Probe | None = None
+    """None: it is an image."""
 
 
-def read_subset(subset: Subset, warn: Warn, progress: ReadingProgress) -> list[ImageRecord]:
-    """Return the readable images of a subset, sorted by name within a folder; warn about each one that is skipped."""
+def read_subset(subset: Subset, warn: Warn, progress: ReadingProgress, *, clips: bool = False) -> list[ImageRecord]:
+    """Return the readable images and, with `clips`, the clips of a subset, sorted by name within a folder; warn about
+    each one that is skipped."""
     read = _read_metadata if subset.metadata_file else _read_folder
-    images = read(subset, warn, progress)
+    images = read(subset, warn, progress, clips)
     if subset.control_directory and not subset.metadata_file:
-        images = _with_controls(images, subset, subset.control_directory, warn, progress)
+        images = _with_controls(images, subset, subset.control_directory, warn, progress, clips)
     if not subset.conditioning_data_dir:
         return images
     masks = _find_masks(subset, subset.conditioning_data_dir, [image.path for image in images])
@@ -60,25 +68,62 @@ def read_subset(subset: Subset, warn: Warn, progress: ReadingProgress) -> list[I
     return [replace(image, mask=masks[image.path]) for image in images]
 
 
-def _read_folder(subset: Subset, warn: Warn, progress: ReadingProgress) -> list[ImageRecord]:
+def _read_folder(subset: Subset, warn: Warn, progress: ReadingProgress, clips: bool) -> list[ImageRecord]:
     folder = Path(subset.image_dir or "")
     if not folder.is_dir():
         raise ValueError(f"image_dir: folder not found: {str(folder)!r}")
     files = files_in(folder)
-    images = _supported_images(find_images(folder, files=files), warn)
+    images = _supported_images(find_images(folder, files=files), warn) if subset.media != "clips" else []
+    found_clips = _clips_in(subset, folder, files, warn, clips)
     _warn_about_unread(folder, files, warn)
     if broken := broken_images(folder, files):
         where = f"{counted(len(broken), 'image')} in {folder.absolute().name!r}"
         how = "is a link" if len(broken) == 1 else "are links"
         warn(f"{where} {how} to a missing file, or no file at all, and skipped: {some(broken)}")
-    progress.expect(2 * len(images))  # caption and size
-    caption_files = find_captions(folder, images, subset.caption_extension, files)
-    captions = _read_captions(caption_files, images, subset, warn, progress)
+    sources = _by_name(images, found_clips)
+    progress.expect(2 * len(sources))  # caption and size
+    caption_files = find_captions(folder, sources, subset.caption_extension, files)
+    captions = _read_captions(caption_files, sources, subset, warn, progress)
     if subset.cache_info:
-        sizes = _cached_sizes(captions, folder / "metadata_cache.json", warn, progress)
+        sizes = _cached_sizes({path: captions[path] for path in images}, folder / CACHED_SIZES, warn, progress)
     else:
-        sizes = read_sizes(captions, warn, progress)
-    return [ImageRecord(path=path, size=sizes[path], caption=captions[path]) for path in captions if path in sizes]
+        sizes = read_sizes(images, warn, progress)
+    return _records(captions, sizes, read_probes(found_clips, warn, progress))
+
+
+def _records(
+    captions: Mapping[Path, str], sizes: Mapping[Path, Size], probes: Mapping[Path, Probe]
+) -> list[ImageRecord]:
+    """Return the images and clips with a size, in the order of their captions."""
+    sizes = {**sizes, **{path: clip.size for path, clip in probes.items()}}
+    return [
+        ImageRecord(path=path, size=sizes[path], caption=caption, clip=probes.get(path))
+        for path, caption in captions.items()
+        if path in sizes
+    ]
+
+
+def _by_name(images: Sequence[Path], clips: Sequence[Path]) -> list[Path]:
+    """Return images and clips of a folder in the order of find_images."""
+    return sorted((*images, *clips), key=lambda path: os.path.normcase(path.name)) if clips else list(images)
+
+
+def _clips_in(subset: Subset, folder: Path, files: Mapping[str, Path], warn: Warn, used: bool) -> list[Path]:
+    """Return the clips of a folder; folders of frames too if the subset has clips alone. Warn if they are not used."""
+    if subset.media == "images":
+        return []
+    found = find_clips(folder, files=files)
+    if not used:
+        _warn_about_clips([path.name for path in found], folder.absolute().name, warn)
+        return []
+    return _by_name(found, find_frame_folders(folder)) if subset.media == "clips" else found
+
+
+def _warn_about_clips(names: Sequence[str], where: str, warn: Warn) -> None:
+    if names:
+        verb = "is" if len(names) == 1 else "are"
+        what = f"{counted(len(names), 'video')} in {where!r} {verb} skipped"
+        warn(f"{what}, since this model is trained on images: {some(names)}")
 
 
 def _supported_images(images: list[Path], warn: Warn) -> list[Path]:
@@ -245,11 +290,12 @@ def _find_masks(subset: Subset, folder: str, images: Iterable[Path]) -> dict[Pat
 
 
 def _with_controls(
-    images: list[ImageRecord], subset: Subset, folder: str, warn: Warn, progress: ReadingProgress
+    images: list[ImageRecord], subset: Subset, folder: str, warn: Warn, progress: ReadingProgress, clips: bool
 ) -> list[ImageRecord]:
-    """Return the images with their control images from control_directory. Raises ValueError if any is missing."""
+    """Return the images with their control images from control_directory, and clips with control clips. Raises
+    ValueError if any is missing."""
     try:
-        found = find_controls(folder, subset.name, [image.path for image in images])
+        found = find_controls(folder, subset.name, [image.path for image in images], clips=clips)
     except ValueError as error:
         raise ValueError(f"control_directory: {error}") from error
     records = control_records({path for paths in found.values() for path in paths}, "control_directory", warn, progress)
@@ -259,15 +305,22 @@ def _with_controls(
 def control_records(
     paths: Iterable[Path], option: str, warn: Warn, progress: ReadingProgress
 ) -> dict[Path, ImageRecord]:
-    """Return control images by path. Raises ValueError if one cannot be read: its sample would lack that image."""
+    """Return control images and clips by path. Raises ValueError if one cannot be read: its sample would lack it."""
     paths = sorted(paths)
+    clips = [path for path in paths if is_clip(path) or path.is_dir()]
+    images = [path for path in paths if path not in clips] if clips else paths
     broken: list[str] = []
     progress.expect(len(paths))
-    headers = _read_headers(paths, lambda text: broken.append(text.removesuffix("; it is skipped")), progress)
+
+    def report(text: str) -> None:
+        broken.append(text.removesuffix("; it is skipped")) if text.endswith("; it is skipped") else warn(text)
+
+    headers = _read_headers(images, report, progress)
+    probes = read_probes(clips, report, progress)
     if broken:
         raise ValueError(f"{option}: the control image {broken[0]}; replace it, or remove its training image")
     sizes = _sizes(headers, lambda text: warn(f"{option}: {text}"))
-    return {path: ImageRecord(path=path, size=size, caption="") for path, size in sizes.items()}
+    return {record.path: record for record in _records(dict.fromkeys(paths, ""), sizes, probes)}
 
 
 def _warn_about_masks(masks: dict[Path, Size], warn: Warn) -> None:
@@ -294,8 +347,8 @@ def _warn_about_masks(masks: dict[Path, Size], warn: Warn) -> None:
         )
 
 
-def _read_metadata(subset: Subset, warn: Warn, progress: ReadingProgress) -> list[ImageRecord]:
-    """Return the images of a metadata file that exist, or whose cached latents do."""
+def _read_metadata(subset: Subset, warn: Warn, progress: ReadingProgress, clips: bool) -> list[ImageRecord]:
+    """Return the images and clips of a metadata file that exist, or whose cached latents do."""
     file = Path(subset.metadata_file or "")
     entries: dict[Path, dict[str, Any]] = {}
     sizes: dict[Path, Size] = {}
@@ -313,25 +366,29 @@ def _read_metadata(subset: Subset, warn: Warn, progress: ReadingProgress) -> lis
             if size := told or _size_in_cache(path, cache) or bucket:
                 sizes[path] = size
         entries[path] = entry
+    found_clips = [path for path in entries if is_clip(path) or path.is_dir()]
+    if not clips:
+        _warn_about_clips([path.name for path in found_clips], file.name, warn)
+        entries = {path: entry for path, entry in entries.items() if path not in found_clips}
+        found_clips = []
     if missing:
         where = f"in {subset.image_dir}" if subset.image_dir else "at the paths in it, and image_dir is not set"
         warn(f"metadata_file: {len(missing)} images of {file.name} are not {where} and are skipped: {some(missing)}")
-    unknown = [path for path in entries if path not in sizes]
-    progress.expect(len(unknown))
+    unknown = [path for path in entries if path not in sizes and path not in found_clips]
+    progress.expect(len(unknown) + len(found_clips))
     sizes |= read_sizes(unknown, warn, progress)
+    probes = read_probes(found_clips, warn, progress)
     controls = _metadata_controls(entries, lookup, warn, progress)
     longer = [path.name for path, entry in entries.items() if len(lines_of(entry, "caption")) > 1]
     _warn_about_lines(longer, f"of {len(entries)} captions in {file.name!r}", subset, warn)
+    captions = {path: _metadata_caption(entry, subset) for path, entry in entries.items()}
     return [
-        ImageRecord(
-            path=path,
-            size=sizes[path],
-            caption=_metadata_caption(entry, subset),
-            train_resolution=_size(entry.get("train_resolution")),
-            controls=controls[path],
+        replace(
+            record,
+            train_resolution=_size(entries[record.path].get("train_resolution")),
+            controls=controls[record.path],
         )
-        for path, entry in entries.items()
-        if path in sizes
+        for record in _records(captions, sizes, probes)
     ]
 
 
@@ -355,8 +412,9 @@ class _ImageLookup:
         self._listed: dict[Path, ByName[Path]] = {}
 
     def image(self, key: str) -> Path | None:
-        """Return the image below the folder, or else at the key's own path."""
-        return next((file for place in self._candidates(key) if (file := self._file(place))), None)
+        """Return the image or clip below the folder, or else at the key's own path."""
+        found = next((file for place in self._candidates(key) if (file := self._file(place))), None)
+        return found or next((place for place in self._candidates(key) if place.is_dir() and find_images(place)), None)
 
     def cache(self, key: str) -> tuple[Path, Path | None]:
         """Return the path of an image that is gone but has cached latents, and the cache file, or None for it."""
@@ -381,7 +439,7 @@ class _ImageLookup:
         """Return the images of a folder by name, and by `stem.` for keys without an extension."""
         if folder not in self._listed:
             existing = existing_folder(folder)
-            images = find_images(existing) if existing.is_dir() else []
+            images = [*find_images(existing), *find_clips(existing)] if existing.is_dir() else []
             bare = {f"{path.stem}.": path for path in reversed(images)}
             self._listed[folder] = ByName(bare | {path.name: path for path in images})
         return self._listed[folder]

@@ -189,17 +189,23 @@ def prepare_image(
     pixels, mask = read_image(path, alpha=augmentation.alpha_mask and mask_path is None)
     if mask_path is not None:
         mask = read_mask(mask_path)
-    face = FaceBox.of(path) if augmentation.face_crop_aug_range else None
-    size = (pixels.shape[1], pixels.shape[0])
     bucket = fit.bucket.size
-    place = _place_on_face(size, face, bucket, augmentation, random) if face else _place(fit, augmentation, random)
+    place = place_of(path, (pixels.shape[1], pixels.shape[0]), fit, augmentation, random)
     opacity = mask if mask_path is None else None
     pixels = _resize_visible(pixels, opacity, place, bucket, augmentation.resize_interpolation)
     if augmentation.color_aug:
         pixels = vary_colour(pixels, random)
     if mask is not None:
-        mask = _resize_and_crop(mask, place, bucket, augmentation.resize_interpolation)
+        mask = resize_and_crop(mask, place, bucket, augmentation.resize_interpolation)
     return pixels, mask
+
+
+def place_of(path: Path, size: Size, fit: BucketFit, augmentation: Augmentation, random: Random) -> Placement:
+    """Return how an image or a clip of this size is resized and cropped in one step."""
+    face = FaceBox.of(path) if augmentation.face_crop_aug_range else None
+    if face:
+        return _place_on_face(size, face, fit.bucket.size, augmentation, random)
+    return _place(fit, augmentation, random)
 
 
 def prepare_mask(path: Path, mask_path: Path | None, fit: BucketFit, augmentation: Augmentation) -> Pixels | None:
@@ -211,7 +217,7 @@ def prepare_mask(path: Path, mask_path: Path | None, fit: BucketFit, augmentatio
     else:
         return None
     place = _place(fit, Augmentation(), Random(0))
-    cropped: Pixels = _resize_and_crop(mask, place, fit.bucket.size, augmentation.resize_interpolation)
+    cropped: Pixels = resize_and_crop(mask, place, fit.bucket.size, augmentation.resize_interpolation)
     return cropped
 
 
@@ -343,7 +349,8 @@ def _place_on_face(size: Size, face: FaceBox, bucket: Size, augmentation: Augmen
     return Placement(resized=(resized[0], resized[1]), left=corner[0], top=corner[1])
 
 
-def _resize_and_crop(pixels: Any, place: Placement, bucket: Size, interpolation: str | None) -> Any:
+def resize_and_crop(pixels: Any, place: Placement, bucket: Size, interpolation: str | None) -> Any:
+    """Return the part of an image or a mask that is visible in its bucket."""
     if math.prod(place.resized) > MAX_RESIZED_AREA * math.prod(bucket):
         return _resize_region(pixels, place, bucket, interpolation)
     resized = resize(pixels, place.resized, interpolation)
@@ -354,7 +361,7 @@ def _resize_visible(
     pixels: Pixels, opacity: Pixels | None, place: Placement, bucket: Size, interpolation: str | None
 ) -> Pixels:
     """Resize and crop an image without letting hidden colours bleed into the edges of its opaque parts."""
-    brought: Pixels = _resize_and_crop(pixels, place, bucket, interpolation)
+    brought: Pixels = resize_and_crop(pixels, place, bucket, interpolation)
     size = (pixels.shape[1], pixels.shape[0])
     too_long = math.prod(place.resized) > MAX_RESIZED_AREA * math.prod(bucket)
     if opacity is None or opacity.all() or size == place.resized or too_long:

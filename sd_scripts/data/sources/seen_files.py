@@ -5,6 +5,7 @@ damaged or read-only file is treated as an empty one.
 """
 
 import contextlib
+import json
 import os
 import sqlite3
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sd_scripts.data.plan.buckets import Size
+from sd_scripts.formats.clips.probe import Probe, as_json, from_json
 from sd_scripts.formats.private import private_file, private_folder
 from sd_scripts.runs.store import store_path
 
@@ -34,6 +36,7 @@ QUICK = 1e-4
 THREADS = 8
 TABLES = {
     "image_headers": "path BLOB PRIMARY KEY, stamp TEXT, width INTEGER, height INTEGER, animated INTEGER",
+    "clip_probes": "path BLOB PRIMARY KEY, stamp TEXT, probe TEXT",
     "valid_caches": "cache_key TEXT PRIMARY KEY",
 }
 
@@ -90,6 +93,24 @@ def remember_headers(headers: Mapping[Path, Header], stamps: Mapping[Path, Stamp
     settled = {path: stamp for path in headers if (stamp := stamps.get(path)) and is_settled(stamp)}
     rows = [(_key(path), _text(stamp), *headers[path][0], int(headers[path][1])) for path, stamp in settled.items()]
     _store("image_headers", rows)
+
+
+def known_probes(stamps: Mapping[Path, Stamp]) -> dict[Path, Probe]:
+    """Return the probes of those clips that have not changed since they were remembered."""
+    paths = {_key(path): path for path in stamps}
+    found = {}
+    for key, stamp, values in _rows("clip_probes", "path", list(paths), "path, stamp, probe"):
+        if stamp == _text(stamps[paths[key]]):
+            with contextlib.suppress(ValueError, TypeError):  # a damaged row
+                found[paths[key]] = from_json(json.loads(values))
+    return found
+
+
+def remember_probes(probes: Mapping[Path, Probe], stamps: Mapping[Path, Stamp]) -> None:
+    """Remember the probes of clips; `stamps` were taken before the clips were read."""
+    settled = {path: stamp for path in probes if (stamp := stamps.get(path)) and is_settled(stamp)}
+    rows = [(_key(path), _text(stamp), json.dumps(as_json(probes[path]))) for path, stamp in settled.items()]
+    _store("clip_probes", rows)
 
 
 def known_cache_keys(keys: Iterable[str]) -> set[str]:

@@ -13,6 +13,7 @@ from sd_scripts.families.cards.kohya import KohyaFamily
 from sd_scripts.families.cards.memory_facts import MemoryFacts
 from sd_scripts.formats.models.safetensors_header import Header
 from sd_scripts.formats.text_limit import TextLimit
+from sd_scripts.options.clips import ClipOptions
 from sd_scripts.options.generating.prompt_lines import SamplePrompt
 from sd_scripts.options.model import MODEL
 from sd_scripts.options.networks.layer_rules import Rules, Warn
@@ -286,7 +287,8 @@ class FamilyCard:
     """Multiple to which sides are rounded with equal_token_buckets: buckets of equal area with such sides have the
     same number of tokens at each level of the model that has attention."""
     clips: ClipFacts | None = None
-    """Set by a family that is trained on clips, which then has the capability `clips`; None: on images alone."""
+    """Set by a family that is trained on clips, which then has the capability `clips` and ClipOptions; None: on images
+    alone."""
     longest_control: float = math.inf
     """The longer side of a control image, relative to the shorter one."""
     text_limit: Callable[[OptionValues, str], TextLimit] | None = None
@@ -304,6 +306,7 @@ class FamilyCard:
     def __post_init__(self) -> None:
         if self.clips:
             object.__setattr__(self, "capabilities", self.capabilities | {"clips"})
+            object.__setattr__(self, "groups", tuple(dict.fromkeys((*self.groups, ClipOptions))))
         if unknown := self.capabilities - CAPABILITIES.keys():
             raise ValueError(f"unknown capability of {self.name}: {', '.join(sorted(unknown))}")
 

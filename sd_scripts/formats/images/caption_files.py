@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sd_scripts.formats.clips.media_types import CLIP_SUFFIXES
 from sd_scripts.formats.documents import filled_lines
 from sd_scripts.formats.images.folder_names import ByName, dotted, normalized
 from sd_scripts.formats.images.image_folders import IMAGE_SUFFIXES, UNREAD_IMAGES, files_in, has_suffix
@@ -15,7 +16,7 @@ from sd_scripts.formats.words import counted, some
 
 CAPTION_ENDINGS = (".txt", ".caption", ".cap", ".tags", ".text")
 """Extensions that caption files usually have."""
-ANY_IMAGES = IMAGE_SUFFIXES | UNREAD_IMAGES
+ANY_IMAGES = IMAGE_SUFFIXES | UNREAD_IMAGES | CLIP_SUFFIXES
 MOST_NAMES = 10
 """Unreadable caption files that a message names."""
 

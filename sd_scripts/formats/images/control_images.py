@@ -7,12 +7,13 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from sd_scripts.formats.clips.clip_files import find_clips, find_frame_folders
 from sd_scripts.formats.images.folder_names import existing_folder, normalized
 from sd_scripts.formats.images.image_folders import find_images
 from sd_scripts.formats.words import some
 
 
-def control_folders(folder: str, subset: str) -> list[Path]:
+def control_folders(folder: str, subset: str, *, clips: bool = False) -> list[Path]:
     """Return where the control images of a subset are: in the folder, and below it in one named like the subset.
 
     Raises ValueError, to follow the option's name, if there is no such folder or no image in it.
@@ -22,7 +23,7 @@ def control_folders(folder: str, subset: str) -> list[Path]:
         raise ValueError(f"folder not found: {folder!r}")
     folders = [place for place in (root, existing_folder(root / subset)) if place.is_dir()]
     try:
-        empty = not any(find_images(place) for place in folders)
+        empty = not any(_controls_in(place, clips) for place in folders)
     except OSError as error:
         raise ValueError(f"{error.filename!r} cannot be read: {error.strerror}") from error
     if empty:
@@ -30,14 +31,29 @@ def control_folders(folder: str, subset: str) -> list[Path]:
     return folders
 
 
-def find_controls(folder: str, subset: str, images: Iterable[Path]) -> dict[Path, tuple[Path, ...]]:
-    """Return the control images of each image: first the one of the same stem, then by number.
+def _controls_in(folder: Path, clips: bool) -> list[Path]:
+    """Return the images of a folder; with `clips` also its clips, as files and as folders of frames."""
+    found = find_images(folder)
+    return [*found, *find_clips(folder), *find_frame_folders(folder)] if clips else found
+
+
+def find_controls(
+    folder: str, subset: str, images: Iterable[Path], *, clips: bool = False
+) -> dict[Path, tuple[Path, ...]]:
+    """Return the control images of each image: first the one of the same stem, then by number. With `clips` images and
+    clips may have control clips: the same name, with any extension or as a folder.
 
     Longer names choose first, so `a_b_1.png` belongs to `a_b.png` and not to `a.png`. Raises ValueError, to follow the
     option's name, if an image has none or a name ends in something other than a number.
     """
     images = list(images)
-    files = [path for place in control_folders(folder, subset) for path in find_images(place)]
+    stems = {image.stem for image in images}
+    files = [
+        path
+        for place in control_folders(folder, subset, clips=clips)
+        for path in _controls_in(place, clips)
+        if path.name in stems or not path.is_dir()
+    ]
     exact = _by_image((path, path.stem) for path in files)
     loose = functools.cache(lambda: _by_image((path, normalized(path.stem)) for path in files))
     taken: set[Path] = set()

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from sd_scripts.formats.clips.media_types import CLIP_SUFFIXES
 from sd_scripts.formats.images.folder_names import numbered
 from sd_scripts.formats.words import some
 
@@ -19,6 +20,7 @@ MEDIA_TYPES = {
 }
 """Extension of an image file -> its media type."""
 IMAGE_SUFFIXES = frozenset(MEDIA_TYPES)
+MEDIA = IMAGE_SUFFIXES | CLIP_SUFFIXES
 IMAGES_BY_PLUGIN = frozenset({".avif", ".jxl"})
 """Image extensions that only some installations can read."""
 IMAGES = IMAGE_SUFFIXES - IMAGES_BY_PLUGIN
@@ -94,6 +96,12 @@ def broken_images(folder: Path, files: Collection[str]) -> list[str]:
     return sorted(name for name in os.listdir(folder) if name not in files and has_suffix(name, IMAGE_SUFFIXES))
 
 
+def find_media(folder: Path) -> list[Path]:
+    """Return the images and video files directly in a folder, sorted."""
+    files = files_in(folder)
+    return [files[name] for name in sorted(files, key=os.path.normcase) if has_suffix(name, MEDIA)]
+
+
 def find_images(folder: Path, *, recursive: bool = False, files: Mapping[str, Path] | None = None) -> list[Path]:
     """Return each_image, sorted. `files` are the files_in the folder, if they are known."""
     if recursive:
@@ -131,7 +139,7 @@ def _found_folders(root: Path, num_repeats: int | None, allow_many_repeats: bool
     if not root.is_dir():
         return FoundFolders(problem=f"folder not found: {str(root)!r}")
     said = numbered(root.absolute().name)
-    images = find_images(root)
+    images = find_media(root)
     if num_repeats is not None:
         return _flat(root, images, num_repeats, said[1] if said else None)
     subfolders = sorted(path for path in root.iterdir() if path.is_dir())
@@ -171,7 +179,7 @@ def _flat(root: Path, images: list[Path], num_repeats: int, class_tokens: str | 
             problem=f"no images directly in {str(root)!r}, where num_repeats = {num_repeats} expects them; "
             "leave num_repeats unset to train its folders named like 10_cat"
         )
-    below = [path.name for path in sorted(root.iterdir()) if path.is_dir() and find_images(path)]
+    below = [path.name for path in sorted(root.iterdir()) if path.is_dir() and find_media(path)]
     remarks = [
         f"images in {some(below)} are skipped, since num_repeats uses only those directly in {str(root)!r}"
     ] * bool(below)

@@ -1,7 +1,8 @@
 """Reads and writes the fine-tuning metadata file: caption, tags and size of each image in one JSON file.
 
 `{key: {caption, tags, train_resolution [w, h], image_size [w, h]}}`; a .jsonl file has a line per image, with the key
-in `image_path`. Control images are in `control_path`, or `control_path_0`, `control_path_1`, ...
+in `image_path`, or in `video_path` for a clip. Control images are in `control_path`, or `control_path_0`,
+`control_path_1`, ...
 Torch-free, so that the page can write one.
 """
 
@@ -50,14 +51,16 @@ def read_metadata(path: Path, option: str) -> Entries:
     try:
         if path.suffix.lower() == ".jsonl":
             lines = [parse_json(line) for line in split_lines(text) if line.strip()]
-            entries = {str(line["image_path"]): line for line in lines}
+            entries = {str(line["video_path" if "video_path" in line else "image_path"]): line for line in lines}
         else:
             entries = dict(parse_json(text).items())
     except ValueError as error:
         raise ValueError(f"{option}: '{path}' is not a metadata file: {error}") from error
     except (KeyError, TypeError, AttributeError):
         wanted = (
-            "an image_path in each line" if path.suffix.lower() == ".jsonl" else "a table with an entry for each image"
+            "an image_path or a video_path in each line"
+            if path.suffix.lower() == ".jsonl"
+            else "a table with an entry for each image"
         )
         raise ValueError(f"{option}: '{path}' is not a metadata file: it must contain {wanted}") from None
     for key, entry in entries.items():

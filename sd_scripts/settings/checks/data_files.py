@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from sd_scripts.families.cards.registry import card_of
+from sd_scripts.formats.clips.clip_files import find_clips, find_frame_folders
 from sd_scripts.formats.documents import name_problem
 from sd_scripts.formats.images.control_images import find_controls
 from sd_scripts.formats.images.image_folders import (
@@ -30,6 +31,7 @@ from sd_scripts.settings import dataset_schema as schema
 from sd_scripts.settings.settings import Settings
 
 IMAGES = "images (png, jpg, webp, bmp)"
+CLIPS = " or videos (mp4, mov, webm, mkv)"
 PLACES = ("metadata_file", "image_dir", "conditioning_data_dir", "control_directory")
 """Keys of a subset that name a file or folder."""
 
@@ -44,17 +46,25 @@ def _images(option: str, find: Callable[..., FoundFolders], valid: Settings) -> 
         yield f"{option}: {found.problem}"
         return
     try:
-        empty = found.folders and not any(_has_images(folder.path) for folder in found.folders)
+        clips = _reads_clips(valid)
+        empty = found.folders and not any(_has_images(folder.path, clips=clips) for folder in found.folders)
     except OSError as error:
         yield f"{option}: {error.filename!r} cannot be read: {error.strerror}"
         return
     if empty:
         names = some([folder.path.name for folder in found.folders])
-        yield f"{option}: no {IMAGES} in {names}; add some or choose another folder"
+        yield f"{option}: no {IMAGES}{CLIPS * clips} in {names}; add some or choose another folder"
 
 
-def _has_images(folder: Path) -> bool:
-    return any(map(is_readable, each_image(folder)))
+def _reads_clips(valid: Settings) -> bool:
+    return card_of(valid.script.family).clips is not None
+
+
+def _has_images(folder: Path, *, clips: bool) -> bool:
+    """Return whether a folder has images, or with `clips` video files or folders of frames."""
+    if any(map(is_readable, each_image(folder))):
+        return True
+    return clips and bool(find_clips(folder) or find_frame_folders(folder))
 
 
 def metadata(valid: Settings) -> Iterator[str]:
@@ -82,19 +92,23 @@ def controls(valid: Settings) -> Iterator[str]:
     chosen = valid.get(ControlOptions)
     if not chosen or options.dataset_config or options.in_json or not (root := options.train_data_dir):
         return
+    clips = card.clips is not None
+    if not chosen.control_directory and clips:  # a variant of a model of clips may need none
+        return
     if not chosen.control_directory:
         yield f"control_directory: not set; choose the folder with the control images that {card.title} is trained with"
         return
     found = image_folders(Path(root), options.num_repeats, allow_many_repeats=options.allow_many_repeats)
     for folder in found.folders:
-        if why := _controls_problem(chosen.control_directory, folder.path):
+        if why := _controls_problem(chosen.control_directory, folder.path, clips=clips):
             yield f"control_directory: {why}"
 
 
-def _controls_problem(directory: str, folder: Path) -> str:
+def _controls_problem(directory: str, folder: Path, *, clips: bool) -> str:
     """Return the problems of a folder's control images; empty without any."""
     try:
-        find_controls(directory, folder.name, filter(is_readable, find_images(folder)))
+        images = [image for image in find_images(folder) if is_readable(image)]
+        find_controls(directory, folder.name, [*images, *(find_clips(folder) if clips else ())], clips=clips)
     except (OSError, ValueError) as error:
         return str(error)
     return ""
@@ -120,7 +134,7 @@ def dataset_config(valid: Settings) -> Iterator[str]:
     wrong = (
         f"dataset_config: {schema.located(f'{path}.{key}', lines)}: {why}"
         for path, subset in _different(config)
-        for key, why in _subset(subset)
+        for key, why in _subset(subset, clips=_reads_clips(valid))
     )
     yield from first(wrong, "dataset_config: more files and folders have problems, which are not listed")
 
@@ -155,12 +169,15 @@ def _different(config: schema.Config) -> Iterator[tuple[str, schema.Config]]:
             yield path, subset
 
 
-def _subset(subset: schema.Config) -> Iterator[tuple[str, str]]:
+def _subset(subset: schema.Config, *, clips: bool) -> Iterator[tuple[str, str]]:
     """Yield the key and the problem of each file and folder that a subset names."""
     metadata_file, folder, masks, directory = (
         os.path.expanduser(value) if isinstance(value := subset.get(key), str) and "\0" not in value else ""
         for key in PLACES
     )
+    if subset.get("media") == "clips" and not clips:
+        yield "media", "is clips, but this model is trained on images alone; choose a video model, or remove the subset"
+        return
     named = {"metadata_file": metadata_file, "image_dir": folder, "conditioning_data_dir": masks}
     if wrong := {key: why for key, place in named.items() if (why := name_problem(place))}:
         yield from wrong.items()
@@ -168,11 +185,11 @@ def _subset(subset: schema.Config) -> Iterator[tuple[str, str]]:
     try:
         if folder and not os.path.isdir(folder):
             yield "image_dir", f"folder not found: {folder!r}"
-        elif folder and not metadata_file and not _has_images(Path(folder)):
-            yield "image_dir", f"no {IMAGES} in {folder!r}"
+        elif folder and not metadata_file and not _has_images(Path(folder), clips=clips):
+            yield "image_dir", f"no {IMAGES}{CLIPS * clips} in {folder!r}"
     except OSError as error:
         yield "image_dir", f"{folder!r} cannot be read: {error.strerror}"
-    if directory and os.path.isdir(folder) and (why := _controls_problem(directory, Path(folder))):
+    if directory and os.path.isdir(folder) and (why := _controls_problem(directory, Path(folder), clips=clips)):
         yield "control_directory", why
     if masks and not os.path.isdir(masks):
         yield "conditioning_data_dir", f"folder not found: {masks!r}"

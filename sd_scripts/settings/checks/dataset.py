@@ -16,6 +16,7 @@ from sd_scripts.options.dataset import (
 )
 from sd_scripts.options.spec import Findings
 from sd_scripts.settings.checks.run_values import RunValues
+from sd_scripts.settings.family_options import each_option
 
 
 def training_size(values: RunValues) -> Findings:
@@ -30,10 +31,17 @@ def training_size(values: RunValues) -> Findings:
     steps = rounded_steps(buckets.bucket_reso_steps)
     if not buckets.enable_bucket or buckets.bucket_no_upscale or not sides:  # sizes then come from the images
         return
-    if min(sides) < buckets.min_bucket_reso // steps * steps:
-        yield "min_bucket_reso", f"{buckets.min_bucket_reso} is above resolution = {data.resolution}; lower it"
-    if max(sides) > -(-buckets.max_bucket_reso // steps) * steps:
-        yield "max_bucket_reso", f"{buckets.max_bucket_reso} is below resolution = {data.resolution}; raise it"
+    low, high = buckets.min_bucket_reso, buckets.max_bucket_reso
+    if min(sides) < low // steps * steps and not _follows_area("min_bucket_reso", values):
+        yield "min_bucket_reso", f"{low} is above resolution = {data.resolution}; lower it"
+    if max(sides) > -(-high // steps) * steps and not _follows_area("max_bucket_reso", values):
+        yield "max_bucket_reso", f"{high} is below resolution = {data.resolution}; raise it"
+
+
+def _follows_area(name: str, values: RunValues) -> bool:
+    """Return whether this bound of buckets is unset in a family of clips, whose buckets then follow from the area."""
+    default = next(option.default for option in each_option(BucketOptions) if option.name == name)
+    return values.card.clips is not None and getattr(values[BucketOptions], name) == default
 
 
 def equal_tokens_without_upscale(values: RunValues) -> Findings:

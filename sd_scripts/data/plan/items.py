@@ -1,0 +1,201 @@
+"""Makes the items of a dataset: each image, and each part of a clip, with its bucket."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sd_scripts.data.plan.blueprint import Subset
+from sd_scripts.data.plan.buckets import BucketFit, Buckets, Extent, fit_into
+from sd_scripts.data.plan.counted_warnings import Warn
+from sd_scripts.data.sources.folders import ImageRecord
+from sd_scripts.data.sources.images import Augmentation, is_too_elongated
+from sd_scripts.formats.clips.probe import Probe
+from sd_scripts.formats.clips.spans import ClipRules, Span, is_slow, spans, trained_times
+from sd_scripts.formats.words import counted, some
+from sd_scripts.options.dataset import VARY_IMAGES
+
+MANY_LENGTHS = 8
+"""Lengths of clips of one subset from which a plan advises to set target_frames."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Item(ImageRecord):
+    """One image, or one part of a clip, in one dataset."""
+
+    index: int
+    """Its index in the plan; part of the seed of its random draws."""
+    fit: BucketFit
+    dataset: int
+    subset: Subset
+    repeats: int
+    """Repeats per epoch."""
+    loss_weight: float
+    controls: tuple["Item", ...] = ()
+    span: Span | None = None
+    """The frames of a clip; None: it is an image."""
+
+    @property
+    def source(self) -> tuple[Path, Span | None]:
+        """What its pixels are decoded from."""
+        return self.path, self.span
+
+    @property
+    def masked_by_alpha(self) -> bool:
+        """Whether the opacity of the image is its mask."""
+        return self.mask is None and self.subset.augmentation.alpha_mask
+
+
+@dataclass(frozen=True, kw_only=True)
+class ItemPlanner:
+    """Makes the items of a dataset, which is the `dataset`-th of its run."""
+
+    dataset: int
+    buckets: Buckets
+    warn: Warn
+
+    def items(
+        self, images: Sequence[ImageRecord], subset: Subset, weight: float = 1.0, *, first: int = 0
+    ) -> list[Item]:
+        """Return the items of a subset's images and clips, with indices from `first` on."""
+        fits = [(image, fit) for image in images if (fit := self._fit(image))]
+        items = [
+            _with_controls(
+                Item(
+                    **vars(image) | {"controls": (), "clip": None},
+                    index=0,
+                    fit=_with_frames(fit, span),
+                    dataset=self.dataset,
+                    subset=subset,
+                    repeats=subset.num_repeats,
+                    loss_weight=weight,
+                    span=span,
+                ),
+                image.controls,
+            )
+            for image, fit in fits
+            for span in (spans(image.clip, subset.clips) if image.clip else [None])
+        ]
+        self._warn_about_fits(images, fits, subset)
+        if clips := {image.path.name: image.clip for image, _ in fits if image.clip}:
+            _warn_about_clips(clips, subset, self.warn)
+        return [dataclasses.replace(item, index=first + place) for place, item in enumerate(items)]
+
+    def _fit(self, image: ImageRecord) -> BucketFit | None:
+        """Return how an image is resized; None, after a warning, if it is too small."""
+        fit = self.buckets.fit(image.size)
+        wanted = image.train_resolution
+        if wanted and (fit is None or fit.bucket.size != wanted):
+            return fit_into(Extent(*wanted), image.size)
+        if fit is None:
+            self.warn(f"{image.path} is smaller than bucket_reso_steps and bucket_no_upscale is on; it is skipped")
+        return fit
+
+    def _warn_about_fits(
+        self, images: Sequence[ImageRecord], fits: Sequence[tuple[ImageRecord, BucketFit]], subset: Subset
+    ) -> None:
+        rules = self.buckets.rules
+        if long := [f"{i.path.name} ({i.size[0]}x{i.size[1]})" for i, fit in fits if is_too_elongated(fit)]:
+            remedy = "crop them" if rules.enable_bucket else "turn on enable_bucket, or crop them"
+            self.warn(
+                f"{len(long)} of {len(images)} images in {subset.name!r} are so elongated that less than a sixteenth "
+                f"of each fits its bucket; {remedy}: {some(long)}"
+            )
+        if own := sum(self.buckets.fit(image.size) != fit for image, fit in fits):
+            self.warn(f"resolution: {own} images of {subset.name} are trained at their train_resolution")
+        if rules.has_equal_tokens and (strays := sum(fit.bucket.size not in self.buckets.sizes for _, fit in fits)):
+            self.warn(
+                f"equal_token_buckets: the train_resolution of {counted(strays, 'image')} in {subset.name!r} has a "
+                "different number of tokens; prepare the metadata file with equal_token_buckets too"
+            )
+
+
+def _with_frames(fit: BucketFit, span: Span | None) -> BucketFit:
+    if span is None:
+        return fit
+    return dataclasses.replace(fit, bucket=dataclasses.replace(fit.bucket, frames=span.frames))
+
+
+def _warn_about_clips(clips: dict[str, Probe], subset: Subset, warn: Warn) -> None:
+    """Warn about clips that are skipped, or trained in an unexpected way."""
+    rules = subset.clips
+    counts = {name: len(trained_times(clip, rules)) for name, clip in clips.items()}
+    if rules.target_frames and rules.extraction != "full":
+        _warn_about_lengths(counts, subset, warn)
+    elif len(lengths := {rules.fitting(min(count, rules.max_frames)) for count in counts.values()}) > MANY_LENGTHS:
+        warn(
+            f"target_frames: the clips in {subset.name!r} have {len(lengths)} lengths, each with batches and graphs of "
+            "its own; set target_frames to a few"
+        )
+    if slow := [f"{name} ({_rate(clip, rules):g})" for name, clip in clips.items() if is_slow(clip, rules)]:
+        have, they, move = ("has", "it", "moves") if len(slow) == 1 else ("have", "they", "move")
+        warn(
+            f"target_fps: {counted(len(slow), 'clip')} in {subset.name!r} {have} fewer frames per second than the "
+            f"{rules.target_fps:g} that are trained, so {they} {move} faster than recorded: {some(slow)}"
+        )
+
+
+def _rate(clip: Probe, rules: ClipRules) -> float:
+    return round(rules.source_fps or clip.fps or 0, 2)
+
+
+def _warn_about_lengths(counts: dict[str, int], subset: Subset, warn: Warn) -> None:
+    rules = subset.clips
+    shortest = rules.lengths[0]
+    if short := [f"{name} ({count})" for name, count in counts.items() if count < shortest]:
+        verb = "is" if len(short) == 1 else "are"
+        rate = f" at {rules.target_fps:g} per second" if rules.target_fps else ""
+        warn(
+            f"target_frames: {counted(len(short), 'clip')} in {subset.name!r} {verb} skipped, with fewer than "
+            f"{counted(shortest, 'frame')}{rate}: {some(short)}"
+        )
+    if rounded := set(rules.target_frames) - set(rules.lengths):
+        fitting = ", ".join(map(str, rules.lengths))
+        names = ", ".join(map(str, sorted(rounded)))
+        warn(
+            f"target_frames: {names} of {subset.name!r} is rounded down, since the model is trained on multiples of "
+            f"{rules.frame_step} frames and one more; {fitting} are trained"
+        )
+    if rules.frame_extraction == "uniform" and rules.frame_sample == 1:
+        warn(f"frame_sample: 1 with uniform takes the start of each clip in {subset.name!r}; set it to 2 or more")
+
+
+def _with_controls(item: Item, controls: Sequence[ImageRecord]) -> Item:
+    """Return an item with its control images and clips, whose sizes become part of its bucket. They are flipped like it
+    and changed in no other way."""
+    if not controls:
+        return item
+    own = item.subset.augmentation
+    if varied := [name for name in VARY_IMAGES if getattr(own, name)]:
+        raise ValueError(f"{varied[0]}: changes an image and not its control images; turn it off")
+    plain = Augmentation(flip_aug=own.flip_aug, resize_interpolation=own.resize_interpolation)
+    subset = dataclasses.replace(item.subset, augmentation=plain)
+    made = [_control(item, control, subset) for control in controls]
+    extent = dataclasses.replace(item.fit.bucket, controls=tuple(each.fit.bucket.sides for each in made))
+    return dataclasses.replace(item, fit=dataclasses.replace(item.fit, bucket=extent), controls=tuple(made))
+
+
+def _control(item: Item, control: ImageRecord, subset: Subset) -> Item:
+    try:
+        fit = item.subset.controls.fit(control.size, item.fit.bucket)
+    except ValueError as error:
+        raise ValueError(f"no_resize_control: the control image '{control.path}' {error}") from error
+    span = _control_span(item, control.clip)
+    return dataclasses.replace(
+        item,
+        path=control.path,
+        size=control.size,
+        fit=_with_frames(fit, span),
+        subset=subset,
+        mask=None,
+        span=span,
+    )
+
+
+def _control_span(item: Item, clip: Probe | None) -> Span | None:
+    """Return the frames of a control clip that belong to those of its item: a shorter one repeats its last frame."""
+    if clip is None:
+        return None
+    times = trained_times(clip, item.subset.clips)
+    start, frames = (item.span.start, item.span.frames) if item.span else (0, 1)
+    return Span(start=start, times=tuple(times[min(place, len(times) - 1)] for place in range(start, start + frames)))

@@ -1,0 +1,100 @@
+"""Decodes frames of a clip: seeks to the first one, and has one at a time in memory."""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sd_scripts.formats.clips.clip_files import frame_files
+from sd_scripts.formats.clips.probe import HDR_CURVES, UnreadableClip, opened, rotation_of
+
+if TYPE_CHECKING:
+    from av.container import InputContainer
+    from av.video.frame import VideoFrame
+    from av.video.stream import VideoStream
+
+Pixels = NDArray[np.uint8]
+"""(H, W, 3), or (F, H, W, 3) for several frames."""
+HD = 720
+"""Height from which colours without a stated matrix are BT.709, as players have it."""
+UNSPECIFIED = 2
+"""Of a colour matrix, in ITU-T H.273."""
+EARLIER_SECONDS = (0, 2, 20, 10_000)
+"""How far before a frame decoding starts, in turn, if a file's key frames are not where its index has them."""
+
+
+def decode(path: Path, times: Sequence[int]) -> Pixels:
+    """Return the frames at these times (F, H, W, 3), as frames_at yields them."""
+    return np.stack(list(frames_at(path, times)))
+
+
+def frames_at(path: Path, times: Sequence[int]) -> Iterator[Pixels]:
+    """Yield the frames (H, W, 3) at these ascending times, as Probe.times has them, in sRGB and upright. A time that
+    occurs several times gives its frame as often. Colours of HDR are mapped to those of SDR.
+
+    Raises UnreadableClip if one cannot be decoded.
+    """
+    if path.is_dir():
+        yield from _images_at(path, times)
+        return
+    wanted = deque(times)
+    with opened(path) as (container, stream):
+        for frame in _decoded_from(container, stream, wanted[0]):
+            if frame.pts is None or frame.pts < wanted[0]:
+                continue
+            pixels = _pixels(frame)
+            while wanted and wanted[0] <= frame.pts:
+                wanted.popleft()
+                yield pixels
+            if not wanted:
+                return
+    raise UnreadableClip(f"cannot be decoded whole: {len(wanted)} of {len(times)} frames are missing")
+
+
+def _images_at(folder: Path, times: Sequence[int]) -> Iterator[Pixels]:
+    from PIL import ImageOps
+
+    from sd_scripts.formats.images.image_files import read_with
+
+    files = frame_files(folder)
+    for time in times:
+        if time >= len(files):
+            raise UnreadableClip("has fewer images than before")
+        try:
+            yield read_with(files[time], lambda image: np.array(ImageOps.exif_transpose(image).convert("RGB")))
+        except Exception as error:  # broken images raise different errors by format
+            raise UnreadableClip(f"cannot be decoded: its frame {files[time].name} is broken") from error
+
+
+def _decoded_from(container: "InputContainer", stream: "VideoStream", time: int) -> "Iterator[VideoFrame]":
+    """Yield frames from the last key frame before `time` on."""
+    for seconds in EARLIER_SECONDS:
+        earlier = time - int(seconds / (stream.time_base or 1))
+        container.seek(max(earlier, stream.start_time or 0), stream=stream)
+        frames = iter(container.decode(stream))
+        first = next(frames, None)
+        if first is None or first.pts is None or first.pts <= time:
+            break
+    if first is not None:
+        yield first
+        yield from frames
+
+
+def _pixels(frame: "VideoFrame") -> Pixels:
+    """Return a frame as sRGB, upright."""
+    from av.video.reformatter import ColorPrimaries, Colorspace, ColorTrc
+
+    matrix = None
+    if frame.colorspace == UNSPECIFIED:
+        matrix = Colorspace.ITU709 if frame.height >= HD else Colorspace.ITU601
+    if frame.color_trc in HDR_CURVES:
+        frame = frame.reformat(
+            format="rgb24", dst_color_trc=ColorTrc.IEC61966_2_1, dst_color_primaries=ColorPrimaries.BT709
+        )
+        pixels = frame.to_ndarray()
+    else:
+        pixels = frame.to_ndarray(format="rgb24", src_colorspace=matrix)
+    return np.ascontiguousarray(np.rot90(pixels, rotation_of(frame)))
