@@ -15,7 +15,7 @@ from sd_scripts.families.cards.model_file import is_hub_id
 from sd_scripts.formats.documents import read_document
 from sd_scripts.formats.images.metadata_file import control_paths, read_metadata
 from sd_scripts.formats.words import shell_words
-from sd_scripts.options.generating.prompt_lines import CONTROLS, PromptFile, SamplePrompt, read_prompt_file
+from sd_scripts.options.generating.prompt_lines import PromptFile, SamplePrompt, read_prompt_file
 from sd_scripts.options.spec import Option
 from sd_scripts.settings.settings import Settings
 
@@ -112,8 +112,8 @@ class AllowedPaths:
             if name == "in_json":
                 self._check_keys(name, absolute)
             if name == "sample_prompts":
-                for control in _control_images(read_prompts(absolute)):
-                    self.check(f"{name}: {CONTROLS.key}", control)
+                for key, image in _prompt_images(read_prompts(absolute)):
+                    self.check(f"{name}: {key}", image)
         except ValueError as error:
             return str(error)
         return None
@@ -159,11 +159,12 @@ def _paths(values: Mapping[str, Any], options: Iterable[Option]) -> Iterator[tup
                 yield from ((option.name, script) for script in scripts)
 
 
-def _control_images(file: PromptFile) -> Iterator[str]:
-    """Yield the control images that a file of prompts names; none from one that training could not read either."""
+def _prompt_images(file: PromptFile) -> Iterator[tuple[str, str]]:
+    """Yield the images that a file of prompts names, with their keys; none from one that training could not read
+    either."""
     with contextlib.suppress(ValueError):
         for prompt in file.prompts(SamplePrompt()):
-            yield from prompt.control_images
+            yield from prompt.image_files
 
 
 def _inside(dataset_config: Path) -> Iterator[tuple[str, str]]:

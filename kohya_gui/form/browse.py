@@ -25,7 +25,9 @@ ENDINGS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("file", "new-name", "dataset_config", "log_tracker_config"), SETTINGS),
     "in_json": (".json", ".jsonl"),
     **dict.fromkeys(("sample_prompts", "prompt_file"), (".txt", ".toml", ".json")),
-    **dict.fromkeys(("metadata_thumbnail", "control_image_path"), tuple(IMAGE_SUFFIXES)),
+    **dict.fromkeys(
+        ("metadata_thumbnail", "control_image_path", "image_path", "end_image_path"), tuple(IMAGE_SUFFIXES)
+    ),
     "console_log_file": (".log", ".txt"),
     "compile_cache": (".zip",),
 }

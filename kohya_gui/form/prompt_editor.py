@@ -15,6 +15,7 @@ from kohya_gui.form.controls import QUIET, Form, Updates, shown, unquoted
 from kohya_gui.form.field_links import NO_LINKS, FieldLinks
 from kohya_gui.server.json_routes import post
 from kohya_gui.server.messages import Html, message
+from sd_scripts.families.cards.family_card import FamilyCard
 from sd_scripts.families.cards.registry import card_of
 from sd_scripts.formats.atomic_files import write_whole
 from sd_scripts.formats.documents import read_text
@@ -26,6 +27,7 @@ from sd_scripts.options.generating.prompt_lines import (
     check_kind,
     parse_prompts,
     size_of,
+    with_effect,
 )
 from sd_scripts.options.generating.sampling import SAMPLERS
 from sd_scripts.runs.queue import RunQueue
@@ -215,17 +217,31 @@ def summary(prompt: SamplePrompt, family: str, sampler: str) -> str:
     card = card_of(family)
     height, width = size_of(prompt, card.side_multiple)
     embedded = card.has("guidance")
+    prompt = with_effect(prompt, card.capabilities)
     parts = [
         f"{width} × {height}",
+        _length(prompt, card),
         f"{prompt.steps} steps",
         "random seed" if prompt.seed is None else f"seed {prompt.seed}",
         f"guidance {prompt.guidance:g}" if embedded else f"CFG {prompt.scale:g}",
         f"CFG {prompt.scale:g}" if embedded and prompt.scale != 1 else "",
+        f"shift {prompt.flow_shift:g}" if prompt.flow_shift is not None and card.has("flow_shift") else "",
         f"sampler {prompt.sampler or sampler}" if card.has("noise_schedule") else "",
         f"control images: {some([Path(file).name for file in prompt.control_images])}" if prompt.control_images else "",
+        f"begins with {Path(prompt.start_image).name}" if prompt.start_image else "",
+        f"ends with {Path(prompt.end_image).name}" if prompt.end_image else "",
         f"negative prompt: {prompt.negative_prompt}" if prompt.negative_prompt and prompt.scale != 1 else "",
     ]
     return ", ".join(part for part in parts if part)
+
+
+def _length(prompt: SamplePrompt, card: FamilyCard) -> str:
+    """Return the length of a clip as "81 frames, 5.1 s"; empty for an image."""
+    frames = card.clips.fitting(prompt.frames) if card.clips else 1
+    if frames == 1 or not card.clips:
+        return ""
+    fps = prompt.fps or card.clips.fps
+    return f"{frames} frames, {frames / fps:.1f} s at {fps:g} fps"
 
 
 def remarks(prompt: SamplePrompt, entry: Entry, family: str) -> Iterable[str]:
@@ -240,6 +256,10 @@ def remarks(prompt: SamplePrompt, entry: Entry, family: str) -> Iterable[str]:
     height, width = size_of(prompt, multiple)
     if (height, width) != (prompt.height, prompt.width):
         yield f"{prompt.width} × {prompt.height} becomes {width} × {height}: sides are multiples of {multiple}"
+    clips = card_of(family).clips
+    if clips and (frames := clips.fitting(prompt.frames)) != prompt.frames:
+        step = clips.frame_step
+        yield f"{prompt.frames} frames become {frames}: clips have a multiple of {step} frames, plus one"
     if card_of(family).has("noise_schedule") and prompt.sampler and prompt.sampler not in SAMPLERS:
         yield f"unknown sampler {prompt.sampler}: choose one that sample_sampler lists"
 

@@ -14,18 +14,27 @@ from starlette.routing import Route
 from kohya_gui.access.allowed_paths import AllowedPaths
 from kohya_gui.form.field_links import FieldLinks
 from kohya_gui.generate.generate_routes import as_form
-from kohya_gui.runs.live_routes import send_file
 from kohya_gui.runs.past_runs import tab_of
 from kohya_gui.server.json_routes import NotFound, allowed_file, get, post, row_of
+from kohya_gui.server.media_files import send_media
 from kohya_gui.tools.lora_tools import flags_of
 from kohya_gui.tools.tool_job import ToolJob
-from sd_scripts.formats.images.image_files import open_image, texts_of
-from sd_scripts.formats.images.image_folders import MEDIA_TYPES
-from sd_scripts.formats.images.image_parameters import read_chunks
+from sd_scripts.formats.images.generated_files import GENERATED_TYPES, read_generated
 from sd_scripts.formats.toml_files import read_toml
 from sd_scripts.options.generating.compare_checkpoints import COMPARE_GROUPS
 from sd_scripts.options.spec import Option
-from sd_scripts.runs.comparison import FOLDER, GRID, RESULT, RULES, WITHIN, Rule, best, checkpoints_of, read_comparison
+from sd_scripts.runs.comparison import (
+    FOLDER,
+    GRID,
+    GRID_CLIP,
+    RESULT,
+    RULES,
+    WITHIN,
+    Rule,
+    best,
+    checkpoints_of,
+    read_comparison,
+)
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.run_state import RunState
@@ -36,8 +45,19 @@ from sd_scripts.settings.lora_tools import defaults, option_problems
 TOOL = "sd_scripts.tools.compare_checkpoints"
 OPTIONS: dict[str, Option] = {o.name: o for group in COMPARE_GROUPS for o in each_option(group)}
 FORM = (
-    *("checkpoints", "strengths", "prompt", "seeds", "width", "height", "steps", "scale", "guidance", "sampler"),
-    *("negative_prompt", "no_images", "validation_dir", "no_validation", "rule", "within", "dtype", "compile"),
+    *("checkpoints", "strengths", "prompt", "seeds", "width", "height", "frames", "fps", "steps", "scale"),
+    *(
+        "guidance",
+        "sampler",
+        "negative_prompt",
+        "no_images",
+        "validation_dir",
+        "no_validation",
+        "rule",
+        "within",
+        "dtype",
+        "compile",
+    ),
 )
 """Options that the page sets from its form."""
 LINKS = FieldLinks("compare", OPTIONS, FORM)
@@ -154,25 +174,24 @@ class CheckpointsRoutes:
         return {**comparison, "rule": chosen, "within": percent, "best": best(losses, chosen, percent, series)}
 
     def image(self, request: Request) -> Response:
-        """Return an image of the comparison, or its grid as a download."""
+        """Return an image or a clip of the comparison, or its grid as a download."""
         path = self._file(request)
-        return send_file(request, path, MEDIA_TYPES[path.suffix], download=path.name == GRID)
+        return send_media(request, path, download=path.name in (GRID, GRID_CLIP))
 
     def image_form(self, request: Request) -> dict[str, Any]:
         """Return the form of the tab Generate for an image of the comparison."""
         try:
-            with open_image(self._file(request)) as image:
-                texts = texts_of(image)
+            made = read_generated(self._file(request))
         except NotFound:
             raise
         except Exception as error:  # broken files raise different errors by format
             raise NotFound("This image no longer exists, or cannot be read") from error
-        return as_form(read_chunks(texts))
+        return as_form(made.parameters)
 
     def _file(self, request: Request) -> Path:
         name = request.path_params["name"]
         path = row_of(request, self._queue).folder / FOLDER / name
-        if path.name != name or path.suffix not in MEDIA_TYPES:
+        if path.name != name or path.suffix not in GENERATED_TYPES:
             raise NotFound("This is not an image of the comparison")
         return allowed_file(self._allowed_paths, "file", path)
 

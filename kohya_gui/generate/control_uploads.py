@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sd_scripts.formats.atomic_files import atomic_file
+from sd_scripts.formats.clips.mp4 import MP4
 from sd_scripts.formats.disk import saving
-from sd_scripts.formats.images.image_files import open_image, read_with, texts_of
+from sd_scripts.formats.images.generated_files import read_generated
+from sd_scripts.formats.images.image_files import read_with
 from sd_scripts.formats.images.image_folders import readable_suffixes
-from sd_scripts.formats.images.image_parameters import read_chunks
 
 CONTROL_FOLDER = "control_images"
 """Folder for uploaded control images, in the folder of the images."""
@@ -65,12 +66,12 @@ def remove_unused(image_dir: Path) -> None:
 
 
 def _named_controls(image_dir: Path) -> Iterator[str]:
-    """Yield the names of the control images that images were made with."""
-    for path in (*image_dir.glob("*.png"), *image_dir.glob("*/*.png")):
+    """Yield the names of the control images that images and clips were made with."""
+    for path in (each for end in (".png", MP4) for each in (*image_dir.glob(f"*{end}"), *image_dir.glob(f"*/*{end}"))):
         try:
-            with open_image(path) as image:
-                parameters = read_chunks(texts_of(image))
+            parameters = read_generated(path).parameters
         except Exception:  # no image, or one without parameters
             continue
-        for control in parameters.get("control_images") or ():
+        ends = [parameters[name] for name in ("start_image", "end_image") if name in parameters]
+        for control in [*(parameters.get("control_images") or ()), *ends]:
             yield Path(control.get("path") or control.get("name") or "").name

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kohya_gui.form.controls import given, kind, shown
+from sd_scripts.families.cards.family_card import FamilyCard
 from sd_scripts.families.cards.registry import card_of
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.dataset import ControlOptions
@@ -20,12 +21,12 @@ HIDDEN = ("resident", "idle_seconds", "run_dir", "compile_auto", "control_direct
 ROWS = ("lora_weights", "lora_multiplier", "control_image_path")
 """Options with a list of rows instead of their controls: adapters and control images."""
 IMAGES = (
-    *("prompt", "negative_prompt", "width", "height", "steps", "scale", "guidance", "sampler"),
-    *("image_seed", "images_per_prompt", "batch_size"),
+    *("prompt", "negative_prompt", "width", "height", "frames", "fps", "steps", "scale", "guidance", "shift"),
+    *("sampler", "image_path", "end_image_path", "image_seed", "images_per_prompt", "batch_size"),
 )
 WIDE = ("prompt", "negative_prompt")
 """Options whose controls take the whole row."""
-USUAL = ("width", "height", "steps", "scale", "guidance")
+USUAL = ("width", "height", "frames", "fps", "steps", "scale", "guidance", "shift")
 """Options whose field shows the family's own value while it is empty."""
 RANDOM = "random each time"
 
@@ -83,7 +84,7 @@ def _panels(family: str) -> list[tuple[str, list[Option]]]:
 
 
 def _field(option: Option, family: str) -> dict[str, Any]:
-    family_default = getattr(card_of(family).sample_defaults, option.name, "") if option.name in USUAL else ""
+    family_default = _usual(option.name, card_of(family)) if option.name in USUAL else ""
     return {
         "name": option.name,
         "label": option.label,
@@ -97,6 +98,12 @@ def _field(option: Option, family: str) -> dict[str, Any]:
         "nullable": option.nullable,
         "shown_when": option.shown_when if option.shown_when != option.name else None,
     }
+
+
+def _usual(name: str, card: FamilyCard) -> Any:
+    if name == "fps" and card.clips:
+        return card.sample_defaults.fps or card.clips.fps
+    return getattr(card.sample_defaults, {"shift": "flow_shift"}.get(name, name))
 
 
 def values_of(family: str, typed: Mapping[str, Any]) -> dict[str, Any]:

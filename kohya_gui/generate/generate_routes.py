@@ -16,16 +16,16 @@ from kohya_gui.form.field_links import NO_LINKS, FieldLinks
 from kohya_gui.generate.control_uploads import CONTROL_FOLDER, keep_control, remove_unused
 from kohya_gui.generate.generate_form import form, form_values, options_of, values_of
 from kohya_gui.generate.generate_job import GenerateJob
-from kohya_gui.runs.live_routes import send_file
 from kohya_gui.runs.past_runs import tab_of
 from kohya_gui.server.json_routes import NotFound, allowed_file, get, post, row_of, upload
+from kohya_gui.server.media_files import send_file, send_media
 from sd_scripts.families.cards.registry import card_of
-from sd_scripts.formats.images.image_files import open_image, texts_of
+from sd_scripts.formats.images.generated_files import GENERATED_TYPES, read_generated
 from sd_scripts.formats.images.image_folders import MEDIA_TYPES
 from sd_scripts.formats.images.image_parameters import read_chunks, typed
 from sd_scripts.formats.toml_files import read_toml
 from sd_scripts.options.generating.generate import GENERATE, GenerateOptions
-from sd_scripts.options.generating.prompt_lines import CONTROLS, SamplePrompt, line_keys, read_prompt_file
+from sd_scripts.options.generating.prompt_lines import CONTROLS, SamplePrompt, image_files, line_keys, read_prompt_file
 from sd_scripts.options.spec import WrongValue
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.runs.outputs import STATE_ENDING
@@ -42,7 +42,10 @@ MOST_RUNS = 500
 MOST_BYTES = 100 << 20
 """Size of a control image that is uploaded."""
 FAMILIES = {script.family for script in GENERATE_SCRIPTS}
-CARRIED = (*("prompt", "negative_prompt", "width", "height", "steps", "scale", "guidance", "sampler"), "seed")
+CARRIED = (
+    *("prompt", "negative_prompt", "width", "height", "frames", "fps", "steps", "scale", "guidance", "sampler"),
+    "seed",
+)
 """Parameters of an image that the form has."""
 
 
@@ -92,22 +95,22 @@ class GenerateRoutes:
         values = values_of(family, typed_values)
         values["image_dir"] = str(absolute(values.get("image_dir")))
         settings = settings_of(family, {}, values)
-        outside = self._allowed_paths.problems_of(settings) or self._controls_outside(settings)
+        outside = self._allowed_paths.problems_of(settings) or self._images_outside(settings)
         if sentences := outside or problems(settings):
             raise _links(family).refusal(list(sentences))
         return {"id": self._job.generate(family, values)}
 
-    def _controls_outside(self, settings: Settings) -> list[str]:
-        """Return a sentence for each control image in prompts that the page may not read."""
+    def _images_outside(self, settings: Settings) -> list[str]:
+        """Return a sentence for each image in prompts, to edit or to begin with, that the page may not read."""
         if self._allowed_paths.allowed is None:
             return []
         valid = settings.without({name for problem in settings.problems() for name in problem.names})
         try:
-            named = {name for prompt in prompts_of(valid) for name in prompt.control_images}
+            named = {each for prompt in prompts_of(valid) for each in prompt.image_files}
         except (ValueError, WrongValue):  # reported with the other problems
             lines = (line for line in settings.value("prompt") if isinstance(line, str))
-            named = {str(name) for line in lines for name in line_keys(line).get(CONTROLS.key, ())}
-        return [problem for name in sorted(named) if (problem := self._allowed_paths.problem(CONTROLS.key, name))]
+            named = {each for line in lines for each in image_files(line_keys(line))}
+        return [problem for key, name in sorted(named) if (problem := self._allowed_paths.problem(key, name))]
 
     def add_control(self, request: Request, body: bytes) -> dict[str, str]:
         """Save a control image that the browser sends next to the generated images; return its path."""
@@ -132,12 +135,12 @@ class GenerateRoutes:
         self._job.free()
 
     def gallery(self, request: Request) -> dict[str, Any]:
-        """Return the newest images of the folder in the form, each with its parameters."""
+        """Return the newest images and clips of the folder in the form, each with its parameters."""
         folder = absolute(request.query_params.get("image_dir"))
         files: list[tuple[int, Path]] = []
         with contextlib.suppress(OSError, ValueError):  # a folder that is not there, or not allowed
             for entry in os.scandir(self._allowed_paths.check("image_dir", folder)):
-                if Path(entry.name).suffix.lower() not in MEDIA_TYPES or entry.name.startswith("."):
+                if Path(entry.name).suffix.lower() not in GENERATED_TYPES or entry.name.startswith("."):
                     continue
                 with contextlib.suppress(OSError):  # it is gone by now
                     if entry.is_file(follow_symlinks=False):  # send_file sends no other
@@ -147,13 +150,13 @@ class GenerateRoutes:
         return {"folder": str(folder), "images": images, "total": len(files)}
 
     def image(self, request: Request) -> Response:
-        """Return an image of a folder."""
+        """Return an image or a clip of a folder."""
         name = request.path_params["name"]
         path = absolute(request.query_params.get("image_dir")) / name
-        if path.name != name or path.suffix.lower() not in MEDIA_TYPES:
+        if path.name != name or path.suffix.lower() not in GENERATED_TYPES:
             raise NotFound("This is not an image of the gallery")
         allowed_file(self._allowed_paths, "image_dir", path)
-        return send_file(request, path, MEDIA_TYPES[path.suffix.lower()])
+        return send_media(request, path)
 
     def preview(self, request: Request) -> Response:
         """Return the image so far of the current request."""
@@ -162,7 +165,7 @@ class GenerateRoutes:
         return send_file(request, path, MEDIA_TYPES[path.suffix])
 
     def read(self, request: Request, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the form that the text chunks of a dropped image describe. Raises ValueError if they describe none."""
+        """Return the form that the texts in a dropped file describe. Raises ValueError if they describe none."""
         chunks = body.get("chunks")
         if not isinstance(chunks, dict):
             raise ValueError("The request contains no image metadata")
@@ -203,7 +206,8 @@ class GenerateRoutes:
         if run_state.samples and run_state.samples[-1].note:
             sample = run_state.samples[-1]
             values["prompt"] = [sample.note]
-            shape = {"width": sample.width, "height": sample.height, "image_seed": sample.seed}
+            shape: dict[str, Any] = {"width": sample.width, "height": sample.height, "image_seed": sample.seed}
+            shape |= {"frames": sample.frames, "fps": sample.fps} if sample.frames > 1 else {}
             values |= {name: value for name, value in shape.items() if value}
         filled_form = {"family": family, "values": form_values(family, values), "adapters": adapters}
         if card_of(family).has(CONTROLS.needs) and (controls := self._controls_of_sample(run_settings, run_state)):
@@ -240,6 +244,9 @@ def as_form(parameters: Mapping[str, Any]) -> dict[str, Any]:
     values["prompt"] = [str(values.get("prompt", "")).replace("\n", " ")]
     if "seed" in values:
         values["image_seed"] = values.pop("seed")
+    values |= {"shift": parameters["flow_shift"]} if "flow_shift" in parameters else {}
+    ends = {"image_path": "start_image", "end_image_path": "end_image"}
+    values |= {option: _path_in(parameters[name]) for option, name in ends.items() if name in parameters}
     if family:
         values |= {name: parameters[name] for name in ("dtype", "quantize_base") if name in parameters}
     if model := parameters.get("model_path"):
@@ -265,12 +272,11 @@ def _path_in(file: Mapping[str, Any]) -> str:
 
 @lru_cache(maxsize=1000)
 def _described(path: Path, time: int) -> dict[str, Any]:
-    """Return the size and the parameters of an image that was written at this time."""
-    size: dict[str, Any] = {}
+    """Return the size, length and parameters of an image or a clip that was written at this time."""
+    facts: dict[str, Any] = {}
     try:
-        with open_image(path) as image:
-            size = {"width": image.width, "height": image.height}
-            parameters = read_chunks(texts_of(image))
-        return {**size, "parameters": parameters, "form": as_form(parameters)}
-    except Exception:  # a broken or odd image costs its own form, never the gallery
-        return size
+        made = read_generated(path)
+        facts = {"width": made.width, "height": made.height, "frames": made.frames, "fps": made.fps}
+        return {**facts, "parameters": made.parameters, "form": as_form(made.parameters)}
+    except Exception:  # a broken or odd file costs its own form, never the gallery
+        return facts

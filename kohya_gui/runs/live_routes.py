@@ -6,7 +6,6 @@ The page polls them; 204 means nothing changed. Access is checked before them (a
 import os
 import re
 import secrets
-import stat
 import time
 from collections.abc import Mapping
 from functools import lru_cache
@@ -16,17 +15,17 @@ from typing import Any, get_args
 
 from starlette.convertors import IntegerConvertor, register_url_convertor
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
-from starlette.staticfiles import NotModifiedResponse
 
 from kohya_gui.access.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.form.field_links import NO_LINKS, FieldLinks
 from kohya_gui.runs.past_runs import continued, differences, tab_of
 from kohya_gui.runs.run_view import STATE_LABELS, newest_state, sections, shown_state
 from kohya_gui.server.json_routes import NotFound, allowed_file, get, post, row_of
+from kohya_gui.server.media_files import send_file, send_media
 from kohya_gui.tabs import TABS
-from sd_scripts.formats.images.image_folders import MEDIA_TYPES
+from sd_scripts.formats.images.generated_files import GENERATED_TYPES
 from sd_scripts.formats.regular_files import open_regular
 from sd_scripts.runs.events import Command, read_event
 from sd_scripts.runs.folder import RunFolder
@@ -50,6 +49,7 @@ TAIL_BYTES = 65_536
 MOVES = ("up", "down", "first", "last")
 ROW_FIELDS = ("id", "name", "note", "tab", "family", "gpus", "place", "created", "started")
 """Columns of a run's row that the board shows unchanged."""
+SAMPLE_FIELDS = ("number", "step", "seed", "media", "width", "height", "frames", "fps")
 ID = re.compile("[0-9]{1,18}")
 """A valid row or file number: it must fit in 64 bits."""
 
@@ -168,11 +168,8 @@ class LiveRoutes:
         return {"known": known, "lines": lines, "total": total}
 
     def sample(self, request: Request) -> Response:
-        """Return a sample of the run: an image, or a clip as an animated one."""
-        path = self._file_of(request, "samples")
-        if path.suffix.lower() not in MEDIA_TYPES:
-            raise NotFound("This sample is not an image or clip")
-        return send_file(request, path, MEDIA_TYPES[path.suffix.lower()])
+        """Return a sample of the run, an image or a clip."""
+        return send_media(request, self._file_of(request, "samples"))
 
     def file(self, request: Request) -> Response:
         """Return a model that the run saved, as a download."""
@@ -308,25 +305,11 @@ class LiveRoutes:
         return allowed_file(self._allowed_paths, "file", path)
 
 
-def send_file(request: Request, path: Path, kind: str, download: bool = False) -> Response:
-    """Return a regular file, which the browser caches until it changes."""
-    try:
-        found = os.lstat(path)
-    except OSError as error:
-        raise NotFound(f"{path.name} no longer exists") from error
-    if not stat.S_ISREG(found.st_mode):
-        raise NotFound(f"{path.name} is not a regular file")
-    headers, name = {"Cache-Control": "private, no-cache"}, path.name if download else None
-    response = FileResponse(path, media_type=kind, headers=headers, stat_result=found, filename=name)
-    unchanged = request.headers.get("if-none-match") == response.headers["etag"]
-    return NotModifiedResponse(response.headers) if unchanged else response
-
-
 def _samples(run: int, run_state: RunState) -> list[dict[str, Any]]:
     return [
         {
-            **{name: getattr(made, name) for name in ("number", "step", "seed", "media", "width", "height")},
-            "ending": made.path.suffix if made.path.suffix.lower() in MEDIA_TYPES else "",
+            **{name: getattr(made, name) for name in SAMPLE_FIELDS},
+            "ending": made.path.suffix if made.path.suffix.lower() in GENERATED_TYPES else "",
             "prompt": made.note,
             "url": f"studio/run/{run}/sample/{index}",
         }

@@ -2,6 +2,12 @@
 
 /** What later scripts add to `Studio`. */
 interface StudioOfLaterScripts {
+  // media.js
+  isClip(name: string): boolean;
+  lengthOf(clip: any): string;
+  media(src: string, alt: string, attributes?: Record<string, any>): any;
+  turn(old: any, src: string, alt: string, attributes?: Record<string, any>): any;
+  together(clips: HTMLVideoElement[]): void;
   // form/browse.js, tools/publish.js
   browse(element: HTMLElement, name: string, then?: (path: string) => void): void;
   publish(id: number): Promise<void>;

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 
 from sd_scripts.families.cards.registry import card_of
 from sd_scripts.families.common.family import Family
@@ -119,10 +118,10 @@ class Worker:
         seconds = round((time.perf_counter() - began) / len(batch), 2)
         files = []
         for number, (prompt, media) in enumerate(made, progress.made):
-            values = parameters(settings, prompt, media.size)
+            values = parameters(settings, prompt, media)
             files.append(self._write(settings[GenerateOptions], media, values))
-            fields = {"path": str(files[-1]), "id": progress.id, "number": number, "media": media.kind}
-            fields |= {"parameters": values, "seconds": seconds, "width": values["width"], "height": values["height"]}
+            fields: Payload = {"path": str(files[-1]), "id": progress.id, "number": number, **media.facts}
+            fields |= {"parameters": values, "seconds": seconds}
             if compiled and number == progress.made:
                 fields["graphs"] = compiled
             self._reporter.emit("image", **fields)
@@ -169,9 +168,9 @@ class Previews:
             return
         began = time.monotonic()
         try:
-            pixels = decode()
-            small = Image.fromarray(Media.of(pixels).frames[0].numpy())
-            small.thumbnail((PREVIEW_SIDE, PREVIEW_SIDE))
+            media = Media.of(decode())
+            small = media.still
+            small.thumbnail((PREVIEW_SIDE * small.width // media.size[0], PREVIEW_SIDE))
             with atomic_file(folder.path / PREVIEW) as part:
                 small.save(part, format="WEBP", quality=80)
         except (OSError, torch.OutOfMemoryError):  # the image itself may still fit
@@ -182,8 +181,8 @@ class Previews:
         self._next = time.monotonic() + max(PREVIEW_EVERY, PREVIEW_COST * (time.monotonic() - began))
 
 
-def parameters(settings: Settings, prompt: SamplePrompt, size: tuple[int, int]) -> Payload:
-    """Return the parameters of an image."""
+def parameters(settings: Settings, prompt: SamplePrompt, media: Media | None = None) -> Payload:
+    """Return the parameters of an image or a clip; without it, those that the prompt asks for."""
     options = settings[GenerateOptions]
     card = card_of(settings.script.family)
     memory = settings.get(MemoryOptions)
@@ -192,22 +191,25 @@ def parameters(settings: Settings, prompt: SamplePrompt, size: tuple[int, int]) 
         {"name": title_of(each.path), "strength": each.strength, "path": str(each.path)}
         for each in adapters_of(options)
     ]
-    controls = [
-        {"name": path.name, "path": str(path), "sha256": sha256(path.read_bytes()).hexdigest()}
-        for path in (Path(os.path.expanduser(name)) for name in prompt.control_images)
-    ]
+    controls = [_identified(name) for name in prompt.control_images]
+    width, height = media.size if media else (prompt.width, prompt.height)
+    frames, fps = (len(media.frames), media.fps) if media else (prompt.frames, prompt.fps)
+    ends = {"start_image": prompt.start_image, "end_image": prompt.end_image}
     return {
         "prompt": prompt.prompt,
         "negative_prompt": prompt.negative_prompt,
-        "width": size[0],
-        "height": size[1],
+        "width": width,
+        "height": height,
+        **({"frames": frames, "fps": fps} if frames > 1 else {}),
         "steps": prompt.steps,
         "scale": prompt.scale,
         "guidance": prompt.guidance if card.has("guidance") else None,
         "sampler": prompt.sampler,
         "seed": prompt.seed,
         "adapters": adapters,
+        **({"flow_shift": prompt.flow_shift} if prompt.flow_shift is not None else {}),
         **({"control_images": controls} if controls else {}),
+        **{name: _identified(file) for name, file in ends.items() if file},
         "family": card.name,
         "model": Path(model).stem or model,
         "model_path": model,
@@ -215,6 +217,12 @@ def parameters(settings: Settings, prompt: SamplePrompt, size: tuple[int, int]) 
         "quantize_base": memory.quantize_base if memory else None,
         "compile": settings[CompileOptions].compile,
     }
+
+
+def _identified(name: str) -> dict[str, str]:
+    """Return name, path and hash of an image that something is generated from, for its parameters."""
+    path = Path(os.path.expanduser(name))
+    return {"name": path.name, "path": str(path), "sha256": sha256(path.read_bytes()).hexdigest()}
 
 
 def write_media(path: Path, media: Media, values: Payload | None) -> None:

@@ -24,6 +24,8 @@ CAPABILITIES = {
     "clips": "the model is trained on clips and images, which are clips of one frame",
     "control_images": "samples are trained with control images, such as the image to edit",
     "convolutions": "the model has convolutions that adapters may adapt",
+    "end_image": "a clip can be given the image that it ends with",
+    "flow_shift": "the shift of the timesteps can be chosen for each sample",
     "fp8": "frozen weights can be stored in 8 or 4 bits",
     "grouped_updates": "weights can be updated during the backward pass, in a given number of groups",
     "group_norms": "the model has group norms",
@@ -34,6 +36,7 @@ CAPABILITIES = {
     "own_vae": "the option vae names the file of its VAE",
     "partial_text_cache": "a LoRA of one text encoder can be trained while the outputs of the others are cached",
     "prediction_types": "what the model predicts can be chosen",
+    "start_image": "a clip can be given the image that it begins with",
     "trains_text": "full training can train the text encoders",
 }
 """Capabilities of model families: an option may need one to have an effect."""

@@ -24,8 +24,8 @@ WITHIN = 1.0
 """Percent within which `earliest` accepts a loss."""
 NEIGHBOURS = (1, 2, 1)
 """Weights of the checkpoint before, the checkpoint itself and the one after it in a smoothed loss."""
-RESULT, GRID, FOLDER = "comparison.json", "grid.png", "comparison"
-"""The file that describes a comparison, the image of its grid, and the folder of both in a run folder."""
+RESULT, GRID, GRID_CLIP, FOLDER = "comparison.json", "grid.png", "grid.mp4", "comparison"
+"""The file that describes a comparison, the image and the clip of its grid, and their folder in a run folder."""
 
 
 @dataclass(frozen=True, kw_only=True)

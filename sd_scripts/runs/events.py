@@ -25,8 +25,8 @@ Request = Literal["generate", "cancel"]
 NUMBERS = frozenset(
     (
         *("time", "step", "max_steps", "epoch", "epochs", "done", "total", "loss", "average", "seconds", "vram"),
-        *("ram", "bytes", "mtime_ns", "number", "seed", "width", "height", "images_per_step"),
-        *("graphs", "recompiles", "breaks"),
+        *("ram", "bytes", "mtime_ns", "number", "seed", "width", "height", "frames", "fps"),
+        *("images_per_step", "graphs", "recompiles", "breaks"),
     )
 )
 """Keys whose values are numbers; null counts as missing."""

@@ -43,6 +43,9 @@ class OutputFile:
     """Kind of a sample: "image" or "clip"."""
     width: int = 0
     height: int = 0
+    frames: int = 1
+    fps: float = 0
+    """Frames per second of a clip."""
 
     time: float | None = None
     """When the run reported it."""
@@ -343,6 +346,8 @@ class RunState:
                 media=event.get("media") or "image",
                 width=event.get("width") or 0,
                 height=event.get("height") or 0,
+                frames=event.get("frames") or 1,
+                fps=event.get("fps") or 0,
             )
         )
 

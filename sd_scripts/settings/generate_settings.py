@@ -23,6 +23,7 @@ from sd_scripts.options.generating.prompt_lines import (
     line_keys,
     prompt_of_line,
     read_prompt_file,
+    with_effect,
 )
 from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.model import ModelOptions
@@ -168,6 +169,11 @@ def prompts_of(settings: Settings) -> list[SamplePrompt]:
         sampler=options.sampler if card.has("noise_schedule") else None,
         seed=None if options.image_seed == NEW_SEED else options.image_seed,
         control_images=tuple(options.control_image_path),
+        frames=card.sample_defaults.frames if options.frames is None else options.frames,
+        fps=card.sample_defaults.fps if options.fps is None else options.fps,
+        flow_shift=card.sample_defaults.flow_shift if options.shift is None else options.shift,
+        start_image=options.image_path or None,
+        end_image=options.end_image_path or None,
     )
     found: list[tuple[str, SamplePrompt]] = []
     for number, line in enumerate(options.prompt, 1):
@@ -182,13 +188,11 @@ def prompts_of(settings: Settings) -> list[SamplePrompt]:
             raise ValueError("\n".join(each.replace("sample_prompts:", "prompt_file:", 1) for each in wrong))
         in_file = enumerate(file.prompts(defaults), 1)
         found += [(f"prompt_file: '{file.path}', prompt {number}: ", prompt) for number, prompt in in_file]
-    if problems := [why for place, prompt in found for why in _size_problems(place, prompt, card.side_multiple)]:
+    if problems := [why for place, prompt in found for why in _size_problems(place, prompt, card)]:
         raise ValueError("\n".join(problems))
-    if not card.has(CONTROLS.needs):
-        found = [(place, replace(prompt, control_images=())) for place, prompt in found]
     return [
         replace(prompt, seed=None if prompt.seed is None else prompt.seed + number)
-        for _, prompt in found
+        for prompt in (with_effect(prompt, card.capabilities) for _, prompt in found)
         for number in range(options.images_per_prompt)
     ]
 
@@ -205,7 +209,12 @@ def batches_of(settings: Settings) -> list[list[SamplePrompt]]:
     return [each[first : first + size] for each in of_prompts for first in range(0, count, size)]
 
 
-def _size_problems(place: str, prompt: SamplePrompt, multiple: int) -> Iterator[str]:
+def _size_problems(place: str, prompt: SamplePrompt, card: FamilyCard) -> Iterator[str]:
+    multiple = card.side_multiple
+    if card.clips and (fewer := card.clips.fitting(prompt.frames)) != prompt.frames:
+        step = card.clips.frame_step
+        choice = f"{fewer} or {fewer + step}"
+        yield f"{place}frames {prompt.frames} is not a multiple of {step}, plus one; choose {choice}"
     for name in ("width", "height"):
         if (side := getattr(prompt, name)) % multiple or not side:
             below = max(side - side % multiple, multiple)
@@ -254,14 +263,17 @@ def prompts(valid: Settings) -> Iterator[str]:
     yield from ()
 
 
-def control_images(valid: Settings) -> Iterator[str]:
-    """Check that the control images can be read that prompts see if they name none."""
-    if card_of(valid.script.family).has(CONTROLS.needs):
-        yield from (
-            f"control_image_path: {why}"
-            for name in valid[GenerateOptions].control_image_path
-            if (why := why_unreadable(name))
-        )
+def prompt_images(valid: Settings) -> Iterator[str]:
+    """Check that the images can be read that prompts are generated with if they name none."""
+    options = valid[GenerateOptions]
+    by_default = SamplePrompt(
+        control_images=tuple(options.control_image_path),
+        start_image=options.image_path,
+        end_image=options.end_image_path,
+    )
+    for name, path in with_effect(by_default, card_of(valid.script.family).capabilities).image_files:
+        if why := why_unreadable(path):
+            yield f"{name}: {why}"
 
 
 def adapters(valid: Settings) -> Iterator[str]:
@@ -283,7 +295,7 @@ CHECKS: tuple[Check, ...] = (
     model_checks.components,
     model_checks.components_in_the_model,
     prompts,
-    control_images,
+    prompt_images,
     adapters,
     image_dir,
 )

@@ -105,6 +105,5 @@ class Sampler:
         if self._context.is_main or not self._train_state.trainable.shards:
             with saving(path), atomic_file(path) as part:
                 media.write(part)
-        width, height = media.size
         payload = {"path": str(path), "prompt": prompt.prompt, "seed": prompt.seed, "number": number}
-        return {**payload, "media": media.kind, "width": width, "height": height}
+        return {**payload, **media.facts}

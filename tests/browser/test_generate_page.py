@@ -5,20 +5,26 @@ from typing import Any
 
 import pytest
 
+from sd_scripts.formats.images.image_parameters import text_chunks
 from sd_scripts.formats.toml_files import read_toml
 from sd_scripts.runs.store import RunStore
 from tests.browser.page_help import TRAINING, Gui, expect
 from tests.browser.test_page_width import too_wide
+from tests.support.clips import make_clip
 from tests.support.data import make_image
 
 pytest.importorskip("playwright.sync_api")
 
 FILES = ("pretrained_model_name_or_path", "clip_l", "t5xxl", "ae")
-DROP = """(where, bytes) => {
+DROP = """(where, [bytes, name]) => {
   const data = new DataTransfer();
-  data.items.add(new File([Uint8Array.from(bytes)], "dropped.png", { type: "image/png" }));
+  data.items.add(new File([Uint8Array.from(bytes)], name));
   where.dispatchEvent(new DragEvent("drop", { bubbles: true, dataTransfer: data }));
 }"""
+
+
+def dropped(file: Path) -> tuple[list[int], str]:
+    return list(file.read_bytes()), file.name
 
 
 def test_a_form_becomes_images_and_a_dropped_image_the_form(
@@ -63,7 +69,7 @@ def test_a_form_becomes_images_and_a_dropped_image_the_form(
     tab.locator("[aria-label='Upload control images']").set_input_files(control)
     rows = tab.locator(".control-file")
     expect(rows).to_have_count(1)
-    tab.locator(".generate-controls").evaluate(DROP, list(control.read_bytes()))
+    tab.locator(".generate-controls").evaluate(DROP, dropped(control))
     expect(rows).to_have_count(2)
     expect(field("prompt")).to_have_value("a red circle")
     expect(tab.locator(".control-preview").first).to_be_visible()
@@ -80,11 +86,29 @@ def test_a_form_becomes_images_and_a_dropped_image_the_form(
     tab.locator("[aria-label='Remove control image']").click()
     expect(rows).to_have_count(0)
     image = min((tmp_path / "images").glob("*.png"))
-    tab.locator("[data-generate]").evaluate(DROP, list(image.read_bytes()))
+    tab.locator("[data-generate]").evaluate(DROP, dropped(image))
     expect(field("prompt")).to_have_value("a red circle")
     expect(field("steps")).to_have_value("2")
     expect(field("image_seed")).to_have_value("5")
     expect(rows).to_have_value(uploaded)
+
+    told = {"prompt": "猫 <b>moves</b>", "steps": 7, "scale": 1.0, "seed": 9, "width": 64, "height": 64, "frames": 3}
+    clip = make_clip(tmp_path / "images" / "CLIP.MP4", texts=text_chunks(told))
+    tab.locator("[data-generate]").evaluate(DROP, dropped(clip))
+    expect(field("prompt")).to_have_value(told["prompt"])
+    expect(field("steps")).to_have_value("7")
+    tab.locator("[data-generate]").evaluate(DROP, [list(clip.read_bytes())[:99], "cut.mp4"])
+    expect(tab.locator(".message-error")).to_contain_text("contains no parameters")
+    field("image_dir").fill(str(clip.parent))  # the gallery looks again
+    video = tab.locator(".generate-images video")
+    expect(video).to_have_js_property("muted", True)
+    expect(video).to_have_js_property("paused", True)  # who asked for less motion starts it
+    assert (
+        page.evaluate(
+            "address => fetch(address).then((sent) => sent.headers.get('content-type'))", video.get_attribute("poster")
+        )
+        == "image/jpeg"
+    )
 
     tab.locator(".generate-images .sample").first.click()
     large = page.locator("dialog[open]")

@@ -63,8 +63,7 @@ def tell_past(log: EventLog, place: Path) -> None:
             media = Media(frames=torch.full((1 + number, 1, 1, 3), step, dtype=torch.uint8))
             path = place / f"{step}-{number}{media.suffix}"
             media.write(path)
-            told = {"media": media.kind, "width": 1, "height": 1}
-            log("sample", path=str(path), step=step, prompt=prompt, seed=number, number=number, **told)
+            log("sample", path=str(path), step=step, prompt=prompt, seed=number, number=number, **media.facts)
     log("failed", error="the loss is NaN", remedy="lower learning_rate", details="Traceback")
 
 
@@ -179,7 +178,7 @@ def test_a_sample_opens_large_and_keys_move_through_steps_and_prompts(page, over
     expect(large).to_contain_text("Step 20 · seed 0")
     page.keyboard.press("ArrowDown")
     expect(large).to_contain_text("a <b>dog</b>")
-    expect(large).to_contain_text("1 × 1 · clip · sample 2 of 3")
+    expect(large).to_contain_text("1 × 1 · 2 frames, 0.1 s · sample 2 of 3")
     page.wait_for_function("document.querySelector('dialog.sample-large[open] img').naturalWidth === 1")
     large.locator("input[type=range]").fill("0")
     expect(large).to_contain_text("Step 10 · seed 1")
@@ -309,7 +308,7 @@ def test_all_samples_are_a_matrix_and_one_can_be_downloaded(page, over):
     expect(large).to_contain_text("Step 20 · seed 1 · 1 × 1 · clip · sample 2 of 3, prompt 2 of 2")
     with page.expect_download() as download:
         large.get_by_text("Download").click()
-    assert download.value.suggested_filename == "step20-prompt2.webp"
+    assert download.value.suggested_filename == "step20-prompt2.mp4"
 
 
 def test_the_list_is_in_start_order_with_reasons_and_missing_files(page, queue, tmp_path):

@@ -66,7 +66,12 @@ def test_a_resumed_run_ends_like_an_uninterrupted_one(runs: dict[str, Any]) -> N
 
 
 def test_samples_are_clips(runs: dict[str, Any]) -> None:
-    assert runs["lora"]["samples"] == [".webp"]
+    assert runs["lora"]["samples"] == [[".mp4", "clip", 3, 12.0]]
+
+
+def test_clips_are_generated_and_compared(found: dict[str, Any]) -> None:
+    assert found["generated"] == {"suffix": ".mp4", "frames": 5, "fps": 8.0, "preview": True}
+    assert found["compared"] == [".mp4", ".mp4", "grid.mp4"]
 
 
 def test_a_saved_model_is_trained_on(runs: dict[str, Any]) -> None:
@@ -89,6 +94,7 @@ from kohya_gui.app import build
 from kohya_gui.lora_gui import LORA
 from kohya_gui.finetune_gui import FINETUNE
 from kohya_gui.form.configuration import families_of
+from kohya_gui.form.prompt_editor import inserts, meaning
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.store import RunStore
 
@@ -100,6 +106,8 @@ with redirect_stdout(printed):
     status = gui.main(["--config", sys.argv[2], "--print-command"])
 assert "torch" not in sys.modules
 print(json.dumps([panels, [i for i in ids if i and "reel" in i], families_of("lora"), status, printed.getvalue()]))
+print("EDITOR" + meaning("a cat --f 4 --fps 12 --i x.png", Path("prompts.txt"), "reel", ""))
+print("OFFERED" + inserts("reel"))
 """
 
 
@@ -110,6 +118,7 @@ def test_the_page_has_its_panel_and_its_command(tmp_path: Path) -> None:
         f'pretrained_model_name_or_path = "{model}"\ntrain_data_dir = "{tmp_path}"\noutput_dir = "{tmp_path}"\n'
     )
     told = python("-c", PAGE, str(tmp_path / "runs.sqlite"), str(settings))
+    told, _, editor = told.partition("EDITOR")
     panels, ids, families, status, command = json.loads(told)
     assert all("Reel" in titles for titles in panels)
     assert {"lora-reel_text_scale", "lora-panel-reel", "finetune-panel-reel"} <= set(ids)
@@ -117,3 +126,8 @@ def test_the_page_has_its_panel_and_its_command(tmp_path: Path) -> None:
     assert not status
     assert str(THIRD / "sd_scripts" / "reel_train_network.py") in command
     assert "--reel_text_scale 0.5" in command
+    assert "3 frames, 0.2 s at 12 fps" in editor
+    assert "4 frames become 3: clips have a multiple of 2 frames, plus one" in editor
+    assert "--i has no effect for Reel" in editor
+    assert 'data-insert="f"' in editor.partition("OFFERED")[2]
+    assert 'data-insert="ei"' not in editor

@@ -1,6 +1,7 @@
 """Prompt files are read as people know them."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from sd_scripts.options.generating.prompt_lines import (
     line_keys,
     parse_prompts,
     read_prompt_file,
+    with_effect,
 )
 
 CASES = json.loads((Path(__file__).parents[1] / "reference" / "fixtures_prompt_lines.json").read_text())
@@ -43,6 +45,46 @@ def test_every_option_of_a_line_reaches_the_prompt(tmp_path: Path) -> None:
         ),
         SamplePrompt(prompt="a dog", steps=20),
     ]
+
+
+def test_a_line_names_the_length_of_a_clip_its_shift_and_its_ends(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text("I see a cat --f 81 --fps 23.976 --fs 5 --i first frame.png --ei last.png --ci a --ci b\n")
+    (prompt,) = read_prompt_file(file).prompts(SamplePrompt(frames=5))
+    assert prompt == SamplePrompt(
+        prompt="I see a cat",
+        frames=81,
+        fps=23.976,
+        flow_shift=5.0,
+        start_image="first frame.png",
+        end_image="last.png",
+        control_images=("a", "b"),
+    )
+    assert prompt.image_files == [
+        *(("control_image_path", name) for name in "ab"),
+        ("image_path", "first frame.png"),
+        ("end_image_path", "last.png"),
+    ]
+
+
+def test_keys_of_musubi_tuner_are_read_from_files(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.json"
+    file.write_text('[{"prompt": "x", "frame_count": 17, "discrete_flow_shift": 3, "cfg_scale": 5, "image_path": "a"}]')
+    assert read_prompt_file(file).prompts(SamplePrompt()) == [
+        SamplePrompt(prompt="x", frames=17, flow_shift=3.0, scale=5.0, start_image="a")
+    ]
+
+
+def test_a_prompt_that_starts_like_an_option_of_clips_does_not_set_it() -> None:
+    for prompt in ("I am a cat", "f 16 over the sea", "fps 3"):
+        assert line_keys(prompt) == {"prompt": prompt}
+        assert list(dropped_words(prompt)) == []
+
+
+def test_frames_and_images_have_no_effect_in_a_family_without_them() -> None:
+    prompt = SamplePrompt(prompt="x", frames=81, fps=16.0, start_image="a", end_image="b", control_images=("c",))
+    assert with_effect(prompt, ()) == SamplePrompt(prompt="x")
+    assert with_effect(prompt, ("clips", "start_image")) == replace(prompt, end_image=None, control_images=())
 
 
 def test_a_toml_file_shares_the_keys_above_its_prompts(tmp_path: Path) -> None:
@@ -134,7 +176,8 @@ def test_keys_of_a_table_without_effect_are_reported() -> None:
 
 JSON = """[
     {"prompt": "x", "sample_steps": 2000, "width": 100000}, {"sample_steps": 0}, {"sample_sampler": "nope"},
-    {"height": -8}, {"scale": NaN}, {"width": true}, {"seed": 9223372036854775808}, "y --ss nope", {"scale": 5}
+    {"height": -8}, {"scale": NaN}, {"width": true}, {"seed": 9223372036854775808}, "y --ss nope", {"scale": 5},
+    "y --f 0", {"frame_count": 1e3}, "y --fps 9999", {"discrete_flow_shift": 0}, {"image_path": 3}
 ]"""
 OF_JSON = [
     "prompt 1: sample_steps: 2000 is not between 1 and 999",
@@ -146,6 +189,11 @@ OF_JSON = [
     "prompt 6: width: True is not a whole number",
     "prompt 7: seed: 9223372036854775808 is not a 63-bit number",
     "prompt 8: sample_sampler: 'nope' is not one of ddim, ",
+    "prompt 10: frame_count: 0 is not between 1 and 2001",
+    "prompt 11: frame_count: 1000.0 is not a whole number",
+    "prompt 12: fps: 9999.0 is not between 1 and 240",
+    "prompt 13: discrete_flow_shift: 0 is not between 0.01 and 100",
+    "prompt 14: image_path: 3 is not text",
 ]
 LINES = "# two\na cat --ss euler_a\n\na dog --ss nope --w 100000\n"
 OF_LINES = [

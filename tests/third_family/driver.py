@@ -7,6 +7,15 @@ from typing import Any
 
 from sd_scripts.families.cards.model_file import describe
 from sd_scripts.families.cards.registry import module_of
+from sd_scripts.families.common.family import family_of
+from sd_scripts.formats.images.generated_files import read_generated
+from sd_scripts.generating.work import Worker
+from sd_scripts.options.generating.generate import PREVIEW
+from sd_scripts.runs.comparison import FOLDER, read_comparison
+from sd_scripts.runs.folder import new_run_folder
+from sd_scripts.runs.reporter import Reporter
+from sd_scripts.settings.generate_settings import settings_of
+from sd_scripts.tools.compare_checkpoints import COMMAND
 from tests.support.training import Run, train, train_whole
 
 SAMPLES = {"sample_every_n_steps": 3, "sample_prompts": "prompts.txt"}
@@ -23,14 +32,36 @@ def told(run: Run) -> dict[str, Any]:
         "layers": sorted({key.partition(".")[0] for key in run.tensors()}) if run.status == 0 else [],
         "warnings": [event["text"] for event in run.events_of("warning")],
         "graphs": sum(event["graphs"] for event in run.events_of("compile")),
-        "samples": [Path(event["path"]).suffix for event in run.events_of("sample")],
+        "samples": [
+            [Path(event["path"]).suffix, *(event[name] for name in ("media", "frames", "fps"))]
+            for event in run.events_of("sample")
+        ],
     }
+
+
+def generate(folder: Path, model: Any) -> dict[str, Any]:
+    """Generate a clip; return its kind and length, and whether there was a preview."""
+    values = {"prompt": ["a cat"], "width": 64, "height": 64, "frames": 5, "steps": 2, "dtype": "fp32", "image_seed": 1}
+    made_from = {"pretrained_model_name_or_path": str(model.checkpoint), "image_dir": str(folder / "images")}
+    run = new_run_folder(folder, "generating")
+    (path,) = Worker(family_of("reel"), Reporter(run)).run(settings_of("reel", {}, {**values, **made_from}))
+    made = read_generated(path).parameters
+    shown = (run.path / PREVIEW).is_file()
+    return {"suffix": path.suffix, "frames": made["frames"], "fps": made["fps"], "preview": shown}
+
+
+def compare(run: Run) -> list[str]:
+    """Compare a run's LoRA with the base model; return the kinds of the files."""
+    drawn = ["--prompt", "a cat --w 64 --h 64 --s 1 --f 3", "--strengths", "0", "1", "--no_validation"]
+    assert COMMAND.main("compare_checkpoints.py", [str(run.folder.path), *drawn]) == 0
+    result = read_comparison(run.folder.path / FOLDER) or {}
+    return [*(Path(cell["image"]).suffix for cell in result["cells"]), str(result["grid_clip"])]
 
 
 def main(folder: Path) -> None:
     model = module_of("reel", "tiny").write_miniature(folder / "model")
     prompts = folder / "prompts.txt"
-    prompts.write_text("a red circle --w 64 --h 64 --s 2 --d 1\n")
+    prompts.write_text("a red circle --w 64 --h 64 --s 2 --d 1 --f 4 --fps 12\n")
     samples = {**SAMPLES, "sample_prompts": prompts}
     runs = {
         "lora": train(model, folder / "lora", **samples, **CACHES),
@@ -47,6 +78,7 @@ def main(folder: Path) -> None:
         "pretrained_model_name_or_path": folder / "full" / "short.safetensors"
     }, data_dir=model.data_dir), folder / "goes_on", max_train_steps=1)  # fmt: skip
     found = {"runs": {name: told(run) for name, run in runs.items()}, "variant": describe(model.checkpoint).variant}
+    found |= {"generated": generate(folder, model), "compared": compare(runs["lora"])}
     print("RESULT" + json.dumps(found))
 
 

@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
+from PIL import Image, ImageChops, ImageStat
 
+from sd_scripts.formats.clips.mp4 import read_frames
+from sd_scripts.formats.clips.mp4_header import read_mp4_header
 from sd_scripts.formats.images.image_parameters import read_chunks
-from sd_scripts.runs.comparison import GRID, RESULT, best, smoothed
+from sd_scripts.runs.comparison import GRID, GRID_CLIP, RESULT, best, smoothed
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.tools.compare_checkpoints import COMMAND
+from sd_scripts.tools.comparison.grid_image import write_grid, write_grid_clip
+from tests.support.clips import make_clip
 from tests.support.training import TEXT_ENCODERS_TOO, Run, images, train, train_whole
 
 pytestmark = [
@@ -99,6 +103,33 @@ def test_images_contain_their_parameters_and_are_reused(trained: Run) -> None:
     with Image.open(folder / GRID) as grid:
         assert grid.width > 6 * 64
         assert grid.height > 2 * 64
+
+
+def test_clips_of_one_length_become_one_clip(tmp_path: Path) -> None:
+    sizes = {"a": (64, 48), "b": (48, 64)}
+    for name, size in sizes.items():
+        make_clip(tmp_path / f"{name}.mp4", size=size, fps=12.5)
+    comparison = {
+        "title": "cat",
+        "best": 0,
+        "checkpoints": [{"label": "step 2", "loss": 0.5}],
+        "strengths": [1.0],
+        "prompts": [{"prompt": f"a {name}", "seed": 1, "width": w, "height": h} for name, (w, h) in sizes.items()],
+        "cells": [
+            {"checkpoint": 0, "strength": 0, "prompt": number, "image": f"{name}.mp4"}
+            for number, name in enumerate(sizes)
+        ],
+    }
+    write_grid(tmp_path / GRID, comparison)
+    assert write_grid_clip(tmp_path / GRID_CLIP, comparison)
+    grid = read_mp4_header(tmp_path / GRID_CLIP)
+    assert (grid.frames, grid.fps) == (3, 12.5)
+    with Image.open(tmp_path / GRID) as still:
+        assert (grid.width, grid.height) == tuple(side + side % 2 for side in still.size)
+        first = next(read_frames(tmp_path / GRID_CLIP)).crop((0, 0, *still.size))
+        assert max(ImageStat.Stat(ImageChops.difference(first, still.convert("RGB"))).mean) < 3
+    make_clip(tmp_path / "b.mp4", count=4)
+    assert not write_grid_clip(tmp_path / GRID_CLIP, comparison)
 
 
 def test_a_stop_leaves_complete_images(trained: Run, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from sd_scripts.settings.reading import from_values
 from sd_scripts.tools.publish.__main__ import main
 from sd_scripts.tools.publish.card import make_card
 from sd_scripts.tools.publish.trained import read_run
+from tests.support.clips import make_clip
 from tests.support.hub import TOKEN, Hub, hub
 from tests.support.training import PIVOTAL, Run, train
 
@@ -132,6 +133,20 @@ def test_card_file_and_samples_are_uploaded_to_a_private_repository(
     assert {"short-embedding.safetensors", "images/sample-1.png", "images/sample-2.png"} < uploaded.keys()
     assert json.loads(capsys.readouterr().out)["url"] == "https://huggingface.co/me/my-lora/commit/1"
     assert hub.tokens == {f"Bearer {TOKEN}"}
+
+
+def test_the_last_clip_of_a_prompt_is_published(copy: Run, tmp_path: Path) -> None:
+    clip, broken = (copy.output / "sample" / name for name in ("a.mp4", "b.mp4"))
+    make_clip(clip)
+    broken.write_bytes(clip.read_bytes()[:-9])
+    log = copy.folder.log()
+    for number, path in enumerate((clip, broken)):
+        log("sample", path=str(path), prompt="moves", step=9, number=number, media="clip", frames=3, fps=8)
+    log.close()
+    run = read_run(copy.folder.path)
+    assert [sample.path for sample in run.samples] == [clip]
+    assert run.left_out == (f"'{broken}' cannot be read as a clip, so it is left out",)
+    assert ModelCard(make_card(run)).data.to_dict()["widget"][0]["output"]["url"] == "images/sample-1.mp4"
 
 
 def test_a_run_that_cannot_be_published_is_reported_in_one_sentence(

@@ -1,6 +1,6 @@
 // The dialog that compares the checkpoints of a run: its form, the progress of the job, losses and the grid of images.
 (() => {
-  const { el, svg, image, button, checkbox, select, rendered, ask, send, attempt, url, complaint, write } = Studio;
+  const { el, svg, button, checkbox, select, rendered, ask, send, attempt, url, complaint, write } = Studio;
   const EVERY = 1000; // milliseconds
   const [NARROWEST, HIGH, EDGE] = [280, 132, 12]; // pixels of the chart
   const UNFINISHED = "This comparison was not finished. Compare the same again to continue it: finished results stay.";
@@ -59,7 +59,7 @@
     const images = [
       offers.adapters ? field("strengths", input("1, or several: 0.6, 0.8, 1")) : null,
       field("seeds", input("of the prompts, else 1")),
-      ...["width", "height", "steps", "scale", "guidance"].map((name) => field(name, number())),
+      ...["width", "height", "frames", "fps", "steps", "scale", "guidance"].map((name) => field(name, number())),
       choice("sampler"),
       choice("dtype"),
       field("negative_prompt", input(), "wide"),
@@ -222,9 +222,11 @@
         const cell = cellAt(row, column);
         const open = () => show(row, columns.indexOf(column));
         const title = named(row, column);
-        const made = cell?.image && button(image(address(cell.image), title), open, { class: "sample", title });
+        const small = () => Studio.media(address(cell.image), title, { clip: Studio.isClip(cell.image) });
+        const made = cell?.image && button(small(), open, { class: "sample", title, "data-row": row });
         grid.append(made || el("span", { class: "matrix-none" }));
       }
+      Studio.together([...grid.querySelectorAll(`[data-row="${row}"] video`)]);
     });
     return grid;
   };
@@ -247,8 +249,10 @@
     }
     write(parts.best, conclusion(result));
     parts.unfinished.hidden = result.complete || Boolean(answer.job && !answer.job.over);
-    parts.download.hidden = !result.grid;
-    if (result.grid) parts.download.href = address(result.grid);
+    for (const [link, file] of [[parts.download, result.grid], [parts.playable, result.grid_clip]]) {
+      link.hidden = !file;
+      if (file) link.href = address(file);
+    }
   };
 
   // One image large, or two side by side
@@ -263,8 +267,10 @@
     const follow = () => {
       for (const other of frames()) if (other !== frame) other.scrollTo(frame.scrollLeft, frame.scrollTop);
     };
-    const picture = el("img", { src: address(cellAt(at.row, column).image), alt: named(at.row, column), onclick: zoom });
-    const frame = el("div", { class: "zoom", onscroll: follow }, picture);
+    const file = cellAt(at.row, column).image;
+    const clip = Studio.isClip(file); // a click is for its controls
+    const shows = clip ? { clip, controls: true } : { onclick: zoom, loading: "eager" };
+    const frame = el("div", { class: "zoom", onscroll: follow }, Studio.media(address(file), named(at.row, column), shows));
     const { checkpoint, strength } = column;
     const loss = checkpoint.loss == null ? "" : ` · loss ${checkpoint.loss.toFixed(4)}`;
     return el("figure", { class: word }, frame, el("figcaption", {}, `${checkpoint.label} × ${strength}${loss}`));
@@ -275,6 +281,9 @@
     const { result } = answer;
     const prompt = result.prompts[row];
     const file = cellAt(row, columnsOf(result)[column]).image;
+    const isClip = Studio.isClip(file);
+    const length = isClip ? ` · ${prompt.frames} frames` : "";
+    const keys = `←→ checkpoints, ↑↓ prompts${isClip ? "" : ", click to zoom"}`;
     const pin = () => ((pinned = pinned ? null : { ...shown }), show(shown.row, shown.column));
     const use = () => {
       large.close();
@@ -288,16 +297,17 @@
         "div",
         { class: "sample-details" },
         el("p", { class: "sample-prompt" }, prompt.prompt),
-        el("p", { class: "quiet" }, `seed ${prompt.seed} · ${prompt.width} × ${prompt.height} · ${prompt.steps} steps · ←→ checkpoints, ↑↓ prompts, click to zoom`),
+        el("p", { class: "quiet" }, `seed ${prompt.seed} · ${prompt.width} × ${prompt.height}${length} · ${prompt.steps} steps · ${keys}`),
         el(
           "p",
           { class: "run-actions" },
           button(pinned ? "Show one image" : "Side by side", pin, { "data-action": "pin", title: PIN }),
-          file.endsWith(".png") ? button("Use in Generate", use, { "data-action": "use" }) : null,
+          file.endsWith(".png") || isClip ? button("Use in Generate", use, { "data-action": "use" }) : null,
           el("a", { class: "sample-download", href: address(file), download: file }, "Download"),
         ),
       ),
     );
+    Studio.together([...large.querySelectorAll("video")]);
     Studio.show(large);
     large.focus(); // the focused element is replaced
   };
@@ -345,13 +355,14 @@
       grid: el("div", { class: "scroll" }),
       unfinished: el("p", { class: "quiet", hidden: true }, UNFINISHED),
       download: el("a", { class: "sample-download", download, hidden: true }, "Download as one image"),
+      playable: el("a", { class: "sample-download", download: `${run.name}-checkpoints.mp4`, hidden: true }, "Download as one clip"),
     };
     const { settings, said, failed, bar, doing, best, unfinished, losses, grid } = parts;
     const choose = el("label", {}, "The best is the ", rule);
     const percent = el("label", { hidden: true }, "within ", within, " %");
     const stopping = button("Stop", stop, { "data-action": "stop-comparison" });
     parts.job = el("div", { class: "checkpoints-job", hidden: true }, bar, doing, stopping);
-    const verdict = el("div", { class: "checkpoints-verdict" }, best, choose, percent, parts.download);
+    const verdict = el("div", { class: "checkpoints-verdict" }, best, choose, percent, parts.download, parts.playable);
     parts.result = el("section", { hidden: true }, unfinished, verdict, losses, grid);
     const title = el("h3", {}, `Checkpoints of ${run.name}`);
     dialog.replaceChildren(title, Studio.closer(dialog), settings, said, parts.job, failed, parts.result);

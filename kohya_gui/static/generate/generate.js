@@ -1,6 +1,6 @@
 // The tab Generate: its form, the progress of requests, and the images with their parameters.
 (() => {
-  const { ask, send, attempt, el, image: picture, button, checkbox, select, upload, rendered } = Studio;
+  const { ask, send, attempt, el, button, checkbox, select, upload, rendered } = Studio;
   const { write, url, complaint, duration } = Studio;
   const EVERY = 500; // milliseconds
   const IDLE_EVERY = 3000; // while no images are made
@@ -237,7 +237,8 @@
     const bar = el("div", { class: `bar${open && !request.total ? " bar-unknown" : ""}`, role: "progressbar", "aria-label": "Progress" }, el("i"));
     bar.firstChild.style.width = `${100 * done}%`;
     const cancel = () => tell("cancel", { id: request.id });
-    const preview = open && request.preview ? el("img", { class: "request-preview", src: `${url("generate/preview")}?n=${request.preview}`, alt: "Preview" }) : null;
+    const isStrip = ({ target }) => target.classList.toggle("strip", target.naturalWidth > 2 * target.naturalHeight); // frames of a clip
+    const preview = open && request.preview ? el("img", { class: "request-preview", src: `${url("generate/preview")}?n=${request.preview}`, alt: "Preview", onload: isStrip }) : null;
     return el(
       "li",
       { class: `request request-${request.state}` },
@@ -264,6 +265,7 @@
   const line = (image) => {
     const { parameters: p = {} } = image;
     const facts = [`${image.width} × ${image.height}`];
+    if (image.frames > 1) facts.push(Studio.lengthOf(image));
     if (p.steps) facts.push(`${p.steps} steps`);
     if (p.sampler) facts.push(p.sampler);
     if (p.scale != null) facts.push(`CFG ${p.scale}`);
@@ -284,11 +286,11 @@
     const use = button("Use these settings", useForm, { "data-action": "use-parameters" });
     home.dialog.replaceChildren(
       Studio.closer(home.dialog),
-      el("img", { src: source(image), alt: p.prompt ?? "" }),
+      Studio.media(source(image), p.prompt ?? "", { clip: Studio.isClip(image.name), controls: Studio.isClip(image.name) }),
       el(
         "div",
         { class: "sample-details" },
-        el("p", { class: "sample-prompt" }, p.prompt ?? "No parameters in this image"),
+        el("p", { class: "sample-prompt" }, p.prompt ?? "No parameters in this file"),
         p.negative_prompt ? el("p", { class: "quiet" }, `Not: ${p.negative_prompt}`) : null,
         el("p", { class: "quiet" }, line(image)),
         from ? el("p", { class: "quiet" }, `From ${from}`) : null,
@@ -310,43 +312,19 @@
       const { prompt } = image.parameters ?? {};
       const title = `${prompt ?? ""}\n${line(image)}`;
       const attributes = { class: "sample", "data-name": image.name, title };
-      return button(picture(source(image), prompt ?? image.name), () => open(image), attributes);
+      const clip = Studio.isClip(image.name);
+      return button(Studio.media(source(image), prompt ?? image.name, { clip }), () => open(image), attributes);
     };
     home.images.replaceChildren(...images.map((image) => old.get(image.name) ?? small(image)));
     write(home.folder, images.length ? `${answer.total > images.length ? `The newest ${images.length} of ${answer.total}` : answer.total} images in ${answer.folder}` : "");
     home.empty.hidden = images.length > 0 || state.requests.length > 0;
   };
 
-  // An image dropped on the tab: its text chunks, which the server turns into a form
-
-  const TEXT = new Set(["tEXt", "iTXt"]);
-  const chunksOf = async (file) => {
-    const bytes = new Uint8Array(await file.arrayBuffer());
-    const view = new DataView(bytes.buffer);
-    const latin = (some) => new TextDecoder("latin1").decode(some);
-    const found = {};
-    for (let at = 8; at + 12 <= bytes.length; ) {
-      const length = view.getUint32(at);
-      const kind = latin(bytes.subarray(at + 4, at + 8));
-      const data = bytes.subarray(at + 8, at + 8 + length);
-      if (TEXT.has(kind)) {
-        const end = data.indexOf(0);
-        const key = latin(data.subarray(0, end));
-        if (kind === "tEXt") found[key] = latin(data.subarray(end + 1));
-        else if (!data[end + 1]) {
-          const tag = data.indexOf(0, data.indexOf(0, end + 3) + 1); // after language and translated keyword
-          found[key] = new TextDecoder().decode(data.subarray(tag + 1));
-        }
-      }
-      at += length + 12;
-    }
-    return found;
-  };
+  // An image or a clip dropped on the tab
 
   const readImage = (file) =>
     attempt(home.said, async () => {
-      if (!file.name.toLowerCase().endsWith(".png")) throw new Error(`${file.name} is not a PNG; only these hold parameters`);
-      const answer = await send("generate/read", { chunks: await chunksOf(file) });
+      const answer = await send("generate/read", { chunks: await StudioTexts(file) });
       fill(answer);
       const model = !answer.family && answer.model ? ` It was made with ${answer.model}; choose its file below.` : "";
       home.said.replaceChildren(el("div", { class: "message message-ok" }, el("div", {}, el("p", {}, `Read the settings of ${file.name}.${model}`))));
@@ -374,13 +352,13 @@
     const before = kept();
     const choice = select({ "aria-label": "Model family" }, families.map(({ name, title }) => [name, title]));
     if (families.some((each) => each.name === before.family)) choice.value = before.family;
-    const file = upload("image/png", ([image]) => image && readImage(image));
+    const file = upload("image/png,video/mp4", ([image]) => image && readImage(image));
     const from = button("From an image…", () => file.click());
     const start = button("Generate", generate, { id: "generate-go", class: "primary" });
     const dialog = Studio.dialog({ class: "sample-large", "aria-label": "Image" });
     Studio.onKeys(dialog, { ArrowLeft: () => walk(-1), ArrowRight: () => walk(1) });
     const hint =
-      "Choose a model, write a prompt and press Generate. A PNG dropped on the page fills the form with its settings.";
+      "Choose a model, write a prompt and press Generate. A PNG or MP4 dropped on the page fills the form with its settings.";
     home = {
       element,
       dialog,

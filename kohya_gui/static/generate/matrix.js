@@ -16,9 +16,11 @@ var StudioMatrix = (() => {
   /** A sample that a click enlarges. */
   const small = (sample, title, open) => {
     const { width, height } = sample.width && sample.height ? sample : {};
-    const image = Studio.image(Studio.url(sample.url), sample.prompt || "", { width, height });
-    image.addEventListener("error", () => image.replaceWith(el("span", { class: "quiet" }, "Image not found")));
-    return button(image, open, { class: "sample", title });
+    const clip = Studio.isClip(sample.ending);
+    const shown = Studio.media(Studio.url(sample.url), sample.prompt || "", { clip, width, height });
+    const lost = clip ? "Clip not found" : "Image not found";
+    shown.addEventListener("error", () => shown.replaceWith(el("span", { class: "quiet" }, lost)));
+    return button(shown, open, { class: "sample", title });
   };
   const heading = (step) => (step ? `Step ${step}` : "Before training");
 

@@ -110,7 +110,8 @@ var StudioSamples = (() => {
     open(sample) {
       if (!sample) return;
       this.shown = sample;
-      this.large.src = Studio.url(sample.url);
+      const clip = Studio.isClip(sample.ending);
+      this.large = Studio.turn(this.large, Studio.url(sample.url), sample.prompt || "", { clip, controls: true });
       this.details();
       Studio.show(this.dialog);
     }
@@ -122,7 +123,6 @@ var StudioSamples = (() => {
       this.slider.max = series.length - 1;
       this.slider.value = at;
       this.slider.parentElement.hidden = series.length < 2;
-      this.large.alt = sample.prompt || "";
       write(this.words, sample.prompt || "");
       const prompts = this.samples.filter((other) => other.step === sample.step);
       const which = prompts.length > 1 ? `, prompt ${prompts.indexOf(sample) + 1} of ${prompts.length}` : "";
@@ -130,7 +130,7 @@ var StudioSamples = (() => {
         `Step ${sample.step}`,
         sample.seed != null ? `seed ${sample.seed}` : "",
         sample.width && sample.height ? `${sample.width} × ${sample.height}` : "",
-        sample.media === "clip" ? "clip" : "",
+        sample.media === "clip" ? Studio.lengthOf(sample) : "",
         `sample ${at + 1} of ${series.length}${which}`,
       ];
       write(this.place, facts.filter(Boolean).join(" · "));

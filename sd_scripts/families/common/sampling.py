@@ -16,6 +16,7 @@ from sd_scripts.data.plan.buckets import Extent
 from sd_scripts.data.sources.captions import Caption
 from sd_scripts.data.sources.controls import ControlRules
 from sd_scripts.data.sources.images import Augmentation, prepare_image, read_size
+from sd_scripts.families.cards.family_card import FamilyCard
 from sd_scripts.families.common.components import Components
 from sd_scripts.library.diffusion.media import Media
 from sd_scripts.options.generating.prompt_lines import SamplePrompt
@@ -39,6 +40,13 @@ def prompt_captions(prompt: SamplePrompt, *, unset: str | None = "") -> list[Cap
     return [Caption(negative), Caption(prompt.prompt)]
 
 
+def length_of(prompt: SamplePrompt, card: FamilyCard, settings: Settings) -> tuple[int, float]:
+    """Return the number of frames that the family can generate, at most the prompt's, and the frames per second."""
+    assert card.clips
+    fps = prompt.fps or card.clips.fps_of(settings) or card.clips.fps
+    return card.clips.fitting(prompt.frames), fps
+
+
 def make_generator(seed: int | None) -> torch.Generator:
     """Return a generator on the CPU, so that a seed gives the same noise for every device; None: a random seed."""
     return torch.Generator().manual_seed(secrets.randbits(32) if seed is None else seed)
@@ -59,7 +67,8 @@ def apply_guidance(prediction: Tensor, scale: float, images: int = 1) -> Tensor:
 
 
 Decode = Callable[[], Tensor]
-"""Returns the image so far, (3, H, W) in 0..1."""
+"""Returns the image so far, (3, H, W) in 0..1. Of a clip, which takes long to decode, a few of its frames will do:
+(3, F, H, W)."""
 _previewer: ContextVar[Callable[[Decode], None] | None] = ContextVar("previewer", default=None)
 
 

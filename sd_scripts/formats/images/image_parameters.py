@@ -1,5 +1,5 @@
-"""The parameters of a generated image, as text in the PNG: `parameters`, which A1111 WebUI, Forge and others write and
-read, and `sd_scripts`, which has the same as JSON, without loss."""
+"""The parameters of a generated image or clip, as text in the PNG or MP4: `parameters`, which A1111 WebUI, Forge and
+others write and read, and `sd_scripts`, which has the same as JSON, without loss."""
 
 import json
 import math
@@ -37,7 +37,8 @@ def text_chunks(parameters: Mapping[str, Any]) -> dict[str, str]:
     """Return the text of both chunks.
 
     `parameters`: prompt, negative_prompt, steps, sampler (None: flow matching), scale, guidance, seed, width, height,
-    model (its name), adapters (a list of {name, strength}), and anything more, which only our own chunk has.
+    model (its name), adapters (a list of {name, strength}), frames and fps of a clip, and anything more, which only our
+    own chunk has.
     """
     return {WEBUI: _webui(parameters), OURS: json.dumps(parameters, ensure_ascii=False)}
 
@@ -46,14 +47,15 @@ def _webui(parameters: Mapping[str, Any]) -> str:
     tags = "".join(f" <lora:{each['name']}:{each['strength']:g}>" for each in parameters.get("adapters") or ())
     sampler = parameters.get("sampler")
     name = SAMPLER_TITLES.get(sampler.removeprefix("k_"), sampler) if sampler else FLOW_SAMPLER
-    guidance = parameters.get("guidance")
     values = {
         "Steps": parameters["steps"],
         "Sampler": name,
         "CFG scale": f"{parameters['scale']:g}",
-        "Distilled CFG Scale": None if guidance is None else f"{guidance:g}",
+        "Distilled CFG Scale": _short(parameters.get("guidance")),
         "Seed": parameters["seed"],
         "Size": f"{parameters['width']}x{parameters['height']}",
+        "Frames": parameters.get("frames"),
+        "FPS": _short(parameters.get("fps")),
         "Model": parameters.get("model"),
         "Version": "sd_scripts",
     }
@@ -61,6 +63,10 @@ def _webui(parameters: Mapping[str, Any]) -> str:
     negative = parameters.get("negative_prompt")
     lines = [f"{parameters['prompt']}{tags}", *([f"Negative prompt: {negative}"] if negative else []), last]
     return "\n".join(lines)
+
+
+def _short(number: float | None) -> str | None:
+    return None if number is None else f"{number:g}"
 
 
 def _quoted(text: str) -> str:
@@ -124,6 +130,10 @@ def _files(value: object) -> list[dict[str, Any]] | None:
     return [{name: each for name, each in entry.items() if each is not None} for entry in read]
 
 
+def _file(value: object) -> dict[str, Any] | None:
+    return next(iter(_files([value]) or ()), None)
+
+
 FILE_READERS: Mapping[str, Callable[[object], Any]] = {
     **dict.fromkeys(("name", "path", "sha256"), _text),
     "strength": _number,
@@ -131,9 +141,10 @@ FILE_READERS: Mapping[str, Callable[[object], Any]] = {
 READERS: Mapping[str, Callable[[object], Any]] = {
     **dict.fromkeys(("prompt", "negative_prompt", "sampler", "family"), _text),
     **dict.fromkeys(("model", "model_path", "dtype", "quantize_base"), _text),
-    **dict.fromkeys(("width", "height", "steps", "seed"), _whole),
-    **dict.fromkeys(("scale", "guidance"), _number),
+    **dict.fromkeys(("width", "height", "steps", "seed", "frames"), _whole),
+    **dict.fromkeys(("scale", "guidance", "fps", "flow_shift"), _number),
     **dict.fromkeys(("adapters", "control_images"), _files),
+    **dict.fromkeys(("start_image", "end_image"), _file),
 }
 
 
@@ -152,9 +163,10 @@ def _read_webui(text: str) -> dict[str, Any]:
         "sampler": _sampler(values.get("Sampler", "")),
     }
     numbers = {"steps": "Steps", "scale": "CFG scale", "guidance": "Distilled CFG Scale", "seed": "Seed"}
+    numbers |= {"frames": "Frames", "fps": "FPS"}
     for name, key in numbers.items():
         number = _parsed(values.get(key, ""), None)
-        found[name] = int(number) if number is not None and name in ("steps", "seed") else number
+        found[name] = int(number) if number is not None and name in ("steps", "seed", "frames") else number
     if size := re.fullmatch(r"(\d{1,6})x(\d{1,6})", values.get("Size", "")):
         found["width"] = int(size[1])
         found["height"] = int(size[2])

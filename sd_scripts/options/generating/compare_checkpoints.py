@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
-from sd_scripts.options.generating.prompt_lines import LARGEST_SEED
+from sd_scripts.options.generating.prompt_lines import LARGEST_SEED, MAX_FPS, MAX_FRAMES
 from sd_scripts.options.generating.sampling import SAMPLERS
 from sd_scripts.options.spec import OptionGroup, option, optional, path_option, switch
 from sd_scripts.runs.comparison import WITHIN, Rule
@@ -45,6 +45,15 @@ class MatrixOptions(OptionGroup, title="Images"):
     )
     width: int | None = optional("Width in pixels, unless the prompt sets it (--w).", within=(64, 8192))
     height: int | None = optional("Height in pixels, unless the prompt sets it (--h).", within=(64, 8192))
+    frames: int | None = optional(
+        "Frames of a clip, unless the prompt sets them (--f); 1 is an image.", within=(1, MAX_FRAMES), needs="clips"
+    )
+    fps: float | None = optional(
+        "Frames per second of a clip, unless the prompt sets them (--fps).",
+        label="Frames per second",
+        within=(1.0, float(MAX_FPS)),
+        needs="clips",
+    )
     steps: int | None = optional("Sampling steps, unless the prompt sets it (--s).", within=(1, 999))
     scale: float | None = optional(
         "Classifier-free guidance, unless the prompt sets it (--l); 1 is off.",

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Literal
 
-from sd_scripts.options.generating.prompt_lines import LARGEST_SEED, NEW_SEED
+from sd_scripts.options.generating.prompt_lines import LARGEST_SEED, MAX_FPS, MAX_FRAMES, MAX_SHIFT, NEW_SEED
 from sd_scripts.options.generating.sampling import SAMPLERS
 from sd_scripts.options.spec import OptionGroup, count, option, optional, path_option, switch
 
@@ -14,8 +14,9 @@ PREVIEW = "preview.webp"
 
 
 class GenerateOptions(OptionGroup, title="Generate", methods=(GENERATE,)):
-    """Which images to generate, and where they go. A prompt may override size, seed, steps, scale, guidance, negative
-    prompt, sampler and control images, as in `a cat --w 1024 --h 1024 --d 1 --s 30 --l 5 --g 3.5 --n blurry`."""
+    """Which images or clips to generate, and where they go. A prompt may override size, seed, steps, scale, guidance,
+    negative prompt, sampler, control images and the length of a clip, as in
+    `a cat --w 1024 --h 1024 --d 1 --s 30 --l 5 --g 3.5 --n blurry` or `a cat --w 832 --h 480 --f 81`."""
 
     prompt: list[str] = option([], "Prompts, one image each, with options such as --w 1024 --d 1 at their end.")
     prompt_file: str | None = path_option(
@@ -24,6 +25,17 @@ class GenerateOptions(OptionGroup, title="Generate", methods=(GENERATE,)):
     negative_prompt: str = option("", "What to avoid, unless the prompt sets it (--n). Needs a scale above 1.")
     width: int = option(1024, "Width in pixels, unless the prompt sets it (--w).", within=(64, 8192))
     height: int = option(1024, "Height in pixels, unless the prompt sets it (--h).", within=(64, 8192))
+    frames: int | None = optional(
+        "Frames of a clip, unless the prompt sets them (--f); 1 is an image. Default: the family's.",
+        within=(1, MAX_FRAMES),
+        needs="clips",
+    )
+    fps: float | None = optional(
+        "Frames per second at which a clip is played, unless the prompt sets them (--fps). Default: the family's.",
+        label="Frames per second",
+        within=(1.0, float(MAX_FPS)),
+        needs="clips",
+    )
     steps: int | None = optional(
         "Sampling steps, unless the prompt sets it (--s). Default: the family's.", within=(1, 999)
     )
@@ -36,6 +48,12 @@ class GenerateOptions(OptionGroup, title="Generate", methods=(GENERATE,)):
         "Guidance of a distilled model, unless the prompt sets it (--g). Default: the family's.",
         needs="guidance",
         within=(0.0, 100.0),
+    )
+    shift: float | None = optional(
+        "Shift of the timesteps, unless the prompt sets it (--fs): higher spends more steps on the large structure. "
+        "Default: the family's.",
+        within=(0.01, float(MAX_SHIFT)),
+        needs="flow_shift",
     )
     sampler: str = option(
         "euler_a",
@@ -63,6 +81,12 @@ class GenerateOptions(OptionGroup, title="Generate", methods=(GENERATE,)):
         label="Control images",
         path=True,
         needs="control_images",
+    )
+    image_path: str | None = path_option(
+        "Image that clips begin with, unless the prompt names one (--i).", label="Start image", needs="start_image"
+    )
+    end_image_path: str | None = path_option(
+        "Image that clips end with, unless the prompt names one (--ei).", label="End image", needs="end_image"
     )
     lora_weights: list[str] = option([], "LoRAs and other adapters to apply together.", label="LoRA files", path=True)
     lora_multiplier: list[float] = option(

@@ -30,9 +30,27 @@ class SamplePrompt:
     """None means the option sample_sampler."""
     control_images: tuple[str, ...] = ()
     """Files of the control images, in order."""
+    frames: int = 1
+    """1: an image; more: a clip."""
+    fps: float | None = None
+    """Frames per second of the clip; None means the family's."""
+    flow_shift: float | None = None
+    """Shift of the timesteps; None means the family's."""
+    start_image: str | None = None
+    """File of the image that the clip begins with."""
+    end_image: str | None = None
+    """File of the image that the clip ends with."""
+
+    @property
+    def image_files(self) -> list[tuple[str, str]]:
+        """The image files that it names, each with the key that does."""
+        single = [(START.key, self.start_image), (END.key, self.end_image)]
+        return [(CONTROLS.key, name) for name in self.control_images] + [(key, name) for key, name in single if name]
 
 
 MIN_SIDE, MAX_SIDE = 64, 8192
+MAX_FRAMES, MAX_FPS, MAX_SHIFT = 2001, 240, 100
+"""More frames than models generate together, and more in a second than screens show."""
 MAX_STEPS = 999
 """The noise schedule has 1,000 timesteps, and some samplers begin one above the number of their steps."""
 LARGEST_SEED = 2**63 - 1
@@ -53,11 +71,20 @@ FIELDS: dict[str, tuple[str, type]] = {
     "guidance_scale": ("guidance", float),
     "sample_sampler": ("sampler", str),
     "control_image_path": ("control_images", str),
+    "frame_count": ("frames", int),
+    "fps": ("fps", float),
+    "discrete_flow_shift": ("flow_shift", float),
+    "cfg_scale": ("scale", float),
+    "image_path": ("start_image", str),
+    "end_image_path": ("end_image", str),
 }
-"""Key of a .toml or .json file -> field and type."""
+"""Key of a .toml or .json file of sd-scripts or musubi-tuner -> field and type."""
 SEVERAL = ("control_image_path",)
 """Keys that take a list, too, and options that may be repeated in a line."""
-RANGES = {"width": (0, MAX_SIDE), "height": (0, MAX_SIDE), "sample_steps": (1, MAX_STEPS)}
+RANGES: dict[str, tuple[float, float]] = {
+    **{"width": (0, MAX_SIDE), "height": (0, MAX_SIDE), "sample_steps": (1, MAX_STEPS)},
+    **{"frame_count": (1, MAX_FRAMES), "fps": (1, MAX_FPS), "discrete_flow_shift": (0.01, MAX_SHIFT)},
+}
 """Key -> smallest and largest value. Sides below MIN_SIDE are raised to it."""
 
 WORD, WHOLE, SEED, NUMBER = r" (.+)", r" ([0-9]+)", r" (-1|[0-9]+)", r" ([0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
@@ -78,6 +105,9 @@ class LineOption:
     help: str
     needs: str = ""
     """The capability that a family needs for it to have an effect."""
+    may_begin: bool = True
+    """As in sd-scripts, a prompt that starts like the option sets it. Not for musubi-tuner's: "I see a cat" names no
+    image."""
 
     def works_with(self, capabilities: Collection[str]) -> bool:
         """Whether it has an effect in a family with these capabilities."""
@@ -103,8 +133,22 @@ LINE_OPTIONS = (
         "Control image, such as the one to edit; repeat it for several",
         "control_images",
     ),
+    LineOption("f", WHOLE, "frame_count", "frames", "81", "Frames of the clip; 1 is an image", "clips", False),
+    LineOption("fps", NUMBER, "fps", "frames per second", "16", "Frames per second of the clip", "clips", False),
+    LineOption("fs", NUMBER, "discrete_flow_shift", "shift", "5", "Shift of the timesteps", "flow_shift", False),
+    LineOption(
+        *("i", WORD, "image_path", "start image", "/data/first.png"),
+        *("Image that the clip begins with", "start_image", False),
+    ),
+    LineOption(
+        *("ei", WORD, "end_image_path", "end image", "/data/last.png"),
+        *("Image that the clip ends with", "end_image", False),
+    ),
 )
-SAMPLER, CONTROLS = LINE_OPTIONS[-2:]
+SAMPLER, CONTROLS, FRAMES, FPS, _, START, END = LINE_OPTIONS[-7:]
+NOTHING = SamplePrompt()
+IMAGE_OPTIONS = (CONTROLS, START, END)
+"""Options that name image files."""
 
 
 @dataclass(frozen=True)
@@ -202,6 +246,13 @@ def size_of(prompt: SamplePrompt, multiple: int) -> tuple[int, int]:
     return height, width
 
 
+def with_effect(prompt: SamplePrompt, capabilities: Collection[str]) -> SamplePrompt:
+    """Return the prompt without frames and images that have no effect in a family with these capabilities."""
+    idle = [option for option in (FRAMES, FPS, *IMAGE_OPTIONS) if not option.works_with(capabilities)]
+    fields = [FIELDS[option.key][0] for option in idle]
+    return replace(prompt, **{name: getattr(NOTHING, name) for name in fields})
+
+
 def line_keys(line: str) -> dict[str, Any]:
     """Parse `a cat --w 768 --n bad` into {"prompt": "a cat", "width": 768, "negative_prompt": "bad"}.
 
@@ -210,9 +261,9 @@ def line_keys(line: str) -> dict[str, Any]:
     """
     parts = line.strip().split(" --")
     keys: dict[str, Any] = {"prompt": parts[0]}
-    for part in parts:
+    for number, part in enumerate(parts):
         for option in LINE_OPTIONS:
-            if found := option.match(part):
+            if (found := option.match(part)) and (number or option.may_begin):
                 value = _read_value(FIELDS[option.key][1], found[1].strip())
                 keys[option.key] = [*keys.get(option.key, []), value] if option.key in SEVERAL else value
                 break
@@ -225,12 +276,18 @@ def _read_value(kind: type, text: str) -> Any:
     return int(text[:MOST_DIGITS]) if kind is int else kind(text)
 
 
+def image_files(keys: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the image files that the keys of a prompt name, each with its key."""
+    names = {option.key for option in IMAGE_OPTIONS}
+    return [(key, str(value)) for key, value in _each(keys) if key in names]
+
+
 def dropped_words(line: str) -> Iterator[str]:
     """Yield a message for each part of a line that line_keys ignores or may misread."""
     first, *parts = line.strip().split(" --")
     letters = {option.letters: option for option in LINE_OPTIONS}
     for option in LINE_OPTIONS:
-        if found := option.match(first):
+        if (found := option.match(first)) and option.may_begin:
             yield f"the prompt starts like the option --{option.letters}, so it also sets {option.key} = {found[1]}"
             break
     for part in parts:
@@ -301,8 +358,13 @@ def _problems(keys: Mapping[str, Any], capabilities: Collection[str] = ()) -> It
             yield f"{key}: {value} is not {between}"
         elif key == "sample_sampler" and SAMPLER.works_with(capabilities) and value not in SAMPLERS:
             yield f"sample_sampler: {value!r} is not one of {', '.join(SAMPLERS)}"
-        elif key == CONTROLS.key and CONTROLS.works_with(capabilities) and (why := why_unreadable(str(value))):
+        elif _names_image(key, capabilities) and (why := why_unreadable(str(value))):
             yield f"{key}: {why}"
+
+
+def _names_image(key: str, capabilities: Collection[str]) -> bool:
+    """Whether a key names an image file that a family with these capabilities reads."""
+    return any(option.key == key and option.works_with(capabilities) for option in IMAGE_OPTIONS)
 
 
 def _each(keys: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

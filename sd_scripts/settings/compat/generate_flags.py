@@ -19,7 +19,7 @@ ALIASES = {
     **dict.fromkeys(("network_weights", "lora_weight"), "lora_weights"),
     **dict.fromkeys(("network_mul", "lora_multipliers"), "lora_multiplier"),
     **{"from_file": "prompt_file", "W": "width", "H": "height", "cfg_scale": "scale", "seed": "image_seed"},
-    **{"infer_steps": "steps", "embedded_cfg_scale": "guidance"},
+    **{"infer_steps": "steps", "embedded_cfg_scale": "guidance", "video_length": "frames"},
     "disable_numpy_memmap": "disable_mmap_load_safetensors",
 }
 """Flag -> our option."""
@@ -36,6 +36,7 @@ class OtherFlags(OptionGroup, title="Flags of sd-scripts and musubi-tuner", meth
     remedy."""
 
     image_size: list[str] = option([], "Two numbers, height and width: now height and width.")
+    video_size: list[str] = option([], "The same for clips.")
     fp8: bool = name_of("quantize_base", "fp8")
     fp8_scaled: bool = name_of("quantize_base", "fp8")
     fp8_t5: bool = name_of("quantize_text_encoders", "fp8")
@@ -64,7 +65,7 @@ class OtherFlags(OptionGroup, title="Flags of sd-scripts and musubi-tuner", meth
     bell: bool = switch("Scripts are silent.")
     output_layers: list[str] = unused(LAYERED, [])
     automatic_prompt_lang_for_layered: list[str] = unused(LAYERED, [])
-    output_type: list[str] = refused("only images are written; leave it out", [])
+    output_type: list[str] = refused("only images and clips are written; leave it out", [])
     latent_path: list[str] = refused("latents are neither written nor read; generate the image again with its seed", [])
     save_merged_model: list[str] = refused(
         "these scripts only generate images; merge in the tab LoRA tools or with sd_scripts/tools", []
@@ -113,11 +114,13 @@ def translate(flags: Mapping[str, Any], card: FamilyCard) -> Translated:
         if name in made.values or truth(value) is False:
             continue
         flag = others[name]
-        if name == "image_size":
-            _set_size(value, made)
+        if name in ("image_size", "video_size"):
+            _set_size(name, value, made)
+        elif name == "flow_shift" and card.has("flow_shift"):
+            made.values = {"shift": value[0], **made.values} if value else made.values
         elif flag.not_yet:
             made.remarks.append(Remark(name, f"has no effect: {flag.not_yet}"))
-        elif name == "output_type" and value == ["images"]:
+        elif name == "output_type" and value == ["video" if card.has("clips") else "images"]:
             continue
         elif flag.refused:
             made.problems.append(Problem((name,), flag.refused))
@@ -139,8 +142,8 @@ def _as_here(values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _set_size(words: list[str], made: Translated) -> None:
+def _set_size(name: str, words: list[str], made: Translated) -> None:
     if len(words) != 2:
-        made.problems.append(Problem(("image_size",), "needs two numbers, height and width"))
+        made.problems.append(Problem((name,), "needs two numbers, height and width"))
         return
     made.values = {"height": words[0], "width": words[1], **made.values}

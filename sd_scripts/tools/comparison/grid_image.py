@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from sd_scripts.formats.atomic_files import atomic_file
+from sd_scripts.formats.clips.mp4 import MP4, first_frame, read_frames, write_mp4
+from sd_scripts.formats.clips.mp4_header import read_mp4_header
 from sd_scripts.formats.disk import saving
 
 MOST_SIDE = 12_000
 """Pixels of the longer side of the grid."""
+MOST_CLIP_SIDE = 3840
+"""The same of a grid of clips, which players decode while they show it."""
+MOST_CLIPS = 100
+"""Clips of a grid, which are all decoded together."""
 CELL, SMALLEST = 384, 96
 """Pixels of the longer side of an image in the grid, and how small it becomes where there are many."""
 GAP, LEFT, LINE, FONT = 8, 220, 18, 14
@@ -24,6 +31,8 @@ FONTS = ("NotoSansCJK-Regular.ttc", "DejaVuSans.ttf", "LiberationSans-Regular.tt
 """Fonts of the system, those with most languages first."""
 MOST_LINES = 12
 """Lines of a prompt."""
+HEAD = 4 * LINE + GAP
+"""Pixels above the first row."""
 
 
 def write_grid(path: Path, comparison: Mapping[str, Any]) -> None:
@@ -33,43 +42,114 @@ def write_grid(path: Path, comparison: Mapping[str, Any]) -> None:
         grid.save(part, format="PNG")
 
 
+def write_grid_clip(path: Path, comparison: Mapping[str, Any]) -> bool:
+    """Write the clips of a comparison into one that plays them together; return whether there is one: all of them must
+    have the same number of frames and frames per second. Raises OSError, one sentence."""
+    layout = GridLayout(comparison, MOST_CLIP_SIDE)
+    clips = list(layout.files(path.parent))
+    if not 0 < len(clips) <= MOST_CLIPS or not all(file.suffix == MP4 for _, file in clips):
+        return False
+    lengths = {(header.frames, header.fps) for header in (read_mp4_header(file) for _, file in clips)}
+    if len(lengths) > 1:
+        return False
+    ((_, fps),) = lengths
+    with saving(path), atomic_file(path) as part, contextlib.ExitStack() as opened:
+        readers = [(cell, opened.enter_context(closing(read_frames(file)))) for cell, file in clips]
+        write_mp4(part, layout.frames(readers), fps)
+    return True
+
+
 def draw_grid(folder: Path, comparison: Mapping[str, Any]) -> Image.Image:
-    """Return the grid; an image that is not there leaves its place empty."""
-    cells = [cell for cell in comparison["cells"] if cell["image"]]
-    images = {(cell["checkpoint"], cell["strength"], cell["prompt"]): folder / cell["image"] for cell in cells}
-    checkpoints = comparison["checkpoints"]
-    strengths = comparison["strengths"]
-    prompts = comparison["prompts"]
-    columns = [(c, s) for c in range(len(checkpoints)) for s in range(len(strengths))]
-    largest = max((max(prompt["width"], prompt["height"]) for prompt in prompts), default=CELL)
-    side = min(cell_side(len(columns), len(prompts)), max(2 * largest, SMALLEST))
-    heights = [_height(prompt, side) for prompt in prompts]
-    font = load_font()
-    head = 4 * LINE + GAP
-    grid = Image.new("RGB", (LEFT + len(columns) * (side + GAP), head + sum(heights) + GAP * len(heights)), PAPER)
-    pen = ImageDraw.Draw(grid)
-    pen.multiline_text((GAP, GAP), "\n".join(wrapped(comparison["title"], LEFT - 2 * GAP, font)[:3]), INK, font)
-    for column, (checkpoint, strength) in enumerate(columns):
-        left = LEFT + column * (side + GAP)
-        best = comparison["best"] == checkpoint and strengths[strength] != 0
-        if best:
-            pen.rectangle((left, 0, left + side, 4), BEST)
-        lines = _column_head(checkpoints[checkpoint], strengths[strength], best=best)
-        fitting = [line for each in lines for line in wrapped(each, side, font)][:4]
-        pen.multiline_text((left, GAP), "\n".join(fitting), BEST if best else INK, font)
-        top = head
-        for row, height in enumerate(heights):
-            if (file := images.get((checkpoint, strength, row))) and file.is_file():
-                with Image.open(file) as opened:
-                    grid.paste(ImageOps.contain(opened.convert("RGB"), (side, height)), (left, top))
+    """Return the grid, with the first frame of each clip; an image that is not there leaves its place empty."""
+    layout = GridLayout(comparison, MOST_SIDE)
+    for cell, file in layout.files(folder):
+        layout.paste(cell, _first_image(file))
+    return layout.image
+
+
+def _first_image(file: Path) -> Image.Image:
+    if file.suffix == MP4:
+        return first_frame(file)
+    with Image.open(file) as opened:
+        return opened.convert("RGB")
+
+
+Cell = tuple[int, int]
+"""Column and row of the grid."""
+
+
+class GridLayout:
+    """A grid with its texts, and the place of each image in it."""
+
+    def __init__(self, comparison: Mapping[str, Any], most: int) -> None:
+        """`most`: pixels of the longer side, where it can be kept."""
+        self._comparison = comparison
+        prompts = comparison["prompts"]
+        self._columns = [
+            (c, s) for c in range(len(comparison["checkpoints"])) for s in range(len(comparison["strengths"]))
+        ]
+        largest = max((max(prompt["width"], prompt["height"]) for prompt in prompts), default=CELL)
+        self._side = min(cell_side(len(self._columns), len(prompts), most), max(2 * largest, SMALLEST))
+        self._heights = [_height(prompt, self._side) for prompt in prompts]
+        self._font = load_font()
+        self.image = self._drawn()
+
+    def files(self, folder: Path) -> Iterator[tuple[Cell, Path]]:
+        """Yield the place and the file of each image that is there."""
+        for cell in self._comparison["cells"]:
+            column = self._columns.index((cell["checkpoint"], cell["strength"]))
+            if cell["image"] and (folder / cell["image"]).is_file():
+                yield (column, cell["prompt"]), folder / cell["image"]
+
+    def paste(self, cell: Cell, image: Image.Image) -> None:
+        column, row = cell
+        top = HEAD + sum(self._heights[:row]) + GAP * row
+        self.image.paste(ImageOps.contain(image, (self._side, self._heights[row])), (self._left(column), top))
+
+    def frames(self, readers: Sequence[tuple[Cell, Iterator[Image.Image]]]) -> Iterator[Image.Image]:
+        """Yield the grid with each frame of the clips, until one of them ends."""
+        while True:
+            for cell, reader in readers:
+                if (frame := next(reader, None)) is None:
+                    return
+                self.paste(cell, frame)
+            yield self.image
+
+    def _left(self, column: int) -> int:
+        return LEFT + column * (self._side + GAP)
+
+    def _drawn(self) -> Image.Image:
+        """Return the grid without images."""
+        rows = self._heights
+        size = (self._left(len(self._columns)), HEAD + sum(rows) + GAP * len(rows))
+        grid = Image.new("RGB", size, PAPER)
+        pen = ImageDraw.Draw(grid)
+        title = wrapped(self._comparison["title"], LEFT - 2 * GAP, self._font)[:3]
+        pen.multiline_text((GAP, GAP), "\n".join(title), INK, self._font)
+        for number in range(len(self._columns)):
+            self._write_head(pen, number)
+        top = HEAD
+        for prompt, height in zip(self._comparison["prompts"], rows, strict=True):
+            self._write_prompt(pen, prompt, top, height)
             top += height + GAP
-    top = head
-    for prompt, height in zip(prompts, heights, strict=True):
-        lines = wrapped(prompt["prompt"], LEFT - 2 * GAP, font)[: min(MOST_LINES, max(1, height // LINE - 1))]
-        pen.multiline_text((GAP, top), "\n".join(lines), INK, font)
-        pen.text((GAP, top + LINE * len(lines)), f"seed {prompt['seed']}", QUIET, font)
-        top += height + GAP
-    return grid
+        return grid
+
+    def _write_head(self, pen: ImageDraw.ImageDraw, column: int) -> None:
+        checkpoint, number = self._columns[column]
+        strength = self._comparison["strengths"][number]
+        left = self._left(column)
+        best = self._comparison["best"] == checkpoint and strength != 0
+        if best:
+            pen.rectangle((left, 0, left + self._side, 4), BEST)
+        lines = _column_head(self._comparison["checkpoints"][checkpoint], strength, best=best)
+        fitting = [line for each in lines for line in wrapped(each, self._side, self._font)][:4]
+        pen.multiline_text((left, GAP), "\n".join(fitting), BEST if best else INK, self._font)
+
+    def _write_prompt(self, pen: ImageDraw.ImageDraw, prompt: Mapping[str, Any], top: int, height: int) -> None:
+        fitting = min(MOST_LINES, max(1, height // LINE - 1))
+        lines = wrapped(prompt["prompt"], LEFT - 2 * GAP, self._font)[:fitting]
+        pen.multiline_text((GAP, top), "\n".join(lines), INK, self._font)
+        pen.text((GAP, top + LINE * len(lines)), f"seed {prompt['seed']}", QUIET, self._font)
 
 
 def load_font() -> Font:
@@ -80,9 +160,9 @@ def load_font() -> Font:
     return ImageFont.load_default(FONT)
 
 
-def cell_side(columns: int, rows: int) -> int:
-    """Return the longer side of an image, such that the grid stays within MOST_SIDE where it can."""
-    return max(SMALLEST, min(CELL, (MOST_SIDE - LEFT) // max(columns, 1) - GAP, MOST_SIDE // max(rows, 1) - GAP))
+def cell_side(columns: int, rows: int, most: int = MOST_SIDE) -> int:
+    """Return the longer side of an image, such that the grid stays within `most` pixels where it can."""
+    return max(SMALLEST, min(CELL, (most - LEFT) // max(columns, 1) - GAP, most // max(rows, 1) - GAP))
 
 
 def wrapped(text: str, width: int, font: Font) -> list[str]:

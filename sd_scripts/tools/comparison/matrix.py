@@ -15,6 +15,7 @@ from typing import Any
 
 from sd_scripts.families.common.family import family_of
 from sd_scripts.formats.atomic_files import write_whole
+from sd_scripts.formats.clips.mp4 import MP4
 from sd_scripts.formats.disk import saving
 from sd_scripts.generating.held_out import HeldOutLoss
 from sd_scripts.generating.launch import machine, output
@@ -29,18 +30,18 @@ from sd_scripts.options.generating.compare_checkpoints import (
 )
 from sd_scripts.options.generating.prompt_lines import SamplePrompt
 from sd_scripts.options.model import ModelOptions
-from sd_scripts.runs.comparison import GRID, RESULT, Checkpoint, Rule, best, read_comparison
+from sd_scripts.runs.comparison import GRID, GRID_CLIP, RESULT, Checkpoint, Rule, best, read_comparison
 from sd_scripts.runs.outputs import fingerprint
 from sd_scripts.runs.reporter import Reporter
 from sd_scripts.settings.generate_settings import problems, prompts_of, training_settings
 from sd_scripts.settings.settings import Settings
-from sd_scripts.tools.comparison.grid_image import write_grid
+from sd_scripts.tools.comparison.grid_image import write_grid, write_grid_clip
 from sd_scripts.tools.comparison.source import Source, read_source, rows_of
 from sd_scripts.tools.lora.command import Given
 
 AT_FULL_STRENGTH = 1.0
 """The strength at which losses are measured."""
-SUFFIXES = (".png", ".webp")
+SUFFIXES = (".png", MP4)
 """Of an image, and of a clip."""
 LONGEST_NAME = 60
 """Characters of a checkpoint's name in names of images."""
@@ -92,6 +93,8 @@ class Comparison:
             self._reporter.phase("drawing the grid")
             write_grid(self._folder / GRID, self._result)
             self._result["grid"] = GRID
+            if write_grid_clip(self._folder / GRID_CLIP, self._result):
+                self._result["grid_clip"] = GRID_CLIP
         self._write()
         return self._folder / RESULT
 
@@ -167,7 +170,10 @@ class Comparison:
             for strength in range(len(self._strengths))
             for row in range(len(self._rows))
         ]
-        names = ("prompt", "negative_prompt", "seed", "width", "height", "steps", "scale", "guidance", "sampler")
+        names = (
+            *("prompt", "negative_prompt", "seed", "width", "height", "frames", "fps", "steps", "scale", "guidance"),
+            "sampler",
+        )
         return {
             "title": self._source.title,
             "family": self._source.family,
@@ -183,6 +189,7 @@ class Comparison:
             "within": self._losses.within,
             "best": None,
             "grid": None,
+            "grid_clip": None,
             "measured": measured,
         }
 
@@ -211,10 +218,9 @@ class Comparison:
             generator.encode(self._rows)  # all together: the text encoders are loaded for it
             prompt, media = generator.image(self._rows[row], self._step)
         file = self._folder / f"{self._stem(number, strength, row)}{media.suffix}"
-        values = parameters(settings, prompt, media.size)
-        write_media(file, media, values)
+        write_media(file, media, parameters(settings, prompt, media))
         cell["image"] = file.name
-        self._reporter.emit("image", path=str(file), number=number, media=media.kind)
+        self._reporter.emit("image", path=str(file), number=number, **media.facts)
         done = sum(bool(c["image"]) for c in self._result["cells"])
         print(f"{file} ({done} of {len(self._result['cells'])})", flush=True)
         self._write()
@@ -234,7 +240,7 @@ class Comparison:
         checkpoint = self._source.checkpoints[number]
         prompt = self._rows[row]
         settings = self._settings(checkpoint, self._strengths[strength])
-        made_with = parameters(settings, prompt, (prompt.width, prompt.height))
+        made_with = parameters(settings, prompt)
         key = _digest(made_with, prompt.control_images, *self._files(checkpoint))
         name = f"{checkpoint.name[:LONGEST_NAME]}_x{self._strengths[strength]:g}_p{row + 1}_s{prompt.seed}"
         return f"{name}_{key[:10]}"

@@ -83,7 +83,8 @@ class Source:
         """Return the prompts, and the defaults of images for values that these do not set. Raises ValueError if there
         is no prompt."""
         card = card_of(self.family)
-        own = {name: getattr(options, name) for name in ("width", "height", "steps", "scale", "guidance", "sampler")}
+        names = ("width", "height", "frames", "fps", "steps", "scale", "guidance", "sampler")
+        own = {name: getattr(options, name) for name in names}
         defaults = {name: getattr(card.sample_defaults, name) for name in own}
         defaults["sampler"] = self.settings[SampleOptions].sample_sampler
         values = {**defaults, **{name: value for name, value in own.items() if value is not None}}
@@ -103,7 +104,8 @@ class Source:
         """Yield the prompts of samples that the run made, as lines."""
         for made in {made.number: made for made in self.state.samples if made.note}.values():
             size = f" --w {made.width} --h {made.height}" if made.width and made.height else ""
-            yield f"{made.note}{size}" + ("" if made.seed is None else f" --d {made.seed}")
+            length = f" --f {made.frames} --fps {made.fps:g}" if made.frames > 1 and made.fps else ""
+            yield f"{made.note}{size}{length}" + ("" if made.seed is None else f" --d {made.seed}")
 
 
 def rows_of(prompts: Iterable[SamplePrompt], seeds: Sequence[int]) -> list[SamplePrompt]:

@@ -57,7 +57,7 @@ def _metadata(trained: Trained) -> dict[str, Any]:
     """Return the metadata that the Hub reads, without unknown values."""
     method = trained.settings.script.method
     own = trained.settings[MetadataOptions]
-    task = "image-to-image" if "control_images" in trained.family.capabilities else "text-to-image"
+    task = _task(trained)
     tags = [task, "diffusers", *TAGS[method], *trained.family.hub.tags]
     tags += [tag.strip() for tag in (own.metadata_tags or "").split(",") if tag.strip()]
     base = base_model(trained)
@@ -76,6 +76,14 @@ def _metadata(trained: Trained) -> dict[str, Any]:
         "widget": widget,
     }
     return {name: value for name, value in found.items() if value}
+
+
+def _task(trained: Trained) -> str:
+    """Return the task of the model, as the Hub names it."""
+    if trained.family.has("control_images"):
+        return "image-to-image"
+    only_images = bool(trained.samples) and all(sample.media == "image" for sample in trained.samples)
+    return "text-to-video" if trained.family.has("clips") and not only_images else "text-to-image"
 
 
 def _body(trained: Trained) -> Iterator[str]:

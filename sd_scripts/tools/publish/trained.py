@@ -11,6 +11,7 @@ from typing import Any
 
 from sd_scripts.families.cards.family_card import FamilyCard
 from sd_scripts.families.cards.registry import card_of, names
+from sd_scripts.formats.clips.mp4 import MP4, first_frame
 from sd_scripts.formats.images.folder_names import numbered
 from sd_scripts.formats.images.image_files import open_image
 from sd_scripts.formats.models.safetensors_header import SAFETENSORS, read_header
@@ -27,7 +28,7 @@ from sd_scripts.settings.settings import Settings
 MOST_SAMPLES = 12
 RUNS = "runs"
 """Folder of the run folders in an output folder."""
-SAMPLE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
+SAMPLE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", MP4)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,12 +130,18 @@ def _why_no_weights(file: Path, output: Path) -> str:
 def _why_no_sample(file: Path, output: Path) -> str:
     if why := why_elsewhere(file, output):
         return why
+    if file.suffix.lower() not in SAMPLE_SUFFIXES:
+        return f"'{file}' is not named like an image or a clip"
+    is_clip = file.suffix.lower() == MP4
     try:
-        with open_image(file) as image:
-            image.load()
+        if is_clip:
+            first_frame(file)
+        else:
+            with open_image(file) as image:
+                image.load()
     except Exception:  # broken files raise different errors by format
-        return f"'{file}' cannot be read as an image"
-    return "" if file.suffix.lower() in SAMPLE_SUFFIXES else f"'{file}' is not named like an image"
+        return f"'{file}' cannot be read as {'a clip' if is_clip else 'an image'}"
+    return ""
 
 
 def read_folder(folder: Path) -> tuple[Settings, RunState]:

@@ -18,10 +18,11 @@ from kohya_gui.runs import live_routes
 from sd_scripts.formats.images.image_parameters import text_chunks
 from sd_scripts.formats.toml_files import write_toml
 from sd_scripts.library.diffusion.media import Media
-from sd_scripts.runs.comparison import FOLDER, RESULT
+from sd_scripts.runs.comparison import FOLDER, GRID_CLIP, RESULT
 from sd_scripts.runs.folder import RunFolder, new_run_folder
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.store import RunStore
+from tests.support.clips import make_clip
 from tests.support.runs import wait_for
 
 LOSSES = (0.5, 0.302, 0.3)
@@ -86,7 +87,7 @@ def test_the_form_offers_the_existing_files(tmp_path: Path) -> None:
     assert [each["file"] for each in offered["checkpoints"]] == [str(studio.files[0]), str(studio.files[2])]
     assert [each["label"] for each in offered["checkpoints"]] == ["step 2", "step 6"]
     assert offered["held_out"]
-    assert offered["fields"].keys() == {*FORM} - {"sampler"}  # FLUX.1 has one sampler
+    assert offered["fields"].keys() == {*FORM} - {"sampler", "frames", "fps"}  # FLUX.1 has one sampler, and no clips
     for file in studio.files:
         file.unlink(missing_ok=True)
     assert studio.get("checkpoints").json()["error"] == "cat: the files that it saved no longer exist"
@@ -192,6 +193,9 @@ def test_only_images_of_the_comparison_are_sent_and_become_a_form(tmp_path: Path
     form = studio.get("comparison/form/cat_x1.png").json()
     assert form["adapters"] == [{"path": str(studio.files[0]), "strength": 0.5}]
     assert form["values"]["image_seed"] in (7, "7")
+    make_clip(studio.result / GRID_CLIP)
+    grid = studio.get(f"comparison/image/{GRID_CLIP}")
+    assert (grid.headers["content-type"], "attachment" in grid.headers["content-disposition"]) == ("video/mp4", True)
     for name in (RESULT, "gone.png", "..%2Fconfig.toml"):
         assert studio.get(f"comparison/image/{name}").status_code == 404
     Image.new("RGB", (8, 8)).save(studio.result / "plain.png")

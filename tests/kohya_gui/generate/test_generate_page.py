@@ -34,6 +34,7 @@ from sd_scripts.runs.queue import PlannedRun, RunQueue, gpu_set
 from sd_scripts.runs.reporter import Reporter
 from sd_scripts.runs.store import RunStore
 from sd_scripts.settings.catalog import GENERATE_SCRIPTS
+from tests.support.clips import make_clip
 from tests.support.data import make_image
 from tests.support.runs import wait_for
 
@@ -252,25 +253,47 @@ def test_a_control_image_is_saved_next_to_the_images_and_returns_with_their_para
     assert told["controls"] == [str(kept)]
 
 
+def test_the_gallery_has_clips_with_their_parameters(tab: Tab, tmp_path: Path) -> None:
+    folder = tmp_path / "images"
+    made = {**PARAMETERS, "prompt": "<img src=x onerror=alert(1)>", "frames": 3, "fps": 12.5, "family": "flux"}
+    clip = make_clip(folder / "a.mp4", fps=12.5, texts=text_chunks(made))
+    make_clip(folder / "huge.mp4", texts={"sd_scripts": "[" * 2_000_000})
+    (folder / "broken.mp4").write_bytes(clip.read_bytes()[:500])
+    (folder / "old.MP4").write_bytes(clip.read_bytes())
+    where = f"?image_dir={folder}"
+    images = {each["name"]: each for each in tab.get(f"/gallery{where}").json()["images"]}
+    assert [images["a.mp4"][name] for name in ("width", "height", "frames", "fps")] == [64, 48, 3, 12.5]
+    assert images["a.mp4"]["parameters"] == made
+    assert images["old.MP4"]["form"] == images["a.mp4"]["form"]
+    assert images["a.mp4"]["form"]["values"]["image_seed"] in (5, "5")
+    assert images["huge.mp4"].keys() == {"name", "time", "width", "height", "frames", "fps"}
+    assert images["broken.mp4"].keys() == {"name", "time"}
+    assert tab.get(f"/image/a.mp4{where}").headers["content-type"] == "video/mp4"
+    assert tab.get(f"/image/a.mp4{where}&poster=1").headers["content-type"] == "image/jpeg"
+
+
 def test_an_old_upload_is_removed_unless_an_image_was_made_with_it(tmp_path: Path) -> None:
     content = make_image(tmp_path / "cat.png", (48, 32)).read_bytes()
     other = make_image(tmp_path / "dog.png", (48, 32), seed=1).read_bytes()
     images = tmp_path / "images"
     folder = images / CONTROL_FOLDER
     used, unused = keep_control(folder, "a.png", content), keep_control(folder, "b.png", other)
+    begins = keep_control(folder, "d.png", content)
     own = folder / "photo-20260101.png"  # looks like an upload
     own.write_bytes(content)
     long_ago = time.time() - KEPT_SECONDS - 60
-    for path in (used, unused, own):
+    for path in (used, unused, own, begins):
         os.utime(path, (long_ago, long_ago))
     recent = keep_control(folder, "c.png", content)
     (images / "sorted").mkdir()
     made = {**PARAMETERS, "control_images": [{"name": used.name, "path": f"/moved/{used.name}"}]}
     frames = torch.zeros(1, 16, 16, 3, dtype=torch.uint8)
     Media(frames=frames).write(images / "sorted" / "1.png", text_chunks(made))
+    start = {"name": begins.name, "path": str(begins)}
+    make_clip(images / "clip.mp4", texts=text_chunks({**PARAMETERS, "start_image": start}))
     (images / "broken.png").write_bytes(b"no image")
     remove_unused(images)
-    assert sorted(folder.iterdir()) == sorted((used, own, recent))
+    assert sorted(folder.iterdir()) == sorted((used, own, recent, begins))
     assert used.stat().st_mtime > long_ago
     remove_unused(tmp_path / "nowhere")
 
@@ -296,6 +319,8 @@ def test_control_images_outside_the_allowed_folders_are_refused(tmp_path: Path) 
 
 def test_parameters_survive_a_png_and_the_webuis_are_read(tmp_path: Path, tab: Tab) -> None:
     assert read_chunks(text_chunks(PARAMETERS)) == PARAMETERS
+    clip = {**PARAMETERS, "frames": 81, "fps": 16.0}
+    assert {"frames": 81, "fps": 16.0}.items() <= read_chunks({"parameters": text_chunks(clip)["parameters"]}).items()
     of_webui = read_chunks({"parameters": text_chunks(PARAMETERS)["parameters"]})
     assert of_webui == {name: value for name, value in PARAMETERS.items() if value is not None}
     assert read_chunks({"parameters": OF_WEBUI}) == {

@@ -22,6 +22,7 @@ from sd_scripts.runs.events import EventLog
 from sd_scripts.runs.folder import RunFolder, new_run_folder
 from sd_scripts.runs.queue import PlannedRun, RunQueue
 from sd_scripts.runs.store import RunStore
+from tests.support.clips import make_clip
 from tests.support.gui import startable
 from tests.support.runs import TELLING, wait_for
 from tests.support.scripts import SDXL_LORA
@@ -346,10 +347,50 @@ def test_only_images_and_models_the_run_reported_are_served(studio, path):
 def test_a_file_outside_of_the_allowed_folders_is_not_served(tmp_path):
     studio = Studio(tmp_path, AllowedPaths.within([tmp_path / "elsewhere"]))
     run = with_files(studio)
-    for path in ("sample/0", "file/0"):
+    for path in ("sample/0", "sample/0?poster=1", "file/0"):
         answer = studio.get(f"run/{run}/{path}")
         assert answer.status_code == 404
         assert "outside the allowed folders" in answer.json()["error"]
+
+
+def test_a_clip_is_sent_in_parts_and_with_a_poster(studio):
+    folder = studio.folder / "out"
+    clip = make_clip(folder / "a.mp4", size=(64, 48))
+    content = clip.read_bytes()
+    (folder / "broken.mp4").write_bytes(content[:-9])
+    (folder / "old.webp").write_bytes(b"RIFF")  # clips of before are animated images
+
+    def tell(log: EventLog) -> None:
+        told = {"step": 4, "media": "clip", "width": 64, "height": 48}
+        for name in ("a.mp4", "broken.mp4", "old.webp"):
+            log("sample", path=str(folder / name), number=0, frames=3, fps=12.5, **told)
+        log("sample", path=str(clip), frames="many", fps=[], **told)  # anyone may write events
+
+    run = studio.over("cat", tell)
+    samples = studio.get(f"run/{run}").json()["samples"]
+    assert [(each["ending"], each["frames"], each["fps"]) for each in samples] == [
+        *((ending, 3, 12.5) for ending in (".mp4", ".mp4", ".webp")),
+        (".mp4", 1, 0),
+    ]
+    whole, part, end, none = (
+        studio.get(f"run/{run}/sample/0", headers={"Range": f"bytes={asked}"} if asked else {})
+        for asked in ("", "4-7", "-5", f"{len(content)}-")
+    )
+    assert (whole.content, whole.headers["content-type"], whole.headers["accept-ranges"]) == (
+        content,
+        "video/mp4",
+        "bytes",
+    )
+    assert (part.status_code, part.content) == (206, b"ftyp")
+    assert part.headers["content-range"] == f"bytes 4-7/{len(content)}"
+    assert (end.status_code, end.content) == (206, content[-5:])
+    assert none.status_code == 416
+    poster = studio.get(f"run/{run}/sample/0?poster=1")
+    assert (poster.content[:3], poster.headers["content-type"]) == (b"\xff\xd8\xff", "image/jpeg")
+    known = {"If-None-Match": poster.headers["etag"]}
+    assert studio.get(f"run/{run}/sample/0?poster=1", headers=known).status_code == 304
+    assert studio.get(f"run/{run}/sample/1?poster=1").json() == {"error": "broken.mp4 cannot be read as a clip"}
+    assert studio.get(f"run/{run}/sample/2").headers["content-type"] == "image/webp"
 
 
 # What can be done

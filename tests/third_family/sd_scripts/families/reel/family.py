@@ -38,6 +38,7 @@ from sd_scripts.families.common.family import (
 )
 from sd_scripts.families.common.layouts import Layout, whole_file
 from sd_scripts.families.common.objective import flow_inputs
+from sd_scripts.families.common.sampling import length_of, offer_preview
 from sd_scripts.library.diffusion.flow_timesteps import sampling_sigmas
 from sd_scripts.library.diffusion.losses import diffusion_loss
 from sd_scripts.library.diffusion.media import Media
@@ -48,8 +49,6 @@ from sd_scripts.options.optimization.loss import LossOptions
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.settings.settings import Settings
 
-FRAMES = 2
-"""Frames of a sample."""
 LAYOUTS = {
     "denoiser": Layout(make=lambda shapes: ReelTransformer()),
     "vae": Layout(make=lambda shapes: ReelVAE()),
@@ -101,14 +100,22 @@ def loss(components: Components, inputs: StepInputs, settings: Settings) -> Tens
 @torch.no_grad()
 def sample(components: Components, prompt: SamplePrompt, text: dict[str, Tensor], settings: Settings) -> Media:
     height, width = size_of(prompt, CARD.side_multiple)
+    frames, fps = length_of(prompt, CARD, settings)
     generator = torch.Generator().manual_seed(prompt.seed or 0)
     denoiser, vae = components.denoiser, components.vae
-    latents = torch.randn((1, CHANNELS, FRAMES, height // FACTOR, width // FACTOR), generator=generator)
+
+    def decode(latents: Tensor) -> Tensor:
+        """(1, C, f, h, w) -> (3, F, H, W) in 0..1: each latent frame is shown twice."""
+        pixels = vae.decoder(latents[0].transpose(0, 1).to(vae.decoder.weight.dtype)).transpose(0, 1)
+        return (pixels.float() / 2 + 0.5).clamp(0, 1).repeat_interleave(FRAME_STEP, dim=1)[:, :frames]
+
+    shape = (1, CHANNELS, (frames - 1) // FRAME_STEP + 1, height // FACTOR, width // FACTOR)
+    latents = torch.randn(shape, generator=generator)
     sigmas = sampling_sigmas(prompt.steps, 1.0)
     for t, after in pairwise(sigmas):
         latents = latents + (after - t) * denoiser(latents, t.expand(1), text["states"]).float()
-    frames = vae.decoder(latents[0].transpose(0, 1).to(vae.decoder.weight.dtype))
-    return Media.of((frames.float() / 2 + 0.5).clamp(0, 1).transpose(0, 1))
+        offer_preview(partial(decode, latents))
+    return Media.of(decode(latents), fps)
 
 
 def whole_model(components: Components, weights: ModelWeights) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ CARD = FamilyCard(
     name="reel",
     title="Reel",
     order=9,
-    scripts={"lora": "reel_train_network.py", "full": "reel_train.py"},
+    scripts={"lora": "reel_train_network.py", "full": "reel_train.py", "generate": "reel_generate.py"},
     groups=(FlowOptions, ReelOptions),
     capabilities=frozenset({"prediction_types", "trains_text"}),
     clips=ClipFacts(fps=8, frame_step=2),
