@@ -1,0 +1,106 @@
+"""What lies next to the images of a folder: captions, cached latents, and images that training does not read."""
+
+import contextlib
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sd_scripts.data.plan.buckets import Size
+from sd_scripts.data.sources.images import UnreadableImage, read_size
+from sd_scripts.formats.images.caption_files import UnreadableCaptions, find_captions, read_captions
+from sd_scripts.formats.images.image_folders import (
+    IMAGE_SUFFIXES,
+    UNREAD_IMAGES,
+    files_in,
+    find_images,
+    has_suffix,
+    is_readable,
+)
+from sd_scripts.machine.thumbnail_store import image_key
+
+CACHED = re.compile(r"(.+_\d{4,}x\d{4,})_.+\.(?:safetensors|npz)")
+"""Name of a file of cached latents: stem and size of the image, then the family's suffix."""
+NO_PLUGIN = "this installation of Pillow cannot read its format; convert it to PNG, JPEG or WebP"
+NOT_READ = "training does not read this kind of image; convert it to PNG, JPEG or WebP"
+NO_FILE = "it is a link to a missing file, or no file at all"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FolderFiles:
+    """The captions and caches of one folder."""
+
+    captions: Mapping[Path, Path]
+    """Caption file of each image that has one."""
+    cached: frozenset[str]
+    """Stem and size of images with cached latents."""
+
+    @classmethod
+    def of(cls, folder: Path, caption_extension: str) -> "FolderFiles":
+        try:
+            files = files_in(folder)
+        except OSError:
+            return cls(captions={}, cached=frozenset())
+        images = find_images(folder, files=files)
+        cached = frozenset(found[1] for name in files if (found := CACHED.fullmatch(name)))
+        return cls(captions=find_captions(folder, images, caption_extension, files).found, cached=cached)
+
+    def facts(self, path: Path, size: Size | None) -> dict[str, Any]:
+        """Return what the files say about an image."""
+        try:
+            stat = path.stat()
+            bytes, changed = stat.st_size, stat.st_mtime_ns
+        except OSError:
+            bytes, changed = 0, 0
+        named = f"{path.stem}_{size[0]:04d}x{size[1]:04d}" if size else ""
+        links = (file for file in (path, self.captions.get(path)) if file and file.is_symlink())
+        return {
+            "key": image_key(path, bytes, changed),
+            "path": str(path),
+            "bytes": bytes,
+            "cached": named in self.cached,
+            "links": tuple(os.path.realpath(file) for file in links),
+        }
+
+    def caption(self, path: Path) -> tuple[str, str]:
+        """Return the first line of an image's caption, and why it cannot be read."""
+        if (file := self.captions.get(path)) is None:
+            return "", ""
+        try:
+            lines = read_captions([file])[file]
+        except UnreadableCaptions as error:
+            return "", str(error)
+        return (lines[0] if lines else ""), ""
+
+
+def folders_below(root: Path) -> list[Path]:
+    """Return a folder and those directly in it that contain images; none that cannot be read."""
+    try:
+        inner = sorted(path for path in root.iterdir() if path.is_dir())
+    except OSError:
+        return []
+    return [folder for folder in (root, *inner) if files_of(folder)]
+
+
+def files_of(folder: Path) -> list[Path]:
+    """Return the images of a folder, of all kinds, and links to images, sorted by name."""
+    with contextlib.suppress(OSError):
+        names = (name for name in os.listdir(folder) if has_suffix(name, IMAGE_SUFFIXES | UNREAD_IMAGES))
+        return [folder / name for name in sorted(names, key=os.path.normcase)]
+    return []
+
+
+def why_left_out(path: Path) -> tuple[Size | None, str]:
+    """Return an image's size, and why training cannot read it; empty if it can."""
+    if has_suffix(path.name, UNREAD_IMAGES):
+        return None, NOT_READ
+    if not path.is_file():
+        return None, NO_FILE
+    if not is_readable(path):
+        return None, NO_PLUGIN
+    try:
+        return read_size(path), ""
+    except UnreadableImage as error:
+        return None, str(error).removeprefix(f"{path} ")
