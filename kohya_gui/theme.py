@@ -15,7 +15,14 @@ SCRIPTS = (
     *("runs/compare.js", "runs/runs.js", "tools/doctor.js", "form/prompts.js", "form/fields.js", "form/browse.js"),
     *("form/compile_bundle.js", "runs/plan.js", "runs/measure.js", "tools/compile_cache.js", "generate/generate.js"),
     *("tools/lora_report.js", "tools/lora_tools.js", "tools/publish.js", "generate/checkpoints.js"),
-    *("dataset/marks.js", "dataset/grid.js", "dataset/detail.js", "dataset/dataset.js"),
+    *(
+        "dataset/marks.js",
+        "dataset/grid.js",
+        "dataset/detail.js",
+        "dataset/epoch.js",
+        "dataset/step.js",
+        "dataset/dataset.js",
+    ),
 )
 COLOURS = {
     "body_background_fill": ("*neutral_100", "*neutral_950"),

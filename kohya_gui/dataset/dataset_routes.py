@@ -26,6 +26,7 @@ def routes(allowed_paths: AllowedPaths) -> list[Route]:
         post("dataset/open", lambda _, body: views.open(body)),
         post("dataset/look", lambda _, body: views.look(body)),
         post("dataset/alike", lambda _, body: views.alike(body)),
+        post("dataset/step", lambda _, body: views.step(body)),
         get("dataset/thumbnail/{key}", thumbnail),
         get("dataset/preview/{key}", preview),
     ]

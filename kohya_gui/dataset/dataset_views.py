@@ -30,9 +30,17 @@ REMEMBERED = 8
 """Datasets that are open at the same time."""
 LOOKED_AT_ONCE = 64
 """Images sent to the process that makes thumbnails; it answers before it has done all if they are large."""
+MOST_STEPS = 10**9
 OTHERS = ("in_json", "dataset_config", "reg_data_dir", "conditioning_data_dir", "control_directory")
 """Options that do not concern a folder that is opened on its own."""
 OUTSIDE = "it is a link that leads outside the allowed folders"
+EMPTIED: Mapping[str, Any] = {
+    **dict.fromkeys(("size", "resized", "crop")),
+    **dict.fromkeys(("caption", "bucket"), ""),
+    "bytes": 0,
+    "links": (),
+}
+"""What is shown of it."""
 FAULT = "The dataset could not be read. See the console of the GUI."
 GONE = "This dataset is no longer open here; open it again"
 
@@ -53,7 +61,7 @@ class DatasetViews:
 
     def __init__(self, allowed_paths: AllowedPaths) -> None:
         self._allowed_paths = allowed_paths
-        self._reading, self._looking = (ResidentProcess(PROGRAM, LONGEST) for _ in range(2))
+        self._reading, self._looking, self._training = (ResidentProcess(PROGRAM, LONGEST) for _ in range(3))
         self._views: OrderedDict[str, View] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -100,6 +108,19 @@ class DatasetViews:
         answer = answered(self._looking, {"do": "alike", "likeness": likeness, "distance": distance})
         keys = list(measures)
         return {"groups": [[keys[index] for index in group] for group in answer["groups"]]}
+
+    def step(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what a step of the run sees; `seed` replaces the form's."""
+        number, seed = body.get("step"), body.get("seed")
+        if type(number) is not int or not 1 <= number <= MOST_STEPS:
+            raise ValueError("step: must be a whole number from 1 on")
+        settings = self._settings(body)
+        if seed is not None:
+            if type(seed) is not int or not 0 <= seed < 2**32:
+                raise ValueError("seed: must be a whole number from 0 to 4294967295")
+            settings = settings.replaced({"seed": seed})
+        answer = answered(self._training, {"do": "step", "settings": settings.saved(), "step": number})
+        return {**answer, "samples": [self._sample_within(sample) for sample in answer["samples"]]}
 
     def path(self, key: str) -> Path:
         """Return the image with this key, of any open dataset. Raises NotFound."""
@@ -158,6 +179,11 @@ class DatasetViews:
             "links": [],
         }
         return {**image, **emptied, "role": "left out", "why": OUTSIDE}
+
+    def _sample_within(self, sample: Mapping[str, Any]) -> Mapping[str, Any]:
+        if all(self._allowed_paths.holds(Path(link)) for link in (sample["path"], *sample["links"])):
+            return sample
+        return {**sample, "image": None, "mask": None, "caption": OUTSIDE, "written": ""}
 
 
 def opened_instead(settings: Settings, place: str) -> Settings:

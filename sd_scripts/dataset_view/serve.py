@@ -81,11 +81,19 @@ def _alike(request: Mapping[str, Any]) -> Answer:
     return {"groups": alike(request["likeness"], request["distance"])}
 
 
+def _step(request: Mapping[str, Any]) -> Answer:
+    """Return what the step with this number sees, as `answer_of` does."""
+    from sd_scripts.dataset_view.step_view import answer_of  # brings torch, which no other answer needs
+
+    return answer_of(settings_of(request), request["step"])
+
+
 ANSWERS: Mapping[str, Callable[[Mapping[str, Any]], Answer]] = {
     "view": _view,
     "look": _look,
     "preview": _preview,
     "alike": _alike,
+    "step": _step,
 }
 
 

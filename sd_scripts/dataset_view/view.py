@@ -21,7 +21,7 @@ from sd_scripts.options.dataset import VARY_IMAGES, CaptionOptions, DatasetOptio
 from sd_scripts.options.launch import LaunchOptions
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.planning.show import require_plannable
-from sd_scripts.planning.steps import plan_training
+from sd_scripts.planning.steps import TrainPlan, plan_training
 from sd_scripts.settings.settings import Settings
 
 USUAL_RESOLUTION = "1024"
@@ -212,11 +212,8 @@ def sum_of(plan: DataPlan, settings: Settings) -> dict[str, Any]:
     for item in plan.items:
         key = (item.subset.name, item.repeats, item.subset.is_reg)
         concepts[key] = concepts.get(key, 0) + 1
-    shapes = batch_shapes(plan, short_batches=settings[DatasetOptions].short_batches)
-    launch = settings.get(LaunchOptions)
-    processes = launch.num_processes if launch else 1
-    batches = -(-sum(shapes.values()) // processes)
-    train = plan_training(settings[TrainingOptions], batches) if batches else None
+    train = train_plan_of(plan, settings)
+    has_steps = train.batches_per_epoch > 0
     return {
         "concepts": [
             {"name": name, "images": images, "repeats": repeats, "is_reg": is_reg}
@@ -225,13 +222,24 @@ def sum_of(plan: DataPlan, settings: Settings) -> dict[str, Any]:
         "images": sum(concepts.values()),
         "per_epoch": sum(item.repeats for item in plan.items),
         "batch_sizes": sorted({dataset.batch_size for dataset in plan.blueprint.datasets}),
-        "batches": batches,
-        "processes": processes,
-        "accumulation": train.accumulation if train else 1,
-        "steps_per_epoch": train.steps_per_epoch if train else 0,
-        "epochs": train.epochs if train else 0,
-        "steps": train.max_steps if train else 0,
+        "batches": train.batches_per_epoch,
+        "processes": processes_of(settings),
+        "accumulation": train.accumulation,
+        "steps_per_epoch": train.steps_per_epoch,
+        "epochs": train.epochs if has_steps else 0,
+        "steps": train.max_steps if has_steps else 0,
     }
+
+
+def train_plan_of(plan: DataPlan, settings: Settings) -> TrainPlan:
+    """Return the length of the run."""
+    shapes = batch_shapes(plan, short_batches=settings[DatasetOptions].short_batches)
+    return plan_training(settings[TrainingOptions], -(-sum(shapes.values()) // processes_of(settings)))
+
+
+def processes_of(settings: Settings) -> int:
+    launch = settings.get(LaunchOptions)
+    return launch.num_processes if launch else 1
 
 
 def buckets_of(plan: DataPlan, settings: Settings) -> list[dict[str, Any]]:

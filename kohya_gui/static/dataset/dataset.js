@@ -59,6 +59,7 @@ Studio.dataset = (() => {
       document.dispatchEvent(new CustomEvent("dataset-opened", { detail: { folder: place.folder } }));
       const isSame = before.size && data.images.some((image) => before.has(key(image)));
       if (!isSame) bucket = null;
+      tags();
       arrange(isSame);
       if (chosen.size) grid.select(data.images.filter((image) => chosen.has(key(image))));
       look();
@@ -230,6 +231,10 @@ Studio.dataset = (() => {
   const report = () => {
     if (!data) return;
     chips();
+    EpochSum.show(refs.sum, data, bucket, (row) => {
+      bucket = row;
+      arrange();
+    });
     const shown = grid.items().length;
     const chosen = grid.chosen().length;
     const parts = [
@@ -320,6 +325,7 @@ Studio.dataset = (() => {
           button("Select all", () => grid.all(), { class: "quiet-button" }),
           button("None", () => grid.none(), { class: "quiet-button" }),
           refs.size,
+          button("What a step sees…", StepView.make(() => ({ ...form(place.tab), folder: place.folder })), { class: "quiet-button" }),
           el("details", { class: "limits" }, el("summary", {}, "Limits of the marks"), el("div", {}, ...limits())),
         ),
         refs.status,
