@@ -50,7 +50,7 @@ class View:
     """A dataset as a page shows it."""
 
     id: str
-    paths: dict[str, Path]
+    paths: dict[str, str]
     """By key, in the order of the page."""
     waiting: dict[str, None] = field(default_factory=dict)
     """Keys of images that were not looked at yet, in order."""
@@ -70,7 +70,7 @@ class DatasetViews:
         settings = self._settings(body)
         answer = answered(self._reading, {"do": "view", "settings": settings.saved()})
         images = [self._within(image) for image in answer["images"]]
-        paths = {image["key"]: Path(image["path"]) for image in images if image["why"] != OUTSIDE}
+        paths = {image["key"]: image["path"] for image in images if image["why"] != OUTSIDE}
         measures = measures_of(paths)
         waiting = dict.fromkeys(key for key in paths if key not in measures)
         view = View(id=secrets.token_hex(8), paths=paths, waiting=waiting)
@@ -91,7 +91,7 @@ class DatasetViews:
         wanted = list(dict.fromkeys((*shown, *view.waiting)))[:LOOKED_AT_ONCE]
         if not wanted:
             return {"measures": {}, "problems": {}, "waiting": 0}
-        images = [[key, str(view.paths[key])] for key in wanted if self._allowed_paths.holds(view.paths[key])]
+        images = [[key, path] for key in wanted if self._allowed_paths.holds(Path(path := view.paths[key]))]
         answer = answered(self._looking, {"do": "look", "images": images})
         done = [*answer["measures"], *answer["problems"]]
         for key in (*done, *(wanted if not images else ())):
@@ -126,9 +126,9 @@ class DatasetViews:
         """Return the image with this key, of any open dataset. Raises NotFound."""
         with self._lock:
             path = next((view.paths[key] for view in self._views.values() if key in view.paths), None)
-        if path is None or not self._allowed_paths.holds(path):
+        if path is None or not self._allowed_paths.holds(Path(path)):
             raise NotFound(GONE)
-        return path
+        return Path(path)
 
     def thumbnail(self, key: str) -> bytes:
         """Return an image's thumbnail as a JPEG. Raises NotFound."""

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 from sd_scripts.data.plan.buckets import Size
 from sd_scripts.data.sources.images import UnreadableImage, read_size
+from sd_scripts.data.sources.seen_files import SETTLED_NS
 from sd_scripts.formats.images.caption_files import UnreadableCaptions, find_captions, read_captions
 from sd_scripts.formats.images.image_folders import (
     IMAGE_SUFFIXES,
@@ -34,34 +36,55 @@ class FolderFiles:
 
     captions: Mapping[Path, Path]
     """Caption file of each image that has one."""
+    links: frozenset[str]
+    """Names of files that are links."""
     cached: frozenset[str]
     """Stem and size of images with cached latents."""
 
     @classmethod
     def of(cls, folder: Path, caption_extension: str) -> "FolderFiles":
+        """Return what is in a folder now, or what was there before if no file has been added or removed since."""
+        try:
+            changed = folder.stat().st_mtime_ns
+        except OSError:
+            changed = 0
+        known = _known.get((folder, caption_extension))
+        if known and known[0] == changed:
+            return known[1]
+        files = cls._listed(folder, caption_extension)
+        if 0 < changed < time.time_ns() - SETTLED_NS:
+            _known[folder, caption_extension] = changed, files
+        return files
+
+    @classmethod
+    def _listed(cls, folder: Path, caption_extension: str) -> "FolderFiles":
         try:
             files = files_in(folder)
+            with os.scandir(folder) as entries:
+                links = frozenset(entry.name for entry in entries if entry.is_symlink())
         except OSError:
-            return cls(captions={}, cached=frozenset())
+            return cls(captions={}, links=frozenset(), cached=frozenset())
         images = find_images(folder, files=files)
         cached = frozenset(found[1] for name in files if (found := CACHED.fullmatch(name)))
-        return cls(captions=find_captions(folder, images, caption_extension, files).found, cached=cached)
+        captions = find_captions(folder, images, caption_extension, files).found
+        return cls(captions=captions, links=links, cached=cached)
 
     def facts(self, path: Path, size: Size | None) -> dict[str, Any]:
         """Return what the files say about an image."""
+        text = str(path)
         try:
-            stat = path.stat()
+            stat = os.stat(text)
             bytes, changed = stat.st_size, stat.st_mtime_ns
         except OSError:
             bytes, changed = 0, 0
-        named = f"{path.stem}_{size[0]:04d}x{size[1]:04d}" if size else ""
-        links = (file for file in (path, self.captions.get(path)) if file and file.is_symlink())
+        is_cached = bool(self.cached) and size is not None and f"{path.stem}_{size[0]:04d}x{size[1]:04d}" in self.cached
+        files = (path, self.captions.get(path)) if self.links else ()
         return {
-            "key": image_key(path, bytes, changed),
-            "path": str(path),
+            "key": image_key(text, bytes, changed),
+            "path": text,
             "bytes": bytes,
-            "cached": named in self.cached,
-            "links": tuple(os.path.realpath(file) for file in links),
+            "cached": is_cached,
+            "links": tuple(os.path.realpath(file) for file in files if file and file.name in self.links),
         }
 
     def caption(self, path: Path) -> tuple[str, str]:
@@ -73,6 +96,10 @@ class FolderFiles:
         except UnreadableCaptions as error:
             return "", str(error)
         return (lines[0] if lines else ""), ""
+
+
+_known: dict[tuple[Path, str], tuple[int, FolderFiles]] = {}
+"""Folders listed before, with the time of their last change."""
 
 
 def folders_below(root: Path) -> list[Path]:

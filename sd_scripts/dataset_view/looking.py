@@ -8,7 +8,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 
 from sd_scripts.data.sources.colour_profiles import profile_of, to_srgb
 from sd_scripts.data.sources.images import Pixels, UnreadableImage, read_image
@@ -137,7 +137,10 @@ def _small_jpeg(image: Image.Image) -> Pixels | None:
     if image.format not in ("JPEG", "MPO"):
         return None
     profile = profile_of(image)
-    image.draft(None, (MEASURED_SIDE, MEASURED_SIDE))
+    scale = MEASURED_SIDE / max(image.size)
+    image.draft(None, (int(image.width * scale), int(image.height * scale)))
     with contextlib.suppress(Exception):  # of a broken EXIF block; then it is not rotated, as in training
-        image = ImageOps.exif_transpose(image)
-    return np.array(to_srgb(image, profile).convert("RGB"))
+        if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
+            image = ImageOps.exif_transpose(image)
+    image = to_srgb(image, profile)
+    return np.array(image if image.mode == "RGB" else image.convert("RGB"))

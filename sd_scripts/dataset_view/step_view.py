@@ -19,9 +19,8 @@ from sd_scripts.data.plan.dataset import DataPlan, Item
 from sd_scripts.data.plan.epochs import PlannedBatch, plan_epoch, share_of_rank
 from sd_scripts.data.reader import BatchReader
 from sd_scripts.data.sources.images import Pixels
-from sd_scripts.dataset_view.folder_files import FolderFiles
-from sd_scripts.dataset_view.view import View, plan_view, processes_of, train_plan_of
-from sd_scripts.options.dataset import CacheOptions, DatasetOptions
+from sd_scripts.dataset_view.view import Listings, View, plan_view, processes_of, train_plan_of
+from sd_scripts.options.dataset import CacheOptions, CaptionOptions, DatasetOptions
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.planning.steps import TrainPlan
 from sd_scripts.settings.settings import Settings
@@ -74,7 +73,7 @@ def planned_batches(plan: DataPlan, view: View, train: TrainPlan, number: int) -
 def answer_of(settings: Settings, number: int) -> dict[str, Any]:
     """Return a step as JSON: its `samples`, with image and mask as PNGs in Base64."""
     step = step_of(settings, number)
-    listings: dict[str, FolderFiles] = {}
+    listings = Listings(settings[CaptionOptions].caption_extension)
     samples = [
         _sample(step.plan.items[item], batch, row, listings)
         for planned, batch, _ in step.read
@@ -98,15 +97,12 @@ def pixels_of(image: Tensor) -> Pixels:
     return pixels
 
 
-def _sample(item: Item, batch: Batch, row: int, listings: dict[str, FolderFiles]) -> Mapping[str, Any]:
+def _sample(item: Item, batch: Batch, row: int, listings: Listings) -> Mapping[str, Any]:
     assert batch.pixels is not None, "no latents are cached here"
-    folder = os.path.dirname(item.path)
-    files = listings.get(folder) or FolderFiles.of(item.path.parent, item.subset.caption_extension)
-    listings[folder] = files
     mask = None
     if batch.mask is not None:
         mask = _png(batch.mask[row, 0].mul(255).round().to(torch.uint8).numpy())
-    links = files.facts(item.path, item.size)["links"]
+    links = listings[item.path.parent].facts(item.path, item.size)["links"]
     return {
         "path": str(item.path),
         "links": [*links, *([os.path.realpath(item.mask)] if item.mask else [])],

@@ -17,6 +17,7 @@ from sd_scripts.data.plan.epochs import batch_shapes
 from sd_scripts.data.sources.images import Augmentation, crop_placement, is_too_elongated
 from sd_scripts.dataset_view.folder_files import FolderFiles, files_of, folders_below, why_left_out
 from sd_scripts.families.cards.registry import card_of
+from sd_scripts.machine import garbage_collection
 from sd_scripts.options.dataset import VARY_IMAGES, CaptionOptions, DatasetOptions
 from sd_scripts.options.launch import LaunchOptions
 from sd_scripts.options.training import TrainingOptions
@@ -76,6 +77,7 @@ class View:
     """Why there is no plan."""
 
 
+@garbage_collection.paused()
 def view_of(settings: Settings) -> dict[str, Any]:
     """Return the dataset as JSON: `images`, the `sum` of an epoch, `buckets`, `folders`, `warnings`, and `refused`, why
     it cannot be trained on."""
@@ -127,13 +129,13 @@ def shown_images(view: View) -> tuple[list[ShownImage], list[Path]]:
     root = view.settings[DatasetOptions].train_data_dir
     places = [*subsets] or (folders_below(Path(root)) if root else [])
     extension = view.settings[CaptionOptions].caption_extension
-    listings: dict[Path, FolderFiles] = {}
+    listings, crops = Listings(extension), CropFacts()
     for folder in places:
         subset = subsets.get(folder)
         listings[folder] = FolderFiles.of(folder, subset.caption_extension if subset else extension)
-    images = [_planned(item, "trained", listings, extension) for item in (view.plan.items if view.plan else ())]
+    images = [_planned(item, "trained", listings, crops) for item in (view.plan.items if view.plan else ())]
     if view.plan and view.plan.validation:
-        images += [_planned(item, "validation", listings, extension) for item in view.plan.validation.items]
+        images += [_planned(item, "validation", listings, crops) for item in view.plan.validation.items]
     taken = {image.path for image in images}
     left = [path for folder in places for path in files_of(folder) if str(path) not in taken]
     fits = _fits(left, blueprint, view.settings) if not view.plan else {}
@@ -161,13 +163,49 @@ def _fits(paths: Sequence[Path], blueprint: Blueprint | None, settings: Settings
     return {item.path: item for item in plan.items}
 
 
-def _planned(item: Item, role: str, listings: dict[Path, FolderFiles], extension: str) -> ShownImage:
+def crop_facts(path: Path, size: Size, fit: BucketFit) -> dict[str, Any]:
+    """Return how an image is resized and cropped to its bucket if no option varies it."""
+    place = crop_placement(path, size, fit, Augmentation(), Random(0))
+    (across, down), (width, height) = place.resized, fit.bucket.size
+    return {
+        "bucket": str(fit.bucket.alone),
+        "resized": place.resized,
+        "crop": (place.left / across, place.top / down, width / across, height / down),
+        "is_elongated": is_too_elongated(fit),
+    }
+
+
+class CropFacts:
+    """The `crop_facts` of many images, of which most have a size of few."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Size, Size, Size], dict[str, Any]] = {}
+
+    def of(self, path: Path, size: Size, fit: BucketFit) -> dict[str, Any]:
+        key = (size, fit.bucket.size, fit.resized)
+        if key not in self._known:
+            self._known[key] = crop_facts(path, size, fit)
+        return self._known[key]
+
+
+class Listings(dict[Path, FolderFiles]):
+    """The files of each folder, listed when they are asked for: those of a metadata file may be anywhere."""
+
+    def __init__(self, extension: str) -> None:
+        super().__init__()
+        self._extension = extension
+
+    def __missing__(self, folder: Path) -> FolderFiles:
+        self[folder] = FolderFiles.of(folder, self._extension)
+        return self[folder]
+
+
+def _planned(item: Item, role: str, listings: Listings, crops: CropFacts) -> ShownImage:
     subset = item.subset
-    if (files := listings.get(item.path.parent)) is None:  # of a metadata file
-        files = listings[item.path.parent] = FolderFiles.of(item.path.parent, extension)
+    files = listings[item.path.parent]
     return ShownImage(
         **files.facts(item.path, item.size),
-        **crop_facts(item.path, item.size, item.fit),
+        **crops.of(item.path, item.size, item.fit),
         role="regularisation" if subset.is_reg else role,
         size=item.size,
         dataset=item.dataset,
@@ -192,18 +230,6 @@ def _left_out(path: Path, why: str, item: Item | None, files: FolderFiles) -> Sh
         caption=caption,
         captioned=path in files.captions,
     )
-
-
-def crop_facts(path: Path, size: Size, fit: BucketFit) -> dict[str, Any]:
-    """Return how an image is resized and cropped to its bucket if no option varies it."""
-    place = crop_placement(path, size, fit, Augmentation(), Random(0))
-    (across, down), (width, height) = place.resized, fit.bucket.size
-    return {
-        "bucket": str(fit.bucket.alone),
-        "resized": place.resized,
-        "crop": (place.left / across, place.top / down, width / across, height / down),
-        "is_elongated": is_too_elongated(fit),
-    }
 
 
 def sum_of(plan: DataPlan, settings: Settings) -> dict[str, Any]:

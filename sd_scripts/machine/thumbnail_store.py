@@ -39,9 +39,9 @@ class Measures:
     """Shares of the image that are black bars: left, top, right, bottom."""
 
 
-def image_key(path: Path, size: int, mtime_ns: int) -> str:
+def image_key(path: str, size: int, mtime_ns: int) -> str:
     """Return the key of an image file with this many bytes that was modified then."""
-    name = os.fsencode(os.path.abspath(path))
+    name = os.fsencode(path if os.path.isabs(path) else os.path.abspath(path))
     return hashlib.blake2b(b"%d %d %d " % (VERSION, size, mtime_ns) + name, digest_size=16).hexdigest()
 
 
