@@ -59,9 +59,10 @@ class View:
 class DatasetViews:
     """Opens datasets and looks at their images."""
 
-    def __init__(self, allowed_paths: AllowedPaths) -> None:
+    def __init__(self, allowed_paths: AllowedPaths, program: str = PROGRAM) -> None:
         self._allowed_paths = allowed_paths
-        self._reading, self._looking, self._training = (ResidentProcess(PROGRAM, LONGEST) for _ in range(3))
+        # one for datasets, one for thumbnails, which are made in the meantime, and one that loads torch
+        self._reading, self._looking, self._training = (ResidentProcess(program, LONGEST) for _ in range(3))
         self._views: OrderedDict[str, View] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -72,31 +73,45 @@ class DatasetViews:
         images = [self._within(image) for image in answer["images"]]
         paths = {image["key"]: image["path"] for image in images if image["why"] != OUTSIDE}
         measures = measures_of(paths)
-        waiting = dict.fromkeys(key for key in paths if key not in measures)
+        readable = (image["key"] for image in images if image["size"])
+        waiting = dict.fromkeys(key for key in readable if key not in measures)
         view = View(id=secrets.token_hex(8), paths=paths, waiting=waiting)
+        self.add(view)
+        found = {key: vars(each) for key, each in measures.items()}
+        return {**answer, "images": images, "view": view.id, "measures": found, "waiting": len(view.waiting)}
+
+    def add(self, view: View) -> None:
+        """Remember an open dataset; forget the oldest of too many."""
         with self._lock:
             self._views[view.id] = view
             while len(self._views) > REMEMBERED:
                 self._views.popitem(last=False)
-        found = {key: vars(each) for key, each in measures.items()}
-        return {**answer, "images": images, "view": view.id, "measures": found, "waiting": len(view.waiting)}
 
     def look(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Look at more images of a view for a moment, at those that the page shows `first`."""
         view = self._view(body.get("view"))
         first = body.get("first")
-        shown = (
-            [key for key in first if isinstance(key, str) and key in view.waiting] if isinstance(first, list) else []
-        )
+        named = first if isinstance(first, list) else []
+        shown = (key for key in named if isinstance(key, str) and key in view.waiting)
         wanted = list(dict.fromkeys((*shown, *view.waiting)))[:LOOKED_AT_ONCE]
-        if not wanted:
-            return {"measures": {}, "problems": {}, "waiting": 0}
         images = [[key, path] for key in wanted if self._allowed_paths.holds(Path(path := view.paths[key]))]
-        answer = answered(self._looking, {"do": "look", "images": images})
-        done = [*answer["measures"], *answer["problems"]]
-        for key in (*done, *(wanted if not images else ())):
+        for key in {*wanted} - {key for key, _ in images}:  # a link that leads elsewhere now
+            view.waiting.pop(key, None)
+        answer = self._looked(images)
+        for key in (*answer["measures"], *answer["problems"]):
             view.waiting.pop(key, None)
         return {**answer, "waiting": len(view.waiting)}
+
+    def _looked(self, images: list[list[str]]) -> Mapping[str, Any]:
+        """Return what is seen on these images, or on the first of them: one at which the process dies is named."""
+        if not images:
+            return {"measures": {}, "problems": {}}
+        try:
+            return answered(self._looking, {"do": "look", "images": images})
+        except ValueError:
+            if len(images) > 1:
+                return self._looked(images[: len(images) // 2])
+            return {"measures": {}, "problems": {images[0][0]: "cannot be read: decoding it ends the process"}}
 
     def alike(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Return groups of keys of images that look alike, among those that were looked at."""

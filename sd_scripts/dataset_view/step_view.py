@@ -1,6 +1,7 @@
 """What one training step sees: the trainer's own batches, with the images and captions that they are made of.
 
-This is the only part of the view that needs torch, since the trainer's reader does.
+This is the only part of the view that needs torch, since the trainer's reader does. With cached latents a step reads
+what was encoded of the same pixels: options that vary them cannot be combined with caches.
 """
 
 import base64
@@ -20,7 +21,7 @@ from sd_scripts.data.plan.epochs import PlannedBatch, plan_epoch, share_of_rank
 from sd_scripts.data.reader import BatchReader
 from sd_scripts.data.sources.images import Pixels
 from sd_scripts.dataset_view.view import Listings, View, plan_view, processes_of, train_plan_of
-from sd_scripts.options.dataset import CacheOptions, CaptionOptions, DatasetOptions
+from sd_scripts.options.dataset import CaptionOptions, DatasetOptions
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.planning.steps import TrainPlan
 from sd_scripts.settings.settings import Settings
@@ -45,8 +46,8 @@ def step_of(settings: Settings, number: int) -> Step:
     view = plan_view(settings)
     if view.plan is None:
         raise ValueError(view.refused[0])
-    plan = _as_cached(view.plan) if view.settings[CacheOptions].caches_latents else view.plan
-    train = train_plan_of(view.plan, view.settings)
+    plan = view.plan
+    train = train_plan_of(plan, view.settings)
     if not 1 <= number <= train.max_steps:
         raise ValueError(f"step: the run has steps 1 to {train.max_steps:,}; choose one of these")
     reader = BatchReader(plan, max_train_steps=train.max_steps)
@@ -119,12 +120,3 @@ def _sample(item: Item, batch: Batch, row: int, listings: Listings) -> Mapping[s
 def _png(pixels: Pixels) -> str:
     _, encoded = cv2.imencode(".png", pixels, [cv2.IMWRITE_PNG_COMPRESSION, 1])
     return base64.b64encode(encoded.tobytes()).decode()
-
-
-def _as_cached(plan: DataPlan) -> DataPlan:
-    """Return the plan of a run whose latents are cached: they are of centre crops."""
-    items = []
-    for item in plan.items:
-        augmentation = dataclasses.replace(item.subset.augmentation, face_crop_aug_range=None)
-        items.append(dataclasses.replace(item, subset=dataclasses.replace(item.subset, augmentation=augmentation)))
-    return dataclasses.replace(plan, items=tuple(items))
