@@ -103,7 +103,7 @@ class DatasetViews:
         return {**answer, "waiting": len(view.waiting)}
 
     def _looked(self, images: list[list[str]]) -> Mapping[str, Any]:
-        """Return what is seen on these images, or on the first of them: one at which the process dies is named."""
+        """Return the measurements of these images, or of the first of them: one at which the process dies is named."""
         if not images:
             return {"measures": {}, "problems": {}}
         try:
@@ -125,7 +125,7 @@ class DatasetViews:
         return {"groups": [[keys[index] for index in group] for group in answer["groups"]]}
 
     def step(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what a step of the run sees; `seed` replaces the form's."""
+        """Return the batches of a step of the run; `seed` replaces the form's."""
         number, seed = body.get("step"), body.get("seed")
         if type(number) is not int or not 1 <= number <= MOST_STEPS:
             raise ValueError("step: must be a whole number from 1 on")

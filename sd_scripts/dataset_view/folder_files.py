@@ -12,6 +12,8 @@ from typing import Any
 from sd_scripts.data.plan.buckets import Size
 from sd_scripts.data.sources.images import UnreadableImage, read_size
 from sd_scripts.data.sources.seen_files import SETTLED_NS
+from sd_scripts.formats.clips.clip_files import is_clip
+from sd_scripts.formats.clips.media_types import CLIP_SUFFIXES
 from sd_scripts.formats.images.caption_files import UnreadableCaptions, find_captions, read_captions
 from sd_scripts.formats.images.image_folders import (
     IMAGE_SUFFIXES,
@@ -25,8 +27,10 @@ from sd_scripts.machine.thumbnail_store import image_key
 
 CACHED = re.compile(r"(.+_\d{4,}x\d{4,})_.+\.(?:safetensors|npz)")
 """Name of a file of cached latents: stem and size of the image, then the family's suffix."""
+SHOWN = IMAGE_SUFFIXES | UNREAD_IMAGES | CLIP_SUFFIXES
 NO_PLUGIN = "this installation of Pillow cannot read its format; convert it to PNG, JPEG or WebP"
 NOT_READ = "training does not read this kind of image; convert it to PNG, JPEG or WebP"
+NO_CLIPS = "this model family is not trained on clips"
 NO_FILE = "it is a link to a missing file, or no file at all"
 
 
@@ -43,7 +47,7 @@ class FolderFiles:
 
     @classmethod
     def of(cls, folder: Path, caption_extension: str) -> "FolderFiles":
-        """Return what is in a folder now, or what was there before if no file has been added or removed since."""
+        """Return the files of a folder, as listed before if none has been added or removed since."""
         try:
             changed = folder.stat().st_mtime_ns
         except OSError:
@@ -70,7 +74,7 @@ class FolderFiles:
         return cls(captions=captions, links=links, cached=cached)
 
     def facts(self, path: Path, size: Size | None) -> dict[str, Any]:
-        """Return what the files say about an image."""
+        """Return the fields of a ShownImage that follow from its files."""
         text = str(path)
         try:
             stat = os.stat(text)
@@ -112,15 +116,19 @@ def folders_below(root: Path) -> list[Path]:
 
 
 def files_of(folder: Path) -> list[Path]:
-    """Return the images of a folder, of all kinds, and links to images, sorted by name."""
+    """Return the images of a folder, of all kinds, clips, and links to images, sorted by name."""
     with contextlib.suppress(OSError):
-        names = (name for name in os.listdir(folder) if has_suffix(name, IMAGE_SUFFIXES | UNREAD_IMAGES))
+        names = (
+            name for name in os.listdir(folder) if has_suffix(name, IMAGE_SUFFIXES | UNREAD_IMAGES | CLIP_SUFFIXES)
+        )
         return [folder / name for name in sorted(names, key=os.path.normcase)]
     return []
 
 
 def why_left_out(path: Path) -> tuple[Size | None, str]:
     """Return an image's size, and why training cannot read it; empty if it can."""
+    if is_clip(path):
+        return None, NO_CLIPS
     if has_suffix(path.name, UNREAD_IMAGES):
         return None, NOT_READ
     if not path.is_file():

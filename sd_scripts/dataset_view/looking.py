@@ -12,6 +12,9 @@ from PIL import ExifTags, Image, ImageOps
 
 from sd_scripts.data.sources.colour_profiles import profile_of, to_srgb
 from sd_scripts.data.sources.images import Pixels, UnreadableImage, read_image
+from sd_scripts.formats.clips.clip_files import frame_files, is_clip
+from sd_scripts.formats.clips.frames import frames_at
+from sd_scripts.formats.clips.probe import UnreadableClip, probe
 from sd_scripts.formats.images.image_files import read_with
 from sd_scripts.formats.regular_files import open_regular
 from sd_scripts.machine.thumbnail_store import Measures
@@ -28,7 +31,8 @@ Grey = NDArray[np.uint8]
 
 
 def look_at(path: Path) -> tuple[bytes, Measures]:
-    """Return an image's thumbnail as a JPEG, and what is measured on it. Raises UnreadableImage."""
+    """Return the thumbnail of an image, or of a clip's first frame, as a JPEG, and what is measured on it. Raises
+    UnreadableImage."""
     pixels = shrunk(_decoded(path), MEASURED_SIDE)
     grey: Grey = cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY).astype(np.uint8, copy=False)
     measures = Measures(
@@ -38,12 +42,14 @@ def look_at(path: Path) -> tuple[bytes, Measures]:
 
 
 def preview(path: Path) -> bytes:
-    """Return an image as training decodes it, at most 1600 pixels long, as a JPEG. Raises UnreadableImage."""
-    return as_jpeg(shrunk(read_image(path)[0], PREVIEW_SIDE), 90)
+    """Return an image as training decodes it, or a clip's first frame, at most 1600 pixels long, as a JPEG. Raises
+    UnreadableImage."""
+    return as_jpeg(shrunk(_whole(path), PREVIEW_SIDE), 90)
 
 
 def digest_of(path: Path) -> str:
-    """Return a digest of a file's bytes. Raises UnreadableImage."""
+    """Return a digest of a file's bytes, for a folder of frames of the first. Raises UnreadableImage."""
+    path = _first_frame_file(path)
     digest = hashlib.blake2b(digest_size=16)
     try:
         with open_regular(path) as file:
@@ -127,10 +133,27 @@ def as_jpeg(pixels: Pixels, quality: int) -> bytes:
 
 def _decoded(path: Path) -> Pixels:
     """Return an image's pixels; a JPEG is decoded smaller, which takes a fraction of the time."""
-    with contextlib.suppress(Exception):  # broken files raise different errors; read_image says which
-        if (pixels := read_with(path, _small_jpeg)) is not None:
+    path = _first_frame_file(path)
+    with contextlib.suppress(Exception):  # broken files raise different errors; read_image names the problem
+        if not is_clip(path) and (pixels := read_with(path, _small_jpeg)) is not None:
             return pixels
-    return read_image(path)[0]
+    return _whole(path)
+
+
+def _whole(path: Path) -> Pixels:
+    """Return the pixels of an image, or of a clip's first frame, at full size. Raises UnreadableImage."""
+    if not is_clip(path):
+        return read_image(_first_frame_file(path))[0]
+    try:
+        first: Pixels = next(iter(frames_at(path, probe(path).times[:1])))
+        return first
+    except UnreadableClip as error:
+        raise UnreadableImage(path, str(error).removeprefix("cannot be read: ")) from error
+
+
+def _first_frame_file(path: Path) -> Path:
+    """Return the first image of a folder of frames; any other path unchanged."""
+    return next(iter(frame_files(path)), path) if path.is_dir() else path
 
 
 def _small_jpeg(image: Image.Image) -> Pixels | None:

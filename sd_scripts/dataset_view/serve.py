@@ -1,7 +1,7 @@
 """A resident process that looks at datasets for the page: it decodes images, which the GUI's process does not.
 
-A request (see `sd_scripts.machine.resident`) has `do`, the name of one of `ANSWERS`, and its arguments. The answer of
-each is described there; {"unanswered": sentence} and {"fault": traceback} are those of a request that fails.
+A request (see `sd_scripts.machine.resident`) has `do`, the name of one of `ANSWERS`, and its arguments. Each answer is
+described there; a request that fails is answered {"unanswered": sentence} or {"fault": traceback}.
 """
 
 import base64
@@ -82,7 +82,7 @@ def _alike(request: Mapping[str, Any]) -> Answer:
 
 
 def _step(request: Mapping[str, Any]) -> Answer:
-    """Return what the step with this number sees, as `answer_of` does."""
+    """Return the batches of the step with this number, as `answer_of` does."""
     from sd_scripts.dataset_view.step_view import answer_of  # brings torch, which no other answer needs
 
     return answer_of(settings_of(request), request["step"])

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from sd_scripts.data.batch import Batch
-from sd_scripts.data.plan.dataset import DataPlan, Item
+from sd_scripts.data.plan.dataset import DataPlan
 from sd_scripts.data.plan.epochs import PlannedBatch, plan_epoch, share_of_rank
+from sd_scripts.data.plan.items import Item
 from sd_scripts.data.reader import BatchReader
 from sd_scripts.data.sources.images import Pixels
 from sd_scripts.dataset_view.view import Listings, View, plan_view, processes_of, train_plan_of
@@ -93,7 +94,9 @@ def answer_of(settings: Settings, number: int) -> dict[str, Any]:
 
 
 def pixels_of(image: Tensor) -> Pixels:
-    """Return pixels (H, W, 3) of 8 bits for a batch's (3, H, W) in -1..1, of which they were made: nothing is lost."""
+    """Return the pixels (H, W, 3) of 8 bits from which (3, H, W) in -1..1 was made: nothing is lost. Of a clip
+    (3, F, H, W) they are the first frame's."""
+    image = image[:, 0] if image.ndim == 4 else image
     pixels: Pixels = image.add(1).mul(127.5).round().to(torch.uint8).permute(1, 2, 0).numpy()
     return pixels
 
@@ -108,6 +111,7 @@ def _sample(item: Item, batch: Batch, row: int, listings: Listings) -> Mapping[s
         "path": str(item.path),
         "links": [*links, *([os.path.realpath(item.mask)] if item.mask else [])],
         "bucket": str(batch.extent.alone),
+        "frames": item.span.frames if item.span else 0,
         "written": item.caption,
         "caption": batch.captions[row].text,
         "separator": item.subset.captions.caption_separator,

@@ -11,10 +11,11 @@ from random import Random
 from typing import Any
 
 from sd_scripts.data.plan.blueprint import Blueprint, read_blueprint
-from sd_scripts.data.plan.buckets import BucketFit, Size
-from sd_scripts.data.plan.dataset import DataPlan, Item, plan_data, plan_images
+from sd_scripts.data.plan.buckets import BucketFit, Extent, Size
+from sd_scripts.data.plan.dataset import DataPlan, plan_data, plan_images
 from sd_scripts.data.plan.epochs import batch_shapes
-from sd_scripts.data.sources.images import Augmentation, crop_placement, is_too_elongated
+from sd_scripts.data.plan.items import Item
+from sd_scripts.data.sources.images import Augmentation, is_too_elongated, place_of
 from sd_scripts.dataset_view.folder_files import FolderFiles, files_of, folders_below, why_left_out
 from sd_scripts.families.cards.registry import card_of
 from sd_scripts.machine import garbage_collection
@@ -44,6 +45,8 @@ class ShownImage:
     why: str = ""
     """Why it is left out."""
     dataset: int = 0
+    frames: int = 0
+    """Of a part of a clip; 0: it is an image."""
     bucket: str = ""
     """Empty: not known."""
     resized: tuple[int, int] | None = None
@@ -165,7 +168,7 @@ def _fits(paths: Sequence[Path], blueprint: Blueprint | None, settings: Settings
 
 def crop_facts(path: Path, size: Size, fit: BucketFit) -> dict[str, Any]:
     """Return how an image is resized and cropped to its bucket if no option varies it."""
-    place = crop_placement(path, size, fit, Augmentation(), Random(0))
+    place = place_of(path, size, fit, Augmentation(), Random(0))
     (across, down), (width, height) = place.resized, fit.bucket.size
     return {
         "bucket": str(fit.bucket.alone),
@@ -176,13 +179,13 @@ def crop_facts(path: Path, size: Size, fit: BucketFit) -> dict[str, Any]:
 
 
 class CropFacts:
-    """The `crop_facts` of many images, of which most have a size of few."""
+    """The `crop_facts` of many images; most have one of few sizes."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Size, Size, Size], dict[str, Any]] = {}
+        self._known: dict[tuple[Size, Extent, Size], dict[str, Any]] = {}
 
     def of(self, path: Path, size: Size, fit: BucketFit) -> dict[str, Any]:
-        key = (size, fit.bucket.size, fit.resized)
+        key = (size, fit.bucket, fit.resized)
         if key not in self._known:
             self._known[key] = crop_facts(path, size, fit)
         return self._known[key]
@@ -209,6 +212,7 @@ def _planned(item: Item, role: str, listings: Listings, crops: CropFacts) -> Sho
         role="regularisation" if subset.is_reg else role,
         size=item.size,
         dataset=item.dataset,
+        frames=item.span.frames if item.span else 0,
         repeats=item.repeats,
         caption=item.caption,
         captioned=bool(item.caption) if subset.metadata_file else item.path in files.captions,

@@ -1,4 +1,4 @@
-"""Thumbnails of images and what was measured on them, so that a dataset is looked at once.
+"""Stores thumbnails and measurements of images, so that each image of a dataset is decoded a single time.
 
 It is an SQLite file next to the list of runs. Nothing depends on it: missing entries are made again, and a damaged or
 read-only file is treated as an empty one.
@@ -32,7 +32,7 @@ class Measures:
     digest: str
     """Of the bytes of the file: equal for exact copies."""
     likeness: str
-    """128 bits as hexadecimal digits, of which few differ between images that look alike."""
+    """128 bits as hexadecimal digits; few differ between images that look alike."""
     sharpness: float
     """Variance of the Laplacian of the grey image with a longer side of at most 512 pixels; low if it is blurred."""
     bars: tuple[float, float, float, float]
@@ -51,7 +51,7 @@ def thumbnails_path() -> Path:
 
 
 def measures_of(keys: Iterable[str]) -> dict[str, Measures]:
-    """Return what was measured on those images that have thumbnails, by key."""
+    """Return the measurements of those images that have thumbnails, by key."""
     found: dict[str, Measures] = {}
     wanted = list(keys)
 

@@ -83,7 +83,7 @@ def differences(settings: Settings, plan: DataPlan) -> list[str]:
     return found
 
 
-def test_crops_buckets_repeats_and_captions_are_those_of_training(tmp_path: Path) -> None:
+def test_crops_buckets_repeats_and_captions_match_training(tmp_path: Path) -> None:
     random = Random(43)
     found = []
     for number in range(DATASETS):

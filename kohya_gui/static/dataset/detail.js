@@ -75,7 +75,7 @@ var ImageDetail = (() => {
     );
   };
 
-  /** The dialog with the active image of a grid; arrows go on to the others. */
+  /** The dialog with the active image of a grid; arrows show the others. */
   const dialog = (grid) => {
     const box = el("div", { class: "large-image" });
     const large = Studio.dialog({ class: "dataset-dialog", "aria-label": "Image" });

@@ -1,4 +1,4 @@
-// A list box of many cells, of which only those in sight are elements. Arrows move, Shift extends, Space and clicks
+// A list box of many cells; only those in sight are elements. Arrows move, Shift extends, Space and clicks
 // select, as in file managers.
 var ImageGrid = (() => {
   const { el } = Studio;

@@ -46,7 +46,7 @@ var Marks = (() => {
   const of = (image) => names.filter((name) => has(image, name));
   const isMeasured = (name) => MEASURED.includes(name);
 
-  /** Count each mark: name -> [images that have it, images of which it is not known]. */
+  /** Count each mark: name -> [images that have it, images that were not measured]. */
   const count = (images) => {
     const counts = Object.fromEntries(names.map((name) => [name, [0, 0]]));
     for (const image of images)
