@@ -28,6 +28,7 @@ FLOORS = (
     ("testing",),
     ("families",),
     ("planning",),
+    ("dataset_view",),
     ("training",),
     ("generating",),
     ("tools",),

@@ -11,7 +11,7 @@ from gradio.context import Context
 
 from kohya_gui.dataset.dataset_tools import Concept, arrange
 from kohya_gui.dataset.dataset_tools_metadata import NEEDED_FOR_LATENTS, Gathering, LatentsJob, gather
-from kohya_gui.form.controls import BROWSE, QUIET, Form, Updates, shown, unquoted
+from kohya_gui.form.controls import BROWSE, QUIET, SEE_IMAGES, Form, Updates, shown, unquoted
 from kohya_gui.form.field_links import NO_LINKS, FieldLinks
 from kohya_gui.runs.run_view import progress_bar
 from kohya_gui.server.messages import Html, message
@@ -42,9 +42,10 @@ class Field:
     wide: bool = False
 
     def control(self, tab: str) -> FormComponent:
+        links = [BROWSE] * self.folder + [SEE_IMAGES] * (self.folder and "image" in self.name)
         face: dict[str, Any] = {
             "label": self.label,
-            "info": f"{self.info} {BROWSE}" if self.folder else self.info,
+            "info": " ".join(filter(None, (self.info, *links))) or None,
             "elem_id": f"{tab}-{self.name}",
             "elem_classes": ["option", "option-wide" if self.wide else "option-small"],
         }

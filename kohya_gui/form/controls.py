@@ -24,6 +24,10 @@ QUIET: dict[str, Any] = {"queue": False, "show_progress": "hidden", "show_progre
 BROWSER_SECRET = "no-secret"
 """Gradio encrypts the data it stores in the browser; a fixed key lets the next start of the GUI read it back."""
 BROWSE = "[Browse…](#browse)"
+SEE_IMAGES = "[See images](#see-images)"
+"""A link to the tab Dataset (dataset.js)."""
+IMAGE_PLACES = ("train_data_dir", "reg_data_dir", "dataset_config", "conditioning_data_dir", "control_directory")
+"""Options that name folders of images, or a file that does."""
 """Link in a path's help that opens the file dialog (browse.js)."""
 Updates = dict[Any, Any]
 """Component -> its new value, or the update of its properties."""
@@ -44,9 +48,10 @@ def control(option: Option, tab: str, width: str, others: Mapping[str, Option], 
     # Gradio lets no attributes through: the n-th <strong> is the n-th note
     parts = option.help_parts(method)
     hint = " ".join(f"**{text(words)}**" if families else text(words) for families, words in parts)
+    links = [BROWSE] * option.path + [SEE_IMAGES] * (option.name in IMAGE_PLACES)
     face: dict[str, Any] = {
         "label": option.label,
-        "info": f"{hint} {BROWSE}" if option.path else hint,
+        "info": " ".join((hint, *links)),
         "value": shown(option, option.default),
         "elem_id": f"{tab}-{option.name}",
         "elem_classes": ["option", width],

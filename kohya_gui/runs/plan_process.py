@@ -1,98 +1,12 @@
-"""The resident process that computes the plans of the page: started when needed, replaced when it ends."""
+"""The resident process that computes the plans of the page."""
 
-import contextlib
-import json
-import subprocess
-import sys
-import threading
-from collections.abc import Mapping
-from typing import Any
-
-from sd_scripts.runs.process import WINDOWS_GROUP
+from kohya_gui.server.resident_process import LONGEST, ResidentProcess
 
 PROGRAM = "sd_scripts.planning.serve"
-LONGEST = 120.0
-"""Seconds to read the sizes of a large dataset, the first time."""
 
 
-class PlanProcess:
-    """Answers one request at a time. All methods are thread-safe."""
+class PlanProcess(ResidentProcess):
+    """Answers saved settings with the plan of their run."""
 
     def __init__(self, longest: float = LONGEST) -> None:
-        self._longest = longest
-        self._one_at_a_time = threading.Lock()
-        self._process: subprocess.Popen[str] | None = None
-
-    def start(self) -> None:
-        """Start the process unless it is alive: it imports its modules before the first plan is wanted."""
-        if self._one_at_a_time.acquire(blocking=False):  # else it is at work
-            try:
-                with contextlib.suppress(OSError):  # reported when a plan is asked for
-                    self._alive()
-            finally:
-                self._one_at_a_time.release()
-
-    def ask(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the answer of `sd_scripts.planning.serve` for saved settings.
-
-        A process that ends without an answer, because it was killed or its code has changed, is replaced once. Raises
-        TimeoutError after `longest` seconds, when the process is killed, and EOFError if the second one ends as well.
-        """
-        request = json.dumps(settings)
-        with self._one_at_a_time:
-            for _ in range(2):
-                if answer := self._answer(self._alive(), request):
-                    plan: Mapping[str, Any] = json.loads(answer)
-                    return plan
-                self._end()
-        raise EOFError
-
-    def close(self) -> None:
-        """End the process."""
-        with self._one_at_a_time:
-            self._end()
-
-    def _alive(self) -> "subprocess.Popen[str]":
-        if self._process is None or self._process.poll() is not None:
-            self._end()
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", PROGRAM],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                encoding="utf-8",
-                start_new_session=True,  # Ctrl+C is for the GUI, whose end closes our pipe
-                creationflags=WINDOWS_GROUP,
-            )
-        return self._process
-
-    def _answer(self, process: "subprocess.Popen[str]", request: str) -> str:
-        """Return the line that the process answers; empty if it ends first."""
-        assert process.stdin
-        assert process.stdout
-        late = threading.Event()
-
-        def cut_off() -> None:
-            late.set()
-            process.kill()
-
-        timer = threading.Timer(self._longest, cut_off)
-        timer.start()
-        try:
-            process.stdin.write(f"{request}\n")
-            process.stdin.flush()
-            answer = process.stdout.readline()
-        except OSError:  # it has just ended
-            answer = ""
-        finally:
-            timer.cancel()
-        if late.is_set():
-            self._end()
-            raise TimeoutError
-        return answer if answer.endswith("\n") else ""
-
-    def _end(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            with contextlib.suppress(OSError), self._process:  # closes its pipes
-                self._process = None
+        super().__init__(PROGRAM, longest)

@@ -1,4 +1,4 @@
-"""Tabs that scripts of the page fill: runs, LoRA tools, the machine; and the run column of a training tab."""
+"""Tabs that scripts of the page fill, such as the dataset and the runs; and the run column of a training tab."""
 
 from html import escape
 
@@ -42,6 +42,11 @@ def runs_tab() -> None:
             gr.HTML("<div data-board></div>", elem_id="runs-board", apply_default_css=False)
         with gr.Column(elem_classes="running runs-right"):
             gr.HTML(SLOT.format(place="runs"), elem_id="runs-run", apply_default_css=False)
+
+
+def dataset_tab() -> None:
+    """Lay out the tab Dataset, which dataset.js fills."""
+    gr.HTML("<div data-dataset></div>", elem_id="dataset-view", apply_default_css=False)
 
 
 def lora_tools_tab() -> None:

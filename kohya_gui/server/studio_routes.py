@@ -6,6 +6,7 @@ from types import MappingProxyType
 from starlette.routing import Route
 
 from kohya_gui.access.allowed_paths import AllowedPaths
+from kohya_gui.dataset import dataset_routes
 from kohya_gui.form import browse, field_check, prompt_editor
 from kohya_gui.form.field_links import FieldLinks
 from kohya_gui.generate import checkpoints_routes, generate_routes
@@ -31,4 +32,5 @@ def routes(
         *compile_cache_routes.routes(allowed_paths),
         *lora_tools_routes.routes(queue, allowed_paths),
         *generate_routes.routes(queue, allowed_paths),
+        *dataset_routes.routes(allowed_paths),
     ]

@@ -11,6 +11,8 @@ interface StudioOfLaterScripts {
   // form/browse.js, tools/publish.js
   browse(element: HTMLElement, name: string, then?: (path: string) => void): void;
   publish(id: number): Promise<void>;
+  // dataset/
+  dataset: any;
   // generate/
   compareCheckpoints(run: any): Promise<void>;
   tryRun(run: any): Promise<void>;

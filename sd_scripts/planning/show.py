@@ -46,13 +46,18 @@ def show_plan(settings: Settings, wrong_flags: Sequence[Problem], *, as_json: bo
 
 def checked_plan(settings: Settings, wrong_flags: Sequence[Problem] = ()) -> RunPlan:
     """Return the plan of a run. Raises ValueError, one sentence a line, for all that prevents it."""
+    require_plannable(settings, wrong_flags)
+    plan = plan_run(settings)
+    return dataclasses.replace(plan, warnings=(*preflight.remarks(settings), *plan.warnings))
+
+
+def require_plannable(settings: Settings, wrong_flags: Sequence[Problem] = ()) -> None:
+    """Raise ValueError, one sentence a line, for all that prevents a plan before the images are read."""
     wrong = [*wrong_flags, *settings.problems()]
     valid = settings.without({name for problem in wrong for name in problem.names})
     fatal = [problem for problem in wrong if _concerns_plan(problem, settings.options)]
     if problems := list(dict.fromkeys(map(str, (*fatal, *preflight.found_by(data_checks.CHECKS, valid))))):
         raise ValueError("\n".join(problems))
-    plan = plan_run(settings)
-    return dataclasses.replace(plan, warnings=(*preflight.remarks(settings), *plan.warnings))
 
 
 def as_answer(plan: RunPlan, problems: Sequence[Problem]) -> dict[str, Any]:

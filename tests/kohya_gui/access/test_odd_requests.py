@@ -50,6 +50,7 @@ ODD = (
 HERE = "HERE"
 """Stands for one of them in a body."""
 FIELD = {"tab": "lora", "family": "sdxl", "name": "seed", "value": "1"}
+DATASET = {"tab": "lora", "family": "sdxl", "values": {}}
 PROMPTS = ("tab", "text", "file", "family", "sampler")
 BODIES: dict[str, tuple[dict[str, Any], ...]] = {
     "run/1/publish": ({"text": HERE}, {"text": "a", "repo_id": HERE}, {"text": "a", "repo_id": "", "token": HERE}),
@@ -68,6 +69,10 @@ BODIES: dict[str, tuple[dict[str, Any], ...]] = {
     "compile-cache/import": ({"file": HERE},),
     "lora-tools/stop": ({"a": HERE},),
     "lora-tools/metadata": ({"path": HERE},),
+    "dataset/open": ({**DATASET, "folder": HERE}, {**DATASET, "family": HERE}),
+    "dataset/look": ({"view": HERE}, {"view": "0", "first": HERE}),
+    "dataset/alike": ({"view": HERE}, {"view": "0", "distance": HERE}),
+    "dataset/step": ({**DATASET, "step": HERE}, {**DATASET, "step": 1, "seed": HERE}),
     "generate/cancel": ({"id": HERE},),
     "generate/free": ({"a": HERE},),
     "generate/read": ({"chunks": HERE}, {"chunks": {"parameters": HERE}}),

@@ -16,6 +16,7 @@ from kohya_gui.form.field_links import FieldLinks
 from kohya_gui.runs import plan_card
 from kohya_gui.runs.plan_card import PlanCards
 from kohya_gui.runs.plan_process import PROGRAM, PlanProcess
+from sd_scripts.machine import resident as resident_loop
 from sd_scripts.planning import serve
 from sd_scripts.runs.store import state_folder
 from sd_scripts.settings.family_options import each_option
@@ -117,12 +118,12 @@ def test_a_planner_sees_that_its_code_has_changed(tmp_path: Path, monkeypatch: p
         each.__file__ = str(tmp_path / f"{each.__name__}.py")
         Path(each.__file__).touch()
         monkeypatch.setitem(sys.modules, each.__name__, each)
-    loaded = serve.code_times()
+    loaded = resident_loop.code_times()
     assert loaded[module.__file__] > 0
     assert other.__file__ not in loaded
-    assert serve.code_times() == loaded
+    assert resident_loop.code_times() == loaded
     Path(module.__file__).unlink()
-    assert serve.code_times() != loaded
+    assert resident_loop.code_times() != loaded
 
 
 def test_an_error_in_a_plan_is_answered() -> None:

@@ -1,0 +1,231 @@
+"""The datasets that pages have open: which images they show, their thumbnails and measurements.
+
+A page names images by the keys of a view it was given, never by a path: what was not listed cannot be asked for.
+"""
+
+import base64
+import binascii
+import logging
+import secrets
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kohya_gui.access.allowed_paths import AllowedPaths
+from kohya_gui.runs.plan_card import settings_of
+from kohya_gui.server.json_routes import NotFound
+from kohya_gui.server.resident_process import ResidentProcess
+from sd_scripts.machine.thumbnail_store import measures_of, thumbnail
+from sd_scripts.settings.settings import Settings
+
+logger = logging.getLogger("sd_scripts")
+
+PROGRAM = "sd_scripts.dataset_view.serve"
+LONGEST = 300.0
+"""Seconds to read a large dataset the first time."""
+REMEMBERED = 8
+"""Datasets that are open at the same time."""
+LOOKED_AT_ONCE = 64
+"""Images sent to the process that makes thumbnails; it answers before it has done all if they are large."""
+MOST_STEPS = 10**9
+OTHERS = ("in_json", "dataset_config", "reg_data_dir", "conditioning_data_dir", "control_directory")
+"""Options that do not concern a folder that is opened on its own."""
+OUTSIDE = "it is a link that leads outside the allowed folders"
+EMPTIED: Mapping[str, Any] = {
+    **dict.fromkeys(("size", "resized", "crop")),
+    **dict.fromkeys(("caption", "bucket"), ""),
+    "bytes": 0,
+    "links": (),
+}
+"""What is shown of it."""
+FAULT = "The dataset could not be read. See the console of the GUI."
+GONE = "This dataset is no longer open here; open it again"
+
+
+@dataclass(kw_only=True)
+class View:
+    """A dataset as a page shows it."""
+
+    id: str
+    paths: dict[str, str]
+    """By key, in the order of the page."""
+    waiting: dict[str, None] = field(default_factory=dict)
+    """Keys of images that were not looked at yet, in order."""
+
+
+class DatasetViews:
+    """Opens datasets and looks at their images."""
+
+    def __init__(self, allowed_paths: AllowedPaths, program: str = PROGRAM) -> None:
+        self._allowed_paths = allowed_paths
+        # one for datasets, one for thumbnails, which are made in the meantime, and one that loads torch
+        self._reading, self._looking, self._training = (ResidentProcess(program, LONGEST) for _ in range(3))
+        self._views: OrderedDict[str, View] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def open(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the dataset of a form's draft, or of the `folder` or dataset file that is named instead."""
+        settings = self._settings(body)
+        answer = answered(self._reading, {"do": "view", "settings": settings.saved()})
+        images = [self._within(image) for image in answer["images"]]
+        paths = {image["key"]: image["path"] for image in images if image["why"] != OUTSIDE}
+        measures = measures_of(paths)
+        readable = (image["key"] for image in images if image["size"])
+        waiting = dict.fromkeys(key for key in readable if key not in measures)
+        view = View(id=secrets.token_hex(8), paths=paths, waiting=waiting)
+        self.add(view)
+        found = {key: vars(each) for key, each in measures.items()}
+        return {**answer, "images": images, "view": view.id, "measures": found, "waiting": len(view.waiting)}
+
+    def add(self, view: View) -> None:
+        """Remember an open dataset; forget the oldest of too many."""
+        with self._lock:
+            self._views[view.id] = view
+            while len(self._views) > REMEMBERED:
+                self._views.popitem(last=False)
+
+    def look(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Look at more images of a view for a moment, at those that the page shows `first`."""
+        view = self._view(body.get("view"))
+        first = body.get("first")
+        named = first if isinstance(first, list) else []
+        shown = (key for key in named if isinstance(key, str) and key in view.waiting)
+        wanted = list(dict.fromkeys((*shown, *view.waiting)))[:LOOKED_AT_ONCE]
+        images = [[key, path] for key in wanted if self._allowed_paths.holds(Path(path := view.paths[key]))]
+        for key in {*wanted} - {key for key, _ in images}:  # a link that leads elsewhere now
+            view.waiting.pop(key, None)
+        answer = self._looked(images)
+        for key in (*answer["measures"], *answer["problems"]):
+            view.waiting.pop(key, None)
+        return {**answer, "waiting": len(view.waiting)}
+
+    def _looked(self, images: list[list[str]]) -> Mapping[str, Any]:
+        """Return the measurements of these images, or of the first of them: one at which the process dies is named."""
+        if not images:
+            return {"measures": {}, "problems": {}}
+        try:
+            return answered(self._looking, {"do": "look", "images": images})
+        except ValueError:
+            if len(images) > 1:
+                return self._looked(images[: len(images) // 2])
+            return {"measures": {}, "problems": {images[0][0]: "cannot be read: decoding it ends the process"}}
+
+    def alike(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Return groups of keys of images that look alike, among those that were looked at."""
+        view, distance = self._view(body.get("view")), body.get("distance")
+        if not isinstance(distance, int | float) or isinstance(distance, bool) or not 0 <= distance <= 128:
+            raise ValueError("distance: must be a number of bits from 0 to 128")
+        measures = measures_of(view.paths)
+        likeness = [each.likeness for each in measures.values()]
+        answer = answered(self._looking, {"do": "alike", "likeness": likeness, "distance": distance})
+        keys = list(measures)
+        return {"groups": [[keys[index] for index in group] for group in answer["groups"]]}
+
+    def step(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the batches of a step of the run; `seed` replaces the form's."""
+        number, seed = body.get("step"), body.get("seed")
+        if type(number) is not int or not 1 <= number <= MOST_STEPS:
+            raise ValueError("step: must be a whole number from 1 on")
+        settings = self._settings(body)
+        if seed is not None:
+            if type(seed) is not int or not 0 <= seed < 2**32:
+                raise ValueError("seed: must be a whole number from 0 to 4294967295")
+            settings = settings.replaced({"seed": seed})
+        answer = answered(self._training, {"do": "step", "settings": settings.saved(), "step": number})
+        return {**answer, "samples": [self._sample_within(sample) for sample in answer["samples"]]}
+
+    def path(self, key: str) -> Path:
+        """Return the image with this key, of any open dataset. Raises NotFound."""
+        with self._lock:
+            path = next((view.paths[key] for view in self._views.values() if key in view.paths), None)
+        if path is None or not self._allowed_paths.holds(Path(path)):
+            raise NotFound(GONE)
+        return Path(path)
+
+    def thumbnail(self, key: str) -> bytes:
+        """Return an image's thumbnail as a JPEG. Raises NotFound."""
+        self.path(key)
+        if (made := thumbnail(key)) is None:
+            raise NotFound("This image has no thumbnail yet")
+        return made
+
+    def preview(self, key: str) -> bytes:
+        """Return an image as training decodes it, not larger than a screen, as a JPEG. Raises NotFound."""
+        answer = answered(self._looking, {"do": "preview", "path": str(self.path(key))})
+        try:
+            return base64.b64decode(answer["image"])
+        except (KeyError, binascii.Error) as error:
+            raise NotFound(FAULT) from error
+
+    def _view(self, id: object) -> View:
+        view = self._views.get(id) if isinstance(id, str) else None
+        if view is None:
+            raise NotFound(GONE)
+        return view
+
+    def _settings(self, body: Mapping[str, Any]) -> Settings:
+        settings = settings_of(body)
+        place = body.get("folder") or ""
+        if not isinstance(place, str):
+            raise ValueError("folder: not a path; type it again")
+        settings = opened_instead(settings, place.strip().strip('"'))
+        if problems := self._allowed_paths.problems_of(settings):
+            raise ValueError(problems[0])
+        if wrong := settings.wrong_values():
+            raise ValueError(wrong[0])
+        return settings
+
+    def _within(self, image: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return an image without its contents if it, or its caption, is a link that leads out of the allowed
+        folders."""
+        links: Iterable[str] = image["links"]
+        if all(self._allowed_paths.holds(Path(link)) for link in links):
+            return image
+        emptied: dict[str, Any] = {
+            "size": None,
+            "bytes": 0,
+            "caption": "",
+            "bucket": "",
+            "resized": None,
+            "crop": None,
+            "links": [],
+        }
+        return {**image, **emptied, "role": "left out", "why": OUTSIDE}
+
+    def _sample_within(self, sample: Mapping[str, Any]) -> Mapping[str, Any]:
+        if all(self._allowed_paths.holds(Path(link)) for link in (sample["path"], *sample["links"])):
+            return sample
+        return {**sample, "image": None, "mask": None, "caption": OUTSIDE, "written": ""}
+
+
+def opened_instead(settings: Settings, place: str) -> Settings:
+    """Return the settings for this folder, dataset file or metadata file; unchanged if they name it already."""
+    values = settings.values()
+    if not place or place in (values.get("train_data_dir"), values.get("dataset_config"), values.get("in_json")):
+        return settings
+    alone = {name: None for name in OTHERS if name in values}
+    match Path(place).suffix.lower():
+        case ".toml" | ".json":
+            return settings.replaced({**alone, "dataset_config": place})
+        case ".jsonl":
+            return settings.replaced({**alone, "in_json": place})
+    return settings.replaced({**alone, "train_data_dir": place})
+
+
+def answered(process: ResidentProcess, request: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the process's answer to a request. Raises ValueError, one sentence, if it has none."""
+    try:
+        answer = process.ask(request)
+    except TimeoutError:
+        raise ValueError("Reading the images takes too long; choose a smaller folder") from None
+    except (EOFError, OSError):
+        raise ValueError(FAULT) from None
+    if details := answer.get("fault"):
+        logger.error("The dataset could not be read:\n%s", details)
+        raise ValueError(FAULT)
+    if refused := answer.get("unanswered"):
+        raise ValueError(refused)
+    return answer

@@ -1,0 +1,419 @@
+// The tab Dataset: the images of a training as it will read them. What others need is in Studio.dataset.
+Studio.dataset = (() => {
+  const { el, button, send, url, on, attempt, select, search } = Studio;
+  const PLACE = "dataset-place"; // the folder and training tab that were shown last
+  const LONGEST = 310_000; // ms, a little more than the server gives itself
+  const SIZES = [110, 320];
+
+  let place = JSON.parse(localStorage.getItem(PLACE) ?? "{}");
+  let data = null; // the answer of dataset/open, with measurements in its images
+  let waiting = 0; // images that were not looked at yet
+  let marked = new Set(); // names of marks that are shown alone
+  let bucket = null; // row of the bucket table that is shown alone
+  let grid, host, refs;
+
+  // What is open
+
+  const key = ({ path, dataset }) => `${dataset} ${path}`;
+  const titles = () => [...document.querySelectorAll("#tabs > .tab-wrapper [role=tab]")].map((tab) => [tab.id, tab.textContent.trim()]);
+  /** The form whose settings decide buckets, repeats and captions. */
+  const form = (tab) => {
+    try {
+      return Plans.form(tab);
+    } catch {
+      return null; // it has no values yet
+    }
+  };
+  let opening = ""; // what is being read
+  const open = async (folder, tab = place.tab) => {
+    const asked = JSON.stringify([folder, tab]);
+    if (opening === asked) return;
+    opening = asked;
+    try {
+      await read(folder, tab);
+    } finally {
+      opening = "";
+    }
+  };
+  const read = async (folder, tab) => {
+    const tabs = Forms.tabs();
+    const drafts = Object.fromEntries(tabs.map((each) => [each, form(each)]));
+    const used = drafts[tab] ? tab : tabs.find((each) => drafts[each]);
+    if (!used) return;
+    place = { folder: folder.trim(), tab: used };
+    localStorage.setItem(PLACE, JSON.stringify(place));
+    draw();
+    if (!place.folder) return;
+    refs.place.value = place.folder;
+    refs.tab.value = used;
+    host.setAttribute("aria-busy", "true");
+    refs.status.textContent = "Reading the images…";
+    const before = new Map((data?.images ?? []).map((image) => [key(image), image]));
+    const chosen = new Set(grid.chosen().map(key));
+    await attempt(refs.problem, async () => {
+      const answer = await send("dataset/open", { ...drafts[used], folder: place.folder }, { signal: AbortSignal.timeout(LONGEST) });
+      data = answer;
+      data.images.forEach((image, number) => Object.assign(image, { number, measures: answer.measures[image.key] ?? null, problem: "", alike: null, copies: null }));
+      waiting = answer.waiting;
+      Marks.noteCopies(data.images);
+      document.dispatchEvent(new CustomEvent("dataset-opened", { detail: { folder: place.folder } }));
+      const isSame = before.size && data.images.some((image) => before.has(key(image)));
+      if (!isSame) bucket = null;
+      tags();
+      arrange(isSame);
+      if (chosen.size) grid.select(data.images.filter((image) => chosen.has(key(image))));
+      look();
+    });
+    host.removeAttribute("aria-busy");
+    report();
+  };
+
+  // Looking at the images, some at a time, while the tab is shown
+
+  let looking = false;
+  const look = async () => {
+    if (looking) return;
+    looking = true;
+    const view = data.view;
+    try {
+      while (waiting && data.view === view && host.offsetParent && !document.hidden) {
+        const first = grid.inSight().filter((image) => !image.measures && !image.problem).map((image) => image.key);
+        const answer = await send("dataset/look", { view, first }, { signal: AbortSignal.timeout(LONGEST) });
+        if (data.view === view) learn(answer);
+      }
+      if (!waiting && data.view === view) await compare();
+    } catch (error) {
+      if (error.status === 404) {
+        looking = false;
+        return open(place.folder); // the GUI was restarted
+      }
+      refs.problem.replaceChildren(Studio.complaint(error));
+    }
+    looking = false;
+    if (data.view !== view) look();
+  };
+  const learn = ({ measures, problems, waiting: left }) => {
+    const fresh = new Set();
+    for (const image of data.images) {
+      if (measures[image.key]) image.measures = measures[image.key];
+      else if (problems[image.key]) image.problem = problems[image.key];
+      else continue;
+      fresh.add(image);
+    }
+    waiting = left;
+    Marks.noteCopies(data.images);
+    if ([...marked].some(Marks.isMeasured)) arrange(true);
+    grid.refresh(fresh);
+    if (fresh.has(grid.active())) detail();
+    report();
+  };
+  /** Find images that look alike, once all were looked at. */
+  const compare = async () => {
+    const seen = data.images.filter(({ measures }) => measures);
+    const view = data.view;
+    const answer = await send("dataset/alike", { view, distance: Marks.limits.distance }, { signal: AbortSignal.timeout(LONGEST) });
+    if (data.view !== view) return;
+    const group = new Map(answer.groups.flatMap((keys, number) => keys.map((each) => [each, number + 1])));
+    for (const image of seen) image.alike = group.get(image.key) ?? 0;
+    arrange(true);
+    report();
+  };
+
+  // Which images are shown, and in which order
+
+  const tagsOf = (image) => (image.tags ??= image.caption.split(data.caption_separator || ",").map((tag) => tag.trim()).filter(Boolean));
+  const ORDERS = {
+    trained: ["as trained", (image) => image.number],
+    name: ["name", (image) => ImageDetail.nameOf(image.path).toLowerCase()],
+    size: ["size", (image) => (image.size ? image.size[0] * image.size[1] : 0)],
+    bucket: ["bucket", (image) => image.bucket],
+    cropped: ["cropped", (image) => -(Marks.lost(image) ?? -1)],
+    enlarged: ["enlarged", (image) => -(Marks.enlargement(image) ?? 0)],
+    sharpness: ["sharpness", (image) => image.measures?.sharpness ?? Infinity],
+    caption: ["caption length", (image) => image.caption.length],
+    repeats: ["repeats", (image) => -image.repeats],
+    alike: ["alike", (image) => (image.alike ? image.alike : Infinity)],
+  };
+  const filtered = () => {
+    const words = refs.words.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const tag = refs.tag.value.trim();
+    return data.images.filter((image) => {
+      if (bucket && (image.bucket !== bucket.bucket || image.dataset !== bucket.dataset || image.role === "left out" || image.role === "validation")) return false;
+      if (marked.size && ![...marked].some((name) => Marks.has(image, name))) return false;
+      if (tag && !tagsOf(image).includes(tag)) return false;
+      const text = `${ImageDetail.nameOf(image.path)} ${image.caption}`.toLowerCase();
+      return words.every((word) => text.includes(word));
+    });
+  };
+  const arrange = (keepPlace = false) => {
+    if (!data) return;
+    const order = ORDERS[refs.order.value][1];
+    const rank = new Map(data.images.map((image) => [image, order(image)]));
+    const down = refs.reverse.getAttribute("aria-pressed") === "true" ? -1 : 1;
+    const compareRanks = (one, other) => {
+      const [a, b] = [rank.get(one), rank.get(other)];
+      return a < b ? -down : a > b ? down : one.number - other.number;
+    };
+    grid.show(filtered().sort(compareRanks), keepPlace);
+    report();
+  };
+
+  // Drawing
+
+  const cell = (image, width) => {
+    const side = width - 2;
+    const ratio = image.size ? image.size[0] / image.size[1] : 1;
+    const inner = el("div", { class: "framed" });
+    inner.style.cssText = `width:${Math.round(ratio >= 1 ? side : side * ratio)}px;height:${Math.round(ratio >= 1 ? side / ratio : side)}px`;
+    if (image.measures) inner.append(el("img", { src: ImageDetail.thumbnail(image), alt: "", decoding: "async", draggable: "false" }));
+    else if (!image.size || image.problem) inner.append(el("span", { class: "cell-broken" }, "✕"));
+    const frame = image.measures && ImageDetail.frame(image);
+    if (frame) inner.append(frame);
+    const view = el("div", { class: "cell-image" }, inner, el("span", { class: "cell-tick", "aria-hidden": "true" }, "✓"));
+    view.style.height = `${side}px`;
+    const marks = Marks.of(image);
+    const bucketText = image.bucket ? `→ ${image.bucket}` : image.role === "left out" ? "left out" : "";
+    const repeats = image.repeats ? ` ×${image.repeats}` : "";
+    return [
+      view,
+      el("div", { class: "cell-line" }, el("span", { class: "cell-name", title: image.path }, ImageDetail.nameOf(image.path)), el("span", { class: "cell-facts" }, `${image.size ? image.size.join("x") : "?"} ${bucketText}${repeats}${image.cached ? " · cached" : ""}`)),
+      marks.length ? el("div", { class: "cell-marks" }, marks.map(Marks.words).join(", ")) : el("div", { class: "cell-caption" }, image.caption),
+    ];
+  };
+  const label = (image) =>
+    [
+      ImageDetail.nameOf(image.path),
+      image.size ? `${image.size[0]} by ${image.size[1]}` : "cannot be read",
+      image.bucket ? `bucket ${image.bucket}` : "",
+      image.repeats ? `${image.repeats} repeats` : "",
+      ...Marks.of(image).map(Marks.words),
+      image.captioned && image.caption ? `caption: ${image.caption}` : "",
+    ]
+      .filter(Boolean)
+      .join(", ");
+  const detail = () => ImageDetail.show(refs.detail, grid.active(), { ways: grid.active() ? [button("Enlarge", refs.enlarge, { class: "quiet-button" })] : [] });
+
+  const chips = () => {
+    const counts = Marks.count(data.images);
+    const chip = (name) => {
+      const [many, unknown] = counts[name];
+      if (!many && !unknown && !marked.has(name)) return null;
+      const pending = unknown && Marks.isMeasured(name) ? `of ${data.images.length - unknown} measured` : "";
+      return button(`${Marks.words(name)} `, () => toggle(name), {
+        class: "chip",
+        title: `${Marks.hint(name)}. Show only these ${many}`,
+        "aria-pressed": String(marked.has(name)),
+        "data-mark": name,
+        disabled: !many && !marked.has(name),
+      });
+    };
+    const toggle = (name) => {
+      marked[marked.has(name) ? "delete" : "add"](name);
+      arrange();
+    };
+    const made = Marks.names.map((name) => {
+      const it = chip(name);
+      const [many, unknown] = counts[name];
+      it?.append(el("b", {}, String(many)), ...(unknown && Marks.isMeasured(name) ? [el("small", {}, ` of ${data.images.length - unknown} measured`)] : []));
+      return it;
+    });
+    const absent = Object.entries(Marks.ABSENT).map(([name, [words, why]]) => el("span", { class: "chip absent", title: why, "data-mark": name }, `${words}: not measured`));
+    const focused = document.activeElement?.dataset?.mark;
+    refs.chips.replaceChildren(...made.filter(Boolean), ...absent);
+    if (focused) refs.chips.querySelector(`[data-mark="${focused}"]`)?.focus();
+  };
+  const tags = () => {
+    const counts = new Map();
+    for (const image of data.images) for (const tag of new Set(tagsOf(image))) counts.set(tag, (counts.get(tag) ?? 0) + 1);
+    const most = [...counts].sort((one, other) => other[1] - one[1]).slice(0, 400);
+    refs.tags.replaceChildren(...most.map(([tag, many]) => el("option", { value: tag }, `${many} images`)));
+  };
+  const report = () => {
+    if (!data) return;
+    chips();
+    EpochSum.show(refs.sum, data, bucket, (row) => {
+      bucket = row;
+      arrange();
+    });
+    const shown = grid.items().length;
+    const chosen = grid.chosen().length;
+    const parts = [
+      shown === data.images.length ? `${shown} images` : `${shown} of ${data.images.length} images`,
+      chosen ? `${chosen} selected` : "",
+      waiting ? `looking at the images: ${data.images.length - waiting} of ${data.images.length}` : "",
+    ];
+    refs.status.textContent = parts.filter(Boolean).join(" · ");
+    refs.notes.hidden = !data.warnings.length && !data.refused.length;
+    Studio.put(refs.notes, "");
+    refs.notes.replaceChildren(
+      ...data.refused.slice(0, 4).map((text) => el("p", { class: "refused" }, `Training would refuse this: ${text}`)),
+      ...(data.warnings.length ? [el("details", {}, el("summary", {}, `${data.warnings.length} notes`), el("ul", {}, ...data.warnings.map((text) => el("li", {}, text))))] : []),
+    );
+  };
+
+  const limits = () =>
+    Object.entries(Marks.LIMITS).map(([name, [words, usual, step]]) =>
+      el(
+        "label",
+        {},
+        el("span", {}, words),
+        el("input", {
+          type: "number",
+          value: Marks.limits[name],
+          min: 0,
+          step,
+          onchange: ({ target }) => {
+            Marks.limits[name] = target.value === "" ? usual : Number(target.value);
+            if (!data) return;
+            arrange(true);
+            grid.redraw();
+            if (name === "distance" && !waiting) compare();
+          },
+        }),
+      ),
+    );
+
+  const build = () => {
+    host = document.querySelector("[data-dataset]");
+    if (!host || refs) return Boolean(refs);
+    refs = /** @type {any} */ ({});
+    refs.place = el("input", { type: "text", "aria-label": "Folder or dataset file", placeholder: "/data/cats, with 10_cat inside", spellcheck: "false" });
+    refs.place.addEventListener("keydown", (event) => event.key === "Enter" && open(refs.place.value));
+    const browse = () => Studio.browse(refs.place, "dataset", () => open(refs.place.value));
+    const names = new Map(titles().map(([id, words]) => [id, words]));
+    const trainings = Forms.tabs().map((tab) => [tab, document.querySelector(`#tabs [role=tab][aria-controls="${tab}"]`)?.textContent.trim() || names.get(tab) || tab]);
+    refs.tab = select({ "aria-label": "Settings of the tab", onchange: () => open(refs.place.value, refs.tab.value) }, trainings);
+    refs.problem = el("div", { role: "alert" });
+    refs.status = el("p", { class: "dataset-status", role: "status" });
+    refs.notes = el("div", { class: "dataset-notes", hidden: true });
+    refs.sum = el("div", { class: "dataset-sum" });
+    refs.chips = el("div", { class: "chips", role: "group", "aria-label": "Marks" });
+    refs.words = search("Words in name or caption", () => arrange());
+    refs.tags = el("datalist", { id: "dataset-tags" });
+    refs.tag = el("input", { type: "search", list: "dataset-tags", placeholder: "Tag", "aria-label": "Tag", oninput: () => arrange() });
+    refs.order = select({ "aria-label": "Order", onchange: () => arrange() }, Object.entries(ORDERS).map(([name, [words]]) => [name, words]));
+    refs.reverse = button("↓", reverse, { class: "quiet-button", "aria-pressed": "false", "aria-label": "Reverse the order", title: "Reverse the order" });
+    refs.size = el("input", { type: "range", min: SIZES[0], max: SIZES[1], value: localStorage.getItem("dataset-size") ?? 160, "aria-label": "Size of the thumbnails", oninput: resize });
+    refs.detail = el("section", { class: "dataset-detail", "aria-label": "Image" });
+    refs.side = el("aside", { id: "dataset-side", "aria-label": "Captions" });
+    grid = ImageGrid.make({ label: "Images", height: (width) => width + 44, cell, label, changed, opened: () => refs.enlarge(), scrolled: () => {} });
+    refs.enlarge = ImageDetail.dialog(grid);
+    host.replaceChildren(
+      el(
+        "div",
+        { class: "dataset-head" },
+        el(
+          "div",
+          { class: "dataset-row" },
+          refs.place,
+          button("Browse…", browse, { class: "quiet-button" }),
+          el("label", {}, el("span", {}, "as trained in"), refs.tab),
+          button("Open", () => open(refs.place.value), { class: "quiet-button", id: "dataset-open" }),
+        ),
+        refs.problem,
+        refs.notes,
+        refs.sum,
+        refs.chips,
+        el(
+          "div",
+          { class: "dataset-row tools" },
+          refs.words,
+          refs.tag,
+          refs.tags,
+          el("label", {}, el("span", {}, "by"), refs.order),
+          refs.reverse,
+          button("Select all", () => grid.all(), { class: "quiet-button" }),
+          button("None", () => grid.none(), { class: "quiet-button" }),
+          refs.size,
+          button("What a step sees…", StepView.make(() => ({ ...form(place.tab), folder: place.folder })), { class: "quiet-button" }),
+          el("details", { class: "limits" }, el("summary", {}, "Limits of the marks"), el("div", {}, ...limits())),
+        ),
+        refs.status,
+      ),
+      el("div", { class: "dataset-body" }, grid.box, el("div", { class: "dataset-right" }, refs.detail, refs.side)),
+    );
+    grid.resize(Number(refs.size.value));
+    detail();
+    return true;
+  };
+  const reverse = () => {
+    refs.reverse.setAttribute("aria-pressed", String(refs.reverse.getAttribute("aria-pressed") !== "true"));
+    arrange();
+  };
+  const resize = () => {
+    localStorage.setItem("dataset-size", refs.size.value);
+    grid.resize(Number(refs.size.value));
+  };
+  const changed = () => {
+    if (!refs) return;
+    detail();
+    report();
+    document.dispatchEvent(new CustomEvent("dataset-selection", { detail: { selection: selection(), active: grid.active() } }));
+  };
+  const draw = () => {
+    if (build() && data) report();
+  };
+
+  // Others
+
+  /** The paths of the selected images, each once, in the order of the page. */
+  const selection = () => [...new Set((grid?.chosen() ?? []).map(({ path }) => path))];
+  /** Change what is shown of images whose captions were changed: path -> {caption, captioned}. */
+  const update = (changes) => {
+    const some = new Set((data?.images ?? []).filter(({ path }) => changes[path]));
+    for (const image of some) Object.assign(image, changes[image.path], { tags: undefined });
+    if (!some.size) return;
+    grid.refresh(some);
+    tags();
+    detail();
+    report();
+  };
+
+  const shown = () => {
+    if (!build()) return;
+    if (!refs.place.value && place.folder) refs.place.value = place.folder;
+    if (data) return waiting ? look() : null;
+    if (place.folder) return open(place.folder);
+    const tab = place.tab && form(place.tab) ? place.tab : Forms.tabs().find((each) => form(each)?.values.train_data_dir);
+    const folder = tab && form(tab).values.train_data_dir;
+    if (folder) open(folder, tab);
+  };
+  Studio.whileShown("[data-dataset]", 1000, async () => shown(), () => !refs || Boolean(waiting && !looking));
+  /** Show the images of a folder as the training of this tab reads them. */
+  const visit = async (folder, tab) => {
+    place = { folder, tab };
+    data = null;
+    Studio.goTo("dataset");
+    await Studio.until(() => document.querySelector("[data-dataset]")?.offsetParent && build());
+    await open(folder, tab);
+  };
+  const SEE = 'a[href$="#see-images"]';
+  on(
+    "click",
+    SEE,
+    (link, event) => {
+      const { id } = link.closest(".option[id]") ?? {};
+      event.preventDefault();
+      const value = document.getElementById(id)?.querySelector("input, textarea")?.value ?? "";
+      if (value.trim()) visit(value, id.replace(/-[^-]*$/, ""));
+    },
+    true,
+  );
+  on("focusin", SEE, (link) => {
+    const title = link.closest(".option[id]")?.querySelector('[data-testid="block-info"]');
+    link.removeAttribute("target");
+    if (title) link.setAttribute("aria-label", `See the images of ${title.textContent.trim()}`);
+  });
+
+  return {
+    selection,
+    update,
+    visit,
+    active: () => grid?.active() ?? null,
+    images: () => data?.images ?? [],
+    folder: () => place.folder,
+    opened: () => data,
+    select: (paths) => grid.select(data.images.filter(({ path }) => paths.includes(path))),
+    reload: () => open(place.folder),
+  };
+})();

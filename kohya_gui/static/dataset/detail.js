@@ -1,0 +1,102 @@
+// One image of the dataset, large, with what training makes of it.
+var ImageDetail = (() => {
+  const { el, button, image: img, url } = Studio;
+
+  const nameOf = (path) => path.split(/[/\\]/).pop();
+  const sides = (size) => (size ? `${size[0]} × ${size[1]}` : "");
+  const percent = (share) => `${(100 * share).toFixed(share && share < 0.1 ? 1 : 0)} %`;
+  const thumbnail = ({ key }) => url(`dataset/thumbnail/${key}`);
+  const preview = ({ key }) => url(`dataset/preview/${key}`);
+
+  /** The frame that training cuts out of an image, over an element that the image fills. */
+  const frame = ({ crop, varies }) => {
+    if (!crop) return null;
+    const [left, top, width, height] = crop.map((share) => `${(100 * share).toFixed(3)}%`);
+    const isWhole = crop[2] > 0.9995 && crop[3] > 0.9995;
+    const moves = varies.some((name) => name !== "color_aug");
+    const element = el("div", { class: `crop-frame${isWhole ? " whole" : ""}${moves ? " varies" : ""}`, "aria-hidden": "true" });
+    element.style.cssText = `left:${left};top:${top};width:${width};height:${height}`;
+    return element;
+  };
+
+  const ROLES = { trained: "", regularisation: "regularisation image", validation: "kept out for validation", "left out": "left out" };
+  const scale = (image) => {
+    const by = Marks.enlargement(image);
+    if (by == null) return "";
+    return by > 1.0001 ? `enlarged to ${Math.round(100 * by)} %` : by < 0.9999 ? `shrunk to ${Math.round(100 * by)} %` : "not resized";
+  };
+  const facts = (image) => {
+    const { measures, problem } = image;
+    const measured = (text) => (measures ? text : problem ? "not measured: it cannot be read" : "not measured yet");
+    const cut = Marks.lost(image);
+    const where = cut ? `crops ${percent(cut)}` : "crops nothing";
+    const bars = measures?.bars.map((share, side) => share && `${["left", "top", "right", "bottom"][side]} ${percent(share)}`).filter(Boolean);
+    const rows = [
+      ["Size", image.size ? `${sides(image.size)}${image.bytes ? `, ${(image.bytes / 2 ** 20).toFixed(image.bytes < 2 ** 20 ? 2 : 1)} MB` : ""}` : "not known"],
+      image.bucket ? ["Bucket", `${image.bucket.replace("x", " × ")}, ${scale(image)}, ${where}`] : ["Bucket", "none"],
+      image.varies.length ? ["Varies", `${image.varies.join(", ")}: different in every step`] : null,
+      ROLES[image.role] ? ["Use", image.why ? `${ROLES[image.role]}: ${image.why}` : ROLES[image.role]] : null,
+      image.role === "left out" ? null : ["Repeats", String(image.repeats)],
+      image.mask ? ["Mask", "yes"] : null,
+      image.controls ? ["Control images", String(image.controls)] : null,
+      ["Latents", image.cached ? "a cache file is next to it; training checks whether it is valid" : "not cached on disk"],
+      ["Sharpness", measured(measures?.sharpness.toFixed(0))],
+      ["Black bars", measured(bars?.length ? bars.join(", ") : "none")],
+      ["Faces", "not measured: no face detector is installed"],
+    ];
+    return el("dl", {}, ...rows.filter(Boolean).flatMap(([name, text]) => [el("dt", {}, name), el("dd", {}, text)]));
+  };
+  const caption = (image) => {
+    if (!image.captioned) {
+      const instead = image.caption ? ` Training uses “${image.caption}”.` : "";
+      return el("p", { class: "quiet" }, `No caption file.${instead}`);
+    }
+    return image.caption.trim() ? el("p", { class: "detail-caption" }, image.caption) : el("p", { class: "quiet" }, "The caption is empty.");
+  };
+
+  /** Show an image in a box; `large` also has its preview instead of the thumbnail. */
+  const show = (box, image, { isLarge = false, ways = [] } = {}) => {
+    if (!image) return box.replaceChildren(el("p", { class: "quiet" }, "Choose an image to see it here."));
+    const marks = Marks.of(image).map((name) => el("span", { class: "mark" }, Marks.words(name)));
+    const seen = el("div", { class: "detail-image" });
+    if (image.size) {
+      const picture = img(preview(image), nameOf(image.path), { loading: "eager" });
+      const inner = el("div", { class: "framed" }, picture, frame(image));
+      inner.style.aspectRatio = `${image.size[0]} / ${image.size[1]}`;
+      inner.style.setProperty("--ratio", String(image.size[0] / image.size[1]));
+      seen.append(inner);
+    } else seen.append(el("p", { class: "cell-broken" }, image.why || "It cannot be shown."));
+    box.replaceChildren(
+      el("div", { class: "detail-head" }, el("b", {}, nameOf(image.path)), ...ways),
+      seen,
+      ...(marks.length ? [el("p", { class: "marks" }, ...marks)] : []),
+      caption(image),
+      ...(isLarge ? [] : [facts(image)]),
+    );
+  };
+
+  /** The dialog with the active image of a grid; arrows show the others. */
+  const dialog = (grid) => {
+    const box = el("div", { class: "large-image" });
+    const large = Studio.dialog({ class: "dataset-dialog", "aria-label": "Image" });
+    large.append(Studio.closer(large), box);
+    const draw = () => {
+      const at = grid.activeIndex();
+      const place = el("span", { class: "quiet" }, `${at + 1} of ${grid.items().length}`);
+      const ways = [place, button("‹", () => step(-1), { "aria-label": "Previous image" }), button("›", () => step(1), { "aria-label": "Next image" })];
+      show(box, grid.active(), { isLarge: true, ways });
+    };
+    const step = (by) => {
+      grid.go(grid.activeIndex() + by, "move");
+      draw();
+    };
+    Studio.onKeys(large, { ArrowLeft: () => step(-1), ArrowRight: () => step(1) });
+    large.addEventListener("close", () => grid.box.focus());
+    return () => {
+      draw();
+      Studio.show(large);
+    };
+  };
+
+  return { show, dialog, frame, thumbnail, nameOf, sides, percent };
+})();

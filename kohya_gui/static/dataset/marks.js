@@ -1,0 +1,70 @@
+// What may be wrong with an image of a dataset. A mark is null where it was not measured: that is no "no".
+var Marks = (() => {
+  /** Limits that people may change: name -> [label, default, step]. */
+  const LIMITS = {
+    enlarged: ["too small: enlarged more than", 1.5, 0.1],
+    cropped: ["cropped: loses more than (%)", 20, 1],
+    aspect: ["extreme aspect: longer than (to 1)", 2.5, 0.1],
+    sharpness: ["blurred: sharpness below", 60, 5],
+    distance: ["near duplicate: differing bits of 128, at most", 10, 1],
+  };
+  const limits = Object.fromEntries(Object.entries(LIMITS).map(([name, [, usual]]) => [name, usual]));
+
+  const enlargement = ({ size, resized }) => (size && resized ? Math.max(resized[0] / size[0], resized[1] / size[1]) : null);
+  const lost = ({ crop }) => (crop ? 1 - crop[2] * crop[3] : null);
+  const aspect = ({ size }) => (size ? Math.max(size[0] / size[1], size[1] / size[0]) : null);
+  const over = (value, limit) => (value == null ? null : value > limit);
+  const isRead = (image) => image.role !== "left out" || image.size;
+
+  /** Name of a mark -> [words, what it means, image -> whether it has it]. */
+  const ALL = {
+    leftout: ["left out", "Training does not read these", (image) => image.role === "left out"],
+    broken: ["broken", "Cannot be decoded", (image) => Boolean(image.problem) || (image.role === "left out" && !image.size)],
+    uncaptioned: ["no caption", "Without a caption file", (image) => Boolean(isRead(image)) && !image.captioned && image.role !== "regularisation"],
+    empty: ["empty caption", "The caption file is empty", (image) => image.captioned && !image.caption.trim()],
+    small: ["too small", "Enlarged a lot to fill the bucket", (image) => over(enlargement(image), limits.enlarged)],
+    upscaled: ["upscaled", "Smaller than the bucket", (image) => over(enlargement(image), 1.0001)],
+    cropped: ["cropped", "Loses much of its area to the bucket", (image) => over(lost(image), limits.cropped / 100)],
+    aspect: ["extreme aspect", "Much longer than wide, or wider than long", (image) => image.is_elongated || over(aspect(image), limits.aspect)],
+    twice: ["duplicate", "The same bytes as another image", (image) => image.measures && image.copies > 1],
+    near: ["near duplicate", "Looks like another image", (image) => image.alike],
+    blurred: ["blurred", "Nothing in it is sharp at 512 pixels", (image) => image.measures && image.measures.sharpness < limits.sharpness],
+    bars: ["black bars", "Has black edges", (image) => image.measures && image.measures.bars.some((share) => share > 0)],
+  };
+  const MEASURED = ["twice", "near", "blurred", "bars"];
+  /** Marks that are shown to be missing. */
+  const ABSENT = { faces: ["faces cut", "Not measured: no face detector is installed"] };
+
+  const names = Object.keys(ALL);
+  const words = (name) => ALL[name][0];
+  const hint = (name) => ALL[name][1];
+  /** Whether an image has a mark; null if that was not measured. */
+  const has = (image, name) => {
+    if (image.problem && MEASURED.includes(name)) return false;
+    return ALL[name][2](image) ?? null;
+  };
+  const of = (image) => names.filter((name) => has(image, name));
+  const isMeasured = (name) => MEASURED.includes(name);
+
+  /** Count each mark: name -> [images that have it, images that were not measured]. */
+  const count = (images) => {
+    const counts = Object.fromEntries(names.map((name) => [name, [0, 0]]));
+    for (const image of images)
+      for (const name of names) {
+        const it = has(image, name);
+        if (it) counts[name][0] += 1;
+        else if (it === null) counts[name][1] += 1;
+      }
+    return counts;
+  };
+
+  /** Note which images are exact copies of others. */
+  const noteCopies = (images) => {
+    const paths = new Map();
+    for (const { measures, path } of images)
+      if (measures) paths.set(measures.digest, (paths.get(measures.digest) ?? new Set()).add(path));
+    for (const image of images) image.copies = image.measures ? paths.get(image.measures.digest).size : null;
+  };
+
+  return { LIMITS, ABSENT, limits, names, words, hint, has, of, count, isMeasured, noteCopies, enlargement, lost, aspect };
+})();

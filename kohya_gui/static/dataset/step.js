@@ -1,0 +1,94 @@
+// What a step sees: its images after crop, flip and colour, its captions after shuffling and dropout.
+var StepView = (() => {
+  const { el, button, send, image: img } = Studio;
+  const LONGEST = 310_000; // ms
+  const HUES = 8; // colours of tags
+
+  /** A caption with its tags coloured by their place in the written one; what was dropped is struck out below. */
+  const captionOf = ({ caption, written, separator }) => {
+    const split = (text) => text.split(separator).map((tag) => tag.trim()).filter(Boolean);
+    const before = split(written);
+    const used = new Set();
+    const tag = (text, number) => el("span", number < 0 ? { class: "tag" } : { class: "tag", "data-hue": number % HUES }, text);
+    const now = split(caption).map((text) => {
+      const at = before.findIndex((each, number) => each === text && !used.has(number));
+      if (at >= 0) used.add(at);
+      return tag(text, at);
+    });
+    const gone = before.filter((_, number) => !used.has(number));
+    return [
+      el("p", { class: "step-caption" }, ...(now.length ? now : [el("em", {}, "no caption in this step")])),
+      ...(gone.length && caption !== written ? [el("p", { class: "step-dropped" }, "not in this step: ", el("s", {}, gone.join(`${separator} `)))] : []),
+    ];
+  };
+  const sampleOf = (sample) => {
+    const { image, mask, path, bucket, loss_weight: weight } = sample;
+    const name = ImageDetail.nameOf(path);
+    return el(
+      "figure",
+      {},
+      image ? img(`data:image/png;base64,${image}`, `${name} as this step sees it`) : el("p", { class: "cell-broken" }, "It cannot be shown."),
+      mask ? img(`data:image/png;base64,${mask}`, `Mask of ${name}`, { class: "step-mask" }) : null,
+      el("figcaption", {}, el("b", {}, name), ` ${bucket}${weight === 1 ? "" : `, loss weight ${weight}`}`),
+      ...captionOf(sample),
+    );
+  };
+
+  /** Return the function that opens the dialog; `request()` describes the dataset. */
+  const make = (request) => {
+    const number = el("input", { type: "number", min: 1, step: 1, value: 1, "aria-label": "Step" });
+    const seed = el("input", { type: "number", min: 0, step: 1, placeholder: "from the form", "aria-label": "Seed" });
+    const status = el("p", { role: "status", class: "quiet" });
+    const problem = el("div", { role: "alert" });
+    const samples = el("div", { class: "step-samples" });
+    const box = Studio.dialog({ class: "dataset-dialog", "aria-label": "What a step sees" });
+    let asking = false;
+    let again = false;
+    const load = async () => {
+      if (asking) return void (again = true);
+      asking = true;
+      status.textContent = "Reading the batch…";
+      samples.setAttribute("aria-busy", "true");
+      await Studio.attempt(problem, async () => {
+        const body = { ...request(), step: Number(number.value), seed: seed.value === "" ? null : Number(seed.value) };
+        const answer = await send("dataset/step", body, { signal: AbortSignal.timeout(LONGEST) });
+        number.max = answer.steps;
+        const from = answer.seed_is_set ? `seed ${answer.seed}` : "seed 0; the form sets none, so each run draws its own";
+        status.textContent = `Step ${answer.step} of ${answer.steps}, epoch ${answer.epoch}, ${from}${answer.batches > 1 ? `, ${answer.batches} batches` : ""}`;
+        samples.replaceChildren(...answer.samples.map(sampleOf), ...answer.remarks.map((text) => el("p", { class: "cell-broken" }, text)));
+      });
+      if (problem.childNodes.length) {
+        status.textContent = "";
+        samples.replaceChildren();
+      }
+      samples.removeAttribute("aria-busy");
+      asking = false;
+      if (again) {
+        again = false;
+        load();
+      }
+    };
+    const go = (by) => {
+      number.value = String(Math.max(1, Number(number.value) + by));
+      load();
+    };
+    number.addEventListener("change", load);
+    seed.addEventListener("change", load);
+    const row = el(
+      "div",
+      { class: "dataset-row" },
+      el("b", {}, "What a step sees"),
+      button("‹", () => go(-1), { "aria-label": "Previous step" }),
+      el("label", {}, el("span", {}, "Step"), number),
+      button("›", () => go(1), { "aria-label": "Next step" }),
+      el("label", {}, el("span", {}, "Seed"), seed),
+    );
+    box.append(Studio.closer(box), row, status, problem, samples);
+    return () => {
+      Studio.show(box);
+      load();
+    };
+  };
+
+  return { make };
+})();

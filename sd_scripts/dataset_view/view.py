@@ -1,0 +1,295 @@
+"""Describe the dataset of a run image by image, as training will read it, without torch.
+
+Buckets, resizes, crops, repeats and captions come from the plan of the run. What the plan leaves out is listed with
+the reason; without a plan all images are, and where possible with their buckets.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from sd_scripts.data.plan.blueprint import Blueprint, read_blueprint
+from sd_scripts.data.plan.buckets import BucketFit, Extent, Size
+from sd_scripts.data.plan.dataset import DataPlan, plan_data, plan_images
+from sd_scripts.data.plan.epochs import batch_shapes
+from sd_scripts.data.plan.items import Item
+from sd_scripts.data.sources.images import Augmentation, is_too_elongated, place_of
+from sd_scripts.dataset_view.folder_files import FolderFiles, files_of, folders_below, why_left_out
+from sd_scripts.families.cards.registry import card_of
+from sd_scripts.machine import garbage_collection
+from sd_scripts.options.dataset import VARY_IMAGES, CaptionOptions, DatasetOptions
+from sd_scripts.options.launch import LaunchOptions
+from sd_scripts.options.training import TrainingOptions
+from sd_scripts.planning.show import require_plannable
+from sd_scripts.planning.steps import TrainPlan, plan_training
+from sd_scripts.settings.settings import Settings
+
+USUAL_RESOLUTION = "1024"
+"""Shown where none is set yet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownImage:
+    """An image of the dataset; sizes are (width, height)."""
+
+    key: str
+    """Of its thumbnail and measurements."""
+    path: str
+    size: tuple[int, int] | None = None
+    """None: it cannot be read."""
+    bytes: int = 0
+    role: str
+    """`trained`, `regularisation`, `validation`, or `left out`."""
+    why: str = ""
+    """Why it is left out."""
+    dataset: int = 0
+    frames: int = 0
+    """Of a part of a clip; 0: it is an image."""
+    bucket: str = ""
+    """Empty: not known."""
+    resized: tuple[int, int] | None = None
+    crop: tuple[float, float, float, float] | None = None
+    """Left, top, width and height of what training sees, as shares of the image; without random crops."""
+    varies: tuple[str, ...] = ()
+    """Options that change the image in every step."""
+    is_elongated: bool = False
+    """Whether less than a sixteenth of it fits its bucket."""
+    repeats: int = 0
+    caption: str = ""
+    """As written, before the caption pipeline; the class tokens of an image without a caption file."""
+    captioned: bool = False
+    """Whether it has a caption file, or a caption in the metadata file."""
+    mask: bool = False
+    controls: int = 0
+    cached: bool = False
+    """Whether a file of cached latents is next to it."""
+    links: tuple[str, ...] = ()
+    """Where its file and its caption file really are, if they are links."""
+
+
+@dataclass(kw_only=True)
+class View:
+    """What is known of a dataset."""
+
+    settings: Settings
+    plan: DataPlan | None = None
+    warnings: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    """Why there is no plan."""
+
+
+@garbage_collection.paused()
+def view_of(settings: Settings) -> dict[str, Any]:
+    """Return the dataset as JSON: `images`, the `sum` of an epoch, `buckets`, `folders`, `warnings`, and `refused`, why
+    it cannot be trained on."""
+    view = plan_view(settings)
+    images, folders = shown_images(view)
+    return {
+        "images": [vars(image) for image in images],
+        "sum": sum_of(view.plan, view.settings) if view.plan else None,
+        "buckets": buckets_of(view.plan, view.settings) if view.plan else [],
+        "folders": [str(folder) for folder in folders],
+        "caption_extension": view.settings[CaptionOptions].caption_extension,
+        "caption_separator": view.settings[CaptionOptions].caption_separator,
+        "warnings": view.warnings,
+        "refused": view.refused,
+    }
+
+
+def plan_view(settings: Settings) -> View:
+    """Plan the dataset as training does. A folder without folders like 10_cat is shown with 1 repeat."""
+    data = settings[DatasetOptions]
+    view = View(settings=settings.replaced({"cache_info": False}))  # looking writes nothing into the folder
+    if not data.resolution and not data.dataset_config:
+        view.settings = view.settings.replaced({"resolution": USUAL_RESOLUTION})
+        view.warnings.append(f"resolution: not set; buckets are shown for {USUAL_RESOLUTION}")
+    try:
+        view.plan = _plan(view.settings, view.warnings)
+    except (ValueError, OSError) as error:
+        view.refused = str(error).splitlines()
+        if data.train_data_dir and not data.num_repeats and not data.in_json and not data.dataset_config:
+            flat = view.settings.replaced({"num_repeats": 1})
+            try:
+                view.plan = _plan(flat, view.warnings)
+                view.settings = flat
+            except (ValueError, OSError):
+                pass  # the first reason is the one to read
+    return view
+
+
+def _plan(settings: Settings, warnings: list[str]) -> DataPlan:
+    require_plannable(settings)
+    card = card_of(settings.script.family)
+    return plan_data(settings, card, seed=settings[TrainingOptions].seed or 0, warn=warnings.append)
+
+
+def shown_images(view: View) -> tuple[list[ShownImage], list[Path]]:
+    """Return the images of the plan in its order, those that it leaves out, and the folders they are in."""
+    blueprint = view.plan.blueprint if view.plan else _blueprint(view.settings)
+    subsets = {Path(s.image_dir): s for d in blueprint.datasets for s in d.subsets if s.image_dir} if blueprint else {}
+    root = view.settings[DatasetOptions].train_data_dir
+    places = [*subsets] or (folders_below(Path(root)) if root else [])
+    extension = view.settings[CaptionOptions].caption_extension
+    listings, crops = Listings(extension), CropFacts()
+    for folder in places:
+        subset = subsets.get(folder)
+        listings[folder] = FolderFiles.of(folder, subset.caption_extension if subset else extension)
+    images = [_planned(item, "trained", listings, crops) for item in (view.plan.items if view.plan else ())]
+    if view.plan and view.plan.validation:
+        images += [_planned(item, "validation", listings, crops) for item in view.plan.validation.items]
+    taken = {image.path for image in images}
+    left = [path for folder in places for path in files_of(folder) if str(path) not in taken]
+    fits = _fits(left, blueprint, view.settings) if not view.plan else {}
+    why = "; ".join(view.refused[:1]) if not view.plan else ""
+    images += [_left_out(path, why, fits.get(path), listings[path.parent]) for path in left]
+    return images, places
+
+
+def _blueprint(settings: Settings) -> Blueprint | None:
+    try:
+        return read_blueprint(settings, lambda _: None)
+    except (ValueError, OSError, AssertionError):
+        return None
+
+
+def _fits(paths: Sequence[Path], blueprint: Blueprint | None, settings: Settings) -> dict[Path, Item]:
+    """Return images as they would be planned on their own, without captions, masks and control images."""
+    if not blueprint or not blueprint.datasets:
+        return {}
+    card = card_of(settings.script.family)
+    try:
+        plan = plan_images(paths, blueprint.datasets[0].buckets, Augmentation(), card, warn=lambda _: None)
+    except ValueError:
+        return {}
+    return {item.path: item for item in plan.items}
+
+
+def crop_facts(path: Path, size: Size, fit: BucketFit) -> dict[str, Any]:
+    """Return how an image is resized and cropped to its bucket if no option varies it."""
+    place = place_of(path, size, fit, Augmentation(), Random(0))
+    (across, down), (width, height) = place.resized, fit.bucket.size
+    return {
+        "bucket": str(fit.bucket.alone),
+        "resized": place.resized,
+        "crop": (place.left / across, place.top / down, width / across, height / down),
+        "is_elongated": is_too_elongated(fit),
+    }
+
+
+class CropFacts:
+    """The `crop_facts` of many images; most have one of few sizes."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Size, Extent, Size], dict[str, Any]] = {}
+
+    def of(self, path: Path, size: Size, fit: BucketFit) -> dict[str, Any]:
+        key = (size, fit.bucket, fit.resized)
+        if key not in self._known:
+            self._known[key] = crop_facts(path, size, fit)
+        return self._known[key]
+
+
+class Listings(dict[Path, FolderFiles]):
+    """The files of each folder, listed when they are asked for: those of a metadata file may be anywhere."""
+
+    def __init__(self, extension: str) -> None:
+        super().__init__()
+        self._extension = extension
+
+    def __missing__(self, folder: Path) -> FolderFiles:
+        self[folder] = FolderFiles.of(folder, self._extension)
+        return self[folder]
+
+
+def _planned(item: Item, role: str, listings: Listings, crops: CropFacts) -> ShownImage:
+    subset = item.subset
+    files = listings[item.path.parent]
+    return ShownImage(
+        **files.facts(item.path, item.size),
+        **crops.of(item.path, item.size, item.fit),
+        role="regularisation" if subset.is_reg else role,
+        size=item.size,
+        dataset=item.dataset,
+        frames=item.span.frames if item.span else 0,
+        repeats=item.repeats,
+        caption=item.caption,
+        captioned=bool(item.caption) if subset.metadata_file else item.path in files.captions,
+        mask=item.mask is not None or item.masked_by_alpha,
+        controls=len(item.controls),
+        varies=tuple(name for name in VARY_IMAGES if getattr(subset.augmentation, name)),
+    )
+
+
+def _left_out(path: Path, why: str, item: Item | None, files: FolderFiles) -> ShownImage:
+    caption, problem = files.caption(path)
+    size, reason = why_left_out(path)
+    return ShownImage(
+        **files.facts(path, size),
+        **(crop_facts(path, item.size, item.fit) if item else {}),
+        role="left out",
+        size=size,
+        why=reason or problem or why or "the plan of the run leaves it out; see the notes",
+        caption=caption,
+        captioned=path in files.captions,
+    )
+
+
+def sum_of(plan: DataPlan, settings: Settings) -> dict[str, Any]:
+    """Return the steps of the run as the sum that makes them: images, repeats, batches, epochs."""
+    concepts: dict[tuple[str, int, bool], int] = {}
+    for item in plan.items:
+        key = (item.subset.name, item.repeats, item.subset.is_reg)
+        concepts[key] = concepts.get(key, 0) + 1
+    train = train_plan_of(plan, settings)
+    has_steps = train.batches_per_epoch > 0
+    return {
+        "concepts": [
+            {"name": name, "images": images, "repeats": repeats, "is_reg": is_reg}
+            for (name, repeats, is_reg), images in concepts.items()
+        ],
+        "images": sum(concepts.values()),
+        "per_epoch": sum(item.repeats for item in plan.items),
+        "batch_sizes": sorted({dataset.batch_size for dataset in plan.blueprint.datasets}),
+        "batches": train.batches_per_epoch,
+        "processes": processes_of(settings),
+        "accumulation": train.accumulation,
+        "steps_per_epoch": train.steps_per_epoch,
+        "epochs": train.epochs if has_steps else 0,
+        "steps": train.max_steps if has_steps else 0,
+    }
+
+
+def train_plan_of(plan: DataPlan, settings: Settings) -> TrainPlan:
+    """Return the length of the run."""
+    shapes = batch_shapes(plan, short_batches=settings[DatasetOptions].short_batches)
+    return plan_training(settings[TrainingOptions], -(-sum(shapes.values()) // processes_of(settings)))
+
+
+def processes_of(settings: Settings) -> int:
+    launch = settings.get(LaunchOptions)
+    return launch.num_processes if launch else 1
+
+
+def buckets_of(plan: DataPlan, settings: Settings) -> list[dict[str, Any]]:
+    """Return the buckets of the training images, with their batches in an epoch: `full` ones, and `rest`, the images of
+    the last one if it is not."""
+    buckets = []
+    for (dataset, extent), items in plan.groups.items():
+        size = plan.blueprint.datasets[dataset].batch_size
+        per_epoch = sum(item.repeats for item in items)
+        full, rest = divmod(per_epoch, size)
+        buckets.append(
+            {
+                "bucket": str(extent.alone),
+                "dataset": dataset,
+                "images": len(items),
+                "per_epoch": per_epoch,
+                "batch_size": size,
+                "full": full,
+                "rest": rest,
+                "short_batches": settings[DatasetOptions].short_batches,
+            }
+        )
+    return buckets
