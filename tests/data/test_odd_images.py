@@ -82,7 +82,8 @@ def test_odd_texts_in_one_image_do_not_remove_others(tmp_path: Path) -> None:
     assert shown.keys() == {"good.png", *(f"{number}.png" for number in range(len(chunks())))}
     assert {image["width"] for image in shown.values()} == {8}
     assert shown["good.png"]["form"]["values"]["prompt"] == "a dog"
-    assert shown["0.png"] == {"name": "0.png", "time": shown["0.png"]["time"], "width": 8, "height": 8}
+    size = {"width": 8, "height": 8, "frames": 1, "fps": 0}
+    assert shown["0.png"] == {"name": "0.png", "time": shown["0.png"]["time"], **size}
 
 
 def test_valid_parameters_are_read_among_odd_ones() -> None:
