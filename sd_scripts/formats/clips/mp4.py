@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from av.video.frame import VideoFrame
     from av.video.stream import VideoStream
 
-MP4, MP4_TYPE = ".mp4", "video/mp4"
+MP4 = ".mp4"
 CRF = "16"
 """Constant rate factor of x264: artefacts must be the model's, not the encoder's."""
 BT709 = 1
