@@ -9,6 +9,8 @@ from urllib.parse import urlsplit
 FRAMES = "frame-ancestors 'self'"
 NOTHING = f"default-src 'none'; {FRAMES}"
 """For every response that is not a page: an image or text that a browser mistakes for a page can do nothing."""
+CLIP = f"default-src 'none'; media-src 'self'; {FRAMES}"
+"""For a clip: the page that the browser makes for one in a tab of its own loads it again."""
 SOURCES = {
     "style-src": "'self' 'unsafe-inline'",
     "img-src": "'self' data: blob:",

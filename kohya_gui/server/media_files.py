@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.staticfiles import NotModifiedResponse
 
+from kohya_gui.access.content_policy import CLIP
 from kohya_gui.server.json_routes import NotFound
 from sd_scripts.formats.clips.mp4 import MP4
 from sd_scripts.formats.images.generated_files import GENERATED_TYPES, poster
@@ -27,7 +28,10 @@ def send_media(request: Request, path: Path, download: bool = False) -> Response
         raise NotFound("This is not an image or clip")
     if suffix == MP4 and "poster" in request.query_params:
         return _send_poster(request, path)
-    return send_file(request, path, GENERATED_TYPES[suffix], download)
+    response = send_file(request, path, GENERATED_TYPES[suffix], download)
+    if suffix == MP4:
+        response.headers["Content-Security-Policy"] = CLIP
+    return response
 
 
 def send_file(request: Request, path: Path, kind: str, download: bool = False) -> Response:

@@ -179,7 +179,7 @@ def test_a_sample_opens_large_and_keys_move_through_steps_and_prompts(page, over
     page.keyboard.press("ArrowDown")
     expect(large).to_contain_text("a <b>dog</b>")
     expect(large).to_contain_text("1 × 1 · 2 frames, 0.1 s · sample 2 of 3")
-    page.wait_for_function("document.querySelector('dialog.sample-large[open] img').naturalWidth === 1")
+    page.wait_for_function("document.querySelector('dialog.sample-large[open] video').poster")
     large.locator("input[type=range]").fill("0")
     expect(large).to_contain_text("Step 10 · seed 1")
     page.keyboard.press("Escape")
@@ -305,7 +305,7 @@ def test_all_samples_are_a_matrix_and_one_can_be_downloaded(page, over):
     expect(matrix.locator(".sample")).to_have_count(6)
     matrix.locator(".sample").nth(4).click()
     large = page.locator("dialog.sample-large[open]")
-    expect(large).to_contain_text("Step 20 · seed 1 · 1 × 1 · clip · sample 2 of 3, prompt 2 of 2")
+    expect(large).to_contain_text("Step 20 · seed 1 · 1 × 1 · 2 frames, 0.1 s · sample 2 of 3, prompt 2 of 2")
     with page.expect_download() as download:
         large.get_by_text("Download").click()
     assert download.value.suggested_filename == "step20-prompt2.mp4"

@@ -1,1 +1,1 @@
-"""Clips as MP4 files, written with their parameters and read without torch."""
+"""Video files: probed, decoded and written without torch."""

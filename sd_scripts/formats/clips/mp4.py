@@ -5,6 +5,8 @@ PyAV is imported when it is needed: the page starts without it.
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from fractions import Fraction
 from itertools import islice
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from av.video.frame import VideoFrame
     from av.video.stream import VideoStream
 
-MP4, MP4_TYPE = ".mp4", "video/mp4"
+MP4 = ".mp4"
 CRF = "16"
 """Constant rate factor of x264: artefacts must be the model's, not the encoder's."""
 BT709 = 1
@@ -39,26 +41,30 @@ def write_mp4(path: Path, frames: Iterable[Image.Image], fps: float, texts: Mapp
     import av
 
     try:
-        options = {"movflags": "+faststart+use_metadata_tags"}
-        with av.open(str(path), "w", format="mp4", options=options) as container:
-            container.metadata.update(texts or {})
-            stream: VideoStream | None = None
-            for image in frames:
-                frame = _padded(image)
-                stream = stream or _add_stream(container, frame, fps)
-                container.mux(stream.encode(_in_yuv(frame)))
-            if stream is None:
-                raise ValueError("a clip needs a frame")
-            container.mux(stream.encode(None))
-        read_mp4_header(path)  # FFmpeg reports no error if the disk is full while the header moves to the front
-    except ValueError as error:
-        if path.is_file():
-            raise OSError(f"'{path}' is incomplete; the disk may be full") from error
-        raise
+        _encode(path, frames, fps, texts or {})
     except av.FFmpegError as error:
         if isinstance(error, OSError):
             raise
         raise OSError(error.errno, error.strerror, str(path)) from error
+    try:
+        read_mp4_header(path)
+    except ValueError as error:  # should FFmpeg ever not report a full disk while the header moves to the front
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
+
+
+def _encode(path: Path, frames: Iterable[Image.Image], fps: float, texts: Mapping[str, str]) -> None:
+    import av
+
+    options = {"movflags": "+faststart+use_metadata_tags"}
+    with av.open(str(path), "w", format="mp4", options=options) as container:
+        container.metadata.update(texts)
+        stream: VideoStream | None = None
+        for image in frames:
+            frame = _padded(image)
+            stream = stream or _add_stream(container, frame, fps)
+            container.mux(stream.encode(_in_yuv(frame)))
+        assert stream, "a clip needs a frame"
+        container.mux(stream.encode(None))
 
 
 def _add_stream(container: Any, frame: Image.Image, fps: float) -> VideoStream:

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sd_scripts.formats.clips.mp4 import MP4, MP4_TYPE, first_frame
+from sd_scripts.formats.clips.media_types import MEDIA_TYPES as CLIP_TYPES
+from sd_scripts.formats.clips.mp4 import MP4, first_frame
 from sd_scripts.formats.clips.mp4_header import read_mp4_header
 from sd_scripts.formats.images.image_files import open_image, texts_of
 from sd_scripts.formats.images.image_folders import MEDIA_TYPES
 from sd_scripts.formats.images.image_parameters import read_chunks
 
-GENERATED_TYPES = {**MEDIA_TYPES, MP4: MP4_TYPE}
+GENERATED_TYPES = {**MEDIA_TYPES, MP4: CLIP_TYPES[MP4]}
 """Extension of a file that scripts generate, or did, or that users put next to them -> its media type."""
 POSTER_SIDE = 768
 """Longer side of the image that stands for a clip until it plays."""

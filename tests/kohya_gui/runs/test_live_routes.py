@@ -381,6 +381,7 @@ def test_a_clip_is_sent_in_parts_and_with_a_poster(studio):
         "video/mp4",
         "bytes",
     )
+    assert "media-src 'self'" in whole.headers["content-security-policy"]  # else a tab of its own cannot play it
     assert (part.status_code, part.content) == (206, b"ftyp")
     assert part.headers["content-range"] == f"bytes 4-7/{len(content)}"
     assert (end.status_code, end.content) == (206, content[-5:])
