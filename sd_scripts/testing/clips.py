@@ -65,12 +65,13 @@ def write_clip(
     time_base: Fraction | None = None,
     rotation: int = 0,
     keyframe_every: int = 12,
+    file_options: dict[str, str] | None = None,
     **context: Any,
 ) -> Path:
     """Write frames as a clip in the format of the path's extension. `times`: presentation times in units of `time_base`
     (default: one frame each); `rotation`: degrees of the display matrix; `context`: attributes of the encoder."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with av.open(str(path), "w") as container:
+    with av.open(str(path), "w", options=file_options or {}) as container:
         stream: Any = container.add_stream(codec, rate=fps, options=options or (X264 if codec == "libx264" else {}))
         stream.height, stream.width = frames.shape[1:3]
         stream.pix_fmt = pixel_format

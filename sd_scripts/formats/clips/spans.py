@@ -120,8 +120,10 @@ def kept_frames(count: int, source: float, target: float) -> list[int]:
 
     The sum of floats decides in which frame a whole number is reached: the samples equal musubi-tuner's.
     """
-    places = accumulate(repeat(target / source, count - 1), initial=0.0)
-    return [index for index, _ in _changes((index, int(place)) for index, place in enumerate(places))]
+    places = accumulate(repeat(target / source), initial=0.0)
+    return [
+        index for index, _ in _changes((index, int(place)) for index, place in zip(range(count), places, strict=False))
+    ]
 
 
 def _changes(places: "Iterator[tuple[int, int]]") -> Iterator[tuple[int, int]]:
