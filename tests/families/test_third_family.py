@@ -65,6 +65,11 @@ def test_a_resumed_run_ends_like_an_uninterrupted_one(runs: dict[str, Any]) -> N
     assert runs["resumed"]["losses"] == runs["whole"]["losses"][2:]
 
 
+def test_clips_and_images_are_trained_together_cached_and_resumed(runs: dict[str, Any]) -> None:
+    assert runs["clips_cached"]["losses"] == pytest.approx(runs["clips"]["losses"], rel=1e-5)
+    assert runs["clips_resumed"]["losses"] == runs["clips"]["losses"][2:]
+
+
 def test_samples_are_clips(runs: dict[str, Any]) -> None:
     assert runs["lora"]["samples"] == [[".mp4", "clip", 3, 12.0]]
 

@@ -16,11 +16,13 @@ from sd_scripts.runs.folder import new_run_folder
 from sd_scripts.runs.reporter import Reporter
 from sd_scripts.settings.generate_settings import settings_of
 from sd_scripts.tools.compare_checkpoints import COMMAND
+from sd_scripts.testing import clips, demo_images
 from tests.support.training import Run, train, train_whole
 
 SAMPLES = {"sample_every_n_steps": 3, "sample_prompts": "prompts.txt"}
 CACHES = {"cache_latents_to_disk": True, "cache_text_encoder_outputs_to_disk": True}
 TEXT_TOO = {"cache_text_encoder_outputs": None, "network_train_unet_only": None}
+PARTS = {"resolution": "64", "enable_bucket": True, "target_frames": "1,5", "frame_extraction": "chunk"}
 COMPILED = {"compile": True, "compile_backend": "eager"}
 
 
@@ -72,6 +74,14 @@ def main(folder: Path) -> None:
         "full": train_whole(model, folder / "full"),
         "full_text": train_whole(model, folder / "full_text", cache_text_encoder_outputs=None, train_text_encoder=True),
     }
+    # two clips of 9 frames and an image, in parts of 1 and of 5 frames
+    data = clips.write_clips(folder / "clips", size=(64, 48), frames=9, fps=8, count=2)
+    demo_images.draw(demo_images.captions()[0], (64, 64)).save(data / clips.FOLDER / "still.png")
+    parts = {"train_data_dir": data, **PARTS}
+    runs["clips"] = train(model, folder / "of_clips", **parts, max_train_steps=4, save_state=True, save_every_n_steps=2)
+    runs["clips_cached"] = train(model, folder / "clips_cached", **parts, **CACHES, max_train_steps=4)
+    resumed = {"max_train_steps": 4, "resume": folder / "of_clips" / "short-step00000002-state"}
+    runs["clips_resumed"] = train(model, folder / "clips_resumed", **parts, **resumed)
     state = folder / "whole" / "short-step00000002-state"
     runs["resumed"] = train(model, folder / "resumed", max_train_steps=4, resume=state)
     runs["goes_on"] = train_whole(model.__class__(family="reel", files={

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sd_scripts.formats.clips.clip_files import frame_files
-from sd_scripts.formats.clips.probe import HDR_CURVES, UnreadableClip, opened, rotation_of
+from sd_scripts.formats.clips.hdr import HLG, PQ, to_srgb
+from sd_scripts.formats.clips.probe import UnreadableClip, opened, rotation_of
 
 if TYPE_CHECKING:
     from av.container import InputContainer
@@ -85,16 +86,14 @@ def _decoded_from(container: "InputContainer", stream: "VideoStream", time: int)
 
 def _pixels(frame: "VideoFrame") -> Pixels:
     """Return a frame as sRGB, upright."""
-    from av.video.reformatter import ColorPrimaries, Colorspace, ColorTrc
+    from av.video.reformatter import Colorspace
 
     matrix = None
     if frame.colorspace == UNSPECIFIED:
         matrix = Colorspace.ITU709 if frame.height >= HD else Colorspace.ITU601
-    if frame.color_trc in HDR_CURVES:
-        frame = frame.reformat(
-            format="rgb24", dst_color_trc=ColorTrc.IEC61966_2_1, dst_color_primaries=ColorPrimaries.BT709
-        )
-        pixels = frame.to_ndarray()
+    if frame.color_trc in (PQ, HLG):
+        codes = frame.to_ndarray(format="rgb48le", src_colorspace=Colorspace.BT2020)
+        pixels = to_srgb(codes.astype(np.uint16, copy=False), frame.color_trc)
     else:
-        pixels = frame.to_ndarray(format="rgb24", src_colorspace=matrix)
+        pixels = frame.to_ndarray(format="rgb24", src_colorspace=matrix).astype(np.uint8, copy=False)
     return np.ascontiguousarray(np.rot90(pixels, rotation_of(frame)))

@@ -26,7 +26,7 @@ def rules_of(case: dict[str, Any]) -> ClipRules:
     return ClipRules(frame_extraction=case["mode"], target_frames=tuple(case["target_frames"]), **own)
 
 
-def test_parts_of_clips_are_those_of_musubi() -> None:
+def test_parts_of_clips_match_musubi() -> None:
     different = []
     for case in EXTRACTION["cases"]:
         rules = rules_of(case)
@@ -40,7 +40,7 @@ def test_parts_of_clips_are_those_of_musubi() -> None:
     assert not different
 
 
-def test_frames_left_at_a_lower_rate_are_those_of_musubi() -> None:
+def test_frames_left_at_a_lower_rate_match_musubi() -> None:
     different = []
     for case in REFERENCE["fps_conversion"]:
         frames, source, target = case["frames"], case["source_fps"], case["target_fps"]
@@ -64,12 +64,14 @@ def test_uneven_times_choose_frames_and_rounding_loses_none() -> None:
     assert trained_times(milliseconds, ClipRules(target_fps=15)) == [0, 67, 133]
     pause = Probe(size=(64, 48), times=(0, 10, 20, 500, 1000, 1010), time_base=Fraction(1, 1000), fps=4.95)
     assert trained_times(pause, ClipRules(target_fps=2)) == [0, 500, 1000]
-    assert pause.is_variable and not milliseconds.is_variable
+    assert pause.is_variable
+    assert not milliseconds.is_variable
 
 
 def test_a_slow_clip_keeps_its_frames_and_is_known() -> None:
     rules = ClipRules(target_fps=24)
-    assert is_slow(clip(9, 16), rules) and len(trained_times(clip(9, 16), rules)) == 9
+    assert is_slow(clip(9, 16), rules)
+    assert len(trained_times(clip(9, 16), rules)) == 9
     assert not is_slow(clip(9, 23.976), rules)
     assert len(trained_times(clip(9, 60), ClipRules(target_fps=0))) == 9
 
