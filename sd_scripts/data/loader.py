@@ -11,10 +11,15 @@ from torch.utils.data import DataLoader, Sampler
 
 from sd_scripts.data.batch import Batch
 from sd_scripts.data.plan.counted_warnings import Warn
+from sd_scripts.data.plan.dataset import DataPlan
 from sd_scripts.data.plan.epochs import PlannedBatch, ShortBatches, batch_shapes, plan_epoch, share_of_rank
 from sd_scripts.data.read_ahead import read_ahead
 from sd_scripts.data.reader import REPLACED, BatchReader, Read
 
+PREFETCH = 2
+"""Batches that a worker reads ahead."""
+PIXEL_BYTES, AHEAD_BYTES = 12, 8 * 2**30
+"""Bytes of a pixel in a batch, and of all batches that workers read ahead."""
 THREADS = 4
 """Threads that read ahead without worker processes; each is one batch ahead."""
 
@@ -49,6 +54,7 @@ class Processes:
             batch_size=None,
             num_workers=workers,
             persistent_workers=persistent,
+            prefetch_factor=PREFETCH,
             pin_memory=pin_memory,
             generator=torch.Generator().manual_seed(0),  # or the loader would draw from the global generator
         )
@@ -99,6 +105,7 @@ class BatchLoader:
         self._length = math.ceil(self._count_batches() / world)
         self._warned: set[str] = set()
         workers = 0 if reader.latents is not None else min(workers, os.cpu_count() or 1, self._length)
+        workers = min(workers, _workers_for(self.plan))
         self._source: Threads | Processes = (
             Processes(reader, pin_memory, workers, persistent) if workers else Threads(reader, pin_memory)
         )
@@ -140,6 +147,15 @@ class BatchLoader:
         for place in range(start, len(numbers)):
             batch = batches[numbers[place] % len(batches)]
             yield replace(batch, step=first_step + place // self._accumulation)
+
+
+def _workers_for(plan: DataPlan) -> int:
+    """Return how many workers have room for the largest batches that they read ahead, at least one: a clip of 81 frames
+    at 832x480 takes 390 MB."""
+    batches = (
+        extent.pixels * PIXEL_BYTES * plan.blueprint.datasets[dataset].batch_size for dataset, extent in plan.groups
+    )
+    return max(1, AHEAD_BYTES // (PREFETCH * max(batches, default=1)))
 
 
 def _use_device(device: int | None) -> None:

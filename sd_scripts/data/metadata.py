@@ -75,7 +75,7 @@ def _bucket_info(items: Sequence[Item]) -> dict[str, Any]:
     errors = [abs(item.fit.ar_error) for item in items]
     return {
         "buckets": {
-            number: {"resolution": list(bucket.size), "count": count}
+            number: {"resolution": list(bucket.alone.sides), "count": count}
             for number, (bucket, count) in enumerate(sorted(counts.items()))
         },
         "mean_img_ar_error": sum(errors) / len(errors) if errors else 0.0,

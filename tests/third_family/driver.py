@@ -15,8 +15,8 @@ from sd_scripts.runs.comparison import FOLDER, read_comparison
 from sd_scripts.runs.folder import new_run_folder
 from sd_scripts.runs.reporter import Reporter
 from sd_scripts.settings.generate_settings import settings_of
-from sd_scripts.tools.compare_checkpoints import COMMAND
 from sd_scripts.testing import clips, demo_images
+from sd_scripts.tools.compare_checkpoints import COMMAND
 from tests.support.training import Run, train, train_whole
 
 SAMPLES = {"sample_every_n_steps": 3, "sample_prompts": "prompts.txt"}

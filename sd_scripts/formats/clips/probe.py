@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 TAGGED_DURATION = re.compile(r"(\d+):(\d\d):(\d\d(?:\.\d+)?)")
 CUT_SECONDS = Fraction(1, 2)
 """Seconds missing at the end of a file without an index for which it counts as cut off."""
+ONLY_VIDEO_FILES = {
+    "format_whitelist": "mov,mp4,matroska,webm,avi,flv,asf,mpeg,mpegvideo,mpegts",
+    "protocol_whitelist": "file",
+}
+"""Options of FFmpeg: a playlist that is named like a video could name other files, and addresses on the web."""
 ONE_SECOND = Fraction(1)
 VARIABLE = 1.5
 """How much longer than another a frame is shown in a clip of variable rate; less is rounding to the time base."""
@@ -116,7 +121,7 @@ def opened(path: Path) -> "Iterator[tuple[InputContainer, VideoStream]]":
     from av.stream import Disposition
 
     try:
-        with av.open(str(path), metadata_errors="replace") as container:
+        with av.open(str(path), options=ONLY_VIDEO_FILES, metadata_errors="replace") as container:
             streams = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
             if not streams:
                 raise UnreadableClip("has no images, only sound" if container.streams.audio else "has no images")

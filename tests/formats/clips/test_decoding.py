@@ -124,6 +124,8 @@ def test_unusable_clips_are_explained_in_one_sentence(clips: Path, tmp_path: Pat
         "cut.mkv": cut(clips / "plain.mkv", 0.6),
         "cut.avi": cut(clips / "plain.avi", 0.6),
         "sound.m4v": write_sound,
+        "playlist.mp4": lambda path: path.write_text(f"ffconcat version 1.0\nfile '{clips / 'plain.mp4'}'\n"),
+        "stream.mp4": lambda path: path.write_text(f"#EXTM3U\n#EXTINF:1,\n{clips / 'plain.mp4'}\n#EXT-X-ENDLIST\n"),
         "folder": Path.mkdir,
     }
     told = {}
@@ -136,6 +138,8 @@ def test_unusable_clips_are_explained_in_one_sentence(clips: Path, tmp_path: Pat
     assert {name: text for name, text in told.items() if "cut" not in name} == {
         "empty.mp4": "is empty",
         "text.mp4": damaged,
+        "stream.mp4": damaged,
+        "playlist.mp4": damaged.replace("data found when processing input", "argument"),
         "sound.m4v": "has no images, only sound",
         "folder": "has no images",
     }

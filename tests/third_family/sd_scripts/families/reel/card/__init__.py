@@ -20,7 +20,7 @@ CARD = FamilyCard(
     scripts={"lora": "reel_train_network.py", "full": "reel_train.py", "generate": "reel_generate.py"},
     groups=(FlowOptions, ReelOptions),
     capabilities=frozenset({"prediction_types", "trains_text"}),
-    clips=ClipFacts(fps=8, frame_step=2),
+    clips=ClipFacts(fps=8, frame_step=2, bucket_steps=32),
     notes={"discrete_flow_shift": "Reel was trained with 1."},
     page=PageCard(
         recommended={"model_prediction_type": "raw"},
