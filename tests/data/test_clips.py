@@ -86,9 +86,21 @@ def test_images_and_parts_of_clips_are_planned_with_captions_and_reasons(folder:
     assert plan.buckets() == {Extent(96, 64): 2, Extent(96, 64, 5): 6}
     assert [item.caption for item in plan.items] == ["nine", "still", "twenty", "twenty"]
     assert told[1:] == [
-        "target_frames: 1 clip in '2_cat' is skipped, with fewer than 5 frames at 8 per second: three.mp4 (3)",
         "target_frames: 6 of '2_cat' is rounded down, since the model is trained on multiples of 4 frames and one more;"
         " 5 are trained",
+        "target_frames: 1 clip in '2_cat' is skipped, with fewer than 5 frames at 8 per second: three.mp4 (3)",
+    ]
+
+
+def test_a_family_of_long_clips_skips_short_ones_and_images(folder: Path) -> None:
+    assert CARD.clips
+    long = replace(CARD, clips=replace(CARD.clips, shortest=9))
+    told: list[str] = []
+    plan = plan_of(told, card=long, subset={"image_dir": str(folder)})
+    assert parts(plan) == [("nine.mp4", "00000-009"), ("twenty.mp4", "00000-009")]
+    assert told[1:] == [
+        "1 image in '2_cat' is skipped, since this model is trained on clips of at least 9 frames: still.png",
+        "target_frames: 1 clip in '2_cat' is skipped, with fewer than 9 frames at 8 per second: three.mp4 (3)",
     ]
 
 

@@ -13,15 +13,19 @@ from sd_scripts.data.plan.buckets import Size
 from sd_scripts.data.plan.dataset import DataPlan
 from sd_scripts.data.sources import reading_progress, seen_files
 from sd_scripts.data.sources.captions import Caption
+from sd_scripts.data.sources.clips import read_probes
 from sd_scripts.data.sources.seen_files import (
     known_headers,
     remember_cache_keys,
     remember_headers,
+    remember_probes,
     seen_files_path,
     stamps_of,
 )
 from sd_scripts.families.cards.registry import card_of
+from sd_scripts.formats.clips.probe import Probe
 from sd_scripts.formats.images.image_folders import find_images
+from sd_scripts.testing.clips import counting_frames, write_clip
 from tests.data.test_data_caches import Encoders
 from tests.support.data import make_folder, make_image, plan_of, settings_of
 
@@ -53,6 +57,20 @@ def test_sizes_are_remembered_and_an_image_that_has_changed_is_measured_again(ro
     assert sizes_of(plan_of(root)) == {**first, "00.png": (96, 48)}
     make_image(paths[0], (32, 96))
     assert sizes_of(plan_of(root)) == {**first, "00.png": (32, 96)}
+
+
+def test_facts_of_clips_are_remembered_and_changed_clips_are_read_again(tmp_path: Path) -> None:
+    path = write_clip(tmp_path / "a.mp4", counting_frames(5), 16)
+
+    def frames() -> int:
+        return read_probes([path], pytest.fail, reading_progress.ReadingProgress())[path].frames
+
+    assert frames() == 5
+    stamps = stamps_of([path])
+    remember_probes({path: Probe(size=(64, 48), times=range(3))}, stamps)  # shows that the clip is not opened
+    assert frames() == 3
+    write_clip(path, counting_frames(9), 16)
+    assert frames() == 9
 
 
 def test_animated_images_are_reported_also_when_they_are_remembered(root: Path) -> None:

@@ -210,7 +210,7 @@ def _clip_defaults(settings: Settings, values: Mapping[str, Any], clips: ClipFac
     }
     if values.get("target_fps") is None:
         unset["target_fps"] = clips.fps_of(settings) or clips.fps
-    return {"follow_area": True, "frame_step": clips.frame_step, **unset}
+    return {"follow_area": True, "frame_step": clips.frame_step, "shortest": clips.shortest, **unset}
 
 
 def _parse_range(text: str) -> tuple[float, float]:

@@ -7,16 +7,14 @@ from pathlib import Path
 
 from sd_scripts.data.plan.blueprint import Subset
 from sd_scripts.data.plan.buckets import BucketFit, Buckets, Extent, fit_into
+from sd_scripts.data.plan.clip_warnings import warn_about_clips
 from sd_scripts.data.plan.counted_warnings import Warn
 from sd_scripts.data.sources.folders import ImageRecord
 from sd_scripts.data.sources.images import Augmentation, is_too_elongated
 from sd_scripts.formats.clips.probe import Probe
-from sd_scripts.formats.clips.spans import ClipRules, Span, is_slow, spans, trained_times
+from sd_scripts.formats.clips.spans import Span, spans, trained_times
 from sd_scripts.formats.words import counted, some
 from sd_scripts.options.dataset import VARY_IMAGES
-
-MANY_LENGTHS = 8
-"""Lengths of clips of one subset from which a plan advises to set target_frames."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +56,7 @@ class ItemPlanner:
         self, images: Sequence[ImageRecord], subset: Subset, weight: float = 1.0, *, first: int = 0
     ) -> list[Item]:
         """Return the items of a subset's images and clips, with indices from `first` on."""
+        images = self._long_enough(images, subset)
         fits = [(image, fit) for image in images if (fit := self._fit(image))]
         items = [
             _with_controls(
@@ -78,8 +77,21 @@ class ItemPlanner:
         ]
         self._warn_about_fits(images, fits, subset)
         if clips := {image.path.name: image.clip for image, _ in fits if image.clip}:
-            _warn_about_clips(clips, subset, self.warn)
+            warn_about_clips(clips, subset, self.warn)
         return [dataclasses.replace(item, index=first + place) for place, item in enumerate(items)]
+
+    def _long_enough(self, images: Sequence[ImageRecord], subset: Subset) -> Sequence[ImageRecord]:
+        """Return the images and clips without those that are no clip, for a family that is trained on clips alone."""
+        shortest = subset.clips.shortest
+        if shortest == 1:
+            return images
+        if still := [image.path.name for image in images if not image.clip]:
+            verb = "is" if len(still) == 1 else "are"
+            self.warn(
+                f"{counted(len(still), 'image')} in {subset.name!r} {verb} skipped, since this model is trained on "
+                f"clips of at least {shortest} frames: {some(still)}"
+            )
+        return [image for image in images if image.clip]
 
     def _fit(self, image: ImageRecord) -> BucketFit | None:
         """Return how an image is resized; None, after a warning, if it is too small."""
@@ -114,50 +126,6 @@ def _with_frames(fit: BucketFit, span: Span | None) -> BucketFit:
     if span is None:
         return fit
     return dataclasses.replace(fit, bucket=dataclasses.replace(fit.bucket, frames=span.frames))
-
-
-def _warn_about_clips(clips: dict[str, Probe], subset: Subset, warn: Warn) -> None:
-    """Warn about clips that are skipped, or trained in an unexpected way."""
-    rules = subset.clips
-    counts = {name: len(trained_times(clip, rules)) for name, clip in clips.items()}
-    if rules.target_frames and rules.extraction != "full":
-        _warn_about_lengths(counts, subset, warn)
-    elif len(lengths := {rules.fitting(min(count, rules.max_frames)) for count in counts.values()}) > MANY_LENGTHS:
-        warn(
-            f"target_frames: the clips in {subset.name!r} have {len(lengths)} lengths, each with batches and graphs of "
-            "its own; set target_frames to a few"
-        )
-    if slow := [f"{name} ({_rate(clip, rules):g})" for name, clip in clips.items() if is_slow(clip, rules)]:
-        have, they, move = ("has", "it", "moves") if len(slow) == 1 else ("have", "they", "move")
-        warn(
-            f"target_fps: {counted(len(slow), 'clip')} in {subset.name!r} {have} fewer frames per second than the "
-            f"{rules.target_fps:g} that are trained, so {they} {move} faster than recorded: {some(slow)}"
-        )
-
-
-def _rate(clip: Probe, rules: ClipRules) -> float:
-    return round(rules.source_fps or clip.fps or 0, 2)
-
-
-def _warn_about_lengths(counts: dict[str, int], subset: Subset, warn: Warn) -> None:
-    rules = subset.clips
-    shortest = rules.lengths[0]
-    if short := [f"{name} ({count})" for name, count in counts.items() if count < shortest]:
-        verb = "is" if len(short) == 1 else "are"
-        rate = f" at {rules.target_fps:g} per second" if rules.target_fps else ""
-        warn(
-            f"target_frames: {counted(len(short), 'clip')} in {subset.name!r} {verb} skipped, with fewer than "
-            f"{counted(shortest, 'frame')}{rate}: {some(short)}"
-        )
-    if rounded := set(rules.target_frames) - set(rules.lengths):
-        fitting = ", ".join(map(str, rules.lengths))
-        names = ", ".join(map(str, sorted(rounded)))
-        warn(
-            f"target_frames: {names} of {subset.name!r} is rounded down, since the model is trained on multiples of "
-            f"{rules.frame_step} frames and one more; {fitting} are trained"
-        )
-    if rules.frame_extraction == "uniform" and rules.frame_sample == 1:
-        warn(f"frame_sample: 1 with uniform takes the start of each clip in {subset.name!r}; set it to 2 or more")
 
 
 def _with_controls(item: Item, controls: Sequence[ImageRecord]) -> Item:

@@ -16,6 +16,8 @@ class ClipFacts:
     """Settings -> the same of the chosen variant; None: fps."""
     frame_step: int = 4
     """Clips have a multiple of this number of frames, plus one."""
+    shortest: int = 1
+    """Frames of the shortest sample: shorter clips, and if it is more than 1 images, are skipped."""
     bucket_steps: int = 16
     """Sides of buckets are multiples of this unless bucket_reso_steps is set."""
 

@@ -178,6 +178,8 @@ def _demuxed_times(container: "InputContainer", stream: "VideoStream") -> Sequen
     times = sorted(set(times))
     _check_end(container, stream, times)
     steps = {after - before for before, after in pairwise(times)}
+    if len(times) == 1:
+        return range(times[0], times[0] + 1)
     return range(times[0], times[-1] + 1, *steps) if len(steps) == 1 else tuple(times)
 
 

@@ -29,6 +29,8 @@ class ClipRules:
     """0: all frames of each clip."""
     frame_step: int = 4
     """Samples have a multiple of this number of frames, plus one; follows from the family."""
+    shortest: int = 1
+    """Frames of the shortest sample; follows from the family."""
 
     @property
     def extraction(self) -> Extraction:
@@ -40,7 +42,8 @@ class ClipRules:
     @property
     def lengths(self) -> list[int]:
         """The target_frames, cut to lengths that the family can train, each once, shortest first."""
-        return sorted({self.fitting(length) for length in self.target_frames})
+        lengths = {self.fitting(length) for length in self.target_frames}
+        return sorted(length for length in lengths if length >= self.shortest)
 
     def fitting(self, frames: int) -> int:
         """Return the largest number of frames of a sample in a clip of `frames`, at least 1."""
@@ -74,8 +77,8 @@ def spans(clip: Probe, rules: ClipRules) -> list[Span]:
 def extract(count: int, rules: ClipRules) -> Iterator[tuple[int, int]]:
     """Yield (start, length) of each sample of a clip of `count` frames; uniform may yield the same ones again."""
     if rules.extraction == "full":
-        if count:
-            yield 0, rules.fitting(min(count, rules.max_frames))
+        if count and (length := rules.fitting(min(count, rules.max_frames))) >= rules.shortest:
+            yield 0, length
         return
     for length in rules.lengths:
         yield from ((start, length) for start in _starts(count - length, length, rules))
