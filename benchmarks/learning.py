@@ -184,6 +184,7 @@ def main() -> None:
         print(f"{os.cpu_count()} CPU threads; the base model shows the new word in {before:.0%} of images", flush=True)
         kept_column = "" if arguments.short else " kept |"
         print(f"| training | loss | before | after |{kept_column} CPU seconds |", flush=True)
+        print("|---" * (5 if arguments.short else 6) + "|", flush=True)
         for name in arguments.rows:
             row = train(family, name, folder / name, arguments.short)
             after = success(family, row.files, new, folder / name / "new", row.flags)["all"]
