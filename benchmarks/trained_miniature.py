@@ -9,6 +9,7 @@ text encoders keep random weights, whose outputs differ from word to word. All r
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -43,6 +44,7 @@ from sd_scripts.library.text.tokenizers import T5_ROWS
 from sd_scripts.options.model import MODEL
 from sd_scripts.settings.catalog import script_for, script_path
 from sd_scripts.settings.settings import Settings
+from sd_scripts.testing import trained
 from sd_scripts.testing.miniature import AUTOENCODER, clip_config, clip_tokenizer, randomize
 from sd_scripts.testing.shapes import SIDE, random_scene, words, write_scenes
 
@@ -152,13 +154,12 @@ def narrow(moments: nn.Conv2d) -> None:
 def write_untrained(family: str, modules: dict[str, nn.Module], folder: Path) -> dict[str, Path]:
     """Write the model's files; return them by option."""
     states = {name: module.state_dict() for name, module in modules.items()}
-    stem = f"miniature_{family}"
+    checkpoint = folder / trained.file_name(family, MODEL)
     tokenizers = {"tokenizer": clip_tokenizer(words()), "tokenizer_2": clip_tokenizer(words())}
     if family == "flux":
         tokenizers["tokenizer_2"] = tiny_flux.t5_tokenizer(words())
     for name, tokenizer in tokenizers.items():
-        tokenizer.save_pretrained(folder / f"{stem}_tokenizers" / name)
-    checkpoint = folder / f"{stem}.safetensors"
+        tokenizer.save_pretrained(folder / f"{checkpoint.stem}_tokenizers" / name)
     if family == "sdxl":
         save_model(checkpoint, single_file(states), {})
         return {MODEL: checkpoint}
@@ -243,19 +244,20 @@ def main() -> None:
     subprocess.run([sys.executable, script, "--config_file", config, *flags], check=True, stdout=subprocess.DEVNULL)
     report("trained")
 
-    trained = folder / "trained"
-    trained.mkdir(exist_ok=True)
-    for path in sorted(set(files.values())):
-        state = load_file(folder / "output" / "base.safetensors" if path == files[MODEL] else path)
+    shipped = folder / "trained"
+    shipped.mkdir(exist_ok=True)
+    shipped_files = {option: shipped / trained.file_name(family, option) for option in files}
+    for option, path in files.items():
+        state = load_file(folder / "output" / "base.safetensors" if option == MODEL else path)
         ignore_guidance(state)
-        save_file({key: tensor.half().contiguous() for key, tensor in state.items()}, trained / path.name)
-    subprocess.run(["cp", "-r", folder / f"miniature_{family}_tokenizers", trained], check=True)
-    size = sum(path.stat().st_size for path in trained.glob("*.safetensors"))
+        save_file({key: tensor.half().contiguous() for key, tensor in state.items()}, shipped_files[option])
+    tokenizers = f"{files[MODEL].stem}_tokenizers"
+    shutil.copytree(folder / tokenizers, shipped / tokenizers, dirs_exist_ok=True)
+    size = sum(path.stat().st_size for path in shipped.glob("*.safetensors"))
     report(f"saved, {size / 1e6:.2f} MB")
     random = Random(arguments.seed + 1)
     scenes = [random_scene(random) for _ in range(50)]
-    trained_files = {option: trained / path.name for option, path in files.items()}
-    shares = success(family, trained_files, scenes, folder / "check")
+    shares = success(family, shipped_files, scenes, folder / "check")
     (folder / "shares.json").write_text(json.dumps(shares))
     report(f"share of generated images that show what the prompt asks for: {shares}")
 

@@ -13,7 +13,9 @@ from typing import Any
 from sd_scripts.families.cards.registry import card_of, cards, module_of
 from sd_scripts.formats.toml_files import write_toml
 from sd_scripts.runs import process
+from sd_scripts.runs.comparison import FOLDER, GRID
 from sd_scripts.runs.folder import new_run_folder
+from sd_scripts.runs.store import RunStore
 from sd_scripts.settings.catalog import FAMILY_TITLES, script_for, script_path
 from sd_scripts.testing import trained
 
@@ -101,8 +103,17 @@ def show_result(run: Path, environment: Mapping[str, str]) -> int:
     tool = [sys.executable, "-m", "sd_scripts.tools.compare_checkpoints", str(run), "--strengths", "0", "1"]
     status = process.run_in_terminal(tool, environment)
     if status == 0:
-        print(f"Before and after the training: {run / 'comparison' / 'grid.png'}")
+        print(f"Before and after the training: {run / FOLDER / GRID}")
+        add_to_list(run)
     return status
+
+
+def add_to_list(run: Path) -> None:
+    """Add a run of the demo to the list that the page shows, or print why that is not possible."""
+    try:
+        RunStore().find(run.parent.parent)
+    except ValueError as error:
+        print(f"The run is not in the tab Runs: {error}", file=sys.stderr)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -147,7 +158,8 @@ def main(argv: list[str] | None = None) -> int:
     if status == 0 and run:
         status = show_result(run.path, environment)
     if status == 0:
-        print(f"Next: `bash gui.sh`, open demo.toml there, then put your own {title} model and images in its place.")
+        there = "start `bash gui.sh`, see this run in its tab Runs," if run else "start `bash gui.sh`,"
+        print(f"Next: {there} open {config.name} there, then replace model and images with your own for {title}.")
     return status
 
 

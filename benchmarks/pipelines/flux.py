@@ -6,8 +6,10 @@ import torch
 from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
 
 from sd_scripts.families.common.components import Components
+from sd_scripts.families.flux.keys import diffusers_modules
 from sd_scripts.families.flux.model import FluxParams
 from sd_scripts.library.diffusion.dit_layers import rope_widths
+from sd_scripts.library.files.state_dicts import State
 from sd_scripts.options.generating.prompt_lines import SamplePrompt
 from sd_scripts.settings.settings import Settings
 
@@ -29,6 +31,22 @@ def make_transformer(shape: FluxParams) -> Any:
         guidance_embeds=shape.guidance,
         axes_dims_rope=rope_widths(shape.head_width),
     )
+
+
+def to_diffusers(state: State) -> State:
+    """Return a transformer's tensors under diffusers' keys instead of BFL's. Parts of a matrix are views of it."""
+    width = len(state["img_in.weight"])
+    theirs: State = {}
+    for key, tensor in state.items():
+        module, _, kind = key.rpartition(".")
+        names = diffusers_modules(module)
+        rows = [width] * (len(names) - 1)
+        parts = tensor.split([*rows, len(tensor) - sum(rows)])
+        if key.startswith("final_layer.adaLN_modulation.1."):
+            parts = (torch.cat(tensor.chunk(2)[::-1]),)
+        kind = "weight" if kind == "scale" else kind
+        theirs.update((f"{name}.{kind}", part) for name, part in zip(names, parts, strict=True))
+    return theirs
 
 
 def make_scheduler(transformer: Any) -> FlowMatchEulerDiscreteScheduler:

@@ -18,6 +18,7 @@ from starlette.routing import Route
 
 from kohya_gui.access.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.form.field_links import NO_LINKS, FieldLinks
+from kohya_gui.runs.before_after import changed
 from kohya_gui.runs.past_runs import continued, differences, tab_of
 from kohya_gui.runs.run_view import STATE_LABELS, newest_state, sections, shown_state
 from kohya_gui.server.json_routes import ID, NotFound, allowed_file, get, post, row_of
@@ -100,7 +101,8 @@ class LiveRoutes:
         row = self._row(request)
         run_state = self._queue.watch(row.id).refresh()
         words = f"{row.name}.{row.note}.{row.error}"
-        known = f"{self._launch}.{run_state.event_count}.{row.state}.{row.place}.{row.started}.{row.ended}.{words}"
+        events = f"{run_state.event_count}.{changed(row)}"
+        known = f"{self._launch}.{events}.{row.state}.{row.place}.{row.started}.{row.ended}.{words}"
         if request.query_params.get("known") == known:
             return None
         state = shown_state(run_state, row)

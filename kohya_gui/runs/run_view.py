@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kohya_gui.form.field_links import NO_LINKS, FieldLinks
 from kohya_gui.form.recognise import size
+from kohya_gui.runs.before_after import before_after
 from kohya_gui.server.messages import Html, message
 from sd_scripts.families.cards.registry import card_of, names
 from sd_scripts.formats.words import some
@@ -73,6 +74,7 @@ def sections(
         "controls": controls(run_state, row),
         "failure": failure(run_state, row, links),
         "result": result(run_state, row.family),
+        "before_after": before_after(row),
         "tiles": "" if waiting or (run_state.over and not len(run_state.losses)) else tiles(run_state, row, now),
         "files": files(run_state, row.id),
         "warnings": warnings(run_state, links),

@@ -1,11 +1,13 @@
 """Make images of the page for docs/: python -m tests.browser.docs_images FOLDER [NAME ...]
 
-Everything that the page shows lies in FOLDER, whose path is seen, such as /home/mia/studio. Each image is of a training
-of a miniature that has ended; `demo` is the result of the demo with FLUX.1.
+Everything that the page shows lies in FOLDER, whose path is seen, such as /home/mia/studio. Most images are of the
+demo's run, in FOLDER/demo, which is made if it is not there; those in `SCENES` are of a training of an untrained
+miniature.
 """
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,28 +17,29 @@ from playwright.sync_api import sync_playwright
 
 from sd_scripts import demo
 from sd_scripts.formats.toml_files import read_toml, write_toml
+from sd_scripts.runs.comparison import FOLDER as COMPARISON
+from sd_scripts.runs.comparison import RESULT
+from sd_scripts.runs.store import RunStore
+from sd_scripts.testing import trained
 from sd_scripts.tools.comparison.grid_image import load_font, wrapped
 from tests.browser.page_help import CHROMIUM, QUIET, TRAINING, Gui, ask_for, expect, settled
 
 DOCS = Path(__file__).parents[2] / "docs"
+WIDE, NARROW = {"width": 1400, "height": 1000}, {"width": 800, "height": 1200}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """The page after a training."""
+    """The page after a training of an untrained miniature."""
 
     family: str
-    top: str = ""
+    top: str
     """The element that is scrolled to the top."""
-    narrow: bool = False
-    """Make a second image, NAME-800, of the page on a narrow screen."""
 
 
 SCENES = {
-    "page": Scene(family="sdxl", narrow=True),
-    "page-flux": Scene(family="flux"),
     "kontext": Scene(family="flux_kontext", top="#lora-panel-folders-and-dataset"),
-    "qwen_image": Scene(family="qwen_image"),
+    "qwen_image": Scene(family="qwen_image", top="#lora"),
 }
 """File name in docs/, without .png -> its content."""
 
@@ -51,11 +54,15 @@ def settings(scene: Scene, folder: Path) -> Path:
     return path
 
 
-def shoot(browser: Any, gui: Gui, scene: Scene, folder: Path, image: Path) -> None:
-    page = browser.new_page(viewport={"width": 1400, "height": 1000}, reduced_motion="reduce")
+def open_page(browser: Any, gui: Gui) -> Any:
+    page = browser.new_page(viewport=WIDE, reduced_motion="reduce")
     page.goto(gui.address)
     expect(page.locator("#lora-start")).to_be_visible()
     settled(page, "#lora")
+    return page
+
+
+def shoot(page: Any, scene: Scene, folder: Path, image: Path) -> None:
     path = settings(scene, folder)
     ask_for(page, path)
     expect(page.locator("#lora-message")).to_contain_text(f"Opened {path.name}")
@@ -64,13 +71,60 @@ def shoot(browser: Any, gui: Gui, scene: Scene, folder: Path, image: Path) -> No
     expect(run.locator(".run-name")).to_have_text(path.stem)
     expect(run.locator(".badge")).to_have_text("Finished", timeout=TRAINING)
     page.mouse.move(0, 0)
-    if scene.top:
-        page.locator(scene.top).evaluate("(part) => scrollTo(0, part.getBoundingClientRect().top + scrollY - 12)")
+    page.locator(scene.top).evaluate("(part) => scrollTo(0, part.getBoundingClientRect().top + scrollY - 12)")
     save(page, image)
-    if scene.narrow:
-        page.set_viewport_size({"width": 800, "height": 1200})
-        save(page, image.with_stem(f"{image.stem}-800"))
-    page.close()
+
+
+def save_two(page: Any, wide: str, narrow: str) -> None:
+    """Make an image of a wide and one of a narrow page."""
+    page.mouse.move(0, 0)
+    save(page, DOCS / f"{wide}.png")
+    page.set_viewport_size(NARROW)
+    save(page, DOCS / f"{narrow}.png")
+
+
+def training_tab(page: Any, folder: Path) -> None:
+    ask_for(page, folder / "demo" / "demo.toml")
+    expect(page.locator("#lora-message")).to_contain_text("Opened demo.toml")
+    expect(page.locator("#lora-run .before-after")).to_be_visible()
+    save_two(page, "page", "page-800")
+
+
+def runs_tab(page: Any, folder: Path) -> None:
+    page.locator("#runs-button").click()
+    expect(page.locator("#runs-run .before-after")).to_be_visible()
+    save_two(page, "runs-1400", "runs-800")
+
+
+def checkpoints(page: Any, folder: Path) -> None:
+    page.locator("#runs-button").click()
+    page.locator("#runs-run .run-actions [data-action=checkpoints]").click()
+    expect(page.locator(".checkpoint-grid .sample")).to_have_count(2 * len(trained.PROMPTS))
+    save_two(page, "compare-checkpoints", "compare-checkpoints-800")
+
+
+def generate_tab(page: Any, folder: Path) -> None:
+    page.locator("#runs-button").click()
+    page.locator("#runs-run [data-action=try]").click()
+    tab = page.locator("#generate")
+    settled(page, "#generate")
+    prompts = [prompt.partition(" --")[0] for prompt in trained.PROMPTS]
+    values = {"prompt": "\n".join(prompts), "width": 128, "height": 128, "steps": 16, "image_seed": 2}
+    for name, value in values.items():
+        tab.locator(f"#generate-{name} :is(input, textarea)").fill(str(value))
+    tab.locator("#generate-go").click()
+    expect(tab.locator(".request-doing")).to_contain_text("Done", timeout=TRAINING)
+    expect(tab.locator(".generate-images .sample")).to_have_count(len(prompts))
+    save_two(page, "generate", "generate-800")
+
+
+OF_DEMO: dict[str, Callable[[Any, Path], None]] = {
+    "page": training_tab,
+    "runs": runs_tab,
+    "compare-checkpoints": checkpoints,
+    "generate": generate_tab,
+}
+"""Begin of the file names -> what makes the images, on a page of their own."""
 
 
 def save(page: Any, image: Path) -> None:
@@ -79,10 +133,14 @@ def save(page: Any, image: Path) -> None:
     Image.open(image).quantize().save(image, optimize=True)  # a third of the bytes
 
 
+def results(folder: Path) -> list[Path]:
+    """Return the files of comparisons of the demo's runs."""
+    return sorted(folder.glob(f"demo/output/runs/*/{COMPARISON}/{RESULT}"))
+
+
 def before_and_after(folder: Path, image: Path) -> None:
-    """Run the demo with FLUX.1, and write its images side by side: a column for each prompt, before and after."""
-    assert demo.main(["flux", "--folder", str(folder)]) == 0
-    (result,) = folder.glob("output/runs/*/comparison/comparison.json")
+    """Write the demo's images side by side: a column for each prompt, before and after."""
+    result = results(folder)[-1]
     comparison = json.loads(result.read_text(encoding="utf-8"))
     side, left, top, font = 200, 70, 64, load_font()
     picture = Image.new("RGB", (left + len(comparison["prompts"]) * (side + 8), top + 2 * (side + 8)), "#ffffff")
@@ -102,21 +160,27 @@ def before_and_after(folder: Path, image: Path) -> None:
 def main(folder: Path, names: list[str]) -> None:
     """Write the images named, or all of them."""
     folder.mkdir(parents=True, exist_ok=True)
-    if not names or "demo" in names:
-        before_and_after(folder / "demo", DOCS / "demo.png")
-    names = [name for name in names or SCENES if name != "demo"]
-    if not names:
-        return
+    names = names or ["demo", *OF_DEMO, *SCENES]
+    if not {*names} <= {*SCENES} and not results(folder):
+        assert demo.main(["--folder", str(folder / "demo")]) == 0
+    if "demo" in names:
+        before_and_after(folder, DOCS / "demo.png")
     gui = Gui(folder)
     gui.start()
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, headless=True, args=QUIET)
-        try:
+    try:
+        RunStore(gui.runs).find(folder / "demo" / "output")
+        with sync_playwright() as driver:
+            browser = driver.chromium.launch(executable_path=CHROMIUM, headless=True, args=QUIET)
             for name in names:
-                shoot(browser, gui, SCENES[name], folder, DOCS / f"{name}.png")
-        finally:
+                page = open_page(browser, gui)
+                if name in OF_DEMO:
+                    OF_DEMO[name](page, folder)
+                elif name in SCENES:
+                    shoot(page, SCENES[name], folder, DOCS / f"{name}.png")
+                page.close()
             browser.close()
-            gui.stop()
+    finally:
+        gui.stop()
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from diffusers.loaders.single_file_utils import convert_flux_transformer_checkpo
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from benchmarks.pipelines.flux import to_diffusers
 from sd_scripts.families.cards.model_file import describe
 from sd_scripts.families.common.family import Components, ModelWeights
 from sd_scripts.families.flux.family import FLUX
@@ -22,7 +23,6 @@ from sd_scripts.families.sdxl.family import SDXL
 from sd_scripts.formats.models.safetensors_header import read_header
 from sd_scripts.library.files.model_reader import read_weights
 from sd_scripts.settings.settings import Settings
-from tests.support.families.flux import to_diffusers
 from tests.support.families.sdxl import checkpoint_tensors
 from tests.support.miniatures import sdxl_settings
 from tests.support.scripts import FLUX_FULL

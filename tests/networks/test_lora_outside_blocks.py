@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from benchmarks.pipelines.flux import to_diffusers
 from sd_scripts.families.cards.model_file import describe
 from sd_scripts.families.common.family import family_of
 from sd_scripts.families.common.layer_rows import adapted_modules, find_modules
@@ -20,7 +21,7 @@ from sd_scripts.networks.files.lora_names import with_names_of
 from sd_scripts.networks.plan import AdaptedModule
 from sd_scripts.settings.checks.model_files import why_no_lora
 from sd_scripts.tools import merge_lora
-from tests.support.families.flux import SHAPE, to_diffusers
+from tests.support.families.flux import SHAPE
 from tests.support.networks.lora_tools import deltas, random_pairs
 from tests.support.training import train
 

@@ -6,6 +6,9 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import psutil
+
+from kohya_gui.runs.plan_process import PROGRAM
 from sd_scripts.options.launch import LaunchOptions
 from sd_scripts.settings.command_line import given_flags
 from sd_scripts.settings.family_options import each_option
@@ -22,6 +25,12 @@ SIX = {
     "compile_cache_size_limit": 64,
 }
 """The six compile options, each but the backend other than its default."""
+
+
+def planners() -> list[psutil.Process]:
+    """Return the processes that make plans for this one."""
+    living = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    return [child for child in living if PROGRAM in child.cmdline()]
 
 
 def settings_in(line: str, script: Script = SDXL_LORA) -> dict[str, Any]:

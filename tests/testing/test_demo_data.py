@@ -22,7 +22,8 @@ from sd_scripts.families.sdxl.family import SDXL
 from sd_scripts.families.sdxl.keys import VAE_SCALE
 from sd_scripts.families.sdxl.vae import encode_images
 from sd_scripts.formats.toml_files import read_toml
-from sd_scripts.runs.folder import RunFolder
+from sd_scripts.runs.folder import RunFolder, new_run_folder
+from sd_scripts.runs.store import RunStore
 from sd_scripts.settings.catalog import script_for
 from sd_scripts.settings.reading import from_values
 from sd_scripts.settings.settings import Settings
@@ -131,6 +132,27 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest
         demo.main(["--make", "--folder", str(tmp_path / "file" / "demo")])
     assert leaving.value.code == 2
     assert f"--folder: '{tmp_path / 'file' / 'demo'}' cannot be written (Not a directory)" in capsys.readouterr().err
+
+
+def test_the_page_lists_a_run_of_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCALAPPDATA" if os.name == "nt" else "XDG_STATE_HOME", str(tmp_path / "state"))
+    run = new_run_folder(tmp_path / "demo" / "output" / "runs", "demo")
+    log = run.log()
+    log("started", family="flux", method="lora", max_steps=1)
+    log("finished", step=1)
+    log.close()
+    demo.add_to_list(run.path)
+    assert [(row.folder, row.family, row.state) for row in RunStore().rows()] == [(run.path, "flux", "finished")]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="the list is in a different folder")
+def test_a_list_that_cannot_be_written_does_not_fail_the_demo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "state").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    demo.add_to_list(tmp_path / "demo" / "output" / "runs" / "demo")
+    assert "The run is not in the tab Runs: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

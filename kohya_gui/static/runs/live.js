@@ -42,7 +42,7 @@
         { class: "run", hidden: true },
         section("head"),
         this.about,
-        ...["progress", "controls", "failure", "result", "tiles"].map(section),
+        ...["progress", "controls", "failure", "result", "before_after", "tiles"].map(section),
         this.said,
         this.chart,
         this.joined,

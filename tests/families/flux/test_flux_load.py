@@ -14,6 +14,7 @@ from diffusers import AutoencoderKL, FluxTransformer2DModel
 from torch import Tensor, nn
 from transformers import CLIPTextModel, T5EncoderModel
 
+from benchmarks.pipelines.flux import to_diffusers
 from sd_scripts.families.cards.family_card import ComponentCard
 from sd_scripts.families.common.family import Components
 from sd_scripts.families.common.placing import placement_of
@@ -29,7 +30,6 @@ from sd_scripts.families.flux.tiny import SHAPE
 from sd_scripts.families.flux.vae import encode_images
 from sd_scripts.library.quantization.quantized import QuantizedLinear, dequantized
 from sd_scripts.settings.settings import Settings
-from tests.support.families.flux import to_diffusers
 from tests.support.scripts import FLUX_LORA
 from tests.support.training import train
 

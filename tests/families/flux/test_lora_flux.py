@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
 
+from benchmarks.pipelines.flux import to_diffusers
 from sd_scripts.families.cards.model_file import describe
 from sd_scripts.families.common.family import Components
 from sd_scripts.families.common.placing import placement_of
@@ -42,7 +43,6 @@ from sd_scripts.options.networks.network import NetworkOptions
 from sd_scripts.settings.network_choice import KINDS
 from sd_scripts.settings.settings import Settings
 from sd_scripts.training.methods.lora import LoraTrainable
-from tests.support.families.flux import to_diffusers
 from tests.support.scripts import FLUX_LORA
 
 pytestmark = pytest.mark.run

@@ -30,6 +30,7 @@ from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.store import RunStore
 from sd_scripts.settings.catalog import GENERATE_SCRIPTS, SCRIPTS
 from sd_scripts.settings.family_options import each_option
+from tests.support.gui import planners
 
 DEEP = "[" * 200 + "]" * 200
 ODD = (
@@ -142,6 +143,9 @@ def browser(tmp_path_factory: pytest.TempPathFactory, allowed: Path) -> Iterator
         with TestClient(Starlette(routes=served), headers={"content-type": "application/json"}) as client:
             yield client
         queue.close()
+        for process in planners():
+            process.kill()
+            process.wait()
 
 
 def problems(browser: TestClient, path: str, body: dict[str, Any], odd: str) -> list[str]:

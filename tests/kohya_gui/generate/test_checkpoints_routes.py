@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -200,3 +201,42 @@ def test_only_images_of_the_comparison_are_sent_and_become_a_form(tmp_path: Path
         assert studio.get(f"comparison/image/{name}").status_code == 404
     Image.new("RGB", (8, 8)).save(studio.result / "plain.png")
     assert "no parameters" in studio.get("comparison/form/plain.png").json()["error"]
+
+
+def view(studio: Studio, known: str = "") -> Any:
+    return studio.browser.get(f"/studio/run/{studio.run}?known={known}")
+
+
+def test_a_runs_view_shows_its_images_without_and_with_the_lora(tmp_path: Path) -> None:
+    studio = Studio(tmp_path)
+    empty = view(studio).json()
+    assert empty["sections"]["before_after"] == ""
+    prompts = [{"prompt": "<b>cat", "seed": 1}, {"prompt": "dog", "seed": 1}]
+    images = {(0, 0): "a #1.png", (0, 1): "b.png", (1, 0): "c.png", (1, 1): ""}  # the last is not made yet
+    cells = [{"checkpoint": 2, "prompt": p, "strength": s, "image": name} for (p, s), name in images.items()]
+    earlier = {"checkpoint": 1, "prompt": 0, "strength": 1, "image": "earlier.png"}
+    studio.write_result(strengths=[0.0, 1.0], prompts=prompts, cells=[*cells, earlier], best=2)
+    answer = view(studio, empty["known"])
+    assert answer.status_code == 200, "a comparison changes the view"
+    section = answer.json()["sections"]["before_after"]
+    addresses = re.findall(f'studio/run/{studio.run}/comparison/image/([^"]*)', section)
+    assert addresses == ["a%20%231.png", "b.png"]
+    assert "&lt;b&gt;cat" in section
+    assert "<b>cat" not in section
+    assert view(studio, answer.json()["known"]).status_code == 204
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"strengths": [1.0]},
+        {"strengths": [0.0, "x"]},
+        {"strengths": [0.0, 1.0], "cells": [7]},
+        {"strengths": [0.0, 1.0], "prompts": ["cat"]},
+    ],
+)
+def test_a_comparison_without_pairs_or_written_by_others_shows_nothing(wrong: dict[str, Any], tmp_path: Path) -> None:
+    studio = Studio(tmp_path)
+    cells = [{"checkpoint": 2, "prompt": 0, "strength": s, "image": f"{s}.png"} for s in (0, 1)]
+    studio.write_result(**{"prompts": [{"prompt": "cat", "seed": 1}], "cells": cells, **wrong})
+    assert view(studio).json()["sections"]["before_after"] == ""

@@ -8,7 +8,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import psutil
 import pytest
 
 from kohya_gui.access.allowed_paths import EVERYWHERE, AllowedPaths
@@ -21,6 +20,7 @@ from sd_scripts.planning import serve
 from sd_scripts.runs.store import state_folder
 from sd_scripts.settings.family_options import each_option
 from tests.support.data import make_folder
+from tests.support.gui import planners
 from tests.support.scripts import SDXL_LORA
 
 pytestmark = pytest.mark.run
@@ -36,12 +36,6 @@ def process() -> Iterator[PlanProcess]:
 @pytest.fixture
 def cards(process: PlanProcess) -> PlanCards:
     return PlanCards(EVERYWHERE, process)
-
-
-def resident() -> list[psutil.Process]:
-    """Return the processes that make plans for this one."""
-    living = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
-    return [child for child in living if PROGRAM in child.cmdline()]
 
 
 @pytest.fixture(autouse=True)
@@ -84,27 +78,27 @@ def test_images_cropped_most_by_equal_tokens_are_listed(cards: PlanCards, folder
 
 def test_a_plan_is_made_once_until_the_images_change(cards: PlanCards, folder: Path) -> None:
     first = html(cards, body(folder))
-    (planner,) = resident()
+    (planner,) = planners()
     planner.suspend()  # who asked it now would wait
     assert html(cards, body(folder)) == first
     planner.resume()
     make_folder(folder / "1_dog", [(64, 64)])
     assert "3 images" in html(cards, body(folder))
-    assert resident() == [planner]
+    assert planners() == [planner]
 
 
 def test_a_killed_planner_is_replaced(cards: PlanCards, folder: Path) -> None:
     html(cards, body(folder))
-    (planner,) = resident()
+    (planner,) = planners()
     planner.kill()
     assert "2 images" in html(cards, body(folder, max_train_steps="7"))
-    assert resident() != [planner]
+    assert planners() != [planner]
 
 
 def test_a_plan_that_takes_too_long_is_cut_off(folder: Path) -> None:
-    before, hurried = resident(), PlanProcess(longest=0.05)  # less than Python takes to start
+    before, hurried = planners(), PlanProcess(longest=0.05)  # less than Python takes to start
     assert plan_card.TOO_LONG in html(PlanCards(EVERYWHERE, hurried), body(folder))
-    assert resident() == before
+    assert planners() == before
 
 
 def test_a_planner_ends_with_the_gui() -> None:

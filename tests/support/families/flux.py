@@ -10,7 +10,6 @@ from sd_scripts.data.batch import Batch
 from sd_scripts.data.plan.buckets import Extent
 from sd_scripts.data.sources.captions import Caption
 from sd_scripts.families.common.family import Components
-from sd_scripts.families.flux.keys import diffusers_modules
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
 from sd_scripts.settings.reading import from_values
 from sd_scripts.settings.settings import Settings
@@ -81,19 +80,3 @@ def batch_of(latents: Tensor, mask: Tensor | None = None) -> Batch:
         loss_weight=torch.ones(count),
         mask=mask,
     )
-
-
-def to_diffusers(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A transformer under BFL's keys -> the same under diffusers'. Parts of one matrix are views of it."""
-    width = len(state["img_in.weight"])
-    theirs: dict[str, Tensor] = {}
-    for key, tensor in state.items():
-        module, _, kind = key.rpartition(".")
-        names = diffusers_modules(module)
-        rows = [width] * (len(names) - 1)
-        parts = tensor.split([*rows, len(tensor) - sum(rows)])
-        if key.startswith("final_layer.adaLN_modulation.1."):
-            parts = (torch.cat(tensor.chunk(2)[::-1]),)
-        kind = "weight" if kind == "scale" else kind
-        theirs.update((f"{name}.{kind}", part) for name, part in zip(names, parts, strict=True))
-    return theirs

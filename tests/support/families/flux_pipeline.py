@@ -4,9 +4,8 @@ from typing import Any
 
 from diffusers import FluxPipeline
 
-from benchmarks.pipelines.flux import make_scheduler, make_transformer
+from benchmarks.pipelines.flux import make_scheduler, make_transformer, to_diffusers
 from sd_scripts.families.common.family import Components
-from tests.support.families.flux import to_diffusers
 
 
 def transformer_of(components: Components) -> Any:
