@@ -8,7 +8,7 @@ Studio.dataset = (() => {
   let place = JSON.parse(localStorage.getItem(PLACE) ?? "{}");
   let data = null; // the answer of dataset/open, with measurements in its images
   let waiting = 0; // images that were not looked at yet
-  let marked = new Set(); // names of marks that are shown alone
+  const marked = new Set(); // names of marks that are shown alone
   let bucket = null; // row of the bucket table that is shown alone
   let grid, host, refs;
 
@@ -370,9 +370,12 @@ Studio.dataset = (() => {
   /** Show the images of a folder as the training of this tab reads them. */
   const visit = async (folder, tab) => {
     place = { folder, tab };
-    data = null;
+    data = bucket = null;
+    marked.clear();
     Studio.goTo("dataset");
     await Studio.until(() => document.querySelector("[data-dataset]")?.offsetParent && build());
+    refs.words.value = refs.tag.value = "";
+    grid.show([], false);
     await open(folder, tab);
   };
   const SEE = 'a[href$="#see-images"]';
