@@ -1,6 +1,6 @@
 // The tab Dataset: the images of a training as it will read them. What others need is in Studio.dataset.
 Studio.dataset = (() => {
-  const { el, button, send, url, on, attempt, select, search } = Studio;
+  const { el, button, send, on, attempt, select, search } = Studio;
   const PLACE = "dataset-place"; // the folder and training tab that were shown last
   const LONGEST = 310_000; // ms, a little more than the server gives itself
   const SIZES = [110, 320];
@@ -8,7 +8,7 @@ Studio.dataset = (() => {
   let place = JSON.parse(localStorage.getItem(PLACE) ?? "{}");
   let data = null; // the answer of dataset/open, with measurements in its images
   let waiting = 0; // images that were not looked at yet
-  let marked = new Set(); // names of marks that are shown alone
+  const marked = new Set(); // names of marks that are shown alone
   let bucket = null; // row of the bucket table that is shown alone
   let grid, host, refs;
 
@@ -177,28 +177,16 @@ Studio.dataset = (() => {
     return [
       view,
       el("div", { class: "cell-line" }, el("span", { class: "cell-name", title: image.path }, ImageDetail.nameOf(image.path)), el("span", { class: "cell-facts" }, `${image.size ? image.size.join("x") : "?"} ${bucketText}${repeats}${image.cached ? " · cached" : ""}`)),
-      marks.length ? el("div", { class: "cell-marks" }, marks.map(Marks.words).join(", ")) : el("div", { class: "cell-caption" }, image.caption),
+      el("div", { class: "cell-caption" }, marks.length ? el("span", { class: "cell-marks" }, `${marks.map(Marks.words).join(", ")} `) : null, image.caption),
     ];
   };
-  const label = (image) =>
-    [
-      ImageDetail.nameOf(image.path),
-      image.size ? `${image.size[0]} by ${image.size[1]}` : "cannot be read",
-      image.bucket ? `bucket ${image.bucket}` : "",
-      image.repeats ? `${image.repeats} repeats` : "",
-      ...Marks.of(image).map(Marks.words),
-      image.captioned && image.caption ? `caption: ${image.caption}` : "",
-    ]
-      .filter(Boolean)
-      .join(", ");
   const detail = () => ImageDetail.show(refs.detail, grid.active(), { ways: grid.active() ? [button("Enlarge", refs.enlarge, { class: "quiet-button" })] : [] });
 
   const chips = () => {
     const counts = Marks.count(data.images);
     const chip = (name) => {
       const [many, unknown] = counts[name];
-      if (!many && !unknown && !marked.has(name)) return null;
-      const pending = unknown && Marks.isMeasured(name) ? `of ${data.images.length - unknown} measured` : "";
+      if (!many && !(unknown && Marks.isMeasured(name)) && !marked.has(name)) return null;
       return button(`${Marks.words(name)} `, () => toggle(name), {
         class: "chip",
         title: `${Marks.hint(name)}. Show only these ${many}`,
@@ -218,7 +206,7 @@ Studio.dataset = (() => {
       return it;
     });
     const absent = Object.entries(Marks.ABSENT).map(([name, [words, why]]) => el("span", { class: "chip absent", title: why, "data-mark": name }, `${words}: not measured`));
-    const focused = document.activeElement?.dataset?.mark;
+    const focused = /** @type {HTMLElement} */ (document.activeElement)?.dataset?.mark;
     refs.chips.replaceChildren(...made.filter(Boolean), ...absent);
     if (focused) refs.chips.querySelector(`[data-mark="${focused}"]`)?.focus();
   };
@@ -292,11 +280,11 @@ Studio.dataset = (() => {
     refs.tags = el("datalist", { id: "dataset-tags" });
     refs.tag = el("input", { type: "search", list: "dataset-tags", placeholder: "Tag", "aria-label": "Tag", oninput: () => arrange() });
     refs.order = select({ "aria-label": "Order", onchange: () => arrange() }, Object.entries(ORDERS).map(([name, [words]]) => [name, words]));
-    refs.reverse = button("↓", reverse, { class: "quiet-button", "aria-pressed": "false", "aria-label": "Reverse the order", title: "Reverse the order" });
+    refs.reverse = button("↓", reverse, { class: "quiet-button", "aria-pressed": "false", "aria-label": "Reverse the order" });
     refs.size = el("input", { type: "range", min: SIZES[0], max: SIZES[1], value: localStorage.getItem("dataset-size") ?? 160, "aria-label": "Size of the thumbnails", oninput: resize });
     refs.detail = el("section", { class: "dataset-detail", "aria-label": "Image" });
     refs.side = el("aside", { id: "dataset-side", "aria-label": "Captions" });
-    grid = ImageGrid.make({ label: "Images", height: (width) => width + 44, cell, label, changed, opened: () => refs.enlarge(), scrolled: () => {} });
+    grid = ImageGrid.make({ title: "Images", height: (width) => width + 44, cell, changed, opened: () => refs.enlarge() });
     refs.enlarge = ImageDetail.dialog(grid);
     host.replaceChildren(
       el(
@@ -382,9 +370,12 @@ Studio.dataset = (() => {
   /** Show the images of a folder as the training of this tab reads them. */
   const visit = async (folder, tab) => {
     place = { folder, tab };
-    data = null;
+    data = bucket = null;
+    marked.clear();
     Studio.goTo("dataset");
     await Studio.until(() => document.querySelector("[data-dataset]")?.offsetParent && build());
+    refs.words.value = refs.tag.value = "";
+    grid.show([], false);
     await open(folder, tab);
   };
   const SEE = 'a[href$="#see-images"]';

@@ -5,9 +5,9 @@ var ImageGrid = (() => {
   const OVERSCAN = 2; // rows above and below those in sight
   const GAP = 10;
 
-  /** `cell(item, width)` makes the content of a cell and `label(item)` its name; `changed()` is called when the active
-   * item or the selection changes, `opened(item)` at a double click or Enter, `scrolled()` after scrolling. */
-  const make = ({ label: title, height, cell, label, changed, opened, scrolled }) => {
+  /** `cell(item, width)` makes the content of a cell, whose text is its name; `changed()` is called when the active
+   * item or the selection changes, `opened(item)` at a double click or Enter. */
+  const make = ({ title, height, cell, changed, opened }) => {
     let items = [];
     let width = 160; // wanted width of a cell
     let active = -1;
@@ -41,7 +41,7 @@ var ImageGrid = (() => {
       const item = items[index];
       const element = el(
         "div",
-        { class: "image-cell", role: "option", id: id(index), "aria-label": label(item), "aria-posinset": index + 1, "aria-setsize": items.length },
+        { class: "image-cell", role: "option", id: id(index), "aria-posinset": index + 1, "aria-setsize": items.length },
         ...cell(item, cellWidth),
       );
       element.style.cssText = `width:${cellWidth}px;height:${rowHeight() - GAP}px;transform:translate(${GAP + (index % columns) * (cellWidth + GAP)}px,${GAP + Math.floor(index / columns) * rowHeight()}px)`;
@@ -145,7 +145,6 @@ var ImageGrid = (() => {
       requestAnimationFrame(() => {
         asked = false;
         draw();
-        scrolled();
       });
     });
     new ResizeObserver(() => box.clientWidth && redraw()).observe(box);

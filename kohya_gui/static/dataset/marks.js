@@ -1,6 +1,7 @@
 // What may be wrong with an image of a dataset. A mark is null where it was not measured: that is no "no".
 var Marks = (() => {
-  /** Limits that people may change: name -> [label, default, step]. */
+  /** Limits that people may change: name -> [label, default, step].
+   * @type {Record<string, [string, number, number]>} */
   const LIMITS = {
     enlarged: ["too small: enlarged more than", 1.5, 0.1],
     cropped: ["cropped: loses more than (%)", 20, 1],
@@ -14,13 +15,13 @@ var Marks = (() => {
   const lost = ({ crop }) => (crop ? 1 - crop[2] * crop[3] : null);
   const aspect = ({ size }) => (size ? Math.max(size[0] / size[1], size[1] / size[0]) : null);
   const over = (value, limit) => (value == null ? null : value > limit);
-  const isRead = (image) => image.role !== "left out" || image.size;
+  const isRead = (image) => image.role !== "left out" || Boolean(image.size);
 
   /** Name of a mark -> [words, what it means, image -> whether it has it]. */
   const ALL = {
     leftout: ["left out", "Training does not read these", (image) => image.role === "left out"],
     broken: ["broken", "Cannot be decoded", (image) => Boolean(image.problem) || (image.role === "left out" && !image.size)],
-    uncaptioned: ["no caption", "Without a caption file", (image) => Boolean(isRead(image)) && !image.captioned && image.role !== "regularisation"],
+    uncaptioned: ["no caption", "Without a caption file", (image) => isRead(image) && !image.captioned && image.role !== "regularisation"],
     empty: ["empty caption", "The caption file is empty", (image) => image.captioned && !image.caption.trim()],
     small: ["too small", "Enlarged a lot to fill the bucket", (image) => over(enlargement(image), limits.enlarged)],
     upscaled: ["upscaled", "Smaller than the bucket", (image) => over(enlargement(image), 1.0001)],
@@ -40,7 +41,7 @@ var Marks = (() => {
   const hint = (name) => ALL[name][1];
   /** Whether an image has a mark; null if that was not measured. */
   const has = (image, name) => {
-    if (image.problem && MEASURED.includes(name)) return false;
+    if ((image.problem || !image.size) && MEASURED.includes(name)) return false; // there is nothing to measure
     return ALL[name][2](image) ?? null;
   };
   const of = (image) => names.filter((name) => has(image, name));
