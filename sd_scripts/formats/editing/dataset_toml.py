@@ -2,17 +2,24 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
-from sd_scripts.formats.documents import parse_toml
-from sd_scripts.formats.editing.places import read_bytes
+from sd_scripts.formats.documents import parse_toml, read_document
 
-LARGEST_CONFIG = 2**20
-"""Bytes. tomlkit's time grows with the square of the length."""
+
+@dataclass(frozen=True, kw_only=True)
+class Subset:
+    """A subset of a dataset_config."""
+
+    place: tuple[int, int]
+    """Numbers of its dataset, and of the subset in it."""
+    values: Mapping[str, Any]
+    """Its keys, and those of its dataset and of [general] that apply to it."""
 
 
 def with_subset_value(content: bytes, place: tuple[int, int], key: str, value: str | int | bool) -> bytes:
@@ -39,24 +46,18 @@ def with_subset_value(content: bytes, place: tuple[int, int], key: str, value: s
     return changed.encode()
 
 
-def subsets_of(file: Path) -> list[tuple[tuple[int, int], Mapping[str, Any]]]:
-    """Return the place of each subset with its keys; those of its dataset and of [general] apply where it has none.
-
-    Raises ValueError, one sentence.
-    """
-    content = read_bytes(file, LARGEST_CONFIG)
-    if content is None:
-        raise ValueError(f"dataset_config: file not found: '{file}'")
+def subsets_in(file: Path) -> list[Subset]:
+    """Return the subsets of a dataset_config, TOML or JSON. Raises ValueError, one sentence."""
     try:
-        document = parse_toml(content.decode("utf-8-sig"))
+        document = read_document(file)
     except ValueError as error:
-        raise ValueError(f"dataset_config: '{file}' is not TOML: {error}") from None
-    general = _table(document.get("general"))
-    found: list[tuple[tuple[int, int], Mapping[str, Any]]] = []
-    for number, dataset in enumerate(_tables(document.get("datasets"))):
+        raise ValueError(f"dataset_config: {error}") from None
+    general = _table(_table(document).get("general"))
+    found = []
+    for number, dataset in enumerate(_tables(_table(document).get("datasets"))):
         for count, subset in enumerate(_tables(dataset.get("subsets"))):
             above = {key: value for key, value in dataset.items() if key != "subsets"}
-            found.append(((number, count), {**general, **above, **subset}))
+            found.append(Subset(place=(number, count), values={**general, **above, **subset}))
     return found
 
 

@@ -216,6 +216,13 @@ class Journal:
         with self._open() as db:
             db.execute("DELETE FROM actions WHERE id = ?", (action.id,))
 
+    def forget_moves_into(self, folder: Path) -> None:
+        """Remove the actions that moved files into a folder, which was deleted: they can no longer be undone."""
+        within = f"{folder}{os.sep}"
+        moved = "SELECT action FROM moves WHERE substr(target, 1, ?) = ? OR substr(source, 1, ?) = ?"
+        with self._open() as db:
+            db.execute(f"DELETE FROM actions WHERE id IN ({moved})", (len(within), within) * 2)
+
     def actions(self, scope: str, *states: State) -> list[Action]:
         """Return the actions in a scope without their contents, newest first."""
         with self._open() as db:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sd_scripts.formats.editing.dataset_toml import subsets_of, with_subset_value
+from sd_scripts.formats.editing.dataset_toml import subsets_in, with_subset_value
 from sd_scripts.formats.editing.editor import TextEdit
 from sd_scripts.formats.editing.places import Place, read_places, text_of
 from tests.formats.editing.conftest import Dataset
@@ -83,9 +83,9 @@ def test_a_setting_of_a_subset_changes_its_line_alone(tmp_path: Path) -> None:
 def test_subsets_are_read_with_what_applies_to_them(tmp_path: Path) -> None:
     file = tmp_path / "cats.toml"
     file.write_text(CONFIG)
-    (first, cats), (second, dogs) = subsets_of(file)
-    assert (first, second) == ((0, 0), (0, 1))
-    assert (cats["image_dir"], cats["num_repeats"], cats["caption_extension"]) == ("C:\\cats", 3, ".txt")
-    assert (dogs["image_dir"], dogs["resolution"]) == ("dogs", 512)
+    cats, dogs = subsets_in(file)
+    assert (cats.place, dogs.place) == ((0, 0), (0, 1))
+    assert [cats.values[key] for key in ("image_dir", "num_repeats", "caption_extension")] == ["C:\\cats", 3, ".txt"]
+    assert (dogs.values["image_dir"], dogs.values["resolution"]) == ("dogs", 512)
     with pytest.raises(ValueError, match="has no subset 3 of dataset 1"):
         with_subset_value(file.read_bytes(), (0, 2), "num_repeats", 1)
