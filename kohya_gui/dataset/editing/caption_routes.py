@@ -18,6 +18,7 @@ from sd_scripts.formats.editing.editor import ChangedOutside, Editor, TextEdit
 from sd_scripts.formats.editing.journal import Action, Author
 from sd_scripts.formats.editing.places import Place, read_places, text_of, version_of
 from sd_scripts.formats.editing.tag_edits import BulkEdit, edited, tag_counts
+from sd_scripts.formats.images.folder_names import numbered
 from sd_scripts.formats.words import counted
 
 SHOWN_CHANGES = 100
@@ -130,6 +131,7 @@ class CaptionPage:
         return {
             "actions": [{"label": a.label, "made": a.made, "state": a.state, "author": a.author} for a in actions],
             "points": [vars(point) for point in points],
+            "folders": [_described(folder) for folder in dataset.folders],
             **self._state(dataset),
         }
 
@@ -287,6 +289,11 @@ def _post(path: str, work: Any) -> Route:
             raise ValueError(str(error)) from error
 
     return post(path, answer)
+
+
+def _described(folder: Path) -> dict[str, Any]:
+    named = numbered(folder.name)
+    return {"path": str(folder), "name": folder.name, "repeats": named[0] if named else None}
 
 
 def _read_each(places: Iterable[Place]) -> tuple[dict[Place, bytes | None], dict[Place, str]]:

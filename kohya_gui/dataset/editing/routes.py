@@ -3,7 +3,7 @@
 from starlette.routing import Route
 
 from kohya_gui.access.allowed_paths import AllowedPaths
-from kohya_gui.dataset.editing import caption_routes, set_routes
+from kohya_gui.dataset.editing import caption_routes, set_routes, token_routes
 from sd_scripts.formats.editing.editor import Editor
 from sd_scripts.formats.editing.journal import Journal
 from sd_scripts.runs.queue import RunQueue
@@ -21,4 +21,8 @@ def dataset_editor() -> Editor:
 def routes(queue: RunQueue, allowed_paths: AllowedPaths) -> list[Route]:
     """Return the routes, for `launch(app_kwargs={"routes": ...})`."""
     editor = dataset_editor()
-    return [*caption_routes.routes(editor, allowed_paths), *set_routes.routes(editor, queue, allowed_paths)]
+    return [
+        *caption_routes.routes(editor, allowed_paths),
+        *set_routes.routes(editor, queue, allowed_paths),
+        *token_routes.routes(allowed_paths),
+    ]
