@@ -13,7 +13,8 @@ var Captions = (() => {
   let path = null; // of the image whose caption is shown
   let seen = null; // its caption, as the server has it
   let isDirty = false;
-  let saving = null;
+  const saving = new Map(); // path -> the end of its saving
+  const drafts = new Map(); // path -> a text that is not saved yet
   let saveTimer = null;
   let countTimer = null;
   let refs = null;
@@ -103,20 +104,25 @@ var Captions = (() => {
     saveTimer = setTimeout(save, PAUSE);
     count();
   };
-  const save = async () => {
+  /** Save the caption that is shown. A different image may be shown before the answer comes: a disk can be slow. */
+  const save = () => {
     clearTimeout(saveTimer);
-    if (!isDirty || !path || saving) return saving;
-    const mine = { path, text: text() };
-    const work = async () => {
-      const answer = await ask("captions/write", { edits: { [mine.path]: { text: mine.text, version: seen.version } } });
-      if (path === mine.path && text() === mine.text && !answer.refused) isDirty = false;
-      if (taken(answer) && path === mine.path && answer.captions[path]) describe();
-      if (!answer.refused) say("Saved");
-    };
-    saving = attempt(work);
-    await saving;
-    saving = null;
-    if (isDirty && path === mine.path && !refs.conflict.childElementCount && text() !== mine.text) save();
+    if (!isDirty || !path || !seen) return saving.get(path);
+    if (saving.has(path)) return saving.get(path).then(save);
+    const mine = { path, text: text(), version: seen.version };
+    drafts.set(mine.path, mine.text);
+    const work = attempt(async () => {
+      const answer = await ask("captions/write", { edits: { [mine.path]: { text: mine.text, version: mine.version } } });
+      if (!answer.refused) {
+        if (drafts.get(mine.path) === mine.text) drafts.delete(mine.path);
+        answer.done = "Saved";
+      }
+      if (path === mine.path && text() === mine.text) isDirty = Boolean(answer.refused);
+      taken(answer);
+      if (path === mine.path) describe();
+    }).then(() => saving.delete(mine.path));
+    saving.set(mine.path, work);
+    return work;
   };
 
   /** Show both texts of captions that somebody else changed; nothing was written. */
@@ -149,28 +155,34 @@ var Captions = (() => {
 
   // Tokens
 
-  let counting = 0;
+  let isCounting = false; // one request at a time: browsers send six to a server, and the first takes long
   const count = () => {
     clearTimeout(countTimer);
     countTimer = setTimeout(async () => {
-      const number = ++counting;
-      const counted = text();
+      if (isCounting) return;
       const form = Studio.dataset.form?.();
       if (!form) return unmeasured("no settings of a training are open");
+      isCounting = true;
+      const counted = text();
       const answer = await send("dataset/tokens", { ...form, texts: [counted] }, { signal: AbortSignal.timeout(LONGEST) }).catch((error) => ({ unmeasured: error.message }));
-      if (number !== counting || counted !== text()) return;
-      if (answer.unmeasured) return unmeasured(answer.unmeasured);
-      if (!answer.limit) return unmeasured("this model has no limit");
-      const lines = answer.lines[0];
-      const longest = lines.reduce((most, line) => (line.tokens > most.tokens ? line : most), lines[0]);
-      const isCut = longest.tokens > answer.limit;
-      refs.tokens.className = isCut ? "tokens is-cut" : "tokens";
-      Studio.write(refs.tokens, `${longest.tokens} / ${answer.limit} tokens`);
-      const rest = counted.split("\n")[lines.indexOf(longest)].slice(longest.letters);
-      refs.cut.hidden = !isCut;
-      if (isCut) refs.cut.replaceChildren("Not read by the text encoder: ", el("del", {}, rest.trim()), answer.remedy ? ` Shorten it, or ${answer.remedy}.` : "");
-      draw({ letters: isCut ? longest.letters : undefined });
+      isCounting = false;
+      if (counted === text()) showCount(answer, counted);
+      else count();
     }, COUNTED_AFTER);
+  };
+  const showCount = (answer, counted) => {
+    if (answer.unmeasured) return unmeasured(answer.unmeasured);
+    if (!answer.limit) return unmeasured("this model has no limit");
+    const lines = answer.lines[0];
+    const longest = lines.reduce((most, line) => (line.tokens > most.tokens ? line : most), lines[0]);
+    const isCut = longest.tokens > answer.limit;
+    refs.tokens.className = isCut ? "tokens is-cut" : "tokens";
+    refs.tokens.title = "";
+    Studio.write(refs.tokens, `${longest.tokens} / ${answer.limit} tokens`);
+    const rest = counted.split("\n")[lines.indexOf(longest)].slice(longest.letters);
+    refs.cut.hidden = !isCut;
+    if (isCut) refs.cut.replaceChildren("Not read by the text encoder: ", el("del", {}, rest.trim()), answer.remedy ? ` Shorten it, or ${answer.remedy}.` : "");
+    draw({ letters: isCut ? longest.letters : undefined });
   };
   const unmeasured = (why) => {
     refs.tokens.className = "tokens";
@@ -185,21 +197,29 @@ var Captions = (() => {
   const open = async (image, isSame = false) => {
     if (!image || image.path === path) return;
     const number = ++asked;
-    if (isDirty) await save();
-    if (number !== asked) return;
+    save();
     path = image.path;
     seen = null;
     isDirty = false;
     refs.conflict.replaceChildren();
     refs.box.hidden = false;
+    refs.text.value = "";
     refs.text.disabled = true; // what is typed before the caption is there would be lost
+    refs.chips.box.hidden = true;
+    refs.file.textContent = "";
+    refs.tokens.textContent = "";
+    refs.cut.hidden = true;
     await attempt(async () => {
       const { captions } = await ask("captions/read", { images: byFolder([image.path]) });
       if (number !== asked) return;
-      [path] = Object.keys(captions);
       seen = captions[path];
       show();
       if (!isSame) say("");
+      const draft = drafts.get(path);
+      if (draft == null || saving.has(path) || draft === seen.text) return;
+      refs.text.value = draft; // it could not be saved before
+      draw({ isNew: true });
+      edited();
     });
   };
   /** Read the caption that is shown once more. */
@@ -210,10 +230,10 @@ var Captions = (() => {
   };
   /** Look whether somebody else has changed the caption that is shown. */
   const look = async () => {
-    if (!path || !seen || saving) return;
+    if (!path || !seen || saving.size) return;
     const mine = path;
     const answer = await ask("captions/changed", { images: byFolder([path]), versions: { [path]: seen.version } });
-    if (!answer.captions || mine !== path) return;
+    if (!answer.captions || mine !== path || saving.size) return;
     const [theirs] = Object.values(answer.captions);
     if (isDirty && theirs.text !== seen.text) {
       clearTimeout(saveTimer);
@@ -224,7 +244,7 @@ var Captions = (() => {
   };
 
   const turn = async (word) => {
-    if (isDirty) await save();
+    await save();
     await attempt(async () => {
       const answer = await ask(`captions/${word}`);
       if (!taken(answer)) return;
@@ -318,7 +338,7 @@ var Captions = (() => {
     else return;
     event.preventDefault();
   });
-  addEventListener("beforeunload", (event) => isDirty && event.preventDefault());
+  addEventListener("beforeunload", (event) => (isDirty || saving.size) && event.preventDefault());
 
   return { ask, attempt, byFolder, split, separator, say, taken, again, refresh, fail, save: () => save(), tags };
 })();

@@ -126,6 +126,8 @@ class Journal:
             raise NotWritten(self._path, error) from error
         try:
             db.execute("PRAGMA foreign_keys = ON")
+            db.execute("PRAGMA journal_mode = WAL")  # fewer waits for the disk, which others may keep busy
+            db.execute("PRAGMA synchronous = NORMAL")  # a loss of power can lose the last undo, never a caption
             db.row_factory = sqlite3.Row
             self._create(db)
             with db:
@@ -156,6 +158,8 @@ class Journal:
         aside = self._path.with_suffix(f".damaged-{int(time.time())}.sqlite")
         with contextlib.suppress(OSError):
             os.replace(self._path, aside)
+        for ending in ("-wal", "-shm"):
+            self._path.with_name(self._path.name + ending).unlink(missing_ok=True)
         return f"'{self._path}' is damaged ({error}) and was renamed to '{aside.name}'; earlier edits cannot be undone"
 
     # Actions
