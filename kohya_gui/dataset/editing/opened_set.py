@@ -10,8 +10,9 @@ from kohya_gui.access.allowed_paths import AllowedPaths
 from sd_scripts.formats.documents import read_document
 from sd_scripts.formats.editing.dataset_toml import Subset, subsets_in
 from sd_scripts.formats.editing.places import Place, caption_places
+from sd_scripts.formats.images.caption_files import ANY_IMAGES
 from sd_scripts.formats.images.folder_names import is_ending, numbered
-from sd_scripts.formats.images.image_folders import IMAGE_SUFFIXES, UNREAD_IMAGES, files_in, find_images, has_suffix
+from sd_scripts.formats.images.image_folders import find_media, has_suffix
 from sd_scripts.formats.images.metadata_file import keys_of, read_metadata
 
 MOST_IMAGES = 100_000
@@ -48,7 +49,7 @@ class OpenedSet:
 
     def all_images(self) -> list[Path]:
         """Return the images in the folders of the set."""
-        return [image for folder in self.folders if folder.is_dir() for image in find_images(folder)]
+        return [image for folder in self.folders if folder.is_dir() for image in find_media(folder)]
 
     def named_images(self, named: Any) -> list[Path]:
         """Return the images that a request names, `{folder: [name, ...]}`; None are all.
@@ -100,7 +101,7 @@ def image_name(name: Any) -> str:
     """Return a name from a request if it can be an image in a folder. Raises ValueError."""
     if not isinstance(name, str) or "/" in name or "\\" in name or "\0" in name:
         raise ValueError(f"images: {name!r} is not the name of an image")
-    if not has_suffix(name, IMAGE_SUFFIXES | UNREAD_IMAGES):
+    if not has_suffix(name, ANY_IMAGES):
         raise ValueError(f"images: '{name}' is not an image")
     return name
 
@@ -196,8 +197,3 @@ def _root(folder: Path, keys: Iterable[str]) -> Path:
     for _ in range(min(depths, default=0)):
         root = root.parent
     return root
-
-
-def files_of(images: Iterable[Path]) -> dict[Path, Mapping[str, Path]]:
-    """Return the files of each folder of these images."""
-    return {folder: files_in(folder) for folder in {image.parent for image in images}}

@@ -242,7 +242,8 @@ class SetPage:
             self._allowed_paths.check("move", move.source)
             self._allowed_paths.check("move", move.target)
         self._editor.move(dataset.scope, label, moves, copies or {})
-        return {"done": label, "reload": True}
+        undo, redo = self._editor.next_actions(dataset.scope)
+        return {"done": label, "reload": True, "undo": undo and undo.label, "redo": redo and redo.label}
 
 
 def routes(editor: Editor, queue: RunQueue, allowed_paths: AllowedPaths) -> list[Route]:

@@ -222,11 +222,17 @@ var Captions = (() => {
       edited();
     });
   };
+  const leave = () => {
+    save();
+    path = null;
+    refs.box.hidden = true;
+  };
   /** Read the caption that is shown once more. */
   const again = () => {
     const image = Studio.dataset.active();
     path = null;
     if (image) open(image, true);
+    else refs.box.hidden = true;
   };
   /** Look whether somebody else has changed the caption that is shown. */
   const look = async () => {
@@ -323,6 +329,7 @@ var Captions = (() => {
     const { selection, active } = /** @type {CustomEvent} */ (event).detail;
     BulkEdits.show(selection);
     if (active) open(active);
+    else leave();
   });
   Studio.whileShown("#dataset-side", 3000, look, () => Boolean(refs));
   document.addEventListener("keydown", (event) => {
@@ -340,5 +347,5 @@ var Captions = (() => {
   });
   addEventListener("beforeunload", (event) => (isDirty || saving.size) && event.preventDefault());
 
-  return { ask, attempt, byFolder, split, separator, say, taken, again, refresh, fail, save: () => save(), tags };
+  return { state: () => state, ask, attempt, byFolder, split, separator, say, taken, again, refresh, fail, save: () => save(), tags };
 })();

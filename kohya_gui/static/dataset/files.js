@@ -24,9 +24,10 @@ var DatasetFiles = (() => {
     attempt(async () => {
       const images = chosen();
       await moved(await Captions.ask("files/remove", { images: Captions.byFolder(images) }));
+      const { undo } = Captions.state();
       Studio.toast(`${many(images.length, "image")} in the trash`, "Undo", async () => {
+        if (Captions.state().undo !== undo) throw new Error("Something else has changed since: use Undo or the trash");
         await moved(await Captions.ask("captions/undo"));
-        await Studio.dataset.reload();
       });
     });
   const repeats = () => attempt(async () => moved(await Captions.ask("files/repeats", { folder: refs.target.value, repeats: Number(refs.repeats.value) })));
@@ -128,7 +129,7 @@ var DatasetFiles = (() => {
     for (const entry of items.map((item) => item.webkitGetAsEntry?.()).filter(Boolean)) await walk(entry, "");
     return files;
   };
-  const CAN_BE_SENT = /\.(png|jpe?g|jfif|webp|bmp|avif|jxl|gif|tiff?|heic|heif|hif|apng|jp2|txt|caption|cap|tags|text|zip)$/i;
+  const CAN_BE_SENT = /\.(png|jpe?g|jfif|webp|bmp|avif|jxl|gif|tiff?|heic|heif|hif|apng|jp2|mp4|webm|mov|mkv|avi|txt|caption|cap|tags|text|zip)$/i;
   const upload = (files) =>
     attempt(async () => {
       const wanted = files.filter(([name]) => CAN_BE_SENT.test(name) && !name.split("/").some((part) => part.startsWith(".") || part === "__MACOSX"));

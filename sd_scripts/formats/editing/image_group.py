@@ -11,12 +11,11 @@ from pathlib import Path
 
 from sd_scripts.formats.editing.journal import Move
 from sd_scripts.formats.editing.moving import TRASH
-from sd_scripts.formats.images.caption_files import CAPTION_ENDINGS, find_captions
+from sd_scripts.formats.images.caption_files import ANY_IMAGES, CAPTION_ENDINGS, find_captions
 from sd_scripts.formats.images.folder_names import dotted, numbered
 from sd_scripts.formats.images.image_folders import (
     IMAGE_SUFFIXES,
     MANY_REPEATS,
-    UNREAD_IMAGES,
     files_in,
     has_suffix,
 )
@@ -49,8 +48,7 @@ class FolderFiles:
     @cached_property
     def _captions(self) -> list[dict[Path, Path]]:
         """Return the caption file of each image, for each extension of caption files."""
-        suffixes = IMAGE_SUFFIXES | UNREAD_IMAGES
-        images = [path for name, path in self._files.items() if has_suffix(name, suffixes)]
+        images = [path for name, path in self._files.items() if has_suffix(name, ANY_IMAGES)]
         endings = dict.fromkeys((dotted(self.caption_extension), *CAPTION_ENDINGS))
         return [find_captions(self.folder, images, ending, self._files).found for ending in endings]
 
@@ -144,14 +142,13 @@ def trash_of(path: Path) -> Path | None:
 
 def in_trash(folders: Iterable[Path]) -> list[Path]:
     """Return the images in the trash of these folders, newest first."""
-    suffixes = IMAGE_SUFFIXES | UNREAD_IMAGES
     found = []
     for folder in folders:
         trash = folder / TRASH
         days = sorted((path for path in trash.iterdir() if path.is_dir()), reverse=True) if trash.is_dir() else []
         for day in days:
             if not day.name.startswith("."):
-                found += [path for name, path in sorted(files_in(day).items()) if has_suffix(name, suffixes)]
+                found += [path for name, path in sorted(files_in(day).items()) if has_suffix(name, ANY_IMAGES)]
     return found
 
 
@@ -180,7 +177,7 @@ def _belongs(file: Path, image: Path) -> bool:
         file == image
         or file.name.lower() in others
         or (file.name.startswith(stem) and (rest == ".npz" or CACHE.fullmatch(rest) is not None))
-        or (file.stem == stem and not has_suffix(file.name, IMAGE_SUFFIXES | UNREAD_IMAGES))
+        or (file.stem == stem and not has_suffix(file.name, ANY_IMAGES))
     )
 
 

@@ -18,10 +18,10 @@ from sd_scripts.formats.disk import format_bytes, free_bytes
 from sd_scripts.formats.documents import name_problem
 from sd_scripts.formats.editing.journal import Move
 from sd_scripts.formats.editing.moving import TRASH
-from sd_scripts.formats.images.caption_files import CAPTION_ENDINGS
+from sd_scripts.formats.images.caption_files import ANY_IMAGES, CAPTION_ENDINGS
 from sd_scripts.formats.images.folder_names import dotted
 from sd_scripts.formats.images.image_files import TRAINED, open_image
-from sd_scripts.formats.images.image_folders import IMAGE_SUFFIXES, UNREAD_IMAGES, has_suffix, is_readable
+from sd_scripts.formats.images.image_folders import has_suffix, is_readable
 from sd_scripts.formats.words import some
 
 LARGEST_FILE = 512 * 2**20
@@ -56,7 +56,7 @@ class Received:
 
     @property
     def images(self) -> int:
-        return sum(has_suffix(move.target.name, IMAGE_SUFFIXES | UNREAD_IMAGES) for move in self.moves)
+        return sum(has_suffix(move.target.name, ANY_IMAGES) for move in self.moves)
 
 
 class Incoming:
@@ -67,7 +67,7 @@ class Incoming:
             raise ValueError("upload: the number of the upload is not valid; try again")
         self._folder = folder
         self._place = folder / TRASH / f".upload-{batch}"
-        self._suffixes = {*IMAGE_SUFFIXES, *UNREAD_IMAGES} - SCRIPTABLE
+        self._suffixes = ANY_IMAGES - SCRIPTABLE
         self._captions = {*CAPTION_ENDINGS, dotted(caption_extension).lower()}
 
     @staticmethod

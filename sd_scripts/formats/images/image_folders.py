@@ -185,9 +185,7 @@ def _flat(root: Path, images: list[Path], num_repeats: int, class_tokens: str | 
             problem=f"no images directly in {str(root)!r}, where num_repeats = {num_repeats} expects them; "
             "leave num_repeats unset to train its folders named like 10_cat"
         )
-    below = [
-        path.name for path in sorted(root.iterdir()) if path.is_dir() and path.name[0] != "." and find_media(path)
-    ]
+    below = [path.name for path in sorted(root.iterdir()) if path.is_dir() and path.name[0] != "." and find_media(path)]
     remarks = [
         f"images in {some(below)} are skipped, since num_repeats uses only those directly in {str(root)!r}"
     ] * bool(below)

@@ -76,6 +76,7 @@ BODIES: dict[str, tuple[dict[str, Any], ...]] = {
     "dataset/alike": ({"view": HERE}, {"view": "0", "distance": HERE}),
     "dataset/step": ({**DATASET, "step": HERE}, {**DATASET, "step": 1, "seed": HERE}),
     "generate/cancel": ({"id": HERE},),
+    "dataset/tokens": ({"texts": HERE}, {"texts": ["a"], "tab": HERE}, {"texts": ["a"], "tab": "lora", "family": HERE}),
     **{
         f"dataset/{path}": (
             {"place": HERE},
