@@ -7,7 +7,7 @@ import gradio as gr
 
 STYLES = (
     *("style.css", "vendor/uplot.min.css", "runs/chart.css", "form/prompts.css", "generate/generate.css"),
-    *("tools/lora_tools.css", "generate/checkpoints.css", "dataset/dataset.css"),
+    *("tools/lora_tools.css", "generate/checkpoints.css", "dataset/dataset.css", "dataset/editing.css"),
 )
 SCRIPTS = (
     *("studio.js", "media.js", "page.js", "form/visibility.js", "form/drafts.js", "vendor/uplot.min.js"),
@@ -16,7 +16,8 @@ SCRIPTS = (
     *("form/compile_bundle.js", "runs/plan.js", "runs/measure.js", "tools/compile_cache.js", "generate/texts.js"),
     *("generate/generate.js", "tools/lora_report.js", "tools/lora_tools.js", "tools/publish.js"),
     *("generate/checkpoints.js", "dataset/marks.js", "dataset/grid.js", "dataset/detail.js", "dataset/epoch.js"),
-    *("dataset/step.js", "dataset/dataset.js"),
+    *("dataset/step.js", "dataset/dataset.js", "dataset/chips.js", "dataset/bulk.js", "dataset/files.js"),
+    "dataset/captions.js",
 )
 COLOURS = {
     "body_background_fill": ("*neutral_100", "*neutral_950"),

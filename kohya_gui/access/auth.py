@@ -36,6 +36,9 @@ LARGEST_LOGIN = 4096
 """Bytes of a login request."""
 LARGEST_STUDIO_BODY = 1_000_000
 """Bytes of a request to a /studio route."""
+LARGEST_UPLOAD = 8 * 2**30
+"""Bytes of a file that is sent for a dataset, which its route writes to the disk as it arrives."""
+UPLOAD = "/studio/dataset/upload/file"
 LARGEST_BODY = 16_000_000
 """Bytes of a request to a Gradio route: all settings of a tab and the texts in it."""
 
@@ -266,7 +269,10 @@ def _length(scope: Scope) -> int:
 
 def _limit(scope: Scope) -> int:
     """Return how many bytes a request may have."""
-    return LARGEST_STUDIO_BODY if _path(scope).startswith("/studio/") else LARGEST_BODY
+    path = _path(scope)
+    if path == UPLOAD:
+        return LARGEST_UPLOAD
+    return LARGEST_STUDIO_BODY if path.startswith("/studio/") else LARGEST_BODY
 
 
 def _too_long(scope: Scope) -> Response | None:

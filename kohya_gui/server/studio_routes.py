@@ -7,6 +7,7 @@ from starlette.routing import Route
 
 from kohya_gui.access.allowed_paths import AllowedPaths
 from kohya_gui.dataset import dataset_routes
+from kohya_gui.dataset.editing import routes as dataset_editing
 from kohya_gui.form import browse, field_check, prompt_editor
 from kohya_gui.form.field_links import FieldLinks
 from kohya_gui.generate import checkpoints_routes, generate_routes
@@ -33,4 +34,5 @@ def routes(
         *lora_tools_routes.routes(queue, allowed_paths),
         *generate_routes.routes(queue, allowed_paths),
         *dataset_routes.routes(allowed_paths),
+        *dataset_editing.routes(queue, allowed_paths),
     ]

@@ -88,12 +88,20 @@ def _step(request: Mapping[str, Any]) -> Answer:
     return answer_of(settings_of(request), request["step"])
 
 
+def _tokens(request: Mapping[str, Any]) -> Answer:
+    """Return how many tokens the `texts` have, as `token_counts` does."""
+    from sd_scripts.dataset_view.token_counts import token_counts  # brings torch
+
+    return token_counts(settings_of(request), request["texts"])
+
+
 ANSWERS: Mapping[str, Callable[[Mapping[str, Any]], Answer]] = {
     "view": _view,
     "look": _look,
     "preview": _preview,
     "alike": _alike,
     "step": _step,
+    "tokens": _tokens,
 }
 
 

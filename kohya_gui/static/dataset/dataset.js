@@ -403,6 +403,7 @@ Studio.dataset = (() => {
     active: () => grid?.active() ?? null,
     images: () => data?.images ?? [],
     folder: () => place.folder,
+    form: () => form(place.tab),
     opened: () => data,
     select: (paths) => grid.select(data.images.filter(({ path }) => paths.includes(path))),
     reload: () => open(place.folder),

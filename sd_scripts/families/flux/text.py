@@ -39,11 +39,12 @@ def tokenize(components: Components, captions: Sequence[Caption], options: TextO
 
 def text_limit(components: Components, options: TextOptions) -> TextLimit:
     """Return the length that T5 reads, end token included. CLIP's is shorter, but of CLIP only the pooled output is
-    used, which sums up a caption."""
+    used, which sums up a caption. Of components without a model it is the length of dev."""
+    length = components.extras.get("t5_length", card.T5_LENGTHS["dev"])
     return replace(
-        card.limit_of(components.extras["t5_length"]),
+        card.limit_of(length),
         count=lambda captions: list(map(len, components.tokenizers[T5](list(captions), verbose=False).input_ids)),
-        short=components.extras["t5_length"] - 2,  # a blank before the first word, and the end token
+        short=length - 2,  # a blank before the first word, and the end token
     )
 
 

@@ -81,9 +81,15 @@ def has_suffix(name: str, suffixes: Collection[str]) -> bool:
 
 
 def each_image(folder: Path, *, recursive: bool = False) -> Iterator[Path]:
-    """Yield the images directly in a folder, and with `recursive` in those below it."""
+    """Yield the images directly in a folder, and with `recursive` in those below it, except in hidden folders, such as
+    the trash."""
     found = folder.rglob("*") if recursive else folder.iterdir()
-    return (path for path in found if has_suffix(path.name, IMAGE_SUFFIXES) and path.is_file())
+    images = (path for path in found if has_suffix(path.name, IMAGE_SUFFIXES) and path.is_file())
+    return (path for path in images if not _is_below_hidden(path, folder))
+
+
+def _is_below_hidden(path: Path, folder: Path) -> bool:
+    return any(part.startswith(".") for part in path.relative_to(folder).parts[:-1])
 
 
 def unread_images(names: Iterable[str]) -> list[str]:
@@ -142,7 +148,7 @@ def _found_folders(root: Path, num_repeats: int | None, allow_many_repeats: bool
     images = find_media(root)
     if num_repeats is not None:
         return _flat(root, images, num_repeats, said[1] if said else None)
-    subfolders = sorted(path for path in root.iterdir() if path.is_dir())
+    subfolders = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
     named = [(path, name) for path in subfolders if (name := numbered(path.name))]
     if not named and said and images:
         return _checked([ImageFolder(path=root, repeats=said[0], class_tokens=said[1])], allow_many_repeats)
@@ -179,7 +185,7 @@ def _flat(root: Path, images: list[Path], num_repeats: int, class_tokens: str | 
             problem=f"no images directly in {str(root)!r}, where num_repeats = {num_repeats} expects them; "
             "leave num_repeats unset to train its folders named like 10_cat"
         )
-    below = [path.name for path in sorted(root.iterdir()) if path.is_dir() and find_media(path)]
+    below = [path.name for path in sorted(root.iterdir()) if path.is_dir() and path.name[0] != "." and find_media(path)]
     remarks = [
         f"images in {some(below)} are skipped, since num_repeats uses only those directly in {str(root)!r}"
     ] * bool(below)

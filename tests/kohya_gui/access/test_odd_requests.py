@@ -48,6 +48,8 @@ ODD = (
     ),
 )
 """JSON."""
+FOLDER_HERE = str(Path(__file__).parent)
+"""A folder without images."""
 HERE = "HERE"
 """Stands for one of them in a body."""
 FIELD = {"tab": "lora", "family": "sdxl", "name": "seed", "value": "1"}
@@ -75,6 +77,26 @@ BODIES: dict[str, tuple[dict[str, Any], ...]] = {
     "dataset/alike": ({"view": HERE}, {"view": "0", "distance": HERE}),
     "dataset/step": ({**DATASET, "step": HERE}, {**DATASET, "step": 1, "seed": HERE}),
     "generate/cancel": ({"id": HERE},),
+    "dataset/tokens": ({"texts": HERE}, {"texts": ["a"], "tab": HERE}, {"texts": ["a"], "tab": "lora", "family": HERE}),
+    **{
+        f"dataset/{path}": (
+            {"place": HERE},
+            {"place": FOLDER_HERE, "extension": HERE},
+            *({"place": FOLDER_HERE, name: HERE} for name in names),
+            *({"place": FOLDER_HERE, name: {"x": HERE}} for name in names),
+        )
+        for path, names in {
+            **dict.fromkeys(("captions/undo", "captions/redo", "captions/skip", "captions/history"), ()),
+            **dict.fromkeys(("files/trash", "files/empty-trash"), ()),
+            **{"captions/read": ("images",), "captions/changed": ("versions",), "captions/write": ("edits",)},
+            **{"captions/preview": ("images", "edit"), "captions/bulk": ("edit", "digest")},
+            **dict.fromkeys(("captions/points/restore", "captions/points/remove"), ("point",)),
+            **{"captions/points/add": ("name",), "captions/tags": ("images", "separator")},
+            **{"files/move": ("images", "target"), "files/remove": ("images",), "files/put-back": ("paths",)},
+            **{"files/repeats": ("folder", "repeats"), "upload/begin": ("folder",), "export": ("images",)},
+            **dict.fromkeys(("upload/finish", "upload/discard", "upload/file"), ("folder", "batch")),
+        }.items()
+    },
     "generate/free": ({"a": HERE},),
     "generate/read": ({"chunks": HERE}, {"chunks": {"parameters": HERE}}),
 }
