@@ -81,7 +81,7 @@ class ItemPlanner:
         return [dataclasses.replace(item, index=first + place) for place, item in enumerate(items)]
 
     def _long_enough(self, images: Sequence[ImageRecord], subset: Subset) -> Sequence[ImageRecord]:
-        """Return the images and clips without those that are no clip, for a family that is trained on clips alone."""
+        """Return the clips alone, if the family is trained on clips of a least length."""
         shortest = subset.clips.shortest
         if shortest == 1:
             return images
