@@ -4,7 +4,6 @@ The page polls them; 204 means nothing changed. Access is checked before them (a
 """
 
 import os
-import re
 import secrets
 import time
 from collections.abc import Mapping
@@ -13,7 +12,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, get_args
 
-from starlette.convertors import IntegerConvertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -22,7 +20,7 @@ from kohya_gui.access.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.form.field_links import NO_LINKS, FieldLinks
 from kohya_gui.runs.past_runs import continued, differences, tab_of
 from kohya_gui.runs.run_view import STATE_LABELS, newest_state, sections, shown_state
-from kohya_gui.server.json_routes import NotFound, allowed_file, get, post, row_of
+from kohya_gui.server.json_routes import ID, NotFound, allowed_file, get, post, row_of
 from kohya_gui.server.media_files import send_file, send_media
 from kohya_gui.tabs import TABS
 from sd_scripts.formats.images.generated_files import GENERATED_TYPES
@@ -50,17 +48,6 @@ MOVES = ("up", "down", "first", "last")
 ROW_FIELDS = ("id", "name", "note", "tab", "family", "gpus", "place", "created", "started")
 """Columns of a run's row that the board shows unchanged."""
 SAMPLE_FIELDS = ("number", "step", "seed", "media", "width", "height", "frames", "fps")
-ID = re.compile("[0-9]{1,18}")
-"""A valid row or file number: it must fit in 64 bits."""
-
-
-class RowNumber(IntegerConvertor):
-    """Path convertor for row numbers; anything else is a 404."""
-
-    regex = ID.pattern
-
-
-register_url_convertor("row", RowNumber())
 
 
 def routes(

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
+from starlette.convertors import IntegerConvertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
@@ -20,8 +22,19 @@ from sd_scripts.runs.store import RunRow
 
 DEEPEST = 40
 """Levels of lists and objects in a request."""
+ID = re.compile("[0-9]{1,18}")
+"""A valid row or file number: it must fit in 64 bits."""
 DONE = {"ok": True}
 """Answer of a POST route without data of its own."""
+
+
+class RowNumber(IntegerConvertor):
+    """Path convertor for row numbers; anything else is a 404."""
+
+    regex = ID.pattern
+
+
+register_url_convertor("row", RowNumber())
 
 
 class NotFound(ValueError):
