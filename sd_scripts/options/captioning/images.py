@@ -32,7 +32,8 @@ class CaptionImagesOptions(OptionGroup, title="Images"):
     )
     try_images: int = option(
         0,
-        "Caption only this many images, print the results next to the existing captions, and write nothing; 0 captions all.",
+        "Caption only this many images, print the results next to the existing captions, and write nothing; 0 captions "
+        "all.",
         within=(0, 100),
         label="Try on",
     )

@@ -1,4 +1,4 @@
-"""Captioning models that are known by name: what they are, their size and their licence, which people see before a download."""
+"""Captioning models that are known by name: size and licence are shown before a download."""
 
 from dataclasses import dataclass
 from typing import Literal
