@@ -92,6 +92,11 @@ def reply(text: str) -> bytes:
     return json.dumps({"choices": [{"message": {"role": "assistant", "content": text}}]}).encode()
 
 
+class _QuietServer(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Whoever asked may leave before the end of the answer."""
+
+
 @pytest.fixture
 def caption_server() -> Iterator[CaptionServer]:
     made = CaptionServer()
@@ -120,7 +125,7 @@ def caption_server() -> Iterator[CaptionServer]:
         def log_message(self, format: str, *values: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = _QuietServer(("127.0.0.1", 0), Handler)
     made.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()

@@ -79,7 +79,8 @@ class CaptionTextOptions(OptionGroup, title="Text"):
     )
     form: Literal["auto", "prose", "tags"] = option(
         "auto",
-        "Form of the text; auto is prose, unless the family reads tags as well and the prompt uses {tags}.",
+        "Form of the text unless there is a prompt; auto is a sentence for a family whose captions CLIP reads, else a "
+        "paragraph.",
         label="Form",
     )
     prefix: str | None = optional("Text before each caption.", label="Prefix")

@@ -66,15 +66,19 @@ FOR_WD14: Mapping[str, str] = MappingProxyType({"always_first_tags": "prefix"})
 
 
 def read_settings(file: Path) -> dict[str, Any]:
-    """Return the values of options from a settings file of ours, or from kohya_ss's config.toml. Raises ValueError, one
+    """Return the values of options from a settings file, as read_document does."""
+    return read_document(read_toml(file))
+
+
+def read_document(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of options from settings of ours, or from kohya_ss's config.toml. Raises ValueError, one
     sentence, for a file with neither, and for names that mean nothing here."""
-    document = read_toml(file)
     section = next((name for name in SECTIONS if isinstance(document.get(name), dict)), None)
     if section:
         return of_tool(section, document[section])
     tables = {name for name, value in document.items() if isinstance(value, dict)}
     if unknown := sorted(tables):
-        raise ValueError(f"'{file}' has the section [{unknown[0]}], but no settings of captioning")
+        raise ValueError(f"the section [{unknown[0]}] does not belong to captioning; use [{', ['.join(SECTIONS)}]")
     return translated(document)
 
 

@@ -22,12 +22,16 @@ from sd_scripts.runs.tool import start_phase
 from sd_scripts.tools.captioning.caption_store import CaptionStore
 from sd_scripts.tools.captioning.caption_text import framed, joined, split_tags, with_trigger
 from sd_scripts.tools.captioning.done_list import DoneList
+from sd_scripts.tools.captioning.endpoint import jpeg
 from sd_scripts.tools.captioning.tags import counted_tags
 from sd_scripts.tools.captioning.writers import Task, Writer, make_writer, reads_tags
 from sd_scripts.tools.lora.command import Given
 
 RESULT = "captions.json"
 """What a job writes into its run folder for the page."""
+TRIED = "tried-{}.jpg"
+"""A small image of each that was tried, for the page."""
+THUMBNAIL_SIDE = 256
 READ_AHEAD = 4
 TRIED_FIRST = 200
 """A result lists the captions of this many images."""
@@ -38,7 +42,7 @@ class Result:
     """What a job did."""
 
     captions: list[dict[str, str]] = field(default_factory=list)
-    """Image, before and after; of the first images."""
+    """Image, before and after, and why a tried one would be `kept`; of the first images."""
     written: int = 0
     unchanged: int = 0
     captioned: int = 0
@@ -135,6 +139,22 @@ class _Job:
             self._result.failed |= {str(task.path): str(error) for task in tasks}
             return [None] * len(tasks)
 
+    def _kept(self, task: Task) -> dict[str, str]:
+        """Return why the job would leave the caption of an image that is only tried."""
+        if not self._result.tried or not task.before:
+            return {}
+        if self._options.existing == "skip":
+            return {"kept": "The job skips this image, which has a caption"}
+        if not self._options.overwrite_hand and self._store.is_hand_written(task.path):
+            return {"kept": "The job spares this caption, which was written by hand or by a different program"}
+        return {}
+
+    def _show(self, task: Task) -> None:
+        """Write a small image for the page."""
+        if self._reporter.folder:
+            file = self._reporter.folder.path / TRIED.format(len(self._result.captions) - 1)
+            file.write_bytes(jpeg(task.pixels, THUMBNAIL_SIDE))
+
     def _write(self, task: Task, text: str) -> None:
         if not text:
             self._result.failed[str(task.path)] = "the model gave no text"
@@ -146,9 +166,12 @@ class _Job:
         if separator:
             self._tags.append(split_tags(text, separator))
         if len(self._result.captions) < TRIED_FIRST:
-            self._result.captions.append({"image": str(task.path), "before": task.before, "after": after})
+            row = {"image": str(task.path), "before": task.before, "after": after}
+            self._result.captions.append(row | self._kept(task))
         if self._result.tried:
-            print(f"{task.path.name}\n  before: {task.before or '-'}\n  after:  {after}", flush=True)
+            self._show(task)
+            kept = "".join(f"\n  {why}" for why in self._kept(task).values())
+            print(f"{task.path.name}\n  before: {task.before or '-'}\n  after:  {after}{kept}", flush=True)
             return
         if after == task.before:
             self._result.unchanged += 1
