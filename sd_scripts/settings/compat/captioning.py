@@ -30,7 +30,7 @@ RENAMED: Mapping[str, str] = MappingProxyType(
 MEANS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "append_tags": {"existing": "append"},
-        "beam_search": {"num_beams": 3},
+        "beam_search": {"temperature": 0.0},
     }
 )
 """Switches of other programs -> the values of ours that they stand for."""
@@ -48,10 +48,19 @@ SECTIONS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "method": "captioner",
             "model": "Salesforce/blip-image-captioning-large",
             "existing": "replace",
+            "caption_extension": ".caption",
             "max_length": 75,
+            "min_length": 5,
+            "temperature": 1.0,
         },
         "blip2_caption": {"method": "captioner", "model": "Salesforce/blip2-opt-2.7b", "existing": "replace"},
-        "git_caption": {"method": "captioner", "model": "microsoft/git-large-textcaps", "existing": "replace"},
+        "git_caption": {
+            "method": "captioner",
+            "model": "microsoft/git-large-textcaps",
+            "existing": "replace",
+            "caption_extension": ".caption",
+            "max_length": 50,
+        },
         "florence2_caption": {
             "method": "captioner",
             "model": "florence-community/Florence-2-large",
@@ -59,8 +68,8 @@ SECTIONS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         },
     }
 )
-"""Caption tools of other programs, the first as a section of kohya_ss's config.toml -> their defaults that differ from
-ours."""
+"""Section of kohya_ss's config.toml, or caption tool of sd-scripts -> their defaults that differ from ours. Without
+beam_search, sd-scripts draws BLIP's words."""
 FOR_WD14: Mapping[str, str] = MappingProxyType({"always_first_tags": "prefix"})
 """kohya_ss writes its always_first_tags before the caption, whatever the image shows."""
 

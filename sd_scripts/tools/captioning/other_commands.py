@@ -8,7 +8,7 @@ from sd_scripts.settings.command_line import Parser
 from sd_scripts.settings.compat.captioning import MEANS, OPTIONS, RENAMED, WITHOUT_MEANING, of_tool
 from sd_scripts.tools.captioning.__main__ import COMMAND
 
-WITH_VALUE = ("max_data_loader_n_workers", "model_threshold", "output_path", "remove_words")
+WITH_VALUE = ("max_data_loader_n_workers", "model_threshold", "output_path")
 """Options of theirs that have a value and mean nothing here."""
 
 

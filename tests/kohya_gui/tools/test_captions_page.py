@@ -15,7 +15,14 @@ from kohya_gui.tools.captions_routes import routes
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.store import RunStore
 from sd_scripts.settings.compat.captioning import OPTIONS
-from tests.support.captioning import CaptionServer, caption_server, captions, reply, write_colours, write_tagger
+from tests.support.captioning_models.tagging import (
+    CaptionServer,
+    caption_server,
+    captions,
+    reply,
+    write_colours,
+    write_tagger,
+)
 from tests.support.runs import wait_for
 
 __all__ = ["caption_server"]
@@ -63,7 +70,7 @@ def test_values_of_other_methods_do_not_reach_the_command() -> None:
     ]
 
 
-def test_hints_count_images_and_tell_size_and_licence(home: Path) -> None:
+def test_hints_show_counts_and_the_size_and_licence_of_a_model(home: Path) -> None:
     client = page(home, AllowedPaths.within([home]))
     images = write_colours(home / "10_cat")
     (images / "red.txt").write_text("mine")

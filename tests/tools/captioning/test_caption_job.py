@@ -7,12 +7,20 @@ from typing import Any
 
 import pytest
 
-from sd_scripts.finetune import tag_images_by_wd14_tagger
+from sd_scripts.finetune import (
+    caption_images_by_florence2,
+    make_captions,
+    make_captions_by_git,
+    tag_images_by_wd14_tagger,
+)
 from sd_scripts.formats.disk import NotWritten
 from sd_scripts.runs.folder import RunFolder, read_json
+from sd_scripts.settings.compat.captioning import OPTIONS
+from sd_scripts.tools.captioning.__main__ import COMMAND
 from sd_scripts.tools.captioning.caption_store import CaptionStore
 from sd_scripts.tools.captioning.tagger import Tagger
-from tests.support.captioning import COLOURS, caption, captions, write_colours, write_tagger
+from sd_scripts.tools.lora.command import Command
+from tests.support.captioning_models.tagging import COLOURS, caption, captions, write_colours, write_tagger
 
 pytestmark = pytest.mark.run
 TAGGED = {"blue": "blue sky", "green": "green hair", "red": "red fox (forest)"}
@@ -246,3 +254,31 @@ def test_a_store_knows_its_own_texts_again(images: Path) -> None:
     (images / "red.txt").mkdir()
     with pytest.raises(NotWritten):
         CaptionStore([image], ".txt").write(image, "ours")
+
+
+def test_every_option_is_documented() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "captioning.md").read_text(encoding="utf-8")
+    assert [name for name in OPTIONS if f"`{name}`" not in page and f"`--{name}`" not in page] == []
+
+
+@pytest.mark.parametrize(
+    ("script", "model", "extension", "flags"),
+    [
+        (make_captions, "Salesforce/blip-image-captioning-large", ".caption", ["--beam_search", "--num_beams", "3"]),
+        (make_captions_by_git, "microsoft/git-large-textcaps", ".caption", ["--remove_words"]),
+        (caption_images_by_florence2, "florence-community/Florence-2-large", ".txt", ["--max_new_tokens", "9"]),
+    ],
+)
+def test_caption_scripts_of_sd_scripts_become_the_command(
+    script: Any, model: str, extension: str, flags: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[list[str]] = []
+    monkeypatch.setattr(Command, "main", lambda self, name, argv: given.append(argv) or 0)
+    assert script.main(["images", *flags, "--batch_size", "2"]) == 0
+    values = COMMAND._parser("").parse_args(given[0])
+    assert (values.method, values.model, values.caption_extension) == ("captioner", model, extension)
+    assert (values.train_data_dir, values.batch_size, values.existing) == ("images", 2, "replace")
+    if script is make_captions:
+        assert (values.num_beams, values.temperature, values.max_length) == (3, 0.0, 75)
+    if script is caption_images_by_florence2:
+        assert values.max_length == 9

@@ -10,8 +10,8 @@ import torch
 
 from sd_scripts.options.captioning.text import CaptionTextOptions
 from sd_scripts.tools.captioning.captioner import Captioner
-from tests.support.captioning import caption, captions, write_colours
-from tests.support.tiny_captioners import WRITERS, write_florence
+from tests.support.captioning_models.tagging import caption, captions, write_colours
+from tests.support.captioning_models.tiny_captioners import WRITERS, write_florence
 
 pytestmark = [
     pytest.mark.run,

@@ -14,7 +14,14 @@ from PIL import Image
 from sd_scripts.options.captioning.text import CaptionTextOptions, EndpointOptions
 from sd_scripts.runs.folder import read_json
 from sd_scripts.tools.captioning.endpoint import KEY, Endpoint, EndpointError
-from tests.support.captioning import CaptionServer, caption, caption_server, captions, reply, write_colours
+from tests.support.captioning_models.tagging import (
+    CaptionServer,
+    caption,
+    caption_server,
+    captions,
+    reply,
+    write_colours,
+)
 
 pytestmark = pytest.mark.run
 __all__ = ["caption_server"]

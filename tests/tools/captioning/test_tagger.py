@@ -9,7 +9,7 @@ import pytest
 from sd_scripts.options.captioning.text import TaggerOptions
 from sd_scripts.tools.captioning.tagger import Tagger, prepared
 from sd_scripts.tools.captioning.tags import Tag, TagRules
-from tests.support.captioning import write_tagger
+from tests.support.captioning_models.tagging import write_tagger
 
 KNOWN = [
     Tag(name="solo", category="general"),

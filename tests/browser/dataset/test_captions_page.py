@@ -7,7 +7,7 @@ import pytest
 
 from tests.browser.page_help import expect
 from tests.browser.test_page_width import WIDTHS, too_wide
-from tests.support.captioning import captions, write_colours, write_tagger
+from tests.support.captioning_models.tagging import captions, write_colours, write_tagger
 
 pytest.importorskip("playwright.sync_api")
 
