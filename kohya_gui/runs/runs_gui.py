@@ -54,6 +54,11 @@ def lora_tools_tab() -> None:
     gr.HTML("<div data-lora-tools></div>", elem_id="lora-tools", apply_default_css=False)
 
 
+def captions_tab() -> None:
+    """Lay out the tab Captions, which captions.js fills."""
+    gr.HTML("<div data-captions></div>", elem_id="captions-form", apply_default_css=False)
+
+
 def generate_tab() -> None:
     """Lay out the tab Generate: its form on the left, progress and images on the right (generate.js)."""
     with gr.Row(elem_classes="columns"):

@@ -13,6 +13,8 @@ interface StudioOfLaterScripts {
   publish(id: number): Promise<void>;
   // dataset/
   dataset: any;
+  // tools/captions.js
+  caption(folder: string, images?: string[]): Promise<void>;
   // generate/
   compareCheckpoints(run: any): Promise<void>;
   tryRun(run: any): Promise<void>;

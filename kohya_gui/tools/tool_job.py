@@ -5,6 +5,7 @@ import json
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from kohya_gui.runs.launch_command import sees_no_gpu
@@ -71,12 +72,14 @@ class ToolJob:
         argv: Sequence[str],
         prepare: Callable[[WatchedRun], Sequence[str]] | None = None,
         record: Mapping[str, Any] | None = None,
+        secrets: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """Start a command now, or when the run on the GPU ends. Raises ValueError, one sentence, if that fails.
 
         `prepare` may write files into the folder of the job and returns more arguments. With a `record` of the
         job's subject, a GUI that is started later finds the job again, still waiting or running. Command and record are
-        saved in the folder, so they must not contain secrets.
+        saved in the folder, so they must not contain secrets; `secrets` are variables of the process, and never
+        saved.
         """
         self.check_idle()
         gpus = gpu_set("", sees_no_gpu())
@@ -95,9 +98,9 @@ class ToolJob:
         self.watched = job
         self.record = record or {}
         if run:
-            self._wait(job, command, gpus)
+            self._wait(job, command, gpus, secrets)
         else:
-            self.watched = WatchedRun(folder, process.start(command, {}, folder))
+            self.watched = WatchedRun(folder, process.start(command, secrets, folder))
             if self.uses_gpu:
                 self._queue.reserve(gpus, self.watched, self.make_way)
 
@@ -124,15 +127,17 @@ class ToolJob:
                 self._wait(self.watched, launch["argv"], gpus)
             return
 
-    def _wait(self, job: WatchedRun, argv: Sequence[str], gpus: str) -> None:
-        self._queue.when_free(gpus, lambda: self._begin_waiting(job, argv), self.make_way)
+    def _wait(
+        self, job: WatchedRun, argv: Sequence[str], gpus: str, secrets: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        self._queue.when_free(gpus, lambda: self._begin_waiting(job, argv, secrets), self.make_way)
 
-    def _begin_waiting(self, waiting: WatchedRun, argv: Sequence[str]) -> WatchedRun | None:
+    def _begin_waiting(self, waiting: WatchedRun, argv: Sequence[str], secrets: Mapping[str, str]) -> WatchedRun | None:
         """Start the waiting job, unless it was stopped in the meantime."""
         if not waiting.waiting:
             return None
         try:
-            self.watched = WatchedRun(waiting.folder, process.start(argv, {}, waiting.folder))
+            self.watched = WatchedRun(waiting.folder, process.start(argv, secrets, waiting.folder))
         except ValueError as error:
             waiting.waiting = False
             waiting.end = End("failed", str(error))

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, quote_plus
 
 REMOVED = "<removed>"
-HANDED = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY")
-"""Variables that hand secrets to a run."""
+HANDED = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "OPENAI_API_KEY")
+"""Variables that hand secrets to a run or tool."""
 SHORTEST = 8
 """A shorter value may occur in a text by coincidence."""
 DEEPEST = 100

@@ -312,6 +312,7 @@ Studio.dataset = (() => {
           refs.reverse,
           button("Select all", () => grid.all(), { class: "quiet-button" }),
           button("None", () => grid.none(), { class: "quiet-button" }),
+          button("Caption…", caption, { class: "quiet-button", id: "dataset-caption", title: "Tag or caption the selected images, or all" }),
           refs.size,
           button("What a step sees…", StepView.make(() => ({ ...form(place.tab), folder: place.folder })), { class: "quiet-button" }),
           el("details", { class: "limits" }, el("summary", {}, "Limits of the marks"), el("div", {}, ...limits())),
@@ -323,6 +324,10 @@ Studio.dataset = (() => {
     grid.resize(Number(refs.size.value));
     detail();
     return true;
+  };
+  const caption = () => {
+    const chosen = selection();
+    Studio.caption(place.folder, chosen.length ? chosen : [...new Set((data?.images ?? []).map(({ path }) => path))]);
   };
   const reverse = () => {
     refs.reverse.setAttribute("aria-pressed", String(refs.reverse.getAttribute("aria-pressed") !== "true"));

@@ -1,7 +1,8 @@
-"""The command line of a tool for model files: flags from option groups, all mistakes together before anything heavy."""
+"""The command line of a tool: flags from option groups, all mistakes together before anything heavy."""
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from typing import Any
 
 from sd_scripts.formats.atomic_files import why_unwritable
 from sd_scripts.options.spec import OptionGroup
-from sd_scripts.runs.exit_codes import INTERRUPTED
+from sd_scripts.runs.exit_codes import INTERRUPTED, MISTAKE
 from sd_scripts.runs.reporter import Reporter
 from sd_scripts.runs.tool import run
 from sd_scripts.settings.command_line import Parser, flag_of
@@ -40,6 +41,8 @@ class Command:
     """The option that may also be given as a word without a flag."""
     aliases: Aliases = field(default_factory=dict)
     """Option -> further names of its flag."""
+    read_settings: Callable[[Path], Values] | None = None
+    """Reads the TOML file of --config_file, whose values flags override; None: the tool has no such flag."""
 
     def named(self, **aliases: Sequence[str]) -> "Command":
         """Return the command with further names of flags, as a script of sd-scripts has them."""
@@ -56,8 +59,12 @@ class Command:
 
     def _main(self, script: str, argv: Sequence[str] | None) -> int:
         flags = self._parser(script)
+        if problem := self._take_settings_file(flags, argv):
+            print(problem, file=sys.stderr)
+            return MISTAKE
         values = vars(flags.parse_args(argv))
         run_dir = values.pop("run_dir")
+        values.pop("config_file", None)
         word = values.pop("word", None)
         if word is not None:
             values[self.positional] = word
@@ -88,6 +95,21 @@ class Command:
                 problems.append(f"{output}: '{target}' cannot be written ({why}); choose another name")
         return problems
 
+    def _take_settings_file(self, flags: Parser, argv: Sequence[str] | None) -> str:
+        """Make the values of --config_file the defaults of the flags; return why that fails, or an empty string."""
+        if self.read_settings is None:
+            return ""
+        only_file = Parser(add_help=False, allow_abbrev=False)
+        only_file.add_argument("--config_file")
+        file = only_file.parse_known_args(argv)[0].config_file
+        options = {o.name: o for group in self.groups for o in each_option(group)}
+        try:
+            values = self.read_settings(Path(file).expanduser()) if file else {}
+        except ValueError as error:
+            return f"config_file: {error}"
+        flags.set_defaults(**{name: options[name].read(value) for name, value in values.items()})
+        return ""
+
     def _parser(self, script: str) -> Parser:
         made = Parser(prog=Path(script).name, description=self.about, allow_abbrev=False)
         for group in self.groups:
@@ -97,6 +119,8 @@ class Command:
                 section.add_argument(*(f"--{name}" for name in names), **{**flag_of(o, ""), "dest": o.name})
         if self.positional:
             made.add_argument("word", nargs="?", metavar=self.positional.upper(), help=f"As --{self.positional}.")
+        if self.read_settings:
+            made.add_argument("--config_file", help="TOML file with the names of these flags, which override it.")
         made.add_argument("--run_dir", help="Run folder for the tool's events and for commands such as stop.")
         return made
 

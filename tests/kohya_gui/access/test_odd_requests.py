@@ -29,6 +29,7 @@ from sd_scripts.runs.folder import new_run_folder
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.store import RunStore
 from sd_scripts.settings.catalog import GENERATE_SCRIPTS, SCRIPTS
+from sd_scripts.settings.compat.captioning import OPTIONS as CAPTION_OPTIONS
 from sd_scripts.settings.family_options import each_option
 from tests.support.gui import planners
 
@@ -76,6 +77,8 @@ BODIES: dict[str, tuple[dict[str, Any], ...]] = {
     "dataset/look": ({"view": HERE}, {"view": "0", "first": HERE}),
     "dataset/alike": ({"view": HERE}, {"view": "0", "distance": HERE}),
     "dataset/step": ({**DATASET, "step": HERE}, {**DATASET, "step": 1, "seed": HERE}),
+    "captions/stop": ({"a": HERE},),
+    "captions/resume": ({"key": HERE},),
     "generate/cancel": ({"id": HERE},),
     "dataset/tokens": ({"texts": HERE}, {"texts": ["a"], "tab": HERE}, {"texts": ["a"], "tab": "lora", "family": HERE}),
     **{
@@ -119,10 +122,15 @@ OF_TOOLS = tuple(
 OF_GENERATE = tuple(
     {"family": script.family, "values": _all(options_of_family(script.family).values())} for script in GENERATE_SCRIPTS
 )
+OF_CAPTIONS = (
+    {"values": dict.fromkeys(CAPTION_OPTIONS, HERE), "images": HERE, "key": HERE},
+    {"values": HERE, "images": [HERE], "try": HERE},
+)
 """Forms in which each option has the same value."""
 FORMS: dict[str, tuple[dict[str, Any], ...]] = {
     **{"plan": OF_TABS[:1], "measure": OF_TABS, "generate": OF_GENERATE},
     **{"lora-tools/look": OF_TOOLS, "lora-tools/start": OF_TOOLS},
+    **{"captions/look": OF_CAPTIONS, "captions/start": OF_CAPTIONS},
 }
 PYTHONS = (
     "codec",
@@ -187,6 +195,7 @@ def test_each_route_that_reads_json_is_tried(browser: TestClient) -> None:
     posted = [route.path for route in browser.app.routes if "POST" in route.methods]  # type: ignore[attr-defined]
     tried = {f"/studio/{path.replace('run/1/', 'run/{id:row}/')}" for path in (*BODIES, *FORMS)}
     tried |= {"/studio/run/{id:row}/{action}", "/studio/generate/control"}  # describe; and one that reads an image
+    tried.add("/studio/captions/settings")  # and one that reads TOML
     assert sorted({*posted} - tried) == []
 
 
