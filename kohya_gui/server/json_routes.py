@@ -22,21 +22,10 @@ from sd_scripts.runs.store import RunRow
 
 DEEPEST = 40
 """Levels of lists and objects in a request."""
-ID = re.compile("[0-9]{1,18}")
-"""A valid row or file number: it must fit in 64 bits."""
 DONE = {"ok": True}
 """Answer of a POST route without data of its own."""
 ID = re.compile("[0-9]{1,18}")
 """A valid row or file number: it must fit in 64 bits."""
-
-
-class RowNumber(IntegerConvertor):
-    """Path convertor for row numbers; anything else is a 404."""
-
-    regex = ID.pattern
-
-
-register_url_convertor("row", RowNumber())
 
 
 class RowNumber(IntegerConvertor):
