@@ -45,7 +45,7 @@ from sd_scripts.options.model import MODEL
 from sd_scripts.settings.catalog import script_for, script_path
 from sd_scripts.settings.settings import Settings
 from sd_scripts.testing import trained
-from sd_scripts.testing.miniature import AUTOENCODER, clip_config, clip_tokenizer, randomize
+from sd_scripts.testing.miniature import AUTOENCODER, clip_config, clip_tokenizer, randomize, t5_tokenizer
 from sd_scripts.testing.shapes import SIDE, random_scene, words, write_scenes
 
 NOISE = 0.1
@@ -157,7 +157,7 @@ def write_untrained(family: str, modules: dict[str, nn.Module], folder: Path) ->
     checkpoint = folder / trained.file_name(family, MODEL)
     tokenizers = {"tokenizer": clip_tokenizer(words()), "tokenizer_2": clip_tokenizer(words())}
     if family == "flux":
-        tokenizers["tokenizer_2"] = tiny_flux.t5_tokenizer(words())
+        tokenizers["tokenizer_2"] = t5_tokenizer(words())
     for name, tokenizer in tokenizers.items():
         tokenizer.save_pretrained(folder / f"{checkpoint.stem}_tokenizers" / name)
     if family == "sdxl":

@@ -19,6 +19,7 @@ FOLDER = Path(__file__).parent.parent / "presets"
 PRESETS = sorted(FOLDER.glob("*/*.toml"))
 FLUX = [preset for preset in PRESETS if preset.stem.startswith("flux_")]
 QWEN_IMAGE = [preset for preset in PRESETS if preset.stem.startswith("qwen_image_")]
+WAN = [preset for preset in PRESETS if preset.stem.startswith("wan_")]
 FULL = [preset for preset in PRESETS if preset.parent.name in ("dreambooth", "finetune")]
 LITTLE = [preset for preset in PRESETS if "low_memory" in preset.stem]
 WAYS = ("safe_start", "fast_compiled", "low_memory_12gb", "low_memory_16gb", "low_memory_24gb", "best_quality")
@@ -28,7 +29,6 @@ PATHS = {"pretrained_model_name_or_path", "train_data_dir", "output_dir"}
 SMALLER = {f"{tab}/sdxl_low_memory_8gb" for tab in ("dreambooth", "finetune")}
 """SDXL is trained in full on smaller GPUs than FLUX.1."""
 PARTS = {"clip_l", "t5xxl", "ae"}
-PARTS_OF_QWEN_IMAGE = {"text_encoder", "vae"}
 
 
 def name(preset: Path) -> str:
@@ -50,7 +50,7 @@ def test_every_tab_has_presets_of_its_own():
     wanted |= {
         f"{tab}/{family}_{way}"
         for tab in ("dreambooth", "finetune")
-        for family in ("qwen_image", "qwen_image_edit")
+        for family in ("qwen_image", "qwen_image_edit", "wan")
         for way in WAYS_OF_QWEN_IMAGE
     }
     distilled = {f"{tab}/flux_kontext_{way}" for tab in ("dreambooth", "finetune") for way in WAYS[:-1]}
@@ -75,7 +75,7 @@ def test_a_preset_sets_only_values_that_differ_from_the_defaults(preset):
 
 @every_preset
 def test_a_preset_with_paths_becomes_a_command(preset, tmp_path, capsys):
-    parts = PARTS if preset in FLUX else PARTS_OF_QWEN_IMAGE if preset in QWEN_IMAGE else set()
+    parts = {component.option for component in card_of(script_of(preset).family).files.separate_components}
     paths = {option: str(tmp_path / option) for option in PATHS | parts}
     paths |= {"token_string": "mycat", "output_name": "mycat"} if preset.parent.name == "textual_inversion" else {}
     write_toml(tmp_path / "in.toml", {**script_of(preset).identity, **read_toml(preset), **paths})
@@ -91,7 +91,7 @@ def test_presets_named_compiled_compile_and_each_script_has_one():
     assert all(from_values(script_of(preset), read_toml(preset))[CompileOptions].compile for preset in compiled)
 
 
-@pytest.mark.parametrize("preset", FLUX + QWEN_IMAGE, ids=name)
+@pytest.mark.parametrize("preset", FLUX + QWEN_IMAGE + WAN, ids=name)
 def test_presets_train_at_the_recommended_timesteps(preset):
     assert read_toml(preset).items() >= card_of(preset_family(preset.stem)).page.recommended.items()
 
@@ -124,7 +124,7 @@ def test_presets_for_little_memory_use_the_options_that_save_it(preset):
         keeps_gradients = preset.stem in ("sdxl_low_memory_16gb", "sdxl_low_memory_24gb")  # so that steps are recorded
         assert said.get("fused_backward_pass", False) is not keeps_gradients
         assert said["optimizer_type"] == "Adafactor"
-    elif preset in FLUX + QWEN_IMAGE:
+    elif preset in FLUX + QWEN_IMAGE + WAN:
         assert said.get("fp8_base") or said["quantize_base"] == "nf4"
 
 

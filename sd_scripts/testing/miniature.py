@@ -1,5 +1,6 @@
 """Shared parts of the families' miniatures: models of the real layout with tiny widths, and training images."""
 
+import string
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
-from transformers import CLIPTextConfig, CLIPTokenizer
+from transformers import CLIPTextConfig, CLIPTokenizer, T5Tokenizer
 
 from sd_scripts.formats.images.image_folders import find_images
 from sd_scripts.library.diffusion.dit_layers import pack
@@ -67,6 +68,14 @@ def clip_tokenizer(words: Sequence[str] | None = None) -> CLIPTokenizer:
         letters = [*word[:-1], word[-1] + "</w>"]
         merges |= dict.fromkeys(("".join(letters[:n]), letters[n]) for n in range(1, len(letters)))
     return make_clip_tokenizer(list(merges))
+
+
+def t5_tokenizer(words: Sequence[str] | None = None) -> T5Tokenizer:
+    """Create a T5 tokenizer with these words, by default those of the captions, and letters for all others."""
+    known = caption_words() if words is None else words
+    special = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
+    letters = [(letter, -9.0) for letter in "▁" + string.ascii_letters + string.digits + string.punctuation]
+    return T5Tokenizer(vocab=[*special, *((f"▁{word}", -3.0) for word in known), *letters], extra_ids=0)
 
 
 def clip_config(vocabulary: int, width: int, activation: str, layers: int = 3) -> CLIPTextConfig:
@@ -144,14 +153,16 @@ def weaken_conditioning(modulations: Iterable[nn.Linear], last: nn.Linear) -> No
 
 
 @contextmanager
-def without_attention(outputs: Sequence[Tensor], generator: torch.Generator) -> Iterator[None]:
+def without_attention(
+    outputs: Sequence[Tensor], generator: torch.Generator, strength: float = DISTURBANCE
+) -> Iterator[None]:
     """Leave attention out inside the block, and let it disturb afterwards what was fitted there. `outputs`: the weights
-    (O, F) that add it to what bypasses it."""
+    (O, F) that add it to what bypasses it; `strength`: relative to that."""
     for weight in outputs:
         weight.zero_()
     yield
     for weight in outputs:
-        weight.normal_(std=DISTURBANCE * len(weight) ** -0.5, generator=generator)
+        weight.normal_(std=strength * len(weight) ** -0.5, generator=generator)
 
 
 def input_of(layer: nn.Module, run: Callable[[], object]) -> Tensor:
@@ -164,10 +175,15 @@ def input_of(layer: nn.Module, run: Callable[[], object]) -> Tensor:
 
 
 def fit_velocity(
-    last: nn.Linear, latents: Tensor, noise: Tensor, times: Tensor, run: Callable[[Tensor], object]
+    last: nn.Linear,
+    latents: Tensor,
+    noise: Tensor,
+    times: Tensor,
+    run: Callable[[Tensor], object],
+    tokens_of: Callable[[Tensor], Tensor] = pack,
 ) -> None:
     """Fit the last layer of a transformer by least squares to predict the velocity from its input features. `run`
-    calls the transformer with noisy latents at these times (B,)."""
-    t = times[:, None, None, None]
+    calls the transformer with noisy latents at these times (B,); `tokens_of`: latents -> the layer's output."""
+    t = times.view(-1, *[1] * (latents.ndim - 1))
     features = input_of(last, lambda: run((1 - t) * latents + t * noise))
-    last.weight.copy_(least_squares(features.flatten(0, 1), pack(noise - latents).flatten(0, 1)))
+    last.weight.copy_(least_squares(features.flatten(0, 1), tokens_of(noise - latents).flatten(0, 1)))

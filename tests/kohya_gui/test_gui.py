@@ -50,7 +50,8 @@ from tests.support.scripts import FLUX_LORA, SDXL_FULL, SDXL_LORA
 
 FLUX_FAMILIES = tuple(card.name for card in cards() if card.trains("flux"))
 QWEN_FAMILIES = tuple(card.name for card in cards() if card.trains("qwen_image"))
-FLOW_FAMILIES = (*FLUX_FAMILIES, *QWEN_FAMILIES)
+WAN_FAMILIES = tuple(card.name for card in cards() if card.trains("wan"))
+FLOW_FAMILIES = (*FLUX_FAMILIES, *QWEN_FAMILIES, *WAN_FAMILIES)
 COMPILE = [o.name for o in each_option(CompileOptions)]
 MORE = [o.name for o in each_option(CompileMoreOptions)]
 
@@ -131,7 +132,7 @@ def test_the_browser_gets_the_rules_of_each_family(form):
     assert options["clip_l"]["families"] == FLUX_FAMILIES
     assert options["control_directory"]["families"] == ("flux_kontext", "qwen_image_edit")
     assert options["compile"]["families"] == tuple(card.name for card in cards())
-    assert options["vae"]["families"] == ("sdxl", *QWEN_FAMILIES)
+    assert options["vae"]["families"] == ("sdxl", *QWEN_FAMILIES, *WAN_FAMILIES)
     assert {options[name]["families"] for name in panels["lora-panel-flux1-layers"]} == {FLUX_FAMILIES}
     timesteps = {options[name]["families"] for name in panels["lora-panel-timesteps"]}
     assert timesteps == {FLUX_FAMILIES, FLOW_FAMILIES}

@@ -12,6 +12,7 @@ MINIATURES = {
     "flux_kontext": "kontext_miniature",
     "qwen_image": "qwen_image_miniature",
     "qwen_image_edit": "edit_miniature",
+    "wan": "wan_miniature",
 }
 """Family -> the fixture that makes its miniature."""
 

@@ -157,7 +157,14 @@ def test_a_list_that_cannot_be_written_does_not_fail_the_demo(
 
 @pytest.mark.parametrize(
     ("name", "family"),
-    [("flux", "flux"), ("qwen", "qwen_image"), ("kontext", "flux_kontext"), ("edit", "qwen_image_edit"), ("wan", None)],
+    [
+        ("flux", "flux"),
+        ("qwen", "qwen_image"),
+        ("kontext", "flux_kontext"),
+        ("edit", "qwen_image_edit"),
+        ("wan", "wan"),
+        ("sd3", None),
+    ],
 )
 def test_a_part_of_its_name_chooses_a_family(name: str, family: str | None) -> None:
     assert demo.family_named(name) == family

@@ -20,6 +20,7 @@ from sd_scripts.families.common.sampling import (
     on_device,
 )
 from sd_scripts.library.diffusion.block_transformer import BlockTransformer
+from sd_scripts.library.diffusion.flow_solvers import Solver
 from sd_scripts.library.diffusion.media import Media
 from sd_scripts.options.generating.prompt_lines import CONTROLS, SamplePrompt, size_of
 
@@ -71,6 +72,16 @@ def sample_flow(
         latents = euler_steps(noise, sigmas_of(noise), velocity_of(controls), decoded)
         with on_device(components.vae, device):
             return [Media.of(decoded(each)) for each in latents.split(1)]
+
+
+def solver_steps(noise: Tensor, solver: Solver, velocity: Velocity, decode: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return latents (B, C, *S) float32 without noise; `decode` makes previews of the first, (1, C, *S)."""
+    latents = noise
+    for sigma in solver.sigmas[:-1]:
+        predicted = velocity(latents, torch.tensor(sigma, dtype=torch.float32, device=noise.device))
+        offer_preview(partial(decode, (latents - sigma * predicted)[:1]))
+        latents = solver.step(latents, predicted)
+    return latents
 
 
 def euler_steps(noise: Tensor, sigmas: Tensor, velocity: Velocity, decode: Callable[[Tensor], Tensor]) -> Tensor:

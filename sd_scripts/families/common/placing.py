@@ -80,7 +80,7 @@ def place_transformer(
     quantization: Quantization,
     device: torch.device,
     *,
-    few_tokens: type[nn.Module],
+    few_tokens: type[nn.Module] | tuple[()] = (),
 ) -> None:
     """Move a transformer to the device, quantized and with swapped blocks. `few_tokens` as in
     block_quantizer."""

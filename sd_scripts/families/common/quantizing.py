@@ -78,7 +78,7 @@ def quantize_encoder(
 
 
 def block_quantizer(
-    quantization: Quantization, dtype: torch.dtype, device: torch.device, few_tokens: type[nn.Module]
+    quantization: Quantization, dtype: torch.dtype, device: torch.device, few_tokens: type[nn.Module] | tuple[()]
 ) -> Quantize | None:
     """Return the quantizer for the Linears of a denoiser's block that the options choose; None without one.
 

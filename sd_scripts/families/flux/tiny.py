@@ -5,15 +5,14 @@ attention. Attention, which LoRA adapts, then disturbs a fair denoiser, so that 
 """
 
 import math
-import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from diffusers import AutoencoderKL
 from torch import Tensor, nn
-from transformers import CLIPTextModel, T5Config, T5EncoderModel, T5Tokenizer
+from transformers import CLIPTextModel, T5Config, T5EncoderModel
 
 from sd_scripts.families.common.components import DENOISER, VAE
 from sd_scripts.families.flux import keys
@@ -29,11 +28,11 @@ from sd_scripts.testing.miniature import (
     AUTOENCODER,
     Miniature,
     calibrate,
-    caption_words,
     clip_config,
     clip_tokenizer,
     fit_velocity,
     randomize,
+    t5_tokenizer,
     weaken_conditioning,
     without_attention,
 )
@@ -79,14 +78,6 @@ def write_components(transformer: Path, states: Mapping[str, State]) -> dict[str
 
 write_narrow = write_miniature
 """Its blocks are equal, as FLUX.1's are, so it needs the same number of compiled graphs."""
-
-
-def t5_tokenizer(words: Sequence[str] | None = None) -> T5Tokenizer:
-    """Create a T5 tokenizer with these words, by default those of the captions, and letters for all others."""
-    known = caption_words() if words is None else words
-    special = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
-    letters = [(letter, -9.0) for letter in "▁" + string.ascii_letters + string.digits + string.punctuation]
-    return T5Tokenizer(vocab=[*special, *((f"▁{word}", -3.0) for word in known), *letters], extra_ids=0)
 
 
 def t5_config(rows: int) -> T5Config:

@@ -118,7 +118,12 @@ def _log_snr(sigma: float) -> float:
     return math.log((1 - sigma) / sigma) if sigma < 1 else -math.inf
 
 
-SOLVERS: dict[str, Callable[[Sequence[float]], Solver]] = {"unipc": UniPC, "dpm++": DPMSolver, "euler": Euler}
+SOLVERS: dict[str, Callable[[Sequence[float]], Solver]] = {
+    "unipc": UniPC,
+    "dpm++": DPMSolver,
+    "euler": Euler,
+    "vanilla": Euler,
+}
 
 
 def make_solver(name: str, steps: int, shift: float) -> Solver:

@@ -18,7 +18,7 @@ from sd_scripts.families.flux.model import FluxParams, rope_table
 from sd_scripts.families.flux.objective import predict
 from sd_scripts.families.flux.sampling import prompt_captions, sample
 from sd_scripts.families.flux.text import encode_text, tokenize
-from sd_scripts.families.flux.tiny import t5_tokenizer, tiny_modules
+from sd_scripts.families.flux.tiny import tiny_modules
 from sd_scripts.families.flux_kontext.card import CARD
 from sd_scripts.families.flux_kontext.family import KONTEXT
 from sd_scripts.formats.models.safetensors_header import Header
@@ -28,7 +28,7 @@ from sd_scripts.settings.catalog import script_for
 from sd_scripts.settings.command_line import given_flags
 from sd_scripts.settings.reading import from_values
 from sd_scripts.settings.settings import Settings
-from sd_scripts.testing.miniature import clip_tokenizer
+from sd_scripts.testing.miniature import clip_tokenizer, t5_tokenizer
 from tests.support.data import make_image
 from tests.support.families.flux_pipeline import pipeline_of, transformer_of
 

@@ -13,9 +13,9 @@ from sd_scripts.families.flux.card import CARD
 from sd_scripts.families.flux.model import FluxTransformer
 from sd_scripts.families.flux.sampling import prompt_captions, sample
 from sd_scripts.families.flux.text import encode_text, tokenize
-from sd_scripts.families.flux.tiny import t5_tokenizer, tiny_modules
+from sd_scripts.families.flux.tiny import tiny_modules
 from sd_scripts.options.generating.prompt_lines import SamplePrompt
-from sd_scripts.testing.miniature import clip_tokenizer
+from sd_scripts.testing.miniature import clip_tokenizer, t5_tokenizer
 from tests.support.families.flux import flux_settings
 from tests.support.families.flux_pipeline import pipeline_of
 

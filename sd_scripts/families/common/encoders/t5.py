@@ -41,7 +41,8 @@ def finish_t5(t5: Any, dtype: torch.dtype) -> None:
     t5.encoder.embed_tokens.weight = t5.shared.weight
     for block in t5.encoder.block:
         dense = block.layer[1].DenseReluDense
-        dense.__class__ = _gated_dense(type(dense))
+        kind: Any = type(dense)
+        dense.__class__ = _gated_dense(kind)
         if dtype == torch.float16:
             dense.wo.float()  # its output overflows in fp16
 

@@ -1,0 +1,144 @@
+"""Wan 2.1 and 2.2, as the page, the options and the file recognition see them."""
+
+from functools import partial
+
+from sd_scripts.families.cards.clip_facts import ClipFacts
+from sd_scripts.families.cards.family_card import (
+    DENOISER,
+    VAE,
+    ComponentCard,
+    FamilyCard,
+    FilesCard,
+    HubCard,
+    PageCard,
+    PanelCard,
+    PlanCard,
+    RecognitionCard,
+)
+from sd_scripts.families.cards.layer_patterns import read_rules
+from sd_scripts.families.wan.card.checks import PROBLEMS, REMARKS
+from sd_scripts.families.wan.card.memory_facts import MEMORY, tokens
+from sd_scripts.families.wan.card.options import RECOMMENDED, WanModelOptions, WanSamplingOptions
+from sd_scripts.families.wan.card.speeds import GRAPHS
+from sd_scripts.formats.models.safetensors_header import Header
+from sd_scripts.formats.text_limit import TextLimit
+from sd_scripts.options.generating.prompt_lines import SamplePrompt
+from sd_scripts.options.memory import MemoryOptions
+from sd_scripts.options.optimization.flow import FlowOptions
+
+HUB_MODEL = "Wan-AI/Wan2.1-T2V-14B-Diffusers"
+LONGEST = 512
+"""Tokens of a caption, end token included; longer captions are truncated."""
+
+PREFIXES = ("", "model.diffusion_model.")
+OFFICIAL, DIFFUSERS = "blocks.0.self_attn.norm_q.weight", "condition_embedder.time_proj.weight"
+"""Keys of a transformer, in official and in diffusers' files."""
+PATCH = "patch_embedding.weight"
+ENCODERS = (
+    "blocks.0.pos_embedding.embedding.weight",
+    "encoder.block.1.layer.0.SelfAttention.relative_attention_bias.weight",
+)
+"""Keys that only UMT5 has: in T5 the first layer alone has a position bias."""
+VAES = ("decoder.middle.0.residual.0.gamma", "decoder.mid_block.resnets.0.norm1.gamma")
+"""Keys of the VAE, which Qwen-Image's has too, in official and in diffusers' files."""
+ENCODER, ENCODER_XXL = "UMT5 text encoder", "UMT5-XXL text encoder"
+AUTOENCODER = "Qwen-Image or Wan 2.1 VAE"
+SIZES = {1536: "1.3B", 3072: "5B", 5120: "14B"}
+KINDS = {16: "T2V", 36: "I2V", 48: "Fun-Control"}
+
+
+def recognise(header: Header) -> tuple[str | None, str] | None:
+    """Return (family, variant) of a file with Wan's transformer; None for any other file."""
+    for prefix in PREFIXES:
+        shapes = {key.removeprefix(prefix): shape for key, shape in header.shapes.items() if key.startswith(prefix)}
+        if PATCH in shapes and (OFFICIAL in shapes or DIFFUSERS in shapes):
+            width, channels = (*shapes[PATCH], 0, 0)[:2]
+            kind, size = KINDS.get(channels, ""), SIZES.get(width, "")
+            variant = " ".join(("Wan", kind, size)).strip()
+            return ("wan" if kind == "T2V" or not kind else None), variant
+    return None
+
+
+CARD = FamilyCard(
+    name="wan",
+    title="Wan",
+    order=5,
+    scripts={"lora": "wan_train_network.py", "full": "wan_train.py", "generate": "wan_generate.py"},
+    groups=(WanModelOptions, WanSamplingOptions, FlowOptions, MemoryOptions),
+    capabilities=frozenset({"blockwise_updates", "flow_shift", "fp8", "offload_activations", "own_vae"}),
+    clips=ClipFacts(fps=16),
+    notes={
+        "pretrained_model_name_or_path": f"Wan's ID is {HUB_MODEL}.",
+        "vae": "Wan's files have none: choose its VAE, Wan2.1_VAE.pth or wan_2.1_vae.safetensors. Not needed for a "
+        "diffusers folder.",
+        "discrete_flow_shift": "Wan trains well with 3 and timestep_sampling = shift.",
+        "min_timestep": "Wan 2.2 A14B's expert of high noise is trained from 875 to 1000, the one of low noise from "
+        "0 to 875; for image to video the boundary is 900.",
+        "network_args": "Wan: exclude_patterns and include_patterns, lists of regular expressions: layers that are not "
+        "adapted, and exceptions to them.",
+        "blocks_to_swap": "Wan 14B takes up to 38, and each saves about 0.7 GB of GPU memory.",
+    },
+    page=PageCard(
+        recommended=RECOMMENDED,
+        recommended_note="The sd-scripts defaults train mostly at high noise.",
+        model_panel=("t5", "task"),
+        panels=(PanelCard(group=WanSamplingOptions, names=("sample_solver",)),),
+        use_hints={"full": "Your model. To use it, put it into <b>models/diffusion_models</b> (ComfyUI)."},
+        demo=RECOMMENDED,
+    ),
+    files=FilesCard(
+        components=(
+            ComponentCard(
+                name=DENOISER,
+                kind="Wan transformer",
+                folder="transformer",
+                prefixes=PREFIXES,
+                signature_keys=(OFFICIAL, DIFFUSERS),
+            ),
+            ComponentCard(
+                name="text_encoder1",
+                option="t5",
+                kind="UMT5 text encoder",
+                title="the UMT5-XXL text encoder",
+                folder="text_encoder",
+                fitting=(ENCODER_XXL, ENCODER),
+                prefixes=("",),
+                signature_keys=ENCODERS,
+            ),
+            ComponentCard(
+                name=VAE,
+                option="vae",
+                kind="VAE",
+                title="Wan's VAE",
+                folder="vae",
+                fitting=(AUTOENCODER,),
+                prefixes=("", "vae."),
+                signature_keys=VAES,
+            ),
+        ),
+        base_file="a Wan file",
+        base_model="a Wan transformer",
+    ),
+    network_modules=("networks.lora", "networks.lora_wan"),
+    network_rules=partial(read_rules, title="Wan"),
+    side_multiple=16,
+    bucket_multiple=16,
+    token_multiple=16,
+    text_limit=lambda settings, variant: TextLimit(tokens=LONGEST),
+    plan=PlanCard(tokens=tokens, graphs=GRAPHS, memory=MEMORY),
+    sample_defaults=SamplePrompt(width=832, height=480, frames=81, steps=50, scale=5.0),
+    recognition=RecognitionCard(
+        hub_words=("wan2", "wan-2"),
+        marks=tuple((key, None, ENCODER) for key in ENCODERS),
+        recognise=recognise,
+        lora_marks=("_cross_attn_o.", ".cross_attn.o.", ".ffn.net.0.proj."),
+        pipelines=(("Wan", "wan", "Wan diffusers folder"),),
+        widths=(
+            (ENCODER, "SelfAttention.q.weight", 1, 4096, ENCODER_XXL),
+            (ENCODER, "blocks.0.attn.q.weight", 1, 4096, ENCODER_XXL),
+        ),
+    ),
+    hub=HubCard(model=HUB_MODEL, tags=("text-to-video",)),
+    problems=PROBLEMS,
+    remarks=REMARKS,
+)

@@ -1,0 +1,73 @@
+"""Wan as a record for the trainer."""
+
+from diffusers.models.autoencoders.autoencoder_kl_wan import WanResidualBlock
+
+from sd_scripts.families.common.family import (
+    Blocks,
+    Family,
+    FileIdentity,
+    Saving,
+    TextEncoding,
+    blocks_named,
+    blocks_of,
+)
+from sd_scripts.families.common.objective import flow_validation_timesteps
+from sd_scripts.families.common.placing import checkpoint_gradients
+from sd_scripts.families.wan.card import CARD
+from sd_scripts.families.wan.load import LAYOUTS, place, prepare, problems
+from sd_scripts.families.wan.lora import TEXT_ENCODERS, TRANSFORMER
+from sd_scripts.families.wan.objective import loss, metadata, step_inputs
+from sd_scripts.families.wan.sampling import prompt_captions, sample
+from sd_scripts.families.wan.text import (
+    encode_text,
+    pad_text,
+    text_cache_fits,
+    text_cache_key,
+    text_limit,
+    tokenize,
+    trim_text,
+)
+from sd_scripts.families.wan.vae import LATENTS, encode_images
+
+FAMILY = WAN = Family(
+    card=CARD,
+    identity=FileIdentity(
+        base_model_version="wan",
+        architecture=lambda components: "wan",
+        implementation="https://github.com/Wan-Video/Wan2.1",
+        lora_metadata=metadata,
+    ),
+    text=TextEncoding(
+        tokenize=tokenize,
+        encode=encode_text,
+        prompt_captions=prompt_captions,
+        adapted=lambda settings: (True,),
+        cache_suffix="wan_te",
+        cache_key=text_cache_key,
+        cache_fits=text_cache_fits,
+        limit=text_limit,
+        trim=trim_text,
+        pad=pad_text,
+    ),
+    blocks=Blocks(
+        title="Wan",
+        denoiser=lambda transformer: [list(transformer.blocks)],  # type: ignore[arg-type]
+        graph_kinds=lambda transformer: {"WanAttentionBlock": 1},
+        text_encoder=blocks_named("UMT5Block"),
+        vae=lambda vae: blocks_of(WanResidualBlock)(vae.get_submodule("encoder")),
+    ),
+    saving=Saving(tensors=lambda components, weights: weights.denoiser, writes_all=False),
+    latents=LATENTS,
+    layouts=LAYOUTS,
+    prepare=prepare,
+    problems=problems,
+    encode_images=encode_images,
+    place=place,
+    checkpoint_gradients=checkpoint_gradients,
+    step_inputs=step_inputs,
+    validation_timesteps=flow_validation_timesteps,
+    loss=loss,
+    lora=TRANSFORMER,
+    lora_text_encoders=TEXT_ENCODERS,
+    sample=sample,
+)

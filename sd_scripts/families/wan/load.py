@@ -1,0 +1,102 @@
+"""Wan's components: how each is created from its files and stored in memory, and which do not fit together."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from sd_scripts.families.common.components import DENOISER, VAE, Components, WeightSource
+from sd_scripts.families.common.encoders.causal_vae import levels_config, vae_config, vae_from_single_file
+from sd_scripts.families.common.encoders.outlines import UMT5EncoderOutline
+from sd_scripts.families.common.encoders.t5 import finish_t5, t5_config
+from sd_scripts.families.common.layouts import Layout, make_text_encoder
+from sd_scripts.families.common.network_problems import network_problems
+from sd_scripts.families.common.placing import Placement, place_transformer, swap_problems
+from sd_scripts.families.wan import keys, lora
+from sd_scripts.families.wan.model import WanParams, WanTransformer
+from sd_scripts.families.wan.text import UMT5
+from sd_scripts.library.diffusion.block_swap import SLOTS
+from sd_scripts.library.files.lean_diffusers import AutoencoderKLWan
+from sd_scripts.library.files.state_dicts import Shapes
+from sd_scripts.options.memory import MemoryOptions
+from sd_scripts.settings.settings import Settings
+
+TEXT_ENCODER = "text_encoder1"
+LINEAR = re.compile(r"blocks\..*\.weight")
+UMT5_LINEAR = re.compile(r"encoder\.block\.(?!.*relative_attention_bias).*\.weight")
+"""Names of weights that can be quantized. UMT5's relative bias is a lookup table, not a matrix product."""
+
+
+def make_vae(shapes: Shapes) -> nn.Module:
+    """Return the VAE of Wan 2.1. Raises KeyError with a missing key, or ValueError for Wan 2.2's."""
+    if "encoder.down_blocks.0.resnets.0.conv1.weight" in shapes:
+        return AutoencoderKLWan(**levels_config(shapes))
+    config = vae_config(shapes)
+    channels = config.pop("input_channels")
+    return AutoencoderKLWan(**config, in_channels=channels, out_channels=channels)
+
+
+LAYOUTS = {
+    DENOISER: Layout(
+        make=lambda shapes: WanTransformer(WanParams.of(shapes)),
+        unify=keys.transformer_from_diffusers,
+        quantizable=LINEAR,
+    ),
+    TEXT_ENCODER: Layout(
+        make=lambda shapes: make_text_encoder("UMT5EncoderModel", "UMT5Config", t5_config(shapes)),
+        outline=lambda shapes: UMT5EncoderOutline(**t5_config(shapes)),
+        unify=keys.umt5_encoder,
+        tokenizer=UMT5,
+        quantizable=UMT5_LINEAR,
+    ),
+    VAE: Layout(make=make_vae, unify=vae_from_single_file),
+}
+
+
+def prepare(components: Components, settings: Settings) -> None:
+    umt5 = components.sources[TEXT_ENCODER]
+    components.sources[TEXT_ENCODER] = replace(umt5, finish=partial(finish_t5, dtype=umt5.dtype))
+
+
+def place(components: Components, placement: Placement, device: torch.device) -> None:
+    """Move the transformer to the device, quantized and with swapped blocks as the options specify: 29 GB in bf16."""
+    transformer = cast(WanTransformer, components.denoiser)
+    kinds: Any = [(transformer.blocks, placement.swapped_blocks)]
+    place_transformer(transformer, kinds, placement.quantization, device)
+
+
+def problems(sources: Mapping[str, WeightSource], settings: Settings) -> list[str]:
+    """Return problems of components of a different model, and of options that the transformer limits."""
+    transformer: Any = sources[DENOISER].empty
+    params: WanParams = transformer.params
+    return [
+        *_component_problems(sources, params),
+        *swap_problems(
+            settings.get(MemoryOptions), max(0, params.blocks - SLOTS), f"a model with {params.blocks} blocks"
+        ),
+        *network_problems(sources[DENOISER], lora.TRANSFORMER, settings),
+    ]
+
+
+def _component_problems(sources: Mapping[str, WeightSource], params: WanParams) -> list[str]:
+    problems: list[str] = []
+    config: Any
+    if encoder := sources.get(TEXT_ENCODER):
+        config = encoder.empty.config
+        if config.d_model != params.text_width:
+            problems.append(
+                f"t5: '{encoder.path}' produces vectors of {config.d_model} values, but the transformer expects "
+                f"{params.text_width}; choose the UMT5-XXL text encoder of Wan"
+            )
+    if vae := sources.get(VAE):
+        config = vae.empty.config
+        if config.z_dim != params.channels:
+            problems.append(
+                f"vae: '{vae.path}' produces latents of {config.z_dim} channels, but the transformer expects "
+                f"{params.channels}; choose the VAE of this model"
+            )
+    return problems

@@ -1,0 +1,27 @@
+"""The layers that LoRA adapts in Wan, and their names in LoRA files."""
+
+from sd_scripts.families.cards.layer_patterns import lora_name
+from sd_scripts.families.wan.keys import diffusers_path
+from sd_scripts.networks.targets import LoraTarget
+
+TRANSFORMER = LoraTarget(
+    classes=("WanAttentionBlock",),
+    attention_classes=("SelfAttention", "CrossAttention"),
+    name=lora_name,
+    diffusers_paths=lambda path: (diffusers_path(path),),
+    together=(
+        ("self_attn.q", "self_attn.k", "self_attn.v"),
+        ("cross_attn.k", "cross_attn.v"),
+        ("cross_attn.k_img", "cross_attn.v_img"),
+    ),
+    after_attention=("self_attn.o", "cross_attn.o"),
+)
+"""All layers of the blocks, as in the files of musubi-tuner."""
+TEXT_ENCODERS = (
+    LoraTarget(
+        classes=("UMT5Attention", "UMT5DenseGatedActDense"),
+        name=lambda path: f"lora_te1_{path.replace('.', '_')}",
+        comfyui=lambda path: f"text_encoders.umt5xxl.transformer.{path}",
+        group="textencoder 1",
+    ),
+)

@@ -1,0 +1,45 @@
+"""Wan's training objective: flow matching, in which the model predicts the velocity from clip to noise."""
+
+import torch
+from torch import Tensor, nn
+
+from sd_scripts.families.common.family import Components, StepInputs
+from sd_scripts.families.common.objective import flow_inputs, option_metadata
+from sd_scripts.families.wan.text import STATES
+from sd_scripts.library.diffusion.flow_timesteps import loss_weights
+from sd_scripts.library.diffusion.losses import diffusion_loss
+from sd_scripts.options.optimization.flow import FlowOptions
+from sd_scripts.options.optimization.loss import LossOptions
+from sd_scripts.settings.settings import Settings
+
+OBJECTIVE_METADATA = (
+    *("timestep_sampling", "discrete_flow_shift", "sigmoid_scale"),
+    *("weighting_scheme", "logit_mean", "logit_std", "mode_scale"),
+)
+
+step_inputs = flow_inputs
+
+
+def loss(components: Components, inputs: StepInputs, settings: Settings) -> Tensor:
+    """Return the loss of each clip (B,) float32."""
+    model = inputs.model
+    t = model["timesteps"]
+    velocity = predict(components.denoiser, model["noisy"], t, inputs.text)
+    loss_weight = model["loss_weight"] * loss_weights(t, settings[FlowOptions].weighting_scheme)
+    return diffusion_loss(
+        velocity, model["target"], t, settings[LossOptions], loss_weight=loss_weight, mask=model.get("mask")
+    )
+
+
+def predict(transformer: nn.Module, noisy: Tensor, timesteps: Tensor, text: dict[str, Tensor]) -> Tensor:
+    """Predict the velocity, noise - clip, (B, 16, f, h, w) float32.
+
+    noisy (B, 16, f, h, w), timesteps (B,) float32 in 0..1, text as returned by pad_text.
+    """
+    velocity: Tensor = transformer(noisy, text[STATES], timesteps)
+    return velocity.to(torch.float32)
+
+
+def metadata(settings: Settings, components: Components) -> dict[str, str]:
+    """Return the metadata that LoRA files of Wan have in addition to every family's."""
+    return option_metadata(settings[FlowOptions], OBJECTIVE_METADATA)

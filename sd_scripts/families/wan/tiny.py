@@ -1,0 +1,135 @@
+"""Wan in miniature: files of the real layout with tiny widths and random weights, for the demo and for tests.
+
+Latents have the mean and variance of Wan's, and the last layer is fitted to random features, computed without
+attention. Attention, which LoRA adapts, then disturbs a fair denoiser, so that the loss falls within a few dozen steps.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import UMT5Config, UMT5EncoderModel
+
+from sd_scripts.families.common.components import DENOISER, VAE
+from sd_scripts.families.common.encoders.causal_vae import statistics
+from sd_scripts.families.wan.model import WanParams, WanTransformer
+from sd_scripts.library.diffusion.dit_layers import pack_clip
+from sd_scripts.library.diffusion.flow_timesteps import shifted
+from sd_scripts.library.files.lean_diffusers import AutoencoderKLWan
+from sd_scripts.library.files.safetensors_io import save_model
+from sd_scripts.testing import demo_images
+from sd_scripts.testing.miniature import (
+    Miniature,
+    fit_velocity,
+    images,
+    randomize,
+    set_moments,
+    t5_tokenizer,
+    weaken_conditioning,
+    without_attention,
+)
+
+TEXT_WIDTH = 48
+PARAMS = WanParams(
+    width=128,  # one head
+    heads=1,
+    mlp_width=256,
+    text_width=TEXT_WIDTH,
+    blocks=5,  # with blocks_to_swap = 2, four take turns
+)
+SHIFT = 3.0
+"""Timestep shift of the fit, as recommended for training."""
+TEXT = 0.2
+"""How much of the text reaches the tokens."""
+DISTURBANCE = 5.0
+"""How strong attention is compared with what bypasses it."""
+AUTOENCODER: dict[str, Any] = {
+    "base_dim": 16,
+    "dim_mult": [1, 1, 2, 2],
+    "num_res_blocks": 1,
+    "temperal_downsample": [False, True, True],
+}
+
+
+def write_miniature(folder: Path) -> Miniature:
+    """Create the three files of a Wan 2.1 T2V, the tokenizer next to them, and captioned images: a few MB, in
+    seconds."""
+    data_dir = demo_images.write_images(folder / "images")
+    transformer = folder / "miniature_wan.safetensors"
+    tokenizer = t5_tokenizer()
+    tokenizer.save_pretrained(folder / f"{transformer.stem}_tokenizers" / "tokenizer")
+    modules = tiny_modules(len(tokenizer))
+    files = {
+        "pretrained_model_name_or_path": transformer,
+        "t5": folder / "umt5.safetensors",
+        "vae": folder / "vae.safetensors",
+    }
+    for name, file in zip((DENOISER, "text_encoder1", VAE), files.values(), strict=True):
+        state = modules[name].state_dict()
+        state.pop("encoder.embed_tokens.weight", None)  # the same tensor as shared.weight
+        save_model(file, state, {})
+    return Miniature(family="wan", files=files, data_dir=data_dir)
+
+
+write_narrow = write_miniature
+"""Its blocks are equal, as Wan's are, so it needs the same number of compiled graphs."""
+
+
+@torch.no_grad()
+def tiny_modules(vocabulary: int, params: WanParams = PARAMS) -> dict[str, nn.Module]:
+    """Return all components with random weights, the same at every call."""
+    config = UMT5Config(
+        vocab_size=vocabulary,
+        d_model=params.text_width,
+        d_kv=16,
+        d_ff=96,
+        num_layers=2,
+        num_heads=3,
+        feed_forward_proj="gated-gelu",
+        is_encoder_decoder=False,
+        use_cache=False,
+    )
+    transformer, vae = WanTransformer(params), AutoencoderKLWan(**AUTOENCODER)
+    modules = {DENOISER: transformer, "text_encoder1": UMT5EncoderModel(config), VAE: vae}
+    generator = torch.Generator().manual_seed(0)
+    for module in modules.values():
+        randomize(module, generator)
+    weaken_conditioning([transformer.time_projection[1]], transformer.time_embedding[2])  # type: ignore[list-item, arg-type]
+    for block in transformer.blocks:
+        block.cross_attn.o.weight.mul_(TEXT)  # type: ignore[union-attr, operator]
+    _fit(transformer, _calibrate(vae).repeat(4, 1, 1, 1, 1), generator)
+    return modules
+
+
+def _calibrate(vae: Any) -> Tensor:
+    """Give the latents of the drawn images the mean and deviation of Wan's, and a narrow distribution; return them
+    normalised, (12, 16, 1, h, w)."""
+    mean, std = statistics(vae, torch.device("cpu"))
+    pixels = images()[:, :, None]
+    moments = vae.encode(pixels).latent_dist.parameters  # (12, 32, 1, h, w)
+    gain = 1 / moments.std((0, 2, 3, 4))
+    gain[: std.numel()] *= std.flatten()
+    set_moments(vae.quant_conv, moments, gain, mean.flatten())
+    return (vae.encode(pixels).latent_dist.mode() - mean) / std
+
+
+def _fit(transformer: WanTransformer, latents: Tensor, generator: torch.Generator) -> None:
+    """Fit the last layer to predict the velocity without attention, which disturbs it afterwards."""
+    attention_outputs = [block.self_attn.o.weight for block in transformer.blocks]  # type: ignore[union-attr]
+    with without_attention(attention_outputs, generator, DISTURBANCE):  # type: ignore[arg-type]
+        noise = torch.randn(latents.shape, generator=generator)
+        drawn = torch.sigmoid(torch.randn(len(latents), generator=generator))
+        times = shifted(drawn, SHIFT)
+        text = torch.zeros(len(latents), 8, TEXT_WIDTH)
+
+        def run(noisy: Tensor) -> object:
+            return transformer(noisy, text, times)
+
+        fit_velocity(transformer.head.head, latents, noise, times, run, _tokens)
+
+
+def _tokens(latents: Tensor) -> Tensor:
+    """(B, C, f, h, w) -> (B, N, 4C), channels last in each token, as the last layer writes them."""
+    channels = latents.shape[1]
+    return pack_clip(latents).unflatten(-1, (channels, -1)).transpose(-1, -2).flatten(-2)
