@@ -73,7 +73,8 @@ class TrainingData:
     @property
     def condition_encoders(self) -> tuple[str, ...]:
         """The components that make these inputs, besides the VAE."""
-        return tuple(self.family.conditions.components) if self.family.conditions and self.condition_names else ()
+        names = self.family.conditions.components if self.family.conditions and self.condition_names else ()
+        return tuple(name for name in names if name in self.components.sources)
 
     def loader(self, plan: DataPlan, *, accumulation: int = 1, max_train_steps: int = 0) -> BatchLoader:
         data = self.context.settings[DatasetOptions]

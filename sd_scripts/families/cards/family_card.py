@@ -79,6 +79,8 @@ class ComponentCard:
     model contains this component."""
     first_layer: FirstLayer | None = None
     """None: it may have any input channels."""
+    optional: bool = False
+    """Whether only some models of the family have it: it is opened where its option or a diffusers folder has it."""
 
     @property
     def tokenizer_folder(self) -> str:

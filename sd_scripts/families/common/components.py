@@ -18,6 +18,8 @@ from sd_scripts.library.quantization import fp8
 Keep = Callable[[str, Tensor], bool]
 """Name, tensor -> whether it keeps the dtype that it has in the file."""
 SCALE = ".weight_scale"
+TEXT_ENCODER = "text_encoder"
+"""Names of text encoders are this and a number."""
 FirstValues = tuple[str, torch.Size, Tensor]
 """Name and shape of a tensor, and its first 16 values."""
 
@@ -97,6 +99,8 @@ class Components:
     """Family-specific values, such as values that saving must write unchanged: logit_scale of an OpenCLIP encoder."""
     sources: dict[str, WeightSource] = field(default_factory=dict)
     """By name: denoiser, vae, text_encoder1, ... Empty if the modules were not read from files."""
+    others: dict[str, nn.Module] = field(default_factory=dict)
+    """Components besides denoiser, VAE and text encoders, by name: an image encoder."""
     learned: dict[int, range] = field(default_factory=dict)
     """Place of a text encoder -> ids of the new token that is trained (textual inversion): its tokenizer maps to
     the first, the others follow it."""
@@ -107,12 +111,13 @@ class Components:
     def opened(cls, sources: dict[str, WeightSource], **others: Any) -> Components:
         """Return components that are not loaded yet. One that has no source is an empty module."""
         denoiser, vae = (sources[name].empty if name in sources else nn.Module() for name in (DENOISER, VAE))
-        encoders = [each.empty for name, each in sources.items() if name not in (DENOISER, VAE)]
-        return cls(denoiser=denoiser, vae=vae, text_encoders=encoders, sources=sources, **others)
+        encoders = [each.empty for name, each in sources.items() if name.startswith(TEXT_ENCODER)]
+        rest = {n: each.empty for n, each in sources.items() if n not in (DENOISER, VAE) and TEXT_ENCODER not in n}
+        return cls(denoiser=denoiser, vae=vae, text_encoders=encoders, others=rest, sources=sources, **others)
 
     @property
     def encoder_names(self) -> list[str]:
-        return [f"text_encoder{number}" for number in range(1, len(self.text_encoders) + 1)]
+        return [f"{TEXT_ENCODER}{number}" for number in range(1, len(self.text_encoders) + 1)]
 
     def load(self, *names: str) -> Components:
         """Read the weights of these components, or of all; return self.
@@ -149,10 +154,14 @@ class Components:
             yield key, tensor.shape, tensor.flatten()[:16]
 
     def module(self, name: str) -> nn.Module:
+        if name in self.others:
+            return self.others[name]
         return getattr(self, name) if name in (DENOISER, VAE) else self.text_encoders[self.encoder_names.index(name)]
 
     def _put(self, name: str, module: nn.Module) -> None:
-        if name in (DENOISER, VAE):
+        if name in self.others:
+            self.others[name] = module
+        elif name in (DENOISER, VAE):
             setattr(self, name, module)
         else:
             self.text_encoders[self.encoder_names.index(name)] = module

@@ -14,6 +14,7 @@ from sd_scripts.families.common.family import (
 from sd_scripts.families.common.objective import flow_validation_timesteps
 from sd_scripts.families.common.placing import checkpoint_gradients
 from sd_scripts.families.wan.card import CARD
+from sd_scripts.families.wan.conditions import CONDITIONS
 from sd_scripts.families.wan.load import LAYOUTS, place, prepare, problems
 from sd_scripts.families.wan.lora import TEXT_ENCODERS, TRANSFORMER
 from sd_scripts.families.wan.objective import loss, metadata, step_inputs
@@ -62,6 +63,7 @@ FAMILY = WAN = Family(
     prepare=prepare,
     problems=problems,
     encode_images=encode_images,
+    conditions=CONDITIONS,
     place=place,
     checkpoint_gradients=checkpoint_gradients,
     step_inputs=step_inputs,

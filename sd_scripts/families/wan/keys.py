@@ -1,10 +1,13 @@
-"""Layouts of Wan's files: the transformer under official and diffusers' keys, UMT5 under official and transformers'."""
+"""Layouts of Wan's files: the transformer under official and diffusers' keys, UMT5 and CLIP under official and
+transformers'."""
 
+import math
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from sd_scripts.families.common.encoders.t5 import t5_encoder
-from sd_scripts.library.files.state_dicts import State
+from sd_scripts.library.files.state_dicts import Shapes, State, count
 
 OUTSIDE = {
     "text_embedding.0": "condition_embedder.text_embedder.linear_1",
@@ -60,6 +63,23 @@ TOKENIZER = "spiece_model"
 """ComfyUI's files of UMT5 contain the tokenizer's vocabulary as bytes."""
 
 
+CLIP = {
+    "pre_norm": "pre_layrnorm",
+    "post_norm": "post_layernorm",
+    "patch_embedding": "embeddings.patch_embedding",
+    "norm1": "layer_norm1",
+    "norm2": "layer_norm2",
+    "attn.proj": "self_attn.out_proj",
+    "mlp.0": "mlp.fc1",
+    "mlp.2": "mlp.fc2",
+}
+"""Official module of CLIP's image encoder, in a block or outside -> transformers'."""
+CLIP_QKV = "attn.to_qkv."
+CLIP_HEAD_WIDTH = 80
+"""Of ViT-H/14; shapes do not determine it."""
+CLIP_OFFICIAL, CLIP_TRANSFORMERS = "cls_embedding", "embeddings.class_embedding"
+
+
 def diffusers_path(path: str) -> str:
     """Return diffusers' name of an official module or parameter."""
     if block := BLOCK.fullmatch(path):
@@ -98,3 +118,38 @@ def _of_transformers(key: str) -> str:
     if block := BLOCK.fullmatch(key):
         return f"encoder.{block[1].replace('blocks', 'block')}{_renamed(block[2], UMT5)}"
     return _renamed(key, UMT5_OUTSIDE)
+
+
+def clip_encoder(file: State) -> State:
+    """Return CLIP's image encoder under transformers' keys, from these or from the official ones."""
+    if CLIP_OFFICIAL not in file:
+        return {key: tensor for key, tensor in file.items() if not key.endswith("position_ids")}
+    state: State = {
+        CLIP_TRANSFORMERS: file[CLIP_OFFICIAL].flatten(),
+        "embeddings.position_embedding.weight": file["pos_embedding"][0],
+    }
+    for key, tensor in file.items():
+        block = re.fullmatch(r"transformer\.(\d+)\.(.+)", key)
+        place, inner = (f"encoder.layers.{block[1]}.", block[2]) if block else ("", key)
+        if inner.startswith(CLIP_QKV):
+            kind = inner.removeprefix(CLIP_QKV)
+            names = (f"{place}self_attn.{name}_proj.{kind}" for name in "qkv")
+            state |= dict(zip(names, tensor.chunk(3), strict=True))
+        elif (renamed := _renamed(inner, CLIP)) != inner:
+            state[place + renamed] = tensor  # the others belong to the head, which is not read
+    return state
+
+
+def clip_config(shapes: Shapes) -> dict[str, Any]:
+    """Return the arguments of transformers' CLIPVisionConfig. Raises KeyError if a needed key is missing."""
+    width, _, patch, _ = shapes["embeddings.patch_embedding.weight"]
+    side = math.isqrt(shapes["embeddings.position_embedding.weight"][0] - 1)
+    return {
+        "hidden_size": width,
+        "intermediate_size": shapes["encoder.layers.0.mlp.fc1.weight"][0],
+        "num_hidden_layers": count(shapes, r"encoder\.layers\.\d+\.mlp\.fc1\.weight"),
+        "num_attention_heads": max(1, width // CLIP_HEAD_WIDTH),
+        "image_size": side * patch,
+        "patch_size": patch,
+        "hidden_act": "gelu",
+    }

@@ -17,6 +17,7 @@ from sd_scripts.families.common.layouts import Layout, make_text_encoder
 from sd_scripts.families.common.network_problems import network_problems
 from sd_scripts.families.common.placing import Placement, place_transformer, swap_problems
 from sd_scripts.families.wan import keys, lora
+from sd_scripts.families.wan.conditions import IMAGE_ENCODER
 from sd_scripts.families.wan.model import WanParams, WanTransformer
 from sd_scripts.families.wan.text import UMT5
 from sd_scripts.library.diffusion.block_swap import SLOTS
@@ -54,6 +55,10 @@ LAYOUTS = {
         quantizable=UMT5_LINEAR,
     ),
     VAE: Layout(make=make_vae, unify=vae_from_single_file),
+    IMAGE_ENCODER: Layout(
+        make=lambda shapes: make_text_encoder("CLIPVisionModel", "CLIPVisionConfig", keys.clip_config(shapes)),
+        unify=keys.clip_encoder,
+    ),
 }
 
 
@@ -99,4 +104,19 @@ def _component_problems(sources: Mapping[str, WeightSource], params: WanParams) 
                 f"vae: '{vae.path}' produces latents of {config.z_dim} channels, but the transformer expects "
                 f"{params.channels}; choose the VAE of this model"
             )
-    return problems
+    return [*problems, *_image_problems(sources.get(IMAGE_ENCODER), params)]
+
+
+def _image_problems(clip: WeightSource | None, params: WanParams) -> list[str]:
+    """Return a problem if the transformer reads image features that no encoder makes."""
+    if params.image_width is None:
+        return []
+    if clip is None:
+        return ["clip: not set, but this model reads an image; set it to the file of CLIP's image encoder"]
+    config: Any = clip.empty.config
+    if config.hidden_size == params.image_width:
+        return []
+    return [
+        f"clip: '{clip.path}' produces vectors of {config.hidden_size} values, but the transformer expects "
+        f"{params.image_width}; choose the CLIP ViT-H image encoder of Wan"
+    ]

@@ -1,10 +1,14 @@
 """Wan's training objective: flow matching, in which the model predicts the velocity from clip to noise."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
+from sd_scripts.data.batch import Batch
 from sd_scripts.families.common.family import Components, StepInputs
 from sd_scripts.families.common.objective import flow_inputs, option_metadata
+from sd_scripts.families.wan.conditions import CONDITION, FEATURES
 from sd_scripts.families.wan.text import STATES
 from sd_scripts.library.diffusion.flow_timesteps import loss_weights
 from sd_scripts.library.diffusion.losses import diffusion_loss
@@ -17,26 +21,37 @@ OBJECTIVE_METADATA = (
     *("weighting_scheme", "logit_mean", "logit_std", "mode_scale"),
 )
 
-step_inputs = flow_inputs
+
+def step_inputs(
+    batch: Batch, latents: Tensor, settings: Settings, generator: torch.Generator, timesteps: Tensor | None = None
+) -> dict[str, Tensor]:
+    """Return the inputs of flow matching, and the conditions of a model that reads images."""
+    conditions = {name: batch.conditioning[name] for name in (CONDITION, FEATURES) if name in batch.conditioning}
+    on_device = {name: each.to(latents.device, torch.float32) for name, each in conditions.items()}
+    return flow_inputs(batch, latents, settings, generator, timesteps) | on_device
 
 
 def loss(components: Components, inputs: StepInputs, settings: Settings) -> Tensor:
     """Return the loss of each clip (B,) float32."""
     model = inputs.model
     t = model["timesteps"]
-    velocity = predict(components.denoiser, model["noisy"], t, inputs.text)
+    velocity = predict(components.denoiser, model["noisy"], t, inputs.text, model)
     loss_weight = model["loss_weight"] * loss_weights(t, settings[FlowOptions].weighting_scheme)
     return diffusion_loss(
         velocity, model["target"], t, settings[LossOptions], loss_weight=loss_weight, mask=model.get("mask")
     )
 
 
-def predict(transformer: nn.Module, noisy: Tensor, timesteps: Tensor, text: dict[str, Tensor]) -> Tensor:
+def predict(
+    transformer: nn.Module, noisy: Tensor, timesteps: Tensor, text: dict[str, Tensor], conditions: Mapping[str, Tensor]
+) -> Tensor:
     """Predict the velocity, noise - clip, (B, 16, f, h, w) float32.
 
-    noisy (B, 16, f, h, w), timesteps (B,) float32 in 0..1, text as returned by pad_text.
+    noisy (B, 16, f, h, w), timesteps (B,) float32 in 0..1, text as returned by pad_text, conditions as returned by
+    conditions_of, without further ones for text to video.
     """
-    velocity: Tensor = transformer(noisy, text[STATES], timesteps)
+    latents = torch.cat((noisy, conditions[CONDITION]), dim=1) if CONDITION in conditions else noisy
+    velocity: Tensor = transformer(latents, text[STATES], timesteps, conditions.get(FEATURES))
     return velocity.to(torch.float32)
 
 

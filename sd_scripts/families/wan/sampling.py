@@ -1,20 +1,30 @@
 """Sample Wan's clips and images."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import cast
 
 import torch
 from torch import Tensor
 
+from sd_scripts.data.plan.blueprint import control_rules
 from sd_scripts.data.plan.buckets import Extent
 from sd_scripts.families.cards.registry import card_of
 from sd_scripts.families.common.family import Components
 from sd_scripts.families.common.flow_sampling import Velocity, solver_steps
-from sd_scripts.families.common.sampling import apply_guidance, eval_mode, length_of, make_generator, on_device
+from sd_scripts.families.common.sampling import (
+    apply_guidance,
+    control_pixels,
+    eval_mode,
+    length_of,
+    make_generator,
+    on_device,
+)
 from sd_scripts.families.common.sampling import prompt_captions as common_captions
 from sd_scripts.families.wan.card.options import WanModelOptions, WanSamplingOptions
 from sd_scripts.families.wan.card.tasks import NEGATIVE, task_of
+from sd_scripts.families.wan.conditions import IMAGE_ENCODER, condition_names, conditions_of
 from sd_scripts.families.wan.model import WanTransformer
 from sd_scripts.families.wan.objective import predict
 from sd_scripts.families.wan.text import MASK, pad_text
@@ -48,11 +58,12 @@ def sample(components: Components, prompt: SamplePrompt, text: dict[str, Tensor]
     with eval_mode([transformer, components.vae]):
         shape = (1, *LATENTS.shape(Extent(width, height, frames)))
         noise = torch.randn(shape, generator=make_generator(prompt.seed)).to(device)
+        conditions = conditions_for(components, prompt, (width, height, frames), settings)
         shift = prompt.flow_shift or task_of(settings[WanModelOptions].task).shift
         latents = solver_steps(
             noise,
             make_solver(settings[WanSamplingOptions].sample_solver, prompt.steps, shift),
-            guided_velocity(transformer, captions_of(text, device, settings[CompileOptions]), prompt.scale),
+            guided_velocity(transformer, captions_of(text, device, settings[CompileOptions]), prompt.scale, conditions),
             lambda so_far: decoded(so_far[:, :, :1]),
         )
         return Media.of(decoded(latents), fps)
@@ -66,12 +77,48 @@ def captions_of(text: dict[str, Tensor], device: torch.device, options: CompileO
     ]
 
 
-def guided_velocity(transformer: WanTransformer, captions: Sequence[dict[str, Tensor]], scale: float) -> Velocity:
+def conditions_for(
+    components: Components, prompt: SamplePrompt, extent: tuple[int, int, int], settings: Settings
+) -> dict[str, Tensor]:
+    """Return what an image-to-video model reads of the prompt's images, for a width, height and number of frames.
+    Raises ValueError if the prompt names none."""
+    if not condition_names(components):
+        return {}
+    if not (prompt.start_image or prompt.end_image):
+        raise ValueError("image_path: this Wan model makes clips from an image; name one with --i in the prompt")
+    *size, frames = extent
+    device = cast(WanTransformer, components.denoiser).device
+    loads = IMAGE_ENCODER in components.sources and not components.is_loaded(IMAGE_ENCODER)
+    if loads:
+        components.load(IMAGE_ENCODER)
+    used = [components.vae, *(components.others[name] for name in (IMAGE_ENCODER,) if name in components.others)]
+    with ExitStack() as stack:
+        for module in used:
+            stack.enter_context(on_device(module, device))
+        first, last = (_frame(name, size, device, settings) for name in (prompt.start_image, prompt.end_image))
+        conditions = conditions_of(components, first, frames, last)
+    if loads:
+        components.free(IMAGE_ENCODER)
+    return conditions
+
+
+def _frame(name: str | None, size: Sequence[int], device: torch.device, settings: Settings) -> Tensor | None:
+    """Return an image (1, 3, 1, H, W) in -1..1 that covers this width and height; None without a name."""
+    if not name:
+        return None
+    only = SamplePrompt(control_images=(name,))
+    (pixels,) = control_pixels(only, (size[0], size[1]), control_rules(settings.values().get))
+    return pixels[:, :, None].to(device)
+
+
+def guided_velocity(
+    transformer: WanTransformer, captions: Sequence[dict[str, Tensor]], scale: float, conditions: dict[str, Tensor]
+) -> Velocity:
     """Return a function that predicts the velocity with guidance. `captions`: the prompt, preceded by the negative one
     if there is guidance; they are read one at a time, which takes half of the memory."""
 
     def velocity(latents: Tensor, t: Tensor) -> Tensor:
-        each = [predict(transformer, latents, t.expand(len(latents)), caption) for caption in captions]
+        each = [predict(transformer, latents, t.expand(len(latents)), caption, conditions) for caption in captions]
         return apply_guidance(torch.cat(each), scale)
 
     return velocity

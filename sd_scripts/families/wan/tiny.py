@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import UMT5Config, UMT5EncoderModel
+from transformers import CLIPVisionConfig, CLIPVisionModel, UMT5Config, UMT5EncoderModel
 
 from sd_scripts.families.common.components import DENOISER, VAE
 from sd_scripts.families.common.encoders.causal_vae import statistics
+from sd_scripts.families.wan.conditions import IMAGE_ENCODER
 from sd_scripts.families.wan.model import WanParams, WanTransformer
 from sd_scripts.library.diffusion.dit_layers import pack_clip
 from sd_scripts.library.diffusion.flow_timesteps import shifted
@@ -52,20 +53,22 @@ AUTOENCODER: dict[str, Any] = {
 }
 
 
-def write_miniature(folder: Path) -> Miniature:
+def write_miniature(folder: Path, params: WanParams = PARAMS) -> Miniature:
     """Create the three files of a Wan 2.1 T2V, the tokenizer next to them, and captioned images: a few MB, in
-    seconds."""
+    seconds. `params` may be those of an image-to-video model, which gets an image encoder too."""
     data_dir = demo_images.write_images(folder / "images")
     transformer = folder / "miniature_wan.safetensors"
     tokenizer = t5_tokenizer()
     tokenizer.save_pretrained(folder / f"{transformer.stem}_tokenizers" / "tokenizer")
-    modules = tiny_modules(len(tokenizer))
+    modules = tiny_modules(len(tokenizer), params)
     files = {
         "pretrained_model_name_or_path": transformer,
         "t5": folder / "umt5.safetensors",
         "vae": folder / "vae.safetensors",
     }
-    for name, file in zip((DENOISER, "text_encoder1", VAE), files.values(), strict=True):
+    if IMAGE_ENCODER in modules:
+        files["clip"] = folder / "clip_vision.safetensors"
+    for name, file in zip(modules, files.values(), strict=True):
         state = modules[name].state_dict()
         state.pop("encoder.embed_tokens.weight", None)  # the same tensor as shared.weight
         save_model(file, state, {})
@@ -91,8 +94,10 @@ def tiny_modules(vocabulary: int, params: WanParams = PARAMS) -> dict[str, nn.Mo
         use_cache=False,
     )
     transformer, vae = WanTransformer(params), AutoencoderKLWan(**AUTOENCODER)
-    modules = {DENOISER: transformer, "text_encoder1": UMT5EncoderModel(config), VAE: vae}
+    modules: dict[str, nn.Module] = {DENOISER: transformer, "text_encoder1": UMT5EncoderModel(config), VAE: vae}
     generator = torch.Generator().manual_seed(0)
+    if params.image_width:
+        modules[IMAGE_ENCODER] = CLIPVisionModel(_image_config(params.image_width))
     for module in modules.values():
         randomize(module, generator)
     weaken_conditioning([transformer.time_projection[1]], transformer.time_embedding[2])  # type: ignore[list-item, arg-type]
@@ -100,6 +105,18 @@ def tiny_modules(vocabulary: int, params: WanParams = PARAMS) -> dict[str, nn.Mo
         block.cross_attn.o.weight.mul_(TEXT)  # type: ignore[union-attr, operator]
     _fit(transformer, _calibrate(vae).repeat(4, 1, 1, 1, 1), generator)
     return modules
+
+
+def _image_config(width: int) -> CLIPVisionConfig:
+    return CLIPVisionConfig(
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=2,
+        num_attention_heads=1,
+        image_size=28,
+        patch_size=14,
+        hidden_act="gelu",
+    )
 
 
 def _calibrate(vae: Any) -> Tensor:
@@ -122,9 +139,13 @@ def _fit(transformer: WanTransformer, latents: Tensor, generator: torch.Generato
         drawn = torch.sigmoid(torch.randn(len(latents), generator=generator))
         times = shifted(drawn, SHIFT)
         text = torch.zeros(len(latents), 8, TEXT_WIDTH)
+        params = transformer.params
+        unknown = latents.new_zeros(len(latents), params.in_channels - params.channels, *latents.shape[2:])
+        tokens = params.image_tokens or 1
+        features = torch.zeros(len(latents), tokens, params.image_width) if params.image_width else None
 
         def run(noisy: Tensor) -> object:
-            return transformer(noisy, text, times)
+            return transformer(torch.cat((noisy, unknown), dim=1), text, times, features)
 
         fit_velocity(transformer.head.head, latents, noise, times, run, _tokens)
 

@@ -102,7 +102,7 @@ def components_in_the_model(valid: Settings) -> Iterator[str]:
             yield component.absent_from(where)
     for wanted in card.files.separate_components:
         name = wanted.option
-        if not valid.value(name) and name not in found.parts:
+        if not wanted.optional and not valid.value(name) and name not in found.parts:
             yield f"{name}: '{where}' does not contain {wanted.title}; set {name} to its file"
 
 

@@ -41,6 +41,9 @@ ENCODERS = (
 """Keys that only UMT5 has: in T5 the first layer alone has a position bias."""
 VAES = ("decoder.middle.0.residual.0.gamma", "decoder.mid_block.resnets.0.norm1.gamma")
 """Keys of the VAE, which Qwen-Image's has too, in official and in diffusers' files."""
+IMAGE_PREFIXES = ("visual.", "vision_model.", "")
+IMAGE_ENCODERS = ("cls_embedding", "embeddings.class_embedding")
+IMAGE_ENCODER = "CLIP image encoder"
 ENCODER, ENCODER_XXL = "UMT5 text encoder", "UMT5-XXL text encoder"
 AUTOENCODER = "Qwen-Image or Wan 2.1 VAE"
 SIZES = {1536: "1.3B", 3072: "5B", 5120: "14B"}
@@ -55,7 +58,7 @@ def recognise(header: Header) -> tuple[str | None, str] | None:
             width, channels = (*shapes[PATCH], 0, 0)[:2]
             kind, size = KINDS.get(channels, ""), SIZES.get(width, "")
             variant = " ".join(("Wan", kind, size)).strip()
-            return ("wan" if kind == "T2V" or not kind else None), variant
+            return (None if kind == "Fun-Control" else "wan"), variant
     return None
 
 
@@ -65,7 +68,9 @@ CARD = FamilyCard(
     order=5,
     scripts={"lora": "wan_train_network.py", "full": "wan_train.py", "generate": "wan_generate.py"},
     groups=(WanModelOptions, WanSamplingOptions, FlowOptions, MemoryOptions),
-    capabilities=frozenset({"blockwise_updates", "flow_shift", "fp8", "offload_activations", "own_vae"}),
+    capabilities=frozenset(
+        {"blockwise_updates", "flow_shift", "end_image", "fp8", "offload_activations", "own_vae", "start_image"}
+    ),
     clips=ClipFacts(fps=16),
     notes={
         "pretrained_model_name_or_path": f"Wan's ID is {HUB_MODEL}.",
@@ -81,7 +86,7 @@ CARD = FamilyCard(
     page=PageCard(
         recommended=RECOMMENDED,
         recommended_note="The sd-scripts defaults train mostly at high noise.",
-        model_panel=("t5", "task"),
+        model_panel=("t5", "clip", "task"),
         panels=(PanelCard(group=WanSamplingOptions, names=("sample_solver",)),),
         use_hints={"full": "Your model. To use it, put it into <b>models/diffusion_models</b> (ComfyUI)."},
         demo=RECOMMENDED,
@@ -115,6 +120,17 @@ CARD = FamilyCard(
                 prefixes=("", "vae."),
                 signature_keys=VAES,
             ),
+            ComponentCard(
+                name="image_encoder",
+                option="clip",
+                kind="CLIP image encoder",
+                title="CLIP's image encoder",
+                folder="image_encoder",
+                fitting=(IMAGE_ENCODER,),
+                prefixes=IMAGE_PREFIXES,
+                signature_keys=IMAGE_ENCODERS,
+                optional=True,
+            ),
         ),
         base_file="a Wan file",
         base_model="a Wan transformer",
@@ -129,7 +145,10 @@ CARD = FamilyCard(
     sample_defaults=SamplePrompt(width=832, height=480, frames=81, steps=50, scale=5.0),
     recognition=RecognitionCard(
         hub_words=("wan2", "wan-2"),
-        marks=tuple((key, None, ENCODER) for key in ENCODERS),
+        marks=(
+            *((key, None, ENCODER) for key in ENCODERS),
+            *((prefix + key, None, IMAGE_ENCODER) for prefix in IMAGE_PREFIXES for key in IMAGE_ENCODERS),
+        ),
         recognise=recognise,
         lora_marks=("_cross_attn_o.", ".cross_attn.o.", ".ffn.net.0.proj."),
         pipelines=(("Wan", "wan", "Wan diffusers folder"),),

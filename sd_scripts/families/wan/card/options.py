@@ -17,7 +17,13 @@ class WanModelOptions(OptionGroup, title="Wan model"):
         label="Text encoder (UMT5)",
         placeholder="/models/models_t5_umt5-xxl-enc-bf16.pth",
     )
-    task: Literal["t2v-1.3B", "t2v-14B", "t2i-14B", "t2v-A14B"] | None = optional(
+    clip: str | None = path_option(
+        "CLIP's image encoder, which Wan 2.1's image-to-video models read: models_clip_open-clip-xlm-roberta-large-vit-"
+        "huge-14.pth, or clip_vision_h.safetensors of ComfyUI. Other models have no use for it.",
+        label="Image encoder (CLIP)",
+        placeholder="/models/clip_vision_h.safetensors",
+    )
+    task: Literal["t2v-1.3B", "t2v-14B", "t2i-14B", "i2v-14B", "flf2v-14B", "t2v-A14B", "i2v-A14B"] | None = optional(
         "Which model the file contains: samples use its shift and guidance. Wan 2.1 and 2.2 have the same layers, so "
         "their files look alike."
     )

@@ -24,7 +24,10 @@ TASKS = {
     "t2v-1.3B": Task(),
     "t2v-14B": Task(),
     "t2i-14B": Task(),
+    "i2v-14B": Task(),
+    "flf2v-14B": Task(shift=16.0),
     "t2v-A14B": Task(shift=12.0, boundary=875),
+    "i2v-A14B": Task(boundary=900),
 }
 """By musubi-tuner's names, which the option `task` takes."""
 
