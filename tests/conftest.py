@@ -160,6 +160,14 @@ def wan_miniature(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture(scope="session")
+def wan_5b_miniature(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The three files of a Wan 2.2 5B, the tokenizer next to them, and captioned images. Do not write to it."""
+    from sd_scripts.families.wan_5b.tiny import write_miniature
+
+    return write_miniature(tmp_path_factory.mktemp("wan_5b_miniature"))
+
+
+@pytest.fixture(scope="session")
 def any_miniature(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Behaviour that depends on no family is tested on a FLUX.1 of two blocks of each kind, too few to be swapped,
     which trains twice as fast as SDXL. Do not write to it."""

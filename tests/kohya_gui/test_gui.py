@@ -338,10 +338,10 @@ def test_prompts_of_a_kohya_file_are_written_into_the_run_folder(tmp_path):
 
 def test_every_preset_has_a_description():
     for path in PRESETS.glob("*/*.toml"):
-        assert preset_title(path).startswith(("SDXL ", "FLUX.1 ", "Qwen-Image ", "Qwen-Image-Edit "))
+        assert preset_title(path).startswith(("SDXL ", "FLUX.1 ", "Qwen-Image ", "Qwen-Image-Edit ", "Wan "))
         comments = [line[1:].strip() for line in path.read_text(encoding="utf-8").splitlines() if line[:1] == "#"]
         assert preset_words(path) == " ".join(comments)
-        assert re.match(r"(SDXL|Qwen-Image|FLUX\.1|For|Train|A |Fine)", preset_words(path)), path
+        assert re.match(r"(SDXL|Qwen-Image|Wan|FLUX\.1|For|Train|A |Fine)", preset_words(path)), path
 
 
 @pytest.mark.parametrize("text", ["/", "..", "folder/", " "])

@@ -13,6 +13,7 @@ MINIATURES = {
     "qwen_image": "qwen_image_miniature",
     "qwen_image_edit": "edit_miniature",
     "wan": "wan_miniature",
+    "wan_5b": "wan_5b_miniature",
 }
 """Family -> the fixture that makes its miniature."""
 

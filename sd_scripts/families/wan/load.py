@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from sd_scripts.families.common.components import DENOISER, VAE, Components, WeightSource
-from sd_scripts.families.common.encoders.causal_vae import levels_config, vae_config, vae_from_single_file
+from sd_scripts.families.common.encoders.causal_vae import LEVELS, vae_config, vae_from_single_file
 from sd_scripts.families.common.encoders.outlines import UMT5EncoderOutline
 from sd_scripts.families.common.encoders.t5 import finish_t5, t5_config
 from sd_scripts.families.common.layouts import Layout, make_text_encoder
@@ -33,9 +33,10 @@ UMT5_LINEAR = re.compile(r"encoder\.block\.(?!.*relative_attention_bias).*\.weig
 
 
 def make_vae(shapes: Shapes) -> nn.Module:
-    """Return the VAE of Wan 2.1. Raises KeyError with a missing key, or ValueError for Wan 2.2's."""
-    if "encoder.down_blocks.0.resnets.0.conv1.weight" in shapes:
-        return AutoencoderKLWan(**levels_config(shapes))
+    """Return the VAE of Wan 2.1, from shapes under diffusers' keys. Raises KeyError with a missing key, or ValueError
+    for Wan 2.2's."""
+    if LEVELS in shapes:
+        raise ValueError("it is the VAE of Wan 2.2's 5B model")
     config = vae_config(shapes)
     channels = config.pop("input_channels")
     return AutoencoderKLWan(**config, in_channels=channels, out_channels=channels)

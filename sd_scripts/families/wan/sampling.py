@@ -8,6 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from sd_scripts.data.caches.caching import LatentLayout
 from sd_scripts.data.plan.blueprint import control_rules
 from sd_scripts.data.plan.buckets import Extent
 from sd_scripts.families.cards.registry import card_of
@@ -28,7 +29,7 @@ from sd_scripts.families.wan.conditions import IMAGE_ENCODER, condition_names, c
 from sd_scripts.families.wan.model import WanTransformer
 from sd_scripts.families.wan.objective import predict
 from sd_scripts.families.wan.text import MASK, pad_text
-from sd_scripts.families.wan.vae import LATENTS, decode_latents
+from sd_scripts.families.wan.vae import LATENTS, decode_latents, encode_images
 from sd_scripts.library.diffusion.flow_solvers import make_solver
 from sd_scripts.library.diffusion.media import Media
 from sd_scripts.options.compile import CompileOptions
@@ -39,11 +40,19 @@ prompt_captions = partial(common_captions, unset=NEGATIVE)
 
 
 @torch.no_grad()
-def sample(components: Components, prompt: SamplePrompt, text: dict[str, Tensor], settings: Settings) -> Media:
+def sample(
+    components: Components,
+    prompt: SamplePrompt,
+    text: dict[str, Tensor],
+    settings: Settings,
+    *,
+    latent_layout: LatentLayout = LATENTS,
+    keeps_start: bool = False,
+) -> Media:
     """Generate a clip, or an image, with the current model and its LoRA, on the denoiser's device.
 
     The denoiser is not moved, since its blocks may be swapped; the VAE is moved to its device. A seed gives the same
-    noise on every device.
+    noise on every device. With `keeps_start` the latents of the start image are the first frame's, at timestep 0.
     """
     card = card_of(settings.script.family)
     transformer = cast(WanTransformer, components.denoiser)
@@ -56,17 +65,40 @@ def sample(components: Components, prompt: SamplePrompt, text: dict[str, Tensor]
             return decode_latents(components, latents)[0]
 
     with eval_mode([transformer, components.vae]):
-        shape = (1, *LATENTS.shape(Extent(width, height, frames)))
+        shape = (1, *latent_layout.shape(Extent(width, height, frames)))
         noise = torch.randn(shape, generator=make_generator(prompt.seed)).to(device)
         conditions = conditions_for(components, prompt, (width, height, frames), settings)
         shift = prompt.flow_shift or task_of(settings[WanModelOptions].task).shift
+        captions = captions_of(text, device, settings[CompileOptions])
+        velocity = guided_velocity(transformer, captions, prompt.scale, conditions)
+        start = None
+        if keeps_start and (image := _frame(prompt.start_image, (width, height), device, settings)) is not None:
+            with on_device(components.vae, device):
+                start = encode_images(components, image)
+            velocity = keeping_start(velocity, start)
         latents = solver_steps(
             noise,
             make_solver(settings[WanSamplingOptions].sample_solver, prompt.steps, shift),
-            guided_velocity(transformer, captions_of(text, device, settings[CompileOptions]), prompt.scale, conditions),
+            velocity,
             lambda so_far: decoded(so_far[:, :, :1]),
         )
-        return Media.of(decoded(latents), fps)
+        return Media.of(decoded(latents if start is None else with_start(latents, start)), fps)
+
+
+def with_start(latents: Tensor, start: Tensor) -> Tensor:
+    """Return latents (1, C, f, h, w) whose first frame is `start`, (1, C, 1, h, w)."""
+    return torch.cat((start, latents[:, :, 1:]), dim=2)
+
+
+def keeping_start(velocity: Velocity, start: Tensor) -> Velocity:
+    """Return a function that predicts the velocity of the frames after `start`, which has no noise."""
+
+    def predicted(latents: Tensor, t: Tensor) -> Tensor:
+        times = t.repeat(1, latents.shape[2])
+        times[:, 0] = 0
+        return velocity(with_start(latents, start), times)
+
+    return predicted
 
 
 def captions_of(text: dict[str, Tensor], device: torch.device, options: CompileOptions) -> list[dict[str, Tensor]]:
@@ -118,7 +150,8 @@ def guided_velocity(
     if there is guidance; they are read one at a time, which takes half of the memory."""
 
     def velocity(latents: Tensor, t: Tensor) -> Tensor:
-        each = [predict(transformer, latents, t.expand(len(latents)), caption, conditions) for caption in captions]
+        times = t if t.ndim else t.expand(len(latents))
+        each = [predict(transformer, latents, times, caption, conditions) for caption in captions]
         return apply_guidance(torch.cat(each), scale)
 
     return velocity

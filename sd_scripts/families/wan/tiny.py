@@ -53,14 +53,14 @@ AUTOENCODER: dict[str, Any] = {
 }
 
 
-def write_miniature(folder: Path, params: WanParams = PARAMS) -> Miniature:
+def write_miniature(folder: Path, params: WanParams = PARAMS, autoencoder: dict[str, Any] = AUTOENCODER) -> Miniature:
     """Create the three files of a Wan 2.1 T2V, the tokenizer next to them, and captioned images: a few MB, in
     seconds. `params` may be those of an image-to-video model, which gets an image encoder too."""
     data_dir = demo_images.write_images(folder / "images")
     transformer = folder / "miniature_wan.safetensors"
     tokenizer = t5_tokenizer()
     tokenizer.save_pretrained(folder / f"{transformer.stem}_tokenizers" / "tokenizer")
-    modules = tiny_modules(len(tokenizer), params)
+    modules = tiny_modules(len(tokenizer), params, autoencoder)
     files = {
         "pretrained_model_name_or_path": transformer,
         "t5": folder / "umt5.safetensors",
@@ -80,7 +80,9 @@ write_narrow = write_miniature
 
 
 @torch.no_grad()
-def tiny_modules(vocabulary: int, params: WanParams = PARAMS) -> dict[str, nn.Module]:
+def tiny_modules(
+    vocabulary: int, params: WanParams = PARAMS, autoencoder: dict[str, Any] = AUTOENCODER
+) -> dict[str, nn.Module]:
     """Return all components with random weights, the same at every call."""
     config = UMT5Config(
         vocab_size=vocabulary,
@@ -93,7 +95,7 @@ def tiny_modules(vocabulary: int, params: WanParams = PARAMS) -> dict[str, nn.Mo
         is_encoder_decoder=False,
         use_cache=False,
     )
-    transformer, vae = WanTransformer(params), AutoencoderKLWan(**AUTOENCODER)
+    transformer, vae = WanTransformer(params), AutoencoderKLWan(**autoencoder)
     modules: dict[str, nn.Module] = {DENOISER: transformer, "text_encoder1": UMT5EncoderModel(config), VAE: vae}
     generator = torch.Generator().manual_seed(0)
     if params.image_width:

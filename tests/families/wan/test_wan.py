@@ -206,13 +206,23 @@ def test_lora_adapts_the_layers_of_musubi_tuner_under_its_names_and_those_of_dif
 def test_files_are_recognised_by_their_keys() -> None:
     seen = {
         name: recognise(Header(metadata={}, shapes=shapes_of(table[name]), dtypes={}))
-        for name in ("dit.t2v-1.3B", "dit.i2v-A14B", "dit.t2v-1.3B-FC", "umt5-xxl-encoder", "vae2.1")
+        for name in (
+            "dit.t2v-1.3B",
+            "dit.i2v-A14B",
+            "dit.t2v-1.3B-FC",
+            "dit.ti2v-5B",
+            "vae2.2",
+            "umt5-xxl-encoder",
+            "vae2.1",
+        )
         for table in (OFFICIAL, DIFFUSERS)
     }
     assert seen == {
         "dit.t2v-1.3B": ("wan", "Wan T2V 1.3B"),
         "dit.i2v-A14B": ("wan", "Wan I2V 14B"),
         "dit.t2v-1.3B-FC": (None, "Wan Fun-Control 1.3B"),
+        "dit.ti2v-5B": ("wan_5b", "Wan 2.2 TI2V 5B"),
+        "vae2.2": (None, "Wan 2.2 VAE"),
         "umt5-xxl-encoder": (None, "UMT5-XXL text encoder"),
         "vae2.1": (None, "Qwen-Image or Wan 2.1 VAE"),
     }

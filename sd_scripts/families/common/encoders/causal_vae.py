@@ -108,6 +108,10 @@ def vae_config(shapes: Shapes) -> dict[str, Any]:
     }
 
 
+LEVELS = "encoder.down_blocks.0.resnets.0.conv1.weight"
+"""A key that only Wan 2.2's VAE has, in diffusers' layout."""
+
+
 def levels_config(shapes: Shapes) -> dict[str, Any]:
     """Return the arguments of diffusers' AutoencoderKLWan for Wan 2.2's VAE, without the statistics of its latents,
     from shapes under its keys. Raises KeyError if a needed key is missing."""

@@ -1,0 +1,29 @@
+"""Wan 2.2 TI2V 5B as a record for the trainer: Wan's parts around a VAE of its own.
+
+The first frame of a clip may be given: its latents stay as they are, at timestep 0.
+"""
+
+from dataclasses import replace
+from functools import partial
+
+from sd_scripts.families.wan.family import WAN
+from sd_scripts.families.wan.sampling import sample
+from sd_scripts.families.wan_5b.card import CARD
+from sd_scripts.families.wan_5b.load import LAYOUTS, problems
+from sd_scripts.families.wan_5b.vae import LATENTS
+
+FAMILY = replace(
+    WAN,
+    card=CARD,
+    identity=replace(
+        WAN.identity,
+        base_model_version=CARD.name,
+        implementation="https://github.com/Wan-Video/Wan2.2",
+    ),
+    text=replace(WAN.text, cache_suffix="wan_te"),
+    blocks=replace(WAN.blocks, title=CARD.title),
+    latents=LATENTS,
+    layouts=LAYOUTS,
+    problems=problems,
+    sample=partial(sample, latent_layout=LATENTS, keeps_start=True),
+)
