@@ -60,7 +60,8 @@ def open_sources(
                 source = opener.open_given(file, online=online)
             else:
                 model = find_model()
-                if component.optional and not (isinstance(model, Path) and (model / component.folder).is_dir()):
+                inner = isinstance(model, Path) and component.folder and (model / component.folder).is_dir()
+                if component.optional and not inner:
                     continue
                 source = opener.open_within(model, alone=len(only) == 1) if isinstance(model, Path) else None
             if source:

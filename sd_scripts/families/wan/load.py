@@ -17,6 +17,7 @@ from sd_scripts.families.common.layouts import Layout, make_text_encoder
 from sd_scripts.families.common.network_problems import network_problems
 from sd_scripts.families.common.placing import Placement, place_transformer, swap_problems
 from sd_scripts.families.wan import keys, lora
+from sd_scripts.families.wan.card import HIGH_NOISE
 from sd_scripts.families.wan.conditions import IMAGE_ENCODER
 from sd_scripts.families.wan.model import WanParams, WanTransformer
 from sd_scripts.families.wan.text import UMT5
@@ -42,12 +43,9 @@ def make_vae(shapes: Shapes) -> nn.Module:
     return AutoencoderKLWan(**config, in_channels=channels, out_channels=channels)
 
 
+TRANSFORMER = Layout(make=lambda shapes: WanTransformer(WanParams.of(shapes)), unify=keys.transformer_from_diffusers)
 LAYOUTS = {
-    DENOISER: Layout(
-        make=lambda shapes: WanTransformer(WanParams.of(shapes)),
-        unify=keys.transformer_from_diffusers,
-        quantizable=LINEAR,
-    ),
+    DENOISER: replace(TRANSFORMER, quantizable=LINEAR),
     TEXT_ENCODER: Layout(
         make=lambda shapes: make_text_encoder("UMT5EncoderModel", "UMT5Config", t5_config(shapes)),
         outline=lambda shapes: UMT5EncoderOutline(**t5_config(shapes)),
@@ -55,6 +53,7 @@ LAYOUTS = {
         tokenizer=UMT5,
         quantizable=UMT5_LINEAR,
     ),
+    HIGH_NOISE: TRANSFORMER,
     VAE: Layout(make=make_vae, unify=vae_from_single_file),
     IMAGE_ENCODER: Layout(
         make=lambda shapes: make_text_encoder("CLIPVisionModel", "CLIPVisionConfig", keys.clip_config(shapes)),
@@ -70,7 +69,10 @@ def prepare(components: Components, settings: Settings) -> None:
 
 def place(components: Components, placement: Placement, device: torch.device) -> None:
     """Move the transformer to the device, quantized and with swapped blocks as the options specify: 29 GB in bf16."""
-    transformer = cast(WanTransformer, components.denoiser)
+    place_model(cast(WanTransformer, components.denoiser), placement, device)
+
+
+def place_model(transformer: WanTransformer, placement: Placement, device: torch.device) -> None:
     kinds: Any = [(transformer.blocks, placement.swapped_blocks)]
     place_transformer(transformer, kinds, placement.quantization, device)
 
@@ -105,6 +107,12 @@ def _component_problems(sources: Mapping[str, WeightSource], params: WanParams) 
                 f"vae: '{vae.path}' produces latents of {config.z_dim} channels, but the transformer expects "
                 f"{params.channels}; choose the VAE of this model"
             )
+    high: Any = sources[HIGH_NOISE].empty if HIGH_NOISE in sources else None
+    if high is not None and high.params != params:
+        problems.append(
+            f"dit_high_noise: '{sources[HIGH_NOISE].path}' is not of the same model as the transformer; choose the one "
+            "that belongs to it"
+        )
     return [*problems, *_image_problems(sources.get(IMAGE_ENCODER), params)]
 
 

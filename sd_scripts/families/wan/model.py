@@ -7,7 +7,7 @@ is all that a block adds to the timestep's. Modulation and norms compute in floa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -222,12 +222,14 @@ class WanTransformer(BlockTransformer):
     def first_layer(self) -> nn.Module:
         return self.patch_embedding
 
-    def forward(self, latents: Tensor, txt: Tensor, timesteps: Tensor, img: Tensor | None = None) -> Tensor:
+    def forward(
+        self, latents: Tensor, txt: Tensor, timesteps: Tensor, img: Tensor | None = None, skipped: Collection[int] = ()
+    ) -> Tensor:
         """Predict the velocity, noise - clip.
 
         latents (B, C, f, h, w) with the channels that condition them, txt (B, 512, 4096), zeros where there is no text,
         timesteps in 0..1 float32, one for each clip (B,) or for each latent frame (B, f), img (B, I, 1280) -> (B, C, f,
-        h, w). h and w must be even.
+        h, w). h and w must be even. `skipped`: numbers of blocks to leave out.
         """
         dtype = self.dtype
         grid = grid3d_of(latents)
@@ -240,7 +242,9 @@ class WanTransformer(BlockTransformer):
         features = None if img is None else self.img_emb(img.to(dtype))
         rope = rope_table(self.params, grid, x.device)
 
-        for block in self.blocks:
+        for number, block in enumerate(self.blocks):
+            if number in skipped:
+                continue
             (x,) = self.run_block(block, (x,), modulation, rope, txt, features)
         return unpatchify(self.head(x, vec), grid)
 

@@ -1,6 +1,6 @@
 """Wan's training objective: flow matching, in which the model predicts the velocity from clip to noise."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -43,15 +43,20 @@ def loss(components: Components, inputs: StepInputs, settings: Settings) -> Tens
 
 
 def predict(
-    transformer: nn.Module, noisy: Tensor, timesteps: Tensor, text: dict[str, Tensor], conditions: Mapping[str, Tensor]
+    transformer: nn.Module,
+    noisy: Tensor,
+    timesteps: Tensor,
+    text: dict[str, Tensor],
+    conditions: Mapping[str, Tensor],
+    skipped: Collection[int] = (),
 ) -> Tensor:
     """Predict the velocity, noise - clip, (B, 16, f, h, w) float32.
 
     noisy (B, 16, f, h, w), timesteps (B,) float32 in 0..1, text as returned by pad_text, conditions as returned by
-    conditions_of, without further ones for text to video.
+    conditions_of, without further ones for text to video, `skipped`: blocks to leave out.
     """
     latents = torch.cat((noisy, conditions[CONDITION]), dim=1) if CONDITION in conditions else noisy
-    velocity: Tensor = transformer(latents, text[STATES], timesteps, conditions.get(FEATURES))
+    velocity: Tensor = transformer(latents, text[STATES], timesteps, conditions.get(FEATURES), skipped)
     return velocity.to(torch.float32)
 
 

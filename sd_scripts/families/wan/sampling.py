@@ -15,7 +15,6 @@ from sd_scripts.families.cards.registry import card_of
 from sd_scripts.families.common.family import Components
 from sd_scripts.families.common.flow_sampling import Velocity, solver_steps
 from sd_scripts.families.common.sampling import (
-    apply_guidance,
     control_pixels,
     eval_mode,
     length_of,
@@ -23,11 +22,13 @@ from sd_scripts.families.common.sampling import (
     on_device,
 )
 from sd_scripts.families.common.sampling import prompt_captions as common_captions
+from sd_scripts.families.wan.card import HIGH_NOISE
 from sd_scripts.families.wan.card.options import WanModelOptions, WanSamplingOptions
 from sd_scripts.families.wan.card.tasks import NEGATIVE, task_of
 from sd_scripts.families.wan.conditions import IMAGE_ENCODER, condition_names, conditions_of
+from sd_scripts.families.wan.experts import Experts
+from sd_scripts.families.wan.guidance import StepCounter, guided_velocity, steps_of
 from sd_scripts.families.wan.model import WanTransformer
-from sd_scripts.families.wan.objective import predict
 from sd_scripts.families.wan.text import MASK, pad_text
 from sd_scripts.families.wan.vae import LATENTS, decode_latents, encode_images
 from sd_scripts.library.diffusion.flow_solvers import make_solver
@@ -70,18 +71,23 @@ def sample(
         conditions = conditions_for(components, prompt, (width, height, frames), settings)
         shift = prompt.flow_shift or task_of(settings[WanModelOptions].task).shift
         captions = captions_of(text, device, settings[CompileOptions])
-        velocity = guided_velocity(transformer, captions, prompt.scale, conditions)
+        options = settings[WanSamplingOptions]
+        solver = make_solver(options.sample_solver, prompt.steps, shift)
+        step = StepCounter(steps_of(options, prompt.steps))
+        guided = partial(guided_velocity, captions=captions, conditions=conditions, step=step, options=options)
+        velocity = guided(transformer, scale=prompt.scale)
+        experts = None
+        if HIGH_NOISE in components.sources:
+            of_high = partial(guided, scale=options.guidance_scale_high_noise or prompt.scale)
+            velocity = experts = Experts(components, settings, velocity, of_high)
         start = None
         if keeps_start and (image := _frame(prompt.start_image, (width, height), device, settings)) is not None:
             with on_device(components.vae, device):
                 start = encode_images(components, image)
             velocity = keeping_start(velocity, start)
-        latents = solver_steps(
-            noise,
-            make_solver(settings[WanSamplingOptions].sample_solver, prompt.steps, shift),
-            velocity,
-            lambda so_far: decoded(so_far[:, :, :1]),
-        )
+        latents = solver_steps(noise, solver, step.counting(velocity), lambda so_far: decoded(so_far[:, :, :1]))
+        if experts:
+            experts.close()
         return Media.of(decoded(latents if start is None else with_start(latents, start)), fps)
 
 
@@ -112,7 +118,7 @@ def captions_of(text: dict[str, Tensor], device: torch.device, options: CompileO
 def conditions_for(
     components: Components, prompt: SamplePrompt, extent: tuple[int, int, int], settings: Settings
 ) -> dict[str, Tensor]:
-    """Return what an image-to-video model reads of the prompt's images, for a width, height and number of frames.
+    """Return the conditions of an image-to-video model from the prompt's images, for a width, a height and a length.
     Raises ValueError if the prompt names none."""
     if not condition_names(components):
         return {}
@@ -141,17 +147,3 @@ def _frame(name: str | None, size: Sequence[int], device: torch.device, settings
     only = SamplePrompt(control_images=(name,))
     (pixels,) = control_pixels(only, (size[0], size[1]), control_rules(settings.values().get))
     return pixels[:, :, None].to(device)
-
-
-def guided_velocity(
-    transformer: WanTransformer, captions: Sequence[dict[str, Tensor]], scale: float, conditions: dict[str, Tensor]
-) -> Velocity:
-    """Return a function that predicts the velocity with guidance. `captions`: the prompt, preceded by the negative one
-    if there is guidance; they are read one at a time, which takes half of the memory."""
-
-    def velocity(latents: Tensor, t: Tensor) -> Tensor:
-        times = t if t.ndim else t.expand(len(latents))
-        each = [predict(transformer, latents, times, caption, conditions) for caption in captions]
-        return apply_guidance(torch.cat(each), scale)
-
-    return velocity

@@ -6,13 +6,14 @@ from typing import Any
 
 from sd_scripts.families.common.components import DENOISER, VAE, WeightSource
 from sd_scripts.families.wan import load as base
+from sd_scripts.families.wan.card import HIGH_NOISE
 from sd_scripts.families.wan.conditions import IMAGE_ENCODER
 from sd_scripts.families.wan_5b.card import CHANNELS
 from sd_scripts.families.wan_5b.vae import make_vae
 from sd_scripts.settings.settings import Settings
 
 LAYOUTS = {
-    **{name: layout for name, layout in base.LAYOUTS.items() if name != IMAGE_ENCODER},
+    **{name: layout for name, layout in base.LAYOUTS.items() if name not in (IMAGE_ENCODER, HIGH_NOISE)},
     VAE: replace(base.LAYOUTS[VAE], make=make_vae),
 }
 

@@ -1,4 +1,4 @@
-"""Wan 2.2's VAE, of which only the 5B model's latents come: 48 channels, 16 pixels along a side of one latent."""
+"""Wan 2.2's VAE, which only the 5B model has: latents of 48 channels, 16 pixels along a side of one latent."""
 
 from torch import nn
 

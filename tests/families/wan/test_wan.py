@@ -19,6 +19,7 @@ from sd_scripts.families.wan.load import LAYOUTS
 from sd_scripts.families.wan.lora import TRANSFORMER
 from sd_scripts.families.wan.model import WanParams, WanTransformer
 from sd_scripts.families.wan.text import MASK, STATES, encode_text, pad_text
+from sd_scripts.families.wan_5b.load import LAYOUTS as LAYOUTS_5B
 from sd_scripts.formats.models.safetensors_header import Header
 from sd_scripts.networks.targets import adaptable
 from sd_scripts.options.compile import CompileOptions
@@ -59,8 +60,8 @@ def test_every_transformer_has_the_official_keys_and_reads_those_of_diffusers(na
 
 @pytest.mark.parametrize("component", ["text_encoder1", "vae"])
 def test_text_encoder_and_vae_are_read_in_both_layouts(component: str) -> None:
-    layout = LAYOUTS[component]
     for name in {"text_encoder1": ["umt5-xxl-encoder"], "vae": ["vae2.1", "vae2.2"]}[component]:
+        layout = LAYOUTS_5B[component] if name == "vae2.2" else LAYOUTS[component]
         expected = shapes_of(DIFFUSERS[name])
         with torch.device("meta"):
             outlines = []
@@ -130,6 +131,7 @@ def test_each_latent_frame_may_have_its_own_timestep() -> None:
     torch.testing.assert_close(model(latents, text, times), reference(latents, of_tokens, text).sample)
 
 
+VAE_LAYOUTS = {"2.1": LAYOUTS["vae"], "2.2": LAYOUTS_5B["vae"]}
 VAES: dict[str, dict[str, Any]] = {
     "2.1": {"base_dim": 8, "z_dim": 4, "latents_mean": [0.1] * 4, "latents_std": [2.0] * 4},
     "2.2": {
@@ -145,7 +147,7 @@ def test_the_vae_encodes_and_decodes_clips_as_in_diffusers_whole_and_in_tiles(ve
     torch.manual_seed(0)
     reference: Any = AutoencoderKLWan(**VAES[version]).eval()
     config = {name: VAES[version][name] for name in ("latents_mean", "latents_std")}
-    vae: Any = LAYOUTS["vae"].make(shapes_in(reference.state_dict()))
+    vae: Any = VAE_LAYOUTS[version].make(shapes_in(reference.state_dict()))
     vae.register_to_config(**config)
     vae.load_state_dict(reference.state_dict())
     pixels = torch.rand(1, 3, 5, 64, 96) * 2 - 1

@@ -47,7 +47,10 @@ IMAGE_ENCODER = "CLIP image encoder"
 ENCODER, ENCODER_XXL = "UMT5 text encoder", "UMT5-XXL text encoder"
 AUTOENCODER = "Qwen-Image or Wan 2.1 VAE"
 SIZES = {1536: "1.3B", 3072: "5B", 5120: "14B"}
+HIGH_NOISE = "high_noise"
 KINDS = {16: "T2V", 36: "I2V", 48: "Fun-Control"}
+MODELS = tuple(" ".join(("Wan", kind, size)).strip() for kind in ("T2V", "I2V") for size in ("14B", ""))
+"""Variants that may be one of two models for different noise."""
 
 
 def recognise(header: Header) -> tuple[str | None, str] | None:
@@ -86,8 +89,12 @@ CARD = FamilyCard(
     page=PageCard(
         recommended=RECOMMENDED,
         recommended_note="The sd-scripts defaults train mostly at high noise.",
-        model_panel=("t5", "clip", "task"),
-        panels=(PanelCard(group=WanSamplingOptions, names=("sample_solver",)),),
+        model_panel=("t5", "clip", "dit_high_noise", "task"),
+        panels=(
+            PanelCard(
+                group=WanSamplingOptions, names=("sample_solver", "timestep_boundary", "guidance_scale_high_noise")
+            ),
+        ),
         use_hints={"full": "Your model. To use it, put it into <b>models/diffusion_models</b> (ComfyUI)."},
         demo=RECOMMENDED,
     ),
@@ -129,6 +136,16 @@ CARD = FamilyCard(
                 fitting=(IMAGE_ENCODER,),
                 prefixes=IMAGE_PREFIXES,
                 signature_keys=IMAGE_ENCODERS,
+                optional=True,
+            ),
+            ComponentCard(
+                name=HIGH_NOISE,
+                option="dit_high_noise",
+                kind="Wan transformer",
+                title="Wan 2.2's model for high noise",
+                fitting=MODELS,
+                prefixes=PREFIXES,
+                signature_keys=(OFFICIAL, DIFFUSERS),
                 optional=True,
             ),
         ),

@@ -52,5 +52,5 @@ def memory_of(
 
 
 RECOMPUTED = 1.5
-"""Activations that a checkpointed block recomputes, as a share of what it keeps, as measured for FLUX.1."""
+"""Activations that a checkpointed block recomputes, relative to those of an eager one, as measured for FLUX.1."""
 MEMORY = memory_of(width=5120, mlp_width=13_824, blocks=40, values=14_288_491_584, vae=126_892_531, tokens=tokens)

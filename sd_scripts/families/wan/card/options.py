@@ -1,8 +1,9 @@
 """Options that only Wan has: the files of its components, which of its models is trained, and how it samples."""
 
+import re
 from typing import Literal
 
-from sd_scripts.options.spec import OptionGroup, option, optional, path_option
+from sd_scripts.options.spec import Findings, OptionGroup, option, optional, path_option
 
 RECOMMENDED = {"timestep_sampling": "shift"}
 """Values that train Wan well, with the default discrete_flow_shift = 3; the default here is sd-scripts'."""
@@ -23,6 +24,12 @@ class WanModelOptions(OptionGroup, title="Wan model"):
         label="Image encoder (CLIP)",
         placeholder="/models/clip_vision_h.safetensors",
     )
+    dit_high_noise: str | None = path_option(
+        "Wan 2.2's model for high noise, where the model is the one for low noise: samples use both. Only the model is "
+        "trained.",
+        label="High-noise model",
+        placeholder="/models/wan2.2_t2v_high_noise_14B_fp16.safetensors",
+    )
     task: Literal["t2v-1.3B", "t2v-14B", "t2i-14B", "i2v-14B", "flf2v-14B", "t2v-A14B", "i2v-A14B"] | None = optional(
         "Which model the file contains: samples use its shift and guidance. Wan 2.1 and 2.2 have the same layers, so "
         "their files look alike."
@@ -32,8 +39,48 @@ class WanModelOptions(OptionGroup, title="Wan model"):
 class WanSamplingOptions(OptionGroup, title="Wan samples"):
     """How Wan generates samples."""
 
+    timestep_boundary: int | None = optional(
+        "From which noise level on, of 1000, samples use dit_high_noise. Default: 875 for text to video, 900 for image "
+        "to video.",
+        within=(1, 1000),
+    )
+    guidance_scale_high_noise: float | None = optional(
+        "Guidance of dit_high_noise. Default: the guidance of the sample.",
+        label="Guidance at high noise",
+        within=(0, 100),
+    )
+    cfg_skip_mode: Literal["none", "early", "late", "middle", "early_late", "alternate"] = option(
+        "none",
+        "Generate faster: leave the negative prompt out at these steps, as far as cfg_apply_ratio says.",
+        label="Steps without guidance",
+    )
+    cfg_apply_ratio: float | None = optional(
+        "Share of the steps at which the negative prompt is read, with cfg_skip_mode. Default: all.", within=(0.0, 1.0)
+    )
+    slg_mode: Literal["original", "uncond"] | None = optional(
+        "Skip-layer guidance: away from what the model predicts without slg_layers. original adds a third prediction "
+        "to each step, uncond leaves the layers out where the negative prompt is read.",
+        label="Skip-layer guidance",
+    )
+    slg_layers: str | None = optional("Numbers of the blocks that skip-layer guidance leaves out, such as 9,10.")
+    slg_scale: float = option(3.0, "Strength of original skip-layer guidance.", within=(0.0, 100.0))
+    slg_start: float = option(0.0, "Share of the steps before skip-layer guidance starts.", within=(0.0, 1.0))
+    slg_end: float = option(0.3, "Share of the steps after which skip-layer guidance ends.", within=(0.0, 1.0))
     sample_solver: Literal["unipc", "dpm++", "euler", "vanilla"] = option(
         "unipc",
         "Solver of samples: unipc, as in the official code, dpm++ or euler, which musubi-tuner calls vanilla.",
         label="Solver",
     )
+
+    def check(self) -> Findings:
+        if self.slg_mode and not self.slg_layers:
+            yield "slg_layers", "not set, but slg_mode needs the numbers of blocks, such as 9,10"
+        if self.slg_layers and not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", self.slg_layers):
+            yield "slg_layers", f"{self.slg_layers!r} is not a list of numbers, such as 9,10"
+        if self.cfg_skip_mode != "none" and self.cfg_apply_ratio is None:
+            yield "cfg_apply_ratio", "not set, but cfg_skip_mode needs it, such as 0.5"
+
+
+def layers_of(text: str | None) -> frozenset[int]:
+    """Return the numbers of a list such as 9,10."""
+    return frozenset(int(number) for number in (text or "").split(",") if number.strip())

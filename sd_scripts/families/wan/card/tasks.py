@@ -16,8 +16,6 @@ class Task:
 
     shift: float = 5.0
     """Shift of the timesteps of samples."""
-    boundary: int = 0
-    """The expert of high noise predicts from this timestep on, of 1000; 0: there is one model."""
 
 
 TASKS = {
@@ -26,8 +24,8 @@ TASKS = {
     "t2i-14B": Task(),
     "i2v-14B": Task(),
     "flf2v-14B": Task(shift=16.0),
-    "t2v-A14B": Task(shift=12.0, boundary=875),
-    "i2v-A14B": Task(boundary=900),
+    "t2v-A14B": Task(shift=12.0),
+    "i2v-A14B": Task(),
 }
 """By musubi-tuner's names, which the option `task` takes."""
 
