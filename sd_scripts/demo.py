@@ -17,7 +17,7 @@ from sd_scripts.runs.comparison import FOLDER, GRID
 from sd_scripts.runs.folder import new_run_folder
 from sd_scripts.runs.store import RunStore
 from sd_scripts.settings.catalog import FAMILY_TITLES, script_for, script_path
-from sd_scripts.testing import trained
+from sd_scripts.testing import clips, trained
 
 COMMON: dict[str, Any] = {
     "caption_extension": ".txt",
@@ -33,6 +33,14 @@ COMMON: dict[str, Any] = {
     "save_model_as": "safetensors",
     "compile": True,
 }
+CLIP_SIZE, CLIP_FRAMES = (128, 96), 17
+OF_CLIPS: dict[str, Any] = {
+    "resolution": "128,96",
+    "target_frames": str(CLIP_FRAMES),
+    "sample_every_n_steps": 30,
+    "sample_at_first": True,
+}
+"""Options of the demo of a family that is trained on clips."""
 OF_METHOD: dict[str, dict[str, Any]] = {
     "lora": {
         **{"output_name": "demo_lora", "learning_rate": 1e-3, "network_dim": 8, "network_alpha": 8.0},
@@ -72,11 +80,19 @@ def make(folder: Path, family: str = DEFAULT, method: str = "lora") -> Path:
 
 
 def make_untrained(folder: Path, family: str, method: str = "lora") -> Path:
-    """Write the same for a model with random weights and twelve images."""
+    """Write the same for a model with random weights and twelve images, or clips of which it generates two."""
     tiny = module_of(family, "tiny")  # imports torch, which --help should not wait for
     folder = new_folder(folder)
     miniature = tiny.write_miniature(folder)
-    return write_settings(folder, family, method, {**miniature.files, "train_data_dir": miniature.data_dir}, {})
+    paths = {**miniature.files, "train_data_dir": miniature.data_dir}
+    if not card_of(family).clips:
+        return write_settings(folder, family, method, paths, {})
+    width, height = CLIP_SIZE
+    paths["train_data_dir"] = clips.write_clips(folder / "clips", CLIP_SIZE, CLIP_FRAMES)
+    paths["sample_prompts"] = folder / "prompts.txt"
+    prompts = (f"{each} --w {width} --h {height} --f {CLIP_FRAMES} --s 8 --d 1\n" for each in clips.captions()[:2])
+    paths["sample_prompts"].write_text("".join(prompts), encoding="utf-8")
+    return write_settings(folder, family, method, paths, OF_CLIPS)
 
 
 def new_folder(folder: Path) -> Path:

@@ -196,6 +196,6 @@ def test_precisions_and_strengths_are_read_as_in_sd_scripts() -> None:
 def test_musubi_flags_that_would_change_images_are_refused() -> None:
     assert read_generate("flux_kontext", "--flow_shift", "3", "--output_type", "latent", "--image_size", "64")[2] == [
         "flow_shift: is not supported, since the shift follows from the size of the image; leave it out",
-        "output_type: only images are written; leave it out",
+        "output_type: only images and clips are written; leave it out",
         "image_size: needs two numbers, height and width",
     ]

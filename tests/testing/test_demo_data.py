@@ -21,6 +21,7 @@ from sd_scripts.families.sdxl import tiny
 from sd_scripts.families.sdxl.family import SDXL
 from sd_scripts.families.sdxl.keys import VAE_SCALE
 from sd_scripts.families.sdxl.vae import encode_images
+from sd_scripts.families.wan.family import WAN
 from sd_scripts.formats.toml_files import read_toml
 from sd_scripts.runs.folder import RunFolder, new_run_folder
 from sd_scripts.runs.store import RunStore
@@ -90,7 +91,7 @@ def test_latents_have_the_spread_that_flux_learns_from(flux_miniature: Any) -> N
     torch.testing.assert_close(latents.std((0, 2, 3)), torch.ones(16), atol=1e-2, rtol=0)
 
 
-@pytest.mark.parametrize("family", [SDXL, FLUX], ids=lambda family: family.card.name)
+@pytest.mark.parametrize("family", [SDXL, FLUX, WAN], ids=lambda family: family.card.name)
 def test_the_demo_writes_settings_that_training_accepts(family: Family, tmp_path: Path) -> None:
     folder = tmp_path / "with a space"
     assert demo.main([family.card.name, "--folder", str(folder), "--make"]) == 0
