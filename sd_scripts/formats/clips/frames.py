@@ -46,6 +46,8 @@ def frames_at(path: Path, times: Sequence[int]) -> Iterator[Pixels]:
         for frame in _decoded_from(container, stream, wanted[0]):
             if frame.pts is None or frame.pts < wanted[0]:
                 continue
+            if frame.is_corrupt:  # FFmpeg fills in the missing parts
+                raise UnreadableClip(f"cannot be decoded: it is damaged at {float(frame.time or 0):.1f} seconds")
             pixels = _pixels(frame)
             while wanted and wanted[0] <= frame.pts:
                 wanted.popleft()
