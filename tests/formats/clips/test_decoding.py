@@ -9,6 +9,7 @@ import av
 import numpy as np
 import pytest
 
+from sd_scripts.data.sources.clips import frames_of
 from sd_scripts.formats.clips.frames import decode
 from sd_scripts.formats.clips.probe import Probe, UnreadableClip, as_json, from_json, probe
 from sd_scripts.testing.clips import counting_frames, number_of, write_clip, write_frames
@@ -40,7 +41,7 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def numbers(path: Path, found: Probe, places: list[int]) -> list[int]:
-    return [number_of(frame) for frame in decode(path, [found.times[place] for place in places])]
+    return [number_of(frame) for frame in frames_of(path, [found.times[place] for place in places])]
 
 
 @pytest.mark.parametrize("name", [*KINDS, "folder"])
