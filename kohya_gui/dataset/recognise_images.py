@@ -2,15 +2,16 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterable
-from itertools import islice
+from collections.abc import Iterable, Sequence
+from itertools import chain, islice
 from pathlib import Path
 
 from kohya_gui.form.recognise import Recognised, glance
+from sd_scripts.formats.clips.clip_files import find_clips, is_clip
 from sd_scripts.formats.images.caption_files import find_captions
 from sd_scripts.formats.images.folder_names import dotted, normalized, numbered
 from sd_scripts.formats.images.image_folders import ImageFolder, each_image, image_folders, is_readable
-from sd_scripts.formats.words import some
+from sd_scripts.formats.words import counted, some
 
 CAPTIONS = (".txt", ".caption", ".cap", ".tags")
 """Extensions to look for where captions with the chosen one are missing."""
@@ -20,9 +21,11 @@ MOST_FILES = 20_000
 """Counting stops here, so that even the root of a disk gets a quick hint."""
 
 
-def train_data(text: str, caption_extension: str, num_repeats: int | None = None, many: bool = False) -> Recognised:
-    """Describe the images of a train_data_dir; `many` is allow_many_repeats."""
-    return glance(text, lambda path: _train_data(path, dotted(caption_extension.strip()), num_repeats, many))
+def train_data(
+    text: str, caption_extension: str, num_repeats: int | None = None, many: bool = False, *, clips: bool = False
+) -> Recognised:
+    """Describe the images of a train_data_dir, with `clips` also its videos; `many` is allow_many_repeats."""
+    return glance(text, lambda path: _train_data(path, dotted(caption_extension.strip()), num_repeats, many, clips))
 
 
 def beside_metadata(text: str) -> Recognised:
@@ -30,34 +33,34 @@ def beside_metadata(text: str) -> Recognised:
     return glance(text, _beside_metadata)
 
 
-def _train_data(root: Path, extension: str, num_repeats: int | None, many: bool) -> Recognised:
+def _train_data(root: Path, extension: str, num_repeats: int | None, many: bool, clips: bool) -> Recognised:
     if not root.is_dir():
         return Recognised("Folder not found", good=False)
     listing = image_folders(root, num_repeats, allow_many_repeats=many)
     if listing.problem and not listing.folders:
-        return _without_folders(root, _without_path(listing.problem, root), num_repeats)
+        return _without_folders(root, _without_path(listing.problem, root), num_repeats, clips)
     if listing.problem:
         return Recognised(_without_path(listing.problem, root), good=False)
-    images = {folder.path: _images(folder.path) for folder in listing.folders}
-    total = sum(map(len, images.values()))
-    if not total:
+    images = {folder.path: _images(folder.path, clips=clips) for folder in listing.folders}
+    everything = list(chain.from_iterable(images.values()))
+    if not everything:
         return Recognised(f"No images in {some([folder.path.name for folder in listing.folders], SHOWN)}", good=False)
     per_epoch = sum(folder.repeats * len(images[folder.path]) for folder in listing.folders)
     captions, complete, other = _captions(images.values(), extension)
     names = _shown(listing.folders, images, root)
     left_out = "".join(f"; {_without_path(remark, root, upper=False)}" for remark in listing.remarks[:2])
-    text = f"{_counted(total)}, {captions}, {per_epoch:,} per epoch{names}{left_out}"
+    text = f"{_counted(everything)}, {captions}, {per_epoch:,} per epoch{names}{left_out}"
     return Recognised(text, good=True, warning=not complete or bool(listing.remarks), ending=other)
 
 
-def _without_folders(root: Path, problem: str, num_repeats: int | None) -> Recognised:
+def _without_folders(root: Path, problem: str, num_repeats: int | None, clips: bool) -> Recognised:
     """Describe a folder without image folders: the images in it, or the folder nearby that was probably meant."""
-    count = len(_images(root)) if num_repeats is None and _is_flat(root) else 0
-    if not count:
+    images = _images(root, clips=clips) if num_repeats is None and _is_flat(root) else []
+    if not images:
         return Recognised(problem, good=False, instead=_near(root))
     no_name = "no subfolders named like 10_cat that give the number of repeats"
-    text = f"{_counted(count)} in the folder itself, but {no_name}"
-    return Recognised(text, good=False, flat=True, images=count)
+    text = f"{_counted(images)} in the folder itself, but {no_name}"
+    return Recognised(text, good=False, flat=True, images=len(images))
 
 
 def _shown(folders: Iterable[ImageFolder], images: dict[Path, list[Path]], root: Path) -> str:
@@ -98,13 +101,16 @@ def _beside_metadata(root: Path) -> Recognised:
     return Recognised(f"{count}{more} images; the metadata file decides which are trained", good=True)
 
 
-def _images(folder: Path, *, recursive: bool = False) -> list[Path]:
-    """Return images that training reads, MOST_FILES at most."""
-    return list(islice(filter(is_readable, each_image(folder, recursive=recursive)), MOST_FILES))
+def _images(folder: Path, *, recursive: bool = False, clips: bool = False) -> list[Path]:
+    """Return images, and with `clips` videos, that training reads, MOST_FILES at most."""
+    images = filter(is_readable, each_image(folder, recursive=recursive))
+    return list(islice(chain(images, find_clips(folder) if clips else ()), MOST_FILES))
 
 
-def _counted(count: int) -> str:
-    return f"{count} image{'s' * (count != 1)}"
+def _counted(paths: Sequence[Path]) -> str:
+    clips = sum(map(is_clip, paths))
+    parts = [counted(len(paths) - clips, "image"), counted(clips, "video")]
+    return " and ".join(part for part in parts if not part.startswith("0 "))
 
 
 def _is_flat(root: Path) -> bool:

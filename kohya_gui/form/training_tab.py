@@ -188,7 +188,7 @@ class TrainingTab:
             return hint(model, "".join(self._beside(name, unquoted(path or ""), family) for name in unset))
 
         self._connect_hint(BASE_MODEL, model_hint, self.family, read=[controls[name] for name in components])
-        self._connect_hint("train_data_dir", self._image_hint, *(controls[n] for n in ABOUT_IMAGES))
+        self._connect_hint("train_data_dir", self._image_hint, *(controls[n] for n in ABOUT_IMAGES), self.family)
         self._connect_hint("output_dir", output_hint)
         self._connect_hint("in_json", lambda path: hint(self._seen("in_json", path, recognise.metadata)))
         for name in components:
@@ -199,7 +199,9 @@ class TrainingTab:
         about = [self.form.controls[name], *others]
         after_changes(about, tell, [*about, *read], self.form.hints[name])
 
-    def _image_hint(self, path: str, extension: str, metadata: str, num_repeats: str, many: bool, epochs: str) -> str:
+    def _image_hint(
+        self, path: str, extension: str, metadata: str, num_repeats: str, many: bool, epochs: str, family: str
+    ) -> str:
         options = self.form.options
         links = self.form.links
 
@@ -210,7 +212,9 @@ class TrainingTab:
         def look(text: str) -> Recognised:
             if metadata:
                 return recognise_images.beside_metadata(text)
-            return recognise_images.train_data(text, extension or ".caption", number("num_repeats", num_repeats), many)
+            clips = card_of(family).clips is not None
+            repeats = number("num_repeats", num_repeats)
+            return recognise_images.train_data(text, extension or ".caption", repeats, many, clips=clips)
 
         images = self._seen("train_data_dir", path, look)
         if images.ending:

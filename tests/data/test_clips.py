@@ -20,7 +20,10 @@ from sd_scripts.data.plan.epochs import batch_shapes, plan_epoch
 from sd_scripts.data.reader import BatchReader
 from sd_scripts.families.cards.clip_facts import ClipFacts
 from sd_scripts.families.cards.registry import card_of
+from sd_scripts.options.clips import ClipOptions
+from sd_scripts.options.dataset import DatasetOptions
 from sd_scripts.settings.catalog import script_for
+from sd_scripts.settings.checks.between import remarks_between
 from sd_scripts.settings.settings import Settings
 from sd_scripts.testing.clips import counting_frames, number_of, write_clip, write_frames
 from tests.support.data import make_image, settings_of
@@ -296,3 +299,21 @@ def test_bucket_options_that_are_set_limit_the_buckets_of_clips(folder: Path) ->
     coarse = Buckets(rules(bucket_reso_steps=32, max_bucket_reso=1280)).sizes
     assert {side % 32 for size in coarse for side in size} == {0}
     assert max(max(size) for size in coarse) <= 1280
+
+
+def test_options_of_other_extractions_are_reported() -> None:
+    def told(**values: Any) -> list[str]:
+        filled = {ClipOptions: ClipOptions(**values), DatasetOptions: DatasetOptions()}
+        return [f"{name}: {why}" for name, why in remarks_between(filled, "sdxl")]
+
+    assert told(target_frames="17", frame_extraction="slide", frame_stride=4) == []
+    assert told(frame_extraction="slide", frame_stride=4, frame_sample=2, target_frames="17") == [
+        "frame_sample: has no effect without frame_extraction = uniform"
+    ]
+    assert told(frame_extraction="slide", frame_stride=4) == [
+        "frame_stride: has no effect without frame_extraction = slide and target_frames"
+    ]
+    assert told(frame_extraction="full", target_frames="17") == [
+        "target_frames: has no effect with frame_extraction = full; set max_frames"
+    ]
+    assert next(iter(ClipOptions(target_frames="17,x").check()))[0] == "target_frames"

@@ -708,6 +708,13 @@ def test_a_data_folder_is_counted(tmp_path):
     assert told_of(tmp_path / "10_cat", ".txt") == ("2 images, all captioned, 20 per epoch", True, False)
 
 
+def test_videos_count_for_a_family_that_is_trained_on_them(tmp_path):
+    images(tmp_path, "10_cat/a.png", "10_cat/b.mp4", "10_cat/c.mov", "10_cat/a.txt", "10_cat/b.txt", "10_cat/c.txt")
+    found = recognise_images.train_data(str(tmp_path), ".txt", clips=True)
+    assert found.text == "1 image and 2 videos, all captioned, 30 per epoch: 10_cat (3)"
+    assert told_of(tmp_path, ".txt")[0] == "1 image, all captioned, 10 per epoch: 10_cat (1)"
+
+
 def test_missing_captions_are_a_warning_that_names_the_extension_found(tmp_path):
     images(
         tmp_path, "10_cat/a.png", "10_cat/b.jpg", "10_cat/c.png", "10_cat/a.txt", "10_cat/b.caption", "10_cat/c.caption"
@@ -741,7 +748,7 @@ def test_folders_that_are_never_seen_are_reported(tmp_path):
 )
 def test_a_flat_folder_is_offered_with_repeats_for_a_usual_first_run(tab, tmp_path, count, epochs, repeats, words):
     images(tmp_path / "flat", *(f"{number}.png" for number in range(count)))
-    hint = tab._image_hint(str(tmp_path / "flat"), ".txt", "", "", False, epochs)
+    hint = tab._image_hint(str(tmp_path / "flat"), ".txt", "", "", False, epochs, "sdxl")
     assert f'data-set="lora-num_repeats" data-value="{repeats}"' in hint
     assert words in hint
 
@@ -750,45 +757,47 @@ def test_a_flat_folder_is_offered_with_repeats_for_a_usual_first_run(tab, tmp_pa
 def test_the_only_subfolder_with_repeats_is_offered(tab, tmp_path, below):
     images(tmp_path / "kohya", f"{below}/a.png", "log/x.txt")
     parent = (tmp_path / "kohya" / below).parent
-    hint = tab._image_hint(str(tmp_path / "kohya"), ".txt", "", "", False, "")
+    hint = tab._image_hint(str(tmp_path / "kohya"), ".txt", "", "", False, "", "sdxl")
     assert f'data-set="lora-train_data_dir" data-value="{parent}"' in hint
     assert f"Use {parent.relative_to(tmp_path / 'kohya')}<" in hint
     images(tmp_path / "kohya", "other/3_cat/b.png")
-    assert "button" not in tab._image_hint(str(tmp_path / "kohya"), ".txt", "", "", False, "")
+    assert "button" not in tab._image_hint(str(tmp_path / "kohya"), ".txt", "", "", False, "", "sdxl")
 
 
 @pytest.mark.parametrize("typed", ["'{}'", '"{}"', " '{}' ", "file://{}"])
 def test_a_path_is_understood_as_file_managers_and_terminals_copy_it(tab, tmp_path, typed):
     images(tmp_path / "my cats", "2_cat/a.png", "2_cat/a.txt")
     copied = typed.format(str(tmp_path / "my cats").replace(" ", "%20" if "://" in typed else " "))
-    assert "1 image, all captioned" in tab._image_hint(copied, ".txt", "", "", False, "")
+    assert "1 image, all captioned" in tab._image_hint(copied, ".txt", "", "", False, "", "sdxl")
     assert given(tab.form.options["train_data_dir"], copied) == str(tmp_path / "my cats")
     assert given(tab.form.options["caption_prefix"], "'ohwx'") == "'ohwx'"
 
 
 def test_a_windows_path_is_called_one(tab):
     for path in ("D:\\cats", "z:\\loras\\x.safetensors", "\\\\nas\\cats"):
-        assert "A Windows path" in tab._image_hint(path, ".txt", "", "", False, "")
+        assert "A Windows path" in tab._image_hint(path, ".txt", "", "", False, "", "sdxl")
         assert "A Windows path" in recognise.model(path, "flux").text
 
 
 def test_a_flat_folder_can_be_used_unchanged(tab, tmp_path):
     images(tmp_path / "flat", "a.png", "a.txt")
-    refused = tab._image_hint(str(tmp_path / "flat"), ".txt", "", "", False, "")
+    refused = tab._image_hint(str(tmp_path / "flat"), ".txt", "", "", False, "", "sdxl")
     assert "hint-bad" in refused
     assert 'data-set="lora-num_repeats" data-value="1"' in refused
-    taken = tab._image_hint(str(tmp_path / "flat"), ".txt", "", "3", False, "")
+    taken = tab._image_hint(str(tmp_path / "flat"), ".txt", "", "3", False, "", "sdxl")
     assert "hint-good" in taken
     assert "1 image, all captioned, 3 per epoch" in taken
     images(tmp_path / "20241122_cats", "a.png")
-    assert "hint-bad" in tab._image_hint(str(tmp_path / "20241122_cats"), ".txt", "", "", False, "")
+    assert "hint-bad" in tab._image_hint(str(tmp_path / "20241122_cats"), ".txt", "", "", False, "", "sdxl")
 
 
 def test_the_extension_of_the_captions_found_is_applied_with_one_click(tab, tmp_path):
     images(tmp_path / "10_cat", "a.png", "a.caption", "b.png", "b.caption", "c.png", "c.txt")
-    told = tab._image_hint(str(tmp_path), ".txt", "", "", False, "")
+    told = tab._image_hint(str(tmp_path), ".txt", "", "", False, "", "sdxl")
     assert 'data-set="lora-caption_extension" data-value=".caption"' in told
-    assert "button" not in tab._image_hint(str(tmp_path), ".caption", "", "", False, "")  # fewer have a .txt file
+    assert "button" not in tab._image_hint(
+        str(tmp_path), ".caption", "", "", False, "", "sdxl"
+    )  # fewer have a .txt file
 
 
 def test_a_folder_with_a_metadata_file_shows_no_repeats(tmp_path):

@@ -15,12 +15,14 @@ from sd_scripts.data.sources.images import (
     Pixels,
     UnreadableImage,
     place_of,
+    read_image,
     read_mask,
     resize_and_crop,
     vary_colour,
 )
 from sd_scripts.data.sources.reading_progress import ReadingProgress
 from sd_scripts.data.sources.seen_files import known_probes, remember_probes, stamps_of
+from sd_scripts.formats.clips.clip_files import frame_files
 from sd_scripts.formats.clips.frames import frames_at
 from sd_scripts.formats.clips.probe import Probe, UnreadableClip, probe
 from sd_scripts.formats.words import counted, some
@@ -73,6 +75,20 @@ def _warn_about_kinds(probes: dict[Path, Probe], warn: Warn) -> None:
         warn(f"{counted(len(hdr), 'clip')} {verb} HDR and converted to SDR: {some(hdr)}")
 
 
+def frames_of(path: Path, times: Sequence[int]) -> Iterator[Pixels]:
+    """Yield the frames (H, W, 3) of a clip at these times, as Probe.times has them. Raises UnreadableImage."""
+    if path.is_dir():
+        files = frame_files(path)
+        if times[-1] >= len(files):
+            raise UnreadableImage(path, f"it has {counted(len(files), 'image')}, fewer than before")
+        yield from (read_image(files[time])[0] for time in times)
+        return
+    try:
+        yield from frames_at(path, times)
+    except UnreadableClip as error:
+        raise UnreadableImage(path, str(error).removeprefix("cannot be read: ")) from error
+
+
 def prepare_clip(
     path: Path,
     times: Sequence[int],
@@ -91,11 +107,8 @@ def prepare_clip(
     place = place_of(path, size, fit, augmentation, random)
     width, height = bucket
     pixels = np.empty((len(times), height, width, 3), dtype=np.uint8)
-    try:
-        for number, frame in enumerate(frames_at(path, times)):
-            pixels[number] = resize_and_crop(frame, place, bucket, augmentation.resize_interpolation)
-    except UnreadableClip as error:
-        raise UnreadableImage(path, str(error).removeprefix("cannot be read: ")) from error
+    for number, frame in enumerate(frames_of(path, times)):
+        pixels[number] = resize_and_crop(frame, place, bucket, augmentation.resize_interpolation)
     if augmentation.color_aug:
         pixels = vary_colour(pixels.reshape(-1, width, 3), random).reshape(pixels.shape)
     mask = None

@@ -1,4 +1,4 @@
-"""Decodes frames of a clip: seeks to the first one, and has one at a time in memory."""
+"""Decodes frames of a video file: seeks to the first one, and has one at a time in memory."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from sd_scripts.formats.clips.clip_files import frame_files
 from sd_scripts.formats.clips.hdr import HLG, PQ, to_srgb
 from sd_scripts.formats.clips.probe import UnreadableClip, opened, rotation_of
 
@@ -33,19 +32,18 @@ def decode(path: Path, times: Sequence[int]) -> Pixels:
 
 
 def frames_at(path: Path, times: Sequence[int]) -> Iterator[Pixels]:
-    """Yield the frames (H, W, 3) at these ascending times, as Probe.times has them, in sRGB and upright. A time that
-    occurs several times gives its frame as often. Colours of HDR are mapped to those of SDR.
+    """Yield the frames (H, W, 3) of a video file at ascending times, as Probe.times has them, upright and in sRGB.
 
+    A time that occurs several times gives its frame as often. Colours of HDR are mapped to SDR.
     Raises UnreadableClip if one cannot be decoded.
     """
-    if path.is_dir():
-        yield from _images_at(path, times)
-        return
     wanted = deque(times)
     with opened(path) as (container, stream):
         for frame in _decoded_from(container, stream, wanted[0]):
             if frame.pts is None or frame.pts < wanted[0]:
                 continue
+            if frame.is_corrupt:  # FFmpeg fills in the missing parts
+                raise UnreadableClip(f"cannot be decoded: it is damaged at {float(frame.time or 0):.1f} seconds")
             pixels = _pixels(frame)
             while wanted and wanted[0] <= frame.pts:
                 wanted.popleft()
@@ -53,21 +51,6 @@ def frames_at(path: Path, times: Sequence[int]) -> Iterator[Pixels]:
             if not wanted:
                 return
     raise UnreadableClip(f"cannot be decoded whole: {len(wanted)} of {len(times)} frames are missing")
-
-
-def _images_at(folder: Path, times: Sequence[int]) -> Iterator[Pixels]:
-    from PIL import ImageOps
-
-    from sd_scripts.formats.images.image_files import read_with
-
-    files = frame_files(folder)
-    for time in times:
-        if time >= len(files):
-            raise UnreadableClip("has fewer images than before")
-        try:
-            yield read_with(files[time], lambda image: np.array(ImageOps.exif_transpose(image).convert("RGB")))
-        except Exception as error:  # broken images raise different errors by format
-            raise UnreadableClip(f"cannot be decoded: its frame {files[time].name} is broken") from error
 
 
 def _decoded_from(container: "InputContainer", stream: "VideoStream", time: int) -> "Iterator[VideoFrame]":

@@ -103,8 +103,10 @@ def _probe_file(path: Path) -> Probe:
         base = stream.time_base or ONE_SECOND
         container.seek(times[0], stream=stream)
         frame = next(iter(container.decode(stream)), None)
-        if frame is None:
+        if frame is None or frame.pts is None:
             raise UnreadableClip("cannot be decoded")
+        if isinstance(times, range) and frame.pts != times[0]:  # an avi has decoding times alone
+            times = range(frame.pts, frame.pts + len(times) * times.step, times.step)
         return Probe(
             size=_shown_size(frame, stream),
             times=times,
@@ -169,13 +171,13 @@ def _indexed_times(path: Path, stream: "VideoStream") -> Sequence[int]:
 
 
 def _demuxed_times(container: "InputContainer", stream: "VideoStream") -> Sequence[int]:
-    """Return the times of all frames from their packets, none of which is kept."""
-    times: list[int] = []
-    for packet in container.demux(stream):
-        time = packet.dts if packet.pts is None else packet.pts
-        if packet.size and time is not None and not packet.is_discard:
-            times.append(time)
-    times = sorted(set(times))
+    """Return the times of all frames from their packets, none of which is kept. Where some have no
+    time, all frames are decoded. Of frames with the same time, as some of mpg, the first counts."""
+    found = {packet.pts for packet in container.demux(stream) if packet.size and not packet.is_discard}
+    if None in found:
+        container.seek(stream.start_time or 0, stream=stream)
+        found = {frame.pts for frame in container.decode(stream)}
+    times = sorted(time for time in found if time is not None)
     _check_end(container, stream, times)
     steps = {after - before for before, after in pairwise(times)}
     if len(times) == 1:

@@ -74,6 +74,7 @@ REMARKS = (
     dataset.dataset_given_twice,
     dataset.control_directory_of_other_data,
     dataset.equal_tokens_without_buckets,
+    dataset.clip_options_of_other_extractions,
     dataset.num_repeats_with_metadata_file,
     dataset.masks_missing,
     dataset.persistent_workers_without_workers,

@@ -1,6 +1,7 @@
 """Checks of the options of the dataset, its caches and its augmentation."""
 
 from sd_scripts.formats.words import is_whole_number
+from sd_scripts.options.clips import ClipOptions
 from sd_scripts.options.dataset import (
     NO_SMALL_BUCKETS,
     VARY_CAPTIONS,
@@ -104,6 +105,19 @@ def equal_tokens_without_buckets(values: RunValues) -> Findings:
     buckets = values[BucketOptions]
     if buckets.equal_token_buckets and not buckets.enable_bucket and not data.dataset_config:
         yield "equal_token_buckets", "has no effect without enable_bucket"
+
+
+def clip_options_of_other_extractions(values: RunValues) -> Findings:
+    clips = values[ClipOptions]
+    if values[DatasetOptions].dataset_config:
+        return
+    chosen = clips.frame_extraction if clips.target_frames else "full"
+    if clips.target_frames and chosen == "full":
+        yield "target_frames", "has no effect with frame_extraction = full; set max_frames"
+    for name, extraction in {"frame_stride": "slide", "frame_sample": "uniform"}.items():
+        if getattr(clips, name) != 1 and chosen != extraction:
+            unset = "" if clips.target_frames else " and target_frames"
+            yield name, f"has no effect without frame_extraction = {extraction}{unset}"
 
 
 def num_repeats_with_metadata_file(values: RunValues) -> Findings:

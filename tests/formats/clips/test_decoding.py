@@ -9,6 +9,7 @@ import av
 import numpy as np
 import pytest
 
+from sd_scripts.data.sources.clips import frames_of
 from sd_scripts.formats.clips.frames import decode
 from sd_scripts.formats.clips.probe import Probe, UnreadableClip, as_json, from_json, probe
 from sd_scripts.testing.clips import counting_frames, number_of, write_clip, write_frames
@@ -20,6 +21,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "plain.mkv": {"options": LOSSLESS},
     "plain.mov": {"options": LOSSLESS},
     "vp9.webm": {"codec": "libvpx-vp9", "options": {"deadline": "realtime", "cpu-used": "8", "crf": "10"}},
+    "reordered.avi": {"options": {**LOSSLESS, "bf": "2"}},
+    "open.mkv": {"options": {**LOSSLESS, "bf": "3", "x264-params": "open-gop=1"}},
+    "fragments.mp4": {"options": LOSSLESS, "file_options": {"movflags": "frag_keyframe+empty_moov"}},
     "plain.avi": {"codec": "mpeg4", "options": {"qscale": "1"}, "bit_rate": 4_000_000},
     "ten.mkv": {"options": {**LOSSLESS, "crf": "1"}, "pixel_format": "yuv420p10le"},
 }
@@ -37,7 +41,7 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def numbers(path: Path, found: Probe, places: list[int]) -> list[int]:
-    return [number_of(frame) for frame in decode(path, [found.times[place] for place in places])]
+    return [number_of(frame) for frame in frames_of(path, [found.times[place] for place in places])]
 
 
 @pytest.mark.parametrize("name", [*KINDS, "folder"])
@@ -150,6 +154,19 @@ def test_unusable_clips_are_explained_in_one_sentence(clips: Path, tmp_path: Pat
 def test_a_frame_that_is_missing_ends_decoding_with_a_sentence(clips: Path) -> None:
     with pytest.raises(UnreadableClip, match="cannot be decoded whole: 1 of 2 frames are missing"):
         decode(clips / "plain.mp4", [0, 10**9])
+
+
+def test_damage_within_a_clip_is_reported_where_it_is_decoded(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 255, (12, 96, 128, 3), dtype=np.uint8)
+    path = write_clip(tmp_path / "a.mp4", noise, 16, options={"preset": "ultrafast"})
+    content = bytearray(path.read_bytes())
+    middle = len(content) // 2
+    content[middle : middle + 200] = bytes(200)
+    path.write_bytes(content)
+    found = probe(path)
+    assert len(decode(path, found.times[:2])) == 2
+    with pytest.raises(UnreadableClip, match=r"cannot be decoded: it is damaged at 0\.\d seconds"):
+        decode(path, found.times)
 
 
 def bytes_read() -> int:
