@@ -1,10 +1,12 @@
-"""Images of a run's comparison without and with what was trained, as a section of its view."""
+"""Images or clips of a run's comparison without and with what was trained, as a section of its view."""
 
 from collections.abc import Mapping
 from html import escape
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from sd_scripts.formats.clips.mp4 import MP4
 from sd_scripts.runs.comparison import FOLDER, RESULT, read_comparison
 from sd_scripts.runs.store import RunRow
 
@@ -61,4 +63,9 @@ def _pairs(comparison: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 
 def _image(run: int, name: str, when: str, prompt: str) -> str:
     address = f"studio/run/{run}/comparison/image/{quote(name, safe='')}"
-    return f'<span><img src="{address}" alt="{when}: {escape(prompt)}" loading="lazy"><i>{when}</i></span>'
+    title = f"{when}: {escape(prompt)}"
+    shown = f'<img src="{address}" alt="{title}" loading="lazy">'
+    if Path(name).suffix == MP4:  # media.js plays it while it is seen
+        attributes = f'data-poster="{address}?poster=1" aria-label="{title}"'
+        shown = f'<video src="{address}" {attributes} muted loop playsinline preload="none"></video>'
+    return f"<span>{shown}<i>{when}</i></span>"

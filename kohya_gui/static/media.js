@@ -21,11 +21,15 @@
     { rootMargin: "100px" },
   );
 
+  const watch = (clip) => {
+    clip.muted = true; // browsers let nothing else play by itself; the attribute has no effect on a new element
+    watcher.observe(clip);
+  };
+
   const player = (src, alt, attributes) => {
     const waits = { loop: true, playsinline: true, preload: "none", "data-poster": posterOf(src) };
     const made = el("video", { src, "aria-label": alt, ...waits, ...attributes });
-    made.muted = true; // browsers let nothing else play by itself; the attribute has no effect here
-    watcher.observe(made);
+    watch(made);
     return made;
   };
 
@@ -55,8 +59,14 @@
     if (clips.length > 1) for (const clip of clips) clip.addEventListener("timeupdate", follow);
   };
 
+  /** Play the clips in HTML from the server, those of a figure in step. */
+  const watchIn = (element) => {
+    for (const clip of element.querySelectorAll("video")) watch(clip);
+    for (const figure of element.querySelectorAll("figure")) together([...figure.querySelectorAll("video")]);
+  };
+
   /** The length of a clip in words. */
   const lengthOf = ({ frames, fps }) => (frames > 1 && fps ? `${frames} frames, ${(frames / fps).toFixed(1)} s` : "clip");
 
-  Object.assign(Studio, { isClip, lengthOf, media, turn, together });
+  Object.assign(Studio, { isClip, lengthOf, media, turn, together, watchIn });
 })();

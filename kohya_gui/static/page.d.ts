@@ -8,6 +8,7 @@ interface StudioOfLaterScripts {
   media(src: string, alt: string, attributes?: Record<string, any>): any;
   turn(old: any, src: string, alt: string, attributes?: Record<string, any>): any;
   together(clips: HTMLVideoElement[]): void;
+  watchIn(element: HTMLElement): void;
   // form/browse.js, tools/publish.js
   browse(element: HTMLElement, name: string, then?: (path: string) => void): void;
   publish(id: number): Promise<void>;

@@ -165,6 +165,7 @@ var Studio = (() => {
     const unfolded = [...element.querySelectorAll("details[open] > summary")].map(name);
     const scrolled = [...element.querySelectorAll("pre, ul")].map((inner) => inner.scrollTop);
     element.innerHTML = element.sent = html;
+    Studio.watchIn(element);
     for (const link of element.querySelectorAll('a[href^="studio/"]')) link.href = url(link.getAttribute("href"));
     for (const summary of element.querySelectorAll("summary"))
       if (unfolded.includes(name(summary))) summary.parentElement.open = true;

@@ -223,7 +223,18 @@ def test_a_runs_view_shows_its_images_without_and_with_the_lora(tmp_path: Path) 
     assert addresses == ["a%20%231.png", "b.png"]
     assert "&lt;b&gt;cat" in section
     assert "<b>cat" not in section
+    assert "<video" not in section
     assert view(studio, answer.json()["known"]).status_code == 204
+
+
+def test_a_runs_view_plays_its_clips_without_and_with_the_lora(tmp_path: Path) -> None:
+    studio = Studio(tmp_path)
+    cells = [{"checkpoint": 2, "prompt": 0, "strength": s, "image": f"{s}.mp4"} for s in (0, 1)]
+    studio.write_result(strengths=[0.0, 1.0], prompts=[{"prompt": '"><script>', "seed": 1}], cells=cells)
+    section = view(studio).json()["sections"]["before_after"]
+    address = f"studio/run/{studio.run}/comparison/image/1.mp4"
+    assert f'<video src="{address}" data-poster="{address}?poster=1"' in section
+    assert "<script>" not in section
 
 
 @pytest.mark.parametrize(
