@@ -6,6 +6,7 @@ miniature.
 """
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -90,6 +91,17 @@ def training_tab(page: Any, folder: Path) -> None:
     save_two(page, "page", "page-800")
 
 
+def dataset_tab(page: Any, folder: Path) -> None:
+    ask_for(page, folder / "demo" / "demo.toml")
+    expect(page.locator("#lora-message")).to_contain_text("Opened demo.toml")
+    page.locator("#lora-train_data_dir a[href$='#see-images']").click()
+    expect(page.locator(".dataset-status")).to_have_text(re.compile(r"^\d+ images$"))
+    page.locator(".image-cell").nth(5).click()
+    page.evaluate("scrollTo(0, 0)")
+    page.mouse.move(0, 0)
+    save(page, DOCS / "dataset.png")
+
+
 def runs_tab(page: Any, folder: Path) -> None:
     page.locator("#runs-button").click()
     expect(page.locator("#runs-run .before-after")).to_be_visible()
@@ -120,6 +132,7 @@ def generate_tab(page: Any, folder: Path) -> None:
 
 OF_DEMO: dict[str, Callable[[Any, Path], None]] = {
     "page": training_tab,
+    "dataset": dataset_tab,
     "runs": runs_tab,
     "compare-checkpoints": checkpoints,
     "generate": generate_tab,

@@ -5,6 +5,7 @@ var ImageDetail = (() => {
   const nameOf = (path) => path.split(/[/\\]/).pop();
   const sides = (size) => (size ? `${size[0]} × ${size[1]}` : "");
   const percent = (share) => `${(100 * share).toFixed(share && share < 0.1 ? 1 : 0)} %`;
+  const weight = (bytes) => (bytes < 1e6 ? `${Math.ceil(bytes / 1e3)} kB` : `${(bytes / 1e6).toFixed(1)} MB`);
   const thumbnail = ({ key }) => url(`dataset/thumbnail/${key}`);
   const preview = ({ key }) => url(`dataset/preview/${key}`);
 
@@ -32,11 +33,12 @@ var ImageDetail = (() => {
     const where = cut ? `crops ${percent(cut)}` : "crops nothing";
     const bars = measures?.bars.map((share, side) => share && `${["left", "top", "right", "bottom"][side]} ${percent(share)}`).filter(Boolean);
     const rows = [
-      ["Size", image.size ? `${sides(image.size)}${image.bytes ? `, ${(image.bytes / 2 ** 20).toFixed(image.bytes < 2 ** 20 ? 2 : 1)} MB` : ""}` : "not known"],
-      image.bucket ? ["Bucket", `${image.bucket.replace("x", " × ")}, ${scale(image)}, ${where}`] : ["Bucket", "none"],
+      ["Size", image.size ? `${sides(image.size)}${image.bytes ? `, ${weight(image.bytes)}` : ""}` : "not known"],
+      image.bucket ? ["Bucket", `${image.bucket.replaceAll("x", " × ")}, ${scale(image)}, ${where}`] : ["Bucket", "none"],
       image.varies.length ? ["Varies", `${image.varies.join(", ")}: different in every step`] : null,
       ROLES[image.role] ? ["Use", image.why ? `${ROLES[image.role]}: ${image.why}` : ROLES[image.role]] : null,
       image.role === "left out" ? null : ["Repeats", String(image.repeats)],
+      image.frames ? ["Clip", `${image.frames} frames of it; the first is measured`] : null,
       image.mask ? ["Mask", "yes"] : null,
       image.controls ? ["Control images", String(image.controls)] : null,
       ["Latents", image.cached ? "a cache file is next to it; training checks whether it is valid" : "not cached on disk"],

@@ -31,7 +31,7 @@ var EpochSum = (() => {
     const several = new Set(buckets.map(({ dataset }) => dataset)).size > 1;
     const row = (bucket) => {
       const isChosen = chosen && chosen.bucket === bucket.bucket && chosen.dataset === bucket.dataset;
-      const way = button(bucket.bucket.replace("x", " × "), () => choose(isChosen ? null : bucket), { class: "link", "aria-pressed": String(Boolean(isChosen)), title: "Show only the images of this bucket" });
+      const way = button(bucket.bucket.replaceAll("x", " × "), () => choose(isChosen ? null : bucket), { class: "link", "aria-pressed": String(Boolean(isChosen)), title: "Show only the images of this bucket" });
       const cells = [several ? el("td", {}, String(bucket.dataset + 1)) : null, el("td", {}, way), ...[number(bucket.images), number(bucket.per_epoch), batches(bucket)].map((text) => el("td", {}, text))];
       return el("tr", isChosen ? { class: "is-chosen" } : {}, ...cells.filter(Boolean));
     };

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.browser.page_help import expect, variant
+from sd_scripts.formats.toml_files import write_toml
+from tests.browser.page_help import expect
 from tests.browser.test_page import open_file
 from tests.browser.test_page_width import too_wide
 from tests.support.data import make_folder, make_image
@@ -30,9 +31,12 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def dataset(page: Any, demo: Path, photos: Path) -> Any:
+def dataset(page: Any, photos: Path) -> Any:
     """The page with the images of a form's field, all looked at."""
-    open_file(page, variant(demo, "photos", train_data_dir=str(photos), resolution="96,96", enable_bucket=True))
+    sizes = {"resolution": "96,96", "enable_bucket": True, "min_bucket_reso": 64, "bucket_reso_steps": 32}
+    values = {"train_data_dir": str(photos), "caption_extension": ".txt", "max_train_steps": 8, **sizes}
+    write_toml(photos / "photos.toml", {"family": "sdxl", "method": "lora", **values})
+    open_file(page, photos / "photos.toml")
     page.locator("#lora-train_data_dir a[href$='#see-images']").click()
     expect(page.locator(".dataset-status")).to_have_text(f"{MANY} images")
     return page
