@@ -1,85 +1,96 @@
-"""Writes caption files whole, and spares those that a person wrote: it remembers which texts came from a model."""
+"""The captions of a job's images: who wrote them, and writing them whole, a group at a time, so that each group can be
+undone in the tab Dataset."""
 
-import contextlib
-import hashlib
-import json
-from collections.abc import Iterable
+import os
+import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from sd_scripts.formats.atomic_files import write_whole
-from sd_scripts.formats.disk import saving
-from sd_scripts.formats.images.caption_files import find_captions
-from sd_scripts.formats.images.folder_names import dotted
-from sd_scripts.formats.private import private_folder
-from sd_scripts.runs.store import state_folder
+from sd_scripts.formats.editing.editor import ChangedOutside, TextEdit
+from sd_scripts.formats.editing.journal import Author
+from sd_scripts.formats.editing.places import Place, caption_places, read_places, text_of, version_of
+from sd_scripts.machine.dataset_journal import dataset_editor
 
-LARGEST_CAPTION = 100_000
-"""Bytes; a longer text file is not a caption."""
+GROUP = 100
+"""Images of a group, unless it takes longer than GROUP_SECONDS."""
+GROUP_SECONDS = 5.0
+HAND = ("hand", "outside")
+"""Authors whose captions are spared."""
 
 
 class CaptionStore:
-    """The caption files of some images."""
+    """The captions next to some images.
 
-    def __init__(self, images: Iterable[Path], extension: str):
-        self._files = caption_files(images, extension)
-        self._record = private_folder(state_folder()) / "written-captions.jsonl"
-        self._ours = _written(self._record)
+    `scope`: the folder that is captioned; `label`: what the list of edits shows; `author`: of the new captions.
+    """
+
+    def __init__(self, images: Iterable[Path], extension: str, *, scope: Path, label: str, author: Author) -> None:
+        self._editor = dataset_editor()
+        self._scope = str(scope.absolute())
+        self._label = label
+        self._author: Author = author
+        self._places = caption_places([*images], extension)
+        self._problems: dict[Path, str] = {}
+        self._contents: dict[Path, bytes | None] = {}
+        for image, place in self._places.items():
+            self._read(image, place)
+        known = {self._places[image]: content for image, content in self._contents.items()}
+        self._authors = self._editor.journal.authors(known)
+        self._waiting: dict[Path, str] = {}
+        self._since = time.monotonic()
+
+    def _read(self, image: Path, place: Place) -> None:
+        try:
+            content = read_places([place])[place]
+            text_of(place, content)
+            self._contents[image] = content
+        except ValueError as error:
+            self._problems[image] = str(error)
 
     def text(self, image: Path) -> str:
-        """Return the caption of an image; empty if it has none. Raises ValueError, one sentence, if it is not text."""
-        file = self._files[image]
-        try:
-            with file.open("rb") as opened:
-                content = opened.read(LARGEST_CAPTION + 1)
-        except FileNotFoundError:
-            return ""
-        except OSError as error:
-            raise ValueError(f"'{file}' cannot be read: {error.strerror or error}") from None
-        try:
-            if len(content) > LARGEST_CAPTION or b"\0" in content:
-                raise ValueError
-            return content.decode("utf-8-sig").strip()
-        except ValueError:
-            raise ValueError(f"'{file}' is not a caption in UTF-8; save it as UTF-8") from None
+        """Return the caption that an image had when the job started; empty if it had none. Raises ValueError, one
+        sentence, if it is not text."""
+        if problem := self._problems.get(image):
+            raise ValueError(problem)
+        return text_of(self._places[image], self._contents[image]).strip()
 
     def is_hand_written(self, image: Path) -> bool:
-        """Return whether an image has a caption that no job of ours wrote in this form."""
-        text = self.text(image)
-        return bool(text) and self._ours.get(str(self._files[image])) != _version(text)
+        """Return whether an image has a caption of a person or of a different program."""
+        return bool(self.text(image)) and self._authors.get(self._places[image]) in HAND
 
-    def write(self, image: Path, text: str) -> None:
-        """Write a caption. Raises NotWritten, one sentence, if that fails; the file then is as before."""
-        file = self._files[image]
-        with saving(file):
-            write_whole(file, f"{text}\n")
-        self._ours[str(file)] = _version(text)
-        with contextlib.suppress(OSError), self._record.open("a", encoding="utf-8") as record:
-            record.write(json.dumps([str(file), _version(text)]) + "\n")
+    def add(self, image: Path, text: str) -> Mapping[Path, str]:
+        """Write a caption, together with others; return those that were changed by somebody else and are kept: image
+        -> why. Raises NotWritten, one sentence, if writing fails; the files of the group are then as before."""
+        self._waiting[image] = text
+        is_due = len(self._waiting) >= GROUP or time.monotonic() > self._since + GROUP_SECONDS
+        return self.flush() if is_due else {}
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether captions are not written yet."""
+        return bool(self._waiting)
 
-def caption_files(images: Iterable[Path], extension: str) -> dict[Path, Path]:
-    """Return the caption file of each image as training finds it; of an image that has none, where it will be."""
-    by_folder: dict[Path, list[Path]] = {}
-    for image in images:
-        by_folder.setdefault(image.parent, []).append(image)
-    files = {}
-    for folder, within in by_folder.items():
-        found = find_captions(folder, within, extension).found
-        for image in within:
-            file = found.get(image) or image.with_name(image.stem + dotted(extension))
-            files[image] = file.resolve() if file.is_symlink() else file
-    return files
-
-
-def _written(record: Path) -> dict[str, str]:
-    ours: dict[str, str] = {}
-    with contextlib.suppress(OSError), record.open(encoding="utf-8") as lines:
-        for line in lines:
-            with contextlib.suppress(ValueError):  # cut off by a full disk
-                file, version = json.loads(line)
-                ours[file] = version
-    return ours
+    def flush(self) -> Mapping[Path, str]:
+        """Write the captions that wait, as `add`."""
+        waiting, self._waiting = self._waiting, {}
+        self._since = time.monotonic()
+        kept: dict[Path, str] = {}
+        while waiting:
+            edits = [
+                TextEdit(place=self._places[image], text=text, seen=version_of(self._contents[image]))
+                for image, text in waiting.items()
+            ]
+            try:
+                self._editor.write(self._scope, self._label, edits, self._author)
+                return kept
+            except ChangedOutside as error:
+                changed = {conflict.place for conflict in error.conflicts}
+                gone = [image for image in waiting if self._places[image] in changed]
+                kept |= dict.fromkeys(gone, "its caption was changed in the meantime")
+                waiting = {image: text for image, text in waiting.items() if image not in kept}
+        return kept
 
 
-def _version(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:20]
+def common_folder(images: Iterable[Path]) -> Path:
+    """Return the folder that contains all of some images."""
+    return Path(os.path.commonpath([image.absolute().parent for image in images]))

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,10 +16,11 @@ from sd_scripts.formats.images.image_folders import IMAGE_SUFFIXES, has_suffix
 from sd_scripts.formats.images.metadata_file import require_images
 from sd_scripts.formats.words import counted, some
 from sd_scripts.options.captioning.images import CaptionImagesOptions, CaptionModelOptions
+from sd_scripts.options.captioning.known_models import default_model
 from sd_scripts.options.captioning.text import CaptionTextOptions, TaggerOptions
 from sd_scripts.runs.reporter import Reporter
 from sd_scripts.runs.tool import start_phase
-from sd_scripts.tools.captioning.caption_store import CaptionStore
+from sd_scripts.tools.captioning.caption_store import CaptionStore, common_folder
 from sd_scripts.tools.captioning.caption_text import framed, joined, split_tags, with_trigger
 from sd_scripts.tools.captioning.done_list import DoneList
 from sd_scripts.tools.captioning.endpoint import jpeg
@@ -78,7 +79,7 @@ def caption_images(given: Given, reporter: Reporter) -> None:
     result = Result(tried=options.try_images > 0)
     _remark(given, reporter)
     images = _images(options)
-    store = CaptionStore(images, options.caption_extension)
+    store = _store(given, images)
     done = DoneList(_key_of(given), keep=not result.tried)
     todo = _to_caption(images, store, options, done, result)
     if options.try_images:
@@ -102,19 +103,24 @@ class _Job:
         self._counts_tags: bool = given[TaggerOptions].frequency_tags
         self._reporter, self._writer, self._store, self._done, self._result = reporter, writer, store, done, result
         self._tags: list[list[str]] = []
+        self._waiting: list[Path] = []
+        """Images whose caption is in the store's next group."""
 
     def run(self, images: Sequence[Path]) -> None:
         """Caption these images, a batch at a time."""
         progress = start_phase(self._reporter, "captioning")
         finished = 0
         progress(0, len(images))
-        for batch in _batches(images, self._writer.batch_size):
-            tasks = [self._task(path, pixels) for path, pixels in batch if not self._is_unreadable(path, pixels)]
-            for task, text in zip(tasks, self._captions(tasks), strict=True):
-                if text is not None:
-                    self._write(task, text)
-            finished += len(batch)
-            progress(finished, len(images))
+        try:
+            for batch in _batches(images, self._writer.batch_size):
+                tasks = [self._task(path, pixels) for path, pixels in batch if not self._is_unreadable(path, pixels)]
+                for task, text in zip(tasks, self._captions(tasks), strict=True):
+                    if text is not None:
+                        self._take(task, text)
+                finished += len(batch)
+                progress(finished, len(images))
+        finally:  # after a stop, too
+            self._note_written(self._store.flush())
         if self._counts_tags:
             print(*(f"{count:6} {tag}" for tag, count in counted_tags(self._tags)), sep="\n", flush=True)
 
@@ -134,7 +140,7 @@ class _Job:
         try:
             return [*self._writer(tasks)]
         except ValueError as error:
-            if not self._result.written and not self._result.captions:
+            if not self._result.captions:
                 raise
             self._result.failed |= {str(task.path): str(error) for task in tasks}
             return [None] * len(tasks)
@@ -155,7 +161,16 @@ class _Job:
             file = self._reporter.folder.path / TRIED.format(len(self._result.captions) - 1)
             file.write_bytes(jpeg(task.pixels, THUMBNAIL_SIDE))
 
-    def _write(self, task: Task, text: str) -> None:
+    def _note_written(self, kept: Mapping[Path, str]) -> None:
+        """Count the captions that wait as written, except those that were kept."""
+        self._result.failed |= {str(image): why for image, why in kept.items()}
+        for image in self._waiting:
+            if image not in kept:
+                self._result.written += 1
+                self._done.add(image)
+        self._waiting = []
+
+    def _take(self, task: Task, text: str) -> None:
         if not text:
             self._result.failed[str(task.path)] = "the model gave no text"
             return
@@ -170,18 +185,17 @@ class _Job:
             self._result.captions.append(row | self._kept(task))
         if self._result.tried:
             self._show(task)
-            kept = "".join(f"\n  {why}" for why in self._kept(task).values())
-            print(f"{task.path.name}\n  before: {task.before or '-'}\n  after:  {after}{kept}", flush=True)
+            remark = "".join(f"\n  {why}" for why in self._kept(task).values())
+            print(f"{task.path.name}\n  before: {task.before or '-'}\n  after:  {after}{remark}", flush=True)
             return
         if after == task.before:
             self._result.unchanged += 1
-        elif self._store.text(task.path) != task.before:
-            self._result.failed[str(task.path)] = "its caption was changed in the meantime"
+            self._done.add(task.path)
             return
-        else:
-            self._store.write(task.path, after)
-            self._result.written += 1
-        self._done.add(task.path)
+        self._waiting.append(task.path)
+        kept = self._store.add(task.path, after)
+        if not self._store.has_waiting:
+            self._note_written(kept)
 
 
 def _batches(images: Sequence[Path], size: int) -> Iterator[list[tuple[Path, Pixels | ValueError]]]:
@@ -201,6 +215,20 @@ def _pixels(path: Path) -> Pixels | ValueError:
         return read_image(path)[0]
     except UnreadableImage as error:
         return error
+
+
+def _store(given: Given, images: Sequence[Path]) -> CaptionStore:
+    options: CaptionImagesOptions = given[CaptionImagesOptions]
+    model: CaptionModelOptions = given[CaptionModelOptions]
+    name = Path(model.model or default_model(model.method)).name
+    is_tagger = model.method == "tagger"
+    return CaptionStore(
+        images,
+        options.caption_extension,
+        scope=Path(options.train_data_dir) if options.train_data_dir else common_folder(images),
+        label=f"{'Tags' if is_tagger else 'Captions'} by {name}",
+        author="tagger" if is_tagger else "model",
+    )
 
 
 def _images(options: CaptionImagesOptions) -> list[Path]:

@@ -13,11 +13,10 @@ from sd_scripts.finetune import (
     make_captions_by_git,
     tag_images_by_wd14_tagger,
 )
-from sd_scripts.formats.disk import NotWritten
+from sd_scripts.machine.dataset_journal import dataset_editor
 from sd_scripts.runs.folder import RunFolder, read_json
 from sd_scripts.settings.compat.captioning import OPTIONS
 from sd_scripts.tools.captioning.__main__ import COMMAND
-from sd_scripts.tools.captioning.caption_store import CaptionStore
 from sd_scripts.tools.captioning.tagger import Tagger
 from sd_scripts.tools.lora.command import Command
 from tests.support.captioning_models.tagging import COLOURS, caption, captions, write_colours, write_tagger
@@ -133,14 +132,15 @@ def test_a_full_disk_ends_the_job_in_one_sentence_and_loses_no_caption(
             raise OSError(errno.ENOSPC, "No space left on device")
         original(source, target)
 
-    monkeypatch.setattr(os, "replace", full)
     flags = (images, "--model", tagger, "--existing", "append", "--overwrite_hand")
-    assert caption(*flags) == 1
-    assert (
-        capsys.readouterr().err == f"'{images / 'green.txt'}' could not be written: the disk is full; free some space\n"
-    )
-    assert captions(images) == {"blue": "blue sky", "green": "before"}
-    assert {path.name for path in images.iterdir()} == {*(f"{name}.png" for name in COLOURS), "blue.txt", "green.txt"}
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", full)
+        assert caption(*flags) == 1
+    assert capsys.readouterr().err == f"'{images}' could not be written: the disk is full; free some space\n"
+    assert {path.name for path in images.iterdir()} == {*(f"{name}.png" for name in COLOURS), "green.txt"}
+    assert captions(images) == {"green": "before"}
+    assert caption(*flags) == 0
+    assert captions(images) == {**TAGGED, "green": "before, green hair"}
 
 
 def test_a_caption_that_changes_during_the_job_is_kept(
@@ -241,19 +241,24 @@ def test_sd_scripts_tagger_keeps_its_command_line(tagger: Path, images: Path) ->
     assert captions(images, ".tags") == {"blue": "blue sky", "red": "red fox (forest)"}
 
 
-def test_a_store_knows_its_own_texts_again(images: Path) -> None:
-    image = images / "red.png"
-    CaptionStore([image], ".txt").write(image, "ours")
-    assert not CaptionStore([image], ".txt").is_hand_written(image)
-    (images / "red.txt").write_text("ours, changed\n")
-    assert CaptionStore([image], ".txt").is_hand_written(image)
+def test_a_job_is_undone_in_the_tab_dataset(tagger: Path, images: Path) -> None:
+    (images / "red.txt").write_bytes(b"my words\r\n")
+    caption(images, "--model", tagger, "--existing", "append", "--overwrite_hand")
+    assert captions(images)["red"] == "my words, red fox (forest)"
+    editor = dataset_editor()
+    assert [action.label for action in editor.journal.actions(str(images), "done")] == [f"Tags by {tagger.name}"]
+    editor.undo(str(images))
+    assert [file.name for file in images.glob("*.txt")] == ["red.txt"]
+    assert (images / "red.txt").read_bytes() == b"my words\r\n"
+
+
+def test_captions_that_are_not_text_are_named_and_kept(tagger: Path, images: Path, tmp_path: Path) -> None:
     (images / "red.txt").write_bytes(b"\xff\xfe\0")
-    with pytest.raises(ValueError, match="is not a caption in UTF-8"):
-        CaptionStore([image], ".txt").text(image)
-    (images / "red.txt").unlink()
-    (images / "red.txt").mkdir()
-    with pytest.raises(NotWritten):
-        CaptionStore([image], ".txt").write(image, "ours")
+    (images / "green.txt").mkdir()
+    assert caption(images, "--model", tagger, "--existing", "replace", "--run_dir", tmp_path / "run") == 0
+    assert {Path(path).name for path in result(tmp_path / "run")["failed"]} == {"red.png", "green.png"}
+    assert (images / "red.txt").read_bytes() == b"\xff\xfe\0"
+    assert (images / "blue.txt").read_text() == "blue sky"
 
 
 def test_every_option_is_documented() -> None:
