@@ -80,7 +80,7 @@ def make(folder: Path, family: str = DEFAULT, method: str = "lora") -> Path:
 
 
 def make_untrained(folder: Path, family: str, method: str = "lora") -> Path:
-    """Write the same for a model with random weights and twelve images, or clips of which it generates two."""
+    """Write the same for a model with random weights and twelve images, or clips; of clips it also generates two."""
     tiny = module_of(family, "tiny")  # imports torch, which --help should not wait for
     folder = new_folder(folder)
     miniature = tiny.write_miniature(folder)

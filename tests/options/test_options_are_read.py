@@ -66,7 +66,9 @@ def is_read(option: Option, group: type[OptionGroup]) -> bool:
     for path, found in outside().items():
         if group.__name__ in found.classes and names & found.attributes:
             return True
-        if "data" in path.parts and option.name in found.fields:  # blueprint.py fills its records by the fields' names
+        if {"data", "clips"} & {
+            *path.parts
+        } and option.name in found.fields:  # blueprint.py fills these records by name
             return True
         if option.name in found.texts and path.name not in ONLY_NAME_OPTIONS:  # values[name], getattr(group, name)
             return True

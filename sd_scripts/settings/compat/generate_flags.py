@@ -77,7 +77,7 @@ class OtherFlags(OptionGroup, title="Flags of sd-scripts and musubi-tuner", meth
     )
     interactive: bool = refused("is not supported; use the tab Generate, or --resident")
     force_v2_1_time_embedding: bool = unused("all frames of a clip share one timestep anyway")
-    offload_inactive_dit: bool = unused("the second model of Wan 2.2 is loaded for its steps only")
+    offload_inactive_dit: bool = unused("a second denoiser is loaded for its steps only")
     lazy_loading: bool = unused("components are loaded one at a time")
     vae_dtype: list[str] = unused("the VAE computes in dtype, or in float32 with no_half_vae", [])
     vae_cache_cpu: bool = unused("the VAE keeps the frames that it needs on its device")
