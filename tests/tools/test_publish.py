@@ -64,7 +64,9 @@ def test_a_model_trained_from_a_file_names_its_family_and_purpose(trained: Run) 
         "flux_kontext": ("black-forest-labs/FLUX.1-Kontext-dev", "image-to-image"),
         "qwen_image": ("Qwen/Qwen-Image", "text-to-image"),
         "qwen_image_edit": ("Qwen/Qwen-Image-Edit-2509", "image-to-image"),
-    }
+        "wan": ("Wan-AI/Wan2.1-T2V-14B-Diffusers", "text-to-image"),
+        "wan_5b": ("Wan-AI/Wan2.2-TI2V-5B-Diffusers", "text-to-image"),
+    }, "its samples are images"
 
 
 @pytest.mark.parametrize(

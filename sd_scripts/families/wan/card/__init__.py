@@ -174,7 +174,7 @@ CARD = FamilyCard(
             (ENCODER, "blocks.0.attn.q.weight", 1, 4096, ENCODER_XXL),
         ),
     ),
-    hub=HubCard(model=HUB_MODEL, tags=("text-to-video",)),
+    hub=HubCard(model=HUB_MODEL),
     problems=PROBLEMS,
     remarks=REMARKS,
 )
