@@ -70,6 +70,15 @@ def test_clips_and_images_are_trained_together_cached_and_resumed(runs: dict[str
     assert runs["clips_resumed"]["losses"] == runs["clips"]["losses"][2:]
 
 
+def test_the_plan_counts_clips_and_their_parts(found: dict[str, Any]) -> None:
+    """Two clips of 9 frames: nine parts of one frame each, one of five, and an image; each ten times."""
+    assert found["plan"] == [
+        ["Images", "3 (210 per epoch with repeats)"],
+        ["Clips", "2 clips give 20 samples of 1 to 5 frames"],
+        ["Buckets", "2: 64x64 (190), 64x64x5 (20)"],
+    ]
+
+
 def test_samples_are_clips(runs: dict[str, Any]) -> None:
     assert runs["lora"]["samples"] == [[".mp4", "clip", 3, 12.0]]
 

@@ -11,10 +11,14 @@ from sd_scripts.families.common.family import family_of
 from sd_scripts.formats.images.generated_files import read_generated
 from sd_scripts.generating.work import Worker
 from sd_scripts.options.generating.generate import PREVIEW
+from sd_scripts.planning.run_plan import plan_run
+from sd_scripts.planning.text import rows
 from sd_scripts.runs.comparison import FOLDER, read_comparison
 from sd_scripts.runs.folder import new_run_folder
 from sd_scripts.runs.reporter import Reporter
+from sd_scripts.settings.catalog import script_for
 from sd_scripts.settings.generate_settings import settings_of
+from sd_scripts.settings.reading import from_values
 from sd_scripts.testing import clips, demo_images
 from sd_scripts.tools.compare_checkpoints import COMMAND
 from tests.support.training import Run, train, train_whole
@@ -80,6 +84,9 @@ def main(folder: Path) -> None:
     parts = {"train_data_dir": data, **PARTS}
     runs["clips"] = train(model, folder / "of_clips", **parts, max_train_steps=4, save_state=True, save_every_n_steps=2)
     runs["clips_cached"] = train(model, folder / "clips_cached", **parts, **CACHES, max_train_steps=4)
+    of_clips = {name: str(value) if isinstance(value, Path) else value for name, value in parts.items()}
+    settings = from_values(script_for("reel", "lora"), {**of_clips, "learning_rate": 1e-4, "max_train_steps": 4})
+    plan = [row for row in rows(plan_run(settings)) if row[0] in ("Images", "Clips", "Buckets")]
     resumed = {"max_train_steps": 4, "resume": folder / "of_clips" / "short-step00000002-state"}
     runs["clips_resumed"] = train(model, folder / "clips_resumed", **parts, **resumed)
     state = folder / "whole" / "short-step00000002-state"
@@ -87,7 +94,11 @@ def main(folder: Path) -> None:
     runs["goes_on"] = train_whole(model.__class__(family="reel", files={
         "pretrained_model_name_or_path": folder / "full" / "short.safetensors"
     }, data_dir=model.data_dir), folder / "goes_on", max_train_steps=1)  # fmt: skip
-    found = {"runs": {name: told(run) for name, run in runs.items()}, "variant": describe(model.checkpoint).variant}
+    found = {
+        "runs": {name: told(run) for name, run in runs.items()},
+        "plan": plan,
+        "variant": describe(model.checkpoint).variant,
+    }
     found |= {"generated": generate(folder, model), "compared": compare(runs["lora"])}
     print("RESULT" + json.dumps(found))
 

@@ -64,7 +64,8 @@ class Command:
             return MISTAKE
         values = vars(flags.parse_args(argv))
         run_dir = values.pop("run_dir")
-        values.pop("config_file", None)
+        if self.read_settings:  # of a tool without, it may be an option
+            values.pop("config_file")
         word = values.pop("word", None)
         if word is not None:
             values[self.positional] = word
