@@ -64,7 +64,8 @@ class Command:
             return MISTAKE
         values = vars(flags.parse_args(argv))
         run_dir = values.pop("run_dir")
-        values.pop("config_file", None)
+        if self.read_settings:
+            values.pop("config_file", None)
         word = values.pop("word", None)
         if word is not None:
             values[self.positional] = word
