@@ -21,7 +21,7 @@ EVIL = "<img src=x onerror='window.evil=1'>"
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("photos")
     folder = root / "2_cat"
-    make_folder(folder, [(96, 64) if number % 3 else (64, 64) for number in range(MANY - 2)], "cat, sofa")
+    make_folder(folder, [(128, 64) if number % 3 else (64, 64) for number in range(MANY - 2)], "cat, sofa")
     make_image(folder / f"evil{EVIL.replace('/', '')}.png", (64, 64))
     (folder / f"evil{EVIL.replace('/', '')}.txt").write_text(f"{EVIL}, <script>window.evil=1</script>")
     (folder / "broken.png").write_bytes(b"no image")
