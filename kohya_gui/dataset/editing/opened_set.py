@@ -114,10 +114,14 @@ def opened(body: Mapping[str, Any], allowed_paths: AllowedPaths) -> OpenedSet:
     if not isinstance(extension, str) or not is_ending(extension) or len(extension) > 20:
         raise ValueError("caption_extension: must be a file extension, such as .txt")
     path = allowed_paths.check("place", place.strip().strip('"'))
+    masks = _mask_folders(body.get("masks"))
     if path.is_dir():
         folders = [path, *(each for each in sorted(path.iterdir()) if each.is_dir() and numbered(each.name))]
         return _allowed(
-            OpenedSet(place=path, sources=tuple(_folder(each, extension) for each in folders)), allowed_paths
+            OpenedSet(
+                place=path, sources=tuple(Source(folder=each, extension=extension, masks=masks) for each in folders)
+            ),
+            allowed_paths,
         )
     match path.suffix.lower():
         case ".toml":
@@ -129,8 +133,13 @@ def opened(body: Mapping[str, Any], allowed_paths: AllowedPaths) -> OpenedSet:
     raise ValueError(f"place: '{place}' is neither a folder nor a dataset file (.toml, .json, .jsonl)")
 
 
-def _folder(path: Path, extension: str) -> Source:
-    return Source(folder=path, extension=extension)
+def _mask_folders(named: Any) -> tuple[Path, ...]:
+    """Return the folders of masks and control images that the settings of a training name."""
+    if named is None:
+        return ()
+    if not isinstance(named, list) or not all(isinstance(path, str) for path in named):
+        raise ValueError("masks: must be a list of folders")
+    return tuple(_path(path) for path in named if path.strip())
 
 
 def _configured(path: Path, extension: str) -> OpenedSet:

@@ -15,6 +15,7 @@ var Captions = (() => {
   let isDirty = false;
   const saving = new Map(); // path -> the end of its saving
   const drafts = new Map(); // path -> a text that is not saved yet
+  const contested = new Set(); // paths of captions that somebody else changed too, until a person has chosen a text
   let saveTimer = null;
   let countTimer = null;
   let refs = null;
@@ -35,7 +36,11 @@ var Captions = (() => {
     return folders;
   };
   const separator = () => Studio.dataset.opened()?.caption_separator || ",";
-  const place = () => ({ place: Studio.dataset.folder(), extension: Studio.dataset.opened()?.caption_extension || ".txt" });
+  const place = () => {
+    const { conditioning_data_dir: masks, control_directory: controls } = Studio.dataset.form()?.values ?? {};
+    const extension = Studio.dataset.opened()?.caption_extension || ".txt";
+    return { place: Studio.dataset.folder(), extension, masks: [masks, controls].filter((path) => typeof path === "string" && path) };
+  };
   /** Send a request about the dataset that is open, and note what can be undone since. */
   const ask = async (route, body = {}) => {
     const answer = await send(`dataset/${route}`, { ...place(), ...body }, { signal: AbortSignal.timeout(LONGEST) });
@@ -53,7 +58,7 @@ var Captions = (() => {
   const take = (captions) => {
     const changes = {};
     for (const [each, caption] of Object.entries(captions)) changes[each] = { caption: caption.text.trim().split("\n")[0], captioned: caption.captioned };
-    if (path in captions) {
+    if (path in captions && !contested.has(path)) {
       seen = captions[path];
       if (!isDirty) show();
     }
@@ -61,8 +66,9 @@ var Captions = (() => {
   };
   /** Show an answer to a change: the captions, or why it was refused. */
   const taken = (answer) => {
-    if (answer.captions) take(answer.captions);
     if (answer.refused) conflict(answer);
+    if (answer.captions) take(answer.captions);
+    if (answer.refused) say("Not saved");
     else if (answer.done) say(answer.done);
     return !answer.refused;
   };
@@ -108,6 +114,10 @@ var Captions = (() => {
   const save = () => {
     clearTimeout(saveTimer);
     if (!isDirty || !path || !seen) return saving.get(path);
+    if (contested.has(path)) {
+      drafts.set(path, text());
+      return say("Not saved: choose one of the two texts");
+    }
     if (saving.has(path)) return saving.get(path).then(save);
     const mine = { path, text: text(), version: seen.version };
     drafts.set(mine.path, mine.text);
@@ -119,24 +129,30 @@ var Captions = (() => {
       }
       if (path === mine.path && text() === mine.text) isDirty = Boolean(answer.refused);
       taken(answer);
-      if (path === mine.path) describe();
+      if (path === mine.path && seen) describe();
     }).then(() => saving.delete(mine.path));
     saving.set(mine.path, work);
     return work;
   };
 
   /** Show both texts of captions that somebody else changed; nothing was written. */
-  const conflict = ({ refused, conflicts, captions }) => {
+  const conflict = ({ refused, conflicts, captions = {} }) => {
     const close = () => refs.conflict.replaceChildren();
+    clearTimeout(saveTimer);
     const rows = conflicts.slice(0, 3).map(({ path: each, theirs, yours }) => {
-      const use = async (wanted) => {
+      const now = captions[each];
+      if (now) contested.add(each);
+      const use = async (isTheirs) => {
+        const wanted = each === path ? text() : yours;
         close();
-        if (each === path && captions?.[each]) {
-          seen = captions[each];
+        contested.delete(each);
+        drafts.delete(each);
+        if (each === path) {
+          seen = now;
           isDirty = false;
         }
-        if (wanted === theirs) return each === path && seen ? show() : null;
-        await attempt(async () => taken(await ask("captions/write", { edits: { [each]: { text: wanted, version: captions?.[each]?.version } } })));
+        if (isTheirs) return each === path ? show() : null;
+        await attempt(async () => taken(await ask("captions/write", { edits: { [each]: { text: wanted, version: now.version } } })));
       };
       return el(
         "div",
@@ -144,12 +160,12 @@ var Captions = (() => {
         el("b", {}, split(each)[1]),
         el("p", {}, el("span", { class: "quiet" }, "There now: "), theirs || "(empty)"),
         el("p", {}, el("span", { class: "quiet" }, "Yours: "), yours || "(empty)"),
-        captions?.[each] ? el("p", { class: "ways" }, button("Keep theirs", () => use(theirs)), button("Write mine", () => use(yours))) : null,
+        now ? el("p", { class: "ways" }, button("Keep theirs", () => use(true)), button("Write mine", () => use(false))) : null,
       );
     });
-    const skip = captions && Object.keys(captions).length ? null : button("Leave these, and undo what came before", () => attempt(async () => (close(), taken(await ask("captions/skip")))));
+    const skip = Object.keys(captions).length ? null : button("Leave these, and undo what came before", () => attempt(async () => (close(), taken(await ask("captions/skip")))));
     refs.conflict.replaceChildren(
-      el("div", { class: "message message-warning", role: "alert" }, el("span", { class: "sign" }, "!"), el("div", {}, el("p", {}, refused), ...rows, el("p", { class: "ways" }, skip ?? "", button("Close", close)))),
+      el("div", { class: "message message-warning", role: "alert" }, el("span", { class: "sign" }, "!"), el("div", {}, el("p", {}, refused), ...rows, el("p", { class: "ways" }, skip ?? "", conflicts.some(({ path: each }) => captions[each]) ? "" : button("Close", close)))),
     );
   };
 
@@ -160,7 +176,7 @@ var Captions = (() => {
     clearTimeout(countTimer);
     countTimer = setTimeout(async () => {
       if (isCounting) return;
-      const form = Studio.dataset.form?.();
+      const form = Studio.dataset.form();
       if (!form) return unmeasured("no settings of a training are open");
       isCounting = true;
       const counted = text();
@@ -216,10 +232,12 @@ var Captions = (() => {
       show();
       if (!isSame) say("");
       const draft = drafts.get(path);
-      if (draft == null || saving.has(path) || draft === seen.text) return;
+      if (draft == null || saving.has(path) || draft === seen.text) return contested.delete(path);
       refs.text.value = draft; // it could not be saved before
       draw({ isNew: true });
-      edited();
+      isDirty = true;
+      if (contested.has(path)) conflict({ refused: "This caption was changed outside this page; nothing was written", conflicts: [{ path, theirs: seen.text, yours: draft }], captions });
+      else edited();
     });
   };
   const leave = () => {
@@ -236,7 +254,7 @@ var Captions = (() => {
   };
   /** Look whether somebody else has changed the caption that is shown. */
   const look = async () => {
-    if (!path || !seen || saving.size) return;
+    if (!path || !seen || saving.size || contested.has(path)) return;
     const mine = path;
     const answer = await ask("captions/changed", { images: byFolder([path]), versions: { [path]: seen.version } });
     if (!answer.captions || mine !== path || saving.size) return;

@@ -160,6 +160,16 @@ def test_an_edit_that_cannot_be_undone_does_not_hide_those_before_it(page: Page)
     assert {name: each["text"] for name, each in page.captions().items()}["a"] == "cat, a"
 
 
+def test_a_mask_moves_with_its_image(page: Page, tmp_path: Path) -> None:
+    mask = tmp_path / "masks" / "10_cat" / "a.png"
+    page.add(mask, "")
+    body = {"images": {str(page.cats): ["a.png"]}, "target": str(page.dogs), "masks": [str(tmp_path / "masks")]}
+    page.post("files/move", body)
+    assert (tmp_path / "masks" / "5_dog" / "a.png").is_file()
+    assert not mask.exists()
+    assert page.refused("captions/read", {"masks": "all"}) == "masks: must be a list of folders"
+
+
 def test_repeats_rename_a_folder_unless_a_run_uses_it(page: Page, tmp_path: Path) -> None:
     body = {"folder": str(page.cats), "repeats": 12}
     folder = new_run_folder(tmp_path / "runs", "my run")
