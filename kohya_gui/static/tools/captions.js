@@ -145,8 +145,11 @@
   // The job
 
   const act = (work) => attempt(home.said, work);
-  // A busy server may answer too late and start the job anyway, so it is looked at in either case.
-  const begin = (path, body) => act(() => send(path, body).finally(() => ((job = null), beat())));
+  // A busy server may answer too late and start the job anyway: its state shows whether it did.
+  const unlessLate = (error) => {
+    if (error.name !== "TimeoutError") throw error;
+  };
+  const begin = (path, body) => act(() => send(path, body).catch(unlessLate).finally(() => ((job = null), beat())));
   const start = (more) => begin("captions/start", request(more));
   const resume = () => begin("captions/resume", { key: home.key?.value ?? "" });
   const note = (kind, words) =>
