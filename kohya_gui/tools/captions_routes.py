@@ -11,10 +11,12 @@ from starlette.routing import Route
 
 from kohya_gui.access.allowed_paths import AllowedPaths
 from kohya_gui.server.json_routes import NotFound, get, post, upload
+from kohya_gui.tools.caption_queue import CaptionQueue
 from kohya_gui.tools.captions import LINKS, CaptionJob, chosen_images, described, hints, problems, read_values
 from sd_scripts.formats.documents import parse_toml
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.run_state import RunState
+from sd_scripts.runs.store import state_folder
 from sd_scripts.settings.compat.captioning import OPTIONS, read_document
 
 RESULT = "captions.json"
@@ -27,18 +29,23 @@ THUMBNAIL = "tried-{}.jpg"
 def routes(queue: RunQueue, allowed_paths: AllowedPaths) -> list[Route]:
     """Return the routes, for `launch(app_kwargs={"routes": ...})`."""
     job = CaptionJob(queue)
+    waiting = CaptionQueue(job, state_folder())
 
     def look(request: Request, body: Mapping[str, Any]) -> dict[str, Any]:
         return hints(read_values(_values(body)), chosen_images(body.get("images")), allowed_paths)
 
     def start(request: Request, body: Mapping[str, Any]) -> None:
-        """Start a job with the form's values; with `try` only on some images, without writing."""
+        """Start a job with the form's values, after those that run and wait; with `try` at once, only on some images
+        and without writing."""
         values = read_values(_values(body))
         images = chosen_images(body.get("images"))
         values["try_images"] = TRIED if body.get("try") else 0
         if mistakes := problems(values, images, allowed_paths):
             raise LINKS.refusal(mistakes)
-        job.start(values, images, _secrets(body))
+        if values["try_images"]:
+            job.start(values, images, _secrets(body))
+        else:
+            waiting.add(values, images, _secrets(body))
 
     def resume(request: Request, body: Mapping[str, Any]) -> None:
         """Continue the job that was stopped, with its settings."""
@@ -47,18 +54,19 @@ def routes(queue: RunQueue, allowed_paths: AllowedPaths) -> list[Route]:
             raise NotFound("There is no job to continue")
         if mistakes := problems(record["values"], record["images"], allowed_paths):
             raise LINKS.refusal(mistakes)
-        job.start(record["values"], record["images"], _secrets(body))
+        waiting.add(record["values"], record["images"], _secrets(body))
 
     def state(request: Request) -> dict[str, Any] | None:
         """Return the job if it changed since `known`."""
         if job.watched is None:
-            return {"known": job.version, "state": "", "over": True}
+            return {"known": job.version, "state": "", "over": True, "waiting": waiting.described()}
         run_state = job.watched.refresh()
-        known = job.version
+        listed = waiting.described()
+        known = f"{job.version}.{'.'.join(each['id'] for each in listed)}"
         if request.query_params.get("known") == known:
             return None
         result = job.result(RESULT) if run_state.over else None
-        return {"known": known, **_shown(run_state), "waits_for": job.waits_for, "record": job.record, "result": result}
+        return {"known": known, **_shown(run_state), "waits_for": job.waits_for, "result": result, "waiting": listed}
 
     def thumbnail(request: Request) -> Response:
         """Return a small image of those that were tried."""
@@ -76,6 +84,7 @@ def routes(queue: RunQueue, allowed_paths: AllowedPaths) -> list[Route]:
         post("captions/start", start),
         post("captions/resume", resume),
         post("captions/stop", lambda request, body: job.stop()),
+        post("captions/remove", lambda request, body: waiting.remove(body.get("id"))),
         upload("captions/settings", _settings, most=LARGEST_SETTINGS),
     ]
 

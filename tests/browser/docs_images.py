@@ -22,8 +22,10 @@ from sd_scripts.runs.comparison import FOLDER as COMPARISON
 from sd_scripts.runs.comparison import RESULT
 from sd_scripts.runs.store import RunStore
 from sd_scripts.testing import trained
+from sd_scripts.testing.demo_images import FOLDER, write_images
 from sd_scripts.tools.comparison.grid_image import load_font, wrapped
 from tests.browser.page_help import CHROMIUM, QUIET, TRAINING, Gui, ask_for, expect, settled
+from tests.support.captioning_models.tagging import write_tagger
 
 DOCS = Path(__file__).parents[2] / "docs"
 WIDE, NARROW = {"width": 1400, "height": 1000}, {"width": 800, "height": 1200}
@@ -130,6 +132,26 @@ def generate_tab(page: Any, folder: Path) -> None:
     save_two(page, "generate", "generate-800")
 
 
+def captions_tab(page: Any, folder: Path) -> None:
+    """Show images that a miniature tagger was tried on; one has a caption."""
+    images = write_images(folder / "images") / FOLDER
+    for number, caption in enumerate(sorted(images.glob("*.txt"))):
+        if number != 1:
+            caption.unlink()
+    tags = (("blue", 0), ("green", 0), ("red", 0), ("simple_background", 0), ("sensitive", 9), ("general", 9))
+    tagger = write_tagger(folder / "tagger", tags)
+    page.locator("#captions-button").click()
+    page.locator("#caption-train_data_dir").fill(str(images))
+    page.locator("#caption-model").fill(str(tagger))
+    page.locator("#caption-trigger").fill("shps")
+    page.locator("#caption-thresh").fill("0.2")
+    expect(page.locator("[data-hint=train_data_dir]")).to_contain_text("1 with a .txt file")
+    page.locator("[data-action=try-captions]").click()
+    expect(page.locator(".caption-changes tbody tr")).to_have_count(5)
+    save(page, DOCS / "captions.png")
+
+
+WITHOUT_DEMO: dict[str, Callable[[Any, Path], None]] = {"captions": captions_tab}
 OF_DEMO: dict[str, Callable[[Any, Path], None]] = {
     "page": training_tab,
     "dataset": dataset_tab,
@@ -173,8 +195,8 @@ def before_and_after(folder: Path, image: Path) -> None:
 def main(folder: Path, names: list[str]) -> None:
     """Write the images named, or all of them."""
     folder.mkdir(parents=True, exist_ok=True)
-    names = names or ["demo", *OF_DEMO, *SCENES]
-    if not {*names} <= {*SCENES} and not results(folder):
+    names = names or ["demo", *OF_DEMO, *WITHOUT_DEMO, *SCENES]
+    if not {*names} <= {*SCENES, *WITHOUT_DEMO} and not results(folder):
         assert demo.main(["--folder", str(folder / "demo")]) == 0
     if "demo" in names:
         before_and_after(folder, DOCS / "demo.png")
@@ -188,6 +210,8 @@ def main(folder: Path, names: list[str]) -> None:
                 page = open_page(browser, gui)
                 if name in OF_DEMO:
                     OF_DEMO[name](page, folder)
+                elif name in WITHOUT_DEMO:
+                    WITHOUT_DEMO[name](page, folder)
                 elif name in SCENES:
                     shoot(page, SCENES[name], folder, DOCS / f"{name}.png")
                 page.close()

@@ -145,8 +145,11 @@
   // The job
 
   const act = (work) => attempt(home.said, work);
-  // A busy server may answer too late and start the job anyway, so it is looked at in either case.
-  const begin = (path, body) => act(() => send(path, body).finally(() => ((job = null), beat())));
+  // A busy server may answer too late and start the job anyway: its state shows whether it did.
+  const unlessLate = (error) => {
+    if (error.name !== "TimeoutError") throw error;
+  };
+  const begin = (path, body) => act(() => send(path, body).catch(unlessLate).finally(() => ((job = null), beat())));
   const start = (more) => begin("captions/start", request(more));
   const resume = () => begin("captions/resume", { key: home.key?.value ?? "" });
   const note = (kind, words) =>
@@ -178,7 +181,8 @@
 
   const drawResult = () => {
     const { state, over, error, warnings, result } = job;
-    home.start.disabled = home.try.disabled = !over;
+    home.try.disabled = !over;
+    write(home.start, over ? "Start" : "Add to the queue");
     home.stop.hidden = over;
     home.stop.disabled = state === "stopping";
     home.resume.hidden = state !== "stopped" && state !== "lost" && state !== "failed";
@@ -190,8 +194,16 @@
     if (result) parts.push(el("p", {}, `${result.sentence}. Took ${Studio.duration(job.seconds)}`));
     for (const text of warnings ?? []) parts.push(note("warning", text));
     if (result?.captions.length) parts.push(el("div", { class: "caption-scroll", tabindex: 0, role: "region", "aria-label": "Captions" }, changes(result)));
+    if (job.waiting.length) parts.push(el("h4", {}, "Waiting"), el("ul", { class: "caption-queue" }, ...job.waiting.map(waitingJob)));
     home.result.replaceChildren(...parts);
   };
+  const waitingJob = ({ id, folder, images, method: by }) =>
+    el(
+      "li",
+      {},
+      el("span", {}, `${folder}${images ? ` (${images} chosen)` : ""}, ${by}`),
+      button("Remove", () => act(() => send("captions/remove", { id }).then(beat)), { "aria-label": `Remove ${folder}` }),
+    );
 
   // Settings files
 
@@ -237,7 +249,7 @@
     drawResult();
     if (job.over) look();
   };
-  const beat = Studio.whileShown("[data-captions]", EVERY, work, () => !job || !job.over);
+  const beat = Studio.whileShown("[data-captions]", EVERY, work, () => !job || !job.over || job.waiting.length > 0);
 
   /** Open the tab with a folder, or with some of its images, for other tabs of the page. */
   Studio.caption = async (folder, images = []) => {

@@ -78,6 +78,7 @@ BODIES: dict[str, tuple[dict[str, Any], ...]] = {
     "dataset/alike": ({"view": HERE}, {"view": "0", "distance": HERE}),
     "dataset/step": ({**DATASET, "step": HERE}, {**DATASET, "step": 1, "seed": HERE}),
     "captions/stop": ({"a": HERE},),
+    "captions/remove": ({"id": HERE},),
     "captions/resume": ({"key": HERE},),
     "generate/cancel": ({"id": HERE},),
     "dataset/tokens": ({"texts": HERE}, {"texts": ["a"], "tab": HERE}, {"texts": ["a"], "tab": "lora", "family": HERE}),

@@ -119,7 +119,7 @@ def test_a_try_a_job_and_its_captions(home: Path) -> None:
     client = page(home)
     values = {"train_data_dir": str(images), "model": str(tagger), "trigger": "sks"}
     assert client.post("/studio/captions/start", json={"values": values, "try": True}).json() == {"ok": True}
-    assert "already being captioned" in refusal(client, values=values)
+    assert "already being captioned" in refusal(client, values=values, **{"try": True})
     tried = ended(client)
     assert tried["state"] == "finished"
     assert [row["after"] for row in tried["result"]["captions"]] == [
@@ -132,6 +132,36 @@ def test_a_try_a_job_and_its_captions(home: Path) -> None:
     client.post("/studio/captions/start", json={"values": values, "images": chosen})
     assert ended(client)["result"]["written"] == 1
     assert captions(images) == {"blue": "sks, blue sky", "red": "mine"}
+
+
+@pytest.mark.run
+def test_jobs_wait_for_each_other_also_over_a_restart(home: Path, caption_server: CaptionServer) -> None:
+    folders = [write_colours(home / name, "red") for name in ("a", "b", "c", "d")]
+    caption_server.drips = True  # the first job does not end by itself
+    first = {"method": "endpoint", "endpoint": caption_server.url, "model": "m"}
+    second = {"model": str(write_tagger(home / "tagger"))}
+    client = page(home)
+    for folder, values in zip(folders, (first, second, second, second), strict=True):
+        body = {"values": {**values, "train_data_dir": str(folder)}, "key": SECRET}
+        assert client.post("/studio/captions/start", json=body).json() == {"ok": True}
+    listed = client.get("/studio/captions/job").json()["waiting"]
+    assert [each["folder"] for each in listed] == [str(folder) for folder in folders[1:]]
+    client.post("/studio/captions/remove", json={"id": listed[1]["id"]})
+    (saved,) = (home / "state").rglob("waiting-captions.json")
+    assert SECRET not in saved.read_text()
+    earlier = saved.read_text()
+    caption_server.ended.set()
+    wait_for(lambda: client.get("/studio/captions/job").json()["waiting"] == [])
+    ended(client)
+    assert [captions(folder) for folder in folders] == [
+        *({"red": "a caption"}, {"red": "red fox (forest)"}, {}, {"red": "red fox (forest)"})
+    ]
+    for folder in folders:
+        (folder / "red.txt").unlink(missing_ok=True)
+    saved.write_text(earlier)
+    later = page(home)
+    wait_for(lambda: [*captions(folders[1]), *captions(folders[3])] == ["red", "red"])
+    ended(later)
 
 
 @pytest.mark.run
