@@ -1,6 +1,6 @@
 @echo off
 rem Serve the GUI: gui.bat [--inbrowser] [--listen ADDRESS] [--server_port PORT] ...
-rem Train on a miniature, with nothing to download: gui.bat --demo [sdxl, flux, kontext or qwen] [flags of the training script]
+rem Train on a miniature, without a model to download: gui.bat --demo [sdxl, flux, kontext or qwen] [flags of the training script]
 setlocal EnableExtensions DisableDelayedExpansion
 call "%~dp0setup.bat" || goto failed
 "%python%" "%root%gui.py" %* || goto failed

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from diffusers import AutoencoderKL, UNet2DConditionModel
+from numpy.typing import NDArray
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -46,7 +47,7 @@ from sd_scripts.settings.catalog import script_for, script_path
 from sd_scripts.settings.settings import Settings
 from sd_scripts.testing import trained
 from sd_scripts.testing.miniature import AUTOENCODER, clip_config, clip_tokenizer, randomize, t5_tokenizer
-from sd_scripts.testing.shapes import SIDE, random_scene, words, write_scenes
+from sd_scripts.testing.shapes import SIDE, random_drawing, random_scene, words, write_scenes
 
 NOISE = 0.1
 """Deviation of the noise, relative to the latents' deviation, that the decoder learns to ignore."""
@@ -187,6 +188,19 @@ def pixels_of(folder: Path) -> Tensor:
     return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
 
 
+def drawings(count: int, seed: int) -> Tensor:
+    """Draw shapes in any colours, without which the autoencoder would know the colours of the scenes only."""
+    parts = [(count // 64, f"{seed} {part}") for part in range(64)]
+    with ProcessPoolExecutor() as processes:
+        return torch.from_numpy(np.concatenate(list(processes.map(_drawings_part, parts)))).permute(0, 3, 1, 2)
+
+
+def _drawings_part(part: tuple[int, str]) -> NDArray[np.uint8]:
+    count, seed = part
+    random = Random(seed)
+    return np.array([random_drawing(random) for _ in range(count)], np.uint8).reshape(-1, SIDE, SIDE, 3)
+
+
 def ignore_guidance(state: dict[str, Tensor]) -> None:
     """Make a FLUX.1 answer any guidance as it does the 1 that it was trained with."""
     weight, bias = (state.get(f"guidance_in.in_layer.{name}") for name in ("weight", "bias"))
@@ -203,6 +217,7 @@ def main() -> None:
     parser.add_argument("--widths", type=int, nargs="+", help="of the U-Net's levels, or of the transformer")
     parser.add_argument("--text_widths", type=int, nargs=2, default=[32, 64], help="of SDXL's text encoders")
     parser.add_argument("--images", type=int, default=24_000)
+    parser.add_argument("--drawings", type=int, default=48_000, help="in any colours, for the autoencoder alone")
     parser.add_argument("--autoencoder_steps", type=int, default=3500)
     parser.add_argument("--steps", type=int, default=12_000)
     parser.add_argument("--autoencoder_of", type=Path, help="take the autoencoder of this SDXL checkpoint")
@@ -230,7 +245,8 @@ def main() -> None:
         settings = Settings(script_for(family, "lora"), {MODEL: str(arguments.autoencoder_of)})
         modules[VAE].load_state_dict(family_of(family).open(settings, torch.float32).load().vae.state_dict())
     else:
-        train_autoencoder(modules[VAE], pixels_of(images), arguments.autoencoder_steps, generator)
+        pixels = torch.cat([pixels_of(images), drawings(arguments.drawings, arguments.seed)])
+        train_autoencoder(modules[VAE], pixels, arguments.autoencoder_steps, generator)
     files = write_untrained(family, modules, folder)
     report("autoencoder ready")
 

@@ -135,7 +135,7 @@ def add_to_list(run: Path) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Make the demo and, without --make, train on it; return the exit status of the training."""
     parser = argparse.ArgumentParser(
-        description="Train a LoRA, or a whole model, on a miniature; nothing is downloaded.",
+        description="Train a LoRA, or a whole model, on a miniature model; none is downloaded.",
         usage=f"%(prog)s [{' | '.join(FAMILIES)}] [--full] [--folder FOLDER] [--make] [flags of the training script]",
         epilog="All other flags are passed to the training script and override demo.toml, for example "
         "--blocks_to_swap 2 or --no-compile.",

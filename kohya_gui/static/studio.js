@@ -9,8 +9,11 @@ var Studio = (() => {
     return `${location.origin}${root}/${path.startsWith("studio/") ? path : `studio/${path}`}`;
   };
   const REFUSED = "Your session has ended: reload the page and log in";
+  const SILENT = "The program has not answered: this machine may be busy. Try again in a moment";
   const ask = async (path, options = {}) => {
-    const answer = await fetch(url(path), { signal: AbortSignal.timeout(15000), ...options });
+    const answer = await fetch(url(path), { signal: AbortSignal.timeout(15000), ...options }).catch((error) => {
+      throw error.name === "TimeoutError" ? new Error(SILENT) : error; // the browser's is "signal timed out"
+    });
     if (answer.status === 204) return null;
     const content = await answer.json().catch((error) => {
       if (answer.ok) throw error; // cut off: half an answer is none

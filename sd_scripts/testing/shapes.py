@@ -221,6 +221,16 @@ def random_scene(random: Random) -> Scene:
     )
 
 
+def random_drawing(random: Random) -> Image.Image:
+    """Draw a shape of any colour on a background of any colour, (128, 128): what an autoencoder is to know beyond the
+    colours of the scenes."""
+    rgb, ground = (tuple(random.randrange(256) for _ in range(3)) for _ in range(2))
+    radius = random.uniform(0.5 * SIZES["small"], 1.2 * SIZES["large"])
+    middle = (random.uniform(radius, SIDE - radius), random.uniform(radius, SIDE - radius))
+    shape = random.choice((*SHAPES, STAR))
+    return draw_shape(shape, rgb, ground, radius, middle, outlined=random.random() < 0.5)  # type: ignore[arg-type]
+
+
 def zorb_scene(random: Random) -> Scene:
     """Return a scene with a zorb."""
     return replace(random_scene(random), noun=ZORB, colour=ZORB_COLOUR)

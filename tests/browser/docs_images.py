@@ -90,6 +90,7 @@ def training_tab(page: Any, folder: Path) -> None:
     ask_for(page, folder / "demo" / "demo.toml")
     expect(page.locator("#lora-message")).to_contain_text("Opened demo.toml")
     expect(page.locator("#lora-run .before-after")).to_be_visible()
+    expect(page.locator("#lora-plan .plan summary")).to_be_visible()
     save_two(page, "page", "page-800")
 
 
@@ -129,6 +130,8 @@ def generate_tab(page: Any, folder: Path) -> None:
     tab.locator("#generate-go").click()
     expect(tab.locator(".request-doing")).to_contain_text("Done", timeout=TRAINING)
     expect(tab.locator(".generate-images .sample")).to_have_count(len(prompts))
+    # of a request that was answered late, on a busy machine
+    tab.locator(".message-error").evaluate_all("all => all.forEach((message) => message.remove())")
     save_two(page, "generate", "generate-800")
 
 
@@ -195,7 +198,10 @@ def before_and_after(folder: Path, image: Path) -> None:
 def main(folder: Path, names: list[str]) -> None:
     """Write the images named, or all of them."""
     folder.mkdir(parents=True, exist_ok=True)
-    names = names or ["demo", *OF_DEMO, *WITHOUT_DEMO, *SCENES]
+    known = ["demo", *OF_DEMO, *WITHOUT_DEMO, *SCENES]
+    if unknown := {*names} - {*known}:
+        sys.exit(f"No images are called {', '.join(sorted(unknown))}; choose from {', '.join(known)}")
+    names = names or known
     if not {*names} <= {*SCENES, *WITHOUT_DEMO} and not results(folder):
         assert demo.main(["--folder", str(folder / "demo")]) == 0
     if "demo" in names:

@@ -1,7 +1,7 @@
 """Train the LoRA of the demo by this program, by a plain loop and by diffusers' training script, on the same images,
 and count the generated images that show the new word.
 
-python -m benchmarks.learning_beside [--rows NAME ...] [--script train_dreambooth_lora_flux.py] [--folder FOLDER]
+python -m benchmarks.learning_compared [--rows NAME ...] [--script train_dreambooth_lora_flux.py] [--folder FOLDER]
 
 All rows have the demo's model, images, captions, steps, batch size, rank, alpha, learning rate, schedule, weight decay,
 gradient clipping and distribution of timesteps, without regularization images. The plain loop below uses the classes of
