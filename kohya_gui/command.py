@@ -105,7 +105,7 @@ def parser() -> argparse.ArgumentParser:
         "--demo",
         nargs=argparse.REMAINDER,
         metavar="...",
-        help="train on a miniature, without a model to download, and exit: --demo kontext; --demo --help lists its flags",
+        help="train on a miniature, without a model to download: --demo kontext; --demo --help lists its flags",
     )
     add("--tab", choices=list(TABS), help="tab that --config is for; default: detected from the file")
     return made
