@@ -61,8 +61,9 @@ def undisturbed(each_miniature: Any, tmp_path_factory: pytest.TempPathFactory) -
 def watched(undisturbed: Run, each_miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The same with samples, validation and states. Do not write to it."""
     folder = tmp_path_factory.mktemp("watched")
+    one = " --f 1" if card_of(each_miniature.family).clips else ""  # of a clip the mp4 is read in other tests
     (folder / "prompts.txt").write_text(
-        "a red circle --w 64 --h 64 --s 2 --d 7\na blue square --w 64 --h 128 --s 1 --l 1\n"
+        f"a red circle --w 64 --h 64 --s 2 --d 7{one}\na blue square --w 64 --h 128 --s 1 --l 1{one}\n"
     )
     watching = {
         **{"sample_prompts": folder / "prompts.txt", "sample_every_n_steps": 2, "sample_at_first": True},

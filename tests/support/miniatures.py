@@ -12,6 +12,8 @@ MINIATURES = {
     "flux_kontext": "kontext_miniature",
     "qwen_image": "qwen_image_miniature",
     "qwen_image_edit": "edit_miniature",
+    "hunyuan_video": "hunyuan_video_miniature",
+    "framepack": "framepack_miniature",
 }
 """Family -> the fixture that makes its miniature."""
 
