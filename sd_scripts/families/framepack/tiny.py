@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers import SiglipVisionConfig, SiglipVisionModel
 
-from sd_scripts.families.common.components import DENOISER
+from sd_scripts.families.common.components import DENOISER, VAE
 from sd_scripts.families.framepack.card import CARD
 from sd_scripts.families.framepack.card.options import FramePackOptions
 from sd_scripts.families.framepack.load import IMAGE_ENCODER
@@ -15,6 +15,7 @@ from sd_scripts.families.framepack.model import FramePackParams, FramePackTransf
 from sd_scripts.families.framepack.sections import single_frame
 from sd_scripts.families.hunyuan_video import tiny
 from sd_scripts.library.diffusion.flow_timesteps import shifted
+from sd_scripts.library.files.lean_diffusers import AutoencoderKLHunyuanVideo
 from sd_scripts.library.files.safetensors_io import save_model
 from sd_scripts.settings.catalog import script_for
 from sd_scripts.settings.settings import Settings
@@ -75,16 +76,21 @@ write_narrow = write_miniature
 @torch.no_grad()
 def tiny_modules(vocabulary: int, clip_vocabulary: int) -> dict[str, nn.Module]:
     """Return all components with random weights, the same at every call."""
-    modules = tiny.tiny_modules(vocabulary, clip_vocabulary)
     transformer, siglip = FramePackTransformer(PARAMS), SiglipVisionModel(SiglipVisionConfig(**SIGLIP))
+    modules = {
+        DENOISER: transformer,
+        **tiny.tiny_encoders(vocabulary, clip_vocabulary),
+        IMAGE_ENCODER: siglip,
+        VAE: AutoencoderKLHunyuanVideo(**tiny.AUTOENCODER),
+    }
     generator = torch.Generator().manual_seed(0)
-    randomize(transformer, generator)
-    randomize(siglip, generator)
+    for module in modules.values():
+        randomize(module, generator)
     refiners = {block.norm_out for block in transformer.modules() if isinstance(block, RefinerBlock)}
     modulations = [m.linear for m in transformer.modules() if isinstance(m, Modulation) and m not in refiners]
     weaken_conditioning(modulations, transformer.norm_out.linear)
-    _fit(transformer, tiny.calibrate_clips(modules["vae"]).repeat(4, 1, 1, 1), generator)
-    return modules | {DENOISER: transformer, IMAGE_ENCODER: siglip}
+    _fit(transformer, tiny.calibrate_clips(modules[VAE]).repeat(4, 1, 1, 1), generator)
+    return modules
 
 
 def _fit(transformer: FramePackTransformer, latents: Tensor, generator: torch.Generator) -> None:

@@ -167,6 +167,9 @@ def test_a_lora_adapts_the_layers_of_musubi_tuner_under_its_names() -> None:
         if not arguments:
             names = {f"lora_unet_{name}" for name in _expanded_layers()}
             assert {layer.name for layer in layers} == names
+            theirs = {f"{part}.weight" for layer in layers for part in target.diffusers_paths(layer.path)}  # type: ignore[misc]
+            assert theirs <= expanded(REFERENCE["diffusers"]).keys()
+            assert len(theirs) == 440, "FramePack's layers have the same names in diffusers"
             sizes = {
                 target.name(path): layer.weight.shape for path, layer in adaptable(transformer, target, conv=False)
             }
