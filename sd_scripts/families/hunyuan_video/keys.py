@@ -105,6 +105,17 @@ def official_key(name: str) -> tuple[int, str]:
     return index, f"{start}{key}.{kind}"
 
 
+def part_of(module: str) -> tuple[str, int, int]:
+    """Return the official module of which a module of diffusers is a part, the number of the part, and how many there
+    are; another module is its own."""
+    try:
+        part, key = official_key(f"{module}.weight")
+    except KeyError:
+        return module, 0, 1
+    whole = key.rpartition(".")[0]
+    return whole, part, len(diffusers_modules(whole))
+
+
 def from_diffusers(state: State) -> State:
     """Rename a transformer's tensors from diffusers' keys to the official ones, leaving other keys unchanged. Tensors
     are taken out of `state`, so that parts of a matrix can be freed once they are joined.

@@ -8,6 +8,7 @@ import pytest
 import torch
 from diffusers import HunyuanVideoFramepackTransformer3DModel
 from PIL import Image
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
@@ -30,6 +31,7 @@ from sd_scripts.families.framepack.sections import section_of, single_frame
 from sd_scripts.families.framepack.solver import unipc
 from sd_scripts.families.framepack.text import IMAGE, encode_conditions, encode_text, siglip_pixels, tokenize
 from sd_scripts.library.diffusion.flow_timesteps import sampling_sigmas, shift_of
+from sd_scripts.networks.files.lora_files import read_lora
 from sd_scripts.networks.plan import AdaptedModule, plan_layers, read_args
 from sd_scripts.networks.targets import adaptable
 from sd_scripts.options.generating.prompt_lines import SamplePrompt
@@ -170,6 +172,38 @@ def test_a_lora_adapts_the_layers_of_musubi_tuner_under_its_names() -> None:
     }
     rank1 = sum(sum(sizes[name]) for name in names)
     assert (rank1, 4 * rank1) == (MEMORY.lora[DENOISER], told["params_rank4"])
+
+
+def test_a_lora_of_hunyuan_video_is_split_into_the_parts_of_its_layers(components: Components, tmp_path: Path) -> None:
+    """Fused layers, one with rank 4 and one with an alpha; the change of each part is its rows of the whole change."""
+    torch.manual_seed(0)
+    shapes = {"double_blocks.0.txt_attn_qkv": (192, 64), "single_blocks.1.linear1": (448, 64)}
+    shapes |= {"double_blocks.2.img_mlp.fc2": (64, 256)}
+    whole = {path: (torch.randn(4, width), torch.randn(out, 4)) for path, (out, width) in shapes.items()}
+    tensors: dict[str, Tensor] = {}
+    for path, (down, up) in whole.items():
+        name = f"lora_unet_{path.replace('.', '_')}"
+        tensors |= {f"{name}.lora_down.weight": down, f"{name}.lora_up.weight": up, f"{name}.alpha": torch.tensor(2.0)}
+    save_file(tensors, tmp_path / "hunyuan.safetensors")
+    module = AdaptedModule(module=components.denoiser, target=FRAMEPACK.lora, lr=1.0)
+    file = read_lora("lora_weights", tmp_path / "hunyuan.safetensors", [module])
+    assert file.unknown == ()
+    for path, parts in {
+        "double_blocks.0.txt_attn_qkv": [f"transformer_blocks.0.attn.add_{part}_proj" for part in "qkv"],
+        "single_blocks.1.linear1": [
+            *(f"single_transformer_blocks.1.attn.to_{part}" for part in "qkv"),
+            "single_transformer_blocks.1.proj_mlp",
+        ],
+        "double_blocks.2.img_mlp.fc2": ["transformer_blocks.2.ff.net.2"],
+    }.items():
+        down, up = whole[path]
+        changes = []
+        for part in parts:
+            weight: Any = components.denoiser.get_submodule(part).weight
+            change = file.change(FRAMEPACK.lora.name(part), weight, 1.0)
+            assert change is not None
+            changes.append(change)
+        assert torch.allclose(torch.cat(changes), 2.0 / 4 * up @ down, atol=1e-5)
 
 
 def test_its_solver_and_sigmas_follow_the_fixtures() -> None:
