@@ -168,6 +168,22 @@ def wan_5b_miniature(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture(scope="session")
+def hunyuan_video_miniature(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The four files of a HunyuanVideo, its tokenizers next to them, and captioned images. Do not write to it."""
+    from sd_scripts.families.hunyuan_video.tiny import write_miniature
+
+    return write_miniature(tmp_path_factory.mktemp("hunyuan_video_miniature"))
+
+
+@pytest.fixture(scope="session")
+def framepack_miniature(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The five files of a FramePack, its tokenizers next to them, and captioned images. Do not write to it."""
+    from sd_scripts.families.framepack.tiny import write_miniature
+
+    return write_miniature(tmp_path_factory.mktemp("framepack_miniature"))
+
+
+@pytest.fixture(scope="session")
 def any_miniature(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Behaviour that depends on no family is tested on a FLUX.1 of two blocks of each kind, too few to be swapped,
     which trains twice as fast as SDXL. Do not write to it."""

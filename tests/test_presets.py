@@ -20,6 +20,7 @@ PRESETS = sorted(FOLDER.glob("*/*.toml"))
 FLUX = [preset for preset in PRESETS if preset.stem.startswith("flux_")]
 QWEN_IMAGE = [preset for preset in PRESETS if preset.stem.startswith("qwen_image_")]
 WAN = [preset for preset in PRESETS if preset.stem.startswith("wan_")]
+HUNYUAN = [preset for preset in PRESETS if preset.stem.startswith(("hunyuan_video_", "framepack_"))]
 FULL = [preset for preset in PRESETS if preset.parent.name in ("dreambooth", "finetune")]
 LITTLE = [preset for preset in PRESETS if "low_memory" in preset.stem]
 WAYS = ("safe_start", "fast_compiled", "low_memory_12gb", "low_memory_16gb", "low_memory_24gb", "best_quality")
@@ -50,7 +51,7 @@ def test_every_tab_has_presets_of_its_own():
     wanted |= {
         f"{tab}/{family}_{way}"
         for tab in ("dreambooth", "finetune")
-        for family in ("qwen_image", "qwen_image_edit", "wan", "wan_5b")
+        for family in ("qwen_image", "qwen_image_edit", "wan", "wan_5b", "hunyuan_video")
         for way in WAYS_OF_QWEN_IMAGE
     }
     distilled = {f"{tab}/flux_kontext_{way}" for tab in ("dreambooth", "finetune") for way in WAYS[:-1]}
@@ -91,14 +92,14 @@ def test_presets_named_compiled_compile_and_each_script_has_one():
     assert all(from_values(script_of(preset), read_toml(preset))[CompileOptions].compile for preset in compiled)
 
 
-@pytest.mark.parametrize("preset", FLUX + QWEN_IMAGE + WAN, ids=name)
+@pytest.mark.parametrize("preset", FLUX + QWEN_IMAGE + WAN + HUNYUAN, ids=name)
 def test_presets_train_at_the_recommended_timesteps(preset):
     assert read_toml(preset).items() >= card_of(preset_family(preset.stem)).page.recommended.items()
 
 
 @pytest.mark.parametrize("tab", METHODS)
 def test_presets_for_smaller_gpus_need_less_memory(tab):
-    for family in names():
+    for family in (name for name in names() if METHODS[tab] in card_of(name).scripts):
         presets = [preset for preset in presets_of(family) if preset.cap and preset.name.startswith(f"{tab}/")]
         held = [(p.values.get("blocks_to_swap", 0), -p.values.get("train_batch_size", 1)) for p in presets]
         little = [preset for preset in LITTLE if preset.parent.name == tab and preset_family(preset.stem) == family]
@@ -124,7 +125,7 @@ def test_presets_for_little_memory_use_the_options_that_save_it(preset):
         keeps_gradients = preset.stem in ("sdxl_low_memory_16gb", "sdxl_low_memory_24gb")  # so that steps are recorded
         assert said.get("fused_backward_pass", False) is not keeps_gradients
         assert said["optimizer_type"] == "Adafactor"
-    elif preset in FLUX + QWEN_IMAGE + WAN:
+    elif preset in FLUX + QWEN_IMAGE + WAN + HUNYUAN:
         assert said.get("fp8_base") or said["quantize_base"] == "nf4"
 
 

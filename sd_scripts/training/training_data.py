@@ -188,8 +188,9 @@ def encode_ahead(training_data: TrainingData, recovery: Recovery, *, keep_all: b
         cache_captions(training_data)
         called = training_data.step_encoders
         encoders = zip(components.encoder_names, components.text_encoders, strict=True)
+        seeing = training_data.condition_encoders if training_data.latents is None else ()
         if not keep_all:
-            components.free(*(name for name, encoder in encoders if encoder not in called))
+            components.free(*(name for name, each in encoders if each not in called and name not in seeing))
     training_data.context.accelerator.wait_for_everyone()
 
 

@@ -14,6 +14,8 @@ MINIATURES = {
     "qwen_image_edit": "edit_miniature",
     "wan": "wan_miniature",
     "wan_5b": "wan_5b_miniature",
+    "hunyuan_video": "hunyuan_video_miniature",
+    "framepack": "framepack_miniature",
 }
 """Family -> the fixture that makes its miniature."""
 

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from sd_scripts.families.flux.card.options import RECOMMENDED
+from sd_scripts.families.framepack.card.options import RECOMMENDED as FRAMEPACK
+from sd_scripts.families.hunyuan_video.card.options import RECOMMENDED as HUNYUAN_VIDEO
 from sd_scripts.formats.toml_files import write_toml
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.settings.catalog import script_for
@@ -48,6 +50,8 @@ OF_FAMILY: dict[str, dict[str, Any]] = {
     **{family: {"t5xxl_max_token_length": 16, **RECOMMENDED} for family in ("flux", "flux_kontext")},
     **{family: {"timestep_sampling": "qwen_shift"} for family in ("qwen_image", "qwen_image_edit")},
     **{family: {"timestep_sampling": "shift"} for family in ("wan", "wan_5b")},
+    "hunyuan_video": HUNYUAN_VIDEO,
+    "framepack": FRAMEPACK,
 }
 """Settings of each family's runs in addition to SHORT."""
 
@@ -67,7 +71,10 @@ ALONE: dict[str, Any] = {
 PIVOTAL: dict[str, Any] = {**ALONE, "network_dim": 2, "network_train_unet_only": True, "embedding_lr": 2e-2}
 """A LoRA and embeddings."""
 
-GRAPHS = {"sdxl": 9, "flux": 2, "flux_kontext": 2, "qwen_image": 1, "qwen_image_edit": 1, "wan": 1, "wan_5b": 1}
+GRAPHS = {
+    **{"sdxl": 9, "flux": 2, "flux_kontext": 2, "qwen_image": 1, "qwen_image_edit": 1},
+    **{"wan": 1, "wan_5b": 1, "hunyuan_video": 2, "framepack": 2},
+}
 """Of a compiled LoRA run on images of one size."""
 
 ENCODED: dict[str, Any] = {"cache_latents_to_disk": True, "cache_text_encoder_outputs_to_disk": True}

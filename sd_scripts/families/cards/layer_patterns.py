@@ -45,13 +45,15 @@ def _matches(patterns: Patterns, path: str) -> bool:
     return any(pattern.fullmatch(path) for pattern in patterns)
 
 
-def read_rules(arguments: NetworkArguments, warn: Warn, *, title: str) -> PatternRules:
-    """Read the patterns of a family with this title."""
+def read_rules(arguments: NetworkArguments, warn: Warn, *, title: str, excluded: str = "") -> PatternRules:
+    """Read the patterns of a family with this title. Layers that the regular expression `excluded` matches are adapted
+    only if they are included."""
     if "conv_dim" in arguments or "conv_alpha" in arguments:
         warn(f"network_args: conv_dim and conv_alpha have no effect because {title} has no convolutions")
     if arguments.flag("verbose"):
         warn("network_args: verbose has no effect; the saved file names every layer with its rank")
-    rules = PatternRules(exclude=_patterns(EXCLUDE, arguments), include=_patterns(INCLUDE, arguments))
+    always = (re.compile(excluded),) if excluded else ()
+    rules = PatternRules(exclude=always + _patterns(EXCLUDE, arguments), include=_patterns(INCLUDE, arguments))
     if rules.include and not rules.exclude:
         warn(f"network_args: {INCLUDE} has no effect without {EXCLUDE}, whose exceptions it lists")
     return rules

@@ -266,7 +266,8 @@ def _recognise_lora(header: Header) -> tuple[str | None, str]:
     of_encoders = (
         (mark, card.name, f"{card.title} LoRA") for card in cards() for mark in card.recognition.lora_encoder_marks
     )
-    for mark, family, variant in (*of_denoisers, *LORA_MARKS, *of_encoders):
+    longest_first = sorted(of_denoisers, key=lambda each: -len(each[0]))  # a mark may contain a different family's
+    for mark, family, variant in (*longest_first, *LORA_MARKS, *of_encoders):
         if any(mark in key for key in header.shapes):
             return family, variant
     return None, "LoRA"

@@ -11,6 +11,7 @@ from sd_scripts.families.common.family import Components, TextOptions, Tokens
 from sd_scripts.families.flux import card
 from sd_scripts.families.flux.card.options import FluxNetworkOptions, trains_t5xxl
 from sd_scripts.formats.text_limit import TextLimit
+from sd_scripts.library.text.clip_pooled import clip_pooled
 from sd_scripts.library.text.tokenizers import CLIP_LENGTH
 from sd_scripts.options.networks.network import NetworkOptions
 from sd_scripts.settings.settings import Settings
@@ -57,19 +58,12 @@ def encode_text(components: Components, tokens: Tokens) -> dict[str, Tensor]:
     """
     outputs: dict[str, Tensor] = {}
     if CLIP in tokens:
-        outputs["l_pooled"] = _pooled(components, tokens[CLIP]["ids"])
+        outputs["l_pooled"] = clip_pooled(
+            components.text_encoders[CLIP], tokens[CLIP]["ids"], components.tokenizers[CLIP].eos_token_id
+        )
     if T5 in tokens:
         outputs |= _states(components, tokens[T5]["ids"], tokens[T5]["mask"])
     return outputs
-
-
-def _pooled(components: Components, ids: Tensor) -> Tensor:
-    """Return CLIP's last hidden state, normalised, at the first end token, whose id only the tokenizer has."""
-    encoder = components.text_encoders[CLIP]
-    ids = ids.to(next(encoder.parameters()).device)
-    hidden = encoder(ids).last_hidden_state  # (B, 77, 768)
-    ends = (ids == components.tokenizers[CLIP].eos_token_id).int().argmax(dim=1)
-    return hidden[torch.arange(len(ids), device=ids.device), ends]
 
 
 def _states(components: Components, ids: Tensor, mask: Tensor) -> dict[str, Tensor]:

@@ -80,11 +80,11 @@ def rope_widths(head_width: int) -> tuple[int, int, int]:
     return first, (head_width - first) // 2, (head_width - first) // 2
 
 
-def rope_of(positions: Tensor, widths: Sequence[int], device: torch.device) -> Rope:
+def rope_of(positions: Tensor, widths: Sequence[int], device: torch.device, base: float = ROPE_BASE) -> Rope:
     """Return the rotary table of tokens at positions (S, axes), with this many dimensions of a head for each axis."""
     angles = torch.cat(
         [
-            positions[:, axis, None] / ROPE_BASE ** (torch.arange(0, width, 2, dtype=torch.float64) / width)
+            positions[:, axis, None] / base ** (torch.arange(0, width, 2, dtype=torch.float64) / width)
             for axis, width in enumerate(widths)
         ],
         dim=-1,

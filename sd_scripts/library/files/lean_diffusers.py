@@ -96,7 +96,14 @@ def _without_siblings() -> Iterator[None]:
 
 
 with _without_integrations(), _without_compiler(), _without_siblings():
-    from diffusers import AutoencoderKL, AutoencoderKLQwenImage, AutoencoderKLWan, ModelMixin, UNet2DConditionModel
+    from diffusers import (
+        AutoencoderKL,
+        AutoencoderKLHunyuanVideo,
+        AutoencoderKLQwenImage,
+        AutoencoderKLWan,
+        ModelMixin,
+        UNet2DConditionModel,
+    )
     from diffusers.models import Transformer2DModel
     from diffusers.models.activations import GEGLU
     from diffusers.models.attention import BasicTransformerBlock
@@ -107,6 +114,7 @@ __all__ = [
     "GEGLU",
     "Attention",
     "AutoencoderKL",
+    "AutoencoderKLHunyuanVideo",
     "AutoencoderKLQwenImage",
     "AutoencoderKLWan",
     "BasicTransformerBlock",

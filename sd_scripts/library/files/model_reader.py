@@ -129,5 +129,5 @@ def _read_pickle(path: Path, option: str) -> dict[str, Tensor]:
         raise ValueError(f"{option}: file not found: '{path}'") from None
     except Exception:  # a damaged file fails anywhere in the unpickler
         raise ValueError(f"{option}: '{path}' is not a complete weights file; download or copy it again") from None
-    state = state.get("state_dict", state) if isinstance(state, dict) else {}
+    state = state.get("state_dict", state.get("module", state)) if isinstance(state, dict) else {}  # or DeepSpeed's
     return {key: tensor for key, tensor in state.items() if isinstance(tensor, Tensor)}

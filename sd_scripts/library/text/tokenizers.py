@@ -196,3 +196,10 @@ QWEN = TokenizerKind(
     cache_folder="Qwen_Qwen2.5-VL-7B-Instruct",
     spare=511,
 )
+LLAMA = TokenizerKind(
+    name="PreTrainedTokenizerFast",  # as its tokenizer.json has it; its licence keeps it out of this package
+    size=128256,
+    cache_folder="xtuner_llava-llama-3-8b-v1_1-transformers",
+    hub="xtuner/llava-llama-3-8b-v1_1-transformers",
+    spare=127,
+)

@@ -35,7 +35,7 @@ def with_our_names(layers: Mapping[str, Tensors], modules: Sequence[AdaptedModul
     one pair with a block-diagonal up; rows that the file does not cover are 0. Raises ValueError, to follow the file's
     name, if that is not possible.
     """
-    left = dict(layers)
+    left = _as_parts(layers, modules)
     renamed = Layers()
     for number, each in enumerate(modules):
         for path, layer in readable(each.module):
@@ -47,6 +47,29 @@ def with_our_names(layers: Mapping[str, Tensors], modules: Sequence[AdaptedModul
             elif any(parts):
                 renamed[ours] = _joined(ours, parts, empty_weight(layer), each.target.swaps_halves(path))
     return renamed, left
+
+
+def _as_parts(layers: Mapping[str, Tensors], modules: Sequence[AdaptedModule]) -> Layers:
+    """Return the layers, with those of a related model split into the parts that `modules` have, under our names.
+    Adapters other than plain LoRAs are left as they are."""
+    left = dict(layers)
+    split: dict[str, list[tuple[Tensor, Tensor]]] = {}
+    for number, each in enumerate(modules):
+        for path, _ in readable(each.module) if each.target.part_of else ():
+            assert each.target.part_of
+            whole, place, count = each.target.part_of(path)
+            names = (each.target.name(whole), *_spellings(each, number, whole))
+            name = next((name for name in names if name in layers and layers[name].keys() <= {DOWN, UP, ALPHA}), None)
+            if name is None or name == each.target.name(path):
+                continue
+            pair = Pair.read(_computable(layers[name]))
+            if name not in split:
+                split[name] = list(_split(pair.down, pair.up, pair, count))
+                left.pop(name, None)
+            down, up = split[name][place]
+            alpha = torch.tensor(pair.alpha * len(down) / pair.rank)
+            left[each.target.name(path)] = {DOWN: down, UP: up, ALPHA: alpha}
+    return left
 
 
 def _parts(left: Layers, each: AdaptedModule, number: int, path: str) -> list[Tensors | None]:

@@ -10,7 +10,7 @@ from sd_scripts.options.generating.generate import GENERATE
 from sd_scripts.options.generating.prompt_lines import CONTROLS
 from sd_scripts.options.spec import OptionGroup, Remark, declared_options, option, switch, truth
 from sd_scripts.settings.compat.flags import name_of, refused, unused
-from sd_scripts.settings.compat.musubi import ATTENTION, NUM_LAYERS
+from sd_scripts.settings.compat.musubi import ATTENTION, NUM_LAYERS, TILES
 from sd_scripts.settings.settings import Problem
 
 ALIASES = {
@@ -39,6 +39,7 @@ class OtherFlags(OptionGroup, title="Flags of sd-scripts and musubi-tuner", meth
     video_size: list[str] = option([], "The same for clips.")
     fp8: bool = name_of("quantize_base", "fp8")
     fp8_scaled: bool = name_of("quantize_base", "fp8")
+    fp8_llm: bool = name_of("quantize_text_encoders", "fp8")
     fp8_t5: bool = name_of("quantize_text_encoders", "fp8")
     bf16: bool = name_of("dtype", "bf16")
     fp16: bool = name_of("dtype", "fp16")
@@ -55,6 +56,10 @@ class OtherFlags(OptionGroup, title="Flags of sd-scripts and musubi-tuner", meth
     offload: bool = unused("components are loaded one at a time")
     use_pinned_memory_for_block_swap: bool = unused("swapped blocks are always in pinned memory")
     vae_enable_tiling: bool = unused(WHOLE)
+    vae_tiling: bool = unused(TILES)
+    vae_chunk_size: list[str] = unused(TILES, [])
+    vae_spatial_tile_sample_min_size: list[str] = unused(TILES, [])
+    bulk_decode: bool = unused("clips are always decoded as a whole")
     vae_batch_size: list[str] = unused(WHOLE, [])
     lycoris: bool = unused(ADAPTERS)
     network_module: list[str] = unused(ADAPTERS, [])

@@ -14,6 +14,7 @@ ATTENTION = "attention is always PyTorch's scaled dot-product attention"
 SWAPPING = "only blocks_to_swap decides how blocks are swapped"
 NUM_LAYERS = "the number of blocks is read from the model's file"
 METADATA = "the metadata shows what was trained"
+TILES = "large and long clips are encoded and decoded in tiles without it"
 COMPILE = "set compile and the options that begin with compile_"
 
 
@@ -25,6 +26,7 @@ class MusubiOptions(OptionGroup, title="Names of musubi-tuner"):
     disable_numpy_memmap: bool = switch("Name of disable_mmap_load_safetensors.")
     fp8_scaled: bool = switch("Part of fp8_base.")
     fp8_vl: bool = switch("Part of fp8_base.")
+    fp8_llm: bool = switch("Part of fp8_base.")
     edit: bool = name_of("model_version", "edit", "Old form")
     edit_plus: bool = name_of("model_version", "edit-2509", "Old form")
     remove_first_image_from_target: bool = unused("Qwen-Image-Layered is not supported")
@@ -37,6 +39,15 @@ class MusubiOptions(OptionGroup, title="Names of musubi-tuner"):
     block_swap_ring_size: int | None = unused(SWAPPING, None, within=(1, 100))
     img_in_txt_in_offloading: bool = unused(SWAPPING)
     vae_dtype: str | None = unused("the VAE computes in mixed_precision, or in float32 with no_half_vae", None)
+    dit_dtype: str | None = unused("the transformer computes in mixed_precision", None)
+    text_encoder_dtype: str | None = unused("text encoders compute in mixed_precision", None)
+    vae_tiling: bool = unused(TILES)
+    vae_chunk_size: int | None = unused(TILES, None, within=(1, 100_000))
+    vae_spatial_tile_sample_min_size: int | None = unused(TILES, None, within=(1, 100_000))
+    dit_in_channels: int | None = unused("the input channels are read from the model's file", None, within=(1, 1000))
+    latent_window_size: int | None = unused("sections have 9 latent frames", None, within=(1, 1000))
+    one_frame: bool = unused("images are always trained as single frames")
+    bulk_decode: bool = unused("clips are always decoded as a whole")
     num_layers: int | None = unused(NUM_LAYERS, None, within=(1, 1000))
     metadata_reso: str | None = unused(METADATA, None)
     metadata_arch: str | None = unused(METADATA, None)
@@ -107,5 +118,6 @@ MUSUBI: dict[str, Translator] = {
     "disable_numpy_memmap": renamed("disable_mmap_load_safetensors"),
     "fp8_scaled": _part_of_fp8,
     "fp8_vl": _part_of_fp8,
+    "fp8_llm": _part_of_fp8,
     **{o.name: _translator_of(o) for o in declared_options(MusubiOptions) if o.not_yet or o.stands_for},
 }

@@ -55,8 +55,8 @@ PIPELINE = "FLUX.1 diffusers folder"
 def recognise(header: Header) -> tuple[str | None, str] | None:
     """Return (family, variant) of a file with a transformer of this kind; None for any other file."""
     prefixes = [p for p in ("", "model.diffusion_model.") if any(p + key in header.shapes for key in TRANSFORMERS)]
-    if not prefixes:
-        return None
+    if not prefixes or any("context_embedder.token_refiner." in key for key in header.shapes):
+        return None  # a model of clips has diffusers' keys, too
     for mark, variant in VARIANTS:
         if any(mark in key for key in header.shapes):
             return None, variant

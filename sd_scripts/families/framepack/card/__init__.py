@@ -1,0 +1,124 @@
+"""FramePack, as the page, the options and the file recognition see it: HunyuanVideo section by section."""
+
+from dataclasses import replace
+from functools import partial
+
+from sd_scripts.families.cards.clip_facts import ClipFacts
+from sd_scripts.families.cards.family_card import (
+    DENOISER,
+    ComponentCard,
+    FilesCard,
+    FirstLayer,
+    HubCard,
+    PageCard,
+    PanelCard,
+    PlanCard,
+    RecognitionCard,
+)
+from sd_scripts.families.cards.layer_patterns import read_rules
+from sd_scripts.families.framepack.card.memory_facts import MEMORY, tokens
+from sd_scripts.families.framepack.card.options import RECOMMENDED, FramePackOptions
+from sd_scripts.families.hunyuan_video.card import CARD as HUNYUAN_VIDEO
+from sd_scripts.families.hunyuan_video.card import TEXT_AND_VAE
+from sd_scripts.families.hunyuan_video.card.speeds import GRAPHS
+from sd_scripts.formats.models.safetensors_header import Header
+from sd_scripts.options.dataset import ControlOptions
+from sd_scripts.options.generating.prompt_lines import SamplePrompt
+from sd_scripts.options.spec import Findings, OptionValues
+
+HUB_MODEL = "lllyasviel/FramePackI2V_HY"
+PREFIXES = ("", "model.diffusion_model.")
+TRANSFORMER = "clean_x_embedder.proj.weight"
+"""A key of a transformer of this kind."""
+IMAGE_ENCODER = "SigLIP image encoder"
+PATCHES = "embeddings.patch_embedding.weight"
+SECTION = 36
+"""Frames of a section."""
+
+
+def recognise(header: Header) -> tuple[str, str] | None:
+    """Return (family, variant) of a file with a transformer of this kind; F1's has the same tensors."""
+    return (CARD.name, CARD.title) if any(prefix + TRANSFORMER in header.shapes for prefix in PREFIXES) else None
+
+
+def control_images_of_other_sizes(values: OptionValues) -> Findings:
+    control = values[ControlOptions]
+    for option in ("control_resolution", "no_resize_control"):
+        if getattr(control, option):
+            yield option, "FramePack's control images need the size of their image; leave it unset"
+
+
+CARD = replace(
+    HUNYUAN_VIDEO,
+    name="framepack",
+    title="FramePack",
+    derived_from=HUNYUAN_VIDEO.name,
+    order=7,
+    scripts={"lora": "framepack_train_network.py", "generate": "framepack_generate.py"},
+    groups=(*HUNYUAN_VIDEO.groups, FramePackOptions, ControlOptions),
+    capabilities=HUNYUAN_VIDEO.capabilities | {"control_images", "start_image"},
+    clips=ClipFacts(fps=30, frame_step=SECTION),
+    notes={
+        "pretrained_model_name_or_path": f"FramePack's ID is {HUB_MODEL}: a folder or file of the transformer.",
+        "vae": "FramePack's is HunyuanVideo's VAE, such as hunyuan_video_vae_bf16.safetensors.",
+        "discrete_flow_shift": "The default suits FramePack.",
+        "guidance_scale": "For FramePack 1.0 is recommended; the model reads 1000 times its value.",
+        "network_args": "FramePack: exclude_patterns and include_patterns, as HunyuanVideo.",
+        "blocks_to_swap": "FramePack takes up to 37, and each saves about 0.6 GB.",
+    },
+    page=PageCard(
+        recommended=RECOMMENDED,
+        recommended_note="The sd-scripts defaults train mostly at high noise.",
+        model_panel=("text_encoder1", "text_encoder2", "image_encoder", "f1"),
+        panels=(
+            PanelCard(
+                group=FramePackOptions,
+                names=(
+                    *("fp_1f_target_index", "fp_1f_clean_indices", "fp_1f_no_post"),
+                    *("one_frame_no_2x", "one_frame_no_4x"),
+                ),
+            ),
+        ),
+        demo=RECOMMENDED,
+        demo_prompts="--s 16",
+    ),
+    files=FilesCard(
+        components=(
+            ComponentCard(
+                name=DENOISER,
+                kind="FramePack transformer",
+                folder="transformer",
+                prefixes=PREFIXES,
+                signature_keys=(TRANSFORMER,),
+                first_layer=FirstLayer(keys=("x_embedder.proj.weight",), channels=16, kind="FramePack model"),
+            ),
+            *TEXT_AND_VAE[:2],
+            ComponentCard(
+                name="text_encoder3",
+                option="image_encoder",
+                kind=IMAGE_ENCODER,
+                title="the SigLIP image encoder",
+                folder="image_encoder",
+                fitting=(IMAGE_ENCODER,),
+                prefixes=("vision_model.", "", "clip_vision."),
+                signature_keys=(PATCHES,),
+            ),
+            *TEXT_AND_VAE[2:],
+        ),
+        base_file="a FramePack file",
+        base_model="a FramePack transformer",
+    ),
+    network_modules=("networks.lora", "networks.lora_framepack"),
+    network_rules=partial(read_rules, title="FramePack", excluded=r".*norm.*"),
+    plan=PlanCard(tokens=tokens, graphs=GRAPHS, memory=MEMORY),
+    sample_defaults=SamplePrompt(width=640, height=640, frames=145, steps=25, scale=1.0, guidance=10.0),
+    recognition=RecognitionCard(
+        hub_words=("framepack",),
+        marks=tuple((prefix + PATCHES, None, IMAGE_ENCODER) for prefix in ("vision_model.", "")),
+        recognise=recognise,
+        lora_marks=("lora_unet_single_transformer_blocks",),
+        pipelines=(("HunyuanVideoFramepack", "framepack", "FramePack diffusers folder"),),
+    ),
+    hub=HubCard(model=HUB_MODEL, tags=("image-to-video",)),
+    problems=(*HUNYUAN_VIDEO.problems, control_images_of_other_sizes),
+)

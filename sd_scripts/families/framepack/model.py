@@ -1,0 +1,395 @@
+"""FramePack's transformer in the layout of its checkpoints: module names are the file's keys, as in diffusers.
+
+Lvmin Zhang and Maneesh Agrawala, 2025: HunyuanVideo's blocks over a section of nine latent frames. Frames of the clip
+that are known already, the start image among them, come before it as clean tokens, the farther away the fewer: in
+patches of 1x2x2, 2x4x4 and 4x8x8. The start image also comes before the text, as SigLIP sees it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sd_scripts.families.hunyuan_video.model import (
+    ROPE_BASE,
+    HunyuanParams,
+    PatchEmbed,
+    RMSNorm,
+    TextEmbedder,
+    joint_mask,
+    mean_of_text,
+)
+from sd_scripts.library.diffusion.attention import attention, padding_mask
+from sd_scripts.library.diffusion.block_transformer import BlockTransformer, with_gradients
+from sd_scripts.library.diffusion.dit_layers import (
+    EPS,
+    PATCH,
+    TIME_CHANNELS,
+    Rope,
+    TanhGELU,
+    grid3d_of,
+    heads_of,
+    modulate,
+    rope_widths,
+    timestep_embedding,
+    unpack_clip,
+)
+from sd_scripts.library.kernels.norm_rope import normed_and_rotated
+from sd_scripts.networks.layers import project_together
+
+
+@dataclass(frozen=True, kw_only=True)
+class FramePackParams(HunyuanParams):
+    """Sizes of a transformer. The defaults are FramePack."""
+
+    image_width: int = 1152
+
+    @classmethod
+    def of(cls, shapes: Mapping[str, tuple[int, ...]]) -> FramePackParams:
+        """Read the sizes from a checkpoint's shapes. Raises KeyError if a needed key is missing."""
+        width, channels = shapes["x_embedder.proj.weight"][:2]
+        return cls(
+            channels=channels,
+            width=width,
+            heads=width // shapes["transformer_blocks.0.attn.norm_q.weight"][0],
+            mlp_width=shapes["transformer_blocks.0.ff.net.0.proj.weight"][0],
+            text_width=shapes["context_embedder.proj_in.weight"][1],
+            pooled_width=shapes["time_text_embed.text_embedder.linear_1.weight"][1],
+            refiner_blocks=_count("context_embedder.token_refiner.refiner_blocks", shapes),
+            double_blocks=_count("transformer_blocks", shapes),
+            single_blocks=_count("single_transformer_blocks", shapes),
+            image_width=shapes["image_projection.up.weight"][1],
+        )
+
+
+def _count(blocks: str, keys: Iterable[str]) -> int:
+    return len({found[1] for key in keys if (found := re.match(rf"{re.escape(blocks)}\.(\d+)\.", key))})
+
+
+class Activated(nn.Module):
+    """The first layer of an MLP with its activation."""
+
+    def __init__(self, width: int, inner: int, activation: nn.Module):
+        super().__init__()
+        self.proj = nn.Linear(width, inner)
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.activation(self.proj(x))
+
+
+class FeedForward(nn.Module):
+    def __init__(self, params: HunyuanParams, activation: nn.Module):
+        super().__init__()
+        nothing = nn.Identity()  # in diffusers the dropout
+        self.net = nn.Sequential(
+            Activated(params.width, params.mlp_width, activation), nothing, nn.Linear(params.mlp_width, params.width)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+
+class Modulation(nn.Module):
+    """Computes shifts, scales and gates from the vector of time, guidance and text."""
+
+    def __init__(self, width: int, count: int):
+        super().__init__()
+        self.count = count
+        self.linear = nn.Linear(width, count * width)
+
+    def forward(self, vec: Tensor) -> tuple[Tensor, ...]:
+        """(B, W) -> `count` tensors (B, 1, W)."""
+        return self.linear(F.silu(vec))[:, None].chunk(self.count, dim=-1)
+
+
+class Attention(nn.Module):
+    """The projections of an attention; those of the text, if it has its own, begin with `add_`."""
+
+    def __init__(self, params: HunyuanParams, *, normed: bool = True, out: bool = True, text: bool = False):
+        super().__init__()
+        width, head = params.width, params.head_width
+        self.heads = params.heads
+        self.to_q, self.to_k, self.to_v = (nn.Linear(width, width) for _ in range(3))
+        if normed:
+            self.norm_q, self.norm_k = RMSNorm(head), RMSNorm(head)
+        if text:
+            self.add_q_proj, self.add_k_proj, self.add_v_proj = (nn.Linear(width, width) for _ in range(3))
+            self.norm_added_q, self.norm_added_k = RMSNorm(head), RMSNorm(head)
+            self.to_add_out = nn.Linear(width, width)
+        if out:
+            self.to_out = nn.ModuleList([nn.Linear(width, width)])
+
+    def qkv(self, x: Tensor) -> list[Tensor]:
+        """(B, S, W) -> q, k, v, each (B, S, H, D)."""
+        return heads_of(project_together((self.to_q, self.to_k, self.to_v), x), self.heads)
+
+    def qkv_of_text(self, x: Tensor) -> list[Tensor]:
+        return heads_of(project_together((self.add_q_proj, self.add_k_proj, self.add_v_proj), x), self.heads)
+
+
+class RefinerBlock(nn.Module):
+    """A block over the text alone, which timestep and text modulate by gates only."""
+
+    def __init__(self, params: HunyuanParams):
+        super().__init__()
+        self.norm1 = nn.LayerNorm(params.width, eps=EPS)
+        self.attn = Attention(params, normed=False)
+        self.norm2 = nn.LayerNorm(params.width, eps=EPS)
+        self.ff = FeedForward(params, nn.SiLU())
+        self.norm_out = Modulation(params.width, 2)
+
+    def forward(self, x: Tensor, vec: Tensor, mask: Tensor | None) -> Tensor:
+        gate1, gate2 = self.norm_out(vec)
+        q, k, v = self.attn.qkv(self.norm1(x))
+        x = x + gate1 * self.attn.to_out[0](attention(q, k, v, mask))
+        return x + gate2 * self.ff(self.norm2(x))
+
+
+class Refiners(nn.Module):
+    def __init__(self, params: HunyuanParams):
+        super().__init__()
+        self.refiner_blocks = nn.ModuleList(RefinerBlock(params) for _ in range(params.refiner_blocks))
+
+
+class Embedders(nn.Module):
+    """Adds up the vectors of time, of a text and, with `guided`, of the guidance."""
+
+    def __init__(self, params: HunyuanParams, features: int, *, guided: bool):
+        super().__init__()
+        self.timestep_embedder = TextEmbedder(TIME_CHANNELS, params.width)
+        if guided:
+            self.guidance_embedder = TextEmbedder(TIME_CHANNELS, params.width)
+        self.text_embedder = TextEmbedder(features, params.width)
+
+    def forward(self, timesteps: Tensor, text: Tensor, guidance: Tensor | None = None) -> Tensor:
+        vec = self.timestep_embedder(timestep_embedding(timesteps).to(text.dtype)) + self.text_embedder(text)
+        if guidance is not None:
+            vec = vec + self.guidance_embedder(timestep_embedding(guidance).to(text.dtype))
+        return vec  # type: ignore[no-any-return]
+
+
+class TokenRefiner(nn.Module):
+    def __init__(self, params: HunyuanParams):
+        super().__init__()
+        self.time_text_embed = Embedders(params, params.text_width, guided=False)
+        self.proj_in = nn.Linear(params.text_width, params.width)
+        self.token_refiner = Refiners(params)
+
+    def forward(self, text: Tensor, timesteps: Tensor, valid: Tensor | None) -> Tensor:
+        vec = self.time_text_embed(timesteps, mean_of_text(text, valid))
+        mask = None if valid is None else padding_mask(valid, text.dtype)
+        x = self.proj_in(text)
+        for block in self.token_refiner.refiner_blocks:
+            x = block(x, vec, mask)
+        return x
+
+
+class HunyuanVideoTransformerBlock(nn.Module):
+    def __init__(self, params: HunyuanParams):
+        super().__init__()
+        self.norm1, self.norm1_context = Modulation(params.width, 6), Modulation(params.width, 6)
+        self.attn = Attention(params, text=True)
+        self.ff, self.ff_context = FeedForward(params, TanhGELU()), FeedForward(params, TanhGELU())
+
+    def forward(
+        self, img: Tensor, txt: Tensor, vec: Tensor, rope: Rope, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """img (B, N, W), txt (B, T, W), vec (B, W), mask as padding_mask returns it for N + T tokens -> img, txt."""
+        img_shift1, img_scale1, img_gate1, img_shift2, img_scale2, img_gate2 = self.norm1(vec)
+        txt_shift1, txt_scale1, txt_gate1, txt_shift2, txt_scale2, txt_gate2 = self.norm1_context(vec)
+
+        attn = self.attn
+        img_qkv = attn.qkv(modulate(img, img_shift1, img_scale1))
+        txt_qkv = attn.qkv_of_text(modulate(txt, txt_shift1, txt_scale1))
+        queries, keys, values = zip(img_qkv, txt_qkv, strict=True)
+        q = normed_and_rotated(queries, [attn.norm_q.weight, attn.norm_added_q.weight], rope)
+        k = normed_and_rotated(keys, [attn.norm_k.weight, attn.norm_added_k.weight], rope)
+        out = attention(q, k, torch.cat(values, dim=1), mask)  # (B, N + T, W)
+        img_out, txt_out = out.split((img.shape[1], txt.shape[1]), dim=1)
+
+        img = img + img_gate1 * attn.to_out[0](img_out)
+        img = img + img_gate2 * self.ff(modulate(img, img_shift2, img_scale2))
+        txt = txt + txt_gate1 * attn.to_add_out(txt_out)
+        txt = txt + txt_gate2 * self.ff_context(modulate(txt, txt_shift2, txt_scale2))
+        return img, txt
+
+
+class HunyuanVideoSingleTransformerBlock(nn.Module):
+    """Parallel attention and MLP with a fused output projection."""
+
+    def __init__(self, params: HunyuanParams):
+        super().__init__()
+        self.attn = Attention(params, out=False)
+        self.norm = Modulation(params.width, 3)
+        self.proj_mlp = nn.Linear(params.width, params.mlp_width)
+        self.act_mlp = TanhGELU()
+        self.proj_out = nn.Linear(params.width + params.mlp_width, params.width)
+
+    def forward(self, x: Tensor, vec: Tensor, rope: Rope, mask: Tensor | None = None) -> Tensor:
+        """x (B, S, W) of clip and text, vec (B, W) -> x."""
+        shift, scale, gate = self.norm(vec)
+        normed = modulate(x, shift, scale)
+        attn = self.attn
+        q, k, v = attn.qkv(normed)
+        q = normed_and_rotated([q], [attn.norm_q.weight], rope)
+        k = normed_and_rotated([k], [attn.norm_k.weight], rope)
+        out = attention(q, k, v, mask)
+        return x + gate * self.proj_out(torch.cat((out, self.act_mlp(self.proj_mlp(normed))), dim=-1))
+
+
+class ImageProjection(nn.Module):
+    def __init__(self, params: FramePackParams):
+        super().__init__()
+        self.up = nn.Linear(params.image_width, 3 * params.width)
+        self.down = nn.Linear(3 * params.width, params.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.silu(self.up(x)))
+
+
+class CleanEmbed(nn.Module):
+    """Computes tokens of clean latents, in patches of three sizes."""
+
+    def __init__(self, params: HunyuanParams):
+        super().__init__()
+
+        def patches(by: int) -> nn.Conv3d:
+            size = (by, PATCH * by, PATCH * by)
+            return nn.Conv3d(params.channels, params.width, size, size)
+
+        self.proj, self.proj_2x, self.proj_4x = patches(1), patches(2), patches(4)
+
+    def forward(self, latents: Tensor, by: int) -> Tensor:
+        """(B, C, f, h, w), `by` 1, 2 or 4 -> (B, N, W). What does not fill a patch is padded with the last values."""
+        layer = {1: self.proj, 2: self.proj_2x, 4: self.proj_4x}[by]
+        padded = _padded(latents, (by, PATCH * by, PATCH * by)) if by > 1 else latents
+        return layer(padded).flatten(2).transpose(1, 2)  # type: ignore[no-any-return]
+
+
+def _padded(x: Tensor, multiples: Sequence[int]) -> Tensor:
+    """Repeat the last values of (B, C, f, h, w) up to multiples of these sizes."""
+    missing = [-size % multiple for size, multiple in zip(x.shape[2:], multiples, strict=True)]
+    return F.pad(x, (0, missing[2], 0, missing[1], 0, missing[0]), mode="replicate")
+
+
+Known = tuple[Tensor, Tensor, int]
+"""Clean latents (B, C, f, h, w), their places in the clip (f,) and the factor of their patches, 1, 2 or 4."""
+
+
+class AdaLayerNorm(nn.Module):
+    def __init__(self, width: int):
+        super().__init__()
+        self.linear = nn.Linear(width, 2 * width)
+
+    def forward(self, x: Tensor, vec: Tensor) -> Tensor:
+        scale, shift = self.linear(F.silu(vec))[:, None].chunk(2, dim=-1)  # in the blocks shift comes first
+        return modulate(x, shift, scale)
+
+
+class FramePackTransformer(BlockTransformer):
+    def __init__(self, params: FramePackParams):
+        super().__init__()
+        self.params = params
+        self.x_embedder = PatchEmbed(params.channels, params.width)
+        self.clean_x_embedder = CleanEmbed(params)
+        self.context_embedder = TokenRefiner(params)
+        self.image_projection = ImageProjection(params)
+        self.time_text_embed = Embedders(params, params.pooled_width, guided=True)
+        self.transformer_blocks = nn.ModuleList(
+            HunyuanVideoTransformerBlock(params) for _ in range(params.double_blocks)
+        )
+        self.single_transformer_blocks = nn.ModuleList(
+            HunyuanVideoSingleTransformerBlock(params) for _ in range(params.single_blocks)
+        )
+        self.norm_out = AdaLayerNorm(params.width)
+        self.proj_out = nn.Linear(params.width, PATCH * PATCH * params.channels)
+
+    @property
+    def first_layer(self) -> nn.Module:
+        return self.x_embedder.proj
+
+    def forward(
+        self,
+        latents: Tensor,
+        places: Tensor,
+        known: Sequence[Known],
+        text: Tensor,
+        pooled: Tensor,
+        image: Tensor,
+        timesteps: Tensor,
+        guidance: Tensor,
+        text_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Predict the velocity, noise - clip, of a section.
+
+        latents (B, 16, f, h, w) at these places (f,) of the clip, `known` from near to far, text (B, T, 4096), pooled
+        (B, 768), image (B, 729, 1152), timesteps (B,) float32 in 0..1, guidance (B,), text_mask (B, T) bool, True
+        where there is text, which padding follows -> (B, 16, f, h, w).
+        """
+        dtype = self.dtype
+        vec = self.time_text_embed(timesteps, pooled.to(dtype), guidance)
+        seen = self.image_projection(image.to(dtype))
+        txt = torch.cat((seen, self.context_embedder(text.to(dtype), timesteps, text_mask)), dim=1)
+        clean = [self.clean_x_embedder(each.to(dtype), by) for each, _, by in reversed(known)]
+        img = torch.cat((*clean, self.x_embedder(latents.to(dtype))), dim=1)
+        img, txt = with_gradients(img, txt)
+
+        grid, tokens = grid3d_of(latents), img.shape[1]
+        groups = [*((at, by) for _, at, by in reversed(known)), (places, 1)]
+        rope = rope_table(self.params.head_width, groups, grid[1:], txt.shape[1])
+        mask = None
+        if text_mask is not None:
+            mask = padding_mask(joint_mask(tokens + seen.shape[1], text_mask), dtype)
+
+        for block in self.transformer_blocks:
+            img, txt = self.run_block(block, (img, txt), vec, rope, mask)
+        x = torch.cat((img, txt), dim=1)
+        for block in self.single_transformer_blocks:
+            (x,) = self.run_block(block, (x,), vec, rope, mask)
+        predicted = x[:, tokens - grid[0] * grid[1] * grid[2] : tokens]
+        return unpack_clip(self.proj_out(self.norm_out(predicted, vec)), grid)
+
+
+def rope_table(head_width: int, groups: Sequence[tuple[Tensor, int]], size: tuple[int, int], txt_tokens: int) -> Rope:
+    """Return the rotary table of groups of tokens, and of the text, which is not rotated. Each group is frames at
+    places (f,) of the clip and the factor of its patches: larger patches have the mean of the cosines and sines that
+    they cover. Places are data, so that recorded steps can have different ones."""
+    parts = [_group_table(head_width, places, size, by) for places, by in groups]
+    cos, sin = (torch.cat([part[number] for part in parts]) for number in range(2))
+    unrotated = cos.new_zeros(txt_tokens, cos.shape[1])
+    return torch.cat((cos, unrotated + 1))[None, :, None], torch.cat((sin, unrotated))[None, :, None]
+
+
+def _group_table(head_width: int, places: Tensor, size: tuple[int, int], by: int) -> Rope:
+    """Return cosines and sines (N, D/2) float32."""
+    rows, columns = size
+    rates, row_angles, column_angles = _angles(head_width, size, places.device)
+    shape = (len(places), rows, columns, -1)
+    time = (places.double()[:, None] * rates)[:, None, None].expand(shape)
+    angles = torch.cat((time, row_angles[None, :, None].expand(shape), column_angles.expand(shape)), dim=-1)
+    tables = []
+    for table in (angles.cos().float(), angles.sin().float()):
+        if by > 1:
+            channels_first = table.permute(3, 0, 1, 2)[None]  # (1, D/2, f, rows, columns)
+            table = F.avg_pool3d(_padded(channels_first, (by,) * 3), by)[0].permute(1, 2, 3, 0)
+        tables.append(table.flatten(0, 2))
+    return tables[0], tables[1]
+
+
+@cache  # recorded graphs read them, so none may be freed
+def _angles(head_width: int, size: tuple[int, int], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the rates of the frames' angles (D_t/2,), and the angles of rows and columns, (n, D_s/2), float64."""
+    rates = [
+        1 / ROPE_BASE ** (torch.arange(0, width, 2, dtype=torch.float64) / width) for width in rope_widths(head_width)
+    ]
+    of_rows, of_columns = (
+        torch.arange(count, dtype=torch.float64)[:, None] * rate for count, rate in zip(size, rates[1:], strict=True)
+    )
+    return rates[0].to(device), of_rows.to(device), of_columns.to(device)

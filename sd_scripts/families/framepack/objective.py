@@ -1,0 +1,80 @@
+"""FramePack's training objective: flow matching of one section of a clip, which sees the frames that are known."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from sd_scripts.data.batch import Batch
+from sd_scripts.families.common.family import Components, StepInputs
+from sd_scripts.families.common.objective import flow_inputs
+from sd_scripts.families.framepack.card.options import FramePackOptions
+from sd_scripts.families.framepack.model import Known
+from sd_scripts.families.framepack.sections import count_sections, section_of, single_frame, with_controls
+from sd_scripts.families.framepack.text import IMAGE
+from sd_scripts.families.hunyuan_video.text import MASK, POOLED, STATES
+from sd_scripts.library.diffusion.dit_layers import grid3d_of
+from sd_scripts.library.diffusion.flow_timesteps import loss_weights
+from sd_scripts.library.diffusion.losses import diffusion_loss
+from sd_scripts.options.optimization.flow import FlowOptions
+from sd_scripts.options.optimization.loss import LossOptions
+from sd_scripts.settings.settings import Settings
+
+PATCHES = (1, 2, 4)
+
+
+def step_inputs(
+    batch: Batch, latents: Tensor, settings: Settings, generator: torch.Generator, timesteps: Tensor | None = None
+) -> dict[str, Tensor]:
+    """Return the inputs of flow matching for one section of the clips (B, 16, 1 + 9n, h, w), drawn for the whole batch,
+    or for images: noisy, target and what flow_inputs returns besides, places (9,); known_1x, known_2x and known_4x, the
+    clean latents that the section sees, and their places_1x, ...; image_embeddings of the start image."""
+    options, sections = settings[FramePackOptions], count_sections(latents.shape[2])
+    if sections:
+        number = torch.randint(sections, (1,), generator=generator, device=generator.device).to(latents.device)[0]
+        section = section_of(number, sections, latents.device, f1=options.f1)
+    else:
+        section = single_frame(options, latents.device)
+    predicted, known = section.split(latents)
+    inputs = flow_inputs(batch, predicted, settings, generator, timesteps, tokens=math.prod(grid3d_of(predicted)))
+    inputs |= {"places": section.places, IMAGE: batch.conditioning[IMAGE].to(latents.device, non_blocking=True)}
+    for clean, places, by in known:
+        inputs |= {f"known_{by}x": clean, f"places_{by}x": places}
+    return inputs
+
+
+def loss(components: Components, inputs: StepInputs, settings: Settings) -> Tensor:
+    """Return the loss of each sample (B,) float32."""
+    model, objective = inputs.model, settings[FlowOptions]
+    t = model["timesteps"]
+    known = [(model[f"known_{by}x"], model[f"places_{by}x"], by) for by in PATCHES if f"known_{by}x" in model]
+    if inputs.controls and model["noisy"].shape[2] == 1:
+        known = with_controls(known, inputs.controls, settings[FramePackOptions].clean_places)
+    text = {IMAGE: model[IMAGE], **inputs.text}  # a caption's image is the first control image
+    velocity = predict(components.denoiser, model["noisy"], model["places"], known, t, text, objective.guidance_scale)
+    loss_weight = model["loss_weight"] * loss_weights(t, objective.weighting_scheme)
+    return diffusion_loss(
+        velocity, model["target"], t, settings[LossOptions], loss_weight=loss_weight, mask=model.get("mask")
+    )
+
+
+def predict(
+    transformer: nn.Module,
+    noisy: Tensor,
+    places: Tensor,
+    known: Sequence[Known],
+    timesteps: Tensor,
+    text: dict[str, Tensor],
+    guidance: float,
+) -> Tensor:
+    """Predict the velocity, noise - clip, of a section, (B, 16, f, h, w) float32.
+
+    noisy (B, 16, f, h, w) at these places (f,), `known` latents, timesteps (B,) float32 in 0..1, text as returned by
+    pad_text with image_embeddings, guidance: embedded in the model, which reads 1000 times its value.
+    """
+    scales = torch.full_like(timesteps, guidance)
+    velocity: Tensor = transformer(
+        noisy, places, known, text[STATES], text[POOLED], text[IMAGE], timesteps, scales, text.get(MASK)
+    )
+    return velocity.float()

@@ -1,0 +1,114 @@
+"""FramePack in miniature: HunyuanVideo's, whose transformer has FramePack's layout, and a tiny SigLIP."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import SiglipVisionConfig, SiglipVisionModel
+
+from sd_scripts.families.common.components import DENOISER, VAE
+from sd_scripts.families.framepack.card import CARD
+from sd_scripts.families.framepack.card.options import FramePackOptions
+from sd_scripts.families.framepack.load import IMAGE_ENCODER
+from sd_scripts.families.framepack.model import FramePackParams, FramePackTransformer, Modulation, RefinerBlock
+from sd_scripts.families.framepack.sections import single_frame
+from sd_scripts.families.hunyuan_video import tiny
+from sd_scripts.library.diffusion.flow_timesteps import shifted
+from sd_scripts.library.files.lean_diffusers import AutoencoderKLHunyuanVideo
+from sd_scripts.library.files.safetensors_io import save_model
+from sd_scripts.settings.catalog import script_for
+from sd_scripts.settings.settings import Settings
+from sd_scripts.testing import demo_images
+from sd_scripts.testing.miniature import (
+    Miniature,
+    clip_tokenizer,
+    fit_velocity,
+    randomize,
+    weaken_conditioning,
+    without_attention,
+)
+
+SIGLIP: dict[str, Any] = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "image_size": 28,
+    "patch_size": 14,
+    "hidden_act": "gelu_pytorch_tanh",
+}
+PARAMS = FramePackParams(
+    width=64,
+    heads=2,
+    mlp_width=256,
+    text_width=tiny.WIDTH,
+    pooled_width=tiny.WIDTH,
+    refiner_blocks=1,
+    double_blocks=3,
+    single_blocks=4,
+    image_width=SIGLIP["hidden_size"],
+)
+SHIFT, GUIDANCE = 3.0, 1.0
+
+
+def write_miniature(folder: Path) -> Miniature:
+    """Create the five files of a FramePack, tokenizers next to them, and captioned images: a few MB, in seconds."""
+    data_dir = demo_images.write_images(folder / "images")
+    transformer = folder / "miniature_framepack.safetensors"
+    llama, clip = tiny.llama_tokenizer(), clip_tokenizer()
+    for name, tokenizer in {"tokenizer": llama, "tokenizer_2": clip}.items():
+        tokenizer.save_pretrained(folder / f"{transformer.stem}_tokenizers" / name)
+    modules = tiny_modules(len(llama), len(clip))
+    files = {}
+    for component in CARD.files.components:
+        beside = folder / f"{component.option}.safetensors"
+        files[component.option] = transformer if component.name == DENOISER else beside
+        state = modules[component.name].state_dict()
+        save_model(files[component.option], {component.prefixes[0] + key: each for key, each in state.items()}, {})
+    return Miniature(family=CARD.name, files=files, data_dir=data_dir)
+
+
+write_narrow = write_miniature
+"""Its blocks are equal, as FramePack's are, so it needs the same number of compiled graphs."""
+
+
+@torch.no_grad()
+def tiny_modules(vocabulary: int, clip_vocabulary: int) -> dict[str, nn.Module]:
+    """Return all components with random weights, the same at every call."""
+    transformer, siglip = FramePackTransformer(PARAMS), SiglipVisionModel(SiglipVisionConfig(**SIGLIP))
+    modules = {
+        DENOISER: transformer,
+        **tiny.tiny_encoders(vocabulary, clip_vocabulary),
+        IMAGE_ENCODER: siglip,
+        VAE: AutoencoderKLHunyuanVideo(**tiny.AUTOENCODER),
+    }
+    generator = torch.Generator().manual_seed(0)
+    for module in modules.values():
+        randomize(module, generator)
+    refiners = {block.norm_out for block in transformer.modules() if isinstance(block, RefinerBlock)}
+    modulations = [m.linear for m in transformer.modules() if isinstance(m, Modulation) and m not in refiners]
+    weaken_conditioning(modulations, transformer.norm_out.linear)
+    _fit(transformer, tiny.calibrate_clips(modules[VAE]).repeat(4, 1, 1, 1), generator)
+    return modules
+
+
+def _fit(transformer: FramePackTransformer, latents: Tensor, generator: torch.Generator) -> None:
+    """Fit the last layer to predict the velocity of single frames without attention, which disturbs it afterwards."""
+    double: Any = transformer.transformer_blocks
+    single: Any = transformer.single_transformer_blocks
+    outputs = [block.attn.to_out[0].weight for block in double]
+    outputs += [block.proj_out.weight[:, : transformer.params.width] for block in single]
+    section = single_frame(Settings(script_for(CARD.name, "lora"), {})[FramePackOptions], torch.device("cpu"))
+    with without_attention(outputs, generator):
+        noise = torch.randn(latents.shape, generator=generator)
+        times = shifted(torch.sigmoid(torch.randn(len(latents), generator=generator)), SHIFT)
+        text, image = torch.zeros(len(latents), 8, tiny.WIDTH), torch.zeros(len(latents), 4, PARAMS.image_width)
+        pooled = torch.randn(len(latents), tiny.WIDTH, generator=generator)
+        guidance = torch.full((len(latents),), GUIDANCE)
+
+        def run(noisy: Tensor) -> object:
+            predicted, known = section.split(noisy[:, :, None])
+            return transformer(predicted, section.places, known, text, pooled, image, times, guidance)
+
+        fit_velocity(transformer.proj_out, latents, noise, times, run)

@@ -1,0 +1,180 @@
+"""HunyuanVideo, as the page, the options and the file recognition see it."""
+
+from functools import partial
+
+from sd_scripts.families.cards.clip_facts import ClipFacts
+from sd_scripts.families.cards.family_card import (
+    DENOISER,
+    VAE,
+    ComponentCard,
+    FamilyCard,
+    FilesCard,
+    FirstLayer,
+    HubCard,
+    PageCard,
+    PlanCard,
+    RecognitionCard,
+)
+from sd_scripts.families.cards.layer_patterns import read_rules
+from sd_scripts.families.hunyuan_video.card.memory_facts import MEMORY, tokens
+from sd_scripts.families.hunyuan_video.card.options import RECOMMENDED, HunyuanModelOptions
+from sd_scripts.families.hunyuan_video.card.speeds import GRAPHS
+from sd_scripts.formats.models.safetensors_header import Header
+from sd_scripts.formats.text_limit import TextLimit
+from sd_scripts.options.generating.prompt_lines import SamplePrompt
+from sd_scripts.options.memory import MemoryOptions
+from sd_scripts.options.optimization.flow import FlowOptions
+
+HUB_MODEL = "hunyuanvideo-community/HunyuanVideo"
+LONGEST = 256
+"""Tokens of caption and suffix; longer captions are truncated."""
+
+PREFIXES = ("", "model.diffusion_model.")
+TRANSFORMERS = (
+    "txt_in.individual_token_refiner.blocks.0.self_attn_qkv.weight",
+    "context_embedder.token_refiner.refiner_blocks.0.attn.to_q.weight",
+)
+"""Keys of a transformer of this kind, in the official layout and in diffusers'."""
+VARIANTS = (
+    ("clean_x_embedder.", ""),
+    ("byt5_in.", "HunyuanVideo 1.5"),
+    ("context_embedder_2.", "HunyuanVideo 1.5"),
+    ("quant_state.bitsandbytes", "HunyuanVideo in 4 bits"),
+)
+"""(substring of a key, variant) of models with such a transformer that cannot be trained as HunyuanVideo; empty: of a
+family of its own."""
+FIRST_LAYER = FirstLayer(
+    keys=("img_in.proj.weight", "x_embedder.proj.weight"),
+    channels=16,
+    kind="HunyuanVideo model",
+    variants={33: "HunyuanVideo I2V", 32: "SkyReels-V1 I2V"},
+)
+ENCODER, ENCODER_8B = "LLaMA text encoder", "LLaVA-LLaMA-3-8B text encoder"
+AUTOENCODER = "HunyuanVideo VAE"
+LANGUAGE_PREFIXES = ("model.", "language_model.model.", "model.language_model.", "")
+QUERY = "layers.0.self_attn.q_proj.weight"
+
+
+def recognise(header: Header) -> tuple[str | None, str] | None:
+    """Return (family, variant) of a file with a transformer of this kind; None for any other file."""
+    prefixes = [p for p in PREFIXES if any(p + key in header.shapes for key in TRANSFORMERS)]
+    if not prefixes:
+        return None
+    for mark, variant in VARIANTS:
+        if any(mark in key for key in header.shapes):
+            return (None, variant) if variant else None
+    if other := FIRST_LAYER.other_variant(header.shapes, prefixes[0]):
+        return None, other
+    return CARD.name, CARD.title
+
+
+TEXT_AND_VAE = (
+    ComponentCard(
+        name="text_encoder1",
+        option="text_encoder1",
+        kind="LLaMA text encoder",
+        title="the LLaVA-LLaMA-3-8B text encoder",
+        folder="text_encoder",
+        fitting=(ENCODER_8B, ENCODER),
+        prefixes=(*LANGUAGE_PREFIXES, "text_encoders.llama.transformer.model."),
+        signature_keys=(QUERY,),
+    ),
+    ComponentCard(
+        name="text_encoder2",
+        option="text_encoder2",
+        kind="CLIP text encoder",
+        title="the CLIP-L text encoder",
+        folder="text_encoder_2",
+        fitting=("CLIP-L text encoder", "CLIP text encoder"),
+        prefixes=("text_model.", "", "text_encoders.clip_l.transformer.text_model."),
+        signature_keys=("encoder.layers.0.self_attn.q_proj.weight",),
+    ),
+    ComponentCard(
+        name=VAE,
+        option="vae",
+        kind="VAE",
+        title="HunyuanVideo's VAE",
+        folder="vae",
+        fitting=(AUTOENCODER,),
+        prefixes=("", "vae."),
+        signature_keys=("decoder.conv_in.conv.weight",),
+    ),
+)
+
+CARD = FamilyCard(
+    name="hunyuan_video",
+    title="HunyuanVideo",
+    order=6,
+    scripts={
+        "lora": "hunyuan_video_train_network.py",
+        "full": "hunyuan_video_train.py",
+        "generate": "hunyuan_video_generate.py",
+    },
+    groups=(HunyuanModelOptions, FlowOptions, MemoryOptions),
+    capabilities=frozenset({"blockwise_updates", "flow_shift", "fp8", "guidance", "offload_activations", "own_vae"}),
+    clips=ClipFacts(fps=24),
+    notes={
+        "pretrained_model_name_or_path": f"HunyuanVideo's ID is {HUB_MODEL}.",
+        "vae": "HunyuanVideo's files have none: choose its VAE, such as hunyuan_video_vae_bf16.safetensors. Not needed "
+        "for a diffusers folder.",
+        "discrete_flow_shift": "7 suits HunyuanVideo; 3 trains details.",
+        "weighting_scheme": "For HunyuanVideo sigma_sqrt and cosmap weight every timestep_sampling.",
+        "guidance_scale": "For HunyuanVideo 1.0 is recommended; the model reads 1000 times its value, in training as "
+        "when generating. musubi-tuner trains with the value itself.",
+        "network_args": "HunyuanVideo: exclude_patterns and include_patterns, lists of regular expressions: layers "
+        "that are not adapted, and exceptions to them. Modulations are adapted only if they are included.",
+        "blocks_to_swap": "HunyuanVideo takes up to 37, and each saves about 0.6 GB.",
+        "tokenizer_cache_dir": "LLaMA-3's tokenizer, which HunyuanVideo needs, is not part of this package because of "
+        "its licence: it comes from a folder tokenizer next to the base model, or from Hugging Face.",
+    },
+    page=PageCard(
+        recommended=RECOMMENDED,
+        recommended_note="The sd-scripts defaults train mostly at high noise.",
+        model_panel=("text_encoder1", "text_encoder2"),
+        use_hints={"full": "Your model. To use it, put it into <b>models/diffusion_models</b> (ComfyUI)."},
+        demo=RECOMMENDED,
+        demo_prompts="--s 16",
+    ),
+    files=FilesCard(
+        components=(
+            ComponentCard(
+                name=DENOISER,
+                kind="HunyuanVideo transformer",
+                folder="transformer",
+                prefixes=PREFIXES,
+                signature_keys=TRANSFORMERS,
+                first_layer=FIRST_LAYER,
+            ),
+            *TEXT_AND_VAE,
+        ),
+        base_file="a HunyuanVideo file",
+        base_model="a HunyuanVideo transformer",
+    ),
+    network_modules=("networks.lora", "networks.lora_hunyuan_video"),
+    network_rules=partial(read_rules, title="HunyuanVideo", excluded=r".*(img_mod|txt_mod|modulation).*"),
+    side_multiple=16,
+    token_multiple=16,
+    text_limit=lambda settings, variant: TextLimit(tokens=LONGEST),
+    plan=PlanCard(tokens=tokens, graphs=GRAPHS, memory=MEMORY),
+    sample_defaults=SamplePrompt(width=848, height=480, frames=61, steps=30, scale=1.0, guidance=6.0),
+    recognition=RecognitionCard(
+        hub_words=("hunyuanvideo", "hunyuan-video"),
+        marks=(
+            ("decoder.conv_in.conv.weight", None, AUTOENCODER),
+            ("vae.decoder.conv_in.conv.weight", None, AUTOENCODER),
+            *((prefix + QUERY, None, ENCODER) for prefix in LANGUAGE_PREFIXES),
+        ),
+        recognise=recognise,
+        lora_marks=(
+            *("double_blocks_0_img_mlp_fc1", "double_blocks.0.img_mlp.fc1", "single_blocks.38.", "single_blocks_38_"),
+            *("single_transformer_blocks.38.", "transformer.transformer_blocks.19."),
+        ),
+        pipelines=(
+            ("HunyuanVideo15", None, "HunyuanVideo 1.5 diffusers folder"),
+            ("HunyuanVideoImageToVideo", None, "HunyuanVideo I2V diffusers folder"),
+            ("HunyuanVideo", "hunyuan_video", "HunyuanVideo diffusers folder"),
+        ),
+        widths=((ENCODER, "layers.0.self_attn.k_proj.weight", 0, 1_024, ENCODER_8B),),
+    ),
+    hub=HubCard(model=HUB_MODEL, tags=("text-to-video",)),
+)

@@ -1,0 +1,200 @@
+"""HunyuanVideo's file layouts: the official keys and diffusers', and model configurations from tensor shapes.
+
+Every function works at any width and depth. Several names below are rows of one matrix, which diffusers stores
+separately.
+"""
+
+import re
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sd_scripts.library.files.state_dicts import Shapes, State, count
+
+LATENT_SCALE = 0.476986
+"""latents = encoded * scale"""
+SKIPPED_LAYERS = 2
+"""Layers at the end of the language model whose output HunyuanVideo does not read."""
+ROPE_BASE, RMS_EPS, HEAD_WIDTH = 500_000.0, 1e-5, 128
+"""Of every LLaMA-3; shapes do not determine them."""
+
+_REFINER = {
+    "norm1": ("norm1",),
+    "norm2": ("norm2",),
+    "self_attn_qkv": ("attn.to_q", "attn.to_k", "attn.to_v"),
+    "self_attn_proj": ("attn.to_out.0",),
+    "mlp.fc1": ("ff.net.0.proj",),
+    "mlp.fc2": ("ff.net.2",),
+    "adaLN_modulation.1": ("norm_out.linear",),
+}
+_DOUBLE = {
+    "img_mod.linear": ("norm1.linear",),
+    "img_attn_qkv": ("attn.to_q", "attn.to_k", "attn.to_v"),
+    "img_attn_q_norm": ("attn.norm_q",),
+    "img_attn_k_norm": ("attn.norm_k",),
+    "img_attn_proj": ("attn.to_out.0",),
+    "img_mlp.fc1": ("ff.net.0.proj",),
+    "img_mlp.fc2": ("ff.net.2",),
+    "txt_mod.linear": ("norm1_context.linear",),
+    "txt_attn_qkv": ("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj"),
+    "txt_attn_q_norm": ("attn.norm_added_q",),
+    "txt_attn_k_norm": ("attn.norm_added_k",),
+    "txt_attn_proj": ("attn.to_add_out",),
+    "txt_mlp.fc1": ("ff_context.net.0.proj",),
+    "txt_mlp.fc2": ("ff_context.net.2",),
+}
+_SINGLE = {
+    "modulation.linear": ("norm.linear",),
+    "linear1": ("attn.to_q", "attn.to_k", "attn.to_v", "proj_mlp"),
+    "linear2": ("proj_out",),
+    "q_norm": ("attn.norm_q",),
+    "k_norm": ("attn.norm_k",),
+}
+_TIME, _TEXT = "time_text_embed", "context_embedder.time_text_embed"
+_ENDS: dict[str, tuple[str, ...]] = {
+    "img_in.proj": ("x_embedder.proj",),
+    "time_in.mlp.0": (f"{_TIME}.timestep_embedder.linear_1",),
+    "time_in.mlp.2": (f"{_TIME}.timestep_embedder.linear_2",),
+    "guidance_in.mlp.0": (f"{_TIME}.guidance_embedder.linear_1",),
+    "guidance_in.mlp.2": (f"{_TIME}.guidance_embedder.linear_2",),
+    "vector_in.in_layer": (f"{_TIME}.text_embedder.linear_1",),
+    "vector_in.out_layer": (f"{_TIME}.text_embedder.linear_2",),
+    "txt_in.input_embedder": ("context_embedder.proj_in",),
+    "txt_in.t_embedder.mlp.0": (f"{_TEXT}.timestep_embedder.linear_1",),
+    "txt_in.t_embedder.mlp.2": (f"{_TEXT}.timestep_embedder.linear_2",),
+    "txt_in.c_embedder.linear_1": (f"{_TEXT}.text_embedder.linear_1",),
+    "txt_in.c_embedder.linear_2": (f"{_TEXT}.text_embedder.linear_2",),
+    "final_layer.linear": ("proj_out",),
+    "final_layer.adaLN_modulation.1": ("norm_out.linear",),
+}
+_BLOCKS = (
+    ("txt_in.individual_token_refiner.blocks", "context_embedder.token_refiner.refiner_blocks", _REFINER),
+    ("double_blocks", "transformer_blocks", _DOUBLE),
+    ("single_blocks", "single_transformer_blocks", _SINGLE),
+)
+_SWAPPED = "final_layer.adaLN_modulation.1"
+"""Shift before scale in the official layout, scale before shift in diffusers'."""
+
+
+def diffusers_modules(module: str) -> tuple[str, ...]:
+    """Return diffusers' names of a module's parts, in the order of its rows. Raises KeyError for any other name."""
+    for ours, theirs, table in _BLOCKS:
+        if found := re.fullmatch(rf"{re.escape(ours)}\.(\d+)\.(.+)", module):
+            return tuple(f"{theirs}.{found[1]}.{part}" for part in table[found[2]])
+    return _ENDS[module]
+
+
+def swaps_halves(module: str) -> bool:
+    """Return whether diffusers has the two halves of a module's rows in the opposite order."""
+    return module == _SWAPPED
+
+
+def official_key(name: str) -> tuple[int, str]:
+    """Return the number of the part and the official key for a key of diffusers.
+
+    `single_transformer_blocks.2.proj_mlp.bias` -> (3, `single_blocks.2.linear1.bias`). Raises KeyError for any other.
+    """
+    module, _, kind = name.rpartition(".")
+    start, table = "", _ENDS
+    for ours, theirs, block_table in _BLOCKS:
+        if found := re.fullmatch(rf"{re.escape(theirs)}\.(\d+)\.(.+)", module):
+            start, module, table = f"{ours}.{found[1]}.", found[2], block_table
+    place = {part: (index, key) for key, parts in table.items() for index, part in enumerate(parts)}
+    index, key = place[module]
+    return index, f"{start}{key}.{kind}"
+
+
+def part_of(module: str) -> tuple[str, int, int]:
+    """Return the official module of which a module of diffusers is a part, the number of the part, and how many there
+    are; another module is its own."""
+    try:
+        part, key = official_key(f"{module}.weight")
+    except KeyError:
+        return module, 0, 1
+    whole = key.rpartition(".")[0]
+    return whole, part, len(diffusers_modules(whole))
+
+
+def from_diffusers(state: State) -> State:
+    """Rename a transformer's tensors from diffusers' keys to the official ones, leaving other keys unchanged. Tensors
+    are taken out of `state`, so that parts of a matrix can be freed once they are joined.
+
+    Raises ValueError if a part of a matrix is missing.
+    """
+    parts: dict[str, dict[int, Tensor]] = {}
+    ours: State = {}
+    for name in list(state):
+        try:
+            index, key = official_key(name)
+        except KeyError:
+            ours[name] = state.pop(name)
+            continue
+        pieces = parts.setdefault(key, {})
+        pieces[index] = state.pop(name)
+        if len(pieces) == len(diffusers_modules(key.rpartition(".")[0])):
+            ours[key] = _joined(key, parts.pop(key))
+    return ours | {key: _joined(key, pieces) for key, pieces in parts.items()}
+
+
+def _joined(key: str, pieces: dict[int, Tensor]) -> Tensor:
+    module, _, kind = key.rpartition(".")
+    names = diffusers_modules(module)
+    for index, name in enumerate(names):
+        if index not in pieces:
+            raise ValueError(f"'{name}.{kind}' is missing")
+    if swaps_halves(module):
+        return torch.cat(pieces[0].chunk(2)[::-1])
+    return torch.cat([pieces[index] for index in range(len(names))]) if len(names) > 1 else pieces[0]
+
+
+def language_model(file: State) -> State:
+    """Return the layers of LLaMA that HunyuanVideo reads: without the last two, the final norm, the output layer, and
+    the tokenizer that ComfyUI's file contains."""
+    layers = count_layers({key: tuple(tensor.shape) for key, tensor in file.items()})
+    read = [f"layers.{number}." for number in range(layers - SKIPPED_LAYERS)]
+    return {key: tensor for key, tensor in file.items() if key.startswith(("embed_tokens.", *read))}
+
+
+def count_layers(shapes: Shapes) -> int:
+    return count(shapes, r"layers\.\d+\.mlp\.gate_proj\.weight")
+
+
+def language_config(shapes: Shapes) -> dict[str, Any]:
+    """Return the arguments of transformers' LlamaConfig, from the shapes of the layers that are read. Raises KeyError
+    if a needed key is missing."""
+    vocabulary, width = shapes["embed_tokens.weight"]
+    head = min(HEAD_WIDTH, width)
+    return {
+        "vocab_size": vocabulary,
+        "hidden_size": width,
+        "intermediate_size": shapes["layers.0.mlp.gate_proj.weight"][0],
+        "num_hidden_layers": count_layers(shapes),
+        "num_attention_heads": width // head,
+        "num_key_value_heads": shapes["layers.0.self_attn.k_proj.weight"][0] // head,
+        "head_dim": head,
+        "rms_norm_eps": RMS_EPS,
+        "rope_parameters": {"rope_type": "default", "rope_theta": ROPE_BASE},
+        "max_position_embeddings": 8192,
+        "use_cache": False,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }
+
+
+def vae_config(shapes: Shapes) -> dict[str, Any]:
+    """Return the arguments of diffusers' AutoencoderKLHunyuanVideo. Raises KeyError if a needed key is missing."""
+    levels = count(shapes, r"encoder\.down_blocks\.\d+\.resnets\.0\.conv1\.conv\.weight")
+    widths = [shapes[f"encoder.down_blocks.{level}.resnets.0.conv1.conv.weight"][0] for level in range(levels)]
+    return {
+        "in_channels": shapes["encoder.conv_in.conv.weight"][1],
+        "out_channels": shapes["decoder.conv_out.conv.weight"][0],
+        "latent_channels": shapes["post_quant_conv.weight"][0],
+        "block_out_channels": tuple(widths),
+        "down_block_types": ("HunyuanVideoDownBlock3D",) * levels,
+        "up_block_types": ("HunyuanVideoUpBlock3D",) * levels,
+        "layers_per_block": count(shapes, r"encoder\.down_blocks\.0\.resnets\.\d+\.conv1\.conv\.weight"),
+        "norm_num_groups": min(32, widths[0] // 2),
+        "scaling_factor": LATENT_SCALE,
+    }

@@ -1,0 +1,346 @@
+"""HunyuanVideo's transformer in the layout of its checkpoints: module names are the official file's keys.
+
+Tencent, 2024; written from the layout of its files and checked against diffusers. Clips are packed latents: each token
+is a 1x2x2 patch of 16 channels. Two refiner blocks read the text first. Double blocks keep separate weights for clip
+and text and let them attend to each other; single blocks treat both alike.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sd_scripts.library.diffusion.attention import attention, padding_mask
+from sd_scripts.library.diffusion.block_transformer import BlockTransformer, with_gradients
+from sd_scripts.library.diffusion.dit_layers import (
+    EPS,
+    PATCH,
+    TIME_CHANNELS,
+    Grid3d,
+    Rope,
+    TanhGELU,
+    clip_positions,
+    grid3d_of,
+    heads_of,
+    modulate,
+    pack_clip,
+    rope_of,
+    rope_widths,
+    timestep_embedding,
+    unpack_clip,
+)
+from sd_scripts.library.kernels.norm_rope import normed_and_rotated
+from sd_scripts.networks.layers import project_split
+
+ROPE_BASE = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class HunyuanParams:
+    """Sizes of a transformer. The defaults are HunyuanVideo T2V."""
+
+    channels: int = 16
+    width: int = 3072
+    heads: int = 24
+    mlp_width: int = 12288
+    text_width: int = 4096
+    pooled_width: int = 768
+    refiner_blocks: int = 2
+    double_blocks: int = 20
+    single_blocks: int = 40
+
+    @property
+    def head_width(self) -> int:
+        return self.width // self.heads
+
+    @classmethod
+    def of(cls, shapes: Mapping[str, tuple[int, ...]]) -> HunyuanParams:
+        """Read the sizes from a checkpoint's shapes under official keys. Raises KeyError if a needed key is missing."""
+        width, channels = shapes["img_in.proj.weight"][:2]
+        return cls(
+            channels=channels,
+            width=width,
+            heads=width // shapes["double_blocks.0.img_attn_q_norm.weight"][0],
+            mlp_width=shapes["double_blocks.0.img_mlp.fc1.weight"][0],
+            text_width=shapes["txt_in.input_embedder.weight"][1],
+            pooled_width=shapes["vector_in.in_layer.weight"][1],
+            refiner_blocks=_count("txt_in.individual_token_refiner.blocks", shapes),
+            double_blocks=_count("double_blocks", shapes),
+            single_blocks=_count("single_blocks", shapes),
+        )
+
+
+def _count(blocks: str, keys: Iterable[str]) -> int:
+    return len({found[1] for key in keys if (found := re.match(rf"{re.escape(blocks)}\.(\d+)\.", key))})
+
+
+class PatchEmbed(nn.Module):
+    """Computes tokens from patches. The convolution, whose patches do not overlap, is a product with packed latents."""
+
+    def __init__(self, channels: int, width: int):
+        super().__init__()
+        patch = (1, PATCH, PATCH)
+        self.proj = nn.Conv3d(channels, width, patch, patch)
+
+    def forward(self, latents: Tensor) -> Tensor:
+        """(B, C, f, h, w) -> (B, f · h/2 · w/2, W)."""
+        return F.linear(pack_clip(latents), self.proj.weight.flatten(1), self.proj.bias)
+
+
+class TimestepEmbedder(nn.Module):
+    def __init__(self, width: int):
+        super().__init__()
+        self.mlp = nn.Sequential(nn.Linear(TIME_CHANNELS, width), nn.SiLU(), nn.Linear(width, width))
+
+    def forward(self, t: Tensor, dtype: torch.dtype) -> Tensor:
+        """Timesteps or guidance (B,) float32, which are multiplied by 1000 -> (B, W)."""
+        return self.mlp(timestep_embedding(t).to(dtype))  # type: ignore[no-any-return]
+
+
+class VectorEmbedder(nn.Module):
+    def __init__(self, features: int, width: int):
+        super().__init__()
+        self.in_layer = nn.Linear(features, width)
+        self.out_layer = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out_layer(F.silu(self.in_layer(x)))
+
+
+class TextEmbedder(nn.Module):
+    def __init__(self, features: int, width: int):
+        super().__init__()
+        self.linear_1 = nn.Linear(features, width)
+        self.linear_2 = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear_2(F.silu(self.linear_1(x)))
+
+
+class RMSNorm(nn.Module):
+    """The scale of normalised heads, which `normed_and_rotated` applies."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+
+class MLP(nn.Module):
+    def __init__(self, width: int, inner: int, activation: nn.Module):
+        super().__init__()
+        self.fc1 = nn.Linear(width, inner)
+        self.act = activation
+        self.fc2 = nn.Linear(inner, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(self.act(self.fc1(x)))
+
+
+class Modulation(nn.Module):
+    """Computes shift, scale and gate from the vector of time, guidance and text."""
+
+    def __init__(self, width: int, count: int):
+        super().__init__()
+        self.count = count
+        self.linear = nn.Linear(width, 3 * count * width)
+
+    def forward(self, vec: Tensor) -> tuple[Tensor, ...]:
+        """(B, W) -> shift, scale, gate, each (B, 1, W); twice for a double block."""
+        return self.linear(F.silu(vec))[:, None].chunk(3 * self.count, dim=-1)
+
+
+class RefinerBlock(nn.Module):
+    """A block over the text alone, which timestep and text modulate by gates only."""
+
+    def __init__(self, params: HunyuanParams):
+        super().__init__()
+        width = params.width
+        self.heads = params.heads
+        self.norm1 = nn.LayerNorm(width, eps=EPS)
+        self.self_attn_qkv = nn.Linear(width, 3 * width)
+        self.self_attn_proj = nn.Linear(width, width)
+        self.norm2 = nn.LayerNorm(width, eps=EPS)
+        self.mlp = MLP(width, params.mlp_width, nn.SiLU())
+        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, 2 * width))
+
+    def forward(self, x: Tensor, vec: Tensor, mask: Tensor | None) -> Tensor:
+        gate1, gate2 = self.adaLN_modulation(vec)[:, None].chunk(2, dim=-1)
+        q, k, v = heads_of(self.self_attn_qkv(self.norm1(x)).chunk(3, dim=-1), self.heads)
+        x = x + gate1 * self.self_attn_proj(attention(q, k, v, mask))
+        return x + gate2 * self.mlp(self.norm2(x))
+
+
+class Refiners(nn.Module):
+    def __init__(self, params: HunyuanParams):
+        super().__init__()
+        self.blocks = nn.ModuleList(RefinerBlock(params) for _ in range(params.refiner_blocks))
+
+
+class TokenRefiner(nn.Module):
+    def __init__(self, params: HunyuanParams):
+        super().__init__()
+        self.input_embedder = nn.Linear(params.text_width, params.width)
+        self.t_embedder = TimestepEmbedder(params.width)
+        self.c_embedder = TextEmbedder(params.text_width, params.width)
+        self.individual_token_refiner = Refiners(params)
+
+    def forward(self, text: Tensor, timesteps: Tensor, valid: Tensor | None) -> Tensor:
+        """text (B, T, 4096), timesteps (B,), valid (B, T) bool or None if nothing is padded -> (B, T, W)."""
+        dtype = text.dtype
+        vec = self.t_embedder(timesteps, dtype) + self.c_embedder(mean_of_text(text, valid))
+        x = self.input_embedder(text)
+        mask = None if valid is None else padding_mask(valid, dtype)
+        for block in self.individual_token_refiner.blocks:
+            x = block(x, vec, mask)
+        return x
+
+
+def mean_of_text(text: Tensor, valid: Tensor | None) -> Tensor:
+    """Return the mean (B, C) of the tokens (B, T, C) that are not padding."""
+    if valid is None:
+        return text.mean(dim=1)
+    kept = valid.float()[..., None]
+    return ((text * kept).sum(dim=1) / kept.sum(dim=1)).to(text.dtype)
+
+
+class MMDoubleStreamBlock(nn.Module):
+    def __init__(self, params: HunyuanParams):
+        super().__init__()
+        width, head = params.width, params.head_width
+        self.heads = params.heads
+        self.img_mod = Modulation(width, 2)
+        self.img_attn_qkv = nn.Linear(width, 3 * width)
+        self.img_attn_q_norm = RMSNorm(head)
+        self.img_attn_k_norm = RMSNorm(head)
+        self.img_attn_proj = nn.Linear(width, width)
+        self.img_mlp = MLP(width, params.mlp_width, TanhGELU())
+        self.txt_mod = Modulation(width, 2)
+        self.txt_attn_qkv = nn.Linear(width, 3 * width)
+        self.txt_attn_q_norm = RMSNorm(head)
+        self.txt_attn_k_norm = RMSNorm(head)
+        self.txt_attn_proj = nn.Linear(width, width)
+        self.txt_mlp = MLP(width, params.mlp_width, TanhGELU())
+
+    def forward(
+        self, img: Tensor, txt: Tensor, vec: Tensor, rope: Rope, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """img (B, N, W), txt (B, T, W), vec (B, W), mask as padding_mask returns it for N + T tokens -> img, txt."""
+        img_shift1, img_scale1, img_gate1, img_shift2, img_scale2, img_gate2 = self.img_mod(vec)
+        txt_shift1, txt_scale1, txt_gate1, txt_shift2, txt_scale2, txt_gate2 = self.txt_mod(vec)
+
+        widths = (img.shape[-1],) * 3
+        img_qkv = heads_of(project_split(self.img_attn_qkv, modulate(img, img_shift1, img_scale1), widths), self.heads)
+        txt_qkv = heads_of(project_split(self.txt_attn_qkv, modulate(txt, txt_shift1, txt_scale1), widths), self.heads)
+        queries, keys, values = zip(img_qkv, txt_qkv, strict=True)
+        q = normed_and_rotated(queries, [self.img_attn_q_norm.weight, self.txt_attn_q_norm.weight], rope)
+        k = normed_and_rotated(keys, [self.img_attn_k_norm.weight, self.txt_attn_k_norm.weight], rope)
+        out = attention(q, k, torch.cat(values, dim=1), mask)  # (B, N + T, W)
+        img_out, txt_out = out.split((img.shape[1], txt.shape[1]), dim=1)
+
+        img = img + img_gate1 * self.img_attn_proj(img_out)
+        img = img + img_gate2 * self.img_mlp(modulate(img, img_shift2, img_scale2))
+        txt = txt + txt_gate1 * self.txt_attn_proj(txt_out)
+        txt = txt + txt_gate2 * self.txt_mlp(modulate(txt, txt_shift2, txt_scale2))
+        return img, txt
+
+
+class MMSingleStreamBlock(nn.Module):
+    """Parallel attention and MLP with a fused input and a fused output projection."""
+
+    def __init__(self, params: HunyuanParams):
+        super().__init__()
+        self.heads = params.heads
+        self.widths = (*(params.width,) * 3, params.mlp_width)
+        self.linear1 = nn.Linear(params.width, sum(self.widths))
+        self.linear2 = nn.Linear(params.width + params.mlp_width, params.width)
+        self.q_norm = RMSNorm(params.head_width)
+        self.k_norm = RMSNorm(params.head_width)
+        self.mlp_act = TanhGELU()
+        self.modulation = Modulation(params.width, 1)
+
+    def forward(self, x: Tensor, vec: Tensor, rope: Rope, mask: Tensor | None = None) -> Tensor:
+        """x (B, S, W) of clip and text, vec (B, W) -> x."""
+        shift, scale, gate = self.modulation(vec)
+        *qkv, hidden = project_split(self.linear1, modulate(x, shift, scale), self.widths)
+        q, k, v = heads_of(qkv, self.heads)
+        q = normed_and_rotated([q], [self.q_norm.weight], rope)
+        k = normed_and_rotated([k], [self.k_norm.weight], rope)
+        out = attention(q, k, v, mask)
+        return x + gate * self.linear2(torch.cat((out, self.mlp_act(hidden)), dim=-1))
+
+
+class FinalLayer(nn.Module):
+    def __init__(self, params: HunyuanParams):
+        super().__init__()
+        self.linear = nn.Linear(params.width, PATCH * PATCH * params.channels)
+        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(params.width, 2 * params.width))
+
+    def forward(self, x: Tensor, vec: Tensor) -> Tensor:
+        shift, scale = self.adaLN_modulation(vec)[:, None].chunk(2, dim=-1)
+        return self.linear(modulate(x, shift, scale))
+
+
+class HunyuanVideoTransformer(BlockTransformer):
+    def __init__(self, params: HunyuanParams):
+        super().__init__()
+        self.params = params
+        self.img_in = PatchEmbed(params.channels, params.width)
+        self.txt_in = TokenRefiner(params)
+        self.time_in = TimestepEmbedder(params.width)
+        self.vector_in = VectorEmbedder(params.pooled_width, params.width)
+        self.guidance_in = TimestepEmbedder(params.width)
+        self.double_blocks = nn.ModuleList(MMDoubleStreamBlock(params) for _ in range(params.double_blocks))
+        self.single_blocks = nn.ModuleList(MMSingleStreamBlock(params) for _ in range(params.single_blocks))
+        self.final_layer = FinalLayer(params)
+
+    @property
+    def first_layer(self) -> nn.Module:
+        return self.img_in.proj
+
+    def forward(
+        self,
+        latents: Tensor,
+        text: Tensor,
+        pooled: Tensor,
+        timesteps: Tensor,
+        guidance: Tensor,
+        text_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Predict the velocity, noise - clip.
+
+        latents (B, 16, f, h, w), text (B, T, 4096), pooled (B, 768), timesteps (B,) float32 in 0..1, guidance (B,),
+        text_mask (B, T) bool, True where there is text, which padding follows -> (B, 16, f, h, w).
+        """
+        dtype = self.dtype
+        vec = self.time_in(timesteps, dtype) + self.guidance_in(guidance, dtype) + self.vector_in(pooled.to(dtype))
+        img, txt = with_gradients(self.img_in(latents.to(dtype)), self.txt_in(text.to(dtype), timesteps, text_mask))
+        grid, tokens = grid3d_of(latents), img.shape[1]
+        rope = rope_table(self.params.head_width, grid, txt.shape[1], img.device)
+        mask = None if text_mask is None else padding_mask(joint_mask(tokens, text_mask), dtype)
+
+        for block in self.double_blocks:
+            img, txt = self.run_block(block, (img, txt), vec, rope, mask)
+        x = torch.cat((img, txt), dim=1)
+        for block in self.single_blocks:
+            (x,) = self.run_block(block, (x,), vec, rope, mask)
+        return unpack_clip(self.final_layer(x[:, :tokens], vec), grid)
+
+
+def joint_mask(tokens: int, text_mask: Tensor) -> Tensor:
+    """Extend a text mask (B, T), True but for its ends, to (B, tokens + T): all tokens of the clip are attended to."""
+    clip = torch.ones((len(text_mask), tokens), dtype=torch.bool, device=text_mask.device)
+    return torch.cat((clip, text_mask.bool()), dim=1)
+
+
+@cache  # recorded graphs read them, so none may be freed
+def rope_table(head_width: int, grid: Grid3d, txt_tokens: int, device: torch.device) -> Rope:
+    """Return the rotary table of the clip, frame by frame and row by row, then of the text, which is not rotated."""
+    clip = clip_positions(grid)
+    positions = torch.cat((clip, clip.new_zeros(txt_tokens, 3)))
+    return rope_of(positions, rope_widths(head_width), device, base=ROPE_BASE)

@@ -1,0 +1,83 @@
+"""Sample HunyuanVideo clips and images."""
+
+from functools import partial
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from sd_scripts.data.plan.buckets import Extent
+from sd_scripts.families.common.family import Components
+from sd_scripts.families.common.flow_sampling import Velocity, euler_steps
+from sd_scripts.families.common.sampling import apply_guidance, eval_mode, length_of, make_generator, on_device
+from sd_scripts.families.common.sampling import prompt_captions as common_captions
+from sd_scripts.families.hunyuan_video.card import CARD
+from sd_scripts.families.hunyuan_video.model import HunyuanVideoTransformer
+from sd_scripts.families.hunyuan_video.objective import predict
+from sd_scripts.families.hunyuan_video.text import MASK, POOLED, pad_text
+from sd_scripts.families.hunyuan_video.vae import decode_latents, latent_shape
+from sd_scripts.library.diffusion.flow_timesteps import sampling_sigmas
+from sd_scripts.library.diffusion.media import Media
+from sd_scripts.options.compile import CompileOptions
+from sd_scripts.options.generating.prompt_lines import SamplePrompt, size_of
+from sd_scripts.settings.settings import Settings
+
+SHIFT, SHIFT_OF_FEW, FEW = 7.0, 17.0, 20
+"""Shift of the timesteps, and the one for fewer steps than FEW."""
+PREVIEWED = 2
+"""Latent frames that a preview decodes."""
+
+prompt_captions = partial(common_captions, unset=None)
+
+
+@torch.no_grad()
+def sample(components: Components, prompt: SamplePrompt, text: dict[str, Tensor], settings: Settings) -> Media:
+    """Generate a clip, or an image, with the current model and its LoRA, on the denoiser's device.
+
+    The denoiser is not moved, since its blocks may be swapped; the VAE is moved to its device. A seed gives the same
+    noise on every device.
+    """
+    transformer = cast(HunyuanVideoTransformer, components.denoiser)
+    height, width = size_of(prompt, CARD.side_multiple)
+    frames, fps = length_of(prompt, CARD, settings)
+    device = transformer.device
+
+    def decoded(latents: Tensor) -> Tensor:
+        with on_device(components.vae, device):
+            return decode_latents(components, latents)[0]
+
+    with eval_mode([transformer, components.vae]):
+        shape = (1, *latent_shape(Extent(width, height, frames)))
+        noise = torch.randn(shape, generator=make_generator(prompt.seed)).to(device)
+        shift = prompt.flow_shift or (SHIFT if prompt.steps >= FEW else SHIFT_OF_FEW)
+        captions = captions_of(text, device, settings[CompileOptions])
+        latents = euler_steps(
+            noise,
+            sampling_sigmas(prompt.steps, shift),
+            guided_velocity(transformer, captions, prompt),
+            lambda so_far: decoded(so_far[:, :, :PREVIEWED]),
+        )
+        return Media.of(decoded(latents), fps)
+
+
+def guided_velocity(
+    transformer: HunyuanVideoTransformer, captions: list[dict[str, Tensor]], prompt: SamplePrompt
+) -> Velocity:
+    """Return a function that predicts the velocity. `captions`: the prompt, preceded by the negative one if there is
+    classifier-free guidance; they are read one at a time, since their lengths differ."""
+
+    def velocity(latents: Tensor, t: Tensor) -> Tensor:
+        each = [predict(transformer, latents, t.expand(1), caption, prompt.guidance) for caption in captions]
+        return apply_guidance(torch.cat(each), prompt.scale)
+
+    return velocity
+
+
+def captions_of(text: dict[str, Tensor], device: torch.device, options: CompileOptions) -> list[dict[str, Tensor]]:
+    """Split the outputs of several captions into batches of one, padded only for compiled blocks."""
+    captions = []
+    for number, length in enumerate(text[MASK].sum(1).tolist()):
+        own = {name: each[number : number + 1].to(device) for name, each in text.items()}
+        cut = {name: each if name == POOLED else each[:, :length] for name, each in own.items()}
+        captions.append(pad_text(cut, options))
+    return captions

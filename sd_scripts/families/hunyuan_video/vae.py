@@ -1,0 +1,78 @@
+"""Encode clips to latents, and decode them, with HunyuanVideo's causal VAE; an image is a clip of one frame."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sd_scripts.data.caches.caching import LatentLayout
+from sd_scripts.data.plan.buckets import Extent
+from sd_scripts.families.cards.memory_facts import PIXELS_AT_ONCE
+from sd_scripts.families.common.autoencoder import attributes_restored, vae_decode, vae_encode
+from sd_scripts.families.common.family import Components
+from sd_scripts.families.hunyuan_video import keys
+from sd_scripts.library.files.lean_diffusers import AutoencoderKLHunyuanVideo
+from sd_scripts.library.files.state_dicts import Shapes
+
+CHANNELS, SIDE, STEP = 16, 8, 4
+"""Channels of latents; pixels and frames along one of them."""
+TILE = 32
+"""Side, in latents, of the tiles in which long and large clips are encoded: 256 pixels."""
+
+
+def latent_shape(extent: Extent) -> tuple[int, ...]:
+    """Return the shape (16, f, h, w) of a sample's latents: the first frame has one of its own."""
+    frames = 1 + (extent.frames - 1) // STEP
+    return CHANNELS, frames, extent.height // SIDE, extent.width // SIDE
+
+
+LATENTS = LatentLayout(suffix="hunyuan_video", shape=latent_shape)
+
+
+def make_vae(shapes: Shapes) -> nn.Module:
+    """Return a VAE that reads and writes whole clips: diffusers' default blends pieces of 16 frames, whose latents
+    differ."""
+    vae: Any = AutoencoderKLHunyuanVideo(**keys.vae_config(shapes))
+    vae.use_framewise_encoding = vae.use_framewise_decoding = False
+    return vae  # type: ignore[no-any-return]
+
+
+def encode_images(components: Components, pixels: Tensor) -> Tensor:
+    """Encode (B, 3, F, H, W) in -1..1, F = 1 + 4n -> latents (B, 16, 1 + n, H/8, W/8) float32, scaled, on the VAE's
+    device. Clips of more than 4 million pixels, such as 16 frames of 512x512, are encoded in tiles.
+
+    Raises ValueError if they are not finite.
+    """
+    vae: Any = components.vae
+    in_tiles = pixels[0, 0].numel() > PIXELS_AT_ONCE
+    with tiled(vae, TILE) if in_tiles else nullcontext():
+        latents = vae_encode(vae, pixels).float()  # scaling in half precision would round
+    if torch.isfinite(latents).all():
+        return latents * vae.config.scaling_factor
+    if vae.dtype == torch.float16:
+        raise ValueError("mixed_precision: the VAE overflowed in fp16; set mixed_precision = bf16 or no_half_vae")
+    raise ValueError("vae: the VAE produces non-finite values; download its file again or choose another")
+
+
+def decode_latents(components: Components, latents: Tensor) -> Tensor:
+    """Decode latents (B, 16, f, h, w), scaled -> frames (B, 3, 1 + 4 (f - 1), 8h, 8w) float32 in 0..1."""
+    vae: Any = components.vae
+    widest = SIDE * SIDE * STEP * vae.config.block_out_channels[1]
+    return vae_decode(vae, latents / vae.config.scaling_factor, tiled, widest)
+
+
+@contextmanager
+def tiled(vae: Any, side: int) -> Iterator[None]:
+    """Let the VAE encode or decode overlapping tiles of `side` latents and blend them."""
+    tile, stride = SIDE * side, SIDE * side * 3 // 4
+    sizes = (f"tile_sample_{kind}_{axis}" for kind in ("min", "stride") for axis in ("height", "width"))
+    with attributes_restored(vae, ("use_tiling", *sizes)):
+        vae.enable_tiling(
+            tile_sample_min_height=tile,
+            tile_sample_min_width=tile,
+            tile_sample_stride_height=stride,
+            tile_sample_stride_width=stride,
+        )
+        yield
