@@ -43,7 +43,7 @@ FAMILY = WAN = Family(
         encode=encode_text,
         prompt_captions=prompt_captions,
         adapted=lambda settings: (True,),
-        cache_suffix="wan_te",
+        cache_suffix="wan_clip_te",
         cache_key=text_cache_key,
         cache_fits=text_cache_fits,
         limit=text_limit,

@@ -8,7 +8,7 @@ from sd_scripts.families.common.family import Components
 from sd_scripts.families.wan.card.memory_facts import latent_frames
 
 LATENTS = LatentLayout(
-    suffix="wan",
+    suffix="wan_clip",
     shape=lambda extent: (16, latent_frames(extent.frames), extent.height // 8, extent.width // 8),
 )
 

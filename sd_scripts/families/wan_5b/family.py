@@ -20,7 +20,7 @@ FAMILY = replace(
         base_model_version=CARD.name,
         implementation="https://github.com/Wan-Video/Wan2.2",
     ),
-    text=replace(WAN.text, cache_suffix="wan_te"),
+    text=replace(WAN.text, cache_suffix="wan_clip_te"),
     blocks=replace(WAN.blocks, title=CARD.title),
     latents=LATENTS,
     layouts=LAYOUTS,
