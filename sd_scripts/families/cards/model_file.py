@@ -154,7 +154,9 @@ def _describe_pickle(path: Path, size: int) -> ModelFile:
 def _described(header: Header, size: int) -> ModelFile:
     family, variant = recognise(header)
     files = _files_of(family)
-    parts = tuple(part.option for part in files.separate_components if part.prefix_in(header.shapes) is not None)
+    # an optional one may have the keys of the model itself
+    usual = (part for part in files.separate_components if not part.optional)
+    parts = tuple(part.option for part in usual if part.prefix_in(header.shapes) is not None)
     other = files.denoiser.other_variant(header.shapes) if files.denoiser else ""
     return ModelFile(
         family=family,

@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from sd_scripts.families.cards.model_file import describe
 from sd_scripts.families.common.family import family_of
 from sd_scripts.families.wan.card import HIGH_NOISE
 from sd_scripts.families.wan.experts import Experts
@@ -47,6 +48,10 @@ def test_the_model_for_high_noise_is_in_memory_for_its_steps_only(wan_miniature:
         loaded.append(components.is_loaded(HIGH_NOISE))
     assert used == ["high", "high", "low", "low"]
     assert loaded == [True, True, False, False]
+
+
+def test_a_model_does_not_contain_the_one_for_high_noise(wan_miniature: Any) -> None:
+    assert describe(wan_miniature.checkpoint).parts == ()
 
 
 @pytest.mark.run
