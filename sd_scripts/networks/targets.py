@@ -50,8 +50,8 @@ class LoraTarget:
     diffusers_paths: Callable[[str], tuple[str, ...]] | None = None
     """Module path -> its diffusers modules, in the order of its rows."""
     part_of: Callable[[str], tuple[str, int, int]] | None = None
-    """Module path -> a layer of a related model whose LoRAs fit, too, of which this one has some rows: its path there,
-    the number of the part and how many there are. Each part but the last has one row per input."""
+    """Module path -> the layer of a related model, whose LoRAs fit too, that has its rows among others: path there,
+    number of the part, number of parts. Each part but the last has one row per input."""
     swaps_halves: Callable[[str], bool] = lambda path: False
     """Module path -> whether diffusers has the two halves of its rows in the opposite order."""
     comfyui: Callable[[str], str] = lambda path: f"diffusion_model.{path}"

@@ -106,8 +106,8 @@ def official_key(name: str) -> tuple[int, str]:
 
 
 def part_of(module: str) -> tuple[str, int, int]:
-    """Return the official module of which a module of diffusers is a part, the number of the part, and how many there
-    are; another module is its own."""
+    """Return the official module that contains a module of diffusers, the number of the part, and the number of
+    parts; any other module contains itself."""
     try:
         part, key = official_key(f"{module}.weight")
     except KeyError:

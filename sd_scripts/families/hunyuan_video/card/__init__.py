@@ -104,7 +104,7 @@ TEXT_AND_VAE = (
 CARD = FamilyCard(
     name="hunyuan_video",
     title="HunyuanVideo",
-    order=6,
+    order=10,
     scripts={
         "lora": "hunyuan_video_train_network.py",
         "full": "hunyuan_video_train.py",

@@ -1,0 +1,71 @@
+"""HunyuanVideo with random weights, and the runs that the benchmark times with it."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.full_size.rows import ADAFACTOR, CHECKPOINTING, COMPILED, FUSED, GRAPHS
+from benchmarks.full_size.weights import random_weights, unknown
+from sd_scripts.families.common.components import DENOISER
+from sd_scripts.families.hunyuan_video.card import CARD
+from sd_scripts.families.hunyuan_video.card.memory_facts import TEXT
+from sd_scripts.families.hunyuan_video.card.options import RECOMMENDED
+from sd_scripts.families.hunyuan_video.full_size import LAYERS, modules
+from sd_scripts.families.hunyuan_video.keys import SKIPPED_LAYERS
+from sd_scripts.families.hunyuan_video.load import LLM
+from sd_scripts.library.files.safetensors_io import save_model
+
+QUIET = 0.3
+"""Scale of the modulations' weights, without which the activations of random blocks grow from block to block."""
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "lora": {
+        "network_dim": 16,
+        "network_alpha": 8.0,
+        "network_train_unet_only": True,
+        "learning_rate": 1e-4,
+        **RECOMMENDED,
+    },
+    "full": {"full_bf16": True, "learning_rate": 1e-5, **RECOMMENDED},
+}
+"""Options of all rows, by training method."""
+SMALL = COMPILED | CHECKPOINTING
+ROWS: dict[str, dict[str, dict[str, Any]]] = {
+    "lora": {
+        "eager_checkpointing": CHECKPOINTING,
+        "compiled_checkpointing": SMALL,
+        "graphs_checkpointing": GRAPHS | CHECKPOINTING,
+        "fp8_base": SMALL | {"fp8_base": True},
+        "fp8_all": SMALL | {"fp8_base": True, "fp8_compute": True},
+        "swap20": SMALL | {"blocks_to_swap": 20},
+        "swap34_fp8": SMALL | {"blocks_to_swap": 34, "fp8_base": True},
+    },
+    "full": {"fused": FUSED, "adafactor": ADAFACTOR, "adafactor_swap28": ADAFACTOR | {"blocks_to_swap": 28}},
+}
+"""Rows of the benchmark by training method and name: the options that distinguish each."""
+
+
+def predict(denoiser: nn.Module, width: int, height: int) -> Tensor:
+    """Call the transformer on the meta device for one image of this size in pixels."""
+    latents = unknown(1, 16, 1, height // 8, width // 8)
+    predicted: Tensor = denoiser(latents, unknown(1, TEXT, 4096), unknown(1, 768), unknown(1), unknown(1))
+    return predicted
+
+
+def write_files(folder: Path) -> dict[str, Path]:
+    """Write the model's files, 41 GB in bf16; return them by the options that name them. LLaMA's last layers, which are
+    not read, are there by name only."""
+    made, files = modules(), {}
+    for component in CARD.files.components:
+        weights = random_weights(made[component.name])
+        if component.name == DENOISER:
+            for key in weights:
+                weights[key] *= QUIET if "mod" in key or key.startswith("final_layer.ada") else 1.0
+        if component.name == LLM:
+            unread = range(LAYERS - SKIPPED_LAYERS, LAYERS)
+            weights |= {f"layers.{number}.mlp.gate_proj.weight": torch.zeros(1, 1) for number in unread}
+        files[component.option] = folder / f"{component.option}.safetensors"
+        save_model(files[component.option], {component.prefixes[0] + key: each for key, each in weights.items()}, {})
+    return files
