@@ -26,6 +26,8 @@ CACHE = re.compile(
     r"\.(?:safetensors|npz)"
 )
 """What follows an image's name in the name of its cache files."""
+NUMBER = re.compile(r"_\d{1,3}$")
+"""Of a control image, where there are several."""
 
 
 @dataclass(frozen=True)
@@ -78,9 +80,21 @@ class FolderFiles:
 
     def beside(self, image: Path) -> Iterator[tuple[Path, Path]]:
         """Yield the masks and control images of an image, each with the folder that training is given."""
+        yield from self._beside.get(image.stem, ())
+
+    @cached_property
+    def _beside(self) -> dict[str, list[tuple[Path, Path]]]:
+        """Return the masks and control images by the stem of their image: `a_1` is for the image `a_1`, or for `a` if
+        there is no such image."""
+        found: dict[str, list[tuple[Path, Path]]] = {}
+        images = {path.stem for name, path in self._files.items() if has_suffix(name, ANY_IMAGES)}
         for root in self.masks:
             for folder in (root, root / self.folder.name):
-                yield from ((path, root) for path in _named_like(image, folder))
+                for path in files_in(folder).values() if folder.is_dir() else ():
+                    if has_suffix(path.name, IMAGE_SUFFIXES):
+                        stem = path.stem if path.stem in images else NUMBER.sub("", path.stem)
+                        found.setdefault(stem, []).append((path, root))
+        return found
 
 
 def moves_to(
@@ -179,14 +193,6 @@ def _belongs(file: Path, image: Path) -> bool:
         or (file.name.startswith(stem) and (rest == ".npz" or CACHE.fullmatch(rest) is not None))
         or (file.stem == stem and not has_suffix(file.name, ANY_IMAGES))
     )
-
-
-def _named_like(image: Path, folder: Path) -> Iterator[Path]:
-    if folder.is_dir():
-        numbers = re.compile(rf"{re.escape(image.stem)}(?:_\d{{1,3}})?")
-        for name, path in files_in(folder).items():
-            if has_suffix(name, IMAGE_SUFFIXES) and numbers.fullmatch(path.stem):
-                yield path
 
 
 def _by_folder(

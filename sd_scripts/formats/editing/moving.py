@@ -57,7 +57,7 @@ def _rename(source: Path, target: Path) -> None:
         os.link(source, target, follow_symlinks=False)  # unlike a rename it fails if there is a file of this name
     except FileExistsError:
         raise
-    except OSError:  # a different disk, or a file system without hard links
+    except (OSError, NotImplementedError):  # a different disk, or a file system without hard links
         if os.path.lexists(target):
             raise FileExistsError(17, "File exists", str(target)) from None
         _rename_or_copy(source, target)

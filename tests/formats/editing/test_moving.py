@@ -35,12 +35,13 @@ def test_an_image_moves_with_caption_caches_and_mask(full: Dataset, tmp_path: Pa
     target, masks = tmp_path / "5_dog", tmp_path / "masks"
     target.mkdir()
     (masks / "10_cat").mkdir(parents=True)
-    (masks / "10_cat" / "a.png").write_bytes(b"mask")
+    for name in ("a", "a_1", "a_2"):  # of image a, of image a_1, and the second control image of image a
+        (masks / "10_cat" / f"{name}.png").write_bytes(b"mask")
     before = full.names()
     content = (full.folder / "a.png").read_bytes()
     full.editor.move(full.scope, "Move", *moves_to([full.folder / "a.png"], target, ".txt", (masks,)))
     assert sorted(path.name for path in target.iterdir()) == sorted(["a.png", "a.txt", *CACHES])
-    assert (masks / "5_dog" / "a.png").read_bytes() == b"mask"
+    assert sorted(path.name for path in (masks / "5_dog").iterdir()) == ["a.png", "a_2.png"]
     assert full.names() == [name for name in before if name not in ("a.png", "a.txt", *CACHES)]
     assert (target / "a.png").read_bytes() == content
     full.editor.undo(full.scope)
