@@ -32,13 +32,13 @@ class WaitingJob:
     id: str = field(default_factory=lambda: random_ids.token_hex(4))
 
     def described(self) -> dict[str, Any]:
-        """Return what the page lists."""
+        """Return the row of the page's list."""
         folder = self.values.get("train_data_dir") or str(Path(self.images[0]).parent)
         return {"id": self.id, "folder": folder, "images": len(self.images), "method": self.values.get("method")}
 
 
 class CaptionQueue:
-    """Starts jobs one after the other. All methods are safe in several threads."""
+    """Starts jobs sequentially. All methods are safe in several threads."""
 
     def __init__(self, job: CaptionJob, folder: Path) -> None:
         self._job = job

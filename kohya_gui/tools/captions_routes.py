@@ -35,7 +35,7 @@ def routes(queue: RunQueue, allowed_paths: AllowedPaths) -> list[Route]:
         return hints(read_values(_values(body)), chosen_images(body.get("images")), allowed_paths)
 
     def start(request: Request, body: Mapping[str, Any]) -> None:
-        """Start a job with the form's values, after those that run and wait; with `try` at once, only on some images
+        """Start a job with the form's values, after those that run and wait; with `try` immediately, on some images
         and without writing."""
         values = read_values(_values(body))
         images = chosen_images(body.get("images"))

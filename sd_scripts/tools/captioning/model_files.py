@@ -69,15 +69,16 @@ def _downloaded(name: str, files: Sequence[str], model_dir: str | None, say: Cal
     try:
         licence = getattr(HfApi().model_info(name).card_data, "license", None)
         plan: Any = snapshot_download(name, allow_patterns=list(files), cache_dir=model_dir, dry_run=True)
-        size = sum(file.file_size for file in plan if file.will_download)
-        say(f"Downloading {name}: {format_bytes(size)}, licence: {licence or 'not stated'}")
-        free = free_bytes(Path(model_dir or Path.home()))
-        if free is not None and free < size:
-            raise ValueError(f"model_dir: {format_bytes(size)} are needed and {format_bytes(free)} are free")
+    except Exception as error:  # the Hub's and the connection's
+        raise ValueError(f"model: '{name}' cannot be downloaded: {hub_reason(error)}") from error
+    size = sum(file.file_size or 0 for file in plan if file.will_download)
+    say(f"Downloading {name}: {format_bytes(size)}, licence: {licence or 'not stated'}")
+    free = free_bytes(Path(model_dir or Path.home()))
+    if free is not None and free < size:
+        raise ValueError(f"model_dir: {format_bytes(size)} are needed and {format_bytes(free)} are free")
+    try:
         return Path(snapshot_download(name, allow_patterns=list(files), cache_dir=model_dir))
-    except ValueError:
-        raise
-    except Exception as error:  # the Hub's, the connection's and the disk's
+    except Exception as error:  # the disk's, too
         raise ValueError(f"model: '{name}' cannot be downloaded: {hub_reason(error)}") from error
 
 
