@@ -7,6 +7,7 @@ miniature.
 
 import json
 import re
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -119,6 +120,7 @@ def checkpoints(page: Any, folder: Path) -> None:
 
 
 def generate_tab(page: Any, folder: Path) -> None:
+    shutil.rmtree(folder / "outputs", ignore_errors=True)  # images of an earlier call
     page.locator("#runs-button").click()
     page.locator("#runs-run [data-action=try]").click()
     tab = page.locator("#generate")
