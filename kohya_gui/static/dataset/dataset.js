@@ -377,10 +377,12 @@ Studio.dataset = (() => {
     place = { folder, tab };
     data = bucket = null;
     marked.clear();
+    if (refs) {
+      refs.words.value = refs.tag.value = "";
+      grid.show([], false); // before the tab is shown, which reads the images and keeps the selection
+    }
     Studio.goTo("dataset");
     await Studio.until(() => document.querySelector("[data-dataset]")?.offsetParent && build());
-    refs.words.value = refs.tag.value = "";
-    grid.show([], false);
     await open(folder, tab);
   };
   const SEE = 'a[href$="#see-images"]';
