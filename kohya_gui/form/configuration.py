@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kohya_gui.access.allowed_paths import EVERYWHERE, AllowedPaths
+from kohya_gui.form.presets import family_of_preset
 from kohya_gui.form.recognise import is_foreign
 from kohya_gui.kohya import legacy_config
 from kohya_gui.runs.launch_command import LaunchCommand, build
@@ -97,6 +98,8 @@ def open_file(path: Path, tab: Tab, shown: str | None = None, allowed_paths: All
             opened = replace(opened, remarks=(*remarks, *with_prompts.remarks))
         return replace(opened, not_trained=legacy_config.not_trained(legacy.family))
     raw = read_toml(path)
+    if of_preset := family_of_preset(path):
+        raw["family"] = of_preset
     if isinstance(raw.get("datasets"), list):
         raise ValueError(f"{path.name} is a dataset configuration, not a settings file; enter it under dataset_config")
     if (own_tab := _tab_of(raw)) and own_tab.method != tab.method:

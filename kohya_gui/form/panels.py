@@ -5,6 +5,7 @@ from typing import Any
 
 from kohya_gui.form import recognise
 from kohya_gui.form.controls import Advice, Panel
+from kohya_gui.form.presets import BASE_MODEL
 from kohya_gui.form.prompt_editor import PromptEditor
 from kohya_gui.form.training import Training
 from kohya_gui.tabs import TABS
@@ -21,8 +22,6 @@ from sd_scripts.options.networks.network import NetworkOptions
 from sd_scripts.options.optimization.flow import FlowOptions
 from sd_scripts.options.saving import EmaOptions, LoraFileOptions, SavingOptions
 from sd_scripts.options.spec import ALL_METHODS
-
-BASE_MODEL = "pretrained_model_name_or_path"
 
 
 def _advice(card: FamilyCard) -> Advice:

@@ -4,10 +4,10 @@ import re
 from itertools import takewhile
 from pathlib import Path
 
-from kohya_gui.form.panels import BASE_MODEL
 from sd_scripts.families.cards.registry import component_options, preset_family
 from sd_scripts.settings.catalog import FAMILY_TITLES
 
+BASE_MODEL = "pretrained_model_name_or_path"
 INSTALLED, CHECKED_OUT = (Path(__file__).parents[level] / "presets" for level in (1, 2))
 PRESETS = INSTALLED if INSTALLED.is_dir() else CHECKED_OUT
 KEPT_BY_PRESETS = (
@@ -20,6 +20,11 @@ KEPT_BY_PRESETS = (
 
 def preset_file(tab: str, name: str) -> Path:
     return PRESETS / tab / f"{name}.toml"
+
+
+def family_of_preset(path: Path) -> str:
+    """Return the family of a preset's file, by its name; empty for any other file."""
+    return preset_family(path.stem) if path.parent.parent == PRESETS else ""
 
 
 def first_preset(family: str) -> str:

@@ -22,8 +22,15 @@ from kohya_gui.form import recognise
 from kohya_gui.form.configuration import Prepared, config_path, families_of, path_to_save, save_prompts
 from kohya_gui.form.controls import BROWSER_SECRET, QUIET, Form, Panel, Tool, Updates, after_changes, given, unquoted
 from kohya_gui.form.draft import Draft
-from kohya_gui.form.panels import BASE_MODEL
-from kohya_gui.form.presets import KEPT_BY_PRESETS, PRESETS, first_preset, preset_file, preset_title, preset_words
+from kohya_gui.form.presets import (
+    BASE_MODEL,
+    KEPT_BY_PRESETS,
+    PRESETS,
+    first_preset,
+    preset_file,
+    preset_title,
+    preset_words,
+)
 from kohya_gui.form.prompt_editor import saved_text
 from kohya_gui.form.recognise import Recognised
 from kohya_gui.form.training import Training
