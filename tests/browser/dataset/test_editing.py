@@ -1,6 +1,5 @@
 """Captions are edited next to the grid of images: with the keyboard alone, without losing a text, and with undo."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +53,8 @@ def test_a_caption_is_edited_and_undone_with_the_keyboard_alone(side: Any, page:
     page.keyboard.press("Escape")
     page.keyboard.press("ArrowRight")  # the first caption is saved while the second is shown
     expect(side.locator("textarea")).to_have_value(CAPTIONS["b"])
-    saved(side, photos / "a.txt", "cat, sofa, red, new")
-    expect(page.locator(".image-cell").first).to_have_attribute(
-        "aria-label", re.compile("caption: cat, sofa, red, new$")
-    )
+    expect(page.locator(".image-cell").first).to_contain_text("cat, sofa, red, new")
+    assert (photos / "a.txt").read_text() == "cat, sofa, red, new"
     page.keyboard.press("Control+z")
     expect(side.locator(".undo-row [role=status]")).to_have_text("Undone: Edit a.png")
     assert (photos / "a.txt").read_text() == CAPTIONS["a"]
@@ -108,7 +105,7 @@ def test_a_bulk_edit_shows_its_changes_first_and_removed_images_come_back(side: 
     expect(side.locator(".bulk-preview ins")).to_have_text(["lion"] * 3)
     assert (photos / "b.txt").read_text() == CAPTIONS["b"]
     side.get_by_role("button", name="Change 3 captions").click()
-    expect(page.locator(".image-cell").nth(1)).to_have_attribute("aria-label", re.compile("caption: lion, garden$"))
+    expect(page.locator(".image-cell").nth(1)).to_contain_text("lion, garden")
     side.get_by_role("button", name="Remove selected").click()
     expect(page.locator(".dataset-status")).to_contain_text("0 images")
     side.get_by_role("button", name="Undo").click()
