@@ -38,6 +38,12 @@ class EncoderFileOptions(OptionGroup, title="Text encoders"):
         "File of the Qwen2.5-VL-7B text encoder with its vision tower to merge its LoRA layers into."
     )
     text_encoder_save_to: str | None = path_option("File to write for text_encoder, .safetensors.")
+    t5: str | None = path_option("File of the UMT5-XXL text encoder to merge its LoRA layers into.")
+    t5_save_to: str | None = path_option("File to write for t5, .safetensors.")
+    text_encoder1: str | None = path_option("File of HunyuanVideo's LLaMA text encoder to merge its LoRA layers into.")
+    text_encoder1_save_to: str | None = path_option("File to write for text_encoder1, .safetensors.")
+    text_encoder2: str | None = path_option("File of HunyuanVideo's CLIP-L text encoder to merge its LoRA layers into.")
+    text_encoder2_save_to: str | None = path_option("File to write for text_encoder2, .safetensors.")
 
     def check(self) -> Iterable[tuple[str, str]]:
         for name in ENCODER_FILES:
@@ -48,7 +54,7 @@ class EncoderFileOptions(OptionGroup, title="Text encoders"):
                 yield name, f"not set, while {name}_save_to is"
 
 
-ENCODER_FILES = ("clip_l", "t5xxl", "text_encoder")
+ENCODER_FILES = ("clip_l", "t5xxl", "text_encoder", "t5", "text_encoder1", "text_encoder2")
 """Options of EncoderFileOptions that name a file to read."""
 
 

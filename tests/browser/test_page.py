@@ -11,6 +11,7 @@ import pytest
 from kohya_gui.form.configuration import open_file as open_settings
 from kohya_gui.form.controls import shown
 from kohya_gui.tabs import TABS
+from sd_scripts.families.cards.registry import component_options
 from sd_scripts.families.flux.card.options import RECOMMENDED
 from sd_scripts.formats.toml_files import read_toml, write_toml
 from sd_scripts.options.compile import CompileOptions
@@ -597,7 +598,8 @@ def test_an_answer_to_the_whole_form_does_not_make_later_ones_slow(page, tmp_pat
     scripts = profiler.send("Profiler.takePreciseCoverage")["result"]
     profiler.detach()
     called = [each for script in scripts for each in script["functions"] if each["functionName"] == "update_state"]
-    assert 0 < sum(each["ranges"][0]["count"] for each in called) < 100, "Gradio updates what did not change"
+    most = 16 * (1 + len(component_options()))  # the hint of the model reads the fields of all components
+    assert 0 < sum(each["ranges"][0]["count"] for each in called) < most, "Gradio updates what did not change"
 
 
 def test_a_model_of_the_other_family_is_named_and_offers_to_switch(page, demo, flux_demo, tmp_path):

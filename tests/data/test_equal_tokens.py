@@ -23,7 +23,7 @@ def rules(resolution: tuple[int, int] = (1024, 1024), multiple: int = 32, **more
 @pytest.mark.parametrize("resolution", [(1024, 1024), (768, 768), (512, 512), (1152, 896), (1500, 500)], ids=str)
 def test_all_buckets_of_a_family_have_the_same_number_of_tokens(card: Any, resolution: tuple[int, int]) -> None:
     sizes = bucket_resolutions(rules(resolution, card.token_multiple))
-    assert len(sizes) >= 4
+    assert len(sizes) >= (4 if card.token_multiple <= 32 else 3)  # a coarse grid has few sizes of one area
     assert {(height, width) for width, height in sizes} == set(sizes)
     assert len({card.plan.tokens(width, height, 1) for width, height in sizes}) == 1
     (area,) = {width * height for width, height in sizes}

@@ -66,6 +66,8 @@ def test_a_model_trained_from_a_file_names_its_family_and_purpose(trained: Run) 
         "qwen_image_edit": ("Qwen/Qwen-Image-Edit-2509", "image-to-image"),
         "wan": ("Wan-AI/Wan2.1-T2V-14B-Diffusers", "text-to-image"),
         "wan_5b": ("Wan-AI/Wan2.2-TI2V-5B-Diffusers", "text-to-image"),
+        "hunyuan_video": ("hunyuanvideo-community/HunyuanVideo", "text-to-image"),
+        "framepack": ("lllyasviel/FramePackI2V_HY", "image-to-image"),
     }, "its samples are images"
 
 

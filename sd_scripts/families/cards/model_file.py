@@ -257,6 +257,15 @@ def _precision(header: Header) -> str:
     return PRECISIONS.get(counts.most_common(1)[0][0], "") if counts else ""
 
 
+Mark = tuple[str, str, str]
+"""Part of a layer's name, family, variant."""
+
+
+def _containing_first(marks: list[Mark]) -> list[Mark]:
+    """Return the marks in their order, but those that contain another family's before it."""
+    return sorted(marks, key=lambda mark: -sum(other[0] in mark[0] for other in marks))
+
+
 def _recognise_lora(header: Header) -> tuple[str | None, str]:
     version = header.metadata.get("ss_base_model_version", "")
     for card in sorted(cards(), key=lambda card: -len(card.name)):  # one name may be a prefix of another
@@ -264,12 +273,11 @@ def _recognise_lora(header: Header) -> tuple[str | None, str]:
             return card.name, f"{card.title} LoRA"
     if version.startswith("sd_v1"):
         return "sd15", SD15_LORA
-    of_denoisers = ((mark, card.name, f"{card.title} LoRA") for card in cards() for mark in card.recognition.lora_marks)
+    of_denoisers = [(mark, card.name, f"{card.title} LoRA") for card in cards() for mark in card.recognition.lora_marks]
     of_encoders = (
         (mark, card.name, f"{card.title} LoRA") for card in cards() for mark in card.recognition.lora_encoder_marks
     )
-    longest_first = sorted(of_denoisers, key=lambda each: -len(each[0]))  # a mark may contain a different family's
-    for mark, family, variant in (*longest_first, *LORA_MARKS, *of_encoders):
+    for mark, family, variant in (*_containing_first(of_denoisers), *LORA_MARKS, *of_encoders):
         if any(mark in key for key in header.shapes):
             return family, variant
     return None, "LoRA"

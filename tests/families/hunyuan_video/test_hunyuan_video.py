@@ -290,7 +290,7 @@ def test_files_are_recognised_and_relatives_refused(hunyuan_video_miniature: Any
     kinds = {option: describe(file).variant for option, file in hunyuan_video_miniature.files.items()}
     assert kinds == {
         MODEL: "HunyuanVideo",
-        "text_encoder1": "LLaMA text encoder",
+        "text_encoder1": "LLaMA-like text encoder",
         "text_encoder2": "CLIP text encoder",
         "vae": "HunyuanVideo VAE",
     }

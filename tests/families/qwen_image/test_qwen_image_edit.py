@@ -347,7 +347,7 @@ def test_wrong_files_are_reported_in_one_sentence(
         {},
     )  # fmt: skip
     for path, told in (
-        (blind, "is not the Qwen2.5-VL-7B text encoder with its vision tower but something with keys such as"),
+        (blind, "is not the Qwen2.5-VL-7B text encoder with its vision tower but a LLaMA-like text encoder"),
         (short, "is incomplete; missing: 'visual.merger"),
         (narrow, "has a vision tower for 64 values, but its language model reads 128; choose another file"),
     ):

@@ -53,11 +53,12 @@ CARD = replace(
     name="framepack",
     title="FramePack",
     derived_from=HUNYUAN_VIDEO.name,
-    order=11,
+    order=8,
     scripts={"lora": "framepack_train_network.py", "generate": "framepack_generate.py"},
     groups=(*HUNYUAN_VIDEO.groups, FramePackOptions, ControlOptions),
     capabilities=HUNYUAN_VIDEO.capabilities | {"control_images", "start_image"},
     clips=ClipFacts(fps=30, frame_step=SECTION),
+    token_multiple=64,  # context that is four times coarser has whole tokens too
     notes={
         "pretrained_model_name_or_path": f"FramePack's ID is {HUB_MODEL}: a folder or file of the transformer.",
         "vae": "FramePack's is HunyuanVideo's VAE, such as hunyuan_video_vae_bf16.safetensors.",

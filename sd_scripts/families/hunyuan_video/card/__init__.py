@@ -49,7 +49,7 @@ FIRST_LAYER = FirstLayer(
     kind="HunyuanVideo model",
     variants={33: "HunyuanVideo I2V", 32: "SkyReels-V1 I2V"},
 )
-ENCODER, ENCODER_8B = "LLaMA text encoder", "LLaVA-LLaMA-3-8B text encoder"
+ENCODER, ENCODER_8B = "LLaMA-like text encoder", "LLaVA-LLaMA-3-8B text encoder"
 AUTOENCODER = "HunyuanVideo VAE"
 LANGUAGE_PREFIXES = ("model.", "language_model.model.", "model.language_model.", "")
 QUERY = "layers.0.self_attn.q_proj.weight"
@@ -104,7 +104,7 @@ TEXT_AND_VAE = (
 CARD = FamilyCard(
     name="hunyuan_video",
     title="HunyuanVideo",
-    order=10,
+    order=7,
     scripts={
         "lora": "hunyuan_video_train_network.py",
         "full": "hunyuan_video_train.py",

@@ -5,7 +5,7 @@ Activations are not measured yet: they follow from FLUX.1's, whose blocks have t
 
 from __future__ import annotations
 
-from sd_scripts.families.cards.memory_facts import Activations, Growing, MemoryFacts
+from sd_scripts.families.cards.memory_facts import Activations, Growing, MemoryFacts, Projection
 from sd_scripts.options.spec import OptionValues
 
 DOUBLE_BLOCKS, SINGLE_BLOCKS = 20, 40
@@ -39,6 +39,14 @@ def swapped(blocks_to_swap: int) -> int:
     return double * DOUBLE_BLOCK + single * SINGLE_BLOCK
 
 
+def projections(inputs: int, *outputs: int, count: int, rows: float) -> Projection:
+    """Return the memory facts of `count` layers; `rows` of their input for each token."""
+    return Projection(inputs=inputs, outputs=outputs, count=count, rows=rows, swappable=True)
+
+
+WIDTH, MLP_WIDTH = 3_072, 12_288
+BOTH = 2 * DOUBLE_BLOCKS
+"""Layers of double blocks: each block has one for the clip and one for the text."""
 LANGUAGE_LAYER = 218_112_000
 MEMORY = MemoryFacts(
     values={
@@ -50,6 +58,16 @@ MEMORY = MemoryFacts(
     largest_block=DOUBLE_BLOCK,
     largest_weight=3_072 * 21_504,
     lora={"denoiser": 3_686_400, "text_encoder1": 2_457_600, "text_encoder2": 165_888},
+    projections=(
+        projections(WIDTH, 6 * WIDTH, count=BOTH, rows=0),
+        projections(WIDTH, 3 * WIDTH, count=SINGLE_BLOCKS, rows=0),
+        projections(WIDTH, 3 * WIDTH, count=BOTH, rows=1 / 2),  # of text and clip, together one row for each token
+        projections(WIDTH, WIDTH, count=BOTH, rows=1 / 2),
+        *(projections(WIDTH, MLP_WIDTH, count=BOTH, rows=1 / 2), projections(MLP_WIDTH, WIDTH, count=BOTH, rows=1 / 2)),
+        projections(WIDTH, 3 * WIDTH + MLP_WIDTH, count=SINGLE_BLOCKS, rows=1),
+        projections(WIDTH + MLP_WIDTH, WIDTH, count=SINGLE_BLOCKS, rows=1),
+    ),
+    measured_rank=16,
     quantized={
         "denoiser": (DOUBLE_BLOCKS * 339_738_624 + SINGLE_BLOCKS * 141_557_760, 0),
         "text_encoder1": (30 * 218_103_808, 0),

@@ -1,0 +1,40 @@
+"""FramePack with random weights, and the runs that the benchmark times with it: HunyuanVideo's."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.full_size import hunyuan_video
+from benchmarks.full_size.hunyuan_video import OPTIONS as OPTIONS
+from benchmarks.full_size.hunyuan_video import QUIET
+from benchmarks.full_size.hunyuan_video import ROWS as ROWS
+from benchmarks.full_size.weights import random_weights, unknown
+from sd_scripts.families.common.components import DENOISER
+from sd_scripts.families.framepack.card.memory_facts import IMAGE
+from sd_scripts.families.framepack.full_size import SIGLIP, modules
+from sd_scripts.families.framepack.load import IMAGE_ENCODER
+from sd_scripts.families.hunyuan_video.card.memory_facts import TEXT
+from sd_scripts.library.files.safetensors_io import save_model
+
+
+def predict(denoiser: nn.Module, width: int, height: int) -> Tensor:
+    """Call the transformer on the meta device for one image of this size in pixels, which sees one clean frame."""
+    latents, place = unknown(1, 16, 1, height // 8, width // 8), torch.zeros(1, dtype=torch.int64, device="meta")
+    text, pooled = unknown(1, TEXT, 4096), unknown(1, 768)
+    image = unknown(1, IMAGE, SIGLIP["hidden_size"])
+    predicted: Tensor = denoiser(latents, place, [(latents, place, 1)], text, pooled, image, unknown(1), unknown(1))
+    return predicted
+
+
+def write_files(folder: Path) -> dict[str, Path]:
+    """Write the model's files, 42 GB in bf16; return them by the options that name them."""
+    files = hunyuan_video.write_files(folder)
+    made = modules()
+    weights = random_weights(made[DENOISER])
+    for key in weights:
+        weights[key] *= QUIET if ".norm1" in key or ".norm.linear" in key or key.startswith("norm_out") else 1.0
+    save_model(files["pretrained_model_name_or_path"], weights, {})
+    files["image_encoder"] = folder / "image_encoder.safetensors"
+    save_model(files["image_encoder"], random_weights(made[IMAGE_ENCODER]), {})
+    return files

@@ -1,0 +1,74 @@
+"""Wan 2.1 T2V 14B with random weights, and the runs that the benchmark times with it."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.full_size.rows import ADAFACTOR, CHECKPOINTING, COMPILED, FUSED, GRAPHS
+from benchmarks.full_size.weights import random_weights, unknown
+from sd_scripts.families.common.components import VAE
+from sd_scripts.families.wan.card import LONGEST
+from sd_scripts.families.wan.card.options import RECOMMENDED
+from sd_scripts.families.wan.full_size import UMT5, modules
+from sd_scripts.library.files.safetensors_io import save_model
+
+LAYERS: int = UMT5["num_layers"]
+SHORT_ENCODER = {"layers": 2}
+"""Arguments of write_files for a text encoder that is written quickly."""
+OPTIONS: dict[str, dict[str, Any]] = {
+    "lora": {
+        "network_dim": 16,
+        "network_alpha": 8.0,
+        "network_train_unet_only": True,
+        "learning_rate": 1e-4,
+        **RECOMMENDED,
+    },
+    "full": {"full_bf16": True, "learning_rate": 1e-5, **RECOMMENDED},
+}
+"""Options of all rows, by training method."""
+SMALL = COMPILED | CHECKPOINTING
+ROWS: dict[str, dict[str, dict[str, Any]]] = {
+    "lora": {
+        "eager_checkpointing": CHECKPOINTING,
+        "compiled_checkpointing": SMALL,
+        "graphs_checkpointing": GRAPHS | CHECKPOINTING,
+        "fp8_base": SMALL | {"fp8_base": True},
+        "fp8_all": SMALL | {"fp8_base": True, "fp8_compute": True},
+        "swap20": SMALL | {"blocks_to_swap": 20},
+        "swap36_fp8": SMALL | {"blocks_to_swap": 36, "fp8_base": True},
+    },
+    "full": {"fused": FUSED, "adafactor": ADAFACTOR, "adafactor_swap28": ADAFACTOR | {"blocks_to_swap": 28}},
+}
+"""Rows of the benchmark by training method and name: the options that distinguish each."""
+
+
+def predict(denoiser: nn.Module, width: int, height: int) -> Tensor:
+    """Call the transformer on the meta device for one image of this size in pixels."""
+    latents = unknown(1, 16, 1, height // 8, width // 8)
+    predicted: Tensor = denoiser(latents, unknown(1, LONGEST, UMT5["d_model"]), unknown(1))
+    return predicted
+
+
+def write_files(folder: Path, layers: int = LAYERS) -> dict[str, Path]:
+    """Write the model's files, 40 GB in bf16 with all `layers` of the text encoder; return them by the options that
+    name them."""
+    return write_parts(folder, "wan", modules(layers))
+
+
+def write_parts(folder: Path, stem: str, parts: dict[str, nn.Module]) -> dict[str, Path]:
+    """Write transformer, text encoder and VAE. Captions need UMT5's tokenizer next to them, which is not in the
+    package."""
+    files = {
+        "pretrained_model_name_or_path": folder / f"{stem}.safetensors",
+        "t5": folder / "umt5.safetensors",
+        "vae": folder / "vae.safetensors",
+    }
+    for (name, module), file in zip(parts.items(), files.values(), strict=True):
+        weights = random_weights(module)
+        weights.pop("encoder.embed_tokens.weight", None)  # the same tensor as shared.weight
+        if name == VAE:
+            weights |= {key: torch.ones_like(tensor) for key, tensor in weights.items() if key.endswith("gamma")}
+        save_model(file, weights, {})
+    return files
