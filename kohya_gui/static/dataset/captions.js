@@ -245,9 +245,17 @@ var Captions = (() => {
     path = null;
     refs.box.hidden = true;
   };
-  /** Read the caption that is shown once more. */
-  const again = () => {
+  /** Read the caption that is shown once more, under the hands of someone who may be typing. */
+  const again = async () => {
     const image = Studio.dataset.active();
+    if (image && image.path === path && seen) {
+      if (isDirty) return; // it is saved with the version that was read
+      await attempt(async () => {
+        const { captions } = await ask("captions/read", { images: byFolder([image.path]) });
+        if (image.path === path && !isDirty) take(captions);
+      });
+      return;
+    }
     path = null;
     if (image) open(image, true);
     else refs.box.hidden = true;
@@ -335,7 +343,7 @@ var Captions = (() => {
     const side = document.getElementById("dataset-side");
     if (!side) return;
     if (!refs) build(side);
-    path = null;
+    if (!Studio.dataset.images().some((image) => image.path === path)) path = null; // it is of the dataset before
     await attempt(async () => {
       DatasetFiles.show(await ask("captions/history"));
       await tags();

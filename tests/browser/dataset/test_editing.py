@@ -63,6 +63,15 @@ def test_a_caption_is_edited_and_undone_with_the_keyboard_alone(side: Any, page:
     expect(side.locator(".cut")).to_contain_text("Not read by the text encoder: very")
 
 
+def test_letters_that_are_typed_while_the_dataset_is_read_again_are_saved(side: Any, page: Any, photos: Path) -> None:
+    page.keyboard.press("e")
+    page.keyboard.press("End")
+    for letter in ", kitten":
+        page.evaluate("document.dispatchEvent(new CustomEvent('dataset-opened'))")
+        page.keyboard.type(letter)
+    saved(side, photos / "a.txt", f"{CAPTIONS['a']}, kitten")
+
+
 def test_tags_are_moved_edited_and_added_with_keys_and_by_dragging(side: Any, page: Any, photos: Path) -> None:
     side.get_by_role("button", name="Tags", exact=True).click()
     chips = side.locator(".tag-chip")
