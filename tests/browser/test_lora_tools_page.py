@@ -17,7 +17,7 @@ pytest.importorskip("playwright.sync_api")
 @pytest.fixture
 def tools(page: Any) -> Any:
     page.locator("#loratools-button").click()
-    shown = page.locator(".lora-tools")
+    shown = page.locator("#lora-tools .lora-tools")
     expect(shown.locator("[data-tool=inspect]")).to_be_visible()
     return shown
 
