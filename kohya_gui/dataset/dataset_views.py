@@ -184,16 +184,7 @@ class DatasetViews:
         links: Iterable[str] = image["links"]
         if all(self._allowed_paths.holds(Path(link)) for link in links):
             return image
-        emptied: dict[str, Any] = {
-            "size": None,
-            "bytes": 0,
-            "caption": "",
-            "bucket": "",
-            "resized": None,
-            "crop": None,
-            "links": [],
-        }
-        return {**image, **emptied, "role": "left out", "why": OUTSIDE}
+        return {**image, **EMPTIED, "role": "left out", "why": OUTSIDE}
 
     def _sample_within(self, sample: Mapping[str, Any]) -> Mapping[str, Any]:
         if all(self._allowed_paths.holds(Path(link)) for link in (sample["path"], *sample["links"])):

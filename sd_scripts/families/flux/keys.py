@@ -6,10 +6,7 @@ Every function works at any width and depth. `parts` below are rows of one matri
 import re
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from sd_scripts.library.files.state_dicts import State
+from sd_scripts.library.files.state_dicts import JoinedLayout, State
 
 LATENT_SCALE, LATENT_SHIFT = 0.3611, 0.1159
 """latents = (encoded - shift) * scale"""
@@ -91,30 +88,7 @@ def from_diffusers(state: State) -> State:
 
     Raises ValueError if a part of a matrix is missing.
     """
-    parts: dict[str, dict[int, Tensor]] = {}
-    ours: State = {}
-    for name in list(state):
-        try:
-            index, key = bfl_key(name)
-        except KeyError:
-            ours[name] = state.pop(name)
-            continue
-        pieces = parts.setdefault(key, {})
-        pieces[index] = state.pop(name)
-        if len(pieces) == len(diffusers_modules(key.rpartition(".")[0])):
-            ours[key] = _joined(key, parts.pop(key))
-    return ours | {key: _joined(key, pieces) for key, pieces in parts.items()}
-
-
-def _joined(key: str, pieces: dict[int, Tensor]) -> Tensor:
-    module, _, kind = key.rpartition(".")
-    names = diffusers_modules(module)
-    for index, name in enumerate(names):
-        if index not in pieces:
-            raise ValueError(f"'{name}.{kind}' is missing")
-    if key.startswith(_SWAPPED):
-        return torch.cat(pieces[0].chunk(2)[::-1])
-    return torch.cat([pieces[index] for index in range(len(names))]) if len(names) > 1 else pieces[0]
+    return JoinedLayout(place=bfl_key, modules=diffusers_modules, swaps_halves=swaps_halves).from_diffusers(state)
 
 
 AUTOENCODER: dict[str, Any] = {
