@@ -26,11 +26,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.full_size import full_size
 from benchmarks.observed_run import look_at_gpu
 from benchmarks.pipelines import FAMILIES as WITH_PIPELINE
 from benchmarks.pipelines import pipeline_module
-from benchmarks.steps import machine, write_model
+from benchmarks.steps import machine, write_short_model
 from sd_scripts.data.plan.blueprint import parse_resolution
 from sd_scripts.machine.compile_cache import VARIABLE
 from sd_scripts.machine.nvidia import CPU, first_gpu
@@ -56,7 +55,7 @@ PROMPT = "a photograph of a red fox that sits in fresh snow beside a wooden fenc
 NEGATIVE = "blurry, low quality"
 SMALL = ("--compile_backend", "eager", "--dtype", "fp32")
 """Flags with --miniature: CPUs emulate bf16, and inductor would compile C++ for longer than all images take."""
-SMALL_SIDE = 64
+SMALL_SIDE, SMALL_FRAMES = 64, 9
 HEADINGS = (
     *("row", "s per image", "of each image", "ms per step", "outside steps ms", "GiB allocated", "GPU busy"),
     *("first image s", "start s", "graphs", "speed, eager = 1", "speed, diffusers = 1"),
@@ -171,7 +170,9 @@ def image_flags(arguments: argparse.Namespace, more: Sequence[str]) -> list[str]
     """Return the flags of the generating script that all rows share. Raises ValueError, one sentence."""
     options = dict(pipeline_module(arguments.family).OPTIONS)
     if arguments.miniature:
-        options |= {"width": SMALL_SIDE, "height": SMALL_SIDE}
+        options |= {"width": SMALL_SIDE, "height": SMALL_SIDE} | (
+            {"frames": SMALL_FRAMES} if "frames" in options else {}
+        )
     if arguments.resolution:
         options["width"], options["height"] = parse_resolution(arguments.resolution, "--resolution")
     options |= {"steps": arguments.steps, "image_seed": 1, "prompt": PROMPT, "negative_prompt": NEGATIVE}
@@ -183,9 +184,8 @@ def image_flags(arguments: argparse.Namespace, more: Sequence[str]) -> list[str]
 
 def model_flags(arguments: argparse.Namespace) -> list[str]:
     """Return the flags that name the model's files, which are written if they are not there."""
-    short = getattr(full_size(arguments.family), "SHORT_ENCODER", {})
-    folder = arguments.folder.resolve() / (f"{arguments.family}_short_encoder" if short else arguments.family)
-    files = write_model(arguments.family, folder, miniature=arguments.miniature, **short).files
+    folder = arguments.folder.resolve() / arguments.family
+    files = write_short_model(arguments.family, folder, miniature=arguments.miniature).files
     return [word for option, path in files.items() for word in (f"--{option}", str(path))]
 
 

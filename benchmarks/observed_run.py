@@ -6,6 +6,7 @@ import signal
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ import psutil
 
 from sd_scripts.machine import nvidia
 from sd_scripts.tools.timed_run import WARM_UP, Run, Running
+
+LONG = 1.0
+"""Seconds of a long step."""
 
 
 @dataclass(kw_only=True)
@@ -25,8 +29,20 @@ class ObservedRun(Run):
     """Percent of the time in which a kernel ran, and bytes of GPU memory in use, during the timed steps."""
     cpu: tuple[float, int] = (0.0, 0)
     """Seconds of CPU time that its processes took for the timed steps, and how many they were."""
+    warm_up: int = WARM_UP
+    """Steps before the timed ones."""
     left_out: set[int] = field(default_factory=set)
     """Steps after the warm-up that are not timed, counted from 0."""
+
+    @property
+    def steps(self) -> list[float]:
+        """Seconds of each step. The trainer's are those of the CPU, which runs up to two steps ahead of the GPU: where
+        steps are long, it is the arrival of each loss that tells when one ended."""
+        seconds = super().steps
+        if len(seconds) < 2 or min(seconds[1:]) < LONG:
+            return seconds
+        arrived = [event["time"] for event in self.of("step")]
+        return [seconds[0], *(after - before for before, after in pairwise(arrived))]
 
     @property
     def timed(self) -> list[float]:
@@ -38,7 +54,7 @@ class ObservedRun(Run):
         parts: list[list[float]] = []
         last = None
         for n, seconds in enumerate(self.steps):
-            if n >= WARM_UP and n not in self.left_out:
+            if n >= self.warm_up and n not in self.left_out:
                 if last != n - 1:
                     parts.append([])
                 parts[-1].append(seconds)
@@ -49,7 +65,7 @@ class ObservedRun(Run):
     def recording(self) -> float:
         """Seconds that the steps after the first one, in which steps are recorded, took longer than the timed ones."""
         usual = statistics.median(self.timed)
-        return sum(max(0.0, seconds - usual) for seconds in self.steps[1:WARM_UP])
+        return sum(max(0.0, seconds - usual) for seconds in self.steps[1 : self.warm_up])
 
     @property
     def losses(self) -> list[float]:
@@ -104,14 +120,16 @@ def observed_run(
     *,
     flags: Sequence[str] = (),
     launcher: Sequence[str] = (),
+    warm_up: int = WARM_UP,
 ) -> ObservedRun:
     """Run a training script as timed_run does, and observe it from the end of the warm-up on."""
     running = ObservedRunning(script, options, folder, flags=flags, launcher=launcher)
+    running.run.warm_up = warm_up
     warm: tuple[float, int] | None = None
 
     def observe(run: Run) -> None:
         nonlocal warm
-        if running.done > WARM_UP:
+        if running.done > warm_up:
             running.look_at_gpu()
             warm = warm or (running.cpu_seconds(), running.done)
             running.run.cpu = running.cpu_seconds() - warm[0], running.done - warm[1]

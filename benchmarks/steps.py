@@ -3,7 +3,7 @@
 python -m benchmarks.steps [--family NAME] [--method lora | full] [--rows NAME ...] [--steps 30] [--rounds 2] python -m
 benchmarks.steps --rows eager compiled --steps 200 --curve --learning_rate 4e-4 python -m benchmarks.steps --rows eager
 compiled graphs --turns 6 python -m benchmarks.steps --rows graphs --processes 1 2 --rounds 2 python -m benchmarks.steps
---resolution 1328,1328
+--resolution 1328,1328 python -m benchmarks.steps --family wan --frames 81 --resolution 832,480
 
 Each row is a run of its own, one after another: model files are read, drawn images and their captions are cached, and
 the trainer trains until enough steps are timed; then it is ended, so that it saves nothing. All numbers come from the
@@ -11,6 +11,7 @@ run's events and from nvidia-smi. Rows share a compiler cache, which is empty wh
 With --turns all rows start together and train in turn while the others are stopped: for rows that wait for a CPU whose
 speed varies. All of them must fit on the GPU, and their first steps do not represent a row alone.
 With --processes each row is run with each of these numbers of GPUs, in turn; with --fsdp they shard the model.
+With --frames the rows train on drawn clips of this length instead of images.
 """
 
 import argparse
@@ -23,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -31,13 +33,14 @@ from benchmarks.full_size import full_size
 from benchmarks.full_size.weights import operations_per_image
 from benchmarks.observed_run import ObservedRun, ObservedRunning, launch_processes, observed_run
 from benchmarks.side_by_side import supported, time_in_turns
+from sd_scripts.data.plan.blueprint import parse_resolution
 from sd_scripts.families.cards.family_card import DENOISER
-from sd_scripts.families.cards.registry import module_of
+from sd_scripts.families.cards.registry import card_of, module_of
 from sd_scripts.formats.toml_files import read_toml, write_toml
 from sd_scripts.machine.nvidia import first_gpu
 from sd_scripts.settings.catalog import FAMILY_TITLES, METHOD_TITLES, script_for
 from sd_scripts.settings.command_line import given_flags
-from sd_scripts.testing import demo_images
+from sd_scripts.testing import clips, demo_images
 from sd_scripts.tools.timed_run import GIB, WARM_UP, Stopped
 
 TINY = {"resolution": "64,64", "min_bucket_reso": 64, "bucket_reso_steps": 32, "max_data_loader_n_workers": 0}
@@ -180,43 +183,77 @@ def write_model(family: str, folder: Path, *, miniature: bool, narrow: bool = Fa
     return Model(files={option: Path(path) for option, path in read_toml(done).items()}, images=images)
 
 
+def write_short_model(family: str, folder: Path, *, miniature: bool) -> Model:
+    """Write a model as write_model does, into a folder of its own, with a short text encoder if the family has one:
+    no step sees it."""
+    short = getattr(full_size(family), "SHORT_ENCODER", {})
+    return write_model(
+        family, folder.with_name(f"{folder.name}_short_encoder") if short else folder, miniature=miniature, **short
+    )
+
+
+def write_clips(family: str, folder: Path, size: tuple[int, int], frames: int) -> Path:
+    """Write clips of a size (width, height) at the frame rate of a family of clips, if they are not there; return their
+    folder."""
+    facts = card_of(family).clips
+    assert facts is not None
+    width, height = size
+    images = folder / f"clips_{width}x{height}x{frames}"
+    return images if images.exists() else clips.write_clips(images, size, frames, round(facts.fps), count=2)
+
+
 class Benchmark:
     """Runs of the rows of a family and a method, and the observations of them."""
 
     def __init__(self, arguments: argparse.Namespace, flags: Sequence[str], rows: dict[str, dict[str, Any]]) -> None:
         family, method = arguments.family, arguments.method
         self.folder = arguments.folder.resolve() / family
-        model = write_model(family, self.folder, miniature=arguments.miniature)
+        write = write_short_model if arguments.frames > 1 else write_model
+        model = write(family, self.folder, miniature=arguments.miniature)
         files = {option: str(path) for option, path in model.files.items()}
         self._own = COMMON | full_size(family).OPTIONS[method]
+        self._script, self._flags, self._frames = script_for(family, method), flags, arguments.frames
+        self._size = self._size_of_flags()
+        if self._frames > 1:
+            images = write_clips(family, self.folder, self._size, self._frames)
+            model = Model(files=model.files, images=images)
+            self._own |= {"target_frames": str(self._frames)}
         self._common: dict[str, Any] = (
             self._own | files | {"train_data_dir": str(model.images)} | (TINY if arguments.miniature else {})
         )
-        self._flags, self._script = flags, script_for(family, method)
         self._launchers: dict[str, list[str]] = {}
         """Row -> what starts its processes."""
         self._rows: dict[str, dict[str, Any]] = {}
         for name, count in ((name, count) for name in rows for count in arguments.processes):
             row = name if count == 1 else f"{name} on {count} GPUs"
             self._rows[row], self._launchers[row] = rows[name], launch_processes(count, fsdp=arguments.fsdp)
-        self._steps, self._curve, self._markdown = arguments.steps, arguments.curve, arguments.markdown
+        self._steps, self._warm_up, self._curve, self._markdown = (
+            arguments.steps,
+            arguments.warm_up,
+            arguments.curve,
+            arguments.markdown,
+        )
         self._about = machine()
         self._operations = 0 if arguments.miniature else self._counted(full_size(family), method)
         self.results: dict[str, list[ObservedRun]] = {}
         self.failed: list[str] = []
 
+    def _size_of_flags(self) -> tuple[int, int]:
+        """Return width and height of the resolution; 0, 0 if it is invalid, which the runs report."""
+        given = given_flags(self._script, self._flags).values.get("resolution", self._own["resolution"])
+        try:
+            return parse_resolution(str(given), "resolution")
+        except ValueError:
+            return 0, 0
+
     def _counted(self, module: Any, method: str) -> int:
-        """Return the operations of a training step for each image; 0 if the family does not define them, or the
-        resolution is invalid, which the runs report."""
-        if not hasattr(module, "predict"):
+        """Return the operations of a training step for each image or clip; 0 if the family does not define them, or
+        the resolution is invalid."""
+        if not hasattr(module, "predict") or self._size == (0, 0):
             return 0
-        given = given_flags(self._script, self._flags).values.get("resolution", self._common["resolution"])
-        sides = str(given).split(",")
-        if not all(side.strip().isdecimal() for side in sides):
-            return 0
-        width, height = (2 * [int(side) for side in sides])[:2]
         learns = method == "full"
-        return operations_per_image(module.modules()[DENOISER], module.predict, width, height, learns=learns)
+        predict = partial(module.predict, frames=self._frames) if self._frames > 1 else module.predict
+        return operations_per_image(module.modules()[DENOISER], predict, *self._size, learns=learns)
 
     def in_rounds(self, rounds: int) -> None:
         """Time rows sequentially."""
@@ -224,12 +261,13 @@ class Benchmark:
             if name in self.failed:
                 continue
             with tempfile.TemporaryDirectory(dir=self.folder) as folder:
-                last = WARM_UP + self._steps
+                last = self._warm_up + self._steps
                 try:
                     run = observed_run(
                         *(self._script.file, self._options(name), Path(folder) / name, last),
                         flags=self._flags,
                         launcher=self._launchers[name],
+                        warm_up=self._warm_up,
                     )
                 except Stopped as error:
                     self._tell_failed(name, error)
@@ -259,7 +297,7 @@ class Benchmark:
         return text
 
     def _options(self, name: str, turns: int = 0) -> dict[str, Any]:
-        return self._common | self._rows[name] | {"max_train_steps": WARM_UP + self._steps + (turns + 1) * AFTER}
+        return self._common | self._rows[name] | {"max_train_steps": self._warm_up + self._steps + (turns + 1) * AFTER}
 
     def _tell_failed(self, name: str, error: Stopped) -> None:
         self.failed.append(name)
@@ -278,6 +316,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--method", choices=METHOD_TITLES, default="lora")
     parser.add_argument("--rows", nargs="*", help="names of rows; all where none is given")
     parser.add_argument("--steps", type=int, default=30, help="timed steps of each run, after the warm-up")
+    parser.add_argument("--warm_up", type=int, default=WARM_UP, help="steps before the timed ones, without --turns")
     parser.add_argument("--rounds", type=int, default=1, help="times that all rows take turns")
     parser.add_argument(
         "--turns", type=int, default=0, help="start all rows together, and time each in this many turns"
@@ -288,6 +327,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--fsdp", action="store_true", help="shard the model over the processes (FSDP2)")
     parser.add_argument("--curve", action="store_true", help="compare also how the losses of the rows fall")
     parser.add_argument("--markdown", type=Path, help="write the tables here too")
+    parser.add_argument("--frames", type=int, default=1, help="train on clips of this length")
     parser.add_argument("--folder", type=Path, default=Path("benchmark"), help="for model files; they stay there")
     parser.add_argument("--miniature", action="store_true", help="try the benchmark itself on a tiny model")
     arguments, flags = parser.parse_known_args(argv)
@@ -307,6 +347,9 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     if arguments.turns and set(arguments.processes) != {1}:
         print("--turns: runs of several processes cannot be stopped for a while; use --rounds", file=sys.stderr)
+        return 2
+    if arguments.frames > 1 and card_of(arguments.family).clips is None:
+        print(f"--frames: {FAMILY_TITLES[arguments.family]} trains on images; leave it out", file=sys.stderr)
         return 2
     benchmark = Benchmark(arguments, flags, {name: rows[name] for name in wanted})
     with tempfile.TemporaryDirectory(dir=benchmark.folder) as cache:

@@ -135,6 +135,8 @@ def diffusers_images(settings: Settings, prompt: SamplePrompt, compiling: dict[s
     elif compiling:
         denoiser.compile_repeated_blocks(**compiling)
     common = {"width": prompt.width, "height": prompt.height, "num_inference_steps": prompt.steps}
+    if prompt.frames > 1:
+        common["num_frames"] = prompt.frames
 
     def image(step: Callable[[], None]) -> object:
         def after_step(*_: object) -> dict[str, Any]:

@@ -72,13 +72,15 @@ COMMON: dict[str, Any] = {
     "overwrite": True,
 }
 OF_FAMILY: dict[str, dict[str, Any]] = {
-    "sdxl": {"learning_rate": 1e-3, "max_grad_norm": 0.1, "mixed_precision": "no", "min_snr_gamma": 5.0},
+    "sdxl": {"learning_rate": 1e-3, "max_grad_norm": 0.1, "mixed_precision": "bf16", "min_snr_gamma": 5.0},
     "flux": {"learning_rate": 1e-3, "mixed_precision": "bf16", **card_of("flux").page.demo},
 }
 """Options of the training, beyond `COMMON`."""
 
 
 def sdxl_modules(vocabulary: int, widths: tuple[int, ...], text: tuple[int, ...]) -> dict[str, nn.Module]:
+    """Return the modules. The first width is at least 64: with 32, each channel is a group of the 32 of GroupNorm,
+    which leaves nothing of its mean, so that the last layer could not tell the colour of a plain background."""
     first, second = text
     unet = tiny_sdxl.UNET | {
         "block_out_channels": widths,
@@ -234,7 +236,7 @@ def main() -> None:
     images = draw(folder / "images", arguments.images, arguments.seed)
     report("drawn")
     vocabulary = len(clip_tokenizer(words()))
-    widths = tuple(arguments.widths or ((32, 32, 32) if family == "sdxl" else (96,)))
+    widths = tuple(arguments.widths or ((64, 32, 32) if family == "sdxl" else (96,)))
     if family == "sdxl":
         modules = sdxl_modules(vocabulary, widths, tuple(arguments.text_widths))
     else:
@@ -264,7 +266,7 @@ def main() -> None:
     shipped.mkdir(exist_ok=True)
     shipped_files = {option: shipped / trained.file_name(family, option) for option in files}
     for option, path in files.items():
-        state = load_file(folder / "output" / "base.safetensors" if option == MODEL else path)
+        state = load_file(folder / "output" / "base-ema.safetensors" if option == MODEL else path)
         ignore_guidance(state)
         save_file({key: tensor.half().contiguous() for key, tensor in state.items()}, shipped_files[option])
     tokenizers = f"{files[MODEL].stem}_tokenizers"

@@ -18,9 +18,12 @@ from sd_scripts.families.hunyuan_video.card.memory_facts import TEXT
 from sd_scripts.library.files.safetensors_io import save_model
 
 
-def predict(denoiser: nn.Module, width: int, height: int) -> Tensor:
-    """Call the transformer on the meta device for one image of this size in pixels, which sees one clean frame."""
-    latents, place = unknown(1, 16, 1, height // 8, width // 8), torch.zeros(1, dtype=torch.int64, device="meta")
+def predict(denoiser: nn.Module, width: int, height: int, frames: int = 1) -> Tensor:
+    """Call the transformer on the meta device for one image or clip of this size, which sees one clean frame."""
+    latents, place = (
+        unknown(1, 16, 1 + frames // 4, height // 8, width // 8),
+        torch.zeros(1, dtype=torch.int64, device="meta"),
+    )
     text, pooled = unknown(1, TEXT, 4096), unknown(1, 768)
     image = unknown(1, IMAGE, SIGLIP["hidden_size"])
     predicted: Tensor = denoiser(latents, place, [(latents, place, 1)], text, pooled, image, unknown(1), unknown(1))

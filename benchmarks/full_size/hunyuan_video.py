@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.full_size.rows import ADAFACTOR, CHECKPOINTING, COMPILED, FUSED, GRAPHS
+from benchmarks.full_size.vocabulary import save_tokenizer
 from benchmarks.full_size.weights import random_weights, unknown
 from sd_scripts.families.common.components import DENOISER
 from sd_scripts.families.hunyuan_video.card import CARD
@@ -15,7 +16,9 @@ from sd_scripts.families.hunyuan_video.card.options import RECOMMENDED
 from sd_scripts.families.hunyuan_video.full_size import LAYERS, modules
 from sd_scripts.families.hunyuan_video.keys import SKIPPED_LAYERS
 from sd_scripts.families.hunyuan_video.load import LLM
+from sd_scripts.families.hunyuan_video.tiny import llama_tokenizer
 from sd_scripts.library.files.safetensors_io import save_model
+from sd_scripts.library.text.tokenizers import LLAMA
 
 QUIET = 0.3
 """Scale of the modulations' weights, without which the activations of random blocks grow from block to block."""
@@ -47,9 +50,9 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
 """Rows of the benchmark by training method and name: the options that distinguish each."""
 
 
-def predict(denoiser: nn.Module, width: int, height: int) -> Tensor:
-    """Call the transformer on the meta device for one image of this size in pixels."""
-    latents = unknown(1, 16, 1, height // 8, width // 8)
+def predict(denoiser: nn.Module, width: int, height: int, frames: int = 1) -> Tensor:
+    """Call the transformer on the meta device for one image or clip of this size in pixels."""
+    latents = unknown(1, 16, 1 + frames // 4, height // 8, width // 8)
     predicted: Tensor = denoiser(latents, unknown(1, TEXT, 4096), unknown(1, 768), unknown(1), unknown(1))
     return predicted
 
@@ -68,4 +71,6 @@ def write_files(folder: Path) -> dict[str, Path]:
             weights |= {f"layers.{number}.mlp.gate_proj.weight": torch.zeros(1, 1) for number in unread}
         files[component.option] = folder / f"{component.option}.safetensors"
         save_model(files[component.option], {component.prefixes[0] + key: each for key, each in weights.items()}, {})
+    tokenizers = files["pretrained_model_name_or_path"].stem + "_tokenizers"
+    save_tokenizer(llama_tokenizer(), folder / tokenizers / "tokenizer", LLAMA.size)
     return files

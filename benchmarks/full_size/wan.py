@@ -7,12 +7,15 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.full_size.rows import ADAFACTOR, CHECKPOINTING, COMPILED, FUSED, GRAPHS
+from benchmarks.full_size.vocabulary import save_tokenizer
 from benchmarks.full_size.weights import random_weights, unknown
 from sd_scripts.families.common.components import VAE
 from sd_scripts.families.wan.card import LONGEST
 from sd_scripts.families.wan.card.options import RECOMMENDED
 from sd_scripts.families.wan.full_size import UMT5, modules
+from sd_scripts.families.wan.text import TOKENS
 from sd_scripts.library.files.safetensors_io import save_model
+from sd_scripts.testing.miniature import t5_tokenizer
 
 LAYERS: int = UMT5["num_layers"]
 SHORT_ENCODER = {"layers": 2}
@@ -44,9 +47,9 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
 """Rows of the benchmark by training method and name: the options that distinguish each."""
 
 
-def predict(denoiser: nn.Module, width: int, height: int) -> Tensor:
-    """Call the transformer on the meta device for one image of this size in pixels."""
-    latents = unknown(1, 16, 1, height // 8, width // 8)
+def predict(denoiser: nn.Module, width: int, height: int, frames: int = 1) -> Tensor:
+    """Call the transformer on the meta device for one image or clip of this size in pixels."""
+    latents = unknown(1, 16, 1 + frames // 4, height // 8, width // 8)
     predicted: Tensor = denoiser(latents, unknown(1, LONGEST, UMT5["d_model"]), unknown(1))
     return predicted
 
@@ -58,8 +61,7 @@ def write_files(folder: Path, layers: int = LAYERS) -> dict[str, Path]:
 
 
 def write_parts(folder: Path, stem: str, parts: dict[str, nn.Module]) -> dict[str, Path]:
-    """Write transformer, text encoder and VAE. Captions need UMT5's tokenizer next to them, which is not in the
-    package."""
+    """Write transformer, text encoder and VAE, and a tokenizer in place of UMT5's, which is not in the package."""
     files = {
         "pretrained_model_name_or_path": folder / f"{stem}.safetensors",
         "t5": folder / "umt5.safetensors",
@@ -71,4 +73,5 @@ def write_parts(folder: Path, stem: str, parts: dict[str, nn.Module]) -> dict[st
         if name == VAE:
             weights |= {key: torch.ones_like(tensor) for key, tensor in weights.items() if key.endswith("gamma")}
         save_model(file, weights, {})
+    save_tokenizer(t5_tokenizer(), folder / f"{stem}_tokenizers" / "tokenizer", TOKENS)
     return files

@@ -20,9 +20,9 @@ ROWS = {
 """Rows of the benchmark by training method and name: the options that distinguish each."""
 
 
-def predict(denoiser: nn.Module, width: int, height: int) -> Tensor:
-    """Call the transformer on the meta device for one image of this size in pixels."""
-    latents = unknown(1, PARAMS.channels, 1, height // 16, width // 16)
+def predict(denoiser: nn.Module, width: int, height: int, frames: int = 1) -> Tensor:
+    """Call the transformer on the meta device for one image or clip of this size in pixels."""
+    latents = unknown(1, PARAMS.channels, 1 + frames // 4, height // 16, width // 16)
     predicted: Tensor = denoiser(latents, unknown(1, LONGEST, UMT5["d_model"]), unknown(1))
     return predicted
 
