@@ -57,6 +57,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """The garbage collector need not look at all that was imported, again and again: half a second each time."""
     gc.freeze()
+    gc.set_threshold(20_000, 20, 50)  # when nothing else is known to stay, Python's own lead to full collections
     gc.enable()
     if guards := sys.modules.get("torch._dynamo.guards"):
         # how long guards take is only for PyTorch's logs; it empties the processor's caches for it, 30 ms a graph

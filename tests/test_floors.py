@@ -1,6 +1,7 @@
 """A folder is a floor: files import downwards only, in no circle, and the lower floors need no torch."""
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -45,8 +46,13 @@ LARGEST_FOLDER = 16
 """Files of Python or of the page in one folder; entry points apart, which are a list of names."""
 
 
-def imports(file: Path) -> Iterator[str]:
-    """Yield every module that a file imports, at the top or within a function, except for type checking."""
+@functools.cache
+def imports(file: Path) -> tuple[str, ...]:
+    """Return every module that a file imports, at the top or within a function, except for type checking."""
+    return tuple(_imports(file))
+
+
+def _imports(file: Path) -> Iterator[str]:
     tree = ast.parse(file.read_text(encoding="utf-8"))
     for_types = {
         id(inner)

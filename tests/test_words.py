@@ -51,10 +51,10 @@ def spoken(name: str) -> str:
 def python_texts(source: str, *, is_test: bool) -> Iterator[tuple[int, str, bool]]:
     """Yield line and text of docstrings, comments and names of tests, and of messages outside of tests; the flag says
     whether it is a name."""
-    tree = ast.parse(source)
-    documents = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
-    for node in ast.walk(tree):
+    nodes = list(ast.walk(ast.parse(source)))
+    documents = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    parts = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in nodes:
         match node:
             case ast.FunctionDef(name=name) if is_test and name.startswith("test_"):
                 yield node.lineno, spoken(name), True

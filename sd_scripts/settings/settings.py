@@ -1,6 +1,7 @@
 """The settings of a run: its option groups, filled from defaults, a TOML file and the command line."""
 
 import copy
+import functools
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +30,12 @@ class Script:
     def identity(self) -> dict[str, str]:
         """Return the keys by which a saved file names its script."""
         return {"family": self.family, "method": self.method}
+
+
+@functools.cache
+def _options(script: Script) -> Mapping[str, Option]:
+    """Return the options of a script by name, as its family has them."""
+    return {o.name: o.for_family(script.family) for group in script.groups for o in each_option(group)}
 
 
 @dataclass(frozen=True)
@@ -60,9 +67,7 @@ class Settings:
     ):
         self.script = script
         self._problems = tuple(problems)
-        self.options: dict[str, Option] = {
-            o.name: o.for_family(script.family) for group in script.groups for o in each_option(group)
-        }
+        self.options = dict(_options(script))
         self.remarks = list(remarks)
         self.unknown = dict(unknown or {})
         """Unknown keys of the file, kept so that saving writes them back."""
@@ -113,8 +118,8 @@ class Settings:
         return checked
 
     def _locate(self, filled: OptionGroup) -> OptionGroup:
-        paths = [o for o in self.options.values() if o.path and hasattr(filled, o.name)]
-        return replace(filled, **{o.name: o.located(getattr(filled, o.name)) for o in paths})  # type: ignore[type-var]
+        paths = {o.name: o.located(getattr(filled, o.name)) for o in each_option(type(filled)) if o.path}
+        return replace(filled, **paths) if paths else filled  # type: ignore[type-var]
 
     def values(self) -> dict[str, Any]:
         """Return the value of every option by name."""

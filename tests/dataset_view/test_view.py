@@ -20,7 +20,7 @@ from tests.support import data
 from tests.support.data import make_folder, make_image, plan_data
 
 pytestmark = pytest.mark.fast
-DATASETS = 200
+DATASETS = 60
 
 
 def settings_of(**values: Any) -> Settings:

@@ -1,5 +1,6 @@
 """Options: the LoRA network."""
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -210,6 +211,7 @@ class NetworkOptions(OptionGroup, title="Network", methods=("lora",)):
         return {name: str(value) for name, value in values.items() if value != self._defaults()[name]}
 
     @classmethod
+    @functools.cache  # settings read them hundreds of times
     def _defaults(cls) -> dict[str, Any]:
         return {each.name: each.default for each in declared_options(cls)}
 
